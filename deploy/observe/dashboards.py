@@ -491,6 +491,12 @@ def scheduler():
               total("redeliver_scheduler_missing_topic_jobs", INSTANCE, "app, topic")),
         graph("Missing topics", "How long the topic of an application has been missing.",
               total("redeliver_scheduler_missing_topic_seconds", INSTANCE, "app, topic", "max"), unit="s"),
+        graph("Occurrences", "Occurrences of recurring schedules per second. The job of a postponed one cannot be created; it is tried again every minute.",
+              rate("redeliver_scheduler_occurrences_total", INSTANCE, "outcome"), unit="cps"),
+        graph("Jobs held back by a rate", "Due jobs in memory that the rate of their application holds back: at least this many.",
+              total("redeliver_scheduler_rate_limited_jobs", INSTANCE, "app")),
+        graph("Jobs of paused applications", "Due jobs that wait because scheduler.apps.NAME.paused is set.",
+              total("redeliver_scheduler_paused_jobs", INSTANCE, "app")),
     ]
     index = [
         graph("Jobs in memory", "Jobs that are due within scheduler.window.",

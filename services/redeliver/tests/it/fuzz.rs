@@ -272,6 +272,7 @@ fn create_schedule() -> v1::ChangeSchedule {
     };
     v1::ChangeSchedule {
         id: "nightly".to_owned(),
+        expected_app: "sms".to_owned(),
         change: Some(v1::change_schedule::Change::Create(v1::change_schedule::Create {
             spec: Some(spec),
         })),

@@ -27,7 +27,9 @@ use super::error::RequestError;
 use super::jobs::{Found, Jobs, OUTCOME_TIMEOUT, is_visible, look_up_until_known};
 use crate::admission::INDEX_FULL;
 use crate::index::{Index, Lookup};
-use crate::request::{Action, Change, Field, Format, ParsedRequest, check_job, check_recurrence};
+use crate::request::{
+    Action, Change, Field, Format, ParsedChange, ParsedRequest, check_job, check_recurrence,
+};
 use crate::schedules::{self, RecordError, StoredSchedule};
 
 mod error;
@@ -215,13 +217,16 @@ impl<I: Index> Jobs<I> {
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
         self.require_some(caller, Verb::Write, operation)?;
-        let change = self.change_of(id, action, format)?;
+        // Before the look-up, so that an invalid change costs none.
+        let mut change = self.change_of(id, action, format)?;
         if !caller.may(Area::Jobs, Verb::Write, None) {
             // The id does not tell the application.
             let known = self
                 .find_schedule(caller, Verb::Write, &change.id, operation)
                 .await?;
             self.require(caller, Verb::Write, Some(known.app()), operation)?;
+            // Meanwhile, the schedule may be replaced by one of another application.
+            change.expected_app = Some(known.app().to_owned());
         }
         self.send_change(caller, change, trace).await
     }
@@ -232,22 +237,25 @@ impl<I: Index> Jobs<I> {
         id: String,
         action: Action<v1::ScheduleSpec>,
         format: Format,
-    ) -> Result<CheckedCommand, RequestError> {
-        let request = ParsedRequest::ChangeSchedule(Box::new(Change {
-            id: id.clone(),
+    ) -> Result<ParsedChange, RequestError> {
+        let change = Change {
+            id,
             action,
-        }));
-        self.check(&request, format)?;
-        Ok(CheckedCommand { id, request })
+            expected_app: None,
+        };
+        self.check(&ParsedRequest::ChangeSchedule(Box::new(change.clone())), format)?;
+        Ok(change)
     }
 
     /// Writes a command to the shard of the schedule, and waits for its outcome.
     async fn send_change(
         &self,
         caller: &Identity,
-        CheckedCommand { id, request }: CheckedCommand,
+        change: ParsedChange,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
+        let id = change.id.clone();
+        let request = ParsedRequest::ChangeSchedule(Box::new(change));
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         let partition = schedules::shard(&id, self.partitions);
         let mut pending = self.outcomes.register()?;
@@ -342,12 +350,6 @@ impl<I: Index> Jobs<I> {
 
 /// The id under which a definition without one is previewed. Nominal times do not depend on it.
 const PREVIEW: &str = "preview";
-
-/// A change of a schedule that complies with the rules.
-struct CheckedCommand {
-    id: String,
-    request: ParsedRequest,
-}
 
 /// A schedule as a record of the index contains it.
 pub(super) fn show(record: &Bytes, with_payload: bool) -> Result<v1::Schedule, RequestError> {

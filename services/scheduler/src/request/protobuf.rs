@@ -224,6 +224,7 @@ fn change_schedule(change: v1::ChangeSchedule) -> Result<ParsedChange, Failure> 
     Ok(Change {
         id: change.id,
         action,
+        expected_app: (!change.expected_app.is_empty()).then_some(change.expected_app),
     })
 }
 
@@ -231,6 +232,7 @@ fn write_change(change: &ParsedChange) -> v1::ChangeSchedule {
     use v1::change_schedule::{self as proto, Change as Proto};
     v1::ChangeSchedule {
         id: change.id.clone(),
+        expected_app: change.expected_app.clone().unwrap_or_default(),
         change: Some(match &change.action {
             Action::Create(spec) => Proto::Create(proto::Create {
                 spec: Some((**spec).clone()),

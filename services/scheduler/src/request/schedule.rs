@@ -24,6 +24,8 @@ pub struct Change<I, D> {
     pub id: I,
     /// What to do.
     pub action: Action<D>,
+    /// The application of its job; with another one, it is unknown to this change. `None`: any application.
+    pub expected_app: Option<String>,
 }
 
 /// What to do with a schedule.
@@ -84,7 +86,11 @@ impl ParsedChange {
             Action::Trigger => Action::Trigger,
             Action::Delete => Action::Delete,
         };
-        Ok(Change { id, action })
+        Ok(Change {
+            id,
+            action,
+            expected_app: self.expected_app,
+        })
     }
 }
 

@@ -81,6 +81,16 @@ impl Shard {
             Ok(former) => former,
             Err(failure) => return self.reject_change(record, &failure, now, writes),
         };
+        let is_expected = |app: &str| {
+            change
+                .expected_app
+                .as_deref()
+                .is_none_or(|expected| expected == app)
+        };
+        let former = match former {
+            Some((_, app)) if !is_expected(&app) => return unknown_schedule(writes),
+            former => former.map(|(record, _)| record),
+        };
         let Some(former) = former else {
             return match change.action {
                 Action::Create(definition) => {
@@ -107,31 +117,28 @@ impl Shard {
         }
     }
 
-    /// The newest state record of a schedule.
-    fn former(&self, id: &ScheduleId, found: Option<&Bytes>) -> Result<Option<Bytes>, Failure> {
+    /// The newest state record of a schedule, and the application of its job.
+    fn former(&self, id: &ScheduleId, found: Option<&Bytes>) -> Result<Option<(Bytes, Arc<str>)>, Failure> {
         let entry_id = schedules::entry_id(id.as_str(), self.number);
-        let former = match self.newest_job(entry_id, found) {
-            Some(entry) => entry
-                .payload
-                .value
-                .clone()
-                .map(|record| (record, entry.occurrence.clone())),
-            // Whatever the index contains must not be replaced.
-            None if found.is_some() && self.overlay.job(entry_id).is_none() => {
+        let Some(entry) = self.newest_job(entry_id, found) else {
+            if found.is_some() && self.overlay.job(entry_id).is_none() {
+                // Whatever the index contains must not be replaced.
                 let message = "the state of the schedule cannot be read; a newer version of the scheduler may be required";
                 return Err(Failure::permanent(INVALID_DEFINITION, message));
             }
-            None => None,
+            return Ok(None);
         };
-        match former {
-            Some((record, name)) if name.as_deref() == Some(id.as_str()) => Ok(Some(record)),
-            Some((_, other)) => {
-                let other = other.unwrap_or_default();
+        match &entry.occurrence {
+            Some(name) if **name == *id.as_str() => {
+                let record = entry.payload.value.clone();
+                Ok(record.map(|record| (record, entry.app.clone())))
+            }
+            other => {
+                let other = other.as_deref().unwrap_or_default();
                 let message =
                     format!("`id` has the same hash as that of the schedule {other}; choose another one");
                 Err(Failure::permanent("request.id", message))
             }
-            None => Ok(None),
         }
     }
 

@@ -32,9 +32,14 @@ fn create(spec: v1::ScheduleSpec) -> Action {
 impl World {
     /// Sends a change of a schedule. Returns the key of its answer.
     fn change(&mut self, id: &str, action: Action) -> String {
+        self.change_of_app(id, "", action)
+    }
+
+    fn change_of_app(&mut self, id: &str, expected_app: &str, action: Action) -> String {
         self.send(ProtoCommand::ChangeSchedule(v1::ChangeSchedule {
             id: id.to_owned(),
             change: Some(action),
+            expected_app: expected_app.to_owned(),
         }));
         (self.ingest.len() - 1).to_string()
     }
@@ -246,6 +251,21 @@ fn commands_for_schedules_have_certain_outcomes() {
     world.step_seconds(130);
     assert_eq!(world.occurrences("s"), []);
     assert!(world.index.values().all(|(job, _)| job.kind != Kind::Schedule));
+}
+
+#[test]
+fn a_schedule_of_another_application_than_expected_is_unknown() {
+    let mut world = World::new();
+    world.changed("s", create(every("app", 60)));
+    let delete = || Action::Delete(change::Delete {});
+    for (app, expected) in [
+        ("other", v1::Outcome::ScheduleUnknown),
+        ("app", v1::Outcome::ScheduleChanged),
+    ] {
+        let answer = world.change_of_app("s", app, delete());
+        world.advance(50);
+        assert_eq!(world.answers[&answer].outcome(), expected, "{app}");
+    }
 }
 
 #[test]
