@@ -320,19 +320,19 @@ impl<I: Index> Scheduler<I> {
         }
     }
 
-    fn report_waiting(&self, now: Timestamp) {
+    fn report_waiting(&mut self, now: Timestamp) {
         let shards = self.lane.shards.values();
         let waiting = shards.map(|handle| handle.shard.waiting(now));
         self.metrics.due.set(waiting.reduce(Waiting::and));
         self.report_held_back(now);
     }
 
-    fn report_held_back(&self, now: Timestamp) {
+    fn report_held_back(&mut self, now: Timestamp) {
         let mut held_back: BTreeMap<&str, usize> = self.settings.rates.apps().map(|app| (app, 0)).collect();
         if held_back.is_empty() {
             return;
         }
-        for handle in self.lane.shards.values() {
+        for handle in self.lane.shards.values_mut() {
             for (app, jobs) in handle.shard.held_back(now) {
                 if let Some(sum) = held_back.get_mut(&*app) {
                     *sum += jobs;

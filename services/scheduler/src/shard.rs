@@ -340,7 +340,7 @@ impl Shard {
     }
 
     /// The number of due jobs in the window of each application that is held back by its rate.
-    pub(crate) fn held_back(&self, now: Timestamp) -> BTreeMap<Arc<str>, usize> {
+    pub(crate) fn held_back(&mut self, now: Timestamp) -> BTreeMap<Arc<str>, usize> {
         self.window.held_back(now)
     }
 
@@ -397,7 +397,7 @@ impl Shard {
 
     /// Whether a long transaction with queued jobs would delay a job of another application.
     pub(crate) fn delays_others(&self, now: Timestamp) -> bool {
-        self.window.delays_others(now.after(LONG_TURN))
+        self.is_live && self.window.delays_others(now, now.after(LONG_TURN))
     }
 
     /// The jobs that wait for their due time; none until the shard dispatches jobs.
@@ -878,6 +878,12 @@ impl Shard {
     /// them again.
     fn check_admission(&self, request: &Request, now: Timestamp) -> Result<(), Failure> {
         match request.kind {
+            // A due job of such an application stays in the index for an unknown time.
+            Kind::App
+                if self.settings.paused.contains(&*request.app) || self.window.holds_back(&request.app) =>
+            {
+                self.check_free_memory(schedules::NEVER, now)
+            }
             Kind::App | Kind::Schedule => self.check_free_memory(request.due, now),
             Kind::LongWait => Ok(()),
         }

@@ -377,10 +377,20 @@ impl Window {
 
     /// Whether due jobs are queued while a job of an application without any becomes due until `soon`. A long transaction would make
     /// that one late.
-    pub(crate) fn delays_others(&self, soon: Timestamp) -> bool {
+    pub(crate) fn delays_others(&self, now: Timestamp, soon: Timestamp) -> bool {
         let upcoming = self.upcoming.range(..=(soon, FlowIndex::MAX));
-        let mut apps = upcoming.map(|(_, flow)| self.flows[*flow].app);
-        self.has_backlog() && apps.any(|app| !self.rotation.contains(&app))
+        let (due, next): (Vec<_>, Vec<_>) = upcoming
+            .map(|(due, flow)| (*due, self.flows[*flow].app))
+            .partition(|(due, _)| *due <= now);
+        let is_queued =
+            |app: &usize| self.rotation.contains(app) || due.iter().any(|(_, other)| other == app);
+        (self.has_backlog() || !due.is_empty()) && next.iter().any(|(_, app)| !is_queued(app))
+    }
+
+    /// Whether the rate of an application holds back its due jobs.
+    pub(crate) fn holds_back(&self, app: &Arc<str>) -> bool {
+        let index = self.app_indexes.get(&(app.clone(), Kind::App));
+        index.is_some_and(|index| self.apps[*index].is_held)
     }
 
     /// When the next job can be dispatched; in the past if due jobs are queued.
@@ -418,13 +428,20 @@ impl Window {
     }
 
     /// The number of due jobs of each application that is held back.
-    pub(crate) fn held_back(&self, now: Timestamp) -> BTreeMap<Arc<str>, usize> {
-        let count = |app: usize| {
-            let due = self.apps[app].due.iter();
-            due.map(|flow| self.flows[*flow].count_due(now)).sum()
+    pub(crate) fn held_back(&mut self, now: Timestamp) -> BTreeMap<Arc<str>, usize> {
+        let (apps, flows) = (&self.apps, &mut self.flows);
+        let mut count = |app: usize| {
+            let due = apps[app].due.iter();
+            let counts = due.map(|flow| {
+                // Each job is counted once while the clock advances.
+                let flow = &mut flows[*flow];
+                (flow.due, flow.counted) = (flow.count_due(now), now);
+                flow.due
+            });
+            counts.sum()
         };
         let held = self.held.iter();
-        held.map(|(_, app)| (self.apps[*app].name.clone(), count(*app)))
+        held.map(|(_, app)| (apps[*app].name.clone(), count(*app)))
             .collect()
     }
 
@@ -626,14 +643,18 @@ mod tests {
     #[test]
     fn a_backlog_delays_only_applications_without_one() {
         let mut window = window();
-        let delays = |window: &Window, soon| window.delays_others(Timestamp::from_millis(soon));
+        let delays = |window: &Window, soon| {
+            window.delays_others(Timestamp::from_millis(100), Timestamp::from_millis(soon))
+        };
         for number in 0..10 {
             window.insert(job(number, "burst", number, Priority::Normal));
             // Another flow of the application, which takes its turns.
             window.insert(job(100 + number, "burst", 500, Priority::High));
         }
         window.insert(job(1000, "trickle", 500, Priority::Normal));
-        assert!(!delays(&window, 1_000), "nothing is queued");
+        let before = window.delays_others(Timestamp::from_millis(-1), Timestamp::from_millis(500));
+        assert!(!before, "nothing is due");
+        assert!(delays(&window, 500) && !delays(&window, 499));
         window.pop_due(Timestamp::from_millis(100));
         assert!(delays(&window, 500) && !delays(&window, 499));
         window.remove(JobId::new(Timestamp::from_millis(0), 0, 1000));

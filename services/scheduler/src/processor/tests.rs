@@ -292,7 +292,11 @@ const MEGABYTE: usize = 1_000_000;
 
 /// A lane of live shards, each with this many invalid commands with this content.
 fn lane(shards: u32, commands: i64, value: &Bytes, headers: &Headers) -> LaneShards {
-    let settings = Arc::new(settings());
+    lane_with(settings(), shards, commands, value, headers)
+}
+
+fn lane_with(settings: Settings, shards: u32, commands: i64, value: &Bytes, headers: &Headers) -> LaneShards {
+    let settings = Arc::new(settings);
     let mut lane = LaneShards::default();
     for slot in 0..shards {
         let number = i32::try_from(slot).unwrap();
@@ -326,6 +330,44 @@ fn lane(shards: u32, commands: i64, value: &Bytes, headers: &Headers) -> LaneSha
         lane.order.push(id);
     }
     lane
+}
+
+#[test]
+fn transactions_of_a_burst_are_short_while_a_job_of_another_application_becomes_due_soon() {
+    let largest = |others: &[&str]| {
+        let burst = Bytes::from_static(br#"{"appName":"app","delay":"0s","jobData":1}"#);
+        let settings = Settings {
+            window_jobs: 50_000,
+            window_bytes: 64 << 20,
+            ..settings()
+        };
+        let mut lane = lane_with(settings, 1, 3_000, &burst, &Headers::new());
+        let shard = &mut lane.shards.values_mut().next().unwrap().shard;
+        for (offset, other) in (3_000..).zip(others) {
+            let record = Record {
+                position: Position {
+                    topic: "ingest".into(),
+                    partition: 0,
+                    offset,
+                },
+                timestamp: Some(START),
+                key: None,
+                value: Some(other.as_bytes().to_vec().into()),
+                headers: Headers::new(),
+                unreadable_headers: 0,
+            };
+            shard.accept(record, START);
+        }
+        // Decides all commands, and dispatches some of the jobs.
+        lane.collect(START, 5_000, &mut TransactionBatch::default());
+        let mut turn = TransactionBatch::default();
+        lane.collect(START, 5_000, &mut turn);
+        turn.outputs.len()
+    };
+    let soon = r#"{"appName":"other","delay":"50ms","jobData":1}"#;
+    let later = r#"{"appName":"other","delay":"150ms","jobData":1}"#;
+    assert!(largest(&[]) > SHORT_TURN && largest(&[later]) > SHORT_TURN);
+    assert!((1..=SHORT_TURN).contains(&largest(&[soon])));
 }
 
 /// Checks that transactions of a limited size write a dead letter for each command of each shard.

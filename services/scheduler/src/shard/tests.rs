@@ -1198,6 +1198,20 @@ fn a_full_index_delays_no_due_job_and_rejects_only_jobs_that_are_not_due_soon() 
 }
 
 #[test]
+fn a_full_index_takes_no_jobs_of_paused_applications_whenever_they_are_due() {
+    let mut world = World::with(Settings {
+        paused: ["app".to_owned()].into(),
+        ..settings()
+    });
+    world.shard.set_memory_pressure(MemoryPressure::Full);
+    world.schedule("app", 0, None);
+    let other = world.schedule("other", 0, None);
+    world.advance(100);
+    assert_eq!(world.answers["0"].code, INDEX_FULL);
+    assert!(world.was_dispatched(other));
+}
+
+#[test]
 fn jobs_of_a_missing_topic_wait_and_delay_no_other_jobs() {
     let mut world = World::new();
     let missing = |seconds| Presence::Missing {

@@ -94,7 +94,7 @@ fn a_newer_scheduler_left(name: &str, index_has_a_format: bool) {
         due: in_millis(0),
         ..behind
     };
-    env.write(&[state_record(&env, "schedule:nightly", Some("0 3 * * *".into()))]);
+    env.write(&[state_record(&env, "redrive:nightly", Some("0 3 * * *".into()))]);
     env.write(&[state_record(
         &env,
         &behind.id.to_string(),
@@ -111,7 +111,7 @@ fn a_newer_scheduler_left(name: &str, index_has_a_format: bool) {
     let (_, said) = scheduler.get("/readyz");
     let position = format!("{}/0/", env.topics.state);
     assert!(
-        said.contains(&position) && said.contains("kind `schedule`"),
+        said.contains(&position) && said.contains("kind `redrive`"),
         "{said}"
     );
     let log = scheduler.output();
@@ -135,7 +135,7 @@ fn a_newer_scheduler_left(name: &str, index_has_a_format: bool) {
     assert_eq!(redis.call("HGET", "meta", &["offset"]), Some(shown));
 
     // The newer scheduler returns and removes its schedule.
-    env.write(&[state_record(&env, "schedule:nightly", None)]);
+    env.write(&[state_record(&env, "redrive:nightly", None)]);
     scheduler.until_ready();
     let all = waiting.iter().chain(&overdue).chain(&others).map(id);
     until_dispatched(&env, all.chain([behind.id]));
