@@ -318,7 +318,8 @@ fn the_jobs_of_a_file_are_sent_again_while_the_scheduler_restarts() {
 #[test]
 fn the_jobs_of_a_file_are_sent_again_when_they_exceed_the_rate() {
     let services = Services::new("cli-file-rate");
-    let rate = ["--set", "scheduler.limits.requests_per_second=1"];
+    // Each batch of 1,000 jobs takes what the rate gives in two seconds.
+    let rate = ["--set", "scheduler.limits.requests_per_second=500"];
     let _scheduler = services.pipe.start("scheduler", "a", &rate);
     let file = services.pipe.env.directory().join("jobs.jsonl");
     let job = json!({"appName": APP, "delay": "1h", "jobData": 1}).to_string() + "\n";

@@ -382,15 +382,16 @@ exactly once
 Usage: redeliver [COMMAND]
 
 Commands:
-  dev     Run all services in one process on an embedded broker, with demonstration data (default)
-  status  Show what waits, is due, late and dead, on one screen
-  topics  Create, check or print the topics that the configuration needs
-  acls    Print the permissions that the configuration needs in Kafka
-  audit   Verify that every record is once in the output, in the dead letters or waiting
-  jobs    Schedule, show and cancel jobs
-  dlq     List, show and watch dead letters
-  tokens  Create tokens for the APIs of the scheduler and the inspector
-  help    Print this message or the help of the given subcommand(s)
+  dev        Run all services in one process on an embedded broker, with demonstration data (default)
+  status     Show what waits, is due, late and dead, on one screen
+  topics     Create, check or print the topics that the configuration needs
+  acls       Print the permissions that the configuration needs in Kafka
+  audit      Verify that every record is once in the output, in the dead letters or waiting
+  jobs       Schedule, show and cancel jobs
+  schedules  Create, preview, list and change recurring schedules
+  dlq        List, show and watch dead letters
+  tokens     Create tokens for the APIs of the scheduler and the inspector
+  help       Print this message or the help of the given subcommand(s)
 
 Options:
   -h, --help     Print help
