@@ -102,16 +102,8 @@ pub(super) fn as_text(schedule: &Schedule) -> String {
         ("state", Some(state(schedule).to_owned())),
         ("times", Some(times)),
         ("zone", some(zone)),
-        (
-            "gap",
-            cron_of(schedule).and_then(|cron| gap(cron)).map(str::to_owned),
-        ),
-        (
-            "overlap",
-            cron_of(schedule)
-                .and_then(|cron| overlap(cron))
-                .map(str::to_owned),
-        ),
+        ("gap", cron_of(schedule).and_then(gap).map(str::to_owned)),
+        ("overlap", cron_of(schedule).and_then(overlap).map(str::to_owned)),
         ("start", shown(spec.start.as_ref())),
         ("end", shown(spec.end.as_ref())),
         (

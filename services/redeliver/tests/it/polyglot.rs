@@ -40,7 +40,10 @@ impl Python {
             .arg(generated.path())
             .arg("--grpc_python_out")
             .arg(generated.path())
-            .args(["common", "jobs", "dead_letters"].map(|name| format!("redeliver/v1/{name}.proto")));
+            .args(
+                ["common", "jobs", "schedules", "dead_letters"]
+                    .map(|name| format!("redeliver/v1/{name}.proto")),
+            );
         run(&mut compile).unwrap();
         Self { program, generated }
     }
