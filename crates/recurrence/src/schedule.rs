@@ -200,12 +200,22 @@ impl Schedule {
         (resumed, skipped)
     }
 
-    /// The next occurrences after `now` if the schedule is not paused, at most `count`.
+    /// The next occurrences after `after`, at most `count`, if the schedule is not paused and dispatches all occurrences from `now`
+    /// on.
     #[must_use]
-    pub fn preview(&self, progress: Progress, now: Timestamp, count: usize) -> Vec<Preview> {
-        let remaining = usize::try_from(self.remaining(progress)).unwrap_or(usize::MAX);
+    pub fn preview(
+        &self,
+        progress: Progress,
+        now: Timestamp,
+        after: Timestamp,
+        count: usize,
+    ) -> Vec<Preview> {
+        // Which of those up to now are dispatched is not known: they may be skipped, for example because of a pause.
+        let before = self.recurrence.count(progress.position.max(now), after);
+        let remaining = self.remaining(progress).saturating_sub(before);
+        let remaining = usize::try_from(remaining).unwrap_or(usize::MAX);
         self.recurrence
-            .preview(progress.position.max(now), count.min(remaining))
+            .preview(progress.position.max(after), count.min(remaining))
     }
 
     /// Dispatches the missed occurrences that the policy selects, and skips the others.

@@ -284,7 +284,7 @@ fn times_far_outside_of_any_schedule_are_harmless() {
                 assert!(decision.dispatch.len() <= MAX_DISPATCH);
                 let (resumed, _) = schedule.resume(progress.pause(), now, CatchUp::Skip);
                 assert!(resumed.position >= position);
-                assert!(schedule.preview(progress, now, 3).len() <= 3);
+                assert!(schedule.preview(progress, now, now, 3).len() <= 3);
             }
         }
     }

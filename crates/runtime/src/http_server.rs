@@ -14,8 +14,9 @@
 //! A request is in progress until its response is sent. Neither the time that a handler takes, nor that of a stream whose
 //! client reads, is limited.
 //!
-//! When there are too many connections, a new one replaces the one that has been idle for the longest. So clients with many
-//! idle connections lock nobody out.
+//! When there are too many connections, a new one replaces the one that has been idle for the longest. Requests that need no
+//! identity, such as a client that watches the health of the server, do not count for that ([`HttpLimits::unprotected`]). So clients
+//! with many connections that are idle, or have only such requests in progress, lock nobody out.
 
 mod activity;
 mod descriptors;
@@ -59,9 +60,11 @@ const CLOSING: Duration = Duration::from_secs(5);
 /// The limits of a server.
 #[derive(Clone, Debug)]
 pub struct HttpLimits {
-    /// The maximum number of open connections, and no more than half of the file descriptors allow. A further one replaces the one that has been idle for the longest. It is closed at
-    /// once if none is idle.
+    /// The maximum number of open connections, and no more than half of the file descriptors allow. A further one replaces the one
+    /// that has been idle for the longest. It is closed at once if none is idle.
     pub connections: usize,
+    /// A connection counts as idle for a replacement while all its requests in progress have paths that begin with one of these.
+    pub unprotected: &'static [&'static str],
     /// How long a client may take to send the headers of its first request.
     pub header_timeout: Duration,
     /// How long a connection may have no request in progress afterwards, until the headers of the next one are complete.
@@ -88,6 +91,7 @@ impl Default for HttpLimits {
     fn default() -> Self {
         Self {
             connections: 10_000,
+            unprotected: &[],
             header_timeout: Duration::from_secs(60),
             idle_timeout: Duration::from_secs(120),
             body_timeout: Duration::from_secs(30),
@@ -158,11 +162,11 @@ pub async fn serve(
     Ok(())
 }
 
-/// The connection that has had no request in progress for the longest time; `None` if all have one.
+/// The connection that no request in progress has protected for the longest time; `None` if one protects each.
 fn longest_idle(open: &HashMap<Id, Open>) -> Option<Id> {
     let idle = open
         .iter()
-        .filter_map(|(id, connection)| Some((connection.activity.idle_since()?, *id)));
+        .filter_map(|(id, connection)| Some((connection.activity.unprotected_since()?, *id)));
     idle.min().map(|(_, id)| id)
 }
 
@@ -204,9 +208,12 @@ async fn serve_connection(
         .max_header_list_size(limits.header_bytes);
 
     let of_request = Extension(connection.peer_certificates()).layer(routes);
-    let (requests, body_timeout, slow) = (activity.clone(), limits.body_timeout, limits.slow_bodies);
+    let (requests, unprotected) = (activity.clone(), limits.unprotected);
+    let (body_timeout, slow) = (limits.body_timeout, limits.slow_bodies);
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let in_progress = requests.begin();
+        let path = request.uri().path();
+        let is_protecting = !unprotected.iter().any(|prefix| path.starts_with(prefix));
+        let in_progress = requests.begin(is_protecting);
         let (is_http1, abandoned) = (request.version() < Version::HTTP_2, Abandoned::default());
         let request = request.map(|body| TimedBody::new(body, body_timeout, slow.clone(), abandoned.clone()));
         let response = of_request.clone().oneshot(request);

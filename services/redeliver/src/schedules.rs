@@ -262,16 +262,15 @@ async fn resume(config: &Config, args: &ResumeArgs) -> Result<ExitCode, CliError
     let resumed = resumed.map_err(|error| failure(id, error))?;
     print_item(
         output.format,
-        || {
-            format!(
-                "{}\nskipped {} occurrences of the pause",
-                as_text(&resumed.schedule),
-                resumed.skipped
-            )
-        },
+        || format!("{}\n{}", as_text(&resumed.schedule), skipped(resumed.skipped)),
         || json!({ "schedule": as_json(&resumed.schedule), "skipped": resumed.skipped }),
     );
     Ok(ExitCode::SUCCESS)
+}
+
+fn skipped(count: u64) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("skipped {count} occurrence{plural} of the pause")
 }
 
 async fn trigger(config: &Config, args: &IdArgs) -> Result<ExitCode, CliError> {
@@ -297,4 +296,15 @@ async fn delete(config: &Config, args: &IdArgs) -> Result<ExitCode, CliError> {
         || json!({ "id": args.id, "deleted": true }),
     );
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_skipped_occurrence_is_not_several() {
+        assert_eq!(skipped(0), "skipped 0 occurrences of the pause");
+        assert_eq!(skipped(1), "skipped 1 occurrence of the pause");
+    }
 }

@@ -75,6 +75,8 @@ use state_end::StateEnd;
 const DRAIN_SHARE: f64 = 0.15;
 /// The maximum size of a message for health and reflection, in bytes. They contain a name.
 const SMALL_MESSAGE: usize = 4 << 10;
+/// Health and reflection, which require no identity and have streams without end.
+const WITHOUT_IDENTITY: [&str; 2] = ["/grpc.health.", "/grpc.reflection."];
 /// How long responses may take afterwards.
 const CLOSING: Duration = Duration::from_secs(2);
 /// The section of the configuration.
@@ -163,6 +165,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
             too_many: metrics.of("connections"),
             slow_bodies: metrics.of("body_timeout"),
             not_read: metrics.of("write_timeout"),
+            unprotected: &WITHOUT_IDENTITY,
             ..HttpLimits::default()
         },
         refused_hosts: metrics.of("host"),

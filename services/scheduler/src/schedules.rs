@@ -480,7 +480,7 @@ fn misfire(misfire: Option<&v1::Misfire>) -> Result<Misfire, Invalid> {
     };
     if misfire.limit != 0 && !matches!(policy, MisfirePolicy::All { .. }) {
         let problem = format!(
-            "is {}, but only the policy `all` has a limit; leave it at 0",
+            "is {}, but only the policy `all` has a limit; leave it out",
             misfire.limit
         );
         return Err(invalid("misfire.limit", problem));
@@ -640,7 +640,7 @@ mod tests {
                     limit: 5,
                     grace: None,
                 }),
-                "misfire.limit: is 5, but only the policy `all` has a limit; leave it at 0",
+                "misfire.limit: is 5, but only the policy `all` has a limit; leave it out",
             ),
         ] {
             assert_eq!(read_spec(&spec).unwrap_err().to_string(), expected);

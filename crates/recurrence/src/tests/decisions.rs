@@ -163,8 +163,44 @@ fn a_schedule_ends_after_its_maximum_count() {
     assert!(decision.is_finished && decision.next.is_none());
     let later = schedule.decide(decision.progress, plus(start, 20 * HOUR), MAX_DISPATCH);
     assert!(later.is_finished && later.dispatch.is_empty());
-    assert_eq!(schedule.preview(decision.progress, start, 10), []);
-    assert_eq!(schedule.preview(Progress::new(start), start, 10).len(), 3);
+    assert_eq!(schedule.preview(decision.progress, start, start, 10), []);
+    assert_eq!(schedule.preview(Progress::new(start), start, start, 10).len(), 3);
+}
+
+#[test]
+fn a_preview_ends_with_the_maximum_count_wherever_it_begins() {
+    let created = at("2026-11-24T00:00:00Z");
+    let start = at("2026-12-01T00:00:00Z");
+    let schedule = schedule(Definition {
+        start: Some(start),
+        max_count: Some(3),
+        ..every("1h", None)
+    });
+    let new = Progress::new(created);
+    let second = Progress {
+        position: start,
+        count: 1,
+        ..new
+    };
+    let later = at("2027-06-01T00:00:00Z");
+    for (progress, now, after, hours) in [
+        (new, created, created, &[0, 1, 2][..]),
+        (new, created, start, &[1, 2]),
+        (new, created, plus(start, HOUR), &[2]),
+        (new, created, plus(start, 2 * HOUR), &[]),
+        (new, created, later, &[]),
+        (second, start, created, &[1, 2]),
+        (second, start, plus(start, HOUR), &[2]),
+        (second, start, plus(start, 2 * HOUR), &[]),
+        // What fell due during a pause may be skipped.
+        (second, plus(start, 9 * HOUR), plus(start, 9 * HOUR), &[10, 11]),
+        (second, plus(start, 9 * HOUR), plus(start, 10 * HOUR), &[11]),
+    ] {
+        let preview = schedule.preview(progress, now, after, 10);
+        let nominal: Vec<_> = preview.iter().map(|occurrence| occurrence.nominal).collect();
+        let expected: Vec<_> = hours.iter().map(|hour| plus(start, hour * HOUR)).collect();
+        assert_eq!(nominal, expected, "{progress:?} {after}");
+    }
 }
 
 #[test]

@@ -46,6 +46,7 @@ fn an_occurrence_is_due_before_the_next_nominal_time() {
     let preview = schedule.preview(
         Progress::new(at("2026-01-01T00:00:00Z")),
         at("2026-01-01T00:00:00Z"),
+        at("2026-01-01T00:00:00Z"),
         2,
     );
     let latest: Vec<_> = preview.iter().map(|preview| preview.latest_due).collect();

@@ -12,23 +12,33 @@ pub(super) struct Activity(Arc<Mutex<State>>);
 #[derive(Debug)]
 struct State {
     in_progress: usize,
+    /// How many of them protect the connection from being replaced.
+    protecting: usize,
     /// Whether there was a request.
     is_used: bool,
     /// When the last request ended, or the connection began.
     idle_since: Instant,
+    /// When the last request that protects the connection ended, or the connection began.
+    unprotected_since: Instant,
 }
 
 /// A request is in progress until this is dropped.
 #[derive(Debug)]
-pub(super) struct InProgress(Activity);
+pub(super) struct InProgress {
+    activity: Activity,
+    protects: bool,
+}
 
 impl Activity {
     /// A connection that begins now.
     pub(super) fn new() -> Self {
+        let now = Instant::now();
         Self(Arc::new(Mutex::new(State {
             in_progress: 0,
+            protecting: 0,
             is_used: false,
-            idle_since: Instant::now(),
+            idle_since: now,
+            unprotected_since: now,
         })))
     }
 
@@ -36,18 +46,28 @@ impl Activity {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request begins.
-    pub(super) fn begin(&self) -> InProgress {
+    /// A request begins. If it `protects` the connection, the connection is not replaced while it is in progress.
+    pub(super) fn begin(&self, protects: bool) -> InProgress {
         let mut state = self.state();
         state.in_progress += 1;
+        state.protecting += usize::from(protects);
         state.is_used = true;
-        InProgress(self.clone())
+        InProgress {
+            activity: self.clone(),
+            protects,
+        }
     }
 
     /// Since when no request has been in progress; `None` if there is one.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         let state = self.state();
         (state.in_progress == 0).then_some(state.idle_since)
+    }
+
+    /// Since when no request has protected the connection from being replaced; `None` if one does.
+    pub(super) fn unprotected_since(&self) -> Option<Instant> {
+        let state = self.state();
+        (state.protecting == 0).then_some(state.unprotected_since)
     }
 
     /// Completes when no request has been in progress for a while: for `first` before the first request, and for `later` after it.
@@ -71,9 +91,14 @@ impl Activity {
 
 impl Drop for InProgress {
     fn drop(&mut self) {
-        let mut state = self.0.state();
+        let mut state = self.activity.state();
+        let now = Instant::now();
         state.in_progress -= 1;
-        state.idle_since = Instant::now();
+        state.idle_since = now;
+        if self.protects {
+            state.protecting -= 1;
+            state.unprotected_since = now;
+        }
     }
 }
 
@@ -90,7 +115,7 @@ mod tests {
         let work = async {
             for (begin, end) in requests {
                 tokio::time::sleep_until(started + Duration::from_secs(*begin)).await;
-                let _request = activity.begin();
+                let _request = activity.begin(true);
                 tokio::time::sleep_until(started + Duration::from_secs(*end)).await;
             }
             std::future::pending::<()>().await;

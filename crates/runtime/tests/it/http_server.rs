@@ -324,6 +324,7 @@ async fn requests_in_progress_and_streams_keep_their_connections() {
         idle_timeout: SHORT,
         write_timeout: SHORT,
         body_timeout: SHORT,
+        unprotected: &["/parts"],
         ..no_limits()
     });
     for (path, answer) in [("/wait", "done"), ("/parts", "part")] {
@@ -436,6 +437,38 @@ async fn a_client_of_http2_that_does_not_answer_pings_is_closed() {
     let mut h2 = server.connect_h2(&[]).await;
     h2.get(1, "/wait").await;
     read_to_end(&mut h2.0).await;
+}
+
+#[tokio::test]
+async fn an_unprotected_stream_keeps_its_connection_only_until_another_one_needs_the_place() {
+    let server = Server::start(HttpLimits {
+        connections: 2,
+        unprotected: &["/parts"],
+        ..no_limits()
+    });
+    let mut h2 = server.connect_h2(&[]).await;
+    let mut h1 = server.connect().await;
+    h2.get(1, "/parts").await;
+    server.shared.permits.add_permits(1);
+    assert_eq!(h2.until(1, DATA).await, b"part");
+    send(&mut h1, "/parts").await;
+    read_until(&mut h1, "200 OK").await;
+    let mut busy = Vec::new();
+    for replaced in [&mut h2.0, &mut h1] {
+        let mut stream = server.connect().await;
+        send(&mut stream, "/wait").await;
+        let started = tokio::time::timeout(DEADLINE, server.shared.started.acquire()).await;
+        started.expect("the request is in progress").unwrap().forget();
+        read_to_end(replaced).await;
+        busy.push(stream);
+    }
+    // Other requests protect their connections.
+    let mut refused = server.connect().await;
+    assert_eq!(read_to_end(&mut refused).await, "");
+    server.shared.permits.add_permits(2);
+    for stream in &mut busy {
+        read_until(stream, "done").await;
+    }
 }
 
 #[tokio::test]

@@ -29,7 +29,8 @@ const MAX_LINE: u64 = 2 << 20;
 /// A batch is sent when its lines have this size, in bytes. With one more line, it is below the default limit of a server.
 const BATCH_BYTES: usize = 4 << 20;
 
-/// Jobs that the scheduler refuses for now are not sent again if for this long, no job had a result.
+/// Jobs that the scheduler refuses for now are not sent again if for this long, and for the last pause that it asked for, no job had
+/// a result.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The time between attempts to reach a scheduler that refuses connections.
 const RECONNECT: Duration = Duration::from_secs(1);
@@ -182,6 +183,8 @@ fn to_request(draft: Draft) -> JobRequest {
 struct Repetition {
     /// When a job had a result last.
     progress: Instant,
+    /// The last pause since then.
+    pause: Duration,
     /// The reason that was reported last.
     reported: String,
 }
@@ -190,8 +193,19 @@ impl Repetition {
     fn new() -> Self {
         Self {
             progress: Instant::now(),
+            pause: Duration::ZERO,
             reported: String::new(),
         }
+    }
+
+    fn has_progress(&mut self) {
+        self.progress = Instant::now();
+        self.pause = Duration::ZERO;
+    }
+
+    /// Whether the next attempt is the last one unless a job has a result.
+    fn is_last(&self, now: Instant) -> bool {
+        now.duration_since(self.progress) >= PATIENCE.saturating_add(self.pause)
     }
 
     async fn wait(&mut self, pause: Duration, reason: String) {
@@ -199,7 +213,8 @@ impl Repetition {
             eprintln!("the scheduler refuses jobs for now; they are sent again: {reason}");
             self.reported = reason;
         }
-        tokio::time::sleep(pause.min(PATIENCE)).await;
+        self.pause = pause;
+        tokio::time::sleep(pause).await;
     }
 }
 
@@ -211,18 +226,18 @@ async fn send(
     repetition: &mut Repetition,
 ) -> Result<u64, CliError> {
     let mut call = Call::new(lines);
-    repetition.progress = Instant::now();
+    repetition.has_progress();
     let stopped = loop {
         let jobs = call.jobs();
         if jobs.is_empty() {
             break None;
         }
-        let is_last = repetition.progress.elapsed() >= PATIENCE;
+        let is_last = repetition.is_last(Instant::now());
         let again = match client.schedule_batch(&jobs).await {
             Ok(results) => {
                 let again = call.note(results, is_last);
                 if call.jobs().len() < jobs.len() {
-                    repetition.progress = Instant::now();
+                    repetition.has_progress();
                 }
                 again
             }
@@ -465,6 +480,20 @@ mod tests {
             [Some(true), Some(false), Some(false), Some(false)]
         );
         assert!(call.jobs().is_empty());
+    }
+
+    #[test]
+    fn a_long_pause_leaves_time_for_another_attempt() {
+        for (pause, attempts) in [(1, 61), (30, 3), (59, 3), (60, 2), (65, 2), (1_000, 2)] {
+            let (mut repetition, pause) = (Repetition::new(), Duration::from_secs(pause));
+            let (mut now, mut count) = (repetition.progress, 0);
+            while !repetition.is_last(now) {
+                repetition.pause = pause;
+                now += pause;
+                count += 1;
+            }
+            assert_eq!(count, attempts, "{pause:?}");
+        }
     }
 
     #[test]

@@ -24,19 +24,19 @@ pub(super) struct TimingArgs {
     #[arg(long, value_name = "EXPRESSION")]
     cron: Option<String>,
     /// Time zone of --cron, such as Europe/Berlin (default: UTC)
-    #[arg(long, value_name = "NAME", requires = "cron")]
+    #[arg(long, value_name = "NAME", requires = "cron", conflicts_with = "every")]
     zone: Option<String>,
     /// What happens to a local time that a day does not have (default: shift)
-    #[arg(long, value_name = "POLICY", requires = "cron")]
+    #[arg(long, value_name = "POLICY", requires = "cron", conflicts_with = "every")]
     gap: Option<Gap>,
     /// What happens to a local time that a day has twice (default: both if --cron selects every hour, and otherwise first)
-    #[arg(long, value_name = "POLICY", requires = "cron")]
+    #[arg(long, value_name = "POLICY", requires = "cron", conflicts_with = "every")]
     overlap: Option<Overlap>,
     /// Interval, such as 5m
     #[arg(long, value_name = "DURATION")]
     every: Option<HumanDuration>,
     /// One of the times of --every, which decides its phase (default: --start, or else 1970-01-01T00:00:00Z)
-    #[arg(long, value_name = "TIME", requires = "every", value_parser = crate::jobs::time)]
+    #[arg(long, value_name = "TIME", requires = "every", conflicts_with = "cron", value_parser = crate::jobs::time)]
     anchor: Option<Timestamp>,
     /// No nominal time before this one
     #[arg(long, value_name = "TIME", value_parser = crate::jobs::time)]

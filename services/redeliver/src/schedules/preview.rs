@@ -24,10 +24,12 @@ use crate::output::{OutputArgs, print_items};
 #[command(group = ArgGroup::new("what").required(true).args(["cron", "every", "file", "id"]))]
 pub(super) struct PreviewArgs {
     /// Show the occurrences of this schedule; asks the scheduler
-    #[arg(long, value_name = "ID", conflicts_with_all = ["cron", "every", "start", "end", "max_count", "jitter", "misfire", "grace"])]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["cron", "zone", "gap", "overlap", "every", "anchor", "start", "end",
+        "max_count", "jitter", "misfire", "misfire_limit", "grace"])]
     id: Option<String>,
     /// File with a definition in JSON, as for REST; - for standard input
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["cron", "every", "start", "end", "max_count", "jitter", "misfire", "grace"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["cron", "zone", "gap", "overlap", "every", "anchor", "start", "end",
+        "max_count", "jitter", "misfire", "misfire_limit", "grace"])]
     file: Option<String>,
     #[command(flatten)]
     timing: TimingArgs,
@@ -58,9 +60,11 @@ impl PreviewArgs {
             check_recurrence(&spec, Format::Protobuf).map_err(|failure| CliError::Usage(failure.message))?;
         // Nominal times do not depend on the id.
         let id: ScheduleId = "preview".parse().map_err(CliError::failed)?;
-        let after = self.after.unwrap_or_else(|| SystemClock.now());
+        let now = SystemClock.now();
+        let after = self.after.unwrap_or(now);
         let count = usize::try_from(self.count).unwrap_or(usize::MAX);
-        let occurrences = Schedule::new(id, recurrence).preview(Progress::new(after), after, count);
+        let occurrences =
+            Schedule::new(id, recurrence).preview(Progress::new(now.min(after)), now, after, count);
         Ok(occurrences.iter().map(write_preview).collect())
     }
 }

@@ -111,6 +111,8 @@ fn a_schedule_is_created_listed_changed_and_deleted() {
         (&resumed["skipped"], &resumed["schedule"]["state"]),
         (&json!(0), &json!("active"))
     );
+    let other = json!({"id": "hourly", "every": "2h", "appName": APP, "jobData": 1});
+    std::fs::write(file, other.to_string()).unwrap();
     let update = ["schedules", "update", "--file", file, "--expected-revision", "2"];
     let stale = services.fails(1, &update);
     assert!(stale.stderr.contains("has revision 3"), "{stale:?}");
@@ -190,5 +192,44 @@ fn an_invalid_definition_is_refused_before_anything_is_sent() {
         let refused = output_of(arguments);
         assert_eq!(refused.code, Some(2), "{refused:?}");
         assert!(refused.stderr.contains(says), "{says}: {refused:?}");
+    }
+}
+
+#[test]
+fn a_flag_that_has_no_effect_is_refused() {
+    let nightly = ["--cron", "@daily"];
+    let hourly = ["--every", "1h"];
+    let (file, id) = (["--file", "definition.json"], ["--id", "nightly"]);
+    let of_cron = [["--zone", "UTC"], ["--gap", "skip"], ["--overlap", "both"]];
+    let (anchor, limit) = (["--anchor", "2027-01-01T00:00:00Z"], ["--misfire-limit", "5"]);
+    let mut pairs: Vec<_> = of_cron.iter().map(|flag| (hourly, *flag)).collect();
+    pairs.push((nightly, anchor));
+    let of_timing = of_cron.iter().chain([&anchor, &limit]);
+    pairs.extend(of_timing.clone().map(|flag| (file, *flag)));
+    let of_id = of_timing.map(|flag| (id, *flag));
+    let commands = [
+        &["schedules", "create", "a"][..],
+        &["schedules", "update", "a"],
+        &["schedules", "preview"],
+    ];
+    let all = commands
+        .iter()
+        .flat_map(|command| pairs.iter().map(move |pair| (*command, *pair)));
+    for (command, (timing, flag)) in all.chain(of_id.map(|pair| (commands[2], pair))) {
+        let app: &[&str] = if command[1] == "preview" || timing == file {
+            &[]
+        } else {
+            &["--app", "x"]
+        };
+        let refused = output_of(&[command, app, &timing, &flag].concat());
+        assert_eq!(refused.code, Some(2), "{refused:?}");
+        let lines = ["cannot be used with", timing[0], flag[0]];
+        let conflict = refused.stderr.split("Usage:").next().unwrap();
+        for part in lines {
+            assert!(
+                conflict.contains(part),
+                "{part}: {command:?} {timing:?} {flag:?} {refused:?}"
+            );
+        }
     }
 }

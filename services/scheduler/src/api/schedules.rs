@@ -23,8 +23,9 @@ use redeliver_runtime::error_chain::error_chain;
 use redeliver_service::identity::Identity;
 use tokio::time::Instant;
 
+use super::completeness::read_complete;
 use super::error::RequestError;
-use super::jobs::{Found, Jobs, OUTCOME_TIMEOUT, is_visible, look_up_until_known};
+use super::jobs::{Jobs, OUTCOME_TIMEOUT, is_visible};
 use crate::admission::INDEX_FULL;
 use crate::index::{Index, Lookup};
 use crate::request::{
@@ -173,7 +174,7 @@ impl<I: Index> Jobs<I> {
                     .readable_schedule(caller, &id, "preview_schedule", format)
                     .await?;
                 let stored = decode(&known.record)?;
-                stored.schedule.preview(stored.progress, after, count)
+                stored.schedule.preview(stored.progress, now, after, count)
             }
             Previewed::Definition(spec) => {
                 match &spec.job {
@@ -186,7 +187,7 @@ impl<I: Index> Jobs<I> {
                 let recurrence = check_recurrence(&spec, format)?;
                 let id = PREVIEW.parse::<ScheduleId>();
                 let id = id.map_err(|error| Failure::permanent("request.id", error.to_string()))?;
-                Schedule::new(id, recurrence).preview(Progress::new(after), after, count)
+                Schedule::new(id, recurrence).preview(Progress::new(now.min(after)), now, after, count)
             }
         };
         Ok(preview.iter().map(schedules::write_preview).collect())
@@ -254,7 +255,7 @@ impl<I: Index> Jobs<I> {
         change: ParsedChange,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        let id = change.id.clone();
+        let (id, is_trigger) = (change.id.clone(), change.action == Action::Trigger);
         let request = ParsedRequest::ChangeSchedule(Box::new(change));
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         let partition = schedules::shard(&id, self.partitions);
@@ -262,13 +263,21 @@ impl<I: Index> Jobs<I> {
         let written = self
             .write(&request, partition, &pending.answer_to(), trace, deadline)
             .await;
-        if let Err(RequestError::Unconfirmed(reason)) = written {
-            return Err(ScheduleError::Unconfirmed { id, reason }.into());
-        }
-        written?;
+        let job = match written {
+            Ok(job) => is_trigger.then_some(job),
+            Err(RequestError::Unconfirmed(reason)) => {
+                return Err(ScheduleError::Unconfirmed {
+                    id,
+                    is_trigger,
+                    reason,
+                }
+                .into());
+            }
+            Err(error) => return Err(error),
+        };
         let outcome = match self.outcome(&mut pending, deadline).await {
             Ok(outcome) => outcome,
-            Err(why) => return Err(ScheduleError::Undecided { id, why }.into()),
+            Err(why) => return Err(ScheduleError::Undecided { id, job, why }.into()),
         };
         match outcome.outcome() {
             v1::Outcome::ScheduleUnknown => Err(ScheduleError::Unknown(id).into()),
@@ -315,36 +324,30 @@ impl<I: Index> Jobs<I> {
         id: &str,
         operation: &str,
     ) -> Result<Known, RequestError> {
-        // The creation of a schedule is answered once it is in the state topic. Then an index that is complete contains it, so
-        // there is no need to wait for schedules that were created recently.
-        let is_recent = false;
-        let unknown = || ScheduleError::Unknown(id.to_owned()).into();
-        let is_known = |known: &Known| is_visible(caller, known.app());
-        let state_end = self.partition_end(schedules::shard(id, self.partitions));
-        let look_up = || self.look_up_schedule(id);
-        let found = look_up_until_known(unknown, is_recent, is_known, &state_end, look_up).await;
-        found.map_err(|(error, hidden)| {
-            if let Some(known) = hidden {
-                // Only operators learn that this was a refusal, from the log and the metric.
-                drop(self.require(caller, verb, Some(known.app()), operation));
+        let found = self.look_up_schedule(id).await?;
+        if let Some(known) = found {
+            if is_visible(caller, known.app()) {
+                return Ok(known);
             }
-            error
-        })
+            // Only operators learn that this was a refusal, from the log and the metric.
+            drop(self.require(caller, verb, Some(known.app()), operation));
+        }
+        Err(ScheduleError::Unknown(id.to_owned()).into())
     }
 
-    async fn look_up_schedule(&self, id: &str) -> Result<Found<Known>, RequestError> {
+    /// A schedule with all changes that were answered before. A change is answered once it is in the state topic.
+    async fn look_up_schedule(&self, id: &str) -> Result<Option<Known>, RequestError> {
         let shard = schedules::shard(id, self.partitions);
-        let lookup = Lookup::Job(schedules::entry_id(id, shard));
-        let (applied, found) = self.index.look_up(shard, &[lookup], self.clock.now()).await?;
-        let applied = applied.ok_or(RequestError::IndexIncomplete)?.offset;
-        let known = found.into_iter().next().flatten().map(|record| {
-            let shown = show(&record, true)?;
-            Ok::<_, RequestError>(Known { record, shown })
+        let lookups = [Lookup::Job(schedules::entry_id(id, shard))];
+        let state_end = self.partition_end(shard);
+        let found = read_complete(&state_end, || async {
+            Ok(self.index.look_up(shard, &lookups, self.clock.now()).await?)
         });
-        Ok(Found {
-            applied,
-            entry: known.transpose()?.filter(|known| known.shown.id == id),
-        })
+        let Some(record) = found.await?.into_iter().next().flatten() else {
+            return Ok(None);
+        };
+        let shown = show(&record, true)?;
+        Ok((shown.id == id).then_some(Known { record, shown }))
     }
 }
 

@@ -173,12 +173,13 @@ impl Shard {
                 definition,
                 expected_revision,
             } => {
-                if expected_revision.is_some_and(|expected| expected != stored.progress.revision) {
-                    return refuse(v1::Outcome::ScheduleRevised, former, writes);
-                }
                 let ScheduleDefinition { recurrence, job } = *definition;
+                // First, because an update whose answer was lost has changed the revision.
                 if stored.is_same(&recurrence, &job) {
                     return refuse(v1::Outcome::ScheduleUnchanged, former, writes);
+                }
+                if expected_revision.is_some_and(|expected| expected != stored.progress.revision) {
+                    return refuse(v1::Outcome::ScheduleRevised, former, writes);
                 }
                 if let Err(failure) = self.check_growth(former.len(), &job, now) {
                     writes.tally.no_room += 1;

@@ -5,6 +5,7 @@ use redeliver_proto::v1;
 use tonic::Code;
 
 use crate::api::error::{ErrorParts, RequestError, UNKNOWN_OUTCOME, Undecided};
+use crate::job::JobId;
 
 /// Why a request for a recurring schedule failed.
 #[derive(Debug)]
@@ -23,9 +24,18 @@ pub(crate) enum ScheduleError {
         schedule: Option<Box<v1::Schedule>>,
     },
     /// The command is in Kafka, and there was no outcome in time.
-    Undecided { id: String, why: Undecided },
+    Undecided {
+        id: String,
+        /// The job that a trigger creates.
+        job: Option<JobId>,
+        why: Undecided,
+    },
     /// Kafka did not confirm the command: it may or may not be written.
-    Unconfirmed { id: String, reason: String },
+    Unconfirmed {
+        id: String,
+        is_trigger: bool,
+        reason: String,
+    },
 }
 
 impl From<ScheduleError> for RequestError {
@@ -67,24 +77,44 @@ impl ScheduleError {
                     schedule.as_ref().map_or(0, |schedule| schedule.revision)
                 ),
             ),
-            Self::Undecided { id, why } => (
-                unknown_grpc,
-                unknown_http,
-                "UNDECIDED",
-                format!(
-                    "{why}; the command for schedule {id} is in Kafka and will take effect; get the schedule before you \
-                     repeat the request"
-                ),
-            ),
-            Self::Unconfirmed { id, reason } => (
-                unknown_grpc,
-                unknown_http,
-                "UNCONFIRMED",
-                format!(
-                    "Kafka did not confirm the command for schedule {id}, so it may or may not take effect; get the schedule \
-                     before you repeat the request ({reason})"
-                ),
-            ),
+            Self::Undecided { id, job, why } => {
+                let advice = job.map_or_else(
+                    || "get the schedule before you repeat the request".to_owned(),
+                    |job| format!("the job is {job}; get it before you trigger again"),
+                );
+                (
+                    unknown_grpc,
+                    unknown_http,
+                    "UNDECIDED",
+                    format!(
+                        "{why}; the command for schedule {id} is in Kafka and will take effect; {advice}"
+                    ),
+                )
+            }
+            Self::Unconfirmed {
+                id,
+                is_trigger,
+                reason,
+            } => {
+                let advice = if *is_trigger {
+                    "triggering again may create another job"
+                } else {
+                    "get the schedule before you repeat the request"
+                };
+                (
+                    unknown_grpc,
+                    unknown_http,
+                    "UNCONFIRMED",
+                    format!(
+                        "Kafka did not confirm the command for schedule {id}, so it may or may not take effect; {advice} \
+                         ({reason})"
+                    ),
+                )
+            }
+        };
+        let job = match self {
+            Self::Undecided { job, .. } => job,
+            _ => None,
         };
         let id = match self {
             Self::Unknown(id)
@@ -98,8 +128,45 @@ impl ScheduleError {
             http,
             reason,
             message,
-            job: None,
+            job,
             schedule: Some(id),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use redeliver_core::Timestamp;
+
+    use super::*;
+
+    #[test]
+    fn a_trigger_with_an_unknown_outcome_says_how_to_find_out() {
+        let id = "nightly".to_owned();
+        let job = JobId::new(Timestamp::from_millis(1_763_722_800_000), 3, 7);
+        let undecided = |job| ScheduleError::Undecided {
+            id: id.clone(),
+            job,
+            why: Undecided::Timeout(Duration::from_secs(10)),
+        };
+        let unconfirmed = |is_trigger| ScheduleError::Unconfirmed {
+            id: id.clone(),
+            is_trigger,
+            reason: "timed out".to_owned(),
+        };
+        let of_job = format!("the job is {job}; get it before you trigger again");
+        let of_schedule = "get the schedule before you repeat the request";
+        for (error, says, named) in [
+            (undecided(Some(job)), &*of_job, Some(job)),
+            (undecided(None), of_schedule, None),
+            (unconfirmed(true), "triggering again may create another job", None),
+            (unconfirmed(false), of_schedule, None),
+        ] {
+            let parts = error.into_parts();
+            assert!(parts.message.contains(says), "{}", parts.message);
+            assert_eq!(parts.job, named, "{}", parts.message);
         }
     }
 }

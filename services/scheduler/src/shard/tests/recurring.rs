@@ -231,6 +231,9 @@ fn commands_for_schedules_have_certain_outcomes() {
         (update(61, 1), v1::Outcome::ScheduleRevised, 2),
         (update(61, 2), v1::Outcome::ScheduleChanged, 3),
         (update(61, 0), v1::Outcome::ScheduleUnchanged, 3),
+        // Again, because its answer was lost.
+        (update(61, 2), v1::Outcome::ScheduleUnchanged, 3),
+        (update(62, 2), v1::Outcome::ScheduleRevised, 3),
         (resume(), v1::Outcome::ScheduleChanged, 4),
     ] {
         assert_eq!(outcome(&mut world, action.clone()), expected, "{action:?}");

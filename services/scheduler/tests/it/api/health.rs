@@ -72,6 +72,18 @@ async fn grpc_health_is_the_readiness_of_the_process() {
     );
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_watch_the_health_lock_nobody_out() {
+    let server = Server::start_with(|builder| builder.set("scheduler.limits.connections", "2"));
+    let mut watches = Vec::new();
+    for _ in 0..2 {
+        let mut watch = watch(&server, "").await;
+        next(&mut watch).await.unwrap();
+        watches.push(watch);
+    }
+    server.get("/v1/stats").await.is(200);
+}
+
 /// A state record of a job that is due in an hour.
 pub(super) fn state(server: &Server, number: i64) -> (JobId, Output) {
     let topic: Arc<str> = server.topic("sms").into();

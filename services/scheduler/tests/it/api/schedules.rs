@@ -9,7 +9,7 @@ use redeliver_proto::convert::{to_duration, to_timestamp};
 use redeliver_proto::v1;
 use redeliver_proto::v1::schedule_service_client::ScheduleServiceClient;
 use redeliver_recurrence::{Definition, Gap, Misfire, Recurrence, Timing};
-use redeliver_scheduler::schedules::write_preview;
+use redeliver_scheduler::schedules::{shard, write_preview};
 use redeliver_service::identity::{NewToken, new_token};
 use redeliver_testkit::{ServiceProcess, eventually_async, free_port, http};
 use reqwest::Method;
@@ -49,9 +49,9 @@ fn every(seconds: u64) -> v1::ScheduleSpec {
     }
 }
 
-/// Gets a schedule until it is as it should be: the index follows changes within milliseconds.
+/// Gets a job until it is as it should be: the index follows changes within milliseconds.
 async fn until(server: &Server, path: &str, what: impl Fn(&Answer) -> bool) -> Answer {
-    eventually_async("the schedule is as it should be", DEADLINE, async || {
+    eventually_async("the job is as it should be", DEADLINE, async || {
         let answer = server.get(path).await;
         if what(&answer) {
             Ok(answer)
@@ -135,10 +135,12 @@ async fn a_schedule_can_be_managed_over_rest() {
         (&4.into(), &"1h".into())
     );
     assert_eq!(put("").await.is(200).body["revision"], 4);
-    until(&server, "/v1/schedules/yearly", |answer| {
-        answer.body["revision"] == 4 && answer.body["dispatched"] == 0
-    })
-    .await;
+    // At once: what is shown contains all changes that were answered.
+    let changed = server.get("/v1/schedules/yearly").await.is(200);
+    assert_eq!(
+        (&changed.body["revision"], &changed.body["dispatched"]),
+        (&4.into(), &0.into())
+    );
 
     assert_eq!(
         server.delete("/v1/schedules/yearly").await.is(200).text_of("id"),
@@ -148,13 +150,41 @@ async fn a_schedule_can_be_managed_over_rest() {
         server.delete("/v1/schedules/yearly").await,
         put("").await,
         post(&server, "/v1/schedules/yearly:trigger", "{}").await,
-        until(&server, "/v1/schedules/yearly", |answer| answer.status == 404).await,
+        server.get("/v1/schedules/yearly").await,
         server.get("/v1/schedules/yearly/preview").await,
     ] {
         assert_eq!(gone.text_of("scheduleId"), "yearly");
         gone.problem(404, "schedule_unknown", "no such schedule: yearly");
     }
     server.shut_down();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_is_read_only_from_an_index_that_contains_all_changes() {
+    let mut server = Server::start_with(|builder| builder.partitions(3));
+    tokio::task::block_in_place(|| server.process().until_ready());
+    let definition = format!("{{{YEARLY},{JOB}}}");
+    // Two are in the shard whose index will stay behind, and two are not.
+    let ids = |is_behind| {
+        let names = (0..).map(|number| format!("s{number}"));
+        names.filter(move |id| (shard(id, 3) == 0) == is_behind).take(2)
+    };
+    for id in ids(true).chain(ids(false)) {
+        let created = definition.replacen('{', &format!("{{\"id\":\"{id}\","), 1);
+        post(&server, "/v1/schedules", &created).await.is(201);
+    }
+    // Another program writes a record that no index contains.
+    let (_, foreign) = super::health::state(&server, 1);
+    server.write(&[foreign]).await;
+    for id in ids(true) {
+        for path in ["", "/preview"] {
+            let answer = server.get(&format!("/v1/schedules/{id}{path}")).await;
+            answer.problem(503, "index_incomplete", "being rebuilt");
+        }
+    }
+    for id in ids(false) {
+        server.get(&format!("/v1/schedules/{id}")).await.is(200);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
