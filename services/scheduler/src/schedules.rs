@@ -3,7 +3,7 @@
 //! Errors name fields of `ScheduleSpec`, such as `cron.expression`.
 //!
 //! A shard and its index treat a schedule as a job of the kind [`Kind::Schedule`](crate::job::Kind), which is due when the shard must
-//! decide on the schedule: its [`entry`].
+//! decide on the schedule: its entry.
 
 use std::sync::Arc;
 
