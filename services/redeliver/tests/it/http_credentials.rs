@@ -33,7 +33,7 @@ fn a_changed_header_file_is_used_without_a_restart_and_costs_no_record_an_attemp
     let scratch = Scratch::new("header").unwrap();
     let file = scratch.path().join("token");
     write(&file, "Bearer secret-0\n");
-    let accepted = Arc::new(Mutex::new("Bearer secret-0".to_owned()));
+    let accepted = Arc::new(Mutex::new(vec!["Bearer secret-0".to_owned()]));
     let pipe = PipeBuilder::new("rotation")
         .pipeline(
             "http.header_files",
@@ -44,7 +44,7 @@ fn a_changed_header_file_is_used_without_a_restart_and_costs_no_record_an_attemp
             let accepted = accepted.clone();
             move |request| {
                 let sent = request.headers.get("authorization");
-                match sent.is_some_and(|sent| *sent == **accepted.lock().unwrap()) {
+                match sent.is_some_and(|sent| accepted.lock().unwrap().iter().any(|known| *sent == **known)) {
                     true => Reply::ok(request.body.clone()),
                     false => Reply::status(401),
                 }
@@ -62,10 +62,14 @@ fn a_changed_header_file_is_used_without_a_restart_and_costs_no_record_an_attemp
         let ended = process(100);
         let token = format!("Bearer secret-{round}");
         if round % 2 == 0 {
+            // The endpoint knows the new token before it forgets the former one, which calls may still send.
+            accepted.lock().unwrap().push(token.clone());
             write(&file, &format!("{token}\n"));
-            (*accepted.lock().unwrap()).clone_from(&token);
+            *accepted.lock().unwrap() = vec![token];
         } else {
-            (*accepted.lock().unwrap()).clone_from(&token);
+            // A success that was on its way before would make a failure that of its record.
+            pipe.watch().until_ended(ended, DEADLINE);
+            *accepted.lock().unwrap() = vec![token.clone()];
             let more = process(50);
             write(&file, &format!("{token}\n"));
             pipe.watch().until_ended(more, DEADLINE);
