@@ -74,7 +74,7 @@ async fn grpc_health_is_the_readiness_of_the_process() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_watch_the_health_lock_nobody_out() {
-    let server = Server::start_with(|builder| builder.set("scheduler.limits.connections", "2"));
+    let server = Server::start_with(|builder| builder.set("scheduler.limits.connections", "2")).ready();
     let mut watches = Vec::new();
     for _ in 0..2 {
         let mut watch = watch(&server, "").await;
