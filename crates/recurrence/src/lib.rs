@@ -47,4 +47,4 @@ pub use local::{Gap, Overlap};
 pub use misfire::{MAX_GRACE, MAX_LIMIT, MIN_GRACE, Misfire, MisfirePolicy};
 pub use occurrence::{MAX_ID, Occurrence, Reason, ScheduleId};
 pub use recurrence::{Definition, MAX_JITTER, MAX_PREVIEW, Preview, Recurrence, Timing};
-pub use schedule::{CatchUp, Decision, MAX_DISPATCH, Progress, Schedule, Skipped};
+pub use schedule::{CatchUp, Decision, Progress, Schedule, Skipped};

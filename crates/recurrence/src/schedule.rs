@@ -11,9 +11,6 @@ use sha2::{Digest as _, Sha256};
 use crate::occurrence::{Occurrence, ScheduleId};
 use crate::recurrence::{Preview, Recurrence};
 
-/// A sensible maximum number of occurrences in a [`Decision`]. [`Schedule::decide`] continues from the new progress.
-pub const MAX_DISPATCH: usize = 1_000;
-
 /// A schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {

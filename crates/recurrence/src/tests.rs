@@ -9,6 +9,9 @@ use redeliver_core::{HumanDuration, JobId, Timestamp};
 use super::*;
 use crate::zone::Zone;
 
+/// The maximum number of occurrences of a decision, unless a test is about it.
+const MAX_DISPATCH: usize = 1_000;
+
 mod decisions;
 mod definitions;
 mod dst;
