@@ -9,6 +9,7 @@
 )]
 
 mod bare;
+mod dlq;
 mod figures;
 mod kafka;
 mod lane;
@@ -73,6 +74,8 @@ enum Bench {
     },
     /// Acceptance, dispatch, lateness, index rebuild and takeover of the scheduler, next to a polling scheduler
     Scheduler(scheduler::Options),
+    /// Indexing, memory, disk and queries of an inspector process
+    Dlq(dlq::Options),
 }
 
 #[tokio::main]
@@ -90,6 +93,7 @@ async fn main() -> anyhow::Result<()> {
         Bench::Worker { rounds } => worker::run(&broker, rounds, &mut figures).await?,
         Bench::Transactions { rounds } => transactions::run(&broker, rounds, &mut figures).await?,
         Bench::Memory { count } => memory::run(&broker, count, &mut figures).await?,
+        Bench::Dlq(options) => dlq::run(&broker, &options, &mut figures).await?,
         Bench::Scheduler(options) => scheduler::run(&broker, &options, &mut figures).await?,
     }
     println!("{}", figures.table());

@@ -64,10 +64,13 @@ impl Running {
     /// Waits until `/readyz` reports that the process is ready.
     pub(crate) fn wait_until_ready(&self) -> anyhow::Result<()> {
         wait_until("the process is ready", Duration::from_secs(60), || {
-            Ok(self
-                .get("/readyz")
-                .is_ok_and(|response| response.contains(" 200 ")))
+            Ok(self.is_ready())
         })
+    }
+
+    /// Whether `/readyz` reports that the process is ready.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.get("/readyz").is_ok_and(|response| response.contains(" 200 "))
     }
 
     fn get(&self, path: &str) -> anyhow::Result<String> {

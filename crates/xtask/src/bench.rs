@@ -11,7 +11,7 @@ use crate::packages;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// relay, worker, memory or scheduler, followed by its flags, such as `--count 100000`
+    /// relay, worker, memory, scheduler or dlq, followed by its flags, such as `--count 100000`
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -34,6 +34,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
             "redeliver-retry-tier",
             "--package",
             "redeliver-scheduler",
+            "--package",
+            "redeliver-dlq-inspector",
         ])
         .status()
         .context("running cargo")?;

@@ -25,19 +25,21 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::filter::{self, Expr};
 use crate::id::LetterId;
-use crate::index::{self, Generation, IndexedLetter, Pool, QUERY_TIMEOUT, ReadError};
+use crate::index::{self, Generation, IndexedLetter, Pool, QUERY_TIMEOUT, QUEUE_TIMEOUT, ReadError};
 use crate::letter::content_hash;
 use crate::lookup_pool::LookupPool;
 use crate::metrics::Metrics;
 use crate::shared::SharedState;
 
 /// Maximum number of concurrent watchers.
-const WATCHERS: usize = 64;
+const WATCHERS: usize = 256;
 
 /// The service. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Api {
     pub(crate) pool: Pool,
+    /// The JSON pointers that are indexed.
+    pub(crate) json_fields: Arc<[String]>,
     pub(crate) generation: Generation,
     pub(crate) lookups: LookupPool,
     pub(crate) shared: Arc<SharedState>,
@@ -47,6 +49,8 @@ pub(crate) struct Api {
     /// The tasks of watchers. Each ends with its client or when `stop` is cancelled.
     pub(crate) watchers: TaskTracker,
     watcher_permits: Arc<Semaphore>,
+    /// One permit per KiB that all watchers together hold in memory.
+    watched_bytes: Arc<Semaphore>,
 }
 
 /// The response of a streaming call.
@@ -59,6 +63,7 @@ impl Api {
     )]
     pub(crate) fn new(
         pool: Pool,
+        json_fields: Arc<[String]>,
         generation: Generation,
         lookups: LookupPool,
         shared: Arc<SharedState>,
@@ -69,6 +74,7 @@ impl Api {
     ) -> Self {
         Self {
             pool,
+            json_fields,
             generation,
             lookups,
             shared,
@@ -77,6 +83,7 @@ impl Api {
             stop,
             watchers,
             watcher_permits: Arc::new(Semaphore::new(WATCHERS)),
+            watched_bytes: Arc::new(Semaphore::new(watch::TOTAL_KIB as usize)),
         }
     }
 
@@ -142,13 +149,20 @@ impl Api {
         Ok(records.into_iter().zip(letters).map(is_same).collect())
     }
 
+    fn parse_filter(&self, text: &str) -> Result<Expr, Status> {
+        filter::parse(text, &self.json_fields).map_err(|error| {
+            let position = ("position", error.position.to_string());
+            invalid("filter", error.to_string(), "FILTER_INVALID", [position])
+        })
+    }
+
     async fn find(&self, id: &str) -> Result<IndexedLetter, Status> {
         let letter_id: LetterId = id
             .parse()
             .map_err(|error| invalid("id", format!("`{}` {error}", bounded(id)), "ID_INVALID", []))?;
         let letter = self
             .pool
-            .read(move |connection| index::get(connection, &letter_id))
+            .query(move |connection| index::get(connection, &letter_id))
             .await
             .map_err(|error| query_failed(&error))?;
         letter.ok_or_else(|| not_found(id))
@@ -207,13 +221,6 @@ impl DeadLetterService for Api {
     }
 }
 
-fn parse_filter(text: &str) -> Result<Expr, Status> {
-    filter::parse(text).map_err(|error| {
-        let position = ("position", error.position.to_string());
-        invalid("filter", error.to_string(), "FILTER_INVALID", [position])
-    })
-}
-
 fn not_found(id: &str) -> Status {
     let text = format!(
         "no such dead letter: `{}`; it may have been removed by retention",
@@ -233,6 +240,15 @@ fn query_failed(error: &ReadError) -> Status {
             Code::DeadlineExceeded,
             format!("query exceeded {} s; narrow the filter", QUERY_TIMEOUT.as_secs()),
             "QUESTION_TOO_LONG",
+            [],
+        ),
+        ReadError::Busy => status(
+            Code::ResourceExhausted,
+            format!(
+                "other slow queries took more than {} s; retry later, or narrow the filter",
+                QUEUE_TIMEOUT.as_secs()
+            ),
+            "TOO_MANY_QUESTIONS",
             [],
         ),
         ReadError::ShuttingDown => shutting_down(),

@@ -8,14 +8,18 @@
 //! whether a text contains another one, compared by byte; `field:*` tests whether the field is present. A restriction on
 //! a field that a dead letter does not have is false, for every operator, and NOT inverts it.
 //!
+//! The fields of a JSON value are `json./pointer`; only those that the configuration names are indexed.
+//!
 //! No IO. The length of a filter, its nesting and the number of its restrictions are limited.
 
+mod dictionary;
 mod field;
 mod parse;
 mod sql;
 
 use std::fmt;
 
+pub use dictionary::{Dictionary, Lookups, MessageMatches};
 pub use parse::parse;
 pub use sql::{Condition, Param};
 
@@ -54,6 +58,28 @@ pub enum Restriction {
     Header(String, TextTest),
     /// A test of the record's key, as bytes.
     Key(TextTest),
+    /// A test of the field of a JSON value at this JSON pointer.
+    Json(String, TextTest),
+}
+
+impl Expr {
+    /// Whether a dead letter matches only if all of these expressions do. Parts that are joined by AND are listed one by one.
+    #[must_use]
+    pub fn conjuncts(&self) -> Vec<&Self> {
+        match self {
+            Self::And(all) => all.iter().flat_map(Self::conjuncts).collect(),
+            _ => vec![self],
+        }
+    }
+
+    /// Whether all restrictions satisfy a condition.
+    pub fn all(&self, condition: &impl Fn(&Restriction) -> bool) -> bool {
+        match self {
+            Self::And(parts) | Self::Or(parts) => parts.iter().all(|part| part.all(condition)),
+            Self::Not(inner) => inner.all(condition),
+            Self::Is(restriction) => condition(restriction),
+        }
+    }
 }
 
 /// A test of a text.

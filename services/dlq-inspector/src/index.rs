@@ -2,16 +2,30 @@
 //!
 //! One connection writes, on its own thread ([`Writer`]); a few connections read ([`Pool`]). Dead letters and the
 //! offsets up to which they were read are written in the same transaction, so that a crash neither repeats nor skips
-//! a record. A file that is damaged, or was written by another version, is deleted.
+//! a record. A damaged file is deleted.
 //!
 //! The table `letters` is narrow, because filters scan it. The table `bodies`, with the same `row`, holds
-//! the rest, such as the key and the headers, which few filters need. Row numbers increase in the order in which records are indexed and are never reused, so that a row
-//! number is a resume position. Repeated texts (topics, codes, pipelines) are stored once, in the table `texts`, and
-//! referenced by id.
+//! the rest, such as the key and the headers. Row numbers increase with `dead_at` ([`row_key`]), so that the table itself and the
+//! full-text index of equalities ([`terms`]) are in the order of lists. Dead letters also have a number in the order in which they
+//! are indexed, which is never reused: the position of a watch. Repeated texts and the templates of messages ([`message`]) are
+//! stored once and referenced by id.
+//!
+//! Each version of the schema, and each list of JSON fields, has a file of its own. A new one is built beside the old one,
+//! which is deleted once the new one has caught up: until then, the former version of the program can use it again.
 
+mod counters;
+mod entries;
+mod functions;
+mod message;
+mod plan;
 mod pool;
 mod query;
+mod removal;
+mod row_key;
 mod schema;
+mod tables;
+mod terms;
+mod texts;
 mod writer;
 
 use std::fs::{File, TryLockError};
@@ -20,11 +34,11 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::ErrorCode;
 
-pub(crate) use pool::QUERY_TIMEOUT;
+pub(crate) use pool::{QUERY_TIMEOUT, QUEUE_TIMEOUT};
 pub use pool::{Pool, ReadError};
 pub use query::{Cursor, Direction, IndexedLetter, RecordDigest, TopicCounts};
 pub(crate) use query::{
-    Page, count_by_topic, first_and_last, get, list, list_by_row, open_by_topic, read_positions,
+    Page, PageLimit, count_by_topic, first_and_last, get, list, list_by_sequence, open_by_topic, read_positions,
 };
 pub use schema::Generation;
 pub use writer::{Change, Writer};
@@ -86,34 +100,68 @@ pub struct Index {
     pub is_new: bool,
 }
 
-/// The name of the database file.
-pub const FILE: &str = "dlq-index.db";
+/// The name of the database file if no JSON fields are indexed.
+pub const FILE: &str = "dlq-index-v2.db";
 
-/// The size of the index on disk, in bytes.
+/// What the names of the files of all versions begin with.
+const PREFIX: &str = "dlq-index";
+
+/// The name of the database file with this schema and these JSON fields.
+fn file_name(json_fields: &[String]) -> String {
+    let version = schema::VERSION;
+    if json_fields.is_empty() {
+        return format!("{PREFIX}-v{version}.db");
+    }
+    let hash = terms::stable_hash(json_fields.iter().map(String::as_bytes));
+    format!("{PREFIX}-v{version}-{hash:016x}.db")
+}
+
+/// The size of the index on disk in bytes, with files of former versions.
 pub(crate) fn size(directory: &Path) -> u64 {
-    let sizes = SUFFIXES.iter().filter_map(|suffix| {
-        let file = directory.join(format!("{FILE}{suffix}"));
-        Some(std::fs::metadata(file).ok()?.len())
-    });
+    let sizes = files(directory).filter_map(|path| Some(std::fs::metadata(path).ok()?.len()));
     sizes.sum()
+}
+
+/// The files of databases in a directory.
+fn files(directory: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let is_database = |name: &str| name.starts_with(PREFIX) && name.ends_with(".db");
+        SUFFIXES.iter().any(|suffix| name.strip_suffix(suffix).is_some_and(is_database))
+    })
+}
+
+/// The files of other databases than this one in its directory.
+fn outdated(path: &Path) -> Vec<PathBuf> {
+    let own = SUFFIXES.map(|suffix| with_suffix(path, suffix));
+    let files = path.parent().map(files).into_iter().flatten();
+    files.filter(|file| !own.contains(file)).collect()
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut file = path.as_os_str().to_owned();
+    file.push(suffix);
+    file.into()
 }
 
 /// The files of a database: the database itself, its write-ahead log, its shared memory.
 const SUFFIXES: [&str; 3] = ["", "-wal", "-shm"];
 
 impl Index {
-    /// Opens the index in a directory, or creates it. A file that cannot be used is replaced by an empty index.
+    /// Opens the index with these JSON fields in a directory, or creates it. A file that cannot be used is replaced by an empty
+    /// index. Files of other versions and fields stay until [`Writer::remove_outdated`].
     ///
     /// # Errors
     /// If the directory cannot be used, or another process uses the index.
-    pub fn open(directory: &Path) -> Result<Self, IndexError> {
+    pub fn open(directory: &Path, json_fields: &[String]) -> Result<Self, IndexError> {
         let in_directory = |source| IndexError::Directory {
             path: directory.to_owned(),
             source,
         };
         std::fs::create_dir_all(directory).map_err(in_directory)?;
         let lock = lock(directory)?;
-        let path = directory.join(FILE);
+        let path = directory.join(file_name(json_fields));
         let (connection, is_new) = match schema::open_existing(&path) {
             Ok(Some(connection)) => (connection, false),
             Ok(None) => (schema::create(&path)?, true),
@@ -156,9 +204,7 @@ fn lock(directory: &Path) -> Result<File, IndexError> {
 /// Deletes the files of the database.
 fn remove(path: &Path) -> io::Result<()> {
     for suffix in SUFFIXES {
-        let mut file = path.as_os_str().to_owned();
-        file.push(suffix);
-        match std::fs::remove_file(file) {
+        match std::fs::remove_file(with_suffix(path, suffix)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }

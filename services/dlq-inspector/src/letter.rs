@@ -29,6 +29,8 @@ pub struct Letter {
     pub value_size: Option<u64>,
     /// The encoded headers, see [`header_list`].
     pub headers: Vec<u8>,
+    /// The configured fields of a JSON value, see [`crate::json_fields`]. [`Letter::read`] leaves them out.
+    pub json_fields: Option<Vec<u8>>,
     /// The hash of the record.
     pub content: ContentHash,
 }
@@ -45,6 +47,7 @@ impl Letter {
             key: record.key.clone(),
             value_size: record.value.as_ref().map(|value| value.len() as u64),
             headers: header_list::encode(&record.headers),
+            json_fields: None,
             content: content_hash(record),
         }
     }

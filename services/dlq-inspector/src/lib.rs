@@ -8,6 +8,7 @@
 //! | [`dialect`] | parses the headers in which frameworks describe a failure |
 //! | [`filter`] | AIP-160 filters: parser, expression, SQL condition |
 //! | [`index`] | the database: schema, writer, readers |
+//! | [`json_fields`] | the fields of JSON values that are indexed |
 //! | `ingest` | reads topics into the index |
 //! | [`ledger`] | the ledger topic |
 //! | `api` | the gRPC service |
@@ -18,6 +19,7 @@ pub mod filter;
 pub mod header_list;
 pub mod id;
 pub mod index;
+pub mod json_fields;
 pub mod ledger;
 pub mod letter;
 pub mod pattern;
@@ -56,6 +58,7 @@ use crate::index::{Index, Pool};
 use crate::ingest::reader::Reader;
 use crate::ingest::survey::{SurveyTask, refresh_retention};
 use crate::ingest::writer::WriterThread;
+use crate::json_fields::JsonFields;
 use crate::lookup_pool::LookupPool;
 use crate::metrics::Metrics;
 use crate::pattern::Patterns;
@@ -121,7 +124,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         pool,
         generation,
         is_new,
-    } = Index::open(&config.data_dir)?;
+    } = Index::open(&config.data_dir, &config.json_fields)?;
     let (positions, last_row) = pool.read_blocking(index::read_positions)?;
     tracing::info!(
         api = %address,
@@ -140,6 +143,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         writer,
         work,
         shared: shared.clone(),
+        clock: host.clock.clone(),
         part: part.clone(),
         metrics: metrics.clone(),
     };
@@ -147,6 +151,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         settings: host.kafka.clone(),
         surveys,
         writer: work_sender,
+        json_fields: JsonFields::new(&config.json_fields),
         waker: waker.clone(),
         shared: shared.clone(),
         part: part.clone(),
@@ -179,6 +184,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     );
     let service = Api::new(
         pool,
+        config.json_fields.into(),
         generation,
         lookups,
         shared,
@@ -210,7 +216,7 @@ async fn update_gauges(
     stop: CancellationToken,
 ) -> Result<(), index::ReadError> {
     loop {
-        let open = pool.read(index::open_by_topic).await?;
+        let open = pool.internal(index::open_by_topic).await?;
         for (topic, status) in &*shared.topics() {
             let open = open.get(topic);
             metrics.set_open(topic, open.map_or(0, |open| open.count));

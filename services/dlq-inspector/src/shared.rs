@@ -30,7 +30,7 @@ impl TopicStatus {
 /// State that the parts of the inspector share.
 #[derive(Debug)]
 pub(crate) struct SharedState {
-    /// The number of the last row of the index.
+    /// The number of the last dead letter of the index.
     pub(crate) last_row: watch::Sender<i64>,
     /// Whether the index contains everything that existed at the start.
     pub(crate) caught_up: watch::Sender<bool>,

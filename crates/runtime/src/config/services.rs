@@ -73,6 +73,8 @@ pub struct DlqInspectorConfig {
     pub topics: Vec<String>,
     /// The directory of the index, which can be rebuilt at any time.
     pub data_dir: PathBuf,
+    /// JSON pointers to the fields of JSON values that filters can use.
+    pub json_fields: Vec<String>,
 }
 
 impl Default for RetryTierConfig {
@@ -107,6 +109,7 @@ impl Default for DlqInspectorConfig {
             auth: AuthConfig::default(),
             topics: vec!["*-dlq".to_owned(), "scheduler.jobs.dlq".to_owned()],
             data_dir: "./data".into(),
+            json_fields: Vec::new(),
         }
     }
 }
@@ -206,6 +209,24 @@ impl DlqInspectorConfig {
 
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
         self.api().check(findings);
+        for (index, pointer) in self.json_fields.iter().enumerate() {
+            if !is_json_pointer(pointer) {
+                findings.report(
+                    "json_fields",
+                    format!(
+                        "`{pointer}` is not a JSON pointer of at most {JSON_POINTER_BYTES} bytes, such as /order/id"
+                    ),
+                );
+            } else if self.json_fields[..index].contains(pointer) {
+                findings.report("json_fields", format!("lists {pointer} twice"));
+            }
+        }
+        if self.json_fields.len() > JSON_FIELDS {
+            findings.report(
+                "json_fields",
+                format!("lists {} fields; the limit is {JSON_FIELDS}", self.json_fields.len()),
+            );
+        }
         for topic in &self.topics {
             if !redeliver_core::pipeline::is_topic_name(&topic.replace('*', "x")) {
                 findings.report(
@@ -215,4 +236,15 @@ impl DlqInspectorConfig {
             }
         }
     }
+}
+
+/// Maximum number of `dlq_inspector.json_fields`.
+const JSON_FIELDS: usize = 32;
+/// Maximum length of each of them.
+const JSON_POINTER_BYTES: usize = 256;
+
+/// Whether a text is a JSON pointer (RFC 6901) to a part of a value: `~` occurs only as `~0` and `~1`.
+fn is_json_pointer(text: &str) -> bool {
+    let mut escapes = text.split('~').skip(1);
+    text.starts_with('/') && text.len() <= JSON_POINTER_BYTES && escapes.all(|after| after.starts_with(['0', '1']))
 }

@@ -52,9 +52,17 @@ pub(super) fn basic(letter: &IndexedLetter) -> v1::DeadLetter {
 /// The FULL view: with headers, and with the value up to [`VALUE_LIMIT`].
 pub(super) fn full(letter: &IndexedLetter, value: Option<Bytes>) -> v1::DeadLetter {
     let value_truncated = value.as_ref().is_some_and(|value| value.len() > VALUE_LIMIT);
+    // A slice would keep the whole value in memory.
+    let value = value.map(|value| {
+        if value_truncated {
+            Bytes::copy_from_slice(&value[..VALUE_LIMIT])
+        } else {
+            value
+        }
+    });
     v1::DeadLetter {
         headers: to_headers(&header_list::decode(&letter.headers)),
-        value: value.map(|value| value.slice(..value.len().min(VALUE_LIMIT))),
+        value,
         value_truncated,
         ..basic(letter)
     }

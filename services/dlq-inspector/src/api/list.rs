@@ -4,23 +4,27 @@ use redeliver_proto::error::invalid;
 use redeliver_proto::{Message as _, v1};
 use tonic::Status;
 
-use super::token::{PAGE, query_hash};
-use super::{Api, convert, not_found, parse_filter, query_failed};
-use crate::index::{self, Direction, IndexedLetter, Page};
+use super::token::{PageToken, query_hash};
+use super::{Api, convert, not_found, query_failed};
+use crate::index::{self, Direction, IndexedLetter, Page, PageLimit};
 
 const DEFAULT_PAGE_SIZE: usize = 50;
 const MAX_PAGE_SIZE: usize = 1000;
 /// A page ends before it exceeds this many bytes, unless a single dead letter does, because gRPC clients reject messages over 4 MiB by default.
 const PAGE_BYTES: usize = 3 << 20;
-/// Number of values that are read from Kafka at once.
+/// Maximum number of values that are read from Kafka at once.
 const LOOKUP_BATCH: usize = 32;
+/// Maximum size of these values in bytes, unless a single one is larger.
+const LOOKUP_BYTES: u64 = 4 << 20;
+/// Maximum size of the keys and headers that are read from the index at once, in bytes.
+const INDEX_BYTES: usize = 4 << 20;
 
 impl Api {
     pub(super) async fn list(
         &self,
         request: v1::ListDeadLettersRequest,
     ) -> Result<v1::ListDeadLettersResponse, Status> {
-        let filter = parse_filter(&request.filter)?;
+        let filter = self.parse_filter(&request.filter)?;
         let direction = direction(&request.order_by)?;
         let size = page_size(request.page_size)?;
         let order = if direction == Direction::Ascending {
@@ -29,21 +33,25 @@ impl Api {
             ""
         };
         let query = query_hash(&["list", &request.filter, order]);
-        let after = PAGE.decode(self.generation, query, &request.page_token)?;
+        let after = PageToken::decode(query, &request.page_token)?;
         let is_full = is_full(request.view);
+        let limit = PageLimit {
+            letters: size,
+            bytes: INDEX_BYTES,
+        };
         let Page {
             letters,
             mut has_more,
         } = self
             .pool
-            .read(move |connection| index::list(connection, &filter, direction, after, size))
+            .query(move |connection| index::list(connection, &filter, direction, after, limit))
             .await
             .map_err(|error| query_failed(&error))?;
 
         let mut page = Vec::new();
         let mut bytes = 0;
         let mut last = None;
-        'page: for batch in letters.chunks(LOOKUP_BATCH) {
+        'page: for batch in batches(&letters, LOOKUP_BYTES) {
             for (letter, message) in batch.iter().zip(self.to_messages(batch, is_full).await?) {
                 let size = message.as_ref().map_or(0, v1::DeadLetter::encoded_len);
                 if bytes + size > PAGE_BYTES && !page.is_empty() {
@@ -57,8 +65,7 @@ impl Api {
             }
         }
         let token = last.filter(|_| has_more);
-        let next_page_token =
-            token.map_or_else(String::new, |cursor| PAGE.encode(self.generation, query, cursor));
+        let next_page_token = token.map_or_else(String::new, |cursor| PageToken::encode(query, cursor));
         Ok(v1::ListDeadLettersResponse {
             dead_letters: page,
             next_page_token,
@@ -91,6 +98,22 @@ impl Api {
             .map(|(letter, record)| Some(convert::full(letter, record?.value)))
             .collect())
     }
+}
+
+/// Splits dead letters into batches whose values have at most this many bytes together, or that consist of one dead letter.
+pub(super) fn batches(letters: &[IndexedLetter], bytes: u64) -> impl Iterator<Item = &[IndexedLetter]> {
+    let mut rest = letters;
+    std::iter::from_fn(move || {
+        let mut size = 0_u64;
+        let fits = rest.iter().take_while(|letter| {
+            size = size.saturating_add(letter.value_size.unwrap_or(0));
+            size <= bytes
+        });
+        let count = fits.take(LOOKUP_BATCH).count().max(1);
+        let (batch, after) = rest.split_at_checked(count)?;
+        rest = after;
+        Some(batch)
+    })
 }
 
 /// Whether the view is FULL. Any other value means BASIC.

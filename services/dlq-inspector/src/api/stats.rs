@@ -8,7 +8,7 @@ use redeliver_proto::convert::{to_duration, to_timestamp};
 use redeliver_proto::v1;
 use tonic::Status;
 
-use super::{Api, parse_filter, query_failed};
+use super::{Api, query_failed};
 use crate::index::{self, TopicCounts};
 use crate::shared::TopicStatus;
 
@@ -18,12 +18,12 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 impl Api {
     pub(super) async fn stats(&self, filter: String) -> Result<v1::DeadLetterStats, Status> {
-        let parsed = parse_filter(&filter)?;
+        let parsed = self.parse_filter(&filter)?;
         let now = self.clock.now();
         let since = [MINUTE, HOUR, DAY].map(|duration| before(now, duration));
         let mut counts = self
             .pool
-            .read(move |connection| index::count_by_topic(connection, &parsed, since))
+            .query(move |connection| index::count_by_topic(connection, &parsed, since))
             .await
             .map_err(|error| query_failed(&error))?;
         let statuses: BTreeMap<String, TopicStatus> = self.shared.topics().clone();

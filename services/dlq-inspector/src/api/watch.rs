@@ -1,8 +1,8 @@
 //! `WatchDeadLetters`: streams existing dead letters, then new ones as they are indexed.
 //!
 //! A watcher reads the rows of the index in order, so that a single row number is its resume token, and the index itself
-//! buffers bursts for slow clients. The number of bytes sent ahead of a client is bounded. A watch ends if its client
-//! accepts no message for [`SEND_TIMEOUT`], or when the client may no longer read dead letters.
+//! buffers bursts for slow clients. What is read ahead of a client is bounded in bytes, for each watcher and for all of them
+//! together: memory is reserved before values are read from Kafka. A watch ends if its client accepts no message for [`SEND_TIMEOUT`], or when the client may no longer read dead letters.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,11 +17,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tonic::{Code, Status};
 
-use super::list::is_full;
-use super::token::{QueryHash, RESUME, query_hash};
-use super::{Api, ResponseStream, WATCHERS, parse_filter, query_failed, shutting_down};
+use super::list::{batches, is_full};
+use super::token::{QueryHash, ResumeToken, query_hash};
+use super::{Api, ResponseStream, WATCHERS, query_failed, shutting_down};
 use crate::filter::Expr;
-use crate::index::{self, Cursor, Page};
+use crate::index::{self, IndexedLetter, Page, PageLimit};
 use crate::metrics::WatcherGuard;
 
 /// Interval of heartbeats.
@@ -29,16 +29,30 @@ const HEARTBEAT: Duration = Duration::from_secs(15);
 /// A watch ends if its client accepts no message for this long.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum size of the messages that the client has not accepted yet, in KiB.
-const BUFFER_KIB: u32 = 4 << 10;
+const BUFFER_KIB: u32 = 1 << 10;
 /// Maximum number of these messages.
 const BUFFER_MESSAGES: usize = 1024;
-/// Number of dead letters that are read from the index at once.
-const READ_BATCH: usize = 200;
-/// Maximum number of rows that one query scans, so that a filter that matches few rows does not exceed the query timeout.
-const SCANNED_ROWS: i64 = 50_000;
+/// Maximum size of the messages of all watchers that their clients have not accepted yet, in KiB.
+pub(super) const TOTAL_KIB: u32 = 128 << 10;
+/// How much is read from the index at once.
+const READ_LIMIT: PageLimit = PageLimit {
+    letters: 200,
+    bytes: 256 << 10,
+};
+/// Maximum size of the values that are read from Kafka at once, in bytes, unless a single one is larger.
+const VALUE_BYTES: u64 = 1 << 20;
+/// Maximum number of rows that one query scans, so that a watch of few dead letters does not leave the fast lane of queries.
+const SCANNED_ROWS: i64 = 20_000;
 
-/// A message and its share of the buffer, which is released once the client accepts the message.
-type Buffered = (v1::WatchDeadLettersResponse, OwnedSemaphorePermit);
+/// The memory that is reserved for a batch, until the client has accepted all of its messages.
+type Reserved = Arc<OwnedSemaphorePermit>;
+
+/// A message with its share of the buffer of its watcher, which is released once the client accepts it.
+struct Buffered {
+    message: v1::WatchDeadLettersResponse,
+    _share: OwnedSemaphorePermit,
+    _reserved: Option<Reserved>,
+}
 
 /// Why a watch ends.
 enum WatchEnd {
@@ -52,8 +66,10 @@ struct Watcher {
     filter: Expr,
     query: QueryHash,
     is_full: bool,
-    /// The last row that was read.
+    /// The number of the last dead letter that was read.
     last_read: i64,
+    /// When the last message was sent.
+    last_sent: Instant,
     sender: mpsc::Sender<Result<Buffered, Status>>,
     buffer: Arc<Semaphore>,
     _count: WatcherGuard,
@@ -66,16 +82,16 @@ impl Api {
         request: &v1::WatchDeadLettersRequest,
         access: Access,
     ) -> Result<ResponseStream<v1::WatchDeadLettersResponse>, Status> {
-        let filter = parse_filter(&request.filter)?;
+        let filter = self.parse_filter(&request.filter)?;
         let query = query_hash(&["watch", &request.filter]);
-        let token = RESUME.decode(self.generation, query, &request.resume_token)?;
+        let token = ResumeToken::decode(self.generation, query, &request.resume_token)?;
         let Ok(permit) = self.watcher_permits.clone().try_acquire_owned() else {
             let text = format!("too many watchers; the limit is {WATCHERS}; retry later");
             return Err(status(Code::ResourceExhausted, text, "TOO_MANY_WATCHERS", []));
         };
         let rows = self.shared.last_row.subscribe();
         let last_read = match token {
-            Some(token) => token.row,
+            Some(sequence) => sequence,
             None if request.only_new => *rows.borrow(),
             None => 0,
         };
@@ -87,6 +103,7 @@ impl Api {
             query,
             is_full: is_full(request.view),
             last_read,
+            last_sent: Instant::now(),
             sender,
             buffer: Arc::new(Semaphore::new(BUFFER_KIB as usize)),
             _count: self.metrics.count_watcher(),
@@ -95,7 +112,7 @@ impl Api {
         self.watchers.spawn(watcher.run(rows, access));
         let messages = stream::unfold(receiver, |mut receiver| async move {
             let next: Result<Buffered, Status> = receiver.recv().await?;
-            Some((next.map(|(message, _share)| message), receiver))
+            Some((next.map(|buffered| buffered.message), receiver))
         });
         Ok(Box::pin(messages))
     }
@@ -123,7 +140,7 @@ impl Watcher {
     async fn watch(&mut self, rows: &mut watch::Receiver<i64>) -> Result<std::convert::Infallible, WatchEnd> {
         let last = *rows.borrow_and_update();
         self.send_up_to(last).await?;
-        self.send(Event::Synced(v1::Synced {})).await?;
+        self.send(Event::Synced(v1::Synced {}), None).await?;
         let mut heartbeats = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         heartbeats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -135,15 +152,12 @@ impl Watcher {
                     let last = *rows.borrow_and_update();
                     self.send_up_to(last).await?;
                 }
-                _ = heartbeats.tick() => {
-                    let time = Some(to_timestamp(self.api.clock.now()));
-                    self.send(Event::Heartbeat(v1::Heartbeat { time })).await?;
-                }
+                _ = heartbeats.tick() => self.send_heartbeat().await?,
             }
         }
     }
 
-    /// Sends the dead letters that match, up to a row.
+    /// Sends the dead letters that match, up to a number, and heartbeats in between.
     async fn send_up_to(&mut self, last: i64) -> Result<(), WatchEnd> {
         while self.last_read < last {
             let (filter, after) = (self.filter.clone(), self.last_read);
@@ -151,39 +165,63 @@ impl Watcher {
             let page = self
                 .api
                 .pool
-                .read(move |connection| index::list_by_row(connection, &filter, after, up_to, READ_BATCH))
+                .query(move |connection| {
+                    index::list_by_sequence(connection, &filter, after, up_to, READ_LIMIT)
+                })
                 .await;
             let Page { letters, has_more } = page.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
-            let messages = self
-                .api
-                .to_messages(&letters, self.is_full)
-                .await
-                .map_err(WatchEnd::Status)?;
-            for (letter, message) in letters.iter().zip(messages) {
-                self.last_read = letter.row;
-                if let Some(message) = message {
-                    self.send(Event::DeadLetter(message)).await?;
-                }
+            for batch in batches(&letters, VALUE_BYTES) {
+                self.send_batch(batch).await?;
             }
             if !has_more {
-                // Rows that do not match are skipped by later queries and resume tokens.
+                // Dead letters that do not match are skipped by later queries and resume tokens.
                 self.last_read = up_to;
+            }
+            if self.last_sent.elapsed() >= HEARTBEAT {
+                self.send_heartbeat().await?;
             }
         }
         Ok(())
     }
 
-    async fn send(&self, event: Event) -> Result<(), WatchEnd> {
-        // A watch is ordered by row alone.
-        let cursor = Cursor {
-            dead_at: 0,
-            row: self.last_read,
-        };
+    async fn send_batch(&mut self, letters: &[IndexedLetter]) -> Result<(), WatchEnd> {
+        let values = letters.iter().filter_map(|letter| letter.value_size);
+        let values = if self.is_full { values.fold(0, u64::saturating_add) } else { 0 };
+        let headers: usize = letters.iter().map(|letter| letter.headers.len()).sum();
+        let reserved = self.reserve(values.saturating_add(headers as u64)).await?;
+        let messages = self
+            .api
+            .to_messages(letters, self.is_full)
+            .await
+            .map_err(WatchEnd::Status)?;
+        for (letter, message) in letters.iter().zip(messages) {
+            self.last_read = letter.sequence;
+            if let Some(message) = message {
+                self.send(Event::DeadLetter(message), Some(reserved.clone())).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn send_heartbeat(&mut self) -> Result<(), WatchEnd> {
+        let time = Some(to_timestamp(self.api.clock.now()));
+        self.send(Event::Heartbeat(v1::Heartbeat { time }), None).await
+    }
+
+    /// Reserves memory of all watchers for a batch. Waiting for it is no fault of this client, so that it has no time limit: clients
+    /// that accept no messages are disconnected, and release theirs. A watcher that waits here holds none.
+    async fn reserve(&self, bytes: u64) -> Result<Reserved, WatchEnd> {
+        let size = kib(bytes).min(TOTAL_KIB / 4);
+        let share = self.api.watched_bytes.clone().acquire_many_owned(size).await;
+        share.map(Arc::new).map_err(|_| WatchEnd::ClientGone)
+    }
+
+    async fn send(&mut self, event: Event, reserved: Option<Reserved>) -> Result<(), WatchEnd> {
         let message = v1::WatchDeadLettersResponse {
             event: Some(event),
-            resume_token: RESUME.encode(self.api.generation, self.query, cursor),
+            resume_token: ResumeToken::encode(self.api.generation, self.query, self.last_read),
         };
-        let size = u32::try_from(message.encoded_len().div_ceil(1024)).unwrap_or(u32::MAX);
+        let size = kib(message.encoded_len() as u64);
         let sending = async {
             // A message that exceeds the whole buffer is sent once the buffer is empty.
             let share = self.buffer.clone().acquire_many_owned(size.min(BUFFER_KIB)).await;
@@ -195,12 +233,19 @@ impl Watcher {
                 .await
                 .map_err(|_| WatchEnd::ClientGone)?;
             if let Some(slot) = slots.next() {
-                slot.send(Ok((message, share)));
+                slot.send(Ok(Buffered {
+                    message,
+                    _share: share,
+                    _reserved: reserved,
+                }));
             }
             Ok(())
         };
         match timeout(SEND_TIMEOUT, sending).await {
-            Ok(result) => result,
+            Ok(result) => {
+                self.last_sent = Instant::now();
+                result
+            }
             Err(_) => Err(WatchEnd::Status(status(
                 Code::ResourceExhausted,
                 format!(
@@ -212,4 +257,8 @@ impl Watcher {
             ))),
         }
     }
+}
+
+fn kib(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(1024).max(1)).unwrap_or(u32::MAX)
 }

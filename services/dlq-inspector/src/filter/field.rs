@@ -14,6 +14,7 @@ pub(super) enum Field {
     Number(NumberField, NumberType),
     Header(String),
     Key,
+    Json(String),
 }
 
 /// How the value of a number field is written.
@@ -88,15 +89,22 @@ const NUMBER_FIELDS: [(&str, NumberField, NumberType); 13] = [
 /// All fields, for the error message about an unknown field.
 pub(super) const FIELD_NAMES: &str = "id, topic, partition, offset, pipeline, error_class, error_code, error_message, \
     failed_at, dead_at, retry_count, state, dialect, origin.topic, origin.partition, origin.offset, \
-    origin_timestamp, key, value_size, job_id, trace_id, headers.NAME";
+    origin_timestamp, key, value_size, job_id, trace_id, headers.NAME, json./POINTER";
 
 impl Field {
-    /// The field with this path. The parts after `headers` are the name of a header, which may contain dots.
+    /// The field with this path. The parts after `headers` are the name of a header, which may contain dots; the part after
+    /// `json` is a JSON pointer.
     pub(super) fn from_path(path: &[String]) -> Option<Self> {
         if let [first, rest @ ..] = path
             && first == "headers"
         {
             return (!rest.is_empty()).then(|| Self::Header(rest.join(".")));
+        }
+        if let [first, pointer] = path
+            && first == "json"
+            && pointer.starts_with('/')
+        {
+            return Some(Self::Json(pointer.clone()));
         }
         let path = path.join(".");
         if let Some((_, field)) = TEXT_FIELDS.iter().find(|(name, _)| *name == path) {
@@ -119,6 +127,7 @@ impl Field {
             Self::Text(field) => Restriction::Text(field, text(operator, value)?),
             Self::Header(name) => Restriction::Header(name, text(operator, value)?),
             Self::Key => Restriction::Key(text(operator, value)?),
+            Self::Json(pointer) => Restriction::Json(pointer, text(operator, value)?),
             Self::Number(field, number_type) => {
                 Restriction::Number(field, number(number_type, operator, value)?)
             }

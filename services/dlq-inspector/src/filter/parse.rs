@@ -3,11 +3,11 @@
 use super::field::{FIELD_NAMES, Field, Operator, Value};
 use super::{Comparison, Expr, FilterError, MAX_DEPTH, MAX_LENGTH, MAX_RESTRICTIONS};
 
-/// Parses a filter. An empty filter matches everything.
+/// Parses a filter. An empty filter matches everything. `json_fields` are the JSON pointers that are indexed.
 ///
 /// # Errors
 /// If the filter is invalid, with the position of the error.
-pub fn parse(text: &str) -> Result<Expr, FilterError> {
+pub fn parse(text: &str, json_fields: &[String]) -> Result<Expr, FilterError> {
     if text.len() > MAX_LENGTH {
         return Err(FilterError {
             position: MAX_LENGTH + 1,
@@ -18,6 +18,7 @@ pub fn parse(text: &str) -> Result<Expr, FilterError> {
         chars: text.chars().collect(),
         at: 0,
         restrictions: 0,
+        json_fields,
     };
     parser.skip_spaces();
     if parser.is_at_end() {
@@ -30,15 +31,16 @@ pub fn parse(text: &str) -> Result<Expr, FilterError> {
     }
 }
 
-struct Parser {
+struct Parser<'a> {
     chars: Vec<char>,
     at: usize,
     restrictions: usize,
+    json_fields: &'a [String],
 }
 
 type Parsed = Result<Expr, FilterError>;
 
-impl Parser {
+impl Parser<'_> {
     fn peek(&self) -> Option<char> {
         self.chars.get(self.at).copied()
     }
@@ -154,6 +156,16 @@ impl Parser {
             };
             return Err(Self::error_at(start, format!("unknown field `{name}`{hint}")));
         };
+        if let Field::Json(pointer) = &field
+            && !self.json_fields.contains(pointer)
+        {
+            let known = match self.json_fields {
+                [] => "none".to_owned(),
+                fields => fields.iter().map(|field| format!("json.{field}")).collect::<Vec<_>>().join(", "),
+            };
+            let problem = format!("`{name}` is not in dlq_inspector.json_fields; indexed fields: {known}");
+            return Err(Self::error_at(start, problem));
+        }
         self.skip_spaces();
         let Some(operator) = self.operator() else {
             return Err(self.error(format!("expected one of = != < <= > >= : after `{name}`")));
@@ -172,6 +184,10 @@ impl Parser {
         loop {
             let part = match self.peek() {
                 Some(quote @ ('"' | '\'')) => self.quoted(quote)?,
+                // A JSON pointer may contain dots, and is the last part.
+                Some('/') if path == ["json"] => {
+                    self.take_while(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '/' | '~' | '.'))
+                }
                 _ => self.take_while(|c| c.is_alphanumeric() || matches!(c, '_' | '-')),
             };
             if part.is_empty() {

@@ -3,7 +3,7 @@
 //! The condition refers to the tables `letters l` and `bodies b`, see [`crate::index`]. It is never NULL: a restriction on
 //! a missing field is false and not unknown, so that NOT inverts it.
 
-use super::{Comparison, Expr, NumberField, NumberTest, Restriction, TextField, TextTest};
+use super::{Comparison, Dictionary, Expr, NumberField, NumberTest, Restriction, TextField, TextTest};
 
 /// A bound value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub enum Param {
     Text(String),
     /// Bytes.
     Blob(Vec<u8>),
+    /// NULL.
+    Null,
 }
 
 /// A SQL condition with its parameters.
@@ -28,23 +30,23 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// Translates a filter. `text_id` returns the id of a text in the table `texts`, if it is there.
+    /// Translates a filter, with what the index answered to its [`super::Lookups`].
     #[must_use]
-    pub fn of(filter: &Expr, text_id: &dyn Fn(&str) -> Option<i64>) -> Self {
+    pub fn of(filter: &Expr, dictionary: &Dictionary) -> Self {
         let mut condition = Self::default();
-        condition.add(filter, text_id);
+        condition.add(filter, dictionary);
         condition
     }
 
-    fn add(&mut self, filter: &Expr, text_id: &dyn Fn(&str) -> Option<i64>) {
+    fn add(&mut self, filter: &Expr, dictionary: &Dictionary) {
         match filter {
-            Expr::And(all) => self.join(all, "1", " AND ", text_id),
-            Expr::Or(any) => self.join(any, "0", " OR ", text_id),
+            Expr::And(all) => self.join(all, "1", " AND ", dictionary),
+            Expr::Or(any) => self.join(any, "0", " OR ", dictionary),
             Expr::Not(inner) => {
                 self.sql += "NOT ";
-                self.join(std::slice::from_ref(inner), "", "", text_id);
+                self.join(std::slice::from_ref(inner), "", "", dictionary);
             }
-            Expr::Is(restriction) => self.restriction(restriction, text_id),
+            Expr::Is(restriction) => self.restriction(restriction, dictionary),
         }
     }
 
@@ -53,7 +55,7 @@ impl Condition {
         parts: &[impl std::borrow::Borrow<Expr>],
         if_empty: &str,
         separator: &str,
-        text_id: &dyn Fn(&str) -> Option<i64>,
+        dictionary: &Dictionary,
     ) {
         self.sql.push('(');
         if parts.is_empty() {
@@ -63,39 +65,31 @@ impl Condition {
             if index > 0 {
                 self.sql += separator;
             }
-            self.add(part.borrow(), text_id);
+            self.add(part.borrow(), dictionary);
         }
         self.sql.push(')');
     }
 
-    fn restriction(&mut self, restriction: &Restriction, text_id: &dyn Fn(&str) -> Option<i64>) {
+    fn restriction(&mut self, restriction: &Restriction, dictionary: &Dictionary) {
         match restriction {
-            Restriction::Id(id) => match text_id(&id.topic) {
+            Restriction::Id(id) => match dictionary.text(&id.topic) {
                 // A text that is not in the index matches nothing.
                 None => self.sql.push('0'),
                 Some(topic) => {
-                    self.sql += "(l.topic = ? AND l.partition = ? AND l.offset = ?)";
+                    self.sql += "(l.topic_id = ? AND l.partition = ? AND l.offset = ?)";
                     self.params
                         .extend([topic, i64::from(id.partition), id.offset].map(Param::Integer));
                 }
             },
             Restriction::Text(field, test) => match column(*field) {
-                Column::TextId(name) => self.interned_text(name, test, text_id),
-                Column::Text(name) => self.plain_text(name, test),
+                Column::TextId(name) => self.interned_text(name, test, dictionary),
+                Column::Message => self.message(test, dictionary),
+                Column::Job => self.plain(["l.job_id = ?", "instr(l.job_id, ?) > 0", "1"], "l.job_id", test),
+                Column::Trace => self.trace(test),
             },
             Restriction::Number(field, test) => self.number(*field, *test),
-            Restriction::Header(name, test) => {
-                let (function, value) = match test {
-                    TextTest::Equal(text) => ("header_is(b.headers, ?, ?)", Some(text)),
-                    TextTest::Has(text) => ("header_has(b.headers, ?, ?)", Some(text)),
-                    TextTest::Present => ("header_exists(b.headers, ?)", None),
-                };
-                self.sql += function;
-                self.reads_bodies = true;
-                self.params.push(Param::Text(name.clone()));
-                self.params
-                    .extend(value.map(|text| Param::Blob(text.clone().into_bytes())));
-            }
+            Restriction::Header(name, test) => self.listed("b.headers", name, test),
+            Restriction::Json(pointer, test) => self.listed("b.json_fields", pointer, test),
             Restriction::Key(test) => {
                 let (condition, value) = match test {
                     TextTest::Equal(text) => ("(b.key IS NOT NULL AND b.key = ?)", Some(text)),
@@ -110,10 +104,25 @@ impl Condition {
         }
     }
 
+    /// A column with an encoded list of names and values, in which an entry with this name matches.
+    fn listed(&mut self, column: &str, name: &str, test: &TextTest) {
+        let (function, value) = match test {
+            TextTest::Equal(text) => ("listed_is", Some(text)),
+            TextTest::Has(text) => ("listed_has", Some(text)),
+            TextTest::Present => ("listed_exists", None),
+        };
+        let parameters = if value.is_some() { "?, ?" } else { "?" };
+        self.sql += &format!("{function}({column}, {parameters})");
+        self.reads_bodies = true;
+        self.params.push(Param::Text(name.to_owned()));
+        self.params
+            .extend(value.map(|text| Param::Blob(text.clone().into_bytes())));
+    }
+
     /// A column with an id of the table `texts`.
-    fn interned_text(&mut self, column: &str, test: &TextTest, text_id: &dyn Fn(&str) -> Option<i64>) {
+    fn interned_text(&mut self, column: &str, test: &TextTest, dictionary: &Dictionary) {
         match test {
-            TextTest::Equal(text) => match text_id(text) {
+            TextTest::Equal(text) => match dictionary.text(text) {
                 None => self.sql.push('0'),
                 Some(id) => {
                     self.sql += &format!("l.{column} = ?");
@@ -124,7 +133,7 @@ impl Condition {
                 self.sql += &format!("l.{column} IN (SELECT id FROM texts WHERE instr(text, ?) > 0)");
                 self.params.push(Param::Text(text.clone()));
             }
-            TextTest::Present => match text_id("") {
+            TextTest::Present => match dictionary.text("") {
                 None => self.sql.push('1'),
                 Some(empty) => {
                     self.sql += &format!("l.{column} != ?");
@@ -134,19 +143,63 @@ impl Condition {
         }
     }
 
-    /// A column with the text itself, which is empty if there is none.
-    fn plain_text(&mut self, column: &str, test: &TextTest) {
-        let (condition, value) = match test {
-            // The indexes are partial: they exclude empty texts. SQLite uses them only if the condition does so as well.
-            TextTest::Equal(text) if !text.is_empty() => {
-                (format!("(l.{column} = ? AND l.{column} != '')"), Some(text))
+    fn message(&mut self, test: &TextTest, dictionary: &Dictionary) {
+        match test {
+            TextTest::Equal(text) => match dictionary.message(text) {
+                None => self.sql.push('0'),
+                Some((template, parts)) => {
+                    self.sql += "(l.template_id = ? AND l.message_parts IS ?)";
+                    self.params.push(Param::Integer(*template));
+                    self.params
+                        .push(parts.clone().map_or(Param::Null, Param::Text));
+                }
+            },
+            TextTest::Has(needle) => {
+                let found = dictionary.messages_with(needle);
+                if found.all.is_empty() && found.some.is_empty() {
+                    self.sql.push('0');
+                    return;
+                }
+                self.sql += "(l.template_id IN (SELECT value FROM json_each(?)) OR \
+                             (l.template_id IN (SELECT value FROM json_each(?)) AND message_has(\
+                             (SELECT text FROM templates WHERE id = l.template_id), l.message_parts, ?)))";
+                self.params.extend([found.all, found.some].map(|ids| Param::Text(json_array(&ids))));
+                self.params.push(Param::Text(needle.clone()));
             }
-            TextTest::Equal(text) => (format!("l.{column} = ?"), Some(text)),
-            TextTest::Has(text) => (format!("instr(l.{column}, ?) > 0"), Some(text)),
-            TextTest::Present => (format!("l.{column} != ''"), None),
+            TextTest::Present => match dictionary.message("") {
+                None => self.sql.push('1'),
+                Some((empty, _)) => {
+                    self.sql += "l.template_id != ?";
+                    self.params.push(Param::Integer(*empty));
+                }
+            },
+        }
+    }
+
+    /// A nullable column with a text. `conditions`: if it equals a text, contains one, is not NULL.
+    fn plain(&mut self, [equal, has, present]: [&str; 3], column: &str, test: &TextTest) {
+        let (condition, value) = match test {
+            // A missing text equals the empty one.
+            TextTest::Equal(text) if text.is_empty() => {
+                self.sql += &format!("{column} IS NULL");
+                return;
+            }
+            TextTest::Equal(text) => (equal, Some(text)),
+            TextTest::Has(text) if text.is_empty() => {
+                self.sql.push('1');
+                return;
+            }
+            TextTest::Has(text) => (has, Some(text)),
+            TextTest::Present => (present, None),
         };
-        self.sql += &condition;
+        self.sql += &format!("({column} IS NOT NULL AND {condition})");
         self.params.extend(value.map(|text| Param::Text(text.clone())));
+    }
+
+    /// Trace ids are stored as bytes; filters have their 32 hexadecimal digits.
+    fn trace(&mut self, test: &TextTest) {
+        let conditions = ["lower(hex(l.trace_id)) = ?", "instr(lower(hex(l.trace_id)), ?) > 0", "1"];
+        self.plain(conditions, "l.trace_id", test);
     }
 
     fn number(&mut self, field: NumberField, test: NumberTest) {
@@ -179,22 +232,29 @@ impl Condition {
     }
 }
 
+fn json_array(ids: &[i64]) -> String {
+    let ids: Vec<String> = ids.iter().map(i64::to_string).collect();
+    format!("[{}]", ids.join(","))
+}
+
 enum Column {
     /// Contains an id of the table `texts`.
     TextId(&'static str),
-    Text(&'static str),
+    Message,
+    Job,
+    Trace,
 }
 
 fn column(field: TextField) -> Column {
     match field {
-        TextField::Topic => Column::TextId("topic"),
-        TextField::Pipeline => Column::TextId("pipeline"),
-        TextField::ErrorClass => Column::TextId("error_class"),
-        TextField::ErrorCode => Column::TextId("error_code"),
-        TextField::OriginTopic => Column::TextId("origin_topic"),
-        TextField::ErrorMessage => Column::Text("error_message"),
-        TextField::JobId => Column::Text("job_id"),
-        TextField::TraceId => Column::Text("trace_id"),
+        TextField::Topic => Column::TextId("topic_id"),
+        TextField::Pipeline => Column::TextId("pipeline_id"),
+        TextField::ErrorClass => Column::TextId("error_class_id"),
+        TextField::ErrorCode => Column::TextId("error_code_id"),
+        TextField::OriginTopic => Column::TextId("origin_topic_id"),
+        TextField::ErrorMessage => Column::Message,
+        TextField::JobId => Column::Job,
+        TextField::TraceId => Column::Trace,
     }
 }
 

@@ -1,22 +1,32 @@
 //! The connections that read, on threads that may block.
+//!
+//! Queries of the API and those of the process itself have connections of their own, so that neither waits for the other. A query
+//! of the API begins in the fast lane. If it turns out to read many rows, it is interrupted and continues from the beginning in
+//! the slow lane, where one query runs at a time. So queries that an index answers stay fast next to any number of scans.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rusqlite::functions::{Context, FunctionFlags};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use tokio::sync::Semaphore;
 
-use crate::header_list;
+use super::functions;
 
-/// Maximum number of concurrent queries. Further queries wait.
-const CONNECTIONS: usize = 4;
+/// Maximum number of concurrent queries of the API in the fast lane. Further queries wait.
+const FAST_CONNECTIONS: usize = 4;
+/// Maximum number of concurrent queries of the process itself.
+const INTERNAL_CONNECTIONS: usize = 2;
 /// Time limit of a query: a filter may require a scan of the whole index.
 pub(crate) const QUERY_TIMEOUT: Duration = Duration::from_secs(20);
-/// Number of SQLite virtual machine instructions between two checks of the time limit.
+/// How long a query waits for its turn.
+pub(crate) const QUEUE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Number of SQLite virtual machine instructions between two checks of the limits.
 const INSTRUCTIONS_PER_CHECK: i32 = 20_000;
+/// A query that needs more checks than this leaves the fast lane. A row of a scan takes about 20 instructions. Instructions are
+/// counted and not time, because a busy machine makes fast queries take longer, too.
+const FAST_CHECKS: u32 = 50;
 
 /// Why a query failed.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +34,9 @@ pub enum ReadError {
     /// It exceeded the time limit, or its caller went away.
     #[error("query exceeded {} s", QUERY_TIMEOUT.as_secs())]
     TooLong,
+    /// Too many others were before it in the queue.
+    #[error("query waited for {} s for others", QUEUE_TIMEOUT.as_secs())]
+    Busy,
     /// The process is shutting down.
     #[error("shutting down")]
     ShuttingDown,
@@ -39,7 +52,16 @@ pub struct Pool(Arc<Inner>);
 struct Inner {
     path: PathBuf,
     idle: Mutex<Vec<Connection>>,
-    permits: Semaphore,
+    fast: Semaphore,
+    slow: Semaphore,
+    internal: Semaphore,
+}
+
+/// How a query ended.
+enum Attempt<T> {
+    Done(T),
+    /// It exceeded the limit of the fast lane.
+    Slow,
 }
 
 impl Pool {
@@ -47,43 +69,77 @@ impl Pool {
         Self(Arc::new(Inner {
             path,
             idle: Mutex::new(Vec::new()),
-            permits: Semaphore::new(CONNECTIONS),
+            fast: Semaphore::new(FAST_CONNECTIONS),
+            slow: Semaphore::new(1),
+            internal: Semaphore::new(INTERNAL_CONNECTIONS),
         }))
     }
 
-    /// Runs a query on one snapshot of the index. If the returned future is dropped, the query is interrupted.
+    /// Runs a query of the API on one snapshot of the index. It may be called a second time, if it is slow. If the returned future
+    /// is dropped, the query is interrupted.
     ///
     /// # Errors
-    /// If the query takes longer than 20 seconds or the database fails.
-    pub async fn read<T: Send + 'static>(
+    /// If the query takes longer than 20 seconds, waits longer than 20 seconds for others, or the database fails.
+    pub async fn query<T: Send + 'static>(
         &self,
-        query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+        query: impl Fn(&Connection) -> rusqlite::Result<T> + Send + Sync + 'static,
     ) -> Result<T, ReadError> {
+        let query = Arc::new(query);
+        if let Attempt::Done(answer) = self.run(&self.0.fast, Some(FAST_CHECKS), query.clone()).await? {
+            return Ok(answer);
+        }
+        done(self.run(&self.0.slow, None, query).await?)
+    }
+
+    /// Runs a query of the process itself, which does not wait for those of the API.
+    ///
+    /// # Errors
+    /// As [`Pool::query`].
+    pub async fn internal<T: Send + 'static>(
+        &self,
+        query: impl Fn(&Connection) -> rusqlite::Result<T> + Send + Sync + 'static,
+    ) -> Result<T, ReadError> {
+        done(self.run(&self.0.internal, None, Arc::new(query)).await?)
+    }
+
+    /// As [`Pool::internal`], on the calling thread, which blocks.
+    ///
+    /// # Errors
+    /// If the query takes longer than 20 seconds, or the database fails.
+    pub fn read_blocking<T>(
+        &self,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, ReadError> {
+        done(self.0.run(None, &Arc::new(AtomicBool::new(false)), query)?)
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        lane: &Semaphore,
+        checks: Option<u32>,
+        query: Arc<impl Fn(&Connection) -> rusqlite::Result<T> + Send + Sync + 'static>,
+    ) -> Result<Attempt<T>, ReadError> {
         let cancelled = Arc::new(AtomicBool::new(false));
         let _cancel_on_drop = CancelOnDrop(cancelled.clone());
-        let _permit = self
-            .0
-            .permits
-            .acquire()
-            .await
+        let permit = tokio::time::timeout(QUEUE_TIMEOUT, lane.acquire()).await;
+        let _permit = permit
+            .map_err(|_| ReadError::Busy)?
             .map_err(|_| ReadError::ShuttingDown)?;
         let inner = self.0.clone();
-        let result = tokio::task::spawn_blocking(move || inner.run(&cancelled, query)).await;
+        let run = move || inner.run(checks, &cancelled, |connection| query(connection));
+        let result = tokio::task::spawn_blocking(run).await;
         result.unwrap_or_else(|error| match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(_) => Err(ReadError::ShuttingDown),
         })
     }
+}
 
-    /// As [`Pool::read`], on the calling thread, which blocks.
-    ///
-    /// # Errors
-    /// As [`Pool::read`].
-    pub fn read_blocking<T>(
-        &self,
-        query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
-    ) -> Result<T, ReadError> {
-        self.0.run(&Arc::new(AtomicBool::new(false)), query)
+/// The answer of a query that has no limit of the fast lane.
+fn done<T>(attempt: Attempt<T>) -> Result<T, ReadError> {
+    match attempt {
+        Attempt::Done(answer) => Ok(answer),
+        Attempt::Slow => Err(ReadError::TooLong),
     }
 }
 
@@ -97,11 +153,13 @@ impl Drop for CancelOnDrop {
 }
 
 impl Inner {
+    /// `checks` limits how long the query may run, see [`FAST_CHECKS`].
     fn run<T>(
         &self,
+        checks: Option<u32>,
         cancelled: &Arc<AtomicBool>,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
-    ) -> Result<T, ReadError> {
+    ) -> Result<Attempt<T>, ReadError> {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         // Taken in a statement of its own, so that the lock is not held while a connection is opened.
         let connection = idle().pop();
@@ -110,21 +168,39 @@ impl Inner {
             None => open(&self.path)?,
         };
         let deadline = Instant::now() + QUERY_TIMEOUT;
-        let cancelled = cancelled.clone();
-        let interrupt = move || cancelled.load(Ordering::Relaxed) || Instant::now() > deadline;
+        let is_slow = Arc::new(AtomicBool::new(false));
+        let interrupt = {
+            let (cancelled, is_slow) = (cancelled.clone(), is_slow.clone());
+            let mut left = checks;
+            move || {
+                if let Some(left) = &mut left {
+                    *left = left.saturating_sub(1);
+                    if *left == 0 {
+                        is_slow.store(true, Ordering::Relaxed);
+                        return true;
+                    }
+                }
+                cancelled.load(Ordering::Relaxed) || Instant::now() > deadline
+            }
+        };
         connection.progress_handler(INSTRUCTIONS_PER_CHECK, Some(interrupt))?;
         // A query may consist of several statements. A transaction gives them one snapshot.
         connection.execute_batch("BEGIN")?;
         let result = query(&connection);
-        // A connection whose transaction does not end would pin its snapshot, so it is dropped.
+        // A connection whose transaction does not end would pin its snapshot, so it is dropped. An interrupted statement has ended,
+        // and the handler must not interrupt the end of the transaction as well.
+        connection.progress_handler(INSTRUCTIONS_PER_CHECK, None::<fn() -> bool>)?;
         if connection.execute_batch("ROLLBACK").is_ok() {
-            connection.progress_handler(INSTRUCTIONS_PER_CHECK, None::<fn() -> bool>)?;
             idle().push(connection);
         }
-        result.map_err(|error| match error.sqlite_error_code() {
-            Some(ErrorCode::OperationInterrupted) => ReadError::TooLong,
-            _ => error.into(),
-        })
+        match result {
+            Ok(answer) => Ok(Attempt::Done(answer)),
+            Err(error) => match error.sqlite_error_code() {
+                Some(ErrorCode::OperationInterrupted) if is_slow.load(Ordering::Relaxed) => Ok(Attempt::Slow),
+                Some(ErrorCode::OperationInterrupted) => Err(ReadError::TooLong),
+                _ => Err(error.into()),
+            },
+        }
     }
 }
 
@@ -137,33 +213,6 @@ fn open(path: &PathBuf) -> rusqlite::Result<Connection> {
     connection.pragma_update(None, "temp_store", "memory")?;
     connection.busy_timeout(Duration::from_secs(5))?;
     connection.set_prepared_statement_cache_capacity(32);
-    add_functions(&connection)?;
+    functions::add(&connection)?;
     Ok(connection)
-}
-
-/// Adds the SQL functions that filters on headers use.
-fn add_functions(connection: &Connection) -> rusqlite::Result<()> {
-    let flags =
-        FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_DETERMINISTIC | FunctionFlags::SQLITE_DIRECTONLY;
-    connection.create_scalar_function("header_is", 3, flags, |context| {
-        let expected = context.get_raw(2).as_blob()?;
-        any_header(context, |value| value == Some(expected))
-    })?;
-    connection.create_scalar_function("header_has", 3, flags, |context| {
-        let needle = context.get_raw(2).as_blob()?;
-        any_header(context, |value| {
-            value.is_some_and(|value| contains(value, needle))
-        })
-    })?;
-    connection.create_scalar_function("header_exists", 2, flags, |context| any_header(context, |_| true))
-}
-
-fn any_header(context: &Context<'_>, test: impl Fn(Option<&[u8]>) -> bool) -> rusqlite::Result<bool> {
-    let headers = context.get_raw(0).as_blob()?;
-    let name = context.get_raw(1).as_str()?;
-    Ok(header_list::iter(headers).any(|(header, value)| header == name && test(value)))
-}
-
-fn contains(haystack: &[u8], needle: &[u8]) -> bool {
-    needle.is_empty() || haystack.windows(needle.len()).any(|window| window == needle)
 }

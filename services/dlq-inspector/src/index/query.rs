@@ -1,6 +1,5 @@
 //! Queries of the index.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
@@ -8,9 +7,12 @@ use redeliver_core::Timestamp;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension as _, Row, params, params_from_iter};
 
-use super::schema;
-use super::schema::entry_applies;
-use crate::filter::{Condition, Expr, Param};
+use super::entries::{self, Place};
+use super::plan::Plan;
+use super::tables::{BodyRow, LetterRow};
+use super::texts::{TextTable, Texts};
+use super::{counters, message, row_key, schema, terms, writer};
+use crate::filter::{Condition, Dictionary, Expr, Lookups, MessageMatches, NumberField, Param, Restriction, TextField};
 use crate::id::LetterId;
 use crate::ledger::State;
 use crate::letter::ContentHash;
@@ -18,12 +20,14 @@ use crate::letter::ContentHash;
 /// A dead letter as the index stores it: everything but its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexedLetter {
-    /// Its row number. Rows are numbered in the order in which they are indexed.
-    pub row: i64,
+    /// Its number. Dead letters are numbered in the order in which they are indexed.
+    pub sequence: i64,
     /// Its position in the dead-letter topic.
     pub id: LetterId,
     /// The timestamp of its record in the dead-letter topic.
     pub dead_at: Timestamp,
+    /// When it was indexed, by the clock of this process. A rebuilt index has later times.
+    pub indexed_at: Timestamp,
     /// Its state according to the ledger.
     pub state: State,
     /// When the state was set.
@@ -78,112 +82,132 @@ pub enum Direction {
     Ascending,
 }
 
-/// A point in a list, after which the next page begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A point in a list, after which the next page begins. It is the same in every index of the same topics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cursor {
     /// `dead_at` of the last dead letter of a page, in milliseconds.
     pub dead_at: i64,
-    /// Its row, which orders dead letters with the same `dead_at`.
-    pub row: i64,
+    /// The hash of its id, which orders dead letters with the same `dead_at`.
+    pub id_hash: u64,
+}
+
+impl Cursor {
+    fn of(dead_at: i64, topic: &str, partition: i32, offset: i64) -> Self {
+        let id_hash = terms::stable_hash([topic.as_bytes(), &partition.to_be_bytes(), &offset.to_be_bytes()]);
+        Self { dead_at, id_hash }
+    }
 }
 
 impl IndexedLetter {
     /// The cursor after this dead letter.
     #[must_use]
     pub fn cursor(&self) -> Cursor {
-        Cursor {
-            dead_at: self.dead_at.as_millis(),
-            row: self.row,
+        let LetterId { topic, partition, offset } = &self.id;
+        Cursor::of(self.dead_at.as_millis(), topic, *partition, *offset)
+    }
+
+    /// The size of key and headers in bytes, which is up to the producers.
+    fn size(&self) -> usize {
+        self.headers.len() + self.key.as_ref().map_or(0, Bytes::len)
+    }
+
+    fn load(connection: &Connection, texts: &mut Texts<'_>, row: i64) -> rusqlite::Result<Self> {
+        let letter = LetterRow::load(connection, row)?;
+        let body = BodyRow::load(connection, row)?;
+        let place = Place {
+            topic_id: letter.topic_id,
+            partition: letter.partition,
+            offset: letter.offset,
+        };
+        let entry = entries::find(connection, place)?
+            .filter(|entry| entries::applies(entry, &letter.content, letter.dead_at))
+            .unwrap_or_default();
+        let time = |millis: Option<i64>| millis.map(Timestamp::from_millis);
+        let mut text = |id| texts.text(TextTable::Texts, id);
+        Ok(Self {
+            sequence: letter.sequence,
+            id: LetterId {
+                topic: text(letter.topic_id)?,
+                partition: letter.partition,
+                offset: letter.offset,
+            },
+            dead_at: Timestamp::from_millis(letter.dead_at),
+            indexed_at: Timestamp::from_millis(letter.indexed_at),
+            state: State::from_number(letter.state).unwrap_or_default(),
+            state_time: entry.time,
+            state_by: entry.by,
+            state_note: entry.note,
+            dialect: letter.dialect,
+            pipeline: text(letter.pipeline_id)?,
+            error_class: text(letter.error_class_id)?,
+            error_code: text(letter.error_code_id)?,
+            origin_topic: text(letter.origin_topic_id)?,
+            error_message: message::join(
+                &texts.text(TextTable::Templates, letter.template_id)?,
+                letter.message_parts.as_deref(),
+            ),
+            failed_at: time(letter.failed_at),
+            retry_count: letter.retry_count,
+            origin_partition: letter.origin_partition,
+            origin_offset: letter.origin_offset,
+            origin_timestamp: time(letter.origin_timestamp),
+            job_id: letter.job_id.unwrap_or_default(),
+            trace_id: letter.trace_id.map(writer::trace_text).unwrap_or_default(),
+            value_size: letter.value_size.and_then(|size| u64::try_from(size).ok()),
+            content: letter.content,
+            key: body.key.map(Bytes::from),
+            headers: body.headers.into(),
+        })
+    }
+}
+
+/// Looks up the texts of a filter.
+pub(super) fn dictionary(connection: &Connection, filter: &Expr) -> rusqlite::Result<Dictionary> {
+    let lookups = Lookups::of(filter);
+    let mut dictionary = Dictionary::default();
+    for text in lookups.texts {
+        if let Some(id) = TextTable::Texts.find(connection, text)? {
+            dictionary.texts.insert(text.to_owned(), id);
         }
     }
-
-    /// Reads a row with [`COLUMNS`].
-    fn from_row(row: &Row<'_>) -> rusqlite::Result<Self> {
-        let time = |column| {
-            row.get(column)
-                .map(|millis: Option<i64>| millis.map(Timestamp::from_millis))
-        };
-        let state: i64 = row.get("state")?;
-        let value_size: Option<i64> = row.get("value_size")?;
-        Ok(Self {
-            row: row.get("row")?,
-            id: LetterId {
-                topic: row.get("topic")?,
-                partition: row.get("partition")?,
-                offset: row.get("offset")?,
-            },
-            dead_at: Timestamp::from_millis(row.get("dead_at")?),
-            state: State::from_number(state).unwrap_or_default(),
-            state_time: time("state_time")?,
-            state_by: row.get("state_by")?,
-            state_note: row.get("state_note")?,
-            dialect: row.get("dialect")?,
-            pipeline: row.get("pipeline")?,
-            error_class: row.get("error_class")?,
-            error_code: row.get("error_code")?,
-            error_message: row.get("error_message")?,
-            failed_at: time("failed_at")?,
-            retry_count: row.get("retry_count")?,
-            origin_topic: row.get("origin_topic")?,
-            origin_partition: row.get("origin_partition")?,
-            origin_offset: row.get("origin_offset")?,
-            origin_timestamp: time("origin_timestamp")?,
-            job_id: row.get("job_id")?,
-            trace_id: row.get("trace_id")?,
-            value_size: value_size.and_then(|size| u64::try_from(size).ok()),
-            content: row.get("content")?,
-            key: row.get::<_, Option<Vec<u8>>>("key")?.map(Bytes::from),
-            headers: row.get::<_, Vec<u8>>("headers")?.into(),
-        })
+    for text in lookups.messages {
+        let (template, parts) = message::split(text);
+        if let Some(id) = TextTable::Templates.find(connection, &template)? {
+            dictionary.messages.insert(text.to_owned(), (id, parts));
+        }
     }
+    for needle in lookups.contained {
+        let mut found = MessageMatches::default();
+        let mut statement = connection.prepare_cached("SELECT id, text FROM templates")?;
+        let mut rows = statement.query(())?;
+        while let Some(row) = rows.next()? {
+            match message::contains(row.get_ref("text")?.as_str()?, needle) {
+                message::Contains::All => found.all.push(row.get("id")?),
+                message::Contains::Some => found.some.push(row.get("id")?),
+                message::Contains::None => {}
+            }
+        }
+        dictionary.contained.insert(needle.to_owned(), found);
+    }
+    Ok(dictionary)
 }
 
-/// The columns of an [`IndexedLetter`].
-const COLUMNS: &str = "l.row AS row, (SELECT text FROM texts WHERE id = l.topic) AS topic, l.partition AS partition, \
-    l.offset AS offset, l.dead_at AS dead_at, l.state AS state, g.time AS state_time, \
-    coalesce(g.who, '') AS state_by, coalesce(g.note, '') AS state_note, l.dialect AS dialect, \
-    (SELECT text FROM texts WHERE id = l.pipeline) AS pipeline, \
-    (SELECT text FROM texts WHERE id = l.error_class) AS error_class, \
-    (SELECT text FROM texts WHERE id = l.error_code) AS error_code, l.error_message AS error_message, \
-    l.failed_at AS failed_at, l.retry_count AS retry_count, \
-    (SELECT text FROM texts WHERE id = l.origin_topic) AS origin_topic, l.origin_partition AS origin_partition, \
-    l.origin_offset AS origin_offset, l.origin_timestamp AS origin_timestamp, l.job_id AS job_id, \
-    l.trace_id AS trace_id, l.value_size AS value_size, l.content AS content, b.key AS key, b.headers AS headers";
-
-/// The tables that [`COLUMNS`] needs besides `letters`. `CROSS JOIN` fixes the join order: SQLite scans the narrow
-/// table `letters` first and looks up the other tables only for the rows that match.
-const JOINS: &str = concat!(
-    "CROSS JOIN bodies b ON b.row = l.row LEFT JOIN ledger g \
-     ON g.topic = l.topic AND g.partition = l.partition AND g.offset = l.offset AND ",
-    entry_applies!(entry: "g.content", "g.time", letter: "l.content", "l.dead_at")
-);
-
-fn condition(connection: &Connection, filter: &Expr) -> rusqlite::Result<Condition> {
-    let mut statement = connection.prepare_cached("SELECT id FROM texts WHERE text = ?")?;
-    let statement = RefCell::new(&mut statement);
-    // `Condition::of` is pure and cannot fail, so that the error of a lookup is passed around it.
-    let failure = RefCell::new(None);
-    let condition = Condition::of(filter, &|text| {
-        let id = statement
-            .borrow_mut()
-            .query_row([text], |row| row.get("id"))
-            .optional();
-        id.unwrap_or_else(|error| {
-            failure.replace(Some(error));
-            None
-        })
-    });
-    match failure.into_inner() {
-        Some(error) => Err(error),
-        None => Ok(condition),
-    }
+pub(super) fn plan(connection: &Connection, filter: &Expr) -> rusqlite::Result<Plan> {
+    let dictionary = dictionary(connection, filter)?;
+    Plan::of(filter, &dictionary, |state| {
+        let everything = Condition::of(&Expr::And(Vec::new()), &dictionary);
+        let totals = counters::totals(connection, &everything)?;
+        let in_state = totals.into_iter().filter(|(counted, _)| counted.state == state);
+        Ok(in_state.map(|(_, count)| count).sum())
+    })
 }
 
-fn values(params: Vec<Param>) -> impl Iterator<Item = Value> {
-    params.into_iter().map(|param| match param {
+pub(super) fn values(params: &[Param]) -> impl Iterator<Item = Value> {
+    params.iter().cloned().map(|param| match param {
         Param::Integer(number) => Value::Integer(number),
         Param::Text(text) => Value::Text(text),
         Param::Blob(bytes) => Value::Blob(bytes),
+        Param::Null => Value::Null,
     })
 }
 
@@ -194,106 +218,144 @@ pub(crate) struct Page {
     pub(crate) has_more: bool,
 }
 
-/// A page ends once its keys and headers exceed this many bytes. Their size is up to the producers.
-const PAGE_BYTES: usize = 4 << 20;
+/// How much a page may contain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PageLimit {
+    pub(crate) letters: usize,
+    /// A page ends once its keys and headers exceed this many bytes.
+    pub(crate) bytes: usize,
+}
 
 impl Page {
-    /// Reads up to `limit` rows, or fewer if they are large. The query returns one row more than `limit` if there is
-    /// one, see [`one_more`].
-    fn read(
-        rows: impl Iterator<Item = rusqlite::Result<IndexedLetter>>,
-        limit: usize,
-    ) -> rusqlite::Result<Self> {
+    /// Loads these rows, or fewer if they are large.
+    fn load(connection: &Connection, rows: &[i64], has_more: bool, limit: PageLimit) -> rusqlite::Result<Self> {
         let mut page = Self::default();
+        let mut texts = Texts::new(connection);
         let mut bytes = 0;
-        for letter in rows {
-            if page.letters.len() == limit || bytes >= PAGE_BYTES {
-                page.has_more = true;
+        for row in rows {
+            let letter = IndexedLetter::load(connection, &mut texts, *row)?;
+            bytes += letter.size();
+            page.letters.push(letter);
+            if bytes >= limit.bytes {
                 break;
             }
-            let letter = letter?;
-            bytes += letter.headers.len() + letter.key.as_ref().map_or(0, Bytes::len);
-            page.letters.push(letter);
         }
+        page.has_more = has_more || page.letters.len() < rows.len();
         Ok(page)
     }
 }
 
-/// A page in the order of `dead_at`, beginning after a cursor.
+/// A row that matches a filter, with its place in a list.
+struct Found {
+    cursor: Cursor,
+    row: i64,
+}
+
+/// A page in the order of `dead_at` and the hash of the id, beginning after a cursor.
 pub(crate) fn list(
     connection: &Connection,
     filter: &Expr,
     direction: Direction,
     after: Option<Cursor>,
-    limit: usize,
+    limit: PageLimit,
 ) -> rusqlite::Result<Page> {
-    let condition = condition(connection, filter)?;
-    let (order, comparison) = match direction {
-        Direction::Descending => ("DESC", "<"),
-        Direction::Ascending => ("ASC", ">"),
+    let mut plan = plan(connection, filter)?;
+    let order = match (direction, after) {
+        (Direction::Descending, after) => {
+            plan.range.limit(i64::MIN, after.map_or(i64::MAX, |after| after.dead_at));
+            "DESC"
+        }
+        (Direction::Ascending, after) => {
+            plan.range.limit(after.map_or(i64::MIN, |after| after.dead_at), i64::MAX);
+            "ASC"
+        }
     };
-    let mut values: Vec<Value> = values(condition.params).collect();
-    let mut range = String::new();
-    if let Some(after) = after {
-        // The first comparison is redundant, but lets SQLite seek in an index on `dead_at`.
-        range =
-            format!(" AND l.dead_at {comparison}= ? AND (l.dead_at {comparison} ? OR l.row {comparison} ?)");
-        values.extend([after.dead_at, after.dead_at, after.row].map(Value::Integer));
-    }
-    values.push(one_more(limit));
+    let is_past = |cursor: &Cursor| {
+        after.is_none_or(|after| match direction {
+            Direction::Descending => *cursor < after,
+            Direction::Ascending => *cursor > after,
+        })
+    };
+    let (from, params) = plan.from();
     let sql = format!(
-        "SELECT {COLUMNS} FROM letters l {JOINS} WHERE {}{range} ORDER BY l.dead_at {order}, l.row {order} LIMIT ?",
-        condition.sql
+        "SELECT l.row AS row, l.dead_at AS dead_at, l.topic_id AS topic_id, l.partition AS partition, \
+         l.offset AS offset {from} ORDER BY {} {order}",
+        plan.order()
     );
     let mut statement = connection.prepare_cached(&sql)?;
-    Page::read(
-        statement.query_map(params_from_iter(values), IndexedLetter::from_row)?,
-        limit,
-    )
+    let mut rows = statement.query(params_from_iter(params))?;
+    let mut texts = Texts::new(connection);
+    let mut found: Vec<Found> = Vec::new();
+    let mut last_bucket = None;
+    while let Some(row) = rows.next()? {
+        let dead_at: i64 = row.get("dead_at")?;
+        // Rows of the same bucket are in no particular order, so that a page is complete only with its last bucket.
+        let bucket = Some(row_key::bucket(Timestamp::from_millis(dead_at)));
+        if found.len() > limit.letters && bucket != last_bucket {
+            break;
+        }
+        last_bucket = bucket;
+        let topic = texts.text(TextTable::Texts, row.get("topic_id")?)?;
+        let cursor = Cursor::of(dead_at, &topic, row.get("partition")?, row.get("offset")?);
+        if is_past(&cursor) {
+            found.push(Found { cursor, row: row.get("row")? });
+        }
+    }
+    match direction {
+        Direction::Descending => found.sort_unstable_by(|a, b| b.cursor.cmp(&a.cursor)),
+        Direction::Ascending => found.sort_unstable_by(|a, b| a.cursor.cmp(&b.cursor)),
+    }
+    let has_more = found.len() > limit.letters;
+    let rows: Vec<i64> = found.into_iter().take(limit.letters).map(|found| found.row).collect();
+    Page::load(connection, &rows, has_more, limit)
 }
 
-/// A page in the order of row numbers: after row `after`, up to and including row `up_to`.
-pub(crate) fn list_by_row(
+/// A page in the order in which dead letters were indexed: after number `after`, up to and including `up_to`.
+pub(crate) fn list_by_sequence(
     connection: &Connection,
     filter: &Expr,
     after: i64,
     up_to: i64,
-    limit: usize,
+    limit: PageLimit,
 ) -> rusqlite::Result<Page> {
-    let condition = condition(connection, filter)?;
-    let mut values: Vec<Value> = values(condition.params).collect();
-    values.extend([after, up_to].map(Value::Integer));
-    values.push(one_more(limit));
-    // With an index on a filtered column, SQLite would visit all matching rows to find the few in the range.
+    let condition = Condition::of(filter, &dictionary(connection, filter)?);
+    let bodies = if condition.reads_bodies {
+        " CROSS JOIN bodies b ON b.row = l.row"
+    } else {
+        ""
+    };
     let sql = format!(
-        "SELECT {COLUMNS} FROM letters l NOT INDEXED {JOINS} WHERE {} AND l.row > ? AND l.row <= ? ORDER BY l.row LIMIT ?",
+        "SELECT l.row AS row FROM letters l INDEXED BY letters_by_sequence{bodies} \
+         WHERE l.sequence > ? AND l.sequence <= ? AND {} ORDER BY l.sequence LIMIT ?",
         condition.sql
     );
+    // One more than the limit tells whether there are more.
+    let one_more = i64::try_from(limit.letters).unwrap_or(i64::MAX).saturating_add(1);
+    let params = [after, up_to]
+        .map(Value::Integer)
+        .into_iter()
+        .chain(values(&condition.params))
+        .chain([Value::Integer(one_more)]);
     let mut statement = connection.prepare_cached(&sql)?;
-    Page::read(
-        statement.query_map(params_from_iter(values), IndexedLetter::from_row)?,
-        limit,
-    )
-}
-
-/// The limit of a query that also tells whether there are more rows.
-fn one_more(limit: usize) -> Value {
-    Value::Integer(i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1))
+    let mut rows: Vec<i64> = statement
+        .query_map(params_from_iter(params), |row| row.get("row"))?
+        .collect::<rusqlite::Result<_>>()?;
+    let has_more = rows.len() > limit.letters;
+    rows.truncate(limit.letters);
+    Page::load(connection, &rows, has_more, limit)
 }
 
 /// The dead letter with this id.
 pub(crate) fn get(connection: &Connection, id: &LetterId) -> rusqlite::Result<Option<IndexedLetter>> {
-    let sql = format!(
-        "SELECT {COLUMNS} FROM letters l {JOINS} WHERE l.topic = (SELECT id FROM texts WHERE text = ?) \
-         AND l.partition = ? AND l.offset = ?"
-    );
-    connection
-        .prepare_cached(&sql)?
-        .query_row(
-            params![id.topic, id.partition, id.offset],
-            IndexedLetter::from_row,
-        )
-        .optional()
+    let Some(topic_id) = TextTable::Texts.find(connection, &id.topic)? else {
+        return Ok(None);
+    };
+    let row = connection
+        .prepare_cached("SELECT row FROM letters WHERE topic_id = ? AND partition = ? AND offset = ?")?
+        .query_row((topic_id, id.partition, id.offset), |row| row.get("row"))
+        .optional()?;
+    row.map(|row| IndexedLetter::load(connection, &mut Texts::new(connection), row))
+        .transpose()
 }
 
 /// Counts of the dead letters of one topic.
@@ -313,47 +375,21 @@ pub struct TopicCounts {
     pub open_by_class: BTreeMap<String, u64>,
 }
 
-/// Counts of the dead letters of one topic, error class and state.
-struct GroupCounts {
-    topic: String,
-    error_class: String,
-    state: Option<State>,
-    total: u64,
-    since: [u64; 3],
-    oldest: Timestamp,
-    newest: Timestamp,
-}
-
-impl GroupCounts {
-    fn from_row(row: &Row<'_>) -> rusqlite::Result<Self> {
-        let count = |column| row.get(column).map(|count: i64| count.unsigned_abs());
-        Ok(Self {
-            topic: row.get("topic")?,
-            error_class: row.get("error_class")?,
-            state: State::from_number(row.get("state")?),
-            total: count("total")?,
-            since: [count("since_0")?, count("since_1")?, count("since_2")?],
-            oldest: Timestamp::from_millis(row.get("oldest")?),
-            newest: Timestamp::from_millis(row.get("newest")?),
-        })
-    }
-}
+const OPEN: i64 = State::Open as i64;
 
 impl TopicCounts {
-    fn add(&mut self, group: GroupCounts) {
-        self.total += group.total;
-        for (sum, count) in self.since.iter_mut().zip(group.since) {
-            *sum += count;
+    fn add(&mut self, error_class: String, state: i64, count: u64) {
+        self.total += count;
+        if state == OPEN {
+            self.open += count;
+            *self.open_by_class.entry(error_class).or_default() += count;
         }
-        if group.state == Some(State::Open) {
-            self.open += group.total;
-            self.oldest = Some(
-                self.oldest
-                    .map_or(group.oldest, |oldest| oldest.min(group.oldest)),
-            );
-            self.newest = self.newest.max(Some(group.newest));
-            *self.open_by_class.entry(group.error_class).or_default() += group.total;
-        }
+    }
+
+    fn add_open(&mut self, oldest: i64, newest: i64) {
+        let [oldest, newest] = [oldest, newest].map(Timestamp::from_millis);
+        self.oldest = Some(self.oldest.map_or(oldest, |known| known.min(oldest)));
+        self.newest = self.newest.max(Some(newest));
     }
 }
 
@@ -363,31 +399,95 @@ pub(crate) fn count_by_topic(
     filter: &Expr,
     since: [Timestamp; 3],
 ) -> rusqlite::Result<BTreeMap<String, TopicCounts>> {
-    let condition = condition(connection, filter)?;
-    // Without the join, SQLite answers from an index alone.
-    let bodies = if condition.reads_bodies {
-        " CROSS JOIN bodies b ON b.row = l.row"
-    } else {
-        ""
+    let is_counted = |restriction: &Restriction| {
+        matches!(
+            restriction,
+            Restriction::Text(TextField::Topic | TextField::ErrorClass, _)
+                | Restriction::Number(NumberField::State, _)
+        )
     };
+    if filter.all(&is_counted) {
+        counts_of_writer(connection, filter, since)
+    } else {
+        counts_of_rows(connection, filter, since)
+    }
+}
+
+/// From the counters of the writer, which know topic, error class and state.
+fn counts_of_writer(
+    connection: &Connection,
+    filter: &Expr,
+    since: [Timestamp; 3],
+) -> rusqlite::Result<BTreeMap<String, TopicCounts>> {
+    let condition = Condition::of(filter, &dictionary(connection, filter)?);
+    let mut texts = Texts::new(connection);
+    let mut topics: BTreeMap<i64, TopicCounts> = BTreeMap::new();
+    for (counted, count) in counters::totals(connection, &condition)? {
+        let class = texts.text(TextTable::Texts, counted.error_class_id)?;
+        let topic = topics.entry(counted.topic_id).or_default();
+        topic.add(class, counted.state, count.unsigned_abs());
+    }
+    for (index, time) in since.into_iter().enumerate() {
+        for (topic, count) in counters::since(connection, &condition, time)? {
+            topics.entry(topic).or_default().since[index] = count.unsigned_abs();
+        }
+    }
+    for (topic_id, counts) in topics.iter_mut().filter(|(_, counts)| counts.open > 0) {
+        let first = |order| -> rusqlite::Result<Option<i64>> {
+            let sql = format!(
+                "SELECT l.dead_at AS dead_at FROM letters l INDEXED BY letters_by_topic_and_state \
+                 WHERE l.topic_id = ? AND l.state = ? AND {} ORDER BY l.dead_at {order} LIMIT 1",
+                condition.sql
+            );
+            let params = [*topic_id, OPEN].map(Value::Integer).into_iter();
+            let params = params.chain(values(&condition.params));
+            let mut statement = connection.prepare_cached(&sql)?;
+            statement
+                .query_row(params_from_iter(params), |row| row.get("dead_at"))
+                .optional()
+        };
+        if let (Some(oldest), Some(newest)) = (first("ASC")?, first("DESC")?) {
+            counts.add_open(oldest, newest);
+        }
+    }
+    let named = topics
+        .into_iter()
+        .map(|(id, counts)| Ok((texts.text(TextTable::Texts, id)?, counts)));
+    named.collect()
+}
+
+/// By reading the rows.
+fn counts_of_rows(
+    connection: &Connection,
+    filter: &Expr,
+    since: [Timestamp; 3],
+) -> rusqlite::Result<BTreeMap<String, TopicCounts>> {
+    let plan = plan(connection, filter)?;
+    let (from, params) = plan.from();
     let sql = format!(
-        "SELECT (SELECT text FROM texts WHERE id = l.topic) AS topic, \
-         (SELECT text FROM texts WHERE id = l.error_class) AS error_class, l.state AS state, count(*) AS total, \
+        "SELECT l.topic_id AS topic_id, l.error_class_id AS error_class_id, l.state AS state, count(*) AS total, \
          sum(l.dead_at >= ?) AS since_0, sum(l.dead_at >= ?) AS since_1, sum(l.dead_at >= ?) AS since_2, \
          min(l.dead_at) AS oldest, max(l.dead_at) AS newest \
-         FROM letters l{bodies} WHERE {} GROUP BY l.topic, l.error_class, l.state",
-        condition.sql
+         {from} GROUP BY l.topic_id, l.error_class_id, l.state"
     );
     let times = since.map(|time| Value::Integer(time.as_millis()));
     let mut statement = connection.prepare_cached(&sql)?;
-    let groups = statement.query_map(
-        params_from_iter(times.into_iter().chain(values(condition.params))),
-        GroupCounts::from_row,
-    )?;
+    let mut rows = statement.query(params_from_iter(times.into_iter().chain(params)))?;
+    let mut texts = Texts::new(connection);
     let mut topics: BTreeMap<String, TopicCounts> = BTreeMap::new();
-    for group in groups {
-        let group = group?;
-        topics.entry(group.topic.clone()).or_default().add(group);
+    while let Some(row) = rows.next()? {
+        let count = |column| row.get(column).map(|count: i64| count.unsigned_abs());
+        let topic = texts.text(TextTable::Texts, row.get("topic_id")?)?;
+        let class = texts.text(TextTable::Texts, row.get("error_class_id")?)?;
+        let state: i64 = row.get("state")?;
+        let counts = topics.entry(topic).or_default();
+        counts.add(class, state, count("total")?);
+        for (sum, column) in counts.since.iter_mut().zip(["since_0", "since_1", "since_2"]) {
+            *sum += count(column)?;
+        }
+        if state == OPEN {
+            counts.add_open(row.get("oldest")?, row.get("newest")?);
+        }
     }
     Ok(topics)
 }
@@ -402,19 +502,16 @@ pub(crate) struct OpenLetters {
 
 /// The open dead letters of each topic that has any.
 pub(crate) fn open_by_topic(connection: &Connection) -> rusqlite::Result<BTreeMap<String, OpenLetters>> {
-    connection
-        .prepare_cached(
-            "SELECT (SELECT text FROM texts WHERE id = l.topic) AS topic, count(*) AS open, min(l.dead_at) AS oldest \
-             FROM letters l WHERE l.state = ? GROUP BY l.topic",
-        )?
-        .query_map([State::Open as i64], |row| {
-            let open = OpenLetters {
-                count: row.get("open")?,
-                oldest: Timestamp::from_millis(row.get("oldest")?),
-            };
-            Ok((row.get("topic")?, open))
-        })?
-        .collect()
+    let everything = Expr::And(Vec::new());
+    let counts = counts_of_writer(connection, &everything, [Timestamp::from_millis(i64::MAX); 3])?;
+    let open = counts.into_iter().filter_map(|(topic, counts)| {
+        let open = OpenLetters {
+            count: i64::try_from(counts.open).unwrap_or(i64::MAX),
+            oldest: counts.oldest?,
+        };
+        Some((topic, open))
+    });
+    Ok(open.collect())
 }
 
 /// The next offset to read of a partition.
@@ -435,17 +532,17 @@ impl ReadPosition {
     }
 }
 
-/// The position of each partition, and the number of the last row.
+/// The position of each partition, and the number of the last dead letter.
 pub(crate) fn read_positions(connection: &Connection) -> rusqlite::Result<(Vec<ReadPosition>, i64)> {
     let positions = connection
         .prepare_cached(
-            "SELECT (SELECT text FROM texts WHERE id = p.topic) AS topic, p.partition AS partition, p.next AS next \
+            "SELECT (SELECT text FROM texts WHERE id = p.topic_id) AS topic, p.partition AS partition, p.next AS next \
              FROM positions p",
         )?
         .query_map((), ReadPosition::from_row)?
         .collect::<rusqlite::Result<_>>()?;
-    let next_row = schema::meta(connection, "next_row")?.unwrap_or(1);
-    Ok((positions, next_row - 1))
+    let next_sequence = schema::meta(connection, "next_sequence")?.unwrap_or(1);
+    Ok((positions, next_sequence - 1))
 }
 
 /// The content hash of the record at an offset of a topic.
@@ -477,16 +574,19 @@ pub(crate) fn first_and_last(
     low_watermarks: &[(i32, i64)],
 ) -> rusqlite::Result<Vec<RecordDigest>> {
     let mut digests: Vec<RecordDigest> = Vec::new();
+    let Some(topic_id) = TextTable::Texts.find(connection, topic)? else {
+        return Ok(digests);
+    };
     for (partition, low) in low_watermarks {
         for order in ["ASC", "DESC"] {
             let sql = format!(
-                "SELECT l.partition AS partition, l.offset AS offset, l.content AS content FROM letters l \
-                 WHERE l.topic = (SELECT id FROM texts WHERE text = ?) \
-                 AND l.partition = ? AND l.offset >= ? ORDER BY l.offset {order} LIMIT 1"
+                "SELECT l.partition AS partition, l.offset AS offset, l.content AS content \
+                 FROM letters l INDEXED BY letters_by_position \
+                 WHERE l.topic_id = ? AND l.partition = ? AND l.offset >= ? ORDER BY l.offset {order} LIMIT 1"
             );
             let digest = connection
                 .prepare_cached(&sql)?
-                .query_row(params![topic, partition, low], RecordDigest::from_row)
+                .query_row(params![topic_id, partition, low], RecordDigest::from_row)
                 .optional()?;
             digests.extend(digest.filter(|digest| !digests.contains(digest)));
         }

@@ -1,4 +1,6 @@
 use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use redeliver_core::{Headers, Position, Record, Timestamp};
 use tempfile::TempDir;
@@ -12,17 +14,25 @@ use crate::letter::{ContentHash, Letter};
 struct Fixture {
     directory: TempDir,
     index: Index,
+    json_fields: &'static [String],
+}
+
+/// No limit but that of the number of dead letters.
+fn letters(count: usize) -> PageLimit {
+    PageLimit { letters: count, bytes: 4 << 20 }
 }
 
 impl Fixture {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let index = Index::open(directory.path()).unwrap();
-        Self { directory, index }
+        let index = Index::open(directory.path(), &[]).unwrap();
+        Self { directory, index, json_fields: &[] }
     }
 
     fn apply(&mut self, changes: &[Change]) -> i64 {
-        self.index.writer.apply(changes).unwrap()
+        let last = self.index.writer.apply(changes, Timestamp::from_millis(77)).unwrap();
+        while self.index.writer.remove_slice().unwrap() {}
+        last
     }
 
     fn put(&mut self, letters: Vec<Letter>) -> i64 {
@@ -36,8 +46,8 @@ impl Fixture {
         after: Option<Cursor>,
         limit: usize,
     ) -> Vec<IndexedLetter> {
-        let filter = parse(filter).unwrap();
-        let query = |connection: &_| list(connection, &filter, direction, after, limit);
+        let filter = parse(filter, self.json_fields).unwrap();
+        let query = |connection: &_| list(connection, &filter, direction, after, letters(limit));
         self.index.pool.read_blocking(query).unwrap().letters
     }
 
@@ -56,7 +66,7 @@ impl Fixture {
     }
 
     fn counts(&self, filter: &str, since: [i64; 3]) -> Vec<(String, TopicCounts)> {
-        let filter = parse(filter).unwrap();
+        let filter = parse(filter, self.json_fields).unwrap();
         let since = since.map(Timestamp::from_millis);
         let counts = self
             .index
@@ -242,8 +252,8 @@ fn pages_contain_each_dead_letter_once_while_others_are_indexed() {
         loop {
             let page = fixture.list(filter, direction, after, 997);
             let Some(last) = page.last() else { break };
-            let end = (last.dead_at.as_millis(), last.row);
-            after = Some(last.cursor());
+            let end = last.cursor();
+            after = Some(end);
             for found in &page {
                 if found.id.topic == "t-dlq" {
                     assert!(seen.insert(found.id.offset), "{} twice", found.id);
@@ -251,7 +261,6 @@ fn pages_contain_each_dead_letter_once_while_others_are_indexed() {
             }
             let in_order = page.windows(2).all(|pair| {
                 let (first, second) = (pair[0].cursor(), pair[1].cursor());
-                let (first, second) = ((first.dead_at, first.row), (second.dead_at, second.row));
                 if direction == Direction::Ascending {
                     first < second
                 } else {
@@ -278,11 +287,11 @@ fn pages_contain_each_dead_letter_once_while_others_are_indexed() {
         let page = fixture
             .index
             .pool
-            .read_blocking(|connection| list_by_row(connection, &everything, after, last, 500));
+            .read_blocking(|connection| list_by_sequence(connection, &everything, after, last, letters(500)));
         let page = page.unwrap().letters;
         let Some(end) = page.last() else { break };
-        after = end.row;
-        assert!(page.iter().all(|found| seen.insert(found.row)));
+        after = end.sequence;
+        assert!(page.iter().all(|found| seen.insert(found.sequence)));
     }
     assert_eq!(seen.len() as i64, last);
 }
@@ -369,8 +378,7 @@ fn a_ledger_entry_without_a_hash_that_is_older_than_the_record_is_ignored() {
                 topic: "t-dlq".into(),
             },
         ]);
-        let letters = Change::Letters(vec![near.clone(), far.clone()]);
-        let mut changes = [both(discarded), letters];
+        let mut changes = [both(discarded), Change::Letters(vec![near.clone(), far.clone()])];
         if !entries_first {
             changes.reverse();
         }
@@ -399,12 +407,12 @@ fn unused_texts_are_removed() {
         fixture.index.pool.read_blocking(query).unwrap()
     };
     let code = |offset: i64| format!("code-{offset}");
-    let letters = |offsets: std::ops::Range<i64>| {
+    let coded = |offsets: std::ops::Range<i64>| {
         offsets
             .map(|offset| letter("t-dlq", 0, offset, &[("error-code", &code(offset))]))
             .collect::<Vec<_>>()
     };
-    fixture.put(letters(0..1_500));
+    fixture.put(coded(0..1_500));
     let update = update("t-dlq/0/7", Some(State::Discarded), None);
     fixture.apply(&[Change::Ledger(vec![update])]);
     let trim = |low| Change::Trim {
@@ -422,7 +430,7 @@ fn unused_texts_are_removed() {
         .collect();
     assert_eq!(known, left);
     // Removed texts get new ids when they occur again.
-    fixture.put(letters(0..1));
+    fixture.put(coded(0..1));
     assert_eq!(fixture.matching("error_code = code-0"), [0]);
     assert_eq!(fixture.matching("error_code = code-1499"), [1_499]);
 }
@@ -430,13 +438,13 @@ fn unused_texts_are_removed() {
 #[test]
 fn trimmed_dead_letters_are_removed_and_row_numbers_are_not_reused() {
     let mut fixture = Fixture::new();
-    let letters = |topic: &str| {
+    let ten = |topic: &str| {
         (0..10)
             .map(|offset| letter(topic, 0, offset, &[]))
             .collect::<Vec<_>>()
     };
-    fixture.put(letters("a-dlq"));
-    let last = fixture.put(letters("b-dlq"));
+    fixture.put(ten("a-dlq"));
+    let last = fixture.put(ten("b-dlq"));
     let trim = Change::Trim {
         topic: "a-dlq".into(),
         partition: 0,
@@ -458,12 +466,12 @@ fn trimmed_dead_letters_are_removed_and_row_numbers_are_not_reused() {
     }]);
     assert_eq!(fixture.matching("topic = b-dlq"), [0_i64; 0]);
     assert_eq!(fixture.index.pool.read_blocking(read_positions).unwrap().0, []);
-    let again = fixture.apply(&[Change::Letters(letters("b-dlq")), position(10)]);
+    let again = fixture.apply(&[Change::Letters(ten("b-dlq")), position(10)]);
     assert!(again >= last + 10, "{again} after {last}");
     let (positions, _) = fixture.index.pool.read_blocking(read_positions).unwrap();
     assert_eq!(positions[0].next, 10);
     // A record that is read twice is indexed once.
-    fixture.put(letters("b-dlq"));
+    fixture.put(ten("b-dlq"));
     assert_eq!(fixture.matching("topic = b-dlq").len(), 10);
 }
 
@@ -534,14 +542,14 @@ fn an_existing_index_is_opened_and_an_unusable_one_is_replaced() {
     let generation = fixture.index.generation;
     let path = fixture.directory.path().join(FILE);
     assert!(matches!(
-        Index::open(fixture.directory.path()),
+        Index::open(fixture.directory.path(), &[]),
         Err(IndexError::InUse { .. })
     ));
     let reopen = |fixture: Fixture| {
-        let Fixture { directory, index } = fixture;
+        let Fixture { directory, index, json_fields } = fixture;
         drop(index);
-        let index = Index::open(directory.path()).unwrap();
-        Fixture { directory, index }
+        let index = Index::open(directory.path(), &[]).unwrap();
+        Fixture { directory, index, json_fields }
     };
     let fixture = reopen(fixture);
     assert_eq!(
@@ -559,14 +567,14 @@ fn an_existing_index_is_opened_and_an_unusable_one_is_replaced() {
     assert_eq!(fixture.matching(""), [0_i64; 0]);
     assert_eq!(fixture.put(vec![letter("t-dlq", 0, 1, &[])]), 1);
 
-    let Fixture { directory, index } = fixture;
+    let Fixture { directory, index, .. } = fixture;
     drop(index);
     std::fs::write(&path, b"this is no database").unwrap();
-    let index = Index::open(directory.path()).unwrap();
+    let index = Index::open(directory.path(), &[]).unwrap();
     assert!(index.is_new);
     drop(index);
     std::fs::remove_file(&path).unwrap();
-    assert!(Index::open(directory.path()).unwrap().is_new);
+    assert!(Index::open(directory.path(), &[]).unwrap().is_new);
 }
 
 #[tokio::test]
@@ -574,7 +582,7 @@ async fn a_query_whose_caller_went_away_is_interrupted() {
     let mut fixture = Fixture::new();
     fixture.put((0..2_000).map(|offset| letter("t-dlq", 0, offset, &[])).collect());
     let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-    let endless = fixture.index.pool.read(move |connection| {
+    let endless = fixture.index.pool.internal(move |connection| {
         let sql = "SELECT count(*) FROM letters a, letters b, letters c, letters d";
         let result = connection.query_row(sql, (), |row| row.get::<_, i64>(0));
         sender.send(result.is_err()).unwrap();
@@ -590,7 +598,7 @@ async fn a_query_whose_caller_went_away_is_interrupted() {
         fixture
             .index
             .pool
-            .read(|connection| get(
+            .internal(|connection| get(
                 connection,
                 &LetterId {
                     topic: "t-dlq".into(),
@@ -611,18 +619,342 @@ async fn a_query_whose_caller_went_away_is_interrupted() {
 fn large_headers_make_a_page_end_early() {
     let mut fixture = Fixture::new();
     let large = "x".repeat(1 << 20);
-    let letters = (0..10).map(|offset| letter("t-dlq", 0, offset, &[("large", &large)]));
-    fixture.put(letters.collect());
+    let with_large = (0..10).map(|offset| letter("t-dlq", 0, offset, &[("large", &large)]));
+    fixture.put(with_large.collect());
     let everything = Expr::And(Vec::new());
     let page = |after| {
-        let query = |connection: &_| list_by_row(connection, &everything, after, 100, 100);
+        let query = |connection: &_| list_by_sequence(connection, &everything, after, 100, letters(100));
         fixture.index.pool.read_blocking(query).unwrap()
     };
     let first = page(0);
     assert_eq!((first.letters.len(), first.has_more), (4, true));
     let last = page(7);
     assert_eq!((last.letters.len(), last.has_more), (3, false));
-    let query = |connection: &_| list(connection, &everything, Direction::Descending, None, 2);
+    let query = |connection: &_| list(connection, &everything, Direction::Descending, None, letters(2));
     let limited = fixture.index.pool.read_blocking(query).unwrap();
     assert_eq!((limited.letters.len(), limited.has_more), (2, true));
+}
+
+/// Dead letters that differ in everything that filters can test.
+fn varied(fixture: &mut Fixture, count: i64) {
+    let texts = |offset: i64| {
+        [
+            ("tenant", format!("t{}", offset % 3)),
+            ("request", format!("r{offset}")),
+            ("error-class", ["permanent", "exhausted"][usize::try_from(offset % 2).unwrap()].to_owned()),
+            ("error-code", format!("http.{}", 400 + offset % 7)),
+            ("error-message", format!("host-{} refused after {offset} ms", offset % 5)),
+            ("pipeline", format!("p{}", offset % 2)),
+            ("original-topic", "docs".to_owned()),
+            ("original-partition", (offset % 4).to_string()),
+            ("original-offset", (offset / 4).to_string()),
+            ("job-id", format!("j{offset}")),
+            ("traceparent", format!("00-{:032x}-{:016x}-01", offset + 1, 1)),
+        ]
+    };
+    let all = (0..count).map(|offset| {
+        let texts = texts(offset);
+        let headers: Vec<(&str, &str)> = texts.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let topic = ["a-dlq", "b-dlq"][usize::try_from(offset % 2).unwrap()];
+        let mut letter = at(1_700_000_000_000 + offset * 3, topic, 0, offset, &headers);
+        let fields: Headers = [("/order/id", Some(format!("o{offset}").into_bytes()))]
+            .iter()
+            .map(|(name, value)| (*name, value.as_deref()))
+            .collect();
+        letter.json_fields = Some(crate::header_list::encode(&fields));
+        letter
+    });
+    fixture.put(all.collect());
+}
+
+/// The query plan of the rows of a filter, without the parts that only name tables.
+fn query_plan(connection: &rusqlite::Connection, filter: &Expr) -> Vec<String> {
+    let plan = super::query::plan(connection, filter).unwrap();
+    let (from, params) = plan.from();
+    let sql = format!("EXPLAIN QUERY PLAN SELECT l.row {from} ORDER BY {} DESC", plan.order());
+    let mut statement = connection.prepare(&sql).unwrap();
+    let steps = statement.query_map(rusqlite::params_from_iter(params), |row| row.get("detail"));
+    steps.unwrap().collect::<rusqlite::Result<_>>().unwrap()
+}
+
+#[test]
+fn each_filter_with_an_equality_or_a_state_is_answered_by_an_index_without_sorting() {
+    let mut fixture = Fixture::new();
+    fixture.json_fields = JSON_FIELDS.as_slice();
+    varied(&mut fixture, 100);
+    let terms = "SCAN terms VIRTUAL TABLE INDEX";
+    let topic = "SEARCH l USING INDEX letters_by_topic_and_state (topic_id=? AND state=?";
+    let code = "SEARCH l USING INDEX letters_by_state_and_code (state=? AND error_code_id=?";
+    let state = "SEARCH l USING INDEX letters_by_state (state=?";
+    let time = "SEARCH l USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)";
+    let id = "SEARCH l USING INDEX letters_by_position (topic_id=? AND partition=? AND offset=?)";
+    for (filter, expected) in [
+        ("", time),
+        ("dead_at > 2026-01-01T00:00:00Z", time),
+        ("error_class = permanent", terms),
+        ("error_code = http.401", terms),
+        ("pipeline = p1", terms),
+        ("topic = a-dlq", terms),
+        ("topic = a-dlq AND state = OPEN", topic),
+        ("topic = a-dlq state = OPEN dead_at > 2026-01-01T00:00:00Z", topic),
+        ("error_code = http.401 AND state = OPEN", code),
+        ("state = OPEN", state),
+        ("state = DISCARDED AND headers.tenant = t1", state),
+        ("key = key-7", terms),
+        ("headers.tenant = t1", terms),
+        ("headers.request = r7", terms),
+        ("headers.tenant = t1 AND state = OPEN", terms),
+        ("json./order/id = o7", terms),
+        ("job_id = j7", terms),
+        ("trace_id = 00000000000000000000000000000008", terms),
+        ("origin.topic = docs AND origin.partition = 3 AND origin.offset = 1", terms),
+        ("origin.offset = 1", terms),
+        ("headers.tenant = t1 AND error_code = http.401 AND topic = a-dlq AND state = OPEN", terms),
+        ("key = key-7 OR job_id = j8", terms),
+        ("error_message : refused", terms),
+        ("error_message = 'host-2 refused after 7 ms'", terms),
+        ("id = b-dlq/0/7", id),
+    ] {
+        let parsed = parse(filter, fixture.json_fields).unwrap();
+        let steps = fixture.index.pool.read_blocking(|connection| Ok(query_plan(connection, &parsed))).unwrap();
+        assert!(steps[0].starts_with(expected), "{filter}: {steps:?}");
+        let others = &steps[1..];
+        let looks_up = |step: &String| step.contains("USING INTEGER PRIMARY KEY (rowid=?)") || step.contains("json_each");
+        let is_subquery = |step: &String| step.contains("SUBQUERY") || step.starts_with("SEARCH templates");
+        assert!(others.iter().all(|step| looks_up(step) || is_subquery(step)), "{filter}: {steps:?}");
+    }
+}
+
+static JSON_FIELDS: std::sync::LazyLock<Vec<String>> = std::sync::LazyLock::new(|| vec!["/order/id".to_owned()]);
+
+#[test]
+fn an_index_finds_what_a_scan_finds() {
+    let mut fixture = Fixture::new();
+    fixture.json_fields = JSON_FIELDS.as_slice();
+    varied(&mut fixture, 300);
+    fixture.apply(&[Change::Ledger((0..40).map(|number| {
+        let topic = ["a-dlq", "b-dlq"][number % 2];
+        update(&format!("{topic}/0/{}", number * 3), Some(State::Discarded), None)
+    }).map(|mut update| {
+        // Later than the dead letters, so that the entries apply.
+        if let Some(entry) = &mut update.entry {
+            entry.time = None;
+        }
+        update
+    }).collect())]);
+    for filter in [
+        "error_class = permanent",
+        "topic = a-dlq AND state = OPEN",
+        "topic = a-dlq AND state = DISCARDED",
+        "error_code = http.401 AND state = OPEN",
+        "state = DISCARDED",
+        "key = key-7",
+        "key = key-7 OR job_id = j8 OR headers.request = r299",
+        "headers.tenant = t1 AND error_code = http.403 AND topic = b-dlq",
+        "headers.tenant = t1 AND NOT error_code = http.403",
+        "headers.tenant = T1",
+        "json./order/id = o7",
+        "trace_id = 00000000000000000000000000000008",
+        "origin.topic = docs AND origin.partition = 3 AND origin.offset = 1",
+        "error_message : refused",
+        "error_message : \"host-2 refused after 7 \"",
+        "error_message : \"after 29\"",
+        "error_message = \"host-2 refused after 7 ms\"",
+        "error_message : none",
+        "id = b-dlq/0/7",
+        "topic = a-dlq AND dead_at >= 2023-11-14T22:13:20.300Z",
+    ] {
+        let found: Vec<i64> = fixture.matching(filter);
+        // A double negation is answered by a scan.
+        let scanned: Vec<i64> = fixture.matching(&format!("NOT (NOT ({filter}))"));
+        assert_eq!(found, scanned, "{filter}");
+        assert!(!found.is_empty() || filter.contains("none") || filter.contains("T1"), "{filter}");
+        let of_index = fixture.counts(filter, [1_700_000_000_450; 3]);
+        let of_scan = fixture.counts(&format!("NOT (NOT ({filter}))"), [1_700_000_000_450; 3]);
+        assert_eq!(of_index, of_scan, "{filter}");
+    }
+}
+
+#[test]
+fn the_counters_of_the_writer_equal_the_rows() {
+    let mut fixture = Fixture::new();
+    let mut random = redeliver_testkit::chaos_random("the_counters_of_the_writer_equal_the_rows");
+    for round in 0..30 {
+        let changes: Vec<Change> = (0..random.usize(1..5))
+            .map(|_| {
+                let topic = ["a-dlq", "b-dlq"][random.usize(..2)];
+                let offset = random.i64(0..300);
+                match random.u8(..10) {
+                    0..=5 => Change::Letters(
+                        (offset..offset + 20)
+                            .map(|offset| {
+                                let class = ["permanent", "expired"][(offset % 2) as usize];
+                                at(offset * 97_531, topic, 0, offset, &[("error-class", class)])
+                            })
+                            .collect(),
+                    ),
+                    6 | 7 => Change::Ledger(
+                        (offset..offset + 30)
+                            .map(|offset| {
+                                let state = [None, Some(State::Discarded), Some(State::Redriven)][random.usize(..3)];
+                                let mut update = update(&format!("{topic}/0/{offset}"), state, None);
+                                if let Some(entry) = &mut update.entry {
+                                    entry.time = None;
+                                }
+                                update
+                            })
+                            .collect(),
+                    ),
+                    8 => Change::Trim { topic: topic.into(), partition: 0, low: offset / 3 },
+                    _ if random.bool() => Change::ForgetLedger,
+                    _ => Change::Forget { topic: topic.into() },
+                }
+            })
+            .collect();
+        fixture.apply(&changes);
+        let since = [0, 1, 2].map(|_| random.i64(-5..30_000_000));
+        for filter in ["", "topic = a-dlq", "state = OPEN", "error_class != permanent AND topic : a"] {
+            let counted = fixture.counts(filter, since);
+            // A restriction on another field makes the query read the rows.
+            let of_rows = fixture.counts(&format!("{filter} offset >= 0"), since);
+            assert_eq!(counted, of_rows, "{filter} in round {round}");
+        }
+    }
+}
+
+#[test]
+fn many_dead_letters_are_removed_in_slices() {
+    let mut fixture = Fixture::new();
+    let count = 3 * removal::SLICE_ROWS as i64 + 1;
+    fixture.put((0..count).map(|offset| letter("t-dlq", 0, offset, &[])).collect());
+    let trim = Change::Trim { topic: "t-dlq".into(), partition: 0, low: count };
+    let writer = &mut fixture.index.writer;
+    writer.apply(&[trim], Timestamp::from_millis(0)).unwrap();
+    let mut slices = 0;
+    while fixture.index.writer.remove_slice().unwrap() {
+        slices += 1;
+        // Other changes are applied in between.
+        let other = Change::Letters(vec![letter("other-dlq", 0, slices, &[])]);
+        fixture.index.writer.apply(&[other], Timestamp::from_millis(0)).unwrap();
+    }
+    assert_eq!((slices, fixture.matching("topic = t-dlq").len()), (3, 0));
+    assert_eq!(fixture.matching("").len(), 3);
+    let left = |table: &str| {
+        let sql = format!("SELECT count(*) FROM {table}");
+        fixture.index.pool.read_blocking(|connection| connection.query_row(&sql, (), |row| row.get::<_, i64>(0)))
+    };
+    assert_eq!((left("bodies").unwrap(), left("letters").unwrap()), (3, 3));
+    assert_eq!(fixture.matching("key = key-7"), [0_i64; 0]);
+}
+
+#[test]
+fn the_log_shrinks_after_a_reader_has_held_it() {
+    let mut fixture = Fixture::new();
+    let reader = rusqlite::Connection::open(fixture.directory.path().join(FILE)).unwrap();
+    reader.execute_batch("BEGIN; SELECT count(*) FROM letters").unwrap();
+    let large = "x".repeat(100_000);
+    let put = |fixture: &mut Fixture, from: i64| {
+        for start in (from..from + 1_000).step_by(100) {
+            fixture.put((start..start + 100).map(|offset| letter("t-dlq", 0, offset, &[("large", &large)])).collect());
+        }
+    };
+    put(&mut fixture, 0);
+    let log = fixture.directory.path().join(format!("{FILE}-wal"));
+    let size = || std::fs::metadata(&log).unwrap().len();
+    assert!(size() > 90 << 20, "{}", size());
+    drop(reader);
+    put(&mut fixture, 1_000);
+    assert!(size() <= 65 << 20, "{}", size());
+}
+
+#[test]
+fn pages_of_two_indexes_continue_each_other() {
+    let (mut first, mut second) = (Fixture::new(), Fixture::new());
+    // Many share a time, and the two read the partitions in different orders.
+    let partition = |partition: i32| {
+        Change::Letters((0..200).map(|offset| at(1_000 + offset / 50, "t-dlq", partition, offset, &[])).collect())
+    };
+    first.apply(&[partition(0), partition(1)]);
+    second.apply(&[partition(1)]);
+    second.apply(&[partition(0)]);
+    for direction in [Direction::Descending, Direction::Ascending] {
+        let (mut seen, mut after) = (Vec::new(), None);
+        for turn in 0.. {
+            let fixture = if turn % 2 == 0 { &first } else { &second };
+            let page = fixture.list("", direction, after, 7);
+            let Some(last) = page.last() else { break };
+            after = Some(last.cursor());
+            seen.extend(page.into_iter().map(|letter| letter.id.to_string()));
+        }
+        let distinct: HashSet<&String> = seen.iter().collect();
+        assert_eq!((seen.len(), distinct.len()), (400, 400), "{direction:?}");
+    }
+}
+
+#[test]
+fn an_index_with_other_fields_is_built_beside_the_old_one() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
+    let Fixture { directory, index, .. } = fixture;
+    drop(index);
+    let former = directory.path().join("dlq-index.db");
+    std::fs::write(&former, b"of a former version").unwrap();
+    let new = Index::open(directory.path(), &JSON_FIELDS).unwrap();
+    assert!(new.is_new);
+    let old = directory.path().join(FILE);
+    assert!(old.exists() && former.exists());
+    // Without the fields again, before the new index is complete: nothing is read again.
+    drop(new);
+    assert!(!Index::open(directory.path(), &[]).unwrap().is_new);
+    let new = Index::open(directory.path(), &JSON_FIELDS).unwrap();
+    assert!(!new.is_new);
+    new.writer.remove_outdated();
+    assert!(!old.exists() && !former.exists());
+    assert!(directory.path().join("dlq-index.lock").exists());
+    drop(new);
+    assert!(!Index::open(directory.path(), &JSON_FIELDS).unwrap().is_new);
+}
+
+#[test]
+fn a_dead_letter_knows_when_it_was_indexed() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
+    let found = fixture.get("t-dlq/0/1").unwrap();
+    assert_eq!(found.indexed_at, Timestamp::from_millis(77));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fast_queries_run_next_to_any_number_of_slow_ones() {
+    const SLOW: usize = 12;
+    let mut fixture = Fixture::new();
+    fixture.put((0..2_000).map(|offset| letter("t-dlq", 0, offset, &[])).collect());
+    let answered = Arc::new(AtomicUsize::new(0));
+    let slow = (0..SLOW).map(|_| {
+        let (pool, answered) = (fixture.index.pool.clone(), answered.clone());
+        async move {
+            let query = |connection: &rusqlite::Connection| {
+                let sql = "SELECT count(*) FROM letters a, letters b";
+                connection.query_row(sql, (), |row| row.get::<_, i64>(0))
+            };
+            assert_eq!(pool.query(query).await.unwrap(), 4_000_000);
+            answered.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    let slow = futures::future::join_all(slow.collect::<Vec<_>>());
+    tokio::pin!(slow);
+    let mut fast = 0;
+    loop {
+        let query = |connection: &rusqlite::Connection| {
+            get(connection, &LetterId { topic: "t-dlq".into(), partition: 0, offset: 7 })
+        };
+        tokio::select! {
+            _ = &mut slow => break,
+            found = fixture.index.pool.query(query) => assert_eq!(found.unwrap().unwrap().id.offset, 7),
+        }
+        if answered.load(Ordering::SeqCst) < SLOW {
+            fast += 1;
+        }
+    }
+    assert_eq!(answered.load(Ordering::SeqCst), SLOW);
+    assert!(fast > SLOW, "{fast} fast queries while {SLOW} slow ones ran one after the other");
 }

@@ -1,15 +1,18 @@
 //! The connection that writes.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use redeliver_core::Timestamp;
-use rusqlite::{Connection, OptionalExtension as _, Transaction, named_params, params};
+use rusqlite::{Connection, OptionalExtension as _, Transaction};
 
-use super::schema::entry_applies;
-use super::{IndexError, database, schema};
+use super::counters::{self, Counted};
+use super::entries::{self, Place};
+use super::removal::{Removal, Removals};
+use super::tables::{BodyRow, LetterRow};
+use super::texts::{TextIds, TextTable};
+use super::{IndexError, database, message, row_key, schema, terms};
 use crate::ledger::{State, Update};
 use crate::letter::Letter;
 
@@ -29,7 +32,8 @@ pub enum Change {
         /// The next offset to read.
         next: i64,
     },
-    /// Removes the dead letters below an offset, which Kafka's retention has deleted.
+    /// Removes the dead letters below an offset, which Kafka's retention has deleted. They are removed bit by bit, see
+    /// [`Writer::remove_slice`].
     Trim {
         /// The topic.
         topic: Arc<str>,
@@ -51,16 +55,14 @@ pub enum Change {
 pub struct Writer {
     connection: Connection,
     path: PathBuf,
-    /// A cache of text ids.
-    text_ids: HashMap<String, i64>,
-    next_row: i64,
+    text_ids: TextIds,
+    next_sequence: i64,
+    trims: Removals,
     /// Rows deleted since unused texts were last removed.
     deleted_rows: i64,
     _lock: File,
 }
 
-/// The cache of text ids is cleared when it exceeds this size.
-const CACHED_TEXT_IDS: usize = 20_000;
 /// Unused texts are removed after this many rows were deleted, or a tenth of all rows if that is more: finding them
 /// reads every row.
 const DELETED_ROWS: i64 = 1_000;
@@ -68,34 +70,55 @@ const DELETED_ROWS: i64 = 1_000;
 impl Writer {
     pub(super) fn new(connection: Connection, path: PathBuf, lock: File) -> Result<Self, IndexError> {
         connection.set_prepared_statement_cache_capacity(64);
-        let next_row = schema::meta(&connection, "next_row").map_err(database("reading the index"))?;
+        let next_sequence =
+            schema::meta(&connection, "next_sequence").map_err(database("reading the index"))?;
         Ok(Self {
             connection,
             path,
-            text_ids: HashMap::new(),
-            next_row: next_row.unwrap_or(1),
+            text_ids: TextIds::default(),
+            next_sequence: next_sequence.unwrap_or(1),
+            trims: Removals::default(),
             deleted_rows: 0,
             _lock: lock,
         })
     }
 
-    /// Applies the changes in one transaction, and returns the number of the last row.
+    /// Applies the changes, and returns the number of the last dead letter. Changes up to the removal of a topic or of the
+    /// ledger share a transaction; the removal itself is a sequence of short ones. `now` is when the dead letters count as
+    /// indexed.
     ///
     /// # Errors
-    /// If the database fails. Then the index is unchanged.
-    pub fn apply(&mut self, changes: &[Change]) -> Result<i64, IndexError> {
-        if self.text_ids.len() > CACHED_TEXT_IDS {
-            self.text_ids.clear();
-        }
-        let before = self.next_row;
-        let result = self.try_apply(changes);
+    /// If the database fails. Then the index contains the changes up to some transaction.
+    pub fn apply(&mut self, changes: &[Change], now: Timestamp) -> Result<i64, IndexError> {
+        let before = self.next_sequence;
+        let result = self.try_apply(changes, now.as_millis());
         if result.is_err() {
-            self.next_row = before;
+            self.next_sequence = before;
             // The cache may contain ids of texts whose insertion was rolled back.
-            self.text_ids.clear();
+            self.text_ids = TextIds::default();
         }
-        self.deleted_rows = result.map_err(database("writing the index"))?;
-        Ok(self.next_row - 1)
+        result.map_err(database("writing the index"))?;
+        Ok(self.next_sequence - 1)
+    }
+
+    /// Removes some of the dead letters that [`Change::Trim`] has named. Returns whether there are more. A process that ends
+    /// before all are removed starts again with the low watermarks of the next survey.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub fn remove_slice(&mut self) -> Result<bool, IndexError> {
+        let result = self.try_remove_slice();
+        result.map_err(database("removing dead letters from the index"))
+    }
+
+    /// Deletes the files of other versions and settings, because this one is complete.
+    pub fn remove_outdated(&self) {
+        for path in super::outdated(&self.path) {
+            match std::fs::remove_file(&path) {
+                Ok(()) => tracing::info!(path = %path.display(), "deleted a former index"),
+                Err(error) => tracing::warn!(path = %path.display(), %error, "cannot delete a former index"),
+            }
+        }
     }
 
     /// Deletes the damaged file, so that the next start rebuilds the index. The writer must not be used afterwards.
@@ -105,21 +128,48 @@ impl Writer {
         }
     }
 
-    /// Returns the new value of `deleted_rows`, which must not change if the transaction fails.
-    fn try_apply(&mut self, changes: &[Change]) -> rusqlite::Result<i64> {
+    fn try_apply(&mut self, changes: &[Change], now: i64) -> rusqlite::Result<()> {
+        let is_removal = |change: &Change| matches!(change, Change::Forget { .. } | Change::ForgetLedger);
+        let mut rest = changes;
+        while !rest.is_empty() {
+            let end = rest.iter().position(is_removal).unwrap_or(rest.len());
+            let (changes, others) = rest.split_at(end);
+            if !changes.is_empty() {
+                self.write(changes, now)?;
+            }
+            rest = match others {
+                [Change::Forget { topic }, others @ ..] => {
+                    self.trims.forget(topic);
+                    self.remove_all(&Removal::topic(topic.clone()))?;
+                    others
+                }
+                [_forget_ledger, others @ ..] => {
+                    self.remove_all(&Removal::Ledger)?;
+                    others
+                }
+                [] => others,
+            };
+        }
+        Ok(())
+    }
+
+    /// Applies changes other than removals in one transaction.
+    fn write(&mut self, changes: &[Change], now: i64) -> rusqlite::Result<()> {
         let transaction = self.connection.transaction()?;
         let mut batch = Batch {
             transaction: &transaction,
             text_ids: &mut self.text_ids,
-            deleted_rows: self.deleted_rows,
+            counters: counters::Changes::default(),
+            documents: Vec::new(),
+            now,
         };
         for change in changes {
             match change {
                 Change::Letters(letters) => {
                     for letter in letters {
-                        // A duplicate leaves a gap in the row numbers, which only have to increase.
-                        batch.insert_letter(letter, self.next_row)?;
-                        self.next_row += 1;
+                        // A duplicate leaves a gap in the numbers, which only have to increase.
+                        batch.insert_letter(letter, self.next_sequence)?;
+                        self.next_sequence += 1;
                     }
                 }
                 Change::Ledger(updates) => updates
@@ -134,241 +184,221 @@ impl Writer {
                     topic,
                     partition,
                     low,
-                } => batch.trim(topic, *partition, *low)?,
-                Change::Forget { topic } => batch.forget(topic)?,
-                Change::ForgetLedger => batch.forget_ledger()?,
+                } => self.trims.trim(topic, *partition, *low),
+                Change::Forget { .. } | Change::ForgetLedger => {}
             }
         }
-        if batch.deleted_rows >= DELETED_ROWS.max(batch.estimate_rows()? / 10) {
-            batch.remove_unused_texts()?;
-        }
-        let deleted_rows = batch.deleted_rows;
+        batch.finish()?;
         transaction
-            .prepare_cached("UPDATE meta SET value = ? WHERE name = 'next_row'")?
-            .execute([self.next_row])?;
+            .prepare_cached("UPDATE meta SET value = ? WHERE name = 'next_sequence'")?
+            .execute([self.next_sequence])?;
+        transaction.commit()
+    }
+
+    fn remove_all(&mut self, removal: &Removal) -> rusqlite::Result<()> {
+        while !self.remove(removal)? {}
+        self.remove_unused_texts()
+    }
+
+    fn try_remove_slice(&mut self) -> rusqlite::Result<bool> {
+        let Some(removal) = self.trims.next() else {
+            return Ok(false);
+        };
+        if self.remove(&removal)? {
+            self.trims.done(&removal);
+            self.remove_unused_texts()?;
+        }
+        Ok(!self.trims.is_empty())
+    }
+
+    /// Removes a slice in a transaction of its own. Returns whether it was the last one.
+    fn remove(&mut self, removal: &Removal) -> rusqlite::Result<bool> {
+        let transaction = self.connection.transaction()?;
+        let slice = removal.slice(&transaction)?;
         transaction.commit()?;
-        Ok(deleted_rows)
+        self.deleted_rows = self.deleted_rows.saturating_add(slice.deleted);
+        Ok(slice.is_last)
+    }
+
+    fn remove_unused_texts(&mut self) -> rusqlite::Result<()> {
+        // An upper bound of the number of dead letters, which needs no scan.
+        let rows: i64 = self
+            .connection
+            .prepare_cached("SELECT coalesce(max(sequence) - min(sequence), 0) AS rows FROM letters")?
+            .query_row((), |row| row.get("rows"))?;
+        if self.deleted_rows >= DELETED_ROWS.max(rows / 10) {
+            self.text_ids.remove_unused(&self.connection)?;
+            self.deleted_rows = 0;
+        }
+        Ok(())
     }
 }
 
 struct Batch<'a> {
     transaction: &'a Transaction<'a>,
-    text_ids: &'a mut HashMap<String, i64>,
-    deleted_rows: i64,
+    text_ids: &'a mut TextIds,
+    counters: counters::Changes,
+    /// The documents of the full-text index, by row.
+    documents: Vec<(i64, String)>,
+    now: i64,
 }
 
 impl Batch<'_> {
-    fn execute(&self, sql: &str, params: impl rusqlite::Params) -> rusqlite::Result<usize> {
-        self.transaction.prepare_cached(sql)?.execute(params)
-    }
-
-    /// The id of a text, which is inserted if it is new.
     fn text_id(&mut self, text: &str) -> rusqlite::Result<i64> {
-        if let Some(id) = self.text_ids.get(text) {
-            return Ok(*id);
-        }
-        let found = self
-            .transaction
-            .prepare_cached("SELECT id FROM texts WHERE text = ?")?
-            .query_row([text], |row| row.get("id"))
-            .optional()?;
-        let id = match found {
-            Some(id) => id,
-            None => {
-                self.execute("INSERT INTO texts (text) VALUES (?)", [text])?;
-                self.transaction.last_insert_rowid()
-            }
-        };
-        self.text_ids.insert(text.to_owned(), id);
-        Ok(id)
+        self.text_ids.id(self.transaction, TextTable::Texts, text)
     }
 
-    fn insert_letter(&mut self, letter: &Letter, row: i64) -> rusqlite::Result<()> {
+    fn insert_letter(&mut self, letter: &Letter, sequence: i64) -> rusqlite::Result<()> {
         let facts = &letter.facts;
-        let topic = self.text_id(&letter.position.topic)?;
-        let (partition, offset) = (letter.position.partition, letter.position.offset);
+        let place = Place {
+            topic_id: self.text_id(&letter.position.topic)?,
+            partition: letter.position.partition,
+            offset: letter.position.offset,
+        };
         let origin = facts.origin.as_ref();
         let millis = |time: Option<Timestamp>| time.map(Timestamp::as_millis);
-        let params = named_params! {
-            ":row": row,
-            ":topic": topic,
-            ":partition": partition,
-            ":offset": offset,
-            ":dead_at": letter.dead_at.as_millis(),
-            ":state": self.ledger_state(topic, letter)? as i64,
-            ":dialect": facts.dialect as i64,
-            ":pipeline": self.text_id(&facts.pipeline)?,
-            ":error_class": self.text_id(&facts.error_class)?,
-            ":error_code": self.text_id(&facts.error_code)?,
-            ":error_message": facts.error_message,
-            ":failed_at": millis(facts.failed_at),
-            ":retry_count": facts.retry_count,
-            ":origin_topic": self.text_id(origin.map_or("", |origin| &origin.topic))?,
-            ":origin_partition": origin.and_then(|origin| origin.partition),
-            ":origin_offset": origin.and_then(|origin| origin.offset),
-            ":origin_timestamp": millis(facts.origin_timestamp),
-            ":job_id": facts.job_id.as_deref().unwrap_or_default(),
-            ":trace_id": facts.trace_id.as_deref().unwrap_or_default(),
-            ":value_size": letter.value_size.map(|size| i64::try_from(size).unwrap_or(i64::MAX)),
-            ":content": letter.content,
+        let dead_at = letter.dead_at.as_millis();
+        // The ledger entry may have been indexed before its dead letter.
+        let entry = entries::find(self.transaction, place)?
+            .filter(|entry| entries::applies(entry, &letter.content, dead_at));
+        let (template, message_parts) = message::split(&facts.error_message);
+        let mut row = LetterRow {
+            row: 0,
+            sequence,
+            topic_id: place.topic_id,
+            partition: place.partition,
+            offset: place.offset,
+            dead_at,
+            indexed_at: self.now,
+            state: entry.map_or(State::Open, |entry| entry.state) as i64,
+            dialect: facts.dialect as i32,
+            pipeline_id: self.text_id(&facts.pipeline)?,
+            error_class_id: self.text_id(&facts.error_class)?,
+            error_code_id: self.text_id(&facts.error_code)?,
+            template_id: self.text_ids.id(self.transaction, TextTable::Templates, &template)?,
+            message_parts,
+            failed_at: millis(facts.failed_at),
+            retry_count: facts.retry_count,
+            origin_topic_id: self.text_id(origin.map_or("", |origin| &origin.topic))?,
+            origin_partition: origin.and_then(|origin| origin.partition),
+            origin_offset: origin.and_then(|origin| origin.offset),
+            origin_timestamp: millis(facts.origin_timestamp),
+            job_id: facts.job_id.clone(),
+            trace_id: facts.trace_id.as_deref().and_then(trace_bytes),
+            value_size: letter.value_size.map(|size| i64::try_from(size).unwrap_or(i64::MAX)),
+            content: letter.content,
         };
-        let inserted = self.execute(
-            "INSERT INTO letters (row, topic, partition, offset, dead_at, state, dialect, pipeline, error_class, \
-             error_code, error_message, failed_at, retry_count, origin_topic, origin_partition, origin_offset, \
-             origin_timestamp, job_id, trace_id, value_size, content) \
-             VALUES (:row, :topic, :partition, :offset, :dead_at, :state, :dialect, :pipeline, :error_class, \
-             :error_code, :error_message, :failed_at, :retry_count, :origin_topic, :origin_partition, :origin_offset, \
-             :origin_timestamp, :job_id, :trace_id, :value_size, :content) \
-             ON CONFLICT (topic, partition, offset) DO NOTHING",
-            params,
-        )?;
-        // A record that is read twice is indexed once, under its first row number.
-        if inserted > 0 {
-            self.execute(
-                "INSERT INTO bodies (row, key, headers) VALUES (?, ?, ?)",
-                params![row, letter.key.as_deref(), letter.headers],
-            )?;
+        for attempt in 0.. {
+            row.row = row_key::candidate(letter.dead_at, sequence, attempt);
+            if row.insert(self.transaction)? {
+                break;
+            }
+            // A record that is read twice is indexed once, under its first number.
+            if self.is_indexed(place)? {
+                return Ok(());
+            }
         }
+        let body = BodyRow {
+            row: row.row,
+            key: letter.key.as_deref().map(<[u8]>::to_vec),
+            headers: letter.headers.clone(),
+            json_fields: letter.json_fields.clone(),
+        };
+        body.insert(self.transaction)?;
+        self.documents.push((row.row, terms::document(letter, row.template_id)));
+        let counted = Counted {
+            topic_id: row.topic_id,
+            error_class_id: row.error_class_id,
+            state: row.state,
+        };
+        self.counters.add(counted, dead_at, 1);
         Ok(())
     }
 
-    /// The state of a new dead letter: its ledger entry may have been indexed before it.
-    fn ledger_state(&self, topic: i64, letter: &Letter) -> rusqlite::Result<State> {
-        let position = &letter.position;
-        let number: Option<i64> = self
-            .transaction
-            .prepare_cached(concat!(
-                "SELECT state FROM ledger WHERE topic = ?1 AND partition = ?2 AND offset = ?3 AND ",
-                entry_applies!(entry: "content", "time", letter: "?4", "?5")
-            ))?
-            .query_row(
-                params![
-                    topic,
-                    position.partition,
-                    position.offset,
-                    letter.content,
-                    letter.dead_at.as_millis()
-                ],
-                |row| row.get("state"),
-            )
-            .optional()?;
-        Ok(number.and_then(State::from_number).unwrap_or_default())
+    fn is_indexed(&self, place: Place) -> rusqlite::Result<bool> {
+        self.transaction
+            .prepare_cached("SELECT 1 FROM letters WHERE topic_id = ? AND partition = ? AND offset = ?")?
+            .exists((place.topic_id, place.partition, place.offset))
     }
 
     fn update_ledger(&mut self, update: &Update) -> rusqlite::Result<()> {
-        let topic = self.text_id(&update.id.topic)?;
-        let (partition, offset) = (update.id.partition, update.id.offset);
-        // An update replaces the previous entry of its key, even if it applies to another record.
-        self.execute(
-            "UPDATE letters SET state = ? WHERE topic = ? AND partition = ? AND offset = ?",
-            params![State::Open as i64, topic, partition, offset],
-        )?;
-        let Some(entry) = &update.entry else {
-            self.execute(
-                "DELETE FROM ledger WHERE topic = ? AND partition = ? AND offset = ?",
-                params![topic, partition, offset],
-            )?;
+        let place = Place {
+            topic_id: self.text_id(&update.id.topic)?,
+            partition: update.id.partition,
+            offset: update.id.offset,
+        };
+        entries::put(self.transaction, place, update.entry.as_ref())?;
+        let row = self
+            .transaction
+            .prepare_cached("SELECT row FROM letters WHERE topic_id = ? AND partition = ? AND offset = ?")?
+            .query_row((place.topic_id, place.partition, place.offset), |row| row.get("row"))
+            .optional()?;
+        let Some(row) = row else {
             return Ok(());
         };
-        let time = entry.time.map(Timestamp::as_millis);
-        self.execute(
-            "INSERT OR REPLACE INTO ledger (topic, partition, offset, state, time, who, note, content) \
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            params![
-                topic,
-                partition,
-                offset,
-                entry.state as i64,
-                time,
-                entry.by,
-                entry.note,
-                entry.content
-            ],
-        )?;
-        self.execute(
-            concat!(
-                "UPDATE letters SET state = ?4 WHERE topic = ?1 AND partition = ?2 AND offset = ?3 AND ",
-                entry_applies!(entry: "?5", "?6", letter: "content", "dead_at")
-            ),
-            params![topic, partition, offset, entry.state as i64, entry.content, time],
-        )?;
-        Ok(())
+        let letter = LetterRow::load(self.transaction, row)?;
+        // An entry replaces the previous one of its key, even if it applies to another record.
+        let entry = update.entry.as_ref();
+        let entry = entry.filter(|entry| entries::applies(entry, &letter.content, letter.dead_at));
+        let state = entry.map_or(State::Open, |entry| entry.state) as i64;
+        set_state(self.transaction, &mut self.counters, &letter, state)
     }
 
     fn set_position(&mut self, topic: &str, partition: i32, next: i64) -> rusqlite::Result<()> {
-        let topic = self.text_id(topic)?;
-        self.execute(
-            "INSERT OR REPLACE INTO positions (topic, partition, next) VALUES (?, ?, ?)",
-            params![topic, partition, next],
-        )?;
-        Ok(())
-    }
-
-    fn trim(&mut self, topic: &str, partition: i32, low: i64) -> rusqlite::Result<()> {
-        let topic = self.text_id(topic)?;
-        let below_low = params![topic, partition, low];
-        self.execute(
-            "DELETE FROM bodies WHERE row IN \
-             (SELECT row FROM letters WHERE topic = ? AND partition = ? AND offset < ?)",
-            below_low,
-        )?;
-        let deleted = self.execute(
-            "DELETE FROM letters WHERE topic = ? AND partition = ? AND offset < ?",
-            below_low,
-        )?;
-        self.count_deleted(deleted);
-        self.execute(
-            "DELETE FROM ledger WHERE topic = ? AND partition = ? AND offset < ?",
-            below_low,
-        )?;
-        Ok(())
-    }
-
-    fn forget(&mut self, topic: &str) -> rusqlite::Result<()> {
-        let topic = self.text_id(topic)?;
-        self.execute(
-            "DELETE FROM bodies WHERE row IN (SELECT row FROM letters WHERE topic = ?)",
-            [topic],
-        )?;
-        let deleted = self.execute("DELETE FROM letters WHERE topic = ?", [topic])?;
-        self.count_deleted(deleted);
-        // Ledger entries stay: they follow the ledger topic, and `entry_applies` ignores those of the old topic.
-        self.execute("DELETE FROM positions WHERE topic = ?", [topic])?;
-        Ok(())
-    }
-
-    fn count_deleted(&mut self, rows: usize) {
-        self.deleted_rows = self
-            .deleted_rows
-            .saturating_add(i64::try_from(rows).unwrap_or(i64::MAX));
-    }
-
-    /// An upper bound of the number of dead letters, which needs no scan.
-    fn estimate_rows(&self) -> rusqlite::Result<i64> {
+        let topic_id = self.text_id(topic)?;
         self.transaction
-            .prepare_cached("SELECT coalesce(max(row) - min(row), 0) AS estimate FROM letters")?
-            .query_row((), |row| row.get("estimate"))
-    }
-
-    /// Removes texts that only deleted rows referred to. Without this, error codes that contain a number or an id would
-    /// accumulate forever.
-    fn remove_unused_texts(&mut self) -> rusqlite::Result<()> {
-        self.execute(
-            "DELETE FROM texts WHERE text != '' AND id NOT IN (\
-             SELECT topic FROM letters UNION SELECT pipeline FROM letters UNION SELECT error_class FROM letters \
-             UNION SELECT error_code FROM letters UNION SELECT origin_topic FROM letters \
-             UNION SELECT topic FROM positions UNION SELECT topic FROM ledger)",
-            (),
-        )?;
-        self.text_ids.clear();
-        self.deleted_rows = 0;
+            .prepare_cached("INSERT OR REPLACE INTO positions (topic_id, partition, next) VALUES (?, ?, ?)")?
+            .execute((topic_id, partition, next))?;
         Ok(())
     }
 
-    fn forget_ledger(&mut self) -> rusqlite::Result<()> {
-        let open = State::Open as i64;
-        self.execute("UPDATE letters SET state = ?1 WHERE state != ?1", [open])?;
-        self.execute("DELETE FROM ledger", ())?;
-        Ok(())
+    fn finish(mut self) -> rusqlite::Result<()> {
+        // The full-text index collects terms in memory as long as row numbers increase.
+        self.documents.sort_unstable_by_key(|(row, _)| *row);
+        let mut insert = self
+            .transaction
+            .prepare_cached("INSERT INTO terms (rowid, document) VALUES (?, ?)")?;
+        for (row, document) in &self.documents {
+            insert.execute((row, document))?;
+        }
+        self.counters.store(self.transaction)
     }
+}
+
+/// Sets the state of a dead letter.
+pub(super) fn set_state(
+    connection: &Connection,
+    counters: &mut counters::Changes,
+    letter: &LetterRow,
+    state: i64,
+) -> rusqlite::Result<()> {
+    if letter.state == state {
+        return Ok(());
+    }
+    connection
+        .prepare_cached("UPDATE letters SET state = ? WHERE row = ?")?
+        .execute((state, letter.row))?;
+    let counted = counted(letter);
+    counters.add(counted, letter.dead_at, -1);
+    counters.add(Counted { state, ..counted }, letter.dead_at, 1);
+    Ok(())
+}
+
+/// What a dead letter is counted as.
+pub(super) fn counted(letter: &LetterRow) -> Counted {
+    Counted {
+        topic_id: letter.topic_id,
+        error_class_id: letter.error_class_id,
+        state: letter.state,
+    }
+}
+
+/// The bytes of a trace id of 32 hexadecimal digits.
+fn trace_bytes(text: &str) -> Option<[u8; 16]> {
+    u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)
+}
+
+/// The text of a trace id.
+pub(super) fn trace_text(bytes: [u8; 16]) -> String {
+    format!("{:032x}", u128::from_be_bytes(bytes))
 }

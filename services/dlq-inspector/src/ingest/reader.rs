@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::topics::{Actions, Arrival, Topics};
 use super::{Survey, Work};
 use crate::index::Change;
+use crate::json_fields::JsonFields;
 use crate::ledger::{self, Update};
 use crate::letter::Letter;
 use crate::metrics::Metrics;
@@ -34,6 +35,7 @@ pub(crate) struct Reader {
     pub(crate) settings: KafkaSettings,
     pub(crate) surveys: Receiver<Survey>,
     pub(crate) writer: SyncSender<Work>,
+    pub(crate) json_fields: JsonFields,
     pub(crate) waker: Waker,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) part: Part,
@@ -97,9 +99,9 @@ impl ReaderLoop {
             self.report_lag(&survey);
         }
         let mut batch = Batch::default();
-        let topics = &mut self.topics;
+        let (topics, json_fields) = (&mut self.topics, &self.reader.json_fields);
         self.follower.poll(POLL_TIMEOUT, |event| {
-            batch.add(topics, event);
+            batch.add(topics, json_fields, event);
             batch.is_full()
         })?;
         self.log_refused(&batch.refused);
@@ -193,7 +195,7 @@ impl Batch {
         }
     }
 
-    fn add(&mut self, topics: &mut Topics, event: Event) {
+    fn add(&mut self, topics: &mut Topics, json_fields: &JsonFields, event: Event) {
         match event {
             Event::Record(record) => {
                 let position = &record.position;
@@ -219,7 +221,8 @@ impl Batch {
                         }
                     }
                 } else {
-                    let letter = Letter::read(&record);
+                    let mut letter = Letter::read(&record);
+                    letter.json_fields = json_fields.read(record.value.as_deref());
                     self.bytes += letter.headers.len() + letter.key.as_ref().map_or(0, Bytes::len);
                     self.letters.push(letter);
                 }

@@ -117,7 +117,7 @@ impl SurveyTask {
         // The index is read before Kafka. In the other order, a record that is indexed in between would be beyond the end
         // that Kafka returned, and its topic would look recreated.
         let as_of = self.shared.applied();
-        let (positions, _) = self.pool.read(index::read_positions).await?;
+        let (positions, _) = self.pool.internal(index::read_positions).await?;
         let positions: BTreeMap<(Arc<str>, i32), i64> = positions
             .into_iter()
             .map(|position| ((Arc::from(position.topic), position.partition), position.next))
@@ -192,7 +192,7 @@ impl SurveyTask {
             let name = topic.clone();
             let indexed = self
                 .pool
-                .read(move |connection| index::first_and_last(connection, &name, &lows))
+                .internal(move |connection| index::first_and_last(connection, &name, &lows))
                 .await?;
             let positions = indexed.iter().map(|digest| Position {
                 topic: topic.clone(),

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, TryRecvError};
 
+use redeliver_core::Clock;
 use redeliver_runtime::health::Part;
 
 use crate::index::{Change, IndexError, Writer};
@@ -31,6 +32,7 @@ pub(crate) struct WriterThread {
     pub(crate) writer: Writer,
     pub(crate) work: Receiver<Work>,
     pub(crate) shared: Arc<SharedState>,
+    pub(crate) clock: Arc<dyn Clock>,
     pub(crate) part: Part,
     pub(crate) metrics: Metrics,
 }
@@ -38,11 +40,12 @@ pub(crate) struct WriterThread {
 impl WriterThread {
     /// Writes until the reader has stopped and everything that it sent is written.
     pub(crate) fn run(mut self) -> Result<(), IndexError> {
-        let mut next = self.work.recv().ok();
+        let mut next = self.receive()?;
         while let Some(work) = next.take() {
             match work {
                 Work::CaughtUp => {
                     tracing::info!("index caught up");
+                    self.writer.remove_outdated();
                     self.shared.caught_up.send_replace(true);
                     self.part.ready();
                 }
@@ -71,23 +74,43 @@ impl WriterThread {
                 }
             }
             if next.is_none() {
-                next = self.work.recv().ok();
+                next = self.receive()?;
             }
         }
         Ok(())
     }
 
-    fn write(&mut self, batch: u64, changes: &[Change]) -> Result<(), IndexError> {
-        let last_row = match self.writer.apply(changes) {
-            Ok(last_row) => last_row,
-            Err(error) => {
-                if error.is_damage() {
-                    tracing::error!("the index is damaged; it is rebuilt at the next start");
-                    self.writer.invalidate();
-                }
-                return Err(error);
+    /// Waits for work, and meanwhile removes what retention has deleted. At least one slice is removed before each work, so that
+    /// a reader that is always ahead does not put it off. `None` if the reader has stopped.
+    fn receive(&mut self) -> Result<Option<Work>, IndexError> {
+        loop {
+            if !self.remove_slice()? {
+                return Ok(self.work.recv().ok());
             }
-        };
+            match self.work.try_recv() {
+                Ok(work) => return Ok(Some(work)),
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) => return Ok(None),
+            }
+        }
+    }
+
+    fn remove_slice(&mut self) -> Result<bool, IndexError> {
+        let result = self.writer.remove_slice();
+        result.map_err(|error| self.failed(error))
+    }
+
+    fn failed(&mut self, error: IndexError) -> IndexError {
+        if error.is_damage() {
+            tracing::error!("the index is damaged; it is rebuilt at the next start");
+            self.writer.invalidate();
+        }
+        error
+    }
+
+    fn write(&mut self, batch: u64, changes: &[Change]) -> Result<(), IndexError> {
+        let result = self.writer.apply(changes, self.clock.now());
+        let last_row = result.map_err(|error| self.failed(error))?;
         let mut indexed: BTreeMap<&str, u64> = BTreeMap::new();
         for change in changes {
             if let Change::Letters(letters) = change {

@@ -1,0 +1,264 @@
+//! `bench dlq`: an inspector process that indexes dead letters with 12 headers each, and its queries over gRPC.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use futures::future::try_join_all;
+use redeliver_core::headers::{self, Origin};
+use redeliver_core::{Clock, Failure, Headers, Output, SystemClock, Timestamp};
+use redeliver_proto::v1;
+use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::figures::{Distribution, Figures, per_second, rate};
+use crate::kafka::Broker;
+use crate::process::Running;
+
+const PARTITIONS: i32 = 4;
+const TOPICS: usize = 2;
+const VALUE: usize = 200;
+/// Enough for ten million dead letters.
+const TIMEOUT: Duration = Duration::from_secs(3_600);
+const TENANTS: usize = 50;
+const CODES: [&str; 4] = ["http.503", "http.404", "http.422", "tcp.refused"];
+/// Slow queries that run while fast ones are measured.
+const SCANS: usize = 4;
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Dead letters
+    #[arg(long, default_value_t = 1_000_000)]
+    count: usize,
+    /// Calls of each kind
+    #[arg(long, default_value_t = 200)]
+    calls: usize,
+    /// The inspector to measure, if not the one beside this program
+    #[arg(long, default_value = "dlq-inspector")]
+    inspector: PathBuf,
+}
+
+/// A dead letter as a worker writes it, with 12 headers.
+fn dead(topics: &[String], index: usize, now: Timestamp) -> anyhow::Result<Output> {
+    let topic = &topics[index % TOPICS];
+    let mut list = Headers::new();
+    list.push_text("tenant", &format!("t{}", index % TENANTS));
+    list.push_text("traceparent", &format!("00-{:032x}-{:016x}-01", index + 1, index + 1));
+    let origin = Origin {
+        topic: "documents".into(),
+        partition: i32::try_from(index % 8)?,
+        offset: i64::try_from(index / 8)?,
+        timestamp: Some(now),
+    };
+    headers::write_lineage(&mut list, "bench", &origin, 3);
+    let code = CODES[index / TOPICS % CODES.len()];
+    let message = format!("worker-{}: no answer after {} ms", index % 40, index % 5_000);
+    let failure = match index / 2 % 3 {
+        0 => Failure::transient(code, &message),
+        _ => Failure::permanent(code, &message),
+    };
+    headers::write_failure(&mut list, &failure, now);
+    ensure!(list.len() == 12, "{} headers", list.len());
+    Ok(Output {
+        topic: topic.as_str().into(),
+        partition: None,
+        key: Some(format!("key-{index}").into()),
+        value: Some(vec![b'x'; VALUE].into()),
+        headers: list,
+    })
+}
+
+struct Inspector {
+    process: Running,
+    listen: SocketAddr,
+}
+
+impl Inspector {
+    fn start(broker: &Broker, options: &Options, data: &Path) -> anyhow::Result<Self> {
+        // The port is free once the listener is dropped. If another process takes it first, the inspector does not start.
+        let listen = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+        let program = options.inspector.to_str().context("the path of the inspector")?;
+        let config = format!(
+            "instance: {name}
+kafka: {{ brokers: '{}', topics: {{ create: true }} }}
+dlq_inspector: {{ listen: '{listen}', data_dir: '{}', topics: ['{name}-*'] }}
+",
+            broker.address,
+            data.display(),
+            name = broker.name("dlq"),
+        );
+        // As in the container image.
+        let environment = [("MIMALLOC_PURGE_DELAY", "0")];
+        let process = Running::start(program, &broker.name("dlq"), &config, &environment)?;
+        Ok(Self { process, listen })
+    }
+
+    /// Waits until the inspector is ready. Returns the time and the most memory meanwhile.
+    fn until_ready(&self) -> anyhow::Result<(Duration, f64)> {
+        let (started, mut most) = (Instant::now(), 0.0_f64);
+        while !self.process.is_ready() {
+            ensure!(started.elapsed() < TIMEOUT, "the inspector is not ready");
+            most = most.max(self.process.rss_mib()?);
+            std::thread::park_timeout(Duration::from_millis(50));
+        }
+        Ok((started.elapsed(), most))
+    }
+
+    async fn client(&self) -> anyhow::Result<DeadLetterServiceClient<Channel>> {
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.listen))?;
+        let client = DeadLetterServiceClient::new(endpoint.connect().await?);
+        Ok(client.max_decoding_message_size(64 << 20))
+    }
+}
+
+/// A call to measure.
+#[derive(Clone)]
+enum Call {
+    List(String),
+    Stats(String),
+}
+
+impl Call {
+    async fn run(&self, client: &mut DeadLetterServiceClient<Channel>) -> anyhow::Result<()> {
+        match self {
+            Self::List(filter) => {
+                let filter = filter.clone();
+                let request = v1::ListDeadLettersRequest { filter, ..v1::ListDeadLettersRequest::default() };
+                client.list_dead_letters(request).await?;
+            }
+            Self::Stats(filter) => {
+                let request = v1::GetDeadLetterStatsRequest { filter: filter.clone() };
+                client.get_dead_letter_stats(request).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The time of each of several calls, one after the other, in milliseconds.
+async fn measure(
+    client: &mut DeadLetterServiceClient<Channel>,
+    calls: usize,
+    call: impl Fn(usize) -> Call,
+) -> anyhow::Result<Distribution> {
+    // Opens the connections and fills the caches.
+    call(0).run(client).await?;
+    let mut millis = Vec::new();
+    for number in 0..calls {
+        let started = Instant::now();
+        call(number).run(client).await?;
+        millis.push(started.elapsed().as_secs_f64() * 1_000.0);
+    }
+    Ok(Distribution::of(millis))
+}
+
+pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figures) -> anyhow::Result<()> {
+    let count = options.count;
+    let topics: Vec<String> = (0..TOPICS).map(|number| broker.name(&format!("dlq-{number}"))).collect();
+    let names: Vec<&str> = topics.iter().map(String::as_str).collect();
+    broker.create(&names, PARTITIONS).await?;
+    let filler = broker.filler()?;
+    for index in 0..count {
+        filler.send(&dead(&topics, index, SystemClock.now())?)?;
+    }
+    filler.flush()?;
+
+    let data = std::env::temp_dir().join("redeliver-bench").join(broker.name("dlq-data"));
+    let inspector = Inspector::start(broker, options, &data)?;
+    let (elapsed, most) = inspector.until_ready()?;
+    let cpu = inspector.process.cpu_time().as_secs_f64() * 1e6 / count as f64;
+    figures.add(
+        "indexing, from the start to ready",
+        format!("{}, {cpu:.1} us of processor time each", per_second(rate(count, elapsed))),
+    );
+    figures.add("memory while indexing", format!("{most:.0} MiB"));
+    figures.add(
+        "disk",
+        format!("{:.0} bytes per dead letter", directory_size(&data)? as f64 / count as f64),
+    );
+
+    let mut client = inspector.client().await?;
+    let list = |filter: String| Call::List(filter);
+    let any = |number: usize| number * 7_919 % count;
+    let first = topics[0].clone();
+    let kinds: Vec<(&str, Box<dyn Fn(usize) -> Call>)> = vec![
+        ("newest", Box::new(|_| list(String::new()))),
+        ("class", Box::new(|_| list("error_class = permanent".to_owned()))),
+        ("code", Box::new(|_| list("error_code = http.404".to_owned()))),
+        ("topic and state", Box::new(move |_| list(format!("topic = {first} AND state = OPEN")))),
+        ("key", Box::new(move |number| list(format!("key = key-{}", any(number))))),
+        ("common header", Box::new(|number| list(format!("headers.tenant = t{}", number % TENANTS)))),
+        ("absent header", Box::new(|number| list(format!("headers.tenant = none{number}")))),
+        (
+            "origin",
+            Box::new(move |number| {
+                let (partition, offset) = (any(number) % 8, any(number) / 8);
+                list(format!("origin.topic = documents AND origin.partition = {partition} AND origin.offset = {offset}"))
+            }),
+        ),
+        ("trace", Box::new(move |number| list(format!("trace_id = {:032x}", any(number) + 1)))),
+        (
+            "rare combination",
+            Box::new(move |number| {
+                let tenant = any(number) % TENANTS;
+                list(format!("headers.tenant = t{tenant} AND error_code = tcp.refused AND pipeline = bench AND key = key-{}", any(number)))
+            }),
+        ),
+        ("stats", Box::new(|_| Call::Stats(String::new()))),
+        ("stats of a class", Box::new(|_| Call::Stats("error_class = permanent".to_owned()))),
+        ("message contains words", Box::new(|_| list("error_message : \"no answer\"".to_owned()))),
+        ("message contains none", Box::new(|_| list("error_message : \"connection reset\"".to_owned()))),
+    ];
+    for (name, call) in &kinds {
+        figures.add(*name, measure(&mut client, options.calls, call).await?);
+    }
+    // These read all rows.
+    let scans: [(&str, fn(usize) -> Call); 2] = [
+        ("message contains a number", |number| Call::List(format!("error_message : \"after {}\"", 900_000 + number))),
+        ("header contains", |number| Call::List(format!("headers.traceparent : \"none{number}\""))),
+    ];
+    for (name, call) in scans {
+        figures.add(name, measure(&mut client, options.calls.min(10), call).await?);
+    }
+    figures.add(
+        format!("key, while {SCANS} clients scan"),
+        next_to_scans(&inspector, options, any).await?,
+    );
+
+    inspector.process.kill()?;
+    let again = Inspector::start(broker, options, &data)?;
+    figures.add("ready after a crash", format!("{:.1} s", again.until_ready()?.0.as_secs_f64()));
+    again.process.stop()?;
+    broker.delete(&names).await?;
+    std::fs::remove_dir_all(&data).context("removing the index")
+}
+
+/// Queries that an index answers, while several clients read all rows. Their errors are expected: they wait for each other.
+async fn next_to_scans(
+    inspector: &Inspector,
+    options: &Options,
+    any: impl Fn(usize) -> usize,
+) -> anyhow::Result<Distribution> {
+    let scanners = (0..SCANS).map(|_| inspector.client());
+    let scanners = try_join_all(scanners).await?.into_iter().map(|mut client| async move {
+        let scan = Call::List("headers.traceparent : \"none\"".to_owned());
+        while scan.run(&mut client).await.is_ok() {}
+        // The others still wait for their turn.
+        std::future::pending::<()>().await;
+    });
+    let mut client = inspector.client().await?;
+    let measured = measure(&mut client, options.calls, |number| Call::List(format!("key = key-{}", any(number))));
+    tokio::select! {
+        measured = measured => measured,
+        _ = futures::future::join_all(scanners) => anyhow::bail!("the scans ended"),
+    }
+}
+
+fn directory_size(directory: &Path) -> anyhow::Result<u64> {
+    let mut size = 0;
+    for entry in std::fs::read_dir(directory)? {
+        size += entry?.metadata()?.len();
+    }
+    Ok(size)
+}

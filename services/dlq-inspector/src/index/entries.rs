@@ -1,0 +1,85 @@
+//! The entries of the ledger, as the index stores them.
+
+use redeliver_core::Timestamp;
+use rusqlite::{Connection, OptionalExtension as _, params};
+
+use crate::ledger::{Entry, State};
+use crate::letter::ContentHash;
+
+pub(super) const CREATE: &str = "
+CREATE TABLE ledger (
+    topic_id INTEGER NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
+    state INTEGER NOT NULL, time INTEGER, who TEXT NOT NULL, note TEXT NOT NULL, content BLOB,
+    PRIMARY KEY (topic_id, partition, offset)
+) WITHOUT ROWID;
+";
+
+/// By how much the clocks of two machines may differ.
+const CLOCK_DIFFERENCE: i64 = 60_000;
+
+/// A position, with the id of its topic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) topic_id: i64,
+    pub(super) partition: i32,
+    pub(super) offset: i64,
+}
+
+/// The entry at a position.
+pub(super) fn find(connection: &Connection, place: Place) -> rusqlite::Result<Option<Entry>> {
+    connection
+        .prepare_cached(
+            "SELECT state, time, who, note, content FROM ledger WHERE topic_id = ? AND partition = ? AND offset = ?",
+        )?
+        .query_row((place.topic_id, place.partition, place.offset), |row| {
+            Ok(Entry {
+                state: State::from_number(row.get("state")?).unwrap_or_default(),
+                time: row.get::<_, Option<i64>>("time")?.map(Timestamp::from_millis),
+                by: row.get("who")?,
+                note: row.get("note")?,
+                content: row.get("content")?,
+            })
+        })
+        .optional()
+}
+
+/// Replaces the entry at a position; `None` removes it.
+pub(super) fn put(connection: &Connection, place: Place, entry: Option<&Entry>) -> rusqlite::Result<()> {
+    let Place { topic_id, partition, offset } = place;
+    let Some(entry) = entry else {
+        connection
+            .prepare_cached("DELETE FROM ledger WHERE topic_id = ? AND partition = ? AND offset = ?")?
+            .execute((topic_id, partition, offset))?;
+        return Ok(());
+    };
+    connection
+        .prepare_cached(
+            "INSERT OR REPLACE INTO ledger (topic_id, partition, offset, state, time, who, note, content) \
+             VALUES (:topic_id, :partition, :offset, :state, :time, :who, :note, :content)",
+        )?
+        .execute(params![
+            topic_id,
+            partition,
+            offset,
+            entry.state as i64,
+            entry.time.map(Timestamp::as_millis),
+            entry.by,
+            entry.note,
+            entry.content
+        ])?;
+    Ok(())
+}
+
+/// Whether an entry applies to the dead letter at its position.
+///
+/// An entry with a content hash applies to the record with that hash. An entry without one applies unless it is older
+/// than the dead letter: then it refers to an earlier record at this position, before the topic was deleted and created
+/// again.
+pub(super) fn applies(entry: &Entry, content: &ContentHash, dead_at: i64) -> bool {
+    match &entry.content {
+        Some(expected) => expected == content,
+        None => entry
+            .time
+            .is_none_or(|time| time.as_millis().saturating_add(CLOCK_DIFFERENCE) >= dead_at),
+    }
+}

@@ -1,0 +1,72 @@
+//! Row numbers that increase with `dead_at`, so that the full-text index and the table itself return rows in the order of time.
+//!
+//! A row number is a bucket of 8 ms of `dead_at` and a slot in the bucket. Rows of the same bucket are in no particular order;
+//! readers sort them by `dead_at` and by the hash of the id. The slot comes from the sequence number of the dead letter, so that
+//! it is almost always free.
+
+use redeliver_core::Timestamp;
+
+const BUCKET_BITS: u32 = 3;
+const SLOT_BITS: u32 = 23;
+/// The buckets from 1970 to 2248. Earlier and later times share the first and the last one.
+const LAST_BUCKET: i64 = (1 << 40) - 1;
+const SLOTS: i64 = 1 << SLOT_BITS;
+/// After this many slots that are in use, the bucket counts as full.
+const ATTEMPTS_PER_BUCKET: i64 = 1_000;
+
+/// The bucket of a time.
+pub(super) fn bucket(dead_at: Timestamp) -> i64 {
+    (dead_at.as_millis() >> BUCKET_BITS).clamp(0, LAST_BUCKET)
+}
+
+/// The row number to try in the given attempt, counted from 0. Rows beyond a full bucket, which has several million rows of
+/// 8 ms, go to the next one: then their place in lists is approximate.
+pub(super) fn candidate(dead_at: Timestamp, sequence: i64, attempt: i64) -> i64 {
+    let bucket = (bucket(dead_at) + attempt / ATTEMPTS_PER_BUCKET).min(LAST_BUCKET);
+    let slot = sequence.wrapping_add(attempt).rem_euclid(SLOTS);
+    bucket << SLOT_BITS | slot
+}
+
+/// The first row number of the bucket of a time.
+pub(super) fn first(dead_at: Timestamp) -> i64 {
+    bucket(dead_at) << SLOT_BITS
+}
+
+/// The last row number of the bucket of a time.
+pub(super) fn last(dead_at: Timestamp) -> i64 {
+    first(dead_at) | (SLOTS - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(millis: i64) -> Timestamp {
+        Timestamp::from_millis(millis)
+    }
+
+    #[test]
+    fn later_buckets_have_higher_rows() {
+        let times = [i64::MIN, -1, 0, 7, 8, 1_700_000_000_000, 8_000_000_000_000, i64::MAX];
+        for pair in times.windows(2) {
+            let (earlier, later) = (at(pair[0]), at(pair[1]));
+            assert!(bucket(earlier) <= bucket(later), "{pair:?}");
+            if bucket(earlier) < bucket(later) {
+                assert!(candidate(earlier, i64::MAX, 0) < candidate(later, 0, 0), "{pair:?}");
+                assert!(last(earlier) < first(later), "{pair:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_is_within_its_bucket_and_each_attempt_is_another_row() {
+        let time = at(1_700_000_000_003);
+        for sequence in [0, 1, SLOTS - 1, SLOTS, i64::MAX] {
+            let row = candidate(time, sequence, 0);
+            assert!((first(time)..=last(time)).contains(&row), "{sequence}");
+            assert_ne!(row, candidate(time, sequence, 1), "{sequence}");
+            assert!(candidate(time, sequence, ATTEMPTS_PER_BUCKET) > last(time));
+        }
+        assert!(candidate(at(i64::MAX), i64::MAX, i64::MAX / 2) > 0);
+    }
+}

@@ -1,0 +1,247 @@
+//! The full-text index of equalities. The document of a dead letter has one term for each header, for its key, its JSON
+//! fields and the other fields that filters compare with `=`. A term is a hash, so that values of any bytes and any length
+//! have short terms. Different values can have the same term: a filter tests each row that the index finds.
+//!
+//! The row numbers of the index are those of `letters`, which increase with `dead_at`: the index returns rows in the order of
+//! lists, and conjunctions are intersected without reading rows.
+
+use crate::filter::{Dictionary, Expr, NumberField, NumberTest, Comparison, Restriction, TextField, TextTest};
+use crate::header_list;
+use crate::letter::Letter;
+
+/// The table. It does not store the documents, and can delete them by row number.
+pub(super) const CREATE: &str = "
+CREATE VIRTUAL TABLE terms USING fts5 (
+    document, content='', contentless_delete=1, detail=none, tokenize='ascii'
+);
+INSERT INTO terms (terms, rank) VALUES ('hashsize', 8388608);
+";
+
+/// More alternatives than this are found by a scan instead.
+const MAX_ALTERNATIVES: usize = 64;
+
+/// What a term is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Header = 1,
+    Key = 2,
+    Json = 3,
+    Topic = 4,
+    Pipeline = 5,
+    ErrorClass = 6,
+    ErrorCode = 7,
+    Template = 8,
+    OriginTopic = 9,
+    OriginPartition = 10,
+    OriginOffset = 11,
+    JobId = 12,
+    TraceId = 13,
+}
+
+/// A hash that is the same in every version and on every machine (FNV-1a with a final mix). It does not withstand attacks;
+/// equal hashes of different values cost time only.
+pub(super) fn stable_hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut add = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    for part in parts {
+        part.len().to_le_bytes().into_iter().for_each(&mut add);
+        part.iter().copied().for_each(&mut add);
+    }
+    hash = (hash ^ (hash >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    hash ^ (hash >> 32)
+}
+
+/// The letters and digits of a term.
+const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+/// 40 bits of the hash.
+const TERM_LENGTH: usize = 8;
+
+/// Appends a term and a space.
+fn push(document: &mut String, kind: Kind, name: &[u8], value: &[u8]) {
+    let mut hash = stable_hash([&[kind as u8][..], name, value]);
+    for _ in 0..TERM_LENGTH {
+        document.push(char::from(ALPHABET[(hash % 32) as usize]));
+        hash /= 32;
+    }
+    document.push(' ');
+}
+
+fn push_number(document: &mut String, kind: Kind, number: i64) {
+    push(document, kind, b"", &number.to_be_bytes());
+}
+
+/// The document of a dead letter.
+pub(super) fn document(letter: &Letter, template_id: i64) -> String {
+    let facts = &letter.facts;
+    let mut document = String::with_capacity(32 * (TERM_LENGTH + 1));
+    for (name, value) in header_list::iter(&letter.headers) {
+        if let Some(value) = value {
+            push(&mut document, Kind::Header, name.as_bytes(), value);
+        }
+    }
+    for (pointer, value) in header_list::iter(letter.json_fields.as_deref().unwrap_or_default()) {
+        push(&mut document, Kind::Json, pointer.as_bytes(), value.unwrap_or_default());
+    }
+    if let Some(key) = &letter.key {
+        push(&mut document, Kind::Key, b"", key);
+    }
+    let mut push_text = |kind, text: &str| {
+        if !text.is_empty() {
+            push(&mut document, kind, b"", text.as_bytes());
+        }
+    };
+    push_text(Kind::Topic, &letter.position.topic);
+    push_text(Kind::Pipeline, &facts.pipeline);
+    push_text(Kind::ErrorClass, &facts.error_class);
+    push_text(Kind::ErrorCode, &facts.error_code);
+    push_text(Kind::JobId, facts.job_id.as_deref().unwrap_or_default());
+    push_text(Kind::TraceId, facts.trace_id.as_deref().unwrap_or_default());
+    push_number(&mut document, Kind::Template, template_id);
+    if let Some(origin) = &facts.origin {
+        push(&mut document, Kind::OriginTopic, b"", origin.topic.as_bytes());
+        if let Some(partition) = origin.partition {
+            push_number(&mut document, Kind::OriginPartition, partition.into());
+        }
+        if let Some(offset) = origin.offset {
+            push_number(&mut document, Kind::OriginOffset, offset);
+        }
+    }
+    document
+}
+
+/// A query of the index that finds at least the rows that match a filter; `None` if the index does not help.
+pub(super) fn query(filter: &Expr, dictionary: &Dictionary) -> Option<String> {
+    match filter {
+        Expr::And(all) => {
+            let queries: Vec<String> = all.iter().filter_map(|part| query(part, dictionary)).collect();
+            (!queries.is_empty()).then(|| joined(&queries, " AND "))
+        }
+        Expr::Or(any) => {
+            let queries: Option<Vec<String>> = any.iter().map(|part| query(part, dictionary)).collect();
+            queries.filter(|queries| !queries.is_empty()).map(|queries| joined(&queries, " OR "))
+        }
+        Expr::Not(_) => None,
+        Expr::Is(restriction) => of_restriction(restriction, dictionary),
+    }
+}
+
+fn joined(queries: &[String], operator: &str) -> String {
+    match queries {
+        [only] => only.clone(),
+        _ => format!("({})", queries.join(operator)),
+    }
+}
+
+fn of_restriction(restriction: &Restriction, dictionary: &Dictionary) -> Option<String> {
+    let mut term = String::new();
+    match restriction {
+        Restriction::Text(TextField::ErrorMessage, test) => return of_message(test, dictionary),
+        Restriction::Text(field, TextTest::Equal(text)) if !text.is_empty() => {
+            let kind = match field {
+                TextField::Topic => Kind::Topic,
+                TextField::Pipeline => Kind::Pipeline,
+                TextField::ErrorClass => Kind::ErrorClass,
+                TextField::ErrorCode => Kind::ErrorCode,
+                TextField::OriginTopic => Kind::OriginTopic,
+                TextField::JobId => Kind::JobId,
+                TextField::TraceId => Kind::TraceId,
+                TextField::ErrorMessage => return None,
+            };
+            push(&mut term, kind, b"", text.as_bytes());
+        }
+        Restriction::Header(name, TextTest::Equal(text)) => {
+            push(&mut term, Kind::Header, name.as_bytes(), text.as_bytes());
+        }
+        Restriction::Json(pointer, TextTest::Equal(text)) => {
+            push(&mut term, Kind::Json, pointer.as_bytes(), text.as_bytes());
+        }
+        Restriction::Key(TextTest::Equal(text)) => push(&mut term, Kind::Key, b"", text.as_bytes()),
+        Restriction::Number(field, NumberTest::Compare(Comparison::Equal, number)) => {
+            let kind = match field {
+                NumberField::OriginPartition => Kind::OriginPartition,
+                NumberField::OriginOffset => Kind::OriginOffset,
+                _ => return None,
+            };
+            push_number(&mut term, kind, *number);
+        }
+        _ => return None,
+    }
+    Some(term.trim_end().to_owned())
+}
+
+/// The templates whose messages can match.
+fn of_message(test: &TextTest, dictionary: &Dictionary) -> Option<String> {
+    let ids: Vec<i64> = match test {
+        TextTest::Equal(text) => vec![dictionary.message(text)?.0],
+        TextTest::Has(needle) => {
+            let found = dictionary.messages_with(needle);
+            found.all.iter().chain(&found.some).copied().collect()
+        }
+        TextTest::Present => return None,
+    };
+    if ids.is_empty() || ids.len() > MAX_ALTERNATIVES {
+        return None;
+    }
+    let terms: Vec<String> = ids
+        .into_iter()
+        .map(|id| {
+            let mut term = String::new();
+            push_number(&mut term, Kind::Template, id);
+            term.trim_end().to_owned()
+        })
+        .collect();
+    Some(joined(&terms, " OR "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::filter::parse;
+
+    #[test]
+    fn a_term_depends_on_kind_name_and_value() {
+        let term = |kind, name: &str, value: &str| {
+            let mut term = String::new();
+            push(&mut term, kind, name.as_bytes(), value.as_bytes());
+            term
+        };
+        let terms = [
+            term(Kind::Header, "a", "b"),
+            term(Kind::Header, "ab", ""),
+            term(Kind::Header, "", "ab"),
+            term(Kind::Json, "a", "b"),
+            term(Kind::Key, "", "b"),
+        ];
+        let distinct: std::collections::HashSet<&String> = terms.iter().collect();
+        assert_eq!(distinct.len(), terms.len());
+        // Terms are stored: another hash requires another version of the schema.
+        assert_eq!(stable_hash([&b"a"[..], b"b"]), stable_hash([&b"a"[..], b"b"]));
+        assert!(terms.iter().all(|term| term.len() == TERM_LENGTH + 1));
+    }
+
+    #[test]
+    fn a_query_finds_at_least_the_rows_that_match() {
+        let of = |filter: &str| {
+            let query = query(&parse(filter, &[]).unwrap(), &Dictionary::default())?;
+            // The shape, without the hashes.
+            let words = query.split(' ').map(|word| {
+                if word == "AND" || word == "OR" {
+                    word.to_owned()
+                } else {
+                    word.chars().filter(|c| "()".contains(*c)).collect::<String>() + "t"
+                }
+            });
+            Some(words.collect::<Vec<_>>().join(" "))
+        };
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(of(""), None);
+        assert_eq!(of("key = a"), some("t"));
+        assert_eq!(of("key = a AND state = OPEN AND headers.x = y"), some("(t AND )t"));
+        assert_eq!(of("key = a OR headers.x = y"), some("(t OR )t"));
+        assert_eq!(of("key = a OR retry_count = 1"), None);
+        assert_eq!(of("NOT key = a"), None);
+        assert_eq!(of("NOT key = a AND job_id = b"), some("t"));
+        assert_eq!(of("headers.x : y"), None);
+        assert_eq!(of("error_code = \"\""), None);
+    }
+}
