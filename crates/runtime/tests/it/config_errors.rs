@@ -674,6 +674,29 @@ fn requests_that_cannot_be_sent_are_rejected() {
 }
 
 #[test]
+fn json_fields_are_pointers() {
+    check_section(
+        "dlq_inspector",
+        &[
+            (
+                "json_fields: [order.id]",
+                "json_fields: `order.id` is not a JSON pointer of at most 256 bytes, such as /order/id",
+            ),
+            (
+                "json_fields: ['/a~2']",
+                "json_fields: `/a~2` is not a JSON pointer of at most 256 bytes, such as /order/id",
+            ),
+            ("json_fields: [/a, /b, /a]", "json_fields: lists /a twice"),
+        ],
+    );
+    let many: Vec<String> = (0..33).map(|number| format!("/{number}")).collect();
+    let many = format!("json_fields: [{}]", many.join(", "));
+    check_section("dlq_inspector", &[(&many, "json_fields: lists 33 fields; the limit is 32")]);
+    let valid = "dlq_inspector: { json_fields: [/order/id, '/a~1b', '/'] }";
+    assert!(load(valid, &[], &[]).is_ok());
+}
+
+#[test]
 fn a_remote_api_requires_a_token_or_allow_remote() {
     check_section(
         "dlq_inspector",

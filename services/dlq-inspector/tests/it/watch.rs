@@ -215,6 +215,40 @@ async fn a_client_that_stops_reading_is_disconnected_and_can_resume() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn watchers_that_read_nothing_hold_a_bounded_number_of_bytes() {
+    const WATCHERS: usize = 24;
+    let env = InspectorEnv::new("bytes");
+    let topic = env.create_topic("a", 1).await;
+    // Together, the watchers would hold a gigabyte.
+    for number in 0..40 {
+        env.put(&topic, 0, vec![dead(&number.to_string(), vec![7; 900_000], &[])]).await;
+    }
+    let mut inspector = env.start().await;
+    let mut client = inspector.client().await;
+    let mut streams = Vec::new();
+    for _ in 0..WATCHERS {
+        let request = v1::WatchDeadLettersRequest {
+            view: v1::DeadLetterView::Full.into(),
+            ..v1::WatchDeadLettersRequest::default()
+        };
+        streams.push(client.watch_dead_letters(request).await.unwrap().into_inner());
+    }
+    // Each watch ends once its client has accepted no message for a while.
+    let mut most = 0;
+    redeliver_testkit::eventually("the watches have ended", Duration::from_secs(180), || {
+        most = most.max(inspector.process.process().rss_kib());
+        let metrics = inspector.metrics();
+        if metrics.contains("redeliver_dlq_watchers 0\n") {
+            Ok(())
+        } else {
+            Err(metrics)
+        }
+    });
+    assert!(most < 600 << 10, "{most} KiB");
+    drop(streams);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_graceful_shutdown_ends_watches_with_a_status() {
     let env = InspectorEnv::new("end");
     let topic = env.create_topic("a", 1).await;
