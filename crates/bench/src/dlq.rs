@@ -44,7 +44,10 @@ fn dead(topics: &[String], index: usize, now: Timestamp) -> anyhow::Result<Outpu
     let topic = &topics[index % TOPICS];
     let mut list = Headers::new();
     list.push_text("tenant", &format!("t{}", index % TENANTS));
-    list.push_text("traceparent", &format!("00-{:032x}-{:016x}-01", index + 1, index + 1));
+    list.push_text(
+        "traceparent",
+        &format!("00-{:032x}-{:016x}-01", index + 1, index + 1),
+    );
     let origin = Origin {
         topic: "documents".into(),
         partition: i32::try_from(index % 8)?,
@@ -124,11 +127,16 @@ impl Call {
         match self {
             Self::List(filter) => {
                 let filter = filter.clone();
-                let request = v1::ListDeadLettersRequest { filter, ..v1::ListDeadLettersRequest::default() };
+                let request = v1::ListDeadLettersRequest {
+                    filter,
+                    ..v1::ListDeadLettersRequest::default()
+                };
                 client.list_dead_letters(request).await?;
             }
             Self::Stats(filter) => {
-                let request = v1::GetDeadLetterStatsRequest { filter: filter.clone() };
+                let request = v1::GetDeadLetterStatsRequest {
+                    filter: filter.clone(),
+                };
                 client.get_dead_letter_stats(request).await?;
             }
         }
@@ -153,9 +161,78 @@ async fn measure(
     Ok(Distribution::of(millis))
 }
 
+/// A kind of call, whose values depend on its number.
+type Kind = (&'static str, Box<dyn Fn(usize) -> Call>);
+
+/// The calls that an index should answer.
+fn kinds(topic: &str, count: usize) -> Vec<Kind> {
+    let list = Call::List;
+    let any = move |number: usize| number * 7_919 % count;
+    let first = topic.to_owned();
+    vec![
+        ("newest", Box::new(|_| list(String::new()))),
+        ("class", Box::new(|_| list("error_class = permanent".to_owned()))),
+        ("code", Box::new(|_| list("error_code = http.404".to_owned()))),
+        (
+            "topic and state",
+            Box::new(move |_| list(format!("topic = {first} AND state = OPEN"))),
+        ),
+        (
+            "key",
+            Box::new(move |number| list(format!("key = key-{}", any(number)))),
+        ),
+        (
+            "common header",
+            Box::new(|number| list(format!("headers.tenant = t{}", number % TENANTS))),
+        ),
+        (
+            "absent header",
+            Box::new(|number| list(format!("headers.tenant = none{number}"))),
+        ),
+        (
+            "origin",
+            Box::new(move |number| {
+                let (partition, offset) = (any(number) % 8, any(number) / 8);
+                list(format!(
+                    "origin.topic = documents AND origin.partition = {partition} AND origin.offset = {offset}"
+                ))
+            }),
+        ),
+        (
+            "trace",
+            Box::new(move |number| list(format!("trace_id = {:032x}", any(number) + 1))),
+        ),
+        (
+            "rare combination",
+            Box::new(move |number| {
+                let tenant = any(number) % TENANTS;
+                list(format!(
+                    "headers.tenant = t{tenant} AND error_code = tcp.refused AND pipeline = bench AND key = key-{}",
+                    any(number)
+                ))
+            }),
+        ),
+        ("stats", Box::new(|_| Call::Stats(String::new()))),
+        (
+            "stats of a class",
+            Box::new(|_| Call::Stats("error_class = permanent".to_owned())),
+        ),
+        (
+            "message contains words",
+            Box::new(|_| list("error_message : \"no answer\"".to_owned())),
+        ),
+        (
+            "message contains none",
+            Box::new(|_| list("error_message : \"connection reset\"".to_owned())),
+        ),
+    ]
+}
+
 pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figures) -> anyhow::Result<()> {
     let count = options.count;
-    let topics: Vec<String> = (0..TOPICS).map(|number| broker.name(&format!("dlq-{number}"))).collect();
+    let topics: Vec<String> = (0..TOPICS)
+        .map(|number| broker.name(&format!("dlq-{number}")))
+        .collect();
     let names: Vec<&str> = topics.iter().map(String::as_str).collect();
     broker.create(&names, PARTITIONS).await?;
     let filler = broker.filler()?;
@@ -164,63 +241,45 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
     }
     filler.flush()?;
 
-    let data = std::env::temp_dir().join("redeliver-bench").join(broker.name("dlq-data"));
+    let data = std::env::temp_dir()
+        .join("redeliver-bench")
+        .join(broker.name("dlq-data"));
     let inspector = Inspector::start(broker, options, &data)?;
     let (elapsed, most) = inspector.until_ready()?;
     let cpu = inspector.process.cpu_time().as_secs_f64() * 1e6 / count as f64;
     figures.add(
         "indexing, from the start to ready",
-        format!("{}, {cpu:.1} us of processor time each", per_second(rate(count, elapsed))),
+        format!(
+            "{}, {cpu:.1} us of processor time each",
+            per_second(rate(count, elapsed))
+        ),
     );
     figures.add("memory while indexing", format!("{most:.0} MiB"));
     figures.add(
         "disk",
-        format!("{:.0} bytes per dead letter", directory_size(&data)? as f64 / count as f64),
+        format!(
+            "{:.0} bytes per dead letter",
+            directory_size(&data)? as f64 / count as f64
+        ),
     );
 
     let mut client = inspector.client().await?;
-    let list = |filter: String| Call::List(filter);
-    let any = |number: usize| number * 7_919 % count;
-    let first = topics[0].clone();
-    let kinds: Vec<(&str, Box<dyn Fn(usize) -> Call>)> = vec![
-        ("newest", Box::new(|_| list(String::new()))),
-        ("class", Box::new(|_| list("error_class = permanent".to_owned()))),
-        ("code", Box::new(|_| list("error_code = http.404".to_owned()))),
-        ("topic and state", Box::new(move |_| list(format!("topic = {first} AND state = OPEN")))),
-        ("key", Box::new(move |number| list(format!("key = key-{}", any(number))))),
-        ("common header", Box::new(|number| list(format!("headers.tenant = t{}", number % TENANTS)))),
-        ("absent header", Box::new(|number| list(format!("headers.tenant = none{number}")))),
-        (
-            "origin",
-            Box::new(move |number| {
-                let (partition, offset) = (any(number) % 8, any(number) / 8);
-                list(format!("origin.topic = documents AND origin.partition = {partition} AND origin.offset = {offset}"))
-            }),
-        ),
-        ("trace", Box::new(move |number| list(format!("trace_id = {:032x}", any(number) + 1)))),
-        (
-            "rare combination",
-            Box::new(move |number| {
-                let tenant = any(number) % TENANTS;
-                list(format!("headers.tenant = t{tenant} AND error_code = tcp.refused AND pipeline = bench AND key = key-{}", any(number)))
-            }),
-        ),
-        ("stats", Box::new(|_| Call::Stats(String::new()))),
-        ("stats of a class", Box::new(|_| Call::Stats("error_class = permanent".to_owned()))),
-        ("message contains words", Box::new(|_| list("error_message : \"no answer\"".to_owned()))),
-        ("message contains none", Box::new(|_| list("error_message : \"connection reset\"".to_owned()))),
-    ];
-    for (name, call) in &kinds {
-        figures.add(*name, measure(&mut client, options.calls, call).await?);
+    for (name, call) in &kinds(&topics[0], count) {
+        figures.add(*name, measure(&mut client, options.calls, |number| call(number)).await?);
     }
     // These read all rows.
     let scans: [(&str, fn(usize) -> Call); 2] = [
-        ("message contains a number", |number| Call::List(format!("error_message : \"after {}\"", 900_000 + number))),
-        ("header contains", |number| Call::List(format!("headers.traceparent : \"none{number}\""))),
+        ("message contains a number", |number| {
+            Call::List(format!("error_message : \"after {}\"", 900_000 + number))
+        }),
+        ("header contains", |number| {
+            Call::List(format!("headers.traceparent : \"none{number}\""))
+        }),
     ];
     for (name, call) in scans {
         figures.add(name, measure(&mut client, options.calls.min(10), call).await?);
     }
+    let any = |number: usize| number * 7_919 % count;
     figures.add(
         format!("key, while {SCANS} clients scan"),
         next_to_scans(&inspector, options, any).await?,
@@ -228,7 +287,10 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
 
     inspector.process.kill()?;
     let again = Inspector::start(broker, options, &data)?;
-    figures.add("ready after a crash", format!("{:.1} s", again.until_ready()?.0.as_secs_f64()));
+    figures.add(
+        "ready after a crash",
+        format!("{:.1} s", again.until_ready()?.0.as_secs_f64()),
+    );
     again.process.stop()?;
     broker.delete(&names).await?;
     std::fs::remove_dir_all(&data).context("removing the index")
@@ -241,14 +303,19 @@ async fn next_to_scans(
     any: impl Fn(usize) -> usize,
 ) -> anyhow::Result<Distribution> {
     let scanners = (0..SCANS).map(|_| inspector.client());
-    let scanners = try_join_all(scanners).await?.into_iter().map(|mut client| async move {
-        let scan = Call::List("headers.traceparent : \"none\"".to_owned());
-        while scan.run(&mut client).await.is_ok() {}
-        // The others still wait for their turn.
-        std::future::pending::<()>().await;
-    });
+    let scanners = try_join_all(scanners)
+        .await?
+        .into_iter()
+        .map(|mut client| async move {
+            let scan = Call::List("headers.traceparent : \"none\"".to_owned());
+            while scan.run(&mut client).await.is_ok() {}
+            // The others still wait for their turn.
+            std::future::pending::<()>().await;
+        });
     let mut client = inspector.client().await?;
-    let measured = measure(&mut client, options.calls, |number| Call::List(format!("key = key-{}", any(number))));
+    let measured = measure(&mut client, options.calls, |number| {
+        Call::List(format!("key = key-{}", any(number)))
+    });
     tokio::select! {
         measured = measured => measured,
         _ = futures::future::join_all(scanners) => anyhow::bail!("the scans ended"),

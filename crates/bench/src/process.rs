@@ -70,7 +70,8 @@ impl Running {
 
     /// Whether `/readyz` reports that the process is ready.
     pub(crate) fn is_ready(&self) -> bool {
-        self.get("/readyz").is_ok_and(|response| response.contains(" 200 "))
+        self.get("/readyz")
+            .is_ok_and(|response| response.contains(" 200 "))
     }
 
     fn get(&self, path: &str) -> anyhow::Result<String> {

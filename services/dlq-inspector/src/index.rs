@@ -5,10 +5,10 @@
 //! a record. A damaged file is deleted.
 //!
 //! The table `letters` is narrow, because filters scan it. The table `bodies`, with the same `row`, holds
-//! the rest, such as the key and the headers. Row numbers increase with `dead_at` ([`row_key`]), so that the table itself and the
-//! full-text index of equalities ([`terms`]) are in the order of lists. Dead letters also have a number in the order in which they
-//! are indexed, which is never reused: the position of a watch. Repeated texts and the templates of messages ([`message`]) are
-//! stored once and referenced by id.
+//! the rest, such as the key and the headers. Row numbers increase with `dead_at` (`row_key`), so that the table itself and the
+//! full-text index of equalities (`terms`) are in the order of lists. Dead letters also have a number in the order in which
+//! they are indexed, which is never reused: the position of a watch. Repeated texts and the templates of messages (`message`)
+//! are stored once and referenced by id.
 //!
 //! Each version of the schema, and each list of JSON fields, has a file of its own. A new one is built beside the old one,
 //! which is deleted once the new one has caught up: until then, the former version of the program can use it again.
@@ -34,11 +34,12 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::ErrorCode;
 
-pub(crate) use pool::{QUERY_TIMEOUT, QUEUE_TIMEOUT};
 pub use pool::{Pool, ReadError};
+pub(crate) use pool::{QUERY_TIMEOUT, QUEUE_TIMEOUT};
 pub use query::{Cursor, Direction, IndexedLetter, RecordDigest, TopicCounts};
 pub(crate) use query::{
-    Page, PageLimit, count_by_topic, first_and_last, get, list, list_by_sequence, open_by_topic, read_positions,
+    Page, PageLimit, count_by_topic, first_and_last, get, list, list_by_sequence, open_by_topic,
+    read_positions,
 };
 pub use schema::Generation;
 pub use writer::{Change, Writer};
@@ -126,9 +127,14 @@ pub(crate) fn size(directory: &Path) -> u64 {
 fn files(directory: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).filter(|path| {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let name = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .unwrap_or_default();
         let is_database = |name: &str| name.starts_with(PREFIX) && name.ends_with(".db");
-        SUFFIXES.iter().any(|suffix| name.strip_suffix(suffix).is_some_and(is_database))
+        SUFFIXES
+            .iter()
+            .any(|suffix| name.strip_suffix(suffix).is_some_and(is_database))
     })
 }
 

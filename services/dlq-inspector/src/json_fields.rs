@@ -55,16 +55,29 @@ mod tests {
 
     #[test]
     fn texts_numbers_and_booleans_at_the_pointers_are_read() {
-        let pointers = ["/order/id", "/items/0/price", "/paid", "/none", "/a~1b", "/order"].map(str::to_owned);
+        let pointers =
+            ["/order/id", "/items/0/price", "/paid", "/none", "/a~1b", "/order"].map(str::to_owned);
         let fields = JsonFields::new(&pointers);
-        let value = br#"{"order": {"id": "o-7"}, "items": [{"price": 1.50}], "paid": true, "none": null, "a/b": 3}"#;
+        let value =
+            br#"{"order": {"id": "o-7"}, "items": [{"price": 1.50}], "paid": true, "none": null, "a/b": 3}"#;
         let read = header_list::decode(&fields.read(Some(value)).unwrap());
-        let expected: Headers = [("/order/id", "o-7"), ("/items/0/price", "1.5"), ("/paid", "true"), ("/a~1b", "3")]
-            .into_iter()
-            .map(|(name, value)| (name, Some(value.as_bytes())))
-            .collect();
+        let expected: Headers = [
+            ("/order/id", "o-7"),
+            ("/items/0/price", "1.5"),
+            ("/paid", "true"),
+            ("/a~1b", "3"),
+        ]
+        .into_iter()
+        .map(|(name, value)| (name, Some(value.as_bytes())))
+        .collect();
         assert_eq!(read, expected);
-        for other in [None, Some(&b"no json"[..]), Some(b"{}"), Some(b"[1]"), Some(b"\xff")] {
+        for other in [
+            None,
+            Some(&b"no json"[..]),
+            Some(b"{}"),
+            Some(b"[1]"),
+            Some(b"\xff"),
+        ] {
             assert_eq!(fields.read(other), None);
         }
         assert_eq!(JsonFields::default().read(Some(value)), None);

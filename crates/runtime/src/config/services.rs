@@ -224,7 +224,10 @@ impl DlqInspectorConfig {
         if self.json_fields.len() > JSON_FIELDS {
             findings.report(
                 "json_fields",
-                format!("lists {} fields; the limit is {JSON_FIELDS}", self.json_fields.len()),
+                format!(
+                    "lists {} fields; the limit is {JSON_FIELDS}",
+                    self.json_fields.len()
+                ),
             );
         }
         for topic in &self.topics {
@@ -246,5 +249,7 @@ const JSON_POINTER_BYTES: usize = 256;
 /// Whether a text is a JSON pointer (RFC 6901) to a part of a value: `~` occurs only as `~0` and `~1`.
 fn is_json_pointer(text: &str) -> bool {
     let mut escapes = text.split('~').skip(1);
-    text.starts_with('/') && text.len() <= JSON_POINTER_BYTES && escapes.all(|after| after.starts_with(['0', '1']))
+    text.starts_with('/')
+        && text.len() <= JSON_POINTER_BYTES
+        && escapes.all(|after| after.starts_with(['0', '1']))
 }

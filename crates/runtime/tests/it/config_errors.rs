@@ -691,7 +691,10 @@ fn json_fields_are_pointers() {
     );
     let many: Vec<String> = (0..33).map(|number| format!("/{number}")).collect();
     let many = format!("json_fields: [{}]", many.join(", "));
-    check_section("dlq_inspector", &[(&many, "json_fields: lists 33 fields; the limit is 32")]);
+    check_section(
+        "dlq_inspector",
+        &[(&many, "json_fields: lists 33 fields; the limit is 32")],
+    );
     let valid = "dlq_inspector: { json_fields: [/order/id, '/a~1b', '/'] }";
     assert!(load(valid, &[], &[]).is_ok());
 }

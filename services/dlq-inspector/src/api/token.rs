@@ -1,8 +1,8 @@
 //! Page tokens and resume tokens. They are not signed: a forged token only selects another position in the same list.
 //!
-//! A page token contains the time and the hash of the id of the last dead letter, which are the same in every index: it is valid on
-//! every replica, and after the index was rebuilt. A resume token contains a number in the order of indexing, so that it is valid for
-//! one generation of the index. Both are valid for one query.
+//! A page token contains the time and the hash of the id of the last dead letter, which are the same in every index: it is
+//! valid on every replica, and after the index was rebuilt. A resume token contains a number in the order of indexing, so that
+//! it is valid for one generation of the index. Both are valid for one query.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -40,7 +40,10 @@ impl PageToken {
     const FIELD: &str = "page_token";
 
     pub(super) fn encode(query: QueryHash, cursor: Cursor) -> String {
-        encode(PAGE_TAG, [query, cursor.dead_at.to_be_bytes(), cursor.id_hash.to_be_bytes()])
+        encode(
+            PAGE_TAG,
+            [query, cursor.dead_at.to_be_bytes(), cursor.id_hash.to_be_bytes()],
+        )
     }
 
     /// The cursor in a token; `None` for an empty token.
@@ -60,11 +63,18 @@ impl ResumeToken {
     const FIELD: &str = "resume_token";
 
     pub(super) fn encode(generation: Generation, query: QueryHash, sequence: i64) -> String {
-        encode(RESUME_TAG, [generation.to_be_bytes(), query, sequence.to_be_bytes()])
+        encode(
+            RESUME_TAG,
+            [generation.to_be_bytes(), query, sequence.to_be_bytes()],
+        )
     }
 
     /// The number of the dead letter in a token; `None` for an empty token.
-    pub(super) fn decode(generation: Generation, query: QueryHash, token: &str) -> Result<Option<i64>, Status> {
+    pub(super) fn decode(
+        generation: Generation,
+        query: QueryHash,
+        token: &str,
+    ) -> Result<Option<i64>, Status> {
         let Some([of_generation, of_query, sequence]) = decode(Self::FIELD, RESUME_TAG, token)? else {
             return Ok(None);
         };
@@ -127,7 +137,10 @@ mod tests {
 
     #[test]
     fn a_page_token_is_valid_for_its_query_in_every_index() {
-        let cursor = Cursor { dead_at: -5, id_hash: u64::MAX };
+        let cursor = Cursor {
+            dead_at: -5,
+            id_hash: u64::MAX,
+        };
         let query = query_hash(&["list", "a = b", ""]);
         let token = PageToken::encode(query, cursor);
         assert_eq!(PageToken::decode(query, &token).unwrap(), Some(cursor));
@@ -148,15 +161,25 @@ mod tests {
         assert_eq!(ResumeToken::decode(3, query, &token).unwrap(), Some(7));
         let expired = (Code::FailedPrecondition, "TOKEN_EXPIRED".to_owned());
         assert_eq!(refused(ResumeToken::decode(4, query, &token)), expired);
-        let cursor = Cursor { dead_at: 0, id_hash: 0 };
+        let cursor = Cursor {
+            dead_at: 0,
+            id_hash: 0,
+        };
         let invalid = (Code::InvalidArgument, "TOKEN_INVALID".to_owned());
-        assert_eq!(refused(ResumeToken::decode(3, query, &PageToken::encode(query, cursor))), invalid);
+        assert_eq!(
+            refused(ResumeToken::decode(3, query, &PageToken::encode(query, cursor))),
+            invalid
+        );
     }
 
     fn damaged_tokens(count: u32) {
         let query = query_hash(&["list"]);
-        let cursor = Cursor { dead_at: 1_700_000_000_000, id_hash: 7 };
-        let valid = [PageToken::encode(query, cursor), ResumeToken::encode(1, query, 7)].map(String::into_bytes);
+        let cursor = Cursor {
+            dead_at: 1_700_000_000_000,
+            id_hash: 7,
+        };
+        let valid =
+            [PageToken::encode(query, cursor), ResumeToken::encode(1, query, 7)].map(String::into_bytes);
         fuzz("damaged_tokens", count, &valid, |input| {
             let token = String::from_utf8_lossy(input);
             if let Ok(Some(cursor)) = PageToken::decode(query, &token) {

@@ -1,8 +1,9 @@
 //! `WatchDeadLetters`: streams existing dead letters, then new ones as they are indexed.
 //!
-//! A watcher reads the rows of the index in order, so that a single row number is its resume token, and the index itself
+//! A watcher reads the index in the order of arrival, so that a single number is its resume token, and the index itself
 //! buffers bursts for slow clients. What is read ahead of a client is bounded in bytes, for each watcher and for all of them
-//! together: memory is reserved before values are read from Kafka. A watch ends if its client accepts no message for [`SEND_TIMEOUT`], or when the client may no longer read dead letters.
+//! together: memory is reserved before values are read from Kafka. A watch ends if its client accepts no message for
+//! [`SEND_TIMEOUT`], or when the client may no longer read dead letters.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -170,8 +171,12 @@ impl Watcher {
                 })
                 .await;
             let Page { letters, has_more } = page.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
-            for batch in batches(&letters, VALUE_BYTES) {
-                self.send_batch(batch).await?;
+            if self.is_full {
+                for batch in batches(&letters, VALUE_BYTES) {
+                    self.send_batch(batch).await?;
+                }
+            } else if !letters.is_empty() {
+                self.send_batch(&letters).await?;
             }
             if !has_more {
                 // Dead letters that do not match are skipped by later queries and resume tokens.
@@ -186,7 +191,11 @@ impl Watcher {
 
     async fn send_batch(&mut self, letters: &[IndexedLetter]) -> Result<(), WatchEnd> {
         let values = letters.iter().filter_map(|letter| letter.value_size);
-        let values = if self.is_full { values.fold(0, u64::saturating_add) } else { 0 };
+        let values = if self.is_full {
+            values.fold(0, u64::saturating_add)
+        } else {
+            0
+        };
         let headers: usize = letters.iter().map(|letter| letter.headers.len()).sum();
         let reserved = self.reserve(values.saturating_add(headers as u64)).await?;
         let messages = self
@@ -197,7 +206,8 @@ impl Watcher {
         for (letter, message) in letters.iter().zip(messages) {
             self.last_read = letter.sequence;
             if let Some(message) = message {
-                self.send(Event::DeadLetter(message), Some(reserved.clone())).await?;
+                self.send(Event::DeadLetter(message), Some(reserved.clone()))
+                    .await?;
             }
         }
         Ok(())
@@ -208,9 +218,13 @@ impl Watcher {
         self.send(Event::Heartbeat(v1::Heartbeat { time }), None).await
     }
 
-    /// Reserves memory of all watchers for a batch. Waiting for it is no fault of this client, so that it has no time limit: clients
-    /// that accept no messages are disconnected, and release theirs. A watcher that waits here holds none.
+    /// Reserves memory of all watchers for a batch, once the client has accepted all earlier messages. So a watcher that waits for
+    /// memory holds none, and every other one releases its memory, or ends, within [`SEND_TIMEOUT`].
     async fn reserve(&self, bytes: u64) -> Result<Reserved, WatchEnd> {
+        match timeout(SEND_TIMEOUT, self.buffer.acquire_many(BUFFER_KIB)).await {
+            Ok(all) => drop(all.map_err(|_| WatchEnd::ClientGone)?),
+            Err(_) => return Err(too_slow()),
+        }
         let size = kib(bytes).min(TOTAL_KIB / 4);
         let share = self.api.watched_bytes.clone().acquire_many_owned(size).await;
         share.map(Arc::new).map_err(|_| WatchEnd::ClientGone)
@@ -246,17 +260,17 @@ impl Watcher {
                 self.last_sent = Instant::now();
                 result
             }
-            Err(_) => Err(WatchEnd::Status(status(
-                Code::ResourceExhausted,
-                format!(
-                    "client accepted no message for {} s; resume with the last resume_token",
-                    SEND_TIMEOUT.as_secs()
-                ),
-                "WATCHER_TOO_SLOW",
-                [],
-            ))),
+            Err(_) => Err(too_slow()),
         }
     }
+}
+
+fn too_slow() -> WatchEnd {
+    let text = format!(
+        "client accepted no message for {} s; resume with the last resume_token",
+        SEND_TIMEOUT.as_secs()
+    );
+    WatchEnd::Status(status(Code::ResourceExhausted, text, "WATCHER_TOO_SLOW", []))
 }
 
 fn kib(bytes: u64) -> u32 {

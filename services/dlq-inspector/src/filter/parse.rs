@@ -161,7 +161,11 @@ impl Parser<'_> {
         {
             let known = match self.json_fields {
                 [] => "none".to_owned(),
-                fields => fields.iter().map(|field| format!("json.{field}")).collect::<Vec<_>>().join(", "),
+                fields => fields
+                    .iter()
+                    .map(|field| format!("json.{field}"))
+                    .collect::<Vec<_>>()
+                    .join(", "),
             };
             let problem = format!("`{name}` is not in dlq_inspector.json_fields; indexed fields: {known}");
             return Err(Self::error_at(start, problem));

@@ -150,8 +150,7 @@ impl Condition {
                 Some((template, parts)) => {
                     self.sql += "(l.template_id = ? AND l.message_parts IS ?)";
                     self.params.push(Param::Integer(*template));
-                    self.params
-                        .push(parts.clone().map_or(Param::Null, Param::Text));
+                    self.params.push(parts.clone().map_or(Param::Null, Param::Text));
                 }
             },
             TextTest::Has(needle) => {
@@ -163,7 +162,8 @@ impl Condition {
                 self.sql += "(l.template_id IN (SELECT value FROM json_each(?)) OR \
                              (l.template_id IN (SELECT value FROM json_each(?)) AND message_has(\
                              (SELECT text FROM templates WHERE id = l.template_id), l.message_parts, ?)))";
-                self.params.extend([found.all, found.some].map(|ids| Param::Text(json_array(&ids))));
+                self.params
+                    .extend([found.all, found.some].map(|ids| Param::Text(json_array(&ids))));
                 self.params.push(Param::Text(needle.clone()));
             }
             TextTest::Present => match dictionary.message("") {
@@ -198,7 +198,11 @@ impl Condition {
 
     /// Trace ids are stored as bytes; filters have their 32 hexadecimal digits.
     fn trace(&mut self, test: &TextTest) {
-        let conditions = ["lower(hex(l.trace_id)) = ?", "instr(lower(hex(l.trace_id)), ?) > 0", "1"];
+        let conditions = [
+            "lower(hex(l.trace_id)) = ?",
+            "instr(lower(hex(l.trace_id)), ?) > 0",
+            "1",
+        ];
         self.plain(conditions, "l.trace_id", test);
     }
 

@@ -5,7 +5,10 @@ use super::*;
 /// Texts and templates of messages that are in the index. Messages that contain "busy" have the templates 7 and 8.
 fn dictionary() -> Dictionary {
     let texts = ["", "permanent", "http.503", "t-dlq"];
-    let busy = MessageMatches { all: vec![7, 8], some: vec![9] };
+    let busy = MessageMatches {
+        all: vec![7, 8],
+        some: vec![9],
+    };
     Dictionary {
         texts: (1..).zip(texts).map(|(id, text)| (text.to_owned(), id)).collect(),
         messages: [
@@ -94,7 +97,11 @@ fn or_binds_more_tightly_than_and_and_adjacent_conditions_are_joined_by_and() {
 
 #[test]
 fn values_need_quotes_only_if_they_are_ambiguous() {
-    check("error_code = http.503", "l.error_code_id = ?", &[Param::Integer(3)]);
+    check(
+        "error_code = http.503",
+        "l.error_code_id = ?",
+        &[Param::Integer(3)],
+    );
     check(
         "dead_at > 2026-01-01T00:00:00Z",
         "l.dead_at > ?",
@@ -139,7 +146,11 @@ fn every_type_of_field_has_a_condition() {
         &[text("ord")],
     );
     check("pipeline:*", "l.pipeline_id != ?", &[Param::Integer(1)]);
-    check("job_id = j", "(l.job_id IS NOT NULL AND l.job_id = ?)", &[text("j")]);
+    check(
+        "job_id = j",
+        "(l.job_id IS NOT NULL AND l.job_id = ?)",
+        &[text("j")],
+    );
     check("job_id : *", "(l.job_id IS NOT NULL AND 1)", &[]);
     check("trace_id = \"\"", "l.trace_id IS NULL", &[]);
     check(
@@ -164,7 +175,13 @@ fn every_type_of_field_has_a_condition() {
     check(
         "json./order/id = o-7 json./a.b:* json.'/a b' : x",
         "(listed_is(b.json_fields, ?, ?) AND listed_exists(b.json_fields, ?) AND listed_has(b.json_fields, ?, ?))",
-        &[text("/order/id"), blob("o-7"), text("/a.b"), text("/a b"), blob("x")],
+        &[
+            text("/order/id"),
+            blob("o-7"),
+            text("/a.b"),
+            text("/a b"),
+            blob("x"),
+        ],
     );
     check(
         "state = dead_letter_state_discarded",
@@ -261,14 +278,27 @@ fn damaged_filters(count: u32) {
     let (dictionary, json_fields) = (dictionary(), json_fields());
     fuzz("damaged_filters", count, &valid, |input| {
         let text = String::from_utf8_lossy(input);
-        let Ok(filter) = parse(&text, &json_fields) else { return };
+        let Ok(filter) = parse(&text, &json_fields) else {
+            return;
+        };
         let condition = Condition::of(&filter, &dictionary);
-        assert_eq!(condition.sql.matches('?').count(), condition.params.len(), "{}", condition.sql);
+        assert_eq!(
+            condition.sql.matches('?').count(),
+            condition.params.len(),
+            "{}",
+            condition.sql
+        );
         // Of the characters in texts of SQL, only the empty text of a constant could occur, and no comment.
         let is_constant = |c: char| c.is_ascii_alphanumeric() || " ()._,=<>!?".contains(c);
         assert!(condition.sql.chars().all(is_constant), "{}", condition.sql);
-        let words = condition.sql.split(|c: char| !c.is_ascii_alphanumeric() && !"._".contains(c));
-        assert!(words.filter(|word| word.starts_with(|c: char| c.is_ascii_digit())).all(|word| word == "0" || word == "1"));
+        let words = condition
+            .sql
+            .split(|c: char| !c.is_ascii_alphanumeric() && !"._".contains(c));
+        assert!(
+            words
+                .filter(|word| word.starts_with(|c: char| c.is_ascii_digit()))
+                .all(|word| word == "0" || word == "1")
+        );
     });
 }
 

@@ -65,7 +65,11 @@ impl Changes {
              AND count = 0",
         )?;
         for ((width, bucket, counted), count) in buckets {
-            let Counted { topic_id, error_class_id, state } = counted;
+            let Counted {
+                topic_id,
+                error_class_id,
+                state,
+            } = counted;
             add.execute((width, bucket, topic_id, error_class_id, state, count))?;
             if count < 0 {
                 remove_empty.execute((width, bucket, topic_id, error_class_id, state))?;
@@ -77,12 +81,17 @@ impl Changes {
 
 /// The number of dead letters of each topic, error class and state for which a condition holds. The condition may only refer to
 /// the columns of [`Counted`], of the table `l`.
-pub(super) fn totals(connection: &Connection, condition: &Condition) -> rusqlite::Result<Vec<(Counted, i64)>> {
+pub(super) fn totals(
+    connection: &Connection,
+    condition: &Condition,
+) -> rusqlite::Result<Vec<(Counted, i64)>> {
     let sql = format!(
         "SELECT topic_id, error_class_id, state, count FROM counters l WHERE l.width = ? AND l.bucket = 0 AND {}",
         condition.sql
     );
-    let params = [Value::Integer(ALL_TIMES)].into_iter().chain(values(&condition.params));
+    let params = [Value::Integer(ALL_TIMES)]
+        .into_iter()
+        .chain(values(&condition.params));
     let mut statement = connection.prepare_cached(&sql)?;
     let totals = statement.query_map(params_from_iter(params), |row| {
         let counted = Counted {
@@ -103,7 +112,10 @@ pub(super) fn since(
 ) -> rusqlite::Result<BTreeMap<i64, i64>> {
     let mut counts: BTreeMap<i64, i64> = BTreeMap::new();
     let mut add = |sql: &str, range: [i64; 4]| -> rusqlite::Result<()> {
-        let params = range.map(Value::Integer).into_iter().chain(values(&condition.params));
+        let params = range
+            .map(Value::Integer)
+            .into_iter()
+            .chain(values(&condition.params));
         let mut statement = connection.prepare_cached(sql)?;
         let mut rows = statement.query(params_from_iter(params))?;
         while let Some(row) = rows.next()? {
@@ -130,6 +142,9 @@ pub(super) fn since(
         condition.sql
     );
     let rows = [time, end].map(Timestamp::from_millis);
-    add(&letters, [row_key::first(rows[0]), row_key::last(rows[1]), time, end])?;
+    add(
+        &letters,
+        [row_key::first(rows[0]), row_key::last(rows[1]), time, end],
+    )?;
     Ok(counts)
 }

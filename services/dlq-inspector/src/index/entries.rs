@@ -45,7 +45,11 @@ pub(super) fn find(connection: &Connection, place: Place) -> rusqlite::Result<Op
 
 /// Replaces the entry at a position; `None` removes it.
 pub(super) fn put(connection: &Connection, place: Place, entry: Option<&Entry>) -> rusqlite::Result<()> {
-    let Place { topic_id, partition, offset } = place;
+    let Place {
+        topic_id,
+        partition,
+        offset,
+    } = place;
     let Some(entry) = entry else {
         connection
             .prepare_cached("DELETE FROM ledger WHERE topic_id = ? AND partition = ? AND offset = ?")?

@@ -113,7 +113,11 @@ mod tests {
         };
         check("refused", "refused", None);
         check("", "", None);
-        check("timeout after 3012 ms on host17b2", "timeout after # ms on host#b#", Some("3012 17 2"));
+        check(
+            "timeout after 3012 ms on host17b2",
+            "timeout after # ms on host#b#",
+            Some("3012 17 2"),
+        );
         check("job 3f2A-9c is dead", "job #-# is dead", Some("3f2A 9c"));
         check("größe 1", "größe #", Some("1"));
         check("\u{fffc} 1", "\u{fffc} 1", None);

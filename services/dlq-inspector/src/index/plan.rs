@@ -20,10 +20,48 @@ pub(super) enum Driver {
     Time,
     /// A query of the full-text index, which returns rows in the order of time.
     Terms(String),
-    /// An index whose rows are in the order of `dead_at`.
-    Index(&'static str),
+    /// The dead letters of a topic in a state, in the order of `dead_at`.
+    TopicAndState,
+    /// The dead letters in a state with an error code, in the order of `dead_at`.
+    StateAndCode,
+    /// The dead letters in a state, in the order of `dead_at`.
+    State,
     /// One row.
     Position,
+}
+
+impl Driver {
+    /// The tables, as in `FROM`. `CROSS JOIN` fixes their order. With `NOT INDEXED`, rows are still found by their number.
+    fn tables(&self) -> &'static str {
+        match self {
+            Self::Time => "letters l NOT INDEXED",
+            Self::Terms(_) => "terms CROSS JOIN letters l NOT INDEXED ON l.row = terms.rowid",
+            Self::TopicAndState => "letters l INDEXED BY letters_by_topic_and_state",
+            Self::StateAndCode => "letters l INDEXED BY letters_by_state_and_code",
+            Self::State => "letters l INDEXED BY letters_by_state",
+            Self::Position => "letters l INDEXED BY letters_by_position",
+        }
+    }
+
+    /// The column that orders the rows and limits them to a range of times.
+    fn column(&self) -> &'static str {
+        match self {
+            Self::Time => "l.row",
+            Self::Terms(_) => "terms.rowid",
+            Self::TopicAndState | Self::StateAndCode | Self::State | Self::Position => "l.dead_at",
+        }
+    }
+
+    /// A range of times in the unit of that column.
+    fn range(&self, TimeRange { from, to }: TimeRange) -> [i64; 2] {
+        match self {
+            Self::Time | Self::Terms(_) => [
+                row_key::first(Timestamp::from_millis(from)),
+                row_key::last(Timestamp::from_millis(to)),
+            ],
+            Self::TopicAndState | Self::StateAndCode | Self::State | Self::Position => [from, to],
+        }
+    }
 }
 
 /// A range of `dead_at`.
@@ -34,13 +72,18 @@ pub(super) struct TimeRange {
 }
 
 impl TimeRange {
-    const ALL: Self = Self { from: i64::MIN, to: i64::MAX };
+    const ALL: Self = Self {
+        from: i64::MIN,
+        to: i64::MAX,
+    };
 
     /// The range to which a filter limits the rows.
     fn of(conjuncts: &[&Expr]) -> Self {
         let mut range = Self::ALL;
         for part in conjuncts {
-            let Expr::Is(Restriction::Number(NumberField::DeadAt, NumberTest::Compare(comparison, time))) = part else {
+            let Expr::Is(Restriction::Number(NumberField::DeadAt, NumberTest::Compare(comparison, time))) =
+                part
+            else {
                 continue;
             };
             match comparison {
@@ -74,37 +117,26 @@ impl Plan {
         rows_in_state: impl FnOnce(i64) -> rusqlite::Result<i64>,
     ) -> rusqlite::Result<Self> {
         let conjuncts = filter.conjuncts();
-        let has_text = |field| {
-            let test = |part: &&&Expr| matches!(part, Expr::Is(Restriction::Text(found, TextTest::Equal(_))) if *found == field);
-            conjuncts.iter().any(|part| test(&part))
-        };
-        let has_id = conjuncts.iter().any(|part| matches!(part, Expr::Is(Restriction::Id(_))));
         let state = conjuncts.iter().find_map(|part| match part {
-            Expr::Is(Restriction::Number(NumberField::State, NumberTest::Compare(Comparison::Equal, state))) => {
-                Some(*state)
-            }
+            Expr::Is(Restriction::Number(
+                NumberField::State,
+                NumberTest::Compare(Comparison::Equal, state),
+            )) => Some(*state),
             _ => None,
         });
-        let query = terms::query(filter, dictionary);
-        let terms_of_state = |query: Option<String>, index| {
-            // The number of parts that the full-text index knows.
-            let parts = conjuncts.iter().filter(|part| terms::query(part, dictionary).is_some());
-            match query {
-                Some(query) if parts.count() > 1 => Driver::Terms(query),
-                _ => Driver::Index(index),
+        let driver = if conjuncts
+            .iter()
+            .any(|part| matches!(part, Expr::Is(Restriction::Id(_))))
+        {
+            Driver::Position
+        } else if let Some(state) = state {
+            if state != State::Open as i64 && rows_in_state(state)? <= FEW_ROWS {
+                Driver::State
+            } else {
+                Self::driver_in_state(filter, &conjuncts, dictionary)
             }
-        };
-        let driver = match (state, query) {
-            _ if has_id => Driver::Position,
-            (None, None) => Driver::Time,
-            (None, Some(query)) => Driver::Terms(query),
-            (Some(state), _) if state != State::Open as i64 && rows_in_state(state)? <= FEW_ROWS => {
-                Driver::Index("letters_by_state")
-            }
-            (Some(_), query) if has_text(TextField::Topic) => terms_of_state(query, "letters_by_topic_and_state"),
-            (Some(_), query) if has_text(TextField::ErrorCode) => terms_of_state(query, "letters_by_state_and_code"),
-            (Some(_), Some(query)) => Driver::Terms(query),
-            (Some(_), None) => Driver::Index("letters_by_state"),
+        } else {
+            terms::query(filter, dictionary).map_or(Driver::Time, Driver::Terms)
         };
         Ok(Self {
             driver,
@@ -113,21 +145,27 @@ impl Plan {
         })
     }
 
+    /// With several equalities, the full-text index finds fewer rows than an index of the state and one of them.
+    fn driver_in_state(filter: &Expr, conjuncts: &[&Expr], dictionary: &Dictionary) -> Driver {
+        let is_equality = |part: &&&Expr| terms::query(part, dictionary).is_some();
+        let has = |field| {
+            conjuncts.iter().any(|part| {
+                matches!(part, Expr::Is(Restriction::Text(found, TextTest::Equal(_))) if *found == field)
+            })
+        };
+        let equalities = conjuncts.iter().filter(is_equality).count();
+        if equalities <= 1 && has(TextField::Topic) {
+            Driver::TopicAndState
+        } else if equalities <= 1 && has(TextField::ErrorCode) {
+            Driver::StateAndCode
+        } else {
+            terms::query(filter, dictionary).map_or(Driver::State, Driver::Terms)
+        }
+    }
+
     /// `FROM` and `WHERE`, with their parameters.
     pub(super) fn from(&self) -> (String, Vec<Value>) {
-        // `CROSS JOIN` fixes the order of the tables. With `NOT INDEXED`, rows are still found by their number.
-        let (table, column) = match &self.driver {
-            Driver::Time => ("letters l NOT INDEXED", "l.row"),
-            Driver::Terms(_) => ("terms CROSS JOIN letters l NOT INDEXED ON l.row = terms.rowid", "terms.rowid"),
-            Driver::Index("letters_by_topic_and_state") => {
-                ("letters l INDEXED BY letters_by_topic_and_state", "l.dead_at")
-            }
-            Driver::Index("letters_by_state_and_code") => {
-                ("letters l INDEXED BY letters_by_state_and_code", "l.dead_at")
-            }
-            Driver::Index(_) => ("letters l INDEXED BY letters_by_state", "l.dead_at"),
-            Driver::Position => ("letters l INDEXED BY letters_by_position", "l.dead_at"),
-        };
+        let (tables, column) = (self.driver.tables(), self.driver.column());
         let bodies = if self.condition.reads_bodies {
             " CROSS JOIN bodies b ON b.row = l.row"
         } else {
@@ -139,17 +177,10 @@ impl Plan {
             matched = "terms MATCH ? AND ";
             params.push(Value::Text(query.clone()));
         }
-        let TimeRange { from, to } = self.range;
-        let range = match self.driver {
-            Driver::Time | Driver::Terms(_) => {
-                [row_key::first(Timestamp::from_millis(from)), row_key::last(Timestamp::from_millis(to))]
-            }
-            Driver::Index(_) | Driver::Position => [from, to],
-        };
-        params.extend(range.map(Value::Integer));
+        params.extend(self.driver.range(self.range).map(Value::Integer));
         params.extend(super::query::values(&self.condition.params));
         let sql = format!(
-            "FROM {table}{bodies} WHERE {matched}{column} >= ? AND {column} <= ? AND {}",
+            "FROM {tables}{bodies} WHERE {matched}{column} >= ? AND {column} <= ? AND {}",
             self.condition.sql
         );
         (sql, params)
@@ -157,10 +188,6 @@ impl Plan {
 
     /// The column that orders the rows: by `dead_at`, except within a bucket, see [`row_key`].
     pub(super) fn order(&self) -> &'static str {
-        match self.driver {
-            Driver::Time => "l.row",
-            Driver::Terms(_) => "terms.rowid",
-            Driver::Index(_) | Driver::Position => "l.dead_at",
-        }
+        self.driver.column()
     }
 }

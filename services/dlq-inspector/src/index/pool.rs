@@ -1,8 +1,8 @@
 //! The connections that read, on threads that may block.
 //!
-//! Queries of the API and those of the process itself have connections of their own, so that neither waits for the other. A query
-//! of the API begins in the fast lane. If it turns out to read many rows, it is interrupted and continues from the beginning in
-//! the slow lane, where one query runs at a time. So queries that an index answers stay fast next to any number of scans.
+//! Queries of the API and those of the process itself have turns of their own, so that neither waits for the other. A query
+//! of the API begins in the fast lane. If it turns out to read many rows, it is interrupted and begins again in the slow lane,
+//! where one query runs at a time. So queries that an index answers stay fast next to any number of scans.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,8 +75,8 @@ impl Pool {
         }))
     }
 
-    /// Runs a query of the API on one snapshot of the index. It may be called a second time, if it is slow. If the returned future
-    /// is dropped, the query is interrupted.
+    /// Runs a query of the API on one snapshot of the index. It is called a second time if it is slow. If the returned future is
+    /// dropped, the query is interrupted.
     ///
     /// # Errors
     /// If the query takes longer than 20 seconds, waits longer than 20 seconds for others, or the database fails.
@@ -187,8 +187,8 @@ impl Inner {
         // A query may consist of several statements. A transaction gives them one snapshot.
         connection.execute_batch("BEGIN")?;
         let result = query(&connection);
-        // A connection whose transaction does not end would pin its snapshot, so it is dropped. An interrupted statement has ended,
-        // and the handler must not interrupt the end of the transaction as well.
+        // The handler must not interrupt the end of the transaction as well. A connection whose transaction does not end would
+        // pin its snapshot, so it is dropped.
         connection.progress_handler(INSTRUCTIONS_PER_CHECK, None::<fn() -> bool>)?;
         if connection.execute_batch("ROLLBACK").is_ok() {
             idle().push(connection);

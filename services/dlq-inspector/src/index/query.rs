@@ -12,7 +12,9 @@ use super::plan::Plan;
 use super::tables::{BodyRow, LetterRow};
 use super::texts::{TextTable, Texts};
 use super::{counters, message, row_key, schema, terms, writer};
-use crate::filter::{Condition, Dictionary, Expr, Lookups, MessageMatches, NumberField, Param, Restriction, TextField};
+use crate::filter::{
+    Condition, Dictionary, Expr, Lookups, MessageMatches, NumberField, Param, Restriction, TextField,
+};
 use crate::id::LetterId;
 use crate::ledger::State;
 use crate::letter::ContentHash;
@@ -102,7 +104,11 @@ impl IndexedLetter {
     /// The cursor after this dead letter.
     #[must_use]
     pub fn cursor(&self) -> Cursor {
-        let LetterId { topic, partition, offset } = &self.id;
+        let LetterId {
+            topic,
+            partition,
+            offset,
+        } = &self.id;
         Cursor::of(self.dead_at.as_millis(), topic, *partition, *offset)
     }
 
@@ -228,7 +234,12 @@ pub(crate) struct PageLimit {
 
 impl Page {
     /// Loads these rows, or fewer if they are large.
-    fn load(connection: &Connection, rows: &[i64], has_more: bool, limit: PageLimit) -> rusqlite::Result<Self> {
+    fn load(
+        connection: &Connection,
+        rows: &[i64],
+        has_more: bool,
+        limit: PageLimit,
+    ) -> rusqlite::Result<Self> {
         let mut page = Self::default();
         let mut texts = Texts::new(connection);
         let mut bytes = 0;
@@ -262,11 +273,13 @@ pub(crate) fn list(
     let mut plan = plan(connection, filter)?;
     let order = match (direction, after) {
         (Direction::Descending, after) => {
-            plan.range.limit(i64::MIN, after.map_or(i64::MAX, |after| after.dead_at));
+            plan.range
+                .limit(i64::MIN, after.map_or(i64::MAX, |after| after.dead_at));
             "DESC"
         }
         (Direction::Ascending, after) => {
-            plan.range.limit(after.map_or(i64::MIN, |after| after.dead_at), i64::MAX);
+            plan.range
+                .limit(after.map_or(i64::MIN, |after| after.dead_at), i64::MAX);
             "ASC"
         }
     };
@@ -298,7 +311,10 @@ pub(crate) fn list(
         let topic = texts.text(TextTable::Texts, row.get("topic_id")?)?;
         let cursor = Cursor::of(dead_at, &topic, row.get("partition")?, row.get("offset")?);
         if is_past(&cursor) {
-            found.push(Found { cursor, row: row.get("row")? });
+            found.push(Found {
+                cursor,
+                row: row.get("row")?,
+            });
         }
     }
     match direction {
@@ -306,7 +322,11 @@ pub(crate) fn list(
         Direction::Ascending => found.sort_unstable_by(|a, b| a.cursor.cmp(&b.cursor)),
     }
     let has_more = found.len() > limit.letters;
-    let rows: Vec<i64> = found.into_iter().take(limit.letters).map(|found| found.row).collect();
+    let rows: Vec<i64> = found
+        .into_iter()
+        .take(limit.letters)
+        .map(|found| found.row)
+        .collect();
     Page::load(connection, &rows, has_more, limit)
 }
 

@@ -19,7 +19,10 @@ pub(super) const SLICE_ROWS: usize = 2_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Removal {
     /// The dead letters of a topic, or those of a partition below an offset.
-    Letters { topic: Arc<str>, below: Option<(i32, i64)> },
+    Letters {
+        topic: Arc<str>,
+        below: Option<(i32, i64)>,
+    },
     /// All ledger entries.
     Ledger,
 }
@@ -45,7 +48,10 @@ impl Removal {
         match self {
             Self::Letters { topic, below } => {
                 let Some(topic_id) = TextTable::Texts.find(transaction, topic)? else {
-                    return Ok(Slice { deleted: 0, is_last: true });
+                    return Ok(Slice {
+                        deleted: 0,
+                        is_last: true,
+                    });
                 };
                 letters(transaction, topic_id, *below)
             }
@@ -54,7 +60,11 @@ impl Removal {
     }
 }
 
-fn letters(transaction: &Transaction<'_>, topic_id: i64, below: Option<(i32, i64)>) -> rusqlite::Result<Slice> {
+fn letters(
+    transaction: &Transaction<'_>,
+    topic_id: i64,
+    below: Option<(i32, i64)>,
+) -> rusqlite::Result<Slice> {
     let limit = i64::try_from(SLICE_ROWS).unwrap_or(i64::MAX);
     let rows = match below {
         None => rows(
@@ -94,7 +104,10 @@ fn letters(transaction: &Transaction<'_>, topic_id: i64, below: Option<(i32, i64
                 .execute((topic_id, partition, low))?,
         };
     }
-    Ok(Slice { deleted: i64::try_from(rows.len()).unwrap_or(i64::MAX), is_last })
+    Ok(Slice {
+        deleted: i64::try_from(rows.len()).unwrap_or(i64::MAX),
+        is_last,
+    })
 }
 
 fn ledger(transaction: &Transaction<'_>) -> rusqlite::Result<Slice> {
@@ -150,7 +163,11 @@ impl Removals {
     }
 
     pub(super) fn done(&mut self, removal: &Removal) {
-        if let Removal::Letters { topic, below: Some((partition, _)) } = removal {
+        if let Removal::Letters {
+            topic,
+            below: Some((partition, _)),
+        } = removal
+        {
             self.0.remove(&(topic.clone(), *partition));
         }
     }

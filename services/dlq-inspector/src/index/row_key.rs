@@ -47,12 +47,24 @@ mod tests {
 
     #[test]
     fn later_buckets_have_higher_rows() {
-        let times = [i64::MIN, -1, 0, 7, 8, 1_700_000_000_000, 8_000_000_000_000, i64::MAX];
+        let times = [
+            i64::MIN,
+            -1,
+            0,
+            7,
+            8,
+            1_700_000_000_000,
+            8_000_000_000_000,
+            i64::MAX,
+        ];
         for pair in times.windows(2) {
             let (earlier, later) = (at(pair[0]), at(pair[1]));
             assert!(bucket(earlier) <= bucket(later), "{pair:?}");
             if bucket(earlier) < bucket(later) {
-                assert!(candidate(earlier, i64::MAX, 0) < candidate(later, 0, 0), "{pair:?}");
+                assert!(
+                    candidate(earlier, i64::MAX, 0) < candidate(later, 0, 0),
+                    "{pair:?}"
+                );
                 assert!(last(earlier) < first(later), "{pair:?}");
             }
         }

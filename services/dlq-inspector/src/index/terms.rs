@@ -5,7 +5,9 @@
 //! The row numbers of the index are those of `letters`, which increase with `dead_at`: the index returns rows in the order of
 //! lists, and conjunctions are intersected without reading rows.
 
-use crate::filter::{Dictionary, Expr, NumberField, NumberTest, Comparison, Restriction, TextField, TextTest};
+use crate::filter::{
+    Comparison, Dictionary, Expr, NumberField, NumberTest, Restriction, TextField, TextTest,
+};
 use crate::header_list;
 use crate::letter::Letter;
 
@@ -80,7 +82,12 @@ pub(super) fn document(letter: &Letter, template_id: i64) -> String {
         }
     }
     for (pointer, value) in header_list::iter(letter.json_fields.as_deref().unwrap_or_default()) {
-        push(&mut document, Kind::Json, pointer.as_bytes(), value.unwrap_or_default());
+        push(
+            &mut document,
+            Kind::Json,
+            pointer.as_bytes(),
+            value.unwrap_or_default(),
+        );
     }
     if let Some(key) = &letter.key {
         push(&mut document, Kind::Key, b"", key);
@@ -118,7 +125,9 @@ pub(super) fn query(filter: &Expr, dictionary: &Dictionary) -> Option<String> {
         }
         Expr::Or(any) => {
             let queries: Option<Vec<String>> = any.iter().map(|part| query(part, dictionary)).collect();
-            queries.filter(|queries| !queries.is_empty()).map(|queries| joined(&queries, " OR "))
+            queries
+                .filter(|queries| !queries.is_empty())
+                .map(|queries| joined(&queries, " OR "))
         }
         Expr::Not(_) => None,
         Expr::Is(restriction) => of_restriction(restriction, dictionary),
@@ -236,7 +245,10 @@ mod tests {
         let some = |text: &str| Some(text.to_owned());
         assert_eq!(of(""), None);
         assert_eq!(of("key = a"), some("t"));
-        assert_eq!(of("key = a AND state = OPEN AND headers.x = y"), some("(t AND )t"));
+        assert_eq!(
+            of("key = a AND state = OPEN AND headers.x = y"),
+            some("(t AND )t")
+        );
         assert_eq!(of("key = a OR headers.x = y"), some("(t OR )t"));
         assert_eq!(of("key = a OR retry_count = 1"), None);
         assert_eq!(of("NOT key = a"), None);

@@ -19,18 +19,29 @@ struct Fixture {
 
 /// No limit but that of the number of dead letters.
 fn letters(count: usize) -> PageLimit {
-    PageLimit { letters: count, bytes: 4 << 20 }
+    PageLimit {
+        letters: count,
+        bytes: 4 << 20,
+    }
 }
 
 impl Fixture {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let index = Index::open(directory.path(), &[]).unwrap();
-        Self { directory, index, json_fields: &[] }
+        Self {
+            directory,
+            index,
+            json_fields: &[],
+        }
     }
 
     fn apply(&mut self, changes: &[Change]) -> i64 {
-        let last = self.index.writer.apply(changes, Timestamp::from_millis(77)).unwrap();
+        let last = self
+            .index
+            .writer
+            .apply(changes, Timestamp::from_millis(77))
+            .unwrap();
         while self.index.writer.remove_slice().unwrap() {}
         last
     }
@@ -546,10 +557,18 @@ fn an_existing_index_is_opened_and_an_unusable_one_is_replaced() {
         Err(IndexError::InUse { .. })
     ));
     let reopen = |fixture: Fixture| {
-        let Fixture { directory, index, json_fields } = fixture;
+        let Fixture {
+            directory,
+            index,
+            json_fields,
+        } = fixture;
         drop(index);
         let index = Index::open(directory.path(), &[]).unwrap();
-        Fixture { directory, index, json_fields }
+        Fixture {
+            directory,
+            index,
+            json_fields,
+        }
     };
     let fixture = reopen(fixture);
     assert_eq!(
@@ -641,9 +660,15 @@ fn varied(fixture: &mut Fixture, count: i64) {
         [
             ("tenant", format!("t{}", offset % 3)),
             ("request", format!("r{offset}")),
-            ("error-class", ["permanent", "exhausted"][usize::try_from(offset % 2).unwrap()].to_owned()),
+            (
+                "error-class",
+                ["permanent", "exhausted"][usize::try_from(offset % 2).unwrap()].to_owned(),
+            ),
             ("error-code", format!("http.{}", 400 + offset % 7)),
-            ("error-message", format!("host-{} refused after {offset} ms", offset % 5)),
+            (
+                "error-message",
+                format!("host-{} refused after {offset} ms", offset % 5),
+            ),
             ("pipeline", format!("p{}", offset % 2)),
             ("original-topic", "docs".to_owned()),
             ("original-partition", (offset % 4).to_string()),
@@ -654,7 +679,10 @@ fn varied(fixture: &mut Fixture, count: i64) {
     };
     let all = (0..count).map(|offset| {
         let texts = texts(offset);
-        let headers: Vec<(&str, &str)> = texts.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let headers: Vec<(&str, &str)> = texts
+            .iter()
+            .map(|(name, value)| (*name, value.as_str()))
+            .collect();
         let topic = ["a-dlq", "b-dlq"][usize::try_from(offset % 2).unwrap()];
         let mut letter = at(1_700_000_000_000 + offset * 3, topic, 0, offset, &headers);
         let fields: Headers = [("/order/id", Some(format!("o{offset}").into_bytes()))]
@@ -671,7 +699,10 @@ fn varied(fixture: &mut Fixture, count: i64) {
 fn query_plan(connection: &rusqlite::Connection, filter: &Expr) -> Vec<String> {
     let plan = super::query::plan(connection, filter).unwrap();
     let (from, params) = plan.from();
-    let sql = format!("EXPLAIN QUERY PLAN SELECT l.row {from} ORDER BY {} DESC", plan.order());
+    let sql = format!(
+        "EXPLAIN QUERY PLAN SELECT l.row, l.content {from} ORDER BY {} DESC",
+        plan.order()
+    );
     let mut statement = connection.prepare(&sql).unwrap();
     let steps = statement.query_map(rusqlite::params_from_iter(params), |row| row.get("detail"));
     steps.unwrap().collect::<rusqlite::Result<_>>().unwrap()
@@ -707,41 +738,62 @@ fn each_filter_with_an_equality_or_a_state_is_answered_by_an_index_without_sorti
         ("json./order/id = o7", terms),
         ("job_id = j7", terms),
         ("trace_id = 00000000000000000000000000000008", terms),
-        ("origin.topic = docs AND origin.partition = 3 AND origin.offset = 1", terms),
+        (
+            "origin.topic = docs AND origin.partition = 3 AND origin.offset = 1",
+            terms,
+        ),
         ("origin.offset = 1", terms),
-        ("headers.tenant = t1 AND error_code = http.401 AND topic = a-dlq AND state = OPEN", terms),
+        (
+            "headers.tenant = t1 AND error_code = http.401 AND topic = a-dlq AND state = OPEN",
+            terms,
+        ),
         ("key = key-7 OR job_id = j8", terms),
         ("error_message : refused", terms),
         ("error_message = 'host-2 refused after 7 ms'", terms),
         ("id = b-dlq/0/7", id),
     ] {
         let parsed = parse(filter, fixture.json_fields).unwrap();
-        let steps = fixture.index.pool.read_blocking(|connection| Ok(query_plan(connection, &parsed))).unwrap();
+        let steps = fixture
+            .index
+            .pool
+            .read_blocking(|connection| Ok(query_plan(connection, &parsed)))
+            .unwrap();
         assert!(steps[0].starts_with(expected), "{filter}: {steps:?}");
         let others = &steps[1..];
-        let looks_up = |step: &String| step.contains("USING INTEGER PRIMARY KEY (rowid=?)") || step.contains("json_each");
-        let is_subquery = |step: &String| step.contains("SUBQUERY") || step.starts_with("SEARCH templates");
-        assert!(others.iter().all(|step| looks_up(step) || is_subquery(step)), "{filter}: {steps:?}");
+        let looks_up = |step: &String| step.contains("USING INTEGER PRIMARY KEY (rowid=?)");
+        // The lists of templates are read once.
+        let lists = ["SUBQUERY", "json_each", "CREATE BLOOM FILTER"];
+        let is_subquery = |step: &String| lists.iter().any(|part| step.contains(part));
+        assert!(
+            others.iter().all(|step| looks_up(step) || is_subquery(step)),
+            "{filter}: {steps:?}"
+        );
     }
 }
 
-static JSON_FIELDS: std::sync::LazyLock<Vec<String>> = std::sync::LazyLock::new(|| vec!["/order/id".to_owned()]);
+static JSON_FIELDS: std::sync::LazyLock<Vec<String>> =
+    std::sync::LazyLock::new(|| vec!["/order/id".to_owned()]);
 
 #[test]
 fn an_index_finds_what_a_scan_finds() {
     let mut fixture = Fixture::new();
     fixture.json_fields = JSON_FIELDS.as_slice();
     varied(&mut fixture, 300);
-    fixture.apply(&[Change::Ledger((0..40).map(|number| {
-        let topic = ["a-dlq", "b-dlq"][number % 2];
-        update(&format!("{topic}/0/{}", number * 3), Some(State::Discarded), None)
-    }).map(|mut update| {
-        // Later than the dead letters, so that the entries apply.
-        if let Some(entry) = &mut update.entry {
-            entry.time = None;
-        }
-        update
-    }).collect())]);
+    fixture.apply(&[Change::Ledger(
+        (0..40)
+            .map(|number| {
+                let topic = ["a-dlq", "b-dlq"][number % 2];
+                update(&format!("{topic}/0/{}", number * 3), Some(State::Discarded), None)
+            })
+            .map(|mut update| {
+                // Later than the dead letters, so that the entries apply.
+                if let Some(entry) = &mut update.entry {
+                    entry.time = None;
+                }
+                update
+            })
+            .collect(),
+    )]);
     for filter in [
         "error_class = permanent",
         "topic = a-dlq AND state = OPEN",
@@ -768,7 +820,10 @@ fn an_index_finds_what_a_scan_finds() {
         // A double negation is answered by a scan.
         let scanned: Vec<i64> = fixture.matching(&format!("NOT (NOT ({filter}))"));
         assert_eq!(found, scanned, "{filter}");
-        assert!(!found.is_empty() || filter.contains("none") || filter.contains("T1"), "{filter}");
+        assert!(
+            !found.is_empty() || filter.contains("none") || filter.contains("T1"),
+            "{filter}"
+        );
         let of_index = fixture.counts(filter, [1_700_000_000_450; 3]);
         let of_scan = fixture.counts(&format!("NOT (NOT ({filter}))"), [1_700_000_000_450; 3]);
         assert_eq!(of_index, of_scan, "{filter}");
@@ -796,7 +851,8 @@ fn the_counters_of_the_writer_equal_the_rows() {
                     6 | 7 => Change::Ledger(
                         (offset..offset + 30)
                             .map(|offset| {
-                                let state = [None, Some(State::Discarded), Some(State::Redriven)][random.usize(..3)];
+                                let state =
+                                    [None, Some(State::Discarded), Some(State::Redriven)][random.usize(..3)];
                                 let mut update = update(&format!("{topic}/0/{offset}"), state, None);
                                 if let Some(entry) = &mut update.entry {
                                     entry.time = None;
@@ -805,7 +861,11 @@ fn the_counters_of_the_writer_equal_the_rows() {
                             })
                             .collect(),
                     ),
-                    8 => Change::Trim { topic: topic.into(), partition: 0, low: offset / 3 },
+                    8 => Change::Trim {
+                        topic: topic.into(),
+                        partition: 0,
+                        low: offset / 3,
+                    },
                     _ if random.bool() => Change::ForgetLedger,
                     _ => Change::Forget { topic: topic.into() },
                 }
@@ -813,7 +873,12 @@ fn the_counters_of_the_writer_equal_the_rows() {
             .collect();
         fixture.apply(&changes);
         let since = [0, 1, 2].map(|_| random.i64(-5..30_000_000));
-        for filter in ["", "topic = a-dlq", "state = OPEN", "error_class != permanent AND topic : a"] {
+        for filter in [
+            "",
+            "topic = a-dlq",
+            "state = OPEN",
+            "error_class != permanent AND topic : a",
+        ] {
             let counted = fixture.counts(filter, since);
             // A restriction on another field makes the query read the rows.
             let of_rows = fixture.counts(&format!("{filter} offset >= 0"), since);
@@ -827,7 +892,11 @@ fn many_dead_letters_are_removed_in_slices() {
     let mut fixture = Fixture::new();
     let count = 3 * removal::SLICE_ROWS as i64 + 1;
     fixture.put((0..count).map(|offset| letter("t-dlq", 0, offset, &[])).collect());
-    let trim = Change::Trim { topic: "t-dlq".into(), partition: 0, low: count };
+    let trim = Change::Trim {
+        topic: "t-dlq".into(),
+        partition: 0,
+        low: count,
+    };
     let writer = &mut fixture.index.writer;
     writer.apply(&[trim], Timestamp::from_millis(0)).unwrap();
     let mut slices = 0;
@@ -835,13 +904,20 @@ fn many_dead_letters_are_removed_in_slices() {
         slices += 1;
         // Other changes are applied in between.
         let other = Change::Letters(vec![letter("other-dlq", 0, slices, &[])]);
-        fixture.index.writer.apply(&[other], Timestamp::from_millis(0)).unwrap();
+        fixture
+            .index
+            .writer
+            .apply(&[other], Timestamp::from_millis(0))
+            .unwrap();
     }
     assert_eq!((slices, fixture.matching("topic = t-dlq").len()), (3, 0));
     assert_eq!(fixture.matching("").len(), 3);
     let left = |table: &str| {
         let sql = format!("SELECT count(*) FROM {table}");
-        fixture.index.pool.read_blocking(|connection| connection.query_row(&sql, (), |row| row.get::<_, i64>(0)))
+        fixture
+            .index
+            .pool
+            .read_blocking(|connection| connection.query_row(&sql, (), |row| row.get::<_, i64>(0)))
     };
     assert_eq!((left("bodies").unwrap(), left("letters").unwrap()), (3, 3));
     assert_eq!(fixture.matching("key = key-7"), [0_i64; 0]);
@@ -851,11 +927,17 @@ fn many_dead_letters_are_removed_in_slices() {
 fn the_log_shrinks_after_a_reader_has_held_it() {
     let mut fixture = Fixture::new();
     let reader = rusqlite::Connection::open(fixture.directory.path().join(FILE)).unwrap();
-    reader.execute_batch("BEGIN; SELECT count(*) FROM letters").unwrap();
+    reader
+        .execute_batch("BEGIN; SELECT count(*) FROM letters")
+        .unwrap();
     let large = "x".repeat(100_000);
     let put = |fixture: &mut Fixture, from: i64| {
         for start in (from..from + 1_000).step_by(100) {
-            fixture.put((start..start + 100).map(|offset| letter("t-dlq", 0, offset, &[("large", &large)])).collect());
+            fixture.put(
+                (start..start + 100)
+                    .map(|offset| letter("t-dlq", 0, offset, &[("large", &large)]))
+                    .collect(),
+            );
         }
     };
     put(&mut fixture, 0);
@@ -872,7 +954,11 @@ fn pages_of_two_indexes_continue_each_other() {
     let (mut first, mut second) = (Fixture::new(), Fixture::new());
     // Many share a time, and the two read the partitions in different orders.
     let partition = |partition: i32| {
-        Change::Letters((0..200).map(|offset| at(1_000 + offset / 50, "t-dlq", partition, offset, &[])).collect())
+        Change::Letters(
+            (0..200)
+                .map(|offset| at(1_000 + offset / 50, "t-dlq", partition, offset, &[]))
+                .collect(),
+        )
     };
     first.apply(&[partition(0), partition(1)]);
     second.apply(&[partition(1)]);
@@ -945,7 +1031,14 @@ async fn fast_queries_run_next_to_any_number_of_slow_ones() {
     let mut fast = 0;
     loop {
         let query = |connection: &rusqlite::Connection| {
-            get(connection, &LetterId { topic: "t-dlq".into(), partition: 0, offset: 7 })
+            get(
+                connection,
+                &LetterId {
+                    topic: "t-dlq".into(),
+                    partition: 0,
+                    offset: 7,
+                },
+            )
         };
         tokio::select! {
             _ = &mut slow => break,
@@ -956,5 +1049,8 @@ async fn fast_queries_run_next_to_any_number_of_slow_ones() {
         }
     }
     assert_eq!(answered.load(Ordering::SeqCst), SLOW);
-    assert!(fast > SLOW, "{fast} fast queries while {SLOW} slow ones ran one after the other");
+    assert!(
+        fast > SLOW,
+        "{fast} fast queries while {SLOW} slow ones ran one after the other"
+    );
 }

@@ -67,7 +67,12 @@ pub(super) struct TextIds(HashMap<TextTable, HashMap<String, i64>>);
 
 impl TextIds {
     /// The id of a text, which is inserted if it is new.
-    pub(super) fn id(&mut self, connection: &Connection, table: TextTable, text: &str) -> rusqlite::Result<i64> {
+    pub(super) fn id(
+        &mut self,
+        connection: &Connection,
+        table: TextTable,
+        text: &str,
+    ) -> rusqlite::Result<i64> {
         let cache = self.0.entry(table).or_default();
         if let Some(id) = cache.get(text) {
             return Ok(*id);
@@ -105,7 +110,10 @@ pub(super) struct Texts<'c> {
 
 impl<'c> Texts<'c> {
     pub(super) fn new(connection: &'c Connection) -> Self {
-        Self { connection, known: HashMap::new() }
+        Self {
+            connection,
+            known: HashMap::new(),
+        }
     }
 
     /// The text with an id.

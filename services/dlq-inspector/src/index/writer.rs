@@ -275,7 +275,9 @@ impl Batch<'_> {
             pipeline_id: self.text_id(&facts.pipeline)?,
             error_class_id: self.text_id(&facts.error_class)?,
             error_code_id: self.text_id(&facts.error_code)?,
-            template_id: self.text_ids.id(self.transaction, TextTable::Templates, &template)?,
+            template_id: self
+                .text_ids
+                .id(self.transaction, TextTable::Templates, &template)?,
             message_parts,
             failed_at: millis(facts.failed_at),
             retry_count: facts.retry_count,
@@ -285,7 +287,9 @@ impl Batch<'_> {
             origin_timestamp: millis(facts.origin_timestamp),
             job_id: facts.job_id.clone(),
             trace_id: facts.trace_id.as_deref().and_then(trace_bytes),
-            value_size: letter.value_size.map(|size| i64::try_from(size).unwrap_or(i64::MAX)),
+            value_size: letter
+                .value_size
+                .map(|size| i64::try_from(size).unwrap_or(i64::MAX)),
             content: letter.content,
         };
         for attempt in 0.. {
@@ -305,7 +309,8 @@ impl Batch<'_> {
             json_fields: letter.json_fields.clone(),
         };
         body.insert(self.transaction)?;
-        self.documents.push((row.row, terms::document(letter, row.template_id)));
+        self.documents
+            .push((row.row, terms::document(letter, row.template_id)));
         let counted = Counted {
             topic_id: row.topic_id,
             error_class_id: row.error_class_id,
@@ -331,7 +336,9 @@ impl Batch<'_> {
         let row = self
             .transaction
             .prepare_cached("SELECT row FROM letters WHERE topic_id = ? AND partition = ? AND offset = ?")?
-            .query_row((place.topic_id, place.partition, place.offset), |row| row.get("row"))
+            .query_row((place.topic_id, place.partition, place.offset), |row| {
+                row.get("row")
+            })
             .optional()?;
         let Some(row) = row else {
             return Ok(());

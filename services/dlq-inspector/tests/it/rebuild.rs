@@ -86,8 +86,16 @@ async fn an_existing_index_is_continued_and_a_lost_one_is_rebuilt() {
         page_token: token,
         ..page
     };
-    let second_page = client.list_dead_letters(with_token.clone()).await.unwrap().into_inner();
-    let second_page_before: Vec<String> = second_page.dead_letters.into_iter().map(|letter| letter.id).collect();
+    let second_page = client
+        .list_dead_letters(with_token.clone())
+        .await
+        .unwrap()
+        .into_inner();
+    let second_page_before: Vec<String> = second_page
+        .dead_letters
+        .into_iter()
+        .map(|letter| letter.id)
+        .collect();
     assert_eq!(second_page_before.len(), 10);
     inspector.process.shut_down();
 
@@ -114,6 +122,74 @@ async fn an_existing_index_is_continued_and_a_lost_one_is_rebuilt() {
             .output()
             .contains("the index is unusable; rebuilding it")
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_and_statistics_of_two_inspectors_agree() {
+    let mut env = InspectorEnv::new("replicas");
+    let topic = env.create_topic("a", 3).await;
+    for partition in 0..3 {
+        env.put(&topic, partition, numbered("x", 40)).await;
+    }
+    let mut first = env.start().await;
+    let other_directory = env.base.directory().join("other").display().to_string();
+    env.base.set("dlq_inspector.data_dir", &other_directory);
+    let mut second = env.start().await;
+    let mut clients = [first.client().await, second.client().await];
+    let mut request = v1::ListDeadLettersRequest {
+        page_size: 7,
+        filter: "headers.batch = x".to_owned(),
+        ..v1::ListDeadLettersRequest::default()
+    };
+    let mut seen = Vec::new();
+    for turn in 0.. {
+        let page = clients[turn % 2].list_dead_letters(request.clone()).await;
+        let page = page.unwrap().into_inner();
+        seen.extend(page.dead_letters.into_iter().map(|letter| letter.id));
+        if page.next_page_token.is_empty() {
+            break;
+        }
+        request.page_token = page.next_page_token;
+    }
+    let distinct: BTreeSet<&String> = seen.iter().collect();
+    assert_eq!((seen.len(), distinct.len()), (120, 120));
+    let mut totals = Vec::new();
+    for client in &mut clients {
+        let stats = client
+            .get_dead_letter_stats(v1::GetDeadLetterStatsRequest::default())
+            .await;
+        let topics = stats.unwrap().into_inner().topics;
+        totals.push(
+            topics
+                .into_iter()
+                .map(|topic| (topic.topic, topic.open, topic.oldest))
+                .collect::<Vec<_>>(),
+        );
+    }
+    assert_eq!(totals[0], totals[1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_json_field_is_found_after_a_change_of_the_configuration() {
+    let mut env = InspectorEnv::new("json");
+    let topic = env.create_topic("a", 1).await;
+    let order = |id: &str| dead(id, format!(r#"{{"order": {{"id": "{id}"}}}}"#), &[]);
+    env.put(
+        &topic,
+        0,
+        vec![order("o-1"), order("o-2"), dead("text", "no JSON", &[])],
+    )
+    .await;
+    let mut inspector = env.start().await;
+    assert_eq!(inspector.list("").await.len(), 3);
+    inspector.process.shut_down();
+    env.base.set("dlq_inspector.json_fields", r#"["/order/id"]"#);
+    let mut inspector = env.start().await;
+    assert_eq!(inspector.process.word_after(" index="), "\"new\"");
+    let found = inspector.list("json./order/id = o-2").await;
+    assert_eq!(ids(&found), [format!("{topic}/0/1")]);
+    assert_eq!(inspector.list("NOT json./order/id:*").await.len(), 1);
+    assert!(!env.data_dir().join(FILE).exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]

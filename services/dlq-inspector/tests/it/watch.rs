@@ -221,7 +221,8 @@ async fn watchers_that_read_nothing_hold_a_bounded_number_of_bytes() {
     let topic = env.create_topic("a", 1).await;
     // Together, the watchers would hold a gigabyte.
     for number in 0..40 {
-        env.put(&topic, 0, vec![dead(&number.to_string(), vec![7; 900_000], &[])]).await;
+        env.put(&topic, 0, vec![dead(&number.to_string(), vec![7; 900_000], &[])])
+            .await;
     }
     let mut inspector = env.start().await;
     let mut client = inspector.client().await;
