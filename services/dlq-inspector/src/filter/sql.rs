@@ -159,12 +159,15 @@ impl Condition {
                     self.sql.push('0');
                     return;
                 }
+                // The digits of a message are in its parts, or it has no parts. So most rows are ruled out by a single comparison.
                 self.sql += "(l.template_id IN (SELECT value FROM json_each(?)) OR \
-                             (l.template_id IN (SELECT value FROM json_each(?)) AND message_has(\
+                             (l.template_id IN (SELECT value FROM json_each(?)) AND \
+                             (l.message_parts IS NULL OR instr(l.message_parts, ?) > 0) AND message_has(\
                              (SELECT text FROM templates WHERE id = l.template_id), l.message_parts, ?)))";
                 self.params
                     .extend([found.all, found.some].map(|ids| Param::Text(json_array(&ids))));
-                self.params.push(Param::Text(needle.clone()));
+                self.params
+                    .extend([longest_digits(needle), needle].map(|text| Param::Text(text.to_owned())));
             }
             TextTest::Present => match dictionary.message("") {
                 None => self.sql.push('1'),
@@ -234,6 +237,12 @@ impl Condition {
             format!("l.{column} {comparison} ?")
         });
     }
+}
+
+/// The longest run of decimal digits in a text; empty if there is none.
+fn longest_digits(text: &str) -> &str {
+    let runs = text.split(|c: char| !c.is_ascii_digit());
+    runs.max_by_key(|run| run.len()).unwrap_or_default()
 }
 
 fn json_array(ids: &[i64]) -> String {

@@ -1,5 +1,6 @@
 //! Queries of the index.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
@@ -318,8 +319,8 @@ pub(crate) fn list(
         }
     }
     match direction {
-        Direction::Descending => found.sort_unstable_by(|a, b| b.cursor.cmp(&a.cursor)),
-        Direction::Ascending => found.sort_unstable_by(|a, b| a.cursor.cmp(&b.cursor)),
+        Direction::Descending => found.sort_unstable_by_key(|found| Reverse(found.cursor)),
+        Direction::Ascending => found.sort_unstable_by_key(|found| found.cursor),
     }
     let has_more = found.len() > limit.letters;
     let rows: Vec<i64> = found

@@ -843,7 +843,7 @@ fn the_counters_of_the_writer_equal_the_rows() {
                     0..=5 => Change::Letters(
                         (offset..offset + 20)
                             .map(|offset| {
-                                let class = ["permanent", "expired"][(offset % 2) as usize];
+                                let class = if offset % 2 == 0 { "permanent" } else { "expired" };
                                 at(offset * 97_531, topic, 0, offset, &[("error-class", class)])
                             })
                             .collect(),
