@@ -166,47 +166,52 @@ type Kind = (&'static str, Box<dyn Fn(usize) -> Call>);
 
 /// The calls that an index should answer.
 fn kinds(topic: &str, count: usize) -> Vec<Kind> {
-    let list = Call::List;
     let any = move |number: usize| number * 7_919 % count;
     let first = topic.to_owned();
     vec![
-        ("newest", Box::new(|_| list(String::new()))),
-        ("class", Box::new(|_| list("error_class = permanent".to_owned()))),
-        ("code", Box::new(|_| list("error_code = http.404".to_owned()))),
+        ("newest", Box::new(|_| Call::List(String::new()))),
+        (
+            "class",
+            Box::new(|_| Call::List("error_class = permanent".to_owned())),
+        ),
+        (
+            "code",
+            Box::new(|_| Call::List("error_code = http.404".to_owned())),
+        ),
         (
             "topic and state",
-            Box::new(move |_| list(format!("topic = {first} AND state = OPEN"))),
+            Box::new(move |_| Call::List(format!("topic = {first} AND state = OPEN"))),
         ),
         (
             "key",
-            Box::new(move |number| list(format!("key = key-{}", any(number)))),
+            Box::new(move |number| Call::List(format!("key = key-{}", any(number)))),
         ),
         (
             "common header",
-            Box::new(|number| list(format!("headers.tenant = t{}", number % TENANTS))),
+            Box::new(|number| Call::List(format!("headers.tenant = t{}", number % TENANTS))),
         ),
         (
             "absent header",
-            Box::new(|number| list(format!("headers.tenant = none{number}"))),
+            Box::new(|number| Call::List(format!("headers.tenant = none{number}"))),
         ),
         (
             "origin",
             Box::new(move |number| {
                 let (partition, offset) = (any(number) % 8, any(number) / 8);
-                list(format!(
+                Call::List(format!(
                     "origin.topic = documents AND origin.partition = {partition} AND origin.offset = {offset}"
                 ))
             }),
         ),
         (
             "trace",
-            Box::new(move |number| list(format!("trace_id = {:032x}", any(number) + 1))),
+            Box::new(move |number| Call::List(format!("trace_id = {:032x}", any(number) + 1))),
         ),
         (
             "rare combination",
             Box::new(move |number| {
                 let tenant = any(number) % TENANTS;
-                list(format!(
+                Call::List(format!(
                     "headers.tenant = t{tenant} AND error_code = tcp.refused AND pipeline = bench AND key = key-{}",
                     any(number)
                 ))
@@ -219,11 +224,11 @@ fn kinds(topic: &str, count: usize) -> Vec<Kind> {
         ),
         (
             "message contains words",
-            Box::new(|_| list("error_message : \"no answer\"".to_owned())),
+            Box::new(|_| Call::List("error_message : \"no answer\"".to_owned())),
         ),
         (
             "message contains none",
-            Box::new(|_| list("error_message : \"connection reset\"".to_owned())),
+            Box::new(|_| Call::List("error_message : \"connection reset\"".to_owned())),
         ),
     ]
 }
@@ -265,7 +270,10 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
 
     let mut client = inspector.client().await?;
     for (name, call) in &kinds(&topics[0], count) {
-        figures.add(*name, measure(&mut client, options.calls, |number| call(number)).await?);
+        figures.add(
+            *name,
+            measure(&mut client, options.calls, |number| call(number)).await?,
+        );
     }
     // These read all rows.
     let scans: [(&str, fn(usize) -> Call); 2] = [
