@@ -270,19 +270,18 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
 
     let mut client = inspector.client().await?;
     for (name, call) in &kinds(&topics[0], count) {
-        figures.add(
-            *name,
-            measure(&mut client, options.calls, |number| call(number)).await?,
-        );
+        figures.add(*name, measure(&mut client, options.calls, call).await?);
     }
     // These read all rows.
-    let scans: [(&str, fn(usize) -> Call); 2] = [
-        ("message contains a number", |number| {
-            Call::List(format!("error_message : \"after {}\"", 900_000 + number))
-        }),
-        ("header contains", |number| {
-            Call::List(format!("headers.traceparent : \"none{number}\""))
-        }),
+    let scans: [Kind; 2] = [
+        (
+            "message contains a number",
+            Box::new(|number| Call::List(format!("error_message : \"after {}\"", 900_000 + number))),
+        ),
+        (
+            "header contains",
+            Box::new(|number| Call::List(format!("headers.traceparent : \"none{number}\""))),
+        ),
     ];
     for (name, call) in scans {
         figures.add(name, measure(&mut client, options.calls.min(10), call).await?);
