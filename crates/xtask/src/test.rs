@@ -57,6 +57,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     down?;
     let catches_mutants = catches_mutants?;
     let (problem, summary) = check_run(status, summary, selects_tests(&arguments.for_cargo));
+    // Once more, since they are far from the end of the output.
+    for failure in &summary.failures {
+        eprintln!("\n{failure}");
+    }
     let problem = problem.or_else(|| {
         let survivors = "the tests do not catch all planted defects, see above";
         (!catches_mutants).then(|| survivors.to_owned())
