@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures::future::{join_all, try_join_all};
 use redeliver_core::{Clock as _, JobId, Output, Record, SystemClock, Timestamp};
@@ -23,8 +23,8 @@ use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, eventually};
 use crate::oracle::{Intent, JobSpec, Report, Seen, Sent, Topics, check};
 use crate::requests::Request;
 
-/// How long a condition may take to hold, on a machine that is busy with other tests.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(90);
+pub(crate) use redeliver_testkit::DEADLINE;
+
 /// The applications of every environment.
 pub(crate) const APPS: [&str; 3] = ["crawl", "mail", "sms"];
 
