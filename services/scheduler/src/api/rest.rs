@@ -736,17 +736,4 @@ mod tests {
             (None, None, String::new())
         );
     }
-
-    #[test]
-    fn dump() {
-        let document =
-            routes::<crate::index::memory::MemoryIndex>(BodyBudget::new(1, &Default::default()), 1, 1)
-                .split()
-                .1;
-        std::fs::write(
-            "/tmp/http-openapi.json",
-            serde_json::to_string_pretty(&document).unwrap(),
-        )
-        .unwrap();
-    }
 }
