@@ -112,8 +112,11 @@ fn all_services_log_in_and_renew_their_tokens_while_records_flow() {
         has_no_secret(&config);
         service.shut_down();
         let output = service.output();
-        // No connection was ever without a valid token.
-        assert!(!output.contains("Authentication"), "{output}");
+        // No token was ever refused. A connection that ends while it logs in is another matter.
+        let mut refusals = output
+            .lines()
+            .filter(|line| line.contains("Authentication") && !line.contains("Broker transport failure"));
+        assert_eq!(refusals.next(), None, "{output}");
         has_no_secret(&output);
     }
 }
