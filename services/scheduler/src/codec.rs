@@ -11,7 +11,7 @@ use redeliver_proto::{Message as _, v1};
 
 use crate::index::{Change, Effect, KeyEntry};
 use crate::job::{FORMAT, Flow, Job, JobId, JobState, Kind, Payload, RequestHash};
-use crate::request::key_hash;
+use crate::request::{key_hash, request_id_hash};
 use crate::schedules;
 
 /// Why a record cannot be decoded as a job.
@@ -190,6 +190,8 @@ pub struct KeyValue {
     pub request_hash: RequestHash,
     /// When the job was accepted.
     pub accepted: Timestamp,
+    /// The hash of the request's id, see [`request_id_hash`].
+    pub request_id: [u8; 8],
 }
 
 impl KeyValue {
@@ -200,29 +202,32 @@ impl KeyValue {
             id: job.id,
             request_hash: job.request_hash,
             accepted: job.accepted,
+            request_id: request_id_hash(job.request_id.as_deref()),
         }
     }
 
-    /// Encodes the value in 40 bytes.
+    /// Encodes the value in 48 bytes.
     #[must_use]
     pub fn encode(&self) -> Bytes {
-        let mut bytes = Vec::with_capacity(40);
+        let mut bytes = Vec::with_capacity(48);
         bytes.extend_from_slice(&self.id.to_bytes());
         bytes.extend_from_slice(&self.request_hash);
         bytes.extend_from_slice(&self.accepted.as_millis().to_be_bytes());
+        bytes.extend_from_slice(&self.request_id);
         bytes.into()
     }
 
-    /// Decodes 40 bytes.
+    /// Decodes 48 bytes.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (id, rest) = bytes.split_first_chunk::<16>()?;
         let (hash, rest) = rest.split_first_chunk::<16>()?;
-        let millis: [u8; 8] = rest.try_into().ok()?;
+        let (millis, rest) = rest.split_first_chunk::<8>()?;
         Some(Self {
             id: JobId::from_bytes(*id),
             request_hash: *hash,
-            accepted: Timestamp::from_millis(i64::from_be_bytes(millis)),
+            accepted: Timestamp::from_millis(i64::from_be_bytes(*millis)),
+            request_id: rest.try_into().ok()?,
         })
     }
 }

@@ -23,6 +23,14 @@ pub mod memory;
 mod paging;
 pub mod redis;
 
+/// The format of the index that this version writes and supports. An index of another format is rebuilt from the state topic.
+///
+/// | format | |
+/// |---|---|
+/// | 0 | all ended jobs have a record |
+/// | 1 | a bounded number of ended jobs has a record, and the value of an idempotency key contains the request id |
+pub const FORMAT: u32 = 1;
+
 /// How far the index contains the state topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Applied {
@@ -77,8 +85,7 @@ pub struct Checkpoint {
     pub applied: Applied,
     /// The digest of the last applied record; `None` if no record was applied.
     pub last_record: Option<LastRecordDigest>,
-    /// The newest format of the index's records, see [`FORMAT`](crate::job::FORMAT). A newer scheduler may have
-    /// written them.
+    /// The format of the index, see [`FORMAT`]. An older or a newer scheduler may have written it.
     pub format: u32,
 }
 
@@ -146,7 +153,7 @@ pub enum Effect {
         /// The idempotency key.
         key: Option<KeyEntry>,
     },
-    /// Ended.
+    /// Ended. The index has no record of the job any more when too many others have ended since.
     Ended {
         /// The flow of the job, the same in all changes of the job.
         flow: Flow,
@@ -472,7 +479,8 @@ pub trait Index: Clone + Send + Sync + 'static {
         now: Timestamp,
     ) -> impl Future<Output = Result<(), IndexError>> + Send;
 
-    /// Looks up several keys in one snapshot. The results are in the order of the keys.
+    /// Looks up several keys in one snapshot. The results are in the order of the keys. Of the ended jobs, only a limited number of those
+    /// that ended last is found.
     fn look_up(
         &self,
         shard: i32,
@@ -500,7 +508,8 @@ pub trait Index: Clone + Send + Sync + 'static {
         paging::list(self, shard, request)
     }
 
-    /// Ended jobs whose retention is over at `now`, oldest first.
+    /// Ended jobs whose retention is over at `now`. Jobs that are not found any more can follow some minutes after their time. A job is
+    /// returned again until it is forgotten.
     fn forgettable(
         &self,
         shard: i32,

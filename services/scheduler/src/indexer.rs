@@ -18,9 +18,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::checkpoint_age::{ALWAYS_RECENT, is_at_end, max_age, renewal_delay};
 use crate::codec::RetentionPolicy;
-use crate::index::{Applied, Batch, Checkpoint, Index, IndexError, LastRecordDigest, Owner};
+use crate::index::{self, Applied, Batch, Checkpoint, Index, IndexError, LastRecordDigest, Owner};
 use crate::index_messages::{IndexRequest, IndexResponse};
-use crate::job::FORMAT;
 use crate::limits::{ProcessLimits, TakeOver, TakeOverPermit};
 use crate::lookups;
 use crate::metrics::GaugeShare;
@@ -330,7 +329,7 @@ impl<I: Index> ShardIndexer<I> {
         fault::point("claim");
         let mut superseded_before = 0;
         match checkpoint {
-            Some(Checkpoint { format, .. }) if format > FORMAT => {
+            Some(Checkpoint { format, .. }) if format > index::FORMAT => {
                 // A newer scheduler wrote this index. As long as the topic contains a record that only the newer scheduler
                 // supports, the index is left as it is, so the topic is inspected before the index is cleared.
                 let _permit = self.permit(TakeOver::Rebuild).await;
@@ -340,6 +339,11 @@ impl<I: Index> ShardIndexer<I> {
                     result => drop(result?),
                 }
             }
+            Some(Checkpoint { format, .. }) if format < index::FORMAT => tracing::info!(
+                shard = self.shard,
+                format,
+                "index was written by an older scheduler; rebuilding"
+            ),
             Some(checkpoint) => match self.resume(owner, checkpoint).await {
                 Err(error @ CatchUpError::TopicMismatch) => tracing::warn!(
                     shard = self.shard, reason = %error,

@@ -1,6 +1,6 @@
 //! The index in memory, for one process. It is not durable.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,15 +8,25 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 
 use super::{
-    Applied, Batch, Change, Checkpoint, Cursor, Effect, FlowPosition, FlowScan, Index, IndexError, KeyEntry,
+    Applied, Batch, Change, Checkpoint, Cursor, Effect, FORMAT, FlowPosition, FlowScan, Index, IndexError, KeyEntry,
     LastRecordDigest, Lookup, Owner, Row, Scan, ScanRequest, ShardStats, flow_key, is_requested,
 };
-use crate::job::{FORMAT, Flow, JobId, KeyHash};
+use crate::job::{Flow, JobId, KeyHash};
 
 /// An index in memory; clones share it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct MemoryIndex {
     shards: Arc<Mutex<BTreeMap<i32, Shard>>>,
+    max_ended: usize,
+}
+
+impl Default for MemoryIndex {
+    fn default() -> Self {
+        Self {
+            shards: Arc::default(),
+            max_ended: usize::MAX,
+        }
+    }
 }
 
 impl MemoryIndex {
@@ -24,6 +34,12 @@ impl MemoryIndex {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Limits the number of ended jobs per shard that have a record.
+    #[must_use]
+    pub fn with_max_ended(self, max_ended: usize) -> Self {
+        Self { max_ended, ..self }
     }
 
     fn shards(&self) -> MutexGuard<'_, BTreeMap<i32, Shard>> {
@@ -49,7 +65,10 @@ struct Shard {
     jobs: HashMap<JobId, RecordKey>,
     /// The scheduled jobs of each flow that has any.
     due: HashMap<Flow, DueSet>,
-    ended: BTreeMap<(Timestamp, JobId), Bytes>,
+    /// Without a record if too many others have ended since.
+    ended: BTreeMap<(Timestamp, JobId), Option<Bytes>>,
+    /// The ended jobs with a record in the order of their ends, and others.
+    recent: VecDeque<JobId>,
     keys: HashMap<KeyHash, (Timestamp, Bytes)>,
     key_expiries: BTreeSet<(Timestamp, KeyHash)>,
 }
@@ -77,7 +96,13 @@ impl Shard {
         Ok(())
     }
 
-    fn apply(&mut self, owner: Owner, batch: &Batch, now: Timestamp) -> Result<(), IndexError> {
+    fn apply(
+        &mut self,
+        owner: Owner,
+        batch: &Batch,
+        now: Timestamp,
+        max_ended: usize,
+    ) -> Result<(), IndexError> {
         if self.owner.is_some_and(|other| other != owner) {
             return Err(IndexError::Fenced);
         }
@@ -100,6 +125,7 @@ impl Shard {
         for change in &batch.changes {
             self.change(change, now);
         }
+        self.evict(max_ended);
         self.forget_expired_keys(now);
         self.applied = Some(Applied {
             offset: batch.to,
@@ -134,7 +160,8 @@ impl Shard {
                 forget, record, key, ..
             } => {
                 let place = (*forget, id);
-                self.ended.insert(place, record.clone());
+                self.ended.insert(place, Some(record.clone()));
+                self.recent.push_back(id);
                 self.jobs.insert(id, RecordKey::Ended(place));
                 key
             }
@@ -142,6 +169,16 @@ impl Shard {
         };
         if let Some(key) = key {
             self.remember(key, now);
+        }
+    }
+
+    /// Removes the records of the jobs that ended first.
+    fn evict(&mut self, max_ended: usize) {
+        let excess = self.recent.len().saturating_sub(max_ended);
+        for id in self.recent.drain(..excess) {
+            if let Some(RecordKey::Ended(place)) = self.jobs.get(&id) {
+                self.ended.insert(*place, None);
+            }
         }
     }
 
@@ -177,7 +214,7 @@ impl Shard {
         match lookup {
             Lookup::Job(id) => match self.jobs.get(id)? {
                 RecordKey::Due(flow, cursor) => self.due.get(flow)?.get(cursor).cloned(),
-                RecordKey::Ended(place) => self.ended.get(place).cloned(),
+                RecordKey::Ended(place) => self.ended.get(place).cloned().flatten(),
             },
             Lookup::Key(hash) => {
                 let (expires, value) = self.keys.get(hash)?;
@@ -297,7 +334,9 @@ impl Index for MemoryIndex {
     }
 
     async fn apply(&self, shard: i32, owner: Owner, batch: &Batch, now: Timestamp) -> Result<(), IndexError> {
-        self.shards().entry(shard).or_default().apply(owner, batch, now)
+        let mut shards = self.shards();
+        let shard = shards.entry(shard).or_default();
+        shard.apply(owner, batch, now, self.max_ended)
     }
 
     async fn look_up(

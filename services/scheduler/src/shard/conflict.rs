@@ -9,7 +9,7 @@ use super::{Shard, Writes, outcome, rejected_outcome};
 use crate::codec::KeyValue;
 use crate::index_messages::Found;
 use crate::job::{Flow, Job, JobState, KeyHash};
-use crate::request::{ConflictPolicy, JobRef, Request, key_hash};
+use crate::request::{ConflictPolicy, JobRef, Request, key_hash, request_id_hash};
 
 /// What happens to a request whose idempotency key is in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,16 +26,14 @@ pub(super) enum Resolution {
     Schedule,
 }
 
-/// Decides about a request. `existing` is the use of its key, and `job` the job that uses it; `None` if it is unknown, which only
-/// matters to requests that replace others.
+/// Decides about a request. `existing` is the use of its key, and `job` the job that uses it; `None` if the index does not contain it
+/// any more, so it has ended.
 pub(super) fn resolve(request: &Request, existing: &KeyValue, job: Option<&Arc<Job>>) -> Resolution {
     let is_same = existing.request_hash == request.request_hash;
     match (request.on_conflict, job) {
         (ConflictPolicy::Reject, _) if is_same => Resolution::Duplicate,
         (ConflictPolicy::Reject, _) => Resolution::Conflict,
-        (ConflictPolicy::Replace, Some(job)) if is_same && is_repetition(request, job) => {
-            Resolution::Duplicate
-        }
+        (ConflictPolicy::Replace, _) if is_same && is_repetition(request, existing) => Resolution::Duplicate,
         (ConflictPolicy::Replace, Some(job)) if job.state == JobState::Scheduled => {
             // The flow of a job never changes.
             let flow = Flow {
@@ -53,10 +51,10 @@ pub(super) fn resolve(request: &Request, existing: &KeyValue, job: Option<&Arc<J
     }
 }
 
-/// Whether a request with the content of this job's request is that request, sent again. An event that occurs again causes the same
+/// Whether a request with the content of the newest request with its key is that request, sent again. An event that occurs again causes the same
 /// content, too. Of two delays without request ids, nothing tells whether they are one request or two.
-fn is_repetition(request: &Request, job: &Job) -> bool {
-    request.request_id == job.request_id
+fn is_repetition(request: &Request, existing: &KeyValue) -> bool {
+    request_id_hash(request.request_id.as_deref()) == existing.request_id
         && (request.request_id.is_some() || !request.is_delayed)
         && !mutant!("shard-takes-repetitions-for-events")
 }
@@ -221,6 +219,16 @@ mod tests {
                     "{state:?} {hash:?} {is_delayed} {before:?} {now:?}"
                 );
             }
+            // The job has ended, and the index does not contain it any more.
+            let job = job(JobState::Dispatched, before);
+            let request = request(hash, is_delayed, now);
+            let expected = if is_repetition {
+                Resolution::Duplicate
+            } else {
+                Resolution::Schedule
+            };
+            let resolved = resolve(&request, &KeyValue::of(&job), None);
+            assert_eq!(resolved, expected, "{hash:?} {is_delayed} {before:?} {now:?}");
         }
     }
 

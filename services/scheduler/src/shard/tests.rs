@@ -314,6 +314,8 @@ struct World {
     requests: VecDeque<IndexRequest>,
     is_halted: bool,
     is_full: bool,
+    /// Whether the index has no records of ended jobs.
+    has_evicted_ended: bool,
     ids: Vec<JobId>,
 }
 
@@ -359,6 +361,7 @@ impl World {
             requests: VecDeque::new(),
             is_halted: false,
             is_full: false,
+            has_evicted_ended: false,
             ids: Vec::new(),
         };
         world.restart();
@@ -548,7 +551,11 @@ impl World {
                 IndexResponse::Applied { turn, forced }
             }
             IndexRequest::LookUp(queries) => {
-                let record = |id| self.index.get(&id).map(|(_, record)| record.clone());
+                let record = |id| {
+                    let (job, record) = self.index.get(&id)?;
+                    let is_evicted = self.has_evicted_ended && job.state != JobState::Scheduled;
+                    (!is_evicted).then(|| record.clone())
+                };
                 let key = |hash| {
                     let users = self.index.values().filter(|(job, _)| {
                         let key = job.idempotency_key.as_deref();
@@ -1752,10 +1759,11 @@ fn an_event_after_the_dispatch_gets_a_job_of_its_own_but_a_repetition_does_not()
     let dated_spec = v1::JobCommand::decode(world.ingest[1].value.clone().unwrap()).unwrap();
     world.advance(600);
     assert_eq!(count_dispatched(&world, &jobs), 3);
-    for is_in_index_only in [false, true] {
+    for (is_in_index_only, is_evicted) in [(false, false), (true, false), (true, true)] {
         if is_in_index_only {
             world.restart();
         }
+        world.has_evicted_ended = is_evicted;
         let repeated = world.replace(&named(1));
         world.send(dated_spec.command.clone().unwrap());
         let dated_again = world.ids[world.ids.len() - 1];

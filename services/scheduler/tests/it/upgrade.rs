@@ -103,7 +103,7 @@ fn a_newer_scheduler_left(name: &str, index_has_a_format: bool) {
     let redis = Redis::of(&env);
     let shown = redis.call("HGET", "meta", &["offset"]).unwrap();
     if index_has_a_format {
-        redis.call("HSET", "meta", &["format", "1"]);
+        redis.call("HSET", "meta", &["format", "2"]);
     }
 
     scheduler.start_again();

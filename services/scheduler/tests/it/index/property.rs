@@ -1,8 +1,10 @@
 //! Random histories: the index in memory, the one in Redis and a naive model must return the same results.
 
+use std::collections::BTreeSet;
+
 use bytes::Bytes;
 use proptest::prelude::*;
-use proptest::test_runner::TestRunner;
+use proptest::test_runner::{TestCaseError, TestRunner};
 use redeliver_core::Timestamp;
 use redeliver_core::job::JobId;
 use redeliver_scheduler::index::memory::MemoryIndex;
@@ -623,6 +625,127 @@ fn both_indexes_agree_with_a_naive_model() {
                     prop_assert_eq!(claimed, Seen::Claimed(Some(mark)), "after {:?}", step);
                 }
             }
+            Ok(())
+        })
+    });
+    runtime.block_on(redis.remove());
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+}
+
+/// What happens to a job next, after which time it is forgotten, and whether the batch before is applied again with it.
+type Event = (i64, bool, i64, bool);
+
+/// Jobs that wait, end and are forgotten, in an index that keeps the records of `MAX_ENDED` ended ones. Returns the error if a waiting job,
+/// the job that ended last, or the end of a job is lost, or if more ended jobs have records.
+async fn live<I: Index>(index: &I, events: &[Event]) -> Result<(), TestCaseError> {
+    let owner = Owner(1);
+    index.claim(SHARD, owner).await.unwrap();
+    index.clear(SHARD, owner).await.unwrap();
+    let (mut waiting, mut ended, mut gone) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let mut last: Option<Change> = None;
+    let apply = async |from, to, changes| {
+        let batch = Batch {
+            from,
+            to,
+            changes,
+            ..Batch::default()
+        };
+        index.apply(SHARD, owner, &batch, at(0)).await.unwrap();
+    };
+    for (offset, (job, is_forgotten, forget, is_repeated)) in (0..).zip(events) {
+        let id = id(job * 400);
+        let effect = match (waiting.contains(&id), ended.contains(&id)) {
+            (true, _) => {
+                waiting.remove(&id);
+                ended.insert(id);
+                Effect::Ended {
+                    flow: flow_of(id),
+                    forget: at(*forget),
+                    record: Bytes::from_static(b"ended"),
+                    key: None,
+                }
+            }
+            (_, true) if *is_forgotten => {
+                ended.remove(&id);
+                gone.insert(id);
+                Effect::Forgotten
+            }
+            (_, true) => continue,
+            // Each job has an id of its own.
+            _ if gone.contains(&id) => continue,
+            _ => {
+                waiting.insert(id);
+                Effect::Waits {
+                    flow: flow_of(id),
+                    due: at(*forget),
+                    record: Bytes::from_static(b"waits"),
+                    key: None,
+                }
+            }
+        };
+        let change = Change::of_job(id, effect);
+        let before = last.replace(change.clone()).filter(|_| *is_repeated);
+        let from = if before.is_some() { offset } else { offset + 1 };
+        apply(from, offset + 2, before.into_iter().chain([change.clone()]).collect()).await;
+
+        let jobs: Vec<JobId> = (0..EVENT_JOBS).map(|job| super::cases::id(job * 400)).collect();
+        let lookups: Vec<Lookup> = jobs.iter().copied().map(Lookup::Job).collect();
+        let (applied, found) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
+        prop_assert!(applied.is_some());
+        let with_record = |text: &[u8]| {
+            let found = jobs.iter().zip(&found).filter(|(_, found)| found.as_deref() == Some(text));
+            found.map(|(id, _)| *id).collect::<BTreeSet<_>>()
+        };
+        prop_assert_eq!(&with_record(b"waits"), &waiting);
+        let kept = with_record(b"ended");
+        prop_assert!(kept.is_subset(&ended) && kept.len() <= MAX_ENDED, "{:?} of {:?}", kept, ended);
+        if matches!(change.effect, Effect::Ended { .. }) {
+            prop_assert!(kept.contains(&id));
+        }
+        prop_assert!(index.claim(SHARD, owner).await.unwrap().is_some());
+    }
+    // All that ended is forgotten in the end.
+    let mut from = i64::try_from(events.len()).unwrap() + 1;
+    // Some of them may be returned again after they were forgotten.
+    for _ in 0..50 {
+        let (applied, over) = index.forgettable(SHARD, at(1 << 40), 2).await.unwrap();
+        prop_assert!(applied.is_some());
+        prop_assert!(over.iter().all(|id| !waiting.contains(id)), "{:?}", over);
+        let forgotten = over.into_iter().map(|id| {
+            ended.remove(&id);
+            Change::of_job(id, Effect::Forgotten)
+        });
+        let changes = forgotten.collect();
+        apply(from, from + 1, changes).await;
+        from += 1;
+    }
+    prop_assert_eq!(ended, BTreeSet::new());
+    Ok(())
+}
+
+const EVENT_JOBS: i64 = 10;
+const MAX_ENDED: usize = 3;
+
+#[test]
+fn the_index_loses_no_job_when_it_evicts_records() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let redis = runtime.block_on(OwnRedis::connect());
+    let event = (0..EVENT_JOBS, any::<bool>(), 0..2_000_000_i64, any::<bool>());
+    let events = prop::collection::vec(event, 1..80);
+    let mut runner = TestRunner::new(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(48)
+    });
+    let outcome = runner.run(&events, |events| {
+        runtime.block_on(async {
+            live(&MemoryIndex::new().with_max_ended(MAX_ENDED), &events).await?;
+            live(&redis.index.clone().with_max_ended(MAX_ENDED), &events).await?;
+            let names = redis.names(SHARD).await;
+            let has_ended = |name: &&String| ["ended", "recent", "evicted"].iter().any(|kind| name.starts_with(kind));
+            let left = names.iter().find(has_ended);
+            prop_assert!(left.is_none_or(|name| name == "recent"), "{:?}", names);
             Ok(())
         })
     });

@@ -16,6 +16,7 @@ fn topics() -> Topics {
         answers: "answers".into(),
         apps: [("app".to_owned(), "jobs".into())].into(),
         partitions: PARTITIONS,
+        keeps_ended: true,
     }
 }
 
