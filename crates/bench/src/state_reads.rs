@@ -145,10 +145,12 @@ fn read_all(broker: &Broker, topic: &str, way: &Way, wanted: &[Vec<i64>]) -> any
             scope.spawn(move || read(broker, topic, way, own))
         });
         let readers: Vec<_> = readers.collect();
-        readers.into_iter().try_fold(0, |sum, reader| match reader.join() {
-            Ok(read) => Ok(sum + read?),
-            Err(panic) => std::panic::resume_unwind(panic),
-        })
+        readers
+            .into_iter()
+            .try_fold(0, |sum, reader| match reader.join() {
+                Ok(read) => Ok(sum + read?),
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
     })
 }
 
@@ -188,7 +190,12 @@ fn read(broker: &Broker, topic: &str, way: &Way, own: Vec<(usize, &[i64])>) -> a
                 match rest.first() {
                     // The next group begins before this record.
                     Some(next) if *next <= offset || next - offset - 1 > way.max_gap => {
-                        consumer.seek(topic, partition, Offset::Offset(*next), Timeout::After(Duration::ZERO))?;
+                        consumer.seek(
+                            topic,
+                            partition,
+                            Offset::Offset(*next),
+                            Timeout::After(Duration::ZERO),
+                        )?;
                     }
                     Some(_) => {}
                     None => drop(left.remove(&partition)),

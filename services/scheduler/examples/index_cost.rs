@@ -116,6 +116,11 @@ impl Bench {
         let jobs: Vec<Job> = (0..JOBS)
             .map(|number| job(shard, number, flows, has_key))
             .collect();
+        println!(
+            "{:<44} {:>7} bytes/job",
+            "record, scheduled",
+            codec::encode(&jobs[0]).len()
+        );
         let memory = self.used_memory().await;
         self.begin().await;
         let offset = self
@@ -214,7 +219,9 @@ impl Bench {
     /// Ends jobs whose records are evicted at once, and forgets them.
     async fn evicted(&mut self, shard: i32, has_key: bool) {
         let keys = if has_key { "with" } else { "without" };
-        println!("\n{JOBS} jobs of 200 bytes {keys} idempotency keys that end, with records of 100 ended jobs at most");
+        println!(
+            "\n{JOBS} jobs of 200 bytes {keys} idempotency keys that end, with records of 100 ended jobs at most"
+        );
         let all = self.index.clone();
         self.index = all.clone().with_max_ended(100);
         self.index.claim(shard, OWNER).await.expect("claim");

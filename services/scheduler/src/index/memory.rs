@@ -8,8 +8,8 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 
 use super::{
-    Applied, Batch, Change, Checkpoint, Cursor, Effect, FORMAT, FlowPosition, FlowScan, Index, IndexError, KeyEntry,
-    LastRecordDigest, Lookup, Owner, Row, Scan, ScanRequest, ShardStats, flow_key, is_requested,
+    Applied, Batch, Change, Checkpoint, Cursor, Effect, FORMAT, FlowPosition, FlowScan, Index, IndexError,
+    KeyEntry, LastRecordDigest, Lookup, Owner, Row, Scan, ScanRequest, ShardStats, flow_key, is_requested,
 };
 use crate::job::{Flow, JobId, KeyHash};
 

@@ -70,8 +70,8 @@ pub use self::connection::{ConnectError, Evicts};
 use self::connection::{Connection, Script};
 use self::reply::{Reply, unexpected};
 use super::{
-    Applied, Batch, Checkpoint, Cursor, FORMAT, FlowPosition, FlowScan, Index, IndexError, LastRecordDigest, Lookup,
-    Owner, Row, Scan, ScanRequest, ShardStats, Usage, flow_key, is_requested,
+    Applied, Batch, Checkpoint, Cursor, FORMAT, FlowPosition, FlowScan, Index, IndexError, LastRecordDigest,
+    Lookup, Owner, Row, Scan, ScanRequest, ShardStats, Usage, flow_key, is_requested,
 };
 use crate::job::{Flow, JobId};
 

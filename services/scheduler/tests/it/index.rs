@@ -61,7 +61,9 @@ async fn only_the_jobs_that_ended_last_have_a_record() {
     assert_eq!(names.iter().find(has_ended), None, "{names:?}");
     redis.remove().await;
     let cluster = LocalRedisCluster::start().unwrap();
-    let (index, _tasks) = own_redis::connect(&own_redis::config(&cluster.url())).await.unwrap();
+    let (index, _tasks) = own_redis::connect(&own_redis::config(&cluster.url()))
+        .await
+        .unwrap();
     eventually_async("the cluster is used", DEADLINE, async || index.ping().await).await;
     cases::only_the_jobs_that_ended_last_have_a_record(index.with_max_ended(3)).await;
 }

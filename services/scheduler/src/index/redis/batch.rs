@@ -184,7 +184,10 @@ mod tests {
             let bits = log_bits(in_use);
             let slices = in_use.as_millis() >> bits;
             let is_short = bits == MIN_LOG_BITS && slices < 32;
-            assert!(is_short || (16..32).contains(&slices), "{hours} h: {slices} slices");
+            assert!(
+                is_short || (16..32).contains(&slices),
+                "{hours} h: {slices} slices"
+            );
         }
     }
 }

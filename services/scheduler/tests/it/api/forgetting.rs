@@ -118,7 +118,8 @@ async fn kept(raw: &Raw) -> Vec<i64> {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ended_job_that_is_no_longer_in_redis_still_uses_its_key() {
     let redis = LocalRedis::start().unwrap();
-    let mut server = Server::start_with(|builder| builder.redis(redis.url()).set("scheduler.max_ended", "100"));
+    let mut server =
+        Server::start_with(|builder| builder.redis(redis.url()).set("scheduler.max_ended", "100"));
     let raw = Raw::connect(&redis.url()).await;
     let event = |request: &str| {
         format!(
@@ -147,7 +148,10 @@ async fn an_ended_job_that_is_no_longer_in_redis_still_uses_its_key() {
             .problem(404, "job_unknown", "or it ended and is no longer kept");
         }
         let kept = kept(&raw).await;
-        assert!(kept.iter().all(|count| *count <= 100) && kept.len() == 3, "{kept:?}");
+        assert!(
+            kept.iter().all(|count| *count <= 100) && kept.len() == 3,
+            "{kept:?}"
+        );
         for (job, body) in [(&first, JOB), (&second, &event("r-1"))] {
             let again = server.json(Method::POST, "/v1/jobs", body).await.is(200);
             let said = (again.text_of("outcome"), again.text_of("id"));

@@ -688,19 +688,32 @@ async fn live<I: Index>(index: &I, events: &[Event]) -> Result<(), TestCaseError
         let change = Change::of_job(id, effect);
         let before = last.replace(change.clone()).filter(|_| *is_repeated);
         let from = if before.is_some() { offset } else { offset + 1 };
-        apply(from, offset + 2, before.into_iter().chain([change.clone()]).collect()).await;
+        apply(
+            from,
+            offset + 2,
+            before.into_iter().chain([change.clone()]).collect(),
+        )
+        .await;
 
         let jobs: Vec<JobId> = (0..EVENT_JOBS).map(|job| super::cases::id(job * 400)).collect();
         let lookups: Vec<Lookup> = jobs.iter().copied().map(Lookup::Job).collect();
         let (applied, found) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
         prop_assert!(applied.is_some());
         let with_record = |text: &[u8]| {
-            let found = jobs.iter().zip(&found).filter(|(_, found)| found.as_deref() == Some(text));
+            let found = jobs
+                .iter()
+                .zip(&found)
+                .filter(|(_, found)| found.as_deref() == Some(text));
             found.map(|(id, _)| *id).collect::<BTreeSet<_>>()
         };
         prop_assert_eq!(&with_record(b"waits"), &waiting);
         let kept = with_record(b"ended");
-        prop_assert!(kept.is_subset(&ended) && kept.len() <= MAX_ENDED, "{:?} of {:?}", kept, ended);
+        prop_assert!(
+            kept.is_subset(&ended) && kept.len() <= MAX_ENDED,
+            "{:?} of {:?}",
+            kept,
+            ended
+        );
         if matches!(change.effect, Effect::Ended { .. }) {
             prop_assert!(kept.contains(&id));
         }
@@ -743,7 +756,11 @@ fn the_index_loses_no_job_when_it_evicts_records() {
             live(&MemoryIndex::new().with_max_ended(MAX_ENDED), &events).await?;
             live(&redis.index.clone().with_max_ended(MAX_ENDED), &events).await?;
             let names = redis.names(SHARD).await;
-            let has_ended = |name: &&String| ["ended", "recent", "evicted"].iter().any(|kind| name.starts_with(kind));
+            let has_ended = |name: &&String| {
+                ["ended", "recent", "evicted"]
+                    .iter()
+                    .any(|kind| name.starts_with(kind))
+            };
             let left = names.iter().find(has_ended);
             prop_assert!(left.is_none_or(|name| name == "recent"), "{:?}", names);
             Ok(())
