@@ -24,7 +24,7 @@
 //!
 //! # Ended jobs
 //! At most [`RedisIndex::with_max_ended`] ended jobs per shard have a record. When others end, the jobs that ended first are *evicted*:
-//! they lose their record and the entry in `ended`, and only their id stays in a log until they are forgotten, 20 bytes instead of
+//! they lose their record and the entry in `ended`, and only their id stays in a log until they are forgotten, 22 bytes instead of
 //! several hundred. The log must stay: without the tombstone that forgetting writes, the state topic would keep the job for ever.
 //! The time slices of these logs have 2^18 ms, and a job in a log is forgotten after the end of the slice.
 //!

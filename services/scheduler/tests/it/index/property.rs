@@ -654,7 +654,9 @@ async fn live<I: Index>(index: &I, events: &[Event]) -> Result<(), TestCaseError
         };
         index.apply(SHARD, owner, &batch, at(0)).await.unwrap();
     };
-    for (offset, (job, is_forgotten, forget, is_repeated)) in (0..).zip(events) {
+    // The end of the state topic.
+    let mut end = 1;
+    for (job, is_forgotten, forget, is_repeated) in events {
         let id = id(job * 400);
         let effect = match (waiting.contains(&id), ended.contains(&id)) {
             (true, _) => {
@@ -687,13 +689,10 @@ async fn live<I: Index>(index: &I, events: &[Event]) -> Result<(), TestCaseError
         };
         let change = Change::of_job(id, effect);
         let before = last.replace(change.clone()).filter(|_| *is_repeated);
-        let from = if before.is_some() { offset } else { offset + 1 };
-        apply(
-            from,
-            offset + 2,
-            before.into_iter().chain([change.clone()]).collect(),
-        )
-        .await;
+        let from = if before.is_some() { end - 1 } else { end };
+        let changes = before.into_iter().chain([change.clone()]);
+        apply(from, end + 1, changes.collect()).await;
+        end += 1;
 
         let jobs: Vec<JobId> = (0..EVENT_JOBS).map(|job| super::cases::id(job * 400)).collect();
         let lookups: Vec<Lookup> = jobs.iter().copied().map(Lookup::Job).collect();
@@ -720,7 +719,6 @@ async fn live<I: Index>(index: &I, events: &[Event]) -> Result<(), TestCaseError
         prop_assert!(index.claim(SHARD, owner).await.unwrap().is_some());
     }
     // All that ended is forgotten in the end.
-    let mut from = i64::try_from(events.len()).unwrap() + 1;
     // Some of them may be returned again after they were forgotten.
     for _ in 0..50 {
         let (applied, over) = index.forgettable(SHARD, at(1 << 40), 2).await.unwrap();
@@ -731,8 +729,8 @@ async fn live<I: Index>(index: &I, events: &[Event]) -> Result<(), TestCaseError
             Change::of_job(id, Effect::Forgotten)
         });
         let changes = forgotten.collect();
-        apply(from, from + 1, changes).await;
-        from += 1;
+        apply(end, end + 1, changes).await;
+        end += 1;
     }
     prop_assert_eq!(ended, BTreeSet::new());
     Ok(())
