@@ -68,11 +68,13 @@ pub enum Field {
     ExpectedRevision,
     Count,
     After,
+    KeyBase64,
+    DataBase64,
 }
 
 impl Field {
     /// The fields that only protobuf and the API have.
-    const NOT_IN_JSON: [Self; 34] = [
+    const NOT_IN_JSON: [Self; 36] = [
         Self::Pipeline,
         Self::Due,
         Self::Command,
@@ -107,6 +109,8 @@ impl Field {
         Self::ExpectedRevision,
         Self::Count,
         Self::After,
+        Self::KeyBase64,
+        Self::DataBase64,
     ];
 
     /// The fields that JSON has.
@@ -181,6 +185,8 @@ impl Field {
             Self::ExpectedRevision => "expectedRevision",
             Self::Count => "count",
             Self::After => "after",
+            Self::KeyBase64 => "keyBase64",
+            Self::DataBase64 => "jobDataBase64",
         }
     }
 
