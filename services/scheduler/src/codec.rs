@@ -163,6 +163,7 @@ pub fn change(job: &Job, record: Bytes, retention: RetentionPolicy) -> Change {
     let effect = match job.ended {
         Some(ended) => Effect::Ended {
             flow: Flow::of(job),
+            ended,
             forget: retention.forget(job, ended),
             record,
             key,
@@ -218,16 +219,23 @@ impl KeyValue {
     }
 
     /// Decodes 48 bytes.
-    #[must_use]
-    pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let (id, rest) = bytes.split_first_chunk::<16>()?;
-        let (hash, rest) = rest.split_first_chunk::<16>()?;
-        let (millis, rest) = rest.split_first_chunk::<8>()?;
-        Some(Self {
-            id: JobId::from_bytes(*id),
-            request_hash: *hash,
-            accepted: Timestamp::from_millis(i64::from_be_bytes(*millis)),
-            request_id: rest.try_into().ok()?,
+    ///
+    /// # Errors
+    /// When it is another number of bytes.
+    pub fn decode(bytes: &[u8]) -> Result<Self, CodecError> {
+        let decoded = || {
+            let (id, rest) = bytes.split_first_chunk::<16>()?;
+            let (hash, rest) = rest.split_first_chunk::<16>()?;
+            let (millis, rest) = rest.split_first_chunk::<8>()?;
+            Some(Self {
+                id: JobId::from_bytes(*id),
+                request_hash: *hash,
+                accepted: Timestamp::from_millis(i64::from_be_bytes(*millis)),
+                request_id: rest.try_into().ok()?,
+            })
+        };
+        decoded().ok_or_else(|| {
+            CodecError::Malformed(format!("the value of a key has {} bytes, not 48", bytes.len()))
         })
     }
 }
@@ -334,8 +342,12 @@ mod tests {
     #[test]
     fn a_key_survives_encoding() {
         let value = KeyValue::of(&job());
-        assert_eq!(KeyValue::decode(&value.encode()), Some(value));
-        assert_eq!(KeyValue::decode(&value.encode()[1..]), None);
+        let bytes = value.encode();
+        assert_eq!(KeyValue::decode(&bytes), Ok(value));
+        let longer = [&bytes[..], &[0]].concat();
+        for other in [&bytes[1..], &longer, &[]] {
+            assert!(matches!(KeyValue::decode(other), Err(CodecError::Malformed(_))));
+        }
     }
 
     proptest! {

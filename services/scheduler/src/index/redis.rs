@@ -9,7 +9,7 @@
 //! | `flows` | sorted set: the flows that have scheduled jobs, by the due time of their first job |
 //! | `sizes` | hash: flow to the number of its scheduled jobs, for the same flows |
 //! | `ended` | sorted set: the ids of ended jobs with a record by the time at which they are forgotten |
-//! | `recent` | list: the same ids in the order in which the jobs ended; can contain others that are not in `ended` any more |
+//! | `recent` | list: the same ids, each followed by the time of the end, in the order in which the jobs ended; can contain others that are not in `ended` any more |
 //! | `evicted:<n>` | list: the ids of ended jobs without a record that are forgotten in time slice `n` |
 //! | `evicted` | sorted set of all `n` of `evicted:<n>` |
 //! | `job:<n>` | hash: id to record, for the jobs whose requests have the offsets `n * 1024` to `n * 1024 + 1023` |
@@ -23,10 +23,12 @@
 //! slices grow with the time for which keys are in use: at most 32 of them cover it.
 //!
 //! # Ended jobs
-//! At most [`RedisIndex::with_max_ended`] ended jobs per shard have a record. When others end, the jobs that ended first are *evicted*:
-//! they lose their record and the entry in `ended`, and only their id stays in a log until they are forgotten, 22 bytes instead of
-//! several hundred. The log must stay: without the tombstone that forgetting writes, the state topic would keep the job for ever.
-//! The time slices of these logs have 2^18 ms, and a job in a log is forgotten after the end of the slice.
+//! [`RedisIndex::with_max_ended`] ended jobs per shard have a record, and those that ended within [`MIN_KEPT`](super::MIN_KEPT). When
+//! others end, the jobs that ended first are *evicted*: they lose their record and the entry in `ended`, and only their id stays in a log
+//! until they are forgotten, 22 bytes instead of several hundred. The log must stay: without the tombstone that forgetting writes, the
+//! state topic would keep the job for ever. The time slices of these logs have 2^18 ms, and a job in a log is forgotten after the end of
+//! the slice. A log expires a week after that, for the case that an older scheduler, which does not know it, has taken the shard over. A
+//! log that expires before its jobs are forgotten is a lost one: the shard is rebuilt.
 //!
 //! Each method is one Lua script, so it reads a snapshot and changes all or nothing. The exceptions are [`Index::clear`],
 //! [`Index::stats`] and [`Index::list`], which run several small scripts, so that none blocks Redis for long. The first script of
@@ -71,7 +73,7 @@ use self::connection::{Connection, Script};
 use self::reply::{Reply, unexpected};
 use super::{
     Applied, Batch, Checkpoint, Cursor, FORMAT, FlowPosition, FlowScan, Index, IndexError, LastRecordDigest,
-    Lookup, Owner, Row, Scan, ScanRequest, ShardStats, Usage, flow_key, is_requested,
+    Lookup, Owner, Row, Scan, ScanRequest, ShardStats, Usage, flow_key, is_requested, min_kept_millis,
 };
 use crate::job::{Flow, JobId};
 
@@ -162,7 +164,7 @@ impl RedisIndex {
         })
     }
 
-    /// Limits the number of ended jobs per shard that have a record.
+    /// Limits the number of ended jobs per shard that have a record, without those that ended within [`MIN_KEPT`](super::MIN_KEPT).
     #[must_use]
     pub fn with_max_ended(self, max_ended: usize) -> Self {
         Self { max_ended, ..self }
@@ -238,6 +240,7 @@ impl RedisIndex {
             batch.last_record.map_or_else(|| "".into(), digest_value),
             i64::from(batch.force).into(),
             number(self.max_ended),
+            text(min_kept_millis()),
         ];
         BatchArguments::of(batch, now, located).write(&mut arguments);
         check_arguments(&arguments)?;
@@ -487,7 +490,8 @@ impl Index for RedisIndex {
         }
         for (lookup, found) in keys.iter().zip(&mut found) {
             if let Lookup::Key(_) = lookup {
-                *found = reply.optional_bytes()?.and_then(|stored| key_value(stored, now));
+                let stored = reply.optional_bytes()?;
+                *found = stored.map(|stored| key_value(stored, now)).transpose()?.flatten();
             }
         }
         Ok((Some(applied), found))
@@ -665,7 +669,9 @@ fn bucket(id: JobId) -> u64 {
 }
 
 /// The value of an idempotency key, unless it has expired.
-fn key_value(mut stored: Bytes, now: Timestamp) -> Option<Bytes> {
-    let expires = stored.try_get_i64().ok()?;
-    (Timestamp::from_millis(expires) > now).then_some(stored)
+fn key_value(mut stored: Bytes, now: Timestamp) -> Result<Option<Bytes>, IndexError> {
+    let expires = stored
+        .try_get_i64()
+        .map_err(|_| IndexError::Damaged("an idempotency key without an expiry".to_owned()))?;
+    Ok((Timestamp::from_millis(expires) > now).then_some(stored))
 }

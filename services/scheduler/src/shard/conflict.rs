@@ -26,6 +26,17 @@ pub(super) enum Resolution {
     Schedule,
 }
 
+/// The job that a command names.
+pub(super) enum NamedJob {
+    /// Its newest state.
+    Known(Arc<Job>),
+    /// The key is in use, and the index does not contain the job any more. So it has ended: the index contains each job that waits. Of it,
+    /// only the id and the application are known.
+    Ended(v1::Job),
+    /// There is none, or it has ended, and the index does not contain it any more.
+    Unknown,
+}
+
 /// Decides about a request. `existing` is the use of its key, and `job` the job that uses it; `None` if the index does not contain it
 /// any more, so it has ended.
 pub(super) fn resolve(request: &Request, existing: &KeyValue, job: Option<&Arc<Job>>) -> Resolution {
@@ -74,12 +85,24 @@ impl Shard {
     }
 
     /// The job of a command.
-    pub(super) fn named_job(&self, job: &JobRef, found: &Found, now: Timestamp) -> Option<Arc<Job>> {
+    pub(super) fn named_job(&self, job: &JobRef, found: &Found, now: Timestamp) -> NamedJob {
         match job {
-            JobRef::Id(id) => self.newest_job(*id, found.job.as_ref()),
+            JobRef::Id(id) => match self.newest_job(*id, found.job.as_ref()) {
+                Some(job) => NamedJob::Known(job),
+                None => NamedJob::Unknown,
+            },
             JobRef::Key { app, key } => {
-                let key = self.key_in_use(&key_hash(app, key), found, now)?;
-                self.job_of_key(&key, found)
+                let Some(key) = self.key_in_use(&key_hash(app, key), found, now) else {
+                    return NamedJob::Unknown;
+                };
+                match self.job_of_key(&key, found) {
+                    Some(job) => NamedJob::Known(job),
+                    None => NamedJob::Ended(v1::Job {
+                        id: key.id.to_string(),
+                        app: app.to_string(),
+                        ..v1::Job::default()
+                    }),
+                }
             }
         }
     }

@@ -554,7 +554,7 @@ impl World {
                 let record = |id| {
                     let (job, record) = self.index.get(&id)?;
                     let is_evicted = self.has_evicted_ended && job.state != JobState::Scheduled;
-                    (!is_evicted).then(|| record.clone())
+                    (!is_evicted).then(|| Arc::new(codec::decode(id, record).unwrap()))
                 };
                 let key = |hash| {
                     let users = self.index.values().filter(|(job, _)| {
@@ -1860,6 +1860,38 @@ fn a_job_is_cancelled_and_rescheduled_by_its_key() {
 }
 
 #[test]
+fn a_command_by_key_never_says_that_an_evicted_job_is_unknown() {
+    let mut world = World::new();
+    let ended = world.schedule("app", 10, Some(1));
+    let waits = world.schedule("app", 60_000, Some(2));
+    world.advance(600);
+    world.restart();
+    world.has_evicted_ended = true;
+    for step in [
+        Step::CancelKey(1),
+        Step::RescheduleKey(1, 30_000),
+        Step::CancelKey(2),
+        Step::CancelKey(3),
+    ] {
+        world.run(&step);
+    }
+    world.advance(50);
+    let answers = ["2", "3", "4", "5"].map(|offset| &world.answers[offset]);
+    assert_eq!(
+        answers.map(v1::CommandOutcome::outcome),
+        [
+            v1::Outcome::Ended,
+            v1::Outcome::Ended,
+            v1::Outcome::Cancelled,
+            v1::Outcome::Unknown
+        ]
+    );
+    let shown = answers.map(|answer| answer.job.as_ref().map(|job| (job.id.clone(), job.app.clone())));
+    let shown_of = |id: JobId| Some((id.to_string(), "app".to_owned()));
+    assert_eq!(shown, [shown_of(ended), shown_of(ended), shown_of(waits), None]);
+}
+
+#[test]
 fn an_expired_job_is_not_dispatched() {
     let mut world = World::new();
     let spec = v1::JobSpec {
@@ -2083,6 +2115,14 @@ fn results_of_lookups_are_limited_in_size() {
             _ => None,
         })
     };
+    let large = v1::JobRecord {
+        state: v1::JobState::Dispatched.into(),
+        request_hash: vec![0; 16].into(),
+        data: Some(vec![0; LARGE].into()),
+        ..v1::JobRecord::default()
+    };
+    let large = codec::decode(JobId::new(now, 0, 0), &large.encode_to_vec().into()).unwrap();
+    let large = Arc::new(large);
     let mut decided = 0;
     while decided < 100 {
         let before = shard.memory();
@@ -2090,10 +2130,12 @@ fn results_of_lookups_are_limited_in_size() {
         assert!(count * LARGE <= 16 * LARGE, "{count} jobs in one lookup");
         let large = Found {
             key: None,
-            job: Some(vec![0; LARGE].into()),
+            job: Some(large.clone()),
         };
+        let size = large.size();
+        assert!(size >= LARGE);
         shard.handle_response(IndexResponse::LookedUp(vec![large; count]), now);
-        assert_eq!(shard.memory(), before + count * LARGE);
+        assert_eq!(shard.memory(), before + count * size);
         // The next lookup waits until these commands are decided.
         assert_eq!(lookups(&mut shard), None);
         let room = Room {

@@ -1,12 +1,13 @@
 -- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets  [6] recent  [7] evicted  [8] key logs
 -- ARGV[1] owner  [2] from  [3] to  [4] now, ms  [5] token of the preceding clear, or ''  [6] prefix of other keys
 --     [7] seal, or '' to keep the current one  [8] 1 to apply even if the memory is full
---     [9] maximum number of ended jobs with a record
+--     [9] maximum number of ended jobs with a record  [10] for how many ms after its end a job has a record in any case
 -- then lists, each preceded by its length:
 --   names of flows
 --   buckets, for each its name and three lists: number of the flow, due time, id and record of scheduled jobs; number of the
 --     flow, time to forget, id and record of ended jobs; number of the flow and id of forgotten jobs. That number is 0 if
 --     the flow is unknown, or -1 if no flow has the job
+--   ids of ended jobs, each followed by the time of the end, in the order of the ends
 --   logs of idempotency keys, for each its name (BITS.NUMBER for a time slice of 2^BITS ms), its time to live in ms, and a list:
 --     hash and value of each key
 -- An empty range at the checkpoint renews its time.
@@ -36,7 +37,7 @@ elseif ARGV[5] == '' or cleared ~= ARGV[5] then
 end
 
 local prefix = ARGV[6]
-local at = 10
+local at = 11
 
 local function next_value()
   at = at + 1
@@ -70,7 +71,7 @@ for i, size in ipairs(sizes_of(names, 1, 1)) do
   flows[i] = {name = names[i], set = set, due = {}, not_due = {}}
 end
 
-local ended, ended_ids, forgotten, filled, buckets, lost = {}, {}, {}, {}, {}, {'LOCATE'}
+local ended, forgotten, filled, buckets, lost = {}, {}, {}, {}, {'LOCATE'}
 for i = 1, tonumber(next_value()) do
   local bucket = {name = next_value(), waiting = {}, ended = {}, forgotten = {}}
   local last = at + tonumber(ARGV[at]) * 4
@@ -87,7 +88,6 @@ for i = 1, tonumber(next_value()) do
     local time, record = #ended, #bucket.ended
     not_due[#not_due + 1] = id
     ended[time + 1], ended[time + 2] = ARGV[j + 1], id
-    ended_ids[#ended_ids + 1] = id
     bucket.ended[record + 1], bucket.ended[record + 2] = id, ARGV[j + 3]
   end
   at = last + 1
@@ -117,6 +117,17 @@ end
 if #lost > 1 then
   return lost
 end
+local ends = {}
+for i = 1, tonumber(next_value()) do
+  ends[i] = next_value()
+end
+
+-- The oldest of the logs with jobs to forget must exist. Others that were lost are found when they are the oldest.
+local oldest = redis.call('ZRANGE', KEYS[7], 0, 0)[1]
+if oldest and redis.call('EXISTS', prefix .. 'evicted:' .. oldest) == 0 then
+  without_mark()
+  return {'GAP', false}
+end
 
 -- A full Redis refuses no write of a script that has already written. So the first command decides about the whole batch:
 -- HSET is refused before anything has changed, and ZREM is never refused.
@@ -134,7 +145,7 @@ for _, flow in ipairs(flows) do
 end
 call('ZREM', KEYS[4], forgotten)
 call('ZADD', KEYS[4], ended)
-call('RPUSH', KEYS[6], ended_ids)
+call('RPUSH', KEYS[6], ends)
 call('SADD', KEYS[5], filled)
 for _, bucket in ipairs(buckets) do
   local key = prefix .. 'job:' .. bucket.name
@@ -152,17 +163,10 @@ for _, bucket in ipairs(buckets) do
   end
 end
 
--- Lists that are in order of their jobs' ends begin with jobs that are forgotten.
+-- Logs begin with the jobs that are forgotten first. One that is forgotten out of turn is skipped later.
 local is_forgotten = {}
 for _, id in ipairs(forgotten) do
   is_forgotten[id] = true
-end
-for _ = 1, #forgotten do
-  local first = redis.call('LRANGE', KEYS[6], 0, 0)[1]
-  if not first or redis.call('ZSCORE', KEYS[4], first) then
-    break
-  end
-  redis.call('LPOP', KEYS[6])
 end
 local left = #forgotten
 while left > 0 do
@@ -175,6 +179,10 @@ while left > 0 do
   while ids[count + 1] and is_forgotten[ids[count + 1]] do
     count = count + 1
   end
+  -- The next log may be lost. It stays in the set, so that the next script notices it.
+  if count == 0 then
+    break
+  end
   redis.call('LTRIM', key, count, -1)
   if redis.call('EXISTS', key) == 1 then
     break
@@ -183,12 +191,34 @@ while left > 0 do
   left = left - count
 end
 
--- Beyond the maximum, the jobs that ended first lose their records. Only their ids stay, in logs of 2^18 ms by the time at which
--- they are forgotten. After the maximum has been lowered, each batch evicts some of the others.
-local excess = math.min(redis.call('LLEN', KEYS[6]) - tonumber(ARGV[9]), #ended_ids + 1000)
-if excess > 0 then
-  local logs, records, ids = {}, {}, {}
-  for _, id in ipairs(redis.call('LRANGE', KEYS[6], 0, excess - 1)) do
+local function without_end(entry)
+  return string.sub(entry, 1, 16)
+end
+
+-- Jobs that are forgotten have usually ended first.
+for _ = 1, #forgotten + 1000 do
+  local first = redis.call('LINDEX', KEYS[6], 0)
+  if not first or redis.call('ZSCORE', KEYS[4], without_end(first)) then
+    break
+  end
+  redis.call('LPOP', KEYS[6])
+end
+
+-- Beyond the maximum, the jobs that ended first lose their records, up to one that has just ended: see is_evictable. Only their ids
+-- stay, in logs of 2^18 ms by the time at which they are forgotten. If many jobs can lose their records at once, for example after the
+-- maximum has been lowered, each batch evicts some of them.
+local function is_evictable(entry)
+  return math.abs(tonumber(ARGV[4]) - tonumber(string.sub(entry, 17))) >= tonumber(ARGV[10])
+end
+local excess = math.min(redis.call('LLEN', KEYS[6]) - tonumber(ARGV[9]), #ends + 1000)
+if excess > 0 and is_evictable(redis.call('LINDEX', KEYS[6], 0)) then
+  local logs, records, ids, evicted = {}, {}, {}, 0
+  for _, entry in ipairs(redis.call('LRANGE', KEYS[6], 0, excess - 1)) do
+    if not is_evictable(entry) then
+      break
+    end
+    evicted = evicted + 1
+    local id = without_end(entry)
     local forget = redis.call('ZSCORE', KEYS[4], id)
     if forget then
       local log, bucket = string.format('%.0f', math.floor(tonumber(forget) / 262144)), bucket_of(id)
@@ -198,7 +228,7 @@ if excess > 0 then
       ids[#ids + 1] = id
     end
   end
-  redis.call('LTRIM', KEYS[6], excess, -1)
+  redis.call('LTRIM', KEYS[6], evicted, -1)
   call('ZREM', KEYS[4], ids)
   for bucket, some in pairs(records) do
     local key = prefix .. 'job:' .. bucket
@@ -208,7 +238,11 @@ if excess > 0 then
     end
   end
   for log, some in pairs(logs) do
-    call('RPUSH', prefix .. 'evicted:' .. log, some)
+    local key = prefix .. 'evicted:' .. log
+    call('RPUSH', key, some)
+    -- A week after the end of the slice, or after now if the shard is rebuilt later.
+    local rest = math.max((tonumber(log) + 1) * 262144 - tonumber(ARGV[4]), 0)
+    redis.call('PEXPIRE', key, string.format('%.0f', rest + 604800000))
     redis.call('ZADD', KEYS[7], log, log)
   end
 end

@@ -27,6 +27,8 @@ pub(super) struct BatchArguments {
     /// Their names, by number.
     flow_names: Vec<Value>,
     buckets: BTreeMap<u64, Bucket>,
+    /// The entry of each ended job in the list `recent`, in the order of their ends.
+    ends: Vec<Value>,
     /// By the bits of the length of the time slice, and its number.
     key_logs: BTreeMap<(u32, i64), KeyLog>,
 }
@@ -58,7 +60,10 @@ struct KeyLog {
 impl BatchArguments {
     /// Only the last change of each job and of each key is sent.
     pub(super) fn of(batch: &Batch, now: Timestamp, located: &LocatedJobs) -> Self {
-        let mut arguments = Self::default();
+        let mut arguments = Self {
+            ends: batch.ends().into_iter().map(end_value).collect(),
+            ..Self::default()
+        };
         let (mut jobs, mut keys) = (HashSet::<JobId>::new(), HashSet::<KeyHash>::new());
         // With the flow that an earlier change of the batch names.
         let mut forgotten: BTreeMap<JobId, Option<&Flow>> = BTreeMap::new();
@@ -76,6 +81,7 @@ impl BatchArguments {
                     forget,
                     record,
                     key,
+                    ..
                 } => (flow, Kind::Ended, forget, record, key),
                 Effect::Forgotten => {
                     if is_last {
@@ -156,12 +162,19 @@ impl BatchArguments {
             list(arguments, bucket.ended, 4);
             list(arguments, bucket.forgotten, 2);
         }
+        list(arguments, self.ends, 1);
         arguments.push(number(self.key_logs.len()));
         for ((bits, slice), log) in self.key_logs {
             arguments.extend([format!("{bits}.{slice}").into(), log.life.into()]);
             list(arguments, log.keys, 2);
         }
     }
+}
+
+/// The id (16 bytes), then the time of the end in ms as text, as Lua reads it.
+fn end_value((id, ended): (JobId, Timestamp)) -> Value {
+    let ended = ended.as_millis().clamp(-LAST_MILLIS, LAST_MILLIS).to_string();
+    Bytes::from([&id.to_bytes()[..], ended.as_bytes()].concat()).into()
 }
 
 /// The length of the time slices for a key that is in use for this long, as the power of 2 in ms. A key that is used again and again is in

@@ -63,6 +63,8 @@ pub(super) fn ended_in(flow: &Flow, job: i64, forget: i64) -> Change {
     let record = Bytes::from(format!("job {job} ended"));
     let effect = Effect::Ended {
         flow: flow.clone(),
+        // Long ago.
+        ended: at(-1_000_000),
         forget: at(forget),
         record,
         key: None,
@@ -473,6 +475,35 @@ pub(super) async fn an_ended_job_is_not_due_and_is_kept<I: Index>(index: I) {
     // It may end again, because a batch may be applied twice.
     apply(&index, 11, 12, vec![ended(1, 850)]).await.unwrap();
     assert_eq!(forgettable(&index, 10_000).await, [2, 1, 3]);
+}
+
+/// The index keeps the record of one ended job.
+pub(super) async fn a_job_that_has_just_ended_keeps_its_record<I: Index>(index: I) {
+    let ended_at = |job, millis| {
+        let mut change = ended(job, 1_000_000);
+        if let Effect::Ended { ended, .. } = &mut change.effect {
+            *ended = at(millis);
+        }
+        change
+    };
+    // The jobs of the batch are not in the order of their ids.
+    begin(&index, vec![ended_at(3, 0), ended_at(1, 0), ended_at(2, 1)]).await;
+    for (from, now, change, kept) in [
+        (10, 59_999, waits(9, 9), vec![1, 2, 3]),
+        (11, 60_000, waits(9, 9), vec![2]),
+        (12, 60_000, ended_at(4, 60_000), vec![2, 4]),
+        (13, 60_001, ended_at(5, 60_001), vec![4, 5]),
+        // The clock was put back.
+        (14, 0, waits(9, 9), vec![5]),
+    ] {
+        let next = batch(from, from + 1, vec![change]);
+        index.apply(SHARD, ME, &next, at(now)).await.unwrap();
+        let mut found = Vec::new();
+        for number in 1..=5 {
+            found.extend(job(&index, number).await.map(|_| number));
+        }
+        assert_eq!(found, kept, "at {now} ms");
+    }
 }
 
 /// The index keeps the records of three ended jobs.

@@ -471,6 +471,7 @@ async fn a_lost_log_of_evicted_jobs_is_detected() {
     let redis = OwnRedis::connect().await;
     let index = redis.index.clone().with_max_ended(1);
     let applied = async || index.forgettable(SHARD, at(1_000_000), 10).await.unwrap().0;
+    let log_of = |forget| redis.key(SHARD, &format!("evicted:{}", at(forget).as_millis() >> 18));
     for lost in ["evicted", "the log"] {
         begin(&index, vec![ended(1, 5), ended(2, 5), ended(3, 5)]).await;
         assert!(applied().await.is_some());
@@ -480,8 +481,45 @@ async fn a_lost_log_of_evicted_jobs_is_detected() {
         redis.raw.call(&["DEL", &redis.key(SHARD, lost)]).await;
         assert_eq!(applied().await, None, "{lost}");
     }
+    // Batches do not hide it.
+    for changes in [vec![waits(9, 5)], vec![forgotten(1), forgotten(2)]] {
+        begin(&index, vec![ended(1, 5), ended(2, 5), ended(3, 5)]).await;
+        redis.raw.call(&["DEL", &log_of(5)]).await;
+        let refused = apply(&index, 10, 11, changes).await.unwrap_err();
+        assert!(refused.starts_with("Gap { found: None"), "{refused}");
+        assert_eq!(applied().await, None);
+    }
+    // Nor does one that forgets the jobs of the log before and of the lost one.
+    begin(&index, vec![ended(1, 5), ended(2, 500_000), ended(3, 5)]).await;
+    redis.raw.call(&["DEL", &log_of(500_000)]).await;
+    apply(&index, 10, 11, vec![forgotten(1), forgotten(2)])
+        .await
+        .unwrap();
+    assert_eq!(applied().await, None);
     redis.index.clear(SHARD, ME).await.unwrap();
     assert_eq!(redis.names(SHARD).await, ["meta"]);
+    redis.remove().await;
+}
+
+#[tokio::test]
+async fn a_log_of_evicted_jobs_outlives_its_time_slice_by_a_week() {
+    let redis = OwnRedis::connect().await;
+    let index = redis.index.clone().with_max_ended(1);
+    // The second one is of a slice that is over, as in a rebuild.
+    begin(
+        &index,
+        vec![ended(1, 3_600_000), ended(2, -3_600_000), ended(3, 5)],
+    )
+    .await;
+    let week = 7 * 86_400_000;
+    for (forget, longest) in [(3_600_000, week + 3_600_000 + (1 << 18)), (-3_600_000, week)] {
+        let log = redis.key(SHARD, &format!("evicted:{}", at(forget).as_millis() >> 18));
+        let life = redis.raw.call(&["PTTL", &log]).await.as_i64().unwrap();
+        assert!(
+            (longest - (1 << 18) - 600_000..=longest).contains(&life),
+            "{life}"
+        );
+    }
     redis.remove().await;
 }
 
