@@ -18,6 +18,7 @@ mod redis;
 mod relay;
 mod scheduler;
 mod service;
+mod state_reads;
 mod transactions;
 mod worker;
 
@@ -71,6 +72,8 @@ enum Bench {
         #[arg(long, default_value_t = 1_000_000)]
         count: usize,
     },
+    /// Single records of a topic by their offsets
+    StateReads(state_reads::Options),
     /// Acceptance, dispatch, lateness, index rebuild and takeover of the scheduler, next to a polling scheduler
     Scheduler(scheduler::Options),
 }
@@ -90,6 +93,7 @@ async fn main() -> anyhow::Result<()> {
         Bench::Worker { rounds } => worker::run(&broker, rounds, &mut figures).await?,
         Bench::Transactions { rounds } => transactions::run(&broker, rounds, &mut figures).await?,
         Bench::Memory { count } => memory::run(&broker, count, &mut figures).await?,
+        Bench::StateReads(options) => state_reads::run(&broker, &options, &mut figures).await?,
         Bench::Scheduler(options) => scheduler::run(&broker, &options, &mut figures).await?,
     }
     println!("{}", figures.table());

@@ -114,7 +114,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     let kafka = host.kafka.clone();
     redeliver_enricher::mount(&mut host)?;
     redeliver_retry_tier::mount(&mut host)?;
-    let jobs = MemoryIndex::default();
+    let jobs = MemoryIndex::default().with_max_ended(host.config.scheduler.max_ended as usize);
     redeliver_scheduler::mount(&mut host, jobs.clone()).await?;
     let jobs_api = bind_or_free_port("scheduler.listen", host.config.scheduler.listen)?;
     let jobs_address = jobs_api.local_addr()?;

@@ -27,7 +27,7 @@ mod schedule;
 
 pub use field::{Field, Format};
 pub(crate) use field::{read_id, read_job_ref};
-pub use hash::key_hash;
+pub use hash::{key_hash, request_id_hash};
 pub(crate) use json::{as_data, read_instant, read_time as read_json_time};
 pub use json::{read as read_json, read_schedule as read_schedule_json};
 pub use parsed::{ConflictPolicy, Draft, JobRef, LongWait, ParsedRequest, When};

@@ -49,7 +49,9 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
     host.ensure_topics(&spec).await?;
     if !host.tasks.shutdown().is_cancelled() {
         let config = host.config.clone();
-        let index = RedisIndex::connect(&config.redis, &mut host.tasks).await?;
+        let index = RedisIndex::connect(&config.redis, &mut host.tasks)
+            .await?
+            .with_max_ended(config.scheduler.max_ended as usize);
         index.register(&mut host.registry());
         mount(&mut host, index.clone()).await?;
         api::mount(&mut host, index, listener).await?;

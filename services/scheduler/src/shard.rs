@@ -32,7 +32,7 @@ use crate::settings::Settings;
 use crate::topics::Presence;
 use crate::window::{Inserted, Window};
 
-use self::conflict::Resolution;
+use self::conflict::{NamedJob, Resolution};
 use self::look_ahead::{LookAhead, Release};
 pub(crate) use self::look_ahead::{Obstacle, Target, WindowRoom};
 use self::outbox::Outbox;
@@ -980,18 +980,12 @@ impl Shard {
         outcome(v1::Outcome::Rescheduled, Some(&job), String::new())
     }
 
-    /// A job or a schedule in its newest state. `record` is its state in the index.
-    fn newest_job(&self, id: JobId, record: Option<&Bytes>) -> Option<Arc<Job>> {
+    /// A job or a schedule in its newest state. `found` is its state in the index.
+    fn newest_job(&self, id: JobId, found: Option<&Arc<Job>>) -> Option<Arc<Job>> {
         if let Some(job) = mutant!("shard-trusts-the-index-too-early", self.overlay.job(id), None) {
             return job.cloned();
         }
-        self.window.get(id).cloned().or_else(|| {
-            let decoded = codec::decode(id, record?);
-            decoded
-                .map_err(|error| tracing::error!(job = %id, %error, "index contains an invalid job record"))
-                .ok()
-                .map(Arc::new)
-        })
+        self.window.get(id).or(found).cloned()
     }
 
     /// The job of a command, if it is scheduled; otherwise the outcome to answer with.
@@ -1002,15 +996,24 @@ impl Shard {
         now: Timestamp,
         writes: &mut Writes,
     ) -> Result<Arc<Job>, Box<v1::CommandOutcome>> {
-        let job = self.named_job(job, found, now);
-        // Clients cannot cancel or reschedule the record of a pipeline: the pipeline would lose it.
-        let job = job.filter(|job| job.kind == Kind::App);
-        let result = match job.as_ref().map(|job| job.state) {
-            Some(JobState::Scheduled) => return job.ok_or_else(Box::default),
-            Some(JobState::Dispatched) => v1::Outcome::AlreadyDispatched,
-            Some(JobState::Cancelled) => v1::Outcome::AlreadyCancelled,
-            Some(JobState::Expired) => v1::Outcome::Expired,
-            None => v1::Outcome::Unknown,
+        let (result, job) = match self.named_job(job, found, now) {
+            // Clients cannot cancel or reschedule the record of a pipeline: the pipeline would lose it.
+            NamedJob::Known(job) if job.kind != Kind::App => (v1::Outcome::Unknown, None),
+            NamedJob::Known(job) => match job.state {
+                JobState::Scheduled => return Ok(job),
+                JobState::Dispatched => (v1::Outcome::AlreadyDispatched, Some(job)),
+                JobState::Cancelled => (v1::Outcome::AlreadyCancelled, Some(job)),
+                JobState::Expired => (v1::Outcome::Expired, Some(job)),
+            },
+            NamedJob::Ended(job) => {
+                writes.tally.refused += 1;
+                return Err(Box::new(v1::CommandOutcome {
+                    outcome: v1::Outcome::Ended.into(),
+                    job: Some(job),
+                    ..v1::CommandOutcome::default()
+                }));
+            }
+            NamedJob::Unknown => (v1::Outcome::Unknown, None),
         };
         writes.tally.refused += 1;
         Err(Box::new(outcome(result, job.as_deref(), String::new())))

@@ -220,6 +220,7 @@ fn values_out_of_range_are_rejected() {
             ("max_data", "7", "1000 and 100000000"),
             ("idempotency_window", "0s", "1s and 3650d"),
             ("keep_ended", "500ms", "1s and 3650d"),
+            ("max_ended", "99", "100 and 10000000"),
             ("window", "1h", "100ms and 10m"),
             ("window_jobs", "1", "100 and 10000000"),
             ("window_bytes", "1", "1048576 and 68719476736"),

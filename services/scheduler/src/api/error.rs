@@ -180,8 +180,8 @@ impl RequestError {
                     StatusCode::NOT_FOUND,
                     "JOB_UNKNOWN",
                     job.map_or_else(
-                        || "no job of the application uses this idempotency key".to_owned(),
-                        |id| format!("no such job: {id}; jobs are deleted some time after they end"),
+                        || "no job of the application uses this idempotency key, or the job ended and is no longer kept".to_owned(),
+                        |id| format!("no such job: {id}; it never existed, or it ended and is no longer kept"),
                     ),
                 )
             },

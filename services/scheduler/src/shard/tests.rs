@@ -314,6 +314,8 @@ struct World {
     requests: VecDeque<IndexRequest>,
     is_halted: bool,
     is_full: bool,
+    /// Whether the index has no records of ended jobs.
+    has_evicted_ended: bool,
     ids: Vec<JobId>,
 }
 
@@ -359,6 +361,7 @@ impl World {
             requests: VecDeque::new(),
             is_halted: false,
             is_full: false,
+            has_evicted_ended: false,
             ids: Vec::new(),
         };
         world.restart();
@@ -548,7 +551,11 @@ impl World {
                 IndexResponse::Applied { turn, forced }
             }
             IndexRequest::LookUp(queries) => {
-                let record = |id| self.index.get(&id).map(|(_, record)| record.clone());
+                let record = |id| {
+                    let (job, record) = self.index.get(&id)?;
+                    let is_evicted = self.has_evicted_ended && job.state != JobState::Scheduled;
+                    (!is_evicted).then(|| Arc::new(codec::decode(id, record).unwrap()))
+                };
                 let key = |hash| {
                     let users = self.index.values().filter(|(job, _)| {
                         let key = job.idempotency_key.as_deref();
@@ -1752,10 +1759,11 @@ fn an_event_after_the_dispatch_gets_a_job_of_its_own_but_a_repetition_does_not()
     let dated_spec = v1::JobCommand::decode(world.ingest[1].value.clone().unwrap()).unwrap();
     world.advance(600);
     assert_eq!(count_dispatched(&world, &jobs), 3);
-    for is_in_index_only in [false, true] {
+    for (is_in_index_only, is_evicted) in [(false, false), (true, false), (true, true)] {
         if is_in_index_only {
             world.restart();
         }
+        world.has_evicted_ended = is_evicted;
         let repeated = world.replace(&named(1));
         world.send(dated_spec.command.clone().unwrap());
         let dated_again = world.ids[world.ids.len() - 1];
@@ -1849,6 +1857,38 @@ fn a_job_is_cancelled_and_rescheduled_by_its_key() {
     world.run(&Step::CancelKey(3));
     world.advance(50);
     assert_eq!(world.answers["7"].outcome(), v1::Outcome::Unknown);
+}
+
+#[test]
+fn a_command_by_key_never_says_that_an_evicted_job_is_unknown() {
+    let mut world = World::new();
+    let ended = world.schedule("app", 10, Some(1));
+    let waits = world.schedule("app", 60_000, Some(2));
+    world.advance(600);
+    world.restart();
+    world.has_evicted_ended = true;
+    for step in [
+        Step::CancelKey(1),
+        Step::RescheduleKey(1, 30_000),
+        Step::CancelKey(2),
+        Step::CancelKey(3),
+    ] {
+        world.run(&step);
+    }
+    world.advance(50);
+    let answers = ["2", "3", "4", "5"].map(|offset| &world.answers[offset]);
+    assert_eq!(
+        answers.map(v1::CommandOutcome::outcome),
+        [
+            v1::Outcome::Ended,
+            v1::Outcome::Ended,
+            v1::Outcome::Cancelled,
+            v1::Outcome::Unknown
+        ]
+    );
+    let shown = answers.map(|answer| answer.job.as_ref().map(|job| (job.id.clone(), job.app.clone())));
+    let shown_of = |id: JobId| Some((id.to_string(), "app".to_owned()));
+    assert_eq!(shown, [shown_of(ended), shown_of(ended), shown_of(waits), None]);
 }
 
 #[test]
@@ -2075,6 +2115,14 @@ fn results_of_lookups_are_limited_in_size() {
             _ => None,
         })
     };
+    let large = v1::JobRecord {
+        state: v1::JobState::Dispatched.into(),
+        request_hash: vec![0; 16].into(),
+        data: Some(vec![0; LARGE].into()),
+        ..v1::JobRecord::default()
+    };
+    let large = codec::decode(JobId::new(now, 0, 0), &large.encode_to_vec().into()).unwrap();
+    let large = Arc::new(large);
     let mut decided = 0;
     while decided < 100 {
         let before = shard.memory();
@@ -2082,10 +2130,12 @@ fn results_of_lookups_are_limited_in_size() {
         assert!(count * LARGE <= 16 * LARGE, "{count} jobs in one lookup");
         let large = Found {
             key: None,
-            job: Some(vec![0; LARGE].into()),
+            job: Some(large.clone()),
         };
+        let size = large.size();
+        assert!(size >= LARGE);
         shard.handle_response(IndexResponse::LookedUp(vec![large; count]), now);
-        assert_eq!(shard.memory(), before + count * LARGE);
+        assert_eq!(shard.memory(), before + count * size);
         // The next lookup waits until these commands are decided.
         assert_eq!(lookups(&mut shard), None);
         let room = Room {

@@ -57,6 +57,7 @@ impl SchedulerEnv {
                 answers: topic("jobs-answers"),
                 apps: APPS.map(|app| (app.to_owned(), topic(app))).into(),
                 partitions: i32::try_from(test.partitions()).unwrap(),
+                max_ended: None,
             },
             producer: Producer::new(&kafka).unwrap(),
             runtime: tokio::runtime::Builder::new_multi_thread()
