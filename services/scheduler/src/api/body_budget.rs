@@ -490,10 +490,7 @@ mod tests {
         let all = budget.reserve(&a, u64::MAX, false).await.unwrap();
         assert_eq!(held(&all), (15 * MIB / 4, 15 * MIB));
         // It needs the memory of others while it is read.
-        assert_eq!(
-            budget.reserve(&caller("b"), MIB, false).await.err(),
-            Some(NoRoom)
-        );
+        assert_eq!(budget.reserve(&caller("b"), MIB, false).await.err(), Some(NoRoom));
         budget.reserve(&caller("b"), SMALL, false).await.unwrap();
         all.shrink_to(5);
         assert_eq!(held(&all), (5, 5));

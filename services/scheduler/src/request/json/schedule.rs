@@ -17,8 +17,8 @@ use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
 use super::{
-    Field, Fields, Format, HeaderValue, NamedValue, SHOWN, bounded_text, check_depth, entries, invalid, named_value,
-    read_instant, shown, text,
+    Field, Fields, Format, HeaderValue, NamedValue, SHOWN, bounded_text, check_depth, entries, invalid,
+    named_value, read_instant, shown, text,
 };
 
 /// The fields of a definition, and what a definition expects.

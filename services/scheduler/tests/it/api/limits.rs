@@ -352,8 +352,7 @@ async fn a_caller_whose_bodies_do_not_arrive_locks_nobody_out() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn anonymous_callers_share_the_memory_for_bodies_by_their_addresses() {
-    let mut server =
-        Server::start_with(|builder| builder.set("scheduler.limits.body_timeout", "1h")).ready();
+    let mut server = Server::start_with(|builder| builder.set("scheduler.limits.body_timeout", "1h")).ready();
     let held = hold_memory(&mut server, "127.0.0.2", "").await;
     large_call(&server, None).await.unwrap();
     drop(held);

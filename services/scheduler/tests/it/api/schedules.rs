@@ -690,7 +690,9 @@ async fn what_was_read_is_written_only_if_the_schedule_is_as_it_was() {
         .problem(422, "request.revision", "the first revision is 1");
     put(&with(r#""revision":4,"state":"active""#)).await.is(200);
     server.delete(path).await.is(200);
-    put(&read).await.problem(404, "schedule_unknown", "no such schedule");
+    put(&read)
+        .await
+        .problem(404, "schedule_unknown", "no such schedule");
     server.shut_down();
 }
 
