@@ -12,6 +12,8 @@
 //! | a connection of HTTP/2, for the answer to a ping | [`HttpLimits::ping_timeout`] |
 //! | a connection that is closed, until its client has stopped sending | [`HttpLimits::linger`] |
 //!
+//! The time for a body counts while the handler waits for it, and not while the handler does something else.
+//!
 //! A request is in progress until its response is sent. Neither the time that a handler takes, nor that of a stream whose
 //! client reads, is limited.
 //!
@@ -30,9 +32,11 @@ mod timed_writes;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::Duration;
 
+use axum::extract::ConnectInfo;
 use axum::http::{HeaderValue, Request, Response, Version, header};
 use axum::serve::Listener as _;
 use axum::{Extension, Router};
@@ -73,7 +77,7 @@ pub struct HttpLimits {
     pub header_timeout: Duration,
     /// How long a connection may have no request in progress afterwards, until the headers of the next one are complete.
     pub idle_timeout: Duration,
-    /// How long a client may take to send the body of a request.
+    /// How long a handler waits in all for a client to send the body of a request.
     pub body_timeout: Duration,
     /// How long a client may read nothing of what the server has to send.
     pub write_timeout: Duration,
@@ -128,7 +132,8 @@ struct Open {
     task: AbortHandle,
 }
 
-/// Serves HTTP/1.1 and HTTP/2 until `shutdown` completes, and then until requests in progress have ended.
+/// Serves HTTP/1.1 and HTTP/2. Each request has the address of its client in its extensions, as [`ConnectInfo`]. Accepts connections
+/// until `shutdown` completes, and then until requests in progress have ended.
 ///
 /// # Errors
 /// None at present: errors of a connection end this connection only.
@@ -157,6 +162,7 @@ pub async fn serve(
                 let activity = Activity::new();
                 let task = running.spawn(serve_connection(
                     connection,
+                    peer,
                     routes.clone(),
                     limits.clone(),
                     activity.clone(),
@@ -199,6 +205,7 @@ fn note(ended: Result<(Id, ()), JoinError>) -> Id {
 
 async fn serve_connection(
     connection: Connection,
+    peer: SocketAddr,
     routes: Router,
     limits: HttpLimits,
     activity: Activity,
@@ -238,6 +245,7 @@ async fn serve_connection(
         let mut request =
             request.map(|body| TimedBody::new(body, body_timeout, slow.clone(), abandoned.clone()));
         request.extensions_mut().insert(protection);
+        request.extensions_mut().insert(ConnectInfo(peer));
         let response = of_request.clone().oneshot(request);
         async move {
             let mut response: Response<_> = response.await?;

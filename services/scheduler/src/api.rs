@@ -299,8 +299,8 @@ fn router<I: Index>(
         .add_service(schedules)
         .into_axum_router()
         .reset_fallback()
-        .route_layer(middleware::from_fn(move |request, next| {
-            reserve_body(bodies.clone(), max_message, request, next)
+        .route_layer(middleware::from_fn(move |caller, request, next| {
+            reserve_body(bodies.clone(), max_message, caller, request, next)
         }))
         .route_layer(middleware::from_fn(move |caller, request, next| {
             limit_rate(rates.clone(), caller, request, next)

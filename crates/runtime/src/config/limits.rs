@@ -22,7 +22,7 @@ pub struct ApiLimitsConfig {
     pub idle_timeout: HumanDuration,
     /// Maximum size of the headers of a request, in bytes.
     pub header_bytes: u32,
-    /// How long a client may take to send the body of a request.
+    /// How long a request waits in all for its client to send the body.
     #[serde(with = "display_from_str")]
     pub body_timeout: HumanDuration,
     /// How long a client may read nothing of a response.
@@ -30,7 +30,7 @@ pub struct ApiLimitsConfig {
     pub write_timeout: HumanDuration,
     /// Maximum size of a batch of jobs, in bytes.
     pub batch_bytes: u64,
-    /// Maximum size of the bodies of all requests in progress, in bytes.
+    /// Maximum size of the bodies of all requests in progress, in bytes. A caller may use a quarter.
     pub request_bytes: u64,
 }
 

@@ -8,8 +8,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
+use axum::middleware::{self, Next};
+use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use http_body_util::BodyExt as _;
@@ -90,6 +92,12 @@ impl Parts {
     }
 }
 
+/// Waits for a permit before the request is handled.
+async fn wait_first(State(shared): State<Shared>, request: Request, next: Next) -> Response {
+    shared.permits.acquire().await.unwrap().forget();
+    next.run(request).await
+}
+
 impl Server {
     fn start(limits: HttpLimits) -> Self {
         let listener = Listener::bind("test.listen", "127.0.0.1:0".parse().unwrap()).unwrap();
@@ -108,7 +116,11 @@ impl Server {
         });
         let routes = Router::new()
             .route("/", get(async || "hello"))
-            .route("/read", read)
+            .route("/read", read.clone())
+            .route(
+                "/late",
+                read.layer(middleware::from_fn_with_state(shared.clone(), wait_first)),
+            )
             .route("/ignore", post(async || "ignored"))
             .route(
                 "/wait",
@@ -390,6 +402,30 @@ async fn the_body_of_a_request_arrives_in_time_or_its_request_fails() {
     h2.write(DATA, END_STREAM, 5, b"1").await;
     assert_eq!(h2.until(5, DATA).await, b"1 bytes");
     assert_eq!(server.limits.slow_bodies.get(), 2);
+}
+
+#[tokio::test]
+async fn the_time_in_which_nobody_waits_for_a_body_does_not_count() {
+    let server = Server::start(HttpLimits {
+        header_timeout: SHORT,
+        idle_timeout: SHORT,
+        body_timeout: SHORT,
+        ..no_limits()
+    });
+    let mut stream = server.connect().await;
+    let head = "POST /late HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n1";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut h2 = server.connect_h2(&[]).await;
+    h2.request(1, "POST", "/late", 0).await;
+    h2.write(DATA, 0, 1, b"1").await;
+    // Longer than a body may take.
+    server.outlast_idle().await;
+    stream.write_all(b"2").await.unwrap();
+    h2.write(DATA, END_STREAM, 1, b"2").await;
+    server.shared.permits.add_permits(2);
+    read_until(&mut stream, "2 bytes").await;
+    assert_eq!(h2.until(1, DATA).await, b"2 bytes");
+    assert_eq!(server.limits.slow_bodies.get(), 0);
 }
 
 #[tokio::test]

@@ -252,7 +252,8 @@ impl RequestError {
             ),
             Self::Overloaded => unavailable(
                 "OVERLOADED",
-                "the requests in progress use all of scheduler.limits.request_bytes; nothing was written; retry later"
+                "the bodies of requests in progress use all of scheduler.limits.request_bytes, or the share of this caller; \
+                 nothing was written; retry later"
                     .to_owned(),
             ),
             Self::IndexUnavailable(reason) => unavailable("INDEX_UNAVAILABLE", reason),

@@ -36,7 +36,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::body_budget::BodyBudget;
-use super::completeness::{self, Completeness, PartitionEnd, StatePartition, read_complete};
+use super::completeness::{self, Completeness, KafkaWait, PartitionEnd, StatePartition, read_complete};
 use super::error::{RequestError, Undecided, UndecidedJob};
 use super::rates::CallerRates;
 use super::state_end::StateEnd;
@@ -274,7 +274,8 @@ impl<I: Index> Jobs<I> {
         let unknown = || RequestError::UnknownJob(Some(id));
         let is_known = |job: &v1::Job| is_visible(caller, &job.app);
         let state_end = self.partition_end(id.shard());
-        let completeness = Completeness::until(completeness::deadline());
+        let wait = KafkaWait::new();
+        let completeness = Completeness::within(&wait);
         let found = look_up_until_known(unknown, is_recent, is_known, &state_end, completeness, || {
             self.look_up(id)
         })
@@ -306,8 +307,8 @@ impl<I: Index> Jobs<I> {
             }
         };
         let now = self.clock.now();
-        let deadline = completeness::deadline();
-        let shards = (0..self.partitions).map(|shard| self.shard_stats(shard, app, now, minutes, deadline));
+        let wait = KafkaWait::new();
+        let shards = (0..self.partitions).map(|shard| self.shard_stats(shard, app, now, minutes, &wait));
         let shards = Self::read_shards(shards.collect()).await?;
         let mut total = v1::Stats {
             per_minute: vec![0; minutes as usize],
@@ -333,9 +334,9 @@ impl<I: Index> Jobs<I> {
         app: Option<&str>,
         now: Timestamp,
         minutes: u32,
-        deadline: Instant,
+        wait: &KafkaWait,
     ) -> Result<ShardStats, RequestError> {
-        read_complete(&self.partition_end(shard), deadline, || async {
+        read_complete(&self.partition_end(shard), wait, || async {
             let stats = self.index.stats(shard, app, now, minutes).await?;
             Ok((stats.applied, stats))
         })
@@ -573,7 +574,7 @@ pub(super) async fn look_up_until_known<T, F>(
     is_recent: bool,
     is_known: impl Fn(&T) -> bool,
     state: &impl StatePartition,
-    mut completeness: Completeness,
+    mut completeness: Completeness<'_>,
     look_up: impl Fn() -> F,
 ) -> Result<T, (RequestError, Option<Box<T>>)>
 where
@@ -646,7 +647,8 @@ mod tests {
         let (id, count) = (JobId::new(Timestamp::from_millis(1), 0, 0), Cell::new(0));
         let is_known = |job: &v1::Job| job.app == "own";
         let unknown = || RequestError::UnknownJob(Some(id));
-        let completeness = Completeness::until(completeness::deadline());
+        let wait = KafkaWait::new();
+        let completeness = Completeness::within(&wait);
         let found = look_up_until_known(unknown, is_recent, is_known, state, completeness, || {
             count.set(count.get() + 1);
             let entry = job.map(|app| v1::Job {

@@ -60,8 +60,8 @@ impl<S: Clone + Send + Sync + 'static> DocumentedRouter<S> {
         let bodies = self.bodies.clone();
         on(method, handler.clone())
             .layer(DefaultBodyLimit::max(max_body))
-            .layer(middleware::from_fn(move |request, next| {
-                reserve_body(bodies.clone(), max_body, request, next)
+            .layer(middleware::from_fn(move |caller, request, next| {
+                reserve_body(bodies.clone(), max_body, caller, request, next)
             }))
     }
 
@@ -237,8 +237,8 @@ pub(crate) struct BatchRequest {
     jobs: Vec<JobRequest>,
 }
 
-/// The definition of a recurring schedule, or a schedule as `GET` returns it, of which all but the definition is ignored. Exactly one of
-/// `cron` and `every` is required.
+/// The definition of a recurring schedule, or a schedule as `GET` returns it, of which all but `state` and `revision` is ignored besides the
+/// definition. Exactly one of `cron` and `every` is required.
 #[derive(ToSchema)]
 #[schema(rename_all = "camelCase")]
 #[expect(dead_code, reason = "describes what request::json parses")]
@@ -280,6 +280,12 @@ pub(crate) struct ScheduleRequest {
     headers: (),
     /// How long after its due time a job can still be dispatched, such as `5m`.
     expire_after: Option<String>,
+    /// `active`, `paused` or `finished`: what the state of the schedule will be. Another state is an error, because a definition does not
+    /// change it.
+    state: Option<String>,
+    /// In an update: the revision that the schedule has before it. Another one is a conflict (409). Ignored in a creation.
+    #[schema(minimum = 1)]
+    revision: Option<u32>,
 }
 
 /// The definition of a recurring schedule, which may lack `appName` and the other fields of its job.

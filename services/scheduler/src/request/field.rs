@@ -66,6 +66,7 @@ pub enum Field {
     MisfireLimit,
     MisfireGrace,
     ExpectedRevision,
+    Revision,
     Count,
     After,
     KeyBase64,
@@ -74,7 +75,7 @@ pub enum Field {
 
 impl Field {
     /// The fields that only protobuf and the API have.
-    const NOT_IN_JSON: [Self; 36] = [
+    const NOT_IN_JSON: [Self; 37] = [
         Self::Pipeline,
         Self::Due,
         Self::Command,
@@ -107,6 +108,7 @@ impl Field {
         Self::MisfireLimit,
         Self::MisfireGrace,
         Self::ExpectedRevision,
+        Self::Revision,
         Self::Count,
         Self::After,
         Self::KeyBase64,
@@ -183,6 +185,7 @@ impl Field {
             Self::MisfireLimit => "misfire.limit",
             Self::MisfireGrace => "misfire.grace",
             Self::ExpectedRevision => "expectedRevision",
+            Self::Revision => "revision",
             Self::Count => "count",
             Self::After => "after",
             Self::KeyBase64 => "keyBase64",

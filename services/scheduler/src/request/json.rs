@@ -20,8 +20,8 @@ use crate::job::{Payload, Priority};
 
 mod schedule;
 
-pub(crate) use schedule::as_data;
-pub use schedule::read as read_schedule;
+pub use schedule::{ReadSchedule, other_state, read as read_schedule};
+pub(crate) use schedule::{as_data, state_name};
 
 /// The maximum nesting depth of a job's data. Common JSON parsers reject deeper data.
 const MAX_DEPTH: usize = 128;

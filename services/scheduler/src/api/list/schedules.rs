@@ -11,7 +11,7 @@ use redeliver_service::identity::Identity;
 use super::merge::MergedPage;
 use super::token::{self, Filters};
 use super::{DEFAULT_PAGE_SIZE, Jobs, MAX_PAGE_SIZE, RequestError};
-use crate::api::completeness;
+use crate::api::completeness::KafkaWait;
 use crate::index::{Cursor, Index, Row};
 use crate::request::{Field, Format};
 use crate::schedules;
@@ -142,7 +142,7 @@ impl<I: Index> Jobs<I> {
         self.require(caller, Verb::Read, app, "list_schedules")?;
         let limit = request.limit();
         let read_limit = if app.is_some() { MAX_PAGE_SIZE } else { limit };
-        let (mut after, deadline) = (request.after(format)?, completeness::deadline());
+        let (mut after, wait) = (request.after(format)?, KafkaWait::new());
         let mut page = Filtered {
             limit,
             found: Vec::new(),
@@ -151,7 +151,7 @@ impl<I: Index> Jobs<I> {
         for _ in 0..MAX_READS {
             let to_entry = |row: &Row| Ok((row.cursor, (row.cursor, Entry::of(row, app))));
             let MergedPage { rows, next } = self
-                .merge_page(&SCHEDULES, read_limit, after, deadline, to_entry)
+                .merge_page(&SCHEDULES, read_limit, after, &wait, to_entry)
                 .await?;
             after = page.add(rows, next);
             // A page of all applications is as full as it can be at once.

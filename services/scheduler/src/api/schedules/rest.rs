@@ -5,7 +5,7 @@
 //! | `POST /v1/schedules` | 201 created, 200 the same schedule exists, 409 another one exists, 503 index full |
 //! | `GET /v1/schedules` | 200 |
 //! | `GET /v1/schedules/{id}` | 200, 404 |
-//! | `PUT /v1/schedules/{id}` | 200, 404, 409 another revision than `expectedRevision` |
+//! | `PUT /v1/schedules/{id}` | 200, 404, 409 another revision than `expectedRevision`, or than `revision` of the body |
 //! | `DELETE /v1/schedules/{id}` | 200, 404 |
 //! | `POST /v1/schedules/{id}:pause`, `:resume`, `:trigger` | 200, 404 |
 //! | `GET /v1/schedules/{id}/preview` | 200, 404 |
@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::view::{OccurrenceView, UnreadableView};
-use super::{PreviewRequest, Previewed, ScheduleView, changed};
+use super::{Expected, PreviewRequest, Previewed, ScheduleView, changed};
 use crate::api::error::RequestError;
 use crate::api::jobs::Jobs;
 use crate::api::list::{ListSchedules, SchedulePage};
@@ -42,7 +42,7 @@ use crate::api::openapi::{
 use crate::api::problem::Problem;
 use crate::api::rest::{invalid_query, json_body, not_allowed, not_found, trace};
 use crate::index::Index;
-use crate::request::{Action, Field, Format, read_instant, read_schedule_json};
+use crate::request::{Action, Field, Format, ReadSchedule, read_instant, read_schedule_json};
 
 const FORMAT: Format = Format::Json;
 
@@ -67,7 +67,8 @@ pub(in crate::api) fn add<I: Index>(
 
 /// Creates a schedule
 ///
-/// Its first occurrence is after the creation. Needs the scope `jobs:write` for the application.
+/// Its first occurrence is after the creation, and its progress begins anew, also if the body is what `GET` returned of another one. The
+/// `state` that it shows must be that of the new schedule, which is not paused. Needs the scope `jobs:write` for the application.
 #[utoipa::path(
     post,
     path = "/v1/schedules",
@@ -85,13 +86,13 @@ async fn create<I: Index>(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Problem> {
-    let (id, spec) = read_definition(&jobs, &headers, body)?;
+    let ReadSchedule { id, spec, state, .. } = read_definition(&jobs, &headers, body)?;
     let id = id.ok_or_else(|| {
         RequestError::from(Field::Id.malformed(FORMAT, "is missing; choose an id such as nightly-report"))
     })?;
     let location = format!("/v1/schedules/{id}");
     let (schedule, is_new) = jobs
-        .create_schedule(&caller, id, spec, FORMAT, trace(&headers))
+        .create_schedule(&caller, id, spec, state, FORMAT, trace(&headers))
         .await?;
     let status = if is_new {
         StatusCode::CREATED
@@ -196,14 +197,15 @@ async fn show<I: Index>(
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct UpdateQuery {
-    /// Answer 409 unless the schedule has this revision
+    /// Answer 409 unless the schedule has this revision. By default, that in the body
     expected_revision: Option<u32>,
 }
 
 /// Replaces the definition of a schedule
 ///
 /// The next occurrence is the first one of the new definition after now and after the last decided one. The body may be what
-/// `GET` returned: what only the server sets is ignored. Needs the scope `jobs:write` for the former and the new application.
+/// `GET` returned. Then, the answer is 409 if the schedule has another `revision` meanwhile, and 422 if it would have another `state`:
+/// `PUT` neither pauses nor resumes. The other progress is ignored. Needs the scope `jobs:write` for the former and the new application.
 #[utoipa::path(
     put,
     path = "/v1/schedules/{id}",
@@ -229,13 +231,28 @@ async fn update<I: Index>(
         let problem = "is 0; the first revision is 1";
         return Err(RequestError::from(Field::ExpectedRevision.malformed(FORMAT, problem)).into());
     }
-    let (given, spec) = read_definition(&jobs, &headers, body)?;
+    let ReadSchedule {
+        id: given,
+        spec,
+        state,
+        revision,
+    } = read_definition(&jobs, &headers, body)?;
     if given.is_some_and(|given| given != id) {
         let problem = "differs from the path; the id of a schedule cannot be changed";
         return Err(RequestError::from(Field::Id.malformed(FORMAT, problem)).into());
     }
+    if let (Some(expected), Some(given)) = (expected_revision, revision)
+        && expected != given
+    {
+        let problem = format!("is {given}, but `expectedRevision` is {expected}; leave out one of the two");
+        return Err(RequestError::from(Field::Revision.malformed(FORMAT, &problem)).into());
+    }
+    let expected = Expected {
+        state,
+        revision: expected_revision.or(revision),
+    };
     let schedule = jobs
-        .update_schedule(&caller, id, spec, expected_revision, FORMAT, trace(&headers))
+        .update_schedule(&caller, id, spec, expected, FORMAT, trace(&headers))
         .await?;
     Ok(Json(schedule.into()))
 }
@@ -504,7 +521,7 @@ async fn preview_definition<I: Index>(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<PreviewResponse>, Problem> {
-    let (_, spec) = read_definition(&jobs, &headers, body)?;
+    let ReadSchedule { spec, .. } = read_definition(&jobs, &headers, body)?;
     let definition = Previewed::Definition(Box::new(spec));
     preview_of(&jobs, &caller, definition, query).await
 }
@@ -528,12 +545,12 @@ async fn preview_of<I: Index>(
     Ok(Json(PreviewResponse { occurrences }))
 }
 
-/// The definition in the body of a request, and the id if it contains one.
+/// The definition in the body of a request.
 fn read_definition<I: Index>(
     jobs: &Jobs<I>,
     headers: &HeaderMap,
     body: Result<Bytes, BytesRejection>,
-) -> Result<(Option<String>, v1::ScheduleSpec), Problem> {
+) -> Result<ReadSchedule, Problem> {
     let body = json_body(headers, body, "scheduler.max_data")?;
     let definition = read_schedule_json(&body, &jobs.rules.time_zone);
     Ok(definition.map_err(RequestError::from)?)

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::api::view::{HeaderView, priority, text};
-use crate::request::as_data;
+use crate::request::{as_data, state_name};
 
 /// A recurring schedule. Bytes that are not UTF-8, and data that is not JSON, are encoded in Base64, in a field of another name.
 #[derive(Debug, Serialize, ToSchema)]
@@ -160,12 +160,7 @@ impl ScheduleView {
 /// A schedule of which the data, key and headers of its job may have been left out.
 impl From<v1::Schedule> for ScheduleView {
     fn from(schedule: v1::Schedule) -> Self {
-        let state = match schedule.state() {
-            v1::ScheduleState::Unspecified => None,
-            v1::ScheduleState::Active => Some("active"),
-            v1::ScheduleState::Paused => Some("paused"),
-            v1::ScheduleState::Finished => Some("finished"),
-        };
+        let state = state_name(schedule.state());
         let spec = schedule.spec.unwrap_or_default();
         let job = spec.job.unwrap_or_default();
         let (cron, every) = match spec.timing {
@@ -276,7 +271,7 @@ mod tests {
     use utoipa::PartialSchema as _;
 
     use super::*;
-    use crate::request::read_schedule_json;
+    use crate::request::{ReadSchedule, read_schedule_json};
     use crate::schedules::{self, StoredSchedule, read_spec};
 
     fn seconds(seconds: i64) -> Option<ProtoDuration> {
@@ -401,14 +396,21 @@ mod tests {
             for field in SERVER_FIELDS {
                 assert!(text.contains(&format!("\"{field}\":")), "{field} in {text}");
             }
-            let (id, mut read) = read_schedule_json(&Bytes::from(text.clone()), &TimeZone::UTC).unwrap();
+            let read = read_schedule_json(&Bytes::from(text.clone()), &TimeZone::UTC).unwrap();
+            let ReadSchedule {
+                id,
+                mut spec,
+                state,
+                revision,
+            } = read;
             assert_eq!(id.as_deref(), Some("nightly"));
-            assert_eq!(read.job.take(), Some(job), "{text}");
-            assert_eq!(&read_spec(&read).unwrap(), stored.schedule.recurrence(), "{text}");
+            assert_eq!((state, revision), (Some(v1::ScheduleState::Active), Some(3)));
+            assert_eq!(spec.job.take(), Some(job), "{text}");
+            assert_eq!(&read_spec(&spec).unwrap(), stored.schedule.recurrence(), "{text}");
         }
     }
 
-    /// What only the server sets.
+    /// What a definition does not set.
     const SERVER_FIELDS: [&str; 9] = [
         "state",
         "revision",

@@ -17,12 +17,12 @@ use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
 use super::{
-    Field, Fields, HeaderValue, NamedValue, SHOWN, bounded_text, check_depth, entries, invalid, named_value,
-    read_instant, shown, text,
+    Field, Fields, Format, HeaderValue, NamedValue, SHOWN, bounded_text, check_depth, entries, invalid,
+    named_value, read_instant, shown, text,
 };
 
-/// The fields of a definition.
-const FIELDS: [Field; 17] = [
+/// The fields of a definition, and what a definition expects.
+const FIELDS: [Field; 19] = [
     Field::Id,
     Field::App,
     Field::Data,
@@ -40,11 +40,11 @@ const FIELDS: [Field; 17] = [
     Field::MaxCount,
     Field::Jitter,
     Field::Misfire,
+    Field::State,
+    Field::Revision,
 ];
 /// What a schedule shows besides its definition. So what was read can be sent again, these fields are ignored.
-const SHOWN_ONLY: [&str; 9] = [
-    "state",
-    "revision",
+const SHOWN_ONLY: [&str; 7] = [
     "createdAt",
     "decidedUntil",
     "dispatched",
@@ -73,12 +73,31 @@ const CRON_FIELDS: [Field; 4] = [
 const EVERY_FIELDS: [Field; 2] = [Field::EveryInterval, Field::EveryAnchor];
 const MISFIRE_FIELDS: [Field; 3] = [Field::MisfirePolicy, Field::MisfireLimit, Field::MisfireGrace];
 
-/// Parses a definition, and the id of the schedule if it contains one. It has no job if no field of a job is set. Times without an
-/// offset are interpreted in `zone`. A schedule as the API shows it is a definition.
+/// The states of a schedule.
+const STATES: [(&str, v1::ScheduleState); 3] = [
+    ("active", v1::ScheduleState::Active),
+    ("paused", v1::ScheduleState::Paused),
+    ("finished", v1::ScheduleState::Finished),
+];
+
+/// A definition, and what was written with it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReadSchedule {
+    /// The id of the schedule.
+    pub id: Option<String>,
+    /// The definition. It has no job if no field of a job is set.
+    pub spec: v1::ScheduleSpec,
+    /// The state that the schedule is expected to have with this definition. A definition cannot change it.
+    pub state: Option<v1::ScheduleState>,
+    /// The revision that the schedule is expected to have before an update. At least 1.
+    pub revision: Option<u32>,
+}
+
+/// Parses a definition. Times without an offset are interpreted in `zone`. A schedule as the API shows it is a definition.
 ///
 /// # Errors
 /// When the text is not JSON, or a field is unknown, missing, repeated, or has the wrong type.
-pub fn read(value: &Bytes, zone: &TimeZone) -> Result<(Option<String>, v1::ScheduleSpec), Failure> {
+pub fn read(value: &Bytes, zone: &TimeZone) -> Result<ReadSchedule, Failure> {
     let fields = Fields::read_ignoring(value, &FIELDS, &SHOWN_ONLY)?;
     let spec = v1::ScheduleSpec {
         timing: timing(&fields, zone)?,
@@ -89,7 +108,34 @@ pub fn read(value: &Bytes, zone: &TimeZone) -> Result<(Option<String>, v1::Sched
         misfire: misfire(&fields)?,
         job: job(&fields, value)?,
     };
-    Ok((fields.text(Field::Id)?.map(Cow::into_owned), spec))
+    let state = fields.choice(Field::State, &STATES)?;
+    let revision = fields.number(Field::Revision)?;
+    if revision == Some(0) {
+        return Err(invalid(Field::Revision, "is 0; the first revision is 1"));
+    }
+    Ok(ReadSchedule {
+        id: fields.text(Field::Id)?.map(Cow::into_owned),
+        spec,
+        state,
+        revision,
+    })
+}
+
+/// The failure of a definition that expects another state than the one that its schedule has or would have.
+#[must_use]
+pub fn other_state(expected: v1::ScheduleState, is: v1::ScheduleState) -> Failure {
+    let [expected, is] = [expected, is].map(|state| state_name(state).unwrap_or("unknown"));
+    let problem = format!(
+        "is `{expected}`, but with this definition the schedule is {is}; leave it out, and pause or resume the schedule \
+         to change it"
+    );
+    Field::State.rejected(Format::Json, &problem)
+}
+
+/// The name of a state in JSON; `None` if there is no state.
+pub(crate) fn state_name(state: v1::ScheduleState) -> Option<&'static str> {
+    let found = STATES.iter().find(|(_, other)| *other == state);
+    found.map(|(name, _)| *name)
 }
 
 fn timing(fields: &Fields<'_>, zone: &TimeZone) -> Result<Option<v1::schedule_spec::Timing>, Failure> {
@@ -313,7 +359,7 @@ impl Fields<'_> {
 mod tests {
     use super::*;
 
-    fn read_text(text: &str) -> Result<(Option<String>, v1::ScheduleSpec), Failure> {
+    fn read_text(text: &str) -> Result<ReadSchedule, Failure> {
         read(&Bytes::copy_from_slice(text.as_bytes()), &TimeZone::UTC)
     }
 
@@ -323,7 +369,7 @@ mod tests {
             "start":"2026-01-01T00:00:00Z","end":"2026-12-31T00:00:00+01:00","maxCount":7,"jitter":"90s",
             "misfire":{"policy":"all","limit":5,"grace":"10m"},"appName":"sms","priority":"high","key":"k",
             "headers":{"h":"v"},"expireAfter":"1h","jobData":{"n": 1.50}}"#;
-        let (id, spec) = read_text(text).unwrap();
+        let ReadSchedule { id, spec, .. } = read_text(text).unwrap();
         assert_eq!(id.as_deref(), Some("nightly"));
         let seconds = |seconds| Some(ProtoDuration { seconds, nanos: 0 });
         let expected = v1::ScheduleSpec {
@@ -373,7 +419,7 @@ mod tests {
             (r#"{"every":"5m"}"#, r#"{"every":{"interval":"5m"}}"#),
         ] {
             assert_eq!(read_text(short), read_text(long));
-            assert_eq!(read_text(short).unwrap().1.job, None);
+            assert_eq!(read_text(short).unwrap().spec.job, None);
         }
     }
 
@@ -455,6 +501,21 @@ mod tests {
                 "request.headers",
                 "`headers` contains an invalid item; expected an object of names and strings, or an array of objects with \
                  `name` and `value`",
+            ),
+            (
+                r#"{"state":"pausd"}"#,
+                "request.state",
+                "`state` is `pausd`; expected one of active, paused, finished",
+            ),
+            (
+                r#"{"revision":0}"#,
+                "request.revision",
+                "`revision` is 0; the first revision is 1",
+            ),
+            (
+                r#"{"revision":"1"}"#,
+                "request.revision",
+                "`revision` is `\"1\"`; expected a whole number that is not negative",
             ),
             (
                 r#"{"start":"tomorrow"}"#,

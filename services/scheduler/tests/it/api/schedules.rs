@@ -624,6 +624,79 @@ async fn what_was_read_over_rest_can_be_written_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_was_read_is_written_only_if_the_schedule_is_as_it_was() {
+    let server = Server::start();
+    let path = "/v1/schedules/yearly";
+    let definition = format!("{{\"id\":\"yearly\",{YEARLY},{JOB}}}");
+    let with = |fields: &str| definition.replacen('{', &format!("{{{fields},"), 1);
+    let put = async |body: &str| server.json(Method::PUT, path, body).await;
+    // A creation has a state, and not one of another schedule.
+    for state in ["paused", "finished"] {
+        let body = with(&format!("\"state\":\"{state}\""));
+        post(&server, "/v1/schedules", &body)
+            .await
+            .problem(422, "request.state", "the schedule is active");
+    }
+    server.get(path).await.is(404);
+    let copied = with(r#""state":"active","revision":7"#);
+    post(&server, "/v1/schedules", &copied).await.is(201);
+
+    let change = |text: &str| text.replace("1.50", "2");
+    let read = server.get(path).await.is(200).text;
+    post(&server, &format!("{path}:pause"), "{}").await.is(200);
+    // Somebody else has changed it.
+    let stale = put(&change(&read)).await;
+    assert_eq!(stale.body["schedule"]["revision"], 2);
+    stale.problem(409, "schedule_revised", "has revision 2");
+    // Without a change, nothing would be written, and it stays paused.
+    put(&read)
+        .await
+        .problem(422, "request.state", "the schedule is paused");
+    post(&server, "/v1/schedules", &copied)
+        .await
+        .problem(422, "request.state", "the schedule is paused");
+    let read = server.get(path).await.is(200).text;
+    // A definition does not resume it.
+    for body in [
+        change(&read).replace("\"paused\"", "\"active\""),
+        change(&with(r#""state":"active""#)),
+    ] {
+        put(&body)
+            .await
+            .problem(422, "request.state", "the schedule is paused");
+    }
+    let known = server.get(path).await.is(200);
+    assert_eq!((&known.body["revision"], known.text == read), (&2.into(), true));
+    let written = put(&change(&read)).await.is(200);
+    assert_eq!(
+        (&written.body["revision"], written.text_of("state")),
+        (&3.into(), "paused")
+    );
+    // An update whose answer was lost can be repeated.
+    put(&change(&read)).await.is(200);
+
+    post(&server, &format!("{path}:resume"), "{}").await.is(200);
+    let ended = with(r#""end":"2020-01-01T00:00:00Z","state":"active""#);
+    put(&ended)
+        .await
+        .problem(422, "request.state", "the schedule is finished");
+    let server_path = format!("{path}?expectedRevision=4");
+    server
+        .json(Method::PUT, &server_path, &with("\"revision\":3"))
+        .await
+        .problem(422, "request.revision", "but `expectedRevision` is 4");
+    put(&with("\"revision\":0"))
+        .await
+        .problem(422, "request.revision", "the first revision is 1");
+    put(&with(r#""revision":4,"state":"active""#)).await.is(200);
+    server.delete(path).await.is(200);
+    put(&read)
+        .await
+        .problem(404, "schedule_unknown", "no such schedule");
+    server.shut_down();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_schedule_that_cannot_be_read_is_named_and_hides_no_other_one() {
     const DAMAGE: &str = "
         local damaged = 0
