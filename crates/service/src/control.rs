@@ -36,8 +36,11 @@ pub use snapshot::Snapshot;
 use self::follow::Follow;
 use crate::host::Host;
 
-/// The transactional id of all writers of the control topic, without the prefix.
-pub const TRANSACTIONAL_ID: &str = "redeliver-control";
+/// The transactional id of all writers of a control topic, without the prefix.
+#[must_use]
+pub fn transactional_id(topic: &str) -> String {
+    format!("redeliver-control-{topic}")
+}
 
 /// How long a caller waits until its own process has read a change.
 const READ_OWN_CHANGE: Duration = Duration::from_secs(2);

@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 use super::name::ControlName;
 use super::snapshot::{Problem, Snapshot};
 use super::value::{ApplicationControl, Desired, RateLimit, Run, Value};
-use super::{Control, TRANSACTIONAL_ID};
+use super::{Control, transactional_id};
 use crate::host::Host;
 
 /// How long a change may take.
@@ -79,7 +79,7 @@ impl ControlWriter {
     fn with(kafka: &KafkaSettings, topic: &str, clock: Arc<dyn Clock>, control: Control) -> Self {
         let topic: Arc<str> = topic.into();
         Self {
-            writer: ExclusiveWriter::new(kafka, TRANSACTIONAL_ID, topic.clone()),
+            writer: ExclusiveWriter::new(kafka, &transactional_id(&topic), topic.clone()),
             topic,
             clock,
             control,

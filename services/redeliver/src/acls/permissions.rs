@@ -127,7 +127,7 @@ impl Permissions {
             self.topic(&pipeline.return_topic(), &[Operation::Write]);
         }
         self.topic(&config.control.topic, &[Operation::Read, Operation::Write]);
-        let writer = Name::Literal(config.kafka.id(control::TRANSACTIONAL_ID));
+        let writer = Name::Literal(config.kafka.id(&control::transactional_id(&config.control.topic)));
         self.allow(Resource::TransactionalId(writer), &[Operation::Write]);
         self.group(config, &config.scheduler.group);
         self.transactions(config);

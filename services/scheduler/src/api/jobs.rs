@@ -32,6 +32,7 @@ use redeliver_service::identity::{Authenticator, Identity};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::control::Controls;
 use super::completeness::{self, Completeness, PartitionEnd, StatePartition, read_complete};
 use super::error::{RequestError, Undecided};
 use super::rates::CallerRates;
@@ -69,6 +70,7 @@ pub(crate) struct Jobs<I> {
     /// The number of partitions of the ingest topic, which is the number of shards.
     pub(crate) partitions: i32,
     pub(crate) rules: Rules,
+    pub(crate) controls: Controls,
     /// The scheduler's window: jobs that are due within it need no index.
     pub(crate) window: Duration,
     pub(crate) outcomes: PendingOutcomes,

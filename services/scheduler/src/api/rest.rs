@@ -31,6 +31,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use utoipa::openapi::OpenApi;
 
+use super::control;
 use super::error::RequestError;
 use super::jobs::{Accepted, Jobs, trace_headers};
 use super::list::{JobPage, ListJobs};
@@ -62,7 +63,8 @@ pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator)
         .with(__path_cancel_by_key, &cancel_by_key::<I>, limit)
         .with(__path_reschedule_by_key, &reschedule_by_key::<I>, limit)
         .with(__path_stats, &stats::<I>, limit);
-    let (router, document) = schedules::rest::add(router, limit).split();
+    let router = schedules::rest::add(router, limit);
+    let (router, document) = control::rest::add(router, limit).split();
     let router = router
         .method_not_allowed_fallback(async || not_allowed())
         .route_layer(middleware::from_fn(move |caller, request, next| {
@@ -86,8 +88,8 @@ pub(super) fn not_allowed() -> Problem {
 
 /// The problem of an unknown path.
 pub(crate) fn not_found() -> Problem {
-    let detail = "no such path; use /v1/jobs, /v1/jobs:batch, /v1/jobs/{id}, /v1/schedules, /v1/schedules/{id} or /v1/stats; \
-                  /v1/docs describes them";
+    let detail = "no such path; use /v1/jobs, /v1/jobs:batch, /v1/jobs/{id}, /v1/schedules, /v1/schedules/{id}, /v1/stats, \
+                  /v1/controls or /v1/applications/{app}/control; /v1/docs describes them";
     Problem::new(StatusCode::NOT_FOUND, "path", detail)
 }
 

@@ -68,11 +68,14 @@ pub enum Field {
     ExpectedRevision,
     Count,
     After,
+    Name,
+    Why,
+    Rate,
 }
 
 impl Field {
     /// The fields that only protobuf and the API have.
-    const NOT_IN_JSON: [Self; 34] = [
+    const NOT_IN_JSON: [Self; 37] = [
         Self::Pipeline,
         Self::Due,
         Self::Command,
@@ -107,6 +110,9 @@ impl Field {
         Self::ExpectedRevision,
         Self::Count,
         Self::After,
+        Self::Name,
+        Self::Why,
+        Self::Rate,
     ];
 
     /// The fields that JSON has.
@@ -181,6 +187,9 @@ impl Field {
             Self::ExpectedRevision => "expectedRevision",
             Self::Count => "count",
             Self::After => "after",
+            Self::Name => "name",
+            Self::Why => "why",
+            Self::Rate => "rate",
         }
     }
 
