@@ -55,7 +55,9 @@ impl ControlClient {
     /// # Errors
     /// [`Code::NotFound`](tonic::Code::NotFound) if the name is unknown, [`Code::InvalidArgument`](tonic::Code::InvalidArgument) if it is not a name.
     pub async fn get(&self, name: &str) -> Result<Control, ClientError> {
-        let request = v1::GetControlRequest { name: name.to_owned() };
+        let request = v1::GetControlRequest {
+            name: name.to_owned(),
+        };
         self.answer(self.service.clone().get_control(request).await).await
     }
 
@@ -64,7 +66,11 @@ impl ControlClient {
     /// # Errors
     /// If the scheduler is unavailable.
     pub async fn list(&self) -> Result<Vec<Control>, ClientError> {
-        let answer = self.service.clone().list_controls(v1::ListControlsRequest {}).await;
+        let answer = self
+            .service
+            .clone()
+            .list_controls(v1::ListControlsRequest {})
+            .await;
         Ok(self.answer(answer).await?.controls)
     }
 

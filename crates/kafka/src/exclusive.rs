@@ -140,8 +140,8 @@ impl ExclusiveWriter {
         let initialising = at("initialising the producer");
         producer.init_transactions(left()).map_err(initialising)?;
         let mut change = begin();
-        let mut reader = TopicReader::of_partition(&self.settings, &self.topic, 0, None)
-            .map_err(Failed::Reading)?;
+        let mut reader =
+            TopicReader::of_partition(&self.settings, &self.topic, 0, None).map_err(Failed::Reading)?;
         let read = reader.read_to_end(left(), |record| change.read(record));
         read.map_err(Failed::Reading)?;
         // If a former attempt has committed, the records show it.
@@ -159,7 +159,9 @@ impl ExclusiveWriter {
             if !output.headers.is_empty() {
                 record.headers = Some(native_headers(&output.headers));
             }
-            producer.send(record).map_err(|(error, _)| Failed::At("producing", error))?;
+            producer
+                .send(record)
+                .map_err(|(error, _)| Failed::At("producing", error))?;
         }
         producer.commit_transaction(left()).map_err(|error| {
             // Also after an error that seems certain: an earlier request of the client may have taken effect.

@@ -119,7 +119,10 @@ pub(crate) fn list(args: &ControlsArgs) -> ExitCode {
     with_config(&args.scheduler.common, async |config| {
         let client = connect(&args.scheduler, config).await?;
         if let Some(name) = &args.name {
-            let control = client.get(&name.to_string()).await.map_err(|error| failure(name, error))?;
+            let control = client
+                .get(&name.to_string())
+                .await
+                .map_err(|error| failure(name, error))?;
             print_control(args.output.format, &control);
         } else {
             let controls = client.list().await?;
@@ -239,7 +242,9 @@ fn row(control: &Control) -> Vec<String> {
         state(&app).unwrap_or_default().to_owned(),
         rate_of(&app).unwrap_or_else(|| "unlimited".to_owned()),
         control.revision.to_string(),
-        changed_at(control).map(|time| time.to_string()).unwrap_or_default(),
+        changed_at(control)
+            .map(|time| time.to_string())
+            .unwrap_or_default(),
         control.changed_by.clone(),
         control.why.clone(),
     ]
@@ -251,7 +256,10 @@ fn as_text(control: &Control) -> String {
     fields(&[
         ("name", Some(control.name.clone())),
         ("state", state(&effective).map(str::to_owned)),
-        ("rate", rate_of(&effective).or_else(|| Some("unlimited".to_owned()))),
+        (
+            "rate",
+            rate_of(&effective).or_else(|| Some("unlimited".to_owned())),
+        ),
         (
             "wanted state",
             state(&desired).map(str::to_owned).or_else(configured),
@@ -314,7 +322,15 @@ changed by    ann
 why           outage
 ";
         assert_eq!(as_text(&control), expected);
-        let expected = ["app/sms", "paused", "2.5/s", "3", "2026-11-25T01:30:00.000Z", "ann", "outage"];
+        let expected = [
+            "app/sms",
+            "paused",
+            "2.5/s",
+            "3",
+            "2026-11-25T01:30:00.000Z",
+            "ann",
+            "outage",
+        ];
         assert_eq!(row(&control), expected);
         let value = as_json(&control);
         assert_eq!(value["desired"], json!({"state": "paused", "rate": null}));

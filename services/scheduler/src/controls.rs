@@ -175,8 +175,20 @@ mod tests {
         let settings = AppSettings(
             [
                 ("free".to_owned(), AppState::default()),
-                ("paused".to_owned(), AppState { is_paused: true, rate: None }),
-                ("slow".to_owned(), AppState { is_paused: false, rate: Some(2.0) }),
+                (
+                    "paused".to_owned(),
+                    AppState {
+                        is_paused: true,
+                        rate: None,
+                    },
+                ),
+                (
+                    "slow".to_owned(),
+                    AppState {
+                        is_paused: false,
+                        rate: Some(2.0),
+                    },
+                ),
             ]
             .into(),
         );

@@ -99,9 +99,7 @@ impl Bucket {
     /// Changes the rate. The bucket has as many tokens as before, as far as they still fit.
     fn set_rate(&mut self, rate: f64) {
         let Self {
-            per_milli,
-            capacity,
-            ..
+            per_milli, capacity, ..
         } = Self::new(rate);
         (self.per_milli, self.capacity) = (per_milli, capacity);
         self.tokens = self.tokens.min(capacity);

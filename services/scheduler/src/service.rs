@@ -14,8 +14,8 @@ use tokio::sync::mpsc;
 
 use crate::api;
 use crate::codec::RetentionPolicy;
-use crate::controls::{AppSettings, LiveAppStates};
 use crate::config::rules;
+use crate::controls::{AppSettings, LiveAppStates};
 use crate::growth::IngestSize;
 use crate::index::Index;
 use crate::index::redis::RedisIndex;

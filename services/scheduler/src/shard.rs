@@ -889,9 +889,7 @@ impl Shard {
     fn check_admission(&self, request: &Request, now: Timestamp) -> Result<(), Failure> {
         match request.kind {
             // A due job of such an application stays in the index for an unknown time.
-            Kind::App
-                if self.apps.is_paused(&request.app) || self.window.holds_back(&request.app) =>
-            {
+            Kind::App if self.apps.is_paused(&request.app) || self.window.holds_back(&request.app) => {
                 self.check_free_memory(schedules::NEVER, now)
             }
             Kind::App | Kind::Schedule => self.check_free_memory(request.due, now),

@@ -774,7 +774,9 @@ mod tests {
             window.insert(job(number, "a", 0, Priority::Normal));
         }
         assert_eq!(
-            window.pop_due(Timestamp::from_millis(0)).map(|job| job.id.offset()),
+            window
+                .pop_due(Timestamp::from_millis(0))
+                .map(|job| job.id.offset()),
             Some(0)
         );
         let buckets = Buckets::default();

@@ -55,8 +55,13 @@ fn writer(topic: &Arc<str>) -> (KafkaSettings, ExclusiveWriter) {
 #[test]
 fn changes_of_several_writers_at_once_are_decided_one_after_the_other() {
     let topic: Arc<str> = unique("exclusive").into();
-    let creating = create_topic(&settings("exclusive"), &topic, 1);
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(creating);
+    let settings = settings("exclusive");
+    let creating = create_topic(&settings, &topic, 1);
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(creating);
     let count = || Count {
         topic: &topic,
         records: 0,
@@ -74,7 +79,10 @@ fn changes_of_several_writers_at_once_are_decided_one_after_the_other() {
     });
     let (settings, writer) = writer(&topic);
     let refused = writer.write(DEADLINE, count);
-    assert!(matches!(refused, Err(ExclusiveError::Refused("enough"))), "{refused:?}");
+    assert!(
+        matches!(refused, Err(ExclusiveError::Refused("enough"))),
+        "{refused:?}"
+    );
     let mut values = Vec::new();
     let mut reader = TopicReader::new(&settings, std::slice::from_ref(&topic)).unwrap();
     reader

@@ -73,7 +73,12 @@ impl ControlWriter {
     /// A writer for the topic that `control` follows.
     #[must_use]
     pub fn new(host: &Host, control: Control) -> Self {
-        Self::with(&host.kafka, &host.config.control.topic, host.clock.clone(), control)
+        Self::with(
+            &host.kafka,
+            &host.config.control.topic,
+            host.clock.clone(),
+            control,
+        )
     }
 
     fn with(kafka: &KafkaSettings, topic: &str, clock: Arc<dyn Clock>, control: Control) -> Self {
@@ -193,7 +198,10 @@ fn next(
         return Ok(None);
     }
     let revision = current.map_or(0, |value| value.revision);
-    if request.expected_revision.is_some_and(|expected| expected != revision) {
+    if request
+        .expected_revision
+        .is_some_and(|expected| expected != revision)
+    {
         return Err(RefusedChange::Revised(current.cloned().map(Box::new)));
     }
     Ok(Some(Value {

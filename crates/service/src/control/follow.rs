@@ -102,9 +102,7 @@ impl Follow {
                 snapshot: Snapshot::default(),
             }),
         };
-        let Session {
-            reader, snapshot, ..
-        } = known;
+        let Session { reader, snapshot, .. } = known;
         let mut has_changed = is_new;
         reader.read_to_end(READ_TIMEOUT, |record| {
             snapshot.apply(&record);
@@ -144,7 +142,8 @@ impl Follow {
             0 => String::new(),
             others => format!("; and {others} more"),
         };
-        self.part.ready_but(format!("in the control topic, {}{others}", named.join("; ")));
+        self.part
+            .ready_but(format!("in the control topic, {}{others}", named.join("; ")));
     }
 
     fn report(&self, error: &ReadError, log: &mut LogThrottle) {
@@ -152,13 +151,20 @@ impl Follow {
         self.metrics.readable.set(0);
         let applies = self.snapshot.borrow().is_some();
         if log.should_log() {
-            tracing::warn!(topic = &*self.topic, reason, applies, "cannot read the control topic; retrying");
+            tracing::warn!(
+                topic = &*self.topic,
+                reason,
+                applies,
+                "cannot read the control topic; retrying"
+            );
         }
         if applies {
-            let note = format!("the control topic cannot be read, so what it contained last applies: {reason}");
+            let note =
+                format!("the control topic cannot be read, so what it contained last applies: {reason}");
             self.part.ready_but(note);
         } else {
-            self.part.not_ready(format!("cannot read the control topic: {reason}"));
+            self.part
+                .not_ready(format!("cannot read the control topic: {reason}"));
         }
     }
 }
@@ -189,9 +195,7 @@ fn log_changes(topic: &str, before: Option<&Snapshot>, now: &Snapshot) {
 /// The names whose values are gone or older than before. No change does that: a reset leaves a value.
 fn lost(before: &Snapshot, now: &Snapshot) -> Vec<String> {
     let before = before.values();
-    let lost = before.filter(|(name, value)| {
-        now.get(name).is_none_or(|now| now.revision < value.revision)
-    });
+    let lost = before.filter(|(name, value)| now.get(name).is_none_or(|now| now.revision < value.revision));
     lost.map(|(name, _)| name.to_string()).collect()
 }
 

@@ -36,7 +36,9 @@ impl fmt::Display for Problem {
         match self {
             Self::Name => f.write_str("is of an unknown kind, and ignored"),
             Self::Ignored(invalid) => write!(f, "{invalid}, and is ignored"),
-            Self::Newer => f.write_str("was written by a newer version, and obeyed as far as this one knows it"),
+            Self::Newer => {
+                f.write_str("was written by a newer version, and obeyed as far as this one knows it")
+            }
         }
     }
 }
@@ -80,20 +82,26 @@ impl Snapshot {
 
     /// What is wanted of applications, by name.
     pub fn applications(&self) -> impl Iterator<Item = (&str, &ApplicationControl)> {
-        self.values.iter().map(|(name, value)| match (name, &value.desired) {
-            (ControlName::Application(app), Desired::Application(desired)) => (&**app, desired),
-        })
+        self.values
+            .iter()
+            .map(|(name, value)| match (name, &value.desired) {
+                (ControlName::Application(app), Desired::Application(desired)) => (&**app, desired),
+            })
     }
 
     /// What is not, or not completely, obeyed, by key. Long keys are cut off.
     pub fn problems(&self) -> impl ExactSizeIterator<Item = (&str, Problem)> {
-        self.problems.iter().map(|(key, problem)| (key.as_str(), *problem))
+        self.problems
+            .iter()
+            .map(|(key, problem)| (key.as_str(), *problem))
     }
 
     /// The problem of a name, if there is one.
     #[must_use]
     pub fn problem(&self, name: &ControlName) -> Option<Problem> {
-        self.problems.get(&bounded_text(&name.to_string(), SHOWN)).copied()
+        self.problems
+            .get(&bounded_text(&name.to_string(), SHOWN))
+            .copied()
     }
 }
 
@@ -155,11 +163,17 @@ pub(super) mod tests {
         snapshot.apply(&record(2, "app/mail", Some(Bytes::from_static(b"\xff"))));
         let problems: Vec<_> = snapshot.problems().collect();
         let malformed = Problem::Ignored(InvalidValue::Malformed);
-        assert_eq!(problems, [("app/mail", malformed), ("planet/mars", Problem::Name)]);
+        assert_eq!(
+            problems,
+            [("app/mail", malformed), ("planet/mars", Problem::Name)]
+        );
         assert_eq!(snapshot.applications().count(), 1);
         // An invalid value takes the place of a valid one, as after a restart.
         snapshot.apply(&record(3, "app/sms", Some(Bytes::from_static(b"\xff"))));
-        assert_eq!((snapshot.applications().count(), snapshot.problems().len()), (0, 3));
+        assert_eq!(
+            (snapshot.applications().count(), snapshot.problems().len()),
+            (0, 3)
+        );
         for key in ["app/sms", "app/mail", "planet/mars"] {
             snapshot.apply(&record(4, key, None));
         }

@@ -213,8 +213,14 @@ mod tests {
         assert!(with(|record| record.format = 1).unwrap().is_newer);
         assert_eq!(with(|record| record.desired = None), Err(InvalidValue::Kind));
         let state = app(9, Some(Limit::Unlimited(true)));
-        let mut record = v1::ControlRecord { desired: state, ..v1::ControlRecord::default() };
-        assert_eq!(Value::decode(&record.encode_to_vec().into()), Err(InvalidValue::State));
+        let mut record = v1::ControlRecord {
+            desired: state,
+            ..v1::ControlRecord::default()
+        };
+        assert_eq!(
+            Value::decode(&record.encode_to_vec().into()),
+            Err(InvalidValue::State)
+        );
         for limit in [
             None,
             Some(Limit::Unlimited(false)),
@@ -224,9 +230,19 @@ mod tests {
             Some(Limit::PerSecond(f64::INFINITY)),
         ] {
             record.desired = app(0, limit);
-            assert_eq!(Value::decode(&record.encode_to_vec().into()), Err(InvalidValue::Rate), "{limit:?}");
+            assert_eq!(
+                Value::decode(&record.encode_to_vec().into()),
+                Err(InvalidValue::Rate),
+                "{limit:?}"
+            );
         }
-        assert_eq!(Value::decode(&Bytes::from_static(&[0xff])), Err(InvalidValue::Malformed));
-        assert_eq!(Value::decode(&vec![0; MAX_VALUE + 1].into()), Err(InvalidValue::Malformed));
+        assert_eq!(
+            Value::decode(&Bytes::from_static(&[0xff])),
+            Err(InvalidValue::Malformed)
+        );
+        assert_eq!(
+            Value::decode(&vec![0; MAX_VALUE + 1].into()),
+            Err(InvalidValue::Malformed)
+        );
     }
 }

@@ -23,10 +23,10 @@ use redeliver_proto::{Message as _, long_wait, v1};
 use redeliver_runtime::Config;
 use redeliver_runtime::config::Sources;
 use redeliver_runtime::trace_context::span_context;
-use redeliver_service::control::Snapshot;
-use redeliver_service::control::value::Value as ControlValue;
 use redeliver_scheduler::codec;
 use redeliver_scheduler::request::{Action, Command, Rules, read};
+use redeliver_service::control::Snapshot;
+use redeliver_service::control::value::Value as ControlValue;
 use redeliver_testkit::fuzz::{FEW, fuzz};
 
 const NOW: Timestamp = Timestamp::from_millis(1_763_722_800_000); // 2025-11-21T11:00:00Z

@@ -32,8 +32,8 @@ use redeliver_service::identity::{Authenticator, Identity};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::control::Controls;
 use super::completeness::{self, Completeness, PartitionEnd, StatePartition, read_complete};
+use super::control::Controls;
 use super::error::{RequestError, Undecided};
 use super::rates::CallerRates;
 use super::state_end::StateEnd;

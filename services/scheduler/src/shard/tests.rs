@@ -11,9 +11,9 @@ use v1::job_command::Command as ProtoCommand;
 use super::*;
 use crate::admission::INDEX_FULL;
 use crate::codec::RetentionPolicy;
+use crate::controls::LiveAppStates;
 use crate::index::{FlowPosition, FlowScan, Row, ScanRequest};
 use crate::job::{Payload, Priority};
-use crate::controls::LiveAppStates;
 use crate::rate::Buckets;
 use crate::request::Rules;
 use crate::shard::outbox::MAX_BATCH_BYTES;
@@ -1346,7 +1346,10 @@ fn an_application_can_be_paused_and_resumed_at_any_time() {
     assert_eq!(count_dispatched(&world, &jobs), before);
     assert_eq!(count_dispatched(&world, &others), others.len());
     let parked = world.shard.parked();
-    assert_eq!(parked, [(Obstacle::Paused("app".into()), jobs.len() - before)].into());
+    assert_eq!(
+        parked,
+        [(Obstacle::Paused("app".into()), jobs.len() - before)].into()
+    );
     // Due on arrival.
     let late = world.schedule("app", 0, None);
     world.advance(50);

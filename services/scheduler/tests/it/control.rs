@@ -29,7 +29,11 @@ fn control_topic(env: &SchedulerEnv) -> Arc<str> {
 fn connect(env: &SchedulerEnv, scheduler: &mut ServiceProcess) -> ControlServiceClient<Channel> {
     let output = scheduler.wait_for_output("serving the job API", DEADLINE);
     let line = output.lines().rfind(|line| line.contains("serving the job API"));
-    let address = line.and_then(|line| line.split_once("address=")).unwrap().1.trim();
+    let address = line
+        .and_then(|line| line.split_once("address="))
+        .unwrap()
+        .1
+        .trim();
     let url = format!("http://{address}");
     env.block_on(ControlServiceClient::connect(url)).unwrap()
 }
@@ -44,7 +48,7 @@ fn request(app: &str) -> v1::ChangeControlRequest {
 
 fn jobs(app: &str, count: u32) -> Vec<Request> {
     let jobs = (0..count).map(|n| {
-        let spec = JobSpec::new(app, format!("{app} {n}")).at(in_millis(i64::from(n) * 20));
+        let spec = JobSpec::new(app, format!("{app} {n}")).at(in_millis(u64::from(n) * 20));
         Request::protobuf(spec)
     });
     jobs.collect()
@@ -77,7 +81,13 @@ fn a_pause_holds_over_restarts_of_all_schedulers_and_delays_no_other_application
     watch.until_jobs_ended(others.len() + more.len());
     watch.look();
     let of_paused = &env.topics.apps[PAUSED];
-    assert!(watch.seen.apps.iter().all(|record| record.position.topic != *of_paused));
+    assert!(
+        watch
+            .seen
+            .apps
+            .iter()
+            .all(|record| record.position.topic != *of_paused)
+    );
 
     let mut control = connect(&env, &mut schedulers[1]);
     let resumed = env.block_on(control.resume_control(request(PAUSED))).unwrap();
@@ -106,11 +116,14 @@ fn two_schedulers_that_are_asked_at_the_same_time_lose_no_change() {
     });
     let both = async { futures::join!(pause, rate) };
     let (paused, limited) = env.block_on(both);
-    let mut revisions = [paused.unwrap().into_inner().revision, limited.unwrap().into_inner().revision];
+    let mut revisions = [
+        paused.unwrap().into_inner().revision,
+        limited.unwrap().into_inner().revision,
+    ];
     revisions.sort_unstable();
     assert_eq!(revisions, [1, 2]);
     let name = format!("app/{PAUSED}");
-    let mut expect_both = |client: &mut ControlServiceClient<Channel>| {
+    let expect_both = |client: &mut ControlServiceClient<Channel>| {
         eventually("both changes apply", DEADLINE, || {
             let control = env.block_on(client.get_control(v1::GetControlRequest { name: name.clone() }));
             let control = control.unwrap().into_inner();
@@ -118,8 +131,8 @@ fn two_schedulers_that_are_asked_at_the_same_time_lose_no_change() {
                 return Err("no state".to_owned());
             };
             let limit = app.rate.and_then(|rate| rate.limit);
-            let has_both = app.state() == v1::RunState::Paused
-                && limit == Some(v1::rate_limit::Limit::PerSecond(7.0));
+            let has_both =
+                app.state() == v1::RunState::Paused && limit == Some(v1::rate_limit::Limit::PerSecond(7.0));
             has_both.then_some(()).ok_or_else(|| format!("{app:?}"))
         });
     };
@@ -176,7 +189,15 @@ fn values_of_newer_versions_stop_nothing_and_are_reported() {
     env.watch().until_jobs_ended(sent.len());
     // Another change is not affected.
     env.block_on(control.pause_control(request("crawl"))).unwrap();
-    write(&format!("app/{PAUSED}"), v1::ControlRecord { format: 0, desired: None, ..newer }.encode_to_vec());
+    write(
+        &format!("app/{PAUSED}"),
+        v1::ControlRecord {
+            format: 0,
+            desired: None,
+            ..newer
+        }
+        .encode_to_vec(),
+    );
     env.block_on(control.reset_control(request("crawl"))).unwrap();
     env.watch().settle(&mut sent);
 }
@@ -198,13 +219,17 @@ fn what_applied_last_applies_while_the_topic_is_missing_and_not_once_it_is_creat
     assert_eq!(unavailable.code(), tonic::Code::Unavailable, "{unavailable:?}");
     env.block_on(async {
         let spec = TopologySpec::for_control(&topic, &topic_settings(&Config::default()));
-        topology::apply(&env.kafka.client(), &spec, DEADLINE).await.unwrap();
+        topology::apply(&env.kafka.client(), &spec, DEADLINE)
+            .await
+            .unwrap();
     });
     let gone = "a control value is gone, and the configuration applies again";
     scheduler.wait_for_output(gone, DEADLINE);
     env.watch().settle(&mut sent);
     let mut reader = TopicReader::new(&env.kafka, &[topic]).unwrap();
     let mut records = 0;
-    reader.read_to_end(Duration::from_secs(30), |_| records += 1).unwrap();
+    reader
+        .read_to_end(Duration::from_secs(30), |_| records += 1)
+        .unwrap();
     assert_eq!(records, 0);
 }

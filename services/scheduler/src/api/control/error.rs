@@ -20,10 +20,7 @@ pub(crate) enum ControlError {
     /// No application has this name.
     Unknown(String),
     /// The value has another revision than the request expects.
-    Revised {
-        app: String,
-        revision: u64,
-    },
+    Revised { app: String, revision: u64 },
     /// This version would lose something of the value.
     Newer(String),
     /// Kafka does not take the change; nothing was written.
@@ -46,9 +43,9 @@ impl ControlError {
                 app: app.to_owned(),
                 revision: value.map_or(0, |value| value.revision),
             },
-            ExclusiveError::Refused(refused @ RefusedChange::Unknown(_)) => {
-                Self::Newer(format!("app/{app} {refused}; change it with the version that wrote it"))
-            }
+            ExclusiveError::Refused(refused @ RefusedChange::Unknown(_)) => Self::Newer(format!(
+                "app/{app} {refused}; change it with the version that wrote it"
+            )),
             error @ ExclusiveError::Unavailable { .. } => Self::Unavailable(chain(&error)),
             error @ ExclusiveError::Unknown(_) => Self::Unconfirmed(chain(&error)),
         }

@@ -17,7 +17,11 @@ async fn an_application_is_paused_limited_and_reset() {
             .set("scheduler.apps.free.topic", "{name}-free")
     })
     .ready();
-    let post = async |verb: &str, body: &str| server.json(Method::POST, &format!("{CONTROL}:{verb}"), body).await;
+    let post = async |verb: &str, body: &str| {
+        server
+            .json(Method::POST, &format!("{CONTROL}:{verb}"), body)
+            .await
+    };
     let none = server.get(CONTROL).await.is(200).body;
     assert_eq!(
         none,
@@ -27,22 +31,39 @@ async fn an_application_is_paused_limited_and_reset() {
     let list = server.get("/v1/controls").await.is(200).body;
     assert_eq!(list, json!({"controls": [none]}));
 
-    let paused = post("pause", r#"{"why":"outage","expectedRevision":0}"#).await.is(200).body;
-    assert_eq!((&paused["revision"], &paused["why"]), (&json!(1), &json!("outage")));
+    let paused = post("pause", r#"{"why":"outage","expectedRevision":0}"#)
+        .await
+        .is(200)
+        .body;
+    assert_eq!(
+        (&paused["revision"], &paused["why"]),
+        (&json!(1), &json!("outage"))
+    );
     assert_eq!(paused["desired"], json!({"state": "paused"}));
-    assert_eq!(paused["effective"], json!({"state": "paused", "ratePerSecond": 50.0}));
-    assert!(paused["changedAt"].is_string() && paused["changedBy"].is_string(), "{paused}");
+    assert_eq!(
+        paused["effective"],
+        json!({"state": "paused", "ratePerSecond": 50.0})
+    );
+    assert!(
+        paused["changedAt"].is_string() && paused["changedBy"].is_string(),
+        "{paused}"
+    );
     // A repetition has no effect.
     assert_eq!(post("pause", "").await.is(200).body, paused);
     assert_eq!(server.get(CONTROL).await.is(200).body, paused);
 
     let revised = "has revision 1; get it again";
-    post("resume", r#"{"expectedRevision":0}"#).await.problem(409, "control_revised", revised);
+    post("resume", r#"{"expectedRevision":0}"#)
+        .await
+        .problem(409, "control_revised", revised);
     let limited = post("rate", r#"{"unlimited":true}"#).await.is(200).body;
     assert_eq!(limited["desired"], json!({"state": "paused", "unlimited": true}));
     assert_eq!(limited["effective"], json!({"state": "paused"}));
     let limited = post("rate", r#"{"ratePerSecond":2.5}"#).await.is(200).body;
-    assert_eq!(limited["effective"], json!({"state": "paused", "ratePerSecond": 2.5}));
+    assert_eq!(
+        limited["effective"],
+        json!({"state": "paused", "ratePerSecond": 2.5})
+    );
     let reset = post("reset", "{}").await.is(200).body;
     assert_eq!((&reset["revision"], &reset["desired"]), (&json!(4), &json!({})));
     assert_eq!(reset["effective"], none["effective"]);
@@ -52,9 +73,13 @@ async fn an_application_is_paused_limited_and_reset() {
         post("rate", body).await.problem(422, "request.rate", invalid);
     }
     let both = "has both `ratePerSecond` and `unlimited`";
-    post("rate", r#"{"ratePerSecond":1,"unlimited":true}"#).await.problem(422, "request.rate", both);
+    post("rate", r#"{"ratePerSecond":1,"unlimited":true}"#)
+        .await
+        .problem(422, "request.rate", both);
     let long = json!({"why": "x".repeat(1_001)}).to_string();
-    post("pause", &long).await.problem(422, "request.why", "at most 1000 bytes");
+    post("pause", &long)
+        .await
+        .problem(422, "request.why", "at most 1000 bytes");
     for (method, path) in [
         (Method::GET, "/v1/applications/smss/control"),
         (Method::POST, "/v1/applications/smss/control:pause"),
