@@ -205,7 +205,7 @@ async fn list(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
         ..ListSchedules::default()
     };
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
-    let mut schedules = Vec::new();
+    let (mut schedules, mut unreadable) = (Vec::new(), Vec::new());
     let has_more = loop {
         let missing = args
             .limit
@@ -213,6 +213,7 @@ async fn list(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
         request.page_size = missing.min(PAGE);
         let page = client.list(&request).await?;
         schedules.extend(page.schedules);
+        unreadable.extend(page.unreadable);
         match page.next_page_token {
             None => break false,
             Some(_) if schedules.len() >= limit => break true,
@@ -227,6 +228,16 @@ async fn list(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
         |schedule| row(schedule, now),
         as_json,
     );
+    for schedule in unreadable {
+        let id = match &*schedule.id {
+            "" => "with an unknown id",
+            id => id,
+        };
+        eprintln!(
+            "the scheduler cannot read the schedule {id} of shard {}: {}",
+            schedule.shard, schedule.problem
+        );
+    }
     if has_more {
         eprintln!(
             "showing the first {} schedules; use --limit to show more",

@@ -11,6 +11,7 @@
 //! | `limits` | limits for clients |
 //! | `hosts` | the hosts that requests may name |
 //! | `rates` | the rate of requests of each caller |
+//! | `body_budget` | the memory for the bodies of all requests |
 //! | `grpc` | `redeliver.v1.JobService` |
 //! | `schedules` | recurring schedules: the operations, `redeliver.v1.ScheduleService` and `/v1/schedules` |
 //! | `health` | gRPC health |
@@ -36,7 +37,7 @@ use redeliver_proto::v1::control_service_server::ControlServiceServer;
 use redeliver_proto::v1::job_service_server::JobServiceServer;
 use redeliver_proto::v1::schedule_service_server::ScheduleServiceServer;
 use redeliver_runtime::config::{ConfigError, SchedulerConfig};
-use redeliver_runtime::http_server::{self, HttpLimits};
+use redeliver_runtime::http_server::{self, HttpLimits, ProtectedRequests};
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::tls::Protocols;
 use redeliver_service::control::change::ControlWriter;
@@ -52,6 +53,7 @@ use crate::config::rules;
 use crate::controls::AppSettings;
 use crate::index::Index;
 
+mod body_budget;
 mod completeness;
 mod control;
 mod error;
@@ -69,6 +71,7 @@ mod schedules;
 mod state_end;
 mod view;
 
+use body_budget::{BodyBudget, reserve_body};
 use control::Controls;
 use hosts::{Host as AcceptedHost, check_host};
 use jobs::Jobs;
@@ -81,8 +84,6 @@ use state_end::StateEnd;
 const DRAIN_SHARE: f64 = 0.15;
 /// The maximum size of a message for control, health and reflection, in bytes. They contain a name, and a reason.
 const SMALL_MESSAGE: usize = 4 << 10;
-/// Health and reflection, which require no identity and have streams without end.
-const WITHOUT_IDENTITY: [&str; 2] = ["/grpc.health.", "/grpc.reflection."];
 /// How long responses may take afterwards.
 const CLOSING: Duration = Duration::from_secs(2);
 /// The section of the configuration.
@@ -164,6 +165,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         gave_up: ending.gave_up.clone(),
         authenticator: authenticator.clone(),
         rates: CallerRates::new(scheduler.limits.requests_per_second, &metrics),
+        bodies: BodyBudget::new(scheduler.limits.request_bytes, &metrics),
         max_batch: usize::try_from(scheduler.limits.batch_bytes).unwrap_or(usize::MAX),
     });
     let hosts = scheduler.accepted_hosts();
@@ -179,7 +181,8 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
             too_many: metrics.of("connections"),
             slow_bodies: metrics.of("body_timeout"),
             not_read: metrics.of("write_timeout"),
-            unprotected: &WITHOUT_IDENTITY,
+            // So callers without valid credentials lock nobody out.
+            protected: ProtectedRequests::Accepted,
             ..HttpLimits::default()
         },
         refused_hosts: metrics.of("host"),
@@ -307,12 +310,15 @@ fn router<I: Index>(
     let controls = ControlServiceServer::new(control::grpc::Service::new(jobs.clone()))
         .max_decoding_message_size(SMALL_MESSAGE);
     let refuse = |refusal: &identity::Refusal| identity::grpc::status(refusal).into_http();
-    let rates = jobs.rates.clone();
+    let (rates, bodies) = (jobs.rates.clone(), jobs.bodies.clone());
     let authenticated = Routes::new(service)
         .add_service(schedules)
         .add_service(controls)
         .into_axum_router()
         .reset_fallback()
+        .route_layer(middleware::from_fn(move |request, next| {
+            reserve_body(bodies.clone(), max_message, request, next)
+        }))
         .route_layer(middleware::from_fn(move |caller, request, next| {
             limit_rate(rates.clone(), caller, request, next)
         }))

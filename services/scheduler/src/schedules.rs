@@ -329,13 +329,12 @@ fn entry_of(id: JobId, record: v1::ScheduleRecord, bytes: Bytes) -> Job {
     }
 }
 
-/// The application of a schedule, from its state record.
-///
-/// # Errors
-/// When the bytes are not a schedule, or a newer scheduler wrote them.
-pub(crate) fn app_of(bytes: &Bytes) -> Result<String, RecordError> {
-    let job = read(bytes)?.spec.and_then(|spec| spec.job);
-    Ok(job.unwrap_or_default().app)
+/// The id and the application of a schedule, also from a state record that cannot be used, such as one of a newer scheduler. `None` if
+/// it cannot be read at all.
+pub(crate) fn id_and_app(bytes: &Bytes) -> Option<(String, String)> {
+    let record = v1::ScheduleRecord::decode(bytes.clone()).ok()?;
+    let job = record.spec?.job?;
+    Some((record.id, job.app))
 }
 
 /// A schedule as the API shows it, from its state record. If the definition is not valid here, the next occurrence is left out.

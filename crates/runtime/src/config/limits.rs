@@ -30,6 +30,8 @@ pub struct ApiLimitsConfig {
     pub write_timeout: HumanDuration,
     /// Maximum size of a batch of jobs, in bytes.
     pub batch_bytes: u64,
+    /// Maximum size of the bodies of all requests in progress, in bytes.
+    pub request_bytes: u64,
 }
 
 impl Default for ApiLimitsConfig {
@@ -43,6 +45,7 @@ impl Default for ApiLimitsConfig {
             body_timeout: HumanDuration::from_secs(30),
             write_timeout: HumanDuration::from_secs(30),
             batch_bytes: 8 << 20,
+            request_bytes: 128 << 20,
         }
     }
 }
@@ -60,5 +63,6 @@ impl ApiLimitsConfig {
         findings.range("header_bytes", self.header_bytes, 8_192..=1_048_576);
         findings.range("body_timeout", self.body_timeout, second..=hour);
         findings.range("batch_bytes", self.batch_bytes, 1_000..=1_073_741_824);
+        findings.range("request_bytes", self.request_bytes, 1_048_576..=4_294_967_295);
     }
 }

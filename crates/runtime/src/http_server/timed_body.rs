@@ -31,13 +31,17 @@ impl BodyTimeout {
     }
 }
 
-/// Whether nobody will read the rest of the body of a request.
+/// Whether nobody will read the rest of the body of a request of a connection. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Abandoned(Arc<AtomicBool>);
 
 impl Abandoned {
     pub(super) fn get(&self) -> bool {
         self.0.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -102,7 +106,8 @@ impl HttpBody for TimedBody {
 
 impl Drop for TimedBody {
     fn drop(&mut self) {
-        let is_abandoned = !self.has_ended && !self.inner.is_end_stream();
-        self.abandoned.0.store(is_abandoned, Ordering::Relaxed);
+        if !self.has_ended && !self.inner.is_end_stream() {
+            self.abandoned.set();
+        }
     }
 }

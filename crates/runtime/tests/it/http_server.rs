@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use http_body_util::BodyExt as _;
 use hyper::body::Frame;
-use redeliver_runtime::http_server::{BodyTimeout, HttpLimits, serve};
+use redeliver_runtime::http_server::{BodyTimeout, HttpLimits, ProtectedRequests, Protection, serve};
 use redeliver_runtime::listen::Listener;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -34,6 +34,7 @@ fn no_limits() -> HttpLimits {
         write_timeout: LONG,
         ping_interval: LONG,
         ping_timeout: LONG,
+        linger: LONG,
         ..HttpLimits::default()
     }
 }
@@ -111,11 +112,14 @@ impl Server {
             .route("/ignore", post(async || "ignored"))
             .route(
                 "/wait",
-                get(async |State(shared): State<Shared>| {
-                    shared.started.add_permits(1);
-                    shared.permits.acquire().await.unwrap().forget();
-                    "done"
-                }),
+                get(
+                    async |State(shared): State<Shared>, Extension(protection): Extension<Protection>| {
+                        protection.protect();
+                        shared.started.add_permits(1);
+                        shared.permits.acquire().await.unwrap().forget();
+                        "done"
+                    },
+                ),
             )
             .route(
                 "/parts",
@@ -324,7 +328,7 @@ async fn requests_in_progress_and_streams_keep_their_connections() {
         idle_timeout: SHORT,
         write_timeout: SHORT,
         body_timeout: SHORT,
-        unprotected: &["/parts"],
+        protected: ProtectedRequests::Accepted,
         ..no_limits()
     });
     for (path, answer) in [("/wait", "done"), ("/parts", "part")] {
@@ -389,6 +393,28 @@ async fn the_body_of_a_request_arrives_in_time_or_its_request_fails() {
 }
 
 #[tokio::test]
+async fn a_client_that_still_sends_reads_the_whole_answer() {
+    const BODY: usize = 64 << 20;
+    let server = Server::start(no_limits());
+    let head = format!("POST /ignore HTTP/1.1\r\nhost: localhost\r\ncontent-length: {BODY}\r\n\r\n");
+    let headers = "x: 0123456789\r\n".repeat(BODY / 15);
+    // A body that nobody reads, and headers that are too large.
+    for (sent, says) in [
+        (head + &"1".repeat(BODY), "HTTP/1.1 200 OK"),
+        (format!("GET / HTTP/1.1\r\n{headers}\r\n"), "HTTP/1.1 431 "),
+    ] {
+        let mut stream = server.connect().await;
+        // It reads nothing before it has sent everything.
+        let sending = tokio::time::timeout(DEADLINE, stream.write_all(sent.as_bytes()));
+        sending.await.expect("the server reads on").unwrap();
+        stream.shutdown().await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with(says), "{answer}");
+    }
+}
+
+#[tokio::test]
 async fn a_connection_whose_client_does_not_read_is_closed() {
     let server = Server::start(HttpLimits {
         write_timeout: SHORT,
@@ -443,7 +469,7 @@ async fn a_client_of_http2_that_does_not_answer_pings_is_closed() {
 async fn an_unprotected_stream_keeps_its_connection_only_until_another_one_needs_the_place() {
     let server = Server::start(HttpLimits {
         connections: 2,
-        unprotected: &["/parts"],
+        protected: ProtectedRequests::Accepted,
         ..no_limits()
     });
     let mut h2 = server.connect_h2(&[]).await;

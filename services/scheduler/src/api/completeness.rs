@@ -13,6 +13,22 @@ use crate::index::Applied;
 /// How long an index is read repeatedly until it is complete, and after which time for the first time.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) const INTERVAL: Duration = Duration::from_millis(25);
+/// How long a request waits for answers of Kafka in all. Longer than the change of a partition's leader usually takes.
+const KAFKA_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Until when a request that begins now waits for answers of Kafka.
+pub(super) fn deadline() -> Instant {
+    Instant::now() + KAFKA_TIMEOUT
+}
+
+/// Why it is not known whether an index is complete.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CheckError {
+    #[error("no answer from Kafka within {} s", KAFKA_TIMEOUT.as_secs())]
+    Late,
+    #[error(transparent)]
+    Read(#[from] SharedError),
+}
 
 /// The end of a partition of the state topic.
 pub(super) trait StatePartition {
@@ -41,8 +57,8 @@ impl StatePartition for PartitionEnd<'_> {
 }
 
 /// Whether the index contains everything that the state topic contained when it was first asked.
-#[derive(Default)]
 pub(super) struct Completeness {
+    deadline: Instant,
     /// The end of the state topic at that time.
     end: Option<i64>,
     /// Up to where the index was complete at the last lookup.
@@ -50,11 +66,28 @@ pub(super) struct Completeness {
 }
 
 impl Completeness {
+    /// For a request with this [`deadline`].
+    pub(super) fn until(deadline: Instant) -> Self {
+        Self {
+            deadline,
+            end: None,
+            applied: None,
+        }
+    }
+
     pub(super) async fn check(
         &mut self,
         state: &impl StatePartition,
         applied: i64,
-    ) -> Result<bool, SharedError> {
+    ) -> Result<bool, CheckError> {
+        let deadline = self.deadline;
+        match tokio::time::timeout_at(deadline, self.ask(state, applied)).await {
+            Ok(answer) => Ok(answer?),
+            Err(_) => Err(CheckError::Late),
+        }
+    }
+
+    async fn ask(&mut self, state: &impl StatePartition, applied: i64) -> Result<bool, SharedError> {
         let end = match self.end {
             Some(end) => end,
             None => *self.end.insert(state.end().await?),
@@ -70,16 +103,18 @@ impl Completeness {
 }
 
 /// Reads a shard of the index, repeatedly until it is complete. A shard without an index, or with one that stays behind, is an error:
-/// what it lacks would be missing in the answer without a notice.
+/// what it lacks would be missing in the answer without a notice. So is one of which Kafka does not tell the end before the
+/// [`deadline`] of the request.
 pub(super) async fn read_complete<T, F>(
     state: &impl StatePartition,
+    deadline: Instant,
     read: impl Fn() -> F,
 ) -> Result<T, RequestError>
 where
     F: Future<Output = Result<(Option<Applied>, T), RequestError>>,
 {
     let (started, mut interval) = (Instant::now(), INTERVAL);
-    let mut completeness = Completeness::default();
+    let mut completeness = Completeness::until(deadline);
     loop {
         let (applied, found) = read().await?;
         if let Some(applied) = applied {
@@ -92,7 +127,7 @@ where
                 ),
             }
         }
-        if started.elapsed() >= TIMEOUT {
+        if started.elapsed() >= TIMEOUT || Instant::now() >= deadline {
             return Err(RequestError::IndexIncomplete);
         }
         tokio::time::sleep(interval).await;
@@ -134,7 +169,7 @@ pub(super) mod tests {
     /// and the offset of the answer.
     async fn read(topic: &Topic, offsets: &[Option<i64>]) -> (usize, Result<Option<i64>, RequestError>) {
         let reads = Cell::new(0);
-        let found = read_complete(topic, || {
+        let found = read_complete(topic, deadline(), || {
             let offset = offsets[reads.get().min(offsets.len() - 1)];
             reads.set(reads.get() + 1);
             let at = Timestamp::from_millis(0);
@@ -167,5 +202,43 @@ pub(super) mod tests {
             assert!(matches!(result, Err(RequestError::IndexIncomplete)), "{result:?}");
             assert!(reads > 2);
         }
+    }
+
+    /// A state topic whose broker answers each question after 3 seconds.
+    struct Slow;
+
+    impl Slow {
+        async fn answer<T>(answer: T) -> Result<T, SharedError> {
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            Ok(answer)
+        }
+    }
+
+    impl StatePartition for Slow {
+        async fn end(&self) -> Result<i64, SharedError> {
+            Self::answer(9).await
+        }
+
+        fn is_known_empty(&self, _: i64, _: i64) -> bool {
+            false
+        }
+
+        async fn is_empty(&self, _: i64, _: i64) -> Result<bool, SharedError> {
+            Self::answer(true).await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_waits_for_all_answers_of_kafka_until_one_deadline() {
+        let began = Instant::now();
+        let deadline = deadline();
+        for _shard in 0..3 {
+            let found = read_complete(&Slow, deadline, || {
+                let at = Timestamp::from_millis(0);
+                ready(Ok((Some(Applied { offset: 8, at }), ())))
+            });
+            assert!(matches!(found.await, Err(RequestError::IndexIncomplete)));
+        }
+        assert_eq!(began.elapsed(), KAFKA_TIMEOUT);
     }
 }

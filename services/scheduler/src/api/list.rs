@@ -10,10 +10,11 @@ use redeliver_core::{Failure, Timestamp};
 use redeliver_proto::v1;
 use redeliver_runtime::config::Verb;
 use redeliver_service::identity::Identity;
+use tokio::time::Instant;
 
 use self::merge::{MergedPage, PageMerge, ShardRead};
 use self::token::Filters;
-use super::completeness::read_complete;
+use super::completeness::{self, read_complete};
 use super::error::RequestError;
 use super::jobs::Jobs;
 use crate::codec;
@@ -115,8 +116,9 @@ impl<I: Index> Jobs<I> {
     ) -> Result<JobPage, RequestError> {
         self.require(caller, Verb::Read, request.app.as_deref(), "list")?;
         let query = request.check(format)?;
+        let deadline = completeness::deadline();
         let MergedPage { rows, next } = self
-            .merge_page(&query.filters, query.limit, query.after, to_entry)
+            .merge_page(&query.filters, query.limit, query.after, deadline, to_entry)
             .await?;
         let token = next.map(|next| token::encode(&query.filters, next));
         Ok(JobPage {
@@ -131,6 +133,7 @@ impl<I: Index> Jobs<I> {
         filters: &Filters<'_>,
         limit: usize,
         after: Option<Cursor>,
+        deadline: Instant,
         to_entry: impl Fn(&Row) -> Result<(Cursor, T), RequestError> + Copy,
     ) -> Result<MergedPage<T>, RequestError> {
         let shards = usize::try_from(self.partitions).unwrap_or(0);
@@ -138,7 +141,7 @@ impl<I: Index> Jobs<I> {
         loop {
             let reads = merge.next_reads().into_iter();
             let reads: Vec<_> = reads
-                .map(|read| self.list_shard(filters, read, to_entry))
+                .map(|read| self.list_shard(filters, read, deadline, to_entry))
                 .collect();
             if reads.is_empty() {
                 return Ok(merge.finish());
@@ -154,6 +157,7 @@ impl<I: Index> Jobs<I> {
         &self,
         filters: &Filters<'_>,
         read: ShardRead,
+        deadline: Instant,
         to_entry: impl Fn(&Row) -> Result<(Cursor, T), RequestError>,
     ) -> Result<(usize, Vec<(Cursor, T)>, bool), RequestError> {
         let shard = i32::try_from(read.shard).unwrap_or(i32::MAX);
@@ -165,7 +169,7 @@ impl<I: Index> Jobs<I> {
             limit: read.limit,
             bytes: SHARD_BYTES,
         };
-        let page = read_complete(&self.partition_end(shard), || async {
+        let page = read_complete(&self.partition_end(shard), deadline, || async {
             let page = self.index.list(shard, &request).await?;
             Ok((page.applied, page))
         })

@@ -10,22 +10,24 @@ use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::handler::Handler;
 use axum::http::{HeaderValue, header};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodFilter, get, on};
+use axum::routing::{MethodFilter, MethodRouter, get, on};
 use bytes::Bytes;
 use utoipa::openapi::path::{HttpMethod, Paths};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr, ResponseBuilder};
 use utoipa::{IntoResponses, OpenApi as _, Path, ToSchema};
 
+use super::body_budget::{BodyBudget, reserve_body};
 use super::control::rest::{ControlChange, ControlRate, ControlsResponse};
 use super::control::{ControlView, StateView};
 use super::problem::ProblemBody;
 use super::rest::{BatchResponse, BatchResult, CommandResponse, ListResponse};
-use super::schedules::ScheduleView;
 use super::schedules::rest::{
     DeletedSchedule, PreviewResponse, ResumedSchedule, SchedulesResponse, TriggeredSchedule,
 };
+use super::schedules::{ScheduleView, UnreadableView};
 use super::view::{HeaderView, JobView, StatsView};
 
 /// The path of the document.
@@ -37,14 +39,32 @@ const PAGE: &str = "/v1/docs";
 pub(super) struct DocumentedRouter<S> {
     router: Router<S>,
     paths: Paths,
+    bodies: BodyBudget,
 }
 
 impl<S: Clone + Send + Sync + 'static> DocumentedRouter<S> {
-    pub(super) fn new() -> Self {
+    /// A router whose operations share the memory for the bodies of their requests.
+    pub(super) fn new(bodies: BodyBudget) -> Self {
         Self {
             router: Router::new(),
             paths: Paths::new(),
+            bodies,
         }
+    }
+
+    /// A route for bodies of at most `max_body` bytes.
+    fn route<T: 'static>(
+        &self,
+        method: MethodFilter,
+        handler: &impl Handler<T, S>,
+        max_body: usize,
+    ) -> MethodRouter<S> {
+        let bodies = self.bodies.clone();
+        on(method, handler.clone())
+            .layer(DefaultBodyLimit::max(max_body))
+            .layer(middleware::from_fn(move |request, next| {
+                reserve_body(bodies.clone(), max_body, request, next)
+            }))
     }
 
     /// Adds an operation. A body has at most `max_body` bytes.
@@ -56,7 +76,7 @@ impl<S: Clone + Send + Sync + 'static> DocumentedRouter<S> {
     ) -> Self {
         let (path, methods) = (P::path(), P::methods());
         for method in &methods {
-            let route = on(filter(method), handler.clone()).layer(DefaultBodyLimit::max(max_body));
+            let route = self.route(filter(method), handler, max_body);
             self.router = self.router.route(&path, route);
         }
         self.paths.add_path_operation(path, methods, P::operation());
@@ -71,7 +91,7 @@ impl<S: Clone + Send + Sync + 'static> DocumentedRouter<S> {
         handler: &impl Handler<T, S>,
         max_body: usize,
     ) -> Self {
-        let handler = on(MethodFilter::POST, handler.clone()).layer(DefaultBodyLimit::max(max_body));
+        let handler = self.route(MethodFilter::POST, handler, max_body);
         self.router = self.router.route(route, handler);
         self
     }
@@ -160,7 +180,7 @@ fn file(content_type: &'static str, text: &'static str) -> Response {
         BatchRequest, BatchResponse, BatchResult, CommandResponse, ControlChange, ControlRate, ControlView,
         ControlsResponse, DeletedSchedule, DueRequest, HeaderView, JobRequest,
         JobView, ListResponse, PreviewDefinition, PreviewResponse, ProblemBody, ResumeRequest, ResumedSchedule,
-        ScheduleRequest, ScheduleView, SchedulesResponse, StateView, StatsView, TriggeredSchedule,
+        ScheduleRequest, ScheduleView, SchedulesResponse, StateView, StatsView, TriggeredSchedule, UnreadableView,
     ))
 )]
 struct Description;
@@ -220,7 +240,8 @@ pub(crate) struct BatchRequest {
     jobs: Vec<JobRequest>,
 }
 
-/// The definition of a recurring schedule. Exactly one of `cron` and `every` is required.
+/// The definition of a recurring schedule, or a schedule as `GET` returns it, of which all but the definition is ignored. Exactly one of
+/// `cron` and `every` is required.
 #[derive(ToSchema)]
 #[schema(rename_all = "camelCase")]
 #[expect(dead_code, reason = "describes what request::json parses")]
@@ -248,12 +269,16 @@ pub(crate) struct ScheduleRequest {
     app_name: String,
     /// `high`, `normal` or `low`.
     priority: Option<String>,
-    /// The value of the record to dispatch.
-    #[schema(value_type = serde_json::Value)]
+    /// The value of the record to dispatch. Either this or `jobDataBase64` is required.
+    #[schema(value_type = Option<serde_json::Value>)]
     job_data: (),
+    /// The value of the record to dispatch, in Base64.
+    job_data_base64: Option<String>,
     /// The key of the record to dispatch.
     key: Option<String>,
-    /// The headers of the record to dispatch: an object, or an array of objects with `name` and `value`.
+    /// The key of the record to dispatch, in Base64.
+    key_base64: Option<String>,
+    /// The headers of the record to dispatch: an object, or an array of objects with `name` and `value` or `valueBase64`.
     #[schema(value_type = Option<serde_json::Value>)]
     headers: (),
     /// How long after its due time a job can still be dispatched, such as `5m`.
@@ -438,8 +463,10 @@ impl IntoResponses for ScheduleProblems {
 
 #[cfg(test)]
 mod tests {
+    use jiff::tz::TimeZone;
+
     use super::*;
-    use crate::request::Field;
+    use crate::request::{Field, read_schedule_json};
 
     #[test]
     fn the_document_describes_the_fields_that_requests_have() {
@@ -457,6 +484,22 @@ mod tests {
         described.sort_unstable();
         fields.sort_unstable();
         assert_eq!(described, fields);
+    }
+
+    #[test]
+    fn the_document_describes_only_fields_that_definitions_of_schedules_have() {
+        let document = serde_json::to_value(Description::openapi()).unwrap();
+        for schema in ["ScheduleRequest", "PreviewDefinition"] {
+            let fields = &document["components"]["schemas"][schema]["properties"];
+            let fields = fields.as_object().unwrap();
+            assert!(!fields.is_empty());
+            for field in fields.keys() {
+                let text = Bytes::from(format!("{{\"{field}\":null}}"));
+                if let Err(failure) = read_schedule_json(&text, &TimeZone::UTC) {
+                    assert_ne!(failure.code, "request.unknownField", "{field}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -23,7 +23,7 @@ use redeliver_runtime::error_chain::error_chain;
 use redeliver_service::identity::Identity;
 use tokio::time::Instant;
 
-use super::completeness::read_complete;
+use super::completeness::{self, read_complete};
 use super::error::RequestError;
 use super::jobs::{Jobs, OUTCOME_TIMEOUT, is_visible};
 use crate::admission::INDEX_FULL;
@@ -39,7 +39,7 @@ pub(super) mod rest;
 mod view;
 
 pub(super) use error::ScheduleError;
-pub(super) use view::ScheduleView;
+pub(super) use view::{ScheduleView, UnreadableView};
 
 /// The default number of occurrences of a preview.
 const DEFAULT_PREVIEW: usize = 10;
@@ -340,35 +340,19 @@ impl<I: Index> Jobs<I> {
         let shard = schedules::shard(id, self.partitions);
         let lookups = [Lookup::Job(schedules::entry_id(id, shard))];
         let state_end = self.partition_end(shard);
-        let found = read_complete(&state_end, || async {
+        let found = read_complete(&state_end, completeness::deadline(), || async {
             Ok(self.index.look_up(shard, &lookups, self.clock.now()).await?)
         });
         let Some(record) = found.await?.into_iter().next().flatten() else {
             return Ok(None);
         };
-        let shown = show(&record, true)?;
+        let shown = schedules::show(&record, true).map_err(|error| unreadable(&error))?;
         Ok((shown.id == id).then_some(Known { record, shown }))
     }
 }
 
 /// The id under which a definition without one is previewed. Nominal times do not depend on it.
 const PREVIEW: &str = "preview";
-
-/// A schedule as a record of the index contains it.
-pub(super) fn show(record: &Bytes, with_payload: bool) -> Result<v1::Schedule, RequestError> {
-    schedules::show(record, with_payload).map_err(|error| unreadable(&error))
-}
-
-/// A schedule without its payload, if it is one of this application. What is of others is not decoded further.
-pub(super) fn show_of(app: Option<&str>, record: &Bytes) -> Result<Option<v1::Schedule>, RequestError> {
-    if let Some(app) = app {
-        let of = schedules::app_of(record).map_err(|error| unreadable(&error))?;
-        if of != app {
-            return Ok(None);
-        }
-    }
-    show(record, false).map(Some)
-}
 
 fn unreadable(error: &RecordError) -> RequestError {
     tracing::error!(

@@ -71,11 +71,13 @@ pub enum Field {
     Name,
     Why,
     Rate,
+    KeyBase64,
+    DataBase64,
 }
 
 impl Field {
     /// The fields that only protobuf and the API have.
-    const NOT_IN_JSON: [Self; 37] = [
+    const NOT_IN_JSON: [Self; 39] = [
         Self::Pipeline,
         Self::Due,
         Self::Command,
@@ -113,6 +115,8 @@ impl Field {
         Self::Name,
         Self::Why,
         Self::Rate,
+        Self::KeyBase64,
+        Self::DataBase64,
     ];
 
     /// The fields that JSON has.
@@ -190,6 +194,8 @@ impl Field {
             Self::Name => "name",
             Self::Why => "why",
             Self::Rate => "rate",
+            Self::KeyBase64 => "keyBase64",
+            Self::DataBase64 => "jobDataBase64",
         }
     }
 

@@ -12,6 +12,7 @@ mod openapi;
 mod rolling;
 mod schedules;
 mod server;
+mod state_records;
 
 use redeliver_core::Record;
 use redeliver_proto::auth::SendToken;

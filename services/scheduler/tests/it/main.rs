@@ -17,6 +17,7 @@ mod missing_topic;
 mod oracle;
 mod rate;
 mod rebuild;
+mod recurring;
 mod requests;
 mod startup;
 mod tls;

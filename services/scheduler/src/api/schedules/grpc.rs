@@ -83,11 +83,13 @@ impl<I: Index> ScheduleService for Service<I> {
         let page = self.0.list_schedules(&caller, &list, FORMAT).await;
         let SchedulePage {
             schedules,
+            unreadable,
             next_page_token,
         } = page.map_err(status)?;
         Ok(Response::new(v1::ListSchedulesResponse {
             schedules,
             next_page_token,
+            unreadable,
         }))
     }
 

@@ -28,9 +28,9 @@ use redeliver_recurrence::CatchUp;
 use redeliver_service::identity::Identity;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
-use super::view::OccurrenceView;
+use super::view::{OccurrenceView, UnreadableView};
 use super::{PreviewRequest, Previewed, ScheduleView, changed};
 use crate::api::error::RequestError;
 use crate::api::jobs::Jobs;
@@ -108,18 +108,25 @@ async fn create<I: Index>(
 pub(in crate::api) struct SchedulesResponse {
     /// By the due time of the next occurrence, without key, data and headers of their jobs; paused and finished ones last.
     schedules: Vec<ScheduleView>,
+    /// What would be on this page if this scheduler could read it. With `app`, also those of which it cannot read the application.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unreadable: Vec<UnreadableView>,
     /// The `pageToken` of the next page; missing on the last page.
     #[serde(skip_serializing_if = "String::is_empty")]
     next_page_token: String,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct ListQuery {
+    /// Only schedules of this application
     #[serde(default)]
     app: String,
+    /// The maximum number of schedules, 100 by default, at most 1000
     #[serde(default)]
     page_size: u32,
+    /// `nextPageToken` of the previous page, which had the same `app`
     #[serde(default)]
     page_token: String,
 }
@@ -131,11 +138,7 @@ struct ListQuery {
     get,
     path = "/v1/schedules",
     operation_id = "listSchedules",
-    params(
-        ("app" = Option<String>, Query, description = "Only schedules of this application"),
-        ("pageSize" = Option<u32>, Query, description = "The maximum number of schedules, 100 by default, at most 1000"),
-        ("pageToken" = Option<String>, Query, description = "`nextPageToken` of the previous page, which had the same `app`"),
-    ),
+    params(ListQuery),
     responses((status = 200, description = "A page of schedules", body = SchedulesResponse), Problems),
 )]
 async fn list<I: Index>(
@@ -151,12 +154,22 @@ async fn list<I: Index>(
     };
     let SchedulePage {
         schedules,
+        unreadable,
         next_page_token,
     } = jobs.list_schedules(&caller, &request, FORMAT).await?;
     Ok(Json(SchedulesResponse {
         schedules: schedules.into_iter().map(ScheduleView::from).collect(),
+        unreadable: unreadable.into_iter().map(UnreadableView::from).collect(),
         next_page_token,
     }))
+}
+
+/// The schedule of a request, or a schedule with a verb.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+struct SchedulePath {
+    /// The id of the schedule
+    id: String,
 }
 
 /// Gets a schedule
@@ -166,37 +179,36 @@ async fn list<I: Index>(
     get,
     path = "/v1/schedules/{id}",
     operation_id = "getSchedule",
-    params(("id" = String, Path, description = "The id of the schedule")),
+    params(SchedulePath),
     responses((status = 200, description = "The schedule", body = ScheduleView), Problems, ScheduleProblems),
 )]
 async fn show<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    Path(id): Path<String>,
+    Path(SchedulePath { id }): Path<SchedulePath>,
 ) -> Result<Json<ScheduleView>, Problem> {
     no_verb(&id)?;
     let schedule = jobs.get_schedule(&caller, &id, FORMAT).await?;
-    Ok(Json(schedule.into()))
+    Ok(Json(ScheduleView::whole(schedule)))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct UpdateQuery {
+    /// Answer 409 unless the schedule has this revision
     expected_revision: Option<u32>,
 }
 
 /// Replaces the definition of a schedule
 ///
-/// The next occurrence is the first one of the new definition after now and after the last decided one. Needs the scope `jobs:write`
-/// for the former and the new application.
+/// The next occurrence is the first one of the new definition after now and after the last decided one. The body may be what
+/// `GET` returned: what only the server sets is ignored. Needs the scope `jobs:write` for the former and the new application.
 #[utoipa::path(
     put,
     path = "/v1/schedules/{id}",
     operation_id = "updateSchedule",
-    params(
-        ("id" = String, Path, description = "The id of the schedule"),
-        ("expectedRevision" = Option<u32>, Query, description = "Answer 409 unless the schedule has this revision"),
-    ),
+    params(SchedulePath, UpdateQuery),
     request_body = ScheduleRequest,
     responses(
         (status = 200, description = "The schedule has this definition", body = ScheduleView),
@@ -206,7 +218,7 @@ struct UpdateQuery {
 async fn update<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    Path(id): Path<String>,
+    Path(SchedulePath { id }): Path<SchedulePath>,
     query: Result<Query<UpdateQuery>, QueryRejection>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -241,13 +253,13 @@ pub(in crate::api) struct DeletedSchedule {
     delete,
     path = "/v1/schedules/{id}",
     operation_id = "deleteSchedule",
-    params(("id" = String, Path, description = "The id of the schedule")),
+    params(SchedulePath),
     responses((status = 200, description = "Deleted", body = DeletedSchedule), Problems, ScheduleProblems),
 )]
 async fn delete<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    Path(id): Path<String>,
+    Path(SchedulePath { id }): Path<SchedulePath>,
     headers: HeaderMap,
 ) -> Result<Json<DeletedSchedule>, Problem> {
     no_verb(&id)?;
@@ -277,7 +289,7 @@ fn no_verb(segment: &str) -> Result<(), Problem> {
 async fn command<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    Path(segment): Path<String>,
+    Path(SchedulePath { id: segment }): Path<SchedulePath>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Problem> {
@@ -340,7 +352,7 @@ pub(in crate::api) fn read_options<T: Default + DeserializeOwned>(body: &Bytes) 
     post,
     path = "/v1/schedules/{id}:pause",
     operation_id = "pauseSchedule",
-    params(("id" = String, Path, description = "The id of the schedule")),
+    params(SchedulePath),
     responses(
         (status = 200, description = "The schedule is paused", body = ScheduleView),
         Problems, BodyProblems, ScheduleProblems,
@@ -373,7 +385,7 @@ pub(in crate::api) struct ResumedSchedule {
     post,
     path = "/v1/schedules/{id}:resume",
     operation_id = "resumeSchedule",
-    params(("id" = String, Path, description = "The id of the schedule")),
+    params(SchedulePath),
     request_body = Option<ResumeRequest>,
     responses(
         (status = 200, description = "The schedule is not paused", body = ResumedSchedule),
@@ -418,7 +430,7 @@ pub(in crate::api) struct TriggeredSchedule {
     post,
     path = "/v1/schedules/{id}:trigger",
     operation_id = "triggerSchedule",
-    params(("id" = String, Path, description = "The id of the schedule")),
+    params(SchedulePath),
     responses(
         (status = 200, description = "The job", body = TriggeredSchedule),
         Problems, BodyProblems, ScheduleProblems,
@@ -444,11 +456,14 @@ pub(in crate::api) struct PreviewResponse {
     occurrences: Vec<OccurrenceView>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct PreviewQuery {
+    /// The maximum number of occurrences, 10 by default, at most 1000
     #[serde(default)]
     count: u32,
+    /// Only occurrences after this time, by default now
     after: Option<String>,
 }
 
@@ -459,17 +474,13 @@ struct PreviewQuery {
     get,
     path = "/v1/schedules/{id}/preview",
     operation_id = "previewSchedule",
-    params(
-        ("id" = String, Path, description = "The id of the schedule"),
-        ("count" = Option<u32>, Query, description = "The maximum number of occurrences, 10 by default, at most 1000"),
-        ("after" = Option<String>, Query, description = "Only occurrences after this time, by default now"),
-    ),
+    params(SchedulePath, PreviewQuery),
     responses((status = 200, description = "The occurrences", body = PreviewResponse), Problems, ScheduleProblems),
 )]
 async fn preview<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    Path(id): Path<String>,
+    Path(SchedulePath { id }): Path<SchedulePath>,
     query: Result<Query<PreviewQuery>, QueryRejection>,
 ) -> Result<Json<PreviewResponse>, Problem> {
     preview_of(&jobs, &caller, Previewed::Id(id), query).await
@@ -482,10 +493,7 @@ async fn preview<I: Index>(
     post,
     path = "/v1/schedules:preview",
     operation_id = "previewDefinition",
-    params(
-        ("count" = Option<u32>, Query, description = "The maximum number of occurrences, 10 by default, at most 1000"),
-        ("after" = Option<String>, Query, description = "Only occurrences after this time, by default now"),
-    ),
+    params(PreviewQuery),
     request_body = PreviewDefinition,
     responses((status = 200, description = "The occurrences", body = PreviewResponse), Problems, BodyProblems),
 )]

@@ -245,6 +245,117 @@ async fn requests_for_unknown_jobs_share_their_questions_to_kafka() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_request_waits_for_the_memory_of_others_and_is_refused_after_a_while() {
+    let mut server =
+        Server::start_with(|builder| builder.set("scheduler.limits.request_bytes", "8388608")).ready();
+    // The body of this one takes all of the memory, and does not arrive.
+    let mut large = TcpStream::connect(server.address()).await.unwrap();
+    let head = "POST /v1/jobs:batch HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+                content-length: 8388608\r\n\r\n{";
+    large.write_all(head.as_bytes()).await.unwrap();
+    let refused = eventually_async("a request is refused", DEADLINE, async || {
+        let answer = server.json(Method::POST, "/v1/jobs", JOB).await;
+        match answer.status.as_u16() {
+            503 => Ok(answer),
+            _ => Err(answer.text),
+        }
+    })
+    .await;
+    assert_eq!(refused.retry_after.as_deref(), Some("1"));
+    refused.problem(503, "overloaded", "scheduler.limits.request_bytes");
+    // A request without a body needs no memory.
+    server.get("/v1/stats").await.is(200);
+    let mut client = server.grpc().await;
+    let status = client
+        .get_stats(v1::GetStatsRequest::default())
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    assert_eq!(
+        redeliver_proto::error::reason(&status).as_deref(),
+        Some("OVERLOADED")
+    );
+    assert!(status.get_details_retry_info().is_some());
+    assert!(server.metric("redeliver_scheduler_api_limited_total{limit=\"request_bytes\"}") >= 2);
+    // The memory is free again when the client is gone.
+    drop(large);
+    server.json(Method::POST, "/v1/jobs", JOB).await.is(201);
+    client.get_stats(v1::GetStatsRequest::default()).await.unwrap();
+}
+
+/// A connection of HTTP/2 without a token whose client asks for a response, and does not let any of its body arrive.
+async fn unread_response(server: &Server, path: &str) -> TcpStream {
+    // Frames are length, type, flags and stream. The first one sets the window of streams to 0.
+    let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\x06\x04\0\0\0\0\0\0\x04\0\0\0\0".to_vec();
+    // RFC 7541: `GET`, `http`, and the names of path and authority are fields of the static table.
+    let length = |text: &str| u8::try_from(text.len()).unwrap();
+    let mut headers = vec![0x82, 0x86, 0x04, length(path)];
+    headers.extend(path.as_bytes());
+    headers.extend([0x01, 9]);
+    headers.extend(b"localhost");
+    sent.extend([0, 0, u8::try_from(headers.len()).unwrap(), 1, 5, 0, 0, 0, 1]);
+    sent.extend(headers);
+    let mut stream = TcpStream::connect(server.address()).await.unwrap();
+    stream.write_all(&sent).await.unwrap();
+    // Its headers arrive.
+    let reading = async {
+        loop {
+            let mut head = [0; 9];
+            stream.read_exact(&mut head).await.unwrap();
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+            let mut payload = vec![0; usize::try_from(length).unwrap()];
+            stream.read_exact(&mut payload).await.unwrap();
+            if (head[3], head[8]) == (1, 1) {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(DEADLINE, reading)
+        .await
+        .expect("the headers of the response");
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_without_a_token_lock_nobody_out() {
+    let server = Server::start_with(|builder| {
+        let builder = builder.set("scheduler.token_file", "{dir}/token");
+        builder.set("scheduler.limits.connections", "2")
+    })
+    .ready();
+    let _unread = [
+        unread_response(&server, "/v1/openapi.json").await,
+        unread_response(&server, "/v1/openapi.json").await,
+    ];
+    let authenticated = server.request(Method::GET, "/v1/stats").bearer_auth("s3cret");
+    send(authenticated).await.is(200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_reads_the_refusal_of_a_request_that_it_still_sends() {
+    const BODY: usize = 64 << 20;
+    let server = Server::start_with(|builder| builder.set("scheduler.token_file", "{dir}/token"));
+    for (token, status) in [("", "401 Unauthorized"), ("s3cret", "413 Payload Too Large")] {
+        let head = format!(
+            "POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\
+             content-type: application/json\r\ncontent-length: {BODY}\r\n\r\n"
+        );
+        let stream = TcpStream::connect(server.address()).await.unwrap();
+        let (mut read, mut write) = stream.into_split();
+        let mut answer = String::new();
+        let sending = async {
+            write.write_all(head.as_bytes()).await.unwrap();
+            // The server does not wait for all of it.
+            drop(write.write_all(&vec![b'1'; BODY]).await);
+        };
+        let (read, ()) = tokio::join!(read.read_to_string(&mut answer), sending);
+        read.unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{answer}");
+        assert!(answer.ends_with('}'), "{answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn slow_clients_and_too_many_connections_are_closed() {
     let mut server = Server::start_with(|builder| {
         let builder = builder.set("scheduler.limits.header_timeout", "1s");

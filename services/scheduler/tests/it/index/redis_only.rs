@@ -1,7 +1,6 @@
 //! Failures of Redis: restarts, outages, a full memory, an older copy, and removed keys.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use fred::prelude::Value;
 use redeliver_runtime::config::Url;
@@ -10,7 +9,7 @@ use redeliver_scheduler::index::{
     Batch, Change, Effect, Index, IndexError, Lookup, MemoryPressure, ShardStats,
 };
 use redeliver_scheduler::job::Flow;
-use redeliver_testkit::{LocalRedis, eventually_async, redis_url};
+use redeliver_testkit::{DEADLINE, LocalRedis, eventually_async, redis_url};
 
 use super::cases::{
     ME, SHARD, all, apply, at, batch, begin, due_scan, ended, flow, flow_of, forgotten, id, waits, waits_in,
@@ -18,8 +17,6 @@ use super::cases::{
 };
 use super::own_redis::{OwnRedis, Raw, config, connect};
 use super::proxy::Proxy;
-
-const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The reason of [`IndexError::Unavailable`].
 fn unavailable<T: std::fmt::Debug>(answer: Result<T, IndexError>) -> Result<String, String> {

@@ -1,0 +1,330 @@
+//! The memory for the bodies of requests, which all requests of the process share.
+//!
+//! A request reserves the size of its body before it is read, all of it at once. So no request waits for memory while it keeps
+//! others from theirs. Requests wait in the order in which they came, for a bounded time. A body without a declared size reserves the
+//! maximum, except that of gRPC, which begins with its size. Once the body is read, the request keeps what it has read until it is
+//! answered, because what is parsed refers to the body. A request whose client disconnects is dropped with its reservation.
+//!
+//! Callers are authenticated before, so others use nothing of the budget. What a client sends while its request waits stays in the
+//! buffers of its connection, which flow control limits.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::Request;
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use http_body_util::BodyExt as _;
+use hyper::body::{Frame, SizeHint};
+use prometheus_client::metrics::counter::Counter;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::Status;
+
+use super::error::RequestError;
+use super::limits::{LimitMetrics, is_grpc};
+use super::problem::Problem;
+
+/// How long a request waits until there is room for its body.
+const WAIT: Duration = Duration::from_secs(5);
+/// What a message of gRPC begins with: whether it is compressed, and its size in 4 bytes.
+const GRPC_PREFIX: usize = 5;
+
+/// The budget. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct BodyBudget {
+    /// A permit for each byte.
+    free: Arc<Semaphore>,
+    bytes: u32,
+    refused: Counter,
+}
+
+/// There was no room in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct NoRoom;
+
+/// What a request has reserved. Clones share it.
+#[derive(Clone, Debug)]
+struct Reservation(Arc<Mutex<OwnedSemaphorePermit>>);
+
+impl BodyBudget {
+    /// A budget of this many bytes.
+    pub(crate) fn new(bytes: u64, metrics: &LimitMetrics) -> Self {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        Self {
+            free: Arc::new(Semaphore::new(usize::try_from(bytes).unwrap_or(usize::MAX))),
+            bytes,
+            refused: metrics.of("request_bytes"),
+        }
+    }
+
+    /// Waits for this many bytes, or for all of them if there are not so many.
+    async fn reserve(&self, bytes: u64) -> Result<Reservation, NoRoom> {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(self.bytes);
+        // Nobody closes the semaphore.
+        match tokio::time::timeout(WAIT, self.free.clone().acquire_many_owned(bytes)).await {
+            Ok(Ok(permit)) => Ok(Reservation(Arc::new(Mutex::new(permit)))),
+            Ok(Err(_)) | Err(_) => {
+                self.refused.inc();
+                Err(NoRoom)
+            }
+        }
+    }
+}
+
+impl Reservation {
+    fn permit(&self) -> MutexGuard<'_, OwnedSemaphorePermit> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives back what is more than this many bytes.
+    fn shrink_to(&self, bytes: u64) {
+        let mut permit = self.permit();
+        let kept = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let rest = permit.num_permits().saturating_sub(kept);
+        drop(permit.split(rest));
+    }
+}
+
+/// Reserves memory for the body of a request, which has at most `max` bytes.
+pub(crate) async fn reserve_body(
+    budget: BodyBudget,
+    max: usize,
+    request: Request<Body>,
+    next: Next,
+) -> Response {
+    let is_grpc = is_grpc(request.headers());
+    let (parts, body) = request.into_parts();
+    let max = u64::try_from(max).unwrap_or(u64::MAX);
+    let begun = if is_grpc {
+        BegunBody::of_message(body, max).await
+    } else {
+        BegunBody::of(body, max)
+    };
+    if begun.size == 0 {
+        return next.run(Request::from_parts(parts, begun.body)).await;
+    }
+    match budget.reserve(begun.size).await {
+        Ok(reservation) => {
+            let body = Body::new(ReservedBody::new(begun, reservation.clone()));
+            let response = next.run(Request::from_parts(parts, body)).await;
+            drop(reservation);
+            response
+        }
+        Err(NoRoom) if is_grpc => RequestError::Overloaded.into_status().into_http(),
+        Err(NoRoom) => Problem::from(RequestError::Overloaded).into_response(),
+    }
+}
+
+/// A body of which as much is read as tells its size.
+struct BegunBody {
+    /// How much it may have, in bytes.
+    size: u64,
+    /// Whether nobody else checks that it has no more.
+    is_checked_here: bool,
+    /// What was read, in reverse.
+    read: Vec<Result<Frame<Bytes>, axum::Error>>,
+    body: Body,
+}
+
+impl BegunBody {
+    fn of(body: Body, max: u64) -> Self {
+        let size = body.size_hint().upper().unwrap_or(max).min(max);
+        Self {
+            size,
+            // The one who reads it refuses it.
+            is_checked_here: false,
+            read: Vec::new(),
+            body,
+        }
+    }
+
+    /// The body of a call with one message of at most `max` bytes. An end or an error is found again by the one who reads on.
+    async fn of_message(mut body: Body, max: u64) -> Self {
+        let (mut read, mut prefix) = (Vec::new(), Vec::with_capacity(GRPC_PREFIX));
+        while prefix.len() < GRPC_PREFIX {
+            let Some(frame) = body.frame().await else { break };
+            let data = frame.as_ref().ok().and_then(Frame::data_ref);
+            let Some(data) = data else {
+                read.push(frame);
+                break;
+            };
+            prefix.extend(data.iter().take(GRPC_PREFIX - prefix.len()));
+            if !data.is_empty() {
+                read.push(frame);
+            }
+        }
+        read.reverse();
+        let message = match prefix[..] {
+            [_, a, b, c, d] => u64::from(u32::from_be_bytes([a, b, c, d])),
+            // Without a message.
+            _ => 0,
+        };
+        Self {
+            size: GRPC_PREFIX as u64 + message.min(max),
+            is_checked_here: message <= max,
+            read,
+            body,
+        }
+    }
+}
+
+/// A body that is read within its reservation. Once it is read or dropped, the reservation is as large as what was read.
+#[derive(Debug)]
+struct ReservedBody {
+    begun: Vec<Result<Frame<Bytes>, axum::Error>>,
+    body: Body,
+    /// How much it may have, if that is checked here.
+    limit: Option<u64>,
+    read: u64,
+    reservation: Reservation,
+}
+
+impl ReservedBody {
+    fn new(begun: BegunBody, reservation: Reservation) -> Self {
+        Self {
+            limit: begun.is_checked_here.then_some(begun.size),
+            begun: begun.read,
+            body: begun.body,
+            read: 0,
+            reservation,
+        }
+    }
+}
+
+impl HttpBody for ReservedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = match self.begun.pop() {
+            Some(frame) => Some(frame),
+            None => std::task::ready!(Pin::new(&mut self.body).poll_frame(context)),
+        };
+        if let Some(Ok(frame)) = &frame
+            && let Some(data) = frame.data_ref()
+        {
+            self.read += data.len() as u64;
+            if self.limit.is_some_and(|limit| self.read > limit) {
+                let status = Status::invalid_argument("the request is larger than its first message");
+                return Poll::Ready(Some(Err(axum::Error::new(status))));
+            }
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.begun.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let begun = self.begun.iter().flatten().filter_map(Frame::data_ref);
+        let begun: u64 = begun.map(|data| data.len() as u64).sum();
+        let (mut hint, rest) = (SizeHint::new(), self.body.size_hint());
+        hint.set_lower(rest.lower() + begun);
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(upper + begun);
+        }
+        hint
+    }
+}
+
+impl Drop for ReservedBody {
+    fn drop(&mut self) {
+        self.reservation.shrink_to(self.read);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use futures::FutureExt as _;
+    use futures::stream;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    fn budget(bytes: u64) -> BodyBudget {
+        BodyBudget::new(bytes, &LimitMetrics::default())
+    }
+
+    fn body(parts: &[&[u8]]) -> Body {
+        let parts: Vec<_> = parts
+            .iter()
+            .map(|part| Ok::<_, Infallible>(Bytes::copy_from_slice(part)))
+            .collect();
+        Body::from_stream(stream::iter(parts))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_wait_for_room_in_their_order_and_for_a_bounded_time() {
+        let budget = budget(100);
+        let first = budget.reserve(60).await.unwrap();
+        let mut large = Box::pin(budget.reserve(80));
+        assert!(large.as_mut().now_or_never().is_none());
+        // It would fit, but does not overtake.
+        let mut small = Box::pin(budget.reserve(10));
+        assert!(small.as_mut().now_or_never().is_none());
+        first.shrink_to(20);
+        let large = large.now_or_never().unwrap().unwrap();
+        assert!(small.as_mut().now_or_never().is_none());
+        drop(first);
+        drop(small.now_or_never().unwrap().unwrap());
+        let began = Instant::now();
+        assert_eq!(budget.reserve(30).await.err(), Some(NoRoom));
+        assert_eq!((began.elapsed(), budget.refused.get()), (WAIT, 1));
+        drop(large);
+        // A body that is larger than the budget takes all of it.
+        let all = budget.reserve(u64::MAX).await.unwrap();
+        assert_eq!(
+            (all.permit().num_permits(), budget.free.available_permits()),
+            (100, 0)
+        );
+        drop(all);
+        assert_eq!(budget.free.available_permits(), 100);
+    }
+
+    #[tokio::test]
+    async fn a_body_without_a_declared_size_reserves_the_maximum_and_one_of_grpc_its_message() {
+        assert_eq!(BegunBody::of(body(&[b"123"]), 10).size, 10);
+        assert_eq!(BegunBody::of(Body::from("123"), 10).size, 3);
+        assert_eq!(BegunBody::of(Body::from("1234"), 3).size, 3);
+        assert_eq!(BegunBody::of(Body::empty(), 10).size, 0);
+        let message = [0, 0, 0, 0, 3, 1, 2, 3];
+        for (sent, max, size) in [
+            (&[&message[..]][..], 10, 8),
+            (&[&message[..2], &[], &message[2..6], &message[6..]], 10, 8),
+            // The one who reads it refuses it.
+            (&[&message], 2, 7),
+            (&[&message[..4]], 10, 5),
+            (&[], 10, 5),
+        ] {
+            let begun = BegunBody::of_message(body(sent), max).await;
+            assert_eq!(begun.size, size, "{sent:?}");
+            let budget = budget(100);
+            let reservation = budget.reserve(100).await.unwrap();
+            let read = ReservedBody::new(begun, reservation.clone());
+            let read = Body::new(read).collect().await;
+            assert_eq!(read.unwrap().to_bytes(), sent.concat());
+            assert_eq!(reservation.permit().num_permits(), sent.concat().len());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_call_cannot_send_more_than_the_message_for_which_it_has_reserved() {
+        let begun = BegunBody::of_message(body(&[&[0, 0, 0, 0, 1, 7], &[0; 50]]), 100).await;
+        let reservation = budget(100).reserve(begun.size).await.unwrap();
+        let read = Body::new(ReservedBody::new(begun, reservation)).collect().await;
+        assert!(
+            read.unwrap_err()
+                .to_string()
+                .contains("larger than its first message")
+        );
+    }
+}
