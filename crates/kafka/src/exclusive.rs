@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdkafka::error::KafkaError;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
 use redeliver_core::{Output, Record};
 use redeliver_kafka_ffi::KafkaClient;
@@ -82,7 +82,7 @@ enum Failed<E> {
 }
 
 impl ExclusiveWriter {
-    /// A writer. `transactional_id`, to which the prefix is added, must be the same for all writers of the topic.
+    /// A writer. `transactional_id` must be the same for all writers of the topic, also for those with another prefix of ids: it is used as it is.
     #[must_use]
     pub fn new(settings: &KafkaSettings, transactional_id: &str, topic: Arc<str>) -> Self {
         Self {
@@ -134,7 +134,8 @@ impl ExclusiveWriter {
             let left = deadline.saturating_duration_since(Instant::now());
             left.max(Duration::from_millis(1))
         };
-        let config = self.settings.transactional_producer(&self.transactional_id);
+        let mut config = self.settings.transactional_producer(&self.transactional_id);
+        config.set("transactional.id", self.transactional_id.as_str());
         let producer: KafkaClient<ThreadedProducer<DefaultProducerContext>> =
             config.create().map_err(at("creating the producer"))?;
         let initialising = at("initialising the producer");
@@ -164,21 +165,41 @@ impl ExclusiveWriter {
                 .map_err(|(error, _)| Failed::At("producing", error))?;
         }
         producer.commit_transaction(left()).map_err(|error| {
-            // Also after an error that seems certain: an earlier request of the client may have taken effect.
-            *is_unknown = true;
+            // If the broker refuses the records, the client does not even ask for the commit. After any other error, an earlier request of
+            // the client may have taken effect.
+            *is_unknown = !is_refused(&error);
             Failed::Committing(error)
         })?;
         Ok(decision)
     }
 }
 
+/// Whether the broker refuses this caller or these records, and would again.
+fn is_refused(error: &KafkaError) -> bool {
+    matches!(
+        error.rdkafka_error_code(),
+        Some(
+            RDKafkaErrorCode::TopicAuthorizationFailed
+                | RDKafkaErrorCode::TransactionalIdAuthorizationFailed
+                | RDKafkaErrorCode::ClusterAuthorizationFailed
+                | RDKafkaErrorCode::MessageSizeTooLarge
+                | RDKafkaErrorCode::MessageBatchTooLarge
+                | RDKafkaErrorCode::InvalidRecord
+        )
+    )
+}
+
 impl<E> Failed<E> {
     fn is_permanent(&self) -> bool {
         match self {
             Self::Refused(_) | Self::Reading(ReadError::Missing(_)) => true,
-            Self::At(_, error) => recovery_action(error) == RecoveryAction::Misconfigured,
-            // The outcome is found out by reading.
-            Self::Reading(_) | Self::Committing(_) => false,
+            Self::At(_, error) => {
+                recovery_action(error) == RecoveryAction::Misconfigured || is_refused(error)
+            }
+            Self::Reading(ReadError::Kafka { source, .. }) => is_refused(source),
+            Self::Reading(_) => false,
+            // Otherwise, the outcome is found out by reading.
+            Self::Committing(error) => is_refused(error),
         }
     }
 
@@ -202,6 +223,26 @@ impl<E> Failed<E> {
             ExclusiveError::Unknown(source)
         } else {
             ExclusiveError::Unavailable { step, source }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_commit_without_permission_is_refused_at_once_and_other_failures_leave_its_outcome_open() {
+        for (code, expected) in [
+            (RDKafkaErrorCode::TopicAuthorizationFailed, true),
+            (RDKafkaErrorCode::TransactionalIdAuthorizationFailed, true),
+            (RDKafkaErrorCode::InvalidRecord, true),
+            (RDKafkaErrorCode::OperationTimedOut, false),
+            (RDKafkaErrorCode::ProducerFenced, false),
+            (RDKafkaErrorCode::NotEnoughReplicas, false),
+        ] {
+            let failed = Failed::<()>::Committing(KafkaError::MessageProduction(code));
+            assert_eq!(failed.is_permanent(), expected, "{code}");
         }
     }
 }

@@ -12,8 +12,8 @@
 //! | [`change`] | changes, which cannot overlap |
 //!
 //! A process waits for [`Host::control`] before it does anything that can be paused. So it never runs what was paused before it
-//! started. If the topic cannot be read later, what it contained last applies, and readiness and a metric say so. What a process does not know, because a
-//! newer version has written it, stops nothing and is reported.
+//! started. If the topic cannot be read later, what it contained last applies, and readiness and a metric say so. What has a value that a process cannot
+//! read, for example because a newer version has written it, is paused, and reported. Names of an unknown kind are only reported.
 
 pub mod change;
 mod follow;
@@ -36,7 +36,8 @@ pub use snapshot::Snapshot;
 use self::follow::Follow;
 use crate::host::Host;
 
-/// The transactional id of all writers of a control topic, without the prefix.
+/// The transactional id of all writers of a control topic. It depends on nothing else, not even on `kafka.id_prefix`: writers with different ids
+/// would not fence each other.
 #[must_use]
 pub fn transactional_id(topic: &str) -> String {
     format!("redeliver-control-{topic}")
@@ -119,7 +120,7 @@ impl Host {
         let (wake, woken) = sync_channel(1);
         let follow = Follow {
             kafka: self.kafka.clone(),
-            topic: self.config.control.topic.as_str().into(),
+            topic: self.config.control_topic().into(),
             watch: self.topic_watch()?,
             part: self.health.part("control"),
             metrics: ControlMetrics::register(&mut self.registry()),

@@ -97,7 +97,7 @@ pub fn of_scheduler(config: &Config) -> TopologySpec {
 /// The control topic.
 #[must_use]
 pub fn of_control(config: &Config) -> TopologySpec {
-    TopologySpec::for_control(&config.control.topic, &topic_settings(config))
+    TopologySpec::for_control(&config.control_topic(), &topic_settings(config))
 }
 
 /// Sets the largest result of a pipeline. It is known only if results are responses of an endpoint.

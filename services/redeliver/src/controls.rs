@@ -246,13 +246,18 @@ fn row(control: &Control) -> Vec<String> {
             .map(|time| time.to_string())
             .unwrap_or_default(),
         control.changed_by.clone(),
-        control.why.clone(),
+        some(&control.problem).unwrap_or_else(|| control.why.clone()),
     ]
 }
 
 fn as_text(control: &Control) -> String {
     let (effective, desired) = (effective(control), desired(control));
-    let configured = || Some("as configured".to_owned());
+    let missing = if control.desired.is_some() {
+        "as configured"
+    } else {
+        "unreadable"
+    };
+    let wanted = |text: Option<String>| text.or_else(|| Some(missing.to_owned()));
     fields(&[
         ("name", Some(control.name.clone())),
         ("state", state(&effective).map(str::to_owned)),
@@ -260,15 +265,13 @@ fn as_text(control: &Control) -> String {
             "rate",
             rate_of(&effective).or_else(|| Some("unlimited".to_owned())),
         ),
-        (
-            "wanted state",
-            state(&desired).map(str::to_owned).or_else(configured),
-        ),
-        ("wanted rate", rate_of(&desired).or_else(configured)),
+        ("wanted state", wanted(state(&desired).map(str::to_owned))),
+        ("wanted rate", wanted(rate_of(&desired))),
         ("revision", Some(control.revision.to_string())),
         ("changed at", changed_at(control).map(|time| time.to_string())),
         ("changed by", some(&control.changed_by)),
         ("why", some(&control.why)),
+        ("problem", some(&control.problem)),
     ])
 }
 
@@ -280,8 +283,9 @@ fn as_json(control: &Control) -> Value {
         "changed_at": changed_at(control).map(|time| time.to_string()),
         "changed_by": some(&control.changed_by),
         "why": some(&control.why),
-        "desired": state_json(desired(control)),
+        "desired": control.desired.is_some().then(|| state_json(desired(control))),
         "effective": state_json(effective(control)),
+        "problem": some(&control.problem),
     })
 }
 
@@ -309,6 +313,7 @@ mod tests {
                 state: RunState::Paused.into(),
                 rate: limit(Limit::PerSecond(2.5)),
             })),
+            problem: String::new(),
         };
         let expected = "\
 name          app/sms
@@ -335,6 +340,29 @@ why           outage
         let value = as_json(&control);
         assert_eq!(value["desired"], json!({"state": "paused", "rate": null}));
         assert_eq!(value["effective"], json!({"state": "paused", "rate": 2.5}));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_shown_with_its_problem() {
+        let problem = "has an unknown state, and is paused until it can be read";
+        let control = Control {
+            name: "app/sms".to_owned(),
+            effective: Some(Effective::EffectiveApplication(ApplicationControl {
+                state: RunState::Paused.into(),
+                rate: None,
+            })),
+            problem: problem.to_owned(),
+            ..Control::default()
+        };
+        let text = as_text(&control);
+        assert!(text.contains("wanted state  unreadable\n"), "{text}");
+        assert!(text.ends_with(&format!("problem       {problem}\n")), "{text}");
+        assert_eq!(row(&control)[6], problem);
+        let value = as_json(&control);
+        assert_eq!(
+            (&value["desired"], &value["problem"]),
+            (&Value::Null, &json!(problem))
+        );
     }
 
     #[test]

@@ -16,7 +16,7 @@ use redeliver_kafka::embedded::EmbeddedBroker;
 use redeliver_kafka::producer::Producer;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{Start, report};
-use redeliver_runtime::config::{ControlConfig, DlqInspectorConfig};
+use redeliver_runtime::config::DlqInspectorConfig;
 use redeliver_runtime::listen::{ListenError, Listener};
 use redeliver_runtime::shutdown;
 use redeliver_runtime::telemetry::{self, Identity};
@@ -89,7 +89,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
         .chain(of_scheduler.map(|(topic, _)| topic))
         .chain([redeliver_dlq_inspector::ledger::TOPIC.into()])
         .map(|topic| (topic.to_string(), PARTITIONS))
-        .chain([(ControlConfig::default().topic, 1)])
+        .chain([(Config::default().control_topic(), 1)])
         .collect();
     let broker = EmbeddedBroker::start(&topics)?;
     // Temporary, because the broker's topics do not outlive this process either.

@@ -79,7 +79,7 @@ impl AppStates {
         let mut states = settings.0.clone();
         for (app, control) in control.applications() {
             let state = states.entry(app.to_owned()).or_default();
-            *state = state.controlled_by(control);
+            *state = state.controlled_by(&control);
         }
         let paused = states.iter().filter(|(_, state)| state.is_paused);
         Self {

@@ -25,9 +25,14 @@ pub fn examine_all(spec: &TopologySpec, actual: &Actual) -> Vec<Finding> {
 #[must_use]
 pub fn examine(spec: &TopicSpec, all: &Actual) -> Vec<Finding> {
     let Some(actual) = all.get(&*spec.name) else {
+        let problem = match spec.role {
+            // The ACLs of an installation that is older than this topic do not cover it, and Kafka hides what may not be described.
+            Role::Control => "does not exist, or may not be described",
+            Role::Ledger | Role::Pipeline(_) | Role::Scheduler(_) => "does not exist",
+        };
         return vec![spec.finding(
             Severity::Error,
-            "does not exist".to_owned(),
+            problem.to_owned(),
             "create it, or run `redeliver topics apply`".to_owned(),
         )];
     };

@@ -1,5 +1,6 @@
 //! Changes that cannot overlap, on a real broker.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -47,7 +48,9 @@ impl Decide for Count<'_> {
 }
 
 fn writer(topic: &Arc<str>) -> (KafkaSettings, ExclusiveWriter) {
-    let settings = settings(&unique("writer"));
+    let mut settings = settings(&unique("writer"));
+    // Writers of one topic fence each other, also those of different installations.
+    settings.id_prefix = unique("prefix");
     let writer = ExclusiveWriter::new(&settings, &format!("exclusive-{topic}"), topic.clone());
     (settings, writer)
 }
@@ -93,6 +96,59 @@ fn changes_of_several_writers_at_once_are_decided_one_after_the_other() {
     // Each has seen all changes before its own.
     let expected: Vec<String> = (0..WRITERS * CHANGES).map(|n| n.to_string()).collect();
     assert_eq!(values, expected);
+}
+
+/// Writes a record that is larger than the topic permits.
+struct TooLarge<'t>(&'t Arc<str>);
+
+impl Decide for TooLarge<'_> {
+    type Decision = ();
+    type Error = &'static str;
+
+    fn read(&mut self, _record: Record) {}
+
+    fn decide(self) -> Result<((), Vec<Output>), &'static str> {
+        // Not compressible.
+        let value: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..))
+            .take(2 << 20)
+            .collect();
+        let output = Output {
+            topic: self.0.clone(),
+            partition: Some(0),
+            key: Some("large".into()),
+            value: Some(value.into()),
+            headers: Headers::new(),
+        };
+        Ok(((), vec![output]))
+    }
+}
+
+#[test]
+fn a_record_that_the_topic_refuses_is_not_an_unknown_outcome_and_not_tried_again() {
+    let topic: Arc<str> = unique("large").into();
+    let (settings, writer) = writer(&topic);
+    let creating = create_topic(&settings, &topic, 1);
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(creating);
+    let attempts = Cell::new(0);
+    let failed = writer.write(DEADLINE, || {
+        attempts.set(attempts.get() + 1);
+        TooLarge(&topic)
+    });
+    assert!(
+        matches!(
+            failed,
+            Err(ExclusiveError::Unavailable {
+                step: "committing",
+                ..
+            })
+        ),
+        "{failed:?}"
+    );
+    assert_eq!(attempts.get(), 1);
 }
 
 #[test]

@@ -67,7 +67,7 @@ fn check_pipelines<'c>(
 
 /// The control topic is nothing else.
 fn check_control(config: &Config, taken: &BTreeMap<String, TopicUse<'_>>, findings: &mut Findings<'_>) {
-    let topic = &config.control.topic;
+    let topic = &config.control_topic();
     let of_pipeline = taken.get(topic).map(|other| {
         let role = other.role.description();
         format!("{role} of the pipeline `{}`", other.pipeline)

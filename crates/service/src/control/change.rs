@@ -8,6 +8,7 @@ use redeliver_core::{Clock, Headers, Output, Record, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::exclusive::{Decide, ExclusiveError, ExclusiveWriter};
 use tokio::sync::Mutex;
+use tokio::task::JoinError;
 
 use super::name::ControlName;
 use super::snapshot::{Problem, Snapshot};
@@ -75,7 +76,7 @@ impl ControlWriter {
     pub fn new(host: &Host, control: Control) -> Self {
         Self::with(
             &host.kafka,
-            &host.config.control.topic,
+            &host.config.control_topic(),
             host.clock.clone(),
             control,
         )
@@ -93,7 +94,7 @@ impl ControlWriter {
     }
 
     /// Makes a change, and returns the value that follows from it; `None` if there is none. When this returns, the change is durable, and
-    /// this process has read it. A change without an effect writes nothing, so it can be repeated.
+    /// this process has read it. A change without an effect writes nothing.
     ///
     /// # Errors
     /// [`ChangeError`] says whether something may have been written.
@@ -117,15 +118,38 @@ impl ControlWriter {
                 own: None,
             })
         });
-        let value = match changing.await {
-            Ok(changed) => changed?,
-            Err(error) => std::panic::resume_unwind(error.into_panic()),
-        };
+        let Decided { value, is_written } = changing.await.unwrap_or_else(|error| Err(never_ran(error)))?;
         if let Some(value) = &value {
+            if is_written {
+                tracing::info!(
+                    %name, revision = value.revision, by = value.changed_by, why = value.why, desired = ?value.desired,
+                    "control changed"
+                );
+            }
             self.control.until_read(&name, value.revision).await;
         }
         Ok(value)
     }
+}
+
+/// The error of a change that did not come to its end. Once it runs, it ends, unless it panics.
+fn never_ran(error: JoinError) -> ChangeError {
+    match error.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(cancelled) => ExclusiveError::Unavailable {
+            step: "the process is shutting down",
+            source: cancelled.into(),
+        },
+    }
+}
+
+/// What was decided.
+#[derive(Debug, PartialEq)]
+struct Decided {
+    /// The value that applies.
+    value: Option<Value>,
+    /// Whether this change has written it.
+    is_written: bool,
 }
 
 /// A change that is being decided.
@@ -140,7 +164,7 @@ struct PendingChange<'r> {
 }
 
 impl Decide for PendingChange<'_> {
-    type Decision = Option<Value>;
+    type Decision = Decided;
     type Error = RefusedChange;
 
     fn read(&mut self, record: Record) {
@@ -152,9 +176,10 @@ impl Decide for PendingChange<'_> {
         }
     }
 
-    fn decide(self) -> Result<(Option<Value>, Vec<Output>), RefusedChange> {
+    fn decide(self) -> Result<(Decided, Vec<Output>), RefusedChange> {
+        let decided = |value, is_written| Decided { value, is_written };
         if self.own.is_some() {
-            return Ok((self.own, Vec::new()));
+            return Ok((decided(self.own, true), Vec::new()));
         }
         let ChangeRequest { name, .. } = self.request;
         if let Some(problem) = self.snapshot.problem(name) {
@@ -162,7 +187,7 @@ impl Decide for PendingChange<'_> {
         }
         let current = self.snapshot.get(name).cloned();
         let Some(value) = next(current.as_ref(), self.request, self.now, self.change_id)? else {
-            return Ok((current, Vec::new()));
+            return Ok((decided(current, false), Vec::new()));
         };
         let output = Output {
             topic: self.topic.clone(),
@@ -171,7 +196,7 @@ impl Decide for PendingChange<'_> {
             value: Some(value.encode()),
             headers: Headers::new(),
         };
-        Ok((Some(value), vec![output]))
+        Ok((decided(Some(value), true), vec![output]))
     }
 }
 
@@ -193,16 +218,17 @@ fn next(
         Change::Rate(rate) => ApplicationControl { rate, ..before },
         Change::Reset => ApplicationControl::default(),
     };
-    // Before the revision is compared, so that a change that has taken effect can be repeated.
-    if app == before {
-        return Ok(None);
-    }
     let revision = current.map_or(0, |value| value.revision);
     if request
         .expected_revision
         .is_some_and(|expected| expected != revision)
     {
         return Err(RefusedChange::Revised(current.cloned().map(Box::new)));
+    }
+    // Another reason is a change, and a missing one is none. Without a value, nothing was changed that has a reason.
+    let is_same_reason = request.why.is_empty() || current.is_none_or(|value| value.why == request.why);
+    if app == before && is_same_reason {
+        return Ok(None);
     }
     Ok(Some(Value {
         // A reset is a value too, so that no revision occurs twice.
@@ -221,12 +247,12 @@ mod tests {
     use super::super::snapshot::tests::{paused, record};
     use super::*;
 
-    fn request(change: Change, expected_revision: Option<u64>) -> ChangeRequest {
+    fn request(change: Change, why: &str, expected_revision: Option<u64>) -> ChangeRequest {
         ChangeRequest {
             name: ControlName::application("sms"),
             change,
             by: "bob".to_owned(),
-            why: "test".to_owned(),
+            why: why.to_owned(),
             expected_revision,
         }
     }
@@ -236,7 +262,16 @@ mod tests {
         change: Change,
         expected: Option<u64>,
     ) -> Result<(Option<Value>, usize), RefusedChange> {
-        let (request, topic) = (request(change, expected), "control".into());
+        decide_because(records, change, "test", expected)
+    }
+
+    fn decide_because(
+        records: &[Record],
+        change: Change,
+        why: &str,
+        expected: Option<u64>,
+    ) -> Result<(Option<Value>, usize), RefusedChange> {
+        let (request, topic) = (request(change, why, expected), "control".into());
         let mut pending = PendingChange {
             request: &request,
             change_id: &Bytes::from_static(b"own"),
@@ -248,8 +283,8 @@ mod tests {
         for record in records {
             pending.read(record.clone());
         }
-        let (value, outputs) = pending.decide()?;
-        Ok((value, outputs.len()))
+        let (decided, outputs) = pending.decide()?;
+        Ok((decided.value, outputs.len()))
     }
 
     fn desired(value: Option<Value>) -> (u64, ApplicationControl) {
@@ -292,13 +327,41 @@ mod tests {
     #[test]
     fn a_change_without_an_effect_can_be_repeated() {
         let before = [record(0, "app/sms", Some(paused(4).encode()))];
-        // Also one that expected the revision before its own effect.
-        for expected in [None, Some(3), Some(4)] {
-            let (value, written) = decide(&before, Change::Run(Run::Paused), expected).unwrap();
-            assert_eq!((value, written), (Some(paused(4)), 0));
+        let pause = Change::Run(Run::Paused);
+        // With its reason, or without one.
+        for why in ["outage", ""] {
+            for expected in [None, Some(4)] {
+                let (value, written) = decide_because(&before, pause, why, expected).unwrap();
+                assert_eq!((value, written), (Some(paused(4)), 0));
+            }
         }
         assert_eq!(decide(&[], Change::Reset, None), Ok((None, 0)));
         assert_eq!(decide(&[], Change::Rate(None), None), Ok((None, 0)));
+    }
+
+    #[test]
+    fn another_reason_is_a_change() {
+        let before = [record(0, "app/sms", Some(paused(4).encode()))];
+        let (value, written) = decide_because(&before, Change::Run(Run::Paused), "later", None).unwrap();
+        let value = value.unwrap();
+        assert_eq!((value.revision, value.why.as_str(), written), (5, "later", 1));
+    }
+
+    #[test]
+    fn a_wrong_revision_is_refused_also_if_nothing_would_change() {
+        let before = [record(0, "app/sms", Some(paused(4).encode()))];
+        let refused = decide_because(&before, Change::Run(Run::Paused), "outage", Some(3));
+        assert_eq!(refused, Err(RefusedChange::Revised(Some(Box::new(paused(4))))));
+        let refused = decide(&[], Change::Reset, Some(1));
+        assert_eq!(refused, Err(RefusedChange::Revised(None)));
+    }
+
+    #[tokio::test]
+    async fn a_change_that_never_ran_because_of_a_shutdown_has_written_nothing() {
+        let task = tokio::spawn(std::future::pending::<()>());
+        task.abort();
+        let error = never_ran(task.await.unwrap_err());
+        assert!(matches!(error, ExclusiveError::Unavailable { .. }), "{error:?}");
     }
 
     #[test]

@@ -125,7 +125,7 @@ impl Follow {
             .set(i64::try_from(snapshot.values().count()).unwrap_or(i64::MAX));
         self.metrics
             .problems
-            .set(i64::try_from(snapshot.problems().len()).unwrap_or(i64::MAX));
+            .set(i64::try_from(snapshot.problems().count()).unwrap_or(i64::MAX));
         log_changes(&self.topic, before.as_deref(), snapshot);
         self.snapshot.send_replace(Some(Arc::new(snapshot.clone())));
     }
@@ -147,7 +147,11 @@ impl Follow {
     }
 
     fn report(&self, error: &ReadError, log: &mut LogThrottle) {
-        let reason = error_chain(error);
+        let mut reason = error_chain(error);
+        if matches!(error, ReadError::Missing(_)) {
+            // Kafka does not tell these apart.
+            reason += ", or this process may not describe it";
+        }
         self.metrics.readable.set(0);
         let applies = self.snapshot.borrow().is_some();
         if log.should_log() {
@@ -184,23 +188,37 @@ fn log_changes(topic: &str, before: Option<&Snapshot>, now: &Snapshot) {
     for name in lost(known, now) {
         tracing::error!(topic, %name, "a control value is gone, and the configuration applies again");
     }
-    let reported: BTreeMap<&str, Problem> = known.problems().collect();
+    let reported: BTreeMap<String, Problem> = known.problems().collect();
     for (key, problem) in now.problems() {
-        if reported.get(key) != Some(&problem) {
-            tracing::warn!(topic, key, %problem, "a control value is not completely obeyed");
+        if reported.get(&key) == Some(&problem) {
+            continue;
+        }
+        match problem {
+            Problem::Unreadable(_) => {
+                tracing::error!(topic, key, %problem, "a control value cannot be read");
+            }
+            Problem::Name | Problem::Newer => {
+                tracing::warn!(topic, key, %problem, "a control value is not completely obeyed");
+            }
         }
     }
 }
 
-/// The names whose values are gone or older than before. No change does that: a reset leaves a value.
+/// The names whose values are gone or older than before. No change does that: a reset leaves a value. One that cannot be read is
+/// a problem of its own.
 fn lost(before: &Snapshot, now: &Snapshot) -> Vec<String> {
     let before = before.values();
-    let lost = before.filter(|(name, value)| now.get(name).is_none_or(|now| now.revision < value.revision));
+    let lost = before.filter(|(name, value)| match now.get(name) {
+        Some(now) => now.revision < value.revision,
+        None => !now.contains(name),
+    });
     lost.map(|(name, _)| name.to_string()).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::super::snapshot::tests::{paused, record};
     use super::*;
 
@@ -217,5 +235,8 @@ mod tests {
         let now = with(&[("app/a", 2), ("app/b", 1), ("app/d", 1)]);
         assert_eq!(lost(&before, &now), ["app/b", "app/c"]);
         assert!(lost(&now, &with(&[("app/a", 3), ("app/b", 1), ("app/d", 2)])).is_empty());
+        let mut unreadable = before.clone();
+        unreadable.apply(&record(1, "app/a", Some(Bytes::from_static(b"\xff"))));
+        assert!(lost(&before, &unreadable).is_empty());
     }
 }

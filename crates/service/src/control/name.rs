@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 /// The maximum size of a name, in bytes. Names of topics have at most 249.
-const MAX_NAME: usize = 600;
+pub(super) const MAX_NAME: usize = 600;
 const APPLICATION: &str = "app/";
 
 /// What can be controlled.

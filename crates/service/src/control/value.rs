@@ -67,7 +67,7 @@ pub enum RateLimit {
     Unlimited,
 }
 
-/// Why a value is ignored.
+/// Why a value cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidValue {
     /// It is not a `redeliver.v1.ControlRecord`.

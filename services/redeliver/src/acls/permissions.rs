@@ -126,8 +126,9 @@ impl Permissions {
         for pipeline in &waiting {
             self.topic(&pipeline.return_topic(), &[Operation::Write]);
         }
-        self.topic(&config.control.topic, &[Operation::Read, Operation::Write]);
-        let writer = Name::Literal(config.kafka.id(&control::transactional_id(&config.control.topic)));
+        let topic = config.control_topic();
+        self.topic(&topic, &[Operation::Read, Operation::Write]);
+        let writer = Name::Literal(control::transactional_id(&topic));
         self.allow(Resource::TransactionalId(writer), &[Operation::Write]);
         self.group(config, &config.scheduler.group);
         self.transactions(config);

@@ -324,7 +324,7 @@ fn check_job(input: &[u8]) {
         ..entry
     };
     snapshot.apply(&entry);
-    assert!(snapshot.values().count() + snapshot.problems().len() > 0);
+    assert!(snapshot.values().count() + snapshot.problems().count() > 0);
 }
 
 fn jobs() -> Vec<Vec<u8>> {

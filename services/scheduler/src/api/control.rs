@@ -2,9 +2,9 @@
 //!
 //! | operation | scope |
 //! |---|---|
-//! | get | `jobs:read` for the application |
-//! | list | `jobs:read` for some application; the list contains those for which the caller has it |
-//! | pause, resume, set the rate, reset | `jobs:write` for the application |
+//! | get | `control:read` for the application |
+//! | list | `control:read` for some application; the list contains those for which the caller has it |
+//! | pause, resume, set the rate, reset | `control:write` for the application |
 
 use std::collections::BTreeSet;
 
@@ -12,10 +12,11 @@ use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1;
 use redeliver_runtime::config::{Area, Verb};
 use redeliver_service::control::change::{Change, ChangeRequest, ControlWriter};
+use redeliver_service::control::snapshot::Problem;
 use redeliver_service::control::value::{
     ApplicationControl, Desired, RATES, RateLimit, Run, Value, read_rate, write_application,
 };
-use redeliver_service::control::{Control, ControlName};
+use redeliver_service::control::{Control, ControlName, Snapshot};
 use redeliver_service::identity::Identity;
 
 use super::error::RequestError;
@@ -51,13 +52,27 @@ pub(crate) struct ChangeControl {
 }
 
 impl Controls {
-    /// What is wanted of an application, and what applies.
-    fn show(&self, app: &str, value: Option<&Value>) -> v1::Control {
+    /// What is wanted of an application, and what applies, as a process has read it.
+    fn show(&self, app: &str, snapshot: &Snapshot) -> v1::Control {
+        let name = ControlName::application(app);
+        let (obeyed, problem) = (snapshot.application(&name), snapshot.problem(&name));
+        let shown = self.show_value(app, snapshot.get(&name), obeyed.unwrap_or_default());
+        v1::Control {
+            // What cannot be read is not known to be as the configuration says.
+            desired: shown
+                .desired
+                .filter(|_| !matches!(problem, Some(Problem::Unreadable(_)))),
+            problem: problem.map(|problem| problem.to_string()).unwrap_or_default(),
+            ..shown
+        }
+    }
+
+    fn show_value(&self, app: &str, value: Option<&Value>, obeyed: ApplicationControl) -> v1::Control {
         let desired = value.map(|value| match value.desired {
             Desired::Application(app) => app,
         });
         let setting = self.settings.get(app).unwrap_or_default();
-        let effective = setting.controlled_by(&desired.unwrap_or_default());
+        let effective = setting.controlled_by(&obeyed);
         let effective = ApplicationControl {
             run: Some(if effective.is_paused {
                 Run::Paused
@@ -78,6 +93,7 @@ impl Controls {
             effective: Some(v1::control::Effective::EffectiveApplication(write_application(
                 &effective,
             ))),
+            problem: String::new(),
         }
     }
 }
@@ -85,27 +101,24 @@ impl Controls {
 impl<I: Index> Jobs<I> {
     /// What is wanted of an application, and what applies.
     pub(crate) fn get_control(&self, caller: &Identity, app: &str) -> Result<v1::Control, RequestError> {
-        self.require(caller, Verb::Read, Some(app), "get_control")?;
-        let name = ControlName::application(app);
+        self.require_in(Area::Control, caller, Verb::Read, Some(app), "get_control")?;
         let snapshot = self.controls.control.snapshot();
-        self.known_app(app, snapshot.get(&name).is_some())?;
-        Ok(self.controls.show(app, snapshot.get(&name)))
+        self.known_app(app, &snapshot)?;
+        Ok(self.controls.show(app, &snapshot))
     }
 
     /// The applications that somebody has changed or that the settings restrict, by name.
     pub(crate) fn list_controls(&self, caller: &Identity) -> Result<Vec<v1::Control>, RequestError> {
-        self.require_some(caller, Verb::Read, "list_controls")?;
+        if !caller.may_some(Area::Control, Verb::Read) {
+            self.require_in(Area::Control, caller, Verb::Read, None, "list_controls")?;
+        }
         let snapshot = self.controls.control.snapshot();
         let changed = snapshot.applications().map(|(app, _)| app);
         let apps: BTreeSet<&str> = changed.chain(self.controls.settings.restricted()).collect();
         let visible = apps
             .into_iter()
-            .filter(|app| caller.may(Area::Jobs, Verb::Read, Some(app)));
-        let show = |app| {
-            let value = snapshot.get(&ControlName::application(app));
-            self.controls.show(app, value)
-        };
-        Ok(visible.map(show).collect())
+            .filter(|app| caller.may(Area::Control, Verb::Read, Some(app)));
+        Ok(visible.map(|app| self.controls.show(app, &snapshot)).collect())
     }
 
     /// Changes what is wanted of an application.
@@ -128,16 +141,14 @@ impl<I: Index> Jobs<I> {
             expected_revision,
         } = request;
         // Before the application is looked up, so that the answer does not reveal which applications exist.
-        self.require(caller, Verb::Write, Some(&app), operation)?;
+        self.require_in(Area::Control, caller, Verb::Write, Some(&app), operation)?;
         if why.len() > MAX_WHY || why.contains(|c: char| c.is_control() && c != '\n') {
             let problem = format!("must have at most {MAX_WHY} bytes, without control characters");
             return Err(Field::Why.malformed(format, &problem).into());
         }
-        let name = ControlName::application(&app);
-        let is_changed = self.controls.control.snapshot().get(&name).is_some();
-        self.known_app(&app, is_changed)?;
+        self.known_app(&app, &self.controls.control.snapshot())?;
         let change = self.controls.writer.change(ChangeRequest {
-            name,
+            name: ControlName::application(&app),
             change,
             by: caller.name().to_owned(),
             why,
@@ -151,12 +162,16 @@ impl<I: Index> Jobs<I> {
             }
         };
         let value = changed.map_err(|error| ControlError::of(&app, error))?;
-        Ok(self.controls.show(&app, value.as_ref()))
+        let obeyed = value.as_ref().map(|value| match value.desired {
+            Desired::Application(app) => app,
+        });
+        let control = &self.controls;
+        Ok(control.show_value(&app, value.as_ref(), obeyed.unwrap_or_default()))
     }
 
     /// Refuses an application that neither the configuration nor control knows: a name with a mistake would pause nothing.
-    fn known_app(&self, app: &str, is_changed: bool) -> Result<(), RequestError> {
-        if is_changed || self.controls.settings.get(app).is_some() {
+    fn known_app(&self, app: &str, snapshot: &Snapshot) -> Result<(), RequestError> {
+        if snapshot.contains(&ControlName::application(app)) || self.controls.settings.get(app).is_some() {
             return Ok(());
         }
         Err(ControlError::Unknown(app.to_owned()).into())

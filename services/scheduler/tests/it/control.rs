@@ -61,6 +61,15 @@ fn a_pause_holds_over_restarts_of_all_schedulers_and_delays_no_other_application
     let mut control = connect(&env, &mut schedulers[0]);
     let paused = env.block_on(control.pause_control(request(PAUSED))).unwrap();
     assert_eq!(paused.into_inner().revision, 1);
+    // Who, what and why.
+    let output = schedulers[0].wait_for_output("control changed", DEADLINE);
+    let line = output
+        .lines()
+        .find(|line| line.contains("control changed"))
+        .unwrap();
+    for part in ["name=app/mail", "revision=1", "by=", "why=\"test\"", "Paused"] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
     // The other process obeys it too.
     schedulers[1].until_ready_but(&format!("paused applications: {PAUSED}"));
 
@@ -189,17 +198,77 @@ fn values_of_newer_versions_stop_nothing_and_are_reported() {
     env.watch().until_jobs_ended(sent.len());
     // Another change is not affected.
     env.block_on(control.pause_control(request("crawl"))).unwrap();
-    write(
-        &format!("app/{PAUSED}"),
-        v1::ControlRecord {
-            format: 0,
-            desired: None,
-            ..newer
-        }
-        .encode_to_vec(),
-    );
     env.block_on(control.reset_control(request("crawl"))).unwrap();
+    let resumed = v1::ControlRecord {
+        format: 0,
+        desired: Some(v1::control_record::Desired::Application(v1::ApplicationControl {
+            state: v1::RunState::Running.into(),
+            rate: None,
+        })),
+        ..newer
+    };
+    write(&format!("app/{PAUSED}"), resumed.encode_to_vec());
     env.watch().settle(&mut sent);
+}
+
+#[test]
+fn an_application_whose_value_cannot_be_read_stays_paused_until_it_can() {
+    let env = SchedulerEnv::new(SchedulerEnv::builder("unreadable"));
+    let mut scheduler = env.start("a");
+    let mut control = connect(&env, &mut scheduler);
+    env.block_on(control.pause_control(request(PAUSED))).unwrap();
+    let name = format!("app/{PAUSED}");
+    let write = |app: v1::ApplicationControl| {
+        let record = v1::ControlRecord {
+            revision: 2,
+            desired: Some(v1::control_record::Desired::Application(app)),
+            ..v1::ControlRecord::default()
+        };
+        env.write(&[Output {
+            topic: control_topic(&env),
+            partition: Some(0),
+            key: Some(name.clone().into()),
+            value: Some(record.encode_to_vec().into()),
+            headers: Headers::new(),
+        }]);
+    };
+    // A state of a newer version.
+    write(v1::ApplicationControl { state: 9, rate: None });
+    let problem = "has an unknown state, and is paused until it can be read";
+    scheduler.until_ready_but(&format!("`{name}` {problem}"));
+    scheduler.until_ready_but(&format!("paused applications: {PAUSED}"));
+    assert_eq!(scheduler.metric("redeliver_control_problems"), 1);
+    let get = v1::GetControlRequest { name: name.clone() };
+    let shown = env.block_on(control.get_control(get)).unwrap().into_inner();
+    let Some(v1::control::Effective::EffectiveApplication(app)) = &shown.effective else {
+        panic!("{shown:?}");
+    };
+    assert_eq!((app.state(), &*shown.problem), (v1::RunState::Paused, problem));
+    assert_eq!(shown.desired, None);
+    let listed = env
+        .block_on(control.list_controls(v1::ListControlsRequest {}))
+        .unwrap();
+    assert_eq!(listed.into_inner().controls, [shown]);
+    let refused = env.block_on(control.resume_control(request(PAUSED))).unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "{refused:?}");
+    let mut sent = env.send(jobs(PAUSED, 5));
+    let others = env.send(jobs(OTHER, 5));
+    let mut watch = env.watch();
+    watch.until_jobs_ended(others.len());
+    watch.look();
+    let of_paused = &env.topics.apps[PAUSED];
+    let dispatched = &watch.seen.apps;
+    assert!(
+        dispatched
+            .iter()
+            .all(|record| record.position.topic != *of_paused)
+    );
+    write(v1::ApplicationControl {
+        state: v1::RunState::Running.into(),
+        rate: None,
+    });
+    sent.extend(others);
+    watch.settle(&mut sent);
 }
 
 #[test]

@@ -44,7 +44,7 @@ impl ControlError {
                 revision: value.map_or(0, |value| value.revision),
             },
             ExclusiveError::Refused(refused @ RefusedChange::Unknown(_)) => Self::Newer(format!(
-                "app/{app} {refused}; change it with the version that wrote it"
+                "app/{app} {refused}; change it with the version that wrote it, or see docs/control.md"
             )),
             error @ ExclusiveError::Unavailable { .. } => Self::Unavailable(chain(&error)),
             error @ ExclusiveError::Unknown(_) => Self::Unconfirmed(chain(&error)),

@@ -56,7 +56,7 @@ pub(in crate::api) struct ControlsResponse {
 
 /// Lists what is paused, limited or changed
 ///
-/// Needs the scope `jobs:read` for some application.
+/// Needs the scope `control:read` for some application.
 #[utoipa::path(
     get,
     path = "/v1/controls",
@@ -74,7 +74,7 @@ async fn list<I: Index>(
 
 /// Gets what is wanted of an application, and what applies
 ///
-/// Needs the scope `jobs:read` for the application.
+/// Needs the scope `control:read` for the application.
 #[utoipa::path(
     get,
     path = "/v1/applications/{app}/control",
@@ -134,7 +134,7 @@ impl ControlRate {
 
 /// Pauses an application
 ///
-/// Its jobs are accepted, and none is dispatched. It stays paused over restarts. Needs the scope `jobs:write` for the application.
+/// Its jobs are accepted, and none is dispatched. It stays paused over restarts. Needs the scope `control:write` for the application.
 #[utoipa::path(
     post,
     path = "/v1/applications/{app}/control:pause",
@@ -158,7 +158,7 @@ async fn pause<I: Index>(
 
 /// Resumes an application
 ///
-/// Also if the configuration pauses it. Needs the scope `jobs:write` for the application.
+/// Also if the configuration pauses it. Needs the scope `control:write` for the application.
 #[utoipa::path(
     post,
     path = "/v1/applications/{app}/control:resume",
@@ -182,7 +182,7 @@ async fn resume<I: Index>(
 
 /// Sets or removes the limit of the rate of an application
 ///
-/// Needs the scope `jobs:write` for the application.
+/// Needs the scope `control:write` for the application.
 #[utoipa::path(
     post,
     path = "/v1/applications/{app}/control:rate",
@@ -214,7 +214,7 @@ async fn set_rate<I: Index>(
 
 /// Returns an application to the configuration
 ///
-/// Its state and its rate are as the configuration says. Needs the scope `jobs:write` for the application.
+/// Its state and its rate are as the configuration says. Needs the scope `control:write` for the application.
 #[utoipa::path(
     post,
     path = "/v1/applications/{app}/control:reset",

@@ -22,10 +22,14 @@ pub(crate) struct ControlView {
     /// Why, in the words of the caller.
     #[serde(skip_serializing_if = "String::is_empty")]
     why: String,
-    /// What is wanted. What is missing is as the configuration says.
-    desired: StateView,
+    /// What is wanted. What is missing is as the configuration says. Missing completely if it cannot be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    desired: Option<StateView>,
     /// What applies. Without a rate, there is no limit.
     effective: StateView,
+    /// Why it is not, or not completely, obeyed as it was written.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    problem: String,
 }
 
 /// The state of an application.
@@ -76,8 +80,9 @@ impl From<v1::Control> for ControlView {
             changed_at: changed_at.map(|time| time.to_string()),
             changed_by: control.changed_by,
             why: control.why,
-            desired: desired.unwrap_or_default(),
+            desired,
             effective: effective.unwrap_or_default(),
+            problem: control.problem,
         }
     }
 }

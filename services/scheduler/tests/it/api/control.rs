@@ -48,8 +48,12 @@ async fn an_application_is_paused_limited_and_reset() {
         paused["changedAt"].is_string() && paused["changedBy"].is_string(),
         "{paused}"
     );
-    // A repetition has no effect.
+    // A repetition has no effect, but a wrong revision is refused in any case.
     assert_eq!(post("pause", "").await.is(200).body, paused);
+    let repeated = r#"{"why":"outage","expectedRevision":0}"#;
+    post("pause", repeated)
+        .await
+        .problem(409, "control_revised", "has revision 1");
     assert_eq!(server.get(CONTROL).await.is(200).body, paused);
 
     let revised = "has revision 1; get it again";
@@ -91,13 +95,14 @@ async fn an_application_is_paused_limited_and_reset() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_controls_only_the_applications_of_its_scopes() {
-    let tokens: [NewToken; 3] = std::array::from_fn(|_| new_token().unwrap());
-    let [owner, reader, other] = &tokens;
-    let entries: [(&str, &NewToken, &[&str]); 3] = [
-        ("owner", owner, &["jobs:*:sms"]),
-        ("reader", reader, &["jobs:read"]),
-        ("other", other, &["jobs:*:mail"]),
+async fn a_caller_controls_only_the_applications_of_its_scopes_and_not_those_whose_jobs_it_may_write() {
+    let tokens: [NewToken; 4] = std::array::from_fn(|_| new_token().unwrap());
+    let [owner, reader, other, producer] = &tokens;
+    let entries: [(&str, &NewToken, &[&str]); 4] = [
+        ("owner", owner, &["control:*:sms"]),
+        ("reader", reader, &["control:read"]),
+        ("other", other, &["control:*:mail"]),
+        ("producer", producer, &["jobs:*"]),
     ];
     let server = Server::start_prepared(
         |builder| builder.set("scheduler.auth.tokens_file", "{dir}/tokens"),
@@ -118,5 +123,19 @@ async fn a_caller_controls_only_the_applications_of_its_scopes() {
         let list = call(token, Method::GET, "/v1/controls").await.is(200).body;
         assert_eq!(list["controls"].as_array().unwrap().len(), listed, "{list}");
     }
+    for (method, path, scope) in [
+        (Method::POST, format!("{CONTROL}:resume"), "control:write:sms"),
+        (Method::POST, format!("{CONTROL}:reset"), "control:write:sms"),
+        (Method::GET, CONTROL.to_owned(), "control:read:sms"),
+        (
+            Method::GET,
+            "/v1/controls".to_owned(),
+            "needs the scope control:read",
+        ),
+    ] {
+        let refused = call(producer, method, &path).await;
+        refused.problem(403, "permission_denied", scope);
+    }
+    assert_eq!(call(owner, Method::GET, CONTROL).await.body["revision"], 1);
     server.shut_down();
 }
