@@ -10,6 +10,7 @@ use redeliver_runtime::error_chain::error_chain;
 use redeliver_service::identity::{self, Reason, Refusal};
 use tonic::{Code, Status};
 
+use super::control::ControlError;
 use super::problem::{ConcernedSchedule, Problem};
 use super::schedules::ScheduleError;
 use crate::admission::{INDEX_FULL, RETRY_AFTER};
@@ -40,6 +41,8 @@ pub(crate) enum RequestError {
     UnknownJob(Option<JobId>),
     /// A request for a recurring schedule failed.
     Schedule(ScheduleError),
+    /// A request for control failed.
+    Control(ControlError),
     /// The command is in Kafka, and there was no outcome in time.
     Undecided(UndecidedJob, Undecided),
     /// Kafka did not confirm the command: it may or may not be written.
@@ -186,6 +189,7 @@ impl RequestError {
                 )
             },
             Self::Schedule(error) => error.into_parts(),
+            Self::Control(error) => error.into_parts(),
             Self::Undecided(job, why) => {
                 let (id, message) = match job {
                     UndecidedJob::Key => (
@@ -269,6 +273,7 @@ impl RequestError {
         match self {
             Self::IndexFull(_) => Some(RETRY_AFTER),
             Self::RateLimited(wait) => Some(*wait),
+            Self::Control(error) => error.retry_after(),
             Self::Refused(refusal) => (refusal.reason() == Reason::KeysUnavailable).then_some(SOON),
             Self::KafkaUnavailable(_)
             | Self::CannotWait(_)

@@ -37,6 +37,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::body_budget::BodyBudget;
 use super::completeness::{self, Completeness, KafkaWait, PartitionEnd, StatePartition, read_complete};
+use super::control::Controls;
 use super::error::{RequestError, Undecided, UndecidedJob};
 use super::rates::CallerRates;
 use super::state_end::StateEnd;
@@ -73,6 +74,7 @@ pub(crate) struct Jobs<I> {
     /// The number of partitions of the ingest topic, which is the number of shards.
     pub(crate) partitions: i32,
     pub(crate) rules: Rules,
+    pub(crate) controls: Controls,
     /// The scheduler's window: jobs that are due within it need no index.
     pub(crate) window: Duration,
     pub(crate) outcomes: PendingOutcomes,
@@ -360,7 +362,7 @@ impl<I: Index> Jobs<I> {
         }
     }
 
-    /// Requires a scope for an application, or for all of them. Refusals are counted and logged.
+    /// Requires a scope for the jobs of an application, or of all of them. Refusals are counted and logged.
     pub(super) fn require(
         &self,
         caller: &Identity,
@@ -368,7 +370,19 @@ impl<I: Index> Jobs<I> {
         app: Option<&str>,
         operation: &str,
     ) -> Result<(), RequestError> {
-        caller.require(Area::Jobs, verb, app).map_err(|refusal| {
+        self.require_in(Area::Jobs, caller, verb, app, operation)
+    }
+
+    /// The same in any area.
+    pub(super) fn require_in(
+        &self,
+        area: Area,
+        caller: &Identity,
+        verb: Verb,
+        app: Option<&str>,
+        operation: &str,
+    ) -> Result<(), RequestError> {
+        caller.require(area, verb, app).map_err(|refusal| {
             self.authenticator.refused(&refusal, operation);
             refusal.into()
         })

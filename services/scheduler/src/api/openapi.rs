@@ -20,6 +20,8 @@ use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr, ResponseBuilder};
 use utoipa::{IntoResponses, OpenApi as _, Path, ToSchema};
 
 use super::body_budget::{BodyBudget, reserve_body};
+use super::control::rest::{ControlChange, ControlRate, ControlsResponse};
+use super::control::{ControlView, StateView};
 use super::problem::ProblemBody;
 use super::rest::{BatchResponse, BatchResult, CommandResponse, ListResponse};
 use super::schedules::rest::{
@@ -175,9 +177,10 @@ fn file(content_type: &'static str, text: &'static str) -> Response {
     ),
     security((), ("token" = [])),
     components(schemas(
-        BatchRequest, BatchResponse, BatchResult, CommandResponse, DeletedSchedule, DueRequest, HeaderView, JobRequest,
+        BatchRequest, BatchResponse, BatchResult, CommandResponse, ControlChange, ControlRate, ControlView,
+        ControlsResponse, DeletedSchedule, DueRequest, HeaderView, JobRequest,
         JobView, ListResponse, PreviewDefinition, PreviewResponse, ProblemBody, ResumeRequest, ResumedSchedule,
-        ScheduleRequest, ScheduleView, SchedulesResponse, StatsView, TriggeredSchedule, UnreadableView,
+        ScheduleRequest, ScheduleView, SchedulesResponse, StateView, StatsView, TriggeredSchedule, UnreadableView,
     ))
 )]
 struct Description;
@@ -426,6 +429,22 @@ impl IntoResponses for CommandProblems {
             (
                 409,
                 "Another request used the idempotency key, or the job ended before",
+            ),
+            (424, "The outcome is unknown"),
+        ])
+    }
+}
+
+/// The responses that requests for control can get.
+pub(super) struct ControlProblems;
+
+impl IntoResponses for ControlProblems {
+    fn responses() -> BTreeMap<String, RefOr<utoipa::openapi::Response>> {
+        problems(&[
+            (404, "The application is unknown"),
+            (
+                409,
+                "The application has another revision, or a newer version has changed it",
             ),
             (424, "The outcome is unknown"),
         ])

@@ -32,6 +32,7 @@ use utoipa::openapi::OpenApi;
 use utoipa::{IntoParams, ToSchema};
 
 use super::body_budget::BodyBudget;
+use super::control;
 use super::error::RequestError;
 use super::jobs::{Accepted, Jobs, trace_headers};
 use super::list::{JobPage, ListJobs};
@@ -62,7 +63,8 @@ fn routes<I: Index>(bodies: BodyBudget, limit: usize, batch_limit: usize) -> Doc
         .with(__path_cancel_by_key, &cancel_by_key::<I>, limit)
         .with(__path_reschedule_by_key, &reschedule_by_key::<I>, limit)
         .with(__path_stats, &stats::<I>, limit);
-    schedules::rest::add(router, limit)
+    let router = schedules::rest::add(router, limit);
+    control::rest::add(router, limit)
 }
 
 pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> (Router, OpenApi) {
@@ -91,8 +93,8 @@ pub(super) fn not_allowed() -> Problem {
 
 /// The problem of an unknown path.
 pub(crate) fn not_found() -> Problem {
-    let detail = "no such path; use /v1/jobs, /v1/jobs:batch, /v1/jobs/{id}, /v1/schedules, /v1/schedules/{id} or /v1/stats; \
-                  /v1/docs describes them";
+    let detail = "no such path; use /v1/jobs, /v1/jobs:batch, /v1/jobs/{id}, /v1/schedules, /v1/schedules/{id}, /v1/stats, \
+                  /v1/controls or /v1/applications/{app}/control; /v1/docs describes them";
     Problem::new(StatusCode::NOT_FOUND, "path", detail)
 }
 

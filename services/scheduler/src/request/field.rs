@@ -69,13 +69,16 @@ pub enum Field {
     Revision,
     Count,
     After,
+    Name,
+    Why,
+    Rate,
     KeyBase64,
     DataBase64,
 }
 
 impl Field {
     /// The fields that only protobuf and the API have.
-    const NOT_IN_JSON: [Self; 37] = [
+    const NOT_IN_JSON: [Self; 40] = [
         Self::Pipeline,
         Self::Due,
         Self::Command,
@@ -111,6 +114,9 @@ impl Field {
         Self::Revision,
         Self::Count,
         Self::After,
+        Self::Name,
+        Self::Why,
+        Self::Rate,
         Self::KeyBase64,
         Self::DataBase64,
     ];
@@ -188,6 +194,9 @@ impl Field {
             Self::Revision => "revision",
             Self::Count => "count",
             Self::After => "after",
+            Self::Name => "name",
+            Self::Why => "why",
+            Self::Rate => "rate",
             Self::KeyBase64 => "keyBase64",
             Self::DataBase64 => "jobDataBase64",
         }

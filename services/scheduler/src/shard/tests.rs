@@ -1,6 +1,6 @@
 //! Tests of a shard with a model of Kafka and the index, with aborted turns, late responses, and restarts at any time.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
 
 use proptest::prelude::*;
@@ -11,9 +11,10 @@ use v1::job_command::Command as ProtoCommand;
 use super::*;
 use crate::admission::INDEX_FULL;
 use crate::codec::RetentionPolicy;
+use crate::controls::LiveAppStates;
 use crate::index::{FlowPosition, FlowScan, Row, ScanRequest};
 use crate::job::{Payload, Priority};
-use crate::rate::Rates;
+use crate::rate::Buckets;
 use crate::request::Rules;
 use crate::shard::outbox::MAX_BATCH_BYTES;
 use crate::spans::Spans;
@@ -88,8 +89,8 @@ pub(crate) fn settings() -> Settings {
         topics: Arc::new(FakeTopics::default()),
         missing_topic_timeout: TIMEOUT,
         spans: Spans::default(),
-        rates: Rates::default(),
-        paused: BTreeSet::new(),
+        app_states: LiveAppStates::fixed(AppStates::default()),
+        buckets: Buckets::default(),
     }
 }
 
@@ -219,6 +220,11 @@ enum Step {
     SetIndexFull(bool),
     /// The topic of the application `gone` is deleted, or created again.
     SetPresence(Presence),
+    /// An operator pauses, resumes or limits the application `app`.
+    SetApp {
+        is_paused: bool,
+        rate: Option<f64>,
+    },
     ScheduleForGone {
         ahead: u16,
     },
@@ -277,6 +283,8 @@ fn step() -> impl Strategy<Value = Step> {
             Presence::Missing { lasting: Duration::from_secs(60) },
         ]).prop_map(Step::SetPresence),
         3 => (0_u16..600).prop_map(|ahead| Step::ScheduleForGone { ahead }),
+        2 => (any::<bool>(), proptest::option::of(20.0..200.0))
+            .prop_map(|(is_paused, rate)| Step::SetApp { is_paused, rate }),
         1 => Just(Step::Restart),
     ]
 }
@@ -288,6 +296,8 @@ struct World {
     /// Offsets of the requests of jobs that became dead letters, with the time.
     dead_letters: Vec<(u64, Timestamp)>,
     settings: Arc<Settings>,
+    /// Which applications are paused or limited.
+    apps: Arc<AppStates>,
     shard: Shard,
     ingest: Vec<Record>,
     completed: HashSet<i64>,
@@ -342,6 +352,7 @@ impl World {
             dead_letters: Vec::new(),
             now: Timestamp::from_millis(START),
             shard: Shard::new(settings.clone(), 0),
+            apps: settings.app_states.current(),
             settings,
             ingest: Vec::new(),
             completed: HashSet::new(),
@@ -406,6 +417,7 @@ impl World {
     /// A new owner takes over: it acts only once the index is up to date.
     fn restart(&mut self) {
         self.shard = Shard::new(self.settings.clone(), 0);
+        self.shard.set_app_states(self.apps.clone());
         self.requests.clear();
         self.index = snapshot(&self.state);
         self.applied = self.end;
@@ -414,6 +426,12 @@ impl World {
         self.shard
             .handle_response(IndexResponse::Ready { end: self.end }, self.now);
         self.feed();
+    }
+
+    /// Pauses or limits applications, as an operator does.
+    fn set_apps(&mut self, apps: AppStates) {
+        self.apps = Arc::new(apps);
+        self.shard.set_app_states(self.apps.clone());
     }
 
     fn turn(&mut self, limit: usize, is_lost: bool) {
@@ -437,6 +455,9 @@ impl World {
                     );
                     let id = output.headers.last(headers::JOB_ID).unwrap();
                     let id: JobId = std::str::from_utf8(id).unwrap().parse().unwrap();
+                    let app = output.headers.last(headers::JOB_APP).unwrap();
+                    let app = std::str::from_utf8(app).unwrap();
+                    assert!(!self.apps.is_paused(app), "dispatched during a pause");
                     self.dispatched.push((id, self.now));
                     if let Some(occurrence) = output.headers.last(headers::JOB_OCCURRENCE) {
                         let occurrence = String::from_utf8(occurrence.to_vec()).unwrap();
@@ -779,6 +800,10 @@ impl World {
             Step::ServeIndex(count) => (0..count).for_each(|_| self.serve_index()),
             Step::SetIndexFull(is_full) => self.is_full = is_full,
             Step::SetPresence(presence) => self.topics.set(presence),
+            Step::SetApp { is_paused, rate } => self.set_apps(AppStates {
+                paused: is_paused.then(|| "app".to_owned()).into_iter().collect(),
+                ..limited(rate)
+            }),
             Step::ScheduleForGone { ahead } => drop(self.schedule("gone", ahead, None)),
             Step::Halt => {
                 self.is_halted = true;
@@ -792,6 +817,7 @@ impl World {
     fn settle(&mut self) {
         self.is_full = false;
         self.topics.set(Presence::Exists);
+        self.set_apps(AppStates::default());
         for _ in 0..400 {
             self.run(&Step::AdvanceClock(20));
             self.turn(50, false);
@@ -1025,7 +1051,7 @@ proptest! {
         steps in proptest::collection::vec(step(), 0..120),
         rate in proptest::option::of(30.0..200.0),
     ) {
-        let mut world = World::with(Settings { rates: rates(rate), ..settings() });
+        let mut world = World::with(Settings { app_states: LiveAppStates::fixed(limited(rate)), ..settings() });
         for step in steps {
             world.run(&step);
         }
@@ -1051,15 +1077,25 @@ proptest! {
 }
 
 /// With a rate for the application `app`.
-fn rates(rate: Option<f64>) -> Rates {
-    let app = "app".to_owned();
-    Rates::per_shard(rate.map(|rate| (&app, rate)).into_iter(), 1)
+fn limited(rate: Option<f64>) -> AppStates {
+    AppStates {
+        rates: rate.map(|rate| ("app".to_owned(), rate)).into_iter().collect(),
+        ..AppStates::default()
+    }
+}
+
+/// With this application paused.
+fn paused(app: &str) -> AppStates {
+    AppStates {
+        paused: [app.to_owned()].into(),
+        ..AppStates::default()
+    }
 }
 
 #[test]
 fn an_application_that_has_used_up_its_rate_delays_no_other() {
     let mut world = World::with(Settings {
-        rates: rates(Some(20.0)),
+        app_states: LiveAppStates::fixed(limited(Some(20.0))),
         ..settings()
     });
     let at_once: Vec<JobId> = (0..30).map(|_| world.schedule("app", 0, None)).collect();
@@ -1086,7 +1122,7 @@ fn an_application_that_has_used_up_its_rate_delays_no_other() {
 #[test]
 fn jobs_that_expire_take_nothing_from_the_rate() {
     let mut world = World::with(Settings {
-        rates: rates(Some(1.0)),
+        app_states: LiveAppStates::fixed(limited(Some(1.0))),
         ..settings()
     });
     for expire_after in [Some(0), Some(0), Some(0), None] {
@@ -1207,7 +1243,7 @@ fn a_full_index_delays_no_due_job_and_rejects_only_jobs_that_are_not_due_soon() 
 #[test]
 fn a_full_index_takes_no_jobs_of_paused_applications_whenever_they_are_due() {
     let mut world = World::with(Settings {
-        paused: ["app".to_owned()].into(),
+        app_states: LiveAppStates::fixed(paused("app")),
         ..settings()
     });
     world.shard.set_memory_pressure(MemoryPressure::Full);
@@ -1261,8 +1297,11 @@ fn jobs_of_a_missing_topic_wait_and_delay_no_other_jobs() {
 
 #[test]
 fn jobs_of_a_paused_application_wait_until_it_is_resumed() {
-    let paused = BTreeSet::from(["gone".to_owned()]);
-    let mut world = World::with(Settings { paused, ..settings() });
+    let app_states = LiveAppStates::fixed(paused("gone"));
+    let mut world = World::with(Settings {
+        app_states,
+        ..settings()
+    });
     // It makes no difference whether the topic exists.
     let lasting = 2 * TIMEOUT;
     world.topics.set(Presence::Missing { lasting });
@@ -1291,9 +1330,57 @@ fn jobs_of_a_paused_application_wait_until_it_is_resumed() {
         topics: Arc::new(world.topics.clone()),
         ..settings()
     });
+    world.apps = world.settings.app_states.current();
     world.restart();
     world.settle();
     assert_eq!(count_dispatched(&world, &jobs), jobs.len() - 1);
+    world.check();
+}
+
+#[test]
+fn an_application_can_be_paused_and_resumed_at_any_time() {
+    let mut world = World::new();
+    let jobs: Vec<JobId> = (0..60).map(|n| world.schedule("app", 10 * n, None)).collect();
+    let others: Vec<JobId> = (0..60).map(|n| world.schedule("other", 10 * n, None)).collect();
+    world.advance(200);
+    let before = count_dispatched(&world, &jobs);
+    assert!((1..60).contains(&before), "{before}");
+    world.set_apps(paused("app"));
+    world.advance(2_000);
+    // A new owner obeys it too.
+    world.restart();
+    world.advance(500);
+    assert_eq!(count_dispatched(&world, &jobs), before);
+    assert_eq!(count_dispatched(&world, &others), others.len());
+    let parked = world.shard.parked();
+    assert_eq!(
+        parked,
+        [(Obstacle::Paused("app".into()), jobs.len() - before)].into()
+    );
+    // Due on arrival.
+    let late = world.schedule("app", 0, None);
+    world.advance(50);
+    assert!(!world.was_dispatched(late));
+    world.set_apps(AppStates::default());
+    world.settle();
+    assert_eq!(count_dispatched(&world, &jobs), jobs.len());
+    assert!(world.was_dispatched(late));
+    world.check();
+}
+
+#[test]
+fn a_rate_that_is_set_while_jobs_wait_holds_them_back_over_aborted_turns() {
+    let mut world = World::new();
+    let jobs: Vec<JobId> = (0..60).map(|_| world.schedule("app", 100, None)).collect();
+    world.set_apps(limited(Some(10.0)));
+    for _ in 0..10 {
+        world.advance(100);
+        // The lane replaces its shards after an abort. That must not fill the buckets again.
+        world.turn(50, true);
+    }
+    let dispatched = count_dispatched(&world, &jobs);
+    assert!((10..=20).contains(&dispatched), "{dispatched}");
+    world.settle();
     world.check();
 }
 

@@ -1,6 +1,7 @@
 //! The gRPC and REST APIs of the real binary, with real Kafka and Redis.
 
 mod batch;
+mod control;
 mod forgetting;
 mod health;
 mod identity;

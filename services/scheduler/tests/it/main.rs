@@ -6,6 +6,7 @@ mod chaos;
 mod checkpoint_age;
 mod clock;
 mod cluster;
+mod control;
 mod e2e;
 mod env;
 mod full_redis;

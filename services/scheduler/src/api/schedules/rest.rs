@@ -347,7 +347,7 @@ struct ResumeOptions {
 }
 
 /// The options of a command; a missing body has none.
-fn read_options<T: Default + DeserializeOwned>(body: &Bytes) -> Result<T, RequestError> {
+pub(in crate::api) fn read_options<T: Default + DeserializeOwned>(body: &Bytes) -> Result<T, RequestError> {
     if body.is_empty() {
         return Ok(T::default());
     }
