@@ -117,7 +117,7 @@ fn by_schedule(records: &[Record]) -> BTreeMap<String, Vec<Timestamp>> {
 fn occurrences_are_dispatched_once_each_although_redis_loses_everything() {
     let redis = LocalRedis::start().unwrap();
     let builder = SchedulerEnv::builder("recurring-flush").partitions(2);
-    let env = SchedulerEnv::new(builder.redis(&redis.url()));
+    let env = SchedulerEnv::new(builder.redis(redis.url()));
     let mut scheduler = env.start("a");
     let schedules = EachSecond {
         schedules: 4,
