@@ -1017,7 +1017,7 @@ impl Shard {
                 writes.tally.refused += 1;
                 return Err(Box::new(v1::CommandOutcome {
                     outcome: v1::Outcome::Ended.into(),
-                    job: Some(job),
+                    job: Some(*job),
                     ..v1::CommandOutcome::default()
                 }));
             }

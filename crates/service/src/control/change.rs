@@ -358,9 +358,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_change_that_never_ran_because_of_a_shutdown_has_written_nothing() {
-        let task = tokio::spawn(std::future::pending::<()>());
-        task.abort();
-        let error = never_ran(task.await.unwrap_err());
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(std::future::pending::<()>());
+        tasks.abort_all();
+        let error = never_ran(tasks.join_next().await.unwrap().unwrap_err());
         assert!(matches!(error, ExclusiveError::Unavailable { .. }), "{error:?}");
     }
 

@@ -289,7 +289,7 @@ fn check_job(input: &[u8]) {
         let decoded = codec::decode(id(), &again).unwrap();
         assert_eq!(codec::encode(&decoded), again);
     }
-    if let Some(key) = codec::KeyValue::decode(input) {
+    if let Ok(key) = codec::KeyValue::decode(input) {
         assert_eq!(key.encode(), value);
     }
     let state = record("scheduler.jobs.state", value.clone(), Headers::new());

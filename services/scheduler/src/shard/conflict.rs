@@ -32,7 +32,7 @@ pub(super) enum NamedJob {
     Known(Arc<Job>),
     /// The key is in use, and the index does not contain the job any more. So it has ended: the index contains each job that waits. Of it,
     /// only the id and the application are known.
-    Ended(v1::Job),
+    Ended(Box<v1::Job>),
     /// There is none, or it has ended, and the index does not contain it any more.
     Unknown,
 }
@@ -97,11 +97,11 @@ impl Shard {
                 };
                 match self.job_of_key(&key, found) {
                     Some(job) => NamedJob::Known(job),
-                    None => NamedJob::Ended(v1::Job {
+                    None => NamedJob::Ended(Box::new(v1::Job {
                         id: key.id.to_string(),
                         app: app.to_string(),
                         ..v1::Job::default()
-                    }),
+                    })),
                 }
             }
         }
