@@ -8,8 +8,15 @@ use prost::Message as _;
 fn main() -> Result<(), Box<dyn Error>> {
     let root = PathBuf::from(env("CARGO_MANIFEST_DIR")?).join("../../proto");
     println!("cargo::rerun-if-changed={}", root.display());
-    let files = ["common", "jobs", "job_state", "schedules", "dead_letters"]
-        .map(|name| format!("redeliver/v1/{name}.proto"));
+    let files = [
+        "common",
+        "jobs",
+        "job_state",
+        "schedules",
+        "dead_letters",
+        "control",
+    ]
+    .map(|name| format!("redeliver/v1/{name}.proto"));
     let descriptors = protox::compile(files, [root])?;
     let out = PathBuf::from(env("OUT_DIR")?);
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;

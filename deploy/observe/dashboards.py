@@ -495,7 +495,7 @@ def scheduler():
               rate("redeliver_scheduler_occurrences_total", INSTANCE, "outcome"), unit="cps"),
         graph("Jobs held back by a rate", "Due jobs in memory that the rate of their application holds back: at least this many.",
               total("redeliver_scheduler_rate_limited_jobs", INSTANCE, "app")),
-        graph("Jobs of paused applications", "Due jobs that wait because scheduler.apps.NAME.paused is set.",
+        graph("Jobs of paused applications", "Due jobs that wait because their application is paused.",
               total("redeliver_scheduler_paused_jobs", INSTANCE, "app")),
     ]
     index = [

@@ -40,7 +40,7 @@ impl Broker {
         KafkaSettings::new(self.address.clone(), self.name(instance))
     }
 
-    fn client(&self) -> ClientConfig {
+    pub(crate) fn client(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", &self.address);
         config

@@ -7,6 +7,7 @@ mod burst;
 mod env;
 mod lateness;
 mod polling;
+mod recurring;
 mod takeover;
 mod throughput;
 mod trickle;
@@ -38,6 +39,9 @@ pub(crate) struct Options {
     /// Waiting jobs when Redis is emptied
     #[arg(long, default_value_t = 1_000_000)]
     waiting: usize,
+    /// Recurring schedules that are due at each full minute
+    #[arg(long, default_value_t = 100_000)]
+    schedules: usize,
     /// Duration of each lateness measurement in seconds
     #[arg(long, default_value_t = 10)]
     seconds: u64,
@@ -59,6 +63,7 @@ enum Part {
     Lateness,
     Waiting,
     Takeover,
+    Recurring,
     Polling,
 }
 
@@ -112,6 +117,9 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
     }
     if is_selected(Part::Takeover) {
         takeover::run(broker, &mut redis, figures).await?;
+    }
+    if is_selected(Part::Recurring) {
+        recurring::run(broker, &mut redis, options.schedules, figures).await?;
     }
     Ok(())
 }

@@ -110,7 +110,9 @@ pub enum JobOutcome {
     AlreadyCancelled,
     /// The job was already expired.
     Expired,
-    /// No job has this id or idempotency key. By default, the scheduler keeps ended jobs for 24 hours.
+    /// The job of the idempotency key has ended and is no longer kept: it was dispatched, cancelled or expired.
+    Ended,
+    /// No job has this id or idempotency key, or the job of this id has ended and is no longer kept.
     Unknown,
 }
 
@@ -124,6 +126,7 @@ impl JobOutcome {
             Self::AlreadyDispatched => "already_dispatched",
             Self::AlreadyCancelled => "already_cancelled",
             Self::Expired => "expired",
+            Self::Ended => "ended",
             Self::Unknown => "unknown",
         }
     }
@@ -364,6 +367,7 @@ fn answer_of(outcome: v1::Outcome, job: Option<v1::Job>) -> Result<Answer, Clien
         v1::Outcome::AlreadyDispatched => JobOutcome::AlreadyDispatched,
         v1::Outcome::AlreadyCancelled => JobOutcome::AlreadyCancelled,
         v1::Outcome::Expired => JobOutcome::Expired,
+        v1::Outcome::Ended => JobOutcome::Ended,
         v1::Outcome::Unknown => JobOutcome::Unknown,
         // Not an answer to a cancellation or a new due time.
         _ => return Err(ClientError::InvalidResponse("outcome")),

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`JobClient`] | schedules, looks up, lists, cancels and reschedules jobs over gRPC; every answer is final |
 //! | [`ScheduleClient`] | creates, looks up, lists and changes recurring schedules over gRPC |
+//! | [`ControlClient`] | pauses, resumes and limits applications at run time over gRPC |
 //! | [`JobProducer`] | schedules and cancels jobs by writing to the ingest topic; only Kafka has to be available |
 //! | [`IngestTopic`] | builds the records of [`JobProducer`] for a producer of your own, for example in a transaction |
 //! | [`DeadLetterClient`] | lists, reads and watches the dead letters of all pipelines over gRPC |
@@ -36,6 +37,7 @@
 //! }
 //! ```
 
+mod controls;
 mod dead_letters;
 mod endpoint;
 mod error;
@@ -46,6 +48,7 @@ mod request;
 mod schedules;
 mod scheme;
 
+pub use controls::{ControlChange, ControlClient, RateLimit};
 pub use dead_letters::{
     DeadLetter, DeadLetterClient, DeadLetterState, Dialect, ListDeadLetters, Page, Payload, TopicStats,
     Watch, WatchDeadLetters, WatchEvent,

@@ -4,7 +4,7 @@ use redeliver_core::Timestamp;
 use redeliver_core::job::JobId;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1::schedule_service_client::ScheduleServiceClient;
-use redeliver_proto::v1::{self, OccurrencePreview, Schedule, ScheduleSpec};
+use redeliver_proto::v1::{self, OccurrencePreview, Schedule, ScheduleSpec, UnreadableSchedule};
 use tonic::{Code, Response, Status};
 
 use crate::endpoint::{Connection, Endpoint, MAX_RESPONSE};
@@ -35,6 +35,8 @@ pub struct ListSchedules {
 pub struct SchedulePage {
     /// By the due time of the next occurrence, without the data and headers of their jobs; paused and finished ones come last.
     pub schedules: Vec<Schedule>,
+    /// What the scheduler cannot read, for example because a newer one wrote it.
+    pub unreadable: Vec<UnreadableSchedule>,
     /// `None` on the last page.
     pub next_page_token: Option<String>,
 }
@@ -110,6 +112,7 @@ impl ScheduleClient {
         let page = self.answer(answer).await?;
         Ok(SchedulePage {
             schedules: page.schedules,
+            unreadable: page.unreadable,
             next_page_token: text(page.next_page_token),
         })
     }

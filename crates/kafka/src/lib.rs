@@ -15,6 +15,7 @@
 //! | [`reader`] | reading topics outside of a group, from the beginning or continuously |
 //! | `partition_end` | where a consumer reached the end of a partition |
 //! | [`groups`] | the consumer groups of the cluster, and copying their committed offsets |
+//! | [`exclusive`] | changes of a topic that other processes cannot overlap |
 //! | [`follow`] | following partitions from given offsets |
 //! | [`lookup`] | reading single records by offset |
 //! | [`survey`] | listing topics with their offsets and retention |
@@ -31,6 +32,7 @@ pub mod client;
 pub mod convert;
 pub mod credentials;
 pub mod embedded;
+pub mod exclusive;
 pub mod fault;
 pub mod follow;
 pub mod groups;

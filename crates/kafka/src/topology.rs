@@ -83,6 +83,8 @@ pub enum Role {
     Scheduler(SchedulerRole),
     /// The inspector's ledger.
     Ledger,
+    /// The control topic.
+    Control,
 }
 
 /// The cleanup policy of a managed topic.
@@ -177,6 +179,7 @@ impl TopicSpec {
             Role::Scheduler(SchedulerRole::Answers) => "answers",
             Role::Scheduler(SchedulerRole::App) => "jobs",
             Role::Ledger => "states of dead letters",
+            Role::Control => "what operators have paused or limited",
         }
     }
 }

@@ -16,6 +16,7 @@ mod auth;
 mod batch;
 mod breaker;
 mod connections;
+mod control;
 mod deserialize;
 mod display_from_str;
 mod error;
@@ -48,6 +49,7 @@ pub use auth::{AuthConfig, ClientCertificateConfig, JwtConfig, MAX_SCOPES};
 pub use batch::{BatchConfig, BatchValues};
 pub use breaker::{BreakerConfig, FailureRateConfig};
 pub use connections::{ConnectionsConfig, HttpVersion};
+pub use control::ControlConfig;
 pub use error::{ConfigError, Problem};
 pub use grouping::{LimitByConfig, OrderingConfig};
 pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};
@@ -93,6 +95,8 @@ pub struct Config {
     pub retry_tier: RetryTierConfig,
     /// The scheduler's index.
     pub redis: RedisConfig,
+    /// What operators change at run time.
+    pub control: ControlConfig,
     /// The scheduler.
     pub scheduler: SchedulerConfig,
     /// The inspector.
@@ -121,6 +125,7 @@ impl Default for Config {
             worker: ServedPipelines::default(),
             retry_tier: RetryTierConfig::default(),
             redis: RedisConfig::default(),
+            control: ControlConfig::default(),
             scheduler: SchedulerConfig::default(),
             dlq_inspector: DlqInspectorConfig::default(),
             clock: ClockConfig::default(),

@@ -10,16 +10,20 @@
 //! | a handler, for the body of a request | [`HttpLimits::body_timeout`] |
 //! | a connection, until its client reads; with HTTP/2 also a stream, until its window opens | [`HttpLimits::write_timeout`] |
 //! | a connection of HTTP/2, for the answer to a ping | [`HttpLimits::ping_timeout`] |
+//! | a connection that is closed, until its client has stopped sending | [`HttpLimits::linger`] |
+//!
+//! The time for a body counts while the handler waits for it, and not while the handler does something else.
 //!
 //! A request is in progress until its response is sent. Neither the time that a handler takes, nor that of a stream whose
 //! client reads, is limited.
 //!
-//! When there are too many connections, a new one replaces the one that has been idle for the longest. Requests that need no
-//! identity, such as a client that watches the health of the server, do not count for that ([`HttpLimits::unprotected`]). So clients
-//! with many connections that are idle, or have only such requests in progress, lock nobody out.
+//! When there are too many connections, a new one replaces the one that has been idle for the longest. A server can let only those
+//! requests count that it has accepted ([`ProtectedRequests::Accepted`]), for example those of callers that it knows. So clients with
+//! many connections that are idle, or have only other requests in progress, lock nobody out.
 
 mod activity;
 mod descriptors;
+mod lingering_close;
 mod stall;
 mod streams;
 mod timed_body;
@@ -28,9 +32,11 @@ mod timed_writes;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::Duration;
 
+use axum::extract::ConnectInfo;
 use axum::http::{HeaderValue, Request, Response, Version, header};
 use axum::serve::Listener as _;
 use axum::{Extension, Router};
@@ -45,6 +51,8 @@ use tower::{Layer as _, ServiceExt as _};
 use crate::listen::{Connection, Listener};
 
 use activity::Activity;
+pub use activity::Protection;
+use lingering_close::LingeringClose;
 use streams::{ResponseBody, StreamExecutor};
 pub use timed_body::BodyTimeout;
 use timed_body::{Abandoned, TimedBody};
@@ -63,16 +71,18 @@ pub struct HttpLimits {
     /// The maximum number of open connections, and no more than half of the file descriptors allow. A further one replaces the one
     /// that has been idle for the longest. It is closed at once if none is idle.
     pub connections: usize,
-    /// A connection counts as idle for a replacement while all its requests in progress have paths that begin with one of these.
-    pub unprotected: &'static [&'static str],
+    /// The requests in progress that protect their connection from that.
+    pub protected: ProtectedRequests,
     /// How long a client may take to send the headers of its first request.
     pub header_timeout: Duration,
     /// How long a connection may have no request in progress afterwards, until the headers of the next one are complete.
     pub idle_timeout: Duration,
-    /// How long a client may take to send the body of a request.
+    /// How long a handler waits in all for a client to send the body of a request.
     pub body_timeout: Duration,
     /// How long a client may read nothing of what the server has to send.
     pub write_timeout: Duration,
+    /// How long a connection that is closed reads and discards what its client still sends, so that the client can read the response.
+    pub linger: Duration,
     /// How often a client of HTTP/2 that sends nothing gets a ping.
     pub ping_interval: Duration,
     /// How long it may take to answer.
@@ -91,11 +101,12 @@ impl Default for HttpLimits {
     fn default() -> Self {
         Self {
             connections: 10_000,
-            unprotected: &[],
+            protected: ProtectedRequests::All,
             header_timeout: Duration::from_secs(60),
             idle_timeout: Duration::from_secs(120),
             body_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(30),
+            linger: Duration::from_secs(1),
             ping_interval: Duration::from_secs(30),
             ping_timeout: Duration::from_secs(20),
             header_bytes: 64 << 10,
@@ -106,13 +117,23 @@ impl Default for HttpLimits {
     }
 }
 
+/// The requests that protect their connection from being replaced by a new one while they are in progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProtectedRequests {
+    /// All.
+    All,
+    /// Those for which a handler or a layer has called [`Protection::protect`].
+    Accepted,
+}
+
 /// An open connection.
 struct Open {
     activity: Activity,
     task: AbortHandle,
 }
 
-/// Serves HTTP/1.1 and HTTP/2 until `shutdown` completes, and then until requests in progress have ended.
+/// Serves HTTP/1.1 and HTTP/2. Each request has the address of its client in its extensions, as [`ConnectInfo`]. Accepts connections
+/// until `shutdown` completes, and then until requests in progress have ended.
 ///
 /// # Errors
 /// None at present: errors of a connection end this connection only.
@@ -141,6 +162,7 @@ pub async fn serve(
                 let activity = Activity::new();
                 let task = running.spawn(serve_connection(
                     connection,
+                    peer,
                     routes.clone(),
                     limits.clone(),
                     activity.clone(),
@@ -183,6 +205,7 @@ fn note(ended: Result<(Id, ()), JoinError>) -> Id {
 
 async fn serve_connection(
     connection: Connection,
+    peer: SocketAddr,
     routes: Router,
     limits: HttpLimits,
     activity: Activity,
@@ -208,14 +231,21 @@ async fn serve_connection(
         .max_header_list_size(limits.header_bytes);
 
     let of_request = Extension(connection.peer_certificates()).layer(routes);
-    let (requests, unprotected) = (activity.clone(), limits.unprotected);
+    let (requests, protected) = (activity.clone(), limits.protected);
     let (body_timeout, slow) = (limits.body_timeout, limits.slow_bodies);
+    let abandoned = Abandoned::default();
+    let of_requests = abandoned.clone();
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let path = request.uri().path();
-        let is_protecting = !unprotected.iter().any(|prefix| path.starts_with(prefix));
-        let in_progress = requests.begin(is_protecting);
-        let (is_http1, abandoned) = (request.version() < Version::HTTP_2, Abandoned::default());
-        let request = request.map(|body| TimedBody::new(body, body_timeout, slow.clone(), abandoned.clone()));
+        let in_progress = requests.begin();
+        let protection = in_progress.protection();
+        if protected == ProtectedRequests::All {
+            protection.protect();
+        }
+        let (is_http1, abandoned) = (request.version() < Version::HTTP_2, of_requests.clone());
+        let mut request =
+            request.map(|body| TimedBody::new(body, body_timeout, slow.clone(), abandoned.clone()));
+        request.extensions_mut().insert(protection);
+        request.extensions_mut().insert(ConnectInfo(peer));
         let response = of_request.clone().oneshot(request);
         async move {
             let mut response: Response<_> = response.await?;
@@ -233,6 +263,7 @@ async fn serve_connection(
         activity.clone(),
         limits.not_read,
     );
+    let io = LingeringClose::new(io, limits.linger, abandoned);
     let mut serving = pin!(builder.serve_connection(TokioIo::new(io), service));
     let must_close = async {
         tokio::select! {

@@ -27,6 +27,7 @@ use redeliver_runtime::tls::{ClientCertificates, Protocols, ServerTls, TlsMetric
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::clock::ClockReports;
+use crate::control::Control;
 use crate::credentials::{self, StaleCredentials};
 use crate::idle::{IdleWatch, Worked};
 use crate::login::{self, LoginMetrics};
@@ -68,6 +69,8 @@ pub struct Host {
     topics_part: Option<Part>,
     /// Started on first use.
     topic_watch: Option<TopicWatch>,
+    /// Started on first use.
+    pub(crate) control: Option<Control>,
     /// In one-shot mode: records that are due within this time are waited for.
     until_idle: Option<HumanDuration>,
     worked: Vec<Worked>,
@@ -196,6 +199,7 @@ impl Host {
             admin: Some(start.admin),
             topics_part: None,
             topic_watch: None,
+            control: None,
             until_idle: start.until_idle,
             worked: Vec::new(),
             lane_stop: CancellationToken::new(),

@@ -58,6 +58,7 @@ const MAX_TOKEN: usize = 16 << 10;
 pub struct Identity {
     name: Arc<str>,
     scopes: Arc<[Scope]>,
+    is_anonymous: bool,
 }
 
 impl Identity {
@@ -65,11 +66,25 @@ impl Identity {
         Self {
             name: name.into(),
             scopes: scopes.into(),
+            is_anonymous: false,
+        }
+    }
+
+    fn anonymous() -> Self {
+        Self {
+            is_anonymous: true,
+            ..Self::with_full_access("anonymous")
         }
     }
 
     fn with_full_access(name: &str) -> Self {
         Self::new(name, [Scope::everything()])
+    }
+
+    /// Whether nobody knows who calls, because callers need no credentials.
+    #[must_use]
+    pub fn is_anonymous(&self) -> bool {
+        self.is_anonymous
     }
 
     /// The name, for messages and logs.
@@ -189,7 +204,7 @@ impl Authenticator {
                 "a token is required: send `authorization: Bearer <token>`",
             )),
             (_, Some(leaf)) => Ok(Identity::with_full_access(&certificates::name(leaf))),
-            (_, None) => Ok(Identity::with_full_access("anonymous")),
+            (_, None) => Ok(Identity::anonymous()),
         }
     }
 

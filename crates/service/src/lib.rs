@@ -9,6 +9,7 @@
 //! | [`host`] | the process; its lanes, and their settings from the configuration |
 //! | [`topics`] | the topics that a process needs |
 //! | [`groups`] | the consumer groups of the configuration |
+//! | [`control`] | what operators have paused or limited at run time |
 //! | [`identity`] | who calls an API, and what the caller may do |
 //! | `idle` | the one-shot mode: the process ends when nothing is left to do |
 //! | [`leftovers`] | retry topics that the configuration no longer needs |
@@ -20,6 +21,7 @@
 //! | `totals` | what a process has done, in one log line at its end |
 
 mod clock;
+pub mod control;
 pub(crate) mod credentials;
 pub mod due;
 pub mod groups;

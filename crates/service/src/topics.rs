@@ -91,6 +91,13 @@ pub fn of_scheduler(config: &Config) -> TopologySpec {
         config.scheduler.max_data,
     );
     spec.join(TopologySpec::for_pipelines(&waiting, &settings))
+        .join(of_control(config))
+}
+
+/// The control topic.
+#[must_use]
+pub fn of_control(config: &Config) -> TopologySpec {
+    TopologySpec::for_control(&config.control_topic(), &topic_settings(config))
 }
 
 /// Sets the largest result of a pipeline. It is known only if results are responses of an endpoint.

@@ -7,10 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::local_kafka::kafka_tool;
-use crate::{LocalKafka, ServiceProcess, eventually};
-
-/// How long a change of group members may take, including a session timeout, on a busy machine.
-const TIMEOUT: Duration = Duration::from_secs(90);
+use crate::{DEADLINE, LocalKafka, ServiceProcess, eventually};
 
 /// Sleeps for a random time.
 pub fn sleep_up_to(random: &mut fastrand::Rng, longest: Duration) {
@@ -74,7 +71,7 @@ pub fn under_load<T: Send>(load: impl FnOnce(&AtomicBool) -> T + Send, chaos: im
 #[track_caller]
 pub fn until_shared(pair: &mut [ServiceProcess; 2], partitions: u64) {
     let condition = format!("{} and {} own partitions", pair[0].name(), pair[1].name());
-    eventually(&condition, TIMEOUT, || {
+    eventually(&condition, DEADLINE, || {
         let owned = pair.each_mut().map(ServiceProcess::owned);
         if owned.iter().all(|owned| *owned > 0) && owned.iter().sum::<u64>() == partitions {
             Ok(())
@@ -90,7 +87,7 @@ pub fn until_shared(pair: &mut [ServiceProcess; 2], partitions: u64) {
 /// If it does not within a minute, or the tool cannot be run.
 #[track_caller]
 pub fn until_second_broker_leads(first: &LocalKafka) {
-    eventually("the second broker leads partitions", TIMEOUT, || {
+    eventually("the second broker leads partitions", DEADLINE, || {
         let mut tool = kafka_tool("org.apache.kafka.tools.TopicCommand").expect("finding the tool");
         tool.args(["--bootstrap-server", &first.brokers(), "--describe"]);
         let output = tool.output().expect("running the tool");
@@ -111,7 +108,7 @@ pub fn until_second_broker_leads(first: &LocalKafka) {
 #[track_caller]
 pub fn until_in_sync(any: &LocalKafka, replicas: usize, leader: u32) {
     let condition = format!("all replicas are in sync, and broker {leader} leads partitions");
-    eventually(&condition, TIMEOUT, || {
+    eventually(&condition, DEADLINE, || {
         let mut tool = kafka_tool("org.apache.kafka.tools.TopicCommand").expect("finding the tool");
         tool.args(["--bootstrap-server", &any.brokers(), "--describe"]);
         let output = tool.output().expect("running the tool");

@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 /// The longest delay between two checks. The first delays are shorter, because most conditions hold soon.
 const MAX_DELAY: Duration = Duration::from_millis(100);
 
+/// How long a condition may take to hold, on a slow machine that is busy with other tests.
+pub const DEADLINE: Duration = Duration::from_secs(240);
+
 /// Waits until `condition` returns `Ok`, and returns its value. `Err` contains the current state, which is printed if the
 /// deadline passes. Blocks the thread: in asynchronous tests use [`eventually_async`].
 ///

@@ -8,7 +8,7 @@ use reqwest::Client;
 use tokio::runtime::{Builder, Runtime};
 
 /// How long [`get`] waits for a response.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A client for plain HTTP that ignores the proxies of the environment.
 ///
@@ -27,7 +27,7 @@ pub fn client() -> Client {
 /// Sends a GET request, and returns the status and the body. Blocks, and may be called in asynchronous tests too.
 ///
 /// # Errors
-/// If there is no response within 5 seconds.
+/// If there is no response within 30 seconds.
 ///
 /// # Panics
 /// If the runtime for requests cannot be started.

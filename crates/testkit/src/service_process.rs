@@ -9,10 +9,7 @@ use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use crate::process::Process;
-use crate::{eventually, http};
-
-/// How long a process may take to be ready or to end, on a busy machine.
-const TIMEOUT: Duration = Duration::from_secs(60);
+use crate::{DEADLINE, eventually, http};
 
 /// A named process that can be started again after its end. It is killed when it is dropped.
 pub struct ServiceProcess {
@@ -75,7 +72,7 @@ impl ServiceProcess {
     pub fn shut_down(&mut self) {
         let was_ready = self.was_ready();
         self.process().terminate();
-        let status = self.wait(TIMEOUT);
+        let status = self.wait(DEADLINE);
         assert_eq!(status.code(), Some(0), "{}", self.output());
         self.shutdowns += 1;
         self.ended("shut down", was_ready);
@@ -85,7 +82,7 @@ impl ServiceProcess {
     #[track_caller]
     pub fn until_crashed(&mut self) {
         let was_ready = self.was_ready();
-        let status = self.wait(TIMEOUT);
+        let status = self.wait(DEADLINE);
         assert_eq!(
             status.code(),
             None,
@@ -146,7 +143,7 @@ impl ServiceProcess {
     /// The word after `prefix` in the output of this run, once the process has printed it.
     #[track_caller]
     pub fn word_after(&mut self, prefix: &str) -> String {
-        let output = self.wait_for_output(prefix, TIMEOUT);
+        let output = self.wait_for_output(prefix, DEADLINE);
         let rest = output.split(prefix).nth(1).unwrap_or_default();
         rest.split_whitespace().next().unwrap_or_default().to_owned()
     }
@@ -201,7 +198,7 @@ impl ServiceProcess {
     fn until_readyz(&mut self, condition: &str, holds: impl Fn(u16, &str) -> bool) -> String {
         let condition = format!("{}: {condition}", self.name);
         let address = self.admin();
-        eventually(&condition, TIMEOUT, || match http::get(address, "/readyz") {
+        eventually(&condition, DEADLINE, || match http::get(address, "/readyz") {
             Ok((status, body)) if holds(status, &body) => Ok(body),
             Ok((status, body)) => Err(format!("{status} {body}")),
             Err(error) => Err(error.to_string()),
@@ -212,7 +209,7 @@ impl ServiceProcess {
     #[track_caller]
     pub fn until_owning(&mut self, count: u64) {
         let condition = format!("{} owns {count} partitions", self.name);
-        eventually(&condition, TIMEOUT, || match self.owned() {
+        eventually(&condition, DEADLINE, || match self.owned() {
             owned if owned == count => Ok(()),
             owned => Err(format!("{owned} of {count}")),
         });

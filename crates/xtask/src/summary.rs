@@ -1,6 +1,37 @@
-//! The last line of a test run: the sum of the `test result:` lines of all test binaries.
+//! The end of a test run: why tests have failed, and the sum of the `test result:` lines of all test binaries.
 
 use std::fmt;
+
+/// Of the output of a failed test, from its first panic on if there is one.
+const SHOWN_LINES: usize = 30;
+const SHOWN_CHARACTERS: usize = 500;
+
+/// A failed test, and the part of its output that tells why.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Failure {
+    name: String,
+    has_panicked: bool,
+    lines: Vec<String>,
+}
+
+impl Failure {
+    fn add(&mut self, line: &str) {
+        if !self.has_panicked && line.contains(" panicked at ") {
+            self.has_panicked = true;
+            self.lines.clear();
+        }
+        if self.lines.len() < SHOWN_LINES {
+            self.lines.push(line.chars().take(SHOWN_CHARACTERS).collect());
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "---- {}", self.name)?;
+        self.lines.iter().try_for_each(|line| writeln!(f, "{line}"))
+    }
+}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
@@ -10,11 +41,15 @@ pub(crate) struct Summary {
     pub(crate) ignored: u64,
     /// Names of the tests with `#[ignore = "long"]` that were not run.
     pub(crate) long: Vec<String>,
+    pub(crate) failures: Vec<Failure>,
+    /// Whether the next lines are the output of the last failed test.
+    pub(crate) is_in_failure: bool,
 }
 
 impl Summary {
     /// Adds a line of a test binary's output.
     pub(crate) fn add(&mut self, line: &str) {
+        self.add_failure(line.trim_end());
         let name = line.trim_end().strip_suffix(" ... ignored, long");
         self.long.extend(
             name.and_then(|name| name.strip_prefix("test "))
@@ -36,8 +71,28 @@ impl Summary {
         self.ignored += count("ignored").unwrap_or(0);
     }
 
+    /// A test binary prints the output of its failed tests at its end: `---- NAME stdout ----`, the output, and the
+    /// names of all of them after a line `failures:`.
+    fn add_failure(&mut self, line: &str) {
+        let name = line.strip_prefix("---- ");
+        if let Some(name) = name.and_then(|line| line.strip_suffix(" stdout ----")) {
+            self.is_in_failure = true;
+            self.failures.push(Failure {
+                name: name.to_owned(),
+                ..Failure::default()
+            });
+        } else if line == "failures:" {
+            self.is_in_failure = false;
+        } else if self.is_in_failure
+            && let Some(failure) = self.failures.last_mut()
+        {
+            failure.add(line);
+        }
+    }
+
     /// Adds the results of long tests that this run had ignored.
     pub(crate) fn add_sample(&mut self, sample: &Summary) {
+        self.failures.extend(sample.failures.iter().cloned());
         self.passed += sample.passed;
         self.failed += sample.failed;
         let run = sample.passed + sample.failed;
@@ -101,5 +156,25 @@ mod tests {
         );
         summary.add_sample(&sample);
         assert_eq!(summary.to_string(), "38 passed, 3 failed, 2 skipped");
+    }
+
+    #[test]
+    fn a_failure_is_shown_from_its_panic_on() {
+        let mut summary = Summary::default();
+        let output = "test a ... FAILED\n\nfailures:\n\n---- a stdout ----\nbefore\n\nthread 'a' (7) panicked at src/a.rs:3:5:\n\
+            assertion failed\n\n---- b stdout ----\nError: \"timeout\"\n\n\nfailures:\n    a\n    b\n\ntest result: FAILED.";
+        output.lines().for_each(|line| summary.add(line));
+        let shown: Vec<String> = summary.failures.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            shown,
+            [
+                "---- a\nthread 'a' (7) panicked at src/a.rs:3:5:\nassertion failed\n\n",
+                "---- b\nError: \"timeout\"\n\n\n"
+            ]
+        );
+        let mut failure = Failure::default();
+        failure.add("thread panicked at a");
+        (0..100).for_each(|_| failure.add(&"x".repeat(1_000)));
+        assert!(failure.to_string().len() < 31 * 502);
     }
 }

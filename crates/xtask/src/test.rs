@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::num::NonZero;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 
@@ -15,6 +16,9 @@ use crate::mutants;
 use crate::packages;
 use crate::services::{self, Service};
 use crate::summary::Summary;
+
+/// How many tests of a binary run at the same time.
+const TEST_THREADS: &str = "RUST_TEST_THREADS";
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -57,6 +61,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     down?;
     let catches_mutants = catches_mutants?;
     let (problem, summary) = check_run(status, summary, selects_tests(&arguments.for_cargo));
+    // Once more, since they are far from the end of the output.
+    for failure in &summary.failures {
+        eprintln!("\n{failure}");
+    }
     let problem = problem.or_else(|| {
         let survivors = "the tests do not catch all planted defects, see above";
         (!catches_mutants).then(|| survivors.to_owned())
@@ -105,6 +113,11 @@ fn build_and_test(
         test.env(Service::Kafka.variable(), &addresses.brokers);
         test.env(Service::Redis.variable(), &addresses.redis_url);
         test.env("REDELIVER_TEST_BIN_DIR", &binaries);
+        // Most tests wait for servers most of the time.
+        if std::env::var_os(TEST_THREADS).is_none() {
+            let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+            test.env(TEST_THREADS, (2 * cores).to_string());
+        }
         test
     };
     let (status, mut summary) = stream(with_environment(test), interrupt)?;

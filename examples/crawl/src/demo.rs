@@ -38,7 +38,8 @@ fn prepare() -> anyhow::Result<(EmbeddedBroker, CommonArgs)> {
         config: Some(concat!(env!("CARGO_MANIFEST_DIR"), "/crawl.yaml").into()),
         ..CommonArgs::default()
     };
-    let spec = topics::of_all(&common.load()?);
+    let config = common.load()?;
+    let spec = topics::of_all(&config).join(topics::of_control(&config));
     let names = spec.topics.iter().map(|topic| topic.name.to_string());
     let broker = EmbeddedBroker::start(&names.map(|name| (name, 4)).collect::<Vec<_>>())?;
     let settings = [

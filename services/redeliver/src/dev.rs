@@ -89,6 +89,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
         .chain(of_scheduler.map(|(topic, _)| topic))
         .chain([redeliver_dlq_inspector::ledger::TOPIC.into()])
         .map(|topic| (topic.to_string(), PARTITIONS))
+        .chain([(Config::default().control_topic(), 1)])
         .collect();
     let broker = EmbeddedBroker::start(&topics)?;
     // Temporary, because the broker's topics do not outlive this process either.
@@ -114,7 +115,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     let kafka = host.kafka.clone();
     redeliver_enricher::mount(&mut host)?;
     redeliver_retry_tier::mount(&mut host)?;
-    let jobs = MemoryIndex::default();
+    let jobs = MemoryIndex::default().with_max_ended(host.config.scheduler.max_ended as usize);
     redeliver_scheduler::mount(&mut host, jobs.clone()).await?;
     let jobs_api = bind_or_free_port("scheduler.listen", host.config.scheduler.listen)?;
     let jobs_address = jobs_api.local_addr()?;

@@ -158,7 +158,7 @@ impl SchedulerArgs {
 
 async fn get(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
     let Some(job) = args.scheduler.connect(config).await?.get(args.id).await? else {
-        return Err(CliError::failed(format_args!("job {} not found", args.id)));
+        return Err(CliError::failed(unknown(args.id)));
     };
     print_item(args.output.format, || as_text(&job), || as_json(&job));
     Ok(ExitCode::SUCCESS)
@@ -170,7 +170,7 @@ async fn cancel(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
     // A repeated request succeeds as well: the response to the first one may have been lost.
     Ok(match answer.outcome {
         JobOutcome::Cancelled | JobOutcome::AlreadyCancelled | JobOutcome::Expired => ExitCode::SUCCESS,
-        JobOutcome::Rescheduled | JobOutcome::AlreadyDispatched | JobOutcome::Unknown => {
+        JobOutcome::Rescheduled | JobOutcome::AlreadyDispatched | JobOutcome::Ended | JobOutcome::Unknown => {
             ExitCode::from(EXIT_FAILURE)
         }
     })
@@ -192,8 +192,13 @@ async fn reschedule(config: &Config, args: &RescheduleArgs) -> Result<ExitCode, 
         | JobOutcome::AlreadyDispatched
         | JobOutcome::AlreadyCancelled
         | JobOutcome::Expired
+        | JobOutcome::Ended
         | JobOutcome::Unknown => ExitCode::from(EXIT_FAILURE),
     })
+}
+
+fn unknown(id: JobId) -> String {
+    format!("job {id} not found: it never existed, or it ended and is no longer kept")
 }
 
 fn print_answer(id: JobId, format: Format, answer: &Answer) {
@@ -216,7 +221,8 @@ fn print_answer(id: JobId, format: Format, answer: &Answer) {
                 }
                 JobOutcome::AlreadyCancelled => format!("job {id} was already cancelled{}", at(ended)),
                 JobOutcome::Expired => format!("job {id} expired{}", at(ended)),
-                JobOutcome::Unknown => format!("job {id} not found"),
+                JobOutcome::Ended => format!("job {id} has ended and is no longer kept"),
+                JobOutcome::Unknown => unknown(id),
             }
         },
         || {

@@ -3,6 +3,7 @@
 mod acls;
 mod audit;
 mod connection;
+mod controls;
 mod dev;
 mod dlq;
 mod jobs;
@@ -49,6 +50,14 @@ enum Command {
     Jobs(jobs::JobsArgs),
     /// Create, preview, list and change recurring schedules
     Schedules(schedules::SchedulesArgs),
+    /// Pause an application at run time: its jobs are accepted, and none is dispatched
+    Pause(controls::PauseArgs),
+    /// Resume an application, also if the configuration pauses it
+    Resume(controls::ResumeArgs),
+    /// Limit how many jobs of an application are dispatched per second
+    Rate(controls::RateArgs),
+    /// List what is paused, limited or changed, by whom and why
+    Controls(controls::ControlsArgs),
     /// List, show and watch dead letters
     Dlq(dlq::DlqArgs),
     /// Create tokens for the APIs of the scheduler and the inspector
@@ -68,6 +77,10 @@ fn main() -> ExitCode {
         Command::Audit(args) => audit::main(&args),
         Command::Jobs(args) => jobs::main(&args),
         Command::Schedules(args) => schedules::main(&args),
+        Command::Pause(args) => controls::pause(&args),
+        Command::Resume(args) => controls::resume(&args),
+        Command::Rate(args) => controls::set_rate(&args),
+        Command::Controls(args) => controls::list(&args),
         Command::Dlq(args) => dlq::main(&args),
         Command::Tokens(args) => tokens::main(&args),
     }

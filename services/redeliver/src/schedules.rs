@@ -7,7 +7,7 @@ mod show;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use redeliver_client::messages::Schedule;
+use redeliver_client::messages::{Schedule, ScheduleState};
 use redeliver_client::{ClientError, Code, ListSchedules, ScheduleClient};
 use redeliver_core::{Clock as _, SystemClock};
 use redeliver_runtime::Config;
@@ -77,7 +77,7 @@ struct ChangeArgs {
 
 #[derive(Args)]
 struct UpdateArgs {
-    /// Fail unless the schedule has this revision
+    /// Fail unless the schedule has this revision (default: `revision` of --file)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     expected_revision: Option<u32>,
     #[command(flatten)]
@@ -180,6 +180,7 @@ fn print_schedule(format: Format, schedule: &Schedule) {
 
 async fn create(config: &Config, args: &ChangeArgs) -> Result<ExitCode, CliError> {
     let definition = args.definition.read(config)?;
+    definition.check_state(ScheduleState::Active)?;
     let id = args.id(definition.id.as_deref())?;
     let client = args.scheduler.connect_to_schedules(config).await?;
     let schedule = client.create(id, definition.spec).await?;
@@ -192,7 +193,15 @@ async fn update(config: &Config, args: &UpdateArgs) -> Result<ExitCode, CliError
     let definition = change.definition.read(config)?;
     let id = change.id(definition.id.as_deref())?;
     let client = change.scheduler.connect_to_schedules(config).await?;
-    let updated = client.update(id, definition.spec, args.expected_revision).await;
+    let mut expected = args.expected_revision.or(definition.revision);
+    if definition.state.is_some()
+        && let Some(known) = client.get(id).await?
+    {
+        definition.check_state(known.state())?;
+        // A pause or a resumption meanwhile would increase it.
+        expected = expected.or(Some(known.revision));
+    }
+    let updated = client.update(id, definition.spec, expected).await;
     let schedule = updated.map_err(|error| failure(id, error))?;
     print_schedule(change.output.format, &schedule);
     Ok(ExitCode::SUCCESS)
@@ -205,7 +214,7 @@ async fn list(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
         ..ListSchedules::default()
     };
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
-    let mut schedules = Vec::new();
+    let (mut schedules, mut unreadable) = (Vec::new(), Vec::new());
     let has_more = loop {
         let missing = args
             .limit
@@ -213,6 +222,7 @@ async fn list(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
         request.page_size = missing.min(PAGE);
         let page = client.list(&request).await?;
         schedules.extend(page.schedules);
+        unreadable.extend(page.unreadable);
         match page.next_page_token {
             None => break false,
             Some(_) if schedules.len() >= limit => break true,
@@ -227,6 +237,16 @@ async fn list(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
         |schedule| row(schedule, now),
         as_json,
     );
+    for schedule in unreadable {
+        let id = match &*schedule.id {
+            "" => "with an unknown id",
+            id => id,
+        };
+        eprintln!(
+            "the scheduler cannot read the schedule {id} of shard {}: {}",
+            schedule.shard, schedule.problem
+        );
+    }
     if has_more {
         eprintln!(
             "showing the first {} schedules; use --limit to show more",

@@ -26,7 +26,7 @@ struct NewArgs {
     /// The name of its holder, for messages and logs
     #[arg(long, value_name = "NAME", value_parser = name)]
     name: String,
-    /// What its holder may do, such as jobs:read, jobs:write:billing-* or dead-letters:read; can be repeated
+    /// What its holder may do, such as jobs:read, jobs:write:billing-*, control:write or dead-letters:read; can be repeated
     #[arg(long = "scope", value_name = "SCOPE", required = true)]
     scopes: Vec<Scope>,
 }

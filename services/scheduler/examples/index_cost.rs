@@ -1,4 +1,4 @@
-//! Measures the cost of the index in Redis: CPU time of its main thread per job, and memory per scheduled job.
+//! Measures the cost of the index in Redis: CPU time of its main thread per job, and memory per scheduled and per ended job.
 //!
 //! `cargo run --package redeliver-scheduler --example index_cost` starts a Redis of its own. All figures are reported by
 //! Redis, so they do not depend on the build profile of this program.
@@ -116,6 +116,11 @@ impl Bench {
         let jobs: Vec<Job> = (0..JOBS)
             .map(|number| job(shard, number, flows, has_key))
             .collect();
+        println!(
+            "{:<44} {:>7} bytes/job",
+            "record, scheduled",
+            codec::encode(&jobs[0]).len()
+        );
         let memory = self.used_memory().await;
         self.begin().await;
         let offset = self
@@ -211,6 +216,34 @@ impl Bench {
         self.end("apply, forgotten", JOBS).await;
     }
 
+    /// Ends jobs whose records are evicted at once, and forgets them.
+    async fn evicted(&mut self, shard: i32, has_key: bool) {
+        let keys = if has_key { "with" } else { "without" };
+        println!(
+            "\n{JOBS} jobs of 200 bytes {keys} idempotency keys that end, with records of 100 ended jobs at most"
+        );
+        let all = self.index.clone();
+        self.index = all.clone().with_max_ended(100);
+        self.index.claim(shard, OWNER).await.expect("claim");
+        self.index.clear(shard, OWNER).await.expect("clear");
+        let memory = self.used_memory().await;
+        let mut jobs: Vec<Job> = (0..JOBS).map(|number| job(shard, number, 1, has_key)).collect();
+        jobs.sort_by_key(|job| job.due);
+        let ended = jobs
+            .iter()
+            .map(|job| change(&job.ended(JobState::Dispatched, job.due)));
+        self.begin().await;
+        let offset = self.apply(shard, 0, 500, ended.collect()).await;
+        self.end("apply, dispatched", JOBS).await;
+        let bytes = (self.used_memory().await - memory) / f64::from(JOBS);
+        println!("{:<44} {bytes:>7.0} bytes/job", "used_memory, dispatched");
+        let forgotten = jobs.iter().map(|job| Change::of_job(job.id, Effect::Forgotten));
+        self.begin().await;
+        self.apply(shard, offset, 500, forgotten.collect()).await;
+        self.end("apply, forgotten", JOBS).await;
+        self.index = all;
+    }
+
     async fn clear(&mut self, shard: i32) {
         let changes = (0..JOBS)
             .map(|number| change(&job(shard, number, 1, true)))
@@ -269,4 +302,6 @@ async fn main() {
     bench.lifecycle(2, 1, false, 20).await;
     bench.lifecycle(3, 100, false, 500).await;
     bench.clear(4).await;
+    bench.evicted(5, false).await;
+    bench.evicted(6, true).await;
 }

@@ -4,12 +4,14 @@
 //! |---|---|
 //! | `jobs` | the operations: commands through Kafka, queries of the index |
 //! | `list` | the list of waiting jobs |
+//! | `control` | what operators pause and limit: the operations, `redeliver.v1.ControlService`, `/v1/controls` and `/v1/applications` |
 //! | `completeness` | whether the index contains everything that the state topic contains |
 //! | `error` | errors of requests |
 //! | `problem` | problem documents of REST |
 //! | `limits` | limits for clients |
 //! | `hosts` | the hosts that requests may name |
 //! | `rates` | the rate of requests of each caller |
+//! | `body_budget` | the memory for the bodies of all requests |
 //! | `grpc` | `redeliver.v1.JobService` |
 //! | `schedules` | recurring schedules: the operations, `redeliver.v1.ScheduleService` and `/v1/schedules` |
 //! | `health` | gRPC health |
@@ -31,12 +33,14 @@ use axum::response::{IntoResponse as _, Response};
 use prometheus_client::metrics::counter::Counter;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::{self, ReadError};
+use redeliver_proto::v1::control_service_server::ControlServiceServer;
 use redeliver_proto::v1::job_service_server::JobServiceServer;
 use redeliver_proto::v1::schedule_service_server::ScheduleServiceServer;
 use redeliver_runtime::config::{ConfigError, SchedulerConfig};
-use redeliver_runtime::http_server::{self, HttpLimits};
+use redeliver_runtime::http_server::{self, HttpLimits, ProtectedRequests};
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::tls::Protocols;
+use redeliver_service::control::change::ControlWriter;
 use redeliver_service::host::{Host, api_tls};
 use redeliver_service::identity::{self, AuthenticateLayer, Authenticator};
 use tokio::sync::{oneshot, watch};
@@ -46,9 +50,12 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 
 use crate::answers::PendingOutcomes;
 use crate::config::rules;
+use crate::controls::AppSettings;
 use crate::index::Index;
 
+mod body_budget;
 mod completeness;
+mod control;
 mod error;
 mod grpc;
 mod health;
@@ -64,6 +71,8 @@ mod schedules;
 mod state_end;
 mod view;
 
+use body_budget::{BodyBudget, reserve_body};
+use control::Controls;
 use hosts::{Host as AcceptedHost, check_host};
 use jobs::Jobs;
 use limits::{LimitMetrics, is_grpc, with_status_of_timeout};
@@ -73,10 +82,8 @@ use state_end::StateEnd;
 /// The share of `shutdown.grace` for which commands that are written wait for their outcomes once the process shuts down. Its
 /// lanes, which have a share of their own, run on meanwhile.
 const DRAIN_SHARE: f64 = 0.15;
-/// The maximum size of a message for health and reflection, in bytes. They contain a name.
+/// The maximum size of a message for control, health and reflection, in bytes. They contain a name, and a reason.
 const SMALL_MESSAGE: usize = 4 << 10;
-/// Health and reflection, which require no identity and have streams without end.
-const WITHOUT_IDENTITY: [&str; 2] = ["/grpc.health.", "/grpc.reflection."];
 /// How long responses may take afterwards.
 const CLOSING: Duration = Duration::from_secs(2);
 /// The section of the configuration.
@@ -109,11 +116,14 @@ pub(crate) fn listen(host: &Host) -> anyhow::Result<Listener> {
 }
 
 /// Adds the API to a host. The lanes of [`crate::mount`] can run in this process or in others. Until the API follows the answers
-/// topic, it is not ready and refuses commands.
+/// topic, it is not ready and refuses commands. Does nothing if the process shuts down before the control topic was read.
 ///
 /// # Errors
 /// When the token or the partitions of the ingest topic cannot be read, or a thread cannot be started.
 pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> anyhow::Result<()> {
+    let Some(control) = host.control().await? else {
+        return Ok(());
+    };
     let config = host.config.clone();
     let scheduler = &config.scheduler;
     let ingest: Arc<str> = scheduler.topics.ingest.as_str().into();
@@ -143,6 +153,11 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         ingest,
         partitions,
         rules: rules(&config)?,
+        controls: Controls {
+            writer: ControlWriter::new(host, control.clone()),
+            control,
+            settings: AppSettings::of(&config),
+        },
         window: config.scheduler.window.duration(),
         outcomes: outcomes.clone(),
         state_end,
@@ -150,6 +165,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         gave_up: ending.gave_up.clone(),
         authenticator: authenticator.clone(),
         rates: CallerRates::new(scheduler.limits.requests_per_second, &metrics),
+        bodies: BodyBudget::new(scheduler.limits.request_bytes, &metrics),
         max_batch: usize::try_from(scheduler.limits.batch_bytes).unwrap_or(usize::MAX),
     });
     let hosts = scheduler.accepted_hosts();
@@ -165,7 +181,8 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
             too_many: metrics.of("connections"),
             slow_bodies: metrics.of("body_timeout"),
             not_read: metrics.of("write_timeout"),
-            unprotected: &WITHOUT_IDENTITY,
+            // So callers without valid credentials lock nobody out.
+            protected: ProtectedRequests::Accepted,
             ..HttpLimits::default()
         },
         refused_hosts: metrics.of("host"),
@@ -290,12 +307,18 @@ fn router<I: Index>(
         JobServiceServer::new(grpc::Service::new(jobs.clone())).max_decoding_message_size(max_message);
     let schedules = ScheduleServiceServer::new(schedules::grpc::Service::new(jobs.clone()))
         .max_decoding_message_size(max_message);
+    let controls = ControlServiceServer::new(control::grpc::Service::new(jobs.clone()))
+        .max_decoding_message_size(SMALL_MESSAGE);
     let refuse = |refusal: &identity::Refusal| identity::grpc::status(refusal).into_http();
-    let rates = jobs.rates.clone();
+    let (rates, bodies) = (jobs.rates.clone(), jobs.bodies.clone());
     let authenticated = Routes::new(service)
         .add_service(schedules)
+        .add_service(controls)
         .into_axum_router()
         .reset_fallback()
+        .route_layer(middleware::from_fn(move |caller, request, next| {
+            reserve_body(bodies.clone(), max_message, caller, request, next)
+        }))
         .route_layer(middleware::from_fn(move |caller, request, next| {
             limit_rate(rates.clone(), caller, request, next)
         }))
@@ -332,6 +355,7 @@ fn reflection() -> tonic_reflection::server::Builder<'static> {
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .with_service_name("redeliver.v1.JobService")
         .with_service_name("redeliver.v1.ScheduleService")
+        .with_service_name("redeliver.v1.ControlService")
         .with_service_name("grpc.health.v1.Health")
 }
 

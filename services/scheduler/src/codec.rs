@@ -11,7 +11,7 @@ use redeliver_proto::{Message as _, v1};
 
 use crate::index::{Change, Effect, KeyEntry};
 use crate::job::{FORMAT, Flow, Job, JobId, JobState, Kind, Payload, RequestHash};
-use crate::request::key_hash;
+use crate::request::{key_hash, request_id_hash};
 use crate::schedules;
 
 /// Why a record cannot be decoded as a job.
@@ -163,6 +163,7 @@ pub fn change(job: &Job, record: Bytes, retention: RetentionPolicy) -> Change {
     let effect = match job.ended {
         Some(ended) => Effect::Ended {
             flow: Flow::of(job),
+            ended,
             forget: retention.forget(job, ended),
             record,
             key,
@@ -190,6 +191,8 @@ pub struct KeyValue {
     pub request_hash: RequestHash,
     /// When the job was accepted.
     pub accepted: Timestamp,
+    /// The hash of the request's id, see [`request_id_hash`].
+    pub request_id: [u8; 8],
 }
 
 impl KeyValue {
@@ -200,29 +203,39 @@ impl KeyValue {
             id: job.id,
             request_hash: job.request_hash,
             accepted: job.accepted,
+            request_id: request_id_hash(job.request_id.as_deref()),
         }
     }
 
-    /// Encodes the value in 40 bytes.
+    /// Encodes the value in 48 bytes.
     #[must_use]
     pub fn encode(&self) -> Bytes {
-        let mut bytes = Vec::with_capacity(40);
+        let mut bytes = Vec::with_capacity(48);
         bytes.extend_from_slice(&self.id.to_bytes());
         bytes.extend_from_slice(&self.request_hash);
         bytes.extend_from_slice(&self.accepted.as_millis().to_be_bytes());
+        bytes.extend_from_slice(&self.request_id);
         bytes.into()
     }
 
-    /// Decodes 40 bytes.
-    #[must_use]
-    pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let (id, rest) = bytes.split_first_chunk::<16>()?;
-        let (hash, rest) = rest.split_first_chunk::<16>()?;
-        let millis: [u8; 8] = rest.try_into().ok()?;
-        Some(Self {
-            id: JobId::from_bytes(*id),
-            request_hash: *hash,
-            accepted: Timestamp::from_millis(i64::from_be_bytes(millis)),
+    /// Decodes 48 bytes.
+    ///
+    /// # Errors
+    /// When it is another number of bytes.
+    pub fn decode(bytes: &[u8]) -> Result<Self, CodecError> {
+        let decoded = || {
+            let (id, rest) = bytes.split_first_chunk::<16>()?;
+            let (hash, rest) = rest.split_first_chunk::<16>()?;
+            let (millis, rest) = rest.split_first_chunk::<8>()?;
+            Some(Self {
+                id: JobId::from_bytes(*id),
+                request_hash: *hash,
+                accepted: Timestamp::from_millis(i64::from_be_bytes(*millis)),
+                request_id: rest.try_into().ok()?,
+            })
+        };
+        decoded().ok_or_else(|| {
+            CodecError::Malformed(format!("the value of a key has {} bytes, not 48", bytes.len()))
         })
     }
 }
@@ -329,8 +342,12 @@ mod tests {
     #[test]
     fn a_key_survives_encoding() {
         let value = KeyValue::of(&job());
-        assert_eq!(KeyValue::decode(&value.encode()), Some(value));
-        assert_eq!(KeyValue::decode(&value.encode()[1..]), None);
+        let bytes = value.encode();
+        assert_eq!(KeyValue::decode(&bytes), Ok(value));
+        let longer = [&bytes[..], &[0]].concat();
+        for other in [&bytes[1..], &longer, &[]] {
+            assert!(matches!(KeyValue::decode(other), Err(CodecError::Malformed(_))));
+        }
     }
 
     proptest! {

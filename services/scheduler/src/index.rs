@@ -8,20 +8,49 @@
 //! one step. Every query returns the checkpoint's offset ([`Applied`]) with its result. So a caller detects an index that
 //! went back in time, by a failover or a restored dump, and brings it up to date from the topic.
 
+use std::collections::HashSet;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
-use redeliver_core::{Record, Timestamp};
+use redeliver_core::{Record, Timestamp, mutant};
 use sha2::{Digest as _, Sha256};
 
-use crate::job::{Flow, Job, JobId, KeyHash};
+use crate::job::{self, Flow, Job, JobId, KeyHash};
 use crate::schedules;
 
 mod flow_key;
 pub mod memory;
 mod paging;
 pub mod redis;
+
+/// The format of the index that this version writes and supports. An index of another format is rebuilt from the state topic.
+///
+/// An index contains records of jobs, so a scheduler must support both its layout and their [`job::FORMAT`]. Neither is ever lowered,
+/// so their sum grows with each of them, and is larger than what an older scheduler supports.
+pub const FORMAT: u32 = LAYOUT + job::FORMAT;
+
+/// | layout | |
+/// |---|---|
+/// | 0 | all ended jobs have a record |
+/// | 1 | a bounded number of ended jobs has a record, and the value of an idempotency key contains the request id |
+const LAYOUT: u32 = 1;
+
+/// How long an ended job has a record, however many others end. Clients repeat a command whose answer they did not get, and get a job
+/// whose request was undecided. The API gives up after 10 seconds, and this leaves time for five further attempts.
+pub const MIN_KEPT: Duration = Duration::from_secs(60);
+
+/// Whether a job that ended at `ended` can lose its record at `now`. An end in the future, after the clock was put back, must not
+/// hold up all others.
+fn is_evictable(ended: Timestamp, now: Timestamp) -> bool {
+    ended.as_millis().abs_diff(now.as_millis()) >= min_kept_millis()
+}
+
+fn min_kept_millis() -> u64 {
+    let millis = u64::try_from(MIN_KEPT.as_millis()).unwrap_or(u64::MAX);
+    mutant!("index-evicts-jobs-that-just-ended", millis, 0)
+}
 
 /// How far the index contains the state topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,8 +106,7 @@ pub struct Checkpoint {
     pub applied: Applied,
     /// The digest of the last applied record; `None` if no record was applied.
     pub last_record: Option<LastRecordDigest>,
-    /// The newest format of the index's records, see [`FORMAT`](crate::job::FORMAT). A newer scheduler may have
-    /// written them.
+    /// The format of the index, see [`FORMAT`]. An older or a newer scheduler may have written it.
     pub format: u32,
 }
 
@@ -146,10 +174,12 @@ pub enum Effect {
         /// The idempotency key.
         key: Option<KeyEntry>,
     },
-    /// Ended.
+    /// Ended. The index has no record of the job any more when too many others have ended since, but never within [`MIN_KEPT`].
     Ended {
         /// The flow of the job, the same in all changes of the job.
         flow: Flow,
+        /// When the job ended.
+        ended: Timestamp,
         /// When to forget the job.
         forget: Timestamp,
         /// The value of the state record.
@@ -196,6 +226,20 @@ impl Batch {
             to: offset,
             ..Self::default()
         }
+    }
+
+    /// The jobs that have ended after the batch, with their ends, in the order of their last changes.
+    fn ends(&self) -> Vec<(JobId, Timestamp)> {
+        let mut known = HashSet::new();
+        let last = self.changes.iter().rev().filter(|change| known.insert(change.id));
+        let mut ends: Vec<_> = last
+            .filter_map(|change| match change.effect {
+                Effect::Ended { ended, .. } => Some((change.id, ended)),
+                Effect::Waits { .. } | Effect::Forgotten => None,
+            })
+            .collect();
+        ends.reverse();
+        ends
     }
 
     /// Whether the batch only renews the time of the checkpoint at this offset.
@@ -432,6 +476,9 @@ pub enum IndexError {
     /// Another process has claimed the shard.
     #[error("another process has claimed the shard")]
     Fenced,
+    /// The index contains something that it cannot contain, for example because it was changed from outside. Only a rebuild repairs it.
+    #[error("the index is damaged: {0}")]
+    Damaged(String),
     /// The index has no memory for a batch, and has applied nothing of it.
     #[error("the index is full: {0}")]
     Full(String),
@@ -472,7 +519,8 @@ pub trait Index: Clone + Send + Sync + 'static {
         now: Timestamp,
     ) -> impl Future<Output = Result<(), IndexError>> + Send;
 
-    /// Looks up several keys in one snapshot. The results are in the order of the keys.
+    /// Looks up several keys in one snapshot. The results are in the order of the keys. Of the ended jobs, only those that ended within [`MIN_KEPT`]
+    /// and a limited number of others that ended last are found.
     fn look_up(
         &self,
         shard: i32,
@@ -500,7 +548,8 @@ pub trait Index: Clone + Send + Sync + 'static {
         paging::list(self, shard, request)
     }
 
-    /// Ended jobs whose retention is over at `now`, oldest first.
+    /// Ended jobs whose retention is over at `now`. Jobs that are not found any more can follow some minutes after their time. A job is
+    /// returned again until it is forgotten.
     fn forgettable(
         &self,
         shard: i32,
@@ -527,4 +576,43 @@ pub trait Index: Clone + Send + Sync + 'static {
         now: Timestamp,
         minutes: u32,
     ) -> impl Future<Output = Result<ShardStats, IndexError>> + Send;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The layout and the format of job records of each format of the index.
+    const HISTORY: [(u32, u32); 2] = [(0, 0), (1, 0)];
+
+    #[test]
+    fn a_new_layout_or_format_of_jobs_is_a_new_format_of_the_index() {
+        // Raising either constant takes a new row, and no row ever changes.
+        assert_eq!(HISTORY.last(), Some(&(LAYOUT, job::FORMAT)));
+        for (format, (layout, jobs)) in HISTORY.into_iter().enumerate() {
+            // An older scheduler must notice that it supports neither.
+            assert_eq!(u32::try_from(format), Ok(layout + jobs));
+        }
+        let is_sorted = HISTORY.is_sorted_by(|one, next| one.0 <= next.0 && one.1 <= next.1);
+        assert!(is_sorted, "a format was lowered");
+    }
+
+    #[test]
+    fn a_job_is_evictable_after_a_minute_or_with_an_end_in_the_future() {
+        let now = Timestamp::from_millis(1_000_000);
+        for (ended, expected) in [
+            (0, true),
+            (940_000, true),
+            (940_001, false),
+            (1_000_000, false),
+            (1_059_999, false),
+            (1_060_000, true),
+        ] {
+            assert_eq!(
+                is_evictable(Timestamp::from_millis(ended), now),
+                expected,
+                "{ended}"
+            );
+        }
+    }
 }

@@ -1,10 +1,10 @@
 //! The messages between a shard and its indexer.
 
-use bytes::Bytes;
+use std::sync::Arc;
 
 use crate::codec::KeyValue;
 use crate::index::{Batch, Scan, ScanRequest};
-use crate::job::{JobId, KeyHash};
+use crate::job::{Job, JobId, KeyHash};
 
 /// What a shard requests of its indexer.
 #[derive(Debug)]
@@ -42,14 +42,14 @@ impl Query {
 pub(crate) struct Found {
     /// The use of the idempotency key.
     pub(crate) key: Option<KeyValue>,
-    /// The state record of the job.
-    pub(crate) job: Option<Bytes>,
+    /// The job or the schedule.
+    pub(crate) job: Option<Arc<Job>>,
 }
 
 impl Found {
-    /// The size of the record in memory.
+    /// The approximate size of the job in memory.
     pub(crate) fn size(&self) -> usize {
-        self.job.as_ref().map_or(0, Bytes::len)
+        self.job.as_ref().map_or(0, |job| job.size())
     }
 }
 

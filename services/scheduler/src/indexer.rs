@@ -18,9 +18,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::checkpoint_age::{ALWAYS_RECENT, is_at_end, max_age, renewal_delay};
 use crate::codec::RetentionPolicy;
-use crate::index::{Applied, Batch, Checkpoint, Index, IndexError, LastRecordDigest, Owner};
+use crate::index::{self, Applied, Batch, Checkpoint, Index, IndexError, LastRecordDigest, Owner};
 use crate::index_messages::{IndexRequest, IndexResponse};
-use crate::job::FORMAT;
 use crate::limits::{ProcessLimits, TakeOver, TakeOverPermit};
 use crate::lookups;
 use crate::metrics::GaugeShare;
@@ -132,6 +131,15 @@ enum ReplayMode {
     Inspect,
 }
 
+/// What of the index's content is used when it is brought up to date.
+#[derive(Clone, Copy)]
+enum Trust {
+    /// Everything up to the checkpoint.
+    Checkpoint,
+    /// Nothing, because it is damaged. It is rebuilt.
+    Nothing,
+}
+
 impl<I: Index> ShardIndexer<I> {
     /// Runs until the lane no longer owns the shard.
     pub(crate) async fn run(mut self) {
@@ -144,7 +152,7 @@ impl<I: Index> ShardIndexer<I> {
 
     async fn serve_requests(&mut self) {
         let owner = Owner(fastrand::u64(..));
-        let applied = self.bring_up_to_date(owner).await;
+        let applied = self.bring_up_to_date(owner, Trust::Checkpoint).await;
         self.responses
             .push(self.assignment, IndexResponse::Ready { end: applied });
         self.serve_requests_from(owner, applied).await;
@@ -183,7 +191,7 @@ impl<I: Index> ShardIndexer<I> {
                         _ => reason,
                     },
                     Err(IndexError::Unavailable(reason)) => reason,
-                    Err(error @ (IndexError::Gap { .. } | IndexError::Fenced)) => {
+                    Err(error @ (IndexError::Gap { .. } | IndexError::Fenced | IndexError::Damaged(_))) => {
                         applied = self.restore(owner, &error).await;
                         continue;
                     }
@@ -204,7 +212,9 @@ impl<I: Index> ShardIndexer<I> {
         let (renewal, now) = (Batch::renewal(applied), self.clock.now());
         match self.index.apply(self.shard, owner, &renewal, now).await {
             Ok(()) => applied,
-            Err(error @ (IndexError::Gap { .. } | IndexError::Fenced)) => self.restore(owner, &error).await,
+            Err(error @ (IndexError::Gap { .. } | IndexError::Fenced | IndexError::Damaged(_))) => {
+                self.restore(owner, &error).await
+            }
             // The next renewal comes long before the checkpoint is too old.
             Err(error @ (IndexError::Full(_) | IndexError::Unavailable(_))) => {
                 tracing::debug!(shard = self.shard, %error, "cannot renew the checkpoint of the index");
@@ -225,9 +235,13 @@ impl<I: Index> ShardIndexer<I> {
     async fn restore(&self, owner: Owner, error: &IndexError) -> i64 {
         tracing::warn!(
             shard = self.shard, %error,
-            "index is not at the expected checkpoint; replaying the state topic"
+            "index is damaged or not at the expected checkpoint; replaying the state topic"
         );
-        self.bring_up_to_date(owner).await
+        let trust = match error {
+            IndexError::Damaged(_) => Trust::Nothing,
+            _ => Trust::Checkpoint,
+        };
+        self.bring_up_to_date(owner, trust).await
     }
 
     async fn wait(&self, backoff: &mut Backoff, log_throttle: &mut LogThrottle, state: &str, reason: &str) {
@@ -286,12 +300,12 @@ impl<I: Index> ShardIndexer<I> {
 
     /// Replays the state topic until the index is complete, and returns the end of the topic. Retries until it succeeds.
     /// While the topic contains unsupported records, the shard is halted.
-    async fn bring_up_to_date(&self, owner: Owner) -> i64 {
+    async fn bring_up_to_date(&self, owner: Owner, trust: Trust) -> i64 {
         let mut backoff = Backoff::new(MIN_DELAY, MAX_DELAY);
         let mut log_throttle = LogThrottle::default();
         let mut is_halted = false;
         loop {
-            match self.take_over(owner).await {
+            match self.take_over(owner, trust).await {
                 Ok(end) => {
                     self.readiness.set_ready(self.assignment);
                     if is_halted {
@@ -324,13 +338,13 @@ impl<I: Index> ShardIndexer<I> {
         }
     }
 
-    async fn take_over(&self, owner: Owner) -> Result<i64, CatchUpError> {
+    async fn take_over(&self, owner: Owner, trust: Trust) -> Result<i64, CatchUpError> {
         // From here on, a batch that the previous owner still sends is fenced.
         let checkpoint = self.index.claim(self.shard, owner).await?;
         fault::point("claim");
         let mut superseded_before = 0;
         match checkpoint {
-            Some(Checkpoint { format, .. }) if format > FORMAT => {
+            Some(Checkpoint { format, .. }) if format > index::FORMAT => {
                 // A newer scheduler wrote this index. As long as the topic contains a record that only the newer scheduler
                 // supports, the index is left as it is, so the topic is inspected before the index is cleared.
                 let _permit = self.permit(TakeOver::Rebuild).await;
@@ -339,6 +353,14 @@ impl<I: Index> ShardIndexer<I> {
                     Err(CatchUpError::Superseded { before }) => superseded_before = before,
                     result => drop(result?),
                 }
+            }
+            Some(Checkpoint { format, .. }) if format < index::FORMAT => tracing::info!(
+                shard = self.shard,
+                format,
+                "index was written by an older scheduler; rebuilding"
+            ),
+            Some(_) if matches!(trust, Trust::Nothing) => {
+                tracing::warn!(shard = self.shard, "index is damaged; rebuilding");
             }
             Some(checkpoint) => match self.resume(owner, checkpoint).await {
                 Err(error @ CatchUpError::TopicMismatch) => tracing::warn!(

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`request`] | parses and checks the records of the ingest topic |
 //! | `shard` | decides what happens to commands and due jobs, without IO |
+//! | `controls` | which applications are paused or limited: settings, and what operators want |
 //! | `rate` | how many jobs of an application may be dispatched per second |
 //! | `window`, `overlay` | what a shard holds in memory: jobs that are due soon, and changes that the index does not contain yet |
 //! | [`index`] | the index by due time, in Redis or in memory |
@@ -32,6 +33,7 @@ pub mod api;
 mod checkpoint_age;
 pub mod codec;
 mod config;
+mod controls;
 mod growth;
 pub mod index;
 mod index_messages;

@@ -4,12 +4,15 @@
 //! in between: the indexer is the only one that changes its shard, and does one thing after the other. So a shard gets one
 //! answer for each command, in the order of its commands.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use redeliver_core::Timestamp;
 
-use crate::codec::KeyValue;
+use crate::codec::{self, KeyValue};
 use crate::index::{Applied, Index, IndexError, Lookup};
 use crate::index_messages::{Found, Query};
+use crate::job::{Job, JobId};
 
 /// Answers queries in their order. `is_current` checks the state of the index after each lookup.
 pub(crate) async fn answer<I: Index>(
@@ -21,12 +24,18 @@ pub(crate) async fn answer<I: Index>(
 ) -> Result<Vec<Found>, IndexError> {
     let (applied, results) = index.look_up(shard, &first_lookups(queries), now).await?;
     is_current(applied)?;
-    let mut found = first_results(queries, results);
+    let mut found = first_results(queries, results)?;
     let jobs = jobs_of_keys(queries, &found);
     if !jobs.is_empty() {
-        let (applied, records) = index.look_up(shard, &jobs, now).await?;
+        let lookups: Vec<Lookup> = jobs.iter().copied().map(Lookup::Job).collect();
+        let (applied, records) = index.look_up(shard, &lookups, now).await?;
         is_current(applied)?;
-        add_jobs_of_keys(queries, &mut found, records);
+        let mut records = jobs.into_iter().zip(records);
+        for found in lacking_jobs(queries, &mut found) {
+            if let Some((id, record)) = records.next() {
+                found.job = read_job(id, record)?;
+            }
+        }
     }
     Ok(found)
 }
@@ -39,22 +48,36 @@ fn first_lookups(queries: &[Query]) -> Vec<Lookup> {
     lookups.collect()
 }
 
-fn first_results(queries: &[Query], results: Vec<Option<Bytes>>) -> Vec<Found> {
-    let found = queries.iter().zip(results).map(|(query, result)| match query {
-        Query::Job(_) => Found {
-            key: None,
-            job: result,
-        },
-        Query::Key(_) | Query::JobOfKey(_) => Found {
-            key: result.and_then(|value| KeyValue::decode(&value)),
-            job: None,
-        },
+fn first_results(queries: &[Query], results: Vec<Option<Bytes>>) -> Result<Vec<Found>, IndexError> {
+    let found = queries.iter().zip(results).map(|(query, result)| {
+        Ok(match query {
+            Query::Job(id) => Found {
+                key: None,
+                job: read_job(*id, result)?,
+            },
+            Query::Key(_) | Query::JobOfKey(_) => Found {
+                key: read_key(result)?,
+                job: None,
+            },
+        })
     });
     found.collect()
 }
 
+/// A job that cannot be read must not pass for one that is unknown, nor a key for one that is not in use.
+fn read_job(id: JobId, record: Option<Bytes>) -> Result<Option<Arc<Job>>, IndexError> {
+    let job = record.map(|record| codec::decode(id, &record)).transpose();
+    let job = job.map_err(|error| IndexError::Damaged(format!("the record of job {id}: {error}")))?;
+    Ok(job.map(Arc::new))
+}
+
+fn read_key(value: Option<Bytes>) -> Result<Option<KeyValue>, IndexError> {
+    let key = value.map(|value| KeyValue::decode(&value)).transpose();
+    key.map_err(|error| IndexError::Damaged(error.to_string()))
+}
+
 /// The jobs that use the keys of queries for them.
-fn jobs_of_keys(queries: &[Query], found: &[Found]) -> Vec<Lookup> {
+fn jobs_of_keys(queries: &[Query], found: &[Found]) -> Vec<JobId> {
     let used = queries
         .iter()
         .zip(found)
@@ -62,31 +85,27 @@ fn jobs_of_keys(queries: &[Query], found: &[Found]) -> Vec<Lookup> {
             Query::JobOfKey(_) => found.key,
             Query::Job(_) | Query::Key(_) => None,
         });
-    used.map(|key| Lookup::Job(key.id)).collect()
+    used.map(|key| key.id).collect()
 }
 
-fn add_jobs_of_keys(queries: &[Query], found: &mut [Found], records: Vec<Option<Bytes>>) {
-    let lacking = queries
-        .iter()
-        .zip(found)
-        .filter_map(|(query, found)| match query {
-            Query::JobOfKey(_) if found.key.is_some() => Some(found),
-            _ => None,
-        });
-    for (found, record) in lacking.zip(records) {
-        found.job = record;
-    }
+/// The results that lack the job that uses the key, in the order of [`jobs_of_keys`].
+fn lacking_jobs<'a>(queries: &'a [Query], found: &'a mut [Found]) -> impl Iterator<Item = &'a mut Found> {
+    let found = queries.iter().zip(found);
+    found.filter_map(|(query, found)| match query {
+        Query::JobOfKey(_) if found.key.is_some() => Some(found),
+        _ => None,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::codec::RetentionPolicy;
+    use crate::index;
     use crate::index::memory::MemoryIndex;
-    use crate::index::{Batch, Owner};
-    use crate::job::{Job, JobId, JobState, Kind, Payload, Priority};
+    use crate::index::{Batch, Effect, Owner};
+    use crate::job::{JobState, Kind, Payload, Priority};
     use crate::request::key_hash;
-    use crate::{codec, index};
 
     const NOW: Timestamp = Timestamp::from_millis(1_763_722_800_000);
 
@@ -143,7 +162,7 @@ mod tests {
         let found = answer(&index, 0, &queries, NOW, |_| Ok(())).await.unwrap();
         let of = |job: &Job, has_key: bool, has_job: bool| Found {
             key: has_key.then(|| KeyValue::of(job)),
-            job: has_job.then(|| codec::encode(job)),
+            job: has_job.then(|| Arc::new(job.clone())),
         };
         let expected = [
             of(&other, true, true),
@@ -164,5 +183,46 @@ mod tests {
         let queries = [Query::JobOfKey([0; 16])];
         let answered = answer(&MemoryIndex::default(), 0, &queries, NOW, outdated).await;
         assert!(matches!(answered, Err(IndexError::Fenced)), "{answered:?}");
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_read_is_damage_and_not_unknown() {
+        let hour = std::time::Duration::from_secs(3600);
+        let retention = RetentionPolicy {
+            keys: hour,
+            ended: hour,
+        };
+        let job = job(1, "a");
+        let key = Query::JobOfKey(key_hash("app", "a"));
+        for (damages_record, queries) in [
+            (true, vec![Query::Job(job.id)]),
+            (true, vec![Query::Job(JobId::new(NOW, 0, 9)), key]),
+            (false, vec![Query::Key(key_hash("app", "a"))]),
+            (false, vec![key]),
+        ] {
+            let mut change = codec::change(&job, codec::encode(&job), retention);
+            let Effect::Waits { record, key, .. } = &mut change.effect else {
+                panic!("the job waits")
+            };
+            if damages_record {
+                *record = Bytes::from_static(b"no job");
+            } else if let Some(key) = key {
+                key.value = key.value.slice(1..);
+            }
+            let batch = Batch {
+                from: 0,
+                to: 2,
+                changes: vec![change],
+                ..Batch::default()
+            };
+            let index = MemoryIndex::default();
+            index.claim(0, Owner(1)).await.unwrap();
+            index.clear(0, Owner(1)).await.unwrap();
+            index::Index::apply(&index, 0, Owner(1), &batch, NOW)
+                .await
+                .unwrap();
+            let answered = answer(&index, 0, &queries, NOW, |_| Ok(())).await;
+            assert!(matches!(answered, Err(IndexError::Damaged(_))), "{answered:?}");
+        }
     }
 }

@@ -124,7 +124,7 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_jobs_forgotten",
-            "Ended jobs that were deleted after their retention",
+            "Ended jobs that were deleted after their retention, approximately: a job that is no longer in Redis can count twice",
             families.forgotten.clone(),
         );
         registry.register(

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::controls::AppStates;
 use crate::growth::IngestSize;
 use crate::index::{Index, MemoryPressure, Usage};
 use crate::index_messages::IndexRequest;
@@ -64,6 +65,8 @@ pub(crate) struct LaneShards {
     /// The clock was not certain when it was last read.
     is_held: bool,
     pressure: MemoryPressure,
+    /// Which applications are paused or limited.
+    app_states: Arc<AppStates>,
     /// The number of jobs that wait for missing topics.
     parked: BTreeMap<Target, usize>,
     turn_tallies: Vec<(AssignmentId, Tally)>,
@@ -216,6 +219,26 @@ impl<I: Index> Scheduler<I> {
         self.update_readiness_note();
     }
 
+    /// Reads which applications are paused or limited, and passes a change on to the shards.
+    fn update_app_states(&mut self) {
+        let now = self.settings.app_states.current();
+        if Arc::ptr_eq(&now, &self.lane.app_states) {
+            return;
+        }
+        for handle in self.lane.shards.values_mut() {
+            handle.shard.set_app_states(now.clone());
+        }
+        let before = std::mem::replace(&mut self.lane.app_states, now);
+        let now = &self.lane.app_states;
+        for app in before.paused.difference(&now.paused) {
+            self.metrics.set_paused(app, 0);
+        }
+        for app in before.rates.keys().filter(|app| !now.rates.contains_key(*app)) {
+            self.metrics.set_held_back(app, 0);
+        }
+        self.update_readiness_note();
+    }
+
     /// Stops all shards once the ingest topic has more partitions than at the start of the process: commands would be
     /// forwarded to shards that do not own them any more.
     fn check_ingest_size(&mut self, observed: Option<i32>) {
@@ -235,7 +258,8 @@ impl<I: Index> Scheduler<I> {
     /// paused.
     fn update_parked(&mut self) {
         let mut parked: BTreeMap<Target, usize> = BTreeMap::new();
-        let paused = self.settings.paused.iter().map(|app| (app.as_str(), 0));
+        let apps = self.lane.app_states.clone();
+        let paused = apps.paused.iter().map(|app| (app.as_str(), 0));
         let mut paused: BTreeMap<&str, usize> = paused.collect();
         for handle in self.lane.shards.values() {
             for (obstacle, count) in handle.shard.parked() {
@@ -292,8 +316,9 @@ impl<I: Index> Scheduler<I> {
                 notes.push("Redis is full: rejecting jobs that are not due soon".to_owned());
             }
         }
-        if !self.settings.paused.is_empty() {
-            let paused: Vec<&str> = self.settings.paused.iter().map(String::as_str).collect();
+        let paused = &self.lane.app_states.paused;
+        if !paused.is_empty() {
+            let paused: Vec<&str> = paused.iter().map(String::as_str).collect();
             notes.push(format!("paused applications: {}", paused.join(", ")));
         }
         if let Some((topic, app)) = self.lane.parked.keys().next() {
@@ -328,7 +353,8 @@ impl<I: Index> Scheduler<I> {
     }
 
     fn report_held_back(&mut self, now: Timestamp) {
-        let mut held_back: BTreeMap<&str, usize> = self.settings.rates.apps().map(|app| (app, 0)).collect();
+        let apps = self.lane.app_states.clone();
+        let mut held_back: BTreeMap<&str, usize> = apps.rates.keys().map(|app| (app.as_str(), 0)).collect();
         if held_back.is_empty() {
             return;
         }
@@ -390,6 +416,8 @@ impl<I: Index> Processor for Scheduler<I> {
         };
         self.lane.shards.insert(assignment, handle);
         self.lane.order.push(assignment);
+        // The shard may have begun with newer states than the others.
+        self.update_app_states();
         self.update_readiness_note();
     }
 
@@ -466,6 +494,7 @@ impl<I: Index> Processor for Scheduler<I> {
             return;
         }
         self.update_memory_pressure();
+        self.update_app_states();
         // Before jobs are taken out: they are not dispatched until the transaction is committed.
         self.report_waiting(now);
         if confirmed.is_some() {

@@ -2,8 +2,13 @@
 //!
 //! Each shard has an equal part of the rate of an application, because shards do not know of each other. A [`Bucket`] fills with
 //! tokens at that rate, up to one second's worth and at least one, and each dispatched job takes one.
+//!
+//! The buckets belong to the process, not to its shards: a lane replaces its shards after each aborted transaction and each rebalance, and new
+//! buckets would be full each time. So at most one second's worth is added when a shard moves to another process. The tokens of an aborted
+//! transaction are used up, although its jobs are dispatched again: a rate is a maximum.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redeliver_core::Timestamp;
@@ -14,32 +19,54 @@ const MIN_PAUSE: Duration = Duration::from_millis(20);
 /// Less than the error of the sum of many parts of tokens.
 const ROUNDING: f64 = 1e-6;
 
+/// The buckets of a process, by shard and application. Their number is bounded by the configuration. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Buckets(Arc<Mutex<HashMap<(i32, String), SharedBucket>>>);
+
+/// A bucket of [`Buckets`]. Only one shard at a time uses it.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedBucket(Arc<Mutex<Bucket>>);
+
+impl SharedBucket {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Bucket> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The rates of applications in one shard, in jobs per second.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Rates(BTreeMap<String, f64>);
+pub(crate) struct Rates {
+    rates: BTreeMap<String, f64>,
+    shard: i32,
+    buckets: Buckets,
+}
 
 impl Rates {
     /// Divides the rates of applications among shards.
-    pub(crate) fn per_shard<'a>(rates: impl Iterator<Item = (&'a String, f64)>, shards: i32) -> Self {
-        Self(
-            rates
+    pub(crate) fn of_shard(rates: &BTreeMap<String, f64>, shard: i32, shards: i32, buckets: Buckets) -> Self {
+        let rates = rates.iter();
+        Self {
+            rates: rates
                 .map(|(app, rate)| (app.clone(), rate / f64::from(shards.max(1))))
                 .collect(),
-        )
+            shard,
+            buckets,
+        }
     }
 
-    /// A full bucket for an application with a rate.
-    pub(crate) fn bucket(&self, app: &str) -> Option<Bucket> {
-        self.0.get(app).map(|rate| Bucket::new(*rate))
+    /// The bucket of an application with a rate. It is full if the process has never had one.
+    pub(crate) fn bucket(&self, app: &str) -> Option<SharedBucket> {
+        let rate = *self.rates.get(app)?;
+        let mut buckets = self.buckets.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let bucket = buckets
+            .entry((self.shard, app.to_owned()))
+            .or_insert_with(|| SharedBucket(Arc::new(Mutex::new(Bucket::new(rate)))));
+        bucket.lock().set_rate(rate);
+        Some(bucket.clone())
     }
 
     pub(crate) fn is_limited(&self, app: &str) -> bool {
-        self.0.contains_key(app)
-    }
-
-    /// The applications that have a rate.
-    pub(crate) fn apps(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(String::as_str)
+        self.rates.contains_key(app)
     }
 }
 
@@ -67,6 +94,15 @@ impl Bucket {
             filled: None,
             newest: Timestamp::from_millis(0),
         }
+    }
+
+    /// Changes the rate. The bucket has as many tokens as before, as far as they still fit.
+    fn set_rate(&mut self, rate: f64) {
+        let Self {
+            per_milli, capacity, ..
+        } = Self::new(rate);
+        (self.per_milli, self.capacity) = (per_milli, capacity);
+        self.tokens = self.tokens.min(capacity);
     }
 
     /// Takes the oldest token, and returns since when it was there.
@@ -172,13 +208,38 @@ mod tests {
 
     #[test]
     fn shards_share_the_rate() {
-        let apps = [("a".to_owned(), 24.0), ("b".to_owned(), 0.6)];
-        let rates = Rates::per_shard(apps.iter().map(|(app, rate)| (app, *rate)), 12);
-        assert_eq!(taken(&mut rates.bucket("a").unwrap(), 0), 2);
-        let mut slow = rates.bucket("b").unwrap();
-        assert_eq!(taken(&mut slow, 0), 1);
-        assert!((20_000..20_010).contains(&slow.take(at(0)).unwrap_err().as_millis()));
+        let apps = [("a".to_owned(), 24.0), ("b".to_owned(), 0.6)].into();
+        let rates = Rates::of_shard(&apps, 0, 12, Buckets::default());
+        assert_eq!(taken(&mut rates.bucket("a").unwrap().lock(), 0), 2);
+        let slow = rates.bucket("b").unwrap();
+        assert_eq!(taken(&mut slow.lock(), 0), 1);
+        assert!((20_000..20_010).contains(&slow.lock().take(at(0)).unwrap_err().as_millis()));
         assert!(rates.bucket("c").is_none());
+    }
+
+    #[test]
+    fn a_shard_that_is_replaced_goes_on_with_its_tokens() {
+        let (apps, buckets) = ([("a".to_owned(), 20.0)].into(), Buckets::default());
+        let rates = |shard| Rates::of_shard(&apps, shard, 2, buckets.clone());
+        assert_eq!(taken(&mut rates(0).bucket("a").unwrap().lock(), 0), 10);
+        assert_eq!(taken(&mut rates(0).bucket("a").unwrap().lock(), 500), 5);
+        assert_eq!(taken(&mut rates(1).bucket("a").unwrap().lock(), 500), 10);
+    }
+
+    #[test]
+    fn a_bucket_keeps_its_tokens_when_its_rate_changes() {
+        let mut bucket = Bucket::new(10.0);
+        assert_eq!((0..4).filter(|_| bucket.take(at(0)).is_ok()).count(), 4);
+        bucket.set_rate(100.0);
+        assert_eq!(taken(&mut bucket, 0), 6);
+        bucket.set_rate(2.0);
+        assert_eq!(taken(&mut bucket, 500), 1);
+        bucket.set_rate(100.0);
+        assert_eq!(taken(&mut bucket, 1_000), 50);
+        bucket.set_rate(3.0);
+        bucket.fill(at(10_000));
+        bucket.set_rate(0.5);
+        assert_eq!(taken(&mut bucket, 10_000), 1);
     }
 
     proptest! {

@@ -27,9 +27,9 @@ mod schedule;
 
 pub use field::{Field, Format};
 pub(crate) use field::{read_id, read_job_ref};
-pub use hash::key_hash;
-pub use json::{read as read_json, read_schedule as read_schedule_json};
-pub(crate) use json::{read_instant, read_time as read_json_time};
+pub use hash::{key_hash, request_id_hash};
+pub use json::{ReadSchedule, other_state, read as read_json, read_schedule as read_schedule_json};
+pub(crate) use json::{as_data, read_instant, read_time as read_json_time, state_name};
 pub use parsed::{ConflictPolicy, Draft, JobRef, LongWait, ParsedRequest, When};
 pub(crate) use protobuf::{draft, read_when, time_of as read_timestamp};
 pub use protobuf::{read as read_protobuf, spec, write as write_protobuf};

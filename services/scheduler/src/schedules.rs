@@ -329,13 +329,12 @@ fn entry_of(id: JobId, record: v1::ScheduleRecord, bytes: Bytes) -> Job {
     }
 }
 
-/// The application of a schedule, from its state record.
-///
-/// # Errors
-/// When the bytes are not a schedule, or a newer scheduler wrote them.
-pub(crate) fn app_of(bytes: &Bytes) -> Result<String, RecordError> {
-    let job = read(bytes)?.spec.and_then(|spec| spec.job);
-    Ok(job.unwrap_or_default().app)
+/// The id and the application of a schedule, also from a state record that cannot be used, such as one of a newer scheduler. `None` if
+/// it cannot be read at all.
+pub(crate) fn id_and_app(bytes: &Bytes) -> Option<(String, String)> {
+    let record = v1::ScheduleRecord::decode(bytes.clone()).ok()?;
+    let job = record.spec?.job?;
+    Some((record.id, job.app))
 }
 
 /// A schedule as the API shows it, from its state record. If the definition is not valid here, the next occurrence is left out.
@@ -349,13 +348,7 @@ pub(crate) fn show(bytes: &Bytes, with_payload: bool) -> Result<v1::Schedule, Re
         Err(RecordError::Definition(_)) => None,
         Err(error) => return Err(error),
     };
-    let state = if record.paused {
-        v1::ScheduleState::Paused
-    } else if record.next_ms.is_none() {
-        v1::ScheduleState::Finished
-    } else {
-        v1::ScheduleState::Active
-    };
+    let state = state_of(record.paused, record.next_ms.is_some());
     let mut spec = record.spec;
     if let Some(job) = spec.as_mut().and_then(|spec| spec.job.as_mut())
         && !with_payload
@@ -376,6 +369,37 @@ pub(crate) fn show(bytes: &Bytes, with_payload: bool) -> Result<v1::Schedule, Re
         next_due_time: next.map(|next| to_timestamp(next.due)),
         problem: record.problem,
     })
+}
+
+fn state_of(is_paused: bool, has_next: bool) -> v1::ScheduleState {
+    match (is_paused, has_next) {
+        (true, _) => v1::ScheduleState::Paused,
+        (false, true) => v1::ScheduleState::Active,
+        (false, false) => v1::ScheduleState::Finished,
+    }
+}
+
+/// The state of a schedule once these are its times, from its state record.
+///
+/// # Errors
+/// When the bytes are not a schedule, or a newer scheduler wrote them.
+pub(crate) fn state_with(
+    bytes: &Bytes,
+    recurrence: Recurrence,
+    now: Timestamp,
+) -> Result<v1::ScheduleState, RecordError> {
+    let stored = match decode(bytes) {
+        Ok(mut stored) => {
+            let job = stored.job.clone();
+            stored.redefine(recurrence, job, now);
+            stored
+        }
+        Err(RecordError::Definition(_)) => {
+            replace_definition(bytes, recurrence, v1::JobTemplate::default(), now)?
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(stored.state())
 }
 
 impl StoredSchedule {
@@ -414,6 +438,11 @@ impl StoredSchedule {
         self.progress = self.progress.redefine(now);
         self.schedule = Schedule::new(self.schedule.id().clone(), recurrence);
         skipped
+    }
+
+    /// Whether it is paused, or has no further occurrence.
+    pub(crate) fn state(&self) -> v1::ScheduleState {
+        state_of(self.progress.is_paused, self.next_occurrence().is_some())
     }
 
     /// The next occurrence; `None` if the schedule is paused or finished.

@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use crate::api;
 use crate::codec::RetentionPolicy;
 use crate::config::rules;
+use crate::controls::{AppSettings, LiveAppStates};
 use crate::growth::IngestSize;
 use crate::index::Index;
 use crate::index::redis::RedisIndex;
@@ -22,7 +23,7 @@ use crate::indexer::IndexResponses;
 use crate::limits::{MemoryShare, ProcessLimits};
 use crate::metrics::SchedulerFamilies;
 use crate::processor::{LaneShards, Scheduler, run_indexers};
-use crate::rate::Rates;
+use crate::rate::Buckets;
 use crate::readiness::ShardReadiness;
 use crate::settings::Settings;
 use crate::spans::Spans;
@@ -49,7 +50,9 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
     host.ensure_topics(&spec).await?;
     if !host.tasks.shutdown().is_cancelled() {
         let config = host.config.clone();
-        let index = RedisIndex::connect(&config.redis, &mut host.tasks).await?;
+        let index = RedisIndex::connect(&config.redis, &mut host.tasks)
+            .await?
+            .with_max_ended(config.scheduler.max_ended as usize);
         index.register(&mut host.registry());
         mount(&mut host, index.clone()).await?;
         api::mount(&mut host, index, listener).await?;
@@ -57,11 +60,15 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
     Ok(host.run().await?)
 }
 
-/// Adds the lanes of the scheduler to a host.
+/// Adds the lanes of the scheduler to a host, once it has read which applications are paused. Does nothing if the process shuts down
+/// before that.
 ///
 /// # Errors
 /// When the partitions of the ingest topic cannot be read, or a thread cannot be started.
 pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
+    let Some(control) = host.control().await? else {
+        return Ok(());
+    };
     let config = host.config.clone();
     host.require_steady_clock();
     let scheduler = &config.scheduler;
@@ -96,19 +103,8 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         topics,
         missing_topic_timeout: config.kafka.topics.missing_timeout.duration(),
         spans: Spans::new(host.tracer.clone()),
-        rates: Rates::per_shard(
-            scheduler
-                .apps
-                .iter()
-                .filter_map(|(name, app)| Some((name, app.rate?))),
-            partitions,
-        ),
-        paused: scheduler
-            .apps
-            .iter()
-            .filter(|(_, app)| app.paused)
-            .map(|(name, _)| name.clone())
-            .collect(),
+        app_states: LiveAppStates::new(AppSettings::of(&config), Some(control)),
+        buckets: Buckets::default(),
     });
     let families = SchedulerFamilies::register(&mut host.registry(), host.clock.clone());
     let limits = Arc::new(ProcessLimits::new());

@@ -1,6 +1,5 @@
 //! The settings that all shards of a process share.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +7,8 @@ use redeliver_core::Output;
 use redeliver_core::headers::ERROR_CODE;
 
 use crate::codec::RetentionPolicy;
-use crate::rate::Rates;
+use crate::controls::{AppStates, LiveAppStates};
+use crate::rate::{Buckets, Rates};
 use crate::request::Rules;
 use crate::spans::Spans;
 use crate::topics::Topics;
@@ -37,10 +37,10 @@ pub(crate) struct Settings {
     /// How long after its due time a job waits for a missing topic.
     pub(crate) missing_topic_timeout: Duration,
     pub(crate) spans: Spans,
-    /// How many jobs of applications a shard may dispatch per second.
-    pub(crate) rates: Rates,
-    /// The applications of which no job is dispatched.
-    pub(crate) paused: BTreeSet<String>,
+    /// Which applications are paused or limited.
+    pub(crate) app_states: LiveAppStates,
+    /// The tokens of applications that are limited.
+    pub(crate) buckets: Buckets,
 }
 
 impl Settings {
@@ -48,6 +48,11 @@ impl Settings {
     pub(crate) fn is_dead_letter_topic(&self, topic: &Arc<str>) -> bool {
         let mut pipelines = self.rules.pipelines.values();
         *topic == self.dead_letters || pipelines.any(|pipeline| *topic == pipeline.dead_letter_topic())
+    }
+
+    /// How many jobs of each application a shard may dispatch per second.
+    pub(crate) fn rates(&self, states: &AppStates, shard: i32) -> Rates {
+        Rates::of_shard(&states.rates, shard, self.partitions, self.buckets.clone())
     }
 
     /// The error code of an output that is a dead letter.

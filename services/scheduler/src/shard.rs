@@ -19,6 +19,7 @@ use redeliver_service::due::Waiting;
 
 use crate::admission;
 use crate::codec::{self, KeyValue};
+use crate::controls::AppStates;
 use crate::index::{Change, Cursor, Effect, MemoryPressure, Row, Scan};
 use crate::index_messages::{Found, IndexRequest, IndexResponse, Query};
 use crate::job::{Flow, Job, JobId, JobState, Kind};
@@ -32,7 +33,7 @@ use crate::settings::Settings;
 use crate::topics::Presence;
 use crate::window::{Inserted, Window};
 
-use self::conflict::Resolution;
+use self::conflict::{NamedJob, Resolution};
 use self::look_ahead::{LookAhead, Release};
 pub(crate) use self::look_ahead::{Obstacle, Target, WindowRoom};
 use self::outbox::Outbox;
@@ -229,9 +230,9 @@ impl Settings {
     }
 
     /// What to do with a due job, depending on whether its topic exists and its application is paused.
-    fn due_action(&self, presence: Presence, job: &Job, now: Timestamp) -> DueAction {
+    fn due_action(&self, presence: Presence, apps: &AppStates, job: &Job, now: Timestamp) -> DueAction {
         let has_expired = job.expires.is_some_and(|expires| expires < now);
-        if self.is_paused(job) && !has_expired {
+        if apps.pauses(job) && !has_expired {
             return DueAction::Park;
         }
         match presence {
@@ -245,10 +246,6 @@ impl Settings {
             }
             Presence::Missing { .. } | Presence::Unknown => DueAction::Park,
         }
-    }
-
-    fn is_paused(&self, job: &Job) -> bool {
-        job.kind == Kind::App && self.paused.contains(&*job.app)
     }
 
     /// The topic and the application of a job.
@@ -272,6 +269,8 @@ pub(crate) struct Shard {
     settings: Arc<Settings>,
     number: i32,
     is_live: bool,
+    /// Which applications are paused or limited.
+    apps: Arc<AppStates>,
     window: Window,
     look_ahead: LookAhead,
     overlay: Overlay,
@@ -301,12 +300,14 @@ pub(crate) struct Shard {
 
 impl Shard {
     pub(crate) fn new(settings: Arc<Settings>, number: i32) -> Self {
+        let apps = settings.app_states.current();
         Self {
             window: Window::new(
                 settings.window_jobs,
                 settings.window_bytes,
-                settings.rates.clone(),
+                settings.rates(&apps, number),
             ),
+            apps,
             settings,
             number,
             is_live: false,
@@ -362,6 +363,14 @@ impl Shard {
     /// Sets the memory pressure of the index.
     pub(crate) fn set_memory_pressure(&mut self, pressure: MemoryPressure) {
         self.memory_pressure = pressure;
+    }
+
+    /// Sets which applications are paused or limited.
+    pub(crate) fn set_app_states(&mut self, apps: Arc<AppStates>) {
+        if !Arc::ptr_eq(&self.apps, &apps) {
+            self.window.set_rates(self.settings.rates(&apps, self.number));
+            self.apps = apps;
+        }
     }
 
     /// How many more commands the shard accepts.
@@ -497,11 +506,11 @@ impl Shard {
         if self.is_index_behind(SCAN_OVERLAY_FACTOR) {
             return None;
         }
-        let settings = &self.settings;
+        let (settings, apps) = (&self.settings, &self.apps);
         let presence = |obstacle: &Obstacle| match obstacle {
             Obstacle::MissingTopic((topic, _)) => settings.topics.presence(topic),
-            // Until this process ends.
-            Obstacle::Paused(_) => Presence::Unknown,
+            Obstacle::Paused(app) if apps.is_paused(app) => Presence::Unknown,
+            Obstacle::Paused(_) => Presence::Exists,
         };
         let release = |obstacle: &Obstacle| match presence(obstacle) {
             Presence::Exists => Release::All,
@@ -671,7 +680,7 @@ impl Shard {
             let dispatched = writes.tally.dispatched.len();
             let target = self.settings.target(&job);
             let presence = self.settings.topics.presence(&target.0);
-            match self.settings.due_action(presence, &job, now) {
+            match self.settings.due_action(presence, &self.apps, &job, now) {
                 DueAction::Dispatch => self.dispatch(&job, target.0, now, &mut writes),
                 DueAction::Park if mutant!("shard-forgets-parked-jobs") => {}
                 DueAction::Park => self.park(&job, target, now),
@@ -863,7 +872,8 @@ impl Shard {
         // While more jobs are due than can leave, or earlier ones of its flow are still to be read, a due job queues with the others.
         let topic = self.settings.destination(&job);
         let presence = self.settings.topics.presence(&topic);
-        let is_due = job.due <= now && self.settings.due_action(presence, &job, now) == DueAction::Dispatch;
+        let action = self.settings.due_action(presence, &self.apps, &job, now);
+        let is_due = job.due <= now && action == DueAction::Dispatch;
         let flow = Flow::of(&job);
         let is_next = self.look_ahead.is_next(&flow, Cursor::of(&job)) && !self.look_ahead.is_parked(&flow);
         if is_due && is_next && !self.is_crowded && !self.window.is_limited(&job) {
@@ -879,9 +889,7 @@ impl Shard {
     fn check_admission(&self, request: &Request, now: Timestamp) -> Result<(), Failure> {
         match request.kind {
             // A due job of such an application stays in the index for an unknown time.
-            Kind::App
-                if self.settings.paused.contains(&*request.app) || self.window.holds_back(&request.app) =>
-            {
+            Kind::App if self.apps.is_paused(&request.app) || self.window.holds_back(&request.app) => {
                 self.check_free_memory(schedules::NEVER, now)
             }
             Kind::App | Kind::Schedule => self.check_free_memory(request.due, now),
@@ -980,18 +988,12 @@ impl Shard {
         outcome(v1::Outcome::Rescheduled, Some(&job), String::new())
     }
 
-    /// A job or a schedule in its newest state. `record` is its state in the index.
-    fn newest_job(&self, id: JobId, record: Option<&Bytes>) -> Option<Arc<Job>> {
+    /// A job or a schedule in its newest state. `found` is its state in the index.
+    fn newest_job(&self, id: JobId, found: Option<&Arc<Job>>) -> Option<Arc<Job>> {
         if let Some(job) = mutant!("shard-trusts-the-index-too-early", self.overlay.job(id), None) {
             return job.cloned();
         }
-        self.window.get(id).cloned().or_else(|| {
-            let decoded = codec::decode(id, record?);
-            decoded
-                .map_err(|error| tracing::error!(job = %id, %error, "index contains an invalid job record"))
-                .ok()
-                .map(Arc::new)
-        })
+        self.window.get(id).or(found).cloned()
     }
 
     /// The job of a command, if it is scheduled; otherwise the outcome to answer with.
@@ -1002,15 +1004,24 @@ impl Shard {
         now: Timestamp,
         writes: &mut Writes,
     ) -> Result<Arc<Job>, Box<v1::CommandOutcome>> {
-        let job = self.named_job(job, found, now);
-        // Clients cannot cancel or reschedule the record of a pipeline: the pipeline would lose it.
-        let job = job.filter(|job| job.kind == Kind::App);
-        let result = match job.as_ref().map(|job| job.state) {
-            Some(JobState::Scheduled) => return job.ok_or_else(Box::default),
-            Some(JobState::Dispatched) => v1::Outcome::AlreadyDispatched,
-            Some(JobState::Cancelled) => v1::Outcome::AlreadyCancelled,
-            Some(JobState::Expired) => v1::Outcome::Expired,
-            None => v1::Outcome::Unknown,
+        let (result, job) = match self.named_job(job, found, now) {
+            // Clients cannot cancel or reschedule the record of a pipeline: the pipeline would lose it.
+            NamedJob::Known(job) if job.kind != Kind::App => (v1::Outcome::Unknown, None),
+            NamedJob::Known(job) => match job.state {
+                JobState::Scheduled => return Ok(job),
+                JobState::Dispatched => (v1::Outcome::AlreadyDispatched, Some(job)),
+                JobState::Cancelled => (v1::Outcome::AlreadyCancelled, Some(job)),
+                JobState::Expired => (v1::Outcome::Expired, Some(job)),
+            },
+            NamedJob::Ended(job) => {
+                writes.tally.refused += 1;
+                return Err(Box::new(v1::CommandOutcome {
+                    outcome: v1::Outcome::Ended.into(),
+                    job: Some(*job),
+                    ..v1::CommandOutcome::default()
+                }));
+            }
+            NamedJob::Unknown => (v1::Outcome::Unknown, None),
         };
         writes.tally.refused += 1;
         Err(Box::new(outcome(result, job.as_deref(), String::new())))
@@ -1065,7 +1076,7 @@ impl Shard {
     /// Keeps a due job out of the window, and all jobs of its flow with it, until its topic exists and its application is not paused.
     fn park(&mut self, job: &Job, target: Target, now: Timestamp) {
         let flow = Flow::of(job);
-        let obstacle = if self.settings.is_paused(job) {
+        let obstacle = if self.apps.pauses(job) {
             Obstacle::Paused(job.app.clone())
         } else {
             Obstacle::MissingTopic(target)

@@ -18,7 +18,7 @@ use redeliver_service::due::Waiting;
 
 use crate::index::Cursor;
 use crate::job::{Flow, Job, JobId, Kind, Priority};
-use crate::rate::{Bucket, Rates};
+use crate::rate::{Rates, SharedBucket};
 use crate::shard::WindowRoom;
 
 /// How long jobs of high priority may overtake a due job of this priority.
@@ -136,7 +136,7 @@ struct App {
     /// Its flows that are due.
     due: Vec<FlowIndex>,
     /// Its tokens, if it has a rate.
-    bucket: Option<Bucket>,
+    bucket: Option<SharedBucket>,
     /// Since when the token was there that the last job has taken.
     token: Timestamp,
     is_held: bool,
@@ -414,12 +414,24 @@ impl Window {
         token.map_or(job.due, |token| token.max(job.due))
     }
 
+    /// Changes the rates of applications. Those that were held back ask for a token again.
+    pub(crate) fn set_rates(&mut self, rates: Rates) {
+        self.rates = rates;
+        for ((name, kind), index) in &self.app_indexes {
+            self.apps[*index].bucket = self.rates.bucket(name).filter(|_| *kind == Kind::App);
+        }
+        for (_, app) in std::mem::take(&mut self.held) {
+            self.apps[app].is_held = false;
+            self.rotation.push_back(app);
+        }
+    }
+
     /// Returns the token of a job that was popped and not dispatched.
     pub(crate) fn return_token(&mut self, job: &Job) {
         if let Some(app) = self.app_of(job)
-            && let Some(bucket) = &mut self.apps[app].bucket
+            && let Some(bucket) = &self.apps[app].bucket
         {
-            bucket.give_back();
+            bucket.lock().give_back();
         }
     }
 
@@ -503,7 +515,7 @@ impl Window {
         if let Some(bucket) = bucket
             && !mutant!("window-ignores-rates")
         {
-            *token = bucket.take(now)?;
+            *token = bucket.lock().take(now)?;
         }
         Ok(())
     }
@@ -568,6 +580,7 @@ mod tests {
 
     use super::*;
     use crate::job::{JobState, Kind, Payload};
+    use crate::rate::Buckets;
 
     fn job(number: i64, app: &str, due: i64, priority: Priority) -> Arc<Job> {
         Arc::new(Job {
@@ -596,7 +609,7 @@ mod tests {
 
     fn limited(rate: f64) -> Window {
         let name = "limited".to_owned();
-        let rates = Rates::per_shard([(&name, rate)].into_iter(), 1);
+        let rates = Rates::of_shard(&[(name, rate)].into(), 0, 1, Buckets::default());
         Window::new(10_000, 64 << 20, rates)
     }
 
@@ -752,6 +765,34 @@ mod tests {
         assert!((1_498..=1_500).contains(&ready), "{ready}");
         let other = job(3, "other", 7, Priority::Normal);
         assert_eq!(window.ready_at(&other), other.due);
+    }
+
+    #[test]
+    fn a_rate_can_be_set_changed_and_removed_while_jobs_wait() {
+        let mut window = window();
+        for number in 0..10 {
+            window.insert(job(number, "a", 0, Priority::Normal));
+        }
+        assert_eq!(
+            window
+                .pop_due(Timestamp::from_millis(0))
+                .map(|job| job.id.offset()),
+            Some(0)
+        );
+        let buckets = Buckets::default();
+        let rates = |rate| Rates::of_shard(&[("a".to_owned(), rate)].into(), 0, 1, buckets.clone());
+        window.set_rates(rates(0.1));
+        assert_eq!(pop_all(&mut window, 0), [1]);
+        assert!(window.holds_back(&"a".into()));
+        // A higher rate counts at once, although the next token of the former one is far away.
+        window.set_rates(rates(2.0));
+        assert!(pop_all(&mut window, 400).is_empty());
+        let next = window.next_due().unwrap().as_millis();
+        assert!((500..520).contains(&next), "{next}");
+        assert_eq!(pop_all(&mut window, 1_000), [2, 3]);
+        window.set_rates(Rates::default());
+        assert!(!window.holds_back(&"a".into()));
+        assert_eq!(pop_all(&mut window, 1_000).len(), 6);
     }
 
     #[test]

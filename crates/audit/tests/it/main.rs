@@ -8,11 +8,9 @@ use std::time::Duration;
 use redeliver_audit::{AuditOptions, Findings, Report, audit};
 use redeliver_core::Output;
 use redeliver_core::pipeline::ReturnTo;
-use redeliver_testkit::eventually;
+use redeliver_testkit::{DEADLINE, eventually};
 
 use crate::plant::{Plant, Stage, Word, change_headers};
-
-const DEADLINE: Duration = Duration::from_secs(60);
 
 fn report_of(plant: &Plant) -> Box<Report> {
     let options = AuditOptions {

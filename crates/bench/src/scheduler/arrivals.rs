@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use rdkafka::consumer::BaseConsumer;
-use rdkafka::message::Message as _;
+use rdkafka::message::{BorrowedMessage, Message as _};
 use redeliver_core::Timestamp;
 
 use super::PARTITIONS;
@@ -29,12 +29,18 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
+    /// Of jobs whose data says which they are.
     pub(super) fn at(broker: &Broker, topic: &str) -> anyhow::Result<Self> {
+        Self::of(broker, topic, job)
+    }
+
+    /// Of jobs for which `identify` returns a unique number and the due time.
+    pub(super) fn of(broker: &Broker, topic: &str, identify: Identify) -> anyhow::Result<Self> {
         let consumer = broker.tail(topic, PARTITIONS)?;
         let expected = Arc::new(AtomicU64::new(u64::MAX));
         let reader = std::thread::spawn({
             let expected = expected.clone();
-            move || read(&consumer, &expected)
+            move || read(&consumer, &expected, identify)
         });
         Ok(Self { reader, expected })
     }
@@ -67,7 +73,9 @@ impl Arrivals {
     }
 }
 
-fn read(consumer: &BaseConsumer, expected: &AtomicU64) -> anyhow::Result<Vec<Arrival>> {
+type Identify = fn(&BorrowedMessage<'_>) -> anyhow::Result<(u64, Timestamp)>;
+
+fn read(consumer: &BaseConsumer, expected: &AtomicU64, identify: Identify) -> anyhow::Result<Vec<Arrival>> {
     let mut arrivals = Vec::new();
     let mut last = Instant::now();
     while (arrivals.len() as u64) < expected.load(Ordering::SeqCst) {
@@ -82,16 +90,21 @@ fn read(consumer: &BaseConsumer, expected: &AtomicU64) -> anyhow::Result<Vec<Arr
         };
         let message = message?;
         last = Instant::now();
-        let data = message.payload().and_then(|data| std::str::from_utf8(data).ok());
-        let data = data.context("data")?;
-        let number = field(data, "\"n\":").context("number of the job")?;
-        let due = field(data, "\"due\":").context("due time of the job")?;
+        let (number, due) = identify(&message)?;
         arrivals.push(Arrival {
             number,
-            lateness: millis_since(Timestamp::from_millis(i64::try_from(due)?)),
+            lateness: millis_since(due),
         });
     }
     Ok(arrivals)
+}
+
+fn job(message: &BorrowedMessage<'_>) -> anyhow::Result<(u64, Timestamp)> {
+    let data = message.payload().and_then(|data| std::str::from_utf8(data).ok());
+    let data = data.context("data")?;
+    let number = field(data, "\"n\":").context("number of the job")?;
+    let due = field(data, "\"due\":").context("due time of the job")?;
+    Ok((number, Timestamp::from_millis(i64::try_from(due)?)))
 }
 
 fn field(data: &str, name: &str) -> Option<u64> {

@@ -1,5 +1,6 @@
 //! The environment of a scheduler: topics, Redis keys, processes, and job requests.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::{Headers, Output, Timestamp};
@@ -52,6 +53,10 @@ impl SchedulerEnv {
 
     fn topic(&self, suffix: &str) -> String {
         format!("{}-{suffix}", self.name)
+    }
+
+    pub(super) fn ingest_topic(&self) -> Arc<str> {
+        self.topic("ingest").into()
     }
 
     pub(super) fn app_topic(&self, app: &str) -> String {
@@ -123,7 +128,7 @@ scheduler:
             None => job.partition,
         };
         Output {
-            topic: self.topic("ingest").into(),
+            topic: self.ingest_topic(),
             partition: Some(partition),
             key: None,
             value: Some(value.into()),

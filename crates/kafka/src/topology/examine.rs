@@ -25,9 +25,14 @@ pub fn examine_all(spec: &TopologySpec, actual: &Actual) -> Vec<Finding> {
 #[must_use]
 pub fn examine(spec: &TopicSpec, all: &Actual) -> Vec<Finding> {
     let Some(actual) = all.get(&*spec.name) else {
+        let problem = match spec.role {
+            // The ACLs of an installation that is older than this topic do not cover it, and Kafka hides what may not be described.
+            Role::Control => "does not exist, or may not be described",
+            Role::Ledger | Role::Pipeline(_) | Role::Scheduler(_) => "does not exist",
+        };
         return vec![spec.finding(
             Severity::Error,
-            "does not exist".to_owned(),
+            problem.to_owned(),
             "create it, or run `redeliver topics apply`".to_owned(),
         )];
     };
@@ -71,10 +76,9 @@ fn examine_compaction(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding>
 
 fn examine_compacted(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> {
     let problem = if actual.is_cleaned_by("delete")? {
-        let when = if spec.role == Role::Ledger {
-            ""
-        } else {
-            " before they are due"
+        let when = match spec.role {
+            Role::Ledger | Role::Control => "",
+            Role::Pipeline(_) | Role::Scheduler(_) => " before they are due",
         };
         format!("deletes old records: {} would be lost{when}", spec.records())
     } else if !actual.is_cleaned_by("compact")? {
@@ -87,6 +91,10 @@ fn examine_compacted(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> 
 }
 
 fn examine_tombstones(spec: &TopicSpec, actual: &ActualTopic, configured: HumanDuration) -> Option<Finding> {
+    if spec.role == Role::Control {
+        // It has no tombstones, and each process reads it from its beginning.
+        return None;
+    }
     let kept = actual.tombstone_retention()?;
     (kept < MIN_TOMBSTONE_RETENTION).then(|| {
         // The scheduler continues with an index whose checkpoint is at most half of this time old, or half of the minimum. If
@@ -119,6 +127,13 @@ fn examine_tombstones(spec: &TopicSpec, actual: &ActualTopic, configured: HumanD
 }
 
 fn examine_partitions(spec: &TopicSpec, actual: &ActualTopic, all: &Actual) -> Option<Finding> {
+    if spec.role == Role::Control && actual.partitions > 1 {
+        return Some(spec.finding(
+            Severity::Error,
+            format!("has {} partitions: only the first one is read", actual.partitions),
+            "create it again with one partition, or set control.topic to another topic".to_owned(),
+        ));
+    }
     let model = spec.partitions_as.as_ref()?;
     let (found, needed) = (actual.partitions, all.get(&**model)?.partitions);
     let remedy = match found.cmp(&needed) {

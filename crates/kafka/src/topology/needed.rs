@@ -55,20 +55,23 @@ impl TopologySpec {
     /// The topic of the ledger.
     #[must_use]
     pub fn for_ledger(name: &str, settings: &TopicSettings) -> Self {
-        Self::of(std::iter::once(TopicSpec {
-            name: name.into(),
-            role: Role::Ledger,
-            partitions: settings.partitions,
-            partitions_as: None,
-            replication: settings.replication,
-            retention: None,
-            required_retention: None,
-            sources: Vec::new(),
-            largest: None,
-            cleanup: Some(Cleanup::Compact {
-                tombstones: TOMBSTONE_RETENTION,
-            }),
-        }))
+        Self::of(std::iter::once(TopicSpec::compacted(
+            name,
+            Role::Ledger,
+            settings.partitions,
+            settings,
+        )))
+    }
+
+    /// The control topic. It has one partition, because its changes have one order.
+    #[must_use]
+    pub fn for_control(name: &str, settings: &TopicSettings) -> Self {
+        Self::of(std::iter::once(TopicSpec::compacted(
+            name,
+            Role::Control,
+            1,
+            settings,
+        )))
     }
 
     /// Declares that records of up to `bytes` are written to these topics.
@@ -124,6 +127,24 @@ impl TopologySpec {
 }
 
 impl TopicSpec {
+    /// A compacted topic that no other topic is related to.
+    fn compacted(name: &str, role: Role, partitions: i32, settings: &TopicSettings) -> Self {
+        Self {
+            name: name.into(),
+            role,
+            partitions,
+            partitions_as: None,
+            replication: settings.replication,
+            retention: None,
+            required_retention: None,
+            sources: Vec::new(),
+            largest: None,
+            cleanup: Some(Cleanup::Compact {
+                tombstones: TOMBSTONE_RETENTION,
+            }),
+        }
+    }
+
     fn of_pipeline(name: Arc<str>, role: TopicRole, pipeline: &Pipeline, settings: &TopicSettings) -> Self {
         let (retention, required_retention) = match role {
             TopicRole::Source | TopicRole::Output => (None, None),

@@ -157,6 +157,18 @@ fn valid_topics_have_no_findings() {
 }
 
 #[test]
+fn a_missing_control_topic_may_be_one_without_permission() {
+    let spec = TopologySpec::for_control("redeliver.control", &settings());
+    let findings = examine_all(&spec, &BTreeMap::new());
+    let expected = "error: topic `redeliver.control` does not exist, or may not be described; create it, or run `redeliver \
+                    topics apply`";
+    assert_eq!(
+        findings.iter().map(Finding::to_string).collect::<Vec<_>>(),
+        [expected]
+    );
+}
+
+#[test]
 fn topics_of_users_are_not_checked_but_must_exist() {
     let bad = [
         ("cleanup.policy", "compact"),

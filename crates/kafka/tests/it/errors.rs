@@ -317,7 +317,8 @@ fn an_unknown_group_coordinator_blocks_a_transaction_only_until_its_timeout() {
     );
     let began = Instant::now();
     let error = env.write().unwrap_err();
-    assert!(began.elapsed() < Duration::from_secs(10), "{error}");
+    // Without that timeout, it would take a minute.
+    assert!(began.elapsed() < Duration::from_secs(40), "{error}");
     assert_eq!(error.action, RecoveryAction::Rebuild, "{error}");
     env.cluster.clear_request_errors(Api::FindCoordinator);
     env.recover();

@@ -14,11 +14,9 @@ use redeliver_kafka::producer::Producer;
 use redeliver_kafka::survey::{Extent, Retention, Surveyor};
 use redeliver_kafka::transaction::Transactions;
 use redeliver_kafka::{KafkaSettings, Waker};
-use redeliver_testkit::{eventually, unique};
+use redeliver_testkit::{DEADLINE, eventually, unique};
 
 use crate::support::{create_topic, delete_topic, settings};
-
-const DEADLINE: Duration = Duration::from_secs(30);
 
 fn output(topic: &Arc<str>, partition: i32, value: &str) -> Output {
     Output {

@@ -3,6 +3,7 @@
 mod changelog;
 mod copy;
 mod errors;
+mod exclusive;
 mod follow;
 mod gone_output;
 mod groups;

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
@@ -11,12 +10,10 @@ use redeliver_core::{Headers, Output, Record, Timestamp};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_kafka::{AssignmentId, KafkaClient, KafkaSettings, Processor, Refused, TransactionBatch};
-use redeliver_testkit::{eventually, unique};
+use redeliver_testkit::{DEADLINE, eventually, unique};
 
 use crate::copy::Observed;
 use crate::support::{RunningLane, create_topic, lane_spec, settings};
-
-const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Copies records to a topic, and replaces the values of refused ones with the reason.
 struct Copy {

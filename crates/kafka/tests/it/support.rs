@@ -14,7 +14,7 @@ use redeliver_kafka::{
 use redeliver_testkit::{eventually, kafka_request, unique};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) use redeliver_testkit::DEADLINE;
 
 /// Settings for the test broker with a unique instance name.
 pub(crate) fn settings(instance: &str) -> KafkaSettings {

@@ -250,7 +250,7 @@ async fn an_unreachable_kafka_is_an_error_within_the_timeout() {
         .await
         .unwrap_err();
     assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
 }
 
 /// A scheduler with unique topics.

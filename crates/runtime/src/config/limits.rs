@@ -22,7 +22,7 @@ pub struct ApiLimitsConfig {
     pub idle_timeout: HumanDuration,
     /// Maximum size of the headers of a request, in bytes.
     pub header_bytes: u32,
-    /// How long a client may take to send the body of a request.
+    /// How long a request waits in all for its client to send the body.
     #[serde(with = "display_from_str")]
     pub body_timeout: HumanDuration,
     /// How long a client may read nothing of a response.
@@ -30,6 +30,8 @@ pub struct ApiLimitsConfig {
     pub write_timeout: HumanDuration,
     /// Maximum size of a batch of jobs, in bytes.
     pub batch_bytes: u64,
+    /// Maximum size of the bodies of all requests in progress, in bytes. A caller may use a quarter.
+    pub request_bytes: u64,
 }
 
 impl Default for ApiLimitsConfig {
@@ -43,6 +45,7 @@ impl Default for ApiLimitsConfig {
             body_timeout: HumanDuration::from_secs(30),
             write_timeout: HumanDuration::from_secs(30),
             batch_bytes: 8 << 20,
+            request_bytes: 128 << 20,
         }
     }
 }
@@ -60,5 +63,6 @@ impl ApiLimitsConfig {
         findings.range("header_bytes", self.header_bytes, 8_192..=1_048_576);
         findings.range("body_timeout", self.body_timeout, second..=hour);
         findings.range("batch_bytes", self.batch_bytes, 1_000..=1_073_741_824);
+        findings.range("request_bytes", self.request_bytes, 1_048_576..=4_294_967_295);
     }
 }

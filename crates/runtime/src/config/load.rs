@@ -143,6 +143,7 @@ impl Config {
         findings.inside("clock", |at| self.clock.check(at));
         findings.inside("admin", |at| self.admin.check(at));
         findings.inside("telemetry", |at| self.telemetry.check(at));
+        findings.inside("control", |at| self.control.check(at));
         findings.inside("shutdown", |at| self.shutdown.check(at));
     }
 

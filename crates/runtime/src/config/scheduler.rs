@@ -55,6 +55,8 @@ pub struct SchedulerConfig {
     /// How long a dispatched, cancelled or expired job can be queried.
     #[serde(with = "display_from_str")]
     pub keep_ended: HumanDuration,
+    /// Maximum ended jobs that the index keeps per partition.
+    pub max_ended: u32,
     /// How long before its due time a job is loaded into memory.
     #[serde(with = "display_from_str")]
     pub window: HumanDuration,
@@ -110,6 +112,7 @@ impl Default for SchedulerConfig {
             max_data: 900_000,
             idempotency_window: HumanDuration::from_secs(86_400),
             keep_ended: HumanDuration::from_secs(86_400),
+            max_ended: 50_000,
             window: HumanDuration::from_secs(10),
             window_jobs: 50_000,
             window_bytes: 64 << 20,
@@ -250,6 +253,7 @@ impl SchedulerConfig {
         let years = HumanDuration::from_secs(3_650 * day);
         findings.range("idempotency_window", self.idempotency_window, second..=years);
         findings.range("keep_ended", self.keep_ended, second..=years);
+        findings.range("max_ended", self.max_ended, 100..=10_000_000);
         findings.range(
             "window",
             self.window,

@@ -5,6 +5,7 @@
 //! | `jobs:read` | to read the jobs of all applications |
 //! | `jobs:write:billing-*` | to schedule, cancel and reschedule jobs of the applications whose name matches |
 //! | `jobs:*` | to do everything with all jobs |
+//! | `control:write:billing-*` | to pause and limit the applications whose name matches |
 //! | `dead-letters:read` | to read the dead letters of all topics |
 //! | `*` | everything |
 
@@ -25,6 +26,8 @@ const ANY: &str = "*";
 pub enum Area {
     /// Jobs, by the name of their application.
     Jobs,
+    /// What runs and how fast, by the name of the application. Those who write jobs must not lift what an operator has paused.
+    Control,
     /// Dead letters, by the name of their topic.
     DeadLetters,
 }
@@ -50,13 +53,14 @@ pub struct Scope {
 }
 
 impl Area {
-    const ALL: [Self; 2] = [Self::Jobs, Self::DeadLetters];
+    const ALL: [Self; 3] = [Self::Jobs, Self::Control, Self::DeadLetters];
 
     /// As it is written in scopes.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Jobs => "jobs",
+            Self::Control => "control",
             Self::DeadLetters => "dead-letters",
         }
     }
@@ -64,7 +68,7 @@ impl Area {
     /// The verbs that have a meaning in this area.
     const fn verbs(self) -> &'static [Verb] {
         match self {
-            Self::Jobs => &[Verb::Read, Verb::Write],
+            Self::Jobs | Self::Control => &[Verb::Read, Verb::Write],
             Self::DeadLetters => &[Verb::Read],
         }
     }
@@ -138,7 +142,7 @@ impl FromStr for Scope {
         let pattern = parts.next().unwrap_or(ANY);
         let Some(area) = Area::ALL.into_iter().find(|known| known.as_str() == area) else {
             return Err(format!(
-                "`{text}` is not a scope: `{area}` is not jobs or dead-letters; {VALID}"
+                "`{text}` is not a scope: `{area}` is not jobs, control or dead-letters; {VALID}"
             ));
         };
         let known: Vec<&str> = area.verbs().iter().map(|verb| verb.as_str()).collect();
@@ -201,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_scope_permits_its_verb_for_the_names_that_match() {
-        use Area::{DeadLetters, Jobs};
+        use Area::{Control, DeadLetters, Jobs};
         use Verb::{Read, Write};
         for (text, area, verb, name, expected) in [
             ("jobs:read", Jobs, Read, Some("mail"), true),
@@ -221,6 +225,15 @@ mod tests {
                 Some("docs-dlq"),
                 true,
             ),
+            // Whoever may write jobs may not lift a pause.
+            ("jobs:write", Control, Write, Some("mail"), false),
+            ("jobs:*", Control, Read, Some("mail"), false),
+            ("control:*", Jobs, Read, Some("mail"), false),
+            ("control:read", Control, Read, None, true),
+            ("control:read", Control, Write, Some("mail"), false),
+            ("control:write:mail", Control, Write, Some("mail"), true),
+            ("control:write:mail", Control, Write, Some("sms"), false),
+            ("*", Control, Write, Some("mail"), true),
             ("*", DeadLetters, Read, None, true),
             ("*", Jobs, Write, Some("mail"), true),
         ] {
@@ -238,6 +251,7 @@ mod tests {
             "jobs:read",
             "jobs:*",
             "jobs:write:a-*",
+            "control:write:a-*",
             "dead-letters:read:x",
             "*",
         ] {
@@ -254,10 +268,11 @@ mod tests {
     #[test]
     fn what_is_not_a_scope_is_refused_with_the_part_at_fault() {
         for (text, says) in [
-            ("", "`` is not jobs or dead-letters"),
-            ("job:read", "`job` is not jobs or dead-letters"),
+            ("", "`` is not jobs, control or dead-letters"),
+            ("job:read", "`job` is not jobs, control or dead-letters"),
             ("jobs", "the verbs of jobs are read, write and *"),
             ("jobs:rite", "the verbs of jobs are read, write and *"),
+            ("control:pause", "the verbs of control are read, write and *"),
             ("dead-letters:write", "the verbs of dead-letters are read and *"),
             ("jobs:read:", "the pattern is empty"),
             ("jobs:read:a\n", "control characters"),

@@ -16,6 +16,7 @@ pub(super) fn check(config: &Config, findings: &mut Findings<'_>) {
             check_pipelines(config, pipelines, &mut taken, findings);
         });
     }
+    findings.inside("control", |at| check_control(config, &taken, at));
     findings.inside("scheduler", |at| {
         at.inside("topics", |at| check_job_topics(config, &taken, at));
         at.inside("apps", |at| check_apps(config, &taken, at));
@@ -61,6 +62,27 @@ fn check_pipelines<'c>(
                 }
             }
         }
+    }
+}
+
+/// The control topic is nothing else.
+fn check_control(config: &Config, taken: &BTreeMap<String, TopicUse<'_>>, findings: &mut Findings<'_>) {
+    let topic = &config.control_topic();
+    let of_pipeline = taken.get(topic).map(|other| {
+        let role = other.role.description();
+        format!("{role} of the pipeline `{}`", other.pipeline)
+    });
+    let mut of_scheduler = config.scheduler.topics.by_key().into_iter();
+    let of_scheduler = of_scheduler
+        .find(|(_, own)| own == topic)
+        .map(|(key, _)| format!("scheduler.topics.{key}"));
+    let mut apps = config.scheduler.apps.iter();
+    let of_app = apps
+        .find(|(_, app)| app.topic == *topic)
+        .map(|(name, _)| format!("the topic of the application `{name}`"));
+    if let Some(other) = of_pipeline.or(of_scheduler).or(of_app) {
+        let problem = format!("`{topic}` is also {other}; choose another topic");
+        findings.report("topic", problem);
     }
 }
 

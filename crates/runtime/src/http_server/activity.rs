@@ -1,6 +1,7 @@
 //! Whether a connection has requests in progress, and since when it has none.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -14,6 +15,8 @@ struct State {
     in_progress: usize,
     /// How many of them protect the connection from being replaced.
     protecting: usize,
+    /// Whether there was one that does.
+    was_protected: bool,
     /// Whether there was a request.
     is_used: bool,
     /// When the last request ended, or the connection began.
@@ -24,9 +27,42 @@ struct State {
 
 /// A request is in progress until this is dropped.
 #[derive(Debug)]
-pub(super) struct InProgress {
+pub(super) struct InProgress(Arc<Request>);
+
+#[derive(Debug)]
+struct Request {
     activity: Activity,
-    protects: bool,
+    protects: AtomicBool,
+}
+
+/// Lets a request protect its connection from being replaced by a new one while the request is in progress. Each request has this in
+/// its extensions.
+#[derive(Clone, Debug)]
+pub struct Protection(Weak<Request>);
+
+impl Protection {
+    /// The request protects its connection from now on. Without an effect if it does, or if it has ended.
+    pub fn protect(&self) {
+        if let Some(request) = self.0.upgrade() {
+            request.protect();
+        }
+    }
+}
+
+impl InProgress {
+    pub(super) fn protection(&self) -> Protection {
+        Protection(Arc::downgrade(&self.0))
+    }
+}
+
+impl Request {
+    fn protect(&self) {
+        if !self.protects.swap(true, Ordering::Relaxed) {
+            let mut state = self.activity.state();
+            state.protecting += 1;
+            state.was_protected = true;
+        }
+    }
 }
 
 impl Activity {
@@ -36,6 +72,7 @@ impl Activity {
         Self(Arc::new(Mutex::new(State {
             in_progress: 0,
             protecting: 0,
+            was_protected: false,
             is_used: false,
             idle_since: now,
             unprotected_since: now,
@@ -46,16 +83,26 @@ impl Activity {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request begins. If it `protects` the connection, the connection is not replaced while it is in progress.
-    pub(super) fn begin(&self, protects: bool) -> InProgress {
+    /// A request begins. It does not protect the connection yet.
+    pub(super) fn begin(&self) -> InProgress {
         let mut state = self.state();
         state.in_progress += 1;
-        state.protecting += usize::from(protects);
         state.is_used = true;
-        InProgress {
+        InProgress(Arc::new(Request {
             activity: self.clone(),
-            protects,
+            protects: AtomicBool::new(false),
+        }))
+    }
+
+    /// Something waits for the client to read. It protects the connection if a request has done so: then it is for that client that
+    /// the connection was protected.
+    pub(super) fn begin_write(&self) -> InProgress {
+        let was_protected = self.state().was_protected;
+        let write = self.begin();
+        if was_protected {
+            write.0.protect();
         }
+        write
     }
 
     /// Since when no request has been in progress; `None` if there is one.
@@ -89,13 +136,13 @@ impl Activity {
     }
 }
 
-impl Drop for InProgress {
+impl Drop for Request {
     fn drop(&mut self) {
         let mut state = self.activity.state();
         let now = Instant::now();
         state.in_progress -= 1;
         state.idle_since = now;
-        if self.protects {
+        if self.protects.load(Ordering::Relaxed) {
             state.protecting -= 1;
             state.unprotected_since = now;
         }
@@ -115,7 +162,7 @@ mod tests {
         let work = async {
             for (begin, end) in requests {
                 tokio::time::sleep_until(started + Duration::from_secs(*begin)).await;
-                let _request = activity.begin(true);
+                let _request = activity.begin();
                 tokio::time::sleep_until(started + Duration::from_secs(*end)).await;
             }
             std::future::pending::<()>().await;
@@ -140,5 +187,32 @@ mod tests {
         ] {
             assert_eq!(idle_after(requests).await, after, "{requests:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_protects_its_connection_from_when_it_says_so_to_its_end() {
+        let activity = Activity::new();
+        let began = Instant::now();
+        let request = activity.begin();
+        let protection = request.protection();
+        assert_eq!(activity.unprotected_since(), Some(began));
+        // Nor does a client protect its connection that does not read.
+        let write = activity.begin_write();
+        assert_eq!(activity.unprotected_since(), Some(began));
+        drop(write);
+        protection.protect();
+        protection.protect();
+        assert_eq!(activity.unprotected_since(), None);
+        tokio::time::advance(LATER).await;
+        drop(request);
+        let ended = Instant::now();
+        assert_eq!(activity.unprotected_since(), Some(ended));
+        protection.protect();
+        assert_eq!(activity.unprotected_since(), Some(ended));
+        let write = activity.begin_write();
+        assert_eq!(activity.unprotected_since(), None);
+        drop(write);
+        assert_eq!(activity.unprotected_since(), Some(ended));
+        assert_eq!(activity.state().in_progress, 0);
     }
 }

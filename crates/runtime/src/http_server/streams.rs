@@ -150,7 +150,7 @@ mod tests {
         let not_read = Counter::default();
         let started = Instant::now();
         let stream = async move {
-            let mut body = ResponseBody::new(Body::from(vec![0; size]), Activity::new().begin(true));
+            let mut body = ResponseBody::new(Body::from(vec![0; size]), Activity::new().begin());
             let mut sent = 0;
             while let Some(part) = body.frame().await {
                 sent += part.unwrap().into_data().unwrap().len();
@@ -174,7 +174,7 @@ mod tests {
     async fn parts_are_as_large_as_the_body() {
         let outbox = Arc::new(Outbox::default());
         let body = async {
-            let mut body = ResponseBody::new(Body::from(vec![7; PART + 1]), Activity::new().begin(true));
+            let mut body = ResponseBody::new(Body::from(vec![7; PART + 1]), Activity::new().begin());
             let mut sizes = Vec::new();
             loop {
                 let exact = body.size_hint().exact().unwrap();

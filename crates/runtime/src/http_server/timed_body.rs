@@ -31,7 +31,7 @@ impl BodyTimeout {
     }
 }
 
-/// Whether nobody will read the rest of the body of a request.
+/// Whether nobody will read the rest of the body of a request of a connection. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Abandoned(Arc<AtomicBool>);
 
@@ -39,29 +39,42 @@ impl Abandoned {
     pub(super) fn get(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
+
+    pub(super) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
-/// The body of a request that began at a time, and has to arrive within a limit. Fails with [`BodyTimeout`].
+/// The body of a request, for which its reader waits no longer than a limit in all. Fails with [`BodyTimeout`].
+///
+/// The time in which nobody waits for the body does not count: the client may have sent it long ago, or flow control keeps the client
+/// from sending it.
 #[derive(Debug)]
 pub(super) struct TimedBody {
     inner: Incoming,
-    began: Instant,
     limit: Duration,
-    /// Exists while somebody waits for the body.
-    elapsed: Option<Pin<Box<Sleep>>>,
+    /// How much of the limit is left.
+    left: Duration,
+    waiting: Option<Waiting>,
     slow: Counter,
     has_ended: bool,
     abandoned: Abandoned,
 }
 
+/// Somebody waits for a part of a body.
+#[derive(Debug)]
+struct Waiting {
+    since: Instant,
+    elapsed: Pin<Box<Sleep>>,
+}
+
 impl TimedBody {
-    /// The body of a request that begins now.
     pub(super) fn new(inner: Incoming, limit: Duration, slow: Counter, abandoned: Abandoned) -> Self {
         Self {
             inner,
-            began: Instant::now(),
             limit,
-            elapsed: None,
+            left: limit,
+            waiting: None,
             slow,
             has_ended: false,
             abandoned,
@@ -80,13 +93,17 @@ impl HttpBody for TimedBody {
         let body = &mut *self;
         if let Poll::Ready(frame) = Pin::new(&mut body.inner).poll_frame(context) {
             body.has_ended = frame.is_none();
+            if let Some(waiting) = body.waiting.take() {
+                body.left = body.left.saturating_sub(waiting.since.elapsed());
+            }
             return Poll::Ready(frame.map(|frame| frame.map_err(axum::Error::new)));
         }
-        let ends = body.began + body.limit;
-        let elapsed = body
-            .elapsed
-            .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(ends)));
-        std::task::ready!(elapsed.as_mut().poll(context));
+        let left = body.left;
+        let waiting = body.waiting.get_or_insert_with(|| Waiting {
+            since: Instant::now(),
+            elapsed: Box::pin(tokio::time::sleep(left)),
+        });
+        std::task::ready!(waiting.elapsed.as_mut().poll(context));
         body.slow.inc();
         Poll::Ready(Some(Err(axum::Error::new(BodyTimeout(body.limit)))))
     }
@@ -102,7 +119,8 @@ impl HttpBody for TimedBody {
 
 impl Drop for TimedBody {
     fn drop(&mut self) {
-        let is_abandoned = !self.has_ended && !self.inner.is_end_stream();
-        self.abandoned.0.store(is_abandoned, Ordering::Relaxed);
+        if !self.has_ended && !self.inner.is_end_stream() {
+            self.abandoned.set();
+        }
     }
 }

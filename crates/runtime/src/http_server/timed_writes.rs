@@ -39,7 +39,7 @@ impl<C> TimedWrites<C> {
             return written;
         }
         if self.blocked.is_none() {
-            self.blocked = Some(self.activity.begin(true));
+            self.blocked = Some(self.activity.begin_write());
         }
         std::task::ready!(self.stall.poll(0, context));
         self.not_read.inc();

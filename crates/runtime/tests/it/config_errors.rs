@@ -220,6 +220,7 @@ fn values_out_of_range_are_rejected() {
             ("max_data", "7", "1000 and 100000000"),
             ("idempotency_window", "0s", "1s and 3650d"),
             ("keep_ended", "500ms", "1s and 3650d"),
+            ("max_ended", "99", "100 and 10000000"),
             ("window", "1h", "100ms and 10m"),
             ("window_jobs", "1", "100 and 10000000"),
             ("window_bytes", "1", "1048576 and 68719476736"),
@@ -808,7 +809,7 @@ fn the_callers_of_an_api_are_checked() {
             ),
             (
                 &scope,
-                "auth.client_certificates[0].scopes[0]: `job:read` is not a scope: `job` is not jobs or dead-letters; write \
+                "auth.client_certificates[0].scopes[0]: `job:read` is not a scope: `job` is not jobs, control or dead-letters; write \
                  AREA:VERB or AREA:VERB:PATTERN, such as jobs:read or jobs:write:billing-*, or * for everything",
             ),
         ],

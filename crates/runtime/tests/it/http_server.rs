@@ -7,14 +7,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
+use axum::middleware::{self, Next};
+use axum::response::Response;
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use http_body_util::BodyExt as _;
 use hyper::body::Frame;
-use redeliver_runtime::http_server::{BodyTimeout, HttpLimits, serve};
+use redeliver_runtime::http_server::{BodyTimeout, HttpLimits, ProtectedRequests, Protection, serve};
 use redeliver_runtime::listen::Listener;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -34,6 +36,7 @@ fn no_limits() -> HttpLimits {
         write_timeout: LONG,
         ping_interval: LONG,
         ping_timeout: LONG,
+        linger: LONG,
         ..HttpLimits::default()
     }
 }
@@ -89,6 +92,12 @@ impl Parts {
     }
 }
 
+/// Waits for a permit before the request is handled.
+async fn wait_first(State(shared): State<Shared>, request: Request, next: Next) -> Response {
+    shared.permits.acquire().await.unwrap().forget();
+    next.run(request).await
+}
+
 impl Server {
     fn start(limits: HttpLimits) -> Self {
         let listener = Listener::bind("test.listen", "127.0.0.1:0".parse().unwrap()).unwrap();
@@ -107,15 +116,22 @@ impl Server {
         });
         let routes = Router::new()
             .route("/", get(async || "hello"))
-            .route("/read", read)
+            .route("/read", read.clone())
+            .route(
+                "/late",
+                read.layer(middleware::from_fn_with_state(shared.clone(), wait_first)),
+            )
             .route("/ignore", post(async || "ignored"))
             .route(
                 "/wait",
-                get(async |State(shared): State<Shared>| {
-                    shared.started.add_permits(1);
-                    shared.permits.acquire().await.unwrap().forget();
-                    "done"
-                }),
+                get(
+                    async |State(shared): State<Shared>, Extension(protection): Extension<Protection>| {
+                        protection.protect();
+                        shared.started.add_permits(1);
+                        shared.permits.acquire().await.unwrap().forget();
+                        "done"
+                    },
+                ),
             )
             .route(
                 "/parts",
@@ -324,7 +340,7 @@ async fn requests_in_progress_and_streams_keep_their_connections() {
         idle_timeout: SHORT,
         write_timeout: SHORT,
         body_timeout: SHORT,
-        unprotected: &["/parts"],
+        protected: ProtectedRequests::Accepted,
         ..no_limits()
     });
     for (path, answer) in [("/wait", "done"), ("/parts", "part")] {
@@ -389,6 +405,52 @@ async fn the_body_of_a_request_arrives_in_time_or_its_request_fails() {
 }
 
 #[tokio::test]
+async fn the_time_in_which_nobody_waits_for_a_body_does_not_count() {
+    let server = Server::start(HttpLimits {
+        header_timeout: SHORT,
+        idle_timeout: SHORT,
+        body_timeout: SHORT,
+        ..no_limits()
+    });
+    let mut stream = server.connect().await;
+    let head = "POST /late HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n1";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut h2 = server.connect_h2(&[]).await;
+    h2.request(1, "POST", "/late", 0).await;
+    h2.write(DATA, 0, 1, b"1").await;
+    // Longer than a body may take.
+    server.outlast_idle().await;
+    stream.write_all(b"2").await.unwrap();
+    h2.write(DATA, END_STREAM, 1, b"2").await;
+    server.shared.permits.add_permits(2);
+    read_until(&mut stream, "2 bytes").await;
+    assert_eq!(h2.until(1, DATA).await, b"2 bytes");
+    assert_eq!(server.limits.slow_bodies.get(), 0);
+}
+
+#[tokio::test]
+async fn a_client_that_still_sends_reads_the_whole_answer() {
+    const BODY: usize = 64 << 20;
+    let server = Server::start(no_limits());
+    let head = format!("POST /ignore HTTP/1.1\r\nhost: localhost\r\ncontent-length: {BODY}\r\n\r\n");
+    let headers = "x: 0123456789\r\n".repeat(BODY / 15);
+    // A body that nobody reads, and headers that are too large.
+    for (sent, says) in [
+        (head + &"1".repeat(BODY), "HTTP/1.1 200 OK"),
+        (format!("GET / HTTP/1.1\r\n{headers}\r\n"), "HTTP/1.1 431 "),
+    ] {
+        let mut stream = server.connect().await;
+        // It reads nothing before it has sent everything.
+        let sending = tokio::time::timeout(DEADLINE, stream.write_all(sent.as_bytes()));
+        sending.await.expect("the server reads on").unwrap();
+        stream.shutdown().await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with(says), "{answer}");
+    }
+}
+
+#[tokio::test]
 async fn a_connection_whose_client_does_not_read_is_closed() {
     let server = Server::start(HttpLimits {
         write_timeout: SHORT,
@@ -443,7 +505,7 @@ async fn a_client_of_http2_that_does_not_answer_pings_is_closed() {
 async fn an_unprotected_stream_keeps_its_connection_only_until_another_one_needs_the_place() {
     let server = Server::start(HttpLimits {
         connections: 2,
-        unprotected: &["/parts"],
+        protected: ProtectedRequests::Accepted,
         ..no_limits()
     });
     let mut h2 = server.connect_h2(&[]).await;

@@ -5,13 +5,14 @@ use std::task::{Context, Poll};
 
 use http::{Request, Response};
 use redeliver_runtime::config::{Area, Verb};
+use redeliver_runtime::http_server::Protection;
 use tonic::server::NamedService;
 use tower::{Layer, Service};
 
 use super::{Access, Authenticator, Refusal};
 
-/// Adds the [`Identity`](super::Identity) of the caller and its [`Access`] to the extensions of each request. Answers
-/// refused requests with `refuse`, and counts and logs them.
+/// Adds the [`Identity`](super::Identity) of the caller and its [`Access`] to the extensions of each request, which protects its
+/// connection from being replaced from then on ([`Protection`]). Answers refused requests with `refuse`, and counts and logs them.
 #[derive(Clone, Debug)]
 pub struct AuthenticateLayer<R> {
     authenticator: Authenticator,
@@ -88,6 +89,9 @@ where
             let access = Access::of(&request, authenticator, required);
             match access.check().await {
                 Ok(identity) => {
+                    if let Some(protection) = request.extensions().get::<Protection>() {
+                        protection.protect();
+                    }
                     request.extensions_mut().insert(identity);
                     request.extensions_mut().insert(access);
                     inner.call(request).await

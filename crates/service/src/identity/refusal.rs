@@ -85,6 +85,8 @@ impl Refusal {
         let what = match (area, name) {
             (Area::Jobs, Some(app)) => format!("jobs of the application `{}`", shown(app)),
             (Area::Jobs, None) => "jobs of all applications".to_owned(),
+            (Area::Control, Some(app)) => format!("the control of the application `{}`", shown(app)),
+            (Area::Control, None) => "the control of all applications".to_owned(),
             (Area::DeadLetters, Some(topic)) => format!("dead letters of the topic `{}`", shown(topic)),
             (Area::DeadLetters, None) => "dead letters of all topics".to_owned(),
         };

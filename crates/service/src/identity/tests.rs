@@ -63,7 +63,7 @@ const LISTED: &str = "auth: { tokens_file: '{dir}/tokens' }";
 async fn without_authentication_callers_are_anonymous_and_may_do_everything() {
     let authenticator = Files::new().authenticator("");
     let anonymous = authenticator.authenticate(None, &[]).await.unwrap();
-    assert_eq!(anonymous.name(), "anonymous");
+    assert_eq!((anonymous.name(), anonymous.is_anonymous()), ("anonymous", true));
     assert!(anonymous.may(Area::Jobs, Verb::Write, None));
     assert!(with_token(&authenticator, "whatever").await.is_ok());
 }

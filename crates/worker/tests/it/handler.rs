@@ -22,7 +22,8 @@ use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, service_fn};
 
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) use redeliver_testkit::DEADLINE;
+
 /// Number of records of each kind.
 const EACH: usize = 10;
 

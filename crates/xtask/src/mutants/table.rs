@@ -628,6 +628,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         )],
     ),
     mutant(
+        "index-evicts-jobs-that-just-ended",
+        "Jobs lose their record as soon as others end. A repeated cancellation of a job that has just ended is told that the job is unknown.",
+        &[unit(
+            SCHEDULER,
+            "index::memory::tests::a_job_that_has_just_ended_keeps_its_record",
+        )],
+    ),
+    mutant(
         "scheduler-forgets-the-owner",
         "A dispatch without a command does not prove that its lane still owns the shard. A former owner dispatches jobs again.",
         &[unit(

@@ -28,8 +28,7 @@ use tonic::transport::Channel;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus};
 
-/// Time limit of all waits, on a machine that is busy with other tests.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) use redeliver_testkit::DEADLINE;
 
 pub(crate) type Client = DeadLetterServiceClient<Channel>;
 

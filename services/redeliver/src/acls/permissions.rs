@@ -12,7 +12,7 @@ use redeliver_dlq_inspector::pattern::Patterns;
 use redeliver_kafka::topology::{Role, TopologySpec};
 use redeliver_runtime::Config;
 use redeliver_runtime::config::PipelineConfig;
-use redeliver_service::topics;
+use redeliver_service::{control, topics};
 
 /// The prefix of the groups of tiers, of workers and of readers, and of all transactional ids, after `kafka.id_prefix`.
 const OWN: &str = "redeliver-";
@@ -126,6 +126,10 @@ impl Permissions {
         for pipeline in &waiting {
             self.topic(&pipeline.return_topic(), &[Operation::Write]);
         }
+        let topic = config.control_topic();
+        self.topic(&topic, &[Operation::Read, Operation::Write]);
+        let writer = Name::Literal(control::transactional_id(&topic));
+        self.allow(Resource::TransactionalId(writer), &[Operation::Write]);
         self.group(config, &config.scheduler.group);
         self.transactions(config);
     }
@@ -273,7 +277,9 @@ impl Permissions {
 
 /// The topics that the installation needs.
 pub(crate) fn all_topics(config: &Config) -> TopologySpec {
-    topics::of_all(config).join(ledger_spec(config))
+    topics::of_all(config)
+        .join(topics::of_control(config))
+        .join(ledger_spec(config))
 }
 
 fn ledger_spec(config: &Config) -> TopologySpec {

@@ -5,12 +5,12 @@ use redeliver_client::Timestamp;
 use redeliver_client::messages::schedule_spec::Timing;
 use redeliver_client::messages::{
     CronTiming, GapPolicy, Header, IntervalTiming, JobTemplate, Misfire, MisfirePolicy, OverlapPolicy,
-    ScheduleSpec,
+    ScheduleSpec, ScheduleState,
 };
 use redeliver_core::HumanDuration;
 use redeliver_proto::convert::{to_duration, to_priority, to_timestamp};
 use redeliver_runtime::Config;
-use redeliver_scheduler::request::{Format, check_recurrence, read_schedule_json};
+use redeliver_scheduler::request::{Format, ReadSchedule, check_recurrence, other_state, read_schedule_json};
 
 use crate::connection::CliError;
 use crate::record::{RecordArgs, read_file};
@@ -108,6 +108,23 @@ pub(super) struct Definition {
     /// The id, if the file contains one.
     pub(super) id: Option<String>,
     pub(super) spec: ScheduleSpec,
+    /// The state that the schedule has, if the file contains one. A definition cannot change it.
+    pub(super) state: Option<ScheduleState>,
+    /// The revision that the schedule has, if the file contains one.
+    pub(super) revision: Option<u32>,
+}
+
+impl Definition {
+    /// Checks that a schedule has the state that the file contains.
+    pub(super) fn check_state(&self, is: ScheduleState) -> Result<(), CliError> {
+        match self.state {
+            Some(expected) if expected != is => {
+                let message = other_state(expected, is).message;
+                Err(CliError::Usage(format!("--file: {message}")))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl DefinitionArgs {
@@ -120,7 +137,12 @@ impl DefinitionArgs {
                     ..self.timing.spec()
                 };
                 check(&spec)?;
-                Ok(Definition { id: None, spec })
+                Ok(Definition {
+                    id: None,
+                    spec,
+                    state: None,
+                    revision: None,
+                })
             }
         }
     }
@@ -147,11 +169,21 @@ pub(super) fn read_definition(config: &Config, file: &str) -> Result<Definition,
     let zone = config.scheduler.time_zone();
     let zone = zone.ok_or_else(|| CliError::Usage("scheduler.default_time_zone is unknown".to_owned()))?;
     let text = read_file("--file", file)?.into();
-    let (id, spec) = read_schedule_json(&text, &zone)
+    let ReadSchedule {
+        id,
+        spec,
+        state,
+        revision,
+    } = read_schedule_json(&text, &zone)
         .map_err(|failure| CliError::Usage(format!("--file: {}", failure.message)))?;
     check_recurrence(&spec, Format::Json)
         .map_err(|failure| CliError::Usage(format!("--file: {}", failure.message)))?;
-    Ok(Definition { id, spec })
+    Ok(Definition {
+        id,
+        spec,
+        state,
+        revision,
+    })
 }
 
 /// Checks when a schedule recurs, before anything is sent.

@@ -382,10 +382,11 @@ fn data_is_read_from_a_file_byte_for_byte_and_errors_are_specific() {
         "{missing:?}"
     );
     let missing = "01KAJQ6Z2B0000000000000A7X";
+    let said = format!("job {missing} not found: it never existed, or it ended and is no longer kept");
     let unknown = services.fails(1, &["jobs", "get", missing]);
-    assert_eq!(unknown.stderr, format!("error: job {missing} not found\n"));
+    assert_eq!(unknown.stderr, format!("error: {said}\n"));
     let unknown = services.fails(1, &["jobs", "cancel", missing]);
-    assert_eq!(unknown.stdout, format!("job {missing} not found\n"));
+    assert_eq!(unknown.stdout, format!("{said}\n"));
 }
 
 #[test]

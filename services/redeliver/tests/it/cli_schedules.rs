@@ -116,6 +116,24 @@ fn a_schedule_is_created_listed_changed_and_deleted() {
     let update = ["schedules", "update", "--file", file, "--expected-revision", "2"];
     let stale = services.fails(1, &update);
     assert!(stale.stderr.contains("has revision 3"), "{stale:?}");
+    // What a file expects of the schedule is checked as well.
+    let with = |fields: serde_json::Value| {
+        let mut definition = other.clone();
+        definition
+            .as_object_mut()
+            .unwrap()
+            .append(&mut fields.as_object().unwrap().clone());
+        std::fs::write(file, definition.to_string()).unwrap();
+    };
+    with(json!({"revision": 2, "state": "active"}));
+    let stale = services.fails(1, &update[..4]);
+    assert!(stale.stderr.contains("has revision 3"), "{stale:?}");
+    with(json!({"state": "paused"}));
+    for command in ["update", "create"] {
+        let paused = services.fails(2, &["schedules", command, "--file", file]);
+        assert!(paused.stderr.contains("the schedule is active"), "{paused:?}");
+    }
+    with(json!({}));
     assert_eq!(
         services.cli(&["schedules", "delete", "hourly"]),
         "schedule hourly deleted\n"

@@ -427,9 +427,6 @@ fn golden_pipe(name: &str) -> Pipe {
     setup.create()
 }
 
-/// Each record that a topic refuses takes a transaction of its own, and a new producer.
-const GOLDEN_DEADLINE: Duration = DEADLINE.saturating_mul(3);
-
 /// Sends records to the source and forged ones to the due topic, and waits until all have ended.
 #[track_caller]
 fn process(pipe: &Pipe) -> Vec<Sent> {
@@ -441,8 +438,8 @@ fn process(pipe: &Pipe) -> Vec<Sent> {
     let of_source = sent.len();
     sent.extend(pipe.produce_to(&pipe.pipeline.due_topic(), forged()));
     let mut watch = pipe.watch();
-    watch.until_ended(sent.len(), GOLDEN_DEADLINE);
-    let ends = pipe.settle(&sent[..of_source], GOLDEN_DEADLINE);
+    watch.until_ended(sent.len(), DEADLINE);
+    let ends = pipe.settle(&sent[..of_source], DEADLINE);
     assert!(ends.report.min_margin_ms >= Some(0), "{}", ends.report);
     assert_eq!(watch.look().len(), sent.len(), "{}", ends.report);
     sent

@@ -25,6 +25,8 @@ use redeliver_runtime::config::Sources;
 use redeliver_runtime::trace_context::span_context;
 use redeliver_scheduler::codec;
 use redeliver_scheduler::request::{Action, Command, Rules, read};
+use redeliver_service::control::Snapshot;
+use redeliver_service::control::value::Value as ControlValue;
 use redeliver_testkit::fuzz::{FEW, fuzz};
 
 const NOW: Timestamp = Timestamp::from_millis(1_763_722_800_000); // 2025-11-21T11:00:00Z
@@ -287,7 +289,7 @@ fn check_job(input: &[u8]) {
         let decoded = codec::decode(id(), &again).unwrap();
         assert_eq!(codec::encode(&decoded), again);
     }
-    if let Some(key) = codec::KeyValue::decode(input) {
+    if let Ok(key) = codec::KeyValue::decode(input) {
         assert_eq!(key.encode(), value);
     }
     let state = record("scheduler.jobs.state", value.clone(), Headers::new());
@@ -307,6 +309,22 @@ fn check_job(input: &[u8]) {
         ..state
     };
     let _ = Update::read(&entry);
+    // Values of the control topic, and any keys.
+    if let Ok(control) = ControlValue::decode(&value) {
+        let written = ControlValue {
+            is_newer: false,
+            ..control
+        };
+        assert_eq!(ControlValue::decode(&written.encode()), Ok(written));
+    }
+    let mut snapshot = Snapshot::default();
+    let entry = Record {
+        key: Some(Bytes::copy_from_slice(text.as_bytes())),
+        value: Some(value),
+        ..entry
+    };
+    snapshot.apply(&entry);
+    assert!(snapshot.values().count() + snapshot.problems().count() > 0);
 }
 
 fn jobs() -> Vec<Vec<u8>> {
@@ -340,8 +358,26 @@ fn jobs() -> Vec<Vec<u8>> {
         by: "me".to_owned(),
         ..v1::LedgerEntry::default()
     };
+    let control = v1::ControlRecord {
+        revision: 3,
+        changed_at: Some(to_timestamp(NOW)),
+        changed_by: "me".to_owned(),
+        desired: Some(v1::control_record::Desired::Application(v1::ApplicationControl {
+            state: v1::RunState::Paused.into(),
+            rate: Some(v1::RateLimit {
+                limit: Some(v1::rate_limit::Limit::PerSecond(0.5)),
+            }),
+        })),
+        ..v1::ControlRecord::default()
+    };
     let messages = [job, ended, wait].map(|job| job.encode_to_vec());
-    let others = [vec![7; 40], entry.encode_to_vec(), b"docs-dlq/0/1".to_vec()];
+    let others = [
+        vec![7; 40],
+        entry.encode_to_vec(),
+        b"docs-dlq/0/1".to_vec(),
+        control.encode_to_vec(),
+        b"app/sms".to_vec(),
+    ];
     messages.into_iter().chain(others).collect()
 }
 

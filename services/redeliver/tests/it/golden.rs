@@ -389,6 +389,10 @@ Commands:
   audit      Verify that every record is once in the output, in the dead letters or waiting
   jobs       Schedule, show and cancel jobs
   schedules  Create, preview, list and change recurring schedules
+  pause      Pause an application at run time: its jobs are accepted, and none is dispatched
+  resume     Resume an application, also if the configuration pauses it
+  rate       Limit how many jobs of an application are dispatched per second
+  controls   List what is paused, limited or changed, by whom and why
   dlq        List, show and watch dead letters
   tokens     Create tokens for the APIs of the scheduler and the inspector
   help       Print this message or the help of the given subcommand(s)
@@ -427,7 +431,7 @@ fn services_do_not_start_without_their_topics_which_apply_creates() {
         .iter()
         .map(|(name, _)| name.to_string())
         .collect();
-    // The ledger is shared by all installations on a Kafka, so it may or may not exist yet. This creates it.
+    // The ledger and the control topic are shared by all installations on a Kafka, so they may or may not exist yet. This creates them.
     let other = PipeBuilder::new("golden-other").tiers(&[5_000]).create();
     drop(other);
     let missing = |indent: &str| -> String {
@@ -450,8 +454,8 @@ fn services_do_not_start_without_their_topics_which_apply_creates() {
     };
     let with = |word: &str| -> String { names.iter().map(|name| format!("{word:<8} {name}\n")).collect() };
     assert_eq!(printed(&["topics", "check"]), (Some(1), missing("")));
-    let sound = "all 6 topics OK\n";
-    let ledger = "exists   redeliver.dlq.ledger\n";
+    let sound = "all 7 topics OK\n";
+    let ledger = "exists   redeliver.control\nexists   redeliver.dlq.ledger\n";
     assert_eq!(
         printed(&["topics", "apply"]),
         (Some(0), with("created") + ledger + sound)

@@ -1,4 +1,4 @@
-//! The output of `redeliver jobs` and `redeliver dlq`: help, wrong usage, and unavailable services.
+//! The output of `redeliver jobs`, `redeliver dlq` and the commands of control: help, wrong usage, and unavailable services.
 
 use redeliver_testkit::scratch::Scratch;
 use redeliver_testkit::{CommandOutput, binary, free_port, run};
@@ -169,6 +169,112 @@ Options:
         output_of(&["topics", "migrate-offsets", "--help"]).stdout,
         expected
     );
+}
+
+#[test]
+fn the_help_of_control_says_what_is_changed_and_how() {
+    let change = "\
+      --expected-revision <N>  Fail unless it has this revision; 0: nobody has changed it yet
+  -o, --output <FORMAT>        Output format: table, json or jsonl [default: table]
+      --config <FILE>          Configuration file; overrides REDELIVER_CONFIG
+      --set <KEY=VALUE>        Override a setting, such as kafka.brokers=kafka:9092; may be repeated
+      --print-config           Print the effective configuration without secrets and exit
+      --check                  Validate the configuration and exit
+      --server <URL>           URL of the scheduler, such as http://scheduler:50052; overrides REDELIVER_SCHEDULER (default: scheduler.listen)
+      --token-file <FILE>      File with the bearer token; overrides REDELIVER_TOKEN_FILE (default: from the configuration)
+      --ca-file <FILE>         Additional CA certificates (PEM) for https; overrides REDELIVER_CA_FILE
+      --cert-file <FILE>       Client certificate (PEM) for https; overrides REDELIVER_CERT_FILE
+      --key-file <FILE>        Private key of the client certificate (PEM); overrides REDELIVER_KEY_FILE
+      --timeout <DURATION>     Timeout of a request [default: 30s]
+  -h, --help                   Print help
+";
+    for (command, expected) in [
+        (
+            "pause",
+            "\
+Pause an application at run time: its jobs are accepted, and none is dispatched
+
+Usage: redeliver pause [OPTIONS] --why <TEXT> <NAME>
+
+Arguments:
+  <NAME>  What to pause, such as app/sms
+
+Options:
+      --why <TEXT>             Why, for others; at most 1000 bytes
+",
+        ),
+        (
+            "resume",
+            "\
+Resume an application, also if the configuration pauses it
+
+Usage: redeliver resume [OPTIONS] <NAME>
+
+Arguments:
+  <NAME>  What to resume, such as app/sms
+
+Options:
+      --as-configured          Return to the configuration, also with the rate
+      --why <TEXT>             Why, for others; at most 1000 bytes
+",
+        ),
+        (
+            "rate",
+            "\
+Limit how many jobs of an application are dispatched per second
+
+Usage: redeliver rate [OPTIONS] --why <TEXT> <NAME> <RATE>
+
+Arguments:
+  <NAME>  What to limit, such as app/sms
+  <RATE>  How many per second at most, by all processes together; `unlimited`, or `configured`
+
+Options:
+      --why <TEXT>             Why, for others; at most 1000 bytes
+",
+        ),
+    ] {
+        let help = output_of(&[command, "--help"]).stdout;
+        assert_eq!(help, format!("{expected}{change}"), "{command}");
+    }
+    let expected = "\
+List what is paused, limited or changed, by whom and why
+
+Usage: redeliver controls [OPTIONS] [NAME]
+
+Arguments:
+  [NAME]  Show only this one, such as app/sms
+
+Options:
+  -o, --output <FORMAT>     Output format: table, json or jsonl [default: table]
+      --config <FILE>       Configuration file; overrides REDELIVER_CONFIG
+      --set <KEY=VALUE>     Override a setting, such as kafka.brokers=kafka:9092; may be repeated
+      --print-config        Print the effective configuration without secrets and exit
+      --check               Validate the configuration and exit
+      --server <URL>        URL of the scheduler, such as http://scheduler:50052; overrides REDELIVER_SCHEDULER (default: scheduler.listen)
+      --token-file <FILE>   File with the bearer token; overrides REDELIVER_TOKEN_FILE (default: from the configuration)
+      --ca-file <FILE>      Additional CA certificates (PEM) for https; overrides REDELIVER_CA_FILE
+      --cert-file <FILE>    Client certificate (PEM) for https; overrides REDELIVER_CERT_FILE
+      --key-file <FILE>     Private key of the client certificate (PEM); overrides REDELIVER_KEY_FILE
+      --timeout <DURATION>  Timeout of a request [default: 30s]
+  -h, --help                Print help
+";
+    assert_eq!(output_of(&["controls", "--help"]).stdout, expected);
+}
+
+#[test]
+fn the_help_of_tokens_new_names_the_areas_of_scopes() {
+    let expected = "\
+Create a token, and print it with its entry for the file of auth.tokens_file
+
+Usage: redeliver tokens new --name <NAME> --scope <SCOPE>
+
+Options:
+      --name <NAME>    The name of its holder, for messages and logs
+      --scope <SCOPE>  What its holder may do, such as jobs:read, jobs:write:billing-*, control:write or dead-letters:read; can be repeated
+  -h, --help           Print help
+";
+    assert_eq!(output_of(&["tokens", "new", "--help"]).stdout, expected);
 }
 
 #[test]

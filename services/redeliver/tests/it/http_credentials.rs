@@ -34,6 +34,7 @@ fn a_changed_header_file_is_used_without_a_restart_and_costs_no_record_an_attemp
     let file = scratch.path().join("token");
     write(&file, "Bearer secret-0\n");
     let accepted = Arc::new(Mutex::new(vec!["Bearer secret-0".to_owned()]));
+    let used = Arc::new(Mutex::new(String::new()));
     let pipe = PipeBuilder::new("rotation")
         .pipeline(
             "http.header_files",
@@ -41,13 +42,16 @@ fn a_changed_header_file_is_used_without_a_restart_and_costs_no_record_an_attemp
         )
         .breaker("{ failures: 3, open_max: 1s }")
         .behave({
-            let accepted = accepted.clone();
+            let (accepted, used) = (accepted.clone(), used.clone());
             move |request| {
                 let sent = request.headers.get("authorization");
-                match sent.is_some_and(|sent| accepted.lock().unwrap().iter().any(|known| *sent == **known)) {
+                let sent = sent.map_or_else(String::new, |sent| sent.to_str().unwrap().to_owned());
+                let reply = match accepted.lock().unwrap().contains(&sent) {
                     true => Reply::ok(request.body.clone()),
                     false => Reply::status(401),
-                }
+                };
+                *used.lock().unwrap() = sent;
+                reply
             }
         })
         .create();
@@ -57,22 +61,33 @@ fn a_changed_header_file_is_used_without_a_restart_and_costs_no_record_an_attemp
         sent.extend(pipe.produce(records(count)));
         sent.len()
     };
-    // The file changes before the endpoint does, and the endpoint before the file.
+    // The file changes before the endpoint forgets the former token, and after that.
     for round in 1..=4 {
-        let ended = process(100);
+        let mut ended = process(100);
         let token = format!("Bearer secret-{round}");
         if round % 2 == 0 {
-            // The endpoint knows the new token before it forgets the former one, which calls may still send.
             accepted.lock().unwrap().push(token.clone());
             write(&file, &format!("{token}\n"));
+            eventually("the new token is used", DEADLINE, || {
+                ended = process(1);
+                let used = used.lock().unwrap().clone();
+                if used == token { Ok(()) } else { Err(used) }
+            });
+            // No call with the former token is on its way any more.
+            pipe.watch().until_ended(ended, DEADLINE);
             *accepted.lock().unwrap() = vec![token];
         } else {
-            // A success that was on its way before would make a failure that of its record.
             pipe.watch().until_ended(ended, DEADLINE);
             *accepted.lock().unwrap() = vec![token.clone()];
-            let more = process(50);
+            ended = process(50);
+            // While it is closed, a success makes a failure before it that of its record.
+            eventually("the breaker opens", DEADLINE, || {
+                match enricher.metric("redeliver_worker_breaker_open") {
+                    1 => Ok(()),
+                    closed => Err(closed),
+                }
+            });
             write(&file, &format!("{token}\n"));
-            pipe.watch().until_ended(more, DEADLINE);
         }
         pipe.watch().until_ended(ended, DEADLINE);
     }

@@ -29,8 +29,7 @@ use redeliver_testkit::{
     unique_delays,
 };
 
-/// How long a condition may take to hold, on a machine that is busy with other tests.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(90);
+pub(crate) use redeliver_testkit::DEADLINE;
 
 /// Three of ten records fail once or twice, and two of a hundred permanently.
 pub(crate) const PLAN: Plan = Plan {

@@ -14,8 +14,10 @@ use crate::support::{DEADLINE, PLAN, PipeBuilder, SERVICES, records};
 const CLIENT: &str = "redeliver";
 const SECRET: &str = "hunter2";
 const GUESSED: &str = "swordfish";
-/// Short, so that tokens are renewed often. The broker closes connections whose token has expired.
-const LIFETIME: Duration = Duration::from_secs(15);
+/// Short, so that tokens expire during a test. The broker closes connections whose token has expired. A connection that
+/// is opened with a token just before its renewal has a tenth of the rest of that token's lifetime to present the next
+/// one, which is 0.6 s here, and too little on a busy machine with a much shorter lifetime.
+const LIFETIME: Duration = Duration::from_secs(30);
 /// Enough for any machine; the endpoint tells records apart by their values, so each occurs once.
 const RECORDS: usize = 20_000;
 const EXPIRY: &str = "redeliver_kafka_token_expiry_timestamp_seconds";
@@ -83,18 +85,22 @@ fn all_services_log_in_and_renew_their_tokens_while_records_flow() {
     let mut services = SERVICES.map(|name| pipe.start(name, "a", &[]));
     let mut unsent = records(RECORDS).into_iter();
     let mut sent = pipe.produce(unsent.by_ref().take(50).collect());
-    // Each process has used at least three tokens by then.
     let first = services.each_mut().map(|service| service.metric(EXPIRY));
-    eventually("every process has renewed its token twice", DEADLINE, || {
+    let expired = first.iter().max().unwrap() + 2;
+    eventually("the first tokens of all processes have expired", DEADLINE, || {
         sent.extend(pipe.produce(unsent.by_ref().take(10).collect()));
-        let now = services.each_mut().map(|service| service.metric(EXPIRY));
-        let is_renewed = |(first, now): (&u64, &u64)| now - first >= LIFETIME.as_secs();
-        if first.iter().zip(&now).all(is_renewed) {
+        let now = SystemClock.now().as_millis() / 1_000;
+        if now > i64::try_from(expired).unwrap() {
             Ok(())
         } else {
-            Err(format!("{first:?} {now:?}"))
+            Err(format!("{first:?} {now}"))
         }
     });
+    let last = services.each_mut().map(|service| service.metric(EXPIRY));
+    assert!(
+        first.iter().zip(&last).all(|(first, last)| first < last),
+        "{first:?} {last:?}"
+    );
     pipe.settle(&sent, DEADLINE).meets(&PLAN, &sent);
     for command in [&["audit"] as &[_], &["topics", "check"], &["status"]] {
         let output = pipe.redeliver(command);
@@ -106,8 +112,11 @@ fn all_services_log_in_and_renew_their_tokens_while_records_flow() {
         has_no_secret(&config);
         service.shut_down();
         let output = service.output();
-        // No connection was ever without a valid token.
-        assert!(!output.contains("Authentication"), "{output}");
+        // No token was ever refused. A connection that ends while it logs in is another matter.
+        let mut refusals = output
+            .lines()
+            .filter(|line| line.contains("Authentication") && !line.contains("Broker transport failure"));
+        assert_eq!(refusals.next(), None, "{output}");
         has_no_secret(&output);
     }
 }

@@ -391,7 +391,7 @@ fn without_retry_settings_there_are_the_tiers_5s_30s_and_1m_and_the_first_retry_
     // Source, output, three tiers, due topic, dead letters, and the ledger of the inspector.
     assert_eq!(
         without_other_tests(&listed.stdout),
-        "all 8 topics OK\n",
+        "all 9 topics OK\n",
         "{listed:?}"
     );
     let _running = services.start("a");

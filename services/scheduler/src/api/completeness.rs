@@ -1,6 +1,7 @@
 //! Whether a shard's index contains everything that the state topic contained at the time of a request. Only then is it certain that
 //! a job does not exist, and only then is a list or a count complete.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redeliver_runtime::error_chain::error_chain;
@@ -10,9 +11,89 @@ use super::error::RequestError;
 use super::state_end::{SharedError, StateEnd};
 use crate::index::Applied;
 
-/// How long an index is read repeatedly until it is complete, and after which time for the first time.
+/// How long an index is read repeatedly until it is complete, and after which time for the first time. The first read does not count.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) const INTERVAL: Duration = Duration::from_millis(25);
+/// How long a request waits for answers of Kafka in all. Longer than the change of a partition's leader usually takes.
+const KAFKA_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// For how long a request still waits for answers of Kafka. The time in which it reads the index does not count, however long that
+/// takes. Questions that are asked at the same time count once.
+#[derive(Debug)]
+pub(super) struct KafkaWait(Mutex<Waiting>);
+
+#[derive(Debug)]
+struct Waiting {
+    left: Duration,
+    /// The number of questions without an answer.
+    asked: usize,
+    /// Since when there has always been one.
+    since: Instant,
+}
+
+impl KafkaWait {
+    /// For a request that has asked nothing.
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(Waiting {
+            left: KAFKA_TIMEOUT,
+            asked: 0,
+            since: Instant::now(),
+        }))
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for an answer.
+    async fn wait_for<T>(&self, answer: impl Future<Output = T>) -> Result<T, CheckError> {
+        let question = Question::ask(self);
+        let answer = tokio::time::timeout_at(question.deadline, answer).await;
+        answer.map_err(|_| CheckError::Late)
+    }
+
+    fn is_over(&self) -> bool {
+        self.waiting().left.is_zero()
+    }
+}
+
+/// A question that has no answer until this is dropped.
+struct Question<'a> {
+    wait: &'a KafkaWait,
+    deadline: Instant,
+}
+
+impl<'a> Question<'a> {
+    fn ask(wait: &'a KafkaWait) -> Self {
+        let mut waiting = wait.waiting();
+        if waiting.asked == 0 {
+            waiting.since = Instant::now();
+        }
+        waiting.asked += 1;
+        let deadline = waiting.since + waiting.left;
+        drop(waiting);
+        Self { wait, deadline }
+    }
+}
+
+impl Drop for Question<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.wait.waiting();
+        waiting.asked -= 1;
+        if waiting.asked == 0 {
+            waiting.left = waiting.left.saturating_sub(waiting.since.elapsed());
+        }
+    }
+}
+
+/// Why it is not known whether an index is complete.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CheckError {
+    #[error("no answer from Kafka within {} s", KAFKA_TIMEOUT.as_secs())]
+    Late,
+    #[error(transparent)]
+    Read(#[from] SharedError),
+}
 
 /// The end of a partition of the state topic.
 pub(super) trait StatePartition {
@@ -41,20 +122,34 @@ impl StatePartition for PartitionEnd<'_> {
 }
 
 /// Whether the index contains everything that the state topic contained when it was first asked.
-#[derive(Default)]
-pub(super) struct Completeness {
+pub(super) struct Completeness<'a> {
+    wait: &'a KafkaWait,
     /// The end of the state topic at that time.
     end: Option<i64>,
     /// Up to where the index was complete at the last lookup.
     applied: Option<i64>,
 }
 
-impl Completeness {
+impl<'a> Completeness<'a> {
+    /// For a request that waits for Kafka no longer than this.
+    pub(super) fn within(wait: &'a KafkaWait) -> Self {
+        Self {
+            wait,
+            end: None,
+            applied: None,
+        }
+    }
+
     pub(super) async fn check(
         &mut self,
         state: &impl StatePartition,
         applied: i64,
-    ) -> Result<bool, SharedError> {
+    ) -> Result<bool, CheckError> {
+        let wait = self.wait;
+        Ok(wait.wait_for(self.ask(state, applied)).await??)
+    }
+
+    async fn ask(&mut self, state: &impl StatePartition, applied: i64) -> Result<bool, SharedError> {
         let end = match self.end {
             Some(end) => end,
             None => *self.end.insert(state.end().await?),
@@ -70,18 +165,23 @@ impl Completeness {
 }
 
 /// Reads a shard of the index, repeatedly until it is complete. A shard without an index, or with one that stays behind, is an error:
-/// what it lacks would be missing in the answer without a notice.
+/// what it lacks would be missing in the answer without a notice. So is one of which Kafka does not tell the end as long as the
+/// request waits for that.
 pub(super) async fn read_complete<T, F>(
     state: &impl StatePartition,
+    wait: &KafkaWait,
     read: impl Fn() -> F,
 ) -> Result<T, RequestError>
 where
     F: Future<Output = Result<(Option<Applied>, T), RequestError>>,
 {
-    let (started, mut interval) = (Instant::now(), INTERVAL);
-    let mut completeness = Completeness::default();
+    let (mut started, mut interval) = (None, INTERVAL);
+    let mut completeness = Completeness::within(wait);
     loop {
         let (applied, found) = read().await?;
+        // The end is asked for after the first read, so the index is usually complete only at the second one. A read of a large index
+        // may take longer than the time-out.
+        let started = *started.get_or_insert_with(Instant::now);
         if let Some(applied) = applied {
             match completeness.check(state, applied.offset).await {
                 Ok(true) => return Ok(found),
@@ -92,7 +192,7 @@ where
                 ),
             }
         }
-        if started.elapsed() >= TIMEOUT {
+        if started.elapsed() >= TIMEOUT || wait.is_over() {
             return Err(RequestError::IndexIncomplete);
         }
         tokio::time::sleep(interval).await;
@@ -134,7 +234,7 @@ pub(super) mod tests {
     /// and the offset of the answer.
     async fn read(topic: &Topic, offsets: &[Option<i64>]) -> (usize, Result<Option<i64>, RequestError>) {
         let reads = Cell::new(0);
-        let found = read_complete(topic, || {
+        let found = read_complete(topic, &KafkaWait::new(), || {
             let offset = offsets[reads.get().min(offsets.len() - 1)];
             reads.set(reads.get() + 1);
             let at = Timestamp::from_millis(0);
@@ -167,5 +267,71 @@ pub(super) mod tests {
             assert!(matches!(result, Err(RequestError::IndexIncomplete)), "{result:?}");
             assert!(reads > 2);
         }
+    }
+
+    /// A state topic whose broker answers each question after 3 seconds.
+    struct Slow;
+
+    impl Slow {
+        async fn answer<T>(answer: T) -> Result<T, SharedError> {
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            Ok(answer)
+        }
+    }
+
+    impl StatePartition for Slow {
+        async fn end(&self) -> Result<i64, SharedError> {
+            Self::answer(9).await
+        }
+
+        fn is_known_empty(&self, _: i64, _: i64) -> bool {
+            false
+        }
+
+        async fn is_empty(&self, _: i64, _: i64) -> Result<bool, SharedError> {
+            Self::answer(true).await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_waits_for_all_answers_of_kafka_no_longer_than_a_time_in_all() {
+        let (began, wait) = (Instant::now(), KafkaWait::new());
+        let read = async || {
+            let found = read_complete(&Slow, &wait, || {
+                let at = Timestamp::from_millis(0);
+                ready(Ok((Some(Applied { offset: 8, at }), ())))
+            });
+            assert!(matches!(found.await, Err(RequestError::IndexIncomplete)));
+        };
+        // Questions that are asked at the same time count once.
+        tokio::join!(read(), read());
+        let asked = began.elapsed();
+        read().await;
+        assert_eq!((asked, began.elapsed()), (Duration::from_secs(3), KAFKA_TIMEOUT));
+        assert!(wait.is_over());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_for_reading_the_index_does_not_count() {
+        let wait = KafkaWait::new();
+        let topic = Topic {
+            end: 9,
+            empty_from: 9,
+        };
+        let began = Instant::now();
+        for _shard in 0..3 {
+            let reads = Cell::new(0);
+            let found = read_complete(&topic, &wait, || async {
+                tokio::time::sleep(KAFKA_TIMEOUT).await;
+                reads.set(reads.get() + 1);
+                let at = Timestamp::from_millis(0);
+                // What was written during the first read is missing in it.
+                let offset = if reads.get() == 1 { 7 } else { 9 };
+                Ok((Some(Applied { offset, at }), offset))
+            });
+            assert_eq!(found.await.unwrap(), 9);
+        }
+        assert!(began.elapsed() >= 6 * KAFKA_TIMEOUT);
+        assert!(!wait.is_over());
     }
 }

@@ -10,6 +10,7 @@ use redeliver_runtime::error_chain::error_chain;
 use redeliver_service::identity::{self, Reason, Refusal};
 use tonic::{Code, Status};
 
+use super::control::ControlError;
 use super::problem::{ConcernedSchedule, Problem};
 use super::schedules::ScheduleError;
 use crate::admission::{INDEX_FULL, RETRY_AFTER};
@@ -40,8 +41,10 @@ pub(crate) enum RequestError {
     UnknownJob(Option<JobId>),
     /// A request for a recurring schedule failed.
     Schedule(ScheduleError),
-    /// The command is in Kafka, and there was no outcome in time. The job has this id, if the command names it by its id.
-    Undecided(Option<JobId>, Undecided),
+    /// A request for control failed.
+    Control(ControlError),
+    /// The command is in Kafka, and there was no outcome in time.
+    Undecided(UndecidedJob, Undecided),
     /// Kafka did not confirm the command: it may or may not be written.
     Unconfirmed(String),
     /// Kafka refused the command; nothing was written.
@@ -52,9 +55,22 @@ pub(crate) enum RequestError {
     CannotWait(CannotWait),
     /// The caller sends too many requests; this is how long it has to wait.
     RateLimited(Duration),
+    /// There was no memory for the body of the request in time; it was not read.
+    Overloaded,
     IndexUnavailable(String),
     /// The index of the shard is being rebuilt.
     IndexIncomplete,
+}
+
+/// The job of a command without an outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UndecidedJob {
+    /// It has this id.
+    Id(JobId),
+    /// It has this id, unless the idempotency key of the request was in use: then the job of the key keeps its id.
+    New(JobId),
+    /// The command names it by its idempotency key.
+    Key,
 }
 
 /// Why a request did not wait any longer for the outcome of its command.
@@ -167,27 +183,40 @@ impl RequestError {
                     StatusCode::NOT_FOUND,
                     "JOB_UNKNOWN",
                     job.map_or_else(
-                        || "no job of the application uses this idempotency key".to_owned(),
-                        |id| format!("no such job: {id}; jobs are deleted some time after they end"),
+                        || "no job of the application uses this idempotency key, or the job ended and is no longer kept".to_owned(),
+                        |id| format!("no such job: {id}; it never existed, or it ended and is no longer kept"),
                     ),
                 )
             },
             Self::Schedule(error) => error.into_parts(),
-            Self::Undecided(job, why) => ErrorParts {
-                job,
-                ..unknown(
-                    "UNDECIDED",
-                    job.map_or_else(
-                        || format!("{why}; the command is in Kafka and will take effect; it can be repeated"),
-                        |id| {
-                            format!(
-                                "{why}; the command for job {id} is in Kafka and will take effect; get the job later, \
-                                 and repeat the request only with the same idempotency key"
-                            )
-                        },
+            Self::Control(error) => error.into_parts(),
+            Self::Undecided(job, why) => {
+                let (id, message) = match job {
+                    UndecidedJob::Key => (
+                        None,
+                        format!("{why}; the command is in Kafka and will take effect; it can be repeated"),
                     ),
-                )
-            },
+                    UndecidedJob::Id(id) => (
+                        Some(id),
+                        format!(
+                            "{why}; the command for job {id} is in Kafka and will take effect; get the job later, and \
+                             repeat the request only with the same idempotency key"
+                        ),
+                    ),
+                    UndecidedJob::New(id) => (
+                        Some(id),
+                        format!(
+                            "{why}; the request is in Kafka and will take effect; its job is {id}, unless the \
+                             idempotency key was in use: then no job has this id; repeat the request with the same key \
+                             to get the id of its job"
+                        ),
+                    ),
+                };
+                ErrorParts {
+                    job: id,
+                    ..unknown("UNDECIDED", message)
+                }
+            }
             Self::Unconfirmed(reason) => unknown(
                 "UNCONFIRMED",
                 format!(
@@ -225,6 +254,12 @@ impl RequestError {
                 "the caller exceeds scheduler.limits.requests_per_second; nothing was written; retry later"
                     .to_owned(),
             ),
+            Self::Overloaded => unavailable(
+                "OVERLOADED",
+                "the bodies of requests in progress use all of scheduler.limits.request_bytes, or the share of this caller; \
+                 nothing was written; retry later"
+                    .to_owned(),
+            ),
             Self::IndexUnavailable(reason) => unavailable("INDEX_UNAVAILABLE", reason),
             Self::IndexIncomplete => unavailable(
                 "INDEX_INCOMPLETE",
@@ -238,9 +273,11 @@ impl RequestError {
         match self {
             Self::IndexFull(_) => Some(RETRY_AFTER),
             Self::RateLimited(wait) => Some(*wait),
+            Self::Control(error) => error.retry_after(),
             Self::Refused(refusal) => (refusal.reason() == Reason::KeysUnavailable).then_some(SOON),
             Self::KafkaUnavailable(_)
             | Self::CannotWait(_)
+            | Self::Overloaded
             | Self::IndexUnavailable(_)
             | Self::IndexIncomplete => Some(SOON),
             Self::Invalid(_)
@@ -451,7 +488,8 @@ mod tests {
 
     #[test]
     fn an_unknown_outcome_is_reported_with_codes_that_are_not_repeated() {
-        let undecided = || RequestError::Undecided(Some(id()), Undecided::Timeout(Duration::from_secs(10)));
+        let timeout = || Undecided::Timeout(Duration::from_secs(10));
+        let undecided = || RequestError::Undecided(UndecidedJob::Id(id()), timeout());
         let status = undecided().into_status();
         assert_eq!(status.code(), Code::Unknown);
         assert!(status.message().contains("is in Kafka and will take effect"));
@@ -461,14 +499,20 @@ mod tests {
         assert_eq!(problem.status, StatusCode::FAILED_DEPENDENCY);
         assert_eq!(problem.job_id.as_deref(), Some(&*id().to_string()));
         assert!(problem.retry_after.is_none());
+        // A key that was in use belongs to another job.
+        let keyed = RequestError::Undecided(UndecidedJob::New(id()), timeout()).into_problem();
+        assert_eq!(keyed.job_id.as_deref(), Some(&*id().to_string()));
+        let says = "unless the idempotency key was in use: then no job has this id";
+        assert!(keyed.detail.contains(says), "{}", keyed.detail);
         let unconfirmed = RequestError::Unconfirmed("timed out".to_owned()).into_status();
         assert_eq!(unconfirmed.code(), Code::Unknown);
     }
 
     #[test]
     fn errors_after_which_a_repetition_makes_sense_say_when() {
-        let errors: [fn() -> RequestError; 8] = [
+        let errors: [fn() -> RequestError; 9] = [
             || RequestError::RateLimited(Duration::from_millis(20)),
+            || RequestError::Overloaded,
             || CannotWait::TooMany.into(),
             || CannotWait::NotFollowing.into(),
             || CannotWait::ShuttingDown.into(),

@@ -3,6 +3,9 @@
 //! A command is checked and written to the ingest topic, and its outcome comes back through the answers topic. Jobs and
 //! statistics are read from the index, which contains committed changes after some milliseconds.
 //!
+//! Nothing is read from the memory of the process: each answer comes from Redis, and what is complete or unknown is told from the end of
+//! the state topic at the time of the request. So a process that shuts down, and owns no shards any more, answers as another one would.
+//!
 //! Each operation requires a scope of its caller, as soon as it knows the application:
 //!
 //! | operation | scope |
@@ -32,8 +35,10 @@ use redeliver_service::identity::{Authenticator, Identity};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::completeness::{self, Completeness, PartitionEnd, StatePartition, read_complete};
-use super::error::{RequestError, Undecided};
+use super::body_budget::BodyBudget;
+use super::completeness::{self, Completeness, KafkaWait, PartitionEnd, StatePartition, read_complete};
+use super::control::Controls;
+use super::error::{RequestError, Undecided, UndecidedJob};
 use super::rates::CallerRates;
 use super::state_end::StateEnd;
 use crate::admission::{self, INDEX_FULL};
@@ -69,6 +74,7 @@ pub(crate) struct Jobs<I> {
     /// The number of partitions of the ingest topic, which is the number of shards.
     pub(crate) partitions: i32,
     pub(crate) rules: Rules,
+    pub(crate) controls: Controls,
     /// The scheduler's window: jobs that are due within it need no index.
     pub(crate) window: Duration,
     pub(crate) outcomes: PendingOutcomes,
@@ -78,12 +84,14 @@ pub(crate) struct Jobs<I> {
     pub(crate) gave_up: CancellationToken,
     pub(crate) authenticator: Authenticator,
     pub(crate) rates: CallerRates,
+    pub(crate) bodies: BodyBudget,
     /// The maximum size of a batch in bytes.
     pub(crate) max_batch: usize,
 }
 
 /// A request that was accepted.
 pub(crate) struct Accepted {
+    /// The id of the job. Without a result, no job has it if the idempotency key of the request was in use.
     pub(crate) id: JobId,
     /// The outcome and the job; `None` if the caller did not wait for the outcome.
     pub(crate) result: Option<(v1::Outcome, v1::Job)>,
@@ -183,7 +191,13 @@ impl<I: Index> Jobs<I> {
             .write(&request, partition, &pending.answer_to(), trace, deadline)
             .await?;
         let outcome = self.outcome(&mut pending, deadline).await;
-        let outcome = outcome.map_err(|why| RequestError::Undecided(Some(id), why))?;
+        let outcome = outcome.map_err(|why| {
+            let job = match has_key {
+                true => UndecidedJob::New(id),
+                false => UndecidedJob::Id(id),
+            };
+            RequestError::Undecided(job, why)
+        })?;
         let job = outcome.job.clone().unwrap_or_default();
         match outcome.outcome() {
             result @ (v1::Outcome::Scheduled | v1::Outcome::Duplicate | v1::Outcome::Replaced) => {
@@ -262,7 +276,12 @@ impl<I: Index> Jobs<I> {
         let unknown = || RequestError::UnknownJob(Some(id));
         let is_known = |job: &v1::Job| is_visible(caller, &job.app);
         let state_end = self.partition_end(id.shard());
-        let found = look_up_until_known(unknown, is_recent, is_known, &state_end, || self.look_up(id)).await;
+        let wait = KafkaWait::new();
+        let completeness = Completeness::within(&wait);
+        let found = look_up_until_known(unknown, is_recent, is_known, &state_end, completeness, || {
+            self.look_up(id)
+        })
+        .await;
         found.map_err(|(error, hidden)| {
             if let Some(job) = hidden {
                 // Only operators learn that this was a refusal, from the log and the metric.
@@ -290,7 +309,8 @@ impl<I: Index> Jobs<I> {
             }
         };
         let now = self.clock.now();
-        let shards = (0..self.partitions).map(|shard| self.shard_stats(shard, app, now, minutes));
+        let wait = KafkaWait::new();
+        let shards = (0..self.partitions).map(|shard| self.shard_stats(shard, app, now, minutes, &wait));
         let shards = Self::read_shards(shards.collect()).await?;
         let mut total = v1::Stats {
             per_minute: vec![0; minutes as usize],
@@ -316,8 +336,9 @@ impl<I: Index> Jobs<I> {
         app: Option<&str>,
         now: Timestamp,
         minutes: u32,
+        wait: &KafkaWait,
     ) -> Result<ShardStats, RequestError> {
-        read_complete(&self.partition_end(shard), || async {
+        read_complete(&self.partition_end(shard), wait, || async {
             let stats = self.index.stats(shard, app, now, minutes).await?;
             Ok((stats.applied, stats))
         })
@@ -341,7 +362,7 @@ impl<I: Index> Jobs<I> {
         }
     }
 
-    /// Requires a scope for an application, or for all of them. Refusals are counted and logged.
+    /// Requires a scope for the jobs of an application, or of all of them. Refusals are counted and logged.
     pub(super) fn require(
         &self,
         caller: &Identity,
@@ -349,7 +370,19 @@ impl<I: Index> Jobs<I> {
         app: Option<&str>,
         operation: &str,
     ) -> Result<(), RequestError> {
-        caller.require(Area::Jobs, verb, app).map_err(|refusal| {
+        self.require_in(Area::Jobs, caller, verb, app, operation)
+    }
+
+    /// The same in any area.
+    pub(super) fn require_in(
+        &self,
+        area: Area,
+        caller: &Identity,
+        verb: Verb,
+        app: Option<&str>,
+        operation: &str,
+    ) -> Result<(), RequestError> {
+        caller.require(area, verb, app).map_err(|refusal| {
             self.authenticator.refused(&refusal, operation);
             refusal.into()
         })
@@ -416,17 +449,17 @@ impl<I: Index> Jobs<I> {
         request: &ParsedRequest,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        let (partition, id) = match job {
+        let (partition, concerned) = match job {
             JobRef::Id(id) if !self.may_exist(*id) => return Ok(unknown_job()),
-            JobRef::Id(id) => (id.shard(), Some(*id)),
-            JobRef::Key { app, key } => (shard_of(app, key, self.partitions), None),
+            JobRef::Id(id) => (id.shard(), UndecidedJob::Id(*id)),
+            JobRef::Key { app, key } => (shard_of(app, key, self.partitions), UndecidedJob::Key),
         };
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         let mut pending = self.outcomes.register()?;
         self.write(request, partition, &pending.answer_to(), trace, deadline)
             .await?;
         let outcome = self.outcome(&mut pending, deadline).await;
-        let outcome = outcome.map_err(|why| RequestError::Undecided(id, why))?;
+        let outcome = outcome.map_err(|why| RequestError::Undecided(concerned, why))?;
         match outcome.outcome() {
             v1::Outcome::Rejected => Err(RequestError::Rejected(outcome.reason)),
             _ => Ok(outcome),
@@ -555,13 +588,13 @@ pub(super) async fn look_up_until_known<T, F>(
     is_recent: bool,
     is_known: impl Fn(&T) -> bool,
     state: &impl StatePartition,
+    mut completeness: Completeness<'_>,
     look_up: impl Fn() -> F,
 ) -> Result<T, (RequestError, Option<Box<T>>)>
 where
     F: Future<Output = Result<Found<T>, RequestError>>,
 {
     let started = Instant::now();
-    let mut completeness = Completeness::default();
     loop {
         let (error, may_appear, hidden) = match look_up().await {
             Ok(Found {
@@ -574,7 +607,7 @@ where
                     Ok(false) => (RequestError::IndexIncomplete, true, hidden),
                     Err(error) => {
                         tracing::warn!(
-                            reason = error_chain(&*error),
+                            reason = error_chain(&error),
                             "cannot read the end of the state topic"
                         );
                         (RequestError::IndexIncomplete, true, hidden)
@@ -628,7 +661,9 @@ mod tests {
         let (id, count) = (JobId::new(Timestamp::from_millis(1), 0, 0), Cell::new(0));
         let is_known = |job: &v1::Job| job.app == "own";
         let unknown = || RequestError::UnknownJob(Some(id));
-        let found = look_up_until_known(unknown, is_recent, is_known, state, || {
+        let wait = KafkaWait::new();
+        let completeness = Completeness::within(&wait);
+        let found = look_up_until_known(unknown, is_recent, is_known, state, completeness, || {
             count.set(count.get() + 1);
             let entry = job.map(|app| v1::Job {
                 app: app.to_owned(),

@@ -24,7 +24,15 @@ pub(crate) struct LimitMetrics(Family<LimitLabel, Counter>);
 impl LimitMetrics {
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
-        for limit in ["body_timeout", "connections", "host", "rate", "write_timeout"] {
+        let limits = [
+            "body_timeout",
+            "connections",
+            "host",
+            "rate",
+            "request_bytes",
+            "write_timeout",
+        ];
+        for limit in limits {
             drop(metrics.of(limit));
         }
         registry.register(

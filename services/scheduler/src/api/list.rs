@@ -13,7 +13,7 @@ use redeliver_service::identity::Identity;
 
 use self::merge::{MergedPage, PageMerge, ShardRead};
 use self::token::Filters;
-use super::completeness::read_complete;
+use super::completeness::{KafkaWait, read_complete};
 use super::error::RequestError;
 use super::jobs::Jobs;
 use crate::codec;
@@ -115,8 +115,9 @@ impl<I: Index> Jobs<I> {
     ) -> Result<JobPage, RequestError> {
         self.require(caller, Verb::Read, request.app.as_deref(), "list")?;
         let query = request.check(format)?;
+        let wait = KafkaWait::new();
         let MergedPage { rows, next } = self
-            .merge_page(&query.filters, query.limit, query.after, to_entry)
+            .merge_page(&query.filters, query.limit, query.after, &wait, to_entry)
             .await?;
         let token = next.map(|next| token::encode(&query.filters, next));
         Ok(JobPage {
@@ -131,6 +132,7 @@ impl<I: Index> Jobs<I> {
         filters: &Filters<'_>,
         limit: usize,
         after: Option<Cursor>,
+        wait: &KafkaWait,
         to_entry: impl Fn(&Row) -> Result<(Cursor, T), RequestError> + Copy,
     ) -> Result<MergedPage<T>, RequestError> {
         let shards = usize::try_from(self.partitions).unwrap_or(0);
@@ -138,7 +140,7 @@ impl<I: Index> Jobs<I> {
         loop {
             let reads = merge.next_reads().into_iter();
             let reads: Vec<_> = reads
-                .map(|read| self.list_shard(filters, read, to_entry))
+                .map(|read| self.list_shard(filters, read, wait, to_entry))
                 .collect();
             if reads.is_empty() {
                 return Ok(merge.finish());
@@ -154,6 +156,7 @@ impl<I: Index> Jobs<I> {
         &self,
         filters: &Filters<'_>,
         read: ShardRead,
+        wait: &KafkaWait,
         to_entry: impl Fn(&Row) -> Result<(Cursor, T), RequestError>,
     ) -> Result<(usize, Vec<(Cursor, T)>, bool), RequestError> {
         let shard = i32::try_from(read.shard).unwrap_or(i32::MAX);
@@ -165,7 +168,7 @@ impl<I: Index> Jobs<I> {
             limit: read.limit,
             bytes: SHARD_BYTES,
         };
-        let page = read_complete(&self.partition_end(shard), || async {
+        let page = read_complete(&self.partition_end(shard), wait, || async {
             let page = self.index.list(shard, &request).await?;
             Ok((page.applied, page))
         })

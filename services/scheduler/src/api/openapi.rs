@@ -10,20 +10,24 @@ use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::handler::Handler;
 use axum::http::{HeaderValue, header};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodFilter, get, on};
+use axum::routing::{MethodFilter, MethodRouter, get, on};
 use bytes::Bytes;
 use utoipa::openapi::path::{HttpMethod, Paths};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr, ResponseBuilder};
 use utoipa::{IntoResponses, OpenApi as _, Path, ToSchema};
 
+use super::body_budget::{BodyBudget, reserve_body};
+use super::control::rest::{ControlChange, ControlRate, ControlsResponse};
+use super::control::{ControlView, StateView};
 use super::problem::ProblemBody;
 use super::rest::{BatchResponse, BatchResult, CommandResponse, ListResponse};
-use super::schedules::ScheduleView;
 use super::schedules::rest::{
     DeletedSchedule, PreviewResponse, ResumedSchedule, SchedulesResponse, TriggeredSchedule,
 };
+use super::schedules::{ScheduleView, UnreadableView};
 use super::view::{HeaderView, JobView, StatsView};
 
 /// The path of the document.
@@ -35,14 +39,32 @@ const PAGE: &str = "/v1/docs";
 pub(super) struct DocumentedRouter<S> {
     router: Router<S>,
     paths: Paths,
+    bodies: BodyBudget,
 }
 
 impl<S: Clone + Send + Sync + 'static> DocumentedRouter<S> {
-    pub(super) fn new() -> Self {
+    /// A router whose operations share the memory for the bodies of their requests.
+    pub(super) fn new(bodies: BodyBudget) -> Self {
         Self {
             router: Router::new(),
             paths: Paths::new(),
+            bodies,
         }
+    }
+
+    /// A route for bodies of at most `max_body` bytes.
+    fn route<T: 'static>(
+        &self,
+        method: MethodFilter,
+        handler: &impl Handler<T, S>,
+        max_body: usize,
+    ) -> MethodRouter<S> {
+        let bodies = self.bodies.clone();
+        on(method, handler.clone())
+            .layer(DefaultBodyLimit::max(max_body))
+            .layer(middleware::from_fn(move |caller, request, next| {
+                reserve_body(bodies.clone(), max_body, caller, request, next)
+            }))
     }
 
     /// Adds an operation. A body has at most `max_body` bytes.
@@ -54,7 +76,7 @@ impl<S: Clone + Send + Sync + 'static> DocumentedRouter<S> {
     ) -> Self {
         let (path, methods) = (P::path(), P::methods());
         for method in &methods {
-            let route = on(filter(method), handler.clone()).layer(DefaultBodyLimit::max(max_body));
+            let route = self.route(filter(method), handler, max_body);
             self.router = self.router.route(&path, route);
         }
         self.paths.add_path_operation(path, methods, P::operation());
@@ -69,7 +91,7 @@ impl<S: Clone + Send + Sync + 'static> DocumentedRouter<S> {
         handler: &impl Handler<T, S>,
         max_body: usize,
     ) -> Self {
-        let handler = on(MethodFilter::POST, handler.clone()).layer(DefaultBodyLimit::max(max_body));
+        let handler = self.route(MethodFilter::POST, handler, max_body);
         self.router = self.router.route(route, handler);
         self
     }
@@ -155,9 +177,10 @@ fn file(content_type: &'static str, text: &'static str) -> Response {
     ),
     security((), ("token" = [])),
     components(schemas(
-        BatchRequest, BatchResponse, BatchResult, CommandResponse, DeletedSchedule, DueRequest, HeaderView, JobRequest,
+        BatchRequest, BatchResponse, BatchResult, CommandResponse, ControlChange, ControlRate, ControlView,
+        ControlsResponse, DeletedSchedule, DueRequest, HeaderView, JobRequest,
         JobView, ListResponse, PreviewDefinition, PreviewResponse, ProblemBody, ResumeRequest, ResumedSchedule,
-        ScheduleRequest, ScheduleView, SchedulesResponse, StatsView, TriggeredSchedule,
+        ScheduleRequest, ScheduleView, SchedulesResponse, StateView, StatsView, TriggeredSchedule, UnreadableView,
     ))
 )]
 struct Description;
@@ -217,7 +240,8 @@ pub(crate) struct BatchRequest {
     jobs: Vec<JobRequest>,
 }
 
-/// The definition of a recurring schedule. Exactly one of `cron` and `every` is required.
+/// The definition of a recurring schedule, or a schedule as `GET` returns it, of which all but `state` and `revision` is ignored besides the
+/// definition. Exactly one of `cron` and `every` is required.
 #[derive(ToSchema)]
 #[schema(rename_all = "camelCase")]
 #[expect(dead_code, reason = "describes what request::json parses")]
@@ -245,16 +269,26 @@ pub(crate) struct ScheduleRequest {
     app_name: String,
     /// `high`, `normal` or `low`.
     priority: Option<String>,
-    /// The value of the record to dispatch.
-    #[schema(value_type = serde_json::Value)]
+    /// The value of the record to dispatch. Either this or `jobDataBase64` is required.
+    #[schema(value_type = Option<serde_json::Value>)]
     job_data: (),
+    /// The value of the record to dispatch, in Base64.
+    job_data_base64: Option<String>,
     /// The key of the record to dispatch.
     key: Option<String>,
-    /// The headers of the record to dispatch: an object, or an array of objects with `name` and `value`.
+    /// The key of the record to dispatch, in Base64.
+    key_base64: Option<String>,
+    /// The headers of the record to dispatch: an object, or an array of objects with `name` and `value` or `valueBase64`.
     #[schema(value_type = Option<serde_json::Value>)]
     headers: (),
     /// How long after its due time a job can still be dispatched, such as `5m`.
     expire_after: Option<String>,
+    /// `active`, `paused` or `finished`: what the state of the schedule will be. Another state is an error, because a definition does not
+    /// change it.
+    state: Option<String>,
+    /// In an update: the revision that the schedule has before it. Another one is a conflict (409). Ignored in a creation.
+    #[schema(minimum = 1)]
+    revision: Option<u32>,
 }
 
 /// The definition of a recurring schedule, which may lack `appName` and the other fields of its job.
@@ -401,6 +435,22 @@ impl IntoResponses for CommandProblems {
     }
 }
 
+/// The responses that requests for control can get.
+pub(super) struct ControlProblems;
+
+impl IntoResponses for ControlProblems {
+    fn responses() -> BTreeMap<String, RefOr<utoipa::openapi::Response>> {
+        problems(&[
+            (404, "The application is unknown"),
+            (
+                409,
+                "The application has another revision, or a newer version has changed it",
+            ),
+            (424, "The outcome is unknown"),
+        ])
+    }
+}
+
 /// The responses that requests for a schedule can get.
 pub(super) struct ScheduleProblems;
 
@@ -419,8 +469,10 @@ impl IntoResponses for ScheduleProblems {
 
 #[cfg(test)]
 mod tests {
+    use jiff::tz::TimeZone;
+
     use super::*;
-    use crate::request::Field;
+    use crate::request::{Field, read_schedule_json};
 
     #[test]
     fn the_document_describes_the_fields_that_requests_have() {
@@ -438,6 +490,22 @@ mod tests {
         described.sort_unstable();
         fields.sort_unstable();
         assert_eq!(described, fields);
+    }
+
+    #[test]
+    fn the_document_describes_only_fields_that_definitions_of_schedules_have() {
+        let document = serde_json::to_value(Description::openapi()).unwrap();
+        for schema in ["ScheduleRequest", "PreviewDefinition"] {
+            let fields = &document["components"]["schemas"][schema]["properties"];
+            let fields = fields.as_object().unwrap();
+            assert!(!fields.is_empty());
+            for field in fields.keys() {
+                let text = Bytes::from(format!("{{\"{field}\":null}}"));
+                if let Err(failure) = read_schedule_json(&text, &TimeZone::UTC) {
+                    assert_ne!(failure.code, "request.unknownField", "{field}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -68,6 +68,7 @@ pub(crate) struct ProblemBody {
     field: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<String>,
+    /// The job that the problem is about. With `undecided`, no job has this id if the idempotency key of the request was in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     job_id: Option<Box<str>>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -18,7 +18,7 @@ use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse as _, Response};
+use axum::response::{AppendHeaders, IntoResponse as _, Response};
 use axum::{Extension, Json, Router, middleware};
 use jiff::tz::TimeZone;
 use redeliver_core::failure::bounded_text;
@@ -28,9 +28,11 @@ use redeliver_runtime::http_server::BodyTimeout;
 use redeliver_service::identity::{AuthenticateLayer, Authenticator, Identity, Refusal};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use utoipa::ToSchema;
 use utoipa::openapi::OpenApi;
+use utoipa::{IntoParams, ToSchema};
 
+use super::body_budget::BodyBudget;
+use super::control;
 use super::error::RequestError;
 use super::jobs::{Accepted, Jobs, trace_headers};
 use super::list::{JobPage, ListJobs};
@@ -49,10 +51,9 @@ use crate::request::{
     read_json_time,
 };
 
-pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> (Router, OpenApi) {
-    let (limit, batch_limit) = (jobs.max_request(), jobs.max_batch);
-    let rates = jobs.rates.clone();
-    let router = DocumentedRouter::new()
+/// The routes, with the maximum size of a body and of a batch in bytes.
+fn routes<I: Index>(bodies: BodyBudget, limit: usize, batch_limit: usize) -> DocumentedRouter<Arc<Jobs<I>>> {
+    let router = DocumentedRouter::new(bodies)
         .with(__path_schedule, &schedule::<I>, limit)
         .with(__path_schedule_batch, &schedule_batch::<I>, batch_limit)
         .with(__path_list, &list::<I>, limit)
@@ -62,7 +63,13 @@ pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator)
         .with(__path_cancel_by_key, &cancel_by_key::<I>, limit)
         .with(__path_reschedule_by_key, &reschedule_by_key::<I>, limit)
         .with(__path_stats, &stats::<I>, limit);
-    let (router, document) = schedules::rest::add(router, limit).split();
+    let router = schedules::rest::add(router, limit);
+    control::rest::add(router, limit)
+}
+
+pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> (Router, OpenApi) {
+    let rates = jobs.rates.clone();
+    let (router, document) = routes(jobs.bodies.clone(), jobs.max_request(), jobs.max_batch).split();
     let router = router
         .method_not_allowed_fallback(async || not_allowed())
         .route_layer(middleware::from_fn(move |caller, request, next| {
@@ -86,8 +93,8 @@ pub(super) fn not_allowed() -> Problem {
 
 /// The problem of an unknown path.
 pub(crate) fn not_found() -> Problem {
-    let detail = "no such path; use /v1/jobs, /v1/jobs:batch, /v1/jobs/{id}, /v1/schedules, /v1/schedules/{id} or /v1/stats; \
-                  /v1/docs describes them";
+    let detail = "no such path; use /v1/jobs, /v1/jobs:batch, /v1/jobs/{id}, /v1/schedules, /v1/schedules/{id}, /v1/stats, \
+                  /v1/controls or /v1/applications/{app}/control; /v1/docs describes them";
     Problem::new(StatusCode::NOT_FOUND, "path", detail)
 }
 
@@ -97,6 +104,14 @@ pub(crate) fn not_found() -> Problem {
 struct BatchBody<'a> {
     #[serde(borrow)]
     jobs: Vec<&'a RawValue>,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct BatchQuery {
+    /// `false`: answer as soon as the requests are in Kafka, without outcomes
+    wait: Option<bool>,
 }
 
 /// The results of a batch, in the order of the jobs.
@@ -123,9 +138,7 @@ pub(super) struct BatchResult {
     post,
     path = "/v1/jobs:batch",
     operation_id = "batchScheduleJobs",
-    params(
-        ("wait" = Option<bool>, Query, description = "`false`: answer as soon as the requests are in Kafka, without outcomes"),
-    ),
+    params(BatchQuery),
     request_body = BatchRequest,
     responses(
         (status = 200, description = "A result for each job, in the order of the jobs", body = BatchResponse),
@@ -135,7 +148,7 @@ pub(super) struct BatchResult {
 async fn schedule_batch<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    query: Result<Query<ScheduleQuery>, QueryRejection>,
+    query: Result<Query<BatchQuery>, QueryRejection>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<BatchResponse>, Problem> {
@@ -205,6 +218,8 @@ impl From<Accepted> for CommandResponse {
 /// The response to a command.
 #[derive(Serialize, ToSchema)]
 pub(super) struct CommandResponse {
+    /// The id of the job. With 202 it is certain only without an idempotency key: if the key was in use, the job of the key keeps its id,
+    /// and no job has this one.
     id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<String>,
@@ -212,9 +227,11 @@ pub(super) struct CommandResponse {
     job: Option<JobView>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct ScheduleQuery {
+    /// `false`: answer as soon as the request is in Kafka, without the outcome
     wait: Option<bool>,
 }
 
@@ -226,7 +243,7 @@ struct ScheduleQuery {
     path = "/v1/jobs",
     operation_id = "scheduleJob",
     params(
-        ("wait" = Option<bool>, Query, description = "`false`: answer as soon as the request is in Kafka, without the outcome"),
+        ScheduleQuery,
         ("Idempotency-Key" = Option<String>, Header, description = "The idempotency key, if the body contains none"),
     ),
     request_body = JobRequest,
@@ -248,11 +265,15 @@ async fn schedule<I: Index>(
     let wait = query.map_err(|error| invalid_query(&error))?.wait.unwrap_or(true);
     let mut draft = read_draft(&json_body(&headers, body, "scheduler.max_data")?, &jobs)?;
     read_key_header(&mut draft, &headers)?;
+    let has_key = draft.idempotency_key.is_some();
     let accepted = jobs
         .schedule(&caller, draft, Format::Json, wait, trace(&headers))
         .await?;
     let status = status_of(&accepted);
-    let location = [(header::LOCATION, format!("/v1/jobs/{}", accepted.id))];
+    // If the key was in use, no job has the id.
+    let is_certain = accepted.result.is_some() || !has_key;
+    let location =
+        is_certain.then(|| AppendHeaders([(header::LOCATION, format!("/v1/jobs/{}", accepted.id))]));
     Ok((status, location, Json(CommandResponse::from(accepted))).into_response())
 }
 
@@ -267,14 +288,21 @@ pub(super) struct ListResponse {
     next_page_token: String,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct ListQuery {
+    /// Only jobs of this application, or long waits of this pipeline
     app: Option<String>,
+    /// Only jobs that are due at or after this time, such as `2026-11-22T08:00:00Z`
     due_from: Option<String>,
+    /// Only jobs that are due before this time
     due_until: Option<String>,
+    /// `scheduled`; other jobs are not listed
     state: Option<String>,
+    /// The maximum number of jobs, 100 by default, at most 1000
     page_size: Option<i32>,
+    /// `nextPageToken` of the previous page, which had the same `app`, `dueFrom` and `dueUntil`
     page_token: Option<String>,
 }
 
@@ -313,14 +341,7 @@ fn named(app: Option<String>) -> Option<String> {
     get,
     path = "/v1/jobs",
     operation_id = "listJobs",
-    params(
-        ("app" = Option<String>, Query, description = "Only jobs of this application, or long waits of this pipeline"),
-        ("dueFrom" = Option<String>, Query, description = "Only jobs that are due at or after this time, such as `2026-11-22T08:00:00Z`"),
-        ("dueUntil" = Option<String>, Query, description = "Only jobs that are due before this time"),
-        ("state" = Option<String>, Query, description = "`scheduled`; other jobs are not listed"),
-        ("pageSize" = Option<i32>, Query, description = "The maximum number of jobs, 100 by default, at most 1000"),
-        ("pageToken" = Option<String>, Query, description = "`nextPageToken` of the previous page, which had the same `app`, `dueFrom` and `dueUntil`"),
-    ),
+    params(ListQuery),
     responses((status = 200, description = "A page of jobs", body = ListResponse), Problems),
 )]
 async fn list<I: Index>(
@@ -341,6 +362,14 @@ async fn list<I: Index>(
     }))
 }
 
+/// The job of a request.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+struct JobPath {
+    /// The id of the job
+    id: String,
+}
+
 /// Gets a job
 ///
 /// Needs the scope `jobs:read` for the application of the job.
@@ -348,13 +377,13 @@ async fn list<I: Index>(
     get,
     path = "/v1/jobs/{id}",
     operation_id = "getJob",
-    params(("id" = String, Path, description = "The id of the job")),
+    params(JobPath),
     responses((status = 200, description = "The job", body = JobView), Problems, JobProblems),
 )]
 async fn show<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    Path(id): Path<String>,
+    Path(JobPath { id }): Path<JobPath>,
 ) -> Result<Json<JobView>, Problem> {
     let job = jobs.get(&caller, parse_id(&id)?).await?;
     Ok(Json(job.into()))
@@ -367,7 +396,7 @@ async fn show<I: Index>(
     delete,
     path = "/v1/jobs/{id}",
     operation_id = "cancelJob",
-    params(("id" = String, Path, description = "The id of the job")),
+    params(JobPath),
     responses(
         (status = 200, description = "Cancelled now or before, or expired", body = CommandResponse),
         Problems, JobProblems, CommandProblems,
@@ -376,7 +405,7 @@ async fn show<I: Index>(
 async fn cancel<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    Path(id): Path<String>,
+    Path(JobPath { id }): Path<JobPath>,
     headers: HeaderMap,
 ) -> Result<Json<CommandResponse>, Problem> {
     let id = parse_id(&id)?;
@@ -384,12 +413,17 @@ async fn cancel<I: Index>(
 }
 
 /// The query of a command that names its job by its idempotency key.
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct KeyQuery {
+    /// The name of the application
     #[serde(default)]
+    #[param(required)]
     app_name: String,
+    /// The idempotency key of the job
     #[serde(default)]
+    #[param(required)]
     idempotency_key: String,
 }
 
@@ -414,10 +448,7 @@ impl KeyQuery {
     delete,
     path = "/v1/jobs",
     operation_id = "cancelJobByKey",
-    params(
-        ("appName" = String, Query, description = "The name of the application"),
-        ("idempotencyKey" = String, Query, description = "The idempotency key of the job"),
-    ),
+    params(KeyQuery),
     responses(
         (status = 200, description = "Cancelled now or before, or expired", body = CommandResponse),
         Problems, JobProblems, CommandProblems,
@@ -455,7 +486,7 @@ async fn cancel_job<I: Index>(
     patch,
     path = "/v1/jobs/{id}",
     operation_id = "rescheduleJob",
-    params(("id" = String, Path, description = "The id of the job")),
+    params(JobPath),
     request_body = DueRequest,
     responses(
         (status = 200, description = "The job has the new due time", body = CommandResponse),
@@ -465,7 +496,7 @@ async fn cancel_job<I: Index>(
 async fn reschedule<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    Path(id): Path<String>,
+    Path(JobPath { id }): Path<JobPath>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<CommandResponse>, Problem> {
@@ -480,10 +511,7 @@ async fn reschedule<I: Index>(
     patch,
     path = "/v1/jobs",
     operation_id = "rescheduleJobByKey",
-    params(
-        ("appName" = String, Query, description = "The name of the application"),
-        ("idempotencyKey" = String, Query, description = "The idempotency key of the job"),
-    ),
+    params(KeyQuery),
     request_body = DueRequest,
     responses(
         (status = 200, description = "The job has the new due time", body = CommandResponse),
@@ -516,10 +544,13 @@ async fn reschedule_job<I: Index>(
     command_response(&job, rescheduled, has_effect)
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct StatsQuery {
+    /// The number of minutes, 60 by default, at most 1440
     minutes: Option<u32>,
+    /// Only jobs of this application, or long waits of this pipeline
     app: Option<String>,
 }
 
@@ -530,10 +561,7 @@ struct StatsQuery {
     get,
     path = "/v1/stats",
     operation_id = "getStats",
-    params(
-        ("minutes" = Option<u32>, Query, description = "The number of minutes, 60 by default, at most 1440"),
-        ("app" = Option<String>, Query, description = "Only jobs of this application, or long waits of this pipeline"),
-    ),
+    params(StatsQuery),
     responses((status = 200, description = "The numbers of jobs", body = StatsView), Problems),
 )]
 async fn stats<I: Index>(

@@ -23,13 +23,13 @@ use redeliver_runtime::error_chain::error_chain;
 use redeliver_service::identity::Identity;
 use tokio::time::Instant;
 
-use super::completeness::read_complete;
+use super::completeness::{KafkaWait, read_complete};
 use super::error::RequestError;
 use super::jobs::{Jobs, OUTCOME_TIMEOUT, is_visible};
 use crate::admission::INDEX_FULL;
 use crate::index::{Index, Lookup};
 use crate::request::{
-    Action, Change, Field, Format, ParsedChange, ParsedRequest, check_job, check_recurrence,
+    Action, Change, Field, Format, ParsedChange, ParsedRequest, check_job, check_recurrence, other_state,
 };
 use crate::schedules::{self, RecordError, StoredSchedule};
 
@@ -39,7 +39,7 @@ pub(super) mod rest;
 mod view;
 
 pub(super) use error::ScheduleError;
-pub(super) use view::ScheduleView;
+pub(super) use view::{ScheduleView, UnreadableView};
 
 /// The default number of occurrences of a preview.
 const DEFAULT_PREVIEW: usize = 10;
@@ -61,6 +61,14 @@ fn app_of(schedule: &v1::Schedule) -> &str {
     job.map_or("", |job| &job.app)
 }
 
+/// What a caller expects of a schedule that it updates.
+pub(crate) struct Expected {
+    /// Its state after the update, which an update does not change, unless it ends by it or goes on. REST only.
+    pub(crate) state: Option<v1::ScheduleState>,
+    /// Its revision before the update.
+    pub(crate) revision: Option<u32>,
+}
+
 /// Which occurrences to preview.
 pub(crate) struct PreviewRequest {
     pub(crate) schedule: Previewed,
@@ -79,18 +87,28 @@ pub(crate) enum Previewed {
 }
 
 impl<I: Index> Jobs<I> {
-    /// Creates a schedule. Returns it without its payload, and whether it is new: another request may have created the same before.
+    /// Creates a schedule. Returns it without its payload, and whether it is new: another request may have created the same before. With
+    /// another state than the one that the caller expects, it is not created.
     pub(crate) async fn create_schedule(
         &self,
         caller: &Identity,
         id: String,
         spec: v1::ScheduleSpec,
+        state: Option<v1::ScheduleState>,
         format: Format,
         trace: Headers,
     ) -> Result<(v1::Schedule, bool), RequestError> {
         self.require_job(caller, Verb::Write, &spec, "create_schedule")?;
+        let recurrence = state.map(|_| check_recurrence(&spec, format)).transpose()?;
         let request = self.change_of(id, Action::Create(Box::new(spec)), format)?;
+        if let (Some(expected), Some(recurrence)) = (state, recurrence) {
+            let id = request.id.parse::<ScheduleId>();
+            let id = id.map_err(|Invalid { problem, .. }| Field::Id.malformed(format, &problem))?;
+            let new = StoredSchedule::new(id, recurrence, v1::JobTemplate::default(), self.clock.now());
+            check_state(expected, new.state())?;
+        }
         let outcome = self.send_change(caller, request, trace).await?;
+        check_unchanged(state, &outcome)?;
         let is_new = outcome.outcome() == v1::Outcome::ScheduleChanged;
         Ok((changed(outcome)?, is_new))
     }
@@ -107,17 +125,25 @@ impl<I: Index> Jobs<I> {
         Ok(known.shown)
     }
 
-    /// Replaces the definition of a schedule.
+    /// Replaces the definition of a schedule, if it is as the caller expects.
     pub(crate) async fn update_schedule(
         &self,
         caller: &Identity,
         id: String,
         spec: v1::ScheduleSpec,
-        expected_revision: Option<u32>,
+        expected: Expected,
         format: Format,
         trace: Headers,
     ) -> Result<v1::Schedule, RequestError> {
         self.require_job(caller, Verb::Write, &spec, "update_schedule")?;
+        let Expected { state, revision } = expected;
+        let expected_revision = match state {
+            Some(state) => Some(
+                self.expect_state(caller, &id, &spec, state, revision, format)
+                    .await?,
+            ),
+            None => revision,
+        };
         let action = Action::Update {
             definition: Box::new(spec),
             expected_revision,
@@ -125,7 +151,40 @@ impl<I: Index> Jobs<I> {
         let outcome = self
             .change_known(caller, id, action, "update_schedule", format, trace)
             .await?;
+        check_unchanged(state, &outcome)?;
         changed(outcome)
+    }
+
+    /// Checks that a schedule has this state with another definition. Returns the revision for which this is so: each pause or
+    /// resumption increases it.
+    async fn expect_state(
+        &self,
+        caller: &Identity,
+        id: &str,
+        spec: &v1::ScheduleSpec,
+        state: v1::ScheduleState,
+        revision: Option<u32>,
+        format: Format,
+    ) -> Result<u32, RequestError> {
+        // Before the look-up, so that an invalid change costs none.
+        let action = Action::Update {
+            definition: Box::new(spec.clone()),
+            expected_revision: revision,
+        };
+        self.change_of(id.to_owned(), action, format)?;
+        let recurrence = check_recurrence(spec, format)?;
+        let known = self
+            .find_schedule(caller, Verb::Write, id, "update_schedule")
+            .await?;
+        self.require(caller, Verb::Write, Some(known.app()), "update_schedule")?;
+        let is = known.shown.revision;
+        let revision = revision.unwrap_or(is);
+        // With another revision, the shard refuses the update.
+        if revision == is {
+            let state_with = schedules::state_with(&known.record, recurrence, self.clock.now());
+            check_state(state, state_with.map_err(|error| unreadable(&error))?)?;
+        }
+        Ok(revision)
     }
 
     /// Pauses, resumes or triggers a schedule, or deletes it. An outcome without an effect is an error, unless the schedule is in the
@@ -340,35 +399,20 @@ impl<I: Index> Jobs<I> {
         let shard = schedules::shard(id, self.partitions);
         let lookups = [Lookup::Job(schedules::entry_id(id, shard))];
         let state_end = self.partition_end(shard);
-        let found = read_complete(&state_end, || async {
+        let wait = KafkaWait::new();
+        let found = read_complete(&state_end, &wait, || async {
             Ok(self.index.look_up(shard, &lookups, self.clock.now()).await?)
         });
         let Some(record) = found.await?.into_iter().next().flatten() else {
             return Ok(None);
         };
-        let shown = show(&record, true)?;
+        let shown = schedules::show(&record, true).map_err(|error| unreadable(&error))?;
         Ok((shown.id == id).then_some(Known { record, shown }))
     }
 }
 
 /// The id under which a definition without one is previewed. Nominal times do not depend on it.
 const PREVIEW: &str = "preview";
-
-/// A schedule as a record of the index contains it.
-pub(super) fn show(record: &Bytes, with_payload: bool) -> Result<v1::Schedule, RequestError> {
-    schedules::show(record, with_payload).map_err(|error| unreadable(&error))
-}
-
-/// A schedule without its payload, if it is one of this application. What is of others is not decoded further.
-pub(super) fn show_of(app: Option<&str>, record: &Bytes) -> Result<Option<v1::Schedule>, RequestError> {
-    if let Some(app) = app {
-        let of = schedules::app_of(record).map_err(|error| unreadable(&error))?;
-        if of != app {
-            return Ok(None);
-        }
-    }
-    show(record, false).map(Some)
-}
 
 fn unreadable(error: &RecordError) -> RequestError {
     tracing::error!(
@@ -389,6 +433,27 @@ fn decode(record: &Bytes) -> Result<StoredSchedule, RequestError> {
 fn changed(outcome: v1::CommandOutcome) -> Result<v1::Schedule, RequestError> {
     let schedule = outcome.schedule;
     schedule.ok_or_else(|| RequestError::Rejected("the scheduler returned no schedule".to_owned()))
+}
+
+/// Checks the state of a schedule that a caller expects.
+fn check_state(expected: v1::ScheduleState, is: v1::ScheduleState) -> Result<(), RequestError> {
+    if expected == is {
+        return Ok(());
+    }
+    Err(other_state(expected, is).into())
+}
+
+/// Checks the state of a schedule that had the definition already. Nothing was written.
+fn check_unchanged(
+    expected: Option<v1::ScheduleState>,
+    outcome: &v1::CommandOutcome,
+) -> Result<(), RequestError> {
+    match (expected, &outcome.schedule) {
+        (Some(expected), Some(schedule)) if outcome.outcome() == v1::Outcome::ScheduleUnchanged => {
+            check_state(expected, schedule.state())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The command is valid here, but the shard rejected it: its configuration differs, or it has no memory.

@@ -1,6 +1,6 @@
 //! The index in memory, for one process. It is not durable.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,15 +8,26 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 
 use super::{
-    Applied, Batch, Change, Checkpoint, Cursor, Effect, FlowPosition, FlowScan, Index, IndexError, KeyEntry,
-    LastRecordDigest, Lookup, Owner, Row, Scan, ScanRequest, ShardStats, flow_key, is_requested,
+    Applied, Batch, Change, Checkpoint, Cursor, Effect, FORMAT, FlowPosition, FlowScan, Index, IndexError,
+    KeyEntry, LastRecordDigest, Lookup, Owner, Row, Scan, ScanRequest, ShardStats, flow_key, is_evictable,
+    is_requested,
 };
-use crate::job::{FORMAT, Flow, JobId, KeyHash};
+use crate::job::{Flow, JobId, KeyHash};
 
 /// An index in memory; clones share it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct MemoryIndex {
     shards: Arc<Mutex<BTreeMap<i32, Shard>>>,
+    max_ended: usize,
+}
+
+impl Default for MemoryIndex {
+    fn default() -> Self {
+        Self {
+            shards: Arc::default(),
+            max_ended: usize::MAX,
+        }
+    }
 }
 
 impl MemoryIndex {
@@ -24,6 +35,12 @@ impl MemoryIndex {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Limits the number of ended jobs per shard that have a record, without those that ended within [`MIN_KEPT`](super::MIN_KEPT).
+    #[must_use]
+    pub fn with_max_ended(self, max_ended: usize) -> Self {
+        Self { max_ended, ..self }
     }
 
     fn shards(&self) -> MutexGuard<'_, BTreeMap<i32, Shard>> {
@@ -49,7 +66,10 @@ struct Shard {
     jobs: HashMap<JobId, RecordKey>,
     /// The scheduled jobs of each flow that has any.
     due: HashMap<Flow, DueSet>,
-    ended: BTreeMap<(Timestamp, JobId), Bytes>,
+    /// Without a record if too many others have ended since.
+    ended: BTreeMap<(Timestamp, JobId), Option<Bytes>>,
+    /// The ended jobs with a record and their ends, in the order of their ends, and others.
+    recent: VecDeque<(JobId, Timestamp)>,
     keys: HashMap<KeyHash, (Timestamp, Bytes)>,
     key_expiries: BTreeSet<(Timestamp, KeyHash)>,
 }
@@ -77,7 +97,13 @@ impl Shard {
         Ok(())
     }
 
-    fn apply(&mut self, owner: Owner, batch: &Batch, now: Timestamp) -> Result<(), IndexError> {
+    fn apply(
+        &mut self,
+        owner: Owner,
+        batch: &Batch,
+        now: Timestamp,
+        max_ended: usize,
+    ) -> Result<(), IndexError> {
         if self.owner.is_some_and(|other| other != owner) {
             return Err(IndexError::Fenced);
         }
@@ -100,6 +126,8 @@ impl Shard {
         for change in &batch.changes {
             self.change(change, now);
         }
+        self.recent.extend(batch.ends());
+        self.evict(max_ended, now);
         self.forget_expired_keys(now);
         self.applied = Some(Applied {
             offset: batch.to,
@@ -134,7 +162,7 @@ impl Shard {
                 forget, record, key, ..
             } => {
                 let place = (*forget, id);
-                self.ended.insert(place, record.clone());
+                self.ended.insert(place, Some(record.clone()));
                 self.jobs.insert(id, RecordKey::Ended(place));
                 key
             }
@@ -142,6 +170,31 @@ impl Shard {
         };
         if let Some(key) = key {
             self.remember(key, now);
+        }
+    }
+
+    /// Removes the records of the jobs that ended first, up to one that has just ended.
+    fn evict(&mut self, max_ended: usize, now: Timestamp) {
+        while let Some((id, _)) = self.recent.front()
+            && !self.is_ended_with_record(id)
+        {
+            self.recent.pop_front();
+        }
+        while self.recent.len() > max_ended
+            && let Some(&(id, ended)) = self.recent.front()
+            && is_evictable(ended, now)
+        {
+            self.recent.pop_front();
+            if let Some(RecordKey::Ended(place)) = self.jobs.get(&id) {
+                self.ended.insert(*place, None);
+            }
+        }
+    }
+
+    fn is_ended_with_record(&self, id: &JobId) -> bool {
+        match self.jobs.get(id) {
+            Some(RecordKey::Ended(place)) => self.ended.get(place).is_some_and(Option::is_some),
+            Some(RecordKey::Due(..)) | None => false,
         }
     }
 
@@ -177,7 +230,7 @@ impl Shard {
         match lookup {
             Lookup::Job(id) => match self.jobs.get(id)? {
                 RecordKey::Due(flow, cursor) => self.due.get(flow)?.get(cursor).cloned(),
-                RecordKey::Ended(place) => self.ended.get(place).cloned(),
+                RecordKey::Ended(place) => self.ended.get(place).cloned().flatten(),
             },
             Lookup::Key(hash) => {
                 let (expires, value) = self.keys.get(hash)?;
@@ -297,7 +350,9 @@ impl Index for MemoryIndex {
     }
 
     async fn apply(&self, shard: i32, owner: Owner, batch: &Batch, now: Timestamp) -> Result<(), IndexError> {
-        self.shards().entry(shard).or_default().apply(owner, batch, now)
+        let mut shards = self.shards();
+        let shard = shards.entry(shard).or_default();
+        shard.apply(owner, batch, now, self.max_ended)
     }
 
     async fn look_up(
@@ -343,5 +398,52 @@ impl Index for MemoryIndex {
         minutes: u32,
     ) -> Result<ShardStats, IndexError> {
         Ok(self.read(shard, |shard| shard.stats(app, now, minutes)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_job_that_has_just_ended_keeps_its_record() {
+        let index = MemoryIndex::new().with_max_ended(1);
+        let (shard, owner, ended) = (0, Owner(1), Timestamp::from_millis(1_763_722_800_000));
+        index.claim(shard, owner).await.unwrap();
+        index.clear(shard, owner).await.unwrap();
+        let ids = [0, 1, 2, 3].map(|offset| JobId::new(ended, shard, offset));
+        let end = |id| {
+            let effect = Effect::Ended {
+                flow: Flow::schedules().clone(),
+                ended,
+                forget: Timestamp::from_millis(i64::MAX),
+                record: Bytes::from_static(b"ended"),
+                key: None,
+            };
+            Change::of_job(id, effect)
+        };
+        let [first, second, third, last] = ids;
+        let minute = i64::try_from(super::super::MIN_KEPT.as_millis()).unwrap();
+        for (offset, age, id, kept) in [
+            (0, 0, first, vec![first]),
+            (1, minute - 1, second, vec![first, second]),
+            (2, minute, third, vec![third]),
+            (3, minute, last, vec![last]),
+        ] {
+            let batch = Batch {
+                from: offset,
+                to: offset + 1,
+                changes: vec![end(id)],
+                ..Batch::default()
+            };
+            let now = Timestamp::from_millis(ended.as_millis() + age);
+            index.apply(shard, owner, &batch, now).await.unwrap();
+            let (_, found) = index.look_up(shard, &ids.map(Lookup::Job), now).await.unwrap();
+            let found = ids
+                .iter()
+                .zip(found)
+                .filter_map(|(id, record)| record.map(|_| *id));
+            assert_eq!(found.collect::<Vec<_>>(), kept, "at {age} ms");
+        }
     }
 }

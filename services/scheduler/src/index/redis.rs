@@ -4,19 +4,31 @@
 //!
 //! | key | content |
 //! |---|---|
-//! | `meta` | hash: the checkpoint (`offset`, `at`, the digest of the last record in `seal`, `counts`), `owner`, `cleared` or `clearing` with the token of a clear, and `format`, the record format that a scheduler must support to use the index, unless it is 0 |
+//! | `meta` | hash: the checkpoint (`offset`, `at`, the digest of the last record in `seal`, `counts`), `owner`, `cleared` or `clearing` with the token of a clear, `evictions`, and `format`, see [`FORMAT`] |
 //! | `due:<flow>` | sorted set: the ids of the scheduled jobs of a flow by due time. `<flow>` is priority (0 is high), topic and application, such as `1:sms-jobs:sms` |
 //! | `flows` | sorted set: the flows that have scheduled jobs, by the due time of their first job |
 //! | `sizes` | hash: flow to the number of its scheduled jobs, for the same flows |
-//! | `ended` | sorted set: the ids of ended jobs by the time at which they are forgotten |
+//! | `ended` | sorted set: the ids of ended jobs with a record by the time at which they are forgotten |
+//! | `recent` | list: the same ids, each followed by the time of the end, in the order in which the jobs ended; can contain others that are not in `ended` any more |
+//! | `evicted:<n>` | list: the ids of ended jobs without a record that are forgotten in time slice `n` |
+//! | `evicted` | sorted set of all `n` of `evicted:<n>` |
 //! | `job:<n>` | hash: id to record, for the jobs whose requests have the offsets `n * 1024` to `n * 1024 + 1023` |
 //! | `buckets` | set of all `n` of `job:<n>` |
 //! | `idem:<hash>` | expiry (8 bytes) and value of an idempotency key |
-//! | `idemlog:<n>` | string: the hashes of the keys that expire in time slice `n` |
-//! | `idemlogs` | set of all `n` of `idemlog:<n>` |
+//! | `idemlog:<b>.<n>` | string: the hashes of the keys that expire in time slice `n` of 2 to the power of `b` ms |
+//! | `idemlogs` | set of all `<b>.<n>` of `idemlog:<b>.<n>` |
 //!
 //! With `buckets` and the logs, a shard can be cleared without a scan of all keys. A log takes 16 bytes per idempotency key;
-//! a set would take more than the key itself.
+//! a set would take more than the key itself. A key that is used again and again, as by debouncing, is in one log per time slice, so the
+//! slices grow with the time for which keys are in use: at most 32 of them cover it.
+//!
+//! # Ended jobs
+//! [`RedisIndex::with_max_ended`] ended jobs per shard have a record, and those that ended within [`MIN_KEPT`](super::MIN_KEPT). When
+//! others end, the jobs that ended first are *evicted*: they lose their record and the entry in `ended`, and only their id stays in a log
+//! until they are forgotten, 22 bytes instead of several hundred. The log must stay: without the tombstone that forgetting writes, the
+//! state topic would keep the job for ever. The time slices of these logs have 2^18 ms, and a job in a log is forgotten after the end of
+//! the slice. A log expires a week after that, for the case that an older scheduler, which does not know it, has taken the shard over. A
+//! log that expires before its jobs are forgotten is a lost one: the shard is rebuilt.
 //!
 //! Each method is one Lua script, so it reads a snapshot and changes all or nothing. The exceptions are [`Index::clear`],
 //! [`Index::stats`] and [`Index::list`], which run several small scripts, so that none blocks Redis for long. The first script of
@@ -29,11 +41,16 @@
 //! applied only if it continues the checkpoint, and to a cleared shard only with the token of the latest clear.
 //!
 //! Single keys can get lost, by eviction or by hand. `counts` stores the number of members of `flows`, `sizes`, `ended` and
-//! `buckets` after each change, and `sizes` that of each due set. A script that finds other numbers, or no record of a scheduled
+//! `buckets` after each change, `evictions` that of `recent` and `evicted`, and `sizes` that of each due set. A script that finds other numbers, or no record of a scheduled
 //! job, removes the checkpoint, and the shard is rebuilt. A script compares the sizes only of the flows that it uses, and a claim
 //! those of all flows. So the time of a script depends on the number of flows that it uses, but not on the number of all flows.
 //!
 //! The scripts derive the names of due sets, buckets and idempotency keys. All of them have the shard's hash tag.
+//!
+//! # Formats
+//! An older scheduler can read an index of a newer format, for example for a list, and finds `counts` as it expects them. To change the index, it would have to claim the
+//! shard, finds a [`FORMAT`] that it does not support, and clears and rebuilds the shard. It leaves keys that only a newer scheduler knows.
+//! They are removed when a newer scheduler claims the shard again, which clears and rebuilds it because its format is older.
 //!
 //! # The former layout
 //! Before there were flows, the prefix was `PREFIX:{p}:`, and one sorted set `due` took the place of the due sets, `flows` and
@@ -55,8 +72,8 @@ pub use self::connection::{ConnectError, Evicts};
 use self::connection::{Connection, Script};
 use self::reply::{Reply, unexpected};
 use super::{
-    Applied, Batch, Checkpoint, Cursor, FlowPosition, FlowScan, Index, IndexError, LastRecordDigest, Lookup,
-    Owner, Row, Scan, ScanRequest, ShardStats, Usage, flow_key, is_requested,
+    Applied, Batch, Checkpoint, Cursor, FORMAT, FlowPosition, FlowScan, Index, IndexError, LastRecordDigest,
+    Lookup, Owner, Row, Scan, ScanRequest, ShardStats, Usage, flow_key, is_requested, min_kept_millis,
 };
 use crate::job::{Flow, JobId};
 
@@ -81,6 +98,7 @@ pub struct RedisIndex {
     connection: Connection,
     prefix: Arc<str>,
     scripts: Arc<Scripts>,
+    max_ended: usize,
     /// By shard, the token of a clear after which nothing has been applied yet.
     cleared: Arc<Mutex<HashMap<i32, (Owner, u64)>>>,
 }
@@ -141,8 +159,15 @@ impl RedisIndex {
             connection: Connection::open(config, tasks).await?,
             prefix: config.prefix.as_str().into(),
             scripts: Arc::new(Scripts::new()),
+            max_ended: usize::MAX,
             cleared: Arc::default(),
         })
+    }
+
+    /// Limits the number of ended jobs per shard that have a record, without those that ended within [`MIN_KEPT`](super::MIN_KEPT).
+    #[must_use]
+    pub fn with_max_ended(self, max_ended: usize) -> Self {
+        Self { max_ended, ..self }
     }
 
     /// Registers the metric of the connection.
@@ -181,6 +206,7 @@ impl RedisIndex {
                 step.into(),
                 log,
                 position,
+                FORMAT.into(),
             ];
             let reply = self
                 .connection
@@ -213,6 +239,8 @@ impl RedisIndex {
             keys.prefix(),
             batch.last_record.map_or_else(|| "".into(), digest_value),
             i64::from(batch.force).into(),
+            number(self.max_ended),
+            text(min_kept_millis()),
         ];
         BatchArguments::of(batch, now, located).write(&mut arguments);
         check_arguments(&arguments)?;
@@ -343,10 +371,14 @@ impl ShardKeys {
 }
 
 /// The keys whose members are counted, after the key with the stored counts.
-const COUNTED: [&str; 5] = ["meta", "flows", "sizes", "ended", "buckets"];
-const ALL: [&str; 6] = ["meta", "flows", "sizes", "ended", "buckets", "idemlogs"];
+const COUNTED: [&str; 7] = ["meta", "flows", "sizes", "ended", "buckets", "recent", "evicted"];
+const ALL: [&str; 8] = [
+    "meta", "flows", "sizes", "ended", "buckets", "recent", "evicted", "idemlogs",
+];
 /// Including the key of the former layout.
-const CLEARED: [&str; 7] = ["meta", "flows", "sizes", "ended", "buckets", "idemlogs", "due"];
+const CLEARED: [&str; 9] = [
+    "meta", "flows", "sizes", "ended", "buckets", "recent", "evicted", "idemlogs", "due",
+];
 
 /// What a batch has done.
 enum Outcome {
@@ -458,7 +490,8 @@ impl Index for RedisIndex {
         }
         for (lookup, found) in keys.iter().zip(&mut found) {
             if let Lookup::Key(_) = lookup {
-                *found = reply.optional_bytes()?.and_then(|stored| key_value(stored, now));
+                let stored = reply.optional_bytes()?;
+                *found = stored.map(|stored| key_value(stored, now)).transpose()?.flatten();
             }
         }
         Ok((Some(applied), found))
@@ -529,9 +562,11 @@ impl Index for RedisIndex {
         now: Timestamp,
         limit: usize,
     ) -> Result<(Option<Applied>, Vec<JobId>), IndexError> {
-        let keys = self.shard(shard).keys(&COUNTED);
-        let arguments = vec![score(now), number(limit)];
-        let reply = self.connection.run(&self.scripts.forgettable, keys, arguments);
+        let keys = self.shard(shard);
+        let arguments = vec![score(now), number(limit), keys.prefix()];
+        let reply = self
+            .connection
+            .run(&self.scripts.forgettable, keys.keys(&COUNTED), arguments);
         let mut reply = Reply::from(reply.await?);
         Ok((reply.applied()?, reply.ids()?))
     }
@@ -634,7 +669,9 @@ fn bucket(id: JobId) -> u64 {
 }
 
 /// The value of an idempotency key, unless it has expired.
-fn key_value(mut stored: Bytes, now: Timestamp) -> Option<Bytes> {
-    let expires = stored.try_get_i64().ok()?;
-    (Timestamp::from_millis(expires) > now).then_some(stored)
+fn key_value(mut stored: Bytes, now: Timestamp) -> Result<Option<Bytes>, IndexError> {
+    let expires = stored
+        .try_get_i64()
+        .map_err(|_| IndexError::Damaged("an idempotency key without an expiry".to_owned()))?;
+    Ok((Timestamp::from_millis(expires) > now).then_some(stored))
 }

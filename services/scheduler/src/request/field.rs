@@ -66,13 +66,19 @@ pub enum Field {
     MisfireLimit,
     MisfireGrace,
     ExpectedRevision,
+    Revision,
     Count,
     After,
+    Name,
+    Why,
+    Rate,
+    KeyBase64,
+    DataBase64,
 }
 
 impl Field {
     /// The fields that only protobuf and the API have.
-    const NOT_IN_JSON: [Self; 34] = [
+    const NOT_IN_JSON: [Self; 40] = [
         Self::Pipeline,
         Self::Due,
         Self::Command,
@@ -105,8 +111,14 @@ impl Field {
         Self::MisfireLimit,
         Self::MisfireGrace,
         Self::ExpectedRevision,
+        Self::Revision,
         Self::Count,
         Self::After,
+        Self::Name,
+        Self::Why,
+        Self::Rate,
+        Self::KeyBase64,
+        Self::DataBase64,
     ];
 
     /// The fields that JSON has.
@@ -179,8 +191,14 @@ impl Field {
             Self::MisfireLimit => "misfire.limit",
             Self::MisfireGrace => "misfire.grace",
             Self::ExpectedRevision => "expectedRevision",
+            Self::Revision => "revision",
             Self::Count => "count",
             Self::After => "after",
+            Self::Name => "name",
+            Self::Why => "why",
+            Self::Rate => "rate",
+            Self::KeyBase64 => "keyBase64",
+            Self::DataBase64 => "jobDataBase64",
         }
     }
 

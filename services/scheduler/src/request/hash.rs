@@ -15,6 +15,20 @@ pub fn key_hash(app: &str, key: &str) -> KeyHash {
     hash.first_half()
 }
 
+/// Hashes a request id: the first 8 bytes of SHA-256; zeros without one.
+#[must_use]
+pub fn request_id_hash(request_id: Option<&str>) -> [u8; 8] {
+    let Some(request_id) = request_id else {
+        return [0; 8];
+    };
+    let mut hash = Parts::new("request id");
+    hash.part(request_id.as_bytes());
+    let half = hash.first_half();
+    let mut first = [0; 8];
+    first.copy_from_slice(&half[..8]);
+    first
+}
+
 /// The content that two requests must share to be duplicates. It excludes the format, the request id and the trace context.
 /// A delay is compared as a delay, because the due time of a repeated request differs.
 pub(super) struct Identity<'a> {

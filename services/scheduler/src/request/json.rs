@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
@@ -18,7 +20,8 @@ use crate::job::{Payload, Priority};
 
 mod schedule;
 
-pub use schedule::read as read_schedule;
+pub use schedule::{ReadSchedule, other_state, read as read_schedule};
+pub(crate) use schedule::{as_data, state_name};
 
 /// The maximum nesting depth of a job's data. Common JSON parsers reject deeper data.
 const MAX_DEPTH: usize = 128;
@@ -114,18 +117,26 @@ struct Fields<'a>(Vec<(Field, &'a RawValue)>);
 impl<'a> Fields<'a> {
     /// Reads a request, which has these fields.
     fn read(value: &'a [u8], known: &[Field]) -> Result<Self, Failure> {
+        Self::read_ignoring(value, known, &[])
+    }
+
+    /// Reads a request, which has these fields, and others that are ignored.
+    fn read_ignoring(value: &'a [u8], known: &[Field], ignored: &[&str]) -> Result<Self, Failure> {
         let text = std::str::from_utf8(value)
             .map_err(|error| invalid_json(format_args!("not UTF-8 at byte {}", error.valid_up_to())))?;
         // For other values, the message of serde would contain the value.
         if !text.trim_ascii_start().starts_with('{') {
             return Err(invalid_json("it does not begin with `{`"));
         }
-        Self::of_object(text, known)
+        Self::of_object(text, known, ignored)
     }
 
-    fn of_object(text: &'a str, known: &[Field]) -> Result<Self, Failure> {
+    fn of_object(text: &'a str, known: &[Field], ignored: &[&str]) -> Result<Self, Failure> {
         let mut fields = Self(Vec::new());
         for (name, value) in entries(text).map_err(invalid_json)? {
+            if ignored.contains(&&*name) {
+                continue;
+            }
             let Some(field) = known.iter().copied().find(|field| field.key() == name) else {
                 let known = known.iter().map(|field| field.key());
                 let shown = bounded_text(&name, SHOWN);
@@ -261,6 +272,14 @@ impl<'a> Fields<'a> {
     }
 
     fn headers(&self) -> Result<Headers, Failure> {
+        self.read_headers(named_value)
+    }
+
+    /// The headers, each with its name and value by `read_item` if they are an array.
+    fn read_headers(
+        &self,
+        read_item: impl Fn(&'a RawValue) -> Option<NamedValue<'a>>,
+    ) -> Result<Headers, Failure> {
         const RIGHT: &str =
             "expected an object of names and strings, or an array of objects with `name` and `value`";
         let Some(value) = self.value(Field::Headers) else {
@@ -268,14 +287,29 @@ impl<'a> Fields<'a> {
         };
         let problem = |problem: &str| invalid(Field::Headers, &format!("{problem}; {RIGHT}"));
         let mut headers = Headers::new();
-        let mut push = |name: &str, value: Option<&RawValue>| {
-            let value = value.filter(|value| value.get() != "null");
-            let text = value.map(|value| {
-                let shown = bounded_text(name, SHOWN);
-                text(value)
-                    .ok_or_else(|| problem(&format!("contains a value for `{shown}` that is not a string")))
-            });
-            headers.push(name, text.transpose()?.as_deref().map(str::as_bytes));
+        let mut push = |name: &str, value: HeaderValue<'_>| {
+            let shown = || bounded_text(name, SHOWN);
+            match value {
+                HeaderValue::Json(value) => {
+                    let value = value.filter(|value| value.get() != "null");
+                    let text = value.map(|value| {
+                        let shown = shown();
+                        text(value).ok_or_else(|| {
+                            problem(&format!("contains a value for `{shown}` that is not a string"))
+                        })
+                    });
+                    headers.push(name, text.transpose()?.as_deref().map(str::as_bytes));
+                }
+                HeaderValue::Base64(encoded) => {
+                    let decoded = STANDARD.decode(&*encoded).map_err(|error| {
+                        let shown = shown();
+                        problem(&format!(
+                            "contains a value for `{shown}` that is not Base64: {error}"
+                        ))
+                    })?;
+                    headers.push(name, Some(&decoded));
+                }
+            }
             Ok(())
         };
         if value.get().starts_with('{') {
@@ -288,12 +322,12 @@ impl<'a> Fields<'a> {
                         "contains `{shown}` more than once, which only the array form allows"
                     )));
                 }
-                push(name, Some(value))?;
+                push(name, HeaderValue::Json(Some(value)))?;
             }
         } else if value.get().starts_with('[') {
             let items: Vec<&RawValue> = serde_json::from_str(value.get()).map_err(invalid_json)?;
             for item in items {
-                let (name, value) = named_value(item).ok_or_else(|| problem("contains an invalid item"))?;
+                let (name, value) = read_item(item).ok_or_else(|| problem("contains an invalid item"))?;
                 push(&name, value)?;
             }
         } else {
@@ -303,8 +337,17 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// `{"name": ..., "value": ...}`; a missing value is null.
-fn named_value(item: &RawValue) -> Option<(Cow<'_, str>, Option<&RawValue>)> {
+/// The value of a header.
+enum HeaderValue<'a> {
+    /// A string or null; a missing value is null.
+    Json(Option<&'a RawValue>),
+    Base64(Cow<'a, str>),
+}
+
+type NamedValue<'a> = (Cow<'a, str>, HeaderValue<'a>);
+
+/// `{"name": ..., "value": ...}`.
+fn named_value(item: &RawValue) -> Option<NamedValue<'_>> {
     let (mut name, mut value) = (None, None);
     for (field, found) in entries(item.get()).ok()? {
         let is_repeated = match field.as_ref() {
@@ -316,7 +359,7 @@ fn named_value(item: &RawValue) -> Option<(Cow<'_, str>, Option<&RawValue>)> {
             return None;
         }
     }
-    Some((name?, value))
+    Some((name?, HeaderValue::Json(value)))
 }
 
 fn text(value: &RawValue) -> Option<Cow<'_, str>> {

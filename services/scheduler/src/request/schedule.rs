@@ -2,7 +2,7 @@
 
 use redeliver_core::failure::bounded_text;
 use redeliver_core::{Failure, Headers, Timestamp};
-use redeliver_proto::convert::{from_priority, to_priority};
+use redeliver_proto::convert::{from_duration, from_priority, to_duration, to_priority};
 use redeliver_proto::v1;
 use redeliver_recurrence::{CatchUp, Invalid, Recurrence, ScheduleId};
 
@@ -112,6 +112,7 @@ fn check_definition(
     job.priority = v1::Priority::try_from(job.priority).map_or(job.priority, |priority| {
         to_priority(from_priority(priority)).into()
     });
+    job.expire_after = job.expire_after.as_ref().and_then(from_duration).map(to_duration);
     Ok(ScheduleDefinition { recurrence, job })
 }
 

@@ -9,7 +9,7 @@ use super::{Shard, Writes, outcome, rejected_outcome};
 use crate::codec::KeyValue;
 use crate::index_messages::Found;
 use crate::job::{Flow, Job, JobState, KeyHash};
-use crate::request::{ConflictPolicy, JobRef, Request, key_hash};
+use crate::request::{ConflictPolicy, JobRef, Request, key_hash, request_id_hash};
 
 /// What happens to a request whose idempotency key is in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,16 +26,25 @@ pub(super) enum Resolution {
     Schedule,
 }
 
-/// Decides about a request. `existing` is the use of its key, and `job` the job that uses it; `None` if it is unknown, which only
-/// matters to requests that replace others.
+/// The job that a command names.
+pub(super) enum NamedJob {
+    /// Its newest state.
+    Known(Arc<Job>),
+    /// The key is in use, and the index does not contain the job any more. So it has ended: the index contains each job that waits. Of it,
+    /// only the id and the application are known.
+    Ended(Box<v1::Job>),
+    /// There is none, or it has ended, and the index does not contain it any more.
+    Unknown,
+}
+
+/// Decides about a request. `existing` is the use of its key, and `job` the job that uses it; `None` if the index does not contain it
+/// any more, so it has ended.
 pub(super) fn resolve(request: &Request, existing: &KeyValue, job: Option<&Arc<Job>>) -> Resolution {
     let is_same = existing.request_hash == request.request_hash;
     match (request.on_conflict, job) {
         (ConflictPolicy::Reject, _) if is_same => Resolution::Duplicate,
         (ConflictPolicy::Reject, _) => Resolution::Conflict,
-        (ConflictPolicy::Replace, Some(job)) if is_same && is_repetition(request, job) => {
-            Resolution::Duplicate
-        }
+        (ConflictPolicy::Replace, _) if is_same && is_repetition(request, existing) => Resolution::Duplicate,
         (ConflictPolicy::Replace, Some(job)) if job.state == JobState::Scheduled => {
             // The flow of a job never changes.
             let flow = Flow {
@@ -53,10 +62,10 @@ pub(super) fn resolve(request: &Request, existing: &KeyValue, job: Option<&Arc<J
     }
 }
 
-/// Whether a request with the content of this job's request is that request, sent again. An event that occurs again causes the same
+/// Whether a request with the content of the newest request with its key is that request, sent again. An event that occurs again causes the same
 /// content, too. Of two delays without request ids, nothing tells whether they are one request or two.
-fn is_repetition(request: &Request, job: &Job) -> bool {
-    request.request_id == job.request_id
+fn is_repetition(request: &Request, existing: &KeyValue) -> bool {
+    request_id_hash(request.request_id.as_deref()) == existing.request_id
         && (request.request_id.is_some() || !request.is_delayed)
         && !mutant!("shard-takes-repetitions-for-events")
 }
@@ -76,12 +85,24 @@ impl Shard {
     }
 
     /// The job of a command.
-    pub(super) fn named_job(&self, job: &JobRef, found: &Found, now: Timestamp) -> Option<Arc<Job>> {
+    pub(super) fn named_job(&self, job: &JobRef, found: &Found, now: Timestamp) -> NamedJob {
         match job {
-            JobRef::Id(id) => self.newest_job(*id, found.job.as_ref()),
+            JobRef::Id(id) => match self.newest_job(*id, found.job.as_ref()) {
+                Some(job) => NamedJob::Known(job),
+                None => NamedJob::Unknown,
+            },
             JobRef::Key { app, key } => {
-                let key = self.key_in_use(&key_hash(app, key), found, now)?;
-                self.job_of_key(&key, found)
+                let Some(key) = self.key_in_use(&key_hash(app, key), found, now) else {
+                    return NamedJob::Unknown;
+                };
+                match self.job_of_key(&key, found) {
+                    Some(job) => NamedJob::Known(job),
+                    None => NamedJob::Ended(Box::new(v1::Job {
+                        id: key.id.to_string(),
+                        app: app.to_string(),
+                        ..v1::Job::default()
+                    })),
+                }
             }
         }
     }
@@ -221,6 +242,16 @@ mod tests {
                     "{state:?} {hash:?} {is_delayed} {before:?} {now:?}"
                 );
             }
+            // The job has ended, and the index does not contain it any more.
+            let job = job(JobState::Dispatched, before);
+            let request = request(hash, is_delayed, now);
+            let expected = if is_repetition {
+                Resolution::Duplicate
+            } else {
+                Resolution::Schedule
+            };
+            let resolved = resolve(&request, &KeyValue::of(&job), None);
+            assert_eq!(resolved, expected, "{hash:?} {is_delayed} {before:?} {now:?}");
         }
     }
 

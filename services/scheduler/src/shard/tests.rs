@@ -1,6 +1,6 @@
 //! Tests of a shard with a model of Kafka and the index, with aborted turns, late responses, and restarts at any time.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
 
 use proptest::prelude::*;
@@ -11,9 +11,10 @@ use v1::job_command::Command as ProtoCommand;
 use super::*;
 use crate::admission::INDEX_FULL;
 use crate::codec::RetentionPolicy;
+use crate::controls::LiveAppStates;
 use crate::index::{FlowPosition, FlowScan, Row, ScanRequest};
 use crate::job::{Payload, Priority};
-use crate::rate::Rates;
+use crate::rate::Buckets;
 use crate::request::Rules;
 use crate::shard::outbox::MAX_BATCH_BYTES;
 use crate::spans::Spans;
@@ -88,8 +89,8 @@ pub(crate) fn settings() -> Settings {
         topics: Arc::new(FakeTopics::default()),
         missing_topic_timeout: TIMEOUT,
         spans: Spans::default(),
-        rates: Rates::default(),
-        paused: BTreeSet::new(),
+        app_states: LiveAppStates::fixed(AppStates::default()),
+        buckets: Buckets::default(),
     }
 }
 
@@ -219,6 +220,11 @@ enum Step {
     SetIndexFull(bool),
     /// The topic of the application `gone` is deleted, or created again.
     SetPresence(Presence),
+    /// An operator pauses, resumes or limits the application `app`.
+    SetApp {
+        is_paused: bool,
+        rate: Option<f64>,
+    },
     ScheduleForGone {
         ahead: u16,
     },
@@ -277,6 +283,8 @@ fn step() -> impl Strategy<Value = Step> {
             Presence::Missing { lasting: Duration::from_secs(60) },
         ]).prop_map(Step::SetPresence),
         3 => (0_u16..600).prop_map(|ahead| Step::ScheduleForGone { ahead }),
+        2 => (any::<bool>(), proptest::option::of(20.0..200.0))
+            .prop_map(|(is_paused, rate)| Step::SetApp { is_paused, rate }),
         1 => Just(Step::Restart),
     ]
 }
@@ -288,6 +296,8 @@ struct World {
     /// Offsets of the requests of jobs that became dead letters, with the time.
     dead_letters: Vec<(u64, Timestamp)>,
     settings: Arc<Settings>,
+    /// Which applications are paused or limited.
+    apps: Arc<AppStates>,
     shard: Shard,
     ingest: Vec<Record>,
     completed: HashSet<i64>,
@@ -314,6 +324,8 @@ struct World {
     requests: VecDeque<IndexRequest>,
     is_halted: bool,
     is_full: bool,
+    /// Whether the index has no records of ended jobs.
+    has_evicted_ended: bool,
     ids: Vec<JobId>,
 }
 
@@ -340,6 +352,7 @@ impl World {
             dead_letters: Vec::new(),
             now: Timestamp::from_millis(START),
             shard: Shard::new(settings.clone(), 0),
+            apps: settings.app_states.current(),
             settings,
             ingest: Vec::new(),
             completed: HashSet::new(),
@@ -359,6 +372,7 @@ impl World {
             requests: VecDeque::new(),
             is_halted: false,
             is_full: false,
+            has_evicted_ended: false,
             ids: Vec::new(),
         };
         world.restart();
@@ -403,6 +417,7 @@ impl World {
     /// A new owner takes over: it acts only once the index is up to date.
     fn restart(&mut self) {
         self.shard = Shard::new(self.settings.clone(), 0);
+        self.shard.set_app_states(self.apps.clone());
         self.requests.clear();
         self.index = snapshot(&self.state);
         self.applied = self.end;
@@ -411,6 +426,12 @@ impl World {
         self.shard
             .handle_response(IndexResponse::Ready { end: self.end }, self.now);
         self.feed();
+    }
+
+    /// Pauses or limits applications, as an operator does.
+    fn set_apps(&mut self, apps: AppStates) {
+        self.apps = Arc::new(apps);
+        self.shard.set_app_states(self.apps.clone());
     }
 
     fn turn(&mut self, limit: usize, is_lost: bool) {
@@ -434,6 +455,9 @@ impl World {
                     );
                     let id = output.headers.last(headers::JOB_ID).unwrap();
                     let id: JobId = std::str::from_utf8(id).unwrap().parse().unwrap();
+                    let app = output.headers.last(headers::JOB_APP).unwrap();
+                    let app = std::str::from_utf8(app).unwrap();
+                    assert!(!self.apps.is_paused(app), "dispatched during a pause");
                     self.dispatched.push((id, self.now));
                     if let Some(occurrence) = output.headers.last(headers::JOB_OCCURRENCE) {
                         let occurrence = String::from_utf8(occurrence.to_vec()).unwrap();
@@ -548,7 +572,11 @@ impl World {
                 IndexResponse::Applied { turn, forced }
             }
             IndexRequest::LookUp(queries) => {
-                let record = |id| self.index.get(&id).map(|(_, record)| record.clone());
+                let record = |id| {
+                    let (job, record) = self.index.get(&id)?;
+                    let is_evicted = self.has_evicted_ended && job.state != JobState::Scheduled;
+                    (!is_evicted).then(|| Arc::new(codec::decode(id, record).unwrap()))
+                };
                 let key = |hash| {
                     let users = self.index.values().filter(|(job, _)| {
                         let key = job.idempotency_key.as_deref();
@@ -772,6 +800,10 @@ impl World {
             Step::ServeIndex(count) => (0..count).for_each(|_| self.serve_index()),
             Step::SetIndexFull(is_full) => self.is_full = is_full,
             Step::SetPresence(presence) => self.topics.set(presence),
+            Step::SetApp { is_paused, rate } => self.set_apps(AppStates {
+                paused: is_paused.then(|| "app".to_owned()).into_iter().collect(),
+                ..limited(rate)
+            }),
             Step::ScheduleForGone { ahead } => drop(self.schedule("gone", ahead, None)),
             Step::Halt => {
                 self.is_halted = true;
@@ -785,6 +817,7 @@ impl World {
     fn settle(&mut self) {
         self.is_full = false;
         self.topics.set(Presence::Exists);
+        self.set_apps(AppStates::default());
         for _ in 0..400 {
             self.run(&Step::AdvanceClock(20));
             self.turn(50, false);
@@ -1018,7 +1051,7 @@ proptest! {
         steps in proptest::collection::vec(step(), 0..120),
         rate in proptest::option::of(30.0..200.0),
     ) {
-        let mut world = World::with(Settings { rates: rates(rate), ..settings() });
+        let mut world = World::with(Settings { app_states: LiveAppStates::fixed(limited(rate)), ..settings() });
         for step in steps {
             world.run(&step);
         }
@@ -1044,15 +1077,25 @@ proptest! {
 }
 
 /// With a rate for the application `app`.
-fn rates(rate: Option<f64>) -> Rates {
-    let app = "app".to_owned();
-    Rates::per_shard(rate.map(|rate| (&app, rate)).into_iter(), 1)
+fn limited(rate: Option<f64>) -> AppStates {
+    AppStates {
+        rates: rate.map(|rate| ("app".to_owned(), rate)).into_iter().collect(),
+        ..AppStates::default()
+    }
+}
+
+/// With this application paused.
+fn paused(app: &str) -> AppStates {
+    AppStates {
+        paused: [app.to_owned()].into(),
+        ..AppStates::default()
+    }
 }
 
 #[test]
 fn an_application_that_has_used_up_its_rate_delays_no_other() {
     let mut world = World::with(Settings {
-        rates: rates(Some(20.0)),
+        app_states: LiveAppStates::fixed(limited(Some(20.0))),
         ..settings()
     });
     let at_once: Vec<JobId> = (0..30).map(|_| world.schedule("app", 0, None)).collect();
@@ -1079,7 +1122,7 @@ fn an_application_that_has_used_up_its_rate_delays_no_other() {
 #[test]
 fn jobs_that_expire_take_nothing_from_the_rate() {
     let mut world = World::with(Settings {
-        rates: rates(Some(1.0)),
+        app_states: LiveAppStates::fixed(limited(Some(1.0))),
         ..settings()
     });
     for expire_after in [Some(0), Some(0), Some(0), None] {
@@ -1200,7 +1243,7 @@ fn a_full_index_delays_no_due_job_and_rejects_only_jobs_that_are_not_due_soon() 
 #[test]
 fn a_full_index_takes_no_jobs_of_paused_applications_whenever_they_are_due() {
     let mut world = World::with(Settings {
-        paused: ["app".to_owned()].into(),
+        app_states: LiveAppStates::fixed(paused("app")),
         ..settings()
     });
     world.shard.set_memory_pressure(MemoryPressure::Full);
@@ -1254,8 +1297,11 @@ fn jobs_of_a_missing_topic_wait_and_delay_no_other_jobs() {
 
 #[test]
 fn jobs_of_a_paused_application_wait_until_it_is_resumed() {
-    let paused = BTreeSet::from(["gone".to_owned()]);
-    let mut world = World::with(Settings { paused, ..settings() });
+    let app_states = LiveAppStates::fixed(paused("gone"));
+    let mut world = World::with(Settings {
+        app_states,
+        ..settings()
+    });
     // It makes no difference whether the topic exists.
     let lasting = 2 * TIMEOUT;
     world.topics.set(Presence::Missing { lasting });
@@ -1284,9 +1330,57 @@ fn jobs_of_a_paused_application_wait_until_it_is_resumed() {
         topics: Arc::new(world.topics.clone()),
         ..settings()
     });
+    world.apps = world.settings.app_states.current();
     world.restart();
     world.settle();
     assert_eq!(count_dispatched(&world, &jobs), jobs.len() - 1);
+    world.check();
+}
+
+#[test]
+fn an_application_can_be_paused_and_resumed_at_any_time() {
+    let mut world = World::new();
+    let jobs: Vec<JobId> = (0..60).map(|n| world.schedule("app", 10 * n, None)).collect();
+    let others: Vec<JobId> = (0..60).map(|n| world.schedule("other", 10 * n, None)).collect();
+    world.advance(200);
+    let before = count_dispatched(&world, &jobs);
+    assert!((1..60).contains(&before), "{before}");
+    world.set_apps(paused("app"));
+    world.advance(2_000);
+    // A new owner obeys it too.
+    world.restart();
+    world.advance(500);
+    assert_eq!(count_dispatched(&world, &jobs), before);
+    assert_eq!(count_dispatched(&world, &others), others.len());
+    let parked = world.shard.parked();
+    assert_eq!(
+        parked,
+        [(Obstacle::Paused("app".into()), jobs.len() - before)].into()
+    );
+    // Due on arrival.
+    let late = world.schedule("app", 0, None);
+    world.advance(50);
+    assert!(!world.was_dispatched(late));
+    world.set_apps(AppStates::default());
+    world.settle();
+    assert_eq!(count_dispatched(&world, &jobs), jobs.len());
+    assert!(world.was_dispatched(late));
+    world.check();
+}
+
+#[test]
+fn a_rate_that_is_set_while_jobs_wait_holds_them_back_over_aborted_turns() {
+    let mut world = World::new();
+    let jobs: Vec<JobId> = (0..60).map(|_| world.schedule("app", 100, None)).collect();
+    world.set_apps(limited(Some(10.0)));
+    for _ in 0..10 {
+        world.advance(100);
+        // The lane replaces its shards after an abort. That must not fill the buckets again.
+        world.turn(50, true);
+    }
+    let dispatched = count_dispatched(&world, &jobs);
+    assert!((10..=20).contains(&dispatched), "{dispatched}");
+    world.settle();
     world.check();
 }
 
@@ -1752,10 +1846,11 @@ fn an_event_after_the_dispatch_gets_a_job_of_its_own_but_a_repetition_does_not()
     let dated_spec = v1::JobCommand::decode(world.ingest[1].value.clone().unwrap()).unwrap();
     world.advance(600);
     assert_eq!(count_dispatched(&world, &jobs), 3);
-    for is_in_index_only in [false, true] {
+    for (is_in_index_only, is_evicted) in [(false, false), (true, false), (true, true)] {
         if is_in_index_only {
             world.restart();
         }
+        world.has_evicted_ended = is_evicted;
         let repeated = world.replace(&named(1));
         world.send(dated_spec.command.clone().unwrap());
         let dated_again = world.ids[world.ids.len() - 1];
@@ -1849,6 +1944,38 @@ fn a_job_is_cancelled_and_rescheduled_by_its_key() {
     world.run(&Step::CancelKey(3));
     world.advance(50);
     assert_eq!(world.answers["7"].outcome(), v1::Outcome::Unknown);
+}
+
+#[test]
+fn a_command_by_key_never_says_that_an_evicted_job_is_unknown() {
+    let mut world = World::new();
+    let ended = world.schedule("app", 10, Some(1));
+    let waits = world.schedule("app", 60_000, Some(2));
+    world.advance(600);
+    world.restart();
+    world.has_evicted_ended = true;
+    for step in [
+        Step::CancelKey(1),
+        Step::RescheduleKey(1, 30_000),
+        Step::CancelKey(2),
+        Step::CancelKey(3),
+    ] {
+        world.run(&step);
+    }
+    world.advance(50);
+    let answers = ["2", "3", "4", "5"].map(|offset| &world.answers[offset]);
+    assert_eq!(
+        answers.map(v1::CommandOutcome::outcome),
+        [
+            v1::Outcome::Ended,
+            v1::Outcome::Ended,
+            v1::Outcome::Cancelled,
+            v1::Outcome::Unknown
+        ]
+    );
+    let shown = answers.map(|answer| answer.job.as_ref().map(|job| (job.id.clone(), job.app.clone())));
+    let shown_of = |id: JobId| Some((id.to_string(), "app".to_owned()));
+    assert_eq!(shown, [shown_of(ended), shown_of(ended), shown_of(waits), None]);
 }
 
 #[test]
@@ -2075,6 +2202,14 @@ fn results_of_lookups_are_limited_in_size() {
             _ => None,
         })
     };
+    let large = v1::JobRecord {
+        state: v1::JobState::Dispatched.into(),
+        request_hash: vec![0; 16].into(),
+        data: Some(vec![0; LARGE].into()),
+        ..v1::JobRecord::default()
+    };
+    let large = codec::decode(JobId::new(now, 0, 0), &large.encode_to_vec().into()).unwrap();
+    let large = Arc::new(large);
     let mut decided = 0;
     while decided < 100 {
         let before = shard.memory();
@@ -2082,10 +2217,12 @@ fn results_of_lookups_are_limited_in_size() {
         assert!(count * LARGE <= 16 * LARGE, "{count} jobs in one lookup");
         let large = Found {
             key: None,
-            job: Some(vec![0; LARGE].into()),
+            job: Some(large.clone()),
         };
+        let size = large.size();
+        assert!(size >= LARGE);
         shard.handle_response(IndexResponse::LookedUp(vec![large; count]), now);
-        assert_eq!(shard.memory(), before + count * LARGE);
+        assert_eq!(shard.memory(), before + count * size);
         // The next lookup waits until these commands are decided.
         assert_eq!(lookups(&mut shard), None);
         let room = Room {

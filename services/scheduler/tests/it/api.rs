@@ -1,6 +1,7 @@
 //! The gRPC and REST APIs of the real binary, with real Kafka and Redis.
 
 mod batch;
+mod control;
 mod forgetting;
 mod health;
 mod identity;
@@ -11,6 +12,7 @@ mod openapi;
 mod rolling;
 mod schedules;
 mod server;
+mod state_records;
 
 use redeliver_core::Record;
 use redeliver_proto::auth::SendToken;

@@ -40,7 +40,10 @@ fn kills_at_random_moments_lose_and_duplicate_nothing() {
     const KILLS: u32 = 24;
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("kills");
-    let env = SchedulerEnv::new(setup("kills"));
+    // Much longer than a restart takes, on any machine.
+    let session = Duration::from_secs(60);
+    let setup = setup("kills").set("kafka.session_timeout", &format!("{}s", session.as_secs()));
+    let env = SchedulerEnv::new(setup);
     let mut member = env.start("a");
     let done = under_load(&env, &mut random, 300, |load, random| {
         for kill in 0..KILLS {
@@ -63,7 +66,40 @@ fn kills_at_random_moments_lose_and_duplicate_nothing() {
     assert_eq!(member.kills(), KILLS);
     assert!(member.kills_when_ready() * 2 >= KILLS, "{member}");
     // Static membership exists for this: without it, each restart would wait for the session of the dead member.
-    assert!(member.median_restart() < SESSION / 2, "{member}");
+    assert!(member.median_restart() < session / 2, "{member}");
+}
+
+#[test]
+fn an_index_that_evicts_ended_jobs_loses_and_duplicates_nothing() {
+    let _permit = ChaosPermit::acquire();
+    let mut random = chaos_random("evicted");
+    let redis = LocalRedis::start().unwrap();
+    let builder = setup("evicted").redis(redis.url());
+    let mut env = SchedulerEnv::new(builder.set("scheduler.max_ended", "100"));
+    env.topics.max_ended = Some(100);
+    let mut member = env.start("a");
+    let has_evicted = |shard: u32| {
+        let key = own_redis::key(env.test.name(), shard, "evicted");
+        call(&redis, &env, &["EXISTS", &key]).as_i64() == Some(1)
+    };
+    let done = under_load(&env, &mut random, 400, |load, _| {
+        for is_emptied in [false, true, false, true] {
+            member.until_ready();
+            load.until_more_ended(1_000);
+            if is_emptied {
+                call(&redis, &env, &["FLUSHALL"]);
+            }
+            member.kill_9();
+            member.start_again();
+        }
+        member.until_ready();
+        // Jobs that have just ended are not evicted, so this takes a minute.
+        while !(0..PARTITIONS).all(has_evicted) {
+            load.until_more_ended(100);
+        }
+        load.until_more_ended(1_000);
+    });
+    done.settle();
 }
 
 /// A scheduler crashes at each fault point, both when it is first reached and later, for example while the index is

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::env::{DEADLINE, SchedulerEnv, header};
 use crate::oracle::JobSpec;
+use crate::recurring::EachSecond;
 use crate::requests::{Request, in_millis, now};
 
 const HOUR: i64 = 3_600_000;
@@ -145,5 +146,27 @@ fn a_step_that_lasts_is_confirmed_in_both_directions() {
     watch.until_jobs_ended(2);
     watch.look();
     assert!(watch.seen.apps[1].timestamp.unwrap() >= due);
+    running.shut_down(&env);
+}
+
+#[test]
+fn a_step_that_lasts_skips_and_repeats_no_occurrence_of_a_schedule() {
+    const STEP: i64 = 8_000;
+    let env = SchedulerEnv::new(SchedulerEnv::builder("clock-recurring").partitions(2));
+    let running = Running::start(&env, HumanDuration::from_secs(1));
+    let schedules = EachSecond {
+        schedules: 3,
+        occurrences: 20,
+    };
+    schedules.create(&env);
+    let mut watch = env.watch();
+    schedules.until(&mut watch, 3);
+    for (error, occurrences) in [(STEP, 13), (0, 15)] {
+        running.clock.set_error(error);
+        running.until_clock_is("waiting: the wall clock stepped 8.0 s");
+        running.until_clock_is("ready");
+        schedules.until(&mut watch, occurrences);
+    }
+    schedules.until_finished(&mut watch);
     running.shut_down(&env);
 }

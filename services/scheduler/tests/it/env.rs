@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures::future::{join_all, try_join_all};
 use redeliver_core::{Clock as _, JobId, Output, Record, SystemClock, Timestamp};
@@ -18,13 +18,13 @@ use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::{Producer, Written};
 use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::{Message as _, v1};
-use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, eventually};
+use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, eventually, free_port};
 
 use crate::oracle::{Intent, JobSpec, Report, Seen, Sent, Topics, check};
 use crate::requests::Request;
 
-/// How long a condition may take to hold, on a machine that is busy with other tests.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(90);
+pub(crate) use redeliver_testkit::DEADLINE;
+
 /// The applications of every environment.
 pub(crate) const APPS: [&str; 3] = ["crawl", "mail", "sms"];
 
@@ -57,6 +57,7 @@ impl SchedulerEnv {
                 answers: topic("jobs-answers"),
                 apps: APPS.map(|app| (app.to_owned(), topic(app))).into(),
                 partitions: i32::try_from(test.partitions()).unwrap(),
+                max_ended: None,
             },
             producer: Producer::new(&kafka).unwrap(),
             runtime: tokio::runtime::Builder::new_multi_thread()
@@ -84,6 +85,17 @@ impl SchedulerEnv {
     /// A scheduler that is ready.
     pub(crate) fn start(&self, instance: &str) -> ServiceProcess {
         self.test.start("scheduler", instance, &[])
+    }
+
+    /// Two schedulers that are ready, and the addresses of their APIs, which they keep when they start again.
+    pub(crate) fn start_two(&self) -> ([ServiceProcess; 2], [String; 2]) {
+        let addresses = [free_port(), free_port()].map(|port| format!("127.0.0.1:{port}"));
+        let start = |instance: &str, address: &str| {
+            let listen = format!("scheduler.listen={address}");
+            self.test.start("scheduler", instance, &["--set", &listen])
+        };
+        let schedulers = [start("a", &addresses[0]), start("b", &addresses[1])];
+        (schedulers, addresses)
     }
 
     /// Runs a future in the background.

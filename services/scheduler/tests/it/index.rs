@@ -9,6 +9,7 @@ mod redis_only;
 use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_testkit::{LocalRedisCluster, eventually_async};
 
+use self::cases::SHARD;
 use self::own_redis::OwnRedis;
 use crate::env::DEADLINE;
 
@@ -47,6 +48,27 @@ macro_rules! suite {
             )*
         }
     };
+}
+
+#[tokio::test]
+async fn only_the_jobs_that_ended_last_have_a_record() {
+    cases::a_job_that_has_just_ended_keeps_its_record(MemoryIndex::new().with_max_ended(1)).await;
+    cases::only_the_jobs_that_ended_last_have_a_record(MemoryIndex::new().with_max_ended(3)).await;
+    let redis = OwnRedis::connect().await;
+    let index = redis.index.clone().with_max_ended(3);
+    cases::a_job_that_has_just_ended_keeps_its_record(index.clone().with_max_ended(1)).await;
+    cases::only_the_jobs_that_ended_last_have_a_record(index).await;
+    let names = redis.names(SHARD).await;
+    let has_ended = |name: &&String| name.starts_with("ended") || name.starts_with("evicted");
+    assert_eq!(names.iter().find(has_ended), None, "{names:?}");
+    redis.remove().await;
+    let cluster = LocalRedisCluster::start().unwrap();
+    let (index, _tasks) = own_redis::connect(&own_redis::config(&cluster.url()))
+        .await
+        .unwrap();
+    eventually_async("the cluster is used", DEADLINE, async || index.ping().await).await;
+    cases::a_job_that_has_just_ended_keeps_its_record(index.clone().with_max_ended(1)).await;
+    cases::only_the_jobs_that_ended_last_have_a_record(index.with_max_ended(3)).await;
 }
 
 suite![

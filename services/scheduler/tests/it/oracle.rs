@@ -20,6 +20,7 @@ use redeliver_core::{Headers, JobId, Position, Record, Timestamp};
 use redeliver_kafka::murmur2::{partition_for_key, shard_of};
 use redeliver_proto::convert::{from_headers, from_priority, from_timestamp};
 use redeliver_proto::{Message as _, v1};
+use redeliver_scheduler::index::MIN_KEPT;
 
 use DefectKind::{Altered, Contradiction, Double, Early, Foreign, Lost};
 
@@ -36,6 +37,8 @@ pub(crate) struct Topics {
     pub(crate) apps: BTreeMap<String, Arc<str>>,
     /// Of each topic.
     pub(crate) partitions: i32,
+    /// `scheduler.max_ended`, if so many jobs of a partition can end.
+    pub(crate) max_ended: Option<usize>,
 }
 
 /// A request that a test wrote to the ingest topic.
@@ -814,7 +817,7 @@ impl Checker<'_> {
             match record.value.clone().map(v1::CommandOutcome::decode) {
                 Some(Ok(answer)) => {
                     self.report.answers += 1;
-                    self.answer(command, expected, expectations, &answer);
+                    self.answer(command, expected, expectations, (&answer, record.timestamp));
                 }
                 other => self.defect(Altered, format!("{}: {other:?}", record.position)),
             }
@@ -824,12 +827,27 @@ impl Checker<'_> {
         }
     }
 
+    /// Whether the index may have no record of an ended job any more when a command for it is answered.
+    fn may_be_evicted(&self, id: JobId, answered: Timestamp, expectations: &Expectations<'_>) -> bool {
+        let (Some(max_ended), Some(ended)) = (self.topics.max_ended, expectations.jobs[&id].end.ended) else {
+            return false;
+        };
+        let of_shard = expectations
+            .jobs
+            .iter()
+            .filter(|(other, _)| other.shard() == id.shard());
+        let ends = of_shard.filter_map(|(_, job)| job.end.ended);
+        let later = ends.filter(|end| (ended..=answered).contains(end)).count();
+        // Without the job itself.
+        later > max_ended && answered.since(ended) >= MIN_KEPT
+    }
+
     fn answer(
         &mut self,
         command: &Command<'_>,
         expected: &Expected,
         expectations: &Expectations<'_>,
-        answer: &v1::CommandOutcome,
+        (answer, answered): (&v1::CommandOutcome, Option<Timestamp>),
     ) {
         let name = command.sent.answer_to.as_deref().unwrap_or_default();
         let (outcome, id) = match expected {
@@ -842,6 +860,17 @@ impl Checker<'_> {
         };
         if outcome == v1::Outcome::Unspecified {
             return self.waits(format!("{name} is answered, and its job is not decided"));
+        }
+        let has_ended = matches!(
+            outcome,
+            v1::Outcome::AlreadyDispatched | v1::Outcome::AlreadyCancelled | v1::Outcome::Expired
+        );
+        if has_ended
+            && answer.outcome() == v1::Outcome::Unknown
+            && let (Some(id), Some(answered)) = (id, answered)
+            && self.may_be_evicted(id, answered, expectations)
+        {
+            return;
         }
         if answer.outcome() != outcome {
             let found = answer.outcome();

@@ -103,7 +103,7 @@ fn a_newer_scheduler_left(name: &str, index_has_a_format: bool) {
     let redis = Redis::of(&env);
     let shown = redis.call("HGET", "meta", &["offset"]).unwrap();
     if index_has_a_format {
-        redis.call("HSET", "meta", &["format", "1"]);
+        redis.call("HSET", "meta", &["format", "2"]);
     }
 
     scheduler.start_again();
@@ -185,4 +185,28 @@ fn a_live_shard_with_a_damaged_state_topic_halts_until_the_topic_is_repaired() {
     env.write(&[state_record(&env, &key, None)]);
     scheduler.until_ready();
     until_dispatched(&env, waiting.iter().chain(&overdue).chain(&others).map(id));
+}
+
+#[test]
+fn an_index_of_an_older_scheduler_is_rebuilt() {
+    let env = SchedulerEnv::new(SchedulerEnv::builder("older-index").partitions(2));
+    let mut scheduler = env.start("a");
+    let jobs = (0..20).map(|n| job(&format!("{n}"), 0, in_millis(20_000)));
+    let waiting = env.send(jobs.collect());
+    env.watch().until_known(20);
+    scheduler.shut_down();
+    let redis = Redis::of(&env);
+    assert_eq!(redis.call("HGET", "meta", &["format"]), Some(1));
+    for field in ["format", "evictions"] {
+        redis.call("HDEL", "meta", &[field]);
+    }
+    scheduler.start_again();
+    scheduler.until_ready();
+    let log = scheduler.output();
+    assert!(
+        log.contains("index was written by an older scheduler; rebuilding"),
+        "{log}"
+    );
+    assert_eq!(redis.call("HGET", "meta", &["format"]), Some(1));
+    until_dispatched(&env, waiting.iter().map(id));
 }

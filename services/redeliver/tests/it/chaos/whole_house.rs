@@ -5,7 +5,7 @@ use std::time::Duration;
 use redeliver_testkit::{ChaosPermit, Reply, Request, chaos_random, sleep_up_to};
 
 use super::load::under_load;
-use super::{PLAN, SESSION, delayed, settle, setup};
+use super::{LONG_SESSION, PLAN, delayed, settle, setup};
 
 /// Longer than each tier, so that the scheduler holds the record.
 const LONG_WAIT_SECS: u64 = 3;
@@ -22,6 +22,7 @@ fn kills_of_all_processes_at_once_lose_and_duplicate_nothing() {
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("house");
     let pipe = setup("house")
+        .set("kafka.session_timeout", &format!("{}s", LONG_SESSION.as_secs()))
         .through_scheduler()
         .behave(|request| {
             if asks_for_a_long_wait(request) {
@@ -56,7 +57,7 @@ fn kills_of_all_processes_at_once_lose_and_duplicate_nothing() {
             (KILLS, KILLS),
             "{member}"
         );
-        assert!(member.median_restart() < SESSION / 2, "{member}");
+        assert!(member.median_restart() < LONG_SESSION / 2, "{member}");
     }
     let (_, topics) = pipe.jobs.as_ref().unwrap();
     let waited = pipe.read(std::slice::from_ref(&topics.ingest)).len();

@@ -1,16 +1,20 @@
 //! Lists recurring schedules, those whose next occurrence is due first, over all shards; paused and finished ones come last.
+//!
+//! A schedule that cannot be read hides no other one: the list says which one it is, and in which shard.
 
 use redeliver_core::Failure;
 use redeliver_proto::v1;
 use redeliver_runtime::config::Verb;
+use redeliver_runtime::error_chain::error_chain;
 use redeliver_service::identity::Identity;
 
 use super::merge::MergedPage;
 use super::token::{self, Filters};
 use super::{DEFAULT_PAGE_SIZE, Jobs, MAX_PAGE_SIZE, RequestError};
-use crate::api::schedules::show_of;
+use crate::api::completeness::KafkaWait;
 use crate::index::{Cursor, Index, Row};
 use crate::request::{Field, Format};
+use crate::schedules;
 
 /// How many pages of schedules of all applications are read for a page of one application. Then it may have fewer schedules than its
 /// limit.
@@ -38,6 +42,8 @@ pub(crate) struct ListSchedules {
 #[derive(Debug)]
 pub(crate) struct SchedulePage {
     pub(crate) schedules: Vec<v1::Schedule>,
+    /// What cannot be read. With an application, also those whose application cannot be read.
+    pub(crate) unreadable: Vec<v1::UnreadableSchedule>,
     /// Empty on the last page.
     pub(crate) next_page_token: String,
 }
@@ -68,6 +74,36 @@ fn token_filters(app: &str) -> Filters<'_> {
     }
 }
 
+/// An entry of a list.
+#[derive(Debug, PartialEq)]
+enum Entry {
+    Schedule(Box<v1::Schedule>),
+    Unreadable(v1::UnreadableSchedule),
+}
+
+impl Entry {
+    /// The entry for a row of the index; `None` if it is known to be one of another application. What is of others is not decoded
+    /// further.
+    fn of(row: &Row, app: Option<&str>) -> Option<Self> {
+        let known = schedules::id_and_app(&row.record);
+        if let (Some(app), Some((_, of))) = (app, &known)
+            && app != of
+        {
+            return None;
+        }
+        Some(match schedules::show(&row.record, false) {
+            Ok(schedule) => Self::Schedule(Box::new(schedule)),
+            Err(error) => {
+                let (entry, shard) = (row.cursor.id, row.cursor.id.shard());
+                let id = known.map(|(id, _)| id).unwrap_or_default();
+                let problem = error_chain(&error);
+                tracing::error!(%entry, shard, id, problem, "index contains an invalid schedule record");
+                Self::Unreadable(v1::UnreadableSchedule { id, shard, problem })
+            }
+        })
+    }
+}
+
 /// A page of one application, while the pages of all applications are being read.
 struct Filtered<T> {
     limit: usize,
@@ -95,7 +131,7 @@ impl<T> Filtered<T> {
 }
 
 impl<I: Index> Jobs<I> {
-    /// A page of the schedules, without their payloads.
+    /// A page of the schedules, without their payloads. One that cannot be read does not prevent that.
     pub(crate) async fn list_schedules(
         &self,
         caller: &Identity,
@@ -106,18 +142,17 @@ impl<I: Index> Jobs<I> {
         self.require(caller, Verb::Read, app, "list_schedules")?;
         let limit = request.limit();
         let read_limit = if app.is_some() { MAX_PAGE_SIZE } else { limit };
-        let mut after = request.after(format)?;
+        let (mut after, wait) = (request.after(format)?, KafkaWait::new());
         let mut page = Filtered {
             limit,
             found: Vec::new(),
             next: None,
         };
         for _ in 0..MAX_READS {
-            let to_entry = |row: &Row| {
-                let schedule = show_of(app, &row.record)?;
-                Ok((row.cursor, (row.cursor, schedule)))
-            };
-            let MergedPage { rows, next } = self.merge_page(&SCHEDULES, read_limit, after, to_entry).await?;
+            let to_entry = |row: &Row| Ok((row.cursor, (row.cursor, Entry::of(row, app))));
+            let MergedPage { rows, next } = self
+                .merge_page(&SCHEDULES, read_limit, after, &wait, to_entry)
+                .await?;
             after = page.add(rows, next);
             // A page of all applications is as full as it can be at once.
             if after.is_none() || app.is_none() {
@@ -126,8 +161,16 @@ impl<I: Index> Jobs<I> {
         }
         let next = page.next;
         let token = next.map(|next| token::encode(&token_filters(&request.token_app()), next));
+        let (mut schedules, mut unreadable) = (Vec::new(), Vec::new());
+        for entry in page.found {
+            match entry {
+                Entry::Schedule(schedule) => schedules.push(*schedule),
+                Entry::Unreadable(entry) => unreadable.push(entry),
+            }
+        }
         Ok(SchedulePage {
-            schedules: page.found,
+            schedules,
+            unreadable,
             next_page_token: token.unwrap_or_default(),
         })
     }
@@ -135,7 +178,9 @@ impl<I: Index> Jobs<I> {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use redeliver_core::Timestamp;
+    use redeliver_proto::Message as _;
 
     use super::*;
 
@@ -192,6 +237,44 @@ mod tests {
             (&[own, other, own, other], 1, vec![vec![0], vec![2], vec![]]),
         ] {
             assert_eq!(pages(rows, limit), expected, "{rows:?}");
+        }
+    }
+
+    #[test]
+    fn an_entry_that_cannot_be_read_is_named_unless_it_is_of_another_application() {
+        let newer = v1::ScheduleRecord {
+            id: "nightly".into(),
+            spec: Some(v1::ScheduleSpec {
+                job: Some(v1::JobTemplate {
+                    app: "sms".into(),
+                    ..v1::JobTemplate::default()
+                }),
+                ..v1::ScheduleSpec::default()
+            }),
+            format: schedules::FORMAT + 1,
+            ..v1::ScheduleRecord::default()
+        };
+        let of = |record: Bytes, app: Option<&str>| {
+            let id = schedules::entry_id("nightly", 3);
+            let due = Timestamp::from_millis(0);
+            let cursor = Cursor { due, id };
+            match Entry::of(&Row { cursor, record }, app)? {
+                Entry::Unreadable(entry) => Some((entry.id, entry.shard, entry.problem)),
+                Entry::Schedule(schedule) => panic!("{schedule:?}"),
+            }
+        };
+        let newer = Bytes::from(newer.encode_to_vec());
+        let problem = "its format is 1, but this version supports only formats up to 0".to_owned();
+        let named = Some(("nightly".to_owned(), 3, problem));
+        assert_eq!(of(newer.clone(), None), named);
+        assert_eq!(of(newer.clone(), Some("sms")), named);
+        assert_eq!(of(newer, Some("mail")), None);
+        // It may belong to any application.
+        let damaged = Bytes::from_static(b"\xff");
+        for app in [None, Some("mail")] {
+            let (id, shard, problem) = of(damaged.clone(), app).unwrap();
+            assert_eq!((&*id, shard), ("", 3));
+            assert!(problem.starts_with("not a schedule record: "), "{problem}");
         }
     }
 

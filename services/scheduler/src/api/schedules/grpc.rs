@@ -8,7 +8,7 @@ use redeliver_proto::v1::schedule_service_server::ScheduleService;
 use redeliver_recurrence::CatchUp;
 use tonic::{Request, Response, Status};
 
-use super::{PreviewRequest, Previewed, changed};
+use super::{Expected, PreviewRequest, Previewed, changed};
 use crate::api::error::RequestError;
 use crate::api::grpc::{caller, named, trace};
 use crate::api::jobs::Jobs;
@@ -50,7 +50,7 @@ impl<I: Index> ScheduleService for Service<I> {
         let v1::CreateScheduleRequest { id, spec } = request.into_inner();
         let created = self
             .0
-            .create_schedule(&caller, id, required(spec)?, FORMAT, trace)
+            .create_schedule(&caller, id, required(spec)?, None, FORMAT, trace)
             .await;
         let (schedule, _) = created.map_err(status)?;
         Ok(Response::new(schedule))
@@ -83,11 +83,13 @@ impl<I: Index> ScheduleService for Service<I> {
         let page = self.0.list_schedules(&caller, &list, FORMAT).await;
         let SchedulePage {
             schedules,
+            unreadable,
             next_page_token,
         } = page.map_err(status)?;
         Ok(Response::new(v1::ListSchedulesResponse {
             schedules,
             next_page_token,
+            unreadable,
         }))
     }
 
@@ -101,7 +103,10 @@ impl<I: Index> ScheduleService for Service<I> {
             spec,
             expected_revision,
         } = request.into_inner();
-        let expected = (expected_revision != 0).then_some(expected_revision);
+        let expected = Expected {
+            state: None,
+            revision: (expected_revision != 0).then_some(expected_revision),
+        };
         let updated = self
             .0
             .update_schedule(&caller, id, required(spec)?, expected, FORMAT, trace)

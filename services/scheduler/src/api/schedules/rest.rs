@@ -5,7 +5,7 @@
 //! | `POST /v1/schedules` | 201 created, 200 the same schedule exists, 409 another one exists, 503 index full |
 //! | `GET /v1/schedules` | 200 |
 //! | `GET /v1/schedules/{id}` | 200, 404 |
-//! | `PUT /v1/schedules/{id}` | 200, 404, 409 another revision than `expectedRevision` |
+//! | `PUT /v1/schedules/{id}` | 200, 404, 409 another revision than `expectedRevision`, or than `revision` of the body |
 //! | `DELETE /v1/schedules/{id}` | 200, 404 |
 //! | `POST /v1/schedules/{id}:pause`, `:resume`, `:trigger` | 200, 404 |
 //! | `GET /v1/schedules/{id}/preview` | 200, 404 |
@@ -28,10 +28,10 @@ use redeliver_recurrence::CatchUp;
 use redeliver_service::identity::Identity;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
-use super::view::OccurrenceView;
-use super::{PreviewRequest, Previewed, ScheduleView, changed};
+use super::view::{OccurrenceView, UnreadableView};
+use super::{Expected, PreviewRequest, Previewed, ScheduleView, changed};
 use crate::api::error::RequestError;
 use crate::api::jobs::Jobs;
 use crate::api::list::{ListSchedules, SchedulePage};
@@ -42,7 +42,7 @@ use crate::api::openapi::{
 use crate::api::problem::Problem;
 use crate::api::rest::{invalid_query, json_body, not_allowed, not_found, trace};
 use crate::index::Index;
-use crate::request::{Action, Field, Format, read_instant, read_schedule_json};
+use crate::request::{Action, Field, Format, ReadSchedule, read_instant, read_schedule_json};
 
 const FORMAT: Format = Format::Json;
 
@@ -67,7 +67,8 @@ pub(in crate::api) fn add<I: Index>(
 
 /// Creates a schedule
 ///
-/// Its first occurrence is after the creation. Needs the scope `jobs:write` for the application.
+/// Its first occurrence is after the creation, and its progress begins anew, also if the body is what `GET` returned of another one. The
+/// `state` that it shows must be that of the new schedule, which is not paused. Needs the scope `jobs:write` for the application.
 #[utoipa::path(
     post,
     path = "/v1/schedules",
@@ -85,13 +86,13 @@ async fn create<I: Index>(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Problem> {
-    let (id, spec) = read_definition(&jobs, &headers, body)?;
+    let ReadSchedule { id, spec, state, .. } = read_definition(&jobs, &headers, body)?;
     let id = id.ok_or_else(|| {
         RequestError::from(Field::Id.malformed(FORMAT, "is missing; choose an id such as nightly-report"))
     })?;
     let location = format!("/v1/schedules/{id}");
     let (schedule, is_new) = jobs
-        .create_schedule(&caller, id, spec, FORMAT, trace(&headers))
+        .create_schedule(&caller, id, spec, state, FORMAT, trace(&headers))
         .await?;
     let status = if is_new {
         StatusCode::CREATED
@@ -108,18 +109,25 @@ async fn create<I: Index>(
 pub(in crate::api) struct SchedulesResponse {
     /// By the due time of the next occurrence, without key, data and headers of their jobs; paused and finished ones last.
     schedules: Vec<ScheduleView>,
+    /// What would be on this page if this scheduler could read it. With `app`, also those of which it cannot read the application.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unreadable: Vec<UnreadableView>,
     /// The `pageToken` of the next page; missing on the last page.
     #[serde(skip_serializing_if = "String::is_empty")]
     next_page_token: String,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct ListQuery {
+    /// Only schedules of this application
     #[serde(default)]
     app: String,
+    /// The maximum number of schedules, 100 by default, at most 1000
     #[serde(default)]
     page_size: u32,
+    /// `nextPageToken` of the previous page, which had the same `app`
     #[serde(default)]
     page_token: String,
 }
@@ -131,11 +139,7 @@ struct ListQuery {
     get,
     path = "/v1/schedules",
     operation_id = "listSchedules",
-    params(
-        ("app" = Option<String>, Query, description = "Only schedules of this application"),
-        ("pageSize" = Option<u32>, Query, description = "The maximum number of schedules, 100 by default, at most 1000"),
-        ("pageToken" = Option<String>, Query, description = "`nextPageToken` of the previous page, which had the same `app`"),
-    ),
+    params(ListQuery),
     responses((status = 200, description = "A page of schedules", body = SchedulesResponse), Problems),
 )]
 async fn list<I: Index>(
@@ -151,12 +155,22 @@ async fn list<I: Index>(
     };
     let SchedulePage {
         schedules,
+        unreadable,
         next_page_token,
     } = jobs.list_schedules(&caller, &request, FORMAT).await?;
     Ok(Json(SchedulesResponse {
         schedules: schedules.into_iter().map(ScheduleView::from).collect(),
+        unreadable: unreadable.into_iter().map(UnreadableView::from).collect(),
         next_page_token,
     }))
+}
+
+/// The schedule of a request, or a schedule with a verb.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+struct SchedulePath {
+    /// The id of the schedule
+    id: String,
 }
 
 /// Gets a schedule
@@ -166,37 +180,37 @@ async fn list<I: Index>(
     get,
     path = "/v1/schedules/{id}",
     operation_id = "getSchedule",
-    params(("id" = String, Path, description = "The id of the schedule")),
+    params(SchedulePath),
     responses((status = 200, description = "The schedule", body = ScheduleView), Problems, ScheduleProblems),
 )]
 async fn show<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    Path(id): Path<String>,
+    Path(SchedulePath { id }): Path<SchedulePath>,
 ) -> Result<Json<ScheduleView>, Problem> {
     no_verb(&id)?;
     let schedule = jobs.get_schedule(&caller, &id, FORMAT).await?;
-    Ok(Json(schedule.into()))
+    Ok(Json(ScheduleView::whole(schedule)))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct UpdateQuery {
+    /// Answer 409 unless the schedule has this revision. By default, that in the body
     expected_revision: Option<u32>,
 }
 
 /// Replaces the definition of a schedule
 ///
-/// The next occurrence is the first one of the new definition after now and after the last decided one. Needs the scope `jobs:write`
-/// for the former and the new application.
+/// The next occurrence is the first one of the new definition after now and after the last decided one. The body may be what
+/// `GET` returned. Then, the answer is 409 if the schedule has another `revision` meanwhile, and 422 if it would have another `state`:
+/// `PUT` neither pauses nor resumes. The other progress is ignored. Needs the scope `jobs:write` for the former and the new application.
 #[utoipa::path(
     put,
     path = "/v1/schedules/{id}",
     operation_id = "updateSchedule",
-    params(
-        ("id" = String, Path, description = "The id of the schedule"),
-        ("expectedRevision" = Option<u32>, Query, description = "Answer 409 unless the schedule has this revision"),
-    ),
+    params(SchedulePath, UpdateQuery),
     request_body = ScheduleRequest,
     responses(
         (status = 200, description = "The schedule has this definition", body = ScheduleView),
@@ -206,7 +220,7 @@ struct UpdateQuery {
 async fn update<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    Path(id): Path<String>,
+    Path(SchedulePath { id }): Path<SchedulePath>,
     query: Result<Query<UpdateQuery>, QueryRejection>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -217,13 +231,28 @@ async fn update<I: Index>(
         let problem = "is 0; the first revision is 1";
         return Err(RequestError::from(Field::ExpectedRevision.malformed(FORMAT, problem)).into());
     }
-    let (given, spec) = read_definition(&jobs, &headers, body)?;
+    let ReadSchedule {
+        id: given,
+        spec,
+        state,
+        revision,
+    } = read_definition(&jobs, &headers, body)?;
     if given.is_some_and(|given| given != id) {
         let problem = "differs from the path; the id of a schedule cannot be changed";
         return Err(RequestError::from(Field::Id.malformed(FORMAT, problem)).into());
     }
+    if let (Some(expected), Some(given)) = (expected_revision, revision)
+        && expected != given
+    {
+        let problem = format!("is {given}, but `expectedRevision` is {expected}; leave out one of the two");
+        return Err(RequestError::from(Field::Revision.malformed(FORMAT, &problem)).into());
+    }
+    let expected = Expected {
+        state,
+        revision: expected_revision.or(revision),
+    };
     let schedule = jobs
-        .update_schedule(&caller, id, spec, expected_revision, FORMAT, trace(&headers))
+        .update_schedule(&caller, id, spec, expected, FORMAT, trace(&headers))
         .await?;
     Ok(Json(schedule.into()))
 }
@@ -241,13 +270,13 @@ pub(in crate::api) struct DeletedSchedule {
     delete,
     path = "/v1/schedules/{id}",
     operation_id = "deleteSchedule",
-    params(("id" = String, Path, description = "The id of the schedule")),
+    params(SchedulePath),
     responses((status = 200, description = "Deleted", body = DeletedSchedule), Problems, ScheduleProblems),
 )]
 async fn delete<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    Path(id): Path<String>,
+    Path(SchedulePath { id }): Path<SchedulePath>,
     headers: HeaderMap,
 ) -> Result<Json<DeletedSchedule>, Problem> {
     no_verb(&id)?;
@@ -277,7 +306,7 @@ fn no_verb(segment: &str) -> Result<(), Problem> {
 async fn command<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    Path(segment): Path<String>,
+    Path(SchedulePath { id: segment }): Path<SchedulePath>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Problem> {
@@ -318,7 +347,7 @@ struct ResumeOptions {
 }
 
 /// The options of a command; a missing body has none.
-fn read_options<T: Default + DeserializeOwned>(body: &Bytes) -> Result<T, RequestError> {
+pub(in crate::api) fn read_options<T: Default + DeserializeOwned>(body: &Bytes) -> Result<T, RequestError> {
     if body.is_empty() {
         return Ok(T::default());
     }
@@ -340,7 +369,7 @@ fn read_options<T: Default + DeserializeOwned>(body: &Bytes) -> Result<T, Reques
     post,
     path = "/v1/schedules/{id}:pause",
     operation_id = "pauseSchedule",
-    params(("id" = String, Path, description = "The id of the schedule")),
+    params(SchedulePath),
     responses(
         (status = 200, description = "The schedule is paused", body = ScheduleView),
         Problems, BodyProblems, ScheduleProblems,
@@ -373,7 +402,7 @@ pub(in crate::api) struct ResumedSchedule {
     post,
     path = "/v1/schedules/{id}:resume",
     operation_id = "resumeSchedule",
-    params(("id" = String, Path, description = "The id of the schedule")),
+    params(SchedulePath),
     request_body = Option<ResumeRequest>,
     responses(
         (status = 200, description = "The schedule is not paused", body = ResumedSchedule),
@@ -418,7 +447,7 @@ pub(in crate::api) struct TriggeredSchedule {
     post,
     path = "/v1/schedules/{id}:trigger",
     operation_id = "triggerSchedule",
-    params(("id" = String, Path, description = "The id of the schedule")),
+    params(SchedulePath),
     responses(
         (status = 200, description = "The job", body = TriggeredSchedule),
         Problems, BodyProblems, ScheduleProblems,
@@ -444,11 +473,14 @@ pub(in crate::api) struct PreviewResponse {
     occurrences: Vec<OccurrenceView>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct PreviewQuery {
+    /// The maximum number of occurrences, 10 by default, at most 1000
     #[serde(default)]
     count: u32,
+    /// Only occurrences after this time, by default now
     after: Option<String>,
 }
 
@@ -459,17 +491,13 @@ struct PreviewQuery {
     get,
     path = "/v1/schedules/{id}/preview",
     operation_id = "previewSchedule",
-    params(
-        ("id" = String, Path, description = "The id of the schedule"),
-        ("count" = Option<u32>, Query, description = "The maximum number of occurrences, 10 by default, at most 1000"),
-        ("after" = Option<String>, Query, description = "Only occurrences after this time, by default now"),
-    ),
+    params(SchedulePath, PreviewQuery),
     responses((status = 200, description = "The occurrences", body = PreviewResponse), Problems, ScheduleProblems),
 )]
 async fn preview<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    Path(id): Path<String>,
+    Path(SchedulePath { id }): Path<SchedulePath>,
     query: Result<Query<PreviewQuery>, QueryRejection>,
 ) -> Result<Json<PreviewResponse>, Problem> {
     preview_of(&jobs, &caller, Previewed::Id(id), query).await
@@ -482,10 +510,7 @@ async fn preview<I: Index>(
     post,
     path = "/v1/schedules:preview",
     operation_id = "previewDefinition",
-    params(
-        ("count" = Option<u32>, Query, description = "The maximum number of occurrences, 10 by default, at most 1000"),
-        ("after" = Option<String>, Query, description = "Only occurrences after this time, by default now"),
-    ),
+    params(PreviewQuery),
     request_body = PreviewDefinition,
     responses((status = 200, description = "The occurrences", body = PreviewResponse), Problems, BodyProblems),
 )]
@@ -496,7 +521,7 @@ async fn preview_definition<I: Index>(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<PreviewResponse>, Problem> {
-    let (_, spec) = read_definition(&jobs, &headers, body)?;
+    let ReadSchedule { spec, .. } = read_definition(&jobs, &headers, body)?;
     let definition = Previewed::Definition(Box::new(spec));
     preview_of(&jobs, &caller, definition, query).await
 }
@@ -520,12 +545,12 @@ async fn preview_of<I: Index>(
     Ok(Json(PreviewResponse { occurrences }))
 }
 
-/// The definition in the body of a request, and the id if it contains one.
+/// The definition in the body of a request.
 fn read_definition<I: Index>(
     jobs: &Jobs<I>,
     headers: &HeaderMap,
     body: Result<Bytes, BytesRejection>,
-) -> Result<(Option<String>, v1::ScheduleSpec), Problem> {
+) -> Result<ReadSchedule, Problem> {
     let body = json_body(headers, body, "scheduler.max_data")?;
     let definition = read_schedule_json(&body, &jobs.rules.time_zone);
     Ok(definition.map_err(RequestError::from)?)

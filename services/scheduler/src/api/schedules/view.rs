@@ -1,5 +1,7 @@
 //! Recurring schedules as JSON, with the field names of definitions.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use prost_types::{Duration as ProtoDuration, Timestamp as ProtoTimestamp};
 use redeliver_proto::convert::{from_duration, from_timestamp};
 use redeliver_proto::v1;
@@ -7,9 +9,10 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::api::view::{HeaderView, data, priority, text};
+use crate::api::view::{HeaderView, priority, text};
+use crate::request::{as_data, state_name};
 
-/// A recurring schedule. Bytes that are not UTF-8 are encoded in Base64, in a field of another name.
+/// A recurring schedule. Bytes that are not UTF-8, and data that is not JSON, are encoded in Base64, in a field of another name.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ScheduleView {
@@ -116,6 +119,24 @@ pub(crate) struct OccurrenceView {
     missing_local_time: String,
 }
 
+/// A schedule that this scheduler cannot read, because a newer one wrote it, or because its entry in the index is damaged.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct UnreadableView {
+    /// Missing if it cannot be read either.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    id: String,
+    /// The shard, which is the partition of the state topic.
+    shard: i32,
+    problem: String,
+}
+
+impl From<v1::UnreadableSchedule> for UnreadableView {
+    fn from(schedule: v1::UnreadableSchedule) -> Self {
+        let v1::UnreadableSchedule { id, shard, problem } = schedule;
+        Self { id, shard, problem }
+    }
+}
+
 fn time(time: Option<&ProtoTimestamp>) -> Option<String> {
     Some(from_timestamp(time?)?.to_string())
 }
@@ -124,14 +145,22 @@ fn duration(duration: Option<&ProtoDuration>) -> Option<String> {
     Some(from_duration(duration?)?.to_string())
 }
 
+impl ScheduleView {
+    /// A schedule with the data, key and headers of its job. It is a definition of the same schedule.
+    pub(crate) fn whole(schedule: v1::Schedule) -> Self {
+        let mut view = Self::from(schedule);
+        if view.job_data.is_none() {
+            // Without data, which is something else than the data `null`.
+            view.job_data_base64.get_or_insert_default();
+        }
+        view
+    }
+}
+
+/// A schedule of which the data, key and headers of its job may have been left out.
 impl From<v1::Schedule> for ScheduleView {
     fn from(schedule: v1::Schedule) -> Self {
-        let state = match schedule.state() {
-            v1::ScheduleState::Unspecified => None,
-            v1::ScheduleState::Active => Some("active"),
-            v1::ScheduleState::Paused => Some("paused"),
-            v1::ScheduleState::Finished => Some("finished"),
-        };
+        let state = state_name(schedule.state());
         let spec = schedule.spec.unwrap_or_default();
         let job = spec.job.unwrap_or_default();
         let (cron, every) = match spec.timing {
@@ -141,7 +170,11 @@ impl From<v1::Schedule> for ScheduleView {
         };
         let priority = priority(job.priority());
         let (key, key_base64) = job.key.map_or((None, None), |key| text(&key));
-        let (job_data, job_data_base64) = data(&job.data);
+        let (job_data, job_data_base64) = match as_data(&job.data) {
+            Some(json) => (Some(json), None),
+            None if job.data.is_empty() => (None, None),
+            None => (None, Some(STANDARD.encode(&job.data))),
+        };
         Self {
             id: schedule.id,
             state,
@@ -233,40 +266,192 @@ impl From<v1::OccurrencePreview> for OccurrenceView {
 mod tests {
     use bytes::Bytes;
     use jiff::tz::TimeZone;
-    use serde_json::{Value, json};
+    use redeliver_core::Timestamp;
+    use redeliver_recurrence::{Progress, Schedule};
+    use utoipa::PartialSchema as _;
 
     use super::*;
-    use crate::request::read_schedule_json;
+    use crate::request::{ReadSchedule, read_schedule_json};
+    use crate::schedules::{self, StoredSchedule, read_spec};
+
+    fn seconds(seconds: i64) -> Option<ProtoDuration> {
+        Some(ProtoDuration { seconds, nanos: 0 })
+    }
+
+    fn at(seconds: i64) -> Option<ProtoTimestamp> {
+        let nanos = 5_000_000;
+        Some(ProtoTimestamp { seconds, nanos })
+    }
+
+    fn cron(gap: v1::GapPolicy, overlap: v1::OverlapPolicy) -> v1::schedule_spec::Timing {
+        v1::schedule_spec::Timing::Cron(v1::CronTiming {
+            expression: "30 2 * * *".into(),
+            zone: "Europe/Berlin".into(),
+            gap: gap.into(),
+            overlap: overlap.into(),
+        })
+    }
+
+    fn every(anchor: Option<ProtoTimestamp>) -> v1::schedule_spec::Timing {
+        let interval = seconds(5_400);
+        v1::schedule_spec::Timing::Every(v1::IntervalTiming { interval, anchor })
+    }
+
+    fn misfire(policy: v1::MisfirePolicy, limit: u32) -> v1::Misfire {
+        v1::Misfire {
+            policy: policy.into(),
+            limit,
+            grace: seconds(90),
+        }
+    }
+
+    fn header(name: &str, value: Option<&'static [u8]>) -> v1::Header {
+        v1::Header {
+            name: name.into(),
+            value: value.map(Bytes::from_static),
+        }
+    }
+
+    /// Definitions that have all fields, with each kind of value.
+    fn definitions() -> Vec<v1::ScheduleSpec> {
+        let full = v1::ScheduleSpec {
+            timing: Some(cron(v1::GapPolicy::Skip, v1::OverlapPolicy::Both)),
+            start: at(1_790_000_000),
+            end: at(1_890_000_000),
+            max_count: u64::MAX,
+            jitter: seconds(61),
+            misfire: Some(misfire(v1::MisfirePolicy::All, 1_000)),
+            job: Some(v1::JobTemplate {
+                app: "sms".into(),
+                priority: v1::Priority::High.into(),
+                data: Bytes::from_static(b"{ \"n\": 1.50 }"),
+                key: Some(Bytes::from_static(b"k")),
+                headers: vec![
+                    header("text", Some(b"v")),
+                    header("text", Some(b"again")),
+                    header("binary", Some(b"\xff\0")),
+                    header("empty", Some(b"")),
+                    header("null", None),
+                ],
+                expire_after: seconds(3_600),
+            }),
+        };
+        let with = |change: &dyn Fn(&mut v1::ScheduleSpec)| {
+            let mut spec = full.clone();
+            change(&mut spec);
+            spec
+        };
+        let with_job =
+            |change: &dyn Fn(&mut v1::JobTemplate)| with(&|spec| change(spec.job.as_mut().unwrap()));
+        let mut specs = vec![
+            full.clone(),
+            with(&|spec| spec.timing = Some(cron(v1::GapPolicy::Shift, v1::OverlapPolicy::First))),
+            with(&|spec| {
+                spec.timing = Some(cron(v1::GapPolicy::Unspecified, v1::OverlapPolicy::Unspecified));
+            }),
+            with(&|spec| spec.timing = Some(every(None))),
+            with(&|spec| spec.timing = Some(every(at(7)))),
+            with(&|spec| (spec.start, spec.end, spec.jitter, spec.misfire) = (None, None, None, None)),
+            with(&|spec| spec.max_count = 0),
+            with(&|spec| spec.misfire = Some(misfire(v1::MisfirePolicy::Skip, 0))),
+            with(&|spec| spec.misfire = Some(misfire(v1::MisfirePolicy::Once, 0))),
+            with_job(&|job| (job.key, job.headers, job.expire_after) = (None, Vec::new(), None)),
+            with_job(&|job| job.priority = v1::Priority::Normal.into()),
+            with_job(&|job| job.priority = v1::Priority::Low.into()),
+        ];
+        for key in [&b""[..], b"\xff", b"\0\"\n"] {
+            specs.push(with_job(&|job| job.key = Some(Bytes::from_static(key))));
+        }
+        let deep = "[".repeat(129) + &"]".repeat(129);
+        for data in ["", "null", " {}", "{}\n", "1.50", "\"\u{e9}\"", "{", &deep] {
+            specs.push(with_job(&|job| {
+                job.data = Bytes::copy_from_slice(data.as_bytes());
+            }));
+        }
+        specs.push(with_job(&|job| job.data = Bytes::from_static(b"\xff\0")));
+        specs
+    }
 
     #[test]
-    fn a_schedule_has_the_fields_of_its_definition() {
-        let definition = json!({
-            "cron": {"expression": "30 2 * * *", "zone": "Europe/Berlin", "gap": "skip", "overlap": "both"},
-            "start": "2026-01-01T00:00:00.000Z", "end": "2026-12-31T00:00:00.000Z", "maxCount": 7, "jitter": "90s",
-            "misfire": {"policy": "all", "limit": 5, "grace": "10m"},
-            "appName": "sms", "priority": "high", "key": "k", "headers": [{"name": "h", "value": "v"}],
-            "expireAfter": "1h", "jobData": {"n": 1},
-        });
-        let text = Bytes::from(definition.to_string());
-        let (_, spec) = read_schedule_json(&text, &TimeZone::UTC).unwrap();
-        let schedule = v1::Schedule {
-            id: "nightly".into(),
-            spec: Some(spec),
-            state: v1::ScheduleState::Active.into(),
-            revision: 2,
-            ..v1::Schedule::default()
-        };
-        let mut view = serde_json::to_value(ScheduleView::from(schedule)).unwrap();
-        let object = view.as_object_mut().unwrap();
-        let mut state = json!({});
-        for field in ["id", "state", "revision", "dispatched", "skipped"] {
-            state[field] = object.remove(field).unwrap_or(Value::Null);
+    fn what_was_read_can_be_written_again_with_the_same_meaning() {
+        for spec in definitions() {
+            let mut job = spec.clone();
+            let job = job.job.take().unwrap();
+            let stored = StoredSchedule {
+                schedule: Schedule::new("nightly".parse().unwrap(), read_spec(&spec).unwrap()),
+                job: job.clone(),
+                created: Timestamp::from_millis(1_790_000_000_000),
+                progress: Progress {
+                    position: Timestamp::from_millis(1_790_000_600_000),
+                    count: 7,
+                    is_paused: false,
+                    revision: 3,
+                },
+                skipped: 2,
+                next: Some(Timestamp::from_millis(1_790_000_601_000)),
+                problem: Some("`app` is unknown".to_owned()),
+            };
+            let shown = schedules::show(&schedules::encode(&stored), true).unwrap();
+            let text = serde_json::to_string(&ScheduleView::whole(shown)).unwrap();
+            for field in SERVER_FIELDS {
+                assert!(text.contains(&format!("\"{field}\":")), "{field} in {text}");
+            }
+            let read = read_schedule_json(&Bytes::from(text.clone()), &TimeZone::UTC).unwrap();
+            let ReadSchedule {
+                id,
+                mut spec,
+                state,
+                revision,
+            } = read;
+            assert_eq!(id.as_deref(), Some("nightly"));
+            assert_eq!((state, revision), (Some(v1::ScheduleState::Active), Some(3)));
+            assert_eq!(spec.job.take(), Some(job), "{text}");
+            assert_eq!(&read_spec(&spec).unwrap(), stored.schedule.recurrence(), "{text}");
         }
-        assert_eq!(
-            state,
-            json!({"id": "nightly", "state": "active", "revision": 2, "dispatched": 0, "skipped": 0})
-        );
-        // So what was read can be written again.
-        assert_eq!(view, definition);
+    }
+
+    /// What a definition does not set.
+    const SERVER_FIELDS: [&str; 9] = [
+        "state",
+        "revision",
+        "createdAt",
+        "decidedUntil",
+        "dispatched",
+        "skipped",
+        "nextNominalTime",
+        "nextDueTime",
+        "problem",
+    ];
+
+    #[test]
+    fn each_field_that_is_shown_may_be_in_a_definition() {
+        let schema = serde_json::to_value(ScheduleView::schema()).unwrap();
+        let fields = schema["properties"].as_object().unwrap();
+        assert!(fields.len() > 20, "{schema}");
+        for field in fields.keys() {
+            let text = Bytes::from(format!("{{\"appName\":\"a\",\"jobData\":1,\"{field}\":null}}"));
+            if let Err(failure) = read_schedule_json(&text, &TimeZone::UTC) {
+                assert_ne!(failure.code, "request.unknownField", "{field}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_list_does_not_say_that_the_job_has_no_data() {
+        let spec = definitions().into_iter().map(|mut spec| {
+            let job = spec.job.as_mut().unwrap();
+            (job.data, job.key, job.headers) = (Bytes::new(), None, Vec::new());
+            spec
+        });
+        for spec in spec {
+            let schedule = v1::Schedule {
+                spec: Some(spec),
+                ..v1::Schedule::default()
+            };
+            let text = serde_json::to_string(&ScheduleView::from(schedule)).unwrap();
+            // So it cannot be written by mistake.
+            let failure = read_schedule_json(&Bytes::from(text), &TimeZone::UTC).unwrap_err();
+            assert_eq!(failure.code, "request.jobData");
+        }
     }
 }

@@ -1,21 +1,24 @@
--- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets  [6] key logs
+-- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets  [6] recent  [7] evicted  [8] key logs
 -- ARGV[1] owner  [2] from  [3] to  [4] now, ms  [5] token of the preceding clear, or ''  [6] prefix of other keys
 --     [7] seal, or '' to keep the current one  [8] 1 to apply even if the memory is full
+--     [9] maximum number of ended jobs with a record  [10] for how many ms after its end a job has a record in any case
 -- then lists, each preceded by its length:
 --   names of flows
 --   buckets, for each its name and three lists: number of the flow, due time, id and record of scheduled jobs; number of the
 --     flow, time to forget, id and record of ended jobs; number of the flow and id of forgotten jobs. That number is 0 if
 --     the flow is unknown, or -1 if no flow has the job
---   logs of idempotency keys, for each its name, its time to live in ms, and a list: hash and value of each key
+--   ids of ended jobs, each followed by the time of the end, in the order of the ends
+--   logs of idempotency keys, for each its name (BITS.NUMBER for a time slice of 2^BITS ms), its time to live in ms, and a list:
+--     hash and value of each key
 -- An empty range at the checkpoint renews its time.
 -- Returns 'OK', 'FENCED', 'GAP' with the offset of the checkpoint, or 'LOCATE' with the ids of forgotten jobs that may be in
 -- any flow. Then nothing has changed.
-local meta = redis.call('HMGET', KEYS[1], 'owner', 'offset', 'cleared', 'counts')
+local meta = redis.call('HMGET', KEYS[1], 'owner', 'offset', 'cleared', 'counts', 'evictions')
 local owner, offset, cleared = meta[1], meta[2], meta[3]
 if owner ~= ARGV[1] and (owner or offset) then
   return {'FENCED'}
 elseif offset then
-  if meta[4] ~= counts() then
+  if meta[4] ~= counts() or meta[5] and meta[5] ~= evictions() then
     without_mark()
     return {'GAP', false}
   elseif tonumber(offset) >= tonumber(ARGV[3]) then
@@ -34,7 +37,7 @@ elseif ARGV[5] == '' or cleared ~= ARGV[5] then
 end
 
 local prefix = ARGV[6]
-local at = 9
+local at = 11
 
 local function next_value()
   at = at + 1
@@ -114,6 +117,17 @@ end
 if #lost > 1 then
   return lost
 end
+local ends = {}
+for i = 1, tonumber(next_value()) do
+  ends[i] = next_value()
+end
+
+-- The oldest of the logs with jobs to forget must exist. Others that were lost are found when they are the oldest.
+local oldest = redis.call('ZRANGE', KEYS[7], 0, 0)[1]
+if oldest and redis.call('EXISTS', prefix .. 'evicted:' .. oldest) == 0 then
+  without_mark()
+  return {'GAP', false}
+end
 
 -- A full Redis refuses no write of a script that has already written. So the first command decides about the whole batch:
 -- HSET is refused before anything has changed, and ZREM is never refused.
@@ -131,6 +145,7 @@ for _, flow in ipairs(flows) do
 end
 call('ZREM', KEYS[4], forgotten)
 call('ZADD', KEYS[4], ended)
+call('RPUSH', KEYS[6], ends)
 call('SADD', KEYS[5], filled)
 for _, bucket in ipairs(buckets) do
   local key = prefix .. 'job:' .. bucket.name
@@ -145,6 +160,90 @@ for _, bucket in ipairs(buckets) do
   call('HSET', key, bucket.ended)
   if call('HDEL', key, bucket.forgotten) > 0 and redis.call('EXISTS', key) == 0 then
     redis.call('SREM', KEYS[5], bucket.name)
+  end
+end
+
+-- Logs begin with the jobs that are forgotten first. One that is forgotten out of turn is skipped later.
+local is_forgotten = {}
+for _, id in ipairs(forgotten) do
+  is_forgotten[id] = true
+end
+local left = #forgotten
+while left > 0 do
+  local log = redis.call('ZRANGE', KEYS[7], 0, 0)[1]
+  if not log then
+    break
+  end
+  local key = prefix .. 'evicted:' .. log
+  local ids, count = redis.call('LRANGE', key, 0, left - 1), 0
+  while ids[count + 1] and is_forgotten[ids[count + 1]] do
+    count = count + 1
+  end
+  -- The next log may be lost. It stays in the set, so that the next script notices it.
+  if count == 0 then
+    break
+  end
+  redis.call('LTRIM', key, count, -1)
+  if redis.call('EXISTS', key) == 1 then
+    break
+  end
+  redis.call('ZREM', KEYS[7], log)
+  left = left - count
+end
+
+local function without_end(entry)
+  return string.sub(entry, 1, 16)
+end
+
+-- Jobs that are forgotten have usually ended first.
+for _ = 1, #forgotten + 1000 do
+  local first = redis.call('LINDEX', KEYS[6], 0)
+  if not first or redis.call('ZSCORE', KEYS[4], without_end(first)) then
+    break
+  end
+  redis.call('LPOP', KEYS[6])
+end
+
+-- Beyond the maximum, the jobs that ended first lose their records, up to one that has just ended: see is_evictable. Only their ids
+-- stay, in logs of 2^18 ms by the time at which they are forgotten. If many jobs can lose their records at once, for example after the
+-- maximum has been lowered, each batch evicts some of them.
+local function is_evictable(entry)
+  return math.abs(tonumber(ARGV[4]) - tonumber(string.sub(entry, 17))) >= tonumber(ARGV[10])
+end
+local excess = math.min(redis.call('LLEN', KEYS[6]) - tonumber(ARGV[9]), #ends + 1000)
+if excess > 0 and is_evictable(redis.call('LINDEX', KEYS[6], 0)) then
+  local logs, records, ids, evicted = {}, {}, {}, 0
+  for _, entry in ipairs(redis.call('LRANGE', KEYS[6], 0, excess - 1)) do
+    if not is_evictable(entry) then
+      break
+    end
+    evicted = evicted + 1
+    local id = without_end(entry)
+    local forget = redis.call('ZSCORE', KEYS[4], id)
+    if forget then
+      local log, bucket = string.format('%.0f', math.floor(tonumber(forget) / 262144)), bucket_of(id)
+      logs[log], records[bucket] = logs[log] or {}, records[bucket] or {}
+      table.insert(logs[log], id)
+      table.insert(records[bucket], id)
+      ids[#ids + 1] = id
+    end
+  end
+  redis.call('LTRIM', KEYS[6], evicted, -1)
+  call('ZREM', KEYS[4], ids)
+  for bucket, some in pairs(records) do
+    local key = prefix .. 'job:' .. bucket
+    call('HDEL', key, some)
+    if redis.call('EXISTS', key) == 0 then
+      redis.call('SREM', KEYS[5], bucket)
+    end
+  end
+  for log, some in pairs(logs) do
+    local key = prefix .. 'evicted:' .. log
+    call('RPUSH', key, some)
+    -- A week after the end of the slice, or after now if the shard is rebuilt later.
+    local rest = math.max((tonumber(log) + 1) * 262144 - tonumber(ARGV[4]), 0)
+    redis.call('PEXPIRE', key, string.format('%.0f', rest + 604800000))
+    redis.call('ZADD', KEYS[7], log, log)
   end
 end
 
@@ -165,17 +264,18 @@ call('HDEL', KEYS[3], empty)
 call('ZADD', KEYS[2], firsts)
 call('HSET', KEYS[3], sizes)
 
--- The log that contains a key with this stored value, which begins with its expiry: 2^18 ms per log.
-local function log_of(value)
+-- The log of time slices of this length that contains a key with this stored value, which begins with its expiry.
+local function log_of(value, bits)
   local expiry = 0
   for i = 1, 8 do
     expiry = expiry * 256 + string.byte(value, i)
   end
-  return string.format('%.0f', math.floor(expiry / 262144))
+  return bits .. string.format('.%.0f', math.floor(expiry / 2 ^ tonumber(bits)))
 end
 
 for _ = 1, tonumber(next_value()) do
   local log, life = next_value(), next_value()
+  local bits = string.match(log, '^%d+')
   local last = at + tonumber(ARGV[at]) * 2
   local new = {}
   for first = at + 1, last, 4000 do
@@ -188,7 +288,7 @@ for _ = 1, tonumber(next_value()) do
       if known ~= ARGV[hash + 1] then
         redis.call('SET', names[i], ARGV[hash + 1], 'PX', life)
         -- A key that is used again often is in each log once.
-        if not known or log_of(known) ~= log then
+        if not known or log_of(known, bits) ~= log then
           new[#new + 1] = ARGV[hash]
         end
       end
@@ -199,18 +299,18 @@ for _ = 1, tonumber(next_value()) do
     local key = prefix .. 'idemlog:' .. log
     redis.call('APPEND', key, table.concat(new))
     redis.call('PEXPIRE', key, life)
-    if redis.call('SADD', KEYS[6], log) == 1 then
+    if redis.call('SADD', KEYS[8], log) == 1 then
       -- Logs are rarely created, so this is where logs that have expired are removed from the set.
-      for _, other in ipairs(redis.call('SMEMBERS', KEYS[6])) do
+      for _, other in ipairs(redis.call('SMEMBERS', KEYS[8])) do
         if redis.call('EXISTS', prefix .. 'idemlog:' .. other) == 0 then
-          redis.call('SREM', KEYS[6], other)
+          redis.call('SREM', KEYS[8], other)
         end
       end
     end
   end
 end
 
-redis.call('HSET', KEYS[1], 'offset', ARGV[3], 'at', ARGV[4], 'counts', counts())
+redis.call('HSET', KEYS[1], 'offset', ARGV[3], 'at', ARGV[4], 'counts', counts(), 'evictions', evictions())
 if ARGV[7] ~= '' then
   redis.call('HSET', KEYS[1], 'seal', ARGV[7])
 end

@@ -1,6 +1,7 @@
 //! A batch as the arguments of its script.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
 
 use bytes::Bytes;
 use fred::prelude::Value;
@@ -10,8 +11,10 @@ use super::{LAST_MILLIS, bucket, flow_value, id_value, number, score, text};
 use crate::index::{Batch, Effect, KeyEntry};
 use crate::job::{Flow, JobId, KeyHash};
 
-/// The length of the time slice of one log is 2 to the power of this in ms, about four minutes.
-const LOG_BITS: u32 = 18;
+/// The length of the time slice of one log is 2 to the power of this in ms, about four minutes, or more.
+const MIN_LOG_BITS: u32 = 18;
+/// A key is in use for at least so many time slices, except if they are the shortest ones, and for less than twice as many.
+const SLICES_OF_USE: u64 = 16;
 /// How long Redis keeps a log and its keys after the end of the time slice. A lookup compares the stored expiry with the
 /// clock of the caller, which may be behind the clock of Redis.
 const EXPIRY_MARGIN_MS: i64 = 60_000;
@@ -24,7 +27,10 @@ pub(super) struct BatchArguments {
     /// Their names, by number.
     flow_names: Vec<Value>,
     buckets: BTreeMap<u64, Bucket>,
-    key_logs: BTreeMap<i64, KeyLog>,
+    /// The entry of each ended job in the list `recent`, in the order of their ends.
+    ends: Vec<Value>,
+    /// By the bits of the length of the time slice, and its number.
+    key_logs: BTreeMap<(u32, i64), KeyLog>,
 }
 
 #[derive(Default)]
@@ -54,7 +60,10 @@ struct KeyLog {
 impl BatchArguments {
     /// Only the last change of each job and of each key is sent.
     pub(super) fn of(batch: &Batch, now: Timestamp, located: &LocatedJobs) -> Self {
-        let mut arguments = Self::default();
+        let mut arguments = Self {
+            ends: batch.ends().into_iter().map(end_value).collect(),
+            ..Self::default()
+        };
         let (mut jobs, mut keys) = (HashSet::<JobId>::new(), HashSet::<KeyHash>::new());
         // With the flow that an earlier change of the batch names.
         let mut forgotten: BTreeMap<JobId, Option<&Flow>> = BTreeMap::new();
@@ -72,6 +81,7 @@ impl BatchArguments {
                     forget,
                     record,
                     key,
+                    ..
                 } => (flow, Kind::Ended, forget, record, key),
                 Effect::Forgotten => {
                     if is_last {
@@ -122,10 +132,10 @@ impl BatchArguments {
 
     fn add_key(&mut self, key: &KeyEntry, now: Timestamp) {
         let expires = key.expires.as_millis();
-        let log = self.key_logs.entry(expires >> LOG_BITS).or_insert_with(|| {
-            let end = (expires >> LOG_BITS)
-                .saturating_add(1)
-                .saturating_mul(1 << LOG_BITS);
+        let bits = log_bits(key.expires.since(now));
+        let slice = expires >> bits;
+        let log = self.key_logs.entry((bits, slice)).or_insert_with(|| {
+            let end = slice.saturating_add(1).saturating_mul(1 << bits);
             let life = end
                 .saturating_sub(now.as_millis())
                 .saturating_add(EXPIRY_MARGIN_MS);
@@ -152,10 +162,45 @@ impl BatchArguments {
             list(arguments, bucket.ended, 4);
             list(arguments, bucket.forgotten, 2);
         }
+        list(arguments, self.ends, 1);
         arguments.push(number(self.key_logs.len()));
-        for (name, log) in self.key_logs {
-            arguments.extend([name.into(), log.life.into()]);
+        for ((bits, slice), log) in self.key_logs {
+            arguments.extend([format!("{bits}.{slice}").into(), log.life.into()]);
             list(arguments, log.keys, 2);
+        }
+    }
+}
+
+/// The id (16 bytes), then the time of the end in ms as text, as Lua reads it.
+fn end_value((id, ended): (JobId, Timestamp)) -> Value {
+    let ended = ended.as_millis().clamp(-LAST_MILLIS, LAST_MILLIS).to_string();
+    Bytes::from([&id.to_bytes()[..], ended.as_bytes()].concat()).into()
+}
+
+/// The length of the time slices for a key that is in use for this long, as the power of 2 in ms. A key that is used again and again is in
+/// the log of each slice until its use ends, so their number must not grow with the time of its use.
+fn log_bits(in_use: Duration) -> u32 {
+    let millis = u64::try_from(in_use.as_millis()).unwrap_or(u64::MAX);
+    (millis / SLICES_OF_USE)
+        .checked_ilog2()
+        .map_or(MIN_LOG_BITS, |bits| bits.max(MIN_LOG_BITS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_time_slices_cover_the_use_of_a_key() {
+        for hours in [0, 1, 2, 5, 24, 24 * 30, 24 * 3_650] {
+            let in_use = Duration::from_secs(hours * 3_600);
+            let bits = log_bits(in_use);
+            let slices = in_use.as_millis() >> bits;
+            let is_short = bits == MIN_LOG_BITS && slices < 32;
+            assert!(
+                is_short || (16..32).contains(&slices),
+                "{hours} h: {slices} slices"
+            );
         }
     }
 }

@@ -1,6 +1,6 @@
--- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets
+-- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets  [6] recent  [7] evicted
 -- ARGV[1] owner  [2] prefix of other keys
--- Returns the checkpoint and, if there is one, its seal and its format. HDEL comes first: a full Redis never refuses it, and
+-- Returns the checkpoint and, if there is one, its seal and the format of the shard. HDEL comes first: a full Redis never refuses it, and
 -- refuses no write of a script that has already written.
 redis.call('HDEL', KEYS[1], 'cleared')
 redis.call('HSET', KEYS[1], 'owner', ARGV[1])

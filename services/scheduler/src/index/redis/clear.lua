@@ -1,6 +1,7 @@
--- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets  [6] key logs  [7] due, only in the former layout
+-- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets  [6] recent  [7] evicted  [8] key logs
+--     [9] due, only in the former layout
 -- ARGV[1] owner, or '' to delete a shard of the former layout  [2] token of this clear  [3] prefix of other keys
---     [4] step: 'first' or 'next'  [5] log to continue with, or ''  [6] offset in it
+--     [4] step: 'first' or 'next'  [5] log to continue with, or ''  [6] offset in it  [7] format of the shard from now on
 -- Runs one small step. The first step removes the checkpoint, so that the rest is not visible. The last step stores the token,
 -- without which no batch is applied.
 -- Returns 'DONE', 'FENCED', 'SUPERSEDED', or 'MORE' with the log and the offset to continue with.
@@ -10,7 +11,7 @@ if ARGV[1] == '' then
     if redis.call('EXISTS', unpack(KEYS)) == 0 then
       return {'DONE'}
     end
-    redis.call('UNLINK', KEYS[1], KEYS[4], KEYS[7])
+    redis.call('UNLINK', KEYS[1], KEYS[4], KEYS[9])
   elseif redis.call('EXISTS', KEYS[1]) == 1 then
     -- A scheduler with the former layout uses the shard again.
     return {'SUPERSEDED'}
@@ -21,7 +22,7 @@ else
     return {'FENCED'}
   end
   if ARGV[4] == 'first' then
-    redis.call('UNLINK', KEYS[1], KEYS[4])
+    redis.call('UNLINK', KEYS[1], KEYS[4], KEYS[6])
     redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'clearing', ARGV[2])
   elseif redis.call('HGET', KEYS[1], 'clearing') ~= ARGV[2] then
     return {'SUPERSEDED'}
@@ -59,16 +60,26 @@ if #buckets > 0 then
   return {'MORE', '', '0'}
 end
 
+local evicted = redis.call('ZRANGE', KEYS[7], 0, 999)
+if #evicted > 0 then
+  redis.call('ZREM', KEYS[7], unpack(evicted))
+  for i, log in ipairs(evicted) do
+    evicted[i] = prefix .. 'evicted:' .. log
+  end
+  redis.call('UNLINK', unpack(evicted))
+  return {'MORE', '', '0'}
+end
+
 local log, start = ARGV[5], tonumber(ARGV[6])
 if log == '' then
-  log, start = redis.call('SRANDMEMBER', KEYS[6]), 0
+  log, start = redis.call('SRANDMEMBER', KEYS[8]), 0
 end
 if log then
   local key = prefix .. 'idemlog:' .. log
   local hashes = redis.call('GETRANGE', key, start, start + 16 * 1000 - 1)
   if hashes == '' then
     redis.call('UNLINK', key)
-    redis.call('SREM', KEYS[6], log)
+    redis.call('SREM', KEYS[8], log)
     return {'MORE', '', '0'}
   end
   local keys = {}
@@ -81,6 +92,6 @@ end
 
 if ARGV[1] ~= '' then
   redis.call('HDEL', KEYS[1], 'clearing')
-  redis.call('HSET', KEYS[1], 'cleared', ARGV[2])
+  redis.call('HSET', KEYS[1], 'cleared', ARGV[2], 'format', ARGV[7])
 end
 return {'DONE'}

@@ -1,4 +1,4 @@
--- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets
+-- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets  [6] recent  [7] evicted
 -- Returns the checkpoint and, if there is one, the names of all flows.
 local found = mark()
 if found[1] then

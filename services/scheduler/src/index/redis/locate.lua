@@ -1,4 +1,4 @@
--- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets
+-- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets  [6] recent  [7] evicted
 -- ARGV[1] prefix of other keys  [2] number of jobs; then their ids; then flows
 -- Returns the checkpoint and, if there is one, for each job that one of the flows contains: its number and that of the flow,
 -- from 1 on.

@@ -1,4 +1,4 @@
--- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets
+-- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets  [6] recent  [7] evicted
 -- ARGV[1] prefix of other keys  [2] number of jobs; then bucket and id of each job; then hashes of keys
 -- Returns the checkpoint and, if there is one, the records of the jobs and the values of the keys.
 local found = mark()

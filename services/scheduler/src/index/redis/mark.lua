@@ -1,10 +1,16 @@
 -- Precedes each script that checks the checkpoint ("mark").
--- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets
+-- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets  [6] recent  [7] evicted
 
 -- The numbers of flows (twice), of ended jobs, and of buckets.
 local function counts()
   return redis.call('ZCARD', KEYS[2]) .. ' ' .. redis.call('HLEN', KEYS[3]) .. ' ' .. redis.call('ZCARD', KEYS[4])
     .. ' ' .. redis.call('SCARD', KEYS[5])
+end
+
+-- The numbers of ended jobs with a record, and of logs of evicted ones. They are stored apart from the other counts, which an
+-- older scheduler compares when it reads the shard.
+local function evictions()
+  return redis.call('LLEN', KEYS[6]) .. ' ' .. redis.call('ZCARD', KEYS[7])
 end
 
 -- Removes the checkpoint of an inconsistent shard: a key was lost or changed from outside. The shard is then rebuilt.
@@ -15,11 +21,22 @@ end
 
 -- The checkpoint, unless the stored counts differ from the actual ones.
 local function mark()
-  local found = redis.call('HMGET', KEYS[1], 'offset', 'at', 'counts')
-  if found[1] and found[3] ~= counts() then
+  local found = redis.call('HMGET', KEYS[1], 'offset', 'at', 'counts', 'evictions')
+  -- A shard of an older scheduler has no evictions.
+  if found[1] and (found[3] ~= counts() or found[4] and found[4] ~= evictions()) then
     return without_mark()
   end
   return {found[1], found[2]}
+end
+
+-- The name of the bucket of a job: its offset, which is in the last 8 bytes of its id, without the highest bit and the lowest
+-- 10 bits.
+local function bucket_of(id)
+  local number = string.byte(id, 9) % 128
+  for i = 10, 14 do
+    number = number * 256 + string.byte(id, i)
+  end
+  return string.format('%.0f', number * 64 + math.floor(string.byte(id, 15) / 4))
 end
 
 -- The stored numbers of jobs of the flows values[first], values[first + step], and so on; false for a flow without jobs.

@@ -1,4 +1,4 @@
--- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets
+-- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets  [6] recent  [7] evicted
 -- ARGV[1] prefix of other keys  [2] now, ms  [3] number of minutes; then flows, which may have no jobs any more
 -- Returns the checkpoint and, if there is one: the number of scheduled jobs of these flows, of due jobs, the first due time, and
 -- the number of jobs for each minute from now on.

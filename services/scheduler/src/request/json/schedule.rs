@@ -5,6 +5,8 @@
 
 use std::borrow::Cow;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use jiff::tz::TimeZone;
 use prost_types::{Duration as ProtoDuration, Timestamp as ProtoTimestamp};
@@ -14,14 +16,19 @@ use redeliver_proto::v1;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
-use super::{Field, Fields, SHOWN, bounded_text, check_depth, invalid, read_instant, shown};
+use super::{
+    Field, Fields, Format, HeaderValue, NamedValue, SHOWN, bounded_text, check_depth, entries, invalid,
+    named_value, read_instant, shown, text,
+};
 
-/// The fields of a definition.
-const FIELDS: [Field; 15] = [
+/// The fields of a definition, and what a definition expects.
+const FIELDS: [Field; 19] = [
     Field::Id,
     Field::App,
     Field::Data,
+    Field::DataBase64,
     Field::Key,
+    Field::KeyBase64,
     Field::Headers,
     Field::Priority,
     Field::ExpireAfter,
@@ -33,12 +40,26 @@ const FIELDS: [Field; 15] = [
     Field::MaxCount,
     Field::Jitter,
     Field::Misfire,
+    Field::State,
+    Field::Revision,
+];
+/// What a schedule shows besides its definition. So what was read can be sent again, these fields are ignored.
+const SHOWN_ONLY: [&str; 7] = [
+    "createdAt",
+    "decidedUntil",
+    "dispatched",
+    "skipped",
+    "nextNominalTime",
+    "nextDueTime",
+    "problem",
 ];
 /// Those of its job.
-const JOB_FIELDS: [Field; 6] = [
+const JOB_FIELDS: [Field; 8] = [
     Field::App,
     Field::Data,
+    Field::DataBase64,
     Field::Key,
+    Field::KeyBase64,
     Field::Headers,
     Field::Priority,
     Field::ExpireAfter,
@@ -52,13 +73,32 @@ const CRON_FIELDS: [Field; 4] = [
 const EVERY_FIELDS: [Field; 2] = [Field::EveryInterval, Field::EveryAnchor];
 const MISFIRE_FIELDS: [Field; 3] = [Field::MisfirePolicy, Field::MisfireLimit, Field::MisfireGrace];
 
-/// Parses a definition, and the id of the schedule if it contains one. It has no job if no field of a job is set. Times without an
-/// offset are interpreted in `zone`.
+/// The states of a schedule.
+const STATES: [(&str, v1::ScheduleState); 3] = [
+    ("active", v1::ScheduleState::Active),
+    ("paused", v1::ScheduleState::Paused),
+    ("finished", v1::ScheduleState::Finished),
+];
+
+/// A definition, and what was written with it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReadSchedule {
+    /// The id of the schedule.
+    pub id: Option<String>,
+    /// The definition. It has no job if no field of a job is set.
+    pub spec: v1::ScheduleSpec,
+    /// The state that the schedule is expected to have with this definition. A definition cannot change it.
+    pub state: Option<v1::ScheduleState>,
+    /// The revision that the schedule is expected to have before an update. At least 1.
+    pub revision: Option<u32>,
+}
+
+/// Parses a definition. Times without an offset are interpreted in `zone`. A schedule as the API shows it is a definition.
 ///
 /// # Errors
 /// When the text is not JSON, or a field is unknown, missing, repeated, or has the wrong type.
-pub fn read(value: &Bytes, zone: &TimeZone) -> Result<(Option<String>, v1::ScheduleSpec), Failure> {
-    let fields = Fields::read(value, &FIELDS)?;
+pub fn read(value: &Bytes, zone: &TimeZone) -> Result<ReadSchedule, Failure> {
+    let fields = Fields::read_ignoring(value, &FIELDS, &SHOWN_ONLY)?;
     let spec = v1::ScheduleSpec {
         timing: timing(&fields, zone)?,
         start: fields.time(Field::Start, zone)?,
@@ -68,7 +108,34 @@ pub fn read(value: &Bytes, zone: &TimeZone) -> Result<(Option<String>, v1::Sched
         misfire: misfire(&fields)?,
         job: job(&fields, value)?,
     };
-    Ok((fields.text(Field::Id)?.map(Cow::into_owned), spec))
+    let state = fields.choice(Field::State, &STATES)?;
+    let revision = fields.number(Field::Revision)?;
+    if revision == Some(0) {
+        return Err(invalid(Field::Revision, "is 0; the first revision is 1"));
+    }
+    Ok(ReadSchedule {
+        id: fields.text(Field::Id)?.map(Cow::into_owned),
+        spec,
+        state,
+        revision,
+    })
+}
+
+/// The failure of a definition that expects another state than the one that its schedule has or would have.
+#[must_use]
+pub fn other_state(expected: v1::ScheduleState, is: v1::ScheduleState) -> Failure {
+    let [expected, is] = [expected, is].map(|state| state_name(state).unwrap_or("unknown"));
+    let problem = format!(
+        "is `{expected}`, but with this definition the schedule is {is}; leave it out, and pause or resume the schedule \
+         to change it"
+    );
+    Field::State.rejected(Format::Json, &problem)
+}
+
+/// The name of a state in JSON; `None` if there is no state.
+pub(crate) fn state_name(state: v1::ScheduleState) -> Option<&'static str> {
+    let found = STATES.iter().find(|(_, other)| *other == state);
+    found.map(|(name, _)| *name)
 }
 
 fn timing(fields: &Fields<'_>, zone: &TimeZone) -> Result<Option<v1::schedule_spec::Timing>, Failure> {
@@ -100,7 +167,7 @@ fn read_cron(fields: &Fields<'_>, cron: &RawValue) -> Result<v1::CronTiming, Fai
     if fields.value(Field::Zone).is_some() {
         return Err(invalid(Field::Zone, "belongs in `cron` if that is an object"));
     }
-    let fields = Fields::of_object(cron.get(), &CRON_FIELDS)?;
+    let fields = Fields::of_object(cron.get(), &CRON_FIELDS, &[])?;
     let gap = fields.choice(
         Field::CronGap,
         &[("shift", v1::GapPolicy::Shift), ("skip", v1::GapPolicy::Skip)],
@@ -127,7 +194,7 @@ fn read_every(fields: &Fields<'_>, every: &RawValue, zone: &TimeZone) -> Result<
             anchor: None,
         });
     }
-    let fields = Fields::of_object(every.get(), &EVERY_FIELDS)?;
+    let fields = Fields::of_object(every.get(), &EVERY_FIELDS, &[])?;
     Ok(v1::IntervalTiming {
         interval: fields.proto_duration(Field::EveryInterval)?,
         anchor: fields.time(Field::EveryAnchor, zone)?,
@@ -145,7 +212,7 @@ fn misfire(fields: &Fields<'_>) -> Result<Option<v1::Misfire>, Failure> {
         );
         return Err(invalid(Field::Misfire, &problem));
     }
-    let fields = Fields::of_object(misfire.get(), &MISFIRE_FIELDS)?;
+    let fields = Fields::of_object(misfire.get(), &MISFIRE_FIELDS, &[])?;
     let policy = fields.choice(
         Field::MisfirePolicy,
         &[
@@ -173,18 +240,59 @@ fn job(fields: &Fields<'_>, value: &Bytes) -> Result<Option<v1::JobTemplate>, Fa
             None => Ok(None),
         };
     };
-    let data = fields
-        .raw(Field::Data)
-        .ok_or_else(|| invalid(Field::Data, "is missing; set it to null if the job has no data"))?;
-    check_depth(data.get())?;
+    let data = match (fields.raw(Field::Data), fields.base64(Field::DataBase64)?) {
+        (Some(data), None) => {
+            check_depth(data.get())?;
+            value.slice_ref(data.get().as_bytes())
+        }
+        (None, Some(data)) => data,
+        (Some(_), Some(_)) => return Err(invalid(Field::DataBase64, "cannot be combined with `jobData`")),
+        (None, None) => {
+            let problem = "is missing; set it to null if the job has no data";
+            return Err(invalid(Field::Data, problem));
+        }
+    };
+    let key = match (fields.text(Field::Key)?, fields.base64(Field::KeyBase64)?) {
+        (Some(_), Some(_)) => return Err(invalid(Field::KeyBase64, "cannot be combined with `key`")),
+        (text, bytes) => text.map(|key| Bytes::from(key.into_owned())).or(bytes),
+    };
     Ok(Some(v1::JobTemplate {
         app: app.into_owned(),
         priority: to_priority(fields.priority()?).into(),
-        data: value.slice_ref(data.get().as_bytes()),
-        key: fields.text(Field::Key)?.map(|key| Bytes::from(key.into_owned())),
-        headers: to_headers(&fields.headers()?),
+        data,
+        key,
+        headers: to_headers(&fields.read_headers(header)?),
         expire_after: fields.proto_duration(Field::ExpireAfter)?,
     }))
+}
+
+/// `{"name": ..., "value": ...}`, or with `valueBase64` in place of the value.
+fn header(item: &RawValue) -> Option<NamedValue<'_>> {
+    let mut entries = entries(item.get()).ok()?;
+    let Some(index) = entries.iter().position(|(field, _)| field == "valueBase64") else {
+        return named_value(item);
+    };
+    let (_, encoded) = entries.swap_remove(index);
+    let mut name = None;
+    for (field, found) in entries {
+        let is_valid = match &*field {
+            "name" => name.replace(text(found)?).is_none(),
+            "value" => found.get() == "null",
+            _ => false,
+        };
+        if !is_valid {
+            return None;
+        }
+    }
+    Some((name?, HeaderValue::Base64(text(encoded)?)))
+}
+
+/// The data of a job as the JSON text from which it would be read unchanged; `None` if there is none.
+pub(crate) fn as_data(bytes: &[u8]) -> Option<Box<RawValue>> {
+    let json: Box<RawValue> = serde_json::from_slice(bytes).ok()?;
+    // Without white space around it.
+    let is_whole = json.get().len() == bytes.len();
+    (is_whole && check_depth(json.get()).is_ok()).then_some(json)
 }
 
 fn is_object(value: &RawValue) -> bool {
@@ -192,6 +300,15 @@ fn is_object(value: &RawValue) -> bool {
 }
 
 impl Fields<'_> {
+    fn base64(&self, field: Field) -> Result<Option<Bytes>, Failure> {
+        let Some(text) = self.text(field)? else {
+            return Ok(None);
+        };
+        let decoded = STANDARD.decode(&*text);
+        let decoded = decoded.map_err(|error| invalid(field, &format!("is not Base64: {error}")))?;
+        Ok(Some(decoded.into()))
+    }
+
     /// The text of a field; empty if it is missing.
     fn owned_text(&self, field: Field) -> Result<String, Failure> {
         Ok(self.text(field)?.map(Cow::into_owned).unwrap_or_default())
@@ -242,7 +359,7 @@ impl Fields<'_> {
 mod tests {
     use super::*;
 
-    fn read_text(text: &str) -> Result<(Option<String>, v1::ScheduleSpec), Failure> {
+    fn read_text(text: &str) -> Result<ReadSchedule, Failure> {
         read(&Bytes::copy_from_slice(text.as_bytes()), &TimeZone::UTC)
     }
 
@@ -252,7 +369,7 @@ mod tests {
             "start":"2026-01-01T00:00:00Z","end":"2026-12-31T00:00:00+01:00","maxCount":7,"jitter":"90s",
             "misfire":{"policy":"all","limit":5,"grace":"10m"},"appName":"sms","priority":"high","key":"k",
             "headers":{"h":"v"},"expireAfter":"1h","jobData":{"n": 1.50}}"#;
-        let (id, spec) = read_text(text).unwrap();
+        let ReadSchedule { id, spec, .. } = read_text(text).unwrap();
         assert_eq!(id.as_deref(), Some("nightly"));
         let seconds = |seconds| Some(ProtoDuration { seconds, nanos: 0 });
         let expected = v1::ScheduleSpec {
@@ -302,7 +419,7 @@ mod tests {
             (r#"{"every":"5m"}"#, r#"{"every":{"interval":"5m"}}"#),
         ] {
             assert_eq!(read_text(short), read_text(long));
-            assert_eq!(read_text(short).unwrap().1.job, None);
+            assert_eq!(read_text(short).unwrap().spec.job, None);
         }
     }
 
@@ -363,6 +480,42 @@ mod tests {
                 r#"{"appName":"sms"}"#,
                 "request.jobData",
                 "`jobData` is missing; set it to null if the job has no data",
+            ),
+            (
+                r#"{"appName":"sms","jobData":1,"jobDataBase64":"AA=="}"#,
+                "request.jobDataBase64",
+                "`jobDataBase64` cannot be combined with `jobData`",
+            ),
+            (
+                r#"{"appName":"sms","jobDataBase64":"A"}"#,
+                "request.jobDataBase64",
+                "`jobDataBase64` is not Base64: Invalid input length: 1",
+            ),
+            (
+                r#"{"appName":"sms","jobData":1,"key":"","keyBase64":""}"#,
+                "request.keyBase64",
+                "`keyBase64` cannot be combined with `key`",
+            ),
+            (
+                r#"{"appName":"sms","jobData":1,"headers":[{"name":"h","value":"v","valueBase64":""}]}"#,
+                "request.headers",
+                "`headers` contains an invalid item; expected an object of names and strings, or an array of objects with \
+                 `name` and `value`",
+            ),
+            (
+                r#"{"state":"pausd"}"#,
+                "request.state",
+                "`state` is `pausd`; expected one of active, paused, finished",
+            ),
+            (
+                r#"{"revision":0}"#,
+                "request.revision",
+                "`revision` is 0; the first revision is 1",
+            ),
+            (
+                r#"{"revision":"1"}"#,
+                "request.revision",
+                "`revision` is `\"1\"`; expected a whole number that is not negative",
             ),
             (
                 r#"{"start":"tomorrow"}"#,

@@ -1,5 +1,7 @@
-//! Ended jobs are forgotten after `keep_ended`, and idempotency keys after `idempotency_window`.
+//! Ended jobs are forgotten after `keep_ended`, and idempotency keys after `idempotency_window`. Of the ended jobs, the index keeps
+//! `max_ended`.
 
+use redeliver_scheduler::index::MIN_KEPT;
 use redeliver_testkit::{LocalRedis, eventually_async};
 use reqwest::Method;
 
@@ -94,4 +96,119 @@ async fn an_ended_job_and_its_key_are_forgotten_for_good() {
         data.contains(&Some(br#""first""#)) && data.contains(&Some(br#""second""#)),
         "{data:?}"
     );
+}
+
+/// Many jobs end.
+async fn end_others(server: &Server) {
+    let job = r#"{"appName":"sms","delay":"0s","jobData":"other"}"#;
+    let jobs = format!(r#"{{"jobs":[{}]}}"#, vec![job; 1_000].join(","));
+    server.json(Method::POST, "/v1/jobs:batch", &jobs).await.is(200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_to_the_index_is_repaired_and_does_not_pass_for_an_unused_key_or_an_unknown_job() {
+    let redis = LocalRedis::start().unwrap();
+    let server = Server::start_with(|builder| builder.redis(redis.url()));
+    let raw = Raw::connect(&redis.url()).await;
+    let far =
+        |key: &str| format!(r#"{{"appName":"sms","delay":"1h","idempotencyKey":"{key}","jobData":"far"}}"#);
+    let damaged = |pattern: &str, damage: &str| {
+        format!(
+            "local count = 0 for _, key in ipairs(redis.call('KEYS', '*{pattern}*')) do {damage} count = count + 1 end return count"
+        )
+    };
+    let damages = [
+        damaged("idem:", "redis.call('SET', key, '12345678 no value')"),
+        damaged(
+            "job:",
+            "for _, id in ipairs(redis.call('HKEYS', key)) do redis.call('HSET', key, id, 'no job') end",
+        ),
+    ];
+    for (number, damage) in damages.iter().enumerate() {
+        let body = far(&format!("d-{number}"));
+        let first = server.json(Method::POST, "/v1/jobs", &body).await.is(201);
+        let id = first.text_of("id").to_owned();
+        let path = format!("/v1/jobs/{id}");
+        eventually_async("the job is in the index", DEADLINE, async || {
+            let answer = server.get(&path).await;
+            if answer.status.as_u16() == 200 {
+                Ok(())
+            } else {
+                Err(answer.text)
+            }
+        })
+        .await;
+        assert!(raw.call(&["EVAL", damage, "0"]).await.as_i64().unwrap() > 0);
+        let again = server.json(Method::POST, "/v1/jobs", &body).await.is(200);
+        assert_eq!(
+            (again.text_of("outcome"), again.text_of("id")),
+            ("duplicate", &*id)
+        );
+        let cancelled = server.delete(&path).await.is(200);
+        assert_eq!(cancelled.text_of("outcome"), "cancelled");
+    }
+}
+
+/// An ended job keeps its record for a minute.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "long"]
+async fn an_ended_job_that_is_no_longer_in_redis_still_uses_its_key() {
+    let redis = LocalRedis::start().unwrap();
+    let mut server =
+        Server::start_with(|builder| builder.redis(redis.url()).set("scheduler.max_ended", "100"));
+    let raw = Raw::connect(&redis.url()).await;
+    let event = |request: &str| {
+        format!(
+            r#"{{"appName":"sms","delay":"0s","idempotencyKey":"k-2","onConflict":"replace","requestId":"{request}","jobData":2}}"#
+        )
+    };
+    let first = server.json(Method::POST, "/v1/jobs", JOB).await.is(201);
+    let second = server.json(Method::POST, "/v1/jobs", &event("r-1")).await.is(201);
+    let paths = [&first, &second].map(|job| format!("/v1/jobs/{}", job.text_of("id")));
+    for rebuilt in [false, true] {
+        if rebuilt {
+            server.restart(|_| {});
+            raw.call(&["FLUSHALL"]).await;
+        }
+        end_others(&server).await;
+        if !rebuilt {
+            // Whatever else has ended meanwhile.
+            for path in &paths {
+                let job = server.get(path).await.is(200);
+                assert_eq!(job.text_of("state"), "dispatched");
+            }
+            // No condition tells that this time is over.
+            tokio::time::sleep(MIN_KEPT).await;
+            end_others(&server).await;
+        }
+        for path in &paths {
+            eventually_async("the job is no longer in Redis", DEADLINE, async || {
+                let answer = server.get(path).await;
+                if answer.status.as_u16() == 404 {
+                    Ok(answer)
+                } else {
+                    Err(answer.text)
+                }
+            })
+            .await
+            .problem(404, "job_unknown", "or it ended and is no longer kept");
+        }
+        for (job, body) in [(&first, JOB), (&second, &event("r-1"))] {
+            let again = server.json(Method::POST, "/v1/jobs", body).await.is(200);
+            let said = (again.text_of("outcome"), again.text_of("id"));
+            assert_eq!(said, ("duplicate", job.text_of("id")));
+        }
+        let other = JOB.replace("first", "second");
+        let conflict = server.json(Method::POST, "/v1/jobs", &other).await;
+        conflict.problem(409, "idempotency_conflict", "different content");
+        let by_key = "/v1/jobs?appName=sms&idempotencyKey=k-1";
+        server
+            .delete(by_key)
+            .await
+            .problem(409, "ended", first.text_of("id"));
+    }
+    // Another event is another job.
+    let third = server.json(Method::POST, "/v1/jobs", &event("r-2")).await.is(201);
+    assert_eq!(third.text_of("outcome"), "scheduled");
+    server.shut_down();
 }

@@ -1,10 +1,6 @@
 //! What the API says while it cannot serve all requests.
 
-use std::sync::Arc;
-
-use redeliver_core::{Headers, JobId, Output, Timestamp};
-use redeliver_scheduler::codec;
-use redeliver_scheduler::job::{Job, JobState, Kind, Payload, Priority};
+use redeliver_core::{JobId, Output, Timestamp};
 use redeliver_testkit::{LocalRedis, eventually_async};
 use tonic::Streaming;
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -12,6 +8,7 @@ use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use super::server::Server;
+use super::state_records::{state_record, waiting_job};
 use crate::env::DEADLINE;
 use crate::requests::{in_millis, now};
 
@@ -86,33 +83,10 @@ async fn clients_that_watch_the_health_lock_nobody_out() {
 
 /// A state record of a job that is due in an hour.
 pub(super) fn state(server: &Server, number: i64) -> (JobId, Output) {
-    let topic: Arc<str> = server.topic("sms").into();
-    let job = Job {
-        id: JobId::new(Timestamp::from_millis(now().as_millis() - 3_600_000), 0, number),
-        app: "sms".into(),
-        kind: Kind::App,
-        state: JobState::Scheduled,
-        priority: Priority::Normal,
-        due: in_millis(3_600_000),
-        accepted: now(),
-        revision: 1,
-        idempotency_key: None,
-        request_hash: [0; 16],
-        request_id: None,
-        topic,
-        payload: Payload::default(),
-        ended: None,
-        expires: None,
-        occurrence: None,
-    };
-    let output = Output {
-        topic: server.topic("jobs-state").into(),
-        partition: Some(0),
-        key: Some(job.id.to_string().into()),
-        value: Some(codec::encode(&job)),
-        headers: Headers::new(),
-    };
-    (job.id, output)
+    let an_hour_ago = Timestamp::from_millis(now().as_millis() - 3_600_000);
+    let id = JobId::new(an_hour_ago, 0, number);
+    let job = waiting_job(server, id, "sms", in_millis(3_600_000));
+    (id, state_record(server, &job))
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,19 +1,22 @@
 //! What clients of the API may use.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redeliver_core::{JobId, Timestamp};
+use redeliver_proto::auth::SendToken;
 use redeliver_proto::v1;
+use redeliver_service::identity::{NewToken, new_token};
 use redeliver_testkit::{LocalRedis, eventually_async};
 use reqwest::Method;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
-use tonic::Code;
+use tonic::{Code, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_types::StatusExt as _;
 
+use super::identity::write_tokens;
 use super::server::{Server, send, with_json};
 use crate::env::DEADLINE;
 use crate::requests::now;
@@ -242,6 +245,189 @@ async fn requests_for_unknown_jobs_share_their_questions_to_kafka() {
         most <= before + 4,
         "{most} clients of Kafka, {before} of them before the requests"
     );
+}
+
+/// A request whose body takes 8 MiB, without that.
+fn large_head(token: &str) -> String {
+    format!(
+        "POST /v1/jobs:batch HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\
+         content-type: application/json\r\ncontent-length: 8388608\r\n\r\n"
+    )
+}
+
+/// Connections of a client with this address whose requests reserve as much memory as the client may use, and as many which wait for it
+/// until they are refused. Their bodies do not arrive.
+async fn hold_memory(server: &mut Server, address: &str, token: &str) -> Vec<TcpStream> {
+    const CONNECTIONS: u64 = 16;
+    // Three of them have at most 30 MiB, a quarter of 120 MiB.
+    const HOLD: u64 = 3;
+    let mut held = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(format!("{address}:0").parse().unwrap()).unwrap();
+        let mut stream = socket.connect(server.address().parse().unwrap()).await.unwrap();
+        let sent = large_head(token) + "{";
+        stream.write_all(sent.as_bytes()).await.unwrap();
+        held.push(stream);
+    }
+    let refused = "redeliver_scheduler_api_limited_total{limit=\"request_bytes\"}";
+    let deadline = Instant::now() + DEADLINE;
+    while server.metric(refused) < CONNECTIONS - HOLD {
+        assert!(Instant::now() < deadline, "{} refused", server.metric(refused));
+    }
+    assert_eq!(server.metric(refused), CONNECTIONS - HOLD);
+    held
+}
+
+/// A call with a message of 7 MiB, of which the server refuses only the job.
+async fn large_call(server: &Server, token: Option<&str>) -> Result<(), Status> {
+    let spec = v1::JobSpec {
+        app: "sms".to_owned(),
+        data: vec![b'1'; 7 << 20].into(),
+        ..v1::JobSpec::default()
+    };
+    let request = v1::BatchScheduleJobsRequest {
+        jobs: vec![spec],
+        no_wait: false,
+    };
+    let token = SendToken::new(token).unwrap();
+    let mut client =
+        v1::job_service_client::JobServiceClient::with_interceptor(server.channel().await, token);
+    client.batch_schedule_jobs(request).await.map(drop)
+}
+
+fn is_overloaded(status: &Status) {
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    assert_eq!(
+        redeliver_proto::error::reason(status).as_deref(),
+        Some("OVERLOADED")
+    );
+    assert!(status.get_details_retry_info().is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_whose_bodies_do_not_arrive_locks_nobody_out() {
+    let tokens: [NewToken; 2] = std::array::from_fn(|_| new_token().unwrap());
+    let [slow, other] = &tokens;
+    let mut server = Server::start_prepared(
+        |builder| {
+            let builder = builder.set("scheduler.limits.body_timeout", "1h");
+            builder.set("scheduler.auth.tokens_file", "{dir}/tokens")
+        },
+        |directory| {
+            let entries: [(&str, &NewToken, &[&str]); 2] =
+                [("slow", slow, &["jobs:*"]), ("other", other, &["jobs:*"])];
+            write_tokens(&directory.join("tokens"), &entries);
+        },
+    )
+    .ready();
+    let [slow, other] = tokens.each_ref().map(|token| token.token.as_str());
+    let held = hold_memory(&mut server, "127.0.0.1", slow).await;
+    let small = async |token: &str| {
+        let request = server.request(Method::POST, "/v1/jobs").bearer_auth(token);
+        send(with_json(request, JOB)).await
+    };
+    small(other).await.is(201);
+    large_call(&server, Some(other)).await.unwrap();
+    // Its own small requests, and those without a body, are served as well.
+    small(slow).await.is(201);
+    send(server.request(Method::GET, "/v1/stats").bearer_auth(slow))
+        .await
+        .is(200);
+    // A large one waits with HTTP/1.1, and not with HTTP/2.
+    let refused = answer_to(&server, &(large_head(slow) + "{")).await;
+    assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
+    assert!(refused.contains("retry-after: 1\r\n"), "{refused}");
+    for says in ["\"code\":\"overloaded\"", "scheduler.limits.request_bytes"] {
+        assert!(refused.contains(says), "{refused}");
+    }
+    is_overloaded(&large_call(&server, Some(slow)).await.unwrap_err());
+    // The memory is free again when the clients are gone.
+    drop(held);
+    eventually_async("there is room again", DEADLINE, async || {
+        large_call(&server, Some(slow)).await
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn anonymous_callers_share_the_memory_for_bodies_by_their_addresses() {
+    let mut server = Server::start_with(|builder| builder.set("scheduler.limits.body_timeout", "1h")).ready();
+    let held = hold_memory(&mut server, "127.0.0.2", "").await;
+    large_call(&server, None).await.unwrap();
+    drop(held);
+}
+
+/// A connection of HTTP/2 without a token whose client asks for a response, and does not let any of its body arrive.
+async fn unread_response(server: &Server, path: &str) -> TcpStream {
+    // Frames are length, type, flags and stream. The first one sets the window of streams to 0.
+    let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\x06\x04\0\0\0\0\0\0\x04\0\0\0\0".to_vec();
+    // RFC 7541: `GET`, `http`, and the names of path and authority are fields of the static table.
+    let length = |text: &str| u8::try_from(text.len()).unwrap();
+    let mut headers = vec![0x82, 0x86, 0x04, length(path)];
+    headers.extend(path.as_bytes());
+    headers.extend([0x01, 9]);
+    headers.extend(b"localhost");
+    sent.extend([0, 0, u8::try_from(headers.len()).unwrap(), 1, 5, 0, 0, 0, 1]);
+    sent.extend(headers);
+    let mut stream = TcpStream::connect(server.address()).await.unwrap();
+    stream.write_all(&sent).await.unwrap();
+    // Its headers arrive.
+    let reading = async {
+        loop {
+            let mut head = [0; 9];
+            stream.read_exact(&mut head).await.unwrap();
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+            let mut payload = vec![0; usize::try_from(length).unwrap()];
+            stream.read_exact(&mut payload).await.unwrap();
+            if (head[3], head[8]) == (1, 1) {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(DEADLINE, reading)
+        .await
+        .expect("the headers of the response");
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_without_a_token_lock_nobody_out() {
+    let server = Server::start_with(|builder| {
+        let builder = builder.set("scheduler.token_file", "{dir}/token");
+        builder.set("scheduler.limits.connections", "2")
+    })
+    .ready();
+    let _unread = [
+        unread_response(&server, "/v1/openapi.json").await,
+        unread_response(&server, "/v1/openapi.json").await,
+    ];
+    let authenticated = server.request(Method::GET, "/v1/stats").bearer_auth("s3cret");
+    send(authenticated).await.is(200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_reads_the_refusal_of_a_request_that_it_still_sends() {
+    const BODY: usize = 64 << 20;
+    let server = Server::start_with(|builder| builder.set("scheduler.token_file", "{dir}/token"));
+    for (token, status) in [("", "401 Unauthorized"), ("s3cret", "413 Payload Too Large")] {
+        let head = format!(
+            "POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\
+             content-type: application/json\r\ncontent-length: {BODY}\r\n\r\n"
+        );
+        let stream = TcpStream::connect(server.address()).await.unwrap();
+        let (mut read, mut write) = stream.into_split();
+        let mut answer = String::new();
+        let sending = async {
+            write.write_all(head.as_bytes()).await.unwrap();
+            // The server does not wait for all of it.
+            drop(write.write_all(&vec![b'1'; BODY]).await);
+        };
+        let (read, ()) = tokio::join!(read.read_to_string(&mut answer), sending);
+        read.unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{answer}");
+        assert!(answer.ends_with('}'), "{answer}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,16 +1,16 @@
 //! Lists of waiting jobs, and statistics of one application, over REST and gRPC.
 
-use redeliver_core::{Headers, JobId, Output, Timestamp};
+use redeliver_core::{JobId, Timestamp};
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1;
-use redeliver_scheduler::codec;
-use redeliver_scheduler::job::{Job, JobState, Kind, Payload, Priority};
+use redeliver_scheduler::job::{Job, Kind};
 use redeliver_testkit::{EnvBuilder, LocalRedis, eventually_async};
 use reqwest::Method;
 use serde_json::json;
 use tonic::Code;
 
 use super::server::{Answer, Server};
+use super::state_records::{state_record, waiting_job};
 use crate::env::DEADLINE;
 use crate::index::own_redis::Raw;
 
@@ -304,42 +304,18 @@ async fn no_list_and_no_count_lacks_the_jobs_of_a_shard_that_is_rebuilt() {
     server.shut_down();
 }
 
-/// A state record that the index of the running scheduler does not contain.
-fn state_record(server: &Server, app: &str, kind: Kind) -> (String, Output) {
-    let job = Job {
-        id: JobId::new(at(-1_000_000_000), 1, 7),
-        app: app.into(),
-        kind,
-        state: JobState::Scheduled,
-        priority: Priority::Normal,
-        due: at(-1),
-        accepted: at(-1_000_000_000),
-        revision: 1,
-        idempotency_key: None,
-        request_hash: [0; 16],
-        request_id: None,
-        topic: server.topic("sms").into(),
-        payload: Payload::default(),
-        ended: None,
-        expires: None,
-        occurrence: None,
-    };
-    let output = Output {
-        topic: server.topic("jobs-state").into(),
-        partition: Some(1),
-        key: Some(job.id.to_string().into()),
-        value: Some(codec::encode(&job)),
-        headers: Headers::new(),
-    };
-    (job.id.to_string(), output)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_is_refused_until_the_index_contains_all_records_and_marks_long_waits() {
     let mut server = Server::start_with(two_apps).ready();
     let mut all = schedule(&server, "sms", 0..20).await;
-    let (id, record) = state_record(&server, "crawl", Kind::LongWait);
-    server.write(&[record]).await;
+    // The index of the running scheduler does not contain it.
+    let id = JobId::new(at(-1_000_000_000), 1, 7);
+    let long_wait = Job {
+        kind: Kind::LongWait,
+        ..waiting_job(&server, id, "crawl", at(-1))
+    };
+    server.write(&[state_record(&server, &long_wait)]).await;
+    let id = id.to_string();
     for path in ["/v1/jobs", "/v1/jobs?app=sms", "/v1/stats"] {
         let answer = server.get(path).await;
         assert_eq!(answer.retry_after.as_deref(), Some("1"));

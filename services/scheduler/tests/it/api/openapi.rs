@@ -43,7 +43,9 @@ async fn the_document_contains_each_route_and_status() {
     let paths = document["paths"].as_object().unwrap();
     for (path, item) in paths {
         for method in METHODS {
-            let concrete = path.replace("{id}", "01KAJQ6Z2B0001G00000000A7X");
+            let concrete = path
+                .replace("{id}", "01KAJQ6Z2B0001G00000000A7X")
+                .replace("{app}", "sms");
             let answer = server
                 .json(method.to_uppercase().parse().unwrap(), &concrete, "{}")
                 .await;
@@ -58,6 +60,12 @@ async fn the_document_contains_each_route_and_status() {
     assert_eq!(
         paths.keys().collect::<Vec<_>>(),
         [
+            "/v1/applications/{app}/control",
+            "/v1/applications/{app}/control:pause",
+            "/v1/applications/{app}/control:rate",
+            "/v1/applications/{app}/control:reset",
+            "/v1/applications/{app}/control:resume",
+            "/v1/controls",
             "/v1/jobs",
             "/v1/jobs/{id}",
             "/v1/jobs:batch",
@@ -163,6 +171,21 @@ async fn the_document_contains_each_route_and_status() {
     assert_eq!(ask("post", preview, preview, r#"{"every":"1h"}"#).await, 200);
     assert_eq!(ask("delete", route, path, "").await, 200);
     assert_eq!(ask("delete", route, path, "").await, 404);
+    assert_eq!(ask("get", "/v1/controls", "/v1/controls", "").await, 200);
+    let (route, path) = ("/v1/applications/{app}/control", "/v1/applications/sms/control");
+    assert_eq!(ask("get", route, path, "").await, 200);
+    assert_eq!(ask("get", route, "/v1/applications/x/control", "").await, 404);
+    for verb in ["pause", "rate", "resume", "reset"] {
+        let (route, path) = (format!("{route}:{verb}"), format!("{path}:{verb}"));
+        assert_eq!(ask("post", &route, &path, r#"{"why":"test"}"#).await, 200);
+        assert_eq!(ask("post", &route, &path, "[]").await, 400);
+        assert_eq!(ask("post", &route, &path, r#"{"why":1}"#).await, 400);
+        let unknown = format!("/v1/applications/x/control:{verb}");
+        assert_eq!(ask("post", &route, &unknown, "").await, 404);
+    }
+    // It has another revision by now.
+    let (route, path) = (format!("{route}:pause"), format!("{path}:pause"));
+    assert_eq!(ask("post", &route, &path, r#"{"expectedRevision":1}"#).await, 409);
     // Each reference has a target.
     let text = document.to_string();
     for reference in text.split("\"$ref\":\"#").skip(1) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use redeliver_proto::v1::job_service_client::JobServiceClient;
 use redeliver_proto::{Message as _, v1};
-use redeliver_testkit::{ServiceProcess, eventually_async, free_port, http};
+use redeliver_testkit::{eventually_async, http};
 use tokio::task::JoinSet;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
@@ -105,15 +105,7 @@ impl Client {
 fn a_rolling_restart_doubles_no_job_of_clients_that_repeat_requests() {
     let mut env = SchedulerEnv::new(SchedulerEnv::builder("rolling").partitions(4));
     env.test.set("kafka.session_timeout", "6s");
-    let listen = [free_port(), free_port()].map(|port| format!("127.0.0.1:{port}"));
-    let mut schedulers: Vec<ServiceProcess> = ["a", "b"]
-        .into_iter()
-        .zip(&listen)
-        .map(|(instance, listen)| {
-            let listen = format!("scheduler.listen={listen}");
-            env.test.start("scheduler", instance, &["--set", &listen])
-        })
-        .collect();
+    let (mut schedulers, listen) = env.start_two();
     let client = env.block_on(async { Client::new(listen.map(|listen| format!("http://{listen}"))) });
     let stop = Arc::new(AtomicBool::new(false));
     let count = Arc::new(AtomicU32::new(0));

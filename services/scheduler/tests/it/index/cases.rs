@@ -7,7 +7,7 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 use redeliver_core::job::JobId;
 use redeliver_scheduler::index::{
-    Applied, Batch, Change, Checkpoint, Cursor, Effect, FlowPosition, Index, IndexError, KeyEntry,
+    Applied, Batch, Change, Checkpoint, Cursor, Effect, FORMAT, FlowPosition, Index, IndexError, KeyEntry,
     LastRecordDigest, ListRequest, Lookup, Owner, Page, Scan, ScanRequest, ShardStats,
 };
 use redeliver_scheduler::job::{Flow, Priority};
@@ -63,6 +63,8 @@ pub(super) fn ended_in(flow: &Flow, job: i64, forget: i64) -> Change {
     let record = Bytes::from(format!("job {job} ended"));
     let effect = Effect::Ended {
         flow: flow.clone(),
+        // Long ago.
+        ended: at(-1_000_000),
         forget: at(forget),
         record,
         key: None,
@@ -185,7 +187,7 @@ pub(super) async fn a_claim_returns_the_checkpoint_of_the_shard<I: Index>(index:
     let claimed = Checkpoint {
         applied,
         last_record: None,
-        format: 0,
+        format: FORMAT,
     };
     assert_eq!(index.claim(SHARD, OTHER).await.unwrap(), Some(claimed));
     assert_eq!(
@@ -473,6 +475,83 @@ pub(super) async fn an_ended_job_is_not_due_and_is_kept<I: Index>(index: I) {
     // It may end again, because a batch may be applied twice.
     apply(&index, 11, 12, vec![ended(1, 850)]).await.unwrap();
     assert_eq!(forgettable(&index, 10_000).await, [2, 1, 3]);
+}
+
+/// The index keeps the record of one ended job.
+pub(super) async fn a_job_that_has_just_ended_keeps_its_record<I: Index>(index: I) {
+    let ended_at = |job, millis| {
+        let mut change = ended(job, 1_000_000);
+        if let Effect::Ended { ended, .. } = &mut change.effect {
+            *ended = at(millis);
+        }
+        change
+    };
+    // The jobs of the batch are not in the order of their ids.
+    begin(&index, vec![ended_at(3, 0), ended_at(1, 0), ended_at(2, 1)]).await;
+    for (from, now, change, kept) in [
+        (10, 59_999, waits(9, 9), vec![1, 2, 3]),
+        (11, 60_000, waits(9, 9), vec![2]),
+        (12, 60_000, ended_at(4, 60_000), vec![2, 4]),
+        (13, 60_001, ended_at(5, 60_001), vec![4, 5]),
+        // The clock was put back.
+        (14, 0, waits(9, 9), vec![5]),
+    ] {
+        let next = batch(from, from + 1, vec![change]);
+        index.apply(SHARD, ME, &next, at(now)).await.unwrap();
+        let mut found = Vec::new();
+        for number in 1..=5 {
+            found.extend(job(&index, number).await.map(|_| number));
+        }
+        assert_eq!(found, kept, "at {now} ms");
+    }
+}
+
+/// The index keeps the records of three ended jobs.
+pub(super) async fn only_the_jobs_that_ended_last_have_a_record<I: Index>(index: I) {
+    // Job 3 is forgotten late. Jobs 1 to 7 share a bucket with one that waits.
+    let forget = |job: i64| if job == 3 { 5_000_000 } else { 1_000_000 + job };
+    begin(&index, (1..=8).map(|job| waits(job, job)).collect()).await;
+    for job in 1..=7 {
+        let change = with_key(ended(job, forget(job)), u8::try_from(job).unwrap(), 9_000_000);
+        apply(&index, 9 + job, 10 + job, vec![change]).await.unwrap();
+    }
+    let records = async || {
+        let mut found = Vec::new();
+        for number in 1..=8 {
+            found.extend(job(&index, number).await.map(|_| number));
+        }
+        found
+    };
+    assert_eq!(records().await, [5, 6, 7, 8]);
+    assert_eq!(all(&index, 10).await, [(8, 8)]);
+    let applied = index.claim(SHARD, ME).await.unwrap().unwrap().applied;
+    assert_eq!(applied.offset, 17);
+    // All keys are in use.
+    for hash in 1..=7 {
+        let key = look_up(&index, Lookup::Key([hash; 16]), 0).await;
+        assert!(key.is_some(), "key {hash}");
+    }
+
+    // They are forgotten all the same, not before their time, and are returned until then.
+    assert!(forgettable(&index, 1_000_000).await.is_empty());
+    assert_eq!(forgettable(&index, 1_000_006).await.last(), Some(&6));
+    let mut over = forgettable(&index, 2_000_000).await;
+    over.sort_unstable();
+    assert_eq!(over, [1, 2, 4, 5, 6, 7]);
+    apply(&index, 17, 18, vec![forgotten(1), forgotten(6)])
+        .await
+        .unwrap();
+    let mut over = forgettable(&index, 2_000_000).await;
+    over.sort_unstable();
+    assert_eq!(over, [2, 4, 5, 7]);
+    let rest = over.into_iter().map(|job| forgotten(i64::try_from(job).unwrap()));
+    apply(&index, 18, 19, rest.collect()).await.unwrap();
+    assert!(forgettable(&index, 4_000_000).await.is_empty());
+    assert_eq!(forgettable(&index, 6_000_000).await, [3]);
+    apply(&index, 19, 20, vec![forgotten(3)]).await.unwrap();
+    assert!(forgettable(&index, 9_000_000).await.is_empty());
+    assert_eq!(records().await, [8]);
+    assert!(index.claim(SHARD, ME).await.unwrap().is_some());
 }
 
 pub(super) async fn a_forgotten_job_leaves_only_its_key<I: Index>(index: I) {

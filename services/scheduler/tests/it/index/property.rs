@@ -1,14 +1,16 @@
 //! Random histories: the index in memory, the one in Redis and a naive model must return the same results.
 
+use std::collections::BTreeSet;
+
 use bytes::Bytes;
 use proptest::prelude::*;
-use proptest::test_runner::TestRunner;
+use proptest::test_runner::{TestCaseError, TestRunner};
 use redeliver_core::Timestamp;
 use redeliver_core::job::JobId;
 use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_scheduler::index::{
     Applied, Batch, Change, Cursor, Effect, FlowPosition, FlowScan, Index, IndexError, KeyEntry, ListRequest,
-    Lookup, Owner, Page, Row, Scan, ScanRequest, ShardStats,
+    Lookup, MIN_KEPT, Owner, Page, Row, Scan, ScanRequest, ShardStats,
 };
 use redeliver_scheduler::job::{Flow, Priority};
 
@@ -195,6 +197,7 @@ fn change() -> impl Strategy<Value = Change> {
             },
             4..7 => Effect::Ended {
                 flow,
+                ended: time,
                 forget: time,
                 record,
                 key,
@@ -557,7 +560,9 @@ async fn take<I: Index>(index: &I, step: &Step, from: i64, now: Timestamp) -> Se
             assert_eq!(expected, from);
             Seen::Gap(found)
         }
-        Err(error @ (IndexError::Unavailable(_) | IndexError::Full(_))) => panic!("{error}"),
+        Err(error @ (IndexError::Unavailable(_) | IndexError::Full(_) | IndexError::Damaged(_))) => {
+            panic!("{error}")
+        }
     }
 }
 
@@ -623,6 +628,186 @@ fn both_indexes_agree_with_a_naive_model() {
                     prop_assert_eq!(claimed, Seen::Claimed(Some(mark)), "after {:?}", step);
                 }
             }
+            Ok(())
+        })
+    });
+    runtime.block_on(redis.remove());
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+}
+
+/// What happens to a job next, after which time it is forgotten, whether the batch before is applied again with it, and how long after the
+/// event before it happens, in ms.
+type Event = (i64, bool, i64, bool, i64);
+
+/// Which ended jobs have a record, told in the simplest way.
+#[derive(Default)]
+struct Kept {
+    /// All ends, in their order.
+    ends: Vec<(JobId, Timestamp)>,
+    /// How many of them do not count any more.
+    passed: usize,
+    jobs: BTreeSet<JobId>,
+}
+
+impl Kept {
+    fn apply(&mut self, changes: &[Change], now: Timestamp) {
+        for (index, Change { id, effect, .. }) in changes.iter().enumerate() {
+            self.jobs.remove(id);
+            let is_last = changes[index + 1..].iter().all(|later| later.id != *id);
+            if let (Effect::Ended { ended, .. }, true) = (effect, is_last) {
+                self.jobs.insert(*id);
+                self.ends.push((*id, *ended));
+            }
+        }
+        while let Some((id, _)) = self.ends.get(self.passed)
+            && !self.jobs.contains(id)
+        {
+            self.passed += 1;
+        }
+        while self.ends.len() - self.passed > MAX_ENDED
+            && let (id, ended) = self.ends[self.passed]
+            && now.since(ended) >= MIN_KEPT
+        {
+            self.jobs.remove(&id);
+            self.passed += 1;
+        }
+    }
+}
+
+/// Jobs that wait, end and are forgotten, in an index that keeps the records of `MAX_ENDED` ended ones. Returns the error if a waiting job
+/// or the end of a job is lost, or if others than the right ended jobs have records.
+async fn live<I: Index>(index: &I, events: &[Event]) -> Result<(), TestCaseError> {
+    let owner = Owner(1);
+    index.claim(SHARD, owner).await.unwrap();
+    index.clear(SHARD, owner).await.unwrap();
+    let (mut waiting, mut ended, mut gone) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let mut last: Option<Change> = None;
+    let (mut expected, mut now) = (Kept::default(), at(0));
+    let apply = async |from, to, changes, now| {
+        let batch = Batch {
+            from,
+            to,
+            changes,
+            ..Batch::default()
+        };
+        index.apply(SHARD, owner, &batch, now).await.unwrap();
+    };
+    // The end of the state topic.
+    let mut end = 1;
+    for (job, is_forgotten, forget, is_repeated, pause) in events {
+        now = Timestamp::from_millis(now.as_millis() + pause);
+        let id = id(job * 400);
+        let effect = match (waiting.contains(&id), ended.contains(&id)) {
+            (true, _) => {
+                waiting.remove(&id);
+                ended.insert(id);
+                Effect::Ended {
+                    flow: flow_of(id),
+                    ended: now,
+                    forget: at(*forget),
+                    record: Bytes::from_static(b"ended"),
+                    key: None,
+                }
+            }
+            (_, true) if *is_forgotten => {
+                ended.remove(&id);
+                gone.insert(id);
+                Effect::Forgotten
+            }
+            (_, true) => continue,
+            // Each job has an id of its own.
+            _ if gone.contains(&id) => continue,
+            _ => {
+                waiting.insert(id);
+                Effect::Waits {
+                    flow: flow_of(id),
+                    due: at(*forget),
+                    record: Bytes::from_static(b"waits"),
+                    key: None,
+                }
+            }
+        };
+        let change = Change::of_job(id, effect);
+        let before = last.replace(change.clone()).filter(|_| *is_repeated);
+        let from = if before.is_some() { end - 1 } else { end };
+        let changes: Vec<Change> = before.into_iter().chain([change]).collect();
+        expected.apply(&changes, now);
+        apply(from, end + 1, changes, now).await;
+        end += 1;
+
+        let jobs: Vec<JobId> = (0..EVENT_JOBS).map(|job| super::cases::id(job * 400)).collect();
+        let lookups: Vec<Lookup> = jobs.iter().copied().map(Lookup::Job).collect();
+        let (applied, found) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
+        prop_assert!(applied.is_some());
+        let with_record = |text: &[u8]| {
+            let found = jobs
+                .iter()
+                .zip(&found)
+                .filter(|(_, found)| found.as_deref() == Some(text));
+            found.map(|(id, _)| *id).collect::<BTreeSet<_>>()
+        };
+        prop_assert_eq!(&with_record(b"waits"), &waiting);
+        prop_assert!(
+            expected.jobs.is_subset(&ended),
+            "{:?} of {:?}",
+            expected.jobs,
+            ended
+        );
+        prop_assert_eq!(&with_record(b"ended"), &expected.jobs);
+        prop_assert!(index.claim(SHARD, owner).await.unwrap().is_some());
+    }
+    // All that ended is forgotten in the end.
+    // Some of them may be returned again after they were forgotten.
+    for _ in 0..50 {
+        let (applied, over) = index.forgettable(SHARD, at(1 << 40), 2).await.unwrap();
+        prop_assert!(applied.is_some());
+        prop_assert!(over.iter().all(|id| !waiting.contains(id)), "{:?}", over);
+        let forgotten = over.into_iter().map(|id| {
+            ended.remove(&id);
+            Change::of_job(id, Effect::Forgotten)
+        });
+        let changes = forgotten.collect();
+        apply(end, end + 1, changes, now).await;
+        end += 1;
+    }
+    prop_assert_eq!(ended, BTreeSet::new());
+    Ok(())
+}
+
+const EVENT_JOBS: i64 = 20;
+const MAX_ENDED: usize = 3;
+
+#[test]
+fn the_index_loses_no_job_when_it_evicts_records() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let redis = runtime.block_on(OwnRedis::connect());
+    let pause = prop_oneof![0..100_i64, 0..70_000_i64];
+    let event = (
+        0..EVENT_JOBS,
+        any::<bool>(),
+        0..2_000_000_i64,
+        any::<bool>(),
+        pause,
+    );
+    let events = prop::collection::vec(event, 1..80);
+    let mut runner = TestRunner::new(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(48)
+    });
+    let outcome = runner.run(&events, |events| {
+        runtime.block_on(async {
+            live(&MemoryIndex::new().with_max_ended(MAX_ENDED), &events).await?;
+            live(&redis.index.clone().with_max_ended(MAX_ENDED), &events).await?;
+            let names = redis.names(SHARD).await;
+            let has_ended = |name: &&String| {
+                ["ended", "recent", "evicted"]
+                    .iter()
+                    .any(|kind| name.starts_with(kind))
+            };
+            let left = names.iter().find(has_ended);
+            prop_assert!(left.is_none_or(|name| name == "recent"), "{:?}", names);
             Ok(())
         })
     });

@@ -1,7 +1,6 @@
 //! Failures of Redis: restarts, outages, a full memory, an older copy, and removed keys.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use fred::prelude::Value;
 use redeliver_runtime::config::Url;
@@ -10,7 +9,7 @@ use redeliver_scheduler::index::{
     Batch, Change, Effect, Index, IndexError, Lookup, MemoryPressure, ShardStats,
 };
 use redeliver_scheduler::job::Flow;
-use redeliver_testkit::{LocalRedis, eventually_async, redis_url};
+use redeliver_testkit::{DEADLINE, LocalRedis, eventually_async, redis_url};
 
 use super::cases::{
     ME, SHARD, all, apply, at, batch, begin, due_scan, ended, flow, flow_of, forgotten, id, waits, waits_in,
@@ -18,8 +17,6 @@ use super::cases::{
 };
 use super::own_redis::{OwnRedis, Raw, config, connect};
 use super::proxy::Proxy;
-
-const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The reason of [`IndexError::Unavailable`].
 fn unavailable<T: std::fmt::Debug>(answer: Result<T, IndexError>) -> Result<String, String> {
@@ -140,7 +137,7 @@ const DUE_SETS: [&str; 2] = ["due:1:mail-jobs:mail", "due:1:sms-jobs:sms"];
 async fn a_claim_detects_lost_keys() {
     let [first, second] = DUE_SETS;
     for key in [
-        "flows", "sizes", first, second, "ended", "buckets", "job:0", "job:1", "meta",
+        "flows", "sizes", first, second, "ended", "buckets", "recent", "job:0", "job:1", "meta",
     ] {
         without_the_key(key, async |index| {
             let claimed = index.claim(SHARD, ME).await.unwrap();
@@ -164,7 +161,7 @@ async fn a_scan_detects_lost_keys() {
 
 #[tokio::test]
 async fn forgetting_detects_lost_keys() {
-    for key in ["flows", "sizes", "ended", "buckets", "meta"] {
+    for key in ["flows", "sizes", "ended", "buckets", "recent", "meta"] {
         without_the_key(key, async |index| {
             let (applied, _) = index.forgettable(SHARD, at(0), 10).await.unwrap();
             applied.map(|applied| applied.offset)
@@ -209,7 +206,7 @@ fn empty_stats(minutes: usize) -> ShardStats {
 
 #[tokio::test]
 async fn a_change_after_lost_keys_is_a_gap() {
-    for key in ["flows", "sizes", "ended", "buckets", "meta"] {
+    for key in ["flows", "sizes", "ended", "buckets", "recent", "meta"] {
         without_the_key(key, async |index| {
             let nothing_new = batch(9, 10, vec![]);
             match index.apply(SHARD, ME, &nothing_new, at(0)).await {
@@ -392,10 +389,12 @@ async fn the_deletion_of_the_former_layout_stops_when_a_former_scheduler_uses_it
     let before = dump(&redis, &former).await;
     // The second step finds the checkpoint that a former scheduler has written since the first one.
     let script = include_str!("../../../src/index/redis/clear.lua");
-    let names = ["meta", "flows", "sizes", "ended", "buckets", "idemlogs", "due"];
-    let mut command = vec![Value::from("EVAL"), script.into(), 7.into()];
+    let names = [
+        "meta", "flows", "sizes", "ended", "buckets", "recent", "evicted", "idemlogs", "due",
+    ];
+    let mut command = vec![Value::from("EVAL"), script.into(), 9.into()];
     command.extend(names.map(|name| Value::from(format!("{former}{name}"))));
-    command.extend(["", "", &former, "next", "", "0"].map(Value::from));
+    command.extend(["", "", &former, "next", "", "0", "1"].map(Value::from));
     let reply = redis.raw.call_with(command).await.into_array();
     assert_eq!(reply, [Value::from("SUPERSEDED")]);
     assert_eq!(dump(&redis, &former).await, before);
@@ -447,6 +446,108 @@ async fn forgotten_jobs_and_cleared_shards_leave_no_keys() {
 }
 
 #[tokio::test]
+async fn a_key_that_is_used_again_and_again_does_not_fill_redis() {
+    let redis = OwnRedis::connect().await;
+    begin(&redis.index, vec![]).await;
+    // Debounced for two days, every five minutes, with a window of one day.
+    let (day, pause) = (86_400_000, 300_000);
+    for use_number in 0..2 * day / pause {
+        let now = use_number * pause;
+        let change = with_key(waits(1, now + 1_000), 1, now + day);
+        let from = 10 + use_number;
+        let used = batch(from, from + 1, vec![change]);
+        redis.index.apply(SHARD, ME, &used, at(now)).await.unwrap();
+    }
+    let names = redis.names(SHARD).await;
+    let logs = names.iter().filter(|name| name.starts_with("idemlog:")).count();
+    assert!((1..64).contains(&logs), "{logs}");
+    redis.index.clear(SHARD, ME).await.unwrap();
+    assert_eq!(redis.names(SHARD).await, ["meta"]);
+    redis.remove().await;
+}
+
+#[tokio::test]
+async fn a_lost_log_of_evicted_jobs_is_detected() {
+    let redis = OwnRedis::connect().await;
+    let index = redis.index.clone().with_max_ended(1);
+    let applied = async || index.forgettable(SHARD, at(1_000_000), 10).await.unwrap().0;
+    let log_of = |forget| redis.key(SHARD, &format!("evicted:{}", at(forget).as_millis() >> 18));
+    for lost in ["evicted", "the log"] {
+        begin(&index, vec![ended(1, 5), ended(2, 5), ended(3, 5)]).await;
+        assert!(applied().await.is_some());
+        let names = redis.names(SHARD).await;
+        let log = names.iter().find(|name| name.starts_with("evicted:")).unwrap();
+        let lost = if lost == "evicted" { lost } else { log };
+        redis.raw.call(&["DEL", &redis.key(SHARD, lost)]).await;
+        assert_eq!(applied().await, None, "{lost}");
+    }
+    // Batches do not hide it.
+    for changes in [vec![waits(9, 5)], vec![forgotten(1), forgotten(2)]] {
+        begin(&index, vec![ended(1, 5), ended(2, 5), ended(3, 5)]).await;
+        redis.raw.call(&["DEL", &log_of(5)]).await;
+        let refused = apply(&index, 10, 11, changes).await.unwrap_err();
+        assert!(refused.starts_with("Gap { found: None"), "{refused}");
+        assert_eq!(applied().await, None);
+    }
+    // Nor does one that forgets the jobs of the log before and of the lost one.
+    begin(&index, vec![ended(1, 5), ended(2, 500_000), ended(3, 5)]).await;
+    redis.raw.call(&["DEL", &log_of(500_000)]).await;
+    apply(&index, 10, 11, vec![forgotten(1), forgotten(2)])
+        .await
+        .unwrap();
+    assert_eq!(applied().await, None);
+    redis.index.clear(SHARD, ME).await.unwrap();
+    assert_eq!(redis.names(SHARD).await, ["meta"]);
+    redis.remove().await;
+}
+
+#[tokio::test]
+async fn a_log_of_evicted_jobs_outlives_its_time_slice_by_a_week() {
+    let redis = OwnRedis::connect().await;
+    let index = redis.index.clone().with_max_ended(1);
+    // The second one is of a slice that is over, as in a rebuild.
+    begin(
+        &index,
+        vec![ended(1, 3_600_000), ended(2, -3_600_000), ended(3, 5)],
+    )
+    .await;
+    let week = 7 * 86_400_000;
+    for (forget, longest) in [(3_600_000, week + 3_600_000 + (1 << 18)), (-3_600_000, week)] {
+        let log = redis.key(SHARD, &format!("evicted:{}", at(forget).as_millis() >> 18));
+        let life = redis.raw.call(&["PTTL", &log]).await.as_i64().unwrap();
+        assert!(
+            (longest - (1 << 18) - 600_000..=longest).contains(&life),
+            "{life}"
+        );
+    }
+    redis.remove().await;
+}
+
+#[tokio::test]
+async fn an_older_scheduler_reads_a_shard_and_what_it_leaves_is_removed() {
+    let redis = OwnRedis::connect().await;
+    let index = redis.index.clone().with_max_ended(1);
+    begin(&index, vec![waits(1, 5), ended(2, 5), ended(3, 5)]).await;
+    let meta = redis.key(SHARD, "meta");
+    let field = async |name: &str| redis.raw.call(&["HGET", &meta, name]).await.into_string();
+    // Format 0: flows, sizes, ended jobs, and buckets.
+    assert_eq!(field("counts").await.as_deref(), Some("1 1 1 1"));
+    assert_eq!(field("format").await.as_deref(), Some("1"));
+
+    // It has rebuilt the shard in its format, and left what it does not know.
+    for name in ["format", "evictions"] {
+        redis.raw.call(&["HDEL", &meta, name]).await;
+    }
+    let found = index.look_up(SHARD, &[Lookup::Job(id(1))], at(0)).await.unwrap();
+    assert!(found.0.is_some() && found.1[0].is_some());
+    let claimed = index.claim(SHARD, ME).await.unwrap().unwrap();
+    assert_eq!(claimed.format, 0);
+    index.clear(SHARD, ME).await.unwrap();
+    assert_eq!(redis.names(SHARD).await, ["meta"]);
+    redis.remove().await;
+}
+
+#[tokio::test]
 async fn redis_removes_expired_keys_itself() {
     let redis = OwnRedis::connect().await;
     begin(&redis.index, vec![with_key(waits(1, 5), b'a', 100_000)]).await;
@@ -455,7 +556,7 @@ async fn redis_removes_expired_keys_itself() {
     // An expiry log covers keys of about four minutes, and the clock of Redis may differ.
     let longest = 100_000 + (1 << 18) + 60_000;
     let log = at(100_000).as_millis() >> 18;
-    for name in [format!("idem:{}", "a".repeat(16)), format!("idemlog:{log}")] {
+    for name in [format!("idem:{}", "a".repeat(16)), format!("idemlog:18.{log}")] {
         let life = life(&name).await;
         assert!((130_000..=longest).contains(&life), "{name} lives for {life} ms");
     }

@@ -16,6 +16,7 @@ fn topics() -> Topics {
         answers: "answers".into(),
         apps: [("app".to_owned(), "jobs".into())].into(),
         partitions: PARTITIONS,
+        max_ended: None,
     }
 }
 
@@ -593,6 +594,49 @@ fn altered_records_are_found() {
         });
         "appName".clone_into(refused.unwrap());
     });
+}
+
+#[test]
+fn a_job_is_unknown_only_after_others_have_ended_and_a_minute() {
+    let mut world = World::new();
+    world.change_answer(v1::Outcome::AlreadyDispatched, |answer| {
+        *answer = v1::CommandOutcome::default();
+        answer.set_outcome(v1::Outcome::Unknown);
+    });
+    let (id, ended) = (
+        world.ids["sent"].0,
+        world.ids["sent"].2.after(Duration::from_millis(1)),
+    );
+    let others = world
+        .ids
+        .values()
+        .filter(|(other, ..)| other.shard() == id.shard())
+        .count()
+        - 1;
+    let answer = world
+        .sent
+        .iter()
+        .position(|sent| matches!(sent.intent, Intent::Cancel(of) if of == id));
+    let name = world.sent[answer.unwrap()].answer_to.clone().unwrap();
+    for (max_ended, seconds, is_clean) in [
+        (None, 600, false),
+        (Some(others), 600, true),
+        (Some(others + 1), 600, false),
+        (Some(0), 60, true),
+        (Some(0), 59, false),
+    ] {
+        let record = world.seen.answers.iter_mut();
+        let mut record = record.filter(|record| record.key.as_deref() == Some(name.as_bytes()));
+        record.next().unwrap().timestamp = Some(ended.after(Duration::from_secs(seconds)));
+        let topics = Topics {
+            max_ended,
+            ..topics()
+        };
+        let report = check(&world.sent, &topics, &world.seen);
+        let kinds: Vec<DefectKind> = report.defects.iter().map(|defect| defect.kind).collect();
+        let expected: &[DefectKind] = if is_clean { &[] } else { &[Contradiction] };
+        assert_eq!(kinds, expected, "{max_ended:?}, {seconds} s");
+    }
 }
 
 #[test]

@@ -1,0 +1,248 @@
+//! Changes a small topic so that each change is decided with everything that was written before it, also by other processes.
+//!
+//! All writers use one transactional id. A change initialises a producer with it, reads the topic to its end, decides, and writes in one
+//! transaction. The initialisation completes or aborts the transaction of the writer before, and fences that writer. So either
+//! the change of another writer is committed before this one reads, or that writer is fenced and has to read again: between the read
+//! and the commit of a change, nothing can be written. This is a compare-and-set on the topic.
+//!
+//! A writer that is fenced tries again after a random delay, because two writers that initialise in turn would fence each other
+//! for ever.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
+use redeliver_core::{Output, Record};
+use redeliver_kafka_ffi::KafkaClient;
+
+use crate::client::KafkaSettings;
+use crate::convert::native_headers;
+use crate::reader::{ReadError, TopicReader};
+use crate::recovery::{RecoveryAction, recovery_action};
+
+/// After this time, the broker aborts the transaction of a writer that has vanished. Readers wait for it.
+const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum delay before the second attempt. It doubles with each one.
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+const MAX_DELAY: Duration = Duration::from_secs(2);
+
+/// A change that is being decided.
+pub trait Decide {
+    /// What the caller gets.
+    type Decision;
+    /// Why the change is refused.
+    type Error;
+
+    /// Takes note of a record. All records of the topic come in their order.
+    fn read(&mut self, record: Record);
+
+    /// Decides, once all records were read: the result, and what to write. If the outcome of a former attempt is unknown, the records
+    /// may contain what this change has written already.
+    ///
+    /// # Errors
+    /// Why nothing is to be written.
+    fn decide(self) -> Result<(Self::Decision, Vec<Output>), Self::Error>;
+}
+
+/// Why nothing was decided.
+#[derive(Debug, thiserror::Error)]
+pub enum ExclusiveError<E> {
+    /// The change is refused; nothing was written.
+    #[error("the change is refused")]
+    Refused(E),
+    /// Kafka did not answer in time, or refuses; nothing was written.
+    #[error("{step}")]
+    Unavailable {
+        /// What failed last.
+        step: &'static str,
+        /// The cause.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The time ended before it was known whether the commit took effect.
+    #[error("the outcome of the commit is unknown")]
+    Unknown(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// A writer of a topic with one partition.
+#[derive(Clone)]
+pub struct ExclusiveWriter {
+    settings: KafkaSettings,
+    transactional_id: String,
+    topic: Arc<str>,
+}
+
+/// Why an attempt has failed.
+enum Failed<E> {
+    Refused(E),
+    /// Another attempt may succeed, unless the error is permanent.
+    At(&'static str, KafkaError),
+    Reading(ReadError),
+    Committing(KafkaError),
+}
+
+impl ExclusiveWriter {
+    /// A writer. `transactional_id` must be the same for all writers of the topic, also for those with another prefix of ids: it is used as it is.
+    #[must_use]
+    pub fn new(settings: &KafkaSettings, transactional_id: &str, topic: Arc<str>) -> Self {
+        Self {
+            settings: KafkaSettings {
+                transaction_timeout: TRANSACTION_TIMEOUT,
+                ..settings.clone()
+            },
+            transactional_id: transactional_id.to_owned(),
+            topic,
+        }
+    }
+
+    /// Makes one change. Each attempt calls `begin`. Blocks for `timeout` at most, and a little longer for the last attempt.
+    ///
+    /// # Errors
+    /// [`ExclusiveError`] says whether something may have been written.
+    pub fn write<D: Decide>(
+        &self,
+        timeout: Duration,
+        begin: impl Fn() -> D,
+    ) -> Result<D::Decision, ExclusiveError<D::Error>> {
+        let deadline = Instant::now() + timeout;
+        let (mut delay, mut is_unknown) = (FIRST_DELAY, false);
+        loop {
+            let failed = match self.attempt(deadline, &begin, &mut is_unknown) {
+                Ok(decision) => return Ok(decision),
+                Err(Failed::Refused(refusal)) => return Err(ExclusiveError::Refused(refusal)),
+                Err(failed) => failed,
+            };
+            let pause = delay.mul_f64(fastrand::f64());
+            let is_permanent = failed.is_permanent();
+            if is_permanent || Instant::now() + pause >= deadline {
+                return Err(failed.into_error(is_unknown));
+            }
+            tracing::debug!(topic = &*self.topic, reason = %failed.reason(), "a change is decided again");
+            std::thread::park_timeout(pause);
+            delay = (delay * 2).min(MAX_DELAY);
+        }
+    }
+
+    fn attempt<D: Decide>(
+        &self,
+        deadline: Instant,
+        begin: impl Fn() -> D,
+        is_unknown: &mut bool,
+    ) -> Result<D::Decision, Failed<D::Error>> {
+        let at = |step| move |error| Failed::At(step, error);
+        let left = || {
+            let left = deadline.saturating_duration_since(Instant::now());
+            left.max(Duration::from_millis(1))
+        };
+        let mut config = self.settings.transactional_producer(&self.transactional_id);
+        config.set("transactional.id", self.transactional_id.as_str());
+        let producer: KafkaClient<ThreadedProducer<DefaultProducerContext>> =
+            config.create().map_err(at("creating the producer"))?;
+        let initialising = at("initialising the producer");
+        producer.init_transactions(left()).map_err(initialising)?;
+        let mut change = begin();
+        let mut reader =
+            TopicReader::of_partition(&self.settings, &self.topic, 0, None).map_err(Failed::Reading)?;
+        let read = reader.read_to_end(left(), |record| change.read(record));
+        read.map_err(Failed::Reading)?;
+        // If a former attempt has committed, the records show it.
+        *is_unknown = false;
+        let (decision, outputs) = change.decide().map_err(Failed::Refused)?;
+        if outputs.is_empty() {
+            return Ok(decision);
+        }
+        producer.begin_transaction().map_err(at("beginning"))?;
+        for output in &outputs {
+            let mut record = BaseRecord::<[u8], [u8]>::to(&output.topic);
+            record.partition = output.partition;
+            record.key = output.key.as_deref();
+            record.payload = output.value.as_deref();
+            if !output.headers.is_empty() {
+                record.headers = Some(native_headers(&output.headers));
+            }
+            producer
+                .send(record)
+                .map_err(|(error, _)| Failed::At("producing", error))?;
+        }
+        producer.commit_transaction(left()).map_err(|error| {
+            // If the broker refuses the records, the client does not even ask for the commit. After any other error, an earlier request of
+            // the client may have taken effect.
+            *is_unknown = !is_refused(&error);
+            Failed::Committing(error)
+        })?;
+        Ok(decision)
+    }
+}
+
+/// Whether the broker refuses this caller or these records, and would again.
+fn is_refused(error: &KafkaError) -> bool {
+    matches!(
+        error.rdkafka_error_code(),
+        Some(
+            RDKafkaErrorCode::TopicAuthorizationFailed
+                | RDKafkaErrorCode::TransactionalIdAuthorizationFailed
+                | RDKafkaErrorCode::ClusterAuthorizationFailed
+                | RDKafkaErrorCode::MessageSizeTooLarge
+                | RDKafkaErrorCode::MessageBatchTooLarge
+                | RDKafkaErrorCode::InvalidRecord
+        )
+    )
+}
+
+impl<E> Failed<E> {
+    fn is_permanent(&self) -> bool {
+        match self {
+            Self::Refused(_) | Self::Reading(ReadError::Missing(_)) => true,
+            Self::At(_, error) => {
+                recovery_action(error) == RecoveryAction::Misconfigured || is_refused(error)
+            }
+            Self::Reading(ReadError::Kafka { source, .. }) => is_refused(source),
+            Self::Reading(_) => false,
+            // Otherwise, the outcome is found out by reading.
+            Self::Committing(error) => is_refused(error),
+        }
+    }
+
+    fn reason(&self) -> String {
+        match self {
+            Self::Refused(_) => "refused".to_owned(),
+            Self::At(step, error) => format!("{step}: {error}"),
+            Self::Reading(error) => error.to_string(),
+            Self::Committing(error) => format!("committing: {error}"),
+        }
+    }
+
+    fn into_error(self, is_unknown: bool) -> ExclusiveError<E> {
+        let (step, source): (_, Box<dyn std::error::Error + Send + Sync>) = match self {
+            Self::Refused(refusal) => return ExclusiveError::Refused(refusal),
+            Self::At(step, error) => (step, error.into()),
+            Self::Reading(error) => ("reading the topic", error.into()),
+            Self::Committing(error) => ("committing", error.into()),
+        };
+        if is_unknown {
+            ExclusiveError::Unknown(source)
+        } else {
+            ExclusiveError::Unavailable { step, source }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_commit_without_permission_is_refused_at_once_and_other_failures_leave_its_outcome_open() {
+        for (code, expected) in [
+            (RDKafkaErrorCode::TopicAuthorizationFailed, true),
+            (RDKafkaErrorCode::TransactionalIdAuthorizationFailed, true),
+            (RDKafkaErrorCode::InvalidRecord, true),
+            (RDKafkaErrorCode::OperationTimedOut, false),
+            (RDKafkaErrorCode::ProducerFenced, false),
+            (RDKafkaErrorCode::NotEnoughReplicas, false),
+        ] {
+            let failed = Failed::<()>::Committing(KafkaError::MessageProduction(code));
+            assert_eq!(failed.is_permanent(), expected, "{code}");
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! `control`: what operators change at run time.
+
+use serde::{Deserialize, Serialize};
+
+use super::error::Findings;
+use super::{Config, KafkaConfig};
+
+/// The name of the topic, after `kafka.id_prefix`.
+const TOPIC: &str = "redeliver.control";
+
+/// `control`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ControlConfig {
+    /// The topic with what operators have paused or limited. `None`: `redeliver.control`, after `kafka.id_prefix`.
+    pub topic: Option<String>,
+}
+
+impl ControlConfig {
+    /// The topic of an installation with these settings for Kafka. With different prefixes of ids, the topics differ too: what is paused in one installation runs
+    /// in the other.
+    #[must_use]
+    pub fn topic(&self, kafka: &KafkaConfig) -> String {
+        self.topic.clone().unwrap_or_else(|| kafka.id(TOPIC))
+    }
+
+    pub(super) fn check(&self, findings: &mut Findings<'_>) {
+        if let Some(topic) = &self.topic {
+            findings.topic("topic", topic);
+        }
+    }
+}
+
+impl Config {
+    /// The control topic.
+    #[must_use]
+    pub fn control_topic(&self) -> String {
+        self.control.topic(&self.kafka)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn installations_with_different_prefixes_have_different_topics() {
+        for (text, topic) in [
+            ("{}", "redeliver.control"),
+            ("kafka: { id_prefix: staging- }", "staging-redeliver.control"),
+            (
+                "{ kafka: { id_prefix: staging- }, control: { topic: ours } }",
+                "ours",
+            ),
+        ] {
+            assert_eq!(Config::from_yaml(text).unwrap().control_topic(), topic);
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! Changes of the control topic. No change can overlap another one, see [`redeliver_kafka::exclusive`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use redeliver_core::{Clock, Headers, Output, Record, Timestamp};
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::exclusive::{Decide, ExclusiveError, ExclusiveWriter};
+use tokio::sync::Mutex;
+use tokio::task::JoinError;
+
+use super::name::ControlName;
+use super::snapshot::{Problem, Snapshot};
+use super::value::{ApplicationControl, Desired, RateLimit, Run, Value};
+use super::{Control, transactional_id};
+use crate::host::Host;
+
+/// How long a change may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A request to change something.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChangeRequest {
+    /// What to change.
+    pub name: ControlName,
+    /// How.
+    pub change: Change,
+    /// Who wants it.
+    pub by: String,
+    /// Why.
+    pub why: String,
+    /// The revision that the value must have; 0: there must be none.
+    pub expected_revision: Option<u64>,
+}
+
+/// What to change.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Change {
+    /// Pauses it, or lets it run.
+    Run(Run),
+    /// Limits its rate. `None`: as the configuration says.
+    Rate(Option<RateLimit>),
+    /// Everything is as the configuration says.
+    Reset,
+}
+
+/// Why a change is refused. Nothing was written.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum RefusedChange {
+    /// The value has another revision than the expected one.
+    #[error("has revision {}", .0.as_ref().map_or(0, |value| value.revision))]
+    Revised(Option<Box<Value>>),
+    /// This version would lose something of the value.
+    #[error("has a value that this version cannot change: it {0}")]
+    Unknown(Problem),
+}
+
+/// Why a change has failed.
+pub type ChangeError = ExclusiveError<RefusedChange>;
+
+/// Changes the control topic. Cheap to clone.
+#[derive(Clone)]
+pub struct ControlWriter {
+    writer: ExclusiveWriter,
+    topic: Arc<str>,
+    clock: Arc<dyn Clock>,
+    control: Control,
+    /// One change of this process at a time: several would fence each other.
+    turn: Arc<Mutex<()>>,
+}
+
+impl ControlWriter {
+    /// A writer for the topic that `control` follows.
+    #[must_use]
+    pub fn new(host: &Host, control: Control) -> Self {
+        Self::with(
+            &host.kafka,
+            &host.config.control_topic(),
+            host.clock.clone(),
+            control,
+        )
+    }
+
+    fn with(kafka: &KafkaSettings, topic: &str, clock: Arc<dyn Clock>, control: Control) -> Self {
+        let topic: Arc<str> = topic.into();
+        Self {
+            writer: ExclusiveWriter::new(kafka, &transactional_id(&topic), topic.clone()),
+            topic,
+            clock,
+            control,
+            turn: Arc::default(),
+        }
+    }
+
+    /// Makes a change, and returns the value that follows from it; `None` if there is none. When this returns, the change is durable, and
+    /// this process has read it. A change without an effect writes nothing.
+    ///
+    /// # Errors
+    /// [`ChangeError`] says whether something may have been written.
+    pub async fn change(&self, request: ChangeRequest) -> Result<Option<Value>, ChangeError> {
+        let turn = tokio::time::timeout(TIMEOUT, self.turn.clone().lock_owned()).await;
+        let turn = turn.map_err(|elapsed| ExclusiveError::Unavailable {
+            step: "waiting for other changes",
+            source: elapsed.into(),
+        })?;
+        let (writer, name) = (self.clone(), request.name.clone());
+        // The change goes on when its caller does not wait any longer.
+        let changing = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            let change_id = Bytes::copy_from_slice(&fastrand::u128(..).to_be_bytes());
+            writer.writer.write(TIMEOUT, || PendingChange {
+                request: &request,
+                change_id: &change_id,
+                topic: &writer.topic,
+                now: writer.clock.now(),
+                snapshot: Snapshot::default(),
+                own: None,
+            })
+        });
+        let Decided { value, is_written } = changing.await.unwrap_or_else(|error| Err(never_ran(error)))?;
+        if let Some(value) = &value {
+            if is_written {
+                tracing::info!(
+                    %name, revision = value.revision, by = value.changed_by, why = value.why, desired = ?value.desired,
+                    "control changed"
+                );
+            }
+            self.control.until_read(&name, value.revision).await;
+        }
+        Ok(value)
+    }
+}
+
+/// The error of a change that did not come to its end. Once it runs, it ends, unless it panics.
+fn never_ran(error: JoinError) -> ChangeError {
+    match error.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(cancelled) => ExclusiveError::Unavailable {
+            step: "the process is shutting down",
+            source: cancelled.into(),
+        },
+    }
+}
+
+/// What was decided.
+#[derive(Debug, PartialEq)]
+struct Decided {
+    /// The value that applies.
+    value: Option<Value>,
+    /// Whether this change has written it.
+    is_written: bool,
+}
+
+/// A change that is being decided.
+struct PendingChange<'r> {
+    request: &'r ChangeRequest,
+    change_id: &'r Bytes,
+    topic: &'r Arc<str>,
+    now: Timestamp,
+    snapshot: Snapshot,
+    /// What a former attempt has written, whose outcome was unknown.
+    own: Option<Value>,
+}
+
+impl Decide for PendingChange<'_> {
+    type Decision = Decided;
+    type Error = RefusedChange;
+
+    fn read(&mut self, record: Record) {
+        self.snapshot.apply(&record);
+        if let Some(value) = self.snapshot.get(&self.request.name)
+            && value.change_id == *self.change_id
+        {
+            self.own = Some(value.clone());
+        }
+    }
+
+    fn decide(self) -> Result<(Decided, Vec<Output>), RefusedChange> {
+        let decided = |value, is_written| Decided { value, is_written };
+        if self.own.is_some() {
+            return Ok((decided(self.own, true), Vec::new()));
+        }
+        let ChangeRequest { name, .. } = self.request;
+        if let Some(problem) = self.snapshot.problem(name) {
+            return Err(RefusedChange::Unknown(problem));
+        }
+        let current = self.snapshot.get(name).cloned();
+        let Some(value) = next(current.as_ref(), self.request, self.now, self.change_id)? else {
+            return Ok((decided(current, false), Vec::new()));
+        };
+        let output = Output {
+            topic: self.topic.clone(),
+            partition: Some(0),
+            key: Some(name.to_string().into()),
+            value: Some(value.encode()),
+            headers: Headers::new(),
+        };
+        Ok((decided(Some(value), true), vec![output]))
+    }
+}
+
+/// The value that follows from a change; `None` if the change has no effect.
+fn next(
+    current: Option<&Value>,
+    request: &ChangeRequest,
+    now: Timestamp,
+    change_id: &Bytes,
+) -> Result<Option<Value>, RefusedChange> {
+    let before = current.map_or(ApplicationControl::default(), |value| match value.desired {
+        Desired::Application(app) => app,
+    });
+    let app = match request.change {
+        Change::Run(run) => ApplicationControl {
+            run: Some(run),
+            ..before
+        },
+        Change::Rate(rate) => ApplicationControl { rate, ..before },
+        Change::Reset => ApplicationControl::default(),
+    };
+    let revision = current.map_or(0, |value| value.revision);
+    if request
+        .expected_revision
+        .is_some_and(|expected| expected != revision)
+    {
+        return Err(RefusedChange::Revised(current.cloned().map(Box::new)));
+    }
+    // Another reason is a change, and a missing one is none. Without a value, nothing was changed that has a reason.
+    let is_same_reason = request.why.is_empty() || current.is_none_or(|value| value.why == request.why);
+    if app == before && is_same_reason {
+        return Ok(None);
+    }
+    Ok(Some(Value {
+        // A reset is a value too, so that no revision occurs twice.
+        revision: revision + 1,
+        changed_at: Some(now),
+        changed_by: request.by.clone(),
+        why: request.why.clone(),
+        change_id: change_id.clone(),
+        desired: Desired::Application(app),
+        is_newer: false,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::snapshot::tests::{paused, record};
+    use super::*;
+
+    fn request(change: Change, why: &str, expected_revision: Option<u64>) -> ChangeRequest {
+        ChangeRequest {
+            name: ControlName::application("sms"),
+            change,
+            by: "bob".to_owned(),
+            why: why.to_owned(),
+            expected_revision,
+        }
+    }
+
+    fn decide(
+        records: &[Record],
+        change: Change,
+        expected: Option<u64>,
+    ) -> Result<(Option<Value>, usize), RefusedChange> {
+        decide_because(records, change, "test", expected)
+    }
+
+    fn decide_because(
+        records: &[Record],
+        change: Change,
+        why: &str,
+        expected: Option<u64>,
+    ) -> Result<(Option<Value>, usize), RefusedChange> {
+        let (request, topic) = (request(change, why, expected), "control".into());
+        let mut pending = PendingChange {
+            request: &request,
+            change_id: &Bytes::from_static(b"own"),
+            topic: &topic,
+            now: Timestamp::from_millis(7),
+            snapshot: Snapshot::default(),
+            own: None,
+        };
+        for record in records {
+            pending.read(record.clone());
+        }
+        let (decided, outputs) = pending.decide()?;
+        Ok((decided.value, outputs.len()))
+    }
+
+    fn desired(value: Option<Value>) -> (u64, ApplicationControl) {
+        let value = value.unwrap();
+        let Desired::Application(app) = value.desired;
+        (value.revision, app)
+    }
+
+    #[test]
+    fn a_change_keeps_what_it_does_not_change() {
+        let before = [record(0, "app/sms", Some(paused(4).encode()))];
+        let rate = Some(RateLimit::PerSecond(5.0));
+        let (value, written) = decide(&before, Change::Rate(rate), None).unwrap();
+        assert_eq!(written, 1);
+        let run = Some(Run::Paused);
+        assert_eq!(desired(value.clone()), (5, ApplicationControl { run, rate }));
+        let value = value.unwrap();
+        assert_eq!((value.changed_by.as_str(), value.why.as_str()), ("bob", "test"));
+        let (value, _) = decide(&before, Change::Run(Run::Running), None).unwrap();
+        let run = Some(Run::Running);
+        assert_eq!(desired(value), (5, ApplicationControl { run, rate: None }));
+        // The revision goes on, so that no later value has one that was used before.
+        let (value, _) = decide(&before, Change::Reset, None).unwrap();
+        assert_eq!(desired(value), (5, ApplicationControl::default()));
+    }
+
+    #[test]
+    fn another_revision_than_the_expected_one_is_refused() {
+        let before = [record(0, "app/sms", Some(paused(4).encode()))];
+        let resume = Change::Run(Run::Running);
+        assert_eq!(decide(&before, resume, Some(4)).unwrap().1, 1);
+        assert_eq!(
+            decide(&before, resume, Some(3)),
+            Err(RefusedChange::Revised(Some(Box::new(paused(4)))))
+        );
+        assert_eq!(decide(&[], resume, Some(0)).unwrap().1, 1);
+        assert_eq!(decide(&[], resume, Some(1)), Err(RefusedChange::Revised(None)));
+    }
+
+    #[test]
+    fn a_change_without_an_effect_can_be_repeated() {
+        let before = [record(0, "app/sms", Some(paused(4).encode()))];
+        let pause = Change::Run(Run::Paused);
+        // With its reason, or without one.
+        for why in ["outage", ""] {
+            for expected in [None, Some(4)] {
+                let (value, written) = decide_because(&before, pause, why, expected).unwrap();
+                assert_eq!((value, written), (Some(paused(4)), 0));
+            }
+        }
+        assert_eq!(decide(&[], Change::Reset, None), Ok((None, 0)));
+        assert_eq!(decide(&[], Change::Rate(None), None), Ok((None, 0)));
+    }
+
+    #[test]
+    fn another_reason_is_a_change() {
+        let before = [record(0, "app/sms", Some(paused(4).encode()))];
+        let (value, written) = decide_because(&before, Change::Run(Run::Paused), "later", None).unwrap();
+        let value = value.unwrap();
+        assert_eq!((value.revision, value.why.as_str(), written), (5, "later", 1));
+    }
+
+    #[test]
+    fn a_wrong_revision_is_refused_also_if_nothing_would_change() {
+        let before = [record(0, "app/sms", Some(paused(4).encode()))];
+        let refused = decide_because(&before, Change::Run(Run::Paused), "outage", Some(3));
+        assert_eq!(refused, Err(RefusedChange::Revised(Some(Box::new(paused(4))))));
+        let refused = decide(&[], Change::Reset, Some(1));
+        assert_eq!(refused, Err(RefusedChange::Revised(None)));
+    }
+
+    #[tokio::test]
+    async fn a_change_that_never_ran_because_of_a_shutdown_has_written_nothing() {
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(std::future::pending::<()>());
+        tasks.abort_all();
+        let error = never_ran(tasks.join_next().await.unwrap().unwrap_err());
+        assert!(matches!(error, ExclusiveError::Unavailable { .. }), "{error:?}");
+    }
+
+    #[test]
+    fn a_change_that_was_written_with_an_unknown_outcome_is_not_written_again() {
+        let own = Value {
+            change_id: Bytes::from_static(b"own"),
+            ..paused(4)
+        };
+        // Another change came right after it.
+        let records = [
+            record(0, "app/sms", Some(own.encode())),
+            record(1, "app/sms", Some(paused(5).encode())),
+        ];
+        let (value, written) = decide(&records, Change::Run(Run::Running), Some(3)).unwrap();
+        assert_eq!((value, written), (Some(own), 0));
+    }
+
+    #[test]
+    fn what_a_newer_version_has_written_is_not_changed() {
+        let broken = [record(0, "app/sms", Some(Bytes::from_static(b"\xff")))];
+        let refused = decide(&broken, Change::Reset, None);
+        assert!(matches!(refused, Err(RefusedChange::Unknown(_))), "{refused:?}");
+        // Of others, it does not matter.
+        let other = [record(0, "app/mail", Some(Bytes::from_static(b"\xff")))];
+        assert_eq!(decide(&other, Change::Run(Run::Paused), None).unwrap().1, 1);
+    }
+}

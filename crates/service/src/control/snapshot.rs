@@ -1,0 +1,267 @@
+//! What the control topic contains.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use redeliver_core::Record;
+use redeliver_core::failure::bounded_text;
+
+use super::name::{ControlName, MAX_NAME};
+use super::value::{ApplicationControl, Desired, InvalidValue, Run, Value};
+
+/// The values of the topic. The newest one of each key counts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    values: BTreeMap<ControlName, Result<Value, InvalidValue>>,
+    /// The keys of unknown kinds.
+    unknown: BTreeSet<String>,
+}
+
+/// Why a value is not, or not completely, obeyed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// Its key is of an unknown kind.
+    Name,
+    /// It cannot be read. It may want a pause, so what it names is paused.
+    Unreadable(InvalidValue),
+    /// A newer version has written it, which may want more.
+    Newer,
+}
+
+/// What applies while a value cannot be read: to run by mistake could do harm, and to wait does not.
+const FAIL_SAFE: ApplicationControl = ApplicationControl {
+    run: Some(Run::Paused),
+    rate: None,
+};
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name => f.write_str("is of an unknown kind, and ignored"),
+            Self::Unreadable(invalid) => write!(f, "{invalid}, and is paused until it can be read"),
+            Self::Newer => {
+                f.write_str("was written by a newer version, and obeyed as far as this one knows it")
+            }
+        }
+    }
+}
+
+impl Problem {
+    fn of(value: &Result<Value, InvalidValue>) -> Option<Self> {
+        match value {
+            Ok(value) => value.is_newer.then_some(Self::Newer),
+            Err(invalid) => Some(Self::Unreadable(*invalid)),
+        }
+    }
+}
+
+impl Snapshot {
+    /// Takes note of a record, which is newer than all before.
+    pub fn apply(&mut self, record: &Record) {
+        let key = record.key.as_deref().unwrap_or_default();
+        let name = std::str::from_utf8(key).ok().and_then(|key| key.parse().ok());
+        match (name, record.value.as_ref()) {
+            (Some(name), Some(value)) => drop(self.values.insert(name, Value::decode(value))),
+            (Some(name), None) => drop(self.values.remove(&name)),
+            // No name is longer. Keys that are stand for each other, so that the memory is bounded.
+            (None, value) => {
+                let key = bounded_text(&String::from_utf8_lossy(key), MAX_NAME);
+                if value.is_some() {
+                    self.unknown.insert(key);
+                } else {
+                    self.unknown.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// The value of a name; `None` also if it cannot be read, see [`Snapshot::problem`].
+    #[must_use]
+    pub fn get(&self, name: &ControlName) -> Option<&Value> {
+        self.values.get(name)?.as_ref().ok()
+    }
+
+    /// Whether there is a value of a name, also one that cannot be read.
+    #[must_use]
+    pub fn contains(&self, name: &ControlName) -> bool {
+        self.values.contains_key(name)
+    }
+
+    /// All values that can be read, by name.
+    pub fn values(&self) -> impl Iterator<Item = (&ControlName, &Value)> {
+        self.values
+            .iter()
+            .filter_map(|(name, value)| Some((name, value.as_ref().ok()?)))
+    }
+
+    /// What applies to applications, by name. One whose value cannot be read is paused.
+    pub fn applications(&self) -> impl Iterator<Item = (&str, ApplicationControl)> {
+        self.values.iter().map(|(name, value)| {
+            let ControlName::Application(app) = name;
+            (&**app, obeyed(value))
+        })
+    }
+
+    /// What applies to a name; `None`: what the configuration says.
+    #[must_use]
+    pub fn application(&self, name: &ControlName) -> Option<ApplicationControl> {
+        self.values.get(name).map(obeyed)
+    }
+
+    /// What is not, or not completely, obeyed as it was written, by key.
+    pub fn problems(&self) -> impl Iterator<Item = (String, Problem)> {
+        let values = self.values.iter();
+        let values = values.filter_map(|(name, value)| Some((name.to_string(), Problem::of(value)?)));
+        let unknown = self.unknown.iter().map(|key| (key.clone(), Problem::Name));
+        values.chain(unknown)
+    }
+
+    /// The problem of a name, if there is one.
+    #[must_use]
+    pub fn problem(&self, name: &ControlName) -> Option<Problem> {
+        self.values.get(name).and_then(Problem::of)
+    }
+}
+
+fn obeyed(value: &Result<Value, InvalidValue>) -> ApplicationControl {
+    match value {
+        Ok(value) => {
+            let Desired::Application(app) = value.desired;
+            app
+        }
+        Err(_) => FAIL_SAFE,
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use bytes::Bytes;
+    use redeliver_core::{Headers, Position};
+    use redeliver_proto::{Message as _, v1};
+
+    use super::*;
+
+    pub(crate) fn record(offset: i64, key: &str, value: Option<Bytes>) -> Record {
+        Record {
+            position: Position {
+                topic: "control".into(),
+                partition: 0,
+                offset,
+            },
+            timestamp: None,
+            key: Some(Bytes::copy_from_slice(key.as_bytes())),
+            value,
+            headers: Headers::new(),
+            unreadable_headers: 0,
+        }
+    }
+
+    pub(crate) fn paused(revision: u64) -> Value {
+        Value {
+            revision,
+            changed_at: None,
+            changed_by: "ann".to_owned(),
+            why: "outage".to_owned(),
+            change_id: Bytes::new(),
+            desired: Desired::Application(ApplicationControl {
+                run: Some(Run::Paused),
+                rate: None,
+            }),
+            is_newer: false,
+        }
+    }
+
+    fn running() -> Value {
+        Value {
+            desired: Desired::Application(ApplicationControl {
+                run: Some(Run::Running),
+                rate: None,
+            }),
+            ..paused(1)
+        }
+    }
+
+    #[test]
+    fn the_newest_value_of_a_name_counts() {
+        let (mut snapshot, name) = (Snapshot::default(), ControlName::application("sms"));
+        for revision in [1, 2] {
+            snapshot.apply(&record(0, "app/sms", Some(paused(revision).encode())));
+            assert_eq!(snapshot.get(&name), Some(&paused(revision)));
+        }
+        assert_eq!(snapshot.applications().count(), 1);
+        snapshot.apply(&record(0, "app/sms", None));
+        assert_eq!(snapshot, Snapshot::default());
+    }
+
+    fn broken() -> Option<Bytes> {
+        Some(Bytes::from_static(b"\xff"))
+    }
+
+    #[test]
+    fn unknown_kinds_are_reported_and_stop_nothing() {
+        let mut snapshot = Snapshot::default();
+        snapshot.apply(&record(0, "app/sms", Some(paused(1).encode())));
+        // Not `app/` and a replacement character: the key is not text.
+        let mut no_text = record(1, "", broken());
+        no_text.key = Some(Bytes::from_static(b"app/\xff"));
+        snapshot.apply(&no_text);
+        snapshot.apply(&record(2, "planet/mars", broken()));
+        let problems: Vec<_> = snapshot.problems().collect();
+        let unknown = ["app/\u{fffd}", "planet/mars"].map(|key| (key.to_owned(), Problem::Name));
+        assert_eq!(problems, unknown);
+        assert_eq!(snapshot.applications().count(), 1);
+        no_text.value = None;
+        snapshot.apply(&no_text);
+        for key in ["app/sms", "planet/mars"] {
+            snapshot.apply(&record(3, key, None));
+        }
+        assert_eq!(snapshot, Snapshot::default());
+    }
+
+    #[test]
+    fn an_application_whose_value_cannot_be_read_is_paused() {
+        let (mut snapshot, name) = (Snapshot::default(), ControlName::application("sms"));
+        let unknown_state = Value {
+            revision: 2,
+            ..paused(1)
+        };
+        let mut unknown_state = v1::ControlRecord::decode(unknown_state.encode()).unwrap();
+        unknown_state.desired = Some(v1::control_record::Desired::Application(v1::ApplicationControl {
+            state: 9,
+            rate: None,
+        }));
+        let unknown_state = Some(Bytes::from(unknown_state.encode_to_vec()));
+        let unknown_kind = Some(Bytes::new());
+        for (value, problem) in [
+            (unknown_state, InvalidValue::State),
+            (unknown_kind, InvalidValue::Kind),
+            (broken(), InvalidValue::Malformed),
+        ] {
+            // Whatever it was before, and as after a restart.
+            for before in [Some(running().encode()), Some(paused(1).encode()), None] {
+                snapshot.apply(&record(0, "app/sms", before));
+                snapshot.apply(&record(1, "app/sms", value.clone()));
+                assert_eq!(snapshot.application(&name), Some(FAIL_SAFE), "{problem}");
+                assert_eq!(snapshot.applications().collect::<Vec<_>>(), [("sms", FAIL_SAFE)]);
+                assert_eq!(snapshot.problem(&name), Some(Problem::Unreadable(problem)));
+                assert!(snapshot.contains(&name) && snapshot.get(&name).is_none());
+            }
+        }
+        // A value that can be read ends it.
+        snapshot.apply(&record(2, "app/sms", Some(running().encode())));
+        assert_eq!(snapshot.problems().count(), 0);
+        assert_eq!(snapshot.application(&name).unwrap().run, Some(Run::Running));
+    }
+
+    #[test]
+    fn the_problems_of_long_names_are_told_apart() {
+        let mut snapshot = Snapshot::default();
+        let long = |end: &str| format!("app/{}{end}", "x".repeat(200));
+        snapshot.apply(&record(0, &long("a"), broken()));
+        snapshot.apply(&record(1, &long("b"), broken()));
+        assert_eq!(snapshot.problems().count(), 2);
+        snapshot.apply(&record(2, &long("b"), Some(paused(1).encode())));
+        let of = |end: &str| snapshot.problem(&long(end).parse().unwrap());
+        assert!(of("a").is_some() && of("b").is_none());
+    }
+}

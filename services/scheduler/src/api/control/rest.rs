@@ -1,0 +1,256 @@
+//! REST: `/v1/controls` and `/v1/applications/{app}/control`.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /v1/controls` | 200 |
+//! | `GET /v1/applications/{app}/control` | 200, 404 |
+//! | `POST /v1/applications/{app}/control:pause`, `:resume`, `:rate`, `:reset` | 200, 404, 409 another revision than `expectedRevision` |
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{Path, State};
+use axum::http::HeaderMap;
+use axum::{Extension, Json};
+use redeliver_proto::v1;
+use redeliver_proto::v1::rate_limit::Limit;
+use redeliver_service::control::change::Change;
+use redeliver_service::control::value::Run;
+use redeliver_service::identity::Identity;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{ChangeControl, ControlView, read_limit};
+use crate::api::error::RequestError;
+use crate::api::jobs::Jobs;
+use crate::api::openapi::{BodyProblems, ControlProblems, DocumentedRouter, Problems};
+use crate::api::problem::Problem;
+use crate::api::rest::json_body;
+use crate::api::schedules::rest::read_options;
+use crate::index::Index;
+use crate::request::{Field, Format};
+
+const FORMAT: Format = Format::Json;
+
+/// Adds the routes.
+pub(in crate::api) fn add<I: Index>(
+    router: DocumentedRouter<Arc<Jobs<I>>>,
+    max_body: usize,
+) -> DocumentedRouter<Arc<Jobs<I>>> {
+    router
+        .with(__path_list, &list::<I>, max_body)
+        .with(__path_show, &show::<I>, max_body)
+        .with(__path_pause, &pause::<I>, max_body)
+        .with(__path_resume, &resume::<I>, max_body)
+        .with(__path_set_rate, &set_rate::<I>, max_body)
+        .with(__path_reset, &reset::<I>, max_body)
+}
+
+/// The applications that somebody has changed, and those that the configuration pauses or limits.
+#[derive(Serialize, ToSchema)]
+pub(in crate::api) struct ControlsResponse {
+    /// By name. Only those that the caller may read.
+    controls: Vec<ControlView>,
+}
+
+/// Lists what is paused, limited or changed
+///
+/// Needs the scope `control:read` for some application.
+#[utoipa::path(
+    get,
+    path = "/v1/controls",
+    operation_id = "listControls",
+    responses((status = 200, description = "The applications", body = ControlsResponse), Problems),
+)]
+async fn list<I: Index>(
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+) -> Result<Json<ControlsResponse>, Problem> {
+    let controls = jobs.list_controls(&caller)?;
+    let controls = controls.into_iter().map(ControlView::from).collect();
+    Ok(Json(ControlsResponse { controls }))
+}
+
+/// Gets what is wanted of an application, and what applies
+///
+/// Needs the scope `control:read` for the application.
+#[utoipa::path(
+    get,
+    path = "/v1/applications/{app}/control",
+    operation_id = "getControl",
+    params(("app" = String, Path, description = "The name of the application")),
+    responses((status = 200, description = "What is wanted, and what applies", body = ControlView), Problems, ControlProblems),
+)]
+async fn show<I: Index>(
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    Path(app): Path<String>,
+) -> Result<Json<ControlView>, Problem> {
+    Ok(Json(jobs.get_control(&caller, &app)?.into()))
+}
+
+/// The body of a change. It may be missing.
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(in crate::api) struct ControlChange {
+    /// Why, for others. At most 1000 bytes.
+    #[serde(default)]
+    why: String,
+    /// Answer 409 unless the application has this revision; 0: nobody has changed it yet.
+    expected_revision: Option<u64>,
+}
+
+/// A limit of the rate. With neither of the first two, it is as the configuration says.
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(in crate::api) struct ControlRate {
+    /// How many jobs are dispatched per second at most, by all schedulers together: from 0.001 to 1000000.
+    rate_per_second: Option<f64>,
+    /// `true`: there is no limit, whatever the configuration says.
+    unlimited: Option<bool>,
+    /// Why, for others. At most 1000 bytes.
+    #[serde(default)]
+    why: String,
+    /// Answer 409 unless the application has this revision; 0: nobody has changed it yet.
+    expected_revision: Option<u64>,
+}
+
+impl ControlRate {
+    fn limit(&self) -> Result<Change, RequestError> {
+        let limit = match (self.rate_per_second, self.unlimited) {
+            (Some(_), Some(_)) => {
+                let problem = "has both `ratePerSecond` and `unlimited`; write one of them";
+                return Err(Field::Rate.malformed(FORMAT, problem).into());
+            }
+            (Some(rate), None) => Some(Limit::PerSecond(rate)),
+            (None, Some(unlimited)) => Some(Limit::Unlimited(unlimited)),
+            (None, None) => None,
+        };
+        let rate = limit.map(|limit| v1::RateLimit { limit: Some(limit) });
+        read_limit(rate.as_ref(), FORMAT)
+    }
+}
+
+/// Pauses an application
+///
+/// Its jobs are accepted, and none is dispatched. It stays paused over restarts. Needs the scope `control:write` for the application.
+#[utoipa::path(
+    post,
+    path = "/v1/applications/{app}/control:pause",
+    operation_id = "pauseControl",
+    params(("app" = String, Path, description = "The name of the application")),
+    request_body(content = Option<ControlChange>),
+    responses(
+        (status = 200, description = "The application is paused", body = ControlView),
+        Problems, BodyProblems, ControlProblems,
+    ),
+)]
+async fn pause<I: Index>(
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    Path(app): Path<String>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<ControlView>, Problem> {
+    change(&jobs, &caller, app, Change::Run(Run::Paused), &headers, body).await
+}
+
+/// Resumes an application
+///
+/// Also if the configuration pauses it. Needs the scope `control:write` for the application.
+#[utoipa::path(
+    post,
+    path = "/v1/applications/{app}/control:resume",
+    operation_id = "resumeControl",
+    params(("app" = String, Path, description = "The name of the application")),
+    request_body(content = Option<ControlChange>),
+    responses(
+        (status = 200, description = "The application runs", body = ControlView),
+        Problems, BodyProblems, ControlProblems,
+    ),
+)]
+async fn resume<I: Index>(
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    Path(app): Path<String>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<ControlView>, Problem> {
+    change(&jobs, &caller, app, Change::Run(Run::Running), &headers, body).await
+}
+
+/// Sets or removes the limit of the rate of an application
+///
+/// Needs the scope `control:write` for the application.
+#[utoipa::path(
+    post,
+    path = "/v1/applications/{app}/control:rate",
+    operation_id = "setControlRate",
+    params(("app" = String, Path, description = "The name of the application")),
+    request_body(content = Option<ControlRate>),
+    responses(
+        (status = 200, description = "The application has this rate", body = ControlView),
+        Problems, BodyProblems, ControlProblems,
+    ),
+)]
+async fn set_rate<I: Index>(
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    Path(app): Path<String>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<ControlView>, Problem> {
+    let options: ControlRate = read_options(&json_body(&headers, body, "scheduler.max_data")?)?;
+    let request = ChangeControl {
+        app,
+        change: options.limit()?,
+        why: options.why,
+        expected_revision: options.expected_revision,
+    };
+    let control = jobs.change_control(&caller, request, FORMAT).await?;
+    Ok(Json(control.into()))
+}
+
+/// Returns an application to the configuration
+///
+/// Its state and its rate are as the configuration says. Needs the scope `control:write` for the application.
+#[utoipa::path(
+    post,
+    path = "/v1/applications/{app}/control:reset",
+    operation_id = "resetControl",
+    params(("app" = String, Path, description = "The name of the application")),
+    request_body(content = Option<ControlChange>),
+    responses(
+        (status = 200, description = "The configuration applies", body = ControlView),
+        Problems, BodyProblems, ControlProblems,
+    ),
+)]
+async fn reset<I: Index>(
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    Path(app): Path<String>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<ControlView>, Problem> {
+    change(&jobs, &caller, app, Change::Reset, &headers, body).await
+}
+
+async fn change<I: Index>(
+    jobs: &Jobs<I>,
+    caller: &Identity,
+    app: String,
+    change: Change,
+    headers: &HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<ControlView>, Problem> {
+    let options: ControlChange = read_options(&json_body(headers, body, "scheduler.max_data")?)?;
+    let request = ChangeControl {
+        app,
+        change,
+        why: options.why,
+        expected_revision: options.expected_revision,
+    };
+    let control = jobs.change_control(caller, request, FORMAT).await?;
+    Ok(Json(control.into()))
+}

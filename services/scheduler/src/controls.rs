@@ -1,0 +1,200 @@
+//! What applies to applications now: what operators want at run time and, for the rest, the settings.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use redeliver_runtime::Config;
+use redeliver_service::control::value::{ApplicationControl, RateLimit, Run};
+use redeliver_service::control::{Control, Snapshot};
+
+use crate::job::{Job, Kind};
+
+/// What applies to one application.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct AppState {
+    pub(crate) is_paused: bool,
+    /// How many of its jobs are dispatched per second, by all shards together.
+    pub(crate) rate: Option<f64>,
+}
+
+impl AppState {
+    /// What an operator wants comes first.
+    pub(crate) fn controlled_by(self, control: &ApplicationControl) -> Self {
+        Self {
+            is_paused: match control.run {
+                None => self.is_paused,
+                Some(Run::Running) => false,
+                Some(Run::Paused) => true,
+            },
+            rate: match control.rate {
+                None => self.rate,
+                Some(RateLimit::PerSecond(rate)) => Some(rate),
+                Some(RateLimit::Unlimited) => None,
+            },
+        }
+    }
+}
+
+/// The settings of applications, by name.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct AppSettings(BTreeMap<String, AppState>);
+
+impl AppSettings {
+    pub(crate) fn of(config: &Config) -> Self {
+        let apps = config.scheduler.apps.iter().map(|(name, app)| {
+            let state = AppState {
+                is_paused: app.paused,
+                rate: app.rate,
+            };
+            (name.clone(), state)
+        });
+        Self(apps.collect())
+    }
+
+    /// The setting of an application; `None` if it is not in the configuration.
+    pub(crate) fn get(&self, app: &str) -> Option<AppState> {
+        self.0.get(app).copied()
+    }
+
+    /// The applications that are paused or limited.
+    pub(crate) fn restricted(&self) -> impl Iterator<Item = &str> {
+        let restricted = self.0.iter().filter(|(_, state)| **state != AppState::default());
+        restricted.map(|(app, _)| app.as_str())
+    }
+}
+
+/// What applies to all applications. Those that are neither paused nor limited are not in here.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct AppStates {
+    /// The applications of which no job is dispatched.
+    pub(crate) paused: BTreeSet<String>,
+    /// How many jobs are dispatched per second, by all shards together.
+    pub(crate) rates: BTreeMap<String, f64>,
+}
+
+impl AppStates {
+    /// What follows from the settings and from what operators want. That also counts for applications that are not in the
+    /// configuration any more: their jobs may still wait.
+    pub(crate) fn combine(settings: &AppSettings, control: &Snapshot) -> Self {
+        let mut states = settings.0.clone();
+        for (app, control) in control.applications() {
+            let state = states.entry(app.to_owned()).or_default();
+            *state = state.controlled_by(&control);
+        }
+        let paused = states.iter().filter(|(_, state)| state.is_paused);
+        Self {
+            paused: paused.map(|(app, _)| app.clone()).collect(),
+            rates: states
+                .iter()
+                .filter_map(|(app, state)| Some((app.clone(), state.rate?)))
+                .collect(),
+        }
+    }
+
+    pub(crate) fn is_paused(&self, app: &str) -> bool {
+        self.paused.contains(app)
+    }
+
+    /// Whether the application of a job is paused. A pipeline can have the name of an application.
+    pub(crate) fn pauses(&self, job: &Job) -> bool {
+        job.kind == Kind::App && self.is_paused(&job.app)
+    }
+}
+
+/// What applies to all applications, from moment to moment.
+#[derive(Debug)]
+pub(crate) struct LiveAppStates {
+    settings: AppSettings,
+    /// `None`: only the settings count.
+    control: Option<Control>,
+    /// The last result, and what it was computed from.
+    last: Mutex<(Arc<Snapshot>, Arc<AppStates>)>,
+}
+
+impl LiveAppStates {
+    pub(crate) fn new(settings: AppSettings, control: Option<Control>) -> Self {
+        let nothing = Arc::<Snapshot>::default();
+        let states = Arc::new(AppStates::combine(&settings, &nothing));
+        Self {
+            settings,
+            control,
+            last: Mutex::new((nothing, states)),
+        }
+    }
+
+    /// What applies now. The same [`Arc`] is returned until something changes.
+    pub(crate) fn current(&self) -> Arc<AppStates> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(control) = &self.control {
+            let snapshot = control.snapshot();
+            if !Arc::ptr_eq(&snapshot, &last.0) {
+                let states = Arc::new(AppStates::combine(&self.settings, &snapshot));
+                *last = (snapshot, states);
+            }
+        }
+        last.1.clone()
+    }
+}
+
+#[cfg(test)]
+impl LiveAppStates {
+    /// States that do not change.
+    pub(crate) fn fixed(states: AppStates) -> Self {
+        Self {
+            settings: AppSettings::default(),
+            control: None,
+            last: Mutex::new((Arc::default(), Arc::new(states))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_takes_precedence_over_settings() {
+        let setting = AppState {
+            is_paused: true,
+            rate: Some(5.0),
+        };
+        let state = |is_paused, rate| AppState { is_paused, rate };
+        for (run, rate, expected) in [
+            (None, None, setting),
+            (Some(Run::Running), None, state(false, Some(5.0))),
+            (Some(Run::Paused), Some(RateLimit::Unlimited), state(true, None)),
+            (None, Some(RateLimit::PerSecond(0.5)), state(true, Some(0.5))),
+        ] {
+            let control = ApplicationControl { run, rate };
+            assert_eq!(setting.controlled_by(&control), expected, "{control:?}");
+        }
+    }
+
+    #[test]
+    fn applications_without_a_restriction_are_left_out() {
+        let settings = AppSettings(
+            [
+                ("free".to_owned(), AppState::default()),
+                (
+                    "paused".to_owned(),
+                    AppState {
+                        is_paused: true,
+                        rate: None,
+                    },
+                ),
+                (
+                    "slow".to_owned(),
+                    AppState {
+                        is_paused: false,
+                        rate: Some(2.0),
+                    },
+                ),
+            ]
+            .into(),
+        );
+        assert_eq!(settings.restricted().collect::<Vec<_>>(), ["paused", "slow"]);
+        let states = AppStates::combine(&settings, &Snapshot::default());
+        assert!(states.is_paused("paused") && !states.is_paused("free"));
+        assert_eq!(states.rates, [("slow".to_owned(), 2.0)].into());
+    }
+}

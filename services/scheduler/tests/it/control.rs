@@ -1,0 +1,304 @@
+//! Pausing and limiting applications at run time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use redeliver_core::{Headers, Output};
+use redeliver_kafka::reader::TopicReader;
+use redeliver_kafka::topology::{self, TopologySpec};
+use redeliver_proto::v1::control_service_client::ControlServiceClient;
+use redeliver_proto::{Message as _, v1};
+use redeliver_runtime::Config;
+use redeliver_service::topics::topic_settings;
+use redeliver_testkit::kafka_request::delete_topic;
+use redeliver_testkit::{ServiceProcess, eventually};
+use tonic::transport::Channel;
+
+use crate::env::{DEADLINE, SchedulerEnv};
+use crate::oracle::JobSpec;
+use crate::requests::{Request, in_millis};
+
+const PAUSED: &str = "mail";
+const OTHER: &str = "sms";
+
+fn control_topic(env: &SchedulerEnv) -> Arc<str> {
+    format!("{}-control", env.test.name()).into()
+}
+
+fn connect(env: &SchedulerEnv, scheduler: &mut ServiceProcess) -> ControlServiceClient<Channel> {
+    let output = scheduler.wait_for_output("serving the job API", DEADLINE);
+    let line = output.lines().rfind(|line| line.contains("serving the job API"));
+    let address = line
+        .and_then(|line| line.split_once("address="))
+        .unwrap()
+        .1
+        .trim();
+    let url = format!("http://{address}");
+    env.block_on(ControlServiceClient::connect(url)).unwrap()
+}
+
+fn request(app: &str) -> v1::ChangeControlRequest {
+    v1::ChangeControlRequest {
+        name: format!("app/{app}"),
+        why: "test".to_owned(),
+        expected_revision: None,
+    }
+}
+
+fn jobs(app: &str, count: u32) -> Vec<Request> {
+    let jobs = (0..count).map(|n| {
+        let spec = JobSpec::new(app, format!("{app} {n}")).at(in_millis(u64::from(n) * 20));
+        Request::protobuf(spec)
+    });
+    jobs.collect()
+}
+
+#[test]
+fn a_pause_holds_over_restarts_of_all_schedulers_and_delays_no_other_application() {
+    let env = SchedulerEnv::new(SchedulerEnv::builder("pause"));
+    let mut schedulers = [env.start("a"), env.start("b")];
+    let mut control = connect(&env, &mut schedulers[0]);
+    let paused = env.block_on(control.pause_control(request(PAUSED))).unwrap();
+    assert_eq!(paused.into_inner().revision, 1);
+    // Who, what and why.
+    let output = schedulers[0].wait_for_output("control changed", DEADLINE);
+    let line = output
+        .lines()
+        .find(|line| line.contains("control changed"))
+        .unwrap();
+    for part in ["name=app/mail", "revision=1", "by=", "why=\"test\"", "Paused"] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    // The other process obeys it too.
+    schedulers[1].until_ready_but(&format!("paused applications: {PAUSED}"));
+
+    let mut sent = env.send(jobs(PAUSED, 50));
+    let others = env.send(jobs(OTHER, 50));
+    let mut watch = env.watch();
+    watch.until_jobs_ended(others.len());
+    for scheduler in &mut schedulers {
+        scheduler.shut_down();
+    }
+    for scheduler in &mut schedulers {
+        scheduler.start_again();
+    }
+    for scheduler in &mut schedulers {
+        scheduler.until_ready_but(&format!("paused applications: {PAUSED}"));
+    }
+    let more = env.send(jobs(OTHER, 50));
+    watch.until_jobs_ended(others.len() + more.len());
+    watch.look();
+    let of_paused = &env.topics.apps[PAUSED];
+    assert!(
+        watch
+            .seen
+            .apps
+            .iter()
+            .all(|record| record.position.topic != *of_paused)
+    );
+
+    let mut control = connect(&env, &mut schedulers[1]);
+    let resumed = env.block_on(control.resume_control(request(PAUSED))).unwrap();
+    assert_eq!(resumed.into_inner().revision, 2);
+    sent.extend(others);
+    sent.extend(more);
+    // Each exactly once.
+    watch.settle(&mut sent);
+}
+
+#[test]
+fn two_schedulers_that_are_asked_at_the_same_time_lose_no_change() {
+    let env = SchedulerEnv::new(SchedulerEnv::builder("race"));
+    let mut schedulers = [env.start("a"), env.start("b")];
+    let [first, second] = &mut schedulers;
+    let (mut first, mut second) = (connect(&env, first), connect(&env, second));
+    // Different fields of one value, and different values.
+    let pause = first.pause_control(request(PAUSED));
+    let rate = second.set_control_rate(v1::SetControlRateRequest {
+        name: format!("app/{PAUSED}"),
+        rate: Some(v1::RateLimit {
+            limit: Some(v1::rate_limit::Limit::PerSecond(7.0)),
+        }),
+        why: "test".to_owned(),
+        expected_revision: None,
+    });
+    let both = async { futures::join!(pause, rate) };
+    let (paused, limited) = env.block_on(both);
+    let mut revisions = [
+        paused.unwrap().into_inner().revision,
+        limited.unwrap().into_inner().revision,
+    ];
+    revisions.sort_unstable();
+    assert_eq!(revisions, [1, 2]);
+    let name = format!("app/{PAUSED}");
+    let expect_both = |client: &mut ControlServiceClient<Channel>| {
+        eventually("both changes apply", DEADLINE, || {
+            let control = env.block_on(client.get_control(v1::GetControlRequest { name: name.clone() }));
+            let control = control.unwrap().into_inner();
+            let Some(v1::control::Effective::EffectiveApplication(app)) = control.effective else {
+                return Err("no state".to_owned());
+            };
+            let limit = app.rate.and_then(|rate| rate.limit);
+            let has_both =
+                app.state() == v1::RunState::Paused && limit == Some(v1::rate_limit::Limit::PerSecond(7.0));
+            has_both.then_some(()).ok_or_else(|| format!("{app:?}"))
+        });
+    };
+    expect_both(&mut first);
+    expect_both(&mut second);
+    // With a precondition, only one of two changes takes effect.
+    let expecting = || v1::ChangeControlRequest {
+        expected_revision: Some(2),
+        ..request(PAUSED)
+    };
+    let resume = first.resume_control(expecting());
+    let reset = second.reset_control(expecting());
+    let both = async { futures::join!(resume, reset) };
+    let (resumed, reset) = env.block_on(both);
+    let failed = match (&resumed, &reset) {
+        (Ok(_), Err(status)) | (Err(status), Ok(_)) => status,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(failed.code(), tonic::Code::Aborted, "{failed:?}");
+}
+
+#[test]
+fn values_of_newer_versions_stop_nothing_and_are_reported() {
+    let env = SchedulerEnv::new(SchedulerEnv::builder("unknown"));
+    let mut scheduler = env.start("a");
+    let write = |key: &str, value: Vec<u8>| {
+        env.write(&[Output {
+            topic: control_topic(&env),
+            partition: Some(0),
+            key: Some(Bytes::copy_from_slice(key.as_bytes())),
+            value: Some(value.into()),
+            headers: Headers::new(),
+        }]);
+    };
+    write("planet/mars", b"terraform".to_vec());
+    scheduler.until_ready_but("`planet/mars` is of an unknown kind, and ignored");
+    assert_eq!(scheduler.metric("redeliver_control_problems"), 1);
+    // Of a newer format, what is known is obeyed, and not changed.
+    let newer = v1::ControlRecord {
+        revision: 9,
+        format: 1,
+        desired: Some(v1::control_record::Desired::Application(v1::ApplicationControl {
+            state: v1::RunState::Paused.into(),
+            rate: None,
+        })),
+        ..v1::ControlRecord::default()
+    };
+    write(&format!("app/{PAUSED}"), newer.encode_to_vec());
+    scheduler.until_ready_but(&format!("paused applications: {PAUSED}"));
+    let mut control = connect(&env, &mut scheduler);
+    let refused = env.block_on(control.resume_control(request(PAUSED))).unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "{refused:?}");
+    let mut sent = env.send(jobs(OTHER, 5));
+    env.watch().until_jobs_ended(sent.len());
+    // Another change is not affected.
+    env.block_on(control.pause_control(request("crawl"))).unwrap();
+    env.block_on(control.reset_control(request("crawl"))).unwrap();
+    let resumed = v1::ControlRecord {
+        format: 0,
+        desired: Some(v1::control_record::Desired::Application(v1::ApplicationControl {
+            state: v1::RunState::Running.into(),
+            rate: None,
+        })),
+        ..newer
+    };
+    write(&format!("app/{PAUSED}"), resumed.encode_to_vec());
+    env.watch().settle(&mut sent);
+}
+
+#[test]
+fn an_application_whose_value_cannot_be_read_stays_paused_until_it_can() {
+    let env = SchedulerEnv::new(SchedulerEnv::builder("unreadable"));
+    let mut scheduler = env.start("a");
+    let mut control = connect(&env, &mut scheduler);
+    env.block_on(control.pause_control(request(PAUSED))).unwrap();
+    let name = format!("app/{PAUSED}");
+    let write = |app: v1::ApplicationControl| {
+        let record = v1::ControlRecord {
+            revision: 2,
+            desired: Some(v1::control_record::Desired::Application(app)),
+            ..v1::ControlRecord::default()
+        };
+        env.write(&[Output {
+            topic: control_topic(&env),
+            partition: Some(0),
+            key: Some(name.clone().into()),
+            value: Some(record.encode_to_vec().into()),
+            headers: Headers::new(),
+        }]);
+    };
+    // A state of a newer version.
+    write(v1::ApplicationControl { state: 9, rate: None });
+    let problem = "has an unknown state, and is paused until it can be read";
+    scheduler.until_ready_but(&format!("`{name}` {problem}"));
+    scheduler.until_ready_but(&format!("paused applications: {PAUSED}"));
+    assert_eq!(scheduler.metric("redeliver_control_problems"), 1);
+    let get = v1::GetControlRequest { name: name.clone() };
+    let shown = env.block_on(control.get_control(get)).unwrap().into_inner();
+    let Some(v1::control::Effective::EffectiveApplication(app)) = &shown.effective else {
+        panic!("{shown:?}");
+    };
+    assert_eq!((app.state(), &*shown.problem), (v1::RunState::Paused, problem));
+    assert_eq!(shown.desired, None);
+    let listed = env
+        .block_on(control.list_controls(v1::ListControlsRequest {}))
+        .unwrap();
+    assert_eq!(listed.into_inner().controls, [shown]);
+    let refused = env.block_on(control.resume_control(request(PAUSED))).unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "{refused:?}");
+    let mut sent = env.send(jobs(PAUSED, 5));
+    let others = env.send(jobs(OTHER, 5));
+    let mut watch = env.watch();
+    watch.until_jobs_ended(others.len());
+    watch.look();
+    let of_paused = &env.topics.apps[PAUSED];
+    let dispatched = &watch.seen.apps;
+    assert!(
+        dispatched
+            .iter()
+            .all(|record| record.position.topic != *of_paused)
+    );
+    write(v1::ApplicationControl {
+        state: v1::RunState::Running.into(),
+        rate: None,
+    });
+    sent.extend(others);
+    watch.settle(&mut sent);
+}
+
+#[test]
+fn what_applied_last_applies_while_the_topic_is_missing_and_not_once_it_is_created_again() {
+    let env = SchedulerEnv::new(SchedulerEnv::builder("gone-control"));
+    let mut scheduler = env.start("a");
+    let mut control = connect(&env, &mut scheduler);
+    env.block_on(control.pause_control(request(PAUSED))).unwrap();
+    let mut sent = env.send(jobs(PAUSED, 5));
+    env.watch().until_known(sent.len());
+    let topic = control_topic(&env);
+    delete_topic(&env.kafka.brokers, &topic);
+    scheduler.until_ready_but("the control topic cannot be read, so what it contained last applies");
+    assert_eq!(scheduler.metric("redeliver_control_readable"), 0);
+    scheduler.until_ready_but(&format!("paused applications: {PAUSED}"));
+    let unavailable = env.block_on(control.pause_control(request(OTHER))).unwrap_err();
+    assert_eq!(unavailable.code(), tonic::Code::Unavailable, "{unavailable:?}");
+    env.block_on(async {
+        let spec = TopologySpec::for_control(&topic, &topic_settings(&Config::default()));
+        topology::apply(&env.kafka.client(), &spec, DEADLINE)
+            .await
+            .unwrap();
+    });
+    let gone = "a control value is gone, and the configuration applies again";
+    scheduler.wait_for_output(gone, DEADLINE);
+    env.watch().settle(&mut sent);
+    let mut reader = TopicReader::new(&env.kafka, &[topic]).unwrap();
+    let mut records = 0;
+    reader
+        .read_to_end(Duration::from_secs(30), |_| records += 1)
+        .unwrap();
+    assert_eq!(records, 0);
+}
