@@ -47,7 +47,8 @@ mod schedules;
 mod scheme;
 
 pub use dead_letters::{
-    DeadLetter, DeadLetterClient, DeadLetterState, Dialect, ListDeadLetters, Page, Payload, TopicStats,
+    Completeness, DeadLetter, DeadLetterClient, DeadLetterState, DeadLetterStats, Dialect, FoundDeadLetter,
+    ListDeadLetters, MissingPartition, MissingReason, Page, Payload, Removal, TopicStats,
     Watch, WatchDeadLetters, WatchEvent,
 };
 pub use endpoint::Endpoint;

@@ -23,9 +23,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::{Code, Request, Response, Status};
 
-use crate::filter::{self, Expr};
+use crate::completeness::Completeness;
+use crate::filter::{self, Expr, NumberField};
 use crate::id::LetterId;
-use crate::index::{self, Generation, IndexedLetter, Pool, QUERY_TIMEOUT, ReadError};
+use crate::index::{self, IndexedLetter, Pool, QUERY_TIMEOUT, ReadError};
 use crate::letter::content_hash;
 use crate::lookup_pool::LookupPool;
 use crate::metrics::Metrics;
@@ -38,7 +39,6 @@ const WATCHERS: usize = 64;
 #[derive(Clone)]
 pub(crate) struct Api {
     pub(crate) pool: Pool,
-    pub(crate) generation: Generation,
     pub(crate) lookups: LookupPool,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -59,7 +59,6 @@ impl Api {
     )]
     pub(crate) fn new(
         pool: Pool,
-        generation: Generation,
         lookups: LookupPool,
         shared: Arc<SharedState>,
         clock: Arc<dyn Clock>,
@@ -69,7 +68,6 @@ impl Api {
     ) -> Self {
         Self {
             pool,
-            generation,
             lookups,
             shared,
             clock,
@@ -142,16 +140,48 @@ impl Api {
         Ok(records.into_iter().zip(letters).map(is_same).collect())
     }
 
+    /// What the index contains, for an answer that is read from it after this call. `call` has checked that it has caught up.
+    fn completeness(&self) -> Arc<Completeness> {
+        self.shared.completeness()
+    }
+
+    /// What an answer contains that was read from the index since the call of [`Api::completeness`] that returned `before`.
+    fn completeness_since(&self, before: &Completeness) -> Completeness {
+        before.and(&self.shared.completeness())
+    }
+
+    /// Refuses a filter on the state while the states are unknown: a dead letter that was redriven would be OPEN.
+    fn check_states(&self, filter: &Expr, completeness: &Completeness) -> Result<(), Status> {
+        if completeness.are_states_known() || !filter.tests(NumberField::State) {
+            return Ok(());
+        }
+        Err(status(
+            Code::Unavailable,
+            "filter: states are unknown, because the ledger cannot be read",
+            "STATES_UNKNOWN",
+            [],
+        ))
+    }
+
     async fn find(&self, id: &str) -> Result<IndexedLetter, Status> {
         let letter_id: LetterId = id
             .parse()
             .map_err(|error| invalid("id", format!("`{}` {error}", bounded(id)), "ID_INVALID", []))?;
+        let completeness = self.completeness();
+        let (topic, partition) = (letter_id.topic.clone(), letter_id.partition);
         let letter = self
             .pool
             .read(move |connection| index::get(connection, &letter_id))
             .await
             .map_err(|error| query_failed(&error))?;
-        letter.ok_or_else(|| not_found(id))
+        letter.ok_or_else(|| {
+            let completeness = self.completeness_since(&completeness);
+            if completeness.covers(&topic, partition, self.clock.now()) {
+                not_found(id)
+            } else {
+                index_incomplete(id)
+            }
+        })
     }
 }
 
@@ -223,6 +253,19 @@ fn not_found(id: &str) -> Status {
         Code::NotFound,
         text,
         "DEAD_LETTER_NOT_FOUND",
+        [("id", bounded(id))],
+    )
+}
+
+fn index_incomplete(id: &str) -> Status {
+    let text = format!(
+        "dead letter `{}` is not in the index, which does not contain all dead letters of its partition; retry later",
+        bounded(id)
+    );
+    status(
+        Code::Unavailable,
+        text,
+        "INDEX_INCOMPLETE",
         [("id", bounded(id))],
     )
 }

@@ -41,6 +41,19 @@ pub enum Expr {
     Is(Restriction),
 }
 
+impl Expr {
+    /// Whether any part of it tests this field.
+    #[must_use]
+    pub fn tests(&self, field: NumberField) -> bool {
+        match self {
+            Self::And(parts) | Self::Or(parts) => parts.iter().any(|part| part.tests(field)),
+            Self::Not(part) => part.tests(field),
+            Self::Is(Restriction::Number(tested, _)) => *tested == field,
+            Self::Is(_) => false,
+        }
+    }
+}
+
 /// A test of one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Restriction {

@@ -24,7 +24,7 @@ pub(crate) use pool::QUERY_TIMEOUT;
 pub use pool::{Pool, ReadError};
 pub use query::{Cursor, Direction, IndexedLetter, RecordDigest, TopicCounts};
 pub(crate) use query::{
-    Page, count_by_topic, first_and_last, get, list, list_by_row, open_by_topic, read_positions,
+    Page, count_by_topic, first_and_last, get, list, list_by_row, open_by_topic, read_positions, read_topic_ids,
 };
 pub use schema::Generation;
 pub use writer::{Change, Writer};
@@ -60,14 +60,37 @@ impl IndexError {
     /// Whether the file is damaged, so that the index must be rebuilt.
     #[must_use]
     pub fn is_damage(&self) -> bool {
-        let Self::Database { source, .. } = self else {
-            return false;
-        };
-        matches!(
-            source.sqlite_error_code(),
-            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)
-        )
+        matches!(self, Self::Database { source, .. } if is_damage(source))
     }
+
+    /// Whether the operation can succeed later without a change of the program or the file: the disk is full or fails, files
+    /// cannot be accessed, or another process holds a lock.
+    #[must_use]
+    pub fn is_temporary(&self) -> bool {
+        match self {
+            Self::Directory { .. } => true,
+            Self::InUse { .. } => false,
+            Self::Database { source, .. } => matches!(
+                source.sqlite_error_code(),
+                Some(
+                    ErrorCode::DiskFull
+                        | ErrorCode::SystemIoFailure
+                        | ErrorCode::CannotOpen
+                        | ErrorCode::ReadOnly
+                        | ErrorCode::PermissionDenied
+                        | ErrorCode::DatabaseBusy
+                        | ErrorCode::DatabaseLocked
+                        | ErrorCode::FileLockingProtocolFailed
+                        | ErrorCode::OutOfMemory
+                )
+            ),
+        }
+    }
+}
+
+fn is_damage(error: &rusqlite::Error) -> bool {
+    let code = error.sqlite_error_code();
+    matches!(code, Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
 }
 
 pub(crate) fn database(step: &'static str) -> impl Fn(rusqlite::Error) -> IndexError {
@@ -80,8 +103,6 @@ pub struct Index {
     pub writer: Writer,
     /// The reading connections.
     pub pool: Pool,
-    /// Identifies this build of the index.
-    pub generation: Generation,
     /// Whether the index was created, as opposed to opened.
     pub is_new: bool,
 }
@@ -126,8 +147,7 @@ impl Index {
         let generation = schema::generation(&connection)?;
         Ok(Self {
             writer: Writer::new(connection, path.clone(), lock)?,
-            pool: Pool::new(path),
-            generation,
+            pool: Pool::new(path, generation),
             is_new,
         })
     }

@@ -1,6 +1,7 @@
 //! Converts indexed dead letters to messages.
 
 use bytes::Bytes;
+use redeliver_core::Record;
 use redeliver_proto::convert::{to_headers, to_timestamp};
 use redeliver_proto::v1;
 
@@ -10,8 +11,10 @@ use crate::index::IndexedLetter;
 /// Values in messages are truncated to this many bytes.
 pub(super) const VALUE_LIMIT: usize = 1 << 20;
 
-/// The BASIC view: without value and headers.
-pub(super) fn basic(letter: &IndexedLetter) -> v1::DeadLetter {
+/// The BASIC view: without value and headers. `are_states_known`: see [`Completeness::are_states_known`].
+///
+/// [`Completeness::are_states_known`]: crate::completeness::Completeness::are_states_known
+pub(super) fn basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter {
     let origin = (!letter.origin_topic.is_empty()).then(|| v1::Position {
         topic: letter.origin_topic.clone(),
         partition: letter.origin_partition.unwrap_or(-1),
@@ -25,7 +28,7 @@ pub(super) fn basic(letter: &IndexedLetter) -> v1::DeadLetter {
             offset: letter.id.offset,
         }),
         dead_at: Some(to_timestamp(letter.dead_at)),
-        state: letter.state as i32,
+        state: if are_states_known { letter.state as i32 } else { 0 },
         dialect: letter.dialect,
         pipeline: letter.pipeline.clone(),
         error_class: letter.error_class.clone(),
@@ -46,16 +49,20 @@ pub(super) fn basic(letter: &IndexedLetter) -> v1::DeadLetter {
         state_by: letter.state_by.clone(),
         state_note: letter.state_note.clone(),
         content_hash: Bytes::copy_from_slice(&letter.content),
+        unreadable_headers: 0,
+        completeness: None,
     }
 }
 
 /// The FULL view: with headers, and with the value up to [`VALUE_LIMIT`].
-pub(super) fn full(letter: &IndexedLetter, value: Option<Bytes>) -> v1::DeadLetter {
+pub(super) fn full(letter: &IndexedLetter, record: Record, are_states_known: bool) -> v1::DeadLetter {
+    let value = record.value;
     let value_truncated = value.as_ref().is_some_and(|value| value.len() > VALUE_LIMIT);
     v1::DeadLetter {
         headers: to_headers(&header_list::decode(&letter.headers)),
+        unreadable_headers: u32::try_from(record.unreadable_headers).unwrap_or(u32::MAX),
         value: value.map(|value| value.slice(..value.len().min(VALUE_LIMIT))),
         value_truncated,
-        ..basic(letter)
+        ..basic(letter, are_states_known)
     }
 }

@@ -29,7 +29,11 @@ impl Api {
             ""
         };
         let query = query_hash(&["list", &request.filter, order]);
-        let after = PAGE.decode(self.generation, query, &request.page_token)?;
+        let generation = self.pool.generation();
+        let after = PAGE.decode(generation, query, &request.page_token)?;
+        let completeness = self.completeness();
+        self.check_states(&filter, &completeness)?;
+        let are_states_known = completeness.are_states_known();
         let is_full = is_full(request.view);
         let Page {
             letters,
@@ -44,7 +48,7 @@ impl Api {
         let mut bytes = 0;
         let mut last = None;
         'page: for batch in letters.chunks(LOOKUP_BATCH) {
-            for (letter, message) in batch.iter().zip(self.to_messages(batch, is_full).await?) {
+            for (letter, message) in batch.iter().zip(self.to_messages(batch, is_full, are_states_known).await?) {
                 let size = message.as_ref().map_or(0, v1::DeadLetter::encoded_len);
                 if bytes + size > PAGE_BYTES && !page.is_empty() {
                     has_more = true;
@@ -58,17 +62,23 @@ impl Api {
         }
         let token = last.filter(|_| has_more);
         let next_page_token =
-            token.map_or_else(String::new, |cursor| PAGE.encode(self.generation, query, cursor));
+            token.map_or_else(String::new, |cursor| PAGE.encode(generation, query, cursor));
         Ok(v1::ListDeadLettersResponse {
             dead_letters: page,
             next_page_token,
+            completeness: Some(self.completeness_since(&completeness).to_message(self.clock.now())),
         })
     }
 
     pub(super) async fn get(&self, id: String) -> Result<v1::DeadLetter, Status> {
+        let completeness = self.completeness();
         let letter = self.find(&id).await?;
         let record = self.record_of(&letter).await?.ok_or_else(|| not_found(&id))?;
-        Ok(convert::full(&letter, record.value))
+        let completeness = self.completeness_since(&completeness);
+        Ok(v1::DeadLetter {
+            completeness: Some(completeness.to_message(self.clock.now())),
+            ..convert::full(&letter, record, completeness.are_states_known())
+        })
     }
 
     /// Converts dead letters to the requested view. In the FULL view, a dead letter that Kafka does not have any more is
@@ -77,18 +87,19 @@ impl Api {
         &self,
         letters: &[IndexedLetter],
         is_full: bool,
+        are_states_known: bool,
     ) -> Result<Vec<Option<v1::DeadLetter>>, Status> {
         if !is_full {
             return Ok(letters
                 .iter()
-                .map(|letter| Some(convert::basic(letter)))
+                .map(|letter| Some(convert::basic(letter, are_states_known)))
                 .collect());
         }
         let records = self.records_of(letters).await?;
         Ok(letters
             .iter()
             .zip(records)
-            .map(|(letter, record)| Some(convert::full(letter, record?.value)))
+            .map(|(letter, record)| Some(convert::full(letter, record?, are_states_known)))
             .collect())
     }
 }

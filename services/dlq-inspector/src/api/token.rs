@@ -69,11 +69,7 @@ impl TokenKind {
             return Err(self.invalid("is not a token of this service", "TOKEN_INVALID"));
         };
         if decoded.generation != generation {
-            let text = format!(
-                "{}: expired, because the index was rebuilt; start again without a token",
-                self.field
-            );
-            return Err(status(Code::FailedPrecondition, text, "TOKEN_EXPIRED", []));
+            return Err(self.expired());
         }
         if decoded.query != query {
             return Err(self.invalid(
@@ -82,6 +78,15 @@ impl TokenKind {
             ));
         }
         Ok(Some(decoded.cursor))
+    }
+
+    /// The status for a token of another build of the index.
+    pub(super) fn expired(self) -> Status {
+        let text = format!(
+            "{}: expired, because the index was rebuilt; start again without a token",
+            self.field
+        );
+        status(Code::FailedPrecondition, text, "TOKEN_EXPIRED", [])
     }
 
     fn invalid(self, problem: &str, reason: &str) -> Status {

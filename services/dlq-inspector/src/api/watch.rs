@@ -21,7 +21,7 @@ use super::list::is_full;
 use super::token::{QueryHash, RESUME, query_hash};
 use super::{Api, ResponseStream, WATCHERS, parse_filter, query_failed, shutting_down};
 use crate::filter::Expr;
-use crate::index::{self, Cursor, Page};
+use crate::index::{self, Cursor, Generation, Page};
 use crate::metrics::WatcherGuard;
 
 /// Interval of heartbeats.
@@ -49,6 +49,8 @@ enum WatchEnd {
 
 struct Watcher {
     api: Api,
+    /// The build of the index that the row numbers belong to.
+    generation: Generation,
     filter: Expr,
     query: QueryHash,
     is_full: bool,
@@ -68,7 +70,9 @@ impl Api {
     ) -> Result<ResponseStream<v1::WatchDeadLettersResponse>, Status> {
         let filter = parse_filter(&request.filter)?;
         let query = query_hash(&["watch", &request.filter]);
-        let token = RESUME.decode(self.generation, query, &request.resume_token)?;
+        self.check_states(&filter, &self.completeness())?;
+        let generation = self.pool.generation();
+        let token = RESUME.decode(generation, query, &request.resume_token)?;
         let Ok(permit) = self.watcher_permits.clone().try_acquire_owned() else {
             let text = format!("too many watchers; the limit is {WATCHERS}; retry later");
             return Err(status(Code::ResourceExhausted, text, "TOO_MANY_WATCHERS", []));
@@ -83,6 +87,7 @@ impl Api {
         let (sender, receiver) = mpsc::channel(BUFFER_MESSAGES + 1);
         let watcher = Watcher {
             api: self.clone(),
+            generation,
             filter,
             query,
             is_full: is_full(request.view),
@@ -123,7 +128,8 @@ impl Watcher {
     async fn watch(&mut self, rows: &mut watch::Receiver<i64>) -> Result<std::convert::Infallible, WatchEnd> {
         let last = *rows.borrow_and_update();
         self.send_up_to(last).await?;
-        self.send(Event::Synced(v1::Synced {})).await?;
+        let completeness = Some(self.completeness());
+        self.send(Event::Synced(v1::Synced { completeness })).await?;
         let mut heartbeats = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         heartbeats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -135,16 +141,34 @@ impl Watcher {
                     let last = *rows.borrow_and_update();
                     self.send_up_to(last).await?;
                 }
-                _ = heartbeats.tick() => {
-                    let time = Some(to_timestamp(self.api.clock.now()));
-                    self.send(Event::Heartbeat(v1::Heartbeat { time })).await?;
-                }
+                _ = heartbeats.tick() => self.send_heartbeat().await?,
             }
         }
     }
 
+    async fn send_heartbeat(&self) -> Result<(), WatchEnd> {
+        let heartbeat = v1::Heartbeat {
+            time: Some(to_timestamp(self.api.clock.now())),
+            completeness: Some(self.completeness()),
+        };
+        self.send(Event::Heartbeat(heartbeat)).await
+    }
+
+    fn completeness(&self) -> v1::Completeness {
+        self.api.completeness().to_message(self.api.clock.now())
+    }
+
+    /// Row numbers start over when the index is rebuilt.
+    fn check_generation(&self) -> Result<(), WatchEnd> {
+        if self.api.pool.generation() == self.generation {
+            return Ok(());
+        }
+        Err(WatchEnd::Status(RESUME.expired()))
+    }
+
     /// Sends the dead letters that match, up to a row.
     async fn send_up_to(&mut self, last: i64) -> Result<(), WatchEnd> {
+        self.check_generation()?;
         while self.last_read < last {
             let (filter, after) = (self.filter.clone(), self.last_read);
             let up_to = last.min(after.saturating_add(SCANNED_ROWS));
@@ -154,9 +178,11 @@ impl Watcher {
                 .read(move |connection| index::list_by_row(connection, &filter, after, up_to, READ_BATCH))
                 .await;
             let Page { letters, has_more } = page.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
+            self.check_generation()?;
+            let are_states_known = self.api.completeness().are_states_known();
             let messages = self
                 .api
-                .to_messages(&letters, self.is_full)
+                .to_messages(&letters, self.is_full, are_states_known)
                 .await
                 .map_err(WatchEnd::Status)?;
             for (letter, message) in letters.iter().zip(messages) {
@@ -168,6 +194,10 @@ impl Watcher {
             if !has_more {
                 // Rows that do not match are skipped by later queries and resume tokens.
                 self.last_read = up_to;
+            }
+            // A client gives up without messages for a while, and would start again before the rows that were read in vain.
+            if letters.is_empty() && self.last_read < last {
+                self.send_heartbeat().await?;
             }
         }
         Ok(())
@@ -181,7 +211,7 @@ impl Watcher {
         };
         let message = v1::WatchDeadLettersResponse {
             event: Some(event),
-            resume_token: RESUME.encode(self.api.generation, self.query, cursor),
+            resume_token: RESUME.encode(self.generation, self.query, cursor),
         };
         let size = u32::try_from(message.encoded_len().div_ceil(1024)).unwrap_or(u32::MAX);
         let sending = async {

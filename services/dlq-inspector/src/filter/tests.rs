@@ -225,3 +225,16 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn it_is_known_which_fields_a_filter_tests() {
+    for (filter, expected) in [
+        ("", false),
+        ("retry_count = 1 topic = a", false),
+        ("headers.state = OPEN", false),
+        ("state = OPEN", true),
+        ("topic = a AND NOT (retry_count = 1 OR state != OPEN)", true),
+    ] {
+        assert_eq!(parse(filter).unwrap().tests(NumberField::State), expected, "{filter}");
+    }
+}

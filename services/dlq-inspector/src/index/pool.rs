@@ -1,14 +1,15 @@
 //! The connections that read, on threads that may block.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use rusqlite::functions::{Context, FunctionFlags};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use tokio::sync::Semaphore;
 
+use super::{Generation, is_damage};
 use crate::header_list;
 
 /// Maximum number of concurrent queries. Further queries wait.
@@ -38,17 +39,47 @@ pub struct Pool(Arc<Inner>);
 
 struct Inner {
     path: PathBuf,
+    generation: AtomicI64,
+    /// Whether a query has found damage.
+    is_damaged: AtomicBool,
+    /// Held by queries for reading, and while the files are replaced for writing.
+    gate: RwLock<()>,
     idle: Mutex<Vec<Connection>>,
     permits: Semaphore,
 }
 
 impl Pool {
-    pub(super) fn new(path: PathBuf) -> Self {
+    pub(super) fn new(path: PathBuf, generation: Generation) -> Self {
         Self(Arc::new(Inner {
             path,
+            generation: AtomicI64::new(generation),
+            is_damaged: AtomicBool::new(false),
+            gate: RwLock::new(()),
             idle: Mutex::new(Vec::new()),
             permits: Semaphore::new(CONNECTIONS),
         }))
+    }
+
+    /// Identifies the build of the index that is read.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        self.0.generation.load(Ordering::Acquire)
+    }
+
+    /// Whether a query has found damage. Then the index must be rebuilt.
+    pub(crate) fn is_damaged(&self) -> bool {
+        self.0.is_damaged.load(Ordering::Acquire)
+    }
+
+    /// Replaces the files. Waits for queries in progress, and closes all connections: a connection to deleted files would delete
+    /// the new write-ahead log when it is closed. Further queries wait, and read the new files.
+    pub(super) fn replace<E>(&self, replace: impl FnOnce() -> Result<Generation, E>) -> Result<(), E> {
+        let _gate = self.0.gate.write().unwrap_or_else(PoisonError::into_inner);
+        self.0.lock_idle().clear();
+        let generation = replace()?;
+        self.0.generation.store(generation, Ordering::Release);
+        self.0.is_damaged.store(false, Ordering::Release);
+        Ok(())
     }
 
     /// Runs a query on one snapshot of the index. If the returned future is dropped, the query is interrupted.
@@ -97,14 +128,32 @@ impl Drop for CancelOnDrop {
 }
 
 impl Inner {
+    fn lock_idle(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn run<T>(
         &self,
         cancelled: &Arc<AtomicBool>,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, ReadError> {
-        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let result = self.query(cancelled, query);
+        if let Err(ReadError::Database(error)) = &result
+            && is_damage(error)
+        {
+            self.is_damaged.store(true, Ordering::Release);
+        }
+        result
+    }
+
+    fn query<T>(
+        &self,
+        cancelled: &Arc<AtomicBool>,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, ReadError> {
         // Taken in a statement of its own, so that the lock is not held while a connection is opened.
-        let connection = idle().pop();
+        let connection = self.lock_idle().pop();
         let mut connection = match connection {
             Some(connection) => connection,
             None => open(&self.path)?,
@@ -119,7 +168,7 @@ impl Inner {
         // A connection whose transaction does not end would pin its snapshot, so it is dropped.
         if connection.execute_batch("ROLLBACK").is_ok() {
             connection.progress_handler(INSTRUCTIONS_PER_CHECK, None::<fn() -> bool>)?;
-            idle().push(connection);
+            self.lock_idle().push(connection);
         }
         result.map_err(|error| match error.sqlite_error_code() {
             Some(ErrorCode::OperationInterrupted) => ReadError::TooLong,

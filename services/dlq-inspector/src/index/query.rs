@@ -2,9 +2,11 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use redeliver_core::Timestamp;
+use redeliver_kafka::TopicId;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension as _, Row, params, params_from_iter};
 
@@ -446,6 +448,20 @@ pub(crate) fn read_positions(connection: &Connection) -> rusqlite::Result<(Vec<R
         .collect::<rusqlite::Result<_>>()?;
     let next_row = schema::meta(connection, "next_row")?.unwrap_or(1);
     Ok((positions, next_row - 1))
+}
+
+/// The ids of the topics that were read.
+pub(crate) fn read_topic_ids(connection: &Connection) -> rusqlite::Result<Vec<(Arc<str>, TopicId)>> {
+    connection
+        .prepare_cached(
+            "SELECT (SELECT text FROM texts WHERE id = i.topic) AS topic, i.id AS id FROM topic_ids i",
+        )?
+        .query_map((), |row| {
+            let topic: String = row.get("topic")?;
+            let bits = u128::from_be_bytes(row.get("id")?);
+            Ok((topic.into(), TopicId::from_bits(bits)))
+        })?
+        .collect()
 }
 
 /// The content hash of the record at an offset of a topic.

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
 
-use super::{IndexError, database};
+use super::{IndexError, database, query};
 
 /// The schema's version. A file with another version is deleted and rebuilt.
-const VERSION: i32 = 1;
+const VERSION: i32 = 2;
 
 /// Identifies one build of the index: a random number. Row numbers are valid within one generation only.
 pub type Generation = i64;
@@ -21,6 +21,8 @@ CREATE TABLE positions (
     topic INTEGER NOT NULL, partition INTEGER NOT NULL, next INTEGER NOT NULL,
     PRIMARY KEY (topic, partition)
 ) WITHOUT ROWID;
+
+CREATE TABLE topic_ids (topic INTEGER PRIMARY KEY, id BLOB NOT NULL);
 
 CREATE TABLE letters (
     row INTEGER PRIMARY KEY,
@@ -110,6 +112,8 @@ pub(super) fn open_existing(path: &Path) -> Result<Option<Connection>, OpenError
         |_| Ok(()),
     )?;
     connection.query_row("SELECT value FROM meta WHERE name = 'generation'", (), |_| Ok(()))?;
+    query::read_positions(&connection)?;
+    query::read_topic_ids(&connection)?;
     Ok(Some(connection))
 }
 

@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use redeliver_core::Timestamp;
+use redeliver_kafka::TopicId;
 use rusqlite::{Connection, OptionalExtension as _, Transaction, named_params, params};
 
 use super::schema::entry_applies;
-use super::{IndexError, database, schema};
-use crate::ledger::{State, Update};
+use super::{IndexError, Pool, database, schema};
+use crate::ledger::{self, State, Update};
 use crate::letter::Letter;
 
 /// A change of the index.
@@ -28,6 +29,13 @@ pub enum Change {
         partition: i32,
         /// The next offset to read.
         next: i64,
+    },
+    /// Stores the id of a topic, by which another topic of the same name is recognised later.
+    Identify {
+        /// The topic.
+        topic: Arc<str>,
+        /// Its id.
+        id: TopicId,
     },
     /// Removes the dead letters below an offset, which Kafka's retention has deleted.
     Trim {
@@ -98,11 +106,35 @@ impl Writer {
         Ok(self.next_row - 1)
     }
 
-    /// Deletes the damaged file, so that the next start rebuilds the index. The writer must not be used afterwards.
-    pub fn invalidate(&mut self) {
-        if let Err(error) = super::remove(&self.path) {
-            tracing::error!(path = %self.path.display(), %error, "cannot delete the damaged index; delete it manually");
-        }
+    /// Lets writes fail as on a full disk while the file has at least this many pages.
+    #[cfg(test)]
+    pub(super) fn limit_size_to_pages(&self, pages: u32) {
+        self.connection
+            .pragma_update(None, "max_page_count", pages)
+            .unwrap();
+    }
+
+    /// Replaces the damaged files by an empty index.
+    ///
+    /// # Errors
+    /// If the files cannot be deleted or created. Then only another call of this method is possible.
+    pub fn rebuild(&mut self, pool: &Pool) -> Result<(), IndexError> {
+        let closed = Connection::open_in_memory().map_err(database("closing the index"))?;
+        drop(std::mem::replace(&mut self.connection, closed));
+        self.text_ids.clear();
+        self.deleted_rows = 0;
+        pool.replace(|| {
+            super::remove(&self.path).map_err(|source| IndexError::Directory {
+                path: self.path.clone(),
+                source,
+            })?;
+            let connection = schema::create(&self.path)?;
+            connection.set_prepared_statement_cache_capacity(64);
+            self.next_row = 1;
+            let generation = schema::generation(&connection)?;
+            self.connection = connection;
+            Ok(generation)
+        })
     }
 
     /// Returns the new value of `deleted_rows`, which must not change if the transaction fails.
@@ -130,6 +162,7 @@ impl Writer {
                     partition,
                     next,
                 } => batch.set_position(topic, *partition, *next)?,
+                Change::Identify { topic, id } => batch.identify(topic, *id)?,
                 Change::Trim {
                     topic,
                     partition,
@@ -304,6 +337,15 @@ impl Batch<'_> {
         Ok(())
     }
 
+    fn identify(&mut self, topic: &str, id: TopicId) -> rusqlite::Result<()> {
+        let topic = self.text_id(topic)?;
+        self.execute(
+            "INSERT OR REPLACE INTO topic_ids (topic, id) VALUES (?, ?)",
+            params![topic, id.bits().to_be_bytes()],
+        )?;
+        Ok(())
+    }
+
     fn trim(&mut self, topic: &str, partition: i32, low: i64) -> rusqlite::Result<()> {
         let topic = self.text_id(topic)?;
         let below_low = params![topic, partition, low];
@@ -333,8 +375,7 @@ impl Batch<'_> {
         let deleted = self.execute("DELETE FROM letters WHERE topic = ?", [topic])?;
         self.count_deleted(deleted);
         // Ledger entries stay: they follow the ledger topic, and `entry_applies` ignores those of the old topic.
-        self.execute("DELETE FROM positions WHERE topic = ?", [topic])?;
-        Ok(())
+        self.forget_reading(topic)
     }
 
     fn count_deleted(&mut self, rows: usize) {
@@ -357,7 +398,7 @@ impl Batch<'_> {
             "DELETE FROM texts WHERE text != '' AND id NOT IN (\
              SELECT topic FROM letters UNION SELECT pipeline FROM letters UNION SELECT error_class FROM letters \
              UNION SELECT error_code FROM letters UNION SELECT origin_topic FROM letters \
-             UNION SELECT topic FROM positions UNION SELECT topic FROM ledger)",
+             UNION SELECT topic FROM positions UNION SELECT topic FROM topic_ids UNION SELECT topic FROM ledger)",
             (),
         )?;
         self.text_ids.clear();
@@ -369,6 +410,14 @@ impl Batch<'_> {
         let open = State::Open as i64;
         self.execute("UPDATE letters SET state = ?1 WHERE state != ?1", [open])?;
         self.execute("DELETE FROM ledger", ())?;
+        // The position would be beyond the end of the new ledger, which would look created again each time.
+        let topic = self.text_id(ledger::TOPIC)?;
+        self.forget_reading(topic)
+    }
+
+    fn forget_reading(&self, topic: i64) -> rusqlite::Result<()> {
+        self.execute("DELETE FROM positions WHERE topic = ?", [topic])?;
+        self.execute("DELETE FROM topic_ids WHERE topic = ?", [topic])?;
         Ok(())
     }
 }
