@@ -685,10 +685,7 @@ mod tests {
         assert!(!unknown.is_complete && unknown.are_states_known);
         let sent = v1::Completeness {
             complete: false,
-            as_of: Some(prost_types::Timestamp {
-                seconds: 1,
-                nanos: 0,
-            }),
+            as_of: Some(prost_types::Timestamp { seconds: 1, nanos: 0 }),
             missing: vec![v1::MissingPartition {
                 topic: "a-dlq".to_owned(),
                 partition: Some(3),

@@ -48,8 +48,8 @@ mod scheme;
 
 pub use dead_letters::{
     Completeness, DeadLetter, DeadLetterClient, DeadLetterState, DeadLetterStats, Dialect, FoundDeadLetter,
-    ListDeadLetters, MissingPartition, MissingReason, Page, Payload, Removal, TopicStats,
-    Watch, WatchDeadLetters, WatchEvent,
+    ListDeadLetters, MissingPartition, MissingReason, Page, Payload, Removal, TopicStats, Watch,
+    WatchDeadLetters, WatchEvent,
 };
 pub use endpoint::Endpoint;
 pub use error::{ClientError, ErrorDetails};

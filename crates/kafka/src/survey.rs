@@ -292,7 +292,12 @@ mod tests {
                 Some("-1"),
                 known(week, false),
             ),
-            (Some("compact"), Some("604800000"), Some("1000"), known(None, false)),
+            (
+                Some("compact"),
+                Some("604800000"),
+                Some("1000"),
+                known(None, false),
+            ),
             (Some("delete"), Some("-1"), Some("-1"), known(None, false)),
             (Some("delete"), Some("-1"), Some("0"), known(None, true)),
             (Some("delete"), None, Some("-1"), None),

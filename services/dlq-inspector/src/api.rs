@@ -86,9 +86,16 @@ impl Api {
         response: impl Future<Output = Result<T, Status>>,
     ) -> Result<Response<T>, Status> {
         let started = Instant::now();
+        let build = self.shared.build();
         let result = match self.check_caught_up() {
             Ok(()) => response.await,
             Err(unavailable) => Err(unavailable),
+        };
+        // The index was rebuilt meanwhile, so that its damage may have caused the failure, or the result may come from an empty index.
+        let result = if self.shared.build() == build {
+            result
+        } else {
+            Err(self.catching_up())
         };
         let code = result.as_ref().map_or_else(Status::code, |_| Code::Ok);
         self.metrics.observe_call(method, started, code);
@@ -106,14 +113,18 @@ impl Api {
         if *self.shared.caught_up.borrow() {
             return Ok(());
         }
+        Err(self.catching_up())
+    }
+
+    fn catching_up(&self) -> Status {
         let lag = self.shared.lag();
         let text = format!("index is catching up; {lag} dead letters left; retry later");
-        Err(status(
+        status(
             Code::Unavailable,
             text,
             "INDEX_CATCHING_UP",
             [("lag", lag.to_string())],
-        ))
+        )
     }
 
     /// The record of a dead letter; `None` if Kafka does not have it any more.
@@ -140,7 +151,7 @@ impl Api {
         Ok(records.into_iter().zip(letters).map(is_same).collect())
     }
 
-    /// What the index contains, for an answer that is read from it after this call. `call` has checked that it has caught up.
+    /// What the index contains, for an answer that is read from it after this call.
     fn completeness(&self) -> Arc<Completeness> {
         self.shared.completeness()
     }
@@ -262,12 +273,7 @@ fn index_incomplete(id: &str) -> Status {
         "dead letter `{}` is not in the index, which does not contain all dead letters of its partition; retry later",
         bounded(id)
     );
-    status(
-        Code::Unavailable,
-        text,
-        "INDEX_INCOMPLETE",
-        [("id", bounded(id))],
-    )
+    status(Code::Unavailable, text, "INDEX_INCOMPLETE", [("id", bounded(id))])
 }
 
 fn query_failed(error: &ReadError) -> Status {

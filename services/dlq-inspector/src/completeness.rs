@@ -68,7 +68,8 @@ impl Completeness {
         let mut missing = self.missing.clone();
         missing.extend(later.missing.clone());
         Self {
-            as_of: self.as_of,
+            // A rebuild may have begun in between.
+            as_of: later.as_of.and(self.as_of),
             missing,
         }
     }
@@ -155,6 +156,10 @@ mod tests {
         };
         let both = with(&[("a-dlq", Some(0))]).and(&later);
         assert_eq!(both.as_of, Some(at(1_000_000)));
-        assert_eq!(both.missing_by_topic(), BTreeMap::from([("a-dlq", 1), ("b-dlq", 1)]));
+        assert_eq!(with(&[]).and(&Completeness::default()).as_of, None);
+        assert_eq!(
+            both.missing_by_topic(),
+            BTreeMap::from([("a-dlq", 1), ("b-dlq", 1)])
+        );
     }
 }

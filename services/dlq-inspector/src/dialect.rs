@@ -304,7 +304,11 @@ impl DialectHeaders<'_> {
     fn facts(&self) -> Facts {
         let number = |field| self.first(field, decode_number);
         // Kafka writes -1 for a record without a timestamp.
-        let time = |field| number(field).filter(|millis| *millis >= 0).map(Timestamp::from_millis);
+        let time = |field| {
+            number(field)
+                .filter(|millis| *millis >= 0)
+                .map(Timestamp::from_millis)
+        };
         let topic = self.first(Field::OriginTopic, |value, encoding| {
             decode_text(value, encoding, TEXT_LIMIT).filter(|topic| is_topic_name(topic))
         });

@@ -24,7 +24,8 @@ pub(crate) use pool::QUERY_TIMEOUT;
 pub use pool::{Pool, ReadError};
 pub use query::{Cursor, Direction, IndexedLetter, RecordDigest, TopicCounts};
 pub(crate) use query::{
-    Page, count_by_topic, first_and_last, get, list, list_by_row, open_by_topic, read_positions, read_topic_ids,
+    Page, count_by_topic, first_and_last, get, list, list_by_row, open_by_topic, read_positions,
+    read_topic_ids,
 };
 pub use schema::Generation;
 pub use writer::{Change, Writer};

@@ -78,8 +78,9 @@ impl SharedState {
 
     /// Begins another build of the index, which is empty.
     pub(crate) fn begin_build(&self) {
-        self.build.fetch_add(1, Ordering::AcqRel);
+        // In this order, a call that saw the former completeness also saw the former build.
         self.set_completeness(Completeness::default());
+        self.build.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Sets the number of the last batch of changes that the index has applied.

@@ -276,7 +276,9 @@ async fn stats(client: &DeadLetterClient, args: &StatsArgs) -> Result<ExitCode, 
 
 /// The number of open dead letters.
 pub(crate) fn open(stats: &TopicStats) -> String {
-    stats.open.map_or_else(|| "unknown".to_owned(), |open| open.to_string())
+    stats
+        .open
+        .map_or_else(|| "unknown".to_owned(), |open| open.to_string())
 }
 
 /// When retention removes the oldest open dead letter. Empty if there is none.
@@ -373,7 +375,10 @@ mod tests {
             open: None,
             ..stats(Removal::Unknown, None)
         };
-        assert_eq!((removed_in(&none_open).as_str(), open(&none_open)), ("", "unknown".to_owned()));
+        assert_eq!(
+            (removed_in(&none_open).as_str(), open(&none_open)),
+            ("", "unknown".to_owned())
+        );
     }
 
     #[test]

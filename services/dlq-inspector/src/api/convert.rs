@@ -66,3 +66,40 @@ pub(super) fn full(letter: &IndexedLetter, record: Record, are_states_known: boo
         ..basic(letter, are_states_known)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use redeliver_core::{Headers, Position};
+
+    use super::*;
+    use crate::id::LetterId;
+    use crate::index::{self, Change, Index};
+    use crate::letter::Letter;
+
+    #[test]
+    fn headers_that_cannot_be_shown_are_counted_and_unknown_states_are_not_open() {
+        let record = Record {
+            position: Position {
+                topic: "a-dlq".into(),
+                partition: 0,
+                offset: 1,
+            },
+            timestamp: None,
+            key: None,
+            value: None,
+            headers: [("tenant", Some(&b"x"[..]))].into_iter().collect::<Headers>(),
+            unreadable_headers: 2,
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let mut index = Index::open(directory.path()).unwrap();
+        let letters = vec![Letter::read(&record)];
+        index.writer.apply(&[Change::Letters(letters)]).unwrap();
+        let id = LetterId::from(&record.position);
+        let found = index.pool.read_blocking(|connection| index::get(connection, &id));
+        let letter = found.unwrap().unwrap();
+        let whole = full(&letter, record, true);
+        assert_eq!((whole.headers.len(), whole.unreadable_headers), (1, 2));
+        assert_eq!(whole.state(), v1::DeadLetterState::Open);
+        assert_eq!(basic(&letter, false).state(), v1::DeadLetterState::Unspecified);
+    }
+}

@@ -48,7 +48,10 @@ impl Api {
         let mut bytes = 0;
         let mut last = None;
         'page: for batch in letters.chunks(LOOKUP_BATCH) {
-            for (letter, message) in batch.iter().zip(self.to_messages(batch, is_full, are_states_known).await?) {
+            for (letter, message) in batch
+                .iter()
+                .zip(self.to_messages(batch, is_full, are_states_known).await?)
+            {
                 let size = message.as_ref().map_or(0, v1::DeadLetter::encoded_len);
                 if bytes + size > PAGE_BYTES && !page.is_empty() {
                     has_more = true;
@@ -61,12 +64,14 @@ impl Api {
             }
         }
         let token = last.filter(|_| has_more);
-        let next_page_token =
-            token.map_or_else(String::new, |cursor| PAGE.encode(generation, query, cursor));
+        let next_page_token = token.map_or_else(String::new, |cursor| PAGE.encode(generation, query, cursor));
         Ok(v1::ListDeadLettersResponse {
             dead_letters: page,
             next_page_token,
-            completeness: Some(self.completeness_since(&completeness).to_message(self.clock.now())),
+            completeness: Some(
+                self.completeness_since(&completeness)
+                    .to_message(self.clock.now()),
+            ),
         })
     }
 

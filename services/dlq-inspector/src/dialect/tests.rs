@@ -126,14 +126,22 @@ fn a_record_without_a_timestamp_has_no_original_timestamp() {
 fn binary_numbers_of_known_headers_are_readable() {
     let time = 1_700_000_000_000_i64.to_be_bytes();
     for (header, value, expected) in [
-        ("kafka_dlt-original-partition", &2_i32.to_be_bytes()[..], Some("2")),
+        (
+            "kafka_dlt-original-partition",
+            &2_i32.to_be_bytes()[..],
+            Some("2"),
+        ),
         ("kafka_dlt-original-offset", &77_i64.to_be_bytes(), Some("77")),
         (
             "kafka_dlt-original-timestamp",
             &time,
             Some("2023-11-14T22:13:20.000Z"),
         ),
-        ("kafka_dlt-original-timestamp", &(-1_i64).to_be_bytes(), Some("-1")),
+        (
+            "kafka_dlt-original-timestamp",
+            &(-1_i64).to_be_bytes(),
+            Some("-1"),
+        ),
         (
             "retry_topic-backoff-timestamp",
             &time[2..],
@@ -146,7 +154,11 @@ fn binary_numbers_of_known_headers_are_readable() {
         ("__connect.errors.offset", b"12", None),
         ("tenant", &2_i32.to_be_bytes(), None),
     ] {
-        assert_eq!(readable_number(header, value).as_deref(), expected, "{header} {value:?}");
+        assert_eq!(
+            readable_number(header, value).as_deref(),
+            expected,
+            "{header} {value:?}"
+        );
     }
 }
 

@@ -235,6 +235,10 @@ fn it_is_known_which_fields_a_filter_tests() {
         ("state = OPEN", true),
         ("topic = a AND NOT (retry_count = 1 OR state != OPEN)", true),
     ] {
-        assert_eq!(parse(filter).unwrap().tests(NumberField::State), expected, "{filter}");
+        assert_eq!(
+            parse(filter).unwrap().tests(NumberField::State),
+            expected,
+            "{filter}"
+        );
     }
 }

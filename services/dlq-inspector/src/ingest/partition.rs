@@ -339,7 +339,11 @@ mod tests {
             (None, &[Survey(3), End(3), Survey(5)], None),
             (None, &[Survey(3), End(3), NoLeader], Some(Reason::NoLeader)),
             (None, &[Survey(3), End(3), NoLeader, Survey(3)], None),
-            (None, &[Survey(3), End(3), NoLeader, Survey(4)], Some(Reason::NotRead)),
+            (
+                None,
+                &[Survey(3), End(3), NoLeader, Survey(4)],
+                Some(Reason::NotRead),
+            ),
             (None, &[Survey(3), Refused], denied()),
             (None, &[Survey(3), End(3), Refused], denied()),
             // A survey only needs the right to describe a topic.

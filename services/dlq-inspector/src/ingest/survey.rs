@@ -11,8 +11,8 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
 use redeliver_core::error_chain::error_chain;
-use redeliver_core::{Clock, Position, Timestamp};
 use redeliver_core::wait::LogThrottle;
+use redeliver_core::{Clock, Position, Timestamp};
 use redeliver_kafka::Waker;
 use redeliver_kafka::reader::ReadError;
 use redeliver_kafka::survey::{SurveyedTopic, Surveyor};

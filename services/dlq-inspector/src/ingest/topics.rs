@@ -432,7 +432,10 @@ mod tests {
         topics.reached_end(&name(), 1, 0);
         topics.reached_end(&name(), 0, 3);
         let completeness = topics.completeness().unwrap();
-        assert_eq!((completeness.as_of, completeness.missing.len()), (Some(at(10)), 0));
+        assert_eq!(
+            (completeness.as_of, completeness.missing.len()),
+            (Some(at(10)), 0)
+        );
         assert_eq!(topics.completeness(), None);
 
         // Later surveys do not move the target.
@@ -592,7 +595,8 @@ mod tests {
         assert_eq!(kinds(&apply(&mut topics, &survey(&[extent(4, 9)]), 1)), ["trim"]);
         assert_eq!(kinds(&apply(&mut topics, &survey(&[extent(4, 9)]), 2)), [""; 0]);
         assert_eq!(kinds(&apply(&mut topics, &survey(&[extent(5, 9)]), 3)), ["trim"]);
-        let removed = [3, 4, 5].map(|offset| topics.is_removed(&format!("t-dlq/0/{offset}").parse().unwrap()));
+        let removed =
+            [3, 4, 5].map(|offset| topics.is_removed(&format!("t-dlq/0/{offset}").parse().unwrap()));
         assert_eq!(removed, [true, true, false]);
         assert!(!topics.is_removed(&"t-dlq/1/0".parse().unwrap()));
     }

@@ -130,7 +130,8 @@ impl WriterThread {
         if !*self.shared.caught_up.borrow() && completeness.as_of.is_some() {
             tracing::info!("index caught up");
         }
-        self.metrics.set_completeness(&completeness, self.shared.topics().keys());
+        self.metrics
+            .set_completeness(&completeness, self.shared.topics().keys());
         match completeness.missing.keys().next() {
             _ if completeness.as_of.is_none() => {}
             None => self.part.ready(),

@@ -23,7 +23,9 @@ const AUTHORIZER: [(&str, &str); 2] = [
 
 fn change_acls(kafka: &LocalKafka, change: &[&str], topics: &[&str]) {
     let mut command = kafka_tool("org.apache.kafka.tools.AclCommand").unwrap();
-    command.args(["--bootstrap-server", &kafka.brokers()]).args(change);
+    command
+        .args(["--bootstrap-server", &kafka.brokers()])
+        .args(change);
     for topic in topics {
         command.args(["--topic", topic]);
     }
@@ -39,7 +41,13 @@ fn allow_all(kafka: &LocalKafka, topics: &[&str]) {
 
 /// Adds the rule that nobody may do this with these topics.
 fn deny(kafka: &LocalKafka, operation: &str, topics: &[&str]) {
-    let change = ["--add", "--deny-principal", "User:ANONYMOUS", "--operation", operation];
+    let change = [
+        "--add",
+        "--deny-principal",
+        "User:ANONYMOUS",
+        "--operation",
+        operation,
+    ];
     change_acls(kafka, &change, topics);
 }
 
@@ -70,7 +78,10 @@ async fn stats(client: &mut Client) -> v1::DeadLetterStats {
 
 /// The missing partitions of this topic, as far as they are listed.
 fn missing(completeness: &v1::Completeness, topic: &str) -> Vec<(Option<i32>, v1::MissingReason)> {
-    let missing = completeness.missing.iter().filter(|missing| missing.topic == topic);
+    let missing = completeness
+        .missing
+        .iter()
+        .filter(|missing| missing.topic == topic);
     missing
         .map(|missing| (missing.partition, missing.reason()))
         .collect()
@@ -80,8 +91,12 @@ fn missing(completeness: &v1::Completeness, topic: &str) -> Vec<(Option<i32>, v1
 async fn answers_name_what_may_not_be_read_and_leave_unknown_states_unknown() {
     let kafka = LocalKafka::start_with(&AUTHORIZER).unwrap();
     let env = InspectorEnv::on("partial", &kafka.brokers());
-    let (open, closed) = (env.create_topic("open", 1).await, env.create_topic("closed", 1).await);
-    env.put(&open, 0, vec![dead("a", "v", &[]), dead("b", "v", &[])]).await;
+    let (open, closed) = (
+        env.create_topic("open", 1).await,
+        env.create_topic("closed", 1).await,
+    );
+    env.put(&open, 0, vec![dead("a", "v", &[]), dead("b", "v", &[])])
+        .await;
     env.put(&closed, 0, vec![dead("c", "v", &[])]).await;
     // The first start creates the ledger.
     env.start().await.process.shut_down();
@@ -101,13 +116,19 @@ async fn answers_name_what_may_not_be_read_and_leave_unknown_states_unknown() {
     let mut client = inspector.client().await;
     let page = list(&mut client, "").await.unwrap();
     let completeness = page.completeness.unwrap();
-    assert!(!completeness.complete && completeness.as_of.is_some(), "{completeness:?}");
+    assert!(
+        !completeness.complete && completeness.as_of.is_some(),
+        "{completeness:?}"
+    );
     assert_eq!(
         missing(&completeness, &closed),
         [(Some(0), v1::MissingReason::Refused)]
     );
     let mut errors = completeness.missing.iter().map(|missing| &missing.error);
-    assert!(errors.all(|error| error.contains("authorization")), "{completeness:?}");
+    assert!(
+        errors.all(|error| error.contains("authorization")),
+        "{completeness:?}"
+    );
     assert!(!completeness.states_known && completeness.missing_count > 1);
     // The discarded one must not look open, or it could be processed again.
     let states: Vec<_> = page.dead_letters.iter().map(v1::DeadLetter::state).collect();
@@ -144,7 +165,10 @@ async fn answers_name_what_may_not_be_read_and_leave_unknown_states_unknown() {
         event => panic!("{event:?}"),
     }
     let readiness = inspector.process.get("/readyz").1;
-    assert!(readiness.contains("partitions are missing in answers"), "{readiness}");
+    assert!(
+        readiness.contains("partitions are missing in answers"),
+        "{readiness}"
+    );
 
     allow_again(&kafka, "Read", &both);
     eventually_async("everything is read", DEADLINE, async || {
@@ -187,7 +211,11 @@ async fn an_answer_during_an_outage_says_as_of_when_it_is_complete() {
     let mut client = inspector.client().await;
     eventually_async("a complete answer", DEADLINE, async || {
         let completeness = list(&mut client, "").await.unwrap().completeness.unwrap();
-        if completeness.complete { Ok(()) } else { Err(format!("{completeness:?}")) }
+        if completeness.complete {
+            Ok(())
+        } else {
+            Err(format!("{completeness:?}"))
+        }
     })
     .await;
     kafka.stop().unwrap();
@@ -203,5 +231,8 @@ async fn an_answer_during_an_outage_says_as_of_when_it_is_complete() {
     .await;
     // It was complete once, so it says when.
     let completeness = list(&mut client, "").await.unwrap().completeness.unwrap();
-    assert!(completeness.as_of.is_some() && completeness.states_known, "{completeness:?}");
+    assert!(
+        completeness.as_of.is_some() && completeness.states_known,
+        "{completeness:?}"
+    );
 }

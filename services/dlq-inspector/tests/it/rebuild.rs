@@ -130,18 +130,19 @@ async fn an_index_that_is_damaged_while_it_is_used_is_rebuilt_by_the_same_proces
     env.start().await.process.shut_down();
     let path = env.data_dir().join(FILE);
     let connection = rusqlite::Connection::open(&path).unwrap();
-    let size: u64 = connection
+    let size: i64 = connection
         .pragma_query_value(None, "page_size", |row| row.get(0))
         .unwrap();
     let sql = "SELECT rootpage FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL";
     let mut statement = connection.prepare(sql).unwrap();
-    let roots = statement.query_map((), |row| row.get::<_, u64>(0)).unwrap();
-    let roots: Vec<u64> = roots.collect::<Result<_, _>>().unwrap();
+    let roots = statement.query_map((), |row| row.get::<_, i64>(0)).unwrap();
+    let roots: Vec<i64> = roots.collect::<Result<_, _>>().unwrap();
     drop(statement);
     drop(connection);
     let file = std::fs::File::options().write(true).open(&path).unwrap();
     for root in &roots {
-        std::os::unix::fs::FileExt::write_all_at(&file, &[0xa5; 512], (root - 1) * size).unwrap();
+        let offset = u64::try_from((root - 1) * size).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &[0xa5; 512], offset).unwrap();
     }
     assert!(!roots.is_empty());
 
@@ -153,20 +154,25 @@ async fn an_index_that_is_damaged_while_it_is_used_is_rebuilt_by_the_same_proces
         ..v1::ListDeadLettersRequest::default()
     };
     let mut client = inspector.client().await;
-    eventually_async("all dead letters are listed again", DEADLINE, async || {
-        match client.list_dead_letters(request.clone()).await {
+    eventually_async(
+        "all dead letters are listed again",
+        DEADLINE,
+        async || match client.list_dead_letters(request.clone()).await {
             Ok(page) => match page.into_inner().dead_letters.len() {
                 300 => Ok(()),
                 listed => Err(format!("{listed}")),
             },
             Err(status) => Err(status.to_string()),
-        }
-    })
+        },
+    )
     .await;
     let output = inspector.process.output();
     assert!(output.contains("the index is damaged; rebuilding it"), "{output}");
     let metrics = inspector.metrics();
-    assert!(metrics.contains("redeliver_dlq_index_rebuilds_total 1\n"), "{metrics}");
+    assert!(
+        metrics.contains("redeliver_dlq_index_rebuilds_total 1\n"),
+        "{metrics}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

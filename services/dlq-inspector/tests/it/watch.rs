@@ -117,10 +117,7 @@ async fn an_idle_watch_sends_heartbeats_with_resume_tokens() {
     assert_eq!(keys(&mut stream, None).await.0, [""; 0]);
     let (event, token) = next(&mut stream).await.unwrap();
     assert!(
-        matches!(
-            event,
-            Event::Heartbeat(v1::Heartbeat { time: Some(_), .. })
-        ),
+        matches!(event, Event::Heartbeat(v1::Heartbeat { time: Some(_), .. })),
         "{event:?}"
     );
     drop(stream);

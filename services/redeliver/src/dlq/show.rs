@@ -20,10 +20,7 @@ pub(crate) fn as_text(letter: &DeadLetter) -> String {
         ("message", letter.error_message.clone()),
         ("failed at", time(letter.failed_at)),
         ("retries", Some(letter.retry_count.to_string())),
-        (
-            "origin",
-            letter.origin.as_ref().map(origin),
-        ),
+        ("origin", letter.origin.as_ref().map(origin)),
         ("written at", time(letter.origin_timestamp)),
         ("trace", letter.trace_id.clone()),
         ("job", letter.job_id.clone()),

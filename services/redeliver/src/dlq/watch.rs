@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use redeliver_client::{ClientError, Completeness, DeadLetter, DeadLetterClient, WatchDeadLetters, WatchEvent};
+use redeliver_client::{
+    ClientError, Completeness, DeadLetter, DeadLetterClient, WatchDeadLetters, WatchEvent,
+};
 use redeliver_runtime::error_chain::error_chain;
 
 use super::completeness::warn;
