@@ -53,10 +53,6 @@ pub(crate) struct Api {
 pub(crate) type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl Api {
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "called once, where the service is assembled"
-    )]
     pub(crate) fn new(
         pool: Pool,
         lookups: LookupPool,

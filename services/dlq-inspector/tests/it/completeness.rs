@@ -137,7 +137,7 @@ async fn answers_name_what_may_not_be_read_and_leave_unknown_states_unknown() {
     assert_eq!(letter.state(), v1::DeadLetterState::Unspecified);
     assert!(!letter.completeness.unwrap().states_known);
     let stats_before = stats(&mut client).await;
-    assert!(!stats_before.completeness.unwrap().complete);
+    assert!(!stats_before.completeness.as_ref().unwrap().complete);
     let counts = |stats: &v1::DeadLetterStats| -> Vec<(Option<u64>, u64)> {
         let topics = stats.topics.iter();
         topics.map(|topic| (topic.open, topic.total)).collect()
