@@ -4,14 +4,14 @@
 //! leader are requested at once.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rdkafka::TopicPartitionList;
 use rdkafka::admin::{AdminClient, AdminOptions, OwnedResourceSpecifier, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::error::{KafkaResult, RDKafkaErrorCode};
 use rdkafka::topic_partition_list::Offset;
 use rdkafka::types::RDKafkaRespErr;
 use redeliver_core::HumanDuration;
@@ -26,6 +26,9 @@ use crate::reader::{ReadError, kafka};
 const CALL: Duration = Duration::from_secs(10);
 /// Timeout of a request to the leader of partitions. It is short because the leaders are asked one after the other.
 const LEADER_CALL: Duration = Duration::from_secs(3);
+
+/// Time after which topic ids are requested again, if a request failed.
+const IDS_PAUSE: Duration = Duration::from_secs(60);
 
 /// The bounds of a partition's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +68,8 @@ pub struct Surveyor(Arc<Replaceable<Clients>>);
 struct Clients {
     consumer: KafkaClient<BaseConsumer>,
     admin: KafkaClient<AdminClient<DefaultClientContext>>,
+    /// When to ask for topic ids again, after a request failed: a broker that does not support it may let it time out.
+    ids_from: Mutex<Option<Instant>>,
 }
 
 /// The leader of each partition, by partition number; negative if there is none.
@@ -81,6 +86,7 @@ impl Surveyor {
             Ok(Clients {
                 consumer: consumer.create()?,
                 admin: admin.create()?,
+                ids_from: Mutex::default(),
             })
         };
         let clients = Replaceable::new(settings, "surveyor", create);
@@ -107,21 +113,18 @@ impl Surveyor {
     ) -> Result<Vec<SurveyedTopic>, ReadError> {
         let clients = self.0.get();
         let listed = clients.leaders(filter)?;
-        let names: BTreeSet<&str> = listed.keys().chain(named).map(|name| &**name).collect();
-        // The broker answers a request that contains an invalid name with an error, also for all other topics.
-        let names: Vec<&str> = names.into_iter().filter(|name| is_topic_name(name)).collect();
-        let described = describe_topics(clients.consumer.client(), &names, CALL)
-            .map_err(|error| kafka("describing topics")(KafkaError::MetadataFetch(error)))?;
-        let refused = described.iter().filter_map(|(name, description)| {
-            let error = description.as_ref().err()?;
-            (!listed.contains_key(name.as_str())).then(|| SurveyedTopic {
-                name: name.as_str().into(),
-                id: None,
-                partitions: Vec::new(),
-                refusal: Some(error.to_string()),
-            })
-        });
-        let mut topics: Vec<SurveyedTopic> = refused.collect();
+        let ids = clients.ids(listed.keys());
+        let mut topics = Vec::new();
+        for name in named.iter().filter(|name| !listed.contains_key(*name)) {
+            if let Some(refusal) = clients.refusal(name)? {
+                topics.push(SurveyedTopic {
+                    name: name.clone(),
+                    id: None,
+                    partitions: Vec::new(),
+                    refusal: Some(refusal),
+                });
+            }
+        }
         let extents = clients.extents(&listed);
         topics.extend(listed.into_iter().map(|(name, leaders)| {
             let partitions = (0..).zip(&leaders).map(|(partition, _)| {
@@ -130,7 +133,7 @@ impl Surveyor {
             });
             SurveyedTopic {
                 partitions: partitions.collect(),
-                id: described.get(&*name).and_then(|found| found.as_ref().ok()?.id),
+                id: ids.get(&*name).copied(),
                 name,
                 refusal: None,
             }
@@ -204,6 +207,44 @@ impl Clients {
             (Arc::from(topic.name()), leaders)
         });
         Ok(leaders.collect())
+    }
+
+    /// Why Kafka does not describe a topic that it does not list; `None` if the topic does not exist.
+    fn refusal(&self, topic: &str) -> Result<Option<String>, ReadError> {
+        // The client and the broker do not look for a topic with an invalid name.
+        if !is_topic_name(topic) {
+            return Ok(None);
+        }
+        let metadata = self
+            .consumer
+            .fetch_metadata(Some(topic), CALL)
+            .map_err(kafka("requesting a topic"))?;
+        let denied = RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED;
+        let mut found = metadata.topics().iter();
+        let is_denied = found.any(|found| found.name() == topic && found.error() == Some(denied));
+        Ok(is_denied.then(|| RDKafkaErrorCode::TopicAuthorizationFailed.to_string()))
+    }
+
+    /// The ids of topics, as far as the broker tells them.
+    fn ids<'a>(&self, topics: impl Iterator<Item = &'a Arc<str>>) -> BTreeMap<String, TopicId> {
+        let mut ids_from = self.ids_from.lock().unwrap_or_else(PoisonError::into_inner);
+        if ids_from.is_some_and(|from| Instant::now() < from) {
+            return BTreeMap::new();
+        }
+        let names: Vec<&str> = topics.map(|name| &**name).collect();
+        match describe_topics(self.consumer.client(), &names, LEADER_CALL) {
+            Ok(described) => {
+                let known = described.into_iter();
+                known
+                    .filter_map(|(name, topic)| Some((name, topic.ok()?.id?)))
+                    .collect()
+            }
+            Err(error) => {
+                tracing::debug!(%error, "cannot read the ids of topics");
+                *ids_from = Some(Instant::now() + IDS_PAUSE);
+                BTreeMap::new()
+            }
+        }
     }
 
     /// The bounds of all partitions whose leaders answer.
