@@ -28,6 +28,8 @@ pub struct DeadLetterClient {
 /// What was done with a dead letter, as the ledger says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeadLetterState {
+    /// It is unknown what was done, because the ledger cannot be read.
+    Unknown,
     /// Nothing was done yet.
     Open,
     /// The record was sent back to its pipeline.
@@ -58,6 +60,7 @@ impl DeadLetterState {
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Unknown => "unknown",
             Self::Open => "open",
             Self::Redriven => "redriven",
             Self::Discarded => "discarded",
@@ -119,10 +122,75 @@ pub struct DeadLetter {
     pub is_value_truncated: bool,
     /// The headers in order, if the request has `full`; otherwise empty.
     pub headers: Headers,
+    /// The number of headers that `headers` lacks because their names are not UTF-8, if the request has `full`; otherwise 0.
+    pub unreadable_headers: u32,
     /// The trace id of the W3C trace context, as 32 hex digits.
     pub trace_id: Option<String>,
     /// The id of the job from which the record was dispatched.
     pub job_id: Option<String>,
+}
+
+/// Whether an answer contains everything that it should.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Completeness {
+    /// Whether no partition is missing, and `as_of` is at most 30 seconds ago. False if the inspector does not say it.
+    pub is_complete: bool,
+    /// The answer reflects everything that Kafka contained at this time, except for missing partitions.
+    pub as_of: Option<Timestamp>,
+    /// The first missing partitions, at most 20.
+    pub missing: Vec<MissingPartition>,
+    /// The number of all missing partitions.
+    pub missing_count: u32,
+    /// Whether the states of dead letters are known.
+    pub are_states_known: bool,
+}
+
+/// A partition whose dead letters, or entries of the ledger, may be missing in an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingPartition {
+    /// The topic.
+    pub topic: String,
+    /// The partition; `None` if nothing is known about the partitions of the topic.
+    pub partition: Option<i32>,
+    /// Why it is missing.
+    pub reason: MissingReason,
+    /// The error of Kafka, if it refuses.
+    pub error: Option<String>,
+}
+
+/// Why a partition is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MissingReason {
+    /// A reason that this client does not know.
+    Other,
+    /// It has no leader, or its leader does not answer.
+    NoLeader,
+    /// Kafka does not let the inspector read it.
+    Refused,
+    /// It was not read to its end yet.
+    NotRead,
+}
+
+impl MissingReason {
+    /// The name of the reason in lower case.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Other => "other",
+            Self::NoLeader => "no_leader",
+            Self::Refused => "refused",
+            Self::NotRead => "not_read",
+        }
+    }
+}
+
+/// A dead letter, and whether its state is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundDeadLetter {
+    /// The dead letter, with value and headers.
+    pub dead_letter: DeadLetter,
+    /// What the index contained.
+    pub completeness: Completeness,
 }
 
 /// A request for a page of dead letters.
@@ -147,6 +215,48 @@ pub struct Page {
     pub dead_letters: Vec<DeadLetter>,
     /// The token for the next page; `None` on the last page.
     pub next_page_token: Option<String>,
+    /// Whether the page contains everything that it should.
+    pub completeness: Completeness,
+}
+
+/// The statistics of the dead-letter topics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadLetterStats {
+    /// The statistics by topic.
+    pub topics: Vec<TopicStats>,
+    /// The number of records that are in the topics but not in the index yet.
+    pub lag: u64,
+    /// Whether the counts contain everything that they should.
+    pub completeness: Completeness,
+}
+
+/// How retention removes the records of a topic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Removal {
+    /// Unknown, because the configuration of the topic cannot be read.
+    Unknown,
+    /// Never.
+    Never,
+    /// By age.
+    ByAge,
+    /// When a partition exceeds a size. Nobody knows when.
+    BySize,
+    /// By age, or earlier by size.
+    ByAgeOrSize,
+}
+
+impl Removal {
+    /// The name in lower case.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Never => "never",
+            Self::ByAge => "by_age",
+            Self::BySize => "by_size",
+            Self::ByAgeOrSize => "by_age_or_size",
+        }
+    }
 }
 
 /// The statistics of a dead-letter topic.
@@ -154,8 +264,9 @@ pub struct Page {
 pub struct TopicStats {
     /// The name of the topic.
     pub topic: String,
-    /// The number of open dead letters.
-    pub open: u64,
+    /// The number of open dead letters; `None` if the states are unknown, as are the oldest and newest one, the time until removal, and
+    /// the classes.
+    pub open: Option<u64>,
     /// The number of all dead letters.
     pub total: u64,
     /// The number of dead letters of the last minute.
@@ -168,7 +279,10 @@ pub struct TopicStats {
     pub oldest: Option<Timestamp>,
     /// The time of the newest open dead letter.
     pub newest: Option<Timestamp>,
-    /// The time until retention removes the oldest open dead letter; `None` if it is never removed.
+    /// How retention removes dead letters.
+    pub removal: Removal,
+    /// The time until retention can remove the oldest open dead letter because of its age; `None` if there is none, or if `removal`
+    /// does not depend on the age.
     pub until_removal: Option<Duration>,
     /// The number of open dead letters by failure class.
     pub open_by_class: BTreeMap<String, u64>,
@@ -192,10 +306,15 @@ pub struct WatchDeadLetters {
 pub enum WatchEvent {
     /// An existing or new dead letter.
     DeadLetter(Box<DeadLetter>),
-    /// All existing dead letters were sent. All later ones are new.
-    Synced,
-    /// The connection is alive. Contains the time of the server.
-    Heartbeat(Option<Timestamp>),
+    /// All existing dead letters were sent. All later ones are new, except for those of partitions that were missing.
+    Synced(Completeness),
+    /// The connection is alive.
+    Heartbeat {
+        /// The time of the server.
+        time: Option<Timestamp>,
+        /// What the index contains.
+        completeness: Completeness,
+    },
 }
 
 impl DeadLetterClient {
@@ -234,6 +353,7 @@ impl DeadLetterClient {
         Ok(Page {
             dead_letters: dead_letters.collect::<Result<_, _>>()?,
             next_page_token: text(answer.next_page_token),
+            completeness: completeness(answer.completeness)?,
         })
     }
 
@@ -241,12 +361,18 @@ impl DeadLetterClient {
     /// it.
     ///
     /// # Errors
-    /// If the inspector is unavailable.
-    pub async fn get(&self, id: &str) -> Result<Option<DeadLetter>, ClientError> {
+    /// If the inspector is unavailable, or [`Code::Unavailable`] if it does not know whether the dead letter exists.
+    pub async fn get(&self, id: &str) -> Result<Option<FoundDeadLetter>, ClientError> {
         let request = v1::GetDeadLetterRequest { id: id.to_owned() };
         match self.service.clone().get_dead_letter(request).await {
             Err(status) if status.code() == Code::NotFound => Ok(None),
-            answer => DeadLetter::try_from(self.answer(answer).await?).map(Some),
+            answer => {
+                let mut letter = self.answer(answer).await?;
+                Ok(Some(FoundDeadLetter {
+                    completeness: completeness(letter.completeness.take())?,
+                    dead_letter: DeadLetter::try_from(letter)?,
+                }))
+            }
         }
     }
 
@@ -267,13 +393,18 @@ impl DeadLetterClient {
     ///
     /// # Errors
     /// Like [`DeadLetterClient::list`].
-    pub async fn stats(&self, filter: &str) -> Result<Vec<TopicStats>, ClientError> {
+    pub async fn stats(&self, filter: &str) -> Result<DeadLetterStats, ClientError> {
         let request = v1::GetDeadLetterStatsRequest {
             filter: filter.to_owned(),
         };
         let answer = self.service.clone().get_dead_letter_stats(request).await;
         let answer = self.answer(answer).await?;
-        answer.topics.into_iter().map(TopicStats::try_from).collect()
+        let topics = answer.topics.into_iter().map(TopicStats::try_from);
+        Ok(DeadLetterStats {
+            topics: topics.collect::<Result<_, _>>()?,
+            lag: answer.lag,
+            completeness: completeness(answer.completeness)?,
+        })
     }
 
     /// Watches dead letters: first the existing ones, then each new one.
@@ -356,8 +487,11 @@ impl Watch {
                 Some(Event::DeadLetter(letter)) => {
                     WatchEvent::DeadLetter(Box::new(DeadLetter::try_from(letter)?))
                 }
-                Some(Event::Synced(v1::Synced {})) => WatchEvent::Synced,
-                Some(Event::Heartbeat(heartbeat)) => WatchEvent::Heartbeat(time(heartbeat.time, "time")?),
+                Some(Event::Synced(synced)) => WatchEvent::Synced(completeness(synced.completeness)?),
+                Some(Event::Heartbeat(heartbeat)) => WatchEvent::Heartbeat {
+                    time: time(heartbeat.time, "time")?,
+                    completeness: completeness(heartbeat.completeness)?,
+                },
                 // A newer inspector may send events that this client does not know.
                 None => continue,
             });
@@ -369,6 +503,34 @@ impl Watch {
     pub fn resume_token(&self) -> &str {
         &self.resume_token
     }
+}
+
+fn completeness(completeness: Option<v1::Completeness>) -> Result<Completeness, ClientError> {
+    // An inspector that does not say it is older than this client.
+    let Some(completeness) = completeness else {
+        return Ok(Completeness {
+            are_states_known: true,
+            ..Completeness::default()
+        });
+    };
+    let missing = completeness.missing.into_iter().map(|missing| MissingPartition {
+        reason: match missing.reason() {
+            v1::MissingReason::Unspecified => MissingReason::Other,
+            v1::MissingReason::NoLeader => MissingReason::NoLeader,
+            v1::MissingReason::Refused => MissingReason::Refused,
+            v1::MissingReason::NotRead => MissingReason::NotRead,
+        },
+        topic: missing.topic,
+        partition: missing.partition,
+        error: text(missing.error),
+    });
+    Ok(Completeness {
+        is_complete: completeness.complete,
+        missing: missing.collect(),
+        missing_count: completeness.missing_count,
+        are_states_known: completeness.states_known,
+        as_of: time(completeness.as_of, "as_of")?,
+    })
 }
 
 fn position(position: v1::Position) -> Position {
@@ -384,7 +546,7 @@ impl TryFrom<v1::DeadLetter> for DeadLetter {
 
     fn try_from(letter: v1::DeadLetter) -> Result<Self, ClientError> {
         let state = match letter.state() {
-            v1::DeadLetterState::Unspecified => return Err(ClientError::InvalidResponse("state")),
+            v1::DeadLetterState::Unspecified => DeadLetterState::Unknown,
             v1::DeadLetterState::Open => DeadLetterState::Open,
             v1::DeadLetterState::Redriven => DeadLetterState::Redriven,
             v1::DeadLetterState::Discarded => DeadLetterState::Discarded,
@@ -418,6 +580,7 @@ impl TryFrom<v1::DeadLetter> for DeadLetter {
             value: letter.value,
             is_value_truncated: letter.value_truncated,
             headers: from_headers(&letter.headers),
+            unreadable_headers: letter.unreadable_headers,
             trace_id: text(letter.trace_id),
             job_id: text(letter.job_id),
         })
@@ -428,6 +591,13 @@ impl TryFrom<v1::TopicStats> for TopicStats {
     type Error = ClientError;
 
     fn try_from(stats: v1::TopicStats) -> Result<Self, ClientError> {
+        let removal = match stats.removal() {
+            v1::Removal::Unspecified => Removal::Unknown,
+            v1::Removal::Never => Removal::Never,
+            v1::Removal::ByAge => Removal::ByAge,
+            v1::Removal::BySize => Removal::BySize,
+            v1::Removal::ByAgeOrSize => Removal::ByAgeOrSize,
+        };
         let until_removal = stats
             .until_removal
             .map(|duration| from_duration(&duration).ok_or(ClientError::InvalidResponse("until_removal")))
@@ -442,6 +612,7 @@ impl TryFrom<v1::TopicStats> for TopicStats {
             last_day: stats.last_day,
             oldest: time(stats.oldest, "oldest")?,
             newest: time(stats.newest, "newest")?,
+            removal,
             until_removal: until_removal.map(Duration::from),
             open_by_class: open_by_class.into_iter().collect(),
         })
@@ -485,14 +656,11 @@ mod tests {
             position: None,
             ..sent()
         };
-        let stateless = v1::DeadLetter { state: 0, ..sent() };
-        for (letter, field) in [(without, "position"), (stateless, "state")] {
-            let error = DeadLetter::try_from(letter).unwrap_err();
-            assert!(
-                matches!(error, ClientError::InvalidResponse(found) if found == field),
-                "{error}"
-            );
-        }
+        let error = DeadLetter::try_from(without).unwrap_err();
+        assert!(
+            matches!(error, ClientError::InvalidResponse("position")),
+            "{error}"
+        );
         let negative = v1::TopicStats {
             until_removal: Some(prost_types::Duration {
                 seconds: -1,
@@ -501,5 +669,44 @@ mod tests {
             ..v1::TopicStats::default()
         };
         assert!(TopicStats::try_from(negative).is_err());
+    }
+    #[test]
+    fn a_state_that_the_inspector_does_not_know_is_not_open() {
+        let unknown = v1::DeadLetter { state: 0, ..sent() };
+        let letter = DeadLetter::try_from(unknown).unwrap();
+        assert_eq!(letter.state, DeadLetterState::Unknown);
+        let stats = TopicStats::try_from(v1::TopicStats::default()).unwrap();
+        assert_eq!((stats.open, stats.removal), (None, Removal::Unknown));
+    }
+
+    #[test]
+    fn an_answer_without_completeness_is_not_complete() {
+        let unknown = completeness(None).unwrap();
+        assert!(!unknown.is_complete && unknown.are_states_known);
+        let sent = v1::Completeness {
+            complete: false,
+            as_of: Some(prost_types::Timestamp { seconds: 1, nanos: 0 }),
+            missing: vec![v1::MissingPartition {
+                topic: "a-dlq".to_owned(),
+                partition: Some(3),
+                reason: v1::MissingReason::Refused.into(),
+                error: "denied".to_owned(),
+            }],
+            missing_count: 7,
+            states_known: true,
+        };
+        let expected = Completeness {
+            is_complete: false,
+            as_of: Some(Timestamp::from_millis(1_000)),
+            missing: vec![MissingPartition {
+                topic: "a-dlq".to_owned(),
+                partition: Some(3),
+                reason: MissingReason::Refused,
+                error: Some("denied".to_owned()),
+            }],
+            missing_count: 7,
+            are_states_known: true,
+        };
+        assert_eq!(completeness(Some(sent)).unwrap(), expected);
     }
 }

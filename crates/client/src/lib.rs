@@ -50,8 +50,9 @@ mod scheme;
 
 pub use controls::{ControlChange, ControlClient, RateLimit};
 pub use dead_letters::{
-    DeadLetter, DeadLetterClient, DeadLetterState, Dialect, ListDeadLetters, Page, Payload, TopicStats,
-    Watch, WatchDeadLetters, WatchEvent,
+    Completeness, DeadLetter, DeadLetterClient, DeadLetterState, DeadLetterStats, Dialect, FoundDeadLetter,
+    ListDeadLetters, MissingPartition, MissingReason, Page, Payload, Removal, TopicStats, Watch,
+    WatchDeadLetters, WatchEvent,
 };
 pub use endpoint::Endpoint;
 pub use error::{ClientError, ErrorDetails};

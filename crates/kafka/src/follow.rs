@@ -3,6 +3,9 @@
 //!
 //! Partitions can be added and removed at any time. Each has its own queue in the client, so that an end-of-partition event
 //! can be attributed to its partition, and an error of one partition does not stop the others.
+//!
+//! The client prefetches records into each queue. Their size is limited by the number of partitions, so that all queues together
+//! have about the same size, however many there are.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -65,6 +68,8 @@ pub struct Start {
 /// Reads partitions from given offsets. All calls must come from one thread.
 pub struct Follower {
     config: ClientSettings,
+    /// The prefetch of the current client; `None` if the configuration sets it.
+    prefetch: Option<Prefetch>,
     waker: Waker,
     renewal: Renewal,
     // Declared before the consumer, so that the queues are dropped before it.
@@ -72,7 +77,41 @@ pub struct Follower {
     consumer: KafkaClient<Arc<BaseConsumer<EndContext>>>,
     /// The index of the partition that the next poll begins with, so that all get their share.
     first: usize,
+    /// The number of partitions that had their turn in this round.
+    turns: usize,
+    rounds: u64,
 }
+
+/// How much the client prefetches for each partition, in KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Prefetch(usize);
+
+impl Prefetch {
+    /// Maximum for all partitions together, in KiB. A queue can exceed its share by one response.
+    const ALL: usize = 64 << 10;
+    const MIN: usize = 16;
+    const MAX: usize = 1 << 10;
+
+    /// The prefetch for a number of partitions. It is a power of two, so that it seldom changes.
+    fn of(partitions: usize) -> Self {
+        let share = (Self::ALL / partitions.max(1)).clamp(Self::MIN, Self::MAX);
+        // The largest power of two that is not greater.
+        Self(1 << share.ilog2())
+    }
+
+    fn configure(self, config: &mut ClientSettings) {
+        config.set("queued.max.messages.kbytes", self.0.to_string());
+        // The size of a partition's part of a response. A single batch can be larger.
+        config.set("fetch.message.max.bytes", (self.0 << 10).to_string());
+    }
+}
+
+/// The properties of the prefetch. If the configuration sets one of them, it sets them all.
+const PREFETCH_PROPERTIES: [&str; 3] = [
+    "queued.max.messages.kbytes",
+    "fetch.message.max.bytes",
+    "max.partition.fetch.bytes",
+];
 
 struct FollowedPartition {
     queue: PartitionQueue<EndContext>,
@@ -98,20 +137,34 @@ impl Follower {
             // The broker answers at once when there are records; without any, longer waits save requests.
             ("fetch.wait.max.ms", "500"),
             ("queued.min.messages", "5000"),
-            ("queued.max.messages.kbytes", "1024"),
         ] {
             if !settings.properties.contains_key(name) {
                 config.set(name, value);
             }
         }
+        let is_set = |name: &&str| settings.properties.contains_key(*name);
+        let has_prefetch = PREFETCH_PROPERTIES.iter().any(is_set);
+        let prefetch = (!has_prefetch).then(|| Prefetch::of(1));
+        if let Some(prefetch) = prefetch {
+            prefetch.configure(&mut config);
+        }
         Ok(Self {
             consumer: create_consumer(&config, &waker)?,
             config,
+            prefetch,
             waker,
             renewal,
             partitions: Vec::new(),
             first: 0,
+            turns: 0,
+            rounds: 0,
         })
+    }
+
+    /// How many times each partition had its turn to return records, since the start.
+    #[must_use]
+    pub fn rounds(&self) -> u64 {
+        self.rounds
     }
 
     /// Follows more partitions. A partition that is already followed continues from the given offset.
@@ -133,6 +186,13 @@ impl Follower {
                 .iter()
                 .any(|(known, number)| known == topic && *number == partition)
         })?;
+        let prefetch = Prefetch::of(self.partitions.len() + starts.len());
+        // The client stays if there are fewer partitions: each queue could have more memory, but needs none.
+        if self.prefetch.is_some_and(|current| prefetch.0 < current.0) {
+            self.prefetch = Some(prefetch);
+            prefetch.configure(&mut self.config);
+            self.renew()?;
+        }
         self.assign(starts)
     }
 
@@ -213,10 +273,15 @@ impl Follower {
             let index = (self.first + step) % partitions;
             let (count, flow) = self.partitions[index].drain(self.consumer.context(), &mut visit)?;
             is_idle &= count == 0;
+            self.turns += 1;
             if flow.is_break() {
                 self.first = index + 1;
                 break;
             }
+        }
+        if self.turns >= partitions {
+            self.turns = 0;
+            self.rounds += 1;
         }
         if is_idle {
             std::thread::park_timeout(wait);
@@ -348,6 +413,26 @@ fn fatal(error: KafkaError) -> Result<(), ReadError> {
         _ => {
             tracing::debug!(%error, "consumer error");
             Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_prefetch_of_all_partitions_together_is_bounded() {
+        for (partitions, expected) in [
+            (0, 1024),
+            (1, 1024),
+            (64, 1024),
+            (65, 512),
+            (1_000, 64),
+            (5_000, 16),
+            (100_000, 16),
+        ] {
+            assert_eq!(Prefetch::of(partitions), Prefetch(expected), "{partitions}");
         }
     }
 }

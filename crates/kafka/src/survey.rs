@@ -1,15 +1,22 @@
-//! Lists the topics of a cluster with the offsets of their partitions and their retention.
+//! Lists the topics of a cluster with their ids, the offsets of their partitions, and their retention.
+//!
+//! The number of requests follows from the number of brokers, not from the number of partitions: the offsets of all partitions of a
+//! leader are requested at once.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+use rdkafka::TopicPartitionList;
 use rdkafka::admin::{AdminClient, AdminOptions, OwnedResourceSpecifier, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::error::{KafkaResult, RDKafkaErrorCode};
+use rdkafka::topic_partition_list::Offset;
 use rdkafka::types::RDKafkaRespErr;
 use redeliver_core::HumanDuration;
-use redeliver_kafka_ffi::KafkaClient;
+use redeliver_core::pipeline::is_topic_name;
+use redeliver_kafka_ffi::{KafkaClient, TopicId, describe_topics};
 
 use crate::client::KafkaSettings;
 use crate::credentials::Replaceable;
@@ -17,6 +24,11 @@ use crate::reader::{ReadError, kafka};
 
 /// Timeout of one request.
 const CALL: Duration = Duration::from_secs(10);
+/// Timeout of a request to the leader of partitions. It is short because the leaders are asked one after the other.
+const LEADER_CALL: Duration = Duration::from_secs(3);
+
+/// Time after which topic ids are requested again, if a request failed.
+const IDS_PAUSE: Duration = Duration::from_secs(60);
 
 /// The bounds of a partition's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,17 +44,21 @@ pub struct Extent {
 pub struct SurveyedTopic {
     /// The name of the topic.
     pub name: Arc<str>,
-    /// The bounds of each partition, by partition number; `None` if its leader did not answer.
+    /// The topic's id; `None` if it is unknown, as with brokers that do not support topic ids (before Kafka 2.8).
+    pub id: Option<TopicId>,
+    /// The bounds of each partition, by partition number; `None` if it has no leader, or its leader did not answer.
     pub partitions: Vec<Option<Extent>>,
+    /// Why Kafka does not describe the topic to this client. Then nothing else is known about it, not even whether it exists.
+    pub refusal: Option<String>,
 }
 
-/// How long a topic keeps its records.
+/// How a topic deletes its records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Retention {
-    /// Records are not deleted because of their age.
-    Unlimited,
-    /// Older records may be deleted.
-    For(HumanDuration),
+pub struct Retention {
+    /// Records that are older may be deleted; `None` if they are not deleted because of their age.
+    pub age: Option<HumanDuration>,
+    /// Whether the oldest records are deleted while a partition exceeds a size.
+    pub by_size: bool,
 }
 
 /// A client that lists topics. Cheap to clone.
@@ -52,7 +68,12 @@ pub struct Surveyor(Arc<Replaceable<Clients>>);
 struct Clients {
     consumer: KafkaClient<BaseConsumer>,
     admin: KafkaClient<AdminClient<DefaultClientContext>>,
+    /// When to ask for topic ids again, after a request failed: a broker that does not support it may let it time out.
+    ids_from: Mutex<Option<Instant>>,
 }
+
+/// The leader of each partition, by partition number; negative if there is none.
+type Leaders = Vec<i32>;
 
 impl Surveyor {
     /// Creates the clients without connecting to the broker.
@@ -65,6 +86,7 @@ impl Surveyor {
             Ok(Clients {
                 consumer: consumer.create()?,
                 admin: admin.create()?,
+                ids_from: Mutex::default(),
             })
         };
         let clients = Replaceable::new(settings, "surveyor", create);
@@ -76,24 +98,46 @@ impl Surveyor {
     /// # Errors
     /// If the broker does not answer.
     pub fn topics(&self, filter: impl Fn(&str) -> bool) -> Result<Vec<SurveyedTopic>, ReadError> {
+        self.topics_and(filter, &BTreeSet::new())
+    }
+
+    /// As [`Surveyor::topics`], and those of the `named` topics that Kafka refuses to describe: a list of all topics leaves out
+    /// topics that this client may not see, as if they did not exist. Blocks.
+    ///
+    /// # Errors
+    /// If the broker does not answer.
+    pub fn topics_and(
+        &self,
+        filter: impl Fn(&str) -> bool,
+        named: &BTreeSet<Arc<str>>,
+    ) -> Result<Vec<SurveyedTopic>, ReadError> {
         let clients = self.0.get();
-        let metadata = clients
-            .consumer
-            .fetch_metadata(None, CALL)
-            .map_err(kafka("requesting the list of topics"))?;
-        let unknown = Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART);
-        let found = metadata
-            .topics()
-            .iter()
-            .filter(|topic| topic.error() != unknown && filter(topic.name()));
-        let mut topics: Vec<SurveyedTopic> = found
-            .map(|topic| SurveyedTopic {
-                name: topic.name().into(),
-                partitions: (0..topic.partitions().len())
-                    .map(|partition| clients.extent(topic.name(), partition))
-                    .collect(),
-            })
-            .collect();
+        let listed = clients.leaders(filter)?;
+        let ids = clients.ids(listed.keys());
+        let mut topics = Vec::new();
+        for name in named.iter().filter(|name| !listed.contains_key(*name)) {
+            if let Some(refusal) = clients.refusal(name)? {
+                topics.push(SurveyedTopic {
+                    name: name.clone(),
+                    id: None,
+                    partitions: Vec::new(),
+                    refusal: Some(refusal),
+                });
+            }
+        }
+        let extents = clients.extents(&listed);
+        topics.extend(listed.into_iter().map(|(name, leaders)| {
+            let partitions = (0..).zip(&leaders).map(|(partition, _)| {
+                let key = (name.clone(), partition);
+                extents.get(&key).copied()
+            });
+            SurveyedTopic {
+                partitions: partitions.collect(),
+                id: ids.get(&*name).copied(),
+                name,
+                refusal: None,
+            }
+        }));
         topics.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         Ok(topics)
     }
@@ -131,7 +175,8 @@ impl Surveyor {
                 let entry = entries.find(|entry| entry.name == name)?;
                 entry.value.as_deref()
             };
-            if let Some(retention) = retention(value("cleanup.policy"), value("retention.ms")) {
+            let settings = ["cleanup.policy", "retention.ms", "retention.bytes"].map(value);
+            if let Some(retention) = retention(settings) {
                 known.insert(name, retention);
             }
         }
@@ -140,26 +185,134 @@ impl Surveyor {
 }
 
 impl Clients {
-    fn extent(&self, topic: &str, partition: usize) -> Option<Extent> {
-        let partition = i32::try_from(partition).ok()?;
-        // For a read_committed client, the broker returns the last stable offset instead of the high watermark.
-        match self.consumer.fetch_watermarks(topic, partition, CALL) {
-            Ok((low, end)) => Some(Extent { low, end }),
+    /// The leaders of the partitions of all topics that match.
+    fn leaders(&self, filter: impl Fn(&str) -> bool) -> Result<BTreeMap<Arc<str>, Leaders>, ReadError> {
+        let metadata = self
+            .consumer
+            .fetch_metadata(None, CALL)
+            .map_err(kafka("requesting the list of topics"))?;
+        let unknown = Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART);
+        let found = metadata
+            .topics()
+            .iter()
+            .filter(|topic| topic.error() != unknown && filter(topic.name()));
+        let leaders = found.map(|topic| {
+            let mut leaders: Leaders = vec![-1; topic.partitions().len()];
+            for partition in topic.partitions() {
+                let index = usize::try_from(partition.id()).unwrap_or(usize::MAX);
+                if let Some(leader) = leaders.get_mut(index) {
+                    *leader = partition.leader();
+                }
+            }
+            (Arc::from(topic.name()), leaders)
+        });
+        Ok(leaders.collect())
+    }
+
+    /// Why Kafka does not describe a topic that it does not list; `None` if the topic does not exist.
+    fn refusal(&self, topic: &str) -> Result<Option<String>, ReadError> {
+        // The client and the broker do not look for a topic with an invalid name.
+        if !is_topic_name(topic) {
+            return Ok(None);
+        }
+        let metadata = self
+            .consumer
+            .fetch_metadata(Some(topic), CALL)
+            .map_err(kafka("requesting a topic"))?;
+        let denied = RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED;
+        let mut found = metadata.topics().iter();
+        let is_denied = found.any(|found| found.name() == topic && found.error() == Some(denied));
+        Ok(is_denied.then(|| RDKafkaErrorCode::TopicAuthorizationFailed.to_string()))
+    }
+
+    /// The ids of topics, as far as the broker tells them.
+    fn ids<'a>(&self, topics: impl Iterator<Item = &'a Arc<str>>) -> BTreeMap<String, TopicId> {
+        let mut ids_from = self.ids_from.lock().unwrap_or_else(PoisonError::into_inner);
+        if ids_from.is_some_and(|from| Instant::now() < from) {
+            return BTreeMap::new();
+        }
+        let names: Vec<&str> = topics.map(|name| &**name).collect();
+        match describe_topics(self.consumer.client(), &names, LEADER_CALL) {
+            Ok(described) => {
+                let known = described.into_iter();
+                known
+                    .filter_map(|(name, topic)| Some((name, topic.ok()?.id?)))
+                    .collect()
+            }
             Err(error) => {
-                tracing::debug!(topic, partition, %error, "cannot read the bounds of a partition");
-                None
+                tracing::debug!(%error, "cannot read the ids of topics");
+                *ids_from = Some(Instant::now() + IDS_PAUSE);
+                BTreeMap::new()
             }
         }
     }
+
+    /// The bounds of all partitions whose leaders answer.
+    fn extents(&self, topics: &BTreeMap<Arc<str>, Leaders>) -> BTreeMap<(Arc<str>, i32), Extent> {
+        let mut by_leader: BTreeMap<i32, Vec<(Arc<str>, i32)>> = BTreeMap::new();
+        for (topic, leaders) in topics {
+            for (partition, leader) in (0..).zip(leaders) {
+                if *leader >= 0 {
+                    let partitions = by_leader.entry(*leader).or_default();
+                    partitions.push((topic.clone(), partition));
+                }
+            }
+        }
+        let mut extents = BTreeMap::new();
+        for (leader, partitions) in by_leader {
+            // The first offsets are requested first, so that none is beyond the end.
+            let bounds = self.offsets(&partitions, Offset::Beginning).and_then(|lows| {
+                let ends = self.offsets(&partitions, Offset::End)?;
+                Ok((lows, ends))
+            });
+            match bounds {
+                Ok((lows, ends)) => extents.extend(lows.into_iter().filter_map(|(key, low)| {
+                    let end = *ends.get(&key)?;
+                    Some((key, Extent { low, end }))
+                })),
+                Err(error) => {
+                    tracing::debug!(leader, %error, "cannot read the bounds of the partitions of a leader");
+                }
+            }
+        }
+        extents
+    }
+
+    /// The offsets at one end of partitions that have the same leader. Leaves out partitions with an error.
+    fn offsets(
+        &self,
+        partitions: &[(Arc<str>, i32)],
+        end: Offset,
+    ) -> KafkaResult<BTreeMap<(Arc<str>, i32), i64>> {
+        let mut list = TopicPartitionList::with_capacity(partitions.len());
+        for (topic, partition) in partitions {
+            // In the request, -2 and -1 in place of a timestamp mean the first offset and the end. For a read_committed
+            // client, the broker returns the last stable offset as the end.
+            list.add_partition_offset(topic, *partition, end)?;
+        }
+        let found = self.consumer.offsets_for_times(list, LEADER_CALL)?;
+        let mut offsets = BTreeMap::new();
+        for element in found.elements() {
+            if let (Ok(()), Offset::Offset(offset)) = (element.error(), element.offset()) {
+                offsets.insert((Arc::from(element.topic()), element.partition()), offset);
+            }
+        }
+        Ok(offsets)
+    }
 }
 
-fn retention(policy: Option<&str>, millis: Option<&str>) -> Option<Retention> {
+/// The retention from the values of `cleanup.policy`, `retention.ms` and `retention.bytes`.
+fn retention([policy, millis, bytes]: [Option<&str>; 3]) -> Option<Retention> {
     let deletes = policy?.split(',').any(|word| word.trim() == "delete");
     let millis: i64 = millis?.trim().parse().ok()?;
+    let bytes: i64 = bytes?.trim().parse().ok()?;
     // Negative values, usually -1, mean unlimited.
-    Some(match u64::try_from(millis) {
-        Ok(millis) if deletes => Retention::For(HumanDuration::from_millis(millis)),
-        _ => Retention::Unlimited,
+    Some(Retention {
+        age: u64::try_from(millis)
+            .ok()
+            .filter(|_| deletes)
+            .map(HumanDuration::from_millis),
+        by_size: deletes && bytes >= 0,
     })
 }
 
@@ -168,17 +321,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_topic_that_deletes_by_age_has_limited_retention() {
-        let week = Retention::For(HumanDuration::from_secs(7 * 86_400));
-        for (policy, millis, expected) in [
-            (Some("delete"), Some("604800000"), Some(week)),
-            (Some("compact,delete"), Some("604800000"), Some(week)),
-            (Some("compact"), Some("604800000"), Some(Retention::Unlimited)),
-            (Some("delete"), Some("-1"), Some(Retention::Unlimited)),
-            (Some("delete"), None, None),
-            (None, Some("1"), None),
+    fn only_a_topic_that_deletes_has_limited_retention() {
+        let week = Some(HumanDuration::from_secs(7 * 86_400));
+        let known = |age, by_size| Some(Retention { age, by_size });
+        for (policy, millis, bytes, expected) in [
+            (Some("delete"), Some("604800000"), Some("-1"), known(week, false)),
+            (Some("delete"), Some("604800000"), Some("1000"), known(week, true)),
+            (
+                Some("compact,delete"),
+                Some("604800000"),
+                Some("-1"),
+                known(week, false),
+            ),
+            (
+                Some("compact"),
+                Some("604800000"),
+                Some("1000"),
+                known(None, false),
+            ),
+            (Some("delete"), Some("-1"), Some("-1"), known(None, false)),
+            (Some("delete"), Some("-1"), Some("0"), known(None, true)),
+            (Some("delete"), None, Some("-1"), None),
+            (Some("delete"), Some("1"), None, None),
+            (None, Some("1"), Some("1"), None),
         ] {
-            assert_eq!(retention(policy, millis), expected, "{policy:?} {millis:?}");
+            assert_eq!(
+                retention([policy, millis, bytes]),
+                expected,
+                "{policy:?} {millis:?} {bytes:?}"
+            );
         }
     }
 }

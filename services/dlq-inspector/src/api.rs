@@ -23,9 +23,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::{Code, Request, Response, Status};
 
+use crate::completeness::Completeness;
 use crate::filter::{self, Expr};
 use crate::id::LetterId;
-use crate::index::{self, Generation, IndexedLetter, Pool, QUERY_TIMEOUT, QUEUE_TIMEOUT, ReadError};
+use crate::index::{self, IndexedLetter, Pool, QUERY_TIMEOUT, QUEUE_TIMEOUT, ReadError};
 use crate::letter::content_hash;
 use crate::lookup_pool::LookupPool;
 use crate::metrics::Metrics;
@@ -40,7 +41,6 @@ pub(crate) struct Api {
     pub(crate) pool: Pool,
     /// The JSON pointers that are indexed.
     pub(crate) json_fields: Arc<[String]>,
-    pub(crate) generation: Generation,
     pub(crate) lookups: LookupPool,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -64,7 +64,6 @@ impl Api {
     pub(crate) fn new(
         pool: Pool,
         json_fields: Arc<[String]>,
-        generation: Generation,
         lookups: LookupPool,
         shared: Arc<SharedState>,
         clock: Arc<dyn Clock>,
@@ -75,7 +74,6 @@ impl Api {
         Self {
             pool,
             json_fields,
-            generation,
             lookups,
             shared,
             clock,
@@ -95,9 +93,16 @@ impl Api {
         response: impl Future<Output = Result<T, Status>>,
     ) -> Result<Response<T>, Status> {
         let started = Instant::now();
+        let build = self.shared.build();
         let result = match self.check_caught_up() {
             Ok(()) => response.await,
             Err(unavailable) => Err(unavailable),
+        };
+        // The index was rebuilt meanwhile, so that its damage may have caused the failure, or the result may come from an empty index.
+        let result = if self.shared.build() == build {
+            result
+        } else {
+            Err(self.catching_up())
         };
         let code = result.as_ref().map_or_else(Status::code, |_| Code::Ok);
         self.metrics.observe_call(method, started, code);
@@ -115,14 +120,18 @@ impl Api {
         if *self.shared.caught_up.borrow() {
             return Ok(());
         }
+        Err(self.catching_up())
+    }
+
+    fn catching_up(&self) -> Status {
         let lag = self.shared.lag();
         let text = format!("index is catching up; {lag} dead letters left; retry later");
-        Err(status(
+        status(
             Code::Unavailable,
             text,
             "INDEX_CATCHING_UP",
             [("lag", lag.to_string())],
-        ))
+        )
     }
 
     /// The record of a dead letter; `None` if Kafka does not have it any more.
@@ -156,16 +165,48 @@ impl Api {
         })
     }
 
+    /// What the index contains, for an answer that is read from it after this call.
+    fn completeness(&self) -> Arc<Completeness> {
+        self.shared.completeness()
+    }
+
+    /// What an answer contains that was read from the index since the call of [`Api::completeness`] that returned `before`.
+    fn completeness_since(&self, before: &Completeness) -> Completeness {
+        before.and(&self.shared.completeness())
+    }
+
+    /// Refuses a filter on the state while the states are unknown: a dead letter that was redriven would be OPEN.
+    fn check_states(filter_tests_states: bool, completeness: &Completeness) -> Result<(), Status> {
+        if completeness.are_states_known() || !filter_tests_states {
+            return Ok(());
+        }
+        Err(status(
+            Code::Unavailable,
+            "filter: states are unknown, because the ledger cannot be read",
+            "STATES_UNKNOWN",
+            [],
+        ))
+    }
+
     async fn find(&self, id: &str) -> Result<IndexedLetter, Status> {
         let letter_id: LetterId = id
             .parse()
             .map_err(|error| invalid("id", format!("`{}` {error}", bounded(id)), "ID_INVALID", []))?;
+        let completeness = self.completeness();
+        let (topic, partition) = (letter_id.topic.clone(), letter_id.partition);
         let letter = self
             .pool
             .query(move |connection| index::get(connection, &letter_id))
             .await
             .map_err(|error| query_failed(&error))?;
-        letter.ok_or_else(|| not_found(id))
+        letter.ok_or_else(|| {
+            let completeness = self.completeness_since(&completeness);
+            if completeness.covers(&topic, partition, self.clock.now()) {
+                not_found(id)
+            } else {
+                index_incomplete(id)
+            }
+        })
     }
 }
 
@@ -234,6 +275,14 @@ fn not_found(id: &str) -> Status {
     )
 }
 
+fn index_incomplete(id: &str) -> Status {
+    let text = format!(
+        "dead letter `{}` is not in the index, which does not contain all dead letters of its partition; retry later",
+        bounded(id)
+    );
+    status(Code::Unavailable, text, "INDEX_INCOMPLETE", [("id", bounded(id))])
+}
+
 fn query_failed(error: &ReadError) -> Status {
     match error {
         ReadError::TooLong => status(
@@ -249,6 +298,12 @@ fn query_failed(error: &ReadError) -> Status {
                 QUEUE_TIMEOUT.as_secs()
             ),
             "TOO_MANY_QUESTIONS",
+            [],
+        ),
+        ReadError::Rebuilding => status(
+            Code::Unavailable,
+            "index was damaged and is being rebuilt; retry later",
+            "INDEX_CATCHING_UP",
             [],
         ),
         ReadError::ShuttingDown => shutting_down(),

@@ -219,6 +219,26 @@ static RULES: &[Rule] = rules! {
     ShareGroup OriginOffset    "__dlq.errors.offset",                     Decimal,   First;
 };
 
+/// Headers with binary numbers that say nothing about the failure.
+const OTHER_NUMBERS: [&str; 1] = ["retry_topic-backoff-timestamp"];
+
+/// The value of a header that is known to contain a binary number, as text; `None` for other headers and values. Such values are
+/// not readable otherwise.
+#[must_use]
+pub fn readable_number(header: &str, value: &[u8]) -> Option<String> {
+    let rule = BY_HEADER.get(header).map(|index| &RULES[*index]);
+    let is_number = rule.is_some_and(|rule| rule.encoding == Encoding::BigEndian);
+    if !is_number && !OTHER_NUMBERS.contains(&header) {
+        return None;
+    }
+    let number = big_endian(value)?;
+    let is_time = rule.is_none_or(|rule| rule.field == Field::OriginTimestamp);
+    let time = (is_time && number >= 0)
+        .then(|| Timestamp::from_millis(number).to_rfc3339())
+        .flatten();
+    Some(time.unwrap_or_else(|| number.to_string()))
+}
+
 /// The index of the rule for each header.
 static BY_HEADER: LazyLock<HashMap<&'static str, usize>> = LazyLock::new(|| {
     RULES
@@ -283,7 +303,12 @@ struct DialectHeaders<'a> {
 impl DialectHeaders<'_> {
     fn facts(&self) -> Facts {
         let number = |field| self.first(field, decode_number);
-        let time = |field| number(field).map(Timestamp::from_millis);
+        // Kafka writes -1 for a record without a timestamp.
+        let time = |field| {
+            number(field)
+                .filter(|millis| *millis >= 0)
+                .map(Timestamp::from_millis)
+        };
         let topic = self.first(Field::OriginTopic, |value, encoding| {
             decode_text(value, encoding, TEXT_LIMIT).filter(|topic| is_topic_name(topic))
         });

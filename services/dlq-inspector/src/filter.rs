@@ -72,6 +72,12 @@ impl Expr {
         }
     }
 
+    /// Whether any restriction tests this field.
+    #[must_use]
+    pub fn tests(&self, field: NumberField) -> bool {
+        !self.all(&|restriction| !matches!(restriction, Restriction::Number(tested, _) if *tested == field))
+    }
+
     /// Whether all restrictions satisfy a condition.
     pub fn all(&self, condition: &impl Fn(&Restriction) -> bool) -> bool {
         match self {

@@ -39,7 +39,7 @@ pub(crate) use pool::{QUERY_TIMEOUT, QUEUE_TIMEOUT};
 pub use query::{Cursor, Direction, IndexedLetter, RecordDigest, TopicCounts};
 pub(crate) use query::{
     Page, PageLimit, count_by_topic, first_and_last, get, list, list_by_sequence, open_by_topic,
-    read_positions,
+    read_positions, read_topic_ids,
 };
 pub use schema::Generation;
 pub use writer::{Change, Writer};
@@ -75,14 +75,48 @@ impl IndexError {
     /// Whether the file is damaged, so that the index must be rebuilt.
     #[must_use]
     pub fn is_damage(&self) -> bool {
-        let Self::Database { source, .. } = self else {
-            return false;
-        };
-        matches!(
-            source.sqlite_error_code(),
-            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)
-        )
+        matches!(self, Self::Database { source, .. } if is_damage(source))
     }
+
+    /// Whether the operation can succeed later without a change of the program or the file: the disk is full or fails, files
+    /// cannot be accessed, or another process holds a lock.
+    #[must_use]
+    pub fn is_temporary(&self) -> bool {
+        match self {
+            Self::Directory { .. } => true,
+            Self::InUse { .. } => false,
+            Self::Database { source, .. } => matches!(
+                source.sqlite_error_code(),
+                Some(
+                    ErrorCode::DiskFull
+                        | ErrorCode::SystemIoFailure
+                        | ErrorCode::CannotOpen
+                        | ErrorCode::ReadOnly
+                        | ErrorCode::PermissionDenied
+                        | ErrorCode::DatabaseBusy
+                        | ErrorCode::DatabaseLocked
+                        | ErrorCode::FileLockingProtocolFailed
+                        | ErrorCode::OutOfMemory
+                )
+            ),
+        }
+    }
+}
+
+impl IndexError {
+    /// Whether there was no space left on the disk.
+    pub(crate) fn is_disk_full(&self) -> bool {
+        match self {
+            Self::Directory { source, .. } => source.kind() == io::ErrorKind::StorageFull,
+            Self::InUse { .. } => false,
+            Self::Database { source, .. } => source.sqlite_error_code() == Some(ErrorCode::DiskFull),
+        }
+    }
+}
+
+fn is_damage(error: &rusqlite::Error) -> bool {
+    let code = error.sqlite_error_code();
+    matches!(code, Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
 }
 
 pub(crate) fn database(step: &'static str) -> impl Fn(rusqlite::Error) -> IndexError {
@@ -95,14 +129,12 @@ pub struct Index {
     pub writer: Writer,
     /// The reading connections.
     pub pool: Pool,
-    /// Identifies this build of the index.
-    pub generation: Generation,
     /// Whether the index was created, as opposed to opened.
     pub is_new: bool,
 }
 
 /// The name of the database file if no JSON fields are indexed.
-pub const FILE: &str = "dlq-index-v2.db";
+pub const FILE: &str = "dlq-index-v3.db";
 
 /// What the names of the files of all versions begin with.
 const PREFIX: &str = "dlq-index";
@@ -180,8 +212,7 @@ impl Index {
         let generation = schema::generation(&connection)?;
         Ok(Self {
             writer: Writer::new(connection, path.clone(), lock)?,
-            pool: Pool::new(path),
-            generation,
+            pool: Pool::new(path, generation),
             is_new,
         })
     }

@@ -4,13 +4,16 @@
 //! - [`reader`], a thread: follows the partitions and parses headers;
 //! - [`writer`], a thread: applies all changes of the index, in large transactions if many are queued.
 //!
-//! Only the reader decides. It sends its changes to the writer in order, through a bounded channel, so that a topic that
+//! The reader decides in [`topics`] and [`partition`], without IO: which partitions to follow, and what the index contains.
+//! It sends its changes to the writer in order, through a bounded channel, so that a topic that
 //! is read faster than it is indexed does not use up the memory.
 
+mod partition;
 pub(crate) mod reader;
 pub(crate) mod survey;
 mod topics;
 pub(crate) mod writer;
 
 pub(crate) use survey::Survey;
-pub(crate) use writer::Work;
+pub(crate) use topics::Indexed;
+pub(crate) use writer::{Message, Work};

@@ -10,6 +10,7 @@
 //! | [`index`] | the database: schema, writer, readers |
 //! | [`json_fields`] | the fields of JSON values that are indexed |
 //! | `ingest` | reads topics into the index |
+//! | `completeness` | whether an answer contains everything that it should |
 //! | [`ledger`] | the ledger topic |
 //! | `api` | the gRPC service |
 //! | [`server`] | the gRPC server: health, reflection, identities, graceful shutdown |
@@ -26,6 +27,7 @@ pub mod pattern;
 pub mod server;
 
 mod api;
+mod completeness;
 mod ingest;
 mod lookup_pool;
 mod metrics;
@@ -39,6 +41,8 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use redeliver_core::error_chain::error_chain;
+use redeliver_core::wait::LogThrottle;
 use redeliver_kafka::Waker;
 use redeliver_kafka::survey::Surveyor;
 use redeliver_kafka::topology::TopologySpec;
@@ -55,6 +59,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::api::Api;
 use crate::index::{Index, Pool};
+use crate::ingest::Indexed;
 use crate::ingest::reader::Reader;
 use crate::ingest::survey::{SurveyTask, refresh_retention};
 use crate::ingest::writer::WriterThread;
@@ -119,13 +124,15 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let metrics = Metrics::register(&mut host.registry());
     let part = host.health.part("dlq-index");
     let stop = host.tasks.shutdown().clone();
-    let Index {
-        writer,
-        pool,
-        generation,
-        is_new,
-    } = Index::open(&config.data_dir, &config.json_fields)?;
+    let Index { writer, pool, is_new } = Index::open(&config.data_dir, &config.json_fields)?;
     let (positions, last_row) = pool.read_blocking(index::read_positions)?;
+    let indexed = Indexed {
+        positions: positions
+            .into_iter()
+            .map(|position| (Arc::from(position.topic), position.partition, position.next))
+            .collect(),
+        ids: pool.read_blocking(index::read_topic_ids)?,
+    };
     tracing::info!(
         api = %address,
         index = if is_new { "new" } else { "existing" },
@@ -141,11 +148,14 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let (work_sender, work) = sync_channel(QUEUED_BATCHES);
     let writer = WriterThread {
         writer,
+        pool: pool.clone(),
         work,
         shared: shared.clone(),
         clock: host.clock.clone(),
         part: part.clone(),
         metrics: metrics.clone(),
+        stop: stop.clone(),
+        progress: ingest::writer::Progress::default(),
     };
     let reader = Reader {
         settings: host.kafka.clone(),
@@ -165,15 +175,12 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         pool: pool.clone(),
         lookups: lookups.clone(),
         shared: shared.clone(),
+        clock: host.clock.clone(),
         part,
         reader: survey_sender,
         waker,
         stop: stop.clone(),
     };
-    let positions = positions
-        .into_iter()
-        .map(|position| (Arc::from(position.topic), position.partition, position.next));
-    let positions = positions.collect();
     let retention = refresh_retention(surveyor, shared.clone(), stop.clone());
     let gauges = update_gauges(
         pool.clone(),
@@ -185,7 +192,6 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let service = Api::new(
         pool,
         config.json_fields.into(),
-        generation,
         lookups,
         shared,
         host.clock.clone(),
@@ -198,7 +204,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
 
     host.tasks.spawn_thread("dlq-writer", move || writer.run())?;
     host.tasks
-        .spawn_thread("dlq-reader", move || reader.run(positions))?;
+        .spawn_thread("dlq-reader", move || reader.run(indexed))?;
     host.tasks.spawn("dlq-survey", survey.run());
     host.tasks.spawn("dlq-retention", retention);
     host.tasks.spawn("dlq-measures", gauges);
@@ -207,20 +213,29 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     Ok(address)
 }
 
-/// Updates the gauges that are too expensive to update with every change.
+/// Updates the gauges that are too expensive to update with every change. A query that fails is repeated with the next update: if
+/// the index is damaged, the writer rebuilds it.
 async fn update_gauges(
     pool: Pool,
     metrics: Metrics,
     shared: Arc<SharedState>,
     directory: PathBuf,
     stop: CancellationToken,
-) -> Result<(), index::ReadError> {
+) -> Result<(), Infallible> {
+    let mut log_throttle = LogThrottle::default();
     loop {
-        let open = pool.internal(index::open_by_topic).await?;
-        for (topic, status) in &*shared.topics() {
-            let open = open.get(topic);
-            metrics.set_open(topic, open.map_or(0, |open| open.count));
-            metrics.set_removal(topic, open.and_then(|open| status.removes_at(open.oldest)));
+        match pool.internal(index::open_by_topic).await {
+            Ok(open) => {
+                for (topic, status) in &*shared.topics() {
+                    let open = open.get(topic);
+                    metrics.set_open(topic, open.map_or(0, |open| open.count));
+                    metrics.set_removal(topic, open.and_then(|open| status.removes_at(open.oldest)));
+                }
+            }
+            Err(error) if log_throttle.should_log() => {
+                tracing::warn!(error = %error_chain(&error), "cannot count open dead letters; trying again later");
+            }
+            Err(_) => {}
         }
         metrics.set_size(index::size(&directory));
         tokio::select! {

@@ -1,5 +1,6 @@
 //! The inspector's metrics.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -10,6 +11,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use redeliver_core::Timestamp;
 use tonic::Code;
+
+use crate::completeness::Completeness;
+use crate::ledger;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct TopicLabel {
@@ -34,6 +38,10 @@ pub(crate) struct Metrics {
     lag: Family<TopicLabel, Gauge>,
     open: Family<TopicLabel, Gauge>,
     removal: Family<TopicLabel, Gauge>,
+    missing: Family<TopicLabel, Gauge>,
+    as_of: Gauge,
+    rebuilds: Counter,
+    write_errors: Counter,
     size: Gauge,
     watchers: Gauge,
     calls: Family<CallLabels, Histogram, fn() -> Histogram>,
@@ -46,6 +54,10 @@ impl Metrics {
             lag: Family::default(),
             open: Family::default(),
             removal: Family::default(),
+            missing: Family::default(),
+            as_of: Gauge::default(),
+            rebuilds: Counter::default(),
+            write_errors: Counter::default(),
             size: Gauge::default(),
             watchers: Gauge::default(),
             calls: Family::new_with_constructor(|| Histogram::new(CALL_SECONDS)),
@@ -69,6 +81,26 @@ impl Metrics {
             "dlq_removal_timestamp_seconds",
             "Unix time from which on Kafka may delete the oldest open dead letter",
             metrics.removal.clone(),
+        );
+        registry.register(
+            "dlq_missing_partitions",
+            "Partitions whose dead letters may be missing in answers",
+            metrics.missing.clone(),
+        );
+        registry.register(
+            "dlq_as_of_timestamp_seconds",
+            "Unix time up to which the index contains everything that is not missing; 0 until it has caught up",
+            metrics.as_of.clone(),
+        );
+        registry.register(
+            "dlq_index_rebuilds",
+            "Rebuilds of the index because of damage",
+            metrics.rebuilds.clone(),
+        );
+        registry.register(
+            "dlq_index_write_errors",
+            "Failed attempts to write the index, which are repeated",
+            metrics.write_errors.clone(),
         );
         registry.register_with_unit(
             "dlq_index_size",
@@ -114,10 +146,40 @@ impl Metrics {
         }
     }
 
+    /// Sets what the index contains. `topics`: the dead-letter topics.
+    pub(crate) fn set_completeness<'a>(
+        &self,
+        completeness: &'a Completeness,
+        topics: impl Iterator<Item = &'a String>,
+    ) {
+        let missing = completeness.missing_by_topic();
+        // A topic that is not missing any more is not in the list.
+        let names: BTreeSet<&str> = topics
+            .map(String::as_str)
+            .chain([ledger::TOPIC])
+            .chain(missing.keys().copied())
+            .collect();
+        for name in names {
+            let count = missing.get(name).copied().unwrap_or(0);
+            self.missing.get_or_create(&label(name)).set(saturating(count));
+        }
+        let as_of = completeness.as_of.map_or(0, Timestamp::as_millis);
+        self.as_of.set(as_of.div_euclid(1_000));
+    }
+
+    pub(crate) fn add_rebuild(&self) {
+        self.rebuilds.inc();
+    }
+
+    pub(crate) fn add_write_error(&self) {
+        self.write_errors.inc();
+    }
+
     /// Removes the gauges of a topic that was deleted or created again.
     pub(crate) fn forget(&self, topic: &str) {
         let label = label(topic);
         self.lag.remove(&label);
+        self.missing.remove(&label);
         self.open.remove(&label);
         self.removal.remove(&label);
     }

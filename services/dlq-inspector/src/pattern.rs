@@ -15,6 +15,12 @@ impl Patterns {
         Self(patterns.to_vec())
     }
 
+    /// The topics that are named in full.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let names = self.0.iter().map(String::as_str);
+        names.filter(|pattern| !pattern.contains('*') && self.matches(pattern))
+    }
+
     /// Whether a topic is a dead-letter topic. The ledger and internal topics never are.
     #[must_use]
     pub fn matches(&self, topic: &str) -> bool {
@@ -31,6 +37,9 @@ mod tests {
     #[test]
     fn the_ledger_and_internal_topics_never_match() {
         let all = Patterns::new(&["*".to_owned()]);
+        assert_eq!(all.names().next(), None);
+        let named = Patterns::new(&["*-dlq".to_owned(), "a".to_owned(), ledger::TOPIC.to_owned()]);
+        assert_eq!(named.names().collect::<Vec<_>>(), ["a"]);
         assert!(all.matches("x") && !all.matches(ledger::TOPIC) && !all.matches("__consumer_offsets"));
     }
 }

@@ -87,16 +87,20 @@ pub(crate) async fn serve(
     }
 }
 
-/// Reports SERVING from when the index has caught up until shutdown.
+/// Reports SERVING while the index has caught up, until shutdown.
 async fn report_health(health: &HealthReporter, shared: &SharedState, stop: &CancellationToken) {
     let mut caught_up = shared.caught_up.subscribe();
-    let is_serving = tokio::select! {
-        result = caught_up.wait_for(|caught_up| *caught_up) => result.is_ok(),
-        () = stop.cancelled() => false,
-    };
-    if is_serving {
-        set_health(health, ServingStatus::Serving).await;
-        stop.cancelled().await;
+    loop {
+        let status = if *caught_up.borrow_and_update() {
+            ServingStatus::Serving
+        } else {
+            ServingStatus::NotServing
+        };
+        set_health(health, status).await;
+        tokio::select! {
+            changed = caught_up.changed() => if changed.is_err() { break },
+            () = stop.cancelled() => break,
+        }
     }
     set_health(health, ServingStatus::NotServing).await;
     // Ends the streams of health watchers after their last update. Otherwise, the server would wait for these calls.

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redeliver_core::Timestamp;
 use redeliver_kafka::survey::Retention;
 use tokio::sync::watch;
+
+use crate::completeness::Completeness;
 
 /// What is known about a dead-letter topic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,12 +20,10 @@ pub(crate) struct TopicStatus {
 }
 
 impl TopicStatus {
-    /// From when on Kafka may delete a dead letter of this time; `None` if never, or if the retention is unknown.
+    /// From when on Kafka may delete a dead letter of this time because of its age; `None` if never, or if the retention is
+    /// unknown.
     pub(crate) fn removes_at(&self, dead_at: Timestamp) -> Option<Timestamp> {
-        match self.retention? {
-            Retention::For(retention) => Some(dead_at.after(retention.duration())),
-            Retention::Unlimited => None,
-        }
+        Some(dead_at.after(self.retention?.age?.duration()))
     }
 }
 
@@ -34,6 +34,8 @@ pub(crate) struct SharedState {
     pub(crate) last_row: watch::Sender<i64>,
     /// Whether the index contains everything that existed at the start.
     pub(crate) caught_up: watch::Sender<bool>,
+    completeness: Mutex<Arc<Completeness>>,
+    build: AtomicU64,
     applied: AtomicU64,
     topics: Mutex<BTreeMap<String, TopicStatus>>,
 }
@@ -44,9 +46,48 @@ impl SharedState {
         Self {
             last_row: watch::Sender::new(last_row),
             caught_up: watch::Sender::new(false),
+            completeness: Mutex::default(),
+            build: AtomicU64::new(0),
             applied: AtomicU64::new(0),
             topics: Mutex::default(),
         }
+    }
+
+    /// What the index contains.
+    pub(crate) fn completeness(&self) -> Arc<Completeness> {
+        self.lock_completeness().clone()
+    }
+
+    /// Sets what the index contains. Counts how often the ledger has become missing.
+    pub(crate) fn set_completeness(&self, completeness: Completeness) {
+        let has_caught_up = completeness.as_of.is_some();
+        let mut current = self.lock_completeness();
+        let is_lost = current.are_states_known() && !completeness.are_states_known();
+        let ledger_losses = current.ledger_losses + u64::from(is_lost);
+        *current = Arc::new(Completeness {
+            ledger_losses,
+            ..completeness
+        });
+        drop(current);
+        self.caught_up
+            .send_if_modified(|caught_up| std::mem::replace(caught_up, has_caught_up) != has_caught_up);
+    }
+
+    fn lock_completeness(&self) -> MutexGuard<'_, Arc<Completeness>> {
+        self.completeness.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of times that the index was rebuilt because it was damaged. Everything that was decided for an earlier build
+    /// is void.
+    pub(crate) fn build(&self) -> u64 {
+        self.build.load(Ordering::Acquire)
+    }
+
+    /// Begins another build of the index, which is empty.
+    pub(crate) fn begin_build(&self) {
+        // In this order, a call that saw the former completeness also saw the former build.
+        self.set_completeness(Completeness::default());
+        self.build.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Sets the number of the last batch of changes that the index has applied.

@@ -1,5 +1,6 @@
 //! `redeliver dlq`: dead letters, from the inspector.
 
+mod completeness;
 mod show;
 mod watch;
 
@@ -7,13 +8,15 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use redeliver_client::{DeadLetter, DeadLetterClient, ListDeadLetters, TopicStats};
+use redeliver_client::{Completeness, DeadLetter, DeadLetterClient, ListDeadLetters, Removal, TopicStats};
 use redeliver_core::HumanDuration;
 use redeliver_runtime::cli::{CommonArgs, report};
 use serde_json::{Value, json};
 
 use crate::connection::{CliError, ConnectionArgs, conclude, inspector};
-use crate::output::{OutputArgs, print_item, print_items, shortened};
+use crate::output::{Format, OutputArgs, print_item, print_items, shortened};
+use completeness::CompleteArgs;
+pub(crate) use completeness::{completeness_json, problem};
 use show::{as_json, as_text};
 
 #[derive(Args)]
@@ -63,6 +66,8 @@ struct ListArgs {
     #[arg(long)]
     oldest_first: bool,
     #[command(flatten)]
+    complete: CompleteArgs,
+    #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
     inspector: InspectorArgs,
@@ -76,6 +81,8 @@ struct ShowArgs {
     /// Write only the payload to stdout, byte for byte
     #[arg(long, conflicts_with = "format")]
     payload: bool,
+    #[command(flatten)]
+    complete: CompleteArgs,
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
@@ -102,6 +109,8 @@ struct WatchArgs {
 struct StatsArgs {
     #[command(flatten)]
     filter: FilterArgs,
+    #[command(flatten)]
+    complete: CompleteArgs,
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
@@ -144,6 +153,7 @@ const PAGE: u32 = 1000;
 
 async fn list(client: &DeadLetterClient, args: &ListArgs) -> Result<ExitCode, CliError> {
     let mut found: Vec<DeadLetter> = Vec::new();
+    let mut completeness: Option<Completeness> = None;
     let mut request = ListDeadLetters {
         filter: args.filter.filter.clone(),
         oldest_first: args.oldest_first,
@@ -154,21 +164,49 @@ async fn list(client: &DeadLetterClient, args: &ListArgs) -> Result<ExitCode, Cl
         request.page_size = u16::try_from(missing.min(PAGE)).unwrap_or(u16::MAX);
         let page = client.list(&request).await?;
         found.extend(page.dead_letters);
+        // The list is as complete as its first incomplete page.
+        if completeness.as_ref().is_none_or(|before| before.is_complete) {
+            completeness = Some(page.completeness);
+        }
         match page.next_page_token {
             None => break false,
             Some(_) if found.len() >= args.limit as usize => break true,
             Some(token) => request.page_token = token,
         }
     };
-    let columns = ["id", "dead at", "class", "code", "retries", "pipeline", "message"];
-    print_items(args.output.format, &columns, &found, row, as_json);
+    let completeness: Completeness = completeness.unwrap_or_default();
+    let columns = [
+        "id", "dead at", "state", "class", "code", "retries", "pipeline", "message",
+    ];
+    let all = || json!(found.iter().map(as_json).collect::<Vec<_>>());
+    print_with_completeness(args.output.format, &completeness, "dead_letters", all, || {
+        print_items(args.output.format, &columns, &found, row, as_json);
+    });
     if has_more {
         eprintln!(
             "more dead letters match; use --limit {} to show more",
             u64::from(args.limit) * 10
         );
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(args.complete.conclude(&completeness))
+}
+
+/// Prints items with the completeness of the answer: in the JSON document, or as the last line of JSON lines.
+fn print_with_completeness(
+    format: Format,
+    completeness: &Completeness,
+    name: &str,
+    all: impl FnOnce() -> Value,
+    print: impl FnOnce(),
+) {
+    match format {
+        Format::Table => print(),
+        Format::Json => crate::say(json!({ name: all(), "completeness": completeness_json(completeness) })),
+        Format::Jsonl => {
+            print();
+            crate::say(json!({ "completeness": completeness_json(completeness) }));
+        }
+    }
 }
 
 fn row(letter: &DeadLetter) -> Vec<String> {
@@ -176,6 +214,7 @@ fn row(letter: &DeadLetter) -> Vec<String> {
     vec![
         letter.id.clone(),
         letter.dead_at.map(|at| at.to_string()).unwrap_or_default(),
+        letter.state.as_str().to_owned(),
         text(&letter.error_class, 20),
         text(&letter.error_code, 40),
         letter.retry_count.to_string(),
@@ -188,14 +227,20 @@ async fn show(client: &DeadLetterClient, args: &ShowArgs) -> Result<ExitCode, Cl
     if args.payload {
         return payload(client, &args.id).await;
     }
-    let Some(letter) = client.get(&args.id).await? else {
+    let Some(found) = client.get(&args.id).await? else {
         return Err(CliError::failed(format_args!(
             "dead letter `{}` not found: it never existed, or the retention of its topic has deleted it",
             args.id
         )));
     };
-    print_item(args.output.format, || as_text(&letter), || as_json(&letter));
-    Ok(ExitCode::SUCCESS)
+    let (letter, completeness) = (&found.dead_letter, &found.completeness);
+    let with_completeness = || {
+        let mut value = as_json(letter);
+        value["completeness"] = completeness_json(completeness);
+        value
+    };
+    print_item(args.output.format, || as_text(letter), with_completeness);
+    Ok(args.complete.conclude(completeness))
 }
 
 async fn payload(client: &DeadLetterClient, id: &str) -> Result<ExitCode, CliError> {
@@ -210,7 +255,7 @@ async fn payload(client: &DeadLetterClient, id: &str) -> Result<ExitCode, CliErr
 }
 
 async fn stats(client: &DeadLetterClient, args: &StatsArgs) -> Result<ExitCode, CliError> {
-    let topics = client.stats(&args.filter.filter).await?;
+    let stats = client.stats(&args.filter.filter).await?;
     let columns = [
         "topic",
         "open",
@@ -222,8 +267,33 @@ async fn stats(client: &DeadLetterClient, args: &StatsArgs) -> Result<ExitCode, 
         "removed in",
         "open by class",
     ];
-    print_items(args.output.format, &columns, &topics, stats_row, stats_json);
-    Ok(ExitCode::SUCCESS)
+    let all = || json!(stats.topics.iter().map(stats_json).collect::<Vec<_>>());
+    print_with_completeness(args.output.format, &stats.completeness, "topics", all, || {
+        print_items(args.output.format, &columns, &stats.topics, stats_row, stats_json);
+    });
+    Ok(args.complete.conclude(&stats.completeness))
+}
+
+/// The number of open dead letters.
+pub(crate) fn open(stats: &TopicStats) -> String {
+    stats
+        .open
+        .map_or_else(|| "unknown".to_owned(), |open| open.to_string())
+}
+
+/// When retention removes the oldest open dead letter. Empty if there is none.
+pub(crate) fn removed_in(stats: &TopicStats) -> String {
+    if stats.oldest.is_none() {
+        return String::new();
+    }
+    let left = stats.until_removal.map(rounded).unwrap_or_default();
+    match stats.removal {
+        Removal::Unknown => "unknown".to_owned(),
+        Removal::Never => "never".to_owned(),
+        Removal::ByAge => left,
+        Removal::BySize => "by size".to_owned(),
+        Removal::ByAgeOrSize => format!("≤ {left}"),
+    }
 }
 
 fn stats_row(stats: &TopicStats) -> Vec<String> {
@@ -233,13 +303,13 @@ fn stats_row(stats: &TopicStats) -> Vec<String> {
         .map(|(class, count)| format!("{class} {count}"));
     vec![
         stats.topic.clone(),
-        stats.open.to_string(),
+        open(stats),
         stats.total.to_string(),
         stats.last_minute.to_string(),
         stats.last_hour.to_string(),
         stats.last_day.to_string(),
         stats.oldest.map(|at| at.to_string()).unwrap_or_default(),
-        stats.until_removal.map(rounded).unwrap_or_default(),
+        removed_in(stats),
         classes.collect::<Vec<_>>().join(", "),
     ]
 }
@@ -264,6 +334,7 @@ pub(crate) fn stats_json(stats: &TopicStats) -> Value {
         "last_day": stats.last_day,
         "oldest": stats.oldest.map(|at| at.to_string()),
         "newest": stats.newest.map(|at| at.to_string()),
+        "removal": stats.removal.as_str(),
         "until_removal_seconds": stats.until_removal.map(|duration| duration.as_secs()),
         "open_by_class": stats.open_by_class,
     })
@@ -274,6 +345,41 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn unknown_removal_and_no_removal_differ() {
+        let stats = |removal, until_removal: Option<u64>| TopicStats {
+            topic: "a-dlq".to_owned(),
+            open: Some(1),
+            total: 1,
+            last_minute: 0,
+            last_hour: 0,
+            last_day: 0,
+            oldest: Some(redeliver_client::Timestamp::from_millis(0)),
+            newest: None,
+            removal,
+            until_removal: until_removal.map(Duration::from_secs),
+            open_by_class: std::collections::BTreeMap::new(),
+        };
+        for (removal, until, expected) in [
+            (Removal::Unknown, None, "unknown"),
+            (Removal::Never, None, "never"),
+            (Removal::ByAge, Some(7_300), "2h"),
+            (Removal::BySize, None, "by size"),
+            (Removal::ByAgeOrSize, Some(7_300), "≤ 2h"),
+        ] {
+            assert_eq!(removed_in(&stats(removal, until)), expected);
+        }
+        let none_open = TopicStats {
+            oldest: None,
+            open: None,
+            ..stats(Removal::Unknown, None)
+        };
+        assert_eq!(
+            (removed_in(&none_open).as_str(), open(&none_open)),
+            ("", "unknown".to_owned())
+        );
+    }
 
     #[test]
     fn a_duration_is_rounded_down_to_its_largest_unit() {

@@ -8,6 +8,7 @@ use std::io::{self, Write as _};
 use clap::ValueEnum;
 use comfy_table::{Table, presets};
 use redeliver_core::Headers;
+use redeliver_dlq_inspector::dialect::readable_number;
 use serde_json::{Map, Value, json};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -183,10 +184,14 @@ fn hexadecimal(bytes: &[u8]) -> String {
         .join(" ")
 }
 
+/// Headers, one per line. Binary numbers of known frameworks are decoded.
 pub(crate) fn header_lines(headers: &Headers) -> String {
     let mut text = String::new();
     for (name, value) in headers.iter() {
-        let value = value.map_or_else(|| "(null)".to_owned(), |value| line(value, 1024));
+        let value = value.map_or_else(
+            || "(null)".to_owned(),
+            |value| readable_number(name, value).unwrap_or_else(|| line(value, 1024)),
+        );
         let _ = writeln!(text, "  {}: {value}", in_one_line(name));
     }
     text
@@ -201,12 +206,15 @@ pub(crate) fn insert_bytes(object: &mut Map<String, Value>, name: &str, bytes: O
     };
 }
 
-/// Headers as a JSON array, because names may repeat.
+/// Headers as a JSON array, because names may repeat. Decoded numbers of known frameworks are added to the exact values.
 pub(crate) fn headers_json(headers: &Headers) -> Value {
     let list = headers.iter().map(|(name, value)| {
         let mut object = Map::new();
         object.insert("name".to_owned(), name.into());
         insert_bytes(&mut object, "value", value);
+        if let Some(decoded) = value.and_then(|value| readable_number(name, value)) {
+            object.insert("decoded".to_owned(), decoded.into());
+        }
         Value::Object(object)
     });
     Value::Array(list.collect())

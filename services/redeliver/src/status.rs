@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use redeliver_client::{ClientError, DeadLetterClient, JobClient, JobStats, Timestamp, TopicStats};
+use redeliver_client::{ClientError, DeadLetterClient, DeadLetterStats, JobClient, JobStats, Timestamp};
 use redeliver_core::backoff::MAX_WAIT;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::headers::ReservedHeaders;
@@ -28,7 +28,7 @@ use redeliver_service::topics;
 use serde_json::{Value, json};
 
 use crate::connection::{CliError, ConnectionArgs, conclude, inspector, scheduler};
-use crate::dlq::rounded;
+use crate::dlq::{completeness_json, open, problem, removed_in, rounded};
 use crate::output::{OutputArgs, fields, in_one_line, print_item, table};
 
 #[derive(Args)]
@@ -76,7 +76,7 @@ pub(crate) fn main(args: &StatusArgs) -> ExitCode {
 
 struct Status {
     queues: Result<Vec<Queue>, CliError>,
-    dead: Result<Vec<TopicStats>, CliError>,
+    dead: Result<DeadLetterStats, CliError>,
     /// `None` if the configuration needs no scheduler.
     jobs: Option<Result<JobStats, CliError>>,
 }
@@ -155,19 +155,22 @@ impl Status {
         };
         text += "\n\n";
         match &self.dead {
-            Ok(topics) => {
+            Ok(stats) => {
                 let columns = ["dead letters", "open", "last hour", "oldest", "removed in"];
-                let rows = topics.iter().map(|topic| {
+                let rows = stats.topics.iter().map(|topic| {
                     let oldest = topic.oldest.map(|oldest| rounded(now.since(oldest)));
                     vec![
                         topic.topic.clone(),
-                        topic.open.to_string(),
+                        open(topic),
                         topic.last_hour.to_string(),
                         oldest.unwrap_or_default(),
-                        topic.until_removal.map(rounded).unwrap_or_default(),
+                        removed_in(topic),
                     ]
                 });
                 text += &table(&columns, rows);
+                if let Some(problem) = problem(&stats.completeness) {
+                    let _ = write!(text, "\ndead letters: {problem}");
+                }
             }
             Err(error) => {
                 let _ = write!(text, "dead letters: {}", in_one_line(&error_chain(error)));
@@ -193,9 +196,11 @@ impl Status {
 
     fn json(&self, now: Timestamp) -> Value {
         let dead = match &self.dead {
-            Ok(topics) => topics.iter().map(crate::dlq::stats_json).collect(),
+            Ok(stats) => stats.topics.iter().map(crate::dlq::stats_json).collect(),
             Err(error) => json!({ "error": error_chain(error) }),
         };
+        let completeness = self.dead.as_ref().ok();
+        let completeness = completeness.map(|stats| completeness_json(&stats.completeness));
         let jobs = self.jobs.as_ref().map(|jobs| match jobs {
             Ok(jobs) => json!({
                 "scheduled": jobs.scheduled,
@@ -212,6 +217,7 @@ impl Status {
             "time": now.to_string(),
             "queues": queues,
             "dead_letters": dead,
+            "dead_letters_completeness": completeness,
             "jobs": jobs,
         })
     }
@@ -302,7 +308,7 @@ fn needs_scheduler(config: &Config) -> bool {
     !config.scheduler.apps.is_empty() || pipelines.iter().any(|pipeline| pipeline.long_waits.is_some())
 }
 
-async fn dead_letters(config: &Config, args: &StatusArgs) -> Result<Vec<TopicStats>, CliError> {
+async fn dead_letters(config: &Config, args: &StatusArgs) -> Result<DeadLetterStats, CliError> {
     let service = inspector(config).with_flag("--inspector");
     let endpoint = args.connection.endpoint(args.inspector.as_deref(), &service)?;
     let stats = async { DeadLetterClient::connect(&endpoint).await?.stats("").await };

@@ -1,6 +1,6 @@
 //! Following partitions, looking up single records, and listing topics.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -238,7 +238,56 @@ async fn a_survey_returns_offsets_and_retention() {
         }
     });
     let retention = surveyor.retention(std::slice::from_ref(&topic)).await.unwrap();
-    let week = redeliver_core::HumanDuration::from_secs(7 * 86_400);
-    assert_eq!(retention.get(&*topic), Some(&Retention::For(week)));
+    let week = Retention {
+        age: Some(redeliver_core::HumanDuration::from_secs(7 * 86_400)),
+        by_size: false,
+    };
+    assert_eq!(retention.get(&*topic), Some(&week));
     assert_eq!(surveyor.topics(|_| false).unwrap(), []);
+    // A topic that does not exist is not refused.
+    let missing = BTreeSet::from([Arc::from(unique("missing"))]);
+    assert_eq!(surveyor.topics_and(|_| false, &missing).unwrap(), []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_survey_tells_topics_of_the_same_name_apart() {
+    let settings = settings("survey-id");
+    let topic: Arc<str> = unique("survey-id").into();
+    let surveyor = Surveyor::new(&settings).unwrap();
+    let id = || surveyor.topics(|name| name == &*topic).unwrap().first()?.id;
+    create_topic(&settings, &topic, 1).await;
+    let first = eventually("an id", DEADLINE, || id().ok_or("none"));
+    assert_eq!(id(), Some(first));
+    delete_topic(&settings, &topic);
+    create_topic(&settings, &topic, 1).await;
+    eventually("another id", DEADLINE, || match id() {
+        Some(id) if id != first => Ok(()),
+        id => Err(format!("{id:?}")),
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_of_more_partitions_continues_where_it_was() {
+    let settings = settings("follow-many");
+    let (one, many): (Arc<str>, Arc<str>) = (unique("follow-one").into(), unique("follow-many").into());
+    create_topic(&settings, &one, 1).await;
+    create_topic(&settings, &many, 70).await;
+    produce(&settings, &one, 0, &["a", "b"]).await;
+    produce(&settings, &many, 69, &["z"]).await;
+    let mut follower = Follower::new(&settings, Waker::new()).unwrap();
+    follower.add(&[start(&one, 0, None)]).unwrap();
+    let mut received = Received::default();
+    received.until(&mut follower, "the first records", |received| {
+        received.values(0).len() == 2
+    });
+    // So many partitions need a client with a smaller prefetch.
+    let starts: Vec<Start> = (1..70).map(|partition| start(&many, partition, None)).collect();
+    follower.add(&starts).unwrap();
+    produce(&settings, &one, 0, &["c"]).await;
+    received.until(&mut follower, "the other records", |received| {
+        received.values(0).len() == 3 && received.values(69).len() == 1
+    });
+    assert_eq!(received.values(0), ["a", "b", "c"]);
+    // Each partition had its turn.
+    assert!(follower.rounds() > 0);
 }

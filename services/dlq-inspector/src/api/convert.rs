@@ -1,6 +1,7 @@
 //! Converts indexed dead letters to messages.
 
 use bytes::Bytes;
+use redeliver_core::Record;
 use redeliver_proto::convert::{to_headers, to_timestamp};
 use redeliver_proto::v1;
 
@@ -10,8 +11,10 @@ use crate::index::IndexedLetter;
 /// Values in messages are truncated to this many bytes.
 pub(super) const VALUE_LIMIT: usize = 1 << 20;
 
-/// The BASIC view: without value and headers.
-pub(super) fn basic(letter: &IndexedLetter) -> v1::DeadLetter {
+/// The BASIC view: without value and headers. `are_states_known`: see [`Completeness::are_states_known`].
+///
+/// [`Completeness::are_states_known`]: crate::completeness::Completeness::are_states_known
+pub(super) fn basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter {
     let origin = (!letter.origin_topic.is_empty()).then(|| v1::Position {
         topic: letter.origin_topic.clone(),
         partition: letter.origin_partition.unwrap_or(-1),
@@ -25,7 +28,7 @@ pub(super) fn basic(letter: &IndexedLetter) -> v1::DeadLetter {
             offset: letter.id.offset,
         }),
         dead_at: Some(to_timestamp(letter.dead_at)),
-        state: letter.state as i32,
+        state: if are_states_known { letter.state as i32 } else { 0 },
         dialect: letter.dialect,
         pipeline: letter.pipeline.clone(),
         error_class: letter.error_class.clone(),
@@ -46,11 +49,14 @@ pub(super) fn basic(letter: &IndexedLetter) -> v1::DeadLetter {
         state_by: letter.state_by.clone(),
         state_note: letter.state_note.clone(),
         content_hash: Bytes::copy_from_slice(&letter.content),
+        unreadable_headers: 0,
+        completeness: None,
     }
 }
 
 /// The FULL view: with headers, and with the value up to [`VALUE_LIMIT`].
-pub(super) fn full(letter: &IndexedLetter, value: Option<Bytes>) -> v1::DeadLetter {
+pub(super) fn full(letter: &IndexedLetter, record: Record, are_states_known: bool) -> v1::DeadLetter {
+    let value = record.value;
     let value_truncated = value.as_ref().is_some_and(|value| value.len() > VALUE_LIMIT);
     // A slice would keep the whole value in memory.
     let value = value.map(|value| {
@@ -62,8 +68,48 @@ pub(super) fn full(letter: &IndexedLetter, value: Option<Bytes>) -> v1::DeadLett
     });
     v1::DeadLetter {
         headers: to_headers(&header_list::decode(&letter.headers)),
+        unreadable_headers: u32::try_from(record.unreadable_headers).unwrap_or(u32::MAX),
         value,
         value_truncated,
-        ..basic(letter)
+        ..basic(letter, are_states_known)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_core::{Headers, Position, Timestamp};
+
+    use super::*;
+    use crate::id::LetterId;
+    use crate::index::{self, Change, Index};
+    use crate::letter::Letter;
+
+    #[test]
+    fn headers_that_cannot_be_shown_are_counted_and_unknown_states_are_not_open() {
+        let record = Record {
+            position: Position {
+                topic: "a-dlq".into(),
+                partition: 0,
+                offset: 1,
+            },
+            timestamp: None,
+            key: None,
+            value: None,
+            headers: [("tenant", Some(&b"x"[..]))].into_iter().collect::<Headers>(),
+            unreadable_headers: 2,
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let mut index = Index::open(directory.path(), &[]).unwrap();
+        let letters = vec![Letter::read(&record)];
+        let changes = [Change::Letters(letters)];
+        let written = index.writer.write(&changes, Timestamp::from_millis(1)).unwrap();
+        assert_eq!(written, 1);
+        let id = LetterId::from(&record.position);
+        let found = index.pool.read_blocking(|connection| index::get(connection, &id));
+        let letter = found.unwrap().unwrap();
+        let whole = full(&letter, record, true);
+        assert_eq!((whole.headers.len(), whole.unreadable_headers), (1, 2));
+        assert_eq!(whole.state(), v1::DeadLetterState::Open);
+        assert_eq!(basic(&letter, false).state(), v1::DeadLetterState::Unspecified);
     }
 }

@@ -6,6 +6,7 @@ use tonic::Status;
 
 use super::token::{PageToken, query_hash};
 use super::{Api, convert, not_found, query_failed};
+use crate::filter::NumberField;
 use crate::index::{self, Direction, IndexedLetter, Page, PageLimit};
 
 const DEFAULT_PAGE_SIZE: usize = 50;
@@ -34,6 +35,9 @@ impl Api {
         };
         let query = query_hash(&["list", &request.filter, order]);
         let after = PageToken::decode(query, &request.page_token)?;
+        let completeness = self.completeness();
+        let tests_states = filter.tests(NumberField::State);
+        Self::check_states(tests_states, &completeness)?;
         let is_full = is_full(request.view);
         let limit = PageLimit {
             letters: size,
@@ -47,12 +51,17 @@ impl Api {
             .query(move |connection| index::list(connection, &filter, direction, after, limit))
             .await
             .map_err(|error| query_failed(&error))?;
+        // The states were read by the query, which may have waited for its turn.
+        let after_query = self.completeness_since(&completeness);
+        Self::check_states(tests_states, &after_query)?;
+        let are_states_known = after_query.are_states_known();
 
         let mut page = Vec::new();
         let mut bytes = 0;
         let mut last = None;
         'page: for batch in batches(&letters, LOOKUP_BYTES) {
-            for (letter, message) in batch.iter().zip(self.to_messages(batch, is_full).await?) {
+            let messages = self.to_messages(batch, is_full, are_states_known).await?;
+            for (letter, message) in batch.iter().zip(messages) {
                 let size = message.as_ref().map_or(0, v1::DeadLetter::encoded_len);
                 if bytes + size > PAGE_BYTES && !page.is_empty() {
                     has_more = true;
@@ -69,13 +78,22 @@ impl Api {
         Ok(v1::ListDeadLettersResponse {
             dead_letters: page,
             next_page_token,
+            completeness: Some(
+                self.completeness_since(&completeness)
+                    .to_message(self.clock.now()),
+            ),
         })
     }
 
     pub(super) async fn get(&self, id: String) -> Result<v1::DeadLetter, Status> {
+        let completeness = self.completeness();
         let letter = self.find(&id).await?;
         let record = self.record_of(&letter).await?.ok_or_else(|| not_found(&id))?;
-        Ok(convert::full(&letter, record.value))
+        let completeness = self.completeness_since(&completeness);
+        Ok(v1::DeadLetter {
+            completeness: Some(completeness.to_message(self.clock.now())),
+            ..convert::full(&letter, record, completeness.are_states_known())
+        })
     }
 
     /// Converts dead letters to the requested view. In the FULL view, a dead letter that Kafka does not have any more is
@@ -84,18 +102,19 @@ impl Api {
         &self,
         letters: &[IndexedLetter],
         is_full: bool,
+        are_states_known: bool,
     ) -> Result<Vec<Option<v1::DeadLetter>>, Status> {
         if !is_full {
             return Ok(letters
                 .iter()
-                .map(|letter| Some(convert::basic(letter)))
+                .map(|letter| Some(convert::basic(letter, are_states_known)))
                 .collect());
         }
         let records = self.records_of(letters).await?;
         Ok(letters
             .iter()
             .zip(records)
-            .map(|(letter, record)| Some(convert::full(letter, record?.value)))
+            .map(|(letter, record)| Some(convert::full(letter, record?, are_states_known)))
             .collect())
     }
 }

@@ -1,14 +1,16 @@
 //! `GetDeadLetterStats`: counts by topic.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use redeliver_core::{HumanDuration, Timestamp};
+use redeliver_kafka::survey::Retention;
 use redeliver_proto::convert::{to_duration, to_timestamp};
 use redeliver_proto::v1;
 use tonic::Status;
 
 use super::{Api, query_failed};
+use crate::filter::NumberField;
 use crate::index::{self, TopicCounts};
 use crate::shared::TopicStatus;
 
@@ -19,6 +21,9 @@ const DAY: Duration = Duration::from_secs(86_400);
 impl Api {
     pub(super) async fn stats(&self, filter: String) -> Result<v1::DeadLetterStats, Status> {
         let parsed = self.parse_filter(&filter)?;
+        let completeness = self.completeness();
+        let tests_states = parsed.tests(NumberField::State);
+        Self::check_states(tests_states, &completeness)?;
         let now = self.clock.now();
         let since = [MINUTE, HOUR, DAY].map(|duration| before(now, duration));
         let mut counts = self
@@ -26,6 +31,9 @@ impl Api {
             .query(move |connection| index::count_by_topic(connection, &parsed, since))
             .await
             .map_err(|error| query_failed(&error))?;
+        // The states were read by the query, which may have waited for its turn.
+        let completeness = self.completeness_since(&completeness);
+        Self::check_states(tests_states, &completeness)?;
         let statuses: BTreeMap<String, TopicStatus> = self.shared.topics().clone();
         if filter.trim().is_empty() {
             // Without a filter, empty topics are listed as well.
@@ -35,11 +43,17 @@ impl Api {
         }
         let topics = counts.into_iter().map(|(topic, counts)| {
             let status = statuses.get(&topic).copied().unwrap_or_default();
-            stats(topic, counts, status, now)
+            let stats = stats(topic, counts, status, now);
+            if completeness.are_states_known() {
+                stats
+            } else {
+                without_states(stats)
+            }
         });
         Ok(v1::DeadLetterStats {
             topics: topics.collect(),
             lag: self.shared.lag(),
+            completeness: Some(completeness.to_message(now)),
         })
     }
 }
@@ -50,7 +64,7 @@ fn stats(topic: String, counts: TopicCounts, status: TopicStatus, now: Timestamp
     let until_removal = removed.map(|removed| to_duration(HumanDuration::from(removed.since(now))));
     v1::TopicStats {
         topic,
-        open: counts.open,
+        open: Some(counts.open),
         total: counts.total,
         last_minute,
         last_hour,
@@ -59,6 +73,31 @@ fn stats(topic: String, counts: TopicCounts, status: TopicStatus, now: Timestamp
         newest: counts.newest.map(to_timestamp),
         until_removal,
         open_by_class: counts.open_by_class.into_iter().collect(),
+        removal: removal(status.retention).into(),
+    }
+}
+
+/// Without what depends on the states of dead letters, which are unknown.
+fn without_states(stats: v1::TopicStats) -> v1::TopicStats {
+    v1::TopicStats {
+        open: None,
+        oldest: None,
+        newest: None,
+        until_removal: None,
+        open_by_class: HashMap::new(),
+        ..stats
+    }
+}
+
+fn removal(retention: Option<Retention>) -> v1::Removal {
+    match retention {
+        None => v1::Removal::Unspecified,
+        Some(Retention { age, by_size }) => match (age.is_some(), by_size) {
+            (false, false) => v1::Removal::Never,
+            (true, false) => v1::Removal::ByAge,
+            (false, true) => v1::Removal::BySize,
+            (true, true) => v1::Removal::ByAgeOrSize,
+        },
     }
 }
 
@@ -69,27 +108,63 @@ fn before(now: Timestamp, duration: Duration) -> Timestamp {
 
 #[cfg(test)]
 mod tests {
-    use redeliver_kafka::survey::Retention;
-
     use super::*;
+
+    const DAY: Option<HumanDuration> = Some(HumanDuration::from_secs(86_400));
+
+    fn with(oldest: Option<i64>, retention: Option<Retention>) -> v1::TopicStats {
+        let counts = TopicCounts {
+            oldest: oldest.map(Timestamp::from_millis),
+            open: 3,
+            total: 4,
+            ..TopicCounts::default()
+        };
+        let status = TopicStatus { retention, lag: 0 };
+        stats("t".into(), counts, status, Timestamp::from_millis(1_000_000))
+    }
 
     #[test]
     fn until_removal_counts_from_the_oldest_open_dead_letter() {
-        let now = Timestamp::from_millis(1_000_000);
-        let day = Retention::For(HumanDuration::from_secs(86_400));
+        let day = Some(Retention {
+            age: DAY,
+            by_size: false,
+        });
         let until = |oldest: Option<i64>, retention| {
-            let counts = TopicCounts {
-                oldest: oldest.map(Timestamp::from_millis),
-                ..TopicCounts::default()
-            };
-            let status = TopicStatus { retention, lag: 0 };
-            let stats = stats("t".into(), counts, status, now);
+            let stats = with(oldest, retention);
             stats.until_removal.map(|duration| duration.seconds)
         };
-        assert_eq!(until(Some(900_000), Some(day)), Some(86_300));
-        assert_eq!(until(Some(-90_000_000), Some(day)), Some(0));
-        assert_eq!(until(None, Some(day)), None);
-        assert_eq!(until(Some(0), Some(Retention::Unlimited)), None);
-        assert_eq!(until(Some(0), None), None);
+        assert_eq!(until(Some(900_000), day), Some(86_300));
+        assert_eq!(until(Some(-90_000_000), day), Some(0));
+        assert_eq!(until(None, day), None);
+    }
+
+    #[test]
+    fn unknown_unlimited_and_limited_retention_differ() {
+        let known = |age, by_size| Some(Retention { age, by_size });
+        for (retention, removal, is_known) in [
+            (None, v1::Removal::Unspecified, false),
+            (known(None, false), v1::Removal::Never, false),
+            (known(DAY, false), v1::Removal::ByAge, true),
+            (known(None, true), v1::Removal::BySize, false),
+            (known(DAY, true), v1::Removal::ByAgeOrSize, true),
+        ] {
+            let stats = with(Some(0), retention);
+            assert_eq!(
+                (stats.removal(), stats.until_removal.is_some()),
+                (removal, is_known),
+                "{retention:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn unknown_states_are_not_counted_as_open() {
+        let day = Some(Retention {
+            age: DAY,
+            by_size: false,
+        });
+        let stats = without_states(with(Some(900_000), day));
+        assert_eq!((stats.open, stats.total), (None, 4));
+        assert_eq!((stats.oldest, stats.until_removal), (None, None));
     }
 }

@@ -79,15 +79,21 @@ impl ResumeToken {
             return Ok(None);
         };
         if i64::from_be_bytes(of_generation) != generation {
-            let text = format!(
-                "{}: expired, because the index was rebuilt; start again without a token",
-                Self::FIELD
-            );
-            return Err(status(Code::FailedPrecondition, text, "TOKEN_EXPIRED", []));
+            return Err(Self::expired());
         }
         check_query(Self::FIELD, of_query, query)?;
         Ok(Some(i64::from_be_bytes(sequence)))
     }
+
+    /// The status for a token of another build of the index.
+    pub(super) fn expired() -> Status {
+        expired(Self::FIELD)
+    }
+}
+
+fn expired(field: &str) -> Status {
+    let text = format!("{field}: expired, because the index was rebuilt; start again without a token");
+    status(Code::FailedPrecondition, text, "TOKEN_EXPIRED", [])
 }
 
 fn check_query(field: &str, found: QueryHash, expected: QueryHash) -> Result<(), Status> {

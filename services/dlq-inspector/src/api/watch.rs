@@ -21,8 +21,8 @@ use tonic::{Code, Status};
 use super::list::{batches, is_full};
 use super::token::{QueryHash, ResumeToken, query_hash};
 use super::{Api, ResponseStream, WATCHERS, query_failed, shutting_down};
-use crate::filter::Expr;
-use crate::index::{self, IndexedLetter, Page, PageLimit};
+use crate::filter::{Expr, NumberField};
+use crate::index::{self, Generation, IndexedLetter, Page, PageLimit};
 use crate::metrics::WatcherGuard;
 
 /// Interval of heartbeats.
@@ -64,7 +64,10 @@ enum WatchEnd {
 
 struct Watcher {
     api: Api,
+    /// The build of the index that the numbers belong to.
+    generation: Generation,
     filter: Expr,
+    tests_states: bool,
     query: QueryHash,
     is_full: bool,
     /// The number of the last dead letter that was read.
@@ -85,7 +88,10 @@ impl Api {
     ) -> Result<ResponseStream<v1::WatchDeadLettersResponse>, Status> {
         let filter = self.parse_filter(&request.filter)?;
         let query = query_hash(&["watch", &request.filter]);
-        let token = ResumeToken::decode(self.generation, query, &request.resume_token)?;
+        let tests_states = filter.tests(NumberField::State);
+        Self::check_states(tests_states, &self.completeness())?;
+        let generation = self.pool.generation();
+        let token = ResumeToken::decode(generation, query, &request.resume_token)?;
         let Ok(permit) = self.watcher_permits.clone().try_acquire_owned() else {
             let text = format!("too many watchers; the limit is {WATCHERS}; retry later");
             return Err(status(Code::ResourceExhausted, text, "TOO_MANY_WATCHERS", []));
@@ -100,7 +106,9 @@ impl Api {
         let (sender, receiver) = mpsc::channel(BUFFER_MESSAGES + 1);
         let watcher = Watcher {
             api: self.clone(),
+            generation,
             filter,
+            tests_states,
             query,
             is_full: is_full(request.view),
             last_read,
@@ -141,7 +149,9 @@ impl Watcher {
     async fn watch(&mut self, rows: &mut watch::Receiver<i64>) -> Result<std::convert::Infallible, WatchEnd> {
         let last = *rows.borrow_and_update();
         self.send_up_to(last).await?;
-        self.send(Event::Synced(v1::Synced {}), None).await?;
+        let completeness = Some(self.completeness());
+        self.send(Event::Synced(v1::Synced { completeness }), None)
+            .await?;
         let mut heartbeats = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         heartbeats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -158,9 +168,23 @@ impl Watcher {
         }
     }
 
+    fn completeness(&self) -> v1::Completeness {
+        self.api.completeness().to_message(self.api.clock.now())
+    }
+
+    /// Numbers are valid within one build of the index.
+    fn check_generation(&self) -> Result<(), WatchEnd> {
+        if self.api.pool.generation() == self.generation {
+            return Ok(());
+        }
+        Err(WatchEnd::Status(ResumeToken::expired()))
+    }
+
     /// Sends the dead letters that match, up to a number, and heartbeats in between.
     async fn send_up_to(&mut self, last: i64) -> Result<(), WatchEnd> {
+        self.check_generation()?;
         while self.last_read < last {
+            let completeness = self.api.completeness();
             let (filter, after) = (self.filter.clone(), self.last_read);
             let up_to = last.min(after.saturating_add(SCANNED_ROWS));
             let page = self
@@ -170,13 +194,17 @@ impl Watcher {
                     index::list_by_sequence(connection, &filter, after, up_to, READ_LIMIT)
                 })
                 .await;
+            self.check_generation()?;
             let Page { letters, has_more } = page.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
+            let completeness = self.api.completeness_since(&completeness);
+            Api::check_states(self.tests_states, &completeness).map_err(WatchEnd::Status)?;
+            let are_states_known = completeness.are_states_known();
             if self.is_full {
                 for batch in batches(&letters, VALUE_BYTES) {
-                    self.send_batch(batch).await?;
+                    self.send_batch(batch, are_states_known).await?;
                 }
             } else if !letters.is_empty() {
-                self.send_batch(&letters).await?;
+                self.send_batch(&letters, are_states_known).await?;
             }
             if !has_more {
                 // Dead letters that do not match are skipped by later queries and resume tokens.
@@ -189,7 +217,11 @@ impl Watcher {
         Ok(())
     }
 
-    async fn send_batch(&mut self, letters: &[IndexedLetter]) -> Result<(), WatchEnd> {
+    async fn send_batch(
+        &mut self,
+        letters: &[IndexedLetter],
+        are_states_known: bool,
+    ) -> Result<(), WatchEnd> {
         let values = letters.iter().filter_map(|letter| letter.value_size);
         let values = if self.is_full {
             values.fold(0, u64::saturating_add)
@@ -200,7 +232,7 @@ impl Watcher {
         let reserved = self.reserve(values.saturating_add(headers as u64)).await?;
         let messages = self
             .api
-            .to_messages(letters, self.is_full)
+            .to_messages(letters, self.is_full, are_states_known)
             .await
             .map_err(WatchEnd::Status)?;
         for (letter, message) in letters.iter().zip(messages) {
@@ -214,8 +246,11 @@ impl Watcher {
     }
 
     async fn send_heartbeat(&mut self) -> Result<(), WatchEnd> {
-        let time = Some(to_timestamp(self.api.clock.now()));
-        self.send(Event::Heartbeat(v1::Heartbeat { time }), None).await
+        let heartbeat = v1::Heartbeat {
+            time: Some(to_timestamp(self.api.clock.now())),
+            completeness: Some(self.completeness()),
+        };
+        self.send(Event::Heartbeat(heartbeat), None).await
     }
 
     /// Reserves memory of all watchers for a batch, once the client has accepted all earlier messages. So a watcher that waits for
@@ -233,7 +268,7 @@ impl Watcher {
     async fn send(&mut self, event: Event, reserved: Option<Reserved>) -> Result<(), WatchEnd> {
         let message = v1::WatchDeadLettersResponse {
             event: Some(event),
-            resume_token: ResumeToken::encode(self.api.generation, self.query, self.last_read),
+            resume_token: ResumeToken::encode(self.generation, self.query, self.last_read),
         };
         let size = kib(message.encoded_len() as u64);
         let sending = async {

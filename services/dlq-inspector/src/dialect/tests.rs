@@ -107,6 +107,62 @@ fn spring_headers_have_binary_numbers_and_are_appended() {
 }
 
 #[test]
+fn a_record_without_a_timestamp_has_no_original_timestamp() {
+    for minus_one in [&(-1_i64).to_be_bytes()[..], b"\xff"] {
+        let facts = Facts::read(&headers(&[
+            ("kafka_dlt-original-topic", b"orders"),
+            ("kafka_dlt-original-timestamp", minus_one),
+        ]));
+        assert_eq!(facts.origin_timestamp, None);
+    }
+    let zero = Facts::read(&headers(&[
+        ("kafka_dlt-original-topic", b"orders"),
+        ("kafka_dlt-original-timestamp", &[0]),
+    ]));
+    assert_eq!(zero.origin_timestamp, Some(Timestamp::from_millis(0)));
+}
+
+#[test]
+fn binary_numbers_of_known_headers_are_readable() {
+    let time = 1_700_000_000_000_i64.to_be_bytes();
+    for (header, value, expected) in [
+        (
+            "kafka_dlt-original-partition",
+            &2_i32.to_be_bytes()[..],
+            Some("2"),
+        ),
+        ("kafka_dlt-original-offset", &77_i64.to_be_bytes(), Some("77")),
+        (
+            "kafka_dlt-original-timestamp",
+            &time,
+            Some("2023-11-14T22:13:20.000Z"),
+        ),
+        (
+            "kafka_dlt-original-timestamp",
+            &(-1_i64).to_be_bytes(),
+            Some("-1"),
+        ),
+        (
+            "retry_topic-backoff-timestamp",
+            &time[2..],
+            Some("2023-11-14T22:13:20.000Z"),
+        ),
+        ("retry_topic-attempts", &3_i32.to_be_bytes(), Some("3")),
+        ("kafka_dlt-original-offset", b"", None),
+        ("kafka_dlt-original-offset", b"123456789", None),
+        ("kafka_dlt-original-topic", b"orders", None),
+        ("__connect.errors.offset", b"12", None),
+        ("tenant", &2_i32.to_be_bytes(), None),
+    ] {
+        assert_eq!(
+            readable_number(header, value).as_deref(),
+            expected,
+            "{header} {value:?}"
+        );
+    }
+}
+
+#[test]
 fn connect_headers_are_text() {
     let facts = Facts::read(&headers(&[
         ("__connect.errors.topic", b"orders"),

@@ -313,3 +313,20 @@ fn a_damaged_filter_is_refused_or_has_bound_parameters_only() {
 fn many_damaged_filters_are_refused_or_have_bound_parameters_only() {
     damaged_filters(1_000_000);
 }
+
+#[test]
+fn it_is_known_which_fields_a_filter_tests() {
+    for (filter, expected) in [
+        ("", false),
+        ("retry_count = 1 topic = a", false),
+        ("headers.state = OPEN", false),
+        ("state = OPEN", true),
+        ("topic = a AND NOT (retry_count = 1 OR state != OPEN)", true),
+    ] {
+        assert_eq!(
+            parse(filter, &[]).unwrap().tests(NumberField::State),
+            expected,
+            "{filter}"
+        );
+    }
+}

@@ -5,14 +5,14 @@
 //! where one query runs at a time. So queries that an index answers stay fast next to any number of scans.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use tokio::sync::Semaphore;
 
-use super::functions;
+use super::{Generation, functions, is_damage};
 
 /// Maximum number of concurrent queries of the API in the fast lane. Further queries wait.
 const FAST_CONNECTIONS: usize = 4;
@@ -37,6 +37,9 @@ pub enum ReadError {
     /// Too many others were before it in the queue.
     #[error("query waited for {} s for others", QUEUE_TIMEOUT.as_secs())]
     Busy,
+    /// The index was damaged, and is replaced by an empty one.
+    #[error("the index is being rebuilt")]
+    Rebuilding,
     /// The process is shutting down.
     #[error("shutting down")]
     ShuttingDown,
@@ -51,6 +54,13 @@ pub struct Pool(Arc<Inner>);
 
 struct Inner {
     path: PathBuf,
+    generation: AtomicI64,
+    /// Whether a query has found damage.
+    is_damaged: AtomicBool,
+    /// Held by queries for reading, and while the files are replaced for writing.
+    gate: RwLock<()>,
+    /// Whether the files are to be replaced, which interrupts queries.
+    is_replacing: AtomicBool,
     idle: Mutex<Vec<Connection>>,
     fast: Semaphore,
     slow: Semaphore,
@@ -65,14 +75,42 @@ enum Attempt<T> {
 }
 
 impl Pool {
-    pub(super) fn new(path: PathBuf) -> Self {
+    pub(super) fn new(path: PathBuf, generation: Generation) -> Self {
         Self(Arc::new(Inner {
             path,
+            generation: AtomicI64::new(generation),
+            is_damaged: AtomicBool::new(false),
+            gate: RwLock::new(()),
+            is_replacing: AtomicBool::new(false),
             idle: Mutex::new(Vec::new()),
             fast: Semaphore::new(FAST_CONNECTIONS),
             slow: Semaphore::new(1),
             internal: Semaphore::new(INTERNAL_CONNECTIONS),
         }))
+    }
+
+    /// Identifies the build of the index that is read.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        self.0.generation.load(Ordering::Acquire)
+    }
+
+    /// Whether a query has found damage. Then the index must be rebuilt.
+    pub(crate) fn is_damaged(&self) -> bool {
+        self.0.is_damaged.load(Ordering::Acquire)
+    }
+
+    /// Replaces the files. Interrupts queries in progress, and closes all connections: a connection to deleted files would delete
+    /// the new write-ahead log when it is closed. Further queries wait, and read the new files.
+    pub(super) fn replace<E>(&self, replace: impl FnOnce() -> Result<Generation, E>) -> Result<(), E> {
+        self.0.is_replacing.store(true, Ordering::Release);
+        let _gate = self.0.gate.write().unwrap_or_else(PoisonError::into_inner);
+        self.0.is_replacing.store(false, Ordering::Release);
+        self.0.lock_idle().clear();
+        let generation = replace()?;
+        self.0.generation.store(generation, Ordering::Release);
+        self.0.is_damaged.store(false, Ordering::Release);
+        Ok(())
     }
 
     /// Runs a query of the API on one snapshot of the index. It is called a second time if it is slow. If the returned future is
@@ -153,16 +191,35 @@ impl Drop for CancelOnDrop {
 }
 
 impl Inner {
+    fn lock_idle(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// `checks` limits how long the query may run, see [`FAST_CHECKS`].
     fn run<T>(
-        &self,
+        self: &Arc<Self>,
         checks: Option<u32>,
         cancelled: &Arc<AtomicBool>,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<Attempt<T>, ReadError> {
-        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let result = self.query(checks, cancelled, query);
+        if let Err(ReadError::Database(error)) = &result
+            && is_damage(error)
+        {
+            self.is_damaged.store(true, Ordering::Release);
+        }
+        result
+    }
+
+    fn query<T>(
+        self: &Arc<Self>,
+        checks: Option<u32>,
+        cancelled: &Arc<AtomicBool>,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<Attempt<T>, ReadError> {
         // Taken in a statement of its own, so that the lock is not held while a connection is opened.
-        let connection = idle().pop();
+        let connection = self.lock_idle().pop();
         let mut connection = match connection {
             Some(connection) => connection,
             None => open(&self.path)?,
@@ -170,7 +227,7 @@ impl Inner {
         let deadline = Instant::now() + QUERY_TIMEOUT;
         let is_slow = Arc::new(AtomicBool::new(false));
         let interrupt = {
-            let (cancelled, is_slow) = (cancelled.clone(), is_slow.clone());
+            let (cancelled, is_slow, inner) = (cancelled.clone(), is_slow.clone(), self.clone());
             let mut left = checks;
             move || {
                 if let Some(left) = &mut left {
@@ -180,7 +237,9 @@ impl Inner {
                         return true;
                     }
                 }
-                cancelled.load(Ordering::Relaxed) || Instant::now() > deadline
+                let is_stopped =
+                    cancelled.load(Ordering::Relaxed) || inner.is_replacing.load(Ordering::Acquire);
+                is_stopped || Instant::now() > deadline
             }
         };
         connection.progress_handler(INSTRUCTIONS_PER_CHECK, Some(interrupt))?;
@@ -191,12 +250,15 @@ impl Inner {
         // pin its snapshot, so it is dropped.
         connection.progress_handler(INSTRUCTIONS_PER_CHECK, None::<fn() -> bool>)?;
         if connection.execute_batch("ROLLBACK").is_ok() {
-            idle().push(connection);
+            self.lock_idle().push(connection);
         }
         match result {
             Ok(answer) => Ok(Attempt::Done(answer)),
             Err(error) => match error.sqlite_error_code() {
                 Some(ErrorCode::OperationInterrupted) if is_slow.load(Ordering::Relaxed) => Ok(Attempt::Slow),
+                Some(ErrorCode::OperationInterrupted) if self.is_replacing.load(Ordering::Acquire) => {
+                    Err(ReadError::Rebuilding)
+                }
                 Some(ErrorCode::OperationInterrupted) => Err(ReadError::TooLong),
                 _ => Err(error.into()),
             },

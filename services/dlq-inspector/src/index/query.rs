@@ -2,9 +2,11 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use redeliver_core::Timestamp;
+use redeliver_kafka::TopicId;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension as _, Row, params, params_from_iter};
 
@@ -562,8 +564,22 @@ pub(crate) fn read_positions(connection: &Connection) -> rusqlite::Result<(Vec<R
         )?
         .query_map((), ReadPosition::from_row)?
         .collect::<rusqlite::Result<_>>()?;
-    let next_sequence = schema::meta(connection, "next_sequence")?.unwrap_or(1);
+    let next_sequence = schema::next_sequence(connection)?;
     Ok((positions, next_sequence - 1))
+}
+
+/// The ids of the topics that were read.
+pub(crate) fn read_topic_ids(connection: &Connection) -> rusqlite::Result<Vec<(Arc<str>, TopicId)>> {
+    connection
+        .prepare_cached(
+            "SELECT (SELECT text FROM texts WHERE id = i.topic_id) AS topic, i.id AS id FROM topic_ids i",
+        )?
+        .query_map((), |row| {
+            let topic: String = row.get("topic")?;
+            let bits = u128::from_be_bytes(row.get("id")?);
+            Ok((topic.into(), TopicId::from_bits(bits)))
+        })?
+        .collect()
 }
 
 /// The content hash of the record at an offset of a topic.

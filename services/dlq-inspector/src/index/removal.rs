@@ -1,16 +1,17 @@
 //! Removes dead letters in slices, each in a short transaction, so that neither the write-ahead log nor the wait of other
 //! changes depends on how much there is to remove.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use rusqlite::{Connection, Transaction};
 
 use super::counters;
+use super::entries::{self, Place};
 use super::tables::LetterRow;
 use super::texts::TextTable;
-use super::writer::{counted, set_state};
-use crate::ledger::State;
+use super::writer::{Change, counted, set_state};
+use crate::ledger::{self, State};
 
 /// The number of rows of a slice.
 pub(super) const SLICE_ROWS: usize = 2_000;
@@ -37,11 +38,6 @@ pub(super) struct Slice {
 }
 
 impl Removal {
-    /// Everything of a topic.
-    pub(super) fn topic(topic: Arc<str>) -> Self {
-        Self::Letters { topic, below: None }
-    }
-
     /// Removes a slice. What depends on the dead letters goes with the last one: as long as positions are left after a crash, the
     /// survey compares the remaining dead letters with Kafka, and the removal begins again.
     pub(super) fn slice(&self, transaction: &Transaction<'_>) -> rusqlite::Result<Slice> {
@@ -55,7 +51,7 @@ impl Removal {
                 };
                 letters(transaction, topic_id, *below)
             }
-            Self::Ledger => ledger(transaction),
+            Self::Ledger => all_entries(transaction),
         }
     }
 }
@@ -65,18 +61,17 @@ fn letters(
     topic_id: i64,
     below: Option<(i32, i64)>,
 ) -> rusqlite::Result<Slice> {
-    let limit = i64::try_from(SLICE_ROWS).unwrap_or(i64::MAX);
     let rows = match below {
         None => rows(
             transaction,
             "SELECT row FROM letters INDEXED BY letters_by_position WHERE topic_id = ? LIMIT ?",
-            (topic_id, limit),
+            (topic_id, limit(0)),
         )?,
         Some((partition, low)) => rows(
             transaction,
             "SELECT row FROM letters INDEXED BY letters_by_position \
              WHERE topic_id = ? AND partition = ? AND offset < ? LIMIT ?",
-            (topic_id, partition, low, limit),
+            (topic_id, partition, low, limit(0)),
         )?,
     };
     let mut counters = counters::Changes::default();
@@ -92,32 +87,34 @@ fn letters(
         }
     }
     counters.store(transaction)?;
-    let is_last = rows.len() < SLICE_ROWS;
-    if is_last {
-        match below {
-            // Ledger entries stay: they follow the ledger topic, and those of the old topic do not apply to the new one.
-            None => transaction
-                .prepare_cached("DELETE FROM positions WHERE topic_id = ?")?
-                .execute([topic_id])?,
-            Some((partition, low)) => transaction
-                .prepare_cached("DELETE FROM ledger WHERE topic_id = ? AND partition = ? AND offset < ?")?
-                .execute((topic_id, partition, low))?,
-        };
+    let mut done = rows.len();
+    match below {
+        // Ledger entries stay: they follow the ledger topic, and those of the old topic do not apply to the new one.
+        None if done < SLICE_ROWS => forget_reading(transaction, topic_id)?,
+        None => {}
+        Some((partition, low)) => {
+            done += delete_entries(
+                transaction,
+                "SELECT topic_id, partition, offset FROM ledger \
+                 WHERE topic_id = ? AND partition = ? AND offset < ? LIMIT ?",
+                (topic_id, partition, low, limit(done)),
+            )?;
+        }
     }
     Ok(Slice {
         deleted: i64::try_from(rows.len()).unwrap_or(i64::MAX),
-        is_last,
+        is_last: done < SLICE_ROWS,
     })
 }
 
-fn ledger(transaction: &Transaction<'_>) -> rusqlite::Result<Slice> {
+fn all_entries(transaction: &Transaction<'_>) -> rusqlite::Result<Slice> {
     let open = State::Open as i64;
-    let limit = i64::try_from(SLICE_ROWS).unwrap_or(i64::MAX);
-    // Only the other states have higher numbers.
+    // Only the other states have higher numbers. A dead letter that is indexed meanwhile may still get a state from an entry. Each
+    // slice begins with the dead letters, so that this is one of the next ones.
     let rows = rows(
         transaction,
         "SELECT row FROM letters INDEXED BY letters_by_state WHERE state > ? LIMIT ?",
-        (open, limit),
+        (open, limit(0)),
     )?;
     let mut counters = counters::Changes::default();
     for row in &rows {
@@ -125,11 +122,54 @@ fn ledger(transaction: &Transaction<'_>) -> rusqlite::Result<Slice> {
         set_state(transaction, &mut counters, &letter, open)?;
     }
     counters.store(transaction)?;
-    let is_last = rows.len() < SLICE_ROWS;
-    if is_last {
-        transaction.execute("DELETE FROM ledger", ())?;
+    let entries = delete_entries(
+        transaction,
+        "SELECT topic_id, partition, offset FROM ledger LIMIT ?",
+        [limit(rows.len())],
+    )?;
+    let is_last = rows.len() + entries < SLICE_ROWS;
+    if is_last && let Some(topic_id) = TextTable::Texts.find(transaction, ledger::TOPIC)? {
+        // The position would be beyond the end of the new ledger, which would look created again each time.
+        forget_reading(transaction, topic_id)?;
     }
     Ok(Slice { deleted: 0, is_last })
+}
+
+/// How many rows of a slice are left after some were changed.
+fn limit(done: usize) -> i64 {
+    i64::try_from(SLICE_ROWS.saturating_sub(done)).unwrap_or(i64::MAX)
+}
+
+/// Deletes the ledger entries that a query selects, and returns their number.
+fn delete_entries(
+    connection: &Connection,
+    sql: &str,
+    params: impl rusqlite::Params,
+) -> rusqlite::Result<usize> {
+    let places: Vec<Place> = connection
+        .prepare_cached(sql)?
+        .query_map(params, |row| {
+            Ok(Place {
+                topic_id: row.get("topic_id")?,
+                partition: row.get("partition")?,
+                offset: row.get("offset")?,
+            })
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    for place in &places {
+        entries::put(connection, *place, None)?;
+    }
+    Ok(places.len())
+}
+
+fn forget_reading(connection: &Connection, topic_id: i64) -> rusqlite::Result<()> {
+    for sql in [
+        "DELETE FROM positions WHERE topic_id = ?",
+        "DELETE FROM topic_ids WHERE topic_id = ?",
+    ] {
+        connection.prepare_cached(sql)?.execute([topic_id])?;
+    }
+    Ok(())
 }
 
 fn rows(connection: &Connection, sql: &str, params: impl rusqlite::Params) -> rusqlite::Result<Vec<i64>> {
@@ -139,23 +179,63 @@ fn rows(connection: &Connection, sql: &str, params: impl rusqlite::Params) -> ru
         .collect()
 }
 
-/// The partitions to trim, and below which offset.
-#[derive(Debug, Default)]
-pub(super) struct Removals(BTreeMap<(Arc<str>, i32), i64>);
+/// What is to be removed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Removals {
+    topics: BTreeSet<Arc<str>>,
+    has_ledger: bool,
+    /// The partitions to trim, and below which offset.
+    trims: BTreeMap<(Arc<str>, i32), i64>,
+}
 
 impl Removals {
-    pub(super) fn trim(&mut self, topic: &Arc<str>, partition: i32, low: i64) {
-        let below = self.0.entry((topic.clone(), partition)).or_insert(low);
-        *below = low.max(*below);
+    /// Whether a change must wait: what it adds would be removed, too.
+    pub(super) fn block(&self, change: &Change) -> bool {
+        let is_removed =
+            |topic: &Arc<str>| self.topics.contains(topic) || (self.has_ledger && &**topic == ledger::TOPIC);
+        match change {
+            Change::Letters(letters) => letters.iter().any(|letter| is_removed(&letter.position.topic)),
+            Change::Ledger(_) => self.has_ledger,
+            Change::Position { topic, .. } | Change::Identify { topic, .. } | Change::Trim { topic, .. } => {
+                is_removed(topic)
+            }
+            Change::Forget { .. } | Change::ForgetLedger => false,
+        }
     }
 
-    /// A topic that was created again has other offsets.
-    pub(super) fn forget(&mut self, topic: &Arc<str>) {
-        self.0.retain(|(name, _), _| name != topic);
+    /// Adds what a change removes.
+    pub(super) fn add(&mut self, change: &Change) {
+        match change {
+            Change::Trim {
+                topic,
+                partition,
+                low,
+            } => {
+                let below = self.trims.entry((topic.clone(), *partition)).or_insert(*low);
+                *below = (*low).max(*below);
+            }
+            Change::Forget { topic } => {
+                // A topic that was created again has other offsets.
+                self.trims.retain(|(name, _), _| name != topic);
+                self.topics.insert(topic.clone());
+            }
+            Change::ForgetLedger => self.has_ledger = true,
+            Change::Letters(_) | Change::Ledger(_) | Change::Position { .. } | Change::Identify { .. } => {}
+        }
     }
 
+    /// The next removal. Those that changes may wait for come first.
     pub(super) fn next(&self) -> Option<Removal> {
-        let ((topic, partition), low) = self.0.first_key_value()?;
+        if self.has_ledger {
+            return Some(Removal::Ledger);
+        }
+        if let Some(topic) = self.topics.first() {
+            return Some(Removal::Letters {
+                topic: topic.clone(),
+                below: None,
+            });
+        }
+        let ((topic, partition), low) = self.trims.first_key_value()?;
         Some(Removal::Letters {
             topic: topic.clone(),
             below: Some((*partition, *low)),
@@ -163,16 +243,26 @@ impl Removals {
     }
 
     pub(super) fn done(&mut self, removal: &Removal) {
-        if let Removal::Letters {
-            topic,
-            below: Some((partition, _)),
-        } = removal
-        {
-            self.0.remove(&(topic.clone(), *partition));
+        match removal {
+            Removal::Ledger => self.has_ledger = false,
+            Removal::Letters { topic, below: None } => {
+                self.topics.remove(topic);
+            }
+            Removal::Letters {
+                topic,
+                below: Some((partition, _)),
+            } => {
+                self.trims.remove(&(topic.clone(), *partition));
+            }
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        !self.is_forgetting() && self.trims.is_empty()
+    }
+
+    /// Whether a topic or the ledger is to be removed.
+    pub(super) fn is_forgetting(&self) -> bool {
+        self.has_ledger || !self.topics.is_empty()
     }
 }

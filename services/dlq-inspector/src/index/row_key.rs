@@ -14,6 +14,9 @@ const SLOTS: i64 = 1 << SLOT_BITS;
 /// After this many slots that are in use, the bucket counts as full.
 const ATTEMPTS_PER_BUCKET: i64 = 1_000;
 
+/// A row that is not free after this many attempts, in a hundred buckets, will not be.
+pub(super) const MAX_ATTEMPTS: i64 = 100 * ATTEMPTS_PER_BUCKET;
+
 /// The bucket of a time.
 pub(super) fn bucket(dead_at: Timestamp) -> i64 {
     (dead_at.as_millis() >> BUCKET_BITS).clamp(0, LAST_BUCKET)

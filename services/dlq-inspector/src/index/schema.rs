@@ -5,11 +5,11 @@ use std::path::Path;
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
 
 use super::tables::{BodyRow, LetterRow};
-use super::{IndexError, counters, database, entries, terms};
+use super::{IndexError, counters, database, entries, query, terms};
 
 /// The version of the schema. It is part of the file's name, see [`super::file_name`]. Increase it with every change of the
 /// tables or of what they contain.
-pub(super) const VERSION: i32 = 2;
+pub(super) const VERSION: i32 = 3;
 
 /// Identifies one build of the index: a random number. Sequence numbers are valid within one generation only.
 pub type Generation = i64;
@@ -29,6 +29,8 @@ CREATE TABLE positions (
     topic_id INTEGER NOT NULL, partition INTEGER NOT NULL, next INTEGER NOT NULL,
     PRIMARY KEY (topic_id, partition)
 ) WITHOUT ROWID;
+
+CREATE TABLE topic_ids (topic_id INTEGER PRIMARY KEY, id BLOB NOT NULL);
 ";
 
 /// Equalities of all other fields are in the table `terms`. The state is not, because it changes.
@@ -70,6 +72,8 @@ pub(super) fn open_existing(path: &Path) -> Result<Option<Connection>, OpenError
         |_| Ok(()),
     )?;
     connection.query_row("SELECT value FROM meta WHERE name = 'generation'", (), |_| Ok(()))?;
+    query::read_positions(&connection)?;
+    query::read_topic_ids(&connection)?;
     Ok(Some(connection))
 }
 
@@ -127,7 +131,19 @@ pub(super) fn generation(connection: &Connection) -> Result<Generation, IndexErr
         .map_err(database("reading the index"))
 }
 
-pub(super) fn meta(connection: &Connection, name: &str) -> rusqlite::Result<Option<i64>> {
+/// The number of the next dead letter.
+pub(super) fn next_sequence(connection: &Connection) -> rusqlite::Result<i64> {
+    Ok(meta(connection, "next_sequence")?.unwrap_or(1))
+}
+
+pub(super) fn set_next_sequence(connection: &Connection, next: i64) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached("UPDATE meta SET value = ? WHERE name = 'next_sequence'")?
+        .execute([next])?;
+    Ok(())
+}
+
+fn meta(connection: &Connection, name: &str) -> rusqlite::Result<Option<i64>> {
     connection
         .prepare_cached("SELECT value FROM meta WHERE name = ?")?
         .query_row([name], |row| row.get("value"))

@@ -3,12 +3,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use redeliver_core::{Headers, Position, Record, Timestamp};
+use redeliver_kafka::TopicId;
 use tempfile::TempDir;
 
 use super::*;
 use crate::filter::{Expr, parse};
 use crate::id::LetterId;
-use crate::ledger::{Entry, State, Update};
+use crate::ledger::{self, Entry, State, Update};
 use crate::letter::{ContentHash, Letter};
 
 struct Fixture {
@@ -37,13 +38,14 @@ impl Fixture {
     }
 
     fn apply(&mut self, changes: &[Change]) -> i64 {
-        let last = self
-            .index
-            .writer
-            .apply(changes, Timestamp::from_millis(77))
-            .unwrap();
-        while self.index.writer.remove_slice().unwrap() {}
-        last
+        let writer = &mut self.index.writer;
+        let mut rest = changes;
+        while !rest.is_empty() {
+            let count = writer.write(rest, Timestamp::from_millis(77)).unwrap();
+            rest = &rest[count..];
+            while writer.remove_slice().unwrap() {}
+        }
+        writer.last_sequence()
     }
 
     fn put(&mut self, letters: Vec<Letter>) -> i64 {
@@ -550,7 +552,7 @@ fn the_first_and_the_last_dead_letter_of_each_partition_are_found() {
 fn an_existing_index_is_opened_and_an_unusable_one_is_replaced() {
     let mut fixture = Fixture::new();
     fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
-    let generation = fixture.index.generation;
+    let generation = fixture.index.pool.generation();
     let path = fixture.directory.path().join(FILE);
     assert!(matches!(
         Index::open(fixture.directory.path(), &[]),
@@ -572,7 +574,7 @@ fn an_existing_index_is_opened_and_an_unusable_one_is_replaced() {
     };
     let fixture = reopen(fixture);
     assert_eq!(
-        (fixture.index.is_new, fixture.index.generation),
+        (fixture.index.is_new, fixture.index.pool.generation()),
         (false, generation)
     );
     assert_eq!(fixture.matching(""), [1]);
@@ -582,7 +584,7 @@ fn an_existing_index_is_opened_and_an_unusable_one_is_replaced() {
         .pragma_update(None, "user_version", 99)
         .unwrap();
     let mut fixture = reopen(fixture);
-    assert!(fixture.index.is_new && fixture.index.generation != generation);
+    assert!(fixture.index.is_new && fixture.index.pool.generation() != generation);
     assert_eq!(fixture.matching(""), [0_i64; 0]);
     assert_eq!(fixture.put(vec![letter("t-dlq", 0, 1, &[])]), 1);
 
@@ -594,6 +596,113 @@ fn an_existing_index_is_opened_and_an_unusable_one_is_replaced() {
     drop(index);
     std::fs::remove_file(&path).unwrap();
     assert!(Index::open(directory.path(), &[]).unwrap().is_new);
+}
+
+/// Overwrites the root page of a table, as a disk may do.
+fn damage(path: &Path, table: &str) {
+    let connection = rusqlite::Connection::open(path).unwrap();
+    let root: i64 = connection
+        .query_row(
+            "SELECT rootpage FROM sqlite_master WHERE name = ?",
+            [table],
+            |row| row.get(0),
+        )
+        .unwrap();
+    let size: i64 = connection
+        .pragma_query_value(None, "page_size", |row| row.get(0))
+        .unwrap();
+    // All changes move from the write-ahead log to the file.
+    connection
+        .pragma_update(None, "wal_checkpoint", "truncate")
+        .unwrap();
+    drop(connection);
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0xa5; 512], u64::try_from((root - 1) * size).unwrap())
+        .unwrap();
+}
+
+#[test]
+fn an_index_whose_positions_are_damaged_is_replaced_at_the_start() {
+    for table in ["positions", "topic_ids"] {
+        let mut fixture = Fixture::new();
+        fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
+        let Fixture { directory, index, .. } = fixture;
+        drop(index);
+        damage(&directory.path().join(FILE), table);
+        let index = Index::open(directory.path(), &[]).unwrap();
+        assert!(index.is_new, "{table}");
+        assert!(index.pool.read_blocking(read_positions).is_ok());
+    }
+}
+
+#[test]
+fn a_rebuilt_index_is_empty_and_can_be_read_and_written() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![letter("t-dlq", 0, 1, &[]), letter("t-dlq", 0, 2, &[])]);
+    assert_eq!(fixture.matching(""), [2, 1]);
+    let generation = fixture.index.pool.generation();
+    fixture.index.writer.rebuild(&fixture.index.pool).unwrap();
+    assert_ne!(fixture.index.pool.generation(), generation);
+    assert_eq!(fixture.matching(""), [0_i64; 0]);
+    assert_eq!(fixture.put(vec![letter("t-dlq", 0, 7, &[])]), 1);
+    assert_eq!(fixture.matching(""), [1]);
+}
+
+#[test]
+fn a_full_disk_is_a_temporary_failure_that_changes_nothing() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
+    fixture.index.writer.limit_size_to_pages(1);
+    let many = (2..500).map(|offset| letter("t-dlq", 0, offset, &[]));
+    let changes = [Change::Letters(many.collect())];
+    let error = fixture
+        .index
+        .writer
+        .write(&changes, Timestamp::from_millis(0))
+        .unwrap_err();
+    assert!(error.is_temporary() && !error.is_damage(), "{error:?}");
+    assert_eq!(fixture.matching(""), [1]);
+    fixture.index.writer.limit_size_to_pages(1_000_000);
+    assert_eq!(fixture.apply(&changes), 499);
+}
+
+#[test]
+fn the_ids_of_topics_are_kept_until_the_topic_is_forgotten() {
+    let mut fixture = Fixture::new();
+    let identify = |topic: &str, bits| Change::Identify {
+        topic: topic.into(),
+        id: TopicId::from_bits(bits),
+    };
+    fixture.apply(&[
+        identify("a-dlq", 1),
+        identify("a-dlq", u128::MAX),
+        identify(ledger::TOPIC, 3),
+        Change::Position {
+            topic: ledger::TOPIC.into(),
+            partition: 0,
+            next: 7,
+        },
+    ]);
+    let read = |fixture: &Fixture| {
+        let ids = fixture.index.pool.read_blocking(read_topic_ids).unwrap();
+        let ids: Vec<_> = ids
+            .into_iter()
+            .map(|(topic, id)| (topic.to_string(), id.bits()))
+            .collect();
+        ids
+    };
+    assert_eq!(
+        read(&fixture),
+        [("a-dlq".to_owned(), u128::MAX), (ledger::TOPIC.to_owned(), 3)]
+    );
+    fixture.apply(&[Change::Forget {
+        topic: "a-dlq".into(),
+    }]);
+    // The position in a deleted ledger would be beyond the end of the next one.
+    fixture.apply(&[Change::ForgetLedger]);
+    assert_eq!(read(&fixture), []);
+    let (positions, _) = fixture.index.pool.read_blocking(read_positions).unwrap();
+    assert_eq!(positions.len(), 0);
 }
 
 #[tokio::test]
@@ -898,7 +1007,7 @@ fn many_dead_letters_are_removed_in_slices() {
         low: count,
     };
     let writer = &mut fixture.index.writer;
-    writer.apply(&[trim], Timestamp::from_millis(0)).unwrap();
+    writer.write(&[trim], Timestamp::from_millis(0)).unwrap();
     let mut slices = 0;
     while fixture.index.writer.remove_slice().unwrap() {
         slices += 1;
@@ -907,7 +1016,7 @@ fn many_dead_letters_are_removed_in_slices() {
         fixture
             .index
             .writer
-            .apply(&[other], Timestamp::from_millis(0))
+            .write(&[other], Timestamp::from_millis(0))
             .unwrap();
     }
     assert_eq!((slices, fixture.matching("topic = t-dlq").len()), (3, 0));

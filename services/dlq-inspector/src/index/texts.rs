@@ -41,7 +41,9 @@ impl TextTable {
                  SELECT topic_id FROM letters UNION SELECT pipeline_id FROM letters \
                  UNION SELECT error_class_id FROM letters UNION SELECT error_code_id FROM letters \
                  UNION SELECT origin_topic_id FROM letters \
-                 UNION SELECT topic_id FROM positions UNION SELECT topic_id FROM ledger)"
+                 UNION SELECT topic_id FROM positions UNION SELECT topic_id FROM topic_ids \
+                 UNION SELECT topic_id FROM ledger \
+                 UNION SELECT topic_id FROM counters UNION SELECT error_class_id FROM counters)"
             }
             Self::Templates => {
                 "DELETE FROM templates WHERE text != '' AND id NOT IN (SELECT template_id FROM letters)"

@@ -5,14 +5,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use redeliver_core::Timestamp;
+use redeliver_kafka::TopicId;
 use rusqlite::{Connection, OptionalExtension as _, Transaction};
 
 use super::counters::{self, Counted};
 use super::entries::{self, Place};
-use super::removal::{Removal, Removals};
+use super::removal::Removals;
 use super::tables::{BodyRow, LetterRow};
 use super::texts::{TextIds, TextTable};
-use super::{IndexError, database, message, row_key, schema, terms};
+use super::{IndexError, Pool, database, message, row_key, schema, terms};
 use crate::ledger::{State, Update};
 use crate::letter::Letter;
 
@@ -32,6 +33,13 @@ pub enum Change {
         /// The next offset to read.
         next: i64,
     },
+    /// Stores the id of a topic, by which another topic of the same name is recognised later.
+    Identify {
+        /// The topic.
+        topic: Arc<str>,
+        /// Its id.
+        id: TopicId,
+    },
     /// Removes the dead letters below an offset, which Kafka's retention has deleted. They are removed bit by bit, see
     /// [`Writer::remove_slice`].
     Trim {
@@ -42,12 +50,13 @@ pub enum Change {
         /// The low watermark: the first offset that Kafka still has.
         low: i64,
     },
-    /// Removes everything of a topic that was deleted, or deleted and created again.
+    /// Removes everything of a topic that was deleted, or deleted and created again, bit by bit. Changes of the topic that follow
+    /// wait until it is removed.
     Forget {
         /// The topic.
         topic: Arc<str>,
     },
-    /// Sets all dead letters back to open, because the ledger was deleted.
+    /// Sets all dead letters back to open, because the ledger was deleted, bit by bit. Changes of the ledger that follow wait.
     ForgetLedger,
 }
 
@@ -57,7 +66,7 @@ pub struct Writer {
     path: PathBuf,
     text_ids: TextIds,
     next_sequence: i64,
-    trims: Removals,
+    removals: Removals,
     /// Rows deleted since unused texts were last removed.
     deleted_rows: i64,
     _lock: File,
@@ -66,52 +75,81 @@ pub struct Writer {
 /// Unused texts are removed after this many rows were deleted, or a tenth of all rows if that is more: finding them
 /// reads every row.
 const DELETED_ROWS: i64 = 1_000;
+/// Number of prepared statements that are kept.
+const STATEMENTS: usize = 64;
 
 impl Writer {
     pub(super) fn new(connection: Connection, path: PathBuf, lock: File) -> Result<Self, IndexError> {
-        connection.set_prepared_statement_cache_capacity(64);
-        let next_sequence =
-            schema::meta(&connection, "next_sequence").map_err(database("reading the index"))?;
+        connection.set_prepared_statement_cache_capacity(STATEMENTS);
+        let next_sequence = schema::next_sequence(&connection).map_err(database("reading the index"))?;
         Ok(Self {
             connection,
             path,
             text_ids: TextIds::default(),
-            next_sequence: next_sequence.unwrap_or(1),
-            trims: Removals::default(),
+            next_sequence,
+            removals: Removals::default(),
             deleted_rows: 0,
             _lock: lock,
         })
     }
 
-    /// Applies the changes, and returns the number of the last dead letter. Changes up to the removal of a topic or of the
-    /// ledger share a transaction; the removal itself is a sequence of short ones. `now` is when the dead letters count as
-    /// indexed.
+    /// Applies changes from the first one, in one transaction, and returns their number. It ends before the first change that
+    /// must wait for a removal: then [`Writer::remove_slice`] is to be called before the rest is written. `now` is when the dead
+    /// letters count as indexed.
     ///
     /// # Errors
-    /// If the database fails. Then the index contains the changes up to some transaction.
-    pub fn apply(&mut self, changes: &[Change], now: Timestamp) -> Result<i64, IndexError> {
+    /// If the database fails. Then nothing has changed.
+    pub fn write(&mut self, changes: &[Change], now: Timestamp) -> Result<usize, IndexError> {
+        let mut removals = self.removals.clone();
+        let is_waiting = |change: &Change| {
+            let is_waiting = removals.block(change);
+            if !is_waiting {
+                removals.add(change);
+            }
+            is_waiting
+        };
+        let count = changes.iter().position(is_waiting).unwrap_or(changes.len());
+        if count == 0 {
+            return Ok(0);
+        }
         let before = self.next_sequence;
-        let result = self.try_apply(changes, now.as_millis());
+        let result = self.try_write(&changes[..count], now.as_millis());
         if result.is_err() {
             self.next_sequence = before;
             // The cache may contain ids of texts whose insertion was rolled back.
             self.text_ids = TextIds::default();
         }
         result.map_err(database("writing the index"))?;
-        Ok(self.next_sequence - 1)
+        self.removals = removals;
+        Ok(count)
     }
 
-    /// Removes some of the dead letters that [`Change::Trim`] has named. Returns whether there are more. A process that ends
-    /// before all are removed starts again with the low watermarks of the next survey.
+    /// The number of the last dead letter.
+    #[must_use]
+    pub fn last_sequence(&self) -> i64 {
+        self.next_sequence - 1
+    }
+
+    /// Removes some of what [`Change::Trim`], [`Change::Forget`] and [`Change::ForgetLedger`] have named. Returns whether there is
+    /// more. A process that ends before everything is removed begins again with what its first surveys find.
     ///
     /// # Errors
-    /// If the database fails.
+    /// If the database fails. Then nothing has changed.
     pub fn remove_slice(&mut self) -> Result<bool, IndexError> {
         let result = self.try_remove_slice();
+        if result.is_err() {
+            self.text_ids = TextIds::default();
+        }
         result.map_err(database("removing dead letters from the index"))
     }
 
-    /// Deletes the files of other versions and settings, because this one is complete.
+    /// Whether changes can wait for a removal: a topic or the ledger is not removed yet.
+    #[must_use]
+    pub fn is_forgetting(&self) -> bool {
+        self.removals.is_forgetting()
+    }
+
+    /// Deletes the files of other versions and settings.
     pub fn remove_outdated(&self) {
         for path in super::outdated(&self.path) {
             match std::fs::remove_file(&path) {
@@ -121,40 +159,39 @@ impl Writer {
         }
     }
 
-    /// Deletes the damaged file, so that the next start rebuilds the index. The writer must not be used afterwards.
-    pub fn invalidate(&mut self) {
-        if let Err(error) = super::remove(&self.path) {
-            tracing::error!(path = %self.path.display(), %error, "cannot delete the damaged index; delete it manually");
-        }
+    /// Lets writes fail as on a full disk while the file has at least this many pages.
+    #[cfg(test)]
+    pub(super) fn limit_size_to_pages(&self, pages: u32) {
+        self.connection
+            .pragma_update(None, "max_page_count", pages)
+            .unwrap();
     }
 
-    fn try_apply(&mut self, changes: &[Change], now: i64) -> rusqlite::Result<()> {
-        let is_removal = |change: &Change| matches!(change, Change::Forget { .. } | Change::ForgetLedger);
-        let mut rest = changes;
-        while !rest.is_empty() {
-            let end = rest.iter().position(is_removal).unwrap_or(rest.len());
-            let (changes, others) = rest.split_at(end);
-            if !changes.is_empty() {
-                self.write(changes, now)?;
-            }
-            rest = match others {
-                [Change::Forget { topic }, others @ ..] => {
-                    self.trims.forget(topic);
-                    self.remove_all(&Removal::topic(topic.clone()))?;
-                    others
-                }
-                [_forget_ledger, others @ ..] => {
-                    self.remove_all(&Removal::Ledger)?;
-                    others
-                }
-                [] => others,
-            };
-        }
-        Ok(())
+    /// Replaces the damaged files by an empty index.
+    ///
+    /// # Errors
+    /// If the files cannot be deleted or created. Then only another call of this method is possible.
+    pub fn rebuild(&mut self, pool: &Pool) -> Result<(), IndexError> {
+        let closed = Connection::open_in_memory().map_err(database("closing the index"))?;
+        drop(std::mem::replace(&mut self.connection, closed));
+        self.text_ids = TextIds::default();
+        self.removals = Removals::default();
+        self.deleted_rows = 0;
+        pool.replace(|| {
+            super::remove(&self.path).map_err(|source| IndexError::Directory {
+                path: self.path.clone(),
+                source,
+            })?;
+            let connection = schema::create(&self.path)?;
+            connection.set_prepared_statement_cache_capacity(STATEMENTS);
+            self.next_sequence = schema::next_sequence(&connection).map_err(database("reading the index"))?;
+            let generation = schema::generation(&connection)?;
+            self.connection = connection;
+            Ok(generation)
+        })
     }
 
-    /// Applies changes other than removals in one transaction.
-    fn write(&mut self, changes: &[Change], now: i64) -> rusqlite::Result<()> {
+    fn try_write(&mut self, changes: &[Change], now: i64) -> rusqlite::Result<()> {
         let transaction = self.connection.transaction()?;
         let mut batch = Batch {
             transaction: &transaction,
@@ -180,44 +217,29 @@ impl Writer {
                     partition,
                     next,
                 } => batch.set_position(topic, *partition, *next)?,
-                Change::Trim {
-                    topic,
-                    partition,
-                    low,
-                } => self.trims.trim(topic, *partition, *low),
-                Change::Forget { .. } | Change::ForgetLedger => {}
+                Change::Identify { topic, id } => batch.identify(topic, *id)?,
+                // These are removed in slices.
+                Change::Trim { .. } | Change::Forget { .. } | Change::ForgetLedger => {}
             }
         }
         batch.finish()?;
-        transaction
-            .prepare_cached("UPDATE meta SET value = ? WHERE name = 'next_sequence'")?
-            .execute([self.next_sequence])?;
+        schema::set_next_sequence(&transaction, self.next_sequence)?;
         transaction.commit()
     }
 
-    fn remove_all(&mut self, removal: &Removal) -> rusqlite::Result<()> {
-        while !self.remove(removal)? {}
-        self.remove_unused_texts()
-    }
-
     fn try_remove_slice(&mut self) -> rusqlite::Result<bool> {
-        let Some(removal) = self.trims.next() else {
+        let Some(removal) = self.removals.next() else {
             return Ok(false);
         };
-        if self.remove(&removal)? {
-            self.trims.done(&removal);
-            self.remove_unused_texts()?;
-        }
-        Ok(!self.trims.is_empty())
-    }
-
-    /// Removes a slice in a transaction of its own. Returns whether it was the last one.
-    fn remove(&mut self, removal: &Removal) -> rusqlite::Result<bool> {
         let transaction = self.connection.transaction()?;
         let slice = removal.slice(&transaction)?;
         transaction.commit()?;
         self.deleted_rows = self.deleted_rows.saturating_add(slice.deleted);
-        Ok(slice.is_last)
+        if slice.is_last {
+            self.removals.done(&removal);
+            self.remove_unused_texts()?;
+        }
+        Ok(!self.removals.is_empty())
     }
 
     fn remove_unused_texts(&mut self) -> rusqlite::Result<()> {
@@ -292,7 +314,8 @@ impl Batch<'_> {
                 .map(|size| i64::try_from(size).unwrap_or(i64::MAX)),
             content: letter.content,
         };
-        for attempt in 0.. {
+        let mut attempt = 0;
+        loop {
             row.row = row_key::candidate(letter.dead_at, sequence, attempt);
             if row.insert(self.transaction)? {
                 break;
@@ -300,6 +323,11 @@ impl Batch<'_> {
             // A record that is read twice is indexed once, under its first number.
             if self.is_indexed(place)? {
                 return Ok(());
+            }
+            attempt += 1;
+            if attempt == row_key::MAX_ATTEMPTS {
+                // The number itself is in use, which only a damaged index can cause.
+                return Err(number_in_use());
             }
         }
         let body = BodyRow {
@@ -359,6 +387,14 @@ impl Batch<'_> {
         Ok(())
     }
 
+    fn identify(&mut self, topic: &str, id: TopicId) -> rusqlite::Result<()> {
+        let topic_id = self.text_id(topic)?;
+        self.transaction
+            .prepare_cached("INSERT OR REPLACE INTO topic_ids (topic_id, id) VALUES (?, ?)")?
+            .execute((topic_id, id.bits().to_be_bytes()))?;
+        Ok(())
+    }
+
     fn finish(mut self) -> rusqlite::Result<()> {
         // The full-text index collects terms in memory as long as row numbers increase.
         self.documents.sort_unstable_by_key(|(row, _)| *row);
@@ -370,6 +406,13 @@ impl Batch<'_> {
         }
         self.counters.store(self.transaction)
     }
+}
+
+/// The error of an index in which a number is used twice, or in which no row is free. The index is rebuilt.
+fn number_in_use() -> rusqlite::Error {
+    let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT);
+    let text = "no free row for a dead letter, or its number is in use".to_owned();
+    rusqlite::Error::SqliteFailure(code, Some(text))
 }
 
 /// Sets the state of a dead letter.

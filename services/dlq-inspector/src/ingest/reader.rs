@@ -14,8 +14,8 @@ use redeliver_kafka::{KafkaSettings, Waker};
 use redeliver_runtime::health::Part;
 use tokio_util::sync::CancellationToken;
 
-use super::topics::{Actions, Arrival, Topics};
-use super::{Survey, Work};
+use super::topics::{Actions, Arrival, Indexed, Topics};
+use super::{Message, Survey, Work};
 use crate::index::Change;
 use crate::json_fields::JsonFields;
 use crate::ledger::{self, Update};
@@ -43,25 +43,37 @@ pub(crate) struct Reader {
     pub(crate) stop: CancellationToken,
 }
 
-/// The writer has stopped and has reported why. The reader stops as well.
-struct WriterGone;
+/// Why a round ended early.
+enum Stop {
+    /// The writer has stopped and has reported why. The reader stops as well.
+    WriterGone,
+    Failed(ReadError),
+}
+
+impl From<ReadError> for Stop {
+    fn from(error: ReadError) -> Self {
+        Self::Failed(error)
+    }
+}
 
 impl Reader {
     /// Follows the topics from the positions of the index, until `stop` is cancelled.
-    pub(crate) fn run(self, positions: Vec<(Arc<str>, i32, i64)>) -> Result<(), ReadError> {
+    pub(crate) fn run(self, indexed: Indexed) -> Result<(), ReadError> {
         let follower = Follower::new(&self.settings, self.waker.clone())?;
         let mut reader_loop = ReaderLoop {
+            build: self.shared.build(),
             reader: self,
             follower,
-            topics: Topics::new(positions),
+            topics: Topics::new(indexed),
             last_batch: 0,
-            was_caught_up: false,
+            surveyed_rounds: 0,
             log_throttle: LogThrottle::default(),
         };
         while !reader_loop.reader.stop.is_cancelled() {
-            match reader_loop.round()? {
+            match reader_loop.round() {
                 Ok(()) => {}
-                Err(WriterGone) => break,
+                Err(Stop::WriterGone) => break,
+                Err(Stop::Failed(error)) => return Err(error),
             }
         }
         Ok(())
@@ -70,11 +82,14 @@ impl Reader {
 
 struct ReaderLoop {
     reader: Reader,
+    /// The build of the index that the topics are read for, see [`SharedState::build`].
+    build: u64,
     follower: Follower,
     topics: Topics,
     /// The number of the last batch that was sent to the writer.
     last_batch: u64,
-    was_caught_up: bool,
+    /// The rounds of the follower at the last survey.
+    surveyed_rounds: u64,
     log_throttle: LogThrottle,
 }
 
@@ -90,12 +105,16 @@ struct Batch {
 }
 
 impl ReaderLoop {
-    fn round(&mut self) -> Result<Result<(), WriterGone>, ReadError> {
+    fn round(&mut self) -> Result<(), Stop> {
+        if self.reader.shared.build() != self.build {
+            self.start_over()?;
+        }
         while let Ok(survey) = self.reader.surveys.try_recv() {
-            let actions = self.topics.survey(&survey, self.last_batch + 1);
-            if let Err(gone) = self.execute(actions)? {
-                return Ok(Err(gone));
-            }
+            let rounds = self.follower.rounds();
+            let had_turn = rounds > self.surveyed_rounds;
+            self.surveyed_rounds = rounds;
+            let actions = self.topics.survey(&survey, self.last_batch + 1, had_turn);
+            self.execute(actions)?;
             self.report_lag(&survey);
         }
         let mut batch = Batch::default();
@@ -107,20 +126,27 @@ impl ReaderLoop {
         self.log_refused(&batch.refused);
         let recreated = std::mem::take(&mut batch.recreated);
         // The batch may contain records of the old topic. They go first, so that the removal of the topic covers them.
-        if let Err(gone) = self.send_changes(batch.into_changes()) {
-            return Ok(Err(gone));
-        }
+        self.send_changes(batch.into_changes())?;
         for topic in recreated {
             let actions = self.topics.recreated(&topic, self.last_batch + 1);
-            if let Err(gone) = self.execute(actions)? {
-                return Ok(Err(gone));
-            }
+            self.execute(actions)?;
         }
-        // Sent after the changes of this round: the writer reports readiness once it has applied them.
-        Ok(self.report_caught_up())
+        // Sent after the changes of this round: the writer publishes it once it has applied them.
+        self.send_completeness()
     }
 
-    fn execute(&mut self, actions: Actions) -> Result<Result<(), WriterGone>, ReadError> {
+    /// The index was damaged, and is empty now.
+    fn start_over(&mut self) -> Result<(), ReadError> {
+        self.build = self.reader.shared.build();
+        self.topics = Topics::default();
+        self.follower = Follower::new(&self.reader.settings, self.reader.waker.clone())?;
+        self.surveyed_rounds = 0;
+        Ok(())
+    }
+
+    fn execute(&mut self, actions: Actions) -> Result<(), Stop> {
+        // Before a topic is removed from the index, so that no answer looks complete without it.
+        self.send_completeness()?;
         for topic in &actions.unfollow {
             self.follower.remove(topic)?;
             self.reader.metrics.forget(topic);
@@ -130,31 +156,34 @@ impl ReaderLoop {
             tracing::info!("consumer stalled; recreating it");
             self.follower.renew()?;
         }
-        Ok(self.send_changes(actions.changes))
+        self.send_changes(actions.changes)
     }
 
     /// Blocks while the writer's queue is full.
-    fn send_changes(&mut self, changes: Vec<Change>) -> Result<(), WriterGone> {
+    fn send_changes(&mut self, changes: Vec<Change>) -> Result<(), Stop> {
         if changes.is_empty() {
             return Ok(());
         }
         self.last_batch += 1;
-        self.send(Work::Changes {
+        self.send(Message::Changes {
             batch: self.last_batch,
             changes,
         })
     }
 
-    fn send(&self, work: Work) -> Result<(), WriterGone> {
-        self.reader.writer.send(work).map_err(|_| WriterGone)
+    fn send_completeness(&mut self) -> Result<(), Stop> {
+        match self.topics.completeness() {
+            Some(completeness) => self.send(Message::Completeness(completeness)),
+            None => Ok(()),
+        }
     }
 
-    fn report_caught_up(&mut self) -> Result<(), WriterGone> {
-        if self.was_caught_up || !self.topics.is_caught_up() {
-            return Ok(());
-        }
-        self.was_caught_up = true;
-        self.send(Work::CaughtUp)
+    fn send(&self, message: Message) -> Result<(), Stop> {
+        let work = Work {
+            build: self.build,
+            message,
+        };
+        self.reader.writer.send(work).map_err(|_| Stop::WriterGone)
     }
 
     fn report_lag(&self, survey: &Survey) {
@@ -169,7 +198,7 @@ impl ReaderLoop {
             }
         }
         drop(topics);
-        if !self.was_caught_up {
+        if !*self.reader.shared.caught_up.borrow() {
             self.reader
                 .part
                 .not_ready(format!("reading dead letters; {total} left"));
@@ -215,6 +244,8 @@ impl Batch {
                 self.positions.insert(key, position.offset + 1);
                 if &*position.topic == ledger::TOPIC {
                     match Update::read(&record) {
+                        // The entries of dead letters that retention has removed would stay forever.
+                        Ok(update) if topics.is_removed(&update.id) => {}
                         Ok(update) => self.ledger.push(update),
                         Err(error) => {
                             tracing::warn!(record = %record.position, %error, "ignoring invalid ledger entry");
@@ -237,8 +268,9 @@ impl Batch {
                 partition,
                 error,
             } => {
-                topics.refused(&topic, partition);
-                self.refused.push((topic, error.to_string()));
+                let error = error.to_string();
+                topics.refused(&topic, partition, &error);
+                self.refused.push((topic, error));
             }
         }
     }

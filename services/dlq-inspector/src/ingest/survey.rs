@@ -1,17 +1,18 @@
 //! Finds the dead-letter topics, and those that were deleted and created again since the index read them.
 //!
-//! A recreated topic has the same name, and its offsets begin at 0 again. It is detected by an end before the read
-//! position, by a low watermark that went back to 0, or by different records: the content of the first and the last
-//! indexed record of each partition is compared with Kafka, for all partitions at the start and for a few partitions in
-//! each later survey.
+//! A recreated topic has the same name, another id, and its offsets begin at 0 again. Brokers that do not support topic ids
+//! reveal it by an end before the read position, by a low watermark that went back to 0, or by different records: the content of
+//! the first and the last indexed record of each partition is compared with Kafka, for all partitions at the start and for a few
+//! partitions in each later survey.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
-use redeliver_core::Position;
+use redeliver_core::error_chain::error_chain;
 use redeliver_core::wait::LogThrottle;
+use redeliver_core::{Clock, Position, Timestamp};
 use redeliver_kafka::Waker;
 use redeliver_kafka::reader::ReadError;
 use redeliver_kafka::survey::{SurveyedTopic, Surveyor};
@@ -25,8 +26,12 @@ use crate::lookup_pool::LookupPool;
 use crate::pattern::Patterns;
 use crate::shared::{SharedState, TopicStatus};
 
-/// Time between two surveys.
+/// Time between two surveys, unless they take long.
 const INTERVAL: Duration = Duration::from_secs(2);
+/// Maximum time between two surveys.
+const MAX_INTERVAL: Duration = Duration::from_secs(10);
+/// The time between two surveys is at least this many times as long as a survey, so that large clusters are not asked all the time.
+const PAUSE: u32 = 5;
 /// Time between two requests of the topics' retention.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(30);
 /// The number of partitions whose records each survey compares. The first survey compares all partitions.
@@ -41,6 +46,8 @@ pub(crate) struct Survey {
     pub(crate) recreated: Vec<Arc<str>>,
     /// The last batch of changes that the index had applied when the survey began.
     pub(crate) as_of: u64,
+    /// When the survey began.
+    pub(crate) began_at: Timestamp,
 }
 
 /// The task that surveys topics.
@@ -50,6 +57,7 @@ pub(crate) struct SurveyTask {
     pub(crate) pool: Pool,
     pub(crate) lookups: LookupPool,
     pub(crate) shared: Arc<SharedState>,
+    pub(crate) clock: Arc<dyn Clock>,
     pub(crate) part: Part,
     pub(crate) reader: SyncSender<Survey>,
     pub(crate) waker: Waker,
@@ -76,11 +84,13 @@ enum SurveyError {
 }
 
 impl SurveyTask {
-    /// Surveys topics until `stop` is cancelled. A failure of Kafka is retried; a failure of the index is returned.
-    pub(crate) async fn run(self) -> Result<(), index::ReadError> {
+    /// Surveys topics until `stop` is cancelled. A failure is logged, and the next survey follows: if the index is damaged, the
+    /// writer rebuilds it.
+    pub(crate) async fn run(self) -> Result<(), std::convert::Infallible> {
         let mut history = SurveyHistory::default();
         let mut log_throttle = LogThrottle::default();
         loop {
+            let began = Instant::now();
             let result = tokio::select! {
                 result = self.survey(&mut history) => result,
                 () = self.stop.cancelled() => return Ok(()),
@@ -95,19 +105,17 @@ impl SurveyTask {
                         Err(TrySendError::Disconnected(_)) => return Ok(()),
                     }
                 }
-                Err(SurveyError::Kafka(error)) => {
-                    if history.count == 0 {
+                Err(error) => {
+                    if history.count == 0 && matches!(error, SurveyError::Kafka(_)) {
                         self.part.not_ready("Kafka unavailable");
                     }
                     if log_throttle.should_log() {
-                        let cause = std::error::Error::source(&error).map(ToString::to_string);
-                        tracing::warn!(%error, cause, "cannot survey topics; retrying");
+                        tracing::warn!(error = %error_chain(&error), "cannot survey topics; retrying");
                     }
                 }
-                Err(SurveyError::Index(error)) => return Err(error),
             }
             tokio::select! {
-                () = tokio::time::sleep(INTERVAL) => {}
+                () = tokio::time::sleep(pause(began.elapsed())) => {}
                 () = self.stop.cancelled() => return Ok(()),
             }
         }
@@ -116,13 +124,14 @@ impl SurveyTask {
     async fn survey(&self, history: &mut SurveyHistory) -> Result<Survey, SurveyError> {
         // The index is read before Kafka. In the other order, a record that is indexed in between would be beyond the end
         // that Kafka returned, and its topic would look recreated.
-        let as_of = self.shared.applied();
+        let (as_of, began_at) = (self.shared.applied(), self.clock.now());
         let (positions, _) = self.pool.internal(index::read_positions).await?;
         let positions: BTreeMap<(Arc<str>, i32), i64> = positions
             .into_iter()
             .map(|position| ((Arc::from(position.topic), position.partition), position.next))
             .collect();
-        let topics = self.topics().await?;
+        let indexed = positions.keys().map(|(topic, _)| topic.clone());
+        let topics = self.topics(indexed.collect()).await?;
         let mut recreated: Vec<Arc<str>> = Vec::new();
         for topic in &topics {
             if has_older_offsets(topic, &positions, &history.low_watermarks) {
@@ -136,22 +145,27 @@ impl SurveyTask {
                 }
             }
         }
-        history
-            .low_watermarks
-            .retain(|(name, _), _| topics.iter().any(|topic| topic.name == *name));
+        let names: BTreeSet<&Arc<str>> = topics.iter().map(|topic| &topic.name).collect();
+        history.low_watermarks.retain(|(name, _), _| names.contains(name));
         self.compare(&topics, history, &mut recreated).await?;
         self.publish_topics(&topics);
         Ok(Survey {
             topics,
             recreated,
             as_of,
+            began_at,
         })
     }
 
-    async fn topics(&self) -> Result<Vec<SurveyedTopic>, ReadError> {
+    /// The topics that Kafka lists, and those of which it refuses to say whether they exist: the ledger, the topics that the
+    /// configuration names, and `indexed` topics. Otherwise, a topic that may not be read would look deleted.
+    async fn topics(&self, indexed: BTreeSet<Arc<str>>) -> Result<Vec<SurveyedTopic>, ReadError> {
         let (surveyor, patterns) = (self.surveyor.clone(), self.patterns.clone());
+        let mut named = indexed;
+        named.extend(patterns.names().map(Arc::from));
+        named.insert(ledger::TOPIC.into());
         let is_selected = move |name: &str| name == ledger::TOPIC || patterns.matches(name);
-        let result = tokio::task::spawn_blocking(move || surveyor.topics(is_selected)).await;
+        let result = tokio::task::spawn_blocking(move || surveyor.topics_and(is_selected, &named)).await;
         result.unwrap_or_else(|error| match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
             // Cancelled, because the runtime is shutting down.
@@ -159,7 +173,7 @@ impl SurveyTask {
         })
     }
 
-    /// Compares indexed records with the records at the same positions in Kafka.
+    /// Compares indexed records with the records at the same positions in Kafka, for topics without an id.
     async fn compare(
         &self,
         topics: &[SurveyedTopic],
@@ -168,7 +182,8 @@ impl SurveyTask {
     ) -> Result<(), SurveyError> {
         let partitions: Vec<(&Arc<str>, i32, i64)> = topics
             .iter()
-            .filter(|topic| &*topic.name != ledger::TOPIC && !recreated.contains(&topic.name))
+            .filter(|topic| topic.id.is_none() && &*topic.name != ledger::TOPIC)
+            .filter(|topic| !recreated.contains(&topic.name))
             .flat_map(|topic| {
                 let extents = (0..).zip(&topic.partitions);
                 extents.filter_map(move |(partition, extent)| Some((&topic.name, partition, (*extent)?.low)))
@@ -220,8 +235,9 @@ impl SurveyTask {
 
     /// Updates the list of dead-letter topics in the shared state.
     fn publish_topics(&self, topics: &[SurveyedTopic]) {
+        let names: BTreeSet<&str> = topics.iter().map(|topic| &*topic.name).collect();
         let mut published = self.shared.topics();
-        published.retain(|name, _| topics.iter().any(|found| *found.name == **name));
+        published.retain(|name, _| names.contains(name.as_str()));
         for topic in topics.iter().filter(|topic| &*topic.name != ledger::TOPIC) {
             published.entry(topic.name.to_string()).or_default();
         }
@@ -272,16 +288,24 @@ pub(crate) async fn refresh_retention(
     }
 }
 
+/// The time until the next survey, after one that took this long.
+fn pause(took: Duration) -> Duration {
+    (took * PAUSE).clamp(INTERVAL, MAX_INTERVAL)
+}
+
 /// Whether the offsets of a topic went backwards, which they do only if it was deleted and created again.
 fn has_older_offsets(
     topic: &SurveyedTopic,
     positions: &BTreeMap<(Arc<str>, i32), i64>,
     low_watermarks: &BTreeMap<(Arc<str>, i32), i64>,
 ) -> bool {
+    if topic.refusal.is_some() {
+        return false;
+    }
     // Kafka cannot remove partitions of a topic.
-    let indexed = positions.keys().filter(|(name, _)| *name == topic.name);
+    let indexed = positions.range((topic.name.clone(), 0)..=(topic.name.clone(), i32::MAX));
     let lost_partitions = indexed
-        .map(|(_, partition)| usize::try_from(*partition).unwrap_or(0))
+        .map(|((_, partition), _)| usize::try_from(*partition).unwrap_or(0))
         .any(|partition| partition >= topic.partitions.len());
     let extents = (0..).zip(&topic.partitions);
     lost_partitions
@@ -317,7 +341,9 @@ mod tests {
             let key = (Arc::from("t"), 0);
             let topic = SurveyedTopic {
                 name: "t".into(),
+                id: None,
                 partitions: vec![now],
+                refusal: None,
             };
             let positions = BTreeMap::from([(key.clone(), next)]);
             let low_watermarks = BTreeMap::from([(key, low_before)]);
@@ -335,12 +361,30 @@ mod tests {
         check(10, 5, extent(0, 20), true);
         check(10, 5, extent(20, 20), false);
         check(10, 5, None, false);
-        let fewer_partitions = SurveyedTopic {
+        let mut fewer_partitions = SurveyedTopic {
             name: "t".into(),
+            id: None,
             partitions: vec![extent(0, 100)],
+            refusal: None,
         };
         let positions = BTreeMap::from([((Arc::from("t"), 1), 3)]);
         assert!(has_older_offsets(&fewer_partitions, &positions, &BTreeMap::new()));
+        // Nothing is known about the partitions of a topic that Kafka does not describe.
+        fewer_partitions.partitions.clear();
+        fewer_partitions.refusal = Some("denied".to_owned());
+        assert!(!has_older_offsets(
+            &fewer_partitions,
+            &positions,
+            &BTreeMap::new()
+        ));
+    }
+
+    #[test]
+    fn surveys_of_a_large_cluster_are_less_frequent() {
+        for (took, expected) in [(0, 2_000), (100, 2_000), (1_000, 5_000), (30_000, 10_000)] {
+            let expected = Duration::from_millis(expected);
+            assert_eq!(pause(Duration::from_millis(took)), expected, "{took}");
+        }
     }
 
     #[test]

@@ -1,34 +1,49 @@
 //! Which partitions are read, how far, and what a survey changes about that. No IO.
+//!
+//! What the index contains is described as of the beginning of a survey: the *target*. Once every partition is read up to the end
+//! that this survey has found, or is missing, the next survey becomes the target. A busy topic does not move a target away.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use redeliver_core::Timestamp;
+use redeliver_kafka::TopicId;
 use redeliver_kafka::follow::Start;
 use redeliver_kafka::survey::SurveyedTopic;
 
+use super::partition::{Observation, Partition};
 use super::survey::Survey;
+use crate::completeness::{Completeness, Reason};
+use crate::id::LetterId;
 use crate::index::Change;
 use crate::ledger;
 
 /// A topic is deleted once this many surveys in a row miss it. One survey is not enough, because a broker that is
 /// starting may return incomplete metadata.
 const SURVEYS_UNTIL_DELETED: u32 = 2;
-/// The consumer is recreated after a partition with unread records made no progress for this many surveys.
-const SURVEYS_UNTIL_STALLED: u32 = 4;
 
 /// The dead-letter topics and the ledger, with the read position of each partition.
 #[derive(Debug, Default)]
 pub(super) struct Topics {
     topics: BTreeMap<Arc<str>, Topic>,
     is_surveyed: bool,
+    /// When the survey began that is the target; `None` if it is reached, so that the next one is the target.
+    target: Option<Timestamp>,
+    /// The last target that was reached, see [`Completeness::as_of`].
+    as_of: Option<Timestamp>,
+    /// Whether it may have changed which partitions are missing.
+    is_changed: bool,
 }
 
 #[derive(Debug, Default)]
 struct Topic {
-    /// Partitions that are followed.
+    /// `None` if it is unknown, as with brokers that do not support topic ids.
+    id: Option<TopicId>,
     partitions: BTreeMap<i32, Partition>,
-    /// Positions of partitions that are in the index, but are not followed, because no survey has found a leader yet.
-    indexed: BTreeMap<i32, i64>,
+    /// Whether a survey has found the topic.
+    is_found: bool,
+    /// Why Kafka does not describe the topic.
+    refusal: Option<Arc<str>>,
     /// Surveys in a row that missed the topic.
     missed: u32,
     /// The batch of changes that last removed the topic from the index. A survey that read the index before this batch
@@ -36,29 +51,13 @@ struct Topic {
     forgotten_in: u64,
 }
 
+/// What the index knows of the topics.
 #[derive(Debug, Default)]
-struct Partition {
-    /// The next offset to read; `None` if nothing was read yet.
-    next: Option<i64>,
-    low_watermark: i64,
-    /// The last end of the partition that the consumer has reported: everything before it is read. Transaction markers and
-    /// aborted records, which the consumer does not return, can make it higher than `next`.
-    reached: Option<i64>,
-    /// The end that has to be reached for the partition to count as caught up. The consumer can report a lower end when a
-    /// broker has just become the leader.
-    target: i64,
-    /// Whether the target was reached since the start of the process, or the partition cannot be read.
-    is_caught_up: bool,
-    stall: Stall,
-}
-
-/// Detects that a position does not advance.
-#[derive(Debug, Default)]
-struct Stall {
-    /// The position at the last survey.
-    next: Option<i64>,
-    /// The number of surveys without progress.
-    surveys: u32,
+pub(crate) struct Indexed {
+    /// The next offset to read of each partition.
+    pub(crate) positions: Vec<(Arc<str>, i32, i64)>,
+    /// The ids of the topics that were read.
+    pub(crate) ids: Vec<(Arc<str>, TopicId)>,
 }
 
 /// What the reader has to do.
@@ -86,44 +85,69 @@ pub(super) enum Arrival {
 }
 
 impl Topics {
-    /// Begins with the positions of the index.
-    pub(super) fn new(positions: impl IntoIterator<Item = (Arc<str>, i32, i64)>) -> Self {
+    /// Begins with what the index knows.
+    pub(super) fn new(indexed: Indexed) -> Self {
         let mut topics = Self::default();
-        for (topic, partition, next) in positions {
-            let topic = topics.topics.entry(topic).or_default();
-            topic.indexed.insert(partition, next);
+        for (name, partition, next) in indexed.positions {
+            let topic = topics.topics.entry(name).or_default();
+            topic.partitions.insert(partition, Partition::new(Some(next)));
+        }
+        for (name, id) in indexed.ids {
+            topics.topics.entry(name).or_default().id = Some(id);
         }
         topics
     }
 
-    /// Applies a survey. The resulting changes are to be sent as batch number `batch`.
-    pub(super) fn survey(&mut self, survey: &Survey, batch: u64) -> Actions {
-        self.is_surveyed = true;
+    /// Applies a survey. The resulting changes are to be sent as batch number `batch`. `had_turn`: whether each partition had its
+    /// turn to return records since the last survey.
+    pub(super) fn survey(&mut self, survey: &Survey, batch: u64, had_turn: bool) -> Actions {
         let mut actions = Actions::default();
         self.drop_missing(survey, &mut actions);
+        // Until everything was read once, the newest survey is the target.
+        let sets_target = self.target.is_none() || self.as_of.is_none();
         for found in &survey.topics {
             let topic = self.topics.entry(found.name.clone()).or_default();
+            topic.is_found = true;
             topic.missed = 0;
-            if survey.recreated.contains(&found.name) && survey.as_of >= topic.forgotten_in {
+            topic.refusal = found.refusal.as_deref().map(Arc::from);
+            if topic.refusal.is_some() {
+                continue;
+            }
+            let has_other_records =
+                survey.recreated.contains(&found.name) && survey.as_of >= topic.forgotten_in;
+            if topic.has_other_id(found.id) || has_other_records {
                 tracing::warn!(
                     topic = &*found.name,
                     "topic was deleted and created again; reading it from the beginning"
                 );
                 topic.forget(&found.name, batch, &mut actions);
             }
-            topic.update(found, &mut actions);
+            if let Some(id) = found.id.filter(|id| topic.id != Some(*id)) {
+                topic.id = Some(id);
+                actions.changes.push(Change::Identify {
+                    topic: found.name.clone(),
+                    id,
+                });
+            }
+            topic.update(found, sets_target, had_turn, &mut actions);
         }
+        if sets_target {
+            self.target = Some(survey.began_at);
+        }
+        self.is_surveyed = true;
+        self.is_changed = true;
         actions
     }
 
     fn drop_missing(&mut self, survey: &Survey, actions: &mut Actions) {
+        let found: BTreeSet<&Arc<str>> = survey.topics.iter().map(|found| &found.name).collect();
         self.topics.retain(|name, topic| {
-            if survey.topics.iter().any(|found| found.name == *name) {
+            if found.contains(name) {
                 return true;
             }
             topic.missed += 1;
             // A topic that only the index knows was deleted before this process started.
-            if !topic.partitions.is_empty() && topic.missed < SURVEYS_UNTIL_DELETED {
+            if topic.is_found && topic.missed < SURVEYS_UNTIL_DELETED {
                 return true;
             }
             tracing::info!(topic = &**name, "topic was deleted");
@@ -142,51 +166,92 @@ impl Topics {
             topic = &**name,
             "offsets went backwards: topic was deleted and created again; reading it from the beginning"
         );
-        let partitions: BTreeSet<i32> = topic
+        let followed: Vec<i32> = topic
             .partitions
-            .keys()
-            .chain(topic.indexed.keys())
-            .copied()
+            .iter()
+            .filter(|(_, partition)| partition.is_followed())
+            .map(|(number, _)| *number)
             .collect();
         topic.forget(name, batch, &mut actions);
-        for partition in partitions {
-            topic.follow(name, partition, &mut actions);
+        for number in followed {
+            topic.partitions.insert(number, Partition::started_over());
+            actions.follow.push(Start {
+                topic: name.clone(),
+                partition: number,
+                from: None,
+            });
         }
+        self.is_changed = true;
         actions
     }
 
     /// Advances a partition past a record.
     pub(super) fn arrived(&mut self, topic: &Arc<str>, partition: i32, offset: i64) -> Arrival {
-        let Some(partition) = self.partition(topic, partition) else {
-            return Arrival::Stale;
-        };
-        if partition.next.is_some_and(|next| offset < next) {
-            return Arrival::Backwards;
+        match self.change(topic, partition, |partition| partition.arrived(offset)) {
+            None => Arrival::Stale,
+            Some(false) => Arrival::Backwards,
+            Some(true) => Arrival::Next,
         }
-        partition.next = Some(offset + 1);
-        Arrival::Next
     }
 
     /// Records that everything before an offset is read, which is the end of the partition as far as its broker knows.
     pub(super) fn reached_end(&mut self, topic: &Arc<str>, partition: i32, offset: i64) {
-        if let Some(partition) = self.partition(topic, partition) {
-            partition.reached = partition.reached.max(Some(offset));
-            partition.update_caught_up();
-        }
+        self.change(topic, partition, |partition| partition.reached_end(offset));
     }
 
-    /// Records that a partition cannot be read. It then counts as caught up, so that it does not keep the other
-    /// partitions from being served.
-    pub(super) fn refused(&mut self, topic: &Arc<str>, partition: i32) {
-        if let Some(partition) = self.partition(topic, partition) {
-            partition.is_caught_up = true;
-        }
+    /// Records that a partition cannot be read. It does not keep the other partitions from being served.
+    pub(super) fn refused(&mut self, topic: &Arc<str>, partition: i32, error: &str) {
+        self.change(topic, partition, |partition| partition.refused(error));
     }
 
-    /// Whether the end of each partition was reached since the start of the process.
-    pub(super) fn is_caught_up(&self) -> bool {
+    fn change<T>(
+        &mut self,
+        topic: &Arc<str>,
+        partition: i32,
+        change: impl FnOnce(&mut Partition) -> T,
+    ) -> Option<T> {
+        let partition = self.topics.get_mut(topic)?.partitions.get_mut(&partition)?;
+        let before = partition.missing();
+        let result = change(partition);
+        self.is_changed |= partition.missing() != before;
+        Some(result)
+    }
+
+    /// What the index contains once it has applied all changes so far; `None` if that is the same as before.
+    pub(super) fn completeness(&mut self) -> Option<Completeness> {
+        let has_advanced = self.advance();
+        if !self.is_changed && !has_advanced {
+            return None;
+        }
+        self.is_changed = false;
+        let missing = self.topics.iter().flat_map(|(name, topic)| {
+            let refusal = topic.refusal.iter();
+            let whole = refusal.map(|error| ((name.clone(), None), Reason::Refused(error.clone())));
+            let is_whole = topic.refusal.is_some();
+            let partitions = topic.partitions.iter().filter(move |_| !is_whole);
+            let single = partitions.filter_map(|(number, partition)| {
+                Some(((name.clone(), Some(*number)), partition.missing()?))
+            });
+            whole.chain(single)
+        });
+        Some(Completeness {
+            as_of: self.as_of,
+            missing: missing.collect(),
+            ..Completeness::default()
+        })
+    }
+
+    /// Whether the target is reached now.
+    fn advance(&mut self) -> bool {
         let mut partitions = self.topics.values().flat_map(|topic| topic.partitions.values());
-        self.is_surveyed && partitions.all(|partition| partition.is_caught_up)
+        let is_first = self.as_of.is_none();
+        let is_reached = self.is_surveyed
+            && self.target.is_some()
+            && partitions.all(|partition| partition.is_at_target() && !(is_first && partition.is_reading()));
+        if is_reached {
+            self.as_of = self.target.take();
+        }
+        is_reached
     }
 
     /// The number of offsets of a topic that are not read yet, as of a survey.
@@ -200,87 +265,56 @@ impl Topics {
             .sum()
     }
 
-    fn partition(&mut self, topic: &Arc<str>, partition: i32) -> Option<&mut Partition> {
-        self.topics.get_mut(topic)?.partitions.get_mut(&partition)
+    /// Whether retention has removed the dead letter.
+    pub(super) fn is_removed(&self, id: &LetterId) -> bool {
+        let partition = self
+            .topics
+            .get(id.topic.as_str())
+            .and_then(|topic| topic.partitions.get(&id.partition));
+        partition.is_some_and(|partition| id.offset < partition.low_watermark())
     }
 }
 
 impl Topic {
+    fn has_other_id(&self, id: Option<TopicId>) -> bool {
+        matches!((self.id, id), (Some(known), Some(found)) if known != found)
+    }
+
     fn forget(&mut self, name: &Arc<str>, batch: u64, actions: &mut Actions) {
         self.partitions.clear();
-        self.indexed.clear();
         self.forgotten_in = batch;
+        self.id = None;
         actions.changes.push(forget(name));
         actions.unfollow.push(name.clone());
     }
 
-    fn follow(&mut self, name: &Arc<str>, number: i32, actions: &mut Actions) -> &mut Partition {
-        self.partitions.entry(number).or_insert_with(|| {
-            let next = self.indexed.remove(&number);
-            actions.follow.push(Start {
-                topic: name.clone(),
-                partition: number,
-                from: next,
-            });
-            Partition {
-                next,
-                target: i64::MAX,
-                ..Partition::default()
-            }
-        })
-    }
-
-    fn update(&mut self, found: &SurveyedTopic, actions: &mut Actions) {
+    fn update(&mut self, found: &SurveyedTopic, sets_target: bool, had_turn: bool, actions: &mut Actions) {
         for (number, extent) in (0..).zip(&found.partitions) {
-            // A partition without a leader cannot be read. A later survey may find one.
-            let Some(extent) = extent else { continue };
-            let partition = self.follow(&found.name, number, actions);
-            if extent.low > partition.low_watermark {
-                partition.low_watermark = extent.low;
+            let partition = self
+                .partitions
+                .entry(number)
+                .or_insert_with(|| Partition::new(None));
+            let step = partition.observe(Observation {
+                extent: *extent,
+                sets_target,
+                had_turn,
+            });
+            if let Some(from) = step.follow {
+                actions.follow.push(Start {
+                    topic: found.name.clone(),
+                    partition: number,
+                    from,
+                });
+            }
+            if let Some(low) = step.trim {
                 actions.changes.push(Change::Trim {
                     topic: found.name.clone(),
                     partition: number,
-                    low: extent.low,
+                    low,
                 });
             }
-            // The topic may have been created again, with fewer records.
-            partition.target = partition.target.min(extent.end);
-            partition.update_caught_up();
-            actions.recreate_consumer |= partition.is_stalled(extent.end);
+            actions.recreate_consumer |= step.is_stalled;
         }
-    }
-}
-
-impl Partition {
-    /// The offset up to which everything is read.
-    fn read_up_to(&self) -> i64 {
-        let next = self.next.unwrap_or(self.low_watermark).max(0);
-        self.reached.map_or(next, |reached| next.max(reached))
-    }
-
-    fn update_caught_up(&mut self) {
-        self.is_caught_up |= self.reached.is_some() && self.read_up_to() >= self.target;
-    }
-
-    fn lag(&self, end: i64) -> u64 {
-        u64::try_from(end - self.read_up_to()).unwrap_or(0)
-    }
-
-    /// Compares the position with that of the last survey. After a stall, counting begins again.
-    fn is_stalled(&mut self, end: i64) -> bool {
-        let has_unread = self.read_up_to() < end;
-        let stall = &mut self.stall;
-        if stall.next == self.next && has_unread {
-            stall.surveys += 1;
-        } else {
-            stall.surveys = 0;
-        }
-        stall.next = self.next;
-        let is_stalled = stall.surveys >= SURVEYS_UNTIL_STALLED;
-        if is_stalled {
-            stall.surveys = 0;
-        }
-        is_stalled
     }
 }
 
@@ -306,23 +340,45 @@ mod tests {
         Some(Extent { low, end })
     }
 
-    fn survey(partitions: &[Option<Extent>]) -> Survey {
-        Survey {
-            topics: vec![SurveyedTopic {
-                name: name(),
-                partitions: partitions.to_vec(),
-            }],
-            recreated: Vec::new(),
-            as_of: 0,
+    fn at(millis: i64) -> Timestamp {
+        Timestamp::from_millis(millis)
+    }
+
+    fn found(name: &str, partitions: &[Option<Extent>]) -> SurveyedTopic {
+        SurveyedTopic {
+            name: name.into(),
+            id: None,
+            partitions: partitions.to_vec(),
+            refusal: None,
         }
     }
 
-    fn no_topics() -> Survey {
+    fn survey_of(topics: Vec<SurveyedTopic>) -> Survey {
         Survey {
-            topics: Vec::new(),
+            topics,
             recreated: Vec::new(),
             as_of: 0,
+            began_at: at(0),
         }
+    }
+
+    fn survey(partitions: &[Option<Extent>]) -> Survey {
+        survey_of(vec![found(&name(), partitions)])
+    }
+
+    fn no_topics() -> Survey {
+        survey_of(Vec::new())
+    }
+
+    fn indexed(partition: i32, next: i64) -> Topics {
+        Topics::new(Indexed {
+            positions: vec![(name(), partition, next)],
+            ids: Vec::new(),
+        })
+    }
+
+    fn apply(topics: &mut Topics, survey: &Survey, batch: u64) -> Actions {
+        topics.survey(survey, batch, true)
     }
 
     fn followed(actions: &Actions) -> Vec<(i32, Option<i64>)> {
@@ -338,89 +394,187 @@ mod tests {
             Change::Forget { .. } => "forget",
             Change::Trim { .. } => "trim",
             Change::ForgetLedger => "forget ledger",
+            Change::Identify { .. } => "identify",
             Change::Letters(_) | Change::Ledger(_) | Change::Position { .. } => "other",
         };
         actions.changes.iter().map(kind).collect()
     }
 
+    fn missing(topics: &mut Topics) -> Vec<(Option<i32>, Reason)> {
+        topics.is_changed = true;
+        let completeness = topics.completeness().unwrap();
+        let missing = completeness.missing.into_iter();
+        missing
+            .map(|((_, partition), reason)| (partition, reason))
+            .collect()
+    }
+
     #[test]
     fn each_partition_is_followed_once_from_its_position_in_the_index() {
-        let mut topics = Topics::new([(name(), 1, 7)]);
-        let actions = topics.survey(&survey(&[extent(0, 3), extent(0, 9), None]), 1);
+        let mut topics = indexed(1, 7);
+        let actions = apply(&mut topics, &survey(&[extent(0, 3), extent(0, 9), None]), 1);
         assert_eq!(followed(&actions), [(0, None), (1, Some(7))]);
-        let actions = topics.survey(&survey(&[extent(0, 3), extent(0, 9), extent(0, 0)]), 2);
+        let actions = apply(
+            &mut topics,
+            &survey(&[extent(0, 3), extent(0, 9), extent(0, 0)]),
+            2,
+        );
         assert_eq!(followed(&actions), [(2, None)]);
     }
 
     #[test]
-    fn topics_are_caught_up_once_the_end_of_every_partition_was_reached() {
+    fn the_index_is_complete_as_of_a_survey_once_every_partition_was_read_to_its_end() {
         let mut topics = Topics::default();
-        assert!(!topics.is_caught_up());
-        topics.survey(&survey(&[extent(0, 3), extent(0, 0), None]), 1);
-        assert!(!topics.is_caught_up());
-        // A broker that has just become the leader does not know the last records yet.
-        topics.reached_end(&name(), 0, 2);
-        topics.refused(&name(), 1);
-        assert!(!topics.is_caught_up());
+        assert_eq!(topics.completeness(), None);
+        let mut first = survey(&[extent(0, 3), extent(0, 0)]);
+        first.began_at = at(10);
+        apply(&mut topics, &first, 1);
+        assert_eq!(topics.completeness().unwrap().as_of, None);
+        topics.reached_end(&name(), 1, 0);
         topics.reached_end(&name(), 0, 3);
-        assert!(topics.is_caught_up());
-        topics.arrived(&name(), 0, 3);
-        assert!(topics.is_caught_up());
-        let mut deleted = Topics::new([(name(), 0, 7)]);
-        deleted.survey(&no_topics(), 1);
-        assert!(deleted.is_caught_up());
+        let completeness = topics.completeness().unwrap();
+        assert_eq!(
+            (completeness.as_of, completeness.missing.len()),
+            (Some(at(10)), 0)
+        );
+        assert_eq!(topics.completeness(), None);
+
+        // Later surveys do not move the target.
+        for (time, end) in [(20, 5), (30, 9)] {
+            let mut later = survey(&[extent(0, end), extent(0, 0)]);
+            later.began_at = at(time);
+            apply(&mut topics, &later, 2);
+            assert_eq!(topics.completeness().unwrap().as_of, Some(at(10)));
+        }
+        topics.arrived(&name(), 0, 4);
+        assert_eq!(topics.completeness().unwrap().as_of, Some(at(20)));
     }
 
     #[test]
-    fn a_topic_that_became_shorter_is_caught_up_at_its_new_end() {
+    fn the_newest_survey_is_the_target_until_everything_was_read_once() {
         let mut topics = Topics::default();
-        topics.survey(&survey(&[extent(0, 9)]), 1);
+        for time in [10, 20] {
+            let mut survey = survey(&[extent(0, time)]);
+            survey.began_at = at(time);
+            apply(&mut topics, &survey, 1);
+        }
+        topics.reached_end(&name(), 0, 10);
+        assert_eq!(topics.completeness().unwrap().as_of, None);
+        topics.reached_end(&name(), 0, 20);
+        assert_eq!(topics.completeness().unwrap().as_of, Some(at(20)));
+    }
+
+    #[test]
+    fn partitions_that_cannot_be_read_are_missing_and_do_not_keep_others_from_being_served() {
+        let mut topics = Topics::default();
+        apply(&mut topics, &survey(&[extent(0, 3), extent(0, 2), None]), 1);
         topics.reached_end(&name(), 0, 3);
-        assert!(!topics.is_caught_up());
-        topics.survey(&survey(&[extent(0, 3)]), 2);
-        assert!(topics.is_caught_up());
+        topics.refused(&name(), 1, "denied");
+        let completeness = topics.completeness().unwrap();
+        assert_eq!(completeness.as_of, Some(at(0)));
+        let denied = Reason::Refused("denied".into());
+        assert_eq!(
+            missing(&mut topics),
+            [(Some(1), denied.clone()), (Some(2), Reason::NoLeader)]
+        );
+        // A topic that Kafka does not even describe to this client was not deleted.
+        let mut invisible = found(&name(), &[]);
+        invisible.refusal = Some("denied".to_owned());
+        for batch in 2..6 {
+            assert_eq!(
+                kinds(&apply(&mut topics, &survey_of(vec![invisible.clone()]), batch)),
+                [""; 0]
+            );
+        }
+        assert_eq!(missing(&mut topics), [(None, denied)]);
+        let visible = survey(&[extent(0, 3), extent(0, 2), extent(0, 0)]);
+        assert_eq!(followed(&apply(&mut topics, &visible, 6)), [(2, None)]);
+    }
+
+    #[test]
+    fn a_ledger_that_cannot_be_described_leaves_the_states_unknown() {
+        let mut topics = Topics::default();
+        let mut ledger = found(ledger::TOPIC, &[]);
+        ledger.refusal = Some("denied".to_owned());
+        apply(&mut topics, &survey_of(vec![ledger]), 1);
+        assert!(!topics.completeness().unwrap().are_states_known());
+        // Without a ledger, nothing was done with any dead letter.
+        let mut topics = Topics::default();
+        apply(&mut topics, &survey(&[]), 1);
+        assert!(topics.completeness().unwrap().are_states_known());
     }
 
     #[test]
     fn a_topic_that_two_surveys_miss_is_forgotten() {
-        let mut topics = Topics::new([(name(), 0, 7)]);
-        topics.survey(&survey(&[extent(0, 9)]), 2);
-        assert_eq!(kinds(&topics.survey(&no_topics(), 3)), [""; 0]);
-        let actions = topics.survey(&no_topics(), 4);
+        let mut topics = indexed(0, 7);
+        apply(&mut topics, &survey(&[extent(0, 9)]), 2);
+        assert_eq!(kinds(&apply(&mut topics, &no_topics(), 3)), [""; 0]);
+        let actions = apply(&mut topics, &no_topics(), 4);
         assert_eq!(
             (kinds(&actions), actions.unfollow),
             (vec!["forget"], vec![name()])
         );
-        let actions = topics.survey(&survey(&[extent(0, 9)]), 5);
+        let actions = apply(&mut topics, &survey(&[extent(0, 9)]), 5);
         assert_eq!(followed(&actions), [(0, None)]);
         // A topic that was deleted before the process started is forgotten at once.
-        let mut before = Topics::new([(name(), 0, 7)]);
-        assert_eq!(kinds(&before.survey(&no_topics(), 1)), ["forget"]);
+        let mut before = indexed(0, 7);
+        assert_eq!(kinds(&apply(&mut before, &no_topics(), 1)), ["forget"]);
+        assert_eq!(before.completeness().unwrap().as_of, Some(at(0)));
     }
 
     #[test]
     fn a_recreated_topic_is_read_from_the_beginning_once() {
-        let mut topics = Topics::new([(name(), 0, 7)]);
+        let mut topics = indexed(0, 7);
         let mut recreated = survey(&[extent(0, 9)]);
-        topics.survey(&recreated, 1);
+        apply(&mut topics, &recreated, 1);
         recreated.recreated.push(name());
-        let actions = topics.survey(&recreated, 2);
+        let actions = apply(&mut topics, &recreated, 2);
         assert_eq!(
             (kinds(&actions), followed(&actions)),
             (vec!["forget"], vec![(0, None)])
         );
         // This survey read the index before the writer had applied the removal.
         recreated.as_of = 1;
-        let actions = topics.survey(&recreated, 3);
+        let actions = apply(&mut topics, &recreated, 3);
         assert_eq!((kinds(&actions), followed(&actions)), (vec![], vec![]));
         recreated.as_of = 2;
-        assert_eq!(kinds(&topics.survey(&recreated, 4)), ["forget"]);
+        assert_eq!(kinds(&apply(&mut topics, &recreated, 4)), ["forget"]);
+    }
+
+    #[test]
+    fn another_id_reveals_a_recreated_topic() {
+        for topic in [&*name(), ledger::TOPIC] {
+            let [first, second] = [1, 2].map(TopicId::from_bits);
+            let mut topics = Topics::new(Indexed {
+                positions: vec![(topic.into(), 0, 7)],
+                ids: vec![(topic.into(), first)],
+            });
+            // The new topic has as many records as the old one.
+            let with = |id| {
+                let mut found = found(topic, &[extent(0, 7)]);
+                found.id = id;
+                survey_of(vec![found])
+            };
+            assert_eq!(kinds(&apply(&mut topics, &with(Some(first)), 1)), [""; 0]);
+            assert_eq!(kinds(&apply(&mut topics, &with(None), 2)), [""; 0]);
+            let actions = apply(&mut topics, &with(Some(second)), 3);
+            let forget = if topic == ledger::TOPIC {
+                "forget ledger"
+            } else {
+                "forget"
+            };
+            assert_eq!(
+                (kinds(&actions), followed(&actions)),
+                (vec![forget, "identify"], vec![(0, None)])
+            );
+            assert_eq!(kinds(&apply(&mut topics, &with(Some(second)), 4)), [""; 0]);
+        }
     }
 
     #[test]
     fn offsets_that_go_backwards_reveal_a_recreated_topic() {
         let mut topics = Topics::default();
-        topics.survey(&survey(&[extent(0, 9), extent(0, 9)]), 1);
+        apply(&mut topics, &survey(&[extent(0, 9), extent(0, 9), None]), 1);
         assert_eq!(topics.arrived(&name(), 0, 5), Arrival::Next);
         // Retention and transaction markers leave gaps.
         assert_eq!(topics.arrived(&name(), 0, 8), Arrival::Next);
@@ -430,49 +584,46 @@ mod tests {
             (kinds(&actions), followed(&actions)),
             (vec!["forget"], vec![(0, None), (1, None)])
         );
+        let not_read = |partition| (Some(partition), Reason::NotRead);
+        assert_eq!(missing(&mut topics), [not_read(0), not_read(1)]);
         assert_eq!(topics.arrived(&name(), 0, 0), Arrival::Next);
+        assert_eq!(topics.arrived(&"other".into(), 0, 0), Arrival::Stale);
     }
 
     #[test]
     fn a_new_low_watermark_trims_once() {
         let mut topics = Topics::default();
-        assert_eq!(kinds(&topics.survey(&survey(&[extent(4, 9)]), 1)), ["trim"]);
-        assert_eq!(kinds(&topics.survey(&survey(&[extent(4, 9)]), 2)), [""; 0]);
-        assert_eq!(kinds(&topics.survey(&survey(&[extent(5, 9)]), 3)), ["trim"]);
+        assert_eq!(kinds(&apply(&mut topics, &survey(&[extent(4, 9)]), 1)), ["trim"]);
+        assert_eq!(kinds(&apply(&mut topics, &survey(&[extent(4, 9)]), 2)), [""; 0]);
+        assert_eq!(kinds(&apply(&mut topics, &survey(&[extent(5, 9)]), 3)), ["trim"]);
+        let removed =
+            [3, 4, 5].map(|offset| topics.is_removed(&format!("t-dlq/0/{offset}").parse().unwrap()));
+        assert_eq!(removed, [true, true, false]);
+        assert!(!topics.is_removed(&"t-dlq/1/0".parse().unwrap()));
     }
 
     #[test]
-    fn transaction_markers_after_the_last_record_are_neither_lag_nor_a_stall() {
+    fn transaction_markers_after_the_last_record_are_not_lag() {
         let mut topics = Topics::default();
         let surveyed = survey(&[extent(0, 10)]);
-        topics.survey(&surveyed, 1);
+        apply(&mut topics, &surveyed, 1);
         assert_eq!(topics.lag(&surveyed.topics[0]), 10);
         topics.arrived(&name(), 0, 8);
         assert_eq!(topics.lag(&surveyed.topics[0]), 1);
         topics.reached_end(&name(), 0, 10);
-        for number in 2..20 {
-            assert!(!topics.survey(&surveyed, number).recreate_consumer);
-            assert_eq!(topics.lag(&surveyed.topics[0]), 0);
-        }
+        assert_eq!(topics.lag(&surveyed.topics[0]), 0);
         let more = survey(&[extent(0, 12)]);
-        let stalled = (20..30).position(|number| topics.survey(&more, number).recreate_consumer);
-        assert_eq!(stalled, Some(3));
+        let stalled = (20..30).position(|number| apply(&mut topics, &more, number).recreate_consumer);
+        assert!(stalled.is_some());
         assert_eq!(topics.lag(&more.topics[0]), 2);
-        topics.arrived(&name(), 0, 11);
-        assert_eq!(topics.lag(&more.topics[0]), 0);
-        // Only markers follow.
-        let markers = survey(&[extent(0, 14)]);
-        topics.reached_end(&name(), 0, 14);
-        for number in 30..40 {
-            assert!(!topics.survey(&markers, number).recreate_consumer);
-        }
-        assert_eq!(topics.lag(&markers.topics[0]), 0);
     }
 
     #[test]
     fn a_deleted_ledger_resets_all_states() {
-        let ledger: Arc<str> = ledger::TOPIC.into();
-        let mut topics = Topics::new([(ledger, 0, 7)]);
-        assert_eq!(kinds(&topics.survey(&no_topics(), 1)), ["forget ledger"]);
+        let mut topics = Topics::new(Indexed {
+            positions: vec![(ledger::TOPIC.into(), 0, 7)],
+            ids: Vec::new(),
+        });
+        assert_eq!(kinds(&apply(&mut topics, &no_topics(), 1)), ["forget ledger"]);
     }
 }

@@ -86,6 +86,9 @@ async fn it_works_with_the_embedded_broker() {
         .await
         .unwrap()
         .into_inner();
-    assert_eq!((stats.topics[0].open, stats.topics[0].until_removal), (2, None));
+    let topic = &stats.topics[0];
+    assert_eq!((topic.open, topic.until_removal), (Some(2), None));
+    // The embedded broker does not tell the configuration of a topic.
+    assert_eq!(topic.removal(), v1::Removal::Unspecified);
     inspector.process.shut_down();
 }

@@ -1,6 +1,7 @@
 //! Tests of the `dlq-inspector` binary on a real Kafka, through its API.
 
 mod api;
+mod completeness;
 mod golden;
 mod lifecycle;
 mod rebuild;

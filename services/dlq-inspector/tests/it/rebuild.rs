@@ -193,6 +193,53 @@ async fn a_json_field_is_found_after_a_change_of_the_configuration() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_index_that_is_damaged_while_it_is_used_is_rebuilt_by_the_same_process() {
+    let env = InspectorEnv::new("damaged");
+    let topic = env.create_topic("a", 1).await;
+    env.put(&topic, 0, numbered("old", 300)).await;
+    env.start().await.process.shut_down();
+    let path = env.data_dir().join(FILE);
+    let connection = rusqlite::Connection::open(&path).unwrap();
+    let size: i64 = connection
+        .pragma_query_value(None, "page_size", |row| row.get(0))
+        .unwrap();
+    let sql = "SELECT rootpage FROM sqlite_master WHERE name = 'bodies'";
+    let root: i64 = connection.query_row(sql, (), |row| row.get(0)).unwrap();
+    drop(connection);
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    let offset = u64::try_from((root - 1) * size).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0xa5; 512], offset).unwrap();
+
+    // No part of the start reads this page.
+    let mut inspector = env.start().await;
+    assert_eq!(inspector.process.word_after(" index="), "\"existing\"");
+    let request = v1::ListDeadLettersRequest {
+        page_size: 1000,
+        ..v1::ListDeadLettersRequest::default()
+    };
+    let mut client = inspector.client().await;
+    eventually_async(
+        "all dead letters are listed again",
+        DEADLINE,
+        async || match client.list_dead_letters(request.clone()).await {
+            Ok(page) => match page.into_inner().dead_letters.len() {
+                300 => Ok(()),
+                listed => Err(format!("{listed}")),
+            },
+            Err(status) => Err(status.to_string()),
+        },
+    )
+    .await;
+    let output = inspector.process.output();
+    assert!(output.contains("the index is damaged; rebuilding it"), "{output}");
+    let metrics = inspector.metrics();
+    assert!(
+        metrics.contains("redeliver_dlq_index_rebuilds_total 1\n"),
+        "{metrics}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_topic_is_removed_and_a_recreated_one_is_read_again() {
     let env = InspectorEnv::new("again");
     let (topic, other) = (env.create_topic("a", 2).await, env.create_topic("b", 1).await);

@@ -117,7 +117,7 @@ async fn an_idle_watch_sends_heartbeats_with_resume_tokens() {
     assert_eq!(keys(&mut stream, None).await.0, [""; 0]);
     let (event, token) = next(&mut stream).await.unwrap();
     assert!(
-        matches!(event, Event::Heartbeat(v1::Heartbeat { time: Some(_) })),
+        matches!(event, Event::Heartbeat(v1::Heartbeat { time: Some(_), .. })),
         "{event:?}"
     );
     drop(stream);
@@ -125,6 +125,26 @@ async fn an_idle_watch_sends_heartbeats_with_resume_tokens() {
     inspector.until_listed("error_class = permanent", 1).await;
     let mut stream = watch(&mut client, "error_class = permanent", &token, false).await;
     assert_eq!(keys(&mut stream, None).await.0, ["a0"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_of_a_long_silent_backlog_sends_heartbeats_with_resume_tokens() {
+    let env = InspectorEnv::new("silent");
+    let topic = env.create_topic("a", 1).await;
+    env.put(&topic, 0, numbered("x", 50_001, "expired")).await;
+    let mut inspector = env.start().await;
+    let mut client = inspector.client().await;
+    let mut stream = watch(&mut client, "error_class = permanent", "", false).await;
+    let (event, first) = next(&mut stream).await.unwrap();
+    assert!(matches!(event, Event::Heartbeat(_)), "{event:?}");
+    let (event, synced) = next(&mut stream).await.unwrap();
+    assert!(matches!(event, Event::Synced(_)), "{event:?}");
+    assert_ne!(first, synced);
+    drop(stream);
+    // A watch that resumes there does not read the rows again.
+    let mut resumed = watch(&mut client, "error_class = permanent", &first, false).await;
+    let (event, _) = next(&mut resumed).await.unwrap();
+    assert!(matches!(event, Event::Synced(_)), "{event:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

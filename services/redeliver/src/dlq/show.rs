@@ -1,6 +1,6 @@
 //! A dead letter as text and as JSON.
 
-use redeliver_client::{DeadLetter, Dialect, Timestamp};
+use redeliver_client::{DeadLetter, Dialect, Position, Timestamp};
 use serde_json::{Map, Value, json};
 
 use crate::output::{block, fields, header_lines, headers_json, insert_bytes, line};
@@ -20,13 +20,7 @@ pub(crate) fn as_text(letter: &DeadLetter) -> String {
         ("message", letter.error_message.clone()),
         ("failed at", time(letter.failed_at)),
         ("retries", Some(letter.retry_count.to_string())),
-        (
-            "origin",
-            letter
-                .origin
-                .as_ref()
-                .map(|origin| format!("{}/{}/{}", origin.topic, origin.partition, origin.offset)),
-        ),
+        ("origin", letter.origin.as_ref().map(origin)),
         ("written at", time(letter.origin_timestamp)),
         ("trace", letter.trace_id.clone()),
         ("job", letter.job_id.clone()),
@@ -48,6 +42,12 @@ pub(crate) fn as_text(letter: &DeadLetter) -> String {
         text += "\nheaders\n";
         text += &header_lines(&letter.headers);
     }
+    if letter.unreadable_headers > 0 {
+        text += &format!(
+            "  ({} more headers have names that are not UTF-8)\n",
+            letter.unreadable_headers
+        );
+    }
     text += "\n";
     match (&letter.value, letter.value_size) {
         (Some(value), size) => {
@@ -62,6 +62,15 @@ pub(crate) fn as_text(letter: &DeadLetter) -> String {
         (None, None) => text += "payload (null)",
     }
     text
+}
+
+/// What is known of an origin: its topic, and perhaps its partition and its offset.
+fn origin(origin: &Position) -> String {
+    match (origin.partition, origin.offset) {
+        (..0, _) => origin.topic.to_string(),
+        (partition, ..0) => format!("{}/{partition}", origin.topic),
+        (partition, offset) => format!("{}/{partition}/{offset}", origin.topic),
+    }
 }
 
 pub(crate) fn as_json(letter: &DeadLetter) -> Value {
@@ -84,8 +93,8 @@ pub(crate) fn as_json(letter: &DeadLetter) -> Value {
     let origin = letter.origin.as_ref().map(|origin| {
         json!({
             "topic": &*origin.topic,
-            "partition": origin.partition,
-            "offset": origin.offset,
+            "partition": (origin.partition >= 0).then_some(origin.partition),
+            "offset": (origin.offset >= 0).then_some(origin.offset),
             "timestamp": time(letter.origin_timestamp),
         })
     });
@@ -102,12 +111,15 @@ pub(crate) fn as_json(letter: &DeadLetter) -> Value {
     if !letter.headers.is_empty() {
         object.insert("headers".to_owned(), headers_json(&letter.headers));
     }
+    if letter.unreadable_headers > 0 {
+        object.insert("unreadable_headers".to_owned(), letter.unreadable_headers.into());
+    }
     Value::Object(object)
 }
 
 #[cfg(test)]
 mod tests {
-    use redeliver_client::{DeadLetterState, Headers, Position};
+    use redeliver_client::{DeadLetterState, Headers};
 
     use super::*;
 
@@ -146,6 +158,7 @@ mod tests {
             value: Some(bytes::Bytes::from_static(b"\xff\x00a")),
             is_value_truncated: false,
             headers,
+            unreadable_headers: 0,
             trace_id: None,
             job_id: None,
         }
@@ -186,6 +199,49 @@ ff 00 61";
             ..letter()
         };
         assert!(as_text(&long).ends_with("… 1 more bytes\n(use --payload to write all of it)"));
+    }
+
+    #[test]
+    fn an_origin_without_a_position_is_its_topic() {
+        for (partition, offset, expected) in [(-1, -1, "crawl"), (3, -1, "crawl/3"), (3, 0, "crawl/3/0")] {
+            let letter = DeadLetter {
+                origin: Some(Position {
+                    topic: "crawl".into(),
+                    partition,
+                    offset,
+                }),
+                ..letter()
+            };
+            let shown = as_text(&letter);
+            assert!(shown.contains(&format!("\norigin      {expected}\n")), "{shown}");
+        }
+    }
+
+    #[test]
+    fn binary_numbers_of_known_headers_are_decoded_and_unreadable_headers_are_counted() {
+        let headers: Headers = [
+            ("kafka_dlt-original-partition", Some(&2_i32.to_be_bytes()[..])),
+            ("other", Some(&2_i32.to_be_bytes()[..])),
+        ]
+        .into_iter()
+        .collect();
+        let letter = DeadLetter {
+            headers,
+            unreadable_headers: 3,
+            ..letter()
+        };
+        let shown = as_text(&letter);
+        let expected = "headers\n  kafka_dlt-original-partition: 2\n  other: \\u{0}\\u{0}\\u{0}\\u{2}\n  \
+                        (3 more headers have names that are not UTF-8)\n";
+        assert!(shown.contains(expected), "{shown}");
+        let value = as_json(&letter);
+        // The exact bytes stay.
+        assert_eq!(
+            value["headers"][0],
+            json!({ "name": "kafka_dlt-original-partition", "value": "\0\0\0\u{2}", "decoded": "2" })
+        );
+        assert_eq!(value["headers"][1].get("decoded"), None);
+        assert_eq!(value["unreadable_headers"], json!(3));
     }
 
     #[test]

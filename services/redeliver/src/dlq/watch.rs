@@ -3,9 +3,12 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use redeliver_client::{ClientError, DeadLetter, DeadLetterClient, WatchDeadLetters, WatchEvent};
+use redeliver_client::{
+    ClientError, Completeness, DeadLetter, DeadLetterClient, WatchDeadLetters, WatchEvent,
+};
 use redeliver_runtime::error_chain::error_chain;
 
+use super::completeness::warn;
 use super::{WatchArgs, as_json, row};
 use crate::connection::CliError;
 use crate::output::{Format, in_one_line, print_line};
@@ -54,6 +57,7 @@ async fn follow(
     failures: &mut usize,
 ) -> Result<(), ClientError> {
     let mut watch = client.watch(request).await?;
+    let mut was_complete = true;
     loop {
         let event = watch.next().await?;
         if *failures > 0 {
@@ -67,9 +71,25 @@ async fn follow(
                     return Ok(());
                 }
             }
-            WatchEvent::Synced => eprintln!("caught up; waiting for new dead letters"),
-            WatchEvent::Heartbeat(_) => {}
+            WatchEvent::Synced(completeness) => {
+                eprintln!("caught up; waiting for new dead letters");
+                report(&completeness, &mut was_complete);
+            }
+            WatchEvent::Heartbeat { completeness, .. } => report(&completeness, &mut was_complete),
         }
+    }
+}
+
+/// Reports when the index becomes incomplete, and when it is complete again.
+fn report(completeness: &Completeness, was_complete: &mut bool) {
+    let is_complete = completeness.is_complete;
+    if std::mem::replace(was_complete, is_complete) == is_complete {
+        return;
+    }
+    if is_complete {
+        eprintln!("the index is complete again");
+    } else {
+        warn(completeness);
     }
 }
 

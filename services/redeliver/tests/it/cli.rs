@@ -397,7 +397,7 @@ fn dead_letters_are_listed_shown_counted_and_watched() {
     let (first, second) = (id(&letters[0]), id(&letters[1]));
     let ids = |flags: &[&str]| -> Vec<String> {
         let listed = services.json(&[&["dlq", "ls"], flags].concat());
-        let ids = listed.as_array().unwrap().iter();
+        let ids = listed["dead_letters"].as_array().unwrap().iter();
         ids.map(|letter| letter["id"].as_str().unwrap().to_owned())
             .collect()
     };
@@ -415,12 +415,31 @@ fn dead_letters_are_listed_shown_counted_and_watched() {
     let cut = services
         .pipe
         .redeliver(&["dlq", "ls", "--limit", "1", "-o", "jsonl"]);
-    let only: Value = serde_json::from_str(&cut.stdout).unwrap();
+    let lines: Vec<Value> = cut
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let [only, completeness] = &lines[..] else {
+        panic!("{cut:?}");
+    };
+    assert!(completeness["completeness"]["complete"].is_boolean(), "{cut:?}");
     assert_eq!(
         (only["id"].as_str(), only.get("value")),
         (Some(second.as_str()), None)
     );
-    assert!(cut.stderr.starts_with("more dead letters match; "), "{cut:?}");
+    assert!(cut.stderr.contains("more dead letters match; "), "{cut:?}");
+    eventually("the list is complete", DEADLINE, || {
+        let listed = services
+            .pipe
+            .redeliver(&["dlq", "ls", "--require-complete", "-o", "json"]);
+        let value: Value = serde_json::from_str(&listed.stdout).unwrap();
+        if listed.code == Some(0) && value["completeness"]["complete"] == json!(true) {
+            Ok(())
+        } else {
+            Err(format!("{listed:?}"))
+        }
+    });
     let wrong = services.fails(1, &["dlq", "ls", "--filter", "eror_class = 1"]);
     assert!(
         wrong.stderr.contains("eror_class") && wrong.stderr.contains("(INVALID_ARGUMENT)"),
@@ -456,7 +475,8 @@ fn dead_letters_are_listed_shown_counted_and_watched() {
     assert!(missing.stderr.contains("not found"), "{missing:?}");
 
     let stats = services.json(&["dlq", "stats"]);
-    let stats = &stats.as_array().unwrap()[0];
+    assert_eq!(stats["completeness"]["states_known"], json!(true));
+    let stats = &stats["topics"][0];
     assert_eq!((&stats["topic"], &stats["open"]), (&json!(&*topic), &json!(2)));
     assert_eq!(stats["open_by_class"], json!({ "permanent": 2 }));
     assert!(services.cli(&["dlq", "stats"]).contains(&*topic));

@@ -137,6 +137,7 @@ Options:
       --filter <FILTER>     Filter, such as 'error_class = \"permanent\" AND headers.tenant = \"x\" AND retry_count > 3' (default: all)
       --limit <N>           Maximum number of dead letters [default: 50]
       --oldest-first        List the oldest first
+      --require-complete    Exit with status 3 if the answer is incomplete
   -o, --output <FORMAT>     Output format: table, json or jsonl [default: table]
       --config <FILE>       Configuration file; overrides REDELIVER_CONFIG
       --set <KEY=VALUE>     Override a setting, such as kafka.brokers=kafka:9092; may be repeated

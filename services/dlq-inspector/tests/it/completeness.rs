@@ -1,0 +1,238 @@
+//! Every answer says whether it is complete.
+
+use redeliver_core::{Clock as _, SystemClock};
+use redeliver_dlq_inspector::ledger;
+use redeliver_proto::convert::to_timestamp;
+use redeliver_proto::error::reason;
+use redeliver_proto::v1;
+use redeliver_proto::v1::watch_dead_letters_response::Event;
+use redeliver_testkit::local_kafka::kafka_tool;
+use redeliver_testkit::{LocalKafka, eventually_async, run};
+use tonic::Code;
+
+use crate::support::{Client, DEADLINE, InspectorEnv, dead, ids};
+
+/// Permits everything that no rule forbids.
+const AUTHORIZER: [(&str, &str); 2] = [
+    (
+        "authorizer.class.name",
+        "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    ),
+    ("allow.everyone.if.no.acl.found", "true"),
+];
+
+fn change_acls(kafka: &LocalKafka, change: &[&str], topics: &[&str]) {
+    let mut command = kafka_tool("org.apache.kafka.tools.AclCommand").unwrap();
+    command
+        .args(["--bootstrap-server", &kafka.brokers()])
+        .args(change);
+    for topic in topics {
+        command.args(["--topic", topic]);
+    }
+    let output = run(command);
+    assert_eq!(output.code, Some(0), "{output:?}");
+}
+
+/// Permits everything on these topics, which otherwise nothing would be once they have a rule.
+fn allow_all(kafka: &LocalKafka, topics: &[&str]) {
+    let change = ["--add", "--allow-principal", "User:*", "--operation", "All"];
+    change_acls(kafka, &change, topics);
+}
+
+/// Adds the rule that nobody may do this with these topics.
+fn deny(kafka: &LocalKafka, operation: &str, topics: &[&str]) {
+    let change = [
+        "--add",
+        "--deny-principal",
+        "User:ANONYMOUS",
+        "--operation",
+        operation,
+    ];
+    change_acls(kafka, &change, topics);
+}
+
+/// Removes the rule.
+fn allow_again(kafka: &LocalKafka, operation: &str, topics: &[&str]) {
+    let rule = ["--deny-principal", "User:ANONYMOUS", "--operation", operation];
+    change_acls(kafka, &[&["--remove", "--force"], &rule[..]].concat(), topics);
+}
+
+async fn list(client: &mut Client, filter: &str) -> Result<v1::ListDeadLettersResponse, tonic::Status> {
+    let request = v1::ListDeadLettersRequest {
+        filter: filter.to_owned(),
+        ..v1::ListDeadLettersRequest::default()
+    };
+    let page = client.list_dead_letters(request).await?;
+    Ok(page.into_inner())
+}
+
+async fn get(client: &mut Client, id: &str) -> Result<v1::DeadLetter, tonic::Status> {
+    let request = v1::GetDeadLetterRequest { id: id.to_owned() };
+    Ok(client.get_dead_letter(request).await?.into_inner())
+}
+
+async fn stats(client: &mut Client) -> v1::DeadLetterStats {
+    let request = v1::GetDeadLetterStatsRequest::default();
+    client.get_dead_letter_stats(request).await.unwrap().into_inner()
+}
+
+/// The missing partitions of this topic, as far as they are listed.
+fn missing(completeness: &v1::Completeness, topic: &str) -> Vec<(Option<i32>, v1::MissingReason)> {
+    let missing = completeness
+        .missing
+        .iter()
+        .filter(|missing| missing.topic == topic);
+    missing
+        .map(|missing| (missing.partition, missing.reason()))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_name_what_may_not_be_read_and_leave_unknown_states_unknown() {
+    let kafka = LocalKafka::start_with(&AUTHORIZER).unwrap();
+    let env = InspectorEnv::on("partial", &kafka.brokers());
+    let (open, closed) = (
+        env.create_topic("open", 1).await,
+        env.create_topic("closed", 1).await,
+    );
+    env.put(&open, 0, vec![dead("a", "v", &[]), dead("b", "v", &[])])
+        .await;
+    env.put(&closed, 0, vec![dead("c", "v", &[])]).await;
+    // The first start creates the ledger.
+    env.start().await.process.shut_down();
+    std::fs::remove_dir_all(env.data_dir()).unwrap();
+    let discarded = v1::LedgerEntry {
+        state: v1::DeadLetterState::Discarded.into(),
+        time: Some(to_timestamp(SystemClock.now())),
+        ..v1::LedgerEntry::default()
+    };
+    let first = format!("{open}/0/0");
+    env.put_ledger(&first, Some(discarded)).await;
+    let both = [&*closed, ledger::TOPIC];
+    allow_all(&kafka, &both);
+    deny(&kafka, "Read", &both);
+
+    let mut inspector = env.start().await;
+    let mut client = inspector.client().await;
+    let page = list(&mut client, "").await.unwrap();
+    let completeness = page.completeness.unwrap();
+    assert!(
+        !completeness.complete && completeness.as_of.is_some(),
+        "{completeness:?}"
+    );
+    assert_eq!(
+        missing(&completeness, &closed),
+        [(Some(0), v1::MissingReason::Refused)]
+    );
+    let mut errors = completeness.missing.iter().map(|missing| &missing.error);
+    assert!(
+        errors.all(|error| error.contains("authorization")),
+        "{completeness:?}"
+    );
+    assert!(!completeness.states_known && completeness.missing_count > 1);
+    // The discarded one must not look open, or it could be processed again.
+    let states: Vec<_> = page.dead_letters.iter().map(v1::DeadLetter::state).collect();
+    assert_eq!(states, [v1::DeadLetterState::Unspecified; 2]);
+    let letter = get(&mut client, &first).await.unwrap();
+    assert_eq!(letter.state(), v1::DeadLetterState::Unspecified);
+    assert!(!letter.completeness.unwrap().states_known);
+    let stats_before = stats(&mut client).await;
+    assert!(!stats_before.completeness.as_ref().unwrap().complete);
+    let counts = |stats: &v1::DeadLetterStats| -> Vec<(Option<u64>, u64)> {
+        let topics = stats.topics.iter();
+        topics.map(|topic| (topic.open, topic.total)).collect()
+    };
+    assert_eq!(counts(&stats_before), [(None, 0), (None, 2)]);
+    let refusal = |status: tonic::Status| (status.code(), reason(&status).unwrap_or_default());
+    let unavailable = |reason: &str| (Code::Unavailable, reason.to_owned());
+    let filtered = list(&mut client, "state = OPEN").await.unwrap_err();
+    assert_eq!(refusal(filtered), unavailable("STATES_UNKNOWN"));
+    // Only what was read certainly does not exist.
+    let unknown = get(&mut client, &format!("{closed}/0/0")).await.unwrap_err();
+    assert_eq!(refusal(unknown), unavailable("INDEX_INCOMPLETE"));
+    let gone = get(&mut client, &format!("{open}/0/99")).await.unwrap_err();
+    assert_eq!(gone.code(), Code::NotFound);
+    let mut watch = client
+        .watch_dead_letters(v1::WatchDeadLettersRequest {
+            only_new: true,
+            ..v1::WatchDeadLettersRequest::default()
+        })
+        .await
+        .unwrap()
+        .into_inner();
+    match watch.message().await.unwrap().unwrap().event.unwrap() {
+        Event::Synced(synced) => assert!(!synced.completeness.unwrap().complete),
+        event => panic!("{event:?}"),
+    }
+    let readiness = inspector.process.get("/readyz").1;
+    assert!(
+        readiness.contains("partitions are missing in answers"),
+        "{readiness}"
+    );
+
+    allow_again(&kafka, "Read", &both);
+    eventually_async("everything is read", DEADLINE, async || {
+        let page = list(&mut client, "").await.unwrap();
+        let completeness = page.completeness.clone().unwrap();
+        if completeness.complete && page.dead_letters.len() == 3 {
+            Ok(())
+        } else {
+            Err(format!("{completeness:?}"))
+        }
+    })
+    .await;
+    assert_eq!(ids(&inspector.list("state = DISCARDED").await), [first.as_str()]);
+    assert_eq!(counts(&stats(&mut client).await), [(Some(1), 1), (Some(1), 2)]);
+    // A consumer that is refused is not a consumer that has stalled.
+    assert!(!inspector.process.output().contains("consumer stalled"));
+
+    // A topic that may not even be described looks as if it did not exist. It stays in the index.
+    deny(&kafka, "Describe", &[&*closed]);
+    eventually_async("the topic is missing", DEADLINE, async || {
+        let page = list(&mut client, "").await.unwrap();
+        let missing = missing(&page.completeness.unwrap(), &closed);
+        assert_eq!(page.dead_letters.len(), 3);
+        if missing == [(None, v1::MissingReason::Refused)] {
+            Ok(())
+        } else {
+            Err(format!("{missing:?}"))
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_during_an_outage_says_as_of_when_it_is_complete() {
+    let mut kafka = LocalKafka::start().unwrap();
+    let env = InspectorEnv::on("as-of", &kafka.brokers());
+    let topic = env.create_topic("a", 1).await;
+    env.put(&topic, 0, vec![dead("a", "v", &[])]).await;
+    let mut inspector = env.start().await;
+    let mut client = inspector.client().await;
+    eventually_async("a complete answer", DEADLINE, async || {
+        let completeness = list(&mut client, "").await.unwrap().completeness.unwrap();
+        if completeness.complete {
+            Ok(())
+        } else {
+            Err(format!("{completeness:?}"))
+        }
+    })
+    .await;
+    kafka.stop().unwrap();
+    eventually_async("an incomplete answer", DEADLINE, async || {
+        let page = list(&mut client, "").await.unwrap();
+        let completeness = page.completeness.unwrap();
+        assert_eq!(page.dead_letters.len(), 1);
+        if completeness.complete {
+            return Err(format!("{completeness:?}"));
+        }
+        Ok(())
+    })
+    .await;
+    // It was complete once, so it says when.
+    let completeness = list(&mut client, "").await.unwrap().completeness.unwrap();
+    assert!(
+        completeness.as_of.is_some() && completeness.states_known,
+        "{completeness:?}"
+    );
+}

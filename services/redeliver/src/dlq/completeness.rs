@@ -1,0 +1,168 @@
+//! Whether an answer of the inspector is complete, as a warning, as JSON, and as an exit status.
+
+use std::process::ExitCode;
+
+use redeliver_client::{Completeness, MissingPartition, MissingReason};
+use serde_json::{Value, json};
+
+use crate::output::in_one_line;
+
+/// The exit status of an incomplete answer, if the command requires a complete one.
+const EXIT_INCOMPLETE: u8 = 3;
+/// Maximum number of missing partitions in a warning.
+const SHOWN: usize = 5;
+
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct CompleteArgs {
+    /// Exit with status 3 if the answer is incomplete
+    #[arg(long)]
+    require_complete: bool,
+}
+
+impl CompleteArgs {
+    /// Warns on stderr about an incomplete answer, and returns the exit status.
+    pub(crate) fn conclude(self, completeness: &Completeness) -> ExitCode {
+        warn(completeness);
+        if self.require_complete && !completeness.is_complete {
+            return ExitCode::from(EXIT_INCOMPLETE);
+        }
+        ExitCode::SUCCESS
+    }
+}
+
+/// Warns on stderr about an incomplete answer.
+pub(crate) fn warn(completeness: &Completeness) {
+    if let Some(problem) = problem(completeness) {
+        eprintln!("warning: {problem}");
+    }
+}
+
+/// What is incomplete; `None` if nothing is.
+pub(crate) fn problem(completeness: &Completeness) -> Option<String> {
+    if completeness.is_complete {
+        return None;
+    }
+    let as_of = match completeness.as_of {
+        Some(as_of) => format!("as of {as_of}"),
+        None => "as of an unknown time".to_owned(),
+    };
+    if completeness.missing_count == 0 {
+        return Some(format!("the answer is incomplete: the index is {as_of}"));
+    }
+    let mut shown: Vec<String> = completeness.missing.iter().take(SHOWN).map(partition).collect();
+    let more = u64::from(completeness.missing_count).saturating_sub(shown.len() as u64);
+    if more > 0 {
+        shown.push(format!("and {more} more"));
+    }
+    let states = if completeness.are_states_known {
+        ""
+    } else {
+        "; states are unknown, because the ledger cannot be read"
+    };
+    Some(format!(
+        "the answer is incomplete: these partitions are missing: {}; all others are {as_of}{states}",
+        shown.join(", ")
+    ))
+}
+
+fn partition(missing: &MissingPartition) -> String {
+    let place = match missing.partition {
+        Some(partition) => format!("{}/{partition}", missing.topic),
+        None => missing.topic.clone(),
+    };
+    let reason = match missing.reason {
+        MissingReason::Other => "for an unknown reason",
+        MissingReason::NoLeader => "no leader",
+        MissingReason::Refused => "refused",
+        MissingReason::NotRead => "not read yet",
+    };
+    let error = missing.error.as_ref().map(|error| format!(": {error}"));
+    in_one_line(&format!("{place} ({reason}{})", error.unwrap_or_default()))
+}
+
+pub(crate) fn completeness_json(completeness: &Completeness) -> Value {
+    let missing = completeness.missing.iter().map(|missing| {
+        json!({
+            "topic": missing.topic,
+            "partition": missing.partition,
+            "reason": missing.reason.as_str(),
+            "error": missing.error,
+        })
+    });
+    json!({
+        "complete": completeness.is_complete,
+        "as_of": completeness.as_of.map(|as_of| as_of.to_string()),
+        "missing": missing.collect::<Vec<_>>(),
+        "missing_count": completeness.missing_count,
+        "states_known": completeness.are_states_known,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_client::Timestamp;
+
+    use super::*;
+
+    fn completeness(missing: Vec<MissingPartition>, count: u32) -> Completeness {
+        Completeness {
+            is_complete: false,
+            as_of: Some(Timestamp::from_millis(1_763_722_800_123)),
+            missing,
+            missing_count: count,
+            are_states_known: true,
+        }
+    }
+
+    fn missing(topic: &str, partition: Option<i32>, reason: MissingReason) -> MissingPartition {
+        MissingPartition {
+            topic: topic.to_owned(),
+            partition,
+            reason,
+            error: (reason == MissingReason::Refused).then(|| "denied\u{1b}".to_owned()),
+        }
+    }
+
+    #[test]
+    fn a_warning_names_the_first_missing_partitions_and_counts_the_others() {
+        let complete = Completeness {
+            is_complete: true,
+            ..completeness(Vec::new(), 0)
+        };
+        assert_eq!(problem(&complete), None);
+        let old = problem(&completeness(Vec::new(), 0)).unwrap();
+        assert_eq!(
+            old,
+            "the answer is incomplete: the index is as of 2025-11-21T11:00:00.123Z"
+        );
+        let mut many = vec![
+            missing("a-dlq", Some(3), MissingReason::NoLeader),
+            missing("redeliver.dlq.ledger", None, MissingReason::Refused),
+        ];
+        many.extend((0..18).map(|number| missing("b-dlq", Some(number), MissingReason::NotRead)));
+        let mut many = completeness(many, 5_000);
+        many.are_states_known = false;
+        assert_eq!(
+            problem(&many).unwrap(),
+            "the answer is incomplete: these partitions are missing: a-dlq/3 (no leader), redeliver.dlq.ledger (refused: \
+             denied\\u{1b}), b-dlq/0 (not read yet), b-dlq/1 (not read yet), b-dlq/2 (not read yet), and 4995 more; all \
+             others are as of 2025-11-21T11:00:00.123Z; states are unknown, because the ledger cannot be read"
+        );
+    }
+
+    #[test]
+    fn the_exit_status_is_3_only_on_request() {
+        let partial = completeness(Vec::new(), 0);
+        let status = |require_complete, completeness: &Completeness| {
+            let code = CompleteArgs { require_complete }.conclude(completeness);
+            format!("{code:?}")
+        };
+        assert_eq!(status(false, &partial), format!("{:?}", ExitCode::SUCCESS));
+        assert_eq!(status(true, &partial), format!("{:?}", ExitCode::from(3)));
+        let complete = Completeness {
+            is_complete: true,
+            ..partial
+        };
+        assert_eq!(status(true, &complete), format!("{:?}", ExitCode::SUCCESS));
+    }
+}
