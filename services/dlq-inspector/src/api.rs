@@ -134,28 +134,37 @@ impl Api {
         )
     }
 
-    /// The record of a dead letter; `None` if Kafka does not have it any more.
-    async fn record_of(&self, letter: &IndexedLetter) -> Result<Option<Record>, Status> {
-        let records = self.records_of(std::slice::from_ref(letter)).await?;
-        Ok(records.into_iter().next().flatten())
+    /// The record of a dead letter.
+    async fn record_of(&self, letter: &IndexedLetter) -> Result<Record, Status> {
+        let records = self.lookup(std::slice::from_ref(letter)).await?;
+        let id = letter.id.to_string();
+        match records.into_iter().next().flatten() {
+            None => Err(not_found(&id)),
+            // The topic was created again, and the index does not contain the new record yet.
+            Some(record) if content_hash(&record) != letter.content => Err(index_incomplete(&id)),
+            Some(record) => Ok(record),
+        }
     }
 
+    /// The records of dead letters; `None` if Kafka does not have one any more.
     async fn records_of(&self, letters: &[IndexedLetter]) -> Result<Vec<Option<Record>>, Status> {
-        let positions = letters.iter().map(|letter| Position {
-            topic: letter.id.topic.as_str().into(),
-            partition: letter.id.partition,
-            offset: letter.id.offset,
-        });
-        let records = self
-            .lookups
-            .get(positions.collect())
-            .await
-            .map_err(|error| kafka_unavailable(&error))?;
+        let records = self.lookup(letters).await?;
         // The topic may have been created again since the index read it.
         let is_same = |(record, letter): (Option<Record>, &IndexedLetter)| {
             record.filter(|record| content_hash(record) == letter.content)
         };
         Ok(records.into_iter().zip(letters).map(is_same).collect())
+    }
+
+    /// What Kafka has at the positions of dead letters.
+    async fn lookup(&self, letters: &[IndexedLetter]) -> Result<Vec<Option<Record>>, Status> {
+        let positions = letters.iter().map(|letter| Position {
+            topic: letter.id.topic.as_str().into(),
+            partition: letter.id.partition,
+            offset: letter.id.offset,
+        });
+        let records = self.lookups.get(positions.collect()).await;
+        records.map_err(|error| kafka_unavailable(&error))
     }
 
     fn parse_filter(&self, text: &str) -> Result<Expr, Status> {
@@ -277,7 +286,7 @@ fn not_found(id: &str) -> Status {
 
 fn index_incomplete(id: &str) -> Status {
     let text = format!(
-        "dead letter `{}` is not in the index, which does not contain all dead letters of its partition; retry later",
+        "the index does not contain all dead letters of the partition of `{}` yet; retry later",
         bounded(id)
     );
     status(Code::Unavailable, text, "INDEX_INCOMPLETE", [("id", bounded(id))])

@@ -210,6 +210,9 @@ impl Index {
             }
         };
         let generation = schema::generation(&connection)?;
+        if !is_new {
+            schema::skip_sequences(&connection).map_err(database("preparing the index"))?;
+        }
         Ok(Self {
             writer: Writer::new(connection, path.clone(), lock)?,
             pool: Pool::new(path, generation),

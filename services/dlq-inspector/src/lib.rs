@@ -136,7 +136,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     tracing::info!(
         api = %address,
         index = if is_new { "new" } else { "existing" },
-        dead_letters = last_row,
+        last_number = last_row,
         data_dir = %config.data_dir.display(),
         "inspecting dead letters"
     );
@@ -224,12 +224,18 @@ async fn update_gauges(
 ) -> Result<(), Infallible> {
     let mut log_throttle = LogThrottle::default();
     loop {
+        let (build, before) = (shared.build(), shared.completeness());
         match pool.internal(index::open_by_topic).await {
             Ok(open) => {
-                for (topic, status) in &*shared.topics() {
-                    let open = open.get(topic);
-                    metrics.set_open(topic, open.map_or(0, |open| open.count));
-                    metrics.set_removal(topic, open.and_then(|open| status.removes_at(open.oldest)));
+                let completeness = before.and(&shared.completeness());
+                // Otherwise, the last values stay: alerts must not resolve because the index is rebuilt or the ledger cannot be read.
+                let is_current = completeness.as_of.is_some() && shared.build() == build;
+                if is_current && completeness.are_states_known() {
+                    for (topic, status) in &*shared.topics() {
+                        let open = open.get(topic);
+                        metrics.set_open(topic, open.map_or(0, |open| open.count));
+                        metrics.set_removal(topic, open.and_then(|open| status.removes_at(open.oldest)));
+                    }
                 }
             }
             Err(error) if log_throttle.should_log() => {

@@ -5,7 +5,7 @@ use redeliver_proto::{Message as _, v1};
 use tonic::Status;
 
 use super::token::{PageToken, query_hash};
-use super::{Api, convert, not_found, query_failed};
+use super::{Api, convert, query_failed};
 use crate::filter::NumberField;
 use crate::index::{self, Direction, IndexedLetter, Page, PageLimit};
 
@@ -88,7 +88,7 @@ impl Api {
     pub(super) async fn get(&self, id: String) -> Result<v1::DeadLetter, Status> {
         let completeness = self.completeness();
         let letter = self.find(&id).await?;
-        let record = self.record_of(&letter).await?.ok_or_else(|| not_found(&id))?;
+        let record = self.record_of(&letter).await?;
         let completeness = self.completeness_since(&completeness);
         Ok(v1::DeadLetter {
             completeness: Some(completeness.to_message(self.clock.now())),

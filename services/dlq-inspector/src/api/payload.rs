@@ -5,7 +5,7 @@ use futures::stream;
 use redeliver_proto::v1;
 use tonic::Status;
 
-use super::{Api, ResponseStream, not_found};
+use super::{Api, ResponseStream};
 
 /// Maximum size of a chunk in bytes.
 const CHUNK: usize = 256 << 10;
@@ -17,7 +17,7 @@ impl Api {
         id: String,
     ) -> Result<ResponseStream<v1::ReadPayloadResponse>, Status> {
         let letter = self.find(&id).await?;
-        let record = self.record_of(&letter).await?.ok_or_else(|| not_found(&id))?;
+        let record = self.record_of(&letter).await?;
         let mut rest = record.value.unwrap_or_default();
         let chunks = std::iter::from_fn(move || {
             let chunk: Bytes = rest.split_to(rest.len().min(CHUNK));

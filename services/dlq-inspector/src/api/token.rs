@@ -32,9 +32,12 @@ pub(super) struct PageToken;
 /// Resumes a watch.
 pub(super) struct ResumeToken;
 
-/// The first byte of a token. 1 was a page token of a former version, with a generation and a row.
-const RESUME_TAG: u8 = 2;
+/// The first byte of a token.
 const PAGE_TAG: u8 = 3;
+const RESUME_TAG: u8 = 4;
+/// The first bytes and the length of the tokens of a former version, which contain the row of an index that does not exist any more.
+const FORMER_TAGS: [u8; 2] = [1, 2];
+const FORMER_LENGTH: usize = 33;
 
 impl PageToken {
     const FIELD: &str = "page_token";
@@ -69,9 +72,10 @@ impl ResumeToken {
         )
     }
 
-    /// The number of the dead letter in a token; `None` for an empty token.
+    /// The number of the dead letter in a token; `None` for an empty token. `last` is the last number of the index.
     pub(super) fn decode(
         generation: Generation,
+        last: i64,
         query: QueryHash,
         token: &str,
     ) -> Result<Option<i64>, Status> {
@@ -82,7 +86,12 @@ impl ResumeToken {
             return Err(Self::expired());
         }
         check_query(Self::FIELD, of_query, query)?;
-        Ok(Some(i64::from_be_bytes(sequence)))
+        let sequence = i64::from_be_bytes(sequence);
+        // The data directory is an older copy.
+        if sequence > last {
+            return Err(Self::expired());
+        }
+        Ok(Some(sequence))
     }
 
     /// The status for a token of another build of the index.
@@ -117,16 +126,17 @@ fn decode(field: &str, tag: u8, token: &str) -> Result<Option<Numbers>, Status> 
     if token.is_empty() {
         return Ok(None);
     }
-    let numbers = URL_SAFE_NO_PAD.decode(token).ok().and_then(|bytes| {
-        let (found, rest) = bytes.split_first()?;
-        let (numbers, []) = rest.as_chunks::<8>() else {
-            return None;
-        };
-        let numbers = Numbers::try_from(numbers).ok()?;
-        (*found == tag).then_some(numbers)
-    });
     let unknown = || invalid(field, "is not a token of this service", "TOKEN_INVALID", []);
-    numbers.ok_or_else(unknown).map(Some)
+    let bytes = URL_SAFE_NO_PAD.decode(token).map_err(|_| unknown())?;
+    let (found, rest) = bytes.split_first().ok_or_else(unknown)?;
+    if FORMER_TAGS.contains(found) && bytes.len() == FORMER_LENGTH {
+        return Err(expired(field));
+    }
+    let numbers = match rest.as_chunks::<8>() {
+        (numbers, []) => Numbers::try_from(numbers).ok(),
+        _ => None,
+    };
+    numbers.filter(|_| *found == tag).ok_or_else(unknown).map(Some)
 }
 
 #[cfg(test)]
@@ -164,16 +174,27 @@ mod tests {
     fn a_resume_token_is_valid_for_its_query_and_generation() {
         let query = query_hash(&["watch", ""]);
         let token = ResumeToken::encode(3, query, 7);
-        assert_eq!(ResumeToken::decode(3, query, &token).unwrap(), Some(7));
+        assert_eq!(ResumeToken::decode(3, 7, query, &token).unwrap(), Some(7));
         let expired = (Code::FailedPrecondition, "TOKEN_EXPIRED".to_owned());
-        assert_eq!(refused(ResumeToken::decode(4, query, &token)), expired);
+        assert_eq!(refused(ResumeToken::decode(4, 7, query, &token)), expired);
+        assert_eq!(refused(ResumeToken::decode(3, 6, query, &token)), expired);
+        for tag in FORMER_TAGS {
+            let former = URL_SAFE_NO_PAD.encode([&[tag][..], &[0; FORMER_LENGTH - 1]].concat());
+            assert_eq!(refused(ResumeToken::decode(3, 7, query, &former)), expired);
+            assert_eq!(refused(PageToken::decode(query, &former)), expired);
+        }
         let cursor = Cursor {
             dead_at: 0,
             id_hash: 0,
         };
         let invalid = (Code::InvalidArgument, "TOKEN_INVALID".to_owned());
         assert_eq!(
-            refused(ResumeToken::decode(3, query, &PageToken::encode(query, cursor))),
+            refused(ResumeToken::decode(
+                3,
+                7,
+                query,
+                &PageToken::encode(query, cursor)
+            )),
             invalid
         );
     }
@@ -191,7 +212,7 @@ mod tests {
             if let Ok(Some(cursor)) = PageToken::decode(query, &token) {
                 assert_eq!(PageToken::encode(query, cursor), token);
             }
-            if let Ok(Some(sequence)) = ResumeToken::decode(1, query, &token) {
+            if let Ok(Some(sequence)) = ResumeToken::decode(1, i64::MAX, query, &token) {
                 assert_eq!(ResumeToken::encode(1, query, sequence), token);
             }
         });

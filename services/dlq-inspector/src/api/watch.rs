@@ -91,12 +91,12 @@ impl Api {
         let tests_states = filter.tests(NumberField::State);
         Self::check_states(tests_states, &self.completeness())?;
         let generation = self.pool.generation();
-        let token = ResumeToken::decode(generation, query, &request.resume_token)?;
+        let rows = self.shared.last_row.subscribe();
+        let token = ResumeToken::decode(generation, *rows.borrow(), query, &request.resume_token)?;
         let Ok(permit) = self.watcher_permits.clone().try_acquire_owned() else {
             let text = format!("too many watchers; the limit is {WATCHERS}; retry later");
             return Err(status(Code::ResourceExhausted, text, "TOO_MANY_WATCHERS", []));
         };
-        let rows = self.shared.last_row.subscribe();
         let last_read = match token {
             Some(sequence) => sequence,
             None if request.only_new => *rows.borrow(),

@@ -64,16 +64,15 @@ impl Changes {
             "DELETE FROM counters WHERE width = ? AND bucket = ? AND topic_id = ? AND error_class_id = ? AND state = ? \
              AND count = 0",
         )?;
-        for ((width, bucket, counted), count) in buckets {
+        // Changes that cancel out must not leave counters of 0: they would count as known topics.
+        for ((width, bucket, counted), count) in buckets.into_iter().filter(|(_, count)| *count != 0) {
             let Counted {
                 topic_id,
                 error_class_id,
                 state,
             } = counted;
             add.execute((width, bucket, topic_id, error_class_id, state, count))?;
-            if count < 0 {
-                remove_empty.execute((width, bucket, topic_id, error_class_id, state))?;
-            }
+            remove_empty.execute((width, bucket, topic_id, error_class_id, state))?;
         }
         Ok(())
     }
@@ -86,7 +85,7 @@ pub(super) fn totals(
     condition: &Condition,
 ) -> rusqlite::Result<Vec<(Counted, i64)>> {
     let sql = format!(
-        "SELECT topic_id, error_class_id, state, count FROM counters l WHERE l.width = ? AND l.bucket = 0 AND {}",
+        "SELECT topic_id, error_class_id, state, count FROM counters l WHERE l.width = ? AND l.bucket = 0 AND l.count != 0 AND {}",
         condition.sql
     );
     let params = [Value::Integer(ALL_TIMES)]

@@ -131,6 +131,19 @@ pub(super) fn generation(connection: &Connection) -> Result<Generation, IndexErr
         .map_err(database("reading the index"))
 }
 
+/// By how much the numbers of dead letters increase with each start. A crash of the machine loses the last transactions, but not as
+/// many dead letters, so that no number is used twice.
+pub(super) const SEQUENCE_GAP: i64 = 1 << 20;
+
+/// Skips numbers that a process may have used whose last transactions were lost.
+pub(super) fn skip_sequences(connection: &Connection) -> rusqlite::Result<()> {
+    let next = next_sequence(connection)?.saturating_add(SEQUENCE_GAP);
+    // This transaction must not be lost.
+    connection.pragma_update(None, "synchronous", "full")?;
+    set_next_sequence(connection, next)?;
+    connection.pragma_update(None, "synchronous", "normal")
+}
+
 /// The number of the next dead letter.
 pub(super) fn next_sequence(connection: &Connection) -> rusqlite::Result<i64> {
     Ok(meta(connection, "next_sequence")?.unwrap_or(1))

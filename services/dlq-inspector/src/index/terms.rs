@@ -116,15 +116,24 @@ pub(super) fn document(letter: &Letter, template_id: i64) -> String {
     document
 }
 
+/// The parser of FTS5 overflows its stack at some 30 nested parentheses. What is nested deeper than this is left out.
+const MAX_NESTING: usize = 8;
+
 /// A query of the index that finds at least the rows that match a filter; `None` if the index does not help.
 pub(super) fn query(filter: &Expr, dictionary: &Dictionary) -> Option<String> {
+    nested(filter, dictionary, 0)
+}
+
+fn nested(filter: &Expr, dictionary: &Dictionary, nesting: usize) -> Option<String> {
+    let part = |part| nested(part, dictionary, nesting + 1);
     match filter {
+        Expr::And(_) | Expr::Or(_) if nesting == MAX_NESTING => None,
         Expr::And(all) => {
-            let queries: Vec<String> = all.iter().filter_map(|part| query(part, dictionary)).collect();
+            let queries: Vec<String> = all.iter().filter_map(part).collect();
             (!queries.is_empty()).then(|| joined(&queries, " AND "))
         }
         Expr::Or(any) => {
-            let queries: Option<Vec<String>> = any.iter().map(|part| query(part, dictionary)).collect();
+            let queries: Option<Vec<String>> = any.iter().map(part).collect();
             queries
                 .filter(|queries| !queries.is_empty())
                 .map(|queries| joined(&queries, " OR "))

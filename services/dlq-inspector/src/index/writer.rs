@@ -243,10 +243,10 @@ impl Writer {
     }
 
     fn remove_unused_texts(&mut self) -> rusqlite::Result<()> {
-        // An upper bound of the number of dead letters, which needs no scan.
+        // The counters know the number of dead letters without a scan.
         let rows: i64 = self
             .connection
-            .prepare_cached("SELECT coalesce(max(sequence) - min(sequence), 0) AS rows FROM letters")?
+            .prepare_cached("SELECT coalesce(sum(count), 0) AS rows FROM counters WHERE width = 0")?
             .query_row((), |row| row.get("rows"))?;
         if self.deleted_rows >= DELETED_ROWS.max(rows / 10) {
             self.text_ids.remove_unused(&self.connection)?;

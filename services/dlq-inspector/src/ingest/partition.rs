@@ -126,7 +126,7 @@ impl Partition {
             self.low_watermark = extent.low;
             step.trim = Some(extent.low);
         }
-        let read = self.read_up_to();
+        let (read, is_confirmed) = (self.read_up_to(), self.reached.is_some());
         match &mut self.state {
             State::Leaderless { is_followed } => {
                 if !*is_followed {
@@ -137,7 +137,7 @@ impl Partition {
             State::Reading(progress) => {
                 // With an earlier target, the partition could become current without what came before a later survey.
                 progress.target = extent.end;
-                step.is_stalled = progress.is_stalled(read, extent.end, observation.had_turn);
+                step.is_stalled = progress.is_stalled(read, extent.end, is_confirmed, observation.had_turn);
             }
             State::Current(progress) => {
                 if observation.sets_target {
@@ -145,7 +145,7 @@ impl Partition {
                 }
                 // The topic may have been created again, with fewer records.
                 progress.target = progress.target.min(extent.end);
-                step.is_stalled = progress.is_stalled(read, extent.end, observation.had_turn);
+                step.is_stalled = progress.is_stalled(read, extent.end, is_confirmed, observation.had_turn);
             }
             State::Refused { surveys, .. } => {
                 *surveys += 1;
@@ -252,8 +252,10 @@ impl Partition {
 
 impl Progress {
     /// Compares how far the partition is read with the last survey. After a stall, counting begins again.
-    fn is_stalled(&mut self, read: i64, end: i64, had_turn: bool) -> bool {
-        if self.read != read || read >= end {
+    ///
+    /// `is_confirmed`: whether the consumer has reported an end. Until then, a partition at its end waits for it, too.
+    fn is_stalled(&mut self, read: i64, end: i64, is_confirmed: bool, had_turn: bool) -> bool {
+        if self.read != read || (read >= end && is_confirmed) {
             self.idle_surveys = 0;
         } else if had_turn {
             self.idle_surveys += 1;
@@ -383,6 +385,10 @@ mod tests {
         // A fetch hangs.
         assert!(stalls(&[Survey(10), Record(8)], &[Survey(10)]));
         assert!(stalls(&[Survey(10), End(10)], &[Survey(12)]));
+        // The consumer never reports the end, so that the partition would be missing forever.
+        assert!(stalls(&[Survey(0)], &[Survey(0)]));
+        assert!(stalls(&[Survey(10), Record(9)], &[Survey(10)]));
+        assert!(!stalls(&[Survey(0), End(0)], &[Survey(0)]));
         // Everything is read: the last offsets are transaction markers.
         assert!(!stalls(&[Survey(10), Record(8), End(10)], &[Survey(10)]));
         // Kafka refuses: a new consumer would not help, and would disturb all others.

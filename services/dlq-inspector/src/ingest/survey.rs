@@ -161,9 +161,7 @@ impl SurveyTask {
     /// configuration names, and `indexed` topics. Otherwise, a topic that may not be read would look deleted.
     async fn topics(&self, indexed: BTreeSet<Arc<str>>) -> Result<Vec<SurveyedTopic>, ReadError> {
         let (surveyor, patterns) = (self.surveyor.clone(), self.patterns.clone());
-        let mut named = indexed;
-        named.extend(patterns.names().map(Arc::from));
-        named.insert(ledger::TOPIC.into());
+        let named = named(indexed, &patterns);
         let is_selected = move |name: &str| name == ledger::TOPIC || patterns.matches(name);
         let result = tokio::task::spawn_blocking(move || surveyor.topics_and(is_selected, &named)).await;
         result.unwrap_or_else(|error| match error.try_into_panic() {
@@ -242,6 +240,15 @@ impl SurveyTask {
             published.entry(topic.name.to_string()).or_default();
         }
     }
+}
+
+/// The topics of which it must be known whether they exist. An indexed topic that the configuration does not name any more is none
+/// of them: it leaves the index, although Kafka may refuse to say anything about it.
+fn named(mut indexed: BTreeSet<Arc<str>>, patterns: &Patterns) -> BTreeSet<Arc<str>> {
+    indexed.retain(|topic| patterns.matches(topic));
+    indexed.extend(patterns.names().map(Arc::from));
+    indexed.insert(ledger::TOPIC.into());
+    indexed
 }
 
 /// Keeps the topics' retention up to date until `stop` is cancelled. This is not part of the survey, because a broker
@@ -334,6 +341,15 @@ mod tests {
     use redeliver_kafka::survey::Extent;
 
     use super::*;
+
+    #[test]
+    fn an_indexed_topic_is_asked_for_only_while_the_configuration_selects_it() {
+        let patterns = Patterns::new(&["*-dlq".to_owned(), "dead".to_owned()]);
+        let indexed = ["a-dlq", "removed", ledger::TOPIC].map(Arc::from);
+        let named = named(indexed.into_iter().collect(), &patterns);
+        let expected = ["a-dlq", "dead", ledger::TOPIC].map(Arc::from);
+        assert_eq!(named, expected.into_iter().collect());
+    }
 
     #[test]
     fn a_recreated_topic_is_detected_by_its_offsets() {

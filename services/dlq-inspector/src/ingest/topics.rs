@@ -111,6 +111,14 @@ impl Topics {
             topic.missed = 0;
             topic.refusal = found.refusal.as_deref().map(Arc::from);
             if topic.refusal.is_some() {
+                // Nothing is known about them either, so that they neither hold back the target nor reach it.
+                for partition in topic.partitions.values_mut() {
+                    partition.observe(Observation {
+                        extent: None,
+                        sets_target,
+                        had_turn,
+                    });
+                }
                 continue;
             }
             let has_other_records =
@@ -489,6 +497,41 @@ mod tests {
         assert_eq!(missing(&mut topics), [(None, denied)]);
         let visible = survey(&[extent(0, 3), extent(0, 2), extent(0, 0)]);
         assert_eq!(followed(&apply(&mut topics, &visible, 6)), [(2, None)]);
+    }
+
+    #[test]
+    fn a_topic_that_is_refused_does_not_hold_back_others_and_is_read_again_afterwards() {
+        let mut topics = Topics::default();
+        let with = |time, refusal: Option<&str>, end| {
+            let mut refused = found("refused-dlq", &[extent(0, end)]);
+            refused.refusal = refusal.map(str::to_owned);
+            let mut survey = survey_of(vec![refused, found(&name(), &[extent(0, 1)])]);
+            survey.began_at = at(time);
+            survey
+        };
+        let refused: Arc<str> = "refused-dlq".into();
+        apply(&mut topics, &with(10, None, 3), 1);
+        topics.reached_end(&refused, 0, 3);
+        topics.reached_end(&name(), 0, 1);
+        assert_eq!(topics.completeness().unwrap().as_of, Some(at(10)));
+        // This survey is the target, and the topic has records that are not read.
+        apply(&mut topics, &with(20, None, 5), 2);
+        assert_eq!(topics.completeness().unwrap().as_of, Some(at(10)));
+        apply(&mut topics, &with(30, Some("denied"), 0), 3);
+        let completeness = topics.completeness().unwrap();
+        assert_eq!(
+            (completeness.as_of, completeness.missing.len()),
+            (Some(at(20)), 1)
+        );
+        // It is missing until it was read to the end that a survey has found since.
+        apply(&mut topics, &with(40, None, 5), 4);
+        let not_read = |completeness: Completeness| {
+            let key = (refused.clone(), Some(0));
+            completeness.missing.get(&key) == Some(&Reason::NotRead)
+        };
+        assert!(not_read(topics.completeness().unwrap()));
+        topics.reached_end(&refused, 0, 5);
+        assert_eq!(topics.completeness().unwrap().missing.len(), 0);
     }
 
     #[test]
