@@ -399,12 +399,7 @@ impl DeadLetterClient {
         };
         let answer = self.service.clone().get_dead_letter_stats(request).await;
         let answer = self.answer(answer).await?;
-        let topics = answer.topics.into_iter().map(TopicStats::try_from);
-        Ok(DeadLetterStats {
-            topics: topics.collect::<Result<_, _>>()?,
-            lag: answer.lag,
-            completeness: completeness(answer.completeness)?,
-        })
+        answer.try_into()
     }
 
     /// Watches dead letters: first the existing ones, then each new one.
@@ -587,6 +582,27 @@ impl TryFrom<v1::DeadLetter> for DeadLetter {
     }
 }
 
+impl TryFrom<v1::DeadLetterStats> for DeadLetterStats {
+    type Error = ClientError;
+
+    fn try_from(answer: v1::DeadLetterStats) -> Result<Self, ClientError> {
+        // An inspector that does not send completeness is older than this client. It always knows `open`, and does not send a 0.
+        let is_older = answer.completeness.is_none();
+        let topics = answer.topics.into_iter().map(|topic| {
+            let mut stats = TopicStats::try_from(topic)?;
+            if is_older {
+                stats.open = stats.open.or(Some(0));
+            }
+            Ok(stats)
+        });
+        Ok(Self {
+            topics: topics.collect::<Result<_, ClientError>>()?,
+            lag: answer.lag,
+            completeness: completeness(answer.completeness)?,
+        })
+    }
+}
+
 impl TryFrom<v1::TopicStats> for TopicStats {
     type Error = ClientError;
 
@@ -677,6 +693,20 @@ mod tests {
         assert_eq!(letter.state, DeadLetterState::Unknown);
         let stats = TopicStats::try_from(v1::TopicStats::default()).unwrap();
         assert_eq!((stats.open, stats.removal), (None, Removal::Unknown));
+    }
+
+    #[test]
+    fn an_older_inspector_does_not_send_that_nothing_is_open() {
+        let open = |completeness| {
+            let answer = v1::DeadLetterStats {
+                topics: vec![v1::TopicStats::default()],
+                completeness,
+                ..v1::DeadLetterStats::default()
+            };
+            DeadLetterStats::try_from(answer).unwrap().topics[0].open
+        };
+        assert_eq!(open(None), Some(0));
+        assert_eq!(open(Some(v1::Completeness::default())), None);
     }
 
     #[test]

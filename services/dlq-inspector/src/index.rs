@@ -32,7 +32,7 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use rusqlite::ErrorCode;
+use rusqlite::{Connection, ErrorCode};
 
 pub use pool::{Pool, ReadError};
 pub(crate) use pool::{QUERY_TIMEOUT, QUEUE_TIMEOUT};
@@ -42,6 +42,7 @@ pub(crate) use query::{
     read_positions, read_topic_ids,
 };
 pub use schema::Generation;
+use schema::OpenError;
 pub use writer::{Change, Writer};
 
 /// Opening or writing the index failed.
@@ -85,20 +86,7 @@ impl IndexError {
         match self {
             Self::Directory { .. } => true,
             Self::InUse { .. } => false,
-            Self::Database { source, .. } => matches!(
-                source.sqlite_error_code(),
-                Some(
-                    ErrorCode::DiskFull
-                        | ErrorCode::SystemIoFailure
-                        | ErrorCode::CannotOpen
-                        | ErrorCode::ReadOnly
-                        | ErrorCode::PermissionDenied
-                        | ErrorCode::DatabaseBusy
-                        | ErrorCode::DatabaseLocked
-                        | ErrorCode::FileLockingProtocolFailed
-                        | ErrorCode::OutOfMemory
-                )
-            ),
+            Self::Database { source, .. } => is_temporary(source),
         }
     }
 }
@@ -112,6 +100,23 @@ impl IndexError {
             Self::Database { source, .. } => source.sqlite_error_code() == Some(ErrorCode::DiskFull),
         }
     }
+}
+
+fn is_temporary(error: &rusqlite::Error) -> bool {
+    matches!(
+        error.sqlite_error_code(),
+        Some(
+            ErrorCode::DiskFull
+                | ErrorCode::SystemIoFailure
+                | ErrorCode::CannotOpen
+                | ErrorCode::ReadOnly
+                | ErrorCode::PermissionDenied
+                | ErrorCode::DatabaseBusy
+                | ErrorCode::DatabaseLocked
+                | ErrorCode::FileLockingProtocolFailed
+                | ErrorCode::OutOfMemory
+        )
+    )
 }
 
 fn is_damage(error: &rusqlite::Error) -> bool {
@@ -187,11 +192,11 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 const SUFFIXES: [&str; 3] = ["", "-wal", "-shm"];
 
 impl Index {
-    /// Opens the index with these JSON fields in a directory, or creates it. A file that cannot be used is replaced by an empty
-    /// index. Files of other versions and fields stay until [`Writer::remove_outdated`].
+    /// Opens the index with these JSON fields in a directory, or creates it. A damaged or unfinished file is replaced by an empty
+    /// index. Files of other versions and fields stay until [`Writer::remove_outdated`], unless the disk is full.
     ///
     /// # Errors
-    /// If the directory cannot be used, or another process uses the index.
+    /// If the directory or the file cannot be used for now, or another process uses the index. Then the file is kept.
     pub fn open(directory: &Path, json_fields: &[String]) -> Result<Self, IndexError> {
         let in_directory = |source| IndexError::Directory {
             path: directory.to_owned(),
@@ -200,15 +205,14 @@ impl Index {
         std::fs::create_dir_all(directory).map_err(in_directory)?;
         let lock = lock(directory)?;
         let path = directory.join(file_name(json_fields));
-        let (connection, is_new) = match schema::open_existing(&path) {
-            Ok(Some(connection)) => (connection, false),
-            Ok(None) => (schema::create(&path)?, true),
-            Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "the index is unusable; rebuilding it");
-                remove(&path).map_err(in_directory)?;
-                (schema::create(&path)?, true)
+        let opened = match open_or_create(&path) {
+            Err(error) if error.is_disk_full() => {
+                remove_outdated(&path);
+                open_or_create(&path)
             }
+            opened => opened,
         };
+        let (connection, is_new) = opened?;
         let generation = schema::generation(&connection)?;
         if !is_new {
             schema::skip_sequences(&connection).map_err(database("preparing the index"))?;
@@ -218,6 +222,36 @@ impl Index {
             pool: Pool::new(path, generation),
             is_new,
         })
+    }
+}
+
+/// Opens the file, or creates it. Returns whether it is new.
+fn open_or_create(path: &Path) -> Result<(Connection, bool), IndexError> {
+    match schema::open_existing(path) {
+        Ok(Some(connection)) => return Ok((connection, false)),
+        Ok(None) => {}
+        // The file may be intact.
+        Err(OpenError::Database(error)) if is_temporary(&error) => {
+            return Err(database("opening the index")(error));
+        }
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "the index is unusable; rebuilding it");
+            remove(path).map_err(|source| IndexError::Directory {
+                path: path.to_owned(),
+                source,
+            })?;
+        }
+    }
+    Ok((schema::create(path)?, true))
+}
+
+/// Deletes the files of other databases than this one in its directory.
+fn remove_outdated(path: &Path) {
+    for file in outdated(path) {
+        match std::fs::remove_file(&file) {
+            Ok(()) => tracing::info!(path = %file.display(), "deleted a former index"),
+            Err(error) => tracing::warn!(path = %file.display(), %error, "cannot delete a former index"),
+        }
     }
 }
 

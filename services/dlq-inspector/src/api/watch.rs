@@ -75,6 +75,8 @@ struct Watcher {
     /// When the last message was sent.
     last_sent: Instant,
     sender: mpsc::Sender<Result<Buffered, Status>>,
+    /// The number of messages that the client has accepted.
+    accepted: watch::Receiver<u64>,
     buffer: Arc<Semaphore>,
     _count: WatcherGuard,
     _permit: OwnedSemaphorePermit,
@@ -104,6 +106,7 @@ impl Api {
         };
         // One slot is reserved for the final status, so that sending it never blocks.
         let (sender, receiver) = mpsc::channel(BUFFER_MESSAGES + 1);
+        let (accepting, accepted) = watch::channel(0);
         let watcher = Watcher {
             api: self.clone(),
             generation,
@@ -114,14 +117,16 @@ impl Api {
             last_read,
             last_sent: Instant::now(),
             sender,
+            accepted,
             buffer: Arc::new(Semaphore::new(BUFFER_KIB as usize)),
             _count: self.metrics.count_watcher(),
             _permit: permit,
         };
         self.watchers.spawn(watcher.run(rows, access));
-        let messages = stream::unfold(receiver, |mut receiver| async move {
+        let messages = stream::unfold((receiver, accepting), |(mut receiver, accepting)| async move {
             let next: Result<Buffered, Status> = receiver.recv().await?;
-            Some((next.map(|buffered| buffered.message), receiver))
+            accepting.send_modify(|count| *count += 1);
+            Some((next.map(|buffered| buffered.message), (receiver, accepting)))
         });
         Ok(Box::pin(messages))
     }
@@ -254,15 +259,20 @@ impl Watcher {
     }
 
     /// Reserves memory of all watchers for a batch, once the client has accepted all earlier messages. So a watcher that waits for
-    /// memory holds none, and every other one releases its memory, or ends, within [`SEND_TIMEOUT`].
-    async fn reserve(&self, bytes: u64) -> Result<Reserved, WatchEnd> {
-        match timeout(SEND_TIMEOUT, self.buffer.acquire_many(BUFFER_KIB)).await {
-            Ok(all) => drop(all.map_err(|_| WatchEnd::ClientGone)?),
-            Err(_) => return Err(too_slow()),
-        }
+    /// memory holds none, and every other one releases its memory as its client accepts messages, or ends.
+    async fn reserve(&mut self, bytes: u64) -> Result<Reserved, WatchEnd> {
+        let buffer = self.buffer.clone();
+        let all = while_accepting(self.accepted.clone(), buffer.acquire_many(BUFFER_KIB)).await?;
+        drop(all.map_err(|_| WatchEnd::ClientGone)?);
         let size = kib(bytes).min(TOTAL_KIB / 4);
-        let share = self.api.watched_bytes.clone().acquire_many_owned(size).await;
-        share.map(Arc::new).map_err(|_| WatchEnd::ClientGone)
+        let share = self.api.watched_bytes.clone().acquire_many_owned(size);
+        tokio::pin!(share);
+        loop {
+            match timeout(HEARTBEAT, &mut share).await {
+                Ok(share) => return share.map(Arc::new).map_err(|_| WatchEnd::ClientGone),
+                Err(_) => self.send_heartbeat().await?,
+            }
+        }
     }
 
     async fn send(&mut self, event: Event, reserved: Option<Reserved>) -> Result<(), WatchEnd> {
@@ -290,12 +300,26 @@ impl Watcher {
             }
             Ok(())
         };
-        match timeout(SEND_TIMEOUT, sending).await {
-            Ok(result) => {
-                self.last_sent = Instant::now();
-                result
-            }
-            Err(_) => Err(too_slow()),
+        while_accepting(self.accepted.clone(), sending).await??;
+        self.last_sent = Instant::now();
+        Ok(())
+    }
+}
+
+/// Waits for what depends on the client. The watch ends if the client accepts no message for [`SEND_TIMEOUT`]; a slow one may take
+/// longer for all.
+async fn while_accepting<T>(
+    mut accepted: watch::Receiver<u64>,
+    waiting: impl Future<Output = T>,
+) -> Result<T, WatchEnd> {
+    accepted.mark_unchanged();
+    tokio::pin!(waiting);
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut waiting => return Ok(done),
+            changed = accepted.changed() => changed.map_err(|_| WatchEnd::ClientGone)?,
+            () = tokio::time::sleep(SEND_TIMEOUT) => return Err(too_slow()),
         }
     }
 }

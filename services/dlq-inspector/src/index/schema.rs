@@ -48,7 +48,7 @@ pub(super) enum OpenError {
     #[error("the file was not completely created")]
     Unfinished,
     #[error("cannot read the file: {0}")]
-    Damaged(#[from] rusqlite::Error),
+    Database(#[from] rusqlite::Error),
 }
 
 /// Opens an existing file; `None` if there is none.

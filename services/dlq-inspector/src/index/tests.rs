@@ -1253,3 +1253,21 @@ fn a_filter_of_the_greatest_nesting_is_answered() {
         assert_eq!(fixture.matching(&filter), [1], "{filter}");
     }
 }
+
+#[test]
+fn an_index_that_cannot_be_opened_for_now_is_kept() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
+    let generation = fixture.index.pool.generation();
+    let Fixture { directory, index, .. } = fixture;
+    drop(index);
+    let other = rusqlite::Connection::open(directory.path().join(FILE)).unwrap();
+    other
+        .execute_batch("PRAGMA locking_mode = exclusive; BEGIN EXCLUSIVE")
+        .unwrap();
+    let error = Index::open(directory.path(), &[]).err().unwrap();
+    assert!(error.is_temporary(), "{error:?}");
+    drop(other);
+    let index = Index::open(directory.path(), &[]).unwrap();
+    assert_eq!((index.is_new, index.pool.generation()), (false, generation));
+}

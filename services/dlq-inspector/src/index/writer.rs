@@ -151,12 +151,7 @@ impl Writer {
 
     /// Deletes the files of other versions and settings.
     pub fn remove_outdated(&self) {
-        for path in super::outdated(&self.path) {
-            match std::fs::remove_file(&path) {
-                Ok(()) => tracing::info!(path = %path.display(), "deleted a former index"),
-                Err(error) => tracing::warn!(path = %path.display(), %error, "cannot delete a former index"),
-            }
-        }
+        super::remove_outdated(&self.path);
     }
 
     /// Lets writes fail as on a full disk while the file has at least this many pages.
