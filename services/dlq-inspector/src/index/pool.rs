@@ -27,6 +27,8 @@ const INSTRUCTIONS_PER_CHECK: i32 = 20_000;
 /// A query that needs more checks than this leaves the fast lane. A row of a scan takes about 20 instructions. Instructions are
 /// counted and not time, because a busy machine makes fast queries take longer, too.
 const FAST_CHECKS: u32 = 50;
+/// A query also leaves the fast lane after this time, which is generous: an instruction may read much from the disk.
+const FAST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a query failed.
 #[derive(Debug, thiserror::Error)]
@@ -225,6 +227,7 @@ impl Inner {
             None => open(&self.path)?,
         };
         let deadline = Instant::now() + QUERY_TIMEOUT;
+        let fast_deadline = Instant::now() + FAST_TIMEOUT;
         let is_slow = Arc::new(AtomicBool::new(false));
         let interrupt = {
             let (cancelled, is_slow, inner) = (cancelled.clone(), is_slow.clone(), self.clone());
@@ -232,7 +235,7 @@ impl Inner {
             move || {
                 if let Some(left) = &mut left {
                     *left = left.saturating_sub(1);
-                    if *left == 0 {
+                    if *left == 0 || Instant::now() > fast_deadline {
                         is_slow.store(true, Ordering::Relaxed);
                         return true;
                     }
