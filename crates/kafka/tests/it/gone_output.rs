@@ -1,6 +1,7 @@
 //! An output topic that is deleted while a lane writes to it.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use redeliver_kafka::KafkaSettings;
 use redeliver_testkit::eventually;
@@ -11,7 +12,8 @@ use crate::support::{DEADLINE, create_topic, delete_topic, settings};
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_that_writes_to_a_deleted_topic_is_aborted_before_it_times_out() {
     let settings = KafkaSettings {
-        transaction_timeout: 4 * DEADLINE,
+        // Longer than any wait below; brokers permit 15 minutes.
+        transaction_timeout: 2 * DEADLINE + Duration::from_secs(60),
         ..settings("gone-output")
     };
     let env = CopyEnv::new(settings, 1, 1).await;

@@ -174,8 +174,8 @@ Options:
 
 #[test]
 fn the_help_of_control_says_what_is_changed_and_how() {
-    let change = "\
-      --expected-revision <N>  Fail unless it has this revision; 0: nobody has changed it yet
+    // A backslash at the end of a line would remove the indentation of the next one.
+    let change = "      --expected-revision <N>  Fail unless it has this revision; 0: nobody has changed it yet
   -o, --output <FORMAT>        Output format: table, json or jsonl [default: table]
       --config <FILE>          Configuration file; overrides REDELIVER_CONFIG
       --set <KEY=VALUE>        Override a setting, such as kafka.brokers=kafka:9092; may be repeated

@@ -8,10 +8,13 @@ use std::time::Duration;
 
 use redeliver_core::{Clock as _, SystemClock, Timestamp};
 pub(crate) use redeliver_testkit::kafka_request::configure_topic;
+use redeliver_testkit::{DEADLINE, eventually};
 
 const PRODUCE: (i16, i16) = (0, 3);
 const CREATE_TOPICS: (i16, i16) = (19, 2);
 const TIMEOUT_MS: i32 = 10_000;
+/// A code of the Kafka protocol.
+const INVALID_TIMESTAMP: i16 = 32;
 
 /// Creates a topic with one partition and this configuration.
 #[track_caller]
@@ -41,7 +44,8 @@ pub(crate) fn produce(brokers: &str, topic: &str, value: &[u8], headers: &[(&[u8
     produce_at(brokers, topic, SystemClock.now(), value, headers)
 }
 
-/// As [`produce`], with any timestamp.
+/// As [`produce`], with any timestamp. The broker takes note of a changed limit for timestamps a little later, and rejects the
+/// record until then.
 #[track_caller]
 pub(crate) fn produce_at(
     brokers: &str,
@@ -63,11 +67,16 @@ pub(crate) fn produce_at(
             body.extend(&batch);
         });
     });
-    let answer = call(brokers, PRODUCE, &body);
-    // Skips the number of topics, the topic's name, the number of partitions, and the partition.
-    let answer = &answer[4 + 2 + topic.len() + 4 + 4..];
-    assert_eq!(answer[..2], [0, 0], "writing to {topic}");
-    i64::from_be_bytes(answer[2..10].try_into().unwrap())
+    eventually("the timestamp is accepted", DEADLINE, || {
+        let answer = call(brokers, PRODUCE, &body);
+        // Skips the number of topics, the topic's name, the number of partitions, and the partition.
+        let answer = &answer[4 + 2 + topic.len() + 4 + 4..];
+        match i16::from_be_bytes([answer[0], answer[1]]) {
+            0 => Ok(i64::from_be_bytes(answer[2..10].try_into().unwrap())),
+            INVALID_TIMESTAMP => Err("INVALID_TIMESTAMP"),
+            code => panic!("writing to {topic}: code {code}"),
+        }
+    })
 }
 
 fn call(brokers: &str, (api, version): (i16, i16), body: &[u8]) -> Vec<u8> {

@@ -8,6 +8,7 @@ use redeliver_testkit::issuer::{AUDIENCE, Issuer};
 use redeliver_testkit::scratch::Scratch;
 use redeliver_testkit::{LocalKafka, ServiceProcess, eventually};
 
+use crate::chaos::settle;
 use crate::services::path;
 use crate::support::{DEADLINE, PLAN, PipeBuilder, SERVICES, records};
 
@@ -101,7 +102,7 @@ fn all_services_log_in_and_renew_their_tokens_while_records_flow() {
         first.iter().zip(&last).all(|(first, last)| first < last),
         "{first:?} {last:?}"
     );
-    pipe.settle(&sent, DEADLINE).meets(&PLAN, &sent);
+    settle(&pipe, &sent, &PLAN);
     for command in [&["audit"] as &[_], &["topics", "check"], &["status"]] {
         let output = pipe.redeliver(command);
         assert_eq!(output.code, Some(0), "{command:?}: {output:?}");
@@ -146,7 +147,7 @@ fn an_outage_of_the_issuer_that_outlasts_the_token_loses_nothing() {
         assert!(service.metric("redeliver_kafka_token_failures_total") > 0);
     }
     guarded.issuer.resume();
-    pipe.settle(&sent, DEADLINE).meets(&PLAN, &sent);
+    settle(&pipe, &sent, &PLAN);
     for service in &mut services {
         service.shut_down();
     }

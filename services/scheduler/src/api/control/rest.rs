@@ -9,17 +9,16 @@
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{Path, State};
-use axum::http::HeaderMap;
+use axum::extract::{FromRequest, Path, Request, State};
 use axum::{Extension, Json};
 use redeliver_proto::v1;
 use redeliver_proto::v1::rate_limit::Limit;
 use redeliver_service::control::change::Change;
 use redeliver_service::control::value::Run;
 use redeliver_service::identity::Identity;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use super::{ChangeControl, ControlView, read_limit};
 use crate::api::error::RequestError;
@@ -72,6 +71,14 @@ async fn list<I: Index>(
     Ok(Json(ControlsResponse { controls }))
 }
 
+/// The application of a request.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+struct ApplicationPath {
+    /// The name of the application
+    app: String,
+}
+
 /// Gets what is wanted of an application, and what applies
 ///
 /// Needs the scope `control:read` for the application.
@@ -79,15 +86,29 @@ async fn list<I: Index>(
     get,
     path = "/v1/applications/{app}/control",
     operation_id = "getControl",
-    params(("app" = String, Path, description = "The name of the application")),
+    params(ApplicationPath),
     responses((status = 200, description = "What is wanted, and what applies", body = ControlView), Problems, ControlProblems),
 )]
 async fn show<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    Path(app): Path<String>,
+    Path(ApplicationPath { app }): Path<ApplicationPath>,
 ) -> Result<Json<ControlView>, Problem> {
     Ok(Json(jobs.get_control(&caller, &app)?.into()))
+}
+
+/// The body of a request, in JSON; a missing body has no options.
+struct Options<T>(T);
+
+impl<S: Send + Sync, T: Default + DeserializeOwned> FromRequest<S> for Options<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let headers = request.headers().clone();
+        let body = Bytes::from_request(request, state).await;
+        let body = json_body(&headers, body, "scheduler.max_data")?;
+        Ok(Self(read_options(&body)?))
+    }
 }
 
 /// The body of a change. It may be missing.
@@ -139,7 +160,7 @@ impl ControlRate {
     post,
     path = "/v1/applications/{app}/control:pause",
     operation_id = "pauseControl",
-    params(("app" = String, Path, description = "The name of the application")),
+    params(ApplicationPath),
     request_body(content = Option<ControlChange>),
     responses(
         (status = 200, description = "The application is paused", body = ControlView),
@@ -149,11 +170,10 @@ impl ControlRate {
 async fn pause<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    Path(app): Path<String>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    Path(ApplicationPath { app }): Path<ApplicationPath>,
+    Options(options): Options<ControlChange>,
 ) -> Result<Json<ControlView>, Problem> {
-    change(&jobs, &caller, app, Change::Run(Run::Paused), &headers, body).await
+    change(&jobs, &caller, app, Change::Run(Run::Paused), options).await
 }
 
 /// Resumes an application
@@ -163,7 +183,7 @@ async fn pause<I: Index>(
     post,
     path = "/v1/applications/{app}/control:resume",
     operation_id = "resumeControl",
-    params(("app" = String, Path, description = "The name of the application")),
+    params(ApplicationPath),
     request_body(content = Option<ControlChange>),
     responses(
         (status = 200, description = "The application runs", body = ControlView),
@@ -173,11 +193,10 @@ async fn pause<I: Index>(
 async fn resume<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    Path(app): Path<String>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    Path(ApplicationPath { app }): Path<ApplicationPath>,
+    Options(options): Options<ControlChange>,
 ) -> Result<Json<ControlView>, Problem> {
-    change(&jobs, &caller, app, Change::Run(Run::Running), &headers, body).await
+    change(&jobs, &caller, app, Change::Run(Run::Running), options).await
 }
 
 /// Sets or removes the limit of the rate of an application
@@ -187,7 +206,7 @@ async fn resume<I: Index>(
     post,
     path = "/v1/applications/{app}/control:rate",
     operation_id = "setControlRate",
-    params(("app" = String, Path, description = "The name of the application")),
+    params(ApplicationPath),
     request_body(content = Option<ControlRate>),
     responses(
         (status = 200, description = "The application has this rate", body = ControlView),
@@ -197,11 +216,9 @@ async fn resume<I: Index>(
 async fn set_rate<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    Path(app): Path<String>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    Path(ApplicationPath { app }): Path<ApplicationPath>,
+    Options(options): Options<ControlRate>,
 ) -> Result<Json<ControlView>, Problem> {
-    let options: ControlRate = read_options(&json_body(&headers, body, "scheduler.max_data")?)?;
     let request = ChangeControl {
         app,
         change: options.limit()?,
@@ -219,7 +236,7 @@ async fn set_rate<I: Index>(
     post,
     path = "/v1/applications/{app}/control:reset",
     operation_id = "resetControl",
-    params(("app" = String, Path, description = "The name of the application")),
+    params(ApplicationPath),
     request_body(content = Option<ControlChange>),
     responses(
         (status = 200, description = "The configuration applies", body = ControlView),
@@ -229,11 +246,10 @@ async fn set_rate<I: Index>(
 async fn reset<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
-    Path(app): Path<String>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    Path(ApplicationPath { app }): Path<ApplicationPath>,
+    Options(options): Options<ControlChange>,
 ) -> Result<Json<ControlView>, Problem> {
-    change(&jobs, &caller, app, Change::Reset, &headers, body).await
+    change(&jobs, &caller, app, Change::Reset, options).await
 }
 
 async fn change<I: Index>(
@@ -241,10 +257,8 @@ async fn change<I: Index>(
     caller: &Identity,
     app: String,
     change: Change,
-    headers: &HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    options: ControlChange,
 ) -> Result<Json<ControlView>, Problem> {
-    let options: ControlChange = read_options(&json_body(headers, body, "scheduler.max_data")?)?;
     let request = ChangeControl {
         app,
         change,
