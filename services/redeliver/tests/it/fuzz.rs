@@ -396,7 +396,7 @@ fn check_text(input: &[u8]) {
     if let Ok(id) = text.parse::<LetterId>() {
         assert_eq!(id.to_string().parse(), Ok(id));
     }
-    let _ = filter::parse(&text);
+    let _ = filter::parse(&text, &["/a/b".to_owned()]);
     let decoded = header_list::decode(input);
     assert_eq!(header_list::decode(&header_list::encode(&decoded)), decoded);
 }
