@@ -169,6 +169,8 @@ pub enum MissingReason {
     Refused,
     /// It was not read to its end yet.
     NotRead,
+    /// The topic was deleted, or retention has removed records, and the answer may still contain some of them.
+    NotRemoved,
 }
 
 impl MissingReason {
@@ -180,6 +182,7 @@ impl MissingReason {
             Self::NoLeader => "no_leader",
             Self::Refused => "refused",
             Self::NotRead => "not_read",
+            Self::NotRemoved => "not_removed",
         }
     }
 }
@@ -514,6 +517,7 @@ fn completeness(completeness: Option<v1::Completeness>) -> Result<Completeness, 
             v1::MissingReason::NoLeader => MissingReason::NoLeader,
             v1::MissingReason::Refused => MissingReason::Refused,
             v1::MissingReason::NotRead => MissingReason::NotRead,
+            v1::MissingReason::NotRemoved => MissingReason::NotRemoved,
         },
         topic: missing.topic,
         partition: missing.partition,

@@ -25,9 +25,11 @@ pub(crate) enum Reason {
     Refused(Arc<str>),
     /// It was not read to its end yet.
     NotRead,
+    /// It was deleted, or Kafka has removed records, and the index may still contain them.
+    NotRemoved,
 }
 
-/// A topic, and one of its partitions. Without a partition, none of the topic can be read, and their number is unknown.
+/// A topic, and one of its partitions; without a partition, all of the topic.
 pub(crate) type Place = (Arc<str>, Option<i32>);
 
 /// What the index contains.
@@ -98,6 +100,7 @@ fn missing((topic, partition): &Place, reason: &Reason) -> v1::MissingPartition 
         Reason::NoLeader => (v1::MissingReason::NoLeader, ""),
         Reason::Refused(error) => (v1::MissingReason::Refused, &**error),
         Reason::NotRead => (v1::MissingReason::NotRead, ""),
+        Reason::NotRemoved => (v1::MissingReason::NotRemoved, ""),
     };
     v1::MissingPartition {
         topic: topic.to_string(),

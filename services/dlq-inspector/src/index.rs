@@ -17,12 +17,14 @@ mod counters;
 mod entries;
 mod functions;
 mod message;
+mod message_cache;
 mod plan;
 mod pool;
 mod query;
 mod removal;
 mod row_key;
 mod schema;
+mod sweep;
 mod tables;
 mod terms;
 mod texts;
@@ -34,12 +36,13 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, ErrorCode};
 
+pub(crate) use message_cache::MessageCache;
 pub use pool::{Pool, ReadError};
 pub(crate) use pool::{QUERY_TIMEOUT, QUEUE_TIMEOUT};
 pub use query::{Cursor, Direction, IndexedLetter, RecordDigest, TopicCounts};
 pub(crate) use query::{
-    Page, PageLimit, count_by_topic, first_and_last, get, list, list_by_sequence, open_by_topic,
-    read_positions, read_topic_ids,
+    Page, PageLimit, Stretch, count_by_topic, first_and_last, get, list, list_by_sequence, open_by_topic,
+    read_positions,
 };
 pub use schema::Generation;
 use schema::OpenError;
@@ -89,9 +92,15 @@ impl IndexError {
             Self::Database { source, .. } => is_temporary(source),
         }
     }
-}
 
-impl IndexError {
+    /// Whether the index may be opened later. A directory that cannot be used is a wrong setting, unless its disk is full.
+    pub(crate) fn can_be_opened_later(&self) -> bool {
+        match self {
+            Self::Directory { .. } => self.is_disk_full(),
+            Self::InUse { .. } | Self::Database { .. } => self.is_temporary(),
+        }
+    }
+
     /// Whether there was no space left on the disk.
     pub(crate) fn is_disk_full(&self) -> bool {
         match self {
@@ -192,37 +201,20 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 const SUFFIXES: [&str; 3] = ["", "-wal", "-shm"];
 
 impl Index {
-    /// Opens the index with these JSON fields in a directory, or creates it. A damaged or unfinished file is replaced by an empty
-    /// index. Files of other versions and fields stay until [`Writer::remove_outdated`], unless the disk is full.
+    /// Opens the index with these JSON fields in a directory, or creates it, see [`Writer::open`].
     ///
     /// # Errors
-    /// If the directory or the file cannot be used for now, or another process uses the index. Then the file is kept.
+    /// As [`Writer::open`].
     pub fn open(directory: &Path, json_fields: &[String]) -> Result<Self, IndexError> {
-        let in_directory = |source| IndexError::Directory {
-            path: directory.to_owned(),
-            source,
-        };
-        std::fs::create_dir_all(directory).map_err(in_directory)?;
-        let lock = lock(directory)?;
-        let path = directory.join(file_name(json_fields));
-        let opened = match open_or_create(&path) {
-            Err(error) if error.is_disk_full() => {
-                remove_outdated(&path);
-                open_or_create(&path)
-            }
-            opened => opened,
-        };
-        let (connection, is_new) = opened?;
-        let generation = schema::generation(&connection)?;
-        if !is_new {
-            schema::skip_sequences(&connection).map_err(database("preparing the index"))?;
-        }
-        Ok(Self {
-            writer: Writer::new(connection, path.clone(), lock)?,
-            pool: Pool::new(path, generation),
-            is_new,
-        })
+        let pool = Pool::new(directory, json_fields);
+        let (writer, is_new) = Writer::open(&pool, directory)?;
+        Ok(Self { writer, pool, is_new })
     }
+}
+
+/// The database file with this schema and these JSON fields in a directory.
+fn path(directory: &Path, json_fields: &[String]) -> PathBuf {
+    directory.join(file_name(json_fields))
 }
 
 /// Opens the file, or creates it. Returns whether it is new.

@@ -28,6 +28,7 @@ pub mod server;
 
 mod api;
 mod completeness;
+mod gauges;
 mod ingest;
 mod lookup_pool;
 mod metrics;
@@ -35,14 +36,10 @@ mod shared;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
-use std::time::Duration;
 
 use anyhow::Context as _;
-use redeliver_core::error_chain::error_chain;
-use redeliver_core::wait::LogThrottle;
 use redeliver_kafka::Waker;
 use redeliver_kafka::survey::Surveyor;
 use redeliver_kafka::topology::TopologySpec;
@@ -54,12 +51,11 @@ use redeliver_service::Host;
 use redeliver_service::host::api_tls;
 use redeliver_service::identity::Authenticator;
 use redeliver_service::topics::{topic_settings, warn_about};
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::api::Api;
-use crate::index::{Index, Pool};
-use crate::ingest::Indexed;
+use crate::gauges::Gauges;
+use crate::index::Pool;
 use crate::ingest::reader::Reader;
 use crate::ingest::survey::{SurveyTask, refresh_retention};
 use crate::ingest::writer::WriterThread;
@@ -71,8 +67,6 @@ use crate::shared::SharedState;
 
 /// Capacity of the queue of batches between the reader and the writer.
 const QUEUED_BATCHES: usize = 4;
-/// Time between two updates of the gauges that need a query.
-const GAUGE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The section of the configuration.
 const SECTION: &str = "dlq_inspector";
@@ -90,7 +84,8 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
 /// Runs the service until shutdown.
 ///
 /// # Errors
-/// If the ledger topic has unsuitable settings, the index or the listen address cannot be used, or a task fails.
+/// If the ledger topic has unsuitable settings, the listen address cannot be used, or a task fails: for example, the directory of the
+/// index cannot be used.
 pub async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("dlq-inspector", start);
     // A missing ledger topic is not an error if topics are created elsewhere: the inspector serves dead letters without
@@ -113,7 +108,7 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
 /// Adds the inspector to a host, and returns the address of its API. Must be called within a Tokio runtime.
 ///
 /// # Errors
-/// If the index or the listen address cannot be used.
+/// If the listen address cannot be used. An index that cannot be used ends the process later.
 pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let config = host.config.dlq_inspector.clone();
     let api = config.api();
@@ -124,38 +119,25 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let metrics = Metrics::register(&mut host.registry());
     let part = host.health.part("dlq-index");
     let stop = host.tasks.shutdown().clone();
-    let Index { writer, pool, is_new } = Index::open(&config.data_dir, &config.json_fields)?;
-    let (positions, last_row) = pool.read_blocking(index::read_positions)?;
-    let indexed = Indexed {
-        positions: positions
-            .into_iter()
-            .map(|position| (Arc::from(position.topic), position.partition, position.next))
-            .collect(),
-        ids: pool.read_blocking(index::read_topic_ids)?,
-    };
-    tracing::info!(
-        api = %address,
-        index = if is_new { "new" } else { "existing" },
-        last_number = last_row,
-        data_dir = %config.data_dir.display(),
-        "inspecting dead letters"
-    );
+    let pool = Pool::new(&config.data_dir, &config.json_fields);
+    tracing::info!(api = %address, data_dir = %config.data_dir.display(), "inspecting dead letters");
 
-    let shared = Arc::new(SharedState::new(last_row));
+    let shared = Arc::new(SharedState::new());
     let lookups = LookupPool::new(host.kafka.clone());
     let waker = Waker::new();
     let (survey_sender, surveys) = sync_channel(1);
     let (work_sender, work) = sync_channel(QUEUED_BATCHES);
+    let (opened_sender, opened) = sync_channel(1);
     let writer = WriterThread {
-        writer,
+        directory: config.data_dir.clone(),
         pool: pool.clone(),
         work,
+        opened: opened_sender,
         shared: shared.clone(),
         clock: host.clock.clone(),
         part: part.clone(),
         metrics: metrics.clone(),
         stop: stop.clone(),
-        progress: ingest::writer::Progress::default(),
     };
     let reader = Reader {
         settings: host.kafka.clone(),
@@ -182,13 +164,13 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         stop: stop.clone(),
     };
     let retention = refresh_retention(surveyor, shared.clone(), stop.clone());
-    let gauges = update_gauges(
-        pool.clone(),
-        metrics.clone(),
-        shared.clone(),
-        config.data_dir,
-        stop.clone(),
-    );
+    let gauges = Gauges {
+        pool: pool.clone(),
+        metrics: metrics.clone(),
+        shared: shared.clone(),
+        directory: config.data_dir,
+    }
+    .run(stop.clone());
     let service = Api::new(
         pool,
         config.json_fields.into(),
@@ -204,49 +186,15 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
 
     host.tasks.spawn_thread("dlq-writer", move || writer.run())?;
     host.tasks
-        .spawn_thread("dlq-reader", move || reader.run(indexed))?;
+        .spawn_thread("dlq-reader", move || match opened.recv() {
+            Ok(indexed) => reader.run(indexed),
+            // The writer has stopped before the index was open.
+            Err(_) => Ok(()),
+        })?;
     host.tasks.spawn("dlq-survey", survey.run());
     host.tasks.spawn("dlq-retention", retention);
     host.tasks.spawn("dlq-measures", gauges);
     host.tasks
         .spawn("dlq-api", server::serve(listener, service, authenticator, grace));
     Ok(address)
-}
-
-/// Updates the gauges that are too expensive to update with every change. A query that fails is repeated with the next update: if
-/// the index is damaged, the writer rebuilds it.
-async fn update_gauges(
-    pool: Pool,
-    metrics: Metrics,
-    shared: Arc<SharedState>,
-    directory: PathBuf,
-    stop: CancellationToken,
-) -> Result<(), Infallible> {
-    let mut log_throttle = LogThrottle::default();
-    loop {
-        let (build, before) = (shared.build(), shared.completeness());
-        match pool.internal(index::open_by_topic).await {
-            Ok(open) => {
-                let completeness = before.and(&shared.completeness());
-                // Otherwise, the last values stay: alerts must not resolve because the index is rebuilt or the ledger cannot be read.
-                let is_current = completeness.as_of.is_some() && shared.build() == build;
-                if is_current && completeness.are_states_known() {
-                    for (topic, status) in &*shared.topics() {
-                        let open = open.get(topic);
-                        metrics.set_open(topic, open.map_or(0, |open| open.count));
-                        metrics.set_removal(topic, open.and_then(|open| status.removes_at(open.oldest)));
-                    }
-                }
-            }
-            Err(error) if log_throttle.should_log() => {
-                tracing::warn!(error = %error_chain(&error), "cannot count open dead letters; trying again later");
-            }
-            Err(_) => {}
-        }
-        metrics.set_size(index::size(&directory));
-        tokio::select! {
-            () = tokio::time::sleep(GAUGE_INTERVAL) => {}
-            () = stop.cancelled() => return Ok(()),
-        }
-    }
 }

@@ -146,10 +146,11 @@ impl Metrics {
         }
     }
 
-    /// Sets what the index contains. `topics`: the dead-letter topics.
+    /// Sets what the index contains, and contained before. `topics`: the dead-letter topics.
     pub(crate) fn set_completeness<'a>(
         &self,
         completeness: &'a Completeness,
+        before: &Completeness,
         topics: impl Iterator<Item = &'a String>,
     ) {
         let missing = completeness.missing_by_topic();
@@ -159,6 +160,12 @@ impl Metrics {
             .chain([ledger::TOPIC])
             .chain(missing.keys().copied())
             .collect();
+        for topic in before.missing_by_topic().into_keys() {
+            // It was deleted.
+            if !names.contains(topic) {
+                self.missing.remove(&label(topic));
+            }
+        }
         for name in names {
             let count = missing.get(name).copied().unwrap_or(0);
             self.missing.get_or_create(&label(name)).set(saturating(count));

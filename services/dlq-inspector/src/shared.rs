@@ -41,10 +41,10 @@ pub(crate) struct SharedState {
 }
 
 impl SharedState {
-    /// For an index whose last row has this number.
-    pub(crate) fn new(last_row: i64) -> Self {
+    /// Before the index is open.
+    pub(crate) fn new() -> Self {
         Self {
-            last_row: watch::Sender::new(last_row),
+            last_row: watch::Sender::new(0),
             caught_up: watch::Sender::new(false),
             completeness: Mutex::default(),
             build: AtomicU64::new(0),

@@ -22,7 +22,7 @@ use super::list::{batches, is_full};
 use super::token::{QueryHash, ResumeToken, query_hash};
 use super::{Api, ResponseStream, WATCHERS, query_failed, shutting_down};
 use crate::filter::{Expr, NumberField};
-use crate::index::{self, Generation, IndexedLetter, Page, PageLimit};
+use crate::index::{self, Generation, IndexedLetter, MessageCache, Page, PageLimit, Stretch};
 use crate::metrics::WatcherGuard;
 
 /// Interval of heartbeats.
@@ -42,8 +42,6 @@ const READ_LIMIT: PageLimit = PageLimit {
 };
 /// Maximum size of the values that are read from Kafka at once, in bytes, unless a single one is larger.
 const VALUE_BYTES: u64 = 1 << 20;
-/// Maximum number of rows that one query scans, so that a watch of few dead letters does not leave the fast lane of queries.
-const SCANNED_ROWS: i64 = 20_000;
 
 /// The memory that is reserved for a batch, until the client has accepted all of its messages.
 type Reserved = Arc<OwnedSemaphorePermit>;
@@ -66,7 +64,8 @@ struct Watcher {
     api: Api,
     /// The build of the index that the numbers belong to.
     generation: Generation,
-    filter: Expr,
+    filter: Arc<Expr>,
+    messages: Arc<MessageCache>,
     tests_states: bool,
     query: QueryHash,
     is_full: bool,
@@ -110,7 +109,8 @@ impl Api {
         let watcher = Watcher {
             api: self.clone(),
             generation,
-            filter,
+            filter: Arc::new(filter),
+            messages: Arc::default(),
             tests_states,
             query,
             is_full: is_full(request.view),
@@ -185,22 +185,23 @@ impl Watcher {
         Err(WatchEnd::Status(ResumeToken::expired()))
     }
 
-    /// Sends the dead letters that match, up to a number, and heartbeats in between.
+    /// Sends the dead letters that match, up to a number. Sends heartbeats in between, whose tokens skip what does not match.
     async fn send_up_to(&mut self, last: i64) -> Result<(), WatchEnd> {
         self.check_generation()?;
         while self.last_read < last {
             let completeness = self.api.completeness();
-            let (filter, after) = (self.filter.clone(), self.last_read);
-            let up_to = last.min(after.saturating_add(SCANNED_ROWS));
-            let page = self
+            let (filter, messages) = (self.filter.clone(), self.messages.clone());
+            let (after, last_sent) = (self.last_read, self.last_sent);
+            let stretch = self
                 .api
                 .pool
-                .query(move |connection| {
-                    index::list_by_sequence(connection, &filter, after, up_to, READ_LIMIT)
+                .watch(move |connection| {
+                    index::list_by_sequence(connection, &filter, &messages, after, last, READ_LIMIT)
                 })
                 .await;
             self.check_generation()?;
-            let Page { letters, has_more } = page.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
+            let Stretch { page, end } = stretch.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
+            let Page { letters, has_more } = page;
             let completeness = self.api.completeness_since(&completeness);
             Api::check_states(self.tests_states, &completeness).map_err(WatchEnd::Status)?;
             let are_states_known = completeness.are_states_known();
@@ -213,9 +214,10 @@ impl Watcher {
             }
             if !has_more {
                 // Dead letters that do not match are skipped by later queries and resume tokens.
-                self.last_read = up_to;
+                self.last_read = end;
             }
-            if self.last_sent.elapsed() >= HEARTBEAT {
+            let is_silent = self.last_sent == last_sent && self.last_read < last;
+            if is_silent || self.last_sent.elapsed() >= HEARTBEAT {
                 self.send_heartbeat().await?;
             }
         }

@@ -2,15 +2,16 @@
 //!
 //! Queries of the API and those of the process itself have turns of their own, so that neither waits for the other. A query
 //! of the API begins in the fast lane. If it turns out to read many rows, it is interrupted and begins again in the slow lane,
-//! where one query runs at a time. So queries that an index answers stay fast next to any number of scans.
+//! where one query runs at a time. So queries that an index answers stay fast next to any number of scans. Watches have a slow lane of
+//! their own, because they never end.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use super::{Generation, functions, is_damage};
 
@@ -56,6 +57,8 @@ pub struct Pool(Arc<Inner>);
 
 struct Inner {
     path: PathBuf,
+    /// Whether the index was opened.
+    is_open: watch::Sender<bool>,
     generation: AtomicI64,
     /// Whether a query has found damage.
     is_damaged: AtomicBool,
@@ -66,6 +69,7 @@ struct Inner {
     idle: Mutex<Vec<Connection>>,
     fast: Semaphore,
     slow: Semaphore,
+    slow_watches: Semaphore,
     internal: Semaphore,
 }
 
@@ -77,18 +81,38 @@ enum Attempt<T> {
 }
 
 impl Pool {
-    pub(super) fn new(path: PathBuf, generation: Generation) -> Self {
+    /// The connections to the index with these JSON fields in a directory. Queries wait until [`super::Writer::open`] has opened it.
+    #[must_use]
+    pub fn new(directory: &Path, json_fields: &[String]) -> Self {
         Self(Arc::new(Inner {
-            path,
-            generation: AtomicI64::new(generation),
+            path: super::path(directory, json_fields),
+            is_open: watch::Sender::new(false),
+            generation: AtomicI64::new(0),
             is_damaged: AtomicBool::new(false),
             gate: RwLock::new(()),
             is_replacing: AtomicBool::new(false),
             idle: Mutex::new(Vec::new()),
             fast: Semaphore::new(FAST_CONNECTIONS),
             slow: Semaphore::new(1),
+            slow_watches: Semaphore::new(1),
             internal: Semaphore::new(INTERNAL_CONNECTIONS),
         }))
+    }
+
+    /// Deletes the files of other versions and settings than those of this index.
+    pub(crate) fn remove_outdated(&self) {
+        super::remove_outdated(&self.0.path);
+    }
+
+    /// The file of the database.
+    pub(super) fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// Lets queries read the index.
+    pub(super) fn set_open(&self, generation: Generation) {
+        self.0.generation.store(generation, Ordering::Release);
+        self.0.is_open.send_replace(true);
     }
 
     /// Identifies the build of the index that is read.
@@ -124,11 +148,30 @@ impl Pool {
         &self,
         query: impl Fn(&Connection) -> rusqlite::Result<T> + Send + Sync + 'static,
     ) -> Result<T, ReadError> {
+        self.fast_or(&self.0.slow, query).await
+    }
+
+    /// As [`Pool::query`], for a watch.
+    ///
+    /// # Errors
+    /// As [`Pool::query`].
+    pub async fn watch<T: Send + 'static>(
+        &self,
+        query: impl Fn(&Connection) -> rusqlite::Result<T> + Send + Sync + 'static,
+    ) -> Result<T, ReadError> {
+        self.fast_or(&self.0.slow_watches, query).await
+    }
+
+    async fn fast_or<T: Send + 'static>(
+        &self,
+        slow: &Semaphore,
+        query: impl Fn(&Connection) -> rusqlite::Result<T> + Send + Sync + 'static,
+    ) -> Result<T, ReadError> {
         let query = Arc::new(query);
         if let Attempt::Done(answer) = self.run(&self.0.fast, Some(FAST_CHECKS), query.clone()).await? {
             return Ok(answer);
         }
-        done(self.run(&self.0.slow, None, query).await?)
+        done(self.run(slow, None, query).await?)
     }
 
     /// Runs a query of the process itself, which does not wait for those of the API.
@@ -142,7 +185,7 @@ impl Pool {
         done(self.run(&self.0.internal, None, Arc::new(query)).await?)
     }
 
-    /// As [`Pool::internal`], on the calling thread, which blocks.
+    /// As [`Pool::internal`], on the calling thread, which blocks. It does not wait until the index is open.
     ///
     /// # Errors
     /// If the query takes longer than 20 seconds, or the database fails.
@@ -161,6 +204,16 @@ impl Pool {
     ) -> Result<Attempt<T>, ReadError> {
         let cancelled = Arc::new(AtomicBool::new(false));
         let _cancel_on_drop = CancelOnDrop(cancelled.clone());
+        let opened = self
+            .0
+            .is_open
+            .subscribe()
+            .wait_for(|is_open| *is_open)
+            .await
+            .is_ok();
+        if !opened {
+            return Err(ReadError::ShuttingDown);
+        }
         let permit = tokio::time::timeout(QUEUE_TIMEOUT, lane.acquire()).await;
         let _permit = permit
             .map_err(|_| ReadError::Busy)?

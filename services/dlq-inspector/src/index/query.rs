@@ -11,13 +11,12 @@ use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension as _, Row, params, params_from_iter};
 
 use super::entries::{self, Place};
+use super::message_cache::MessageCache;
 use super::plan::Plan;
 use super::tables::{BodyRow, LetterRow};
 use super::texts::{TextTable, Texts};
 use super::{counters, message, row_key, schema, terms, writer};
-use crate::filter::{
-    Condition, Dictionary, Expr, Lookups, MessageMatches, NumberField, Param, Restriction, TextField,
-};
+use crate::filter::{Condition, Dictionary, Expr, Lookups, NumberField, Param, Restriction, TextField};
 use crate::id::LetterId;
 use crate::ledger::State;
 use crate::letter::ContentHash;
@@ -171,7 +170,11 @@ impl IndexedLetter {
 }
 
 /// Looks up the texts of a filter.
-pub(super) fn dictionary(connection: &Connection, filter: &Expr) -> rusqlite::Result<Dictionary> {
+fn dictionary(
+    connection: &Connection,
+    filter: &Expr,
+    messages: &MessageCache,
+) -> rusqlite::Result<Dictionary> {
     let lookups = Lookups::of(filter);
     let mut dictionary = Dictionary::default();
     for text in lookups.texts {
@@ -186,23 +189,14 @@ pub(super) fn dictionary(connection: &Connection, filter: &Expr) -> rusqlite::Re
         }
     }
     for needle in lookups.contained {
-        let mut found = MessageMatches::default();
-        let mut statement = connection.prepare_cached("SELECT id, text FROM templates")?;
-        let mut rows = statement.query(())?;
-        while let Some(row) = rows.next()? {
-            match message::contains(row.get_ref("text")?.as_str()?, needle) {
-                message::Contains::All => found.all.push(row.get("id")?),
-                message::Contains::Some => found.some.push(row.get("id")?),
-                message::Contains::None => {}
-            }
-        }
-        dictionary.contained.insert(needle.to_owned(), found);
+        let matches = messages.matches(connection, needle)?;
+        dictionary.contained.insert(needle.to_owned(), matches);
     }
     Ok(dictionary)
 }
 
 pub(super) fn plan(connection: &Connection, filter: &Expr) -> rusqlite::Result<Plan> {
-    let dictionary = dictionary(connection, filter)?;
+    let dictionary = dictionary(connection, filter, &MessageCache::default())?;
     Plan::of(filter, &dictionary, |state| {
         let everything = Condition::of(&Expr::And(Vec::new()), &dictionary);
         let totals = counters::totals(connection, &everything)?;
@@ -333,15 +327,37 @@ pub(crate) fn list(
     Page::load(connection, &rows, has_more, limit)
 }
 
-/// A page in the order in which dead letters were indexed: after number `after`, up to and including `up_to`.
+/// Maximum number of rows that [`list_by_sequence`] tests, so that a watch of few dead letters does not leave the fast lane of
+/// queries.
+pub(super) const SCANNED_ROWS: i64 = 20_000;
+
+/// A page of a watch.
+#[derive(Debug)]
+pub(crate) struct Stretch {
+    pub(crate) page: Page,
+    /// If the page has no more, all dead letters up to this number were tested.
+    pub(crate) end: i64,
+}
+
+/// A page in the order in which dead letters were indexed: after number `after`, up to and including `up_to` or an earlier number.
 pub(crate) fn list_by_sequence(
     connection: &Connection,
     filter: &Expr,
+    messages: &MessageCache,
     after: i64,
     up_to: i64,
     limit: PageLimit,
-) -> rusqlite::Result<Page> {
-    let condition = Condition::of(filter, &dictionary(connection, filter)?);
+) -> rusqlite::Result<Stretch> {
+    // Numbers are not dense: each start skips many.
+    let end = connection
+        .prepare_cached(
+            "SELECT sequence FROM letters INDEXED BY letters_by_sequence \
+             WHERE sequence > ? AND sequence <= ? ORDER BY sequence LIMIT 1 OFFSET ?",
+        )?
+        .query_row((after, up_to, SCANNED_ROWS - 1), |row| row.get("sequence"))
+        .optional()?
+        .unwrap_or(up_to);
+    let condition = Condition::of(filter, &dictionary(connection, filter, messages)?);
     let bodies = if condition.reads_bodies {
         " CROSS JOIN bodies b ON b.row = l.row"
     } else {
@@ -354,7 +370,7 @@ pub(crate) fn list_by_sequence(
     );
     // One more than the limit tells whether there are more.
     let one_more = i64::try_from(limit.letters).unwrap_or(i64::MAX).saturating_add(1);
-    let params = [after, up_to]
+    let params = [after, end]
         .map(Value::Integer)
         .into_iter()
         .chain(values(&condition.params))
@@ -365,7 +381,10 @@ pub(crate) fn list_by_sequence(
         .collect::<rusqlite::Result<_>>()?;
     let has_more = rows.len() > limit.letters;
     rows.truncate(limit.letters);
-    Page::load(connection, &rows, has_more, limit)
+    Ok(Stretch {
+        page: Page::load(connection, &rows, has_more, limit)?,
+        end,
+    })
 }
 
 /// The dead letter with this id.
@@ -442,7 +461,8 @@ fn counts_of_writer(
     filter: &Expr,
     since: [Timestamp; 3],
 ) -> rusqlite::Result<BTreeMap<String, TopicCounts>> {
-    let condition = Condition::of(filter, &dictionary(connection, filter)?);
+    let dictionary = dictionary(connection, filter, &MessageCache::default())?;
+    let condition = Condition::of(filter, &dictionary);
     let mut texts = Texts::new(connection);
     let mut topics: BTreeMap<i64, TopicCounts> = BTreeMap::new();
     for (counted, count) in counters::totals(connection, &condition)? {

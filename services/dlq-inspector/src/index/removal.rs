@@ -1,5 +1,5 @@
 //! Removes dead letters in slices, each in a short transaction, so that neither the write-ahead log nor the wait of other
-//! changes depends on how much there is to remove.
+//! changes depends on how much there is to remove. A slice consists of several removals if they are small.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,25 +33,28 @@ pub(super) enum Removal {
 pub(super) struct Slice {
     /// The number of dead letters that were deleted.
     pub(super) deleted: i64,
+    /// The number of rows that were changed.
+    pub(super) changed: usize,
     /// Whether nothing is left to remove.
     pub(super) is_last: bool,
 }
 
 impl Removal {
-    /// Removes a slice. What depends on the dead letters goes with the last one: as long as positions are left after a crash, the
-    /// survey compares the remaining dead letters with Kafka, and the removal begins again.
-    pub(super) fn slice(&self, transaction: &Transaction<'_>) -> rusqlite::Result<Slice> {
+    /// Removes a slice of at most `rows` rows. What depends on the dead letters goes with the last one: as long as positions are left
+    /// after a crash, the survey compares the remaining dead letters with Kafka, and the removal begins again.
+    pub(super) fn slice(&self, transaction: &Transaction<'_>, rows: usize) -> rusqlite::Result<Slice> {
         match self {
             Self::Letters { topic, below } => {
                 let Some(topic_id) = TextTable::Texts.find(transaction, topic)? else {
                     return Ok(Slice {
                         deleted: 0,
+                        changed: 0,
                         is_last: true,
                     });
                 };
-                letters(transaction, topic_id, *below)
+                letters(transaction, topic_id, *below, rows)
             }
-            Self::Ledger => all_entries(transaction),
+            Self::Ledger => all_entries(transaction, rows),
         }
     }
 }
@@ -60,18 +63,19 @@ fn letters(
     transaction: &Transaction<'_>,
     topic_id: i64,
     below: Option<(i32, i64)>,
+    limit: usize,
 ) -> rusqlite::Result<Slice> {
     let rows = match below {
         None => rows(
             transaction,
             "SELECT row FROM letters INDEXED BY letters_by_position WHERE topic_id = ? LIMIT ?",
-            (topic_id, limit(0)),
+            (topic_id, sql_limit(limit)),
         )?,
         Some((partition, low)) => rows(
             transaction,
             "SELECT row FROM letters INDEXED BY letters_by_position \
              WHERE topic_id = ? AND partition = ? AND offset < ? LIMIT ?",
-            (topic_id, partition, low, limit(0)),
+            (topic_id, partition, low, sql_limit(limit)),
         )?,
     };
     let mut counters = counters::Changes::default();
@@ -87,34 +91,35 @@ fn letters(
         }
     }
     counters.store(transaction)?;
-    let mut done = rows.len();
+    let mut changed = rows.len();
     match below {
         // Ledger entries stay: they follow the ledger topic, and those of the old topic do not apply to the new one.
-        None if done < SLICE_ROWS => forget_reading(transaction, topic_id)?,
+        None if changed < limit => forget_reading(transaction, topic_id)?,
         None => {}
         Some((partition, low)) => {
-            done += delete_entries(
+            changed += delete_entries(
                 transaction,
                 "SELECT topic_id, partition, offset FROM ledger \
                  WHERE topic_id = ? AND partition = ? AND offset < ? LIMIT ?",
-                (topic_id, partition, low, limit(done)),
+                (topic_id, partition, low, sql_limit(limit - changed)),
             )?;
         }
     }
     Ok(Slice {
         deleted: i64::try_from(rows.len()).unwrap_or(i64::MAX),
-        is_last: done < SLICE_ROWS,
+        changed,
+        is_last: changed < limit,
     })
 }
 
-fn all_entries(transaction: &Transaction<'_>) -> rusqlite::Result<Slice> {
+fn all_entries(transaction: &Transaction<'_>, limit: usize) -> rusqlite::Result<Slice> {
     let open = State::Open as i64;
     // Only the other states have higher numbers. A dead letter that is indexed meanwhile may still get a state from an entry. Each
     // slice begins with the dead letters, so that this is one of the next ones.
     let rows = rows(
         transaction,
         "SELECT row FROM letters INDEXED BY letters_by_state WHERE state > ? LIMIT ?",
-        (open, limit(0)),
+        (open, sql_limit(limit)),
     )?;
     let mut counters = counters::Changes::default();
     for row in &rows {
@@ -125,19 +130,23 @@ fn all_entries(transaction: &Transaction<'_>) -> rusqlite::Result<Slice> {
     let entries = delete_entries(
         transaction,
         "SELECT topic_id, partition, offset FROM ledger LIMIT ?",
-        [limit(rows.len())],
+        [sql_limit(limit - rows.len())],
     )?;
-    let is_last = rows.len() + entries < SLICE_ROWS;
+    let changed = rows.len() + entries;
+    let is_last = changed < limit;
     if is_last && let Some(topic_id) = TextTable::Texts.find(transaction, ledger::TOPIC)? {
         // The position would be beyond the end of the new ledger, which would look created again each time.
         forget_reading(transaction, topic_id)?;
     }
-    Ok(Slice { deleted: 0, is_last })
+    Ok(Slice {
+        deleted: 0,
+        changed,
+        is_last,
+    })
 }
 
-/// How many rows of a slice are left after some were changed.
-fn limit(done: usize) -> i64 {
-    i64::try_from(SLICE_ROWS.saturating_sub(done)).unwrap_or(i64::MAX)
+fn sql_limit(rows: usize) -> i64 {
+    i64::try_from(rows).unwrap_or(i64::MAX)
 }
 
 /// Deletes the ledger entries that a query selects, and returns their number.
@@ -224,21 +233,28 @@ impl Removals {
         }
     }
 
-    /// The next removal. Those that changes may wait for come first.
-    pub(super) fn next(&self) -> Option<Removal> {
-        if self.has_ledger {
-            return Some(Removal::Ledger);
-        }
-        if let Some(topic) = self.topics.first() {
-            return Some(Removal::Letters {
-                topic: topic.clone(),
-                below: None,
-            });
-        }
-        let ((topic, partition), low) = self.trims.first_key_value()?;
-        Some(Removal::Letters {
+    /// All removals. Those that changes may wait for come first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = Removal> {
+        let ledger = self.has_ledger.then_some(Removal::Ledger);
+        let topics = self.topics.iter().map(|topic| Removal::Letters {
             topic: topic.clone(),
-            below: Some((*partition, *low)),
+            below: None,
+        });
+        let trims = self
+            .trims
+            .iter()
+            .map(|((topic, partition), low)| Removal::Letters {
+                topic: topic.clone(),
+                below: Some((*partition, *low)),
+            });
+        ledger.into_iter().chain(topics).chain(trims)
+    }
+
+    /// The topics and partitions that still contain what is to be removed; without a partition, all of the topic.
+    pub(super) fn places(&self) -> impl Iterator<Item = (Arc<str>, Option<i32>)> {
+        self.iter().map(|removal| match removal {
+            Removal::Ledger => (ledger::TOPIC.into(), None),
+            Removal::Letters { topic, below } => (topic, below.map(|(partition, _)| partition)),
         })
     }
 

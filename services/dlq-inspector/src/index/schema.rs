@@ -21,8 +21,8 @@ CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE texts (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);
 INSERT INTO texts (text) VALUES ('');
 
--- See `message.rs`.
-CREATE TABLE templates (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);
+-- See `message.rs`. Ids are never reused, see `message_cache.rs`.
+CREATE TABLE templates (id INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT NOT NULL UNIQUE);
 INSERT INTO templates (text) VALUES ('');
 
 CREATE TABLE positions (

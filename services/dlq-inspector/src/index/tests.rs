@@ -1,11 +1,11 @@
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use redeliver_core::{Headers, Position, Record, Timestamp};
 use redeliver_kafka::TopicId;
 use tempfile::TempDir;
 
+use super::query::read_topic_ids;
 use super::*;
 use crate::filter::{Expr, parse};
 use crate::id::LetterId;
@@ -293,15 +293,40 @@ fn pages_contain_each_dead_letter_once_while_others_are_indexed() {
         assert_eq!(seen.len() as i64, expected, "{filter}");
     }
     let (_, last) = fixture.index.pool.read_blocking(read_positions).unwrap();
+    let nothing = parse("topic = none", &[]).unwrap();
+    let stretch = fixture
+        .index
+        .pool
+        .read_blocking(|connection| {
+            list_by_sequence(
+                connection,
+                &nothing,
+                &MessageCache::default(),
+                0,
+                last,
+                letters(500),
+            )
+        })
+        .unwrap();
+    assert_eq!(
+        (stretch.page.letters.len(), stretch.end),
+        (0, query::SCANNED_ROWS)
+    );
     let mut seen = HashSet::new();
     let mut after = 0;
     loop {
         let everything = Expr::And(Vec::new());
-        let page = fixture
-            .index
-            .pool
-            .read_blocking(|connection| list_by_sequence(connection, &everything, after, last, letters(500)));
-        let page = page.unwrap().letters;
+        let page = fixture.index.pool.read_blocking(|connection| {
+            list_by_sequence(
+                connection,
+                &everything,
+                &MessageCache::default(),
+                after,
+                last,
+                letters(500),
+            )
+        });
+        let page = page.unwrap().page.letters;
         let Some(end) = page.last() else { break };
         after = end.sequence;
         assert!(page.iter().all(|found| seen.insert(found.sequence)));
@@ -751,8 +776,17 @@ fn large_headers_make_a_page_end_early() {
     fixture.put(with_large.collect());
     let everything = Expr::And(Vec::new());
     let page = |after| {
-        let query = |connection: &_| list_by_sequence(connection, &everything, after, 100, letters(100));
-        fixture.index.pool.read_blocking(query).unwrap()
+        let query = |connection: &_| {
+            list_by_sequence(
+                connection,
+                &everything,
+                &MessageCache::default(),
+                after,
+                100,
+                letters(100),
+            )
+        };
+        fixture.index.pool.read_blocking(query).unwrap().page
     };
     let first = page(0);
     assert_eq!((first.letters.len(), first.has_more), (4, true));
@@ -1018,9 +1052,19 @@ fn many_dead_letters_are_removed_in_slices() {
             .writer
             .write(&[other], Timestamp::from_millis(0))
             .unwrap();
+        // Answers in between count what is left.
+        let counted = fixture.counts("", [0; 3]);
+        assert_eq!(counted, fixture.counts("offset >= 0", [0; 3]));
+        let left = usize::try_from((count - slices * removal::SLICE_ROWS as i64).max(0)).unwrap();
+        assert_eq!(
+            fixture.matching("topic = t-dlq AND offset >= 0").len(),
+            left.min(1_000)
+        );
     }
-    assert_eq!((slices, fixture.matching("topic = t-dlq").len()), (3, 0));
-    assert_eq!(fixture.matching("").len(), 3);
+    // The search for unused texts follows.
+    assert!(slices > 3);
+    assert_eq!(fixture.matching("topic = t-dlq"), [0_i64; 0]);
+    assert_eq!(fixture.matching("").len(), usize::try_from(slices).unwrap());
     let left = |table: &str| {
         let sql = format!("SELECT count(*) FROM {table}");
         fixture
@@ -1028,7 +1072,10 @@ fn many_dead_letters_are_removed_in_slices() {
             .pool
             .read_blocking(|connection| connection.query_row(&sql, (), |row| row.get::<_, i64>(0)))
     };
-    assert_eq!((left("bodies").unwrap(), left("letters").unwrap()), (3, 3));
+    assert_eq!(
+        (left("bodies").unwrap(), left("letters").unwrap()),
+        (slices, slices)
+    );
     assert_eq!(fixture.matching("key = key-7"), [0_i64; 0]);
 }
 
@@ -1120,25 +1167,33 @@ fn a_dead_letter_knows_when_it_was_indexed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fast_queries_run_next_to_any_number_of_slow_ones() {
-    const SLOW: usize = 12;
+    // More than there are connections for fast queries.
+    const SLOW: usize = 6;
     let mut fixture = Fixture::new();
-    fixture.put((0..2_000).map(|offset| letter("t-dlq", 0, offset, &[])).collect());
-    let answered = Arc::new(AtomicUsize::new(0));
-    let slow = (0..SLOW).map(|_| {
-        let (pool, answered) = (fixture.index.pool.clone(), answered.clone());
-        async move {
-            let query = |connection: &rusqlite::Connection| {
+    fixture.put((0..1_000).map(|offset| letter("t-dlq", 0, offset, &[])).collect());
+    let pool = fixture.index.pool.clone();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let released = Arc::new(std::sync::Mutex::new(released));
+    let slow = (0..SLOW).map(|number| {
+        let (pool, released) = (pool.clone(), released.clone());
+        tokio::spawn(async move {
+            let query = move |connection: &rusqlite::Connection| {
                 let sql = "SELECT count(*) FROM letters a, letters b";
-                connection.query_row(sql, (), |row| row.get::<_, i64>(0))
+                // It is interrupted in the fast lane.
+                let count: i64 = connection.query_row(sql, (), |row| row.get(0))?;
+                released.lock().unwrap().recv().unwrap();
+                Ok(count)
             };
-            assert_eq!(pool.query(query).await.unwrap(), 4_000_000);
-            answered.fetch_add(1, Ordering::SeqCst);
-        }
+            // A watch does not wait for other slow queries.
+            if number == 0 {
+                pool.watch(query).await
+            } else {
+                pool.query(query).await
+            }
+        })
     });
-    let slow = futures::future::join_all(slow.collect::<Vec<_>>());
-    tokio::pin!(slow);
-    let mut fast = 0;
-    loop {
+    let slow: Vec<_> = slow.collect();
+    for _ in 0..100 {
         let query = |connection: &rusqlite::Connection| {
             get(
                 connection,
@@ -1149,19 +1204,14 @@ async fn fast_queries_run_next_to_any_number_of_slow_ones() {
                 },
             )
         };
-        tokio::select! {
-            _ = &mut slow => break,
-            found = fixture.index.pool.query(query) => assert_eq!(found.unwrap().unwrap().id.offset, 7),
-        }
-        if answered.load(Ordering::SeqCst) < SLOW {
-            fast += 1;
-        }
+        assert_eq!(pool.query(query).await.unwrap().unwrap().id.offset, 7);
     }
-    assert_eq!(answered.load(Ordering::SeqCst), SLOW);
-    assert!(
-        fast > SLOW,
-        "{fast} fast queries while {SLOW} slow ones ran one after the other"
-    );
+    for _ in 0..SLOW {
+        release.send(()).unwrap();
+    }
+    for query in slow {
+        assert_eq!(query.await.unwrap().unwrap(), 1_000_000);
+    }
 }
 
 #[test]
@@ -1270,4 +1320,225 @@ fn an_index_that_cannot_be_opened_for_now_is_kept() {
     drop(other);
     let index = Index::open(directory.path(), &[]).unwrap();
     assert_eq!((index.is_new, index.pool.generation()), (false, generation));
+}
+
+#[test]
+fn a_page_token_of_another_version_continues_at_the_same_dead_letter() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![at(7, "t-dlq", 3, 44, &[])]);
+    let expected = Cursor {
+        dead_at: 7,
+        id_hash: 0x2ed9_6285_c08d_c8a9,
+    };
+    assert_eq!(fixture.get("t-dlq/3/44").unwrap().cursor(), expected);
+}
+
+#[test]
+fn a_removal_continues_after_a_restart() {
+    let mut fixture = Fixture::new();
+    let rows = 2 * removal::SLICE_ROWS as i64;
+    let position = Change::Position {
+        topic: "t-dlq".into(),
+        partition: 0,
+        next: rows,
+    };
+    let identify = Change::Identify {
+        topic: "t-dlq".into(),
+        id: TopicId::from_bits(1),
+    };
+    let all = (0..rows).map(|offset| letter("t-dlq", 0, offset, &[]));
+    fixture.apply(&[Change::Letters(all.collect()), position, identify]);
+    let forget = [Change::Forget {
+        topic: "t-dlq".into(),
+    }];
+    let writer = &mut fixture.index.writer;
+    writer.write(&forget, Timestamp::from_millis(0)).unwrap();
+    assert!(writer.remove_slice().unwrap());
+    let Fixture { directory, index, .. } = fixture;
+    drop(index);
+
+    let index = Index::open(directory.path(), &[]).unwrap();
+    let mut fixture = Fixture {
+        directory,
+        index,
+        json_fields: &[],
+    };
+    // A survey finds by the id or the position that the topic is another one.
+    let (positions, ids) = fixture.index.writer.read_progress().unwrap();
+    assert_eq!((positions.len(), ids.len()), (1, 1));
+    let left = fixture.counts("", [0; 3]);
+    assert_eq!(left[0].1.total, removal::SLICE_ROWS as u64);
+    fixture.apply(&forget);
+    assert_eq!(fixture.counts("", [0; 3]), []);
+    let (positions, ids) = fixture.index.writer.read_progress().unwrap();
+    assert_eq!((positions.len(), ids.len()), (0, 0));
+}
+
+#[test]
+fn small_removals_share_a_slice() {
+    let mut fixture = Fixture::new();
+    for partition in 0..50 {
+        fixture.put(
+            (0..10)
+                .map(|offset| letter("t-dlq", partition, offset, &[]))
+                .collect(),
+        );
+    }
+    let trims: Vec<Change> = (0..50)
+        .map(|partition| Change::Trim {
+            topic: "t-dlq".into(),
+            partition,
+            low: 5,
+        })
+        .collect();
+    let writer = &mut fixture.index.writer;
+    writer.write(&trims, Timestamp::from_millis(0)).unwrap();
+    assert_eq!(writer.removing().count(), 50);
+    assert!(!writer.remove_slice().unwrap());
+    assert_eq!(writer.removing().count(), 0);
+    assert_eq!(fixture.matching("").len(), 250);
+}
+
+#[test]
+fn a_failure_after_a_part_of_the_changes_repeats_only_the_rest() {
+    let mut fixture = Fixture::new();
+    let now = Timestamp::from_millis(0);
+    fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
+    let many = (0..500).map(|offset| letter("t-dlq", 0, offset, &[]));
+    let changes = [
+        Change::Letters(vec![letter("other-dlq", 0, 1, &[])]),
+        Change::Forget {
+            topic: "t-dlq".into(),
+        },
+        Change::Letters(many.collect()),
+    ];
+    let writer = &mut fixture.index.writer;
+    assert_eq!(writer.write(&changes, now).unwrap(), 2);
+    while writer.remove_slice().unwrap() {}
+    let last = writer.last_sequence();
+    writer.limit_size_to_pages(1);
+    assert!(writer.write(&changes[2..], now).is_err());
+    assert_eq!(writer.last_sequence(), last);
+    assert_eq!(fixture.matching(""), [1]);
+    let writer = &mut fixture.index.writer;
+    writer.limit_size_to_pages(1_000_000);
+    assert_eq!(writer.write(&changes[2..], now).unwrap(), 1);
+    assert_eq!(fixture.matching("topic = t-dlq").len(), 500);
+    assert_eq!(fixture.matching("topic = other-dlq"), [1]);
+}
+
+#[test]
+fn a_text_that_is_used_again_while_unused_ones_are_searched_is_kept() {
+    let mut fixture = Fixture::new();
+    let coded = |offset: i64, code: i64| {
+        let (code, message) = (
+            format!("code-{code}"),
+            format!("no {}", "x".repeat(code as usize % 50)),
+        );
+        letter(
+            "t-dlq",
+            0,
+            offset,
+            &[("error-code", &code), ("error-message", &message)],
+        )
+    };
+    fixture.put((0..1_500).map(|offset| coded(offset, offset)).collect());
+    let trim = Change::Trim {
+        topic: "t-dlq".into(),
+        partition: 0,
+        low: 1_500,
+    };
+    let now = Timestamp::from_millis(0);
+    let writer = &mut fixture.index.writer;
+    writer.write(&[trim], now).unwrap();
+    for (step, code) in (10..).enumerate() {
+        let again = Change::Letters(vec![coded(2_000 + step as i64, code)]);
+        writer.write(&[again], now).unwrap();
+        if !writer.remove_slice().unwrap() {
+            assert!(step > 2, "no search");
+            break;
+        }
+    }
+    let left = fixture.matching("offset >= 2000");
+    for offset in left {
+        let code = 10 + offset - 2_000;
+        assert_eq!(fixture.matching(&format!("error_code = code-{code}")), [offset]);
+        let found = fixture.get(&format!("t-dlq/0/{offset}")).unwrap();
+        assert_eq!(found.error_code, format!("code-{code}"));
+        assert_eq!(
+            found.error_message,
+            format!("no {}", "x".repeat(code as usize % 50))
+        );
+    }
+    let unused = fixture.index.pool.read_blocking(|connection| {
+        let sql = "SELECT count(*) FROM texts WHERE text LIKE 'code-1__'";
+        connection.query_row(sql, (), |row| row.get::<_, i64>(0))
+    });
+    assert_eq!(unused.unwrap(), 0);
+}
+
+#[test]
+fn a_watch_passes_unused_numbers_at_once() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
+    let Fixture { directory, index, .. } = fixture;
+    drop(index);
+    let mut index = Index::open(directory.path(), &[]).unwrap();
+    let more = [Change::Letters(vec![letter("t-dlq", 0, 2, &[])])];
+    index.writer.write(&more, Timestamp::from_millis(0)).unwrap();
+    let last = index.writer.last_sequence();
+    let nothing = parse("topic = none", &[]).unwrap();
+    let query = |connection: &_| {
+        list_by_sequence(
+            connection,
+            &nothing,
+            &MessageCache::default(),
+            0,
+            last,
+            letters(9),
+        )
+    };
+    assert_eq!(index.pool.read_blocking(query).unwrap().end, last);
+}
+
+#[test]
+fn a_watch_that_knows_templates_finds_messages_of_later_ones() {
+    let mut fixture = Fixture::new();
+    let with_message = |offset, message: &str| {
+        letter(
+            "t-dlq",
+            0,
+            offset,
+            &[("error-class", "permanent"), ("error-message", message)],
+        )
+    };
+    let filter = parse("error_message : refused", &[]).unwrap();
+    let known = MessageCache::default();
+    let found = |fixture: &Fixture| -> Vec<i64> {
+        let (_, last) = fixture.index.pool.read_blocking(read_positions).unwrap();
+        let query = |connection: &_| list_by_sequence(connection, &filter, &known, 0, last, letters(9));
+        let letters = fixture.index.pool.read_blocking(query).unwrap().page.letters;
+        letters.into_iter().map(|letter| letter.id.offset).collect()
+    };
+    fixture.put(vec![with_message(1, "refused by host"), with_message(2, "gone")]);
+    assert_eq!(found(&fixture), [1]);
+    fixture.put(vec![with_message(3, "refused again"), with_message(4, "lost")]);
+    assert_eq!(found(&fixture), [1, 3]);
+    // The id of a deleted template is not used for another one.
+    let trim = Change::Trim {
+        topic: "t-dlq".into(),
+        partition: 0,
+        low: 2_000,
+    };
+    fixture.put(
+        (5..2_000)
+            .map(|offset| with_message(offset, "refused for good"))
+            .collect(),
+    );
+    fixture.apply(&[trim]);
+    fixture.put(vec![
+        with_message(2_000, "not at all"),
+        with_message(2_001, "refused at last"),
+    ]);
+    assert_eq!(found(&fixture), [2_001]);
 }

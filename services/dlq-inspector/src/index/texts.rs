@@ -4,6 +4,8 @@ use std::collections::HashMap;
 
 use rusqlite::{Connection, OptionalExtension as _};
 
+use super::sweep::Marks;
+
 /// A table with ids and texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum TextTable {
@@ -33,21 +35,24 @@ impl TextTable {
         }
     }
 
-    /// Deletes texts that no row refers to.
-    fn delete_unused(self) -> &'static str {
+    /// Selects ids after one, in order.
+    pub(super) fn select_ids(self) -> &'static str {
+        match self {
+            Self::Texts => "SELECT id FROM texts WHERE id > ? ORDER BY id LIMIT ?",
+            Self::Templates => "SELECT id FROM templates WHERE id > ? ORDER BY id LIMIT ?",
+        }
+    }
+
+    /// Deletes a text that no dead letter refers to, unless something else does.
+    pub(super) fn delete_unused(self) -> &'static str {
         match self {
             Self::Texts => {
-                "DELETE FROM texts WHERE text != '' AND id NOT IN (\
-                 SELECT topic_id FROM letters UNION SELECT pipeline_id FROM letters \
-                 UNION SELECT error_class_id FROM letters UNION SELECT error_code_id FROM letters \
-                 UNION SELECT origin_topic_id FROM letters \
-                 UNION SELECT topic_id FROM positions UNION SELECT topic_id FROM topic_ids \
-                 UNION SELECT topic_id FROM ledger \
-                 UNION SELECT topic_id FROM counters UNION SELECT error_class_id FROM counters)"
+                "DELETE FROM texts WHERE id = ?1 AND text != '' \
+                 AND NOT EXISTS (SELECT 1 FROM positions WHERE topic_id = ?1) \
+                 AND NOT EXISTS (SELECT 1 FROM topic_ids WHERE topic_id = ?1) \
+                 AND NOT EXISTS (SELECT 1 FROM ledger WHERE topic_id = ?1)"
             }
-            Self::Templates => {
-                "DELETE FROM templates WHERE text != '' AND id NOT IN (SELECT template_id FROM letters)"
-            }
+            Self::Templates => "DELETE FROM templates WHERE id = ?1 AND text != ''",
         }
     }
 
@@ -63,9 +68,13 @@ impl TextTable {
 /// The cache is cleared when it exceeds this size.
 const CACHED_IDS: usize = 20_000;
 
-/// A cache of the ids of texts, for the writer.
+/// The ids of texts, for the writer.
 #[derive(Debug, Default)]
-pub(super) struct TextIds(HashMap<TextTable, HashMap<String, i64>>);
+pub(super) struct TextIds {
+    cached: HashMap<TextTable, HashMap<String, i64>>,
+    /// The texts in use, while unused ones are searched.
+    marks: Option<Marks>,
+}
 
 impl TextIds {
     /// The id of a text, which is inserted if it is new.
@@ -75,7 +84,20 @@ impl TextIds {
         table: TextTable,
         text: &str,
     ) -> rusqlite::Result<i64> {
-        let cache = self.0.entry(table).or_default();
+        let id = self.find_or_insert(connection, table, text)?;
+        if let Some(marks) = &mut self.marks {
+            marks.add(table, id);
+        }
+        Ok(id)
+    }
+
+    fn find_or_insert(
+        &mut self,
+        connection: &Connection,
+        table: TextTable,
+        text: &str,
+    ) -> rusqlite::Result<i64> {
+        let cache = self.cached.entry(table).or_default();
         if let Some(id) = cache.get(text) {
             return Ok(*id);
         }
@@ -93,14 +115,18 @@ impl TextIds {
         Ok(id)
     }
 
-    /// Removes texts that only deleted rows referred to. Without this, error codes that contain a number or an id would
-    /// accumulate forever.
-    pub(super) fn remove_unused(&mut self, connection: &Connection) -> rusqlite::Result<()> {
-        self.0.clear();
-        for table in [TextTable::Texts, TextTable::Templates] {
-            connection.execute(table.delete_unused(), ())?;
-        }
-        Ok(())
+    /// Forgets ids that may not be stored any more.
+    pub(super) fn clear_cache(&mut self) {
+        self.cached.clear();
+    }
+
+    /// The texts in use that were found since the last call of [`TextIds::clear_marks`].
+    pub(super) fn marks(&mut self) -> &mut Marks {
+        self.marks.get_or_insert_default()
+    }
+
+    pub(super) fn clear_marks(&mut self) {
+        self.marks = None;
     }
 }
 

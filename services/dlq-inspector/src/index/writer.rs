@@ -1,7 +1,7 @@
 //! The connection that writes.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use redeliver_core::Timestamp;
@@ -10,10 +10,11 @@ use rusqlite::{Connection, OptionalExtension as _, Transaction};
 
 use super::counters::{self, Counted};
 use super::entries::{self, Place};
-use super::removal::Removals;
+use super::removal::{Removals, SLICE_ROWS};
+use super::sweep::Sweep;
 use super::tables::{BodyRow, LetterRow};
 use super::texts::{TextIds, TextTable};
-use super::{IndexError, Pool, database, message, row_key, schema, terms};
+use super::{IndexError, Pool, database, message, query, row_key, schema, terms};
 use crate::ledger::{State, Update};
 use crate::letter::Letter;
 
@@ -67,30 +68,70 @@ pub struct Writer {
     text_ids: TextIds,
     next_sequence: i64,
     removals: Removals,
-    /// Rows deleted since unused texts were last removed.
+    /// Rows deleted since unused texts were last searched.
     deleted_rows: i64,
+    /// The search for unused texts, if there is one.
+    sweep: Option<Sweep>,
     _lock: File,
 }
 
-/// Unused texts are removed after this many rows were deleted, or a tenth of all rows if that is more: finding them
+/// Unused texts are searched after this many rows were deleted, or a tenth of all rows if that is more: finding them
 /// reads every row.
 const DELETED_ROWS: i64 = 1_000;
 /// Number of prepared statements that are kept.
 const STATEMENTS: usize = 64;
 
 impl Writer {
-    pub(super) fn new(connection: Connection, path: PathBuf, lock: File) -> Result<Self, IndexError> {
+    /// Opens the index of a pool, which is in this directory, or creates it. A damaged or unfinished file is replaced by an empty
+    /// index. Files of other versions and fields stay until [`Writer::remove_outdated`], unless the disk is full. Returns whether
+    /// the index is new.
+    ///
+    /// # Errors
+    /// If the directory or the file cannot be used for now, or another process uses the index. Then the file is kept.
+    pub fn open(pool: &Pool, directory: &Path) -> Result<(Self, bool), IndexError> {
+        std::fs::create_dir_all(directory).map_err(|source| IndexError::Directory {
+            path: directory.to_owned(),
+            source,
+        })?;
+        let lock = super::lock(directory)?;
+        let path = pool.path();
+        let opened = match super::open_or_create(path) {
+            Err(error) if error.is_disk_full() => {
+                super::remove_outdated(path);
+                super::open_or_create(path)
+            }
+            opened => opened,
+        };
+        let (connection, is_new) = opened?;
+        let generation = schema::generation(&connection)?;
+        if !is_new {
+            schema::skip_sequences(&connection).map_err(database("preparing the index"))?;
+        }
         connection.set_prepared_statement_cache_capacity(STATEMENTS);
         let next_sequence = schema::next_sequence(&connection).map_err(database("reading the index"))?;
-        Ok(Self {
+        let writer = Self {
             connection,
-            path,
+            path: path.to_owned(),
             text_ids: TextIds::default(),
             next_sequence,
             removals: Removals::default(),
             deleted_rows: 0,
+            sweep: None,
             _lock: lock,
-        })
+        };
+        pool.set_open(generation);
+        Ok((writer, is_new))
+    }
+
+    /// What was read so far: the position of each partition, and the ids of topics.
+    pub(crate) fn read_progress(
+        &self,
+    ) -> Result<(Vec<query::ReadPosition>, Vec<(Arc<str>, TopicId)>), IndexError> {
+        let read = || -> rusqlite::Result<_> {
+            let (positions, _) = query::read_positions(&self.connection)?;
+            Ok((positions, query::read_topic_ids(&self.connection)?))
+        };
+        read().map_err(database("reading the index"))
     }
 
     /// Applies changes from the first one, in one transaction, and returns their number. It ends before the first change that
@@ -117,7 +158,7 @@ impl Writer {
         if result.is_err() {
             self.next_sequence = before;
             // The cache may contain ids of texts whose insertion was rolled back.
-            self.text_ids = TextIds::default();
+            self.text_ids.clear_cache();
         }
         result.map_err(database("writing the index"))?;
         self.removals = removals;
@@ -130,17 +171,26 @@ impl Writer {
         self.next_sequence - 1
     }
 
-    /// Removes some of what [`Change::Trim`], [`Change::Forget`] and [`Change::ForgetLedger`] have named. Returns whether there is
-    /// more. A process that ends before everything is removed begins again with what its first surveys find.
+    /// Removes some of what [`Change::Trim`], [`Change::Forget`] and [`Change::ForgetLedger`] have named, or of the texts that only
+    /// removed dead letters referred to. Returns whether there is more. A process that ends before everything is removed begins
+    /// again with what its first surveys find.
     ///
     /// # Errors
     /// If the database fails. Then nothing has changed.
     pub fn remove_slice(&mut self) -> Result<bool, IndexError> {
-        let result = self.try_remove_slice();
-        if result.is_err() {
-            self.text_ids = TextIds::default();
-        }
-        result.map_err(database("removing dead letters from the index"))
+        let result = if self.removals.is_empty() {
+            self.sweep_step()
+        } else {
+            self.try_remove_slice()
+        };
+        result.map_err(database("removing dead letters from the index"))?;
+        Ok(!self.removals.is_empty() || self.sweep.is_some())
+    }
+
+    /// The topics and partitions of which the index still contains something that is to be removed; without a partition, all of
+    /// the topic.
+    pub fn removing(&self) -> impl Iterator<Item = (Arc<str>, Option<i32>)> {
+        self.removals.places()
     }
 
     /// Whether changes can wait for a removal: a topic or the ledger is not removed yet.
@@ -156,7 +206,7 @@ impl Writer {
 
     /// Lets writes fail as on a full disk while the file has at least this many pages.
     #[cfg(test)]
-    pub(super) fn limit_size_to_pages(&self, pages: u32) {
+    pub(crate) fn limit_size_to_pages(&self, pages: u32) {
         self.connection
             .pragma_update(None, "max_page_count", pages)
             .unwrap();
@@ -172,6 +222,7 @@ impl Writer {
         self.text_ids = TextIds::default();
         self.removals = Removals::default();
         self.deleted_rows = 0;
+        self.sweep = None;
         pool.replace(|| {
             super::remove(&self.path).map_err(|source| IndexError::Directory {
                 path: self.path.clone(),
@@ -222,30 +273,57 @@ impl Writer {
         transaction.commit()
     }
 
-    fn try_remove_slice(&mut self) -> rusqlite::Result<bool> {
-        let Some(removal) = self.removals.next() else {
-            return Ok(false);
-        };
+    fn try_remove_slice(&mut self) -> rusqlite::Result<()> {
         let transaction = self.connection.transaction()?;
-        let slice = removal.slice(&transaction)?;
-        transaction.commit()?;
-        self.deleted_rows = self.deleted_rows.saturating_add(slice.deleted);
-        if slice.is_last {
-            self.removals.done(&removal);
-            self.remove_unused_texts()?;
+        let (mut rows_left, mut deleted, mut done) = (SLICE_ROWS, 0, Vec::new());
+        for removal in self.removals.iter() {
+            let slice = removal.slice(&transaction, rows_left)?;
+            deleted += slice.deleted;
+            if !slice.is_last {
+                break;
+            }
+            done.push(removal);
+            // A removal of nothing takes time, too.
+            rows_left = rows_left.saturating_sub(slice.changed.max(1));
+            if rows_left == 0 {
+                break;
+            }
         }
-        Ok(!self.removals.is_empty())
+        transaction.commit()?;
+        self.deleted_rows = self.deleted_rows.saturating_add(deleted);
+        for removal in &done {
+            self.removals.done(removal);
+        }
+        self.begin_sweep()
     }
 
-    fn remove_unused_texts(&mut self) -> rusqlite::Result<()> {
+    /// Begins to search unused texts if many rows were deleted.
+    fn begin_sweep(&mut self) -> rusqlite::Result<()> {
+        if self.sweep.is_some() || !self.removals.is_empty() {
+            return Ok(());
+        }
         // The counters know the number of dead letters without a scan.
         let rows: i64 = self
             .connection
             .prepare_cached("SELECT coalesce(sum(count), 0) AS rows FROM counters WHERE width = 0")?
             .query_row((), |row| row.get("rows"))?;
         if self.deleted_rows >= DELETED_ROWS.max(rows / 10) {
-            self.text_ids.remove_unused(&self.connection)?;
+            self.sweep = Some(Sweep::BEGIN);
             self.deleted_rows = 0;
+        }
+        Ok(())
+    }
+
+    fn sweep_step(&mut self) -> rusqlite::Result<()> {
+        let Some(sweep) = self.sweep else {
+            return Ok(());
+        };
+        let transaction = self.connection.transaction()?;
+        let next = sweep.step(&transaction, &mut self.text_ids)?;
+        transaction.commit()?;
+        self.sweep = next;
+        if next.is_none() {
+            self.text_ids.clear_marks();
         }
         Ok(())
     }

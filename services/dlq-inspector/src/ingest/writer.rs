@@ -1,12 +1,13 @@
 //! The thread that writes the index.
 //!
 //! It owns the index, and is the one that reacts to its failures. While the disk is full or another process holds a lock, it
-//! tries again: the reader waits, and the API serves what the index contains. If a reader or the writer finds damage, it
-//! replaces the index by an empty one, and the reader starts over.
+//! tries again, also to open the index: the reader waits, and the API serves what the index contains. If a reader or the writer
+//! finds damage, it replaces the index by an empty one, and the reader starts over.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError};
 use std::time::{Duration, Instant};
 
 use redeliver_core::Clock;
@@ -15,7 +16,8 @@ use redeliver_core::wait::{Backoff, LogThrottle};
 use redeliver_runtime::health::Part;
 use tokio_util::sync::CancellationToken;
 
-use crate::completeness::Completeness;
+use super::Indexed;
+use crate::completeness::{Completeness, Place, Reason};
 use crate::index::{Change, IndexError, Pool, Writer};
 use crate::metrics::Metrics;
 use crate::shared::SharedState;
@@ -52,22 +54,28 @@ const STOP_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The thread that writes.
 pub(crate) struct WriterThread {
-    pub(crate) writer: Writer,
+    pub(crate) directory: PathBuf,
     pub(crate) pool: Pool,
     pub(crate) work: Receiver<Work>,
+    /// Receives what the index contains once it is open.
+    pub(crate) opened: SyncSender<Indexed>,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) part: Part,
     pub(crate) metrics: Metrics,
     pub(crate) stop: CancellationToken,
-    pub(crate) progress: Progress,
 }
 
-/// What the thread has done so far.
-#[derive(Debug, Default)]
-pub(crate) struct Progress {
+/// The thread, with an open index.
+struct OpenIndex {
+    thread: WriterThread,
+    writer: Writer,
     /// The number of the last batch that was written.
     last_batch: u64,
+    /// What the reader has sent last; `None` until then.
+    completeness: Option<Completeness>,
+    /// The places that were being removed when the completeness was published.
+    removing: Vec<Place>,
     /// Whether former indexes were deleted, because this one is complete.
     has_removed_outdated: bool,
 }
@@ -83,38 +91,100 @@ enum Outcome<T> {
 }
 
 impl WriterThread {
-    /// Writes until the reader has stopped and everything that it sent is written.
-    pub(crate) fn run(mut self) -> Result<(), IndexError> {
+    /// Opens the index, and writes until the reader has stopped and everything that it sent is written.
+    pub(crate) fn run(self) -> Result<(), IndexError> {
+        let Some((writer, indexed)) = self.open()? else {
+            return Ok(());
+        };
+        self.shared.last_row.send_replace(writer.last_sequence());
+        if self.opened.send(indexed).is_err() {
+            // The reader has stopped.
+            return Ok(());
+        }
+        OpenIndex::new(self, writer).run()
+    }
+
+    /// Opens the index, and waits while that is not possible for now. `None` if the process is shutting down. The index is kept, and a
+    /// process that ended instead would be started again and again.
+    fn open(&self) -> Result<Option<(Writer, Indexed)>, IndexError> {
+        let mut retries = Retries::new("cannot open the index");
+        loop {
+            match self.try_open() {
+                Ok(opened) => return Ok(Some(opened)),
+                Err(error) if error.can_be_opened_later() => {
+                    if !retries.wait(self, &error) {
+                        return Ok(None);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn try_open(&self) -> Result<(Writer, Indexed), IndexError> {
+        let (writer, is_new) = Writer::open(&self.pool, &self.directory)?;
+        let (positions, ids) = writer.read_progress()?;
+        let positions = positions.into_iter();
+        let positions = positions.map(|position| (position.topic.into(), position.partition, position.next));
+        tracing::info!(
+            index = if is_new { "new" } else { "existing" },
+            last_number = writer.last_sequence(),
+            data_dir = %self.directory.display(),
+            "opened the index"
+        );
+        let positions = positions.collect();
+        Ok((writer, Indexed { positions, ids }))
+    }
+}
+
+impl OpenIndex {
+    fn new(thread: WriterThread, writer: Writer) -> Self {
+        Self {
+            thread,
+            writer,
+            last_batch: 0,
+            completeness: None,
+            removing: Vec::new(),
+            has_removed_outdated: false,
+        }
+    }
+
+    fn run(mut self) -> Result<(), IndexError> {
         let mut next = None;
         loop {
-            if self.pool.is_damaged() && self.rebuild()? == Outcome::Stopped {
+            if self.thread.pool.is_damaged() && self.rebuild()? == Outcome::Stopped {
                 return Ok(());
             }
+            // Before the message that is next, so that a small removal does not show in the completeness.
+            let has_more = match self.remove_slice()? {
+                Outcome::Done(has_more) => has_more,
+                Outcome::Rebuilt => continue,
+                Outcome::Stopped => return Ok(()),
+            };
             let received = match next.take() {
                 Some(work) => Ok(work),
-                None => match self.remove_slice()? {
-                    Outcome::Done(has_more) => self.receive(has_more),
-                    Outcome::Rebuilt => continue,
-                    Outcome::Stopped => return Ok(()),
-                },
+                None => self.receive(has_more),
             };
             let work = match received {
                 Ok(work) => work,
                 Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             };
-            if work.build != self.shared.build() {
+            if work.build != self.thread.shared.build() {
                 continue;
             }
             match work.message {
-                Message::Completeness(completeness) => self.publish(completeness),
+                Message::Completeness(completeness) => {
+                    self.completeness = Some(completeness);
+                    self.publish();
+                }
                 Message::Changes {
                     mut batch,
                     mut changes,
                 } => {
                     // Queued batches share a transaction, so that a backlog needs fewer commits.
                     for _ in 1..BATCHES_PER_TRANSACTION {
-                        match self.work.try_recv() {
+                        match self.thread.work.try_recv() {
                             Ok(Work {
                                 message:
                                     Message::Changes {
@@ -145,9 +215,9 @@ impl WriterThread {
     /// is always ahead does not put it off.
     fn receive(&self, has_more_to_remove: bool) -> Result<Work, RecvTimeoutError> {
         if !has_more_to_remove {
-            return self.work.recv_timeout(CHECK_INTERVAL);
+            return self.thread.work.recv_timeout(CHECK_INTERVAL);
         }
-        self.work.try_recv().map_err(|error| match error {
+        self.thread.work.try_recv().map_err(|error| match error {
             TryRecvError::Empty => RecvTimeoutError::Timeout,
             TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
         })
@@ -155,38 +225,63 @@ impl WriterThread {
 
     /// Removes a slice of what is to be removed. Returns whether there is more.
     fn remove_slice(&mut self) -> Result<Outcome<bool>, IndexError> {
-        let outcome = self.attempt(|thread| thread.writer.remove_slice())?;
+        if self.writer.is_forgetting() {
+            // A topic or a ledger of which only a part is left is like neither the former nor the new one.
+            self.publish_removing();
+        }
+        let outcome = self.attempt(|index| index.writer.remove_slice())?;
         self.publish_applied();
+        self.publish_removing();
         Ok(outcome)
     }
 
     /// As long as a topic is being removed, surveys see its former positions. What they conclude must count as older than the removal.
     fn publish_applied(&self) {
         if !self.writer.is_forgetting() {
-            self.shared.set_applied(self.progress.last_batch);
+            self.thread.shared.set_applied(self.last_batch);
         }
     }
 
-    fn publish(&mut self, completeness: Completeness) {
-        if !*self.shared.caught_up.borrow() && completeness.as_of.is_some() {
+    /// Publishes the completeness again if other places are being removed than before.
+    fn publish_removing(&mut self) {
+        if !self.writer.removing().eq(self.removing.iter().cloned()) {
+            self.publish();
+        }
+    }
+
+    /// Publishes what the index contains. What is still to be removed is missing: an answer may contain it, or only a part of it.
+    fn publish(&mut self) {
+        let Some(mut completeness) = self.completeness.clone() else {
+            return;
+        };
+        self.removing = self.writer.removing().collect();
+        for place in &self.removing {
+            completeness.missing.insert(place.clone(), Reason::NotRemoved);
+        }
+        let WriterThread {
+            shared,
+            part,
+            metrics,
+            ..
+        } = &self.thread;
+        if !*shared.caught_up.borrow() && completeness.as_of.is_some() {
             tracing::info!("index caught up");
         }
-        self.metrics
-            .set_completeness(&completeness, self.shared.topics().keys());
+        metrics.set_completeness(&completeness, &shared.completeness(), shared.topics().keys());
         match completeness.missing.keys().next() {
             _ if completeness.as_of.is_none() => {}
-            None => self.part.ready(),
-            Some((topic, _)) => self.part.ready_but(format!(
+            None => part.ready(),
+            Some((topic, _)) => part.ready_but(format!(
                 "{} partitions are missing in answers, such as one of {topic}",
                 completeness.missing.len()
             )),
         }
         let is_complete = completeness.as_of.is_some() && completeness.missing.is_empty();
-        if is_complete && !self.progress.has_removed_outdated {
-            self.progress.has_removed_outdated = true;
+        if is_complete && !self.has_removed_outdated {
+            self.has_removed_outdated = true;
             self.writer.remove_outdated();
         }
-        self.shared.set_completeness(completeness);
+        shared.set_completeness(completeness);
     }
 
     /// Repeats an operation while it fails for now. If it finds damage, the index is rebuilt.
@@ -194,11 +289,11 @@ impl WriterThread {
         &mut self,
         mut operation: impl FnMut(&mut Self) -> Result<T, IndexError>,
     ) -> Result<Outcome<T>, IndexError> {
-        let mut retries = Retries::default();
+        let mut retries = Retries::new("cannot write the index");
         loop {
             match operation(self) {
                 Ok(done) => {
-                    retries.end(self);
+                    retries.end(&self.thread);
                     return Ok(Outcome::Done(done));
                 }
                 Err(error) if error.is_damage() => {
@@ -208,7 +303,7 @@ impl WriterThread {
                     });
                 }
                 Err(error) if error.is_temporary() => {
-                    if !retries.wait(self, &error) {
+                    if !retries.wait(&self.thread, &error) {
                         return Ok(Outcome::Stopped);
                     }
                 }
@@ -220,7 +315,7 @@ impl WriterThread {
     fn write(&mut self, batch: u64, changes: &[Change]) -> Result<Outcome<()>, IndexError> {
         let mut rest = changes;
         while !rest.is_empty() {
-            match self.attempt(|thread| thread.writer.write(rest, thread.clock.now()))? {
+            match self.attempt(|index| index.writer.write(rest, index.thread.clock.now()))? {
                 Outcome::Done(count) => rest = &rest[count..],
                 Outcome::Rebuilt => return Ok(Outcome::Rebuilt),
                 Outcome::Stopped => return Ok(Outcome::Stopped),
@@ -229,10 +324,10 @@ impl WriterThread {
                 break;
             }
             // The rest waits for a removal.
-            if self.stop.is_cancelled() {
+            if self.thread.stop.is_cancelled() {
                 return Ok(Outcome::Stopped);
             }
-            if self.pool.is_damaged() {
+            if self.thread.pool.is_damaged() {
                 return self.rebuild();
             }
             match self.remove_slice()? {
@@ -250,13 +345,13 @@ impl WriterThread {
             }
         }
         for (topic, count) in indexed {
-            self.metrics.add_indexed(topic, count);
+            self.thread.metrics.add_indexed(topic, count);
         }
         // Watchers and surveys use these to decide what the index reflects, so they change after the commit.
-        self.progress.last_batch = batch;
+        self.last_batch = batch;
         self.publish_applied();
         let last_row = self.writer.last_sequence();
-        self.shared.last_row.send_if_modified(|last| {
+        self.thread.shared.last_row.send_if_modified(|last| {
             let grew = *last != last_row;
             *last = last_row;
             grew
@@ -267,61 +362,66 @@ impl WriterThread {
     /// Replaces the damaged index by an empty one. The reader notices that, and starts over.
     fn rebuild(&mut self) -> Result<Outcome<()>, IndexError> {
         tracing::error!("the index is damaged; rebuilding it from Kafka");
-        self.metrics.add_rebuild();
-        self.part.not_ready("the index was damaged; rebuilding it");
-        self.shared.begin_build();
-        let mut retries = Retries::default();
+        self.thread.metrics.add_rebuild();
+        self.thread.part.not_ready("the index was damaged; rebuilding it");
+        self.thread.shared.begin_build();
+        let mut retries = Retries::new("cannot write the index");
         loop {
-            match self.writer.rebuild(&self.pool) {
+            match self.writer.rebuild(&self.thread.pool) {
                 Ok(()) => break,
                 Err(error) if error.is_temporary() => {
-                    if !retries.wait(self, &error) {
+                    if !retries.wait(&self.thread, &error) {
                         return Ok(Outcome::Stopped);
                     }
                 }
                 Err(error) => return Err(error),
             }
         }
-        self.shared.last_row.send_replace(self.writer.last_sequence());
+        self.completeness = None;
+        self.removing.clear();
+        self.thread
+            .shared
+            .last_row
+            .send_replace(self.writer.last_sequence());
         Ok(Outcome::Rebuilt)
     }
 }
 
-/// Repeated attempts to write.
+/// Repeated attempts.
 struct Retries {
+    problem: &'static str,
     backoff: Backoff,
     log_throttle: LogThrottle,
     has_failed: bool,
 }
 
-impl Default for Retries {
-    fn default() -> Self {
+impl Retries {
+    fn new(problem: &'static str) -> Self {
         Self {
+            problem,
             backoff: Backoff::new(MIN_WAIT, MAX_WAIT),
             log_throttle: LogThrottle::default(),
             has_failed: false,
         }
     }
-}
 
-impl Retries {
     /// Waits before the next attempt. The result is false if the process is shutting down.
     fn wait(&mut self, thread: &WriterThread, error: &IndexError) -> bool {
         self.has_failed = true;
         thread.metrics.add_write_error();
         if error.is_disk_full() {
             // Two indexes may not fit. The former one would only save time in a roll-back.
-            thread.writer.remove_outdated();
+            thread.pool.remove_outdated();
         }
         let error = error_chain(error);
-        let problem = format!("cannot write the index, retrying: {error}");
+        let problem = format!("{}, retrying: {error}", self.problem);
         if *thread.shared.caught_up.borrow() {
             thread.part.ready_but(problem);
         } else {
             thread.part.not_ready(problem);
         }
         if self.log_throttle.should_log() {
-            tracing::error!(error, "cannot write the index; retrying");
+            tracing::error!(error, "{}; retrying", self.problem);
         }
         let until = Instant::now() + self.backoff.next_delay();
         while !thread.stop.is_cancelled() {
@@ -347,15 +447,18 @@ impl Retries {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::sync::mpsc::sync_channel;
 
     use prometheus_client::registry::Registry;
-    use redeliver_core::Timestamp;
+    use redeliver_core::{Headers, Position, Record, Timestamp};
     use redeliver_runtime::health::Health;
     use redeliver_testkit::eventually;
 
     use super::*;
-    use crate::index::{self, FILE, Index};
+    use crate::index::{self, FILE};
+    use crate::ledger;
+    use crate::letter::Letter;
 
     const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -378,7 +481,8 @@ mod tests {
     }
 
     struct Running {
-        work: std::sync::mpsc::SyncSender<Work>,
+        work: SyncSender<Work>,
+        opened: Receiver<Indexed>,
         pool: Pool,
         shared: Arc<SharedState>,
         health: Health,
@@ -386,30 +490,59 @@ mod tests {
         stop: CancellationToken,
     }
 
-    fn start(directory: &std::path::Path) -> Running {
-        let Index { writer, pool, .. } = Index::open(directory, &[]).unwrap();
+    /// Starts what `run` does with the thread.
+    fn start_with(
+        directory: &Path,
+        run: impl FnOnce(WriterThread) -> Result<(), IndexError> + Send + 'static,
+    ) -> Running {
         let (sender, work) = sync_channel(4);
-        let (shared, health) = (Arc::new(SharedState::new(0)), Health::new());
-        let stop = CancellationToken::new();
+        let (opened_sender, opened) = sync_channel(1);
+        let (shared, health) = (Arc::new(SharedState::new()), Health::new());
+        let (pool, stop) = (Pool::new(directory, &[]), CancellationToken::new());
         let thread = WriterThread {
-            writer,
+            directory: directory.to_owned(),
             pool: pool.clone(),
             work,
+            opened: opened_sender,
             shared: shared.clone(),
             clock: Arc::new(redeliver_core::SystemClock),
             part: health.part("dlq-index"),
             metrics: Metrics::register(&mut Registry::default()),
             stop: stop.clone(),
-            progress: Progress::default(),
         };
         Running {
             work: sender,
+            opened,
             pool,
             shared,
             health,
-            thread: std::thread::spawn(move || thread.run()),
+            thread: std::thread::spawn(move || run(thread)),
             stop,
         }
+    }
+
+    fn start(directory: &Path) -> Running {
+        let running = start_with(directory, WriterThread::run);
+        running.opened.recv().unwrap();
+        running
+    }
+
+    fn letters(topic: &str, count: i64) -> Change {
+        let letter = |offset| {
+            Letter::read(&Record {
+                position: Position {
+                    topic: topic.into(),
+                    partition: 0,
+                    offset,
+                },
+                timestamp: Some(Timestamp::from_millis(1)),
+                key: None,
+                value: None,
+                headers: Headers::default(),
+                unreadable_headers: 0,
+            })
+        };
+        Change::Letters((0..count).map(letter).collect())
     }
 
     impl Running {
@@ -496,5 +629,111 @@ mod tests {
         running.until("ready");
         assert_eq!(running.position(), Some(9));
         running.end();
+    }
+
+    #[test]
+    fn an_index_that_cannot_be_opened_for_now_is_opened_later() {
+        let directory = tempfile::tempdir().unwrap();
+        let running = start(directory.path());
+        running.send(position(7));
+        running.end();
+        let other = rusqlite::Connection::open(directory.path().join(FILE)).unwrap();
+        other
+            .execute_batch("PRAGMA locking_mode = exclusive; BEGIN EXCLUSIVE")
+            .unwrap();
+        let running = start_with(directory.path(), WriterThread::run);
+        running.until("waiting: cannot open the index");
+        drop(other);
+        let indexed = running.opened.recv_timeout(DEADLINE).unwrap();
+        assert_eq!(indexed.positions, [("a-dlq".into(), 0, 7)]);
+        running.end();
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_used_ends_the_process() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        std::fs::write(&file, b"").unwrap();
+        let running = start_with(&file, WriterThread::run);
+        let error = running.thread.join().unwrap().unwrap_err();
+        assert!(matches!(error, IndexError::Directory { .. }), "{error:?}");
+    }
+
+    #[test]
+    fn a_full_disk_costs_the_index_of_a_former_version() {
+        let directory = tempfile::tempdir().unwrap();
+        let former = directory.path().join("dlq-index.db");
+        std::fs::write(&former, b"of a former version").unwrap();
+        let running = start_with(directory.path(), |thread| {
+            let (writer, _) = thread.try_open()?;
+            writer.limit_size_to_pages(1);
+            OpenIndex::new(thread, writer).run()
+        });
+        running.send(Message::Changes {
+            batch: 1,
+            changes: vec![letters("a-dlq", 500)],
+        });
+        eventually("the former index is deleted", DEADLINE, || {
+            if former.exists() { Err("not yet") } else { Ok(()) }
+        });
+        running.until("waiting: cannot write the index");
+        running.stop.cancel();
+        running.thread.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn what_is_still_to_be_removed_is_missing_in_answers() {
+        let directory = tempfile::tempdir().unwrap();
+        let running = start_with(directory.path(), |thread| {
+            let (writer, _) = thread.try_open()?;
+            let shared = thread.shared.clone();
+            let missing = || -> Vec<(String, Option<i32>)> {
+                let completeness = shared.completeness();
+                let missing = completeness.missing.iter();
+                missing
+                    .inspect(|(_, reason)| assert_eq!(**reason, Reason::NotRemoved))
+                    .map(|((topic, partition), _)| (topic.to_string(), *partition))
+                    .collect()
+            };
+            let mut index = OpenIndex::new(thread, writer);
+            // More than two slices.
+            index.write(1, &[letters("a-dlq", 5_000), letters("b-dlq", 5_000)])?;
+            index.completeness = Some(Completeness {
+                as_of: Some(Timestamp::from_millis(1)),
+                ..Completeness::default()
+            });
+            index.publish();
+            assert_eq!(missing(), []);
+            let forget = Change::Forget {
+                topic: "a-dlq".into(),
+            };
+            let trim = Change::Trim {
+                topic: "b-dlq".into(),
+                partition: 0,
+                low: 5_000,
+            };
+            index.write(2, &[Change::ForgetLedger, forget, trim])?;
+            // A completeness that the reader decided before it knew.
+            index.publish();
+            let of_topic = |topic: &str, partition| (topic.to_owned(), partition);
+            let (first, second) = (of_topic("a-dlq", None), of_topic("b-dlq", Some(0)));
+            assert_eq!(
+                missing(),
+                [first.clone(), second.clone(), of_topic(ledger::TOPIC, None)]
+            );
+            assert!(!shared.completeness().are_states_known());
+            let mut seen = vec![missing()];
+            while let Outcome::Done(true) = index.remove_slice()? {
+                if seen.last() != Some(&missing()) {
+                    seen.push(missing());
+                }
+            }
+            assert_eq!(seen[1..], [vec![first, second.clone()], vec![second], vec![]]);
+            // The ledger was away in between.
+            let completeness = shared.completeness();
+            assert!(completeness.are_states_known() && completeness.ledger_losses == 1);
+            Ok(())
+        });
+        running.thread.join().unwrap().unwrap();
     }
 }

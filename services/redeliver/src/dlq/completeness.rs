@@ -75,6 +75,7 @@ fn partition(missing: &MissingPartition) -> String {
         MissingReason::NoLeader => "no leader",
         MissingReason::Refused => "refused",
         MissingReason::NotRead => "not read yet",
+        MissingReason::NotRemoved => "not removed yet",
     };
     let error = missing.error.as_ref().map(|error| format!(": {error}"));
     in_one_line(&format!("{place} ({reason}{})", error.unwrap_or_default()))

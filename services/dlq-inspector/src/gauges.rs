@@ -1,0 +1,152 @@
+//! The gauges that are too expensive to update with every change.
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redeliver_core::error_chain::error_chain;
+use redeliver_core::wait::LogThrottle;
+use tokio_util::sync::CancellationToken;
+
+use crate::index::{self, Pool, ReadError};
+use crate::metrics::Metrics;
+use crate::shared::SharedState;
+
+/// Time between two updates.
+const INTERVAL: Duration = Duration::from_secs(10);
+
+/// What updates the gauges.
+pub(crate) struct Gauges {
+    pub(crate) pool: Pool,
+    pub(crate) metrics: Metrics,
+    pub(crate) shared: Arc<SharedState>,
+    /// The directory of the index.
+    pub(crate) directory: PathBuf,
+}
+
+impl Gauges {
+    /// Updates the gauges until `stop` is cancelled. A query that fails is repeated with the next update: if the index is damaged,
+    /// the writer rebuilds it.
+    pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), Infallible> {
+        let mut log_throttle = LogThrottle::default();
+        loop {
+            let counted = tokio::select! {
+                counted = self.count_open() => counted,
+                () = stop.cancelled() => return Ok(()),
+            };
+            if let Err(error) = counted
+                && log_throttle.should_log()
+            {
+                tracing::warn!(error = %error_chain(&error), "cannot count open dead letters; trying again later");
+            }
+            self.metrics.set_size(index::size(&self.directory));
+            tokio::select! {
+                () = tokio::time::sleep(INTERVAL) => {}
+                () = stop.cancelled() => return Ok(()),
+            }
+        }
+    }
+
+    async fn count_open(&self) -> Result<(), ReadError> {
+        let (build, before) = (self.shared.build(), self.shared.completeness());
+        let open = self.pool.internal(index::open_by_topic).await?;
+        let completeness = before.and(&self.shared.completeness());
+        let is_current = completeness.as_of.is_some() && self.shared.build() == build;
+        if !is_current || !completeness.are_states_known() {
+            // The last values stay: alerts must not resolve because the index is rebuilt or the ledger cannot be read.
+            return Ok(());
+        }
+        for (topic, status) in &*self.shared.topics() {
+            let open = open.get(topic);
+            self.metrics.set_open(topic, open.map_or(0, |open| open.count));
+            let removal = open.and_then(|open| status.removes_at(open.oldest));
+            self.metrics.set_removal(topic, removal);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+    use prometheus_client::registry::Registry;
+    use redeliver_core::{Headers, Position, Record, Timestamp};
+
+    use super::*;
+    use crate::completeness::{Completeness, Reason};
+    use crate::index::{Change, Index};
+    use crate::ledger;
+    use crate::letter::Letter;
+    use crate::shared::TopicStatus;
+
+    fn letter(offset: i64) -> Letter {
+        Letter::read(&Record {
+            position: Position {
+                topic: "t-dlq".into(),
+                partition: 0,
+                offset,
+            },
+            timestamp: Some(Timestamp::from_millis(1)),
+            key: None,
+            value: None,
+            headers: Headers::default(),
+            unreadable_headers: 0,
+        })
+    }
+
+    fn caught_up() -> Completeness {
+        Completeness {
+            as_of: Some(Timestamp::from_millis(1)),
+            ..Completeness::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn the_number_of_open_dead_letters_stays_while_it_is_not_known() {
+        let directory = tempfile::tempdir().unwrap();
+        let Index { mut writer, pool, .. } = Index::open(directory.path(), &[]).unwrap();
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry);
+        let shared = Arc::new(SharedState::new());
+        shared.topics().insert("t-dlq".to_owned(), TopicStatus::default());
+        let gauges = Gauges {
+            pool,
+            metrics,
+            shared: shared.clone(),
+            directory: directory.path().to_owned(),
+        };
+        let open = || {
+            let mut text = String::new();
+            encode(&mut text, &registry).unwrap();
+            let mut lines = text.lines();
+            lines
+                .find_map(|line| line.strip_prefix("dlq_open{topic=\"t-dlq\"} "))
+                .map(str::to_owned)
+        };
+        let mut put = |offset| {
+            let letters = [Change::Letters(vec![letter(offset)])];
+            writer.write(&letters, Timestamp::from_millis(1)).unwrap();
+        };
+        put(1);
+        // Not everything was read yet.
+        gauges.count_open().await.unwrap();
+        assert_eq!(open(), None);
+        shared.set_completeness(caught_up());
+        gauges.count_open().await.unwrap();
+        assert_eq!(open().as_deref(), Some("1"));
+        put(2);
+        let without_ledger = Completeness {
+            missing: [((ledger::TOPIC.into(), None), Reason::NotRead)].into(),
+            ..caught_up()
+        };
+        for unknown in [Completeness::default(), without_ledger] {
+            shared.set_completeness(unknown);
+            gauges.count_open().await.unwrap();
+            assert_eq!(open().as_deref(), Some("1"));
+        }
+        shared.set_completeness(caught_up());
+        gauges.count_open().await.unwrap();
+        assert_eq!(open().as_deref(), Some("2"));
+    }
+}
