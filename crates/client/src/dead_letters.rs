@@ -150,7 +150,7 @@ pub struct Completeness {
 pub struct MissingPartition {
     /// The topic.
     pub topic: String,
-    /// The partition; `None` if nothing is known about the partitions of the topic.
+    /// The partition; `None` if the whole topic is missing.
     pub partition: Option<i32>,
     /// Why it is missing.
     pub reason: MissingReason,

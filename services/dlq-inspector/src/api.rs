@@ -137,13 +137,7 @@ impl Api {
     /// The record of a dead letter.
     async fn record_of(&self, letter: &IndexedLetter) -> Result<Record, Status> {
         let records = self.lookup(std::slice::from_ref(letter)).await?;
-        let id = letter.id.to_string();
-        match records.into_iter().next().flatten() {
-            None => Err(not_found(&id)),
-            // The topic was created again, and the index does not contain the new record yet.
-            Some(record) if content_hash(&record) != letter.content => Err(index_incomplete(&id)),
-            Some(record) => Ok(record),
-        }
+        same_record(letter, records.into_iter().next().flatten())
     }
 
     /// The records of dead letters; `None` if Kafka does not have one any more.
@@ -271,6 +265,17 @@ impl DeadLetterService for Api {
     }
 }
 
+/// The record of a dead letter, given what Kafka has at its position.
+fn same_record(letter: &IndexedLetter, record: Option<Record>) -> Result<Record, Status> {
+    let id = letter.id.to_string();
+    match record {
+        None => Err(not_found(&id)),
+        // The topic was created again, and the index does not contain the new record yet.
+        Some(record) if content_hash(&record) != letter.content => Err(index_incomplete(&id)),
+        Some(record) => Ok(record),
+    }
+}
+
 fn not_found(id: &str) -> Status {
     let text = format!(
         "no such dead letter: `{}`; it may have been removed by retention",
@@ -342,4 +347,49 @@ fn shutting_down() -> Status {
 /// The beginning of a client's text, for an error message.
 fn bounded(text: &str) -> String {
     redeliver_core::failure::bounded_text(text, 300)
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_core::{Headers, Timestamp};
+    use redeliver_proto::error::reason;
+
+    use super::*;
+    use crate::index::{Change, Index};
+    use crate::letter::Letter;
+
+    #[test]
+    fn another_record_at_the_position_of_a_dead_letter_is_not_yet_indexed() {
+        let record = |value: &'static str| Record {
+            position: Position {
+                topic: "t-dlq".into(),
+                partition: 0,
+                offset: 1,
+            },
+            timestamp: Some(Timestamp::from_millis(1)),
+            key: None,
+            value: Some(value.into()),
+            headers: Headers::default(),
+            unreadable_headers: 0,
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let Index { mut writer, pool, .. } = Index::open(directory.path(), &[]).unwrap();
+        let letters = vec![Letter::read(&record("old"))];
+        writer
+            .write(&[Change::Letters(letters)], Timestamp::from_millis(1))
+            .unwrap();
+        let id: LetterId = "t-dlq/0/1".parse().unwrap();
+        let letter = pool.read_blocking(|connection| index::get(connection, &id));
+        let letter = letter.unwrap().unwrap();
+        let refused = |found| {
+            let status = same_record(&letter, found).unwrap_err();
+            (status.code(), reason(&status).unwrap())
+        };
+        assert!(same_record(&letter, Some(record("old"))).is_ok());
+        // Whether the new record is a dead letter is not known yet, so it is not certain that there is none.
+        let incomplete = (Code::Unavailable, "INDEX_INCOMPLETE".to_owned());
+        assert_eq!(refused(Some(record("new"))), incomplete);
+        let gone = (Code::NotFound, "DEAD_LETTER_NOT_FOUND".to_owned());
+        assert_eq!(refused(None), gone);
+    }
 }

@@ -99,7 +99,7 @@ impl Metrics {
         );
         registry.register(
             "dlq_index_write_errors",
-            "Failed attempts to write the index, which are repeated",
+            "Failed attempts to open or write the index, which are repeated",
             metrics.write_errors.clone(),
         );
         registry.register_with_unit(

@@ -41,13 +41,16 @@ pub(crate) struct SharedState {
 }
 
 impl SharedState {
+    /// The build that the process has opened or created at its start.
+    pub(crate) const FIRST_BUILD: u64 = 0;
+
     /// Before the index is open.
     pub(crate) fn new() -> Self {
         Self {
             last_row: watch::Sender::new(0),
             caught_up: watch::Sender::new(false),
             completeness: Mutex::default(),
-            build: AtomicU64::new(0),
+            build: AtomicU64::new(Self::FIRST_BUILD),
             applied: AtomicU64::new(0),
             topics: Mutex::default(),
         }
@@ -108,5 +111,36 @@ impl SharedState {
     /// Number of records that are not indexed yet, in all topics.
     pub(crate) fn lag(&self) -> u64 {
         self.topics().values().map(|topic| topic.lag).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::completeness::Reason;
+    use crate::ledger;
+
+    #[test]
+    fn states_are_unknown_in_an_answer_during_which_the_ledger_was_away() {
+        let shared = SharedState::new();
+        let caught_up = |missing: &[&str]| Completeness {
+            as_of: Some(Timestamp::from_millis(1)),
+            missing: missing
+                .iter()
+                .map(|topic| ((Arc::from(*topic), None), Reason::NotRead))
+                .collect(),
+            ..Completeness::default()
+        };
+        let known = |before: &Completeness| before.and(&shared.completeness()).are_states_known();
+        shared.set_completeness(caught_up(&[]));
+        let before = shared.completeness();
+        shared.set_completeness(caught_up(&["t-dlq"]));
+        assert!(known(&before));
+        shared.set_completeness(caught_up(&[ledger::TOPIC]));
+        assert!(!known(&before));
+        // It is there again when the answer is sent.
+        shared.set_completeness(caught_up(&[]));
+        assert!(!known(&before));
+        assert!(known(&shared.completeness()));
     }
 }

@@ -337,3 +337,34 @@ fn too_slow() -> WatchEnd {
 fn kib(bytes: u64) -> u32 {
     u32::try_from(bytes.div_ceil(1024).max(1)).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use redeliver_proto::error::reason;
+
+    use super::*;
+
+    /// Time between two messages that a slow client accepts.
+    const PACE: Duration = Duration::from_secs(29);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_waits_for_a_client_that_accepts_messages_and_not_for_one_that_does_not() {
+        let (accepting, accepted) = watch::channel(0_u64);
+        let slow = async {
+            for _ in 0..10 {
+                tokio::time::sleep(PACE).await;
+                accepting.send_modify(|count| *count += 1);
+            }
+        };
+        let waiting = while_accepting(accepted.clone(), tokio::time::sleep(10 * PACE));
+        let (waited, ()) = tokio::join!(waiting, slow);
+        assert!(waited.is_ok());
+
+        let waiting = while_accepting(accepted, std::future::pending::<()>());
+        let Err(WatchEnd::Status(status)) = waiting.await else {
+            panic!("the watch goes on");
+        };
+        assert_eq!(reason(&status).as_deref(), Some("WATCHER_TOO_SLOW"));
+        drop(accepting);
+    }
+}

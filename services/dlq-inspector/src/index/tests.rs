@@ -1172,11 +1172,12 @@ async fn fast_queries_run_next_to_any_number_of_slow_ones() {
     let mut fixture = Fixture::new();
     fixture.put((0..1_000).map(|offset| letter("t-dlq", 0, offset, &[])).collect());
     let pool = fixture.index.pool.clone();
-    let (release, released) = std::sync::mpsc::channel::<()>();
+    let (release, released) = std::sync::mpsc::sync_channel::<()>(SLOW);
     let released = Arc::new(std::sync::Mutex::new(released));
-    let slow = (0..SLOW).map(|number| {
+    let mut slow = tokio::task::JoinSet::new();
+    for number in 0..SLOW {
         let (pool, released) = (pool.clone(), released.clone());
-        tokio::spawn(async move {
+        slow.spawn(async move {
             let query = move |connection: &rusqlite::Connection| {
                 let sql = "SELECT count(*) FROM letters a, letters b";
                 // It is interrupted in the fast lane.
@@ -1190,9 +1191,8 @@ async fn fast_queries_run_next_to_any_number_of_slow_ones() {
             } else {
                 pool.query(query).await
             }
-        })
-    });
-    let slow: Vec<_> = slow.collect();
+        });
+    }
     for _ in 0..100 {
         let query = |connection: &rusqlite::Connection| {
             get(
@@ -1209,8 +1209,8 @@ async fn fast_queries_run_next_to_any_number_of_slow_ones() {
     for _ in 0..SLOW {
         release.send(()).unwrap();
     }
-    for query in slow {
-        assert_eq!(query.await.unwrap().unwrap(), 1_000_000);
+    while let Some(counted) = slow.join_next().await {
+        assert_eq!(counted.unwrap().unwrap(), 1_000_000);
     }
 }
 
@@ -1364,14 +1364,16 @@ fn a_removal_continues_after_a_restart() {
         json_fields: &[],
     };
     // A survey finds by the id or the position that the topic is another one.
-    let (positions, ids) = fixture.index.writer.read_progress().unwrap();
-    assert_eq!((positions.len(), ids.len()), (1, 1));
+    let progress = |fixture: &Fixture| {
+        let progress = fixture.index.writer.read_progress().unwrap();
+        (progress.positions.len(), progress.topic_ids.len())
+    };
+    assert_eq!(progress(&fixture), (1, 1));
     let left = fixture.counts("", [0; 3]);
     assert_eq!(left[0].1.total, removal::SLICE_ROWS as u64);
     fixture.apply(&forget);
     assert_eq!(fixture.counts("", [0; 3]), []);
-    let (positions, ids) = fixture.index.writer.read_progress().unwrap();
-    assert_eq!((positions.len(), ids.len()), (0, 0));
+    assert_eq!(progress(&fixture), (0, 0));
 }
 
 #[test]
@@ -1433,7 +1435,7 @@ fn a_text_that_is_used_again_while_unused_ones_are_searched_is_kept() {
     let coded = |offset: i64, code: i64| {
         let (code, message) = (
             format!("code-{code}"),
-            format!("no {}", "x".repeat(code as usize % 50)),
+            format!("no {}", "x".repeat(usize::try_from(code % 50).unwrap())),
         );
         letter(
             "t-dlq",
@@ -1467,7 +1469,7 @@ fn a_text_that_is_used_again_while_unused_ones_are_searched_is_kept() {
         assert_eq!(found.error_code, format!("code-{code}"));
         assert_eq!(
             found.error_message,
-            format!("no {}", "x".repeat(code as usize % 50))
+            format!("no {}", "x".repeat(usize::try_from(code % 50).unwrap()))
         );
     }
     let unused = fixture.index.pool.read_blocking(|connection| {

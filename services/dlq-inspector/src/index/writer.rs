@@ -61,6 +61,12 @@ pub enum Change {
     ForgetLedger,
 }
 
+/// What was read of the topics.
+pub(crate) struct ReadProgress {
+    pub(crate) positions: Vec<query::ReadPosition>,
+    pub(crate) topic_ids: Vec<(Arc<str>, TopicId)>,
+}
+
 /// The connection that writes.
 pub struct Writer {
     connection: Connection,
@@ -123,13 +129,12 @@ impl Writer {
         Ok((writer, is_new))
     }
 
-    /// What was read so far: the position of each partition, and the ids of topics.
-    pub(crate) fn read_progress(
-        &self,
-    ) -> Result<(Vec<query::ReadPosition>, Vec<(Arc<str>, TopicId)>), IndexError> {
-        let read = || -> rusqlite::Result<_> {
+    /// What was read so far.
+    pub(crate) fn read_progress(&self) -> Result<ReadProgress, IndexError> {
+        let read = || {
             let (positions, _) = query::read_positions(&self.connection)?;
-            Ok((positions, query::read_topic_ids(&self.connection)?))
+            let topic_ids = query::read_topic_ids(&self.connection)?;
+            Ok(ReadProgress { positions, topic_ids })
         };
         read().map_err(database("reading the index"))
     }

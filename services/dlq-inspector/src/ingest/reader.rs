@@ -61,7 +61,8 @@ impl Reader {
     pub(crate) fn run(self, indexed: Indexed) -> Result<(), ReadError> {
         let follower = Follower::new(&self.settings, self.waker.clone())?;
         let mut reader_loop = ReaderLoop {
-            build: self.shared.build(),
+            // The positions are those of this build, even if it was found damaged meanwhile.
+            build: SharedState::FIRST_BUILD,
             reader: self,
             follower,
             topics: Topics::new(indexed),

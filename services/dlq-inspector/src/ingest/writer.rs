@@ -123,17 +123,20 @@ impl WriterThread {
 
     fn try_open(&self) -> Result<(Writer, Indexed), IndexError> {
         let (writer, is_new) = Writer::open(&self.pool, &self.directory)?;
-        let (positions, ids) = writer.read_progress()?;
-        let positions = positions.into_iter();
+        let progress = writer.read_progress()?;
+        let positions = progress.positions.into_iter();
         let positions = positions.map(|position| (position.topic.into(), position.partition, position.next));
+        let indexed = Indexed {
+            positions: positions.collect(),
+            ids: progress.topic_ids,
+        };
         tracing::info!(
             index = if is_new { "new" } else { "existing" },
             last_number = writer.last_sequence(),
             data_dir = %self.directory.display(),
             "opened the index"
         );
-        let positions = positions.collect();
-        Ok((writer, Indexed { positions, ids }))
+        Ok((writer, indexed))
     }
 }
 

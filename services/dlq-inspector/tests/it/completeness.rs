@@ -186,12 +186,46 @@ async fn answers_name_what_may_not_be_read_and_leave_unknown_states_unknown() {
     // A consumer that is refused is not a consumer that has stalled.
     assert!(!inspector.process.output().contains("consumer stalled"));
 
+    // A watch with a filter on the state ends once it would need the states that it does not know.
+    let mut open_ones = client
+        .watch_dead_letters(v1::WatchDeadLettersRequest {
+            filter: "state = OPEN".to_owned(),
+            only_new: true,
+            ..v1::WatchDeadLettersRequest::default()
+        })
+        .await
+        .unwrap()
+        .into_inner();
+    deny(&kafka, "Read", &[ledger::TOPIC]);
+    eventually_async("the states are unknown", DEADLINE, async || {
+        let completeness = list(&mut client, "").await.unwrap().completeness.unwrap();
+        if completeness.states_known {
+            Err(format!("{completeness:?}"))
+        } else {
+            Ok(())
+        }
+    })
+    .await;
+    env.put(&open, 0, vec![dead("d", "v", &[])]).await;
+    let end = loop {
+        match open_ones.message().await {
+            Ok(Some(message)) => {
+                let event = message.event.unwrap();
+                assert!(!matches!(event, Event::DeadLetter(_)), "{event:?}");
+            }
+            Ok(None) => panic!("the watch ended without a status"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(refusal(end), unavailable("STATES_UNKNOWN"));
+    allow_again(&kafka, "Read", &[ledger::TOPIC]);
+
     // A topic that may not even be described looks as if it did not exist. It stays in the index.
     deny(&kafka, "Describe", &[&*closed]);
     eventually_async("the topic is missing", DEADLINE, async || {
         let page = list(&mut client, "").await.unwrap();
         let missing = missing(&page.completeness.unwrap(), &closed);
-        assert_eq!(page.dead_letters.len(), 3);
+        assert_eq!(page.dead_letters.len(), 4);
         if missing == [(None, v1::MissingReason::Refused)] {
             Ok(())
         } else {

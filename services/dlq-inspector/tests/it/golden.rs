@@ -56,11 +56,14 @@ async fn an_index_that_another_process_uses_is_rejected() {
     let mut second = env.spawn();
     let output = second
         .process
-        .wait_for_output("error: ", crate::support::DEADLINE);
+        .wait_for_output("caused by: ", crate::support::DEADLINE);
     assert_eq!(second.process.wait(crate::support::DEADLINE).code(), Some(1));
-    let error = output.lines().find(|line| line.starts_with("error: ")).unwrap();
+    let error = output
+        .lines()
+        .find(|line| line.starts_with("caused by: "))
+        .unwrap();
     let expected = format!(
-        "error: the index in {} is in use by another process; set dlq_inspector.data_dir to a different directory for \
+        "caused by: the index in {} is in use by another process; set dlq_inspector.data_dir to a different directory for \
          each process",
         env.data_dir().display()
     );
