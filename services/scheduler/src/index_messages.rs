@@ -17,6 +17,8 @@ pub(crate) enum IndexRequest {
     Scan(ScanRequest),
     /// List ended jobs whose retention is over.
     Forgettable,
+    /// Count the waiting jobs of these applications.
+    Count(Vec<Arc<str>>),
 }
 
 /// What a shard needs to know in order to decide a command.
@@ -75,4 +77,6 @@ pub(crate) enum IndexResponse {
     Scanned(Scan),
     /// Ended jobs whose retention is over.
     Forgettable(Vec<JobId>),
+    /// The numbers of waiting jobs of applications.
+    Counted(Vec<(Arc<str>, u64)>),
 }

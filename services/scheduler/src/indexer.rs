@@ -295,6 +295,15 @@ impl<I: Index> ShardIndexer<I> {
                 is_current(applied)?;
                 Ok(IndexResponse::Forgettable(ids))
             }
+            IndexRequest::Count(apps) => {
+                let mut counted = Vec::with_capacity(apps.len());
+                for app in apps {
+                    let stats = self.index.stats(shard, Some(app), now, 0).await?;
+                    is_current(stats.applied)?;
+                    counted.push((app.clone(), stats.scheduled));
+                }
+                Ok(IndexResponse::Counted(counted))
+            }
         }
     }
 

@@ -6,6 +6,7 @@
 //! | [`request`] | parses and checks the records of the ingest topic |
 //! | `shard` | decides what happens to commands and due jobs, without IO |
 //! | `controls` | which applications are paused or limited: settings, and what operators want |
+//! | `quota` | how many jobs of an application may wait |
 //! | `rate` | how many jobs of an application may be dispatched per second |
 //! | `window`, `overlay` | what a shard holds in memory: jobs that are due soon, and changes that the index does not contain yet |
 //! | [`index`] | the index by due time, in Redis or in memory |
@@ -44,6 +45,7 @@ mod lookups;
 mod metrics;
 mod overlay;
 mod processor;
+mod quota;
 mod rate;
 mod readiness;
 mod refused;
