@@ -288,7 +288,7 @@ impl<I: Index> ShardIndexer<I> {
             IndexRequest::Scan(request) => {
                 let scan = self.index.scan(shard, request).await?;
                 is_current(scan.applied)?;
-                Ok(IndexResponse::Scanned(scan))
+                Ok(IndexResponse::Scanned(lookups::read_scan(scan)?))
             }
             IndexRequest::Forgettable => {
                 let (applied, ids) = self.index.forgettable(shard, now, MAX_FORGETTABLE).await?;

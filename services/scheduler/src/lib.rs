@@ -13,7 +13,7 @@
 //! | `index_messages` | the messages between a shard and its indexer |
 //! | `checkpoint_age` | which checkpoints are recent enough to continue from |
 //! | `indexer` | brings a shard's index up to date, applies changes and serves queries |
-//! | `lookups` | looks up what a shard needs to decide its commands |
+//! | `lookups` | reads what a shard needs of its index: to decide its commands, and the jobs that are due next |
 //! | `limits` | what the shards of a process share: memory, and take-overs at the same time |
 //! | `state_topic` | checks the records of the state topic |
 //! | `admission` | which jobs are accepted while the index is full |

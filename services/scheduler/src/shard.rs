@@ -20,8 +20,8 @@ use redeliver_service::due::Waiting;
 use crate::admission;
 use crate::codec::{self, KeyValue};
 use crate::controls::AppStates;
-use crate::index::{Change, Cursor, Effect, MemoryPressure, Row, Scan};
-use crate::index_messages::{Found, IndexRequest, IndexResponse, Query};
+use crate::index::{Change, Cursor, Effect, MemoryPressure, Scan};
+use crate::index_messages::{Found, IndexRequest, IndexResponse, Query, ScannedJob};
 use crate::job::{Flow, Job, JobId, JobState, Kind};
 use crate::overlay::Overlay;
 use crate::quota::Quotas;
@@ -568,7 +568,7 @@ impl Shard {
     }
 
     /// Moves the jobs that a scan has found to the window, as far as there is room. The overlay takes precedence over the index.
-    fn load(&mut self, scan: Scan, now: Timestamp) {
+    fn load(&mut self, scan: Scan<ScannedJob>, now: Timestamp) {
         let Some(until) = self.look_ahead.scanned_until() else {
             return;
         };
@@ -591,18 +591,13 @@ impl Shard {
             let Some(part) = parts.flows.get(&scanned.flow) else {
                 continue;
             };
-            for Row { cursor, record } in scanned.rows {
+            for ScannedJob { cursor, job } in scanned.rows {
                 let id = cursor.id;
                 if !part.contains(cursor) || self.overlay.job(id).is_some() || self.window.get(id).is_some() {
                     continue;
                 }
-                match codec::decode(id, &record) {
-                    Ok(job) => {
-                        let jobs = found.entry(scanned.flow.clone()).or_default();
-                        jobs.insert(cursor, Arc::new(job));
-                    }
-                    Err(error) => tracing::error!(job = %id, %error, "index contains an invalid job record"),
-                }
+                let jobs = found.entry(scanned.flow.clone()).or_default();
+                jobs.insert(cursor, job);
             }
         }
         for (flow, part) in &parts.flows {

@@ -14,6 +14,7 @@ use crate::codec::RetentionPolicy;
 use crate::controls::LiveAppStates;
 use crate::index::{FlowPosition, FlowScan, Row, ScanRequest};
 use crate::job::{Payload, Priority};
+use crate::lookups;
 use crate::quota::QUOTA_EXCEEDED;
 use crate::rate::Buckets;
 use crate::request::Rules;
@@ -603,7 +604,9 @@ impl World {
                 };
                 IndexResponse::LookedUp(queries.into_iter().map(find).collect())
             }
-            IndexRequest::Scan(request) => IndexResponse::Scanned(self.scan(&request)),
+            IndexRequest::Scan(request) => {
+                IndexResponse::Scanned(lookups::read_scan(self.scan(&request)).unwrap())
+            }
             IndexRequest::Forgettable => {
                 let jobs = self.index.values();
                 let over = jobs.filter(|(job, _)| {
