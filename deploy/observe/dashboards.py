@@ -466,7 +466,7 @@ def scheduler():
              f"max (redeliver_scheduler_index_memory_share{{{INSTANCE}}})", "percentunit", red_from=0.8),
     ]
     commands = [
-        graph("Commands", "Commands per second, by outcome. conflict, rejected and no_room become dead letters.",
+        graph("Commands", "Commands per second, by outcome. conflict, rejected, no_room and over_quota become dead letters.",
               rate("redeliver_scheduler_commands_total", INSTANCE, "outcome"), unit="cps"),
         graph("Received", "Records per second that were read from the ingest topic.",
               rate("redeliver_scheduler_received_total", INSTANCE, "instance"), unit="cps", stacked=True),

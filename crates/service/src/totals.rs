@@ -48,6 +48,7 @@ pub(crate) fn log(service: &str, uptime: Duration, registry: &SharedRegistry) {
             commands("conflict"),
             commands("rejected"),
             commands("no_room"),
+            commands("over_quota"),
         ]),
         // The scheduler.
         received = of("scheduler_received_total"),

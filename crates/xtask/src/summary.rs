@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Of the output of a failed test, from its first panic on if there is one.
+/// Of the output of a failed test, from its first panic to the backtrace if there is one.
 const SHOWN_LINES: usize = 30;
 const SHOWN_CHARACTERS: usize = 500;
 
@@ -11,6 +11,7 @@ const SHOWN_CHARACTERS: usize = 500;
 pub(crate) struct Failure {
     name: String,
     has_panicked: bool,
+    is_complete: bool,
     lines: Vec<String>,
 }
 
@@ -20,7 +21,8 @@ impl Failure {
             self.has_panicked = true;
             self.lines.clear();
         }
-        if self.lines.len() < SHOWN_LINES {
+        self.is_complete |= self.has_panicked && line == "stack backtrace:";
+        if !self.is_complete && self.lines.len() < SHOWN_LINES {
             self.lines.push(line.chars().take(SHOWN_CHARACTERS).collect());
         }
     }
@@ -159,16 +161,16 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_shown_from_its_panic_on() {
+    fn a_failure_is_shown_from_its_panic_to_its_backtrace() {
         let mut summary = Summary::default();
         let output = "test a ... FAILED\n\nfailures:\n\n---- a stdout ----\nbefore\n\nthread 'a' (7) panicked at src/a.rs:3:5:\n\
-            assertion failed\n\n---- b stdout ----\nError: \"timeout\"\n\n\nfailures:\n    a\n    b\n\ntest result: FAILED.";
+            assertion failed\nstack backtrace:\n   0: main\nlog\n\n---- b stdout ----\nError: \"timeout\"\n\n\nfailures:\n    a\n    b\n\ntest result: FAILED.";
         output.lines().for_each(|line| summary.add(line));
         let shown: Vec<String> = summary.failures.iter().map(ToString::to_string).collect();
         assert_eq!(
             shown,
             [
-                "---- a\nthread 'a' (7) panicked at src/a.rs:3:5:\nassertion failed\n\n",
+                "---- a\nthread 'a' (7) panicked at src/a.rs:3:5:\nassertion failed\n",
                 "---- b\nError: \"timeout\"\n\n\n"
             ]
         );

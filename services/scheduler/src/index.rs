@@ -375,19 +375,29 @@ pub enum FlowPosition {
     CountOnly,
 }
 
-/// The result of a scan.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Scan {
+/// The result of a scan, with the records of jobs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scan<R = Row> {
     /// How far the index contains the state topic.
     pub applied: Option<Applied>,
     /// All flows with a job that is due at or before `until` of the request, in the order in which they were read. That
     /// includes flows of which no job is read, because of their position or of the limits.
-    pub flows: Vec<FlowScan>,
+    pub flows: Vec<FlowScan<R>>,
+}
+
+impl<R> Default for Scan<R> {
+    /// What a scan finds in a shard without a checkpoint.
+    fn default() -> Self {
+        Self {
+            applied: None,
+            flows: Vec::new(),
+        }
+    }
 }
 
 /// What a scan has found in a flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FlowScan {
+pub struct FlowScan<R = Row> {
     /// The flow.
     pub flow: Flow,
     /// The due time of its first job in the index, whether or not that job is after the position.
@@ -396,7 +406,7 @@ pub struct FlowScan {
     /// position.
     pub due: u64,
     /// Its jobs after the position, in the order of their cursors.
-    pub rows: Vec<Row>,
+    pub rows: Vec<R>,
     /// Whether the rows are all of its jobs after the position, up to the latest due time. Otherwise, continue with a scan after the
     /// last row, or from the same position if there is no row. False for [`FlowPosition::CountOnly`].
     pub is_complete: bool,

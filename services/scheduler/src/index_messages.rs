@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::codec::KeyValue;
-use crate::index::{Batch, Scan, ScanRequest};
+use crate::index::{Batch, Cursor, Scan, ScanRequest};
 use crate::job::{Job, JobId, KeyHash};
 
 /// What a shard requests of its indexer.
@@ -17,6 +17,8 @@ pub(crate) enum IndexRequest {
     Scan(ScanRequest),
     /// List ended jobs whose retention is over.
     Forgettable,
+    /// Count the waiting jobs of these applications.
+    Count(Vec<Arc<str>>),
 }
 
 /// What a shard needs to know in order to decide a command.
@@ -53,6 +55,13 @@ impl Found {
     }
 }
 
+/// A job that a scan has found.
+#[derive(Clone, Debug)]
+pub(crate) struct ScannedJob {
+    pub(crate) cursor: Cursor,
+    pub(crate) job: Arc<Job>,
+}
+
 /// What the indexer reports to its shard.
 #[derive(Debug)]
 pub(crate) enum IndexResponse {
@@ -72,7 +81,9 @@ pub(crate) enum IndexResponse {
     /// Results in the order of the queries.
     LookedUp(Vec<Found>),
     /// Jobs that are due next.
-    Scanned(Scan),
+    Scanned(Scan<ScannedJob>),
     /// Ended jobs whose retention is over.
     Forgettable(Vec<JobId>),
+    /// The numbers of waiting jobs of applications.
+    Counted(Vec<(Arc<str>, u64)>),
 }

@@ -288,12 +288,21 @@ impl<I: Index> ShardIndexer<I> {
             IndexRequest::Scan(request) => {
                 let scan = self.index.scan(shard, request).await?;
                 is_current(scan.applied)?;
-                Ok(IndexResponse::Scanned(scan))
+                Ok(IndexResponse::Scanned(lookups::read_scan(scan)?))
             }
             IndexRequest::Forgettable => {
                 let (applied, ids) = self.index.forgettable(shard, now, MAX_FORGETTABLE).await?;
                 is_current(applied)?;
                 Ok(IndexResponse::Forgettable(ids))
+            }
+            IndexRequest::Count(apps) => {
+                let mut counted = Vec::with_capacity(apps.len());
+                for app in apps {
+                    let stats = self.index.stats(shard, Some(app), now, 0).await?;
+                    is_current(stats.applied)?;
+                    counted.push((app.clone(), stats.scheduled));
+                }
+                Ok(IndexResponse::Counted(counted))
             }
         }
     }

@@ -6,13 +6,14 @@
 //! | [`request`] | parses and checks the records of the ingest topic |
 //! | `shard` | decides what happens to commands and due jobs, without IO |
 //! | `controls` | which applications are paused or limited: settings, and what operators want |
+//! | `quota` | how many jobs of an application may wait |
 //! | `rate` | how many jobs of an application may be dispatched per second |
 //! | `window`, `overlay` | what a shard holds in memory: jobs that are due soon, and changes that the index does not contain yet |
 //! | [`index`] | the index by due time, in Redis or in memory |
 //! | `index_messages` | the messages between a shard and its indexer |
 //! | `checkpoint_age` | which checkpoints are recent enough to continue from |
 //! | `indexer` | brings a shard's index up to date, applies changes and serves queries |
-//! | `lookups` | looks up what a shard needs to decide its commands |
+//! | `lookups` | reads what a shard needs of its index: to decide its commands, and the jobs that are due next |
 //! | `limits` | what the shards of a process share: memory, and take-overs at the same time |
 //! | `state_topic` | checks the records of the state topic |
 //! | `admission` | which jobs are accepted while the index is full |
@@ -44,6 +45,7 @@ mod lookups;
 mod metrics;
 mod overlay;
 mod processor;
+mod quota;
 mod rate;
 mod readiness;
 mod refused;

@@ -1,4 +1,4 @@
-//! Lookups of a shard in its index, for commands that it cannot decide without them.
+//! What a shard reads of its index: lookups for commands that it cannot decide without them, and the jobs that are due next.
 //!
 //! The job that uses an idempotency key takes a second lookup, because only the value of the key names the job. Nothing changes
 //! in between: the indexer is the only one that changes its shard, and does one thing after the other. So a shard gets one
@@ -10,8 +10,8 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 
 use crate::codec::{self, KeyValue};
-use crate::index::{Applied, Index, IndexError, Lookup};
-use crate::index_messages::{Found, Query};
+use crate::index::{Applied, FlowScan, Index, IndexError, Lookup, Row, Scan};
+use crate::index_messages::{Found, Query, ScannedJob};
 use crate::job::{Job, JobId};
 
 /// Answers queries in their order. `is_current` checks the state of the index after each lookup.
@@ -33,7 +33,7 @@ pub(crate) async fn answer<I: Index>(
         let mut records = jobs.into_iter().zip(records);
         for found in lacking_jobs(queries, &mut found) {
             if let Some((id, record)) = records.next() {
-                found.job = read_job(id, record)?;
+                found.job = record.map(|record| read_job(id, &record)).transpose()?;
             }
         }
     }
@@ -53,7 +53,7 @@ fn first_results(queries: &[Query], results: Vec<Option<Bytes>>) -> Result<Vec<F
         Ok(match query {
             Query::Job(id) => Found {
                 key: None,
-                job: read_job(*id, result)?,
+                job: result.map(|record| read_job(*id, &record)).transpose()?,
             },
             Query::Key(_) | Query::JobOfKey(_) => Found {
                 key: read_key(result)?,
@@ -64,11 +64,34 @@ fn first_results(queries: &[Query], results: Vec<Option<Bytes>>) -> Result<Vec<F
     found.collect()
 }
 
+/// Decodes the jobs of a scan. One that cannot be read must not be left out: it would not be dispatched.
+pub(crate) fn read_scan(scan: Scan) -> Result<Scan<ScannedJob>, IndexError> {
+    let read = |Row { cursor, record }| {
+        let job = read_job(cursor.id, &record)?;
+        Ok(ScannedJob { cursor, job })
+    };
+    let flows = scan.flows.into_iter().map(|found| {
+        let rows = found.rows.into_iter().map(read);
+        Ok(FlowScan {
+            rows: rows.collect::<Result<_, IndexError>>()?,
+            flow: found.flow,
+            first: found.first,
+            due: found.due,
+            is_complete: found.is_complete,
+        })
+    });
+    Ok(Scan {
+        applied: scan.applied,
+        flows: flows.collect::<Result<_, IndexError>>()?,
+    })
+}
+
 /// A job that cannot be read must not pass for one that is unknown, nor a key for one that is not in use.
-fn read_job(id: JobId, record: Option<Bytes>) -> Result<Option<Arc<Job>>, IndexError> {
-    let job = record.map(|record| codec::decode(id, &record)).transpose();
-    let job = job.map_err(|error| IndexError::Damaged(format!("the record of job {id}: {error}")))?;
-    Ok(job.map(Arc::new))
+fn read_job(id: JobId, record: &Bytes) -> Result<Arc<Job>, IndexError> {
+    match codec::decode(id, record) {
+        Ok(job) => Ok(Arc::new(job)),
+        Err(error) => Err(IndexError::Damaged(format!("the record of job {id}: {error}"))),
+    }
 }
 
 fn read_key(value: Option<Bytes>) -> Result<Option<KeyValue>, IndexError> {
@@ -103,7 +126,7 @@ mod tests {
     use crate::codec::RetentionPolicy;
     use crate::index;
     use crate::index::memory::MemoryIndex;
-    use crate::index::{Batch, Effect, Owner};
+    use crate::index::{Batch, Effect, Owner, ScanRequest};
     use crate::job::{JobState, Kind, Payload, Priority};
     use crate::request::key_hash;
 
@@ -223,6 +246,22 @@ mod tests {
                 .unwrap();
             let answered = answer(&index, 0, &queries, NOW, |_| Ok(())).await;
             assert!(matches!(answered, Err(IndexError::Damaged(_))), "{answered:?}");
+            let due = ScanRequest {
+                now: job.due,
+                until: job.due,
+                after: None,
+                positions: Vec::new(),
+                jobs: 10,
+                jobs_per_flow: 10,
+                bytes: 1_000,
+                rotation: 0,
+            };
+            let scanned = read_scan(index.scan(0, &due).await.unwrap());
+            assert_eq!(
+                matches!(scanned, Err(IndexError::Damaged(_))),
+                damages_record,
+                "{scanned:?}"
+            );
         }
     }
 }

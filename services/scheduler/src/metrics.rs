@@ -99,7 +99,7 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_commands",
-            "Commands by outcome: accepted, duplicate, conflict, rejected, no_room (the index is full; these three become dead letters), cancelled, rescheduled, replaced (the request took the place of a waiting job), schedule_changed (created, changed or deleted), refused (the job had ended or is unknown, or nothing is to be changed), forwarded to another shard",
+            "Commands by outcome: accepted, duplicate, conflict, rejected, no_room (the index is full), over_quota (too many jobs of the application wait; these four become dead letters), cancelled, rescheduled, replaced (the request took the place of a waiting job), schedule_changed (created, changed or deleted), refused (the job had ended or is unknown, or nothing is to be changed), forwarded to another shard",
             families.commands.clone(),
         );
         registry.register(
@@ -189,6 +189,7 @@ impl SchedulerFamilies {
             conflicts: command("conflict"),
             rejected: command("rejected"),
             no_room: command("no_room"),
+            over_quota: command("over_quota"),
             forwarded: command("forwarded"),
             cancelled: command("cancelled"),
             rescheduled: command("rescheduled"),
@@ -229,6 +230,7 @@ pub(crate) struct SchedulerMetrics {
     conflicts: Counter,
     rejected: Counter,
     no_room: Counter,
+    over_quota: Counter,
     forwarded: Counter,
     cancelled: Counter,
     rescheduled: Counter,
@@ -264,6 +266,7 @@ impl SchedulerMetrics {
         self.conflicts.inc_by(tally.conflicts);
         self.rejected.inc_by(tally.rejected);
         self.no_room.inc_by(tally.no_room);
+        self.over_quota.inc_by(tally.over_quota);
         self.forwarded.inc_by(tally.forwarded);
         self.cancelled.inc_by(tally.cancelled);
         self.rescheduled.inc_by(tally.rescheduled);

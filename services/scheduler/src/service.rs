@@ -1,12 +1,13 @@
 //! The service: checks the configuration and assembles the parts.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::Context as _;
 use redeliver_kafka::{IfRecreated, LaneSpec, Waker, reader};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
-use redeliver_runtime::config::ConfigError;
+use redeliver_runtime::config::{ConfigError, SchedulerConfig};
 use redeliver_service::host::{Host, NewLane, lane_spec};
 use redeliver_service::metrics::Serves;
 use redeliver_service::topics;
@@ -60,6 +61,13 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
     Ok(host.run().await?)
 }
 
+/// How many jobs of applications with a quota may wait.
+fn max_waiting(config: &SchedulerConfig) -> BTreeMap<Arc<str>, u64> {
+    let apps = config.apps.iter();
+    apps.filter_map(|(name, app)| Some((name.as_str().into(), app.max_waiting?)))
+        .collect()
+}
+
 /// Adds the lanes of the scheduler to a host, once it has read which applications are paused. Does nothing if the process shuts down
 /// before that.
 ///
@@ -103,6 +111,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         topics,
         missing_topic_timeout: config.kafka.topics.missing_timeout.duration(),
         spans: Spans::new(host.tracer.clone()),
+        max_waiting: max_waiting(scheduler),
         app_states: LiveAppStates::new(AppSettings::of(&config), Some(control)),
         buckets: Buckets::default(),
     });

@@ -1,5 +1,6 @@
 //! The settings that all shards of a process share.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use redeliver_core::headers::ERROR_CODE;
 
 use crate::codec::RetentionPolicy;
 use crate::controls::{AppStates, LiveAppStates};
+use crate::quota::Quotas;
 use crate::rate::{Buckets, Rates};
 use crate::request::Rules;
 use crate::spans::Spans;
@@ -37,6 +39,8 @@ pub(crate) struct Settings {
     /// How long after its due time a job waits for a missing topic.
     pub(crate) missing_topic_timeout: Duration,
     pub(crate) spans: Spans,
+    /// How many jobs of applications with a quota may wait in all shards.
+    pub(crate) max_waiting: BTreeMap<Arc<str>, u64>,
     /// Which applications are paused or limited.
     pub(crate) app_states: LiveAppStates,
     /// The tokens of applications that are limited.
@@ -53,6 +57,11 @@ impl Settings {
     /// How many jobs of each application a shard may dispatch per second.
     pub(crate) fn rates(&self, states: &AppStates, shard: i32) -> Rates {
         Rates::of_shard(&states.rates, shard, self.partitions, self.buckets.clone())
+    }
+
+    /// How many jobs of each application with a quota may wait in a shard.
+    pub(crate) fn quotas(&self) -> Quotas {
+        Quotas::of_shard(&self.max_waiting, self.partitions)
     }
 
     /// The error code of an output that is a dead letter.

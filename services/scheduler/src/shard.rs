@@ -20,10 +20,11 @@ use redeliver_service::due::Waiting;
 use crate::admission;
 use crate::codec::{self, KeyValue};
 use crate::controls::AppStates;
-use crate::index::{Change, Cursor, Effect, MemoryPressure, Row, Scan};
-use crate::index_messages::{Found, IndexRequest, IndexResponse, Query};
+use crate::index::{Change, Cursor, Effect, MemoryPressure, Scan};
+use crate::index_messages::{Found, IndexRequest, IndexResponse, Query, ScannedJob};
 use crate::job::{Flow, Job, JobId, JobState, Kind};
 use crate::overlay::Overlay;
+use crate::quota::Quotas;
 use crate::refused::{self, Replacement};
 use crate::request::{
     Command, ConflictPolicy, Incoming, JobRef, NAME, RejectedWait, Request, first_origin, key_hash, shard_of,
@@ -105,6 +106,7 @@ pub(crate) struct Tally {
     pub(crate) conflicts: u64,
     pub(crate) rejected: u64,
     pub(crate) no_room: u64,
+    pub(crate) over_quota: u64,
     pub(crate) forwarded: u64,
     pub(crate) cancelled: u64,
     pub(crate) rescheduled: u64,
@@ -271,6 +273,7 @@ pub(crate) struct Shard {
     is_live: bool,
     /// Which applications are paused or limited.
     apps: Arc<AppStates>,
+    quotas: Quotas,
     window: Window,
     look_ahead: LookAhead,
     overlay: Overlay,
@@ -308,6 +311,7 @@ impl Shard {
                 settings.rates(&apps, number),
             ),
             apps,
+            quotas: settings.quotas(),
             settings,
             number,
             is_live: false,
@@ -332,7 +336,7 @@ impl Shard {
 
     /// Whether the index has been brought up to date, so that the shard may act.
     pub(crate) fn is_live(&self) -> bool {
-        self.is_live
+        self.is_live && self.quotas.is_counted()
     }
 
     /// The number of jobs in the window.
@@ -375,7 +379,7 @@ impl Shard {
 
     /// How many more commands the shard accepts.
     pub(crate) fn capacity(&self) -> usize {
-        if !self.is_live || self.is_index_behind(1) || self.command_bytes >= MAX_COMMAND_BYTES {
+        if !self.is_live() || self.is_index_behind(1) || self.command_bytes >= MAX_COMMAND_BYTES {
             return 0;
         }
         MAX_COMMANDS.saturating_sub(self.needs_lookup.len() + self.looking_up.len() + self.ready.len())
@@ -395,7 +399,7 @@ impl Shard {
 
     /// When the shard next has something to do; in the past if it has already.
     pub(crate) fn next_due(&self) -> Option<Timestamp> {
-        if !self.is_live {
+        if !self.is_live() {
             return None;
         }
         if !self.ready.is_empty() || !self.forgettable.is_empty() {
@@ -406,12 +410,12 @@ impl Shard {
 
     /// Whether a long transaction with queued jobs would delay a job of another application.
     pub(crate) fn delays_others(&self, now: Timestamp) -> bool {
-        self.is_live && self.window.delays_others(now, now.after(LONG_TURN))
+        self.is_live() && self.window.delays_others(now, now.after(LONG_TURN))
     }
 
     /// The jobs that wait for their due time; none until the shard dispatches jobs.
     pub(crate) fn waiting(&self, now: Timestamp) -> Waiting {
-        if self.is_live {
+        if self.is_live() {
             self.window.waiting(now)
         } else {
             Waiting::default()
@@ -456,6 +460,10 @@ impl Shard {
     pub(crate) fn index_requests(&mut self, now: Timestamp) -> Vec<IndexRequest> {
         let mut requests = Vec::new();
         if !self.is_live {
+            return requests;
+        }
+        requests.extend(self.quotas.take_uncounted().map(IndexRequest::Count));
+        if !self.is_live() {
             return requests;
         }
         requests.extend(self.outbox.next(now));
@@ -547,6 +555,7 @@ impl Shard {
                     .extend(commands.map(|(command, found)| ReadyItem::Command(command, found)));
             }
             IndexResponse::Scanned(scan) => self.load(scan, now),
+            IndexResponse::Counted(waiting) => self.quotas.counted(waiting),
             IndexResponse::Forgettable(ids) => {
                 self.is_scanning_forgettable = false;
                 if ids.is_empty() {
@@ -559,7 +568,7 @@ impl Shard {
     }
 
     /// Moves the jobs that a scan has found to the window, as far as there is room. The overlay takes precedence over the index.
-    fn load(&mut self, scan: Scan, now: Timestamp) {
+    fn load(&mut self, scan: Scan<ScannedJob>, now: Timestamp) {
         let Some(until) = self.look_ahead.scanned_until() else {
             return;
         };
@@ -582,18 +591,13 @@ impl Shard {
             let Some(part) = parts.flows.get(&scanned.flow) else {
                 continue;
             };
-            for Row { cursor, record } in scanned.rows {
+            for ScannedJob { cursor, job } in scanned.rows {
                 let id = cursor.id;
                 if !part.contains(cursor) || self.overlay.job(id).is_some() || self.window.get(id).is_some() {
                     continue;
                 }
-                match codec::decode(id, &record) {
-                    Ok(job) => {
-                        let jobs = found.entry(scanned.flow.clone()).or_default();
-                        jobs.insert(cursor, Arc::new(job));
-                    }
-                    Err(error) => tracing::error!(job = %id, %error, "index contains an invalid job record"),
-                }
+                let jobs = found.entry(scanned.flow.clone()).or_default();
+                jobs.insert(cursor, job);
             }
         }
         for (flow, part) in &parts.flows {
@@ -630,7 +634,7 @@ impl Shard {
             ..room
         };
         let mut writes = Writes::default();
-        if !self.is_live && !mutant!("shard-acts-before-its-index-is-ready") {
+        if !self.is_live() && !mutant!("shard-acts-before-its-index-is-ready") {
             return writes;
         }
         self.turn += 1;
@@ -806,6 +810,12 @@ impl Shard {
             self.reject(record, &failure, now, writes);
             return rejected_outcome(&failure);
         }
+        // A job that takes the place of another one adds none.
+        if superseded.is_none()
+            && let Err(failure) = self.check_quota(&request)
+        {
+            return self.reject_over_quota(record, &failure, now, writes);
+        }
         let result = if let Some(superseded) = superseded {
             writes.tally.replaced += 1;
             // Before the new job: the last record with a key counts when the index is rebuilt.
@@ -867,6 +877,7 @@ impl Shard {
             self.settings.spans.accepted(&mut job, record);
         }
         self.use_key(&job);
+        self.quotas.add(&job);
         let proto_job = codec::to_proto(&job, false);
         let job = Arc::new(job);
         // While more jobs are due than can leave, or earlier ones of its flow are still to be read, a due job queues with the others.
@@ -895,6 +906,26 @@ impl Shard {
             Kind::App | Kind::Schedule => self.check_free_memory(request.due, now),
             Kind::LongWait => Ok(()),
         }
+    }
+
+    /// Checks that another job of the application may wait. Records of pipelines are always accepted.
+    fn check_quota(&self, request: &Request) -> Result<(), Failure> {
+        match request.kind {
+            Kind::App => self.quotas.check(&request.app),
+            Kind::Schedule | Kind::LongWait => Ok(()),
+        }
+    }
+
+    fn reject_over_quota(
+        &self,
+        record: &Record,
+        failure: &Failure,
+        now: Timestamp,
+        writes: &mut Writes,
+    ) -> v1::CommandOutcome {
+        writes.tally.over_quota += 1;
+        self.reject(record, failure, now, writes);
+        rejected_outcome(failure)
     }
 
     fn check_free_memory(&self, due: Timestamp, now: Timestamp) -> Result<(), Failure> {
@@ -1121,6 +1152,7 @@ impl Shard {
     }
 
     fn end_job(&mut self, job: &Job, state: JobState, now: Timestamp, writes: &mut Writes) -> Arc<Job> {
+        self.quotas.remove(job);
         let job = Arc::new(job.ended(state, now));
         self.write_state(&job, writes);
         self.window.remove(job.id);

@@ -75,6 +75,9 @@ pub struct AppConfig {
     /// How many jobs are dispatched per second at most, by all schedulers together. `None`: as many as are due.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
+    /// How many of its jobs may wait at most. `None`: as many as Redis has memory for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_waiting: Option<u64>,
     /// Whether its jobs are accepted, and none is dispatched.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
@@ -225,6 +228,9 @@ impl SchedulerConfig {
                     at.topic("topic", &app.topic);
                     if let Some(rate) = app.rate {
                         at.range("rate", rate, 0.001..=1_000_000.0);
+                    }
+                    if let Some(max_waiting) = app.max_waiting {
+                        at.range("max_waiting", max_waiting, 1..=1_000_000_000_000);
                     }
                 });
             }

@@ -92,6 +92,8 @@ const SHARD_MODEL: Test = unit(
     "shard::tests::each_job_is_dispatched_once_and_never_early",
 );
 
+const QUOTAS: Test = unit(SCHEDULER, "shard::tests::a_quota_counts_the_jobs_that_wait");
+
 pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "lane-accepts-stale-assignments",
@@ -545,6 +547,16 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             ),
             SHARD_MODEL,
         ],
+    ),
+    mutant(
+        "shard-ignores-quotas",
+        "An application schedules more jobs than its quota permits.",
+        &[QUOTAS],
+    ),
+    mutant(
+        "shard-counts-no-ended-jobs",
+        "An application has used up its quota for ever, although its jobs are dispatched.",
+        &[QUOTAS],
     ),
     mutant(
         "shard-ignores-cancellations",

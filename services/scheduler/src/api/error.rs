@@ -17,6 +17,7 @@ use crate::admission::{INDEX_FULL, RETRY_AFTER};
 use crate::answers::CannotWait;
 use crate::index::IndexError;
 use crate::job::JobId;
+use crate::quota::QUOTA_EXCEEDED;
 use crate::request::{Field, Format};
 
 /// When a client should send a request again whose problem usually passes soon.
@@ -51,6 +52,8 @@ pub(crate) enum RequestError {
     KafkaUnavailable(String),
     /// The index has no memory for a job with this due time. The request was not written, or the shard rejected it.
     IndexFull(String),
+    /// Too many jobs of the application wait; the shard rejected the request.
+    QuotaExceeded(String),
     /// The request cannot wait for an outcome; nothing was written.
     CannotWait(CannotWait),
     /// The caller sends too many requests; this is how long it has to wait.
@@ -95,10 +98,7 @@ impl From<Refusal> for RequestError {
 
 impl From<Failure> for RequestError {
     fn from(failure: Failure) -> Self {
-        if failure.code == INDEX_FULL {
-            return Self::IndexFull(failure.message);
-        }
-        Self::Invalid(failure)
+        Self::rejected_for_now(&failure.code, &failure.message).unwrap_or(Self::Invalid(failure))
     }
 }
 
@@ -234,6 +234,12 @@ impl RequestError {
                 "INDEX_FULL",
                 message,
             ),
+            Self::QuotaExceeded(message) => parts(
+                Code::ResourceExhausted,
+                StatusCode::TOO_MANY_REQUESTS,
+                "QUOTA_EXCEEDED",
+                message,
+            ),
             Self::CannotWait(error) => {
                 let message = format!("{error}; nothing was written; retry later");
                 match error {
@@ -268,10 +274,19 @@ impl RequestError {
         }
     }
 
+    /// The error for a request that is valid and was rejected for a reason that passes; `None` for other codes.
+    pub(super) fn rejected_for_now(code: &str, message: &str) -> Option<Self> {
+        match code {
+            INDEX_FULL => Some(Self::IndexFull(message.to_owned())),
+            QUOTA_EXCEEDED => Some(Self::QuotaExceeded(message.to_owned())),
+            _ => None,
+        }
+    }
+
     /// When to send the same request again. `None` if that is pointless, or could repeat its effect.
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::IndexFull(_) => Some(RETRY_AFTER),
+            Self::IndexFull(_) | Self::QuotaExceeded(_) => Some(RETRY_AFTER),
             Self::RateLimited(wait) => Some(*wait),
             Self::Control(error) => error.retry_after(),
             Self::Refused(refusal) => (refusal.reason() == Reason::KeysUnavailable).then_some(SOON),
@@ -471,19 +486,32 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_does_not_fit_into_the_index_can_be_retried() {
-        let failure = || Failure::permanent(INDEX_FULL, "index full");
-        let status = RequestError::from(failure()).into_status();
-        assert_eq!(
-            (status.code(), status.message()),
-            (Code::ResourceExhausted, "index full")
-        );
-        assert_eq!(error::reason(&status).as_deref(), Some("INDEX_FULL"));
-        let problem = RequestError::from(failure()).into_problem();
-        assert_eq!(
-            (problem.status, &*problem.code),
-            (StatusCode::SERVICE_UNAVAILABLE, "index_full")
-        );
+    fn a_job_that_is_rejected_for_now_can_be_sent_again() {
+        for (code, reason, problem_status, problem_code) in [
+            (
+                INDEX_FULL,
+                "INDEX_FULL",
+                StatusCode::SERVICE_UNAVAILABLE,
+                "index_full",
+            ),
+            (
+                QUOTA_EXCEEDED,
+                "QUOTA_EXCEEDED",
+                StatusCode::TOO_MANY_REQUESTS,
+                "quota_exceeded",
+            ),
+        ] {
+            let failure = || Failure::permanent(code, "full");
+            let status = RequestError::from(failure()).into_status();
+            assert_eq!(
+                (status.code(), status.message()),
+                (Code::ResourceExhausted, "full")
+            );
+            assert_eq!(error::reason(&status).as_deref(), Some(reason));
+            let problem = RequestError::from(failure()).into_problem();
+            assert_eq!((problem.status, &*problem.code), (problem_status, problem_code));
+            assert_eq!(RequestError::from(failure()).retry_after(), Some(RETRY_AFTER));
+        }
     }
 
     #[test]

@@ -41,7 +41,7 @@ use super::control::Controls;
 use super::error::{RequestError, Undecided, UndecidedJob};
 use super::rates::CallerRates;
 use super::state_end::StateEnd;
-use crate::admission::{self, INDEX_FULL};
+use crate::admission;
 use crate::answers::{PendingOutcome, PendingOutcomes};
 use crate::codec;
 use crate::index::{Index, Lookup, ShardStats};
@@ -212,8 +212,8 @@ impl<I: Index> Jobs<I> {
                 job: Box::new(self.with_details(job).await),
                 reason: outcome.reason,
             }),
-            _ if outcome.code == INDEX_FULL => Err(RequestError::IndexFull(outcome.reason)),
-            _ => Err(RequestError::Rejected(outcome.reason)),
+            _ => Err(RequestError::rejected_for_now(&outcome.code, &outcome.reason)
+                .unwrap_or(RequestError::Rejected(outcome.reason))),
         }
     }
 

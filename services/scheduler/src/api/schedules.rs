@@ -26,7 +26,6 @@ use tokio::time::Instant;
 use super::completeness::{KafkaWait, read_complete};
 use super::error::RequestError;
 use super::jobs::{Jobs, OUTCOME_TIMEOUT, is_visible};
-use crate::admission::INDEX_FULL;
 use crate::index::{Index, Lookup};
 use crate::request::{
     Action, Change, Field, Format, ParsedChange, ParsedRequest, check_job, check_recurrence, other_state,
@@ -458,8 +457,8 @@ fn check_unchanged(
 
 /// The command is valid here, but the shard rejected it: its configuration differs, or it has no memory.
 fn rejected(outcome: v1::CommandOutcome) -> RequestError {
-    if outcome.code == INDEX_FULL {
-        return RequestError::IndexFull(outcome.reason);
+    if let Some(error) = RequestError::rejected_for_now(&outcome.code, &outcome.reason) {
+        return error;
     }
     let failure = Failure::permanent(outcome.code, outcome.reason);
     match Field::of(&failure) {
@@ -471,6 +470,7 @@ fn rejected(outcome: v1::CommandOutcome) -> RequestError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admission::INDEX_FULL;
 
     #[test]
     fn a_rejection_by_the_shard_names_the_field_or_can_be_repeated() {

@@ -17,6 +17,7 @@ use std::time::Duration;
 use redeliver_core::{Timestamp, mutant};
 
 use crate::index::{Cursor, FlowPosition, FlowScan, Scan, ScanRequest};
+use crate::index_messages::ScannedJob;
 use crate::job::Flow;
 
 /// The maximum number and size of jobs per scan.
@@ -274,7 +275,7 @@ impl LookAhead {
     /// job of another flow that is not in the window must be passed to [`LookAhead::rewind`].
     pub(super) fn begin_load(
         &mut self,
-        scan: &Scan,
+        scan: &Scan<ScannedJob>,
         others: &HashSet<&Flow>,
         now: Timestamp,
     ) -> Option<Parts> {

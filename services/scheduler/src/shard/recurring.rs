@@ -253,6 +253,9 @@ impl Shard {
             Ok(request) => request,
             Err(failure) => return self.reject_change(record, &failure, now, writes),
         };
+        if let Err(failure) = self.check_quota(&request) {
+            return self.reject_over_quota(record, &failure, now, writes);
+        }
         let id = self.requested_id(record, now);
         let occurrence = stored.schedule.id().triggered(id);
         writes.tally.accepted += 1;
@@ -344,7 +347,7 @@ impl Shard {
     }
 
     /// Creates the jobs of at most `max` occurrences that are due. Creates nothing if it fails, for example because the
-    /// application does not exist any more.
+    /// application does not exist any more or has used up its quota.
     fn create_due(
         &mut self,
         stored: &mut StoredSchedule,
@@ -352,7 +355,10 @@ impl Shard {
         now: Timestamp,
         writes: &mut Writes,
     ) -> Result<(), Failure> {
-        let decision = stored.schedule.decide(stored.progress, now, max);
+        let app = &stored.job.app;
+        self.quotas.check(app)?;
+        let room = usize::try_from(self.quotas.room(app)).unwrap_or(usize::MAX);
+        let decision = stored.schedule.decide(stored.progress, now, max.min(room));
         let settings = self.settings.clone();
         // The requests differ only in their times, so either all of them are valid or none.
         for occurrence in &decision.dispatch {

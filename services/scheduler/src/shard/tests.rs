@@ -14,6 +14,8 @@ use crate::codec::RetentionPolicy;
 use crate::controls::LiveAppStates;
 use crate::index::{FlowPosition, FlowScan, Row, ScanRequest};
 use crate::job::{Payload, Priority};
+use crate::lookups;
+use crate::quota::QUOTA_EXCEEDED;
 use crate::rate::Buckets;
 use crate::request::Rules;
 use crate::shard::outbox::MAX_BATCH_BYTES;
@@ -89,6 +91,7 @@ pub(crate) fn settings() -> Settings {
         topics: Arc::new(FakeTopics::default()),
         missing_topic_timeout: TIMEOUT,
         spans: Spans::default(),
+        max_waiting: BTreeMap::new(),
         app_states: LiveAppStates::fixed(AppStates::default()),
         buckets: Buckets::default(),
     }
@@ -601,7 +604,9 @@ impl World {
                 };
                 IndexResponse::LookedUp(queries.into_iter().map(find).collect())
             }
-            IndexRequest::Scan(request) => IndexResponse::Scanned(self.scan(&request)),
+            IndexRequest::Scan(request) => {
+                IndexResponse::Scanned(lookups::read_scan(self.scan(&request)).unwrap())
+            }
             IndexRequest::Forgettable => {
                 let jobs = self.index.values();
                 let over = jobs.filter(|(job, _)| {
@@ -609,6 +614,14 @@ impl World {
                     forget.is_some_and(|forget| forget <= self.now)
                 });
                 IndexResponse::Forgettable(over.map(|(job, _)| job.id).take(3).collect())
+            }
+            IndexRequest::Count(apps) => {
+                let waiting = |app: &Arc<str>| {
+                    let jobs = self.index.values().map(|(job, _)| job);
+                    let jobs = jobs.filter(|job| job.kind == Kind::App && job.app == *app);
+                    jobs.filter(|job| job.state == JobState::Scheduled).count() as u64
+                };
+                IndexResponse::Counted(apps.into_iter().map(|app| (app.clone(), waiting(&app))).collect())
             }
         };
         self.shard.handle_response(answer, self.now);
@@ -1252,6 +1265,60 @@ fn a_full_index_takes_no_jobs_of_paused_applications_whenever_they_are_due() {
     world.advance(100);
     assert_eq!(world.answers["0"].code, INDEX_FULL);
     assert!(world.was_dispatched(other));
+}
+
+#[test]
+fn a_quota_counts_the_jobs_that_wait() {
+    let max_waiting = [("app".into(), 3)].into();
+    let mut world = World::with(Settings {
+        max_waiting,
+        ..settings()
+    });
+    let code = |world: &mut World, app: &str, delay| {
+        let id = world.schedule(app, delay, None);
+        world.advance(100);
+        (id, world.answers[&id.offset().to_string()].code.clone())
+    };
+    let accepted = |world: &mut World, delay| {
+        let (id, code) = code(world, "app", delay);
+        assert_eq!(code, "");
+        id
+    };
+    let assert_full = |world: &mut World, why: &str| {
+        for delay in [0, 60_000] {
+            assert_eq!(code(world, "app", delay).1, QUOTA_EXCEEDED, "{why}");
+        }
+    };
+    accepted(&mut world, 0);
+    let keyed = v1::JobSpec {
+        idempotency_key: "key".to_owned(),
+        ..spec("app", at(world.now.after(Duration::from_secs(60))))
+    };
+    world.send_job(keyed.clone());
+    let first = accepted(&mut world, 60_000);
+    let due = accepted(&mut world, 3_000);
+    assert_full(&mut world, "after three");
+    assert_eq!(
+        code(&mut world, "other", 60_000).1,
+        "",
+        "an application without a quota"
+    );
+    let repeated = world.send_job(keyed);
+    world.advance(100);
+    let repeated = &world.answers[&repeated.offset().to_string()];
+    assert_eq!(repeated.outcome(), v1::Outcome::Duplicate);
+
+    world.run(&Step::Restart);
+    world.advance(50);
+    assert_full(&mut world, "after a restart");
+    world.cancel(first);
+    world.advance(50);
+    accepted(&mut world, 60_000);
+    assert_full(&mut world, "after a cancellation");
+    world.advance(3_000);
+    assert!(world.was_dispatched(due));
+    accepted(&mut world, 60_000);
+    assert_full(&mut world, "after a dispatch");
 }
 
 #[test]

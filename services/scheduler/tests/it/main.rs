@@ -15,6 +15,7 @@ mod index;
 mod metrics;
 mod missing_topic;
 mod oracle;
+mod quota;
 mod rate;
 mod rebuild;
 mod recurring;

@@ -117,6 +117,14 @@ end
 if #lost > 1 then
   return lost
 end
+-- A lost bucket must not be created again with some of its jobs: the others would then be unknown.
+for _, bucket in ipairs(buckets) do
+  if redis.call('EXISTS', prefix .. 'job:' .. bucket.name) == 0 and redis.call('SISMEMBER', KEYS[5], bucket.name) == 1 then
+    without_mark()
+    return {'GAP', false}
+  end
+end
+
 local ends = {}
 for i = 1, tonumber(next_value()) do
   ends[i] = next_value()

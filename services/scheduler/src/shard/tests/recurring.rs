@@ -299,6 +299,34 @@ fn an_invalid_definition_is_rejected_with_its_field() {
 }
 
 #[test]
+fn a_schedule_whose_application_has_used_up_its_quota_is_tried_again_until_there_is_room() {
+    let mut world = World::with(Settings {
+        max_waiting: [("app".into(), 1)].into(),
+        ..settings()
+    });
+    let waits = world.schedule("app", 60_000, None);
+    world.changed("s", create(every("app", 1)));
+    let triggered = Action::Trigger(change::Trigger {});
+    assert_eq!(world.changed("s", triggered.clone()).code, QUOTA_EXCEEDED);
+    world.step_seconds(2);
+    let problem = world.stored("s").unwrap().problem.unwrap();
+    assert!(
+        problem.contains("scheduler.apps.app.max_waiting (1)"),
+        "{problem}"
+    );
+    assert_eq!(world.occurrences("s"), []);
+    world.cancel(waits);
+    world.step_seconds(61);
+    assert_eq!(world.stored("s").unwrap().problem, None);
+    assert!(!world.occurrences("s").is_empty());
+    assert_eq!(
+        world.changed("s", triggered).outcome(),
+        v1::Outcome::ScheduleTriggered
+    );
+    world.check_occurrences();
+}
+
+#[test]
 fn a_schedule_whose_application_is_removed_is_tried_again_until_it_exists() {
     let mut world = World::new();
     world.changed("s", create(every("other", 10)));

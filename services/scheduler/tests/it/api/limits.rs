@@ -23,6 +23,26 @@ use crate::requests::now;
 
 const JOB: &str = r#"{"appName":"sms","delay":"1h","jobData":1}"#;
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_beyond_the_quota_of_its_application_is_refused_until_another_one_has_ended() {
+    let server = Server::start_with(|builder| builder.set("scheduler.apps.sms.max_waiting", "3")).ready();
+    // One for each partition: these keys belong to the same one.
+    let job = |key: &str| format!(r#"{{"appName":"sms","delay":"1h","jobData":1,"idempotencyKey":"{key}"}}"#);
+    let shard = |key: &String| redeliver_kafka::murmur2::shard_of("sms", key, 3);
+    let mut keys = (0..).map(|n| format!("key-{n}"));
+    let first = keys.next().unwrap();
+    let second = keys.find(|key| shard(key) == shard(&first)).unwrap();
+    let accepted = server.json(Method::POST, "/v1/jobs", &job(&first)).await.is(201);
+    let refused = server.json(Method::POST, "/v1/jobs", &job(&second)).await;
+    assert_eq!(refused.retry_after.as_deref(), Some("30"));
+    refused.problem(429, "quota_exceeded", "scheduler.apps.sms.max_waiting (3)");
+    let repeated = server.json(Method::POST, "/v1/jobs", &job(&first)).await.is(200);
+    assert_eq!(repeated.text_of("outcome"), "duplicate");
+    let path = format!("/v1/jobs/{}", accepted.text_of("id"));
+    server.delete(&path).await.is(200);
+    server.json(Method::POST, "/v1/jobs", &job(&second)).await.is(201);
+}
+
 /// What the server answers before it closes a connection on which this is sent.
 async fn answer_to(server: &Server, sent: &str) -> String {
     let mut stream = TcpStream::connect(server.address()).await.unwrap();

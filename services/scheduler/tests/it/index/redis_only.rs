@@ -240,6 +240,21 @@ async fn a_change_in_a_flow_whose_due_set_is_lost_is_a_gap() {
 }
 
 #[tokio::test]
+async fn a_change_of_a_job_next_to_lost_records_is_a_gap() {
+    for change in [waits(5, 5), waits(3, 5), ended(1, 5), forgotten(3), forgotten(1)] {
+        let redis = OwnRedis::connect().await;
+        begin(&redis.index, vec![waits(1, 5), ended(3, 900), waits(2000, 500)]).await;
+        redis.raw.call(&["DEL", &redis.key(SHARD, "job:0")]).await;
+        let refused = apply(&redis.index, 10, 11, vec![change]).await;
+        assert_eq!(refused, Err("Gap { found: None, expected: 10 }".to_owned()));
+        let lookups = [Lookup::Job(id(1))];
+        let (applied, _) = redis.index.look_up(SHARD, &lookups, at(0)).await.unwrap();
+        assert_eq!(applied, None);
+        redis.remove().await;
+    }
+}
+
+#[tokio::test]
 async fn changed_keys_are_detected() {
     let [mail, _] = DUE_SETS;
     let id_1 = || Value::from(&id(1).to_bytes()[..]);
