@@ -314,12 +314,9 @@ fn query_failed(error: &ReadError) -> Status {
             "TOO_MANY_QUESTIONS",
             [],
         ),
-        ReadError::Rebuilding => status(
-            Code::Unavailable,
-            "index was damaged and is being rebuilt; retry later",
-            "INDEX_CATCHING_UP",
-            [],
-        ),
+        ReadError::Rebuilding => index_is_damaged(),
+        // The writer rebuilds it within moments.
+        ReadError::Database(source) if index::is_damage(source) => index_is_damaged(),
         ReadError::ShuttingDown => shutting_down(),
         ReadError::Database(source) => status(
             Code::Internal,
@@ -328,6 +325,15 @@ fn query_failed(error: &ReadError) -> Status {
             [],
         ),
     }
+}
+
+fn index_is_damaged() -> Status {
+    status(
+        Code::Unavailable,
+        "index was damaged and is being rebuilt; retry later",
+        "INDEX_CATCHING_UP",
+        [],
+    )
 }
 
 fn kafka_unavailable(error: &KafkaReadError) -> Status {

@@ -128,7 +128,8 @@ fn is_temporary(error: &rusqlite::Error) -> bool {
     )
 }
 
-fn is_damage(error: &rusqlite::Error) -> bool {
+/// Whether the file of the index is damaged.
+pub(crate) fn is_damage(error: &rusqlite::Error) -> bool {
     let code = error.sqlite_error_code();
     matches!(code, Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
 }

@@ -22,10 +22,16 @@ pub(super) fn bucket(dead_at: Timestamp) -> i64 {
     (dead_at.as_millis() >> BUCKET_BITS).clamp(0, LAST_BUCKET)
 }
 
-/// The row number to try in the given attempt, counted from 0. Rows beyond a full bucket, which has several million rows of
-/// 8 ms, go to the next one: then their place in lists is approximate.
+/// The row number to try in the given attempt, counted from 0, less than [`MAX_ATTEMPTS`]. Rows beyond a full bucket, which has
+/// several million rows of 8 ms, go to the next one, and those beyond the last bucket to the one before: then their place in lists is
+/// approximate.
 pub(super) fn candidate(dead_at: Timestamp, sequence: i64, attempt: i64) -> i64 {
-    let bucket = (bucket(dead_at) + attempt / ATTEMPTS_PER_BUCKET).min(LAST_BUCKET);
+    let (bucket, away) = (bucket(dead_at), attempt / ATTEMPTS_PER_BUCKET);
+    let bucket = if bucket + away <= LAST_BUCKET {
+        bucket + away
+    } else {
+        LAST_BUCKET - away
+    };
     let slot = sequence.wrapping_add(attempt).rem_euclid(SLOTS);
     bucket << SLOT_BITS | slot
 }
@@ -42,6 +48,8 @@ pub(super) fn last(dead_at: Timestamp) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     const fn at(millis: i64) -> Timestamp {
@@ -82,6 +90,12 @@ mod tests {
             assert_ne!(row, candidate(time, sequence, 1), "{sequence}");
             assert!(candidate(time, sequence, ATTEMPTS_PER_BUCKET) > last(time));
         }
-        assert!(candidate(at(i64::MAX), i64::MAX, i64::MAX / 2) > 0);
+        // The last bucket, which all times from 2248 on share, has others beside it, too.
+        let attempts = (0..MAX_ATTEMPTS).step_by(usize::try_from(ATTEMPTS_PER_BUCKET).unwrap());
+        let rows: HashSet<i64> = attempts
+            .map(|attempt| candidate(at(i64::MAX), 7, attempt))
+            .collect();
+        assert_eq!(rows.len(), 100);
+        assert!(rows.iter().all(|row| (0..=last(at(i64::MAX))).contains(row)));
     }
 }

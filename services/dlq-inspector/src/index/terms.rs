@@ -46,7 +46,7 @@ pub(super) fn stable_hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut add = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     for part in parts {
-        part.len().to_le_bytes().into_iter().for_each(&mut add);
+        (part.len() as u64).to_le_bytes().into_iter().for_each(&mut add);
         part.iter().copied().for_each(&mut add);
     }
     hash = (hash ^ (hash >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);

@@ -245,14 +245,15 @@ impl Batch {
                 self.positions.insert(key, position.offset + 1);
                 if &*position.topic == ledger::TOPIC {
                     match Update::read(&record) {
-                        // The entries of dead letters that retention has removed would stay forever.
-                        Ok(update) if topics.is_removed(&update.id) => {}
+                        // Also those of dead letters below the low watermark, which the next trim removes: their topic may just
+                        // have been created again.
                         Ok(update) => self.ledger.push(update),
                         Err(error) => {
                             tracing::warn!(record = %record.position, %error, "ignoring invalid ledger entry");
                         }
                     }
-                } else {
+                } else if !topics.is_removed(&position.topic, position.partition, position.offset) {
+                    // A record that was read before retention removed it would stay in the index, after its trim.
                     let mut letter = Letter::read(&record);
                     letter.json_fields = json_fields.read(record.value.as_deref());
                     self.bytes += letter.headers.len() + letter.key.as_ref().map_or(0, Bytes::len);

@@ -14,7 +14,6 @@ use redeliver_kafka::survey::SurveyedTopic;
 use super::partition::{Observation, Partition};
 use super::survey::Survey;
 use crate::completeness::{Completeness, Reason};
-use crate::id::LetterId;
 use crate::index::Change;
 use crate::ledger;
 
@@ -273,13 +272,11 @@ impl Topics {
             .sum()
     }
 
-    /// Whether retention has removed the dead letter.
-    pub(super) fn is_removed(&self, id: &LetterId) -> bool {
-        let partition = self
-            .topics
-            .get(id.topic.as_str())
-            .and_then(|topic| topic.partitions.get(&id.partition));
-        partition.is_some_and(|partition| id.offset < partition.low_watermark())
+    /// Whether retention has removed the record.
+    pub(super) fn is_removed(&self, topic: &str, partition: i32, offset: i64) -> bool {
+        let topic = self.topics.get(topic);
+        let partition = topic.and_then(|topic| topic.partitions.get(&partition));
+        partition.is_some_and(|partition| offset < partition.low_watermark())
     }
 }
 
@@ -314,7 +311,10 @@ impl Topic {
                     from,
                 });
             }
-            if let Some(low) = step.trim {
+            // Of the ledger, the index has no records that a trim could remove.
+            if let Some(low) = step.trim
+                && &*found.name != ledger::TOPIC
+            {
                 actions.changes.push(Change::Trim {
                     topic: found.name.clone(),
                     partition: number,
@@ -639,10 +639,17 @@ mod tests {
         assert_eq!(kinds(&apply(&mut topics, &survey(&[extent(4, 9)]), 1)), ["trim"]);
         assert_eq!(kinds(&apply(&mut topics, &survey(&[extent(4, 9)]), 2)), [""; 0]);
         assert_eq!(kinds(&apply(&mut topics, &survey(&[extent(5, 9)]), 3)), ["trim"]);
-        let removed =
-            [3, 4, 5].map(|offset| topics.is_removed(&format!("t-dlq/0/{offset}").parse().unwrap()));
+        let removed = [3, 4, 5].map(|offset| topics.is_removed("t-dlq", 0, offset));
         assert_eq!(removed, [true, true, false]);
-        assert!(!topics.is_removed(&"t-dlq/1/0".parse().unwrap()));
+        assert!(!topics.is_removed("t-dlq", 1, 0));
+    }
+
+    #[test]
+    fn the_ledger_is_not_trimmed() {
+        let mut topics = Topics::default();
+        let mut survey = survey(&[extent(4, 9)]);
+        survey.topics[0].name = ledger::TOPIC.into();
+        assert_eq!(kinds(&apply(&mut topics, &survey, 1)), [""; 0]);
     }
 
     #[test]
