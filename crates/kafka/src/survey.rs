@@ -12,6 +12,7 @@ use rdkafka::admin::{AdminClient, AdminOptions, OwnedResourceSpecifier, Resource
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaResult, RDKafkaErrorCode};
+use rdkafka::metadata::MetadataTopic;
 use rdkafka::topic_partition_list::Offset;
 use rdkafka::types::RDKafkaRespErr;
 use redeliver_core::HumanDuration;
@@ -74,6 +75,8 @@ struct Clients {
 
 /// The leader of each partition, by partition number; negative if there is none.
 type Leaders = Vec<i32>;
+/// Topics that Kafka does not describe, and why.
+type Refusals = BTreeMap<Arc<str>, String>;
 
 impl Surveyor {
     /// Creates the clients without connecting to the broker.
@@ -112,19 +115,22 @@ impl Surveyor {
         named: &BTreeSet<Arc<str>>,
     ) -> Result<Vec<SurveyedTopic>, ReadError> {
         let clients = self.0.get();
-        let listed = clients.leaders(filter)?;
+        let (listed, mut refusals) = clients.leaders(filter)?;
         let ids = clients.ids(listed.keys());
-        let mut topics = Vec::new();
         for name in named.iter().filter(|name| !listed.contains_key(*name)) {
-            if let Some(refusal) = clients.refusal(name)? {
-                topics.push(SurveyedTopic {
-                    name: name.clone(),
-                    id: None,
-                    partitions: Vec::new(),
-                    refusal: Some(refusal),
-                });
+            if !refusals.contains_key(name)
+                && let Some(refusal) = clients.refusal(name)?
+            {
+                refusals.insert(name.clone(), refusal);
             }
         }
+        let refused = refusals.into_iter().map(|(name, refusal)| SurveyedTopic {
+            name,
+            id: None,
+            partitions: Vec::new(),
+            refusal: Some(refusal),
+        });
+        let mut topics: Vec<SurveyedTopic> = refused.collect();
         let extents = clients.extents(&listed);
         topics.extend(listed.into_iter().map(|(name, leaders)| {
             let partitions = (0..).zip(&leaders).map(|(partition, _)| {
@@ -185,8 +191,11 @@ impl Surveyor {
 }
 
 impl Clients {
-    /// The leaders of the partitions of all topics that match.
-    fn leaders(&self, filter: impl Fn(&str) -> bool) -> Result<BTreeMap<Arc<str>, Leaders>, ReadError> {
+    /// The leaders of the partitions of all topics that match, and the topics of which Kafka lists only an error.
+    fn leaders(
+        &self,
+        filter: impl Fn(&str) -> bool,
+    ) -> Result<(BTreeMap<Arc<str>, Leaders>, Refusals), ReadError> {
         let metadata = self
             .consumer
             .fetch_metadata(None, CALL)
@@ -196,7 +205,13 @@ impl Clients {
             .topics()
             .iter()
             .filter(|topic| topic.error() != unknown && filter(topic.name()));
-        let leaders = found.map(|topic| {
+        let (mut listed, mut refusals) = (BTreeMap::new(), Refusals::new());
+        for topic in found {
+            let name = Arc::from(topic.name());
+            if let Some(error) = topic.error() {
+                refusals.insert(name, RDKafkaErrorCode::from(error).to_string());
+                continue;
+            }
             let mut leaders: Leaders = vec![-1; topic.partitions().len()];
             for partition in topic.partitions() {
                 let index = usize::try_from(partition.id()).unwrap_or(usize::MAX);
@@ -204,9 +219,9 @@ impl Clients {
                     *leader = partition.leader();
                 }
             }
-            (Arc::from(topic.name()), leaders)
-        });
-        Ok(leaders.collect())
+            listed.insert(name, leaders);
+        }
+        Ok((listed, refusals))
     }
 
     /// Why Kafka does not describe a topic that it does not list; `None` if the topic does not exist.
@@ -219,10 +234,13 @@ impl Clients {
             .consumer
             .fetch_metadata(Some(topic), CALL)
             .map_err(kafka("requesting a topic"))?;
-        let denied = RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED;
-        let mut found = metadata.topics().iter();
-        let is_denied = found.any(|found| found.name() == topic && found.error() == Some(denied));
-        Ok(is_denied.then(|| RDKafkaErrorCode::TopicAuthorizationFailed.to_string()))
+        let found = metadata.topics().iter().find(|found| found.name() == topic);
+        Ok(match found.map(MetadataTopic::error) {
+            None | Some(Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART)) => None,
+            Some(Some(error)) => Some(RDKafkaErrorCode::from(error).to_string()),
+            // A broker that is starting may have left it out of the list.
+            Some(None) => Some("the list of topics did not contain it".to_owned()),
+        })
     }
 
     /// The ids of topics, as far as the broker tells them.

@@ -1,6 +1,5 @@
 //! Queries of the index.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -253,6 +252,9 @@ impl Page {
     }
 }
 
+/// How many rows beyond twice those of a page [`list`] holds before it drops those that are not on the page.
+const KEPT_ROWS: usize = 1_000;
+
 /// A row that matches a filter, with its place in a list.
 struct Found {
     cursor: Cursor,
@@ -286,6 +288,10 @@ pub(crate) fn list(
             Direction::Ascending => *cursor > after,
         })
     };
+    let in_order = |one: &Found, other: &Found| match direction {
+        Direction::Descending => other.cursor.cmp(&one.cursor),
+        Direction::Ascending => one.cursor.cmp(&other.cursor),
+    };
     let (from, params) = plan.from();
     let sql = format!(
         "SELECT l.row AS row, l.dead_at AS dead_at, l.topic_id AS topic_id, l.partition AS partition, \
@@ -313,11 +319,13 @@ pub(crate) fn list(
                 row: row.get("row")?,
             });
         }
+        // A bucket can have millions of rows.
+        if found.len() > 2 * limit.letters + KEPT_ROWS {
+            found.select_nth_unstable_by(limit.letters, in_order);
+            found.truncate(limit.letters + 1);
+        }
     }
-    match direction {
-        Direction::Descending => found.sort_unstable_by_key(|found| Reverse(found.cursor)),
-        Direction::Ascending => found.sort_unstable_by_key(|found| found.cursor),
-    }
+    found.sort_unstable_by(in_order);
     let has_more = found.len() > limit.letters;
     let rows: Vec<i64> = found
         .into_iter()

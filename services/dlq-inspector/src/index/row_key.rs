@@ -11,7 +11,10 @@ const SLOT_BITS: u32 = 23;
 /// The buckets from 1970 to 2248. Earlier and later times share the first and the last one.
 const LAST_BUCKET: i64 = (1 << 40) - 1;
 const SLOTS: i64 = 1 << SLOT_BITS;
-/// After this many slots that are in use, the bucket counts as full.
+/// The distance between the slots of two attempts. It is odd, so that the attempts reach all slots, and about 0.618 of their number, so
+/// that few attempts lead out of a long run of slots in use.
+const STRIDE: i64 = 5_184_445;
+/// After this many slots that are in use, the bucket counts as full: with random slots, one of which 99.3% are in use.
 const ATTEMPTS_PER_BUCKET: i64 = 1_000;
 
 /// A row that is not free after this many attempts, in a hundred buckets, will not be.
@@ -32,7 +35,7 @@ pub(super) fn candidate(dead_at: Timestamp, sequence: i64, attempt: i64) -> i64 
     } else {
         LAST_BUCKET - away
     };
-    let slot = sequence.wrapping_add(attempt).rem_euclid(SLOTS);
+    let slot = sequence.wrapping_add(attempt * STRIDE).rem_euclid(SLOTS);
     bucket << SLOT_BITS | slot
 }
 
@@ -79,6 +82,23 @@ mod tests {
                 assert!(last(earlier) < first(later), "{pair:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_bucket_takes_millions_of_rows_with_numbers_of_several_starts() {
+        // Later numbers meet slots of earlier ones, after there were others in between.
+        let numbers = (0..6).flat_map(|start| (0..1_000_000).map(move |number| start * 2_500_000 + number));
+        let time = at(1_700_000_000_003);
+        let mut is_used = vec![false; usize::try_from(SLOTS).unwrap()];
+        let mut most_attempts = 0;
+        for number in numbers {
+            let free = (0..ATTEMPTS_PER_BUCKET).find(|attempt| {
+                let slot = candidate(time, number, *attempt) - first(time);
+                !std::mem::replace(&mut is_used[usize::try_from(slot).unwrap()], true)
+            });
+            most_attempts = most_attempts.max(free.expect("a free slot in the bucket"));
+        }
+        assert!((1..100).contains(&most_attempts), "{most_attempts}");
     }
 
     #[test]

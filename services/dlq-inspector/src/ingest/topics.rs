@@ -39,8 +39,6 @@ struct Topic {
     /// `None` if it is unknown, as with brokers that do not support topic ids.
     id: Option<TopicId>,
     partitions: BTreeMap<i32, Partition>,
-    /// Whether a survey has found the topic.
-    is_found: bool,
     /// Why Kafka does not describe the topic.
     refusal: Option<Arc<str>>,
     /// Surveys in a row that missed the topic.
@@ -106,7 +104,6 @@ impl Topics {
         let sets_target = self.target.is_none() || self.as_of.is_none();
         for found in &survey.topics {
             let topic = self.topics.entry(found.name.clone()).or_default();
-            topic.is_found = true;
             topic.missed = 0;
             topic.refusal = found.refusal.as_deref().map(Arc::from);
             if topic.refusal.is_some() {
@@ -153,8 +150,7 @@ impl Topics {
                 return true;
             }
             topic.missed += 1;
-            // A topic that only the index knows was deleted before this process started.
-            if topic.is_found && topic.missed < SURVEYS_UNTIL_DELETED {
+            if topic.missed < SURVEYS_UNTIL_DELETED {
                 return true;
             }
             tracing::info!(topic = &**name, "topic was deleted");
@@ -559,10 +555,25 @@ mod tests {
         );
         let actions = apply(&mut topics, &survey(&[extent(0, 9)]), 5);
         assert_eq!(followed(&actions), [(0, None)]);
-        // A topic that was deleted before the process started is forgotten at once.
+        // One that was deleted before the process started is missing until then, and does not hold back the others.
         let mut before = indexed(0, 7);
-        assert_eq!(kinds(&apply(&mut before, &no_topics(), 1)), ["forget"]);
+        assert_eq!(kinds(&apply(&mut before, &no_topics(), 1)), [""; 0]);
         assert_eq!(before.completeness().unwrap().as_of, Some(at(0)));
+        assert_eq!(missing(&mut before), [(Some(0), Reason::NoLeader)]);
+        assert_eq!(kinds(&apply(&mut before, &no_topics(), 2)), ["forget"]);
+        assert_eq!(missing(&mut before), []);
+    }
+
+    #[test]
+    fn states_are_unknown_after_a_start_until_two_surveys_miss_the_ledger() {
+        let mut topics = Topics::new(Indexed {
+            positions: vec![(ledger::TOPIC.into(), 0, 7)],
+            ids: Vec::new(),
+        });
+        assert_eq!(kinds(&apply(&mut topics, &no_topics(), 1)), [""; 0]);
+        assert!(!topics.completeness().unwrap().are_states_known());
+        assert_eq!(kinds(&apply(&mut topics, &no_topics(), 2)), ["forget ledger"]);
+        assert!(topics.completeness().unwrap().are_states_known());
     }
 
     #[test]
@@ -666,14 +677,5 @@ mod tests {
         let stalled = (20..30).position(|number| apply(&mut topics, &more, number).recreate_consumer);
         assert!(stalled.is_some());
         assert_eq!(topics.lag(&more.topics[0]), 2);
-    }
-
-    #[test]
-    fn a_deleted_ledger_resets_all_states() {
-        let mut topics = Topics::new(Indexed {
-            positions: vec![(ledger::TOPIC.into(), 0, 7)],
-            ids: Vec::new(),
-        });
-        assert_eq!(kinds(&apply(&mut topics, &no_topics(), 1)), ["forget ledger"]);
     }
 }
