@@ -17,14 +17,14 @@ use redeliver_core::{Failure, Headers, Output, Record, Timestamp, mutant};
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::due::Waiting;
 
-use crate::admission;
+use crate::admission::{self, INDEX_FULL};
 use crate::codec::{self, KeyValue};
 use crate::controls::AppStates;
 use crate::index::{Change, Cursor, Effect, MemoryPressure, Scan};
 use crate::index_messages::{Found, IndexRequest, IndexResponse, Query, ScannedJob};
 use crate::job::{Flow, Job, JobId, JobState, Kind};
 use crate::overlay::Overlay;
-use crate::quota::Quotas;
+use crate::quota::{QUOTA_EXCEEDED, Quotas};
 use crate::refused::{self, Replacement};
 use crate::request::{
     Command, ConflictPolicy, Incoming, JobRef, NAME, RejectedWait, Request, first_origin, key_hash, shard_of,
@@ -806,15 +806,13 @@ impl Shard {
             }
         }
         if let Err(failure) = self.check_admission(&request, now) {
-            writes.tally.no_room += 1;
-            self.reject(record, &failure, now, writes);
-            return rejected_outcome(&failure);
+            return self.reject_command(record, &failure, now, writes);
         }
         // A job that takes the place of another one adds none.
         if superseded.is_none()
             && let Err(failure) = self.check_quota(&request)
         {
-            return self.reject_over_quota(record, &failure, now, writes);
+            return self.reject_command(record, &failure, now, writes);
         }
         let result = if let Some(superseded) = superseded {
             writes.tally.replaced += 1;
@@ -916,14 +914,20 @@ impl Shard {
         }
     }
 
-    fn reject_over_quota(
+    /// Rejects a command, and counts it by the reason.
+    fn reject_command(
         &self,
         record: &Record,
         failure: &Failure,
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
-        writes.tally.over_quota += 1;
+        let tally = &mut writes.tally;
+        *match &*failure.code {
+            INDEX_FULL => &mut tally.no_room,
+            QUOTA_EXCEEDED => &mut tally.over_quota,
+            _ => &mut tally.rejected,
+        } += 1;
         self.reject(record, failure, now, writes);
         rejected_outcome(failure)
     }

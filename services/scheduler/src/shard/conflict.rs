@@ -5,7 +5,7 @@ use std::sync::Arc;
 use redeliver_core::{Record, Timestamp, mutant};
 use redeliver_proto::v1;
 
-use super::{Shard, Writes, outcome, rejected_outcome};
+use super::{Shard, Writes, outcome};
 use crate::codec::KeyValue;
 use crate::index_messages::Found;
 use crate::job::{Flow, Job, JobState, KeyHash};
@@ -130,9 +130,7 @@ impl Shard {
         if new.size() > job.size()
             && let Err(failure) = self.check_admission(request, now)
         {
-            writes.tally.no_room += 1;
-            self.reject(record, &failure, now, writes);
-            return rejected_outcome(&failure);
+            return self.reject_command(record, &failure, now, writes);
         }
         writes.tally.replaced += 1;
         self.settings.spans.accepted(&mut new, record);

@@ -14,7 +14,7 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_recurrence::ScheduleId;
 use redeliver_runtime::error_chain::error_chain;
 
-use super::{Room, Shard, Writes, outcome, rejected_outcome};
+use super::{Room, Shard, Writes, outcome};
 use crate::index::{Change, Effect};
 use crate::index_messages::Found;
 use crate::job::{Job, JobId, Kind};
@@ -79,7 +79,7 @@ impl Shard {
     ) -> v1::CommandOutcome {
         let former = match self.former(&change.id, found.job.as_ref()) {
             Ok(former) => former,
-            Err(failure) => return self.reject_change(record, &failure, now, writes),
+            Err(failure) => return self.reject_command(record, &failure, now, writes),
         };
         let is_expected = |app: &str| {
             change
@@ -110,10 +110,10 @@ impl Shard {
                 let ScheduleDefinition { recurrence, job } = *definition;
                 match schedules::replace_definition(&former, recurrence, job, now) {
                     Ok(stored) => self.save_changed(stored, now, writes),
-                    Err(error) => self.reject_change(record, &invalid(&error), now, writes),
+                    Err(error) => self.reject_command(record, &invalid(&error), now, writes),
                 }
             }
-            (Err(error), _) => self.reject_change(record, &invalid(&error), now, writes),
+            (Err(error), _) => self.reject_command(record, &invalid(&error), now, writes),
         }
     }
 
@@ -139,18 +139,6 @@ impl Shard {
                 Err(Failure::permanent("request.id", message))
             }
         }
-    }
-
-    fn reject_change(
-        &mut self,
-        record: &Record,
-        failure: &Failure,
-        now: Timestamp,
-        writes: &mut Writes,
-    ) -> v1::CommandOutcome {
-        writes.tally.rejected += 1;
-        self.reject(record, failure, now, writes);
-        rejected_outcome(failure)
     }
 
     fn change_stored(
@@ -181,9 +169,7 @@ impl Shard {
                     return refuse(v1::Outcome::ScheduleRevised, former, writes);
                 }
                 if let Err(failure) = self.check_growth(former.len(), &job, now) {
-                    writes.tally.no_room += 1;
-                    self.reject(record, &failure, now, writes);
-                    return rejected_outcome(&failure);
+                    return self.reject_command(record, &failure, now, writes);
                 }
                 // What is due has its turn before the change, if its job can be created.
                 let _ = self.create_due(&mut stored, MAX_AT_ONCE, now, writes);
@@ -234,9 +220,7 @@ impl Shard {
     ) -> v1::CommandOutcome {
         let stored = StoredSchedule::new(id, definition.recurrence, definition.job, now);
         if let Err(failure) = self.check_growth(0, &stored.job, now) {
-            writes.tally.no_room += 1;
-            self.reject(record, &failure, now, writes);
-            return rejected_outcome(&failure);
+            return self.reject_command(record, &failure, now, writes);
         }
         self.save_changed(stored, now, writes)
     }
@@ -251,10 +235,10 @@ impl Shard {
     ) -> v1::CommandOutcome {
         let request = match job_of(&stored.job, now, &self.settings.rules, now) {
             Ok(request) => request,
-            Err(failure) => return self.reject_change(record, &failure, now, writes),
+            Err(failure) => return self.reject_command(record, &failure, now, writes),
         };
         if let Err(failure) = self.check_quota(&request) {
-            return self.reject_over_quota(record, &failure, now, writes);
+            return self.reject_command(record, &failure, now, writes);
         }
         let id = self.requested_id(record, now);
         let occurrence = stored.schedule.id().triggered(id);

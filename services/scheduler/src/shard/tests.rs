@@ -9,13 +9,11 @@ use redeliver_proto::convert::{from_timestamp, to_duration, to_headers, to_times
 use v1::job_command::Command as ProtoCommand;
 
 use super::*;
-use crate::admission::INDEX_FULL;
 use crate::codec::RetentionPolicy;
 use crate::controls::LiveAppStates;
 use crate::index::{FlowPosition, FlowScan, Row, ScanRequest};
 use crate::job::{Payload, Priority};
 use crate::lookups;
-use crate::quota::QUOTA_EXCEEDED;
 use crate::rate::Buckets;
 use crate::request::Rules;
 use crate::shard::outbox::MAX_BATCH_BYTES;
