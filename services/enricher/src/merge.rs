@@ -21,7 +21,7 @@ pub(crate) fn insert(document: &[u8], pointer: &str, inserted: &[u8]) -> Result<
     let document: &RawValue =
         serde_json::from_slice(document).map_err(|error| format!("the value is not JSON: {error}"))?;
     let mut merged = String::with_capacity(document.get().len() + inserted.get().len() + pointer.len() + 8);
-    write(&mut merged, Some(document), &path, inserted)?;
+    write(&mut merged, document, &path, inserted)?;
     Ok(merged.into_bytes())
 }
 
@@ -29,40 +29,45 @@ fn unescape(part: &str) -> String {
     part.replace("~1", "/").replace("~0", "~")
 }
 
-/// Writes `object` with the inserted document at `path`.
+/// Writes `document` with the inserted one at `path`. Not recursive, because a stack that overflows ends the process.
 fn write(
     text: &mut String,
-    object: Option<&RawValue>,
+    document: &RawValue,
     path: &[String],
     inserted: &RawValue,
 ) -> Result<(), String> {
-    let Some((field, rest)) = path.split_first() else {
-        text.push_str(inserted.get());
-        return Ok(());
-    };
-    let fields = match object {
-        Some(object) => serde_json::from_str::<Fields<'_>>(object.get())
-            .map_err(|_| format!("the value has no object that could contain `{field}`"))?,
-        None => Fields(Vec::new()),
-    };
-    text.push('{');
-    // Of fields with the same name, the last one counts for most readers. Only that one is kept, so that the response is written
-    // once.
-    let last = fields.0.iter().rposition(|(name, _)| name == field);
-    for (place, (name, value)) in fields.0.iter().enumerate() {
-        if name != field {
+    let mut object = Some(document);
+    // What follows the field in each object on the path.
+    let mut rests = Vec::with_capacity(path.len());
+    for field in path {
+        let Fields(fields) = match object {
+            Some(object) => serde_json::from_str(object.get())
+                .map_err(|_| format!("the value has no object that could contain `{field}`"))?,
+            None => Fields(Vec::new()),
+        };
+        // Of fields with the same name, the last one counts for most readers. Only that one is kept, so that the response is
+        // written once.
+        let last = fields.iter().rposition(|(name, _)| name == field);
+        let (before, from_last) = fields.split_at(last.unwrap_or(fields.len()));
+        text.push('{');
+        for (name, value) in before.iter().filter(|(name, _)| name != field) {
             begin_field(text, name);
             text.push_str(value.get());
-        } else if last == Some(place) {
-            begin_field(text, name);
-            write(text, Some(value), rest, inserted)?;
         }
-    }
-    if last.is_none() {
         begin_field(text, field);
-        write(text, None, rest, inserted)?;
+        let mut rest = String::new();
+        for (name, value) in from_last.iter().skip(1) {
+            begin_field(&mut rest, name);
+            rest.push_str(value.get());
+        }
+        rest.push('}');
+        rests.push(rest);
+        object = from_last.first().map(|(_, value)| *value);
     }
-    text.push('}');
+    text.push_str(inserted.get());
+    for rest in rests.iter().rev() {
+        text.push_str(rest);
+    }
     Ok(())
 }
 
@@ -131,6 +136,14 @@ mod tests {
             let merged = insert(document.as_bytes(), pointer, b" [1] ").unwrap();
             assert_eq!(String::from_utf8(merged).unwrap(), expected, "{document}");
         }
+    }
+
+    /// Within the stack of a thread of a test, which is that of a thread of the runtime.
+    #[test]
+    fn a_path_can_be_longer_than_the_stack_is_deep() {
+        let depth = 100_000;
+        let merged = insert(b"{}", &"/a".repeat(depth), b"1").unwrap();
+        assert_eq!(merged.len(), depth * r#"{"a":}"#.len() + 1);
     }
 
     #[test]
