@@ -1,10 +1,13 @@
 //! The end of a test run: why tests have failed, and the sum of the `test result:` lines of all test binaries.
 
+use std::collections::VecDeque;
 use std::fmt;
 
 /// Of the output of a failed test, from its first panic to the backtrace if there is one.
 const SHOWN_LINES: usize = 30;
 const SHOWN_CHARACTERS: usize = 500;
+/// Of what is written to stderr before a crash is reported.
+const CRASH_LINES: usize = 15;
 
 /// A failed test, and the part of its output that tells why.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,6 +35,32 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "---- {}", self.name)?;
         self.lines.iter().try_for_each(|line| writeln!(f, "{line}"))
+    }
+}
+
+/// Test binaries that a signal has ended, in what cargo and they write to stderr. They print no result.
+#[derive(Debug, Default)]
+pub(crate) struct Crashes {
+    last_lines: VecDeque<String>,
+    pub(crate) failures: Vec<Failure>,
+}
+
+impl Crashes {
+    /// Adds a line. The lines before that of cargo, such as those of a stack overflow, tell why.
+    pub(crate) fn add(&mut self, line: &str) {
+        let line: String = line.trim_end().chars().take(SHOWN_CHARACTERS).collect();
+        let has_crashed = line.contains("process didn't exit successfully") && line.contains("(signal: ");
+        if self.last_lines.len() == CRASH_LINES {
+            self.last_lines.pop_front();
+        }
+        self.last_lines.push_back(line);
+        if has_crashed {
+            self.failures.push(Failure {
+                name: "a test binary crashed".to_owned(),
+                lines: self.last_lines.drain(..).collect(),
+                ..Failure::default()
+            });
+        }
     }
 }
 
@@ -178,5 +207,25 @@ mod tests {
         failure.add("thread panicked at a");
         (0..100).for_each(|_| failure.add(&"x".repeat(1_000)));
         assert!(failure.to_string().len() < 31 * 502);
+    }
+
+    #[test]
+    fn a_crash_is_shown_with_the_lines_before_it() {
+        let mut crashes = Crashes::default();
+        for number in 0..30 {
+            crashes.add(&format!("   Compiling crate-{number}\n"));
+        }
+        crashes.add("thread 'deep' (7) has overflowed its stack\n");
+        crashes.add("error: test failed, to rerun pass `-p a --lib`\n");
+        crashes.add("  process didn't exit successfully: `/a-1` (exit status: 101)\n");
+        assert!(crashes.failures.is_empty());
+        crashes
+            .add("  process didn't exit successfully: `/a-1` (signal: 6, SIGABRT: process abort signal)\n");
+        let [crash] = crashes.failures.as_slice() else {
+            panic!("{:?}", crashes.failures);
+        };
+        let shown = crash.to_string();
+        assert!(shown.contains("has overflowed its stack") && shown.contains("SIGABRT"));
+        assert_eq!(shown.lines().count(), 1 + CRASH_LINES);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, IsTerminal as _, Read, Write};
 use std::num::NonZero;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
@@ -15,7 +15,7 @@ use crate::interrupt::Interrupt;
 use crate::mutants;
 use crate::packages;
 use crate::services::{self, Service};
-use crate::summary::Summary;
+use crate::summary::{Crashes, Summary};
 
 /// How many tests of a binary run at the same time.
 const TEST_THREADS: &str = "RUST_TEST_THREADS";
@@ -265,6 +265,10 @@ fn stream(mut command: Command, interrupt: &Interrupt) -> Result<(ExitStatus, Su
         .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
+    // Otherwise, cargo shows its progress.
+    if !std::io::stderr().is_terminal() {
+        command.stderr(Stdio::piped());
+    }
     let mut child = command.spawn().with_context(|| context.clone())?;
     interrupt
         .forward_to(&mut child, forward_output)
@@ -273,22 +277,37 @@ fn stream(mut command: Command, interrupt: &Interrupt) -> Result<(ExitStatus, Su
 
 fn forward_output(child: &mut Child) -> Result<(ExitStatus, Summary)> {
     let mut summary = Summary::default();
-    let mut output = BufReader::new(child.stdout.take().context("opening its output")?);
+    let errors = child.stderr.take().map(|errors| {
+        std::thread::spawn(move || {
+            let mut crashes = Crashes::default();
+            forward_lines(errors, &mut std::io::stderr(), |line| crashes.add(line))?;
+            anyhow::Ok(crashes)
+        })
+    });
+    let output = child.stdout.take().context("opening its output")?;
+    forward_lines(output, &mut std::io::stdout(), |line| summary.add(line))?;
+    let status = child.wait().context("waiting for its exit")?;
+    if let Some(errors) = errors {
+        let crashes = errors
+            .join()
+            .map_err(|_| anyhow::anyhow!("the thread that forwards its errors has panicked"))??;
+        summary.failures.extend(crashes.failures);
+    }
+    Ok((status, summary))
+}
+
+/// Writes each line of `from` to `to` at once, and calls `each` with it.
+fn forward_lines(from: impl Read, to: &mut impl Write, mut each: impl FnMut(&str)) -> Result<()> {
+    let mut from = BufReader::new(from);
     let mut line = Vec::new();
-    let mut stdout = std::io::stdout().lock();
-    while output
-        .read_until(b'\n', &mut line)
-        .context("reading its output")?
-        > 0
-    {
-        stdout
-            .write_all(&line)
-            .and_then(|()| stdout.flush())
+    while from.read_until(b'\n', &mut line).context("reading its output")? > 0 {
+        to.write_all(&line)
+            .and_then(|()| to.flush())
             .context("forwarding its output")?;
-        summary.add(&String::from_utf8_lossy(&line));
+        each(&String::from_utf8_lossy(&line));
         line.clear();
     }
-    Ok((child.wait().context("waiting for its exit")?, summary))
+    Ok(())
 }
 
 #[cfg(test)]

@@ -30,12 +30,7 @@ fn unescape(part: &str) -> String {
 }
 
 /// Writes `document` with the inserted one at `path`. Not recursive, because a stack that overflows ends the process.
-fn write(
-    text: &mut String,
-    document: &RawValue,
-    path: &[String],
-    inserted: &RawValue,
-) -> Result<(), String> {
+fn write(text: &mut String, document: &RawValue, path: &[String], inserted: &RawValue) -> Result<(), String> {
     let mut object = Some(document);
     // What follows the field in each object on the path.
     let mut rests = Vec::with_capacity(path.len());

@@ -146,13 +146,22 @@ fn is_status(text: &str) -> bool {
         .is_ok_and(|status| (100..600).contains(&status) && status.to_string() == text)
 }
 
-/// Whether a text is a JSON pointer (RFC 6901), except for the empty one, which is the whole document.
+/// Maximum length of a JSON pointer, which also limits how deep it points.
+const POINTER_BYTES: usize = 256;
+
+/// Whether a text is a JSON pointer (RFC 6901) of a supported length, except for the empty one, which is the whole document.
 pub(super) fn is_pointer(text: &str) -> bool {
     let escapes_are_valid = || text.split('~').skip(1).all(|after| after.starts_with(['0', '1']));
-    text.starts_with('/') && escapes_are_valid()
+    text.starts_with('/') && text.len() <= POINTER_BYTES && escapes_are_valid()
 }
 
 pub(super) fn pointer_problem(text: &str) -> String {
+    if text.len() > POINTER_BYTES {
+        return format!(
+            "is a JSON pointer of {} bytes: the maximum is {POINTER_BYTES}",
+            text.len()
+        );
+    }
     format!("`{text}` is not a JSON pointer: write the path of a field, such as /meta/queue")
 }
 
@@ -212,5 +221,9 @@ mod tests {
                 .iter()
                 .all(|invalid| !is_pointer(invalid))
         );
+        let longest = "/a".repeat(POINTER_BYTES / 2);
+        let too_long = format!("{longest}b");
+        assert!(is_pointer(&longest) && !is_pointer(&too_long));
+        assert!(pointer_problem(&too_long).contains("257 bytes"));
     }
 }

@@ -11,6 +11,7 @@ use super::api::ApiConfig;
 use super::auth::AuthConfig;
 use super::display_from_str;
 use super::error::Findings;
+use super::output::{is_pointer, pointer_problem};
 use super::secret::Url;
 use super::tls::ServerTlsConfig;
 
@@ -210,13 +211,8 @@ impl DlqInspectorConfig {
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
         self.api().check(findings);
         for (index, pointer) in self.json_fields.iter().enumerate() {
-            if !is_json_pointer(pointer) {
-                findings.report(
-                    "json_fields",
-                    format!(
-                        "`{pointer}` is not a JSON pointer of at most {JSON_POINTER_BYTES} bytes, such as /order/id"
-                    ),
-                );
+            if !is_pointer(pointer) {
+                findings.report("json_fields", pointer_problem(pointer));
             } else if self.json_fields[..index].contains(pointer) {
                 findings.report("json_fields", format!("lists {pointer} twice"));
             }
@@ -243,13 +239,3 @@ impl DlqInspectorConfig {
 
 /// Maximum number of `dlq_inspector.json_fields`.
 const JSON_FIELDS: usize = 32;
-/// Maximum length of each of them.
-const JSON_POINTER_BYTES: usize = 256;
-
-/// Whether a text is a JSON pointer (RFC 6901) to a part of a value: `~` occurs only as `~0` and `~1`.
-fn is_json_pointer(text: &str) -> bool {
-    let mut escapes = text.split('~').skip(1);
-    text.starts_with('/')
-        && text.len() <= JSON_POINTER_BYTES
-        && escapes.all(|after| after.starts_with(['0', '1']))
-}

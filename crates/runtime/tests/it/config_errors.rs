@@ -681,11 +681,11 @@ fn json_fields_are_pointers() {
         &[
             (
                 "json_fields: [order.id]",
-                "json_fields: `order.id` is not a JSON pointer of at most 256 bytes, such as /order/id",
+                "json_fields: `order.id` is not a JSON pointer: write the path of a field, such as /meta/queue",
             ),
             (
                 "json_fields: ['/a~2']",
-                "json_fields: `/a~2` is not a JSON pointer of at most 256 bytes, such as /order/id",
+                "json_fields: `/a~2` is not a JSON pointer: write the path of a field, such as /meta/queue",
             ),
             ("json_fields: [/a, /b, /a]", "json_fields: lists /a twice"),
         ],
