@@ -2,7 +2,8 @@
 
 use redeliver_proto::error::reason;
 use redeliver_proto::v1;
-use redeliver_testkit::{delete_records, eventually_async};
+use redeliver_testkit::eventually_async;
+use redeliver_testkit::kafka_request::delete_records;
 use tonic::Code;
 
 use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv, dead};
@@ -151,7 +152,7 @@ async fn dead_letters_of_one_cause_are_one_group_on_every_inspector() {
     eventually_async("a new group is counted", DEADLINE, async || {
         match new_groups(&mut first) {
             Some(count) if count == "1" => Ok(()),
-            other => Err(other),
+            other => Err(format!("{other:?}")),
         }
     })
     .await;
