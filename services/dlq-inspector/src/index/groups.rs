@@ -4,6 +4,7 @@
 //! count for the trend. A group exists as long as it has dead letters. When its first or last one is removed or changes its state, the next
 //! one is found with the full-text index, which returns rows in the order of time; its time may be up to 8 ms off (`row_key`).
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use redeliver_core::Timestamp;
@@ -36,7 +37,7 @@ CREATE TABLE group_hours (
 
 const HOUR: i64 = 3_600_000;
 /// The number of hours of a trend.
-pub(crate) const TREND_HOURS: i64 = 24;
+const TREND_HOURS: i64 = 24;
 
 /// What is counted together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -271,6 +272,7 @@ pub struct GroupPage {
 }
 
 /// A count of dead letters that match.
+#[derive(Clone, Copy)]
 struct Row {
     group_id: i64,
     topic_id: i64,
@@ -331,7 +333,7 @@ pub(crate) fn list_groups(
         }
         // There can be as many groups as dead letters.
         if found.len() > 2 * limit + 100 {
-            found.select_nth_unstable_by(limit, |one, other| other.0.cmp(&one.0));
+            found.select_nth_unstable_by_key(limit, |(cursor, _)| Reverse(*cursor));
             found.truncate(limit + 1);
         }
     };
@@ -359,7 +361,7 @@ pub(crate) fn list_groups(
     if let Some(done) = current {
         add(done);
     }
-    found.sort_unstable_by(|one, other| other.0.cmp(&one.0));
+    found.sort_unstable_by_key(|(cursor, _)| Reverse(*cursor));
     let has_more = found.len() > limit;
     found.truncate(limit);
     let next = found.last().filter(|_| has_more).map(|(cursor, _)| *cursor);
