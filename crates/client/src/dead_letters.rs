@@ -128,6 +128,8 @@ pub struct DeadLetter {
     pub trace_id: Option<String>,
     /// The id of the job from which the record was dispatched.
     pub job_id: Option<String>,
+    /// The id of its [`Group`]; `None` if the inspector is older than this client.
+    pub group: Option<String>,
 }
 
 /// Whether an answer contains everything that it should.
@@ -216,6 +218,83 @@ pub struct ListDeadLetters {
 pub struct Page {
     /// The dead letters of the page.
     pub dead_letters: Vec<DeadLetter>,
+    /// The token for the next page; `None` on the last page.
+    pub next_page_token: Option<String>,
+    /// Whether the page contains everything that it should.
+    pub completeness: Completeness,
+}
+
+/// Dead letters that fail for the same reason: with the same pipeline (or topic, if their headers name no pipeline), error class, error
+/// code and message template. Counts and times are those of the dead letters that match the filter of the request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// The id, which the filter `group = ID` accepts. It is the same on every server.
+    pub id: String,
+    /// The version of the rules by which ids and templates are made.
+    pub fingerprint_version: u32,
+    /// The pipeline.
+    pub pipeline: Option<String>,
+    /// The failure class.
+    pub error_class: Option<String>,
+    /// The error code.
+    pub error_code: Option<String>,
+    /// The template of the messages, in which placeholders such as `<number>` stand for what differs.
+    pub template: Option<String>,
+    /// The number of dead letters.
+    pub count: u64,
+    /// The number of open ones; `None` if the states are unknown.
+    pub open: Option<u64>,
+    /// The time of the first dead letter.
+    pub first_dead_at: Option<Timestamp>,
+    /// The time of the last dead letter.
+    pub last_dead_at: Option<Timestamp>,
+    /// The number of dead letters by topic.
+    pub topics: BTreeMap<String, u64>,
+    /// The number of all dead letters of the group in each of the last 24 hours of the clock; the current one is the last one.
+    pub trend: Vec<u64>,
+    /// The id of the newest dead letter.
+    pub sample_id: Option<String>,
+}
+
+/// A group, and whether its counts contain everything that they should.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundGroup {
+    /// The group.
+    pub group: Group,
+    /// What the index contained.
+    pub completeness: Completeness,
+}
+
+/// The order of a list of groups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GroupOrder {
+    /// Those with the last dead letters first.
+    #[default]
+    LastSeen,
+    /// New groups first.
+    FirstSeen,
+    /// Those with the most dead letters first.
+    Count,
+}
+
+/// A request for a page of groups.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListGroups {
+    /// A filter as in [`ListDeadLetters::filter`].
+    pub filter: String,
+    /// The maximum number of groups per page, at most 1000; 0 means 50.
+    pub page_size: u16,
+    /// [`GroupPage::next_page_token`] of the previous page. Empty: the first page.
+    pub page_token: String,
+    /// The order.
+    pub order: GroupOrder,
+}
+
+/// A page of groups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupPage {
+    /// The groups of the page.
+    pub groups: Vec<Group>,
     /// The token for the next page; `None` on the last page.
     pub next_page_token: Option<String>,
     /// Whether the page contains everything that it should.
@@ -405,6 +484,51 @@ impl DeadLetterClient {
         answer.try_into()
     }
 
+    /// Lists a page of groups of dead letters that fail for the same reason.
+    ///
+    /// # Errors
+    /// Like [`DeadLetterClient::list`].
+    pub async fn groups(&self, list: &ListGroups) -> Result<GroupPage, ClientError> {
+        let request = v1::ListGroupsRequest {
+            filter: list.filter.clone(),
+            page_size: i32::from(list.page_size),
+            page_token: list.page_token.clone(),
+            order_by: match list.order {
+                GroupOrder::LastSeen => "last_dead_at desc",
+                GroupOrder::FirstSeen => "first_dead_at desc",
+                GroupOrder::Count => "count desc",
+            }
+            .to_owned(),
+        };
+        let answer = self.service.clone().list_groups(request).await;
+        let answer = self.answer(answer).await?;
+        let groups = answer.groups.into_iter().map(Group::try_from);
+        Ok(GroupPage {
+            groups: groups.collect::<Result<_, _>>()?,
+            next_page_token: text(answer.next_page_token),
+            completeness: completeness(answer.completeness)?,
+        })
+    }
+
+    /// Gets a group; `None` if it has no dead letters.
+    ///
+    /// # Errors
+    /// If the id is invalid, the inspector is unavailable, or [`Code::Unavailable`] if it does not know whether the group has dead
+    /// letters.
+    pub async fn group(&self, id: &str) -> Result<Option<FoundGroup>, ClientError> {
+        let request = v1::GetGroupRequest { id: id.to_owned() };
+        match self.service.clone().get_group(request).await {
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            answer => {
+                let mut group = self.answer(answer).await?;
+                Ok(Some(FoundGroup {
+                    completeness: completeness(group.completeness.take())?,
+                    group: Group::try_from(group)?,
+                }))
+            }
+        }
+    }
+
     /// Watches dead letters: first the existing ones, then each new one.
     ///
     /// # Errors
@@ -540,6 +664,29 @@ fn position(position: v1::Position) -> Position {
     }
 }
 
+impl TryFrom<v1::Group> for Group {
+    type Error = ClientError;
+
+    fn try_from(group: v1::Group) -> Result<Self, ClientError> {
+        let topics = group.topics.into_iter();
+        Ok(Self {
+            id: group.id,
+            fingerprint_version: group.fingerprint_version,
+            pipeline: text(group.pipeline),
+            error_class: text(group.error_class),
+            error_code: text(group.error_code),
+            template: text(group.template),
+            count: group.count,
+            open: group.open,
+            first_dead_at: time(group.first_dead_at, "first_dead_at")?,
+            last_dead_at: time(group.last_dead_at, "last_dead_at")?,
+            topics: topics.map(|topic| (topic.topic, topic.count)).collect(),
+            trend: group.trend,
+            sample_id: text(group.sample_id),
+        })
+    }
+}
+
 impl TryFrom<v1::DeadLetter> for DeadLetter {
     type Error = ClientError;
 
@@ -582,6 +729,7 @@ impl TryFrom<v1::DeadLetter> for DeadLetter {
             unreadable_headers: letter.unreadable_headers,
             trace_id: text(letter.trace_id),
             job_id: text(letter.job_id),
+            group: text(letter.group),
         })
     }
 }

@@ -1,6 +1,7 @@
 //! The gRPC service `redeliver.v1.DeadLetterService`.
 
 mod convert;
+mod groups;
 mod list;
 mod payload;
 mod stats;
@@ -247,6 +248,18 @@ impl DeadLetterService for Api {
     ) -> Result<Response<v1::DeadLetterStats>, Status> {
         self.call("GetDeadLetterStats", self.stats(request.into_inner().filter))
             .await
+    }
+
+    async fn list_groups(
+        &self,
+        request: Request<v1::ListGroupsRequest>,
+    ) -> Result<Response<v1::ListGroupsResponse>, Status> {
+        self.call("ListGroups", self.list_of_groups(request.into_inner()))
+            .await
+    }
+
+    async fn get_group(&self, request: Request<v1::GetGroupRequest>) -> Result<Response<v1::Group>, Status> {
+        self.call("GetGroup", self.group(request.into_inner().id)).await
     }
 
     type WatchDeadLettersStream = ResponseStream<v1::WatchDeadLettersResponse>;

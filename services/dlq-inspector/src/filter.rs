@@ -157,6 +157,8 @@ pub enum NumberField {
     FailedAt,
     /// Number of attempts.
     RetryCount,
+    /// The group, as the number of its id.
+    Group,
     /// The state according to the ledger.
     State,
     /// The dialect of its headers.

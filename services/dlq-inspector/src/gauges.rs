@@ -50,13 +50,22 @@ impl Gauges {
 
     async fn count_open(&self) -> Result<(), ReadError> {
         let (build, before) = (self.shared.build(), self.shared.completeness());
-        let open = self.pool.internal(index::open_by_topic).await?;
+        let (open, groups) = self
+            .pool
+            .internal(|connection| {
+                Ok((
+                    index::open_by_topic(connection)?,
+                    index::count_open_groups(connection)?,
+                ))
+            })
+            .await?;
         let completeness = before.and(&self.shared.completeness());
         let is_current = completeness.as_of.is_some() && self.shared.build() == build;
         if !is_current || !completeness.are_states_known() {
             // The last values stay: alerts must not resolve because the index is rebuilt or the ledger cannot be read.
             return Ok(());
         }
+        self.metrics.set_groups(groups);
         for (topic, status) in &*self.shared.topics() {
             let open = open.get(topic);
             self.metrics.set_open(topic, open.map_or(0, |open| open.count));

@@ -16,6 +16,7 @@
 mod counters;
 mod entries;
 mod functions;
+mod groups;
 mod message;
 mod message_cache;
 mod plan;
@@ -36,6 +37,8 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, ErrorCode};
 
+pub use groups::{GroupOrder, GroupPage, IndexedGroup};
+pub(crate) use groups::{count_open_groups, list_groups};
 pub(crate) use message_cache::MessageCache;
 pub use pool::{Pool, ReadError};
 pub(crate) use pool::{QUERY_TIMEOUT, QUEUE_TIMEOUT};
@@ -149,7 +152,7 @@ pub struct Index {
 }
 
 /// The name of the database file if no JSON fields are indexed.
-pub const FILE: &str = "dlq-index-v3.db";
+pub const FILE: &str = "dlq-index-v4.db";
 
 /// What the names of the files of all versions begin with.
 const PREFIX: &str = "dlq-index";

@@ -5,6 +5,7 @@ use redeliver_core::{Position, Record, Timestamp};
 use sha2::{Digest as _, Sha256};
 
 use crate::dialect::Facts;
+use crate::fingerprint::GroupId;
 use crate::header_list;
 
 /// The length of a [`ContentHash`] in bytes.
@@ -23,6 +24,8 @@ pub struct Letter {
     pub dead_at: Timestamp,
     /// What its headers say about the failure.
     pub facts: Facts,
+    /// The group of its failure.
+    pub group: GroupId,
     /// The record's key.
     pub key: Option<Bytes>,
     /// The size of the value in bytes; `None` for a null value.
@@ -39,11 +42,13 @@ impl Letter {
     /// Reads a record of a dead-letter topic. Every record is accepted, even with invalid headers.
     #[must_use]
     pub fn read(record: &Record) -> Self {
+        let facts = Facts::read(&record.headers);
         Self {
+            group: GroupId::of(&record.position.topic, &facts),
             position: record.position.clone(),
             // Only records in message format 0 have no timestamp.
             dead_at: record.timestamp.unwrap_or(Timestamp::from_millis(0)),
-            facts: Facts::read(&record.headers),
+            facts,
             key: record.key.clone(),
             value_size: record.value.as_ref().map(|value| value.len() as u64),
             headers: header_list::encode(&record.headers),

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`dialect`] | parses the headers in which frameworks describe a failure |
 //! | [`filter`] | AIP-160 filters: parser, expression, SQL condition |
+//! | [`fingerprint`] | which dead letters fail for the same reason |
 //! | [`index`] | the database: schema, writer, readers |
 //! | [`json_fields`] | the fields of JSON values that are indexed |
 //! | `ingest` | reads topics into the index |
@@ -17,6 +18,7 @@
 
 pub mod dialect;
 pub mod filter;
+pub mod fingerprint;
 pub mod header_list;
 pub mod id;
 pub mod index;

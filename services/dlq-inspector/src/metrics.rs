@@ -38,6 +38,8 @@ pub(crate) struct Metrics {
     lag: Family<TopicLabel, Gauge>,
     open: Family<TopicLabel, Gauge>,
     removal: Family<TopicLabel, Gauge>,
+    groups: Gauge,
+    new_groups: Counter,
     missing: Family<TopicLabel, Gauge>,
     as_of: Gauge,
     rebuilds: Counter,
@@ -54,6 +56,8 @@ impl Metrics {
             lag: Family::default(),
             open: Family::default(),
             removal: Family::default(),
+            groups: Gauge::default(),
+            new_groups: Counter::default(),
             missing: Family::default(),
             as_of: Gauge::default(),
             rebuilds: Counter::default(),
@@ -81,6 +85,16 @@ impl Metrics {
             "dlq_removal_timestamp_seconds",
             "Unix time from which on Kafka may delete the oldest open dead letter",
             metrics.removal.clone(),
+        );
+        registry.register(
+            "dlq_groups",
+            "Groups of dead letters with open ones",
+            metrics.groups.clone(),
+        );
+        registry.register(
+            "dlq_groups_first_seen",
+            "Groups that had no dead letters before, since the index has caught up",
+            metrics.new_groups.clone(),
         );
         registry.register(
             "dlq_missing_partitions",
@@ -132,6 +146,14 @@ impl Metrics {
 
     pub(crate) fn set_open(&self, topic: &str, count: i64) {
         self.open.get_or_create(&label(topic)).set(count);
+    }
+
+    pub(crate) fn set_groups(&self, count: i64) {
+        self.groups.set(count);
+    }
+
+    pub(crate) fn add_new_groups(&self, count: u64) {
+        self.new_groups.inc_by(count);
     }
 
     /// Sets when the oldest open dead letter of a topic may be deleted. `None` if there is none, or never.

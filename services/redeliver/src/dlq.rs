@@ -1,6 +1,7 @@
 //! `redeliver dlq`: dead letters, from the inspector.
 
 mod completeness;
+mod groups;
 mod show;
 mod watch;
 
@@ -35,6 +36,10 @@ enum Verb {
     Watch(WatchArgs),
     /// Count dead letters by topic and class
     Stats(StatsArgs),
+    /// List groups of dead letters that fail for the same reason
+    Groups(groups::GroupsArgs),
+    /// Show a group
+    Group(groups::GroupArgs),
 }
 
 #[derive(Args)]
@@ -123,6 +128,8 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
         Verb::Show(args) => &args.inspector,
         Verb::Watch(args) => &args.inspector,
         Verb::Stats(args) => &args.inspector,
+        Verb::Groups(args) => &args.inspector,
+        Verb::Group(args) => args.inspector(),
     };
     let config = match inspector.common.load() {
         Ok(config) => config,
@@ -144,6 +151,8 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
             Verb::Show(args) => show(&client, args).await,
             Verb::Watch(args) => watch::run(&client, args).await,
             Verb::Stats(args) => stats(&client, args).await,
+            Verb::Groups(args) => groups::list(&client, args).await,
+            Verb::Group(args) => groups::run(&client, args).await,
         }
     })
 }

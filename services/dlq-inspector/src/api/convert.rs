@@ -45,6 +45,7 @@ pub(super) fn basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadL
         headers: Vec::new(),
         trace_id: letter.trace_id.clone(),
         job_id: letter.job_id.clone(),
+        group: letter.group.to_string(),
         state_time: letter.state_time.map(to_timestamp),
         state_by: letter.state_by.clone(),
         state_note: letter.state_note.clone(),

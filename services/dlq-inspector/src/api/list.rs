@@ -154,7 +154,7 @@ fn direction(order_by: &str) -> Result<Direction, Status> {
     }
 }
 
-fn page_size(requested: i32) -> Result<usize, Status> {
+pub(super) fn page_size(requested: i32) -> Result<usize, Status> {
     match usize::try_from(requested) {
         Ok(0) => Ok(DEFAULT_PAGE_SIZE),
         Ok(size) => Ok(size.min(MAX_PAGE_SIZE)),

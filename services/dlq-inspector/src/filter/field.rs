@@ -4,6 +4,7 @@ use redeliver_core::Timestamp;
 
 use super::{Comparison, Expr, NumberField, NumberTest, Restriction, TextField, TextTest};
 use crate::dialect::Dialect;
+use crate::fingerprint::{GroupId, InvalidGroupId};
 use crate::ledger::State;
 
 /// A field of a filter.
@@ -24,6 +25,7 @@ pub(super) enum NumberType {
     Time,
     State,
     Dialect,
+    Group,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +68,7 @@ const TEXT_FIELDS: [(&str, TextField); 9] = [
     ("trace_id", TextField::TraceId),
 ];
 
-const NUMBER_FIELDS: [(&str, NumberField, NumberType); 13] = [
+const NUMBER_FIELDS: [(&str, NumberField, NumberType); 14] = [
     ("partition", NumberField::Partition, NumberType::Count),
     ("position.partition", NumberField::Partition, NumberType::Count),
     ("offset", NumberField::Offset, NumberType::Count),
@@ -76,6 +78,7 @@ const NUMBER_FIELDS: [(&str, NumberField, NumberType); 13] = [
     ("retry_count", NumberField::RetryCount, NumberType::Count),
     ("state", NumberField::State, NumberType::State),
     ("dialect", NumberField::Dialect, NumberType::Dialect),
+    ("group", NumberField::Group, NumberType::Group),
     (
         "origin.partition",
         NumberField::OriginPartition,
@@ -88,7 +91,7 @@ const NUMBER_FIELDS: [(&str, NumberField, NumberType); 13] = [
 
 /// All fields, for the error message about an unknown field.
 pub(super) const FIELD_NAMES: &str = "id, topic, partition, offset, pipeline, error_class, error_code, error_message, \
-    failed_at, dead_at, retry_count, state, dialect, origin.topic, origin.partition, origin.offset, \
+    failed_at, dead_at, retry_count, state, dialect, group, origin.topic, origin.partition, origin.offset, \
     origin_timestamp, key, value_size, job_id, trace_id, headers.NAME, json./POINTER";
 
 impl Field {
@@ -182,8 +185,14 @@ fn number(number_type: NumberType, operator: Operator, value: Value) -> Result<N
             let time: Timestamp = value.parse().map_err(|error| format!("`{value}` {error}"))?;
             time.as_millis()
         }
-        NumberType::State | NumberType::Dialect if comparison != Comparison::Equal => {
+        NumberType::State | NumberType::Dialect | NumberType::Group if comparison != Comparison::Equal => {
             return Err(unsupported(operator));
+        }
+        NumberType::Group => {
+            let id: GroupId = value
+                .parse()
+                .map_err(|error: InvalidGroupId| format!("`{value}` {error}"))?;
+            id.number()
         }
         NumberType::State => enum_value(
             &value,

@@ -280,6 +280,7 @@ fn number_column(field: NumberField) -> (&'static str, bool) {
         NumberField::FailedAt => ("failed_at", true),
         NumberField::RetryCount => ("retry_count", false),
         NumberField::State => ("state", false),
+        NumberField::Group => ("group_id", false),
         NumberField::Dialect => ("dialect", false),
         NumberField::OriginPartition => ("origin_partition", true),
         NumberField::OriginOffset => ("origin_offset", true),

@@ -11,7 +11,7 @@ use rusqlite::types::Value;
 use rusqlite::{Connection, params_from_iter};
 
 use super::query::values;
-use super::row_key;
+use super::{groups, row_key};
 use crate::filter::Condition;
 
 pub(super) const CREATE: &str = "
@@ -38,18 +38,28 @@ pub(super) struct Counted {
 
 /// Changes of counters that are not stored yet.
 #[derive(Debug, Default)]
-pub(super) struct Changes(HashMap<(Counted, i64), i64>);
+pub(super) struct Changes {
+    by_second: HashMap<(Counted, i64), i64>,
+    groups: groups::Changes,
+}
 
 impl Changes {
-    /// Adds `count` dead letters, which may be negative.
-    pub(super) fn add(&mut self, counted: Counted, dead_at: i64, count: i64) {
-        *self.0.entry((counted, dead_at.div_euclid(SECOND))).or_default() += count;
+    /// Adds `count` dead letters of a group, which may be negative.
+    pub(super) fn add(&mut self, counted: Counted, group_id: i64, dead_at: i64, count: i64) {
+        let second = dead_at.div_euclid(SECOND);
+        *self.by_second.entry((counted, second)).or_default() += count;
+        let in_group = groups::Counted {
+            group_id,
+            topic_id: counted.topic_id,
+            state: counted.state,
+        };
+        self.groups.add(in_group, dead_at, count);
     }
 
-    /// Stores the changes and clears them.
+    /// Stores the changes, after those of the rows and of the full-text index, and clears them.
     pub(super) fn store(&mut self, connection: &Connection) -> rusqlite::Result<()> {
         let mut buckets: HashMap<(i64, i64, Counted), i64> = HashMap::new();
-        for ((counted, second), count) in self.0.drain() {
+        for ((counted, second), count) in self.by_second.drain() {
             *buckets.entry((ALL_TIMES, 0, counted)).or_default() += count;
             for width in WIDTHS {
                 let bucket = second.div_euclid(width / SECOND);
@@ -74,7 +84,7 @@ impl Changes {
             add.execute((width, bucket, topic_id, error_class_id, state, count))?;
             remove_empty.execute((width, bucket, topic_id, error_class_id, state))?;
         }
-        Ok(())
+        self.groups.store(connection)
     }
 }
 

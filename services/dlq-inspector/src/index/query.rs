@@ -16,6 +16,7 @@ use super::tables::{BodyRow, LetterRow};
 use super::texts::{TextTable, Texts};
 use super::{counters, message, row_key, schema, terms, writer};
 use crate::filter::{Condition, Dictionary, Expr, Lookups, NumberField, Param, Restriction, TextField};
+use crate::fingerprint::GroupId;
 use crate::id::LetterId;
 use crate::ledger::State;
 use crate::letter::ContentHash;
@@ -69,6 +70,8 @@ pub struct IndexedLetter {
     pub value_size: Option<u64>,
     /// The hash of the record.
     pub content: ContentHash,
+    /// The group of its failure.
+    pub group: GroupId,
     /// The record's key.
     pub key: Option<Bytes>,
     /// The encoded headers, see [`crate::header_list`].
@@ -85,7 +88,8 @@ pub enum Direction {
     Ascending,
 }
 
-/// A point in a list, after which the next page begins. It is the same in every index of the same topics.
+/// A point in a list, after which the next page begins. It is the same in every index of the same topics. In a list of groups, it is
+/// what the list is ordered by, and the id of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cursor {
     /// `dead_at` of the last dead letter of a page, in milliseconds.
@@ -162,6 +166,7 @@ impl IndexedLetter {
             trace_id: letter.trace_id.map(writer::trace_text).unwrap_or_default(),
             value_size: letter.value_size.and_then(|size| u64::try_from(size).ok()),
             content: letter.content,
+            group: GroupId::from_number(letter.group_id),
             key: body.key.map(Bytes::from),
             headers: body.headers.into(),
         })
@@ -169,7 +174,7 @@ impl IndexedLetter {
 }
 
 /// Looks up the texts of a filter.
-fn dictionary(
+pub(super) fn dictionary(
     connection: &Connection,
     filter: &Expr,
     messages: &MessageCache,

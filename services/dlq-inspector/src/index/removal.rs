@@ -81,7 +81,7 @@ fn letters(
     let mut counters = counters::Changes::default();
     for row in &rows {
         let letter = LetterRow::load(transaction, *row)?;
-        counters.add(counted(&letter), letter.dead_at, -1);
+        counters.add(counted(&letter), letter.group_id, letter.dead_at, -1);
         for sql in [
             "DELETE FROM letters WHERE row = ?",
             "DELETE FROM bodies WHERE row = ?",

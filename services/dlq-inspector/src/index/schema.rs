@@ -5,11 +5,11 @@ use std::path::Path;
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
 
 use super::tables::{BodyRow, LetterRow};
-use super::{IndexError, counters, database, entries, query, terms};
+use super::{IndexError, counters, database, entries, groups, query, terms};
 
 /// The version of the schema. It is part of the file's name, see [`super::file_name`]. Increase it with every change of the
 /// tables or of what they contain.
-pub(super) const VERSION: i32 = 3;
+pub(super) const VERSION: i32 = 4;
 
 /// Identifies one build of the index: a random number. Sequence numbers are valid within one generation only.
 pub type Generation = i64;
@@ -95,6 +95,7 @@ pub(super) fn create(path: &Path) -> Result<Connection, IndexError> {
         INDEXES,
         entries::CREATE,
         counters::CREATE,
+        groups::CREATE,
         terms::CREATE,
     ] {
         connection.execute_batch(sql).map_err(&creating)?;

@@ -75,6 +75,8 @@ table! {
         pipeline_id: i64, "INTEGER NOT NULL";
         error_class_id: i64, "INTEGER NOT NULL";
         error_code_id: i64, "INTEGER NOT NULL";
+        /// See [`crate::fingerprint`].
+        group_id: i64, "INTEGER NOT NULL";
         /// The template of the message, in `templates`.
         template_id: i64, "INTEGER NOT NULL";
         /// See [`super::message`].

@@ -19,6 +19,13 @@ CREATE VIRTUAL TABLE terms USING fts5 (
 INSERT INTO terms (terms, rank) VALUES ('hashsize', 8388608);
 ";
 
+/// The query for the dead letters of a group.
+pub(super) fn of_group(group_id: i64) -> String {
+    let mut term = String::new();
+    push_number(&mut term, Kind::Group, group_id);
+    term.trim_end().to_owned()
+}
+
 /// More alternatives than this are found by a scan instead.
 const MAX_ALTERNATIVES: usize = 64;
 
@@ -38,6 +45,7 @@ enum Kind {
     OriginOffset = 11,
     JobId = 12,
     TraceId = 13,
+    Group = 14,
 }
 
 /// A hash that is the same in every version and on every machine (FNV-1a with a final mix). It does not withstand attacks;
@@ -104,6 +112,7 @@ pub(super) fn document(letter: &Letter, template_id: i64) -> String {
     push_text(Kind::JobId, facts.job_id.as_deref().unwrap_or_default());
     push_text(Kind::TraceId, facts.trace_id.as_deref().unwrap_or_default());
     push_number(&mut document, Kind::Template, template_id);
+    push_number(&mut document, Kind::Group, letter.group.number());
     if let Some(origin) = &facts.origin {
         push(&mut document, Kind::OriginTopic, b"", origin.topic.as_bytes());
         if let Some(partition) = origin.partition {
@@ -178,6 +187,7 @@ fn of_restriction(restriction: &Restriction, dictionary: &Dictionary) -> Option<
             let kind = match field {
                 NumberField::OriginPartition => Kind::OriginPartition,
                 NumberField::OriginOffset => Kind::OriginOffset,
+                NumberField::Group => Kind::Group,
                 _ => return None,
             };
             push_number(&mut term, kind, *number);

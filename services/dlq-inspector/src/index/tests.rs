@@ -1544,3 +1544,203 @@ fn a_watch_that_knows_templates_finds_messages_of_later_ones() {
     ]);
     assert_eq!(found(&fixture), [2_001]);
 }
+
+impl Fixture {
+    fn groups(&self, filter: &str, order: GroupOrder, after: Option<Cursor>, limit: usize) -> GroupPage {
+        let filter = parse(filter, self.json_fields).unwrap();
+        let now = Timestamp::from_millis(86_400_000);
+        let query = |connection: &_| list_groups(connection, &filter, order, after, limit, now);
+        self.index.pool.read_blocking(query).unwrap()
+    }
+}
+
+#[test]
+fn a_group_has_the_counts_times_and_topics_of_its_dead_letters() {
+    let mut fixture = Fixture::new();
+    let timeout = |topic: &str, offset: i64| {
+        let message = format!("timeout after {offset} ms");
+        let headers = [
+            ("error-class", "permanent"),
+            ("error-code", "timeout"),
+            ("error-message", &*message),
+            ("pipeline", "crawl"),
+            ("error-timestamp", "1970-01-01T00:00:00.007Z"),
+        ];
+        at(3_600_000 * offset, topic, 0, offset, &headers)
+    };
+    let refused = letter("b-dlq", 0, 5, &[("error-class", "permanent")]);
+    fixture.put(vec![
+        timeout("a-dlq", 1),
+        timeout("a-dlq", 23),
+        timeout("b-dlq", 2),
+        timeout("b-dlq", 3),
+        refused,
+    ]);
+    let mut discarded = update("b-dlq/0/3", Some(State::Discarded), None);
+    discarded.entry.as_mut().unwrap().time = None;
+    fixture.apply(&[Change::Ledger(vec![discarded])]);
+    let listed = fixture.groups("", GroupOrder::Last, None, 10);
+    assert_eq!((listed.groups.len(), listed.next), (2, None));
+    let group = &listed.groups[0];
+    assert_eq!(group.template, "timeout after <number> ms");
+    assert_eq!(
+        (&*group.pipeline, &*group.error_class, &*group.error_code),
+        ("crawl", "permanent", "timeout")
+    );
+    assert_eq!((group.count, group.open), (4, 3));
+    let hour = |hour: i64| Timestamp::from_millis(3_600_000 * hour);
+    assert_eq!((group.first, group.last), (hour(1), hour(23)));
+    let topics: Vec<(&str, u64)> = group
+        .topics
+        .iter()
+        .map(|(name, count)| (&**name, *count))
+        .collect();
+    assert_eq!(topics, [("a-dlq", 2), ("b-dlq", 2)]);
+    // The trend ends with the hour that begins at 24:00.
+    let mut trend = vec![0; 24];
+    trend[0] = 1;
+    trend[1] = 1;
+    trend[2] = 1;
+    trend[22] = 1;
+    assert_eq!(group.trend, trend);
+    assert_eq!(group.sample.as_ref().unwrap().to_string(), "a-dlq/0/23");
+    let in_group = format!("group = {}", group.id);
+    assert_eq!(fixture.matching(&in_group), [23, 3, 2, 1]);
+    assert_eq!(fixture.matching(&format!("{in_group} AND topic = b-dlq")), [3, 2]);
+    assert_eq!(fixture.matching(&format!("group != {}", group.id)), [5]);
+    let counted = fixture.groups("topic = b-dlq", GroupOrder::Count, None, 10);
+    let counts: Vec<u64> = counted.groups.iter().map(|group| group.count).collect();
+    assert_eq!(counts, [2, 1]);
+}
+
+#[test]
+fn pages_of_groups_contain_each_group_once_in_each_order() {
+    let mut fixture = Fixture::new();
+    let mut dead = Vec::new();
+    for code in 0..300 {
+        for number in 0..=code % 3 {
+            let offset = 3 * code + number;
+            dead.push(letter("a-dlq", 0, offset, &[("error-code", &format!("e{code}"))]));
+        }
+    }
+    fixture.put(dead);
+    for order in [GroupOrder::Last, GroupOrder::First, GroupOrder::Count] {
+        let mut seen = Vec::new();
+        let mut after = None;
+        loop {
+            let page = fixture.groups("", order, after, 7);
+            let key = |group: &IndexedGroup| match order {
+                GroupOrder::Last => group.last.as_millis().unsigned_abs(),
+                GroupOrder::First => group.first.as_millis().unsigned_abs(),
+                GroupOrder::Count => group.count,
+            };
+            seen.extend(page.groups.iter().map(|group| (key(group), group.id)));
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        assert!(seen.is_sorted_by(|one, other| one.0 >= other.0), "{order:?}");
+        let distinct: HashSet<_> = seen.iter().map(|(_, id)| *id).collect();
+        assert_eq!((seen.len(), distinct.len()), (300, 300), "{order:?}");
+    }
+}
+
+/// Random changes; the groups of the writer are compared with those of the rows after each.
+#[test]
+fn the_groups_of_the_writer_equal_the_rows() {
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut fixture = Fixture::new();
+    let mut next = [[0_i64; 2]; 2];
+    for step in 0..400 {
+        let (topic, partition) = (random.usize(..2), random.usize(..2));
+        let name = ["a-dlq", "b-dlq"][topic];
+        let end = &mut next[topic][partition];
+        let number = i32::try_from(partition).unwrap();
+        match random.u8(..10) {
+            0..5 => {
+                let count = random.i64(1..20);
+                let dead = (0..count).map(|index| {
+                    let code = format!("e{}", random.u8(..5));
+                    // Each has a bucket of its own, and rows are not in the order of offsets.
+                    let time = 8 * random.i64(0..1_000_000_000);
+                    at(
+                        time,
+                        name,
+                        number,
+                        *end + index,
+                        &[("error-code", &*code), ("pipeline", "p")],
+                    )
+                });
+                let dead = dead.collect();
+                *end += count;
+                fixture.put(dead);
+            }
+            5..7 => {
+                let state = [None, Some(State::Redriven), Some(State::Discarded)][random.usize(..3)];
+                let updates = (0..random.i64(1..8)).map(|_| {
+                    let id = format!("{name}/{partition}/{}", random.i64(0..=*end));
+                    let mut update = update(&id, state, None);
+                    if let Some(entry) = &mut update.entry {
+                        entry.time = None;
+                    }
+                    update
+                });
+                fixture.apply(&[Change::Ledger(updates.collect())]);
+            }
+            7..9 => {
+                let low = random.i64(0..=*end);
+                fixture.apply(&[Change::Trim {
+                    topic: name.into(),
+                    partition: number,
+                    low,
+                }]);
+            }
+            _ => {
+                if random.u8(..3) == 0 {
+                    fixture.apply(&[Change::ForgetLedger]);
+                } else if random.u8(..3) == 0 {
+                    next[topic] = [0; 2];
+                    fixture.apply(&[Change::Forget { topic: name.into() }]);
+                }
+            }
+        }
+        for filter in ["", "state = OPEN", "topic = a-dlq AND error_code != e1"] {
+            let counted = fixture.groups(filter, GroupOrder::Last, None, 100).groups;
+            let rows = if filter.is_empty() {
+                "retry_count >= 0".to_owned()
+            } else {
+                format!("retry_count >= 0 AND {filter}")
+            };
+            let read = fixture.groups(&rows, GroupOrder::Last, None, 100).groups;
+            assert_eq!(counted, read, "step {step}: {filter}");
+        }
+        let stored: i64 = fixture
+            .index
+            .pool
+            .read_blocking(|connection| {
+                connection.query_row(
+                    "SELECT (SELECT count(*) FROM groups) + (SELECT count(*) FROM group_hours WHERE group_id NOT IN \
+                     (SELECT group_id FROM group_counts)) AS stored",
+                    (),
+                    |row| row.get("stored"),
+                )
+            })
+            .unwrap();
+        let groups = fixture.groups("", GroupOrder::Count, None, 100).groups;
+        assert_eq!(stored, i64::try_from(groups.len()).unwrap(), "step {step}");
+    }
+}
+
+#[test]
+fn new_groups_are_counted_once() {
+    let mut fixture = Fixture::new();
+    let dead = |offset, code| letter("a-dlq", 0, offset, &[("error-code", code)]);
+    fixture.put(vec![dead(1, "a"), dead(2, "a"), dead(3, "b")]);
+    fixture.put(vec![dead(4, "a")]);
+    assert_eq!(fixture.index.writer.take_new_groups(), 2);
+    fixture.put(vec![dead(5, "b"), dead(6, "c")]);
+    assert_eq!(fixture.index.writer.take_new_groups(), 1);
+    let open = fixture.index.pool.read_blocking(count_open_groups).unwrap();
+    assert_eq!(open, 3);
+}

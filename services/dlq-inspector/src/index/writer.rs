@@ -1,5 +1,6 @@
 //! The connection that writes.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +15,9 @@ use super::removal::{Removals, SLICE_ROWS};
 use super::sweep::Sweep;
 use super::tables::{BodyRow, LetterRow};
 use super::texts::{TextIds, TextTable};
-use super::{IndexError, Pool, database, message, query, row_key, schema, terms};
+use super::{IndexError, Pool, database, groups, message, query, row_key, schema, terms};
+use crate::dialect::Facts;
+use crate::fingerprint;
 use crate::ledger::{State, Update};
 use crate::letter::Letter;
 
@@ -73,6 +76,8 @@ pub struct Writer {
     path: PathBuf,
     text_ids: TextIds,
     next_sequence: i64,
+    /// Groups that were added since [`Writer::take_new_groups`].
+    new_groups: u64,
     removals: Removals,
     /// Rows deleted since unused texts were last searched.
     deleted_rows: i64,
@@ -120,6 +125,7 @@ impl Writer {
             path: path.to_owned(),
             text_ids: TextIds::default(),
             next_sequence,
+            new_groups: 0,
             removals: Removals::default(),
             deleted_rows: 0,
             sweep: None,
@@ -174,6 +180,11 @@ impl Writer {
     #[must_use]
     pub fn last_sequence(&self) -> i64 {
         self.next_sequence - 1
+    }
+
+    /// The number of groups that were added since the last call. A group that had no dead letters any more counts again.
+    pub fn take_new_groups(&mut self) -> u64 {
+        std::mem::take(&mut self.new_groups)
     }
 
     /// Removes some of what [`Change::Trim`], [`Change::Forget`] and [`Change::ForgetLedger`] have named, or of the texts that only
@@ -249,6 +260,8 @@ impl Writer {
             text_ids: &mut self.text_ids,
             counters: counters::Changes::default(),
             documents: Vec::new(),
+            groups: HashSet::new(),
+            new_groups: 0,
             now,
         };
         for change in changes {
@@ -273,9 +286,11 @@ impl Writer {
                 Change::Trim { .. } | Change::Forget { .. } | Change::ForgetLedger => {}
             }
         }
-        batch.finish()?;
+        let new_groups = batch.finish()?;
         schema::set_next_sequence(&transaction, self.next_sequence)?;
-        transaction.commit()
+        transaction.commit()?;
+        self.new_groups += new_groups;
+        Ok(())
     }
 
     fn try_remove_slice(&mut self) -> rusqlite::Result<()> {
@@ -340,6 +355,9 @@ struct Batch<'a> {
     counters: counters::Changes,
     /// The documents of the full-text index, by row.
     documents: Vec<(i64, String)>,
+    /// The groups that are known to be stored.
+    groups: HashSet<i64>,
+    new_groups: u64,
     now: i64,
 }
 
@@ -375,6 +393,7 @@ impl Batch<'_> {
             pipeline_id: self.text_id(&facts.pipeline)?,
             error_class_id: self.text_id(&facts.error_class)?,
             error_code_id: self.text_id(&facts.error_code)?,
+            group_id: letter.group.number(),
             template_id: self
                 .text_ids
                 .id(self.transaction, TextTable::Templates, &template)?,
@@ -422,7 +441,25 @@ impl Batch<'_> {
             error_class_id: row.error_class_id,
             state: row.state,
         };
-        self.counters.add(counted, dead_at, 1);
+        self.counters.add(counted, row.group_id, dead_at, 1);
+        self.insert_group(&row, facts)
+    }
+
+    /// Stores the group of a dead letter, unless it is known.
+    fn insert_group(&mut self, row: &LetterRow, facts: &Facts) -> rusqlite::Result<()> {
+        if !self.groups.insert(row.group_id) {
+            return Ok(());
+        }
+        let definition = groups::Definition {
+            id: row.group_id,
+            pipeline_id: row.pipeline_id,
+            error_class_id: row.error_class_id,
+            error_code_id: row.error_code_id,
+            template: &fingerprint::template(&facts.error_message),
+        };
+        if definition.insert(self.transaction)? {
+            self.new_groups += 1;
+        }
         Ok(())
     }
 
@@ -473,7 +510,8 @@ impl Batch<'_> {
         Ok(())
     }
 
-    fn finish(mut self) -> rusqlite::Result<()> {
+    /// Returns the number of new groups.
+    fn finish(mut self) -> rusqlite::Result<u64> {
         // The full-text index collects terms in memory as long as row numbers increase.
         self.documents.sort_unstable_by_key(|(row, _)| *row);
         let mut insert = self
@@ -482,7 +520,8 @@ impl Batch<'_> {
         for (row, document) in &self.documents {
             insert.execute((row, document))?;
         }
-        self.counters.store(self.transaction)
+        self.counters.store(self.transaction)?;
+        Ok(self.new_groups)
     }
 }
 
@@ -507,8 +546,8 @@ pub(super) fn set_state(
         .prepare_cached("UPDATE letters SET state = ? WHERE row = ?")?
         .execute((state, letter.row))?;
     let counted = counted(letter);
-    counters.add(counted, letter.dead_at, -1);
-    counters.add(Counted { state, ..counted }, letter.dead_at, 1);
+    counters.add(counted, letter.group_id, letter.dead_at, -1);
+    counters.add(Counted { state, ..counted }, letter.group_id, letter.dead_at, 1);
     Ok(())
 }
 

@@ -350,6 +350,11 @@ impl OpenIndex {
         for (topic, count) in indexed {
             self.thread.metrics.add_indexed(topic, count);
         }
+        let new_groups = self.writer.take_new_groups();
+        // While the index is built, every group is new to it.
+        if *self.thread.shared.caught_up.borrow() {
+            self.thread.metrics.add_new_groups(new_groups);
+        }
         // Watchers and surveys use these to decide what the index reflects, so they change after the commit.
         self.last_batch = batch;
         self.publish_applied();

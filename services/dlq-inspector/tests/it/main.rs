@@ -3,6 +3,7 @@
 mod api;
 mod completeness;
 mod golden;
+mod groups;
 mod lifecycle;
 mod rebuild;
 mod server;

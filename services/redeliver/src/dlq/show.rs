@@ -24,6 +24,7 @@ pub(crate) fn as_text(letter: &DeadLetter) -> String {
         ("written at", time(letter.origin_timestamp)),
         ("trace", letter.trace_id.clone()),
         ("job", letter.job_id.clone()),
+        ("group", letter.group.clone()),
         (
             "headers of",
             letter.dialect.map(|dialect| dialect.as_str().to_owned()),
@@ -101,6 +102,7 @@ pub(crate) fn as_json(letter: &DeadLetter) -> Value {
     put("origin", json!(origin));
     put("trace_id", json!(letter.trace_id));
     put("job_id", json!(letter.job_id));
+    put("group", json!(letter.group));
     put("value_size", json!(letter.value_size));
     insert_bytes(&mut object, "key", letter.key.as_deref());
     // A response without headers and value is not the same as a record that has none.
@@ -161,6 +163,7 @@ mod tests {
             unreadable_headers: 0,
             trace_id: None,
             job_id: None,
+            group: None,
         }
     }
 

@@ -474,6 +474,26 @@ fn dead_letters_are_listed_shown_counted_and_watched() {
     let missing = services.fails(1, &["dlq", "show", &format!("{topic}/0/999999")]);
     assert!(missing.stderr.contains("not found"), "{missing:?}");
 
+    // Both have one cause. Their messages may differ in numbers.
+    let groups = services.json(&["dlq", "groups", "--sort", "count"]);
+    let [group] = &groups["groups"].as_array().unwrap()[..] else {
+        panic!("{groups}");
+    };
+    let group_id = group["id"].as_str().unwrap();
+    assert_eq!((&group["open"], &group["count"]), (&json!(2), &json!(2)));
+    assert_eq!(group["sample_id"], json!(second));
+    let in_group = format!("group = {group_id}");
+    assert_eq!(ids(&["--filter", &in_group]), newest_first);
+    let shown = services.cli(&["dlq", "group", "show", group_id]);
+    assert!(
+        shown.contains(&format!("topics       {topic} 2\nnewest       {second}\n")),
+        "{shown}"
+    );
+    let missing = services.fails(1, &["dlq", "group", "show", "0000000000000000"]);
+    assert!(missing.stderr.contains("not found"), "{missing:?}");
+    let invalid = services.fails(1, &["dlq", "group", "show", "17"]);
+    assert!(invalid.stderr.contains("16 hexadecimal digits"), "{invalid:?}");
+
     let stats = services.json(&["dlq", "stats"]);
     assert_eq!(stats["completeness"]["states_known"], json!(true));
     let stats = &stats["topics"][0];

@@ -68,11 +68,13 @@ List, show and watch dead letters
 Usage: redeliver dlq <COMMAND>
 
 Commands:
-  ls     List dead letters, newest first
-  show   Show a dead letter: failure, origin, headers and payload
-  watch  Print dead letters as they arrive, one line each
-  stats  Count dead letters by topic and class
-  help   Print this message or the help of the given subcommand(s)
+  ls      List dead letters, newest first
+  show    Show a dead letter: failure, origin, headers and payload
+  watch   Print dead letters as they arrive, one line each
+  stats   Count dead letters by topic and class
+  groups  List groups of dead letters that fail for the same reason
+  group   Show a group
+  help    Print this message or the help of the given subcommand(s)
 
 Options:
   -h, --help  Print help
@@ -392,7 +394,7 @@ fn wrong_usage_is_reported_with_valid_values() {
 fn an_unavailable_service_is_reported_with_its_address() {
     let address = format!("127.0.0.1:{}", free_port());
     let id = "01KAJQ6Z2B0003000000000A7X";
-    let cases: [(&[&str], &str, &str); 9] = [
+    let cases: [(&[&str], &str, &str); 11] = [
         (
             &["jobs", "schedule", "--app", "a", "--in", "1s"],
             "scheduler",
@@ -406,6 +408,8 @@ fn an_unavailable_service_is_reported_with_its_address() {
         (&["dlq", "show", "a-dlq/0/1"], "inspector", "dlq_inspector"),
         (&["dlq", "watch"], "inspector", "dlq_inspector"),
         (&["dlq", "stats"], "inspector", "dlq_inspector"),
+        (&["dlq", "groups"], "inspector", "dlq_inspector"),
+        (&["dlq", "group", "show", "00"], "inspector", "dlq_inspector"),
     ];
     for (arguments, service, section) in cases {
         let expected = CommandOutput {

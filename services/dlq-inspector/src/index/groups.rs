@@ -1,0 +1,510 @@
+//! Groups of dead letters with the same [`crate::fingerprint`], which the writer keeps up to date with the rows.
+//!
+//! For each group, topic and state, there is a count with the times of the first and the last dead letter; for each group and hour, a
+//! count for the trend. A group exists as long as it has dead letters. When its first or last one is removed or changes its state, the next
+//! one is found with the full-text index, which returns rows in the order of time; its time may be up to 8 ms off (`row_key`).
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use redeliver_core::Timestamp;
+use rusqlite::{Connection, OptionalExtension as _, params, params_from_iter};
+
+use super::message_cache::MessageCache;
+use super::query::Cursor;
+use super::texts::{TextTable, Texts};
+use super::{query, row_key, terms};
+use crate::filter::{Condition, Expr, NumberField, Restriction, TextField};
+use crate::fingerprint::GroupId;
+use crate::id::LetterId;
+use crate::ledger::State;
+
+pub(super) const CREATE: &str = "
+CREATE TABLE groups (
+    id INTEGER PRIMARY KEY, pipeline_id INTEGER NOT NULL, error_class_id INTEGER NOT NULL,
+    error_code_id INTEGER NOT NULL, template TEXT NOT NULL
+);
+CREATE TABLE group_counts (
+    group_id INTEGER NOT NULL, topic_id INTEGER NOT NULL, state INTEGER NOT NULL,
+    count INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+    PRIMARY KEY (group_id, topic_id, state)
+) WITHOUT ROWID;
+CREATE TABLE group_hours (
+    group_id INTEGER NOT NULL, hour INTEGER NOT NULL, count INTEGER NOT NULL,
+    PRIMARY KEY (group_id, hour)
+) WITHOUT ROWID;
+";
+
+const HOUR: i64 = 3_600_000;
+/// The number of hours of a trend.
+const TREND_HOURS: i64 = 24;
+
+/// What is counted together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Counted {
+    pub(super) group_id: i64,
+    pub(super) topic_id: i64,
+    pub(super) state: i64,
+}
+
+/// A change of a count.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    count: i64,
+    added: Option<(i64, i64)>,
+    removed: Option<(i64, i64)>,
+}
+
+/// Extends a range of times.
+fn extend(range: &mut Option<(i64, i64)>, time: i64) {
+    let (first, last) = range.unwrap_or((time, time));
+    *range = Some((first.min(time), last.max(time)));
+}
+
+/// Changes of groups that are not stored yet.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    counts: HashMap<Counted, Change>,
+    hours: HashMap<(i64, i64), i64>,
+}
+
+impl Changes {
+    /// Adds `count` dead letters with the same time, which may be negative.
+    pub(super) fn add(&mut self, counted: Counted, dead_at: i64, count: i64) {
+        let change = self.counts.entry(counted).or_insert(Change {
+            count: 0,
+            added: None,
+            removed: None,
+        });
+        change.count += count;
+        let range = if count > 0 {
+            &mut change.added
+        } else {
+            &mut change.removed
+        };
+        extend(range, dead_at);
+        *self
+            .hours
+            .entry((counted.group_id, dead_at.div_euclid(HOUR)))
+            .or_default() += count;
+    }
+
+    /// Stores the changes, after those of the rows and of the full-text index, and clears them.
+    pub(super) fn store(&mut self, connection: &Connection) -> rusqlite::Result<()> {
+        let mut emptied = HashSet::new();
+        for (counted, change) in self.counts.drain() {
+            if !store(connection, counted, change)? {
+                emptied.insert(counted.group_id);
+            }
+        }
+        for ((group_id, hour), count) in self.hours.drain().filter(|(_, count)| *count != 0) {
+            connection
+                .prepare_cached(
+                    "INSERT INTO group_hours (group_id, hour, count) VALUES (?, ?, ?) \
+                     ON CONFLICT DO UPDATE SET count = count + excluded.count",
+                )?
+                .execute((group_id, hour, count))?;
+            if count < 0 {
+                connection
+                    .prepare_cached("DELETE FROM group_hours WHERE group_id = ? AND hour = ? AND count = 0")?
+                    .execute((group_id, hour))?;
+            }
+        }
+        for group_id in emptied {
+            connection
+                .prepare_cached(
+                    "DELETE FROM groups WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM group_counts WHERE group_id = ?1)",
+                )?
+                .execute([group_id])?;
+        }
+        Ok(())
+    }
+}
+
+/// Stores the change of a count. `false` if nothing is left to count.
+fn store(connection: &Connection, counted: Counted, change: Change) -> rusqlite::Result<bool> {
+    let Counted {
+        group_id,
+        topic_id,
+        state,
+    } = counted;
+    let known: Option<(i64, i64, i64)> = connection
+        .prepare_cached(
+            "SELECT count, first, last FROM group_counts WHERE group_id = ? AND topic_id = ? AND state = ?",
+        )?
+        .query_row((group_id, topic_id, state), |row| {
+            Ok((row.get("count")?, row.get("first")?, row.get("last")?))
+        })
+        .optional()?;
+    let (known_count, mut range) =
+        known.map_or((0, None), |(count, first, last)| (count, Some((first, last))));
+    let count = known_count + change.count;
+    for time in change.added.iter().flat_map(|(first, last)| [*first, *last]) {
+        extend(&mut range, time);
+    }
+    let (true, Some((mut first, mut last))) = (count > 0, range) else {
+        connection
+            .prepare_cached("DELETE FROM group_counts WHERE group_id = ? AND topic_id = ? AND state = ?")?
+            .execute((group_id, topic_id, state))?;
+        return Ok(false);
+    };
+    if let Some((first_removed, last_removed)) = change.removed {
+        // What is left begins and ends within the known range, which also limits the search.
+        if first_removed <= first {
+            first = end(connection, counted, End::First, first)?.unwrap_or(first);
+        }
+        if last_removed >= last {
+            last = end(connection, counted, End::Last, last)?.unwrap_or(last);
+        }
+    }
+    connection
+        .prepare_cached(
+            "INSERT OR REPLACE INTO group_counts (group_id, topic_id, state, count, first, last) VALUES (?, ?, ?, ?, ?, ?)",
+        )?
+        .execute((group_id, topic_id, state, count, first, last))?;
+    Ok(true)
+}
+
+#[derive(Clone, Copy)]
+enum End {
+    First,
+    Last,
+}
+
+/// The time of the first dead letter not before a time, or of the last one not after it.
+fn end(connection: &Connection, counted: Counted, end: End, time: i64) -> rusqlite::Result<Option<i64>> {
+    let (limit, order, row) = match end {
+        End::First => (">=", "ASC", row_key::first(Timestamp::from_millis(time))),
+        End::Last => ("<=", "DESC", row_key::last(Timestamp::from_millis(time))),
+    };
+    let sql = format!(
+        "SELECT l.dead_at AS dead_at FROM terms CROSS JOIN letters l NOT INDEXED ON l.row = terms.rowid \
+         WHERE terms MATCH ? AND terms.rowid {limit} ? AND l.group_id = ? AND l.topic_id = ? AND l.state = ? \
+         ORDER BY terms.rowid {order} LIMIT 1"
+    );
+    let term = terms::of_group(counted.group_id);
+    connection
+        .prepare_cached(&sql)?
+        .query_row(
+            params![term, row, counted.group_id, counted.topic_id, counted.state],
+            |row| row.get("dead_at"),
+        )
+        .optional()
+}
+
+/// What the dead letters of a group have in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Definition<'t> {
+    pub(super) id: i64,
+    pub(super) pipeline_id: i64,
+    pub(super) error_class_id: i64,
+    pub(super) error_code_id: i64,
+    pub(super) template: &'t str,
+}
+
+impl Definition<'_> {
+    /// Stores a group, unless it exists. Returns whether it is new.
+    pub(super) fn insert(&self, connection: &Connection) -> rusqlite::Result<bool> {
+        let inserted = connection
+            .prepare_cached(
+                "INSERT INTO groups (id, pipeline_id, error_class_id, error_code_id, template) VALUES (?, ?, ?, ?, ?) \
+                 ON CONFLICT DO NOTHING",
+            )?
+            .execute((
+                self.id,
+                self.pipeline_id,
+                self.error_class_id,
+                self.error_code_id,
+                self.template,
+            ))?;
+        Ok(inserted > 0)
+    }
+}
+
+/// A group, with counts of those of its dead letters that match a filter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IndexedGroup {
+    /// Its id.
+    pub id: GroupId,
+    /// The pipeline; empty if the headers name none.
+    pub pipeline: String,
+    /// The error class.
+    pub error_class: String,
+    /// The error code.
+    pub error_code: String,
+    /// The template of the messages.
+    pub template: String,
+    /// The number of dead letters.
+    pub count: u64,
+    /// The number of open ones.
+    pub open: u64,
+    /// The time of the first one.
+    pub first: Timestamp,
+    /// The time of the last one.
+    pub last: Timestamp,
+    /// The number of dead letters by topic, in the order of names.
+    pub topics: BTreeMap<String, u64>,
+    /// The number of all dead letters of the group in each of the last 24 hours, the current one last.
+    pub trend: Vec<u64>,
+    /// The newest dead letter of the group. `None` if it was removed since.
+    pub sample: Option<LetterId>,
+}
+
+/// What a list of groups is ordered by, the highest first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GroupOrder {
+    /// The time of the last dead letter.
+    #[default]
+    Last,
+    /// The time of the first dead letter.
+    First,
+    /// The number of dead letters.
+    Count,
+}
+
+/// A page of groups.
+#[derive(Clone, Debug, Default)]
+pub struct GroupPage {
+    /// The groups.
+    pub groups: Vec<IndexedGroup>,
+    /// The end of the page, if there are more.
+    pub next: Option<Cursor>,
+}
+
+/// A count of dead letters that match.
+#[derive(Clone, Copy)]
+struct Row {
+    group_id: i64,
+    topic_id: i64,
+    state: i64,
+    count: i64,
+    first: i64,
+    last: i64,
+}
+
+/// A group while it is counted.
+struct Summary {
+    group_id: i64,
+    count: i64,
+    open: i64,
+    first: i64,
+    last: i64,
+    topics: BTreeMap<i64, i64>,
+}
+
+impl Summary {
+    fn cursor(&self, order: GroupOrder) -> Cursor {
+        let value = match order {
+            GroupOrder::Last => self.last,
+            GroupOrder::First => self.first,
+            GroupOrder::Count => self.count,
+        };
+        Cursor {
+            dead_at: value,
+            id_hash: self.group_id.cast_unsigned(),
+        }
+    }
+
+    fn add(&mut self, row: Row) {
+        self.count += row.count;
+        if row.state == State::Open as i64 {
+            self.open += row.count;
+        }
+        self.first = self.first.min(row.first);
+        self.last = self.last.max(row.last);
+        *self.topics.entry(row.topic_id).or_default() += row.count;
+    }
+}
+
+/// The groups of the dead letters that match a filter, beginning after a cursor. `now` is the end of the trends.
+pub(crate) fn list_groups(
+    connection: &Connection,
+    filter: &Expr,
+    order: GroupOrder,
+    after: Option<Cursor>,
+    limit: usize,
+    now: Timestamp,
+) -> rusqlite::Result<GroupPage> {
+    let mut found: Vec<(Cursor, Summary)> = Vec::new();
+    let mut add = |summary: Summary| {
+        let cursor = summary.cursor(order);
+        if after.is_none_or(|after| cursor < after) {
+            found.push((cursor, summary));
+        }
+        // There can be as many groups as dead letters.
+        if found.len() > 2 * limit + 100 {
+            found.select_nth_unstable_by_key(limit, |(cursor, _)| Reverse(*cursor));
+            found.truncate(limit + 1);
+        }
+    };
+    let mut current: Option<Summary> = None;
+    counts(connection, filter, |row| {
+        if let Some(summary) = &mut current
+            && summary.group_id == row.group_id
+        {
+            summary.add(row);
+            return;
+        }
+        let mut summary = Summary {
+            group_id: row.group_id,
+            count: 0,
+            open: 0,
+            first: row.first,
+            last: row.last,
+            topics: BTreeMap::new(),
+        };
+        summary.add(row);
+        if let Some(done) = current.replace(summary) {
+            add(done);
+        }
+    })?;
+    if let Some(done) = current {
+        add(done);
+    }
+    found.sort_unstable_by_key(|(cursor, _)| Reverse(*cursor));
+    let has_more = found.len() > limit;
+    found.truncate(limit);
+    let next = found.last().filter(|_| has_more).map(|(cursor, _)| *cursor);
+    let mut texts = Texts::new(connection);
+    let groups = found
+        .into_iter()
+        .map(|(_, summary)| load(connection, &mut texts, summary, now))
+        .collect::<rusqlite::Result<_>>()?;
+    Ok(GroupPage { groups, next })
+}
+
+/// The number of dead letters that match, by group, topic and state, in the order of groups.
+fn counts(connection: &Connection, filter: &Expr, mut each: impl FnMut(Row)) -> rusqlite::Result<()> {
+    let is_counted = |restriction: &Restriction| {
+        matches!(
+            restriction,
+            Restriction::Text(
+                TextField::Topic | TextField::Pipeline | TextField::ErrorClass | TextField::ErrorCode,
+                _
+            ) | Restriction::Number(NumberField::State | NumberField::Group, _)
+        )
+    };
+    let (sql, params) = if filter.all(&is_counted) {
+        let dictionary = query::dictionary(connection, filter, &MessageCache::default())?;
+        let condition = Condition::of(filter, &dictionary);
+        let sql = format!(
+            "SELECT l.group_id AS group_id, l.topic_id AS topic_id, l.state AS state, l.count AS count, \
+             l.first AS first, l.last AS last FROM (SELECT c.group_id, c.topic_id, c.state, c.count, c.first, c.last, \
+             g.pipeline_id, g.error_class_id, g.error_code_id FROM group_counts c CROSS JOIN groups g ON g.id = c.group_id) l \
+             WHERE {} ORDER BY l.group_id",
+            condition.sql
+        );
+        (sql, query::values(&condition.params).collect())
+    } else {
+        let plan = query::plan(connection, filter)?;
+        let (from, params) = plan.from();
+        let sql = format!(
+            "SELECT l.group_id AS group_id, l.topic_id AS topic_id, l.state AS state, count(*) AS count, \
+             min(l.dead_at) AS first, max(l.dead_at) AS last {from} \
+             GROUP BY l.group_id, l.topic_id, l.state ORDER BY l.group_id"
+        );
+        (sql, params)
+    };
+    let mut statement = connection.prepare_cached(&sql)?;
+    let mut rows = statement.query(params_from_iter(params))?;
+    while let Some(row) = rows.next()? {
+        each(Row {
+            group_id: row.get("group_id")?,
+            topic_id: row.get("topic_id")?,
+            state: row.get("state")?,
+            count: row.get("count")?,
+            first: row.get("first")?,
+            last: row.get("last")?,
+        });
+    }
+    Ok(())
+}
+
+fn load(
+    connection: &Connection,
+    texts: &mut Texts<'_>,
+    summary: Summary,
+    now: Timestamp,
+) -> rusqlite::Result<IndexedGroup> {
+    let id = summary.group_id;
+    let (pipeline, class, code, template) = connection
+        .prepare_cached(
+            "SELECT pipeline_id, error_class_id, error_code_id, template FROM groups WHERE id = ?",
+        )?
+        .query_row([id], |row| {
+            Ok((
+                row.get("pipeline_id")?,
+                row.get("error_class_id")?,
+                row.get("error_code_id")?,
+                row.get("template")?,
+            ))
+        })?;
+    let mut topics = BTreeMap::new();
+    for (topic_id, count) in summary.topics {
+        topics.insert(texts.text(TextTable::Texts, topic_id)?, count.unsigned_abs());
+    }
+    Ok(IndexedGroup {
+        id: GroupId::from_number(id),
+        pipeline: texts.text(TextTable::Texts, pipeline)?,
+        error_class: texts.text(TextTable::Texts, class)?,
+        error_code: texts.text(TextTable::Texts, code)?,
+        template,
+        count: summary.count.unsigned_abs(),
+        open: summary.open.unsigned_abs(),
+        first: Timestamp::from_millis(summary.first),
+        last: Timestamp::from_millis(summary.last),
+        topics,
+        trend: trend(connection, id, now)?,
+        sample: sample(connection, texts, id)?,
+    })
+}
+
+fn trend(connection: &Connection, group_id: i64, now: Timestamp) -> rusqlite::Result<Vec<u64>> {
+    let hour = now.as_millis().div_euclid(HOUR);
+    let from = hour - TREND_HOURS + 1;
+    let mut trend = vec![0; usize::try_from(TREND_HOURS).unwrap_or_default()];
+    let mut statement = connection.prepare_cached(
+        "SELECT hour, count FROM group_hours WHERE group_id = ? AND hour >= ? AND hour <= ?",
+    )?;
+    let mut rows = statement.query((group_id, from, hour))?;
+    while let Some(row) = rows.next()? {
+        let index = usize::try_from(row.get::<_, i64>("hour")? - from).unwrap_or_default();
+        if let Some(count) = trend.get_mut(index) {
+            *count = row.get::<_, i64>("count")?.unsigned_abs();
+        }
+    }
+    Ok(trend)
+}
+
+/// The newest dead letter of a group.
+fn sample(
+    connection: &Connection,
+    texts: &mut Texts<'_>,
+    group_id: i64,
+) -> rusqlite::Result<Option<LetterId>> {
+    let found = connection
+        .prepare_cached(
+            "SELECT l.topic_id AS topic_id, l.partition AS partition, l.offset AS offset \
+             FROM terms CROSS JOIN letters l NOT INDEXED ON l.row = terms.rowid \
+             WHERE terms MATCH ? AND l.group_id = ? ORDER BY terms.rowid DESC LIMIT 1",
+        )?
+        .query_row((terms::of_group(group_id), group_id), |row| {
+            Ok((row.get("topic_id")?, row.get("partition")?, row.get("offset")?))
+        })
+        .optional()?;
+    let Some((topic_id, partition, offset)) = found else {
+        return Ok(None);
+    };
+    Ok(Some(LetterId {
+        topic: texts.text(TextTable::Texts, topic_id)?,
+        partition,
+        offset,
+    }))
+}
+
+/// The number of groups with open dead letters.
+pub(crate) fn count_open_groups(connection: &Connection) -> rusqlite::Result<i64> {
+    connection
+        .prepare_cached("SELECT count(DISTINCT group_id) AS groups FROM group_counts WHERE state = ?")?
+        .query_row([State::Open as i64], |row| row.get("groups"))
+}
