@@ -124,6 +124,8 @@ pub struct DeadLetter {
     pub headers: Headers,
     /// The number of headers that `headers` lacks because their names are not UTF-8, if the request has `full`; otherwise 0.
     pub unreadable_headers: u32,
+    /// Whether `key`, `value` and `headers` are withheld, because the caller lacks the scope `dead-letters:payload`.
+    pub is_payload_withheld: bool,
     /// The trace id of the W3C trace context, as 32 hex digits.
     pub trace_id: Option<String>,
     /// The id of the job from which the record was dispatched.
@@ -721,6 +723,7 @@ impl TryFrom<v1::DeadLetter> for DeadLetter {
             retry_count: letter.retry_count,
             origin: letter.origin.map(position),
             origin_timestamp: time(letter.origin_timestamp, "origin_timestamp")?,
+            is_payload_withheld: letter.payload_withheld != 0,
             key: letter.key,
             value_size: letter.value_size,
             value: letter.value,

@@ -37,7 +37,7 @@ mod layer;
 mod refusal;
 mod tokens;
 
-pub use access::Access;
+pub use access::{Access, Permissions, Withdrawn};
 pub use audit::RefusalMetrics;
 pub use layer::{Authenticate, AuthenticateLayer};
 pub use refusal::{Reason, Refusal};
@@ -103,6 +103,17 @@ impl Identity {
     #[must_use]
     pub fn may_some(&self, area: Area, verb: Verb) -> bool {
         self.scopes.iter().any(|scope| scope.is_about(area, verb))
+    }
+
+    /// Requires that the caller may do this with any application or topic.
+    ///
+    /// # Errors
+    /// A refusal that names the missing scope.
+    pub fn require_some(&self, area: Area, verb: Verb) -> Result<(), Refusal> {
+        if self.may_some(area, verb) {
+            return Ok(());
+        }
+        Err(Refusal::denied(self, area, verb, None))
     }
 
     /// Requires that the caller may do this with the application or topic `name`; `None` means with all of them.

@@ -18,12 +18,12 @@ use redeliver_kafka::reader::ReadError as KafkaReadError;
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1;
 use redeliver_proto::v1::dead_letter_service_server::DeadLetterService;
-use redeliver_service::identity::Access;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::{Code, Request, Response, Status};
 
+use crate::access::Viewer;
 use crate::completeness::Completeness;
 use crate::filter::{self, Expr};
 use crate::id::LetterId;
@@ -91,11 +91,12 @@ impl Api {
     async fn call<T>(
         &self,
         method: &'static str,
+        viewer: &Viewer,
         response: impl Future<Output = Result<T, Status>>,
     ) -> Result<Response<T>, Status> {
         let started = Instant::now();
         let build = self.shared.build();
-        let result = match self.check_caught_up() {
+        let result = match self.check_caught_up(viewer) {
             Ok(()) => response.await,
             Err(unavailable) => Err(unavailable),
         };
@@ -103,7 +104,7 @@ impl Api {
         let result = if self.shared.build() == build {
             result
         } else {
-            Err(self.catching_up())
+            Err(self.catching_up(viewer))
         };
         let code = result.as_ref().map_or_else(Status::code, |_| Code::Ok);
         self.metrics.observe_call(method, started, code);
@@ -117,15 +118,15 @@ impl Api {
         result.map(Response::new)
     }
 
-    fn check_caught_up(&self) -> Result<(), Status> {
+    fn check_caught_up(&self, viewer: &Viewer) -> Result<(), Status> {
         if *self.shared.caught_up.borrow() {
             return Ok(());
         }
-        Err(self.catching_up())
+        Err(self.catching_up(viewer))
     }
 
-    fn catching_up(&self) -> Status {
-        let lag = self.shared.lag();
+    fn catching_up(&self, viewer: &Viewer) -> Status {
+        let lag = self.shared.lag(|topic| viewer.sees(topic));
         let text = format!("index is catching up; {lag} dead letters left; retry later");
         status(
             Code::Unavailable,
@@ -137,22 +138,22 @@ impl Api {
 
     /// The record of a dead letter.
     async fn record_of(&self, letter: &IndexedLetter) -> Result<Record, Status> {
-        let records = self.lookup(std::slice::from_ref(letter)).await?;
+        let records = self.lookup(&[letter]).await?;
         same_record(letter, records.into_iter().next().flatten())
     }
 
     /// The records of dead letters; `None` if Kafka does not have one any more.
-    async fn records_of(&self, letters: &[IndexedLetter]) -> Result<Vec<Option<Record>>, Status> {
+    async fn records_of(&self, letters: &[&IndexedLetter]) -> Result<Vec<Option<Record>>, Status> {
         let records = self.lookup(letters).await?;
         // The topic may have been created again since the index read it.
-        let is_same = |(record, letter): (Option<Record>, &IndexedLetter)| {
+        let is_same = |(record, letter): (Option<Record>, &&IndexedLetter)| {
             record.filter(|record| content_hash(record) == letter.content)
         };
         Ok(records.into_iter().zip(letters).map(is_same).collect())
     }
 
     /// What Kafka has at the positions of dead letters.
-    async fn lookup(&self, letters: &[IndexedLetter]) -> Result<Vec<Option<Record>>, Status> {
+    async fn lookup(&self, letters: &[&IndexedLetter]) -> Result<Vec<Option<Record>>, Status> {
         let positions = letters.iter().map(|letter| Position {
             topic: letter.id.topic.as_str().into(),
             partition: letter.id.partition,
@@ -192,10 +193,18 @@ impl Api {
         ))
     }
 
-    async fn find(&self, id: &str) -> Result<IndexedLetter, Status> {
+    /// What an answer says about its completeness, as far as its caller may know.
+    fn completeness_message(&self, completeness: &Completeness, viewer: &Viewer) -> v1::Completeness {
+        let visible = completeness.of_topics(|topic| viewer.sees(topic));
+        visible.to_message(self.clock.now())
+    }
+
+    /// The dead letter with this id, if the caller sees its topic.
+    async fn find(&self, viewer: &Viewer, id: &str) -> Result<IndexedLetter, Status> {
         let letter_id: LetterId = id
             .parse()
             .map_err(|error| invalid("id", format!("`{}` {error}", bounded(id)), "ID_INVALID", []))?;
+        viewer.require(&letter_id.topic)?;
         let completeness = self.completeness();
         let (topic, partition) = (letter_id.topic.clone(), letter_id.partition);
         let letter = self
@@ -220,16 +229,18 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::ListDeadLettersRequest>,
     ) -> Result<Response<v1::ListDeadLettersResponse>, Status> {
-        self.call("ListDeadLetters", self.list(request.into_inner()))
-            .await
+        let viewer = Viewer::of(&request)?;
+        let response = self.list(&viewer, request.into_inner());
+        self.call("ListDeadLetters", &viewer, response).await
     }
 
     async fn get_dead_letter(
         &self,
         request: Request<v1::GetDeadLetterRequest>,
     ) -> Result<Response<v1::DeadLetter>, Status> {
-        self.call("GetDeadLetter", self.get(request.into_inner().id))
-            .await
+        let viewer = Viewer::of(&request)?;
+        let response = self.get(&viewer, request.into_inner().id);
+        self.call("GetDeadLetter", &viewer, response).await
     }
 
     type ReadPayloadStream = ResponseStream<v1::ReadPayloadResponse>;
@@ -238,28 +249,33 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::ReadPayloadRequest>,
     ) -> Result<Response<Self::ReadPayloadStream>, Status> {
-        self.call("ReadPayload", self.payload(request.into_inner().id))
-            .await
+        let viewer = Viewer::of(&request)?;
+        let response = self.payload(&viewer, request.into_inner().id);
+        self.call("ReadPayload", &viewer, response).await
     }
 
     async fn get_dead_letter_stats(
         &self,
         request: Request<v1::GetDeadLetterStatsRequest>,
     ) -> Result<Response<v1::DeadLetterStats>, Status> {
-        self.call("GetDeadLetterStats", self.stats(request.into_inner().filter))
-            .await
+        let viewer = Viewer::of(&request)?;
+        let response = self.stats(&viewer, request.into_inner().filter);
+        self.call("GetDeadLetterStats", &viewer, response).await
     }
 
     async fn list_groups(
         &self,
         request: Request<v1::ListGroupsRequest>,
     ) -> Result<Response<v1::ListGroupsResponse>, Status> {
-        self.call("ListGroups", self.list_of_groups(request.into_inner()))
-            .await
+        let viewer = Viewer::of(&request)?;
+        let response = self.list_of_groups(&viewer, request.into_inner());
+        self.call("ListGroups", &viewer, response).await
     }
 
     async fn get_group(&self, request: Request<v1::GetGroupRequest>) -> Result<Response<v1::Group>, Status> {
-        self.call("GetGroup", self.group(request.into_inner().id)).await
+        let viewer = Viewer::of(&request)?;
+        let response = self.group(&viewer, request.into_inner().id);
+        self.call("GetGroup", &viewer, response).await
     }
 
     type WatchDeadLettersStream = ResponseStream<v1::WatchDeadLettersResponse>;
@@ -268,13 +284,9 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::WatchDeadLettersRequest>,
     ) -> Result<Response<Self::WatchDeadLettersStream>, Status> {
-        // The layer that authenticates requests has added it.
-        let access = request.extensions().get::<Access>().cloned();
-        let access = access.ok_or_else(|| Status::internal("the request was not authenticated"))?;
-        self.call("WatchDeadLetters", async {
-            self.watch(request.get_ref(), access)
-        })
-        .await
+        let viewer = Viewer::of(&request)?;
+        let response = async { self.watch(request.get_ref(), viewer.clone()) };
+        self.call("WatchDeadLetters", &viewer, response).await
     }
 }
 

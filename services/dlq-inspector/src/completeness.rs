@@ -83,6 +83,15 @@ impl Completeness {
         }
     }
 
+    /// What it says about the topics for which a condition holds, and about the ledger.
+    pub(crate) fn of_topics(&self, includes: impl Fn(&str) -> bool) -> Self {
+        let mut limited = self.clone();
+        limited
+            .missing
+            .retain(|(topic, _), _| &**topic == ledger::TOPIC || includes(topic));
+        limited
+    }
+
     pub(crate) fn to_message(&self, now: Timestamp) -> v1::Completeness {
         let listed = self.missing.iter().take(LISTED);
         v1::Completeness {
@@ -163,6 +172,22 @@ mod tests {
         let places: Vec<_> = (0..5_000).map(|partition| ("a-dlq", Some(partition))).collect();
         let message = with(&places).to_message(at(1_000_000));
         assert_eq!((message.missing.len(), message.missing_count), (20, 5_000));
+    }
+
+    #[test]
+    fn an_answer_about_some_topics_does_not_say_what_is_missing_of_others() {
+        let all = with(&[("a-dlq", Some(1)), ("b-dlq", None), (ledger::TOPIC, None)]);
+        let some = all.of_topics(|topic| topic == "a-dlq").to_message(at(1_000_000));
+        let topics: Vec<&str> = some
+            .missing
+            .iter()
+            .map(|missing| missing.topic.as_str())
+            .collect();
+        assert_eq!((topics, some.missing_count), (vec!["a-dlq", ledger::TOPIC], 2));
+        let none = with(&[("b-dlq", None)])
+            .of_topics(|_| false)
+            .to_message(at(1_000_000));
+        assert!(none.complete && none.missing_count == 0);
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! | `ingest` | reads topics into the index |
 //! | `completeness` | whether an answer contains everything that it should |
 //! | [`ledger`] | the ledger topic |
+//! | `access` | what each call requires, and what its caller sees |
 //! | `api` | the gRPC service |
 //! | [`server`] | the gRPC server: health, reflection, identities, graceful shutdown |
 
@@ -28,6 +29,7 @@ pub mod letter;
 pub mod pattern;
 pub mod server;
 
+mod access;
 mod api;
 mod completeness;
 mod gauges;

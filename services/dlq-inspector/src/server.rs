@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use redeliver_proto::v1::dead_letter_service_server::{DeadLetterServiceServer, SERVICE_NAME};
-use redeliver_runtime::config::{Area, Verb};
 use redeliver_runtime::listen::Listener;
 use redeliver_service::identity::{self, AuthenticateLayer, Authenticator};
 use tokio_util::sync::CancellationToken;
@@ -12,6 +11,7 @@ use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
 use tower::Layer as _;
 
+use crate::access;
 use crate::api::Api;
 use crate::shared::SharedState;
 
@@ -55,11 +55,10 @@ pub(crate) async fn serve(
             .fold(builder, tonic_reflection::server::Builder::with_service_name)
     };
     let (shared, stop, watchers) = (api.shared.clone(), api.stop.clone(), api.watchers.clone());
-    // Calls show the dead letters of all topics.
     let authenticate = AuthenticateLayer::new(authenticator, |refusal: &identity::Refusal| {
         identity::grpc::status(refusal).into_http()
     });
-    let authenticate = authenticate.requiring(Area::DeadLetters, Verb::Read);
+    let authenticate = authenticate.requiring(access::required);
     let server = Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .add_service(health_service)

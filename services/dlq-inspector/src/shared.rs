@@ -108,9 +108,11 @@ impl SharedState {
         self.topics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of records that are not indexed yet, in all topics.
-    pub(crate) fn lag(&self) -> u64 {
-        self.topics().values().map(|topic| topic.lag).sum()
+    /// Number of records that are not indexed yet, in the topics for which a condition holds.
+    pub(crate) fn lag(&self, includes: impl Fn(&str) -> bool) -> u64 {
+        let topics = self.topics();
+        let included = topics.iter().filter(|(topic, _)| includes(topic));
+        included.map(|(_, status)| status.lag).sum()
     }
 }
 

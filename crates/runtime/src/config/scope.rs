@@ -6,7 +6,8 @@
 //! | `jobs:write:billing-*` | to schedule, cancel and reschedule jobs of the applications whose name matches |
 //! | `jobs:*` | to do everything with all jobs |
 //! | `control:write:billing-*` | to pause and limit the applications whose name matches |
-//! | `dead-letters:read` | to read the dead letters of all topics |
+//! | `dead-letters:read` | to see what is known of the dead letters of all topics, but not their keys, values and headers |
+//! | `dead-letters:payload:*-dlq` | to see their keys, values and headers as well, in the topics whose name matches |
 //! | `*` | everything |
 
 use std::fmt;
@@ -39,6 +40,8 @@ pub enum Verb {
     Read,
     /// To create or change it. Does not include [`Verb::Read`].
     Write,
+    /// To see the contents of the records as well. Does not include [`Verb::Read`].
+    Payload,
 }
 
 /// A permission: a verb, in an area, for the names that match a pattern.
@@ -69,7 +72,7 @@ impl Area {
     const fn verbs(self) -> &'static [Verb] {
         match self {
             Self::Jobs | Self::Control => &[Verb::Read, Verb::Write],
-            Self::DeadLetters => &[Verb::Read],
+            Self::DeadLetters => &[Verb::Read, Verb::Payload],
         }
     }
 }
@@ -81,6 +84,7 @@ impl Verb {
         match self {
             Self::Read => "read",
             Self::Write => "write",
+            Self::Payload => "payload",
         }
     }
 }
@@ -206,7 +210,7 @@ mod tests {
     #[test]
     fn a_scope_permits_its_verb_for_the_names_that_match() {
         use Area::{Control, DeadLetters, Jobs};
-        use Verb::{Read, Write};
+        use Verb::{Payload, Read, Write};
         for (text, area, verb, name, expected) in [
             ("jobs:read", Jobs, Read, Some("mail"), true),
             ("jobs:read", Jobs, Read, None, true),
@@ -225,6 +229,11 @@ mod tests {
                 Some("docs-dlq"),
                 true,
             ),
+            ("dead-letters:read", DeadLetters, Payload, Some("docs-dlq"), false),
+            ("dead-letters:payload:a", DeadLetters, Payload, Some("a"), true),
+            ("dead-letters:payload", DeadLetters, Read, Some("a"), false),
+            ("dead-letters:*", DeadLetters, Payload, None, true),
+            ("jobs:*", DeadLetters, Payload, Some("a"), false),
             // Whoever may write jobs may not lift a pause.
             ("jobs:write", Control, Write, Some("mail"), false),
             ("jobs:*", Control, Read, Some("mail"), false),
@@ -273,7 +282,10 @@ mod tests {
             ("jobs", "the verbs of jobs are read, write and *"),
             ("jobs:rite", "the verbs of jobs are read, write and *"),
             ("control:pause", "the verbs of control are read, write and *"),
-            ("dead-letters:write", "the verbs of dead-letters are read and *"),
+            (
+                "dead-letters:write",
+                "the verbs of dead-letters are read, payload and *",
+            ),
             ("jobs:read:", "the pattern is empty"),
             ("jobs:read:a\n", "control characters"),
         ] {

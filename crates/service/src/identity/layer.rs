@@ -4,11 +4,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
-use redeliver_runtime::config::{Area, Verb};
 use redeliver_runtime::http_server::Protection;
 use tonic::server::NamedService;
 use tower::{Layer, Service};
 
+use super::access::Permissions;
 use super::{Access, Authenticator, Refusal};
 
 /// Adds the [`Identity`](super::Identity) of the caller and its [`Access`] to the extensions of each request, which protects its
@@ -16,7 +16,7 @@ use super::{Access, Authenticator, Refusal};
 #[derive(Clone, Debug)]
 pub struct AuthenticateLayer<R> {
     authenticator: Authenticator,
-    required: Option<(Area, Verb)>,
+    required: Option<Permissions>,
     refuse: R,
 }
 
@@ -30,12 +30,12 @@ impl<R> AuthenticateLayer<R> {
         }
     }
 
-    /// Also refuses callers that may not do this with all applications or topics. For APIs whose operations do not require
-    /// scopes themselves.
+    /// Also refuses calls that are not in the table, and callers that may not do what the table says with any application or
+    /// topic. The operation itself requires the scope for the names that it is about.
     #[must_use]
-    pub fn requiring(self, area: Area, verb: Verb) -> Self {
+    pub fn requiring(self, permissions: Permissions) -> Self {
         Self {
-            required: Some((area, verb)),
+            required: Some(permissions),
             ..self
         }
     }

@@ -90,13 +90,16 @@ impl Refusal {
             (Area::DeadLetters, Some(topic)) => format!("dead letters of the topic `{}`", shown(topic)),
             (Area::DeadLetters, None) => "dead letters of all topics".to_owned(),
         };
+        let (does, what) = match verb {
+            Verb::Payload => ("see", format!("keys, values and headers of {what}")),
+            Verb::Read | Verb::Write => (verb.as_str(), what),
+        };
         let scope = Scope::needed(area, verb, name.map(shown).as_deref());
         Self {
             reason: Reason::PermissionDenied,
             message: format!(
-                "`{}` may not {} {what}; it needs the scope {scope}",
+                "`{}` may not {does} {what}; it needs the scope {scope}",
                 shown(identity.name()),
-                verb.as_str()
             ),
             denied: Some(Denied {
                 identity: identity.name.clone(),

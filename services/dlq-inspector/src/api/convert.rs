@@ -5,6 +5,7 @@ use redeliver_core::Record;
 use redeliver_proto::convert::{to_headers, to_timestamp};
 use redeliver_proto::v1;
 
+use crate::access::Viewer;
 use crate::header_list;
 use crate::index::IndexedLetter;
 
@@ -14,7 +15,33 @@ pub(super) const VALUE_LIMIT: usize = 1 << 20;
 /// The BASIC view: without value and headers. `are_states_known`: see [`Completeness::are_states_known`].
 ///
 /// [`Completeness::are_states_known`]: crate::completeness::Completeness::are_states_known
-pub(super) fn basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter {
+pub(super) fn basic(viewer: &Viewer, letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter {
+    shown(viewer, whole_basic(letter, are_states_known), &letter.id.topic)
+}
+
+/// What a caller sees of a dead letter. All messages with dead letters pass here.
+fn shown(viewer: &Viewer, whole: v1::DeadLetter, topic: &str) -> v1::DeadLetter {
+    if viewer.sees_payloads(topic) {
+        return whole;
+    }
+    without_payload(whole)
+}
+
+/// Without key, value and headers, and without the hash of them: whoever guesses them could compare it.
+fn without_payload(whole: v1::DeadLetter) -> v1::DeadLetter {
+    v1::DeadLetter {
+        key: None,
+        value: None,
+        value_truncated: false,
+        headers: Vec::new(),
+        unreadable_headers: 0,
+        content_hash: Bytes::new(),
+        payload_withheld: v1::PayloadWithheld::NoPermission.into(),
+        ..whole
+    }
+}
+
+fn whole_basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter {
     let origin = (!letter.origin_topic.is_empty()).then(|| v1::Position {
         topic: letter.origin_topic.clone(),
         partition: letter.origin_partition.unwrap_or(-1),
@@ -51,12 +78,26 @@ pub(super) fn basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadL
         state_note: letter.state_note.clone(),
         content_hash: Bytes::copy_from_slice(&letter.content),
         unreadable_headers: 0,
+        payload_withheld: v1::PayloadWithheld::Unspecified.into(),
         completeness: None,
     }
 }
 
 /// The FULL view: with headers, and with the value up to [`VALUE_LIMIT`].
-pub(super) fn full(letter: &IndexedLetter, record: Record, are_states_known: bool) -> v1::DeadLetter {
+pub(super) fn full(
+    viewer: &Viewer,
+    letter: &IndexedLetter,
+    record: Record,
+    are_states_known: bool,
+) -> v1::DeadLetter {
+    shown(
+        viewer,
+        whole_full(letter, record, are_states_known),
+        &letter.id.topic,
+    )
+}
+
+fn whole_full(letter: &IndexedLetter, record: Record, are_states_known: bool) -> v1::DeadLetter {
     let value = record.value;
     let value_truncated = value.as_ref().is_some_and(|value| value.len() > VALUE_LIMIT);
     // A slice would keep the whole value in memory.
@@ -72,7 +113,7 @@ pub(super) fn full(letter: &IndexedLetter, record: Record, are_states_known: boo
         unreadable_headers: u32::try_from(record.unreadable_headers).unwrap_or(u32::MAX),
         value,
         value_truncated,
-        ..basic(letter, are_states_known)
+        ..whole_basic(letter, are_states_known)
     }
 }
 
@@ -108,9 +149,16 @@ mod tests {
         let id = LetterId::from(&record.position);
         let found = index.pool.read_blocking(|connection| index::get(connection, &id));
         let letter = found.unwrap().unwrap();
-        let whole = full(&letter, record, true);
+        let whole = whole_full(&letter, record, true);
         assert_eq!((whole.headers.len(), whole.unreadable_headers), (1, 2));
         assert_eq!(whole.state(), v1::DeadLetterState::Open);
-        assert_eq!(basic(&letter, false).state(), v1::DeadLetterState::Unspecified);
+        assert_eq!(
+            whole_basic(&letter, false).state(),
+            v1::DeadLetterState::Unspecified
+        );
+        let metadata = without_payload(whole.clone());
+        assert_eq!(metadata.payload_withheld(), v1::PayloadWithheld::NoPermission);
+        assert!(metadata.headers.is_empty() && metadata.content_hash.is_empty());
+        assert_eq!((metadata.id, metadata.state), (whole.id, whole.state));
     }
 }

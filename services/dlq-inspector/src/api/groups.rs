@@ -8,6 +8,7 @@ use tonic::{Code, Status};
 use super::list::page_size;
 use super::token::{PageToken, query_hash};
 use super::{Api, bounded, query_failed};
+use crate::access::Viewer;
 use crate::filter::{Comparison, Expr, NumberField, NumberTest, Restriction};
 use crate::fingerprint::{self, GroupId, InvalidGroupId};
 use crate::index::{self, GroupOrder, GroupPage, IndexedGroup};
@@ -15,20 +16,24 @@ use crate::index::{self, GroupOrder, GroupPage, IndexedGroup};
 impl Api {
     pub(super) async fn list_of_groups(
         &self,
+        viewer: &Viewer,
         request: v1::ListGroupsRequest,
     ) -> Result<v1::ListGroupsResponse, Status> {
-        let filter = self.parse_filter(&request.filter)?;
+        let filter = viewer.limit(self.parse_filter(&request.filter)?)?;
         let order = order(&request.order_by)?;
         let size = page_size(request.page_size)?;
         let query = query_hash(&["groups", &request.filter, &format!("{order:?}")]);
         let after = PageToken::decode(query, &request.page_token)?;
         let completeness = self.completeness();
-        let tests_states = filter.tests(NumberField::State);
+        let tests_states = filter.written().tests(NumberField::State);
         Self::check_states(tests_states, &completeness)?;
         let now = self.clock.now();
         let GroupPage { groups, next } = self
             .pool
-            .query(move |connection| index::list_groups(connection, &filter, order, after, size, now))
+            .query(move |connection| {
+                let filter = filter.resolve(connection)?;
+                index::list_groups(connection, &filter, order, after, size, now)
+            })
             .await
             .map_err(|error| query_failed(&error))?;
         // The states were read by the query, which may have waited for its turn.
@@ -39,27 +44,28 @@ impl Api {
         Ok(v1::ListGroupsResponse {
             groups: groups.collect(),
             next_page_token: next.map_or_else(String::new, |cursor| PageToken::encode(query, cursor)),
-            completeness: Some(completeness.to_message(self.clock.now())),
+            completeness: Some(self.completeness_message(&completeness, viewer)),
         })
     }
 
-    pub(super) async fn group(&self, text: String) -> Result<v1::Group, Status> {
+    pub(super) async fn group(&self, viewer: &Viewer, text: String) -> Result<v1::Group, Status> {
         let id: GroupId = text.parse().map_err(|error: InvalidGroupId| {
             invalid("id", format!("`{}` {error}", bounded(&text)), "ID_INVALID", [])
         })?;
         let in_group = NumberTest::Compare(Comparison::Equal, id.number());
-        let filter = Expr::Is(Restriction::Number(NumberField::Group, in_group));
+        let filter = viewer.limit(Expr::Is(Restriction::Number(NumberField::Group, in_group)))?;
         let completeness = self.completeness();
         let now = self.clock.now();
         let page = self
             .pool
             .query(move |connection| {
+                let filter = filter.resolve(connection)?;
                 index::list_groups(connection, &filter, GroupOrder::default(), None, 1, now)
             })
             .await
             .map_err(|error| query_failed(&error))?;
         let completeness = self.completeness_since(&completeness);
-        let answer = completeness.to_message(self.clock.now());
+        let answer = self.completeness_message(&completeness, viewer);
         match page.groups.into_iter().next() {
             Some(group) => Ok(v1::Group {
                 completeness: Some(answer),

@@ -6,6 +6,7 @@ use tonic::Status;
 
 use super::token::{PageToken, query_hash};
 use super::{Api, convert, query_failed};
+use crate::access::Viewer;
 use crate::filter::NumberField;
 use crate::index::{self, Direction, IndexedLetter, Page, PageLimit};
 
@@ -23,9 +24,10 @@ const INDEX_BYTES: usize = 4 << 20;
 impl Api {
     pub(super) async fn list(
         &self,
+        viewer: &Viewer,
         request: v1::ListDeadLettersRequest,
     ) -> Result<v1::ListDeadLettersResponse, Status> {
-        let filter = self.parse_filter(&request.filter)?;
+        let filter = viewer.limit(self.parse_filter(&request.filter)?)?;
         let direction = direction(&request.order_by)?;
         let size = page_size(request.page_size)?;
         let order = if direction == Direction::Ascending {
@@ -36,7 +38,7 @@ impl Api {
         let query = query_hash(&["list", &request.filter, order]);
         let after = PageToken::decode(query, &request.page_token)?;
         let completeness = self.completeness();
-        let tests_states = filter.tests(NumberField::State);
+        let tests_states = filter.written().tests(NumberField::State);
         Self::check_states(tests_states, &completeness)?;
         let is_full = is_full(request.view);
         let limit = PageLimit {
@@ -48,7 +50,10 @@ impl Api {
             mut has_more,
         } = self
             .pool
-            .query(move |connection| index::list(connection, &filter, direction, after, limit))
+            .query(move |connection| {
+                let filter = filter.resolve(connection)?;
+                index::list(connection, &filter, direction, after, limit)
+            })
             .await
             .map_err(|error| query_failed(&error))?;
         // The states were read by the query, which may have waited for its turn.
@@ -60,7 +65,7 @@ impl Api {
         let mut bytes = 0;
         let mut last = None;
         'page: for batch in batches(&letters, LOOKUP_BYTES) {
-            let messages = self.to_messages(batch, is_full, are_states_known).await?;
+            let messages = self.to_messages(viewer, batch, is_full, are_states_known).await?;
             for (letter, message) in batch.iter().zip(messages) {
                 let size = message.as_ref().map_or(0, v1::DeadLetter::encoded_len);
                 if bytes + size > PAGE_BYTES && !page.is_empty() {
@@ -78,21 +83,18 @@ impl Api {
         Ok(v1::ListDeadLettersResponse {
             dead_letters: page,
             next_page_token,
-            completeness: Some(
-                self.completeness_since(&completeness)
-                    .to_message(self.clock.now()),
-            ),
+            completeness: Some(self.completeness_message(&self.completeness_since(&completeness), viewer)),
         })
     }
 
-    pub(super) async fn get(&self, id: String) -> Result<v1::DeadLetter, Status> {
+    pub(super) async fn get(&self, viewer: &Viewer, id: String) -> Result<v1::DeadLetter, Status> {
         let completeness = self.completeness();
-        let letter = self.find(&id).await?;
+        let letter = self.find(viewer, &id).await?;
         let record = self.record_of(&letter).await?;
         let completeness = self.completeness_since(&completeness);
         Ok(v1::DeadLetter {
-            completeness: Some(completeness.to_message(self.clock.now())),
-            ..convert::full(&letter, record, completeness.are_states_known())
+            completeness: Some(self.completeness_message(&completeness, viewer)),
+            ..convert::full(viewer, &letter, record, completeness.are_states_known())
         })
     }
 
@@ -100,6 +102,7 @@ impl Api {
     /// `None`.
     pub(super) async fn to_messages(
         &self,
+        viewer: &Viewer,
         letters: &[IndexedLetter],
         is_full: bool,
         are_states_known: bool,
@@ -107,14 +110,15 @@ impl Api {
         if !is_full {
             return Ok(letters
                 .iter()
-                .map(|letter| Some(convert::basic(letter, are_states_known)))
+                .map(|letter| Some(convert::basic(viewer, letter, are_states_known)))
                 .collect());
         }
-        let records = self.records_of(letters).await?;
+        let letters: Vec<&IndexedLetter> = letters.iter().collect();
+        let records = self.records_of(&letters).await?;
         Ok(letters
             .iter()
             .zip(records)
-            .map(|(letter, record)| Some(convert::full(letter, record?, are_states_known)))
+            .map(|(letter, record)| Some(convert::full(viewer, letter, record?, are_states_known)))
             .collect())
     }
 }

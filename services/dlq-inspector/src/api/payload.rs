@@ -6,6 +6,7 @@ use redeliver_proto::v1;
 use tonic::Status;
 
 use super::{Api, ResponseStream};
+use crate::access::Viewer;
 
 /// Maximum size of a chunk in bytes.
 const CHUNK: usize = 256 << 10;
@@ -14,9 +15,11 @@ impl Api {
     /// A null value and an empty value both yield an empty stream.
     pub(super) async fn payload(
         &self,
+        viewer: &Viewer,
         id: String,
     ) -> Result<ResponseStream<v1::ReadPayloadResponse>, Status> {
-        let letter = self.find(&id).await?;
+        let letter = self.find(viewer, &id).await?;
+        viewer.require_payloads(&letter.id.topic)?;
         let record = self.record_of(&letter).await?;
         let mut rest = record.value.unwrap_or_default();
         let chunks = std::iter::from_fn(move || {

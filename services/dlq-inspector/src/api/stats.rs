@@ -10,6 +10,7 @@ use redeliver_proto::v1;
 use tonic::Status;
 
 use super::{Api, query_failed};
+use crate::access::Viewer;
 use crate::filter::NumberField;
 use crate::index::{self, TopicCounts};
 use crate::shared::TopicStatus;
@@ -19,16 +20,19 @@ const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(86_400);
 
 impl Api {
-    pub(super) async fn stats(&self, filter: String) -> Result<v1::DeadLetterStats, Status> {
-        let parsed = self.parse_filter(&filter)?;
+    pub(super) async fn stats(&self, viewer: &Viewer, filter: String) -> Result<v1::DeadLetterStats, Status> {
+        let parsed = viewer.limit(self.parse_filter(&filter)?)?;
         let completeness = self.completeness();
-        let tests_states = parsed.tests(NumberField::State);
+        let tests_states = parsed.written().tests(NumberField::State);
         Self::check_states(tests_states, &completeness)?;
         let now = self.clock.now();
         let since = [MINUTE, HOUR, DAY].map(|duration| before(now, duration));
         let mut counts = self
             .pool
-            .query(move |connection| index::count_by_topic(connection, &parsed, since))
+            .query(move |connection| {
+                let filter = parsed.resolve(connection)?;
+                index::count_by_topic(connection, &filter, since)
+            })
             .await
             .map_err(|error| query_failed(&error))?;
         // The states were read by the query, which may have waited for its turn.
@@ -37,7 +41,7 @@ impl Api {
         let statuses: BTreeMap<String, TopicStatus> = self.shared.topics().clone();
         if filter.trim().is_empty() {
             // Without a filter, empty topics are listed as well.
-            for topic in statuses.keys() {
+            for topic in statuses.keys().filter(|topic| viewer.sees(topic)) {
                 counts.entry(topic.clone()).or_default();
             }
         }
@@ -52,8 +56,8 @@ impl Api {
         });
         Ok(v1::DeadLetterStats {
             topics: topics.collect(),
-            lag: self.shared.lag(),
-            completeness: Some(completeness.to_message(now)),
+            lag: self.shared.lag(|topic| viewer.sees(topic)),
+            completeness: Some(self.completeness_message(&completeness, viewer)),
         })
     }
 }

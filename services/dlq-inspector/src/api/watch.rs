@@ -13,7 +13,7 @@ use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::error::status;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
 use redeliver_proto::{Message as _, v1};
-use redeliver_service::identity::{self, Access};
+use redeliver_service::identity::{self, Withdrawn};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tonic::{Code, Status};
@@ -21,7 +21,8 @@ use tonic::{Code, Status};
 use super::list::{batches, is_full};
 use super::token::{QueryHash, ResumeToken, query_hash};
 use super::{Api, ResponseStream, WATCHERS, query_failed, shutting_down};
-use crate::filter::{Expr, NumberField};
+use crate::access::{LimitedFilter, Viewer};
+use crate::filter::NumberField;
 use crate::index::{self, Generation, IndexedLetter, MessageCache, Page, PageLimit, Stretch};
 use crate::metrics::WatcherGuard;
 
@@ -64,7 +65,8 @@ struct Watcher {
     api: Api,
     /// The build of the index that the numbers belong to.
     generation: Generation,
-    filter: Arc<Expr>,
+    viewer: Viewer,
+    filter: Arc<LimitedFilter>,
     messages: Arc<MessageCache>,
     tests_states: bool,
     query: QueryHash,
@@ -85,11 +87,11 @@ impl Api {
     pub(super) fn watch(
         &self,
         request: &v1::WatchDeadLettersRequest,
-        access: Access,
+        viewer: Viewer,
     ) -> Result<ResponseStream<v1::WatchDeadLettersResponse>, Status> {
-        let filter = self.parse_filter(&request.filter)?;
+        let filter = viewer.limit(self.parse_filter(&request.filter)?)?;
         let query = query_hash(&["watch", &request.filter]);
-        let tests_states = filter.tests(NumberField::State);
+        let tests_states = filter.written().tests(NumberField::State);
         Self::check_states(tests_states, &self.completeness())?;
         let generation = self.pool.generation();
         let rows = self.shared.last_row.subscribe();
@@ -109,6 +111,7 @@ impl Api {
         let watcher = Watcher {
             api: self.clone(),
             generation,
+            viewer,
             filter: Arc::new(filter),
             messages: Arc::default(),
             tests_states,
@@ -122,7 +125,7 @@ impl Api {
             _count: self.metrics.count_watcher(),
             _permit: permit,
         };
-        self.watchers.spawn(watcher.run(rows, access));
+        self.watchers.spawn(watcher.run(rows));
         let messages = stream::unfold((receiver, accepting), |(mut receiver, accepting)| async move {
             let next: Result<Buffered, Status> = receiver.recv().await?;
             accepting.send_modify(|count| *count += 1);
@@ -133,16 +136,20 @@ impl Api {
 }
 
 impl Watcher {
-    async fn run(mut self, mut rows: watch::Receiver<i64>, access: Access) {
+    async fn run(mut self, mut rows: watch::Receiver<i64>) {
         let stop = self.api.stop.clone();
         let sender = self.sender.clone();
+        let viewer = self.viewer.clone();
         let end = tokio::select! {
             result = self.watch(&mut rows) => match result {
                 Err(end) => end,
                 Ok(never) => match never {},
             },
             () = stop.cancelled() => WatchEnd::Status(shutting_down()),
-            refusal = access.withdrawn() => WatchEnd::Status(identity::grpc::status(&refusal)),
+            withdrawn = viewer.withdrawn() => WatchEnd::Status(match withdrawn {
+                Withdrawn::Refused(refusal) => identity::grpc::status(&refusal),
+                Withdrawn::ScopesChanged => scopes_changed(),
+            }),
             () = sender.closed() => WatchEnd::ClientGone,
         };
         if let WatchEnd::Status(status) = end {
@@ -174,7 +181,8 @@ impl Watcher {
     }
 
     fn completeness(&self) -> v1::Completeness {
-        self.api.completeness().to_message(self.api.clock.now())
+        self.api
+            .completeness_message(&self.api.completeness(), &self.viewer)
     }
 
     /// Numbers are valid within one build of the index.
@@ -196,6 +204,7 @@ impl Watcher {
                 .api
                 .pool
                 .watch(move |connection| {
+                    let filter = filter.resolve(connection)?;
                     index::list_by_sequence(connection, &filter, &messages, after, last, READ_LIMIT)
                 })
                 .await;
@@ -239,7 +248,7 @@ impl Watcher {
         let reserved = self.reserve(values.saturating_add(headers as u64)).await?;
         let messages = self
             .api
-            .to_messages(letters, self.is_full, are_states_known)
+            .to_messages(&self.viewer, letters, self.is_full, are_states_known)
             .await
             .map_err(WatchEnd::Status)?;
         for (letter, message) in letters.iter().zip(messages) {
@@ -332,6 +341,12 @@ fn too_slow() -> WatchEnd {
         SEND_TIMEOUT.as_secs()
     );
     WatchEnd::Status(status(Code::ResourceExhausted, text, "WATCHER_TOO_SLOW", []))
+}
+
+/// A new watch with the same token has the new scopes from its start.
+fn scopes_changed() -> Status {
+    let text = "the scopes of the caller have changed; resume with the last resume_token";
+    status(Code::Unavailable, text, "SCOPES_CHANGED", [])
 }
 
 fn kib(bytes: u64) -> u32 {

@@ -88,6 +88,14 @@ impl Changes {
     }
 }
 
+/// The ids of the topics of all dead letters.
+pub(super) fn topics(connection: &Connection) -> rusqlite::Result<Vec<i64>> {
+    let sql = "SELECT DISTINCT topic_id FROM counters WHERE width = ? AND bucket = 0";
+    let mut statement = connection.prepare_cached(sql)?;
+    let ids = statement.query_map([ALL_TIMES], |row| row.get("topic_id"))?;
+    ids.collect()
+}
+
 /// The number of dead letters of each topic, error class and state for which a condition holds. The condition may only refer to
 /// the columns of [`Counted`], of the table `l`.
 pub(super) fn totals(

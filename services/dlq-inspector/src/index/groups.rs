@@ -1,7 +1,7 @@
 //! Groups of dead letters with the same [`crate::fingerprint`], which the writer keeps up to date with the rows.
 //!
-//! For each group, topic and state, there is a count with the times of the first and the last dead letter; for each group and hour, a
-//! count for the trend. A group exists as long as it has dead letters. When its first or last one is removed or changes its state, the next
+//! For each group, topic and state, there is a count with the times of the first and the last dead letter; for each group, topic and
+//! hour, a count for the trend. A group exists as long as it has dead letters. When its first or last one is removed or changes its state, the next
 //! one is found with the full-text index, which returns rows in the order of time; its time may be up to 8 ms off (`row_key`).
 
 use std::cmp::Reverse;
@@ -30,8 +30,8 @@ CREATE TABLE group_counts (
     PRIMARY KEY (group_id, topic_id, state)
 ) WITHOUT ROWID;
 CREATE TABLE group_hours (
-    group_id INTEGER NOT NULL, hour INTEGER NOT NULL, count INTEGER NOT NULL,
-    PRIMARY KEY (group_id, hour)
+    group_id INTEGER NOT NULL, topic_id INTEGER NOT NULL, hour INTEGER NOT NULL, count INTEGER NOT NULL,
+    PRIMARY KEY (group_id, topic_id, hour)
 ) WITHOUT ROWID;
 ";
 
@@ -65,7 +65,8 @@ fn extend(range: &mut Option<(i64, i64)>, time: i64) {
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     counts: HashMap<Counted, Change>,
-    hours: HashMap<(i64, i64), i64>,
+    /// By group, topic and hour.
+    hours: HashMap<(i64, i64, i64), i64>,
 }
 
 impl Changes {
@@ -85,7 +86,7 @@ impl Changes {
         extend(range, dead_at);
         *self
             .hours
-            .entry((counted.group_id, dead_at.div_euclid(HOUR)))
+            .entry((counted.group_id, counted.topic_id, dead_at.div_euclid(HOUR)))
             .or_default() += count;
     }
 
@@ -97,17 +98,19 @@ impl Changes {
                 emptied.insert(counted.group_id);
             }
         }
-        for ((group_id, hour), count) in self.hours.drain().filter(|(_, count)| *count != 0) {
+        for ((group_id, topic_id, hour), count) in self.hours.drain().filter(|(_, count)| *count != 0) {
             connection
                 .prepare_cached(
-                    "INSERT INTO group_hours (group_id, hour, count) VALUES (?, ?, ?) \
+                    "INSERT INTO group_hours (group_id, topic_id, hour, count) VALUES (?, ?, ?, ?) \
                      ON CONFLICT DO UPDATE SET count = count + excluded.count",
                 )?
-                .execute((group_id, hour, count))?;
+                .execute((group_id, topic_id, hour, count))?;
             if count < 0 {
                 connection
-                    .prepare_cached("DELETE FROM group_hours WHERE group_id = ? AND hour = ? AND count = 0")?
-                    .execute((group_id, hour))?;
+                    .prepare_cached(
+                        "DELETE FROM group_hours WHERE group_id = ? AND topic_id = ? AND hour = ? AND count = 0",
+                    )?
+                    .execute((group_id, topic_id, hour))?;
             }
         }
         for group_id in emptied {
@@ -244,9 +247,9 @@ pub struct IndexedGroup {
     pub last: Timestamp,
     /// The number of dead letters by topic, in the order of names.
     pub topics: BTreeMap<String, u64>,
-    /// The number of all dead letters of the group in each of the last 24 hours, the current one last.
+    /// The number of all dead letters of the group in these topics in each of the last 24 hours, the current one last.
     pub trend: Vec<u64>,
-    /// The newest dead letter of the group. `None` if it was removed since.
+    /// The newest dead letter of the group in these topics. `None` if it was removed since.
     pub sample: Option<LetterId>,
 }
 
@@ -440,8 +443,8 @@ fn load(
             ))
         })?;
     let mut topics = BTreeMap::new();
-    for (topic_id, count) in summary.topics {
-        topics.insert(texts.text(TextTable::Texts, topic_id)?, count.unsigned_abs());
+    for (topic_id, count) in &summary.topics {
+        topics.insert(texts.text(TextTable::Texts, *topic_id)?, count.unsigned_abs());
     }
     Ok(IndexedGroup {
         id: GroupId::from_number(id),
@@ -454,41 +457,47 @@ fn load(
         first: Timestamp::from_millis(summary.first),
         last: Timestamp::from_millis(summary.last),
         topics,
-        trend: trend(connection, id, now)?,
-        sample: sample(connection, texts, id)?,
+        trend: trend(connection, &summary, now)?,
+        sample: sample(connection, texts, &summary)?,
     })
 }
 
-fn trend(connection: &Connection, group_id: i64, now: Timestamp) -> rusqlite::Result<Vec<u64>> {
+/// Only of topics with dead letters that match, because the caller may see no other ones.
+fn trend(connection: &Connection, summary: &Summary, now: Timestamp) -> rusqlite::Result<Vec<u64>> {
     let hour = now.as_millis().div_euclid(HOUR);
     let from = hour - TREND_HOURS + 1;
     let mut trend = vec![0; usize::try_from(TREND_HOURS).unwrap_or_default()];
     let mut statement = connection.prepare_cached(
-        "SELECT hour, count FROM group_hours WHERE group_id = ? AND hour >= ? AND hour <= ?",
+        "SELECT hour, count FROM group_hours WHERE group_id = ? AND topic_id = ? AND hour >= ? AND hour <= ?",
     )?;
-    let mut rows = statement.query((group_id, from, hour))?;
-    while let Some(row) = rows.next()? {
-        let index = usize::try_from(row.get::<_, i64>("hour")? - from).unwrap_or_default();
-        if let Some(count) = trend.get_mut(index) {
-            *count = row.get::<_, i64>("count")?.unsigned_abs();
+    for topic_id in summary.topics.keys() {
+        let mut rows = statement.query((summary.group_id, topic_id, from, hour))?;
+        while let Some(row) = rows.next()? {
+            let index = usize::try_from(row.get::<_, i64>("hour")? - from).unwrap_or_default();
+            if let Some(count) = trend.get_mut(index) {
+                *count += row.get::<_, i64>("count")?.unsigned_abs();
+            }
         }
     }
     Ok(trend)
 }
 
-/// The newest dead letter of a group.
+/// The newest dead letter of a group in the topics with dead letters that match.
 fn sample(
     connection: &Connection,
     texts: &mut Texts<'_>,
-    group_id: i64,
+    summary: &Summary,
 ) -> rusqlite::Result<Option<LetterId>> {
+    let topics: Vec<String> = summary.topics.keys().map(i64::to_string).collect();
+    let sql = format!(
+        "SELECT l.topic_id AS topic_id, l.partition AS partition, l.offset AS offset \
+         FROM terms CROSS JOIN letters l NOT INDEXED ON l.row = terms.rowid \
+         WHERE terms MATCH ? AND l.group_id = ? AND l.topic_id IN ({}) ORDER BY terms.rowid DESC LIMIT 1",
+        topics.join(", ")
+    );
     let found = connection
-        .prepare_cached(
-            "SELECT l.topic_id AS topic_id, l.partition AS partition, l.offset AS offset \
-             FROM terms CROSS JOIN letters l NOT INDEXED ON l.row = terms.rowid \
-             WHERE terms MATCH ? AND l.group_id = ? ORDER BY terms.rowid DESC LIMIT 1",
-        )?
-        .query_row((terms::of_group(group_id), group_id), |row| {
+        .prepare_cached(&sql)?
+        .query_row((terms::of_group(summary.group_id), summary.group_id), |row| {
             Ok((row.get("topic_id")?, row.get("partition")?, row.get("offset")?))
         })
         .optional()?;

@@ -218,6 +218,13 @@ pub(super) fn values(params: &[Param]) -> impl Iterator<Item = Value> {
     })
 }
 
+/// The topics of all dead letters.
+pub(crate) fn topics(connection: &Connection) -> rusqlite::Result<Vec<String>> {
+    let mut texts = Texts::new(connection);
+    let ids = counters::topics(connection)?.into_iter();
+    ids.map(|id| texts.text(TextTable::Texts, id)).collect()
+}
+
 /// One page of dead letters.
 #[derive(Debug, Default)]
 pub(crate) struct Page {

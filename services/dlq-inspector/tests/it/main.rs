@@ -1,5 +1,6 @@
 //! Tests of the `dlq-inspector` binary on a real Kafka, through its API.
 
+mod access;
 mod api;
 mod completeness;
 mod golden;

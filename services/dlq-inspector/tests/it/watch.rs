@@ -379,6 +379,15 @@ async fn a_watch_ends_when_its_token_is_revoked_loses_its_scope_or_expires() {
             break;
         }
     }
+    // A watch does not go on with the topics that its caller saw before.
+    write(
+        "tokens",
+        &tokens_file(&[("kept", &kept, "dead-letters:read:other-*")]),
+    );
+    assert_eq!(
+        end_of(kept_stream).await,
+        (Code::Unavailable, why("SCOPES_CHANGED"))
+    );
     let refused = |reason: &str| format!(r#"redeliver_api_requests_refused_total{{reason="{reason}"}}"#);
     for reason in ["token_expired", "token_wrong", "permission_denied"] {
         assert_eq!(inspector.process.metric(&refused(reason)), 1, "{reason}");

@@ -7,6 +7,8 @@ use crate::output::{block, fields, header_lines, headers_json, insert_bytes, lin
 
 /// Limit of the payload in text output, in bytes.
 const SHOWN: usize = 16 * 1024;
+/// What is shown instead of a key or a payload that the caller may not see.
+const WITHHELD: &str = "(withheld: needs the scope dead-letters:payload)";
 
 pub(crate) fn as_text(letter: &DeadLetter) -> String {
     let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
@@ -31,12 +33,11 @@ pub(crate) fn as_text(letter: &DeadLetter) -> String {
         ),
         (
             "key",
-            Some(
-                letter
-                    .key
-                    .as_ref()
-                    .map_or_else(|| "(null)".to_owned(), |key| line(key, 1024)),
-            ),
+            Some(match &letter.key {
+                _ if letter.is_payload_withheld => WITHHELD.to_owned(),
+                None => "(null)".to_owned(),
+                Some(key) => line(key, 1024),
+            }),
         ),
     ]);
     if !letter.headers.is_empty() {
@@ -58,6 +59,9 @@ pub(crate) fn as_text(letter: &DeadLetter) -> String {
             if letter.is_value_truncated || value.len() > SHOWN {
                 text += "\n(use --payload to write all of it)";
             }
+        }
+        (None, Some(size)) if letter.is_payload_withheld => {
+            text += &format!("payload, {size} bytes\n{WITHHELD}");
         }
         (None, Some(size)) => text += &format!("payload, {size} bytes\n(use --payload to write it)"),
         (None, None) => text += "payload (null)",
@@ -104,7 +108,12 @@ pub(crate) fn as_json(letter: &DeadLetter) -> Value {
     put("job_id", json!(letter.job_id));
     put("group", json!(letter.group));
     put("value_size", json!(letter.value_size));
-    insert_bytes(&mut object, "key", letter.key.as_deref());
+    // What is withheld is not the same as what a record does not have.
+    if letter.is_payload_withheld {
+        object.insert("payload_withheld".to_owned(), true.into());
+    } else {
+        insert_bytes(&mut object, "key", letter.key.as_deref());
+    }
     // A response without headers and value is not the same as a record that has none.
     if let Some(value) = &letter.value {
         insert_bytes(&mut object, "value", Some(value));
@@ -159,6 +168,7 @@ mod tests {
             value_size: Some(3),
             value: Some(bytes::Bytes::from_static(b"\xff\x00a")),
             is_value_truncated: false,
+            is_payload_withheld: false,
             headers,
             unreadable_headers: 0,
             trace_id: None,
@@ -218,6 +228,27 @@ ff 00 61";
             let shown = as_text(&letter);
             assert!(shown.contains(&format!("\norigin      {expected}\n")), "{shown}");
         }
+    }
+
+    #[test]
+    fn a_withheld_payload_is_not_a_missing_one() {
+        let withheld = DeadLetter {
+            key: None,
+            value: None,
+            headers: Headers::new(),
+            is_payload_withheld: true,
+            ..letter()
+        };
+        let text = as_text(&withheld);
+        assert!(text.contains("key         (withheld: "), "{text}");
+        assert!(
+            text.ends_with("payload, 3 bytes\n(withheld: needs the scope dead-letters:payload)"),
+            "{text}"
+        );
+        let value = as_json(&withheld);
+        assert_eq!(value["payload_withheld"], json!(true));
+        assert!(value.get("key").is_none());
+        assert!(as_json(&letter()).get("payload_withheld").is_none());
     }
 
     #[test]

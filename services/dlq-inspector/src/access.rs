@@ -1,0 +1,231 @@
+//! Who may see which dead letters. Every call is decided here: what it requires ([`required`]), which topics its caller
+//! sees, and whose keys, values and headers ([`Viewer`]).
+//!
+//! | scope | permits |
+//! |---|---|
+//! | `dead-letters:read:PATTERN` | to see what is known of the dead letters of these topics |
+//! | `dead-letters:payload:PATTERN` | to see their keys, values and headers, and to filter by them |
+//!
+//! A caller that sees some topics gets the answers that it would get if there were no others. A caller that does not see
+//! payloads could find them out with filters, so that filters on them match only where it sees them.
+
+use redeliver_proto::v1::dead_letter_service_server::SERVICE_NAME;
+use redeliver_runtime::config::{Area, Verb};
+use redeliver_service::identity::{self, Access, Identity, Refusal, Withdrawn};
+use rusqlite::Connection;
+use tonic::{Request, Status};
+
+use crate::filter::{Expr, Restriction, TextField, TextTest};
+use crate::index;
+
+/// What each call requires, of the topics that it is about.
+const PERMISSIONS: [(&str, Verb); 7] = [
+    ("ListDeadLetters", Verb::Read),
+    ("GetDeadLetter", Verb::Read),
+    ("ReadPayload", Verb::Payload),
+    ("GetDeadLetterStats", Verb::Read),
+    ("ListGroups", Verb::Read),
+    ("GetGroup", Verb::Read),
+    ("WatchDeadLetters", Verb::Read),
+];
+
+/// What the call with this path requires of any topic; `None` if nobody may make it.
+pub(crate) fn required(path: &str) -> Option<(Area, Verb)> {
+    let method = path
+        .strip_prefix('/')?
+        .strip_prefix(SERVICE_NAME)?
+        .strip_prefix('/')?;
+    let (_, verb) = PERMISSIONS.iter().find(|(name, _)| *name == method)?;
+    Some((Area::DeadLetters, *verb))
+}
+
+/// The caller of a call. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Viewer {
+    identity: Identity,
+    access: Access,
+}
+
+impl Viewer {
+    /// The caller of this request.
+    pub(crate) fn of<T>(request: &Request<T>) -> Result<Self, Status> {
+        // The layer that authenticates requests has added both.
+        let extensions = request.extensions();
+        let (Some(identity), Some(access)) = (extensions.get(), extensions.get()) else {
+            return Err(Status::internal("the request was not authenticated"));
+        };
+        Ok(Self {
+            identity: Identity::clone(identity),
+            access: Access::clone(access),
+        })
+    }
+
+    /// Whether the caller sees the dead letters of this topic.
+    pub(crate) fn sees(&self, topic: &str) -> bool {
+        self.identity.may(Area::DeadLetters, Verb::Read, Some(topic))
+    }
+
+    /// Whether the caller also sees their keys, values and headers.
+    pub(crate) fn sees_payloads(&self, topic: &str) -> bool {
+        self.sees(topic) && self.identity.may(Area::DeadLetters, Verb::Payload, Some(topic))
+    }
+
+    /// Requires that the caller sees the dead letters of this topic, whether it exists or not.
+    pub(crate) fn require(&self, topic: &str) -> Result<(), Status> {
+        self.require_verb(Verb::Read, topic)
+    }
+
+    /// Requires that the caller also sees their keys, values and headers.
+    pub(crate) fn require_payloads(&self, topic: &str) -> Result<(), Status> {
+        self.require(topic)?;
+        self.require_verb(Verb::Payload, topic)
+    }
+
+    fn require_verb(&self, verb: Verb, topic: &str) -> Result<(), Status> {
+        let required = self.identity.require(Area::DeadLetters, verb, Some(topic));
+        required.map_err(|refusal| self.refuse(&refusal))
+    }
+
+    fn refuse(&self, refusal: &Refusal) -> Status {
+        self.access.refused(refusal);
+        identity::grpc::status(refusal)
+    }
+
+    /// A filter as this caller may use it. Refuses one that names a topic that the caller does not see, or that tests
+    /// payloads if the caller sees none.
+    pub(crate) fn limit(&self, filter: Expr) -> Result<LimitedFilter, Status> {
+        for topic in named_topics(&filter) {
+            self.require(topic)?;
+        }
+        let tests_payloads = !filter.all(&|restriction| !is_about_payload(restriction));
+        if tests_payloads {
+            let some = self.identity.require_some(Area::DeadLetters, Verb::Payload);
+            some.map_err(|refusal| self.refuse(&refusal))?;
+        }
+        Ok(LimitedFilter {
+            filter,
+            tests_payloads,
+            identity: self.identity.clone(),
+        })
+    }
+
+    /// Completes when the caller may no longer make this call as it did.
+    pub(crate) async fn withdrawn(&self) -> Withdrawn {
+        self.access.withdrawn(&self.identity).await
+    }
+}
+
+/// A filter that matches only what its caller may find.
+pub(crate) struct LimitedFilter {
+    filter: Expr,
+    tests_payloads: bool,
+    identity: Identity,
+}
+
+impl LimitedFilter {
+    /// The filter as the caller has written it.
+    pub(crate) fn written(&self) -> &Expr {
+        &self.filter
+    }
+
+    /// The filter for a query in the transaction of the connection. Unless the caller may find everything, it names each topic:
+    /// one that the transaction does not see, or that is not in the counters, matches nothing.
+    pub(crate) fn resolve(&self, connection: &Connection) -> rusqlite::Result<Expr> {
+        if self.matches(None) {
+            return Ok(self.filter.clone());
+        }
+        let topics = index::topics(connection)?.into_iter();
+        let topics = topics.filter(|topic| self.matches(Some(topic)));
+        let is = |topic| Expr::Is(Restriction::Text(TextField::Topic, TextTest::Equal(topic)));
+        let topics = Expr::Or(topics.map(is).collect());
+        Ok(Expr::And(vec![topics, self.filter.clone()]))
+    }
+
+    /// Whether it may match dead letters of this topic; `None` means of all topics.
+    fn matches(&self, topic: Option<&str>) -> bool {
+        let may = |verb| self.identity.may(Area::DeadLetters, verb, topic);
+        may(Verb::Read) && (!self.tests_payloads || may(Verb::Payload))
+    }
+}
+
+/// The topics that a filter names in full.
+fn named_topics(filter: &Expr) -> Vec<&str> {
+    match filter {
+        Expr::And(parts) | Expr::Or(parts) => parts.iter().flat_map(named_topics).collect(),
+        Expr::Not(inner) => named_topics(inner),
+        Expr::Is(Restriction::Id(id)) => vec![&id.topic],
+        Expr::Is(Restriction::Text(TextField::Topic, TextTest::Equal(topic))) => vec![topic],
+        Expr::Is(_) => Vec::new(),
+    }
+}
+
+/// Whether a restriction tests what only those may see who see payloads.
+fn is_about_payload(restriction: &Restriction) -> bool {
+    match restriction {
+        Restriction::Key(_) | Restriction::Header(..) | Restriction::Json(..) => true,
+        Restriction::Id(_) | Restriction::Text(..) | Restriction::Number(..) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use prost_types::FileDescriptorSet;
+    use redeliver_proto::Message as _;
+
+    use super::*;
+
+    #[test]
+    fn every_call_of_the_service_has_a_permission_and_no_other_has_one() {
+        let descriptors = FileDescriptorSet::decode(redeliver_proto::DESCRIPTORS).unwrap();
+        let mut calls = BTreeSet::new();
+        for file in &descriptors.file {
+            for service in &file.service {
+                let name = format!("{}.{}", file.package(), service.name());
+                if name == SERVICE_NAME {
+                    calls.extend(service.method.iter().map(|method| method.name().to_owned()));
+                }
+            }
+        }
+        assert!(!calls.is_empty());
+        for call in &calls {
+            assert!(
+                required(&format!("/{SERVICE_NAME}/{call}")).is_some(),
+                "{call} has no entry in PERMISSIONS"
+            );
+        }
+        let permitted = PERMISSIONS.map(|(name, _)| name.to_owned());
+        assert_eq!(BTreeSet::from(permitted.clone()), calls);
+        assert_eq!(permitted.len(), calls.len(), "a call has two entries");
+        for path in [
+            "",
+            "/",
+            "/redeliver.v1.JobService/ListJobs",
+            "/redeliver.v1.DeadLetterService/Other",
+        ] {
+            assert_eq!(required(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn topics_and_payloads_are_found_at_any_depth_of_a_filter() {
+        let parse = |text: &str| crate::filter::parse(text, &["/a".to_owned()]).unwrap();
+        let named =
+            parse(r#"state = OPEN AND NOT (topic = "a" OR (id = "b/0/1" position.topic != c)) topic : d"#);
+        assert_eq!(named_topics(&named), ["a", "b", "c"]);
+        for (text, expected) in [
+            ("NOT (state = OPEN OR headers.x = y)", true),
+            ("pipeline = a (key : b OR dead_at:*)", true),
+            ("-json./a:*", true),
+            (
+                "error_message : x AND value_size > 1 AND trace_id = a AND job_id = b",
+                false,
+            ),
+        ] {
+            let filter = parse(text);
+            let tests = !filter.all(&|restriction| !is_about_payload(restriction));
+            assert_eq!(tests, expected, "{text}");
+        }
+    }
+}

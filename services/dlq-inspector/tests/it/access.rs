@@ -1,0 +1,428 @@
+//! What callers with scopes for some topics, or without payloads, get from each call.
+
+use std::sync::Arc;
+
+use futures::StreamExt as _;
+use redeliver_proto::Message;
+use redeliver_proto::auth::SendToken;
+use redeliver_proto::error::reason;
+use redeliver_proto::v1;
+use redeliver_proto::v1::DeadLetterView;
+use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
+use redeliver_proto::v1::watch_dead_letters_response::Event;
+use redeliver_service::identity::{NewToken, new_token};
+use redeliver_testkit::eventually_async;
+use serde_json::json;
+use tokio::time::timeout;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use crate::support::{DEADLINE, InspectorEnv, dead, ids};
+
+type TokenClient = DeadLetterServiceClient<InterceptedService<Channel, SendToken>>;
+
+/// The secrets of the topics, in keys, values and headers.
+const SECRETS: [&str; 3] = ["k3y-secret", "v4lue-secret", "h3ader-secret"];
+
+/// A message that contains whatever a caller got.
+#[derive(Default)]
+struct Answers(Vec<u8>);
+
+impl Answers {
+    fn add(&mut self, message: &impl Message) {
+        self.0.extend(message.encode_to_vec());
+    }
+
+    fn refused<T: std::fmt::Debug>(&mut self, result: Result<T, Status>) -> (Code, String) {
+        let status = result.unwrap_err();
+        self.0.extend(status.message().as_bytes());
+        self.0.extend(status.details());
+        (status.code(), reason(&status).unwrap_or_default())
+    }
+
+    fn contain(&self, text: &str) -> bool {
+        self.0.windows(text.len()).any(|window| window == text.as_bytes())
+    }
+}
+
+fn full(filter: &str) -> v1::ListDeadLettersRequest {
+    v1::ListDeadLettersRequest {
+        filter: filter.to_owned(),
+        view: DeadLetterView::Full.into(),
+        page_size: 1,
+        ..v1::ListDeadLettersRequest::default()
+    }
+}
+
+/// All pages of a list.
+async fn pages(client: &mut TokenClient, filter: &str, answers: &mut Answers) -> Vec<v1::DeadLetter> {
+    let mut request = full(filter);
+    let mut letters = Vec::new();
+    loop {
+        let page = client
+            .list_dead_letters(request.clone())
+            .await
+            .unwrap()
+            .into_inner();
+        answers.add(&page);
+        letters.extend(page.dead_letters);
+        if page.next_page_token.is_empty() {
+            return letters;
+        }
+        request.page_token = page.next_page_token;
+    }
+}
+
+/// What a watch sends up to the end of the existing dead letters.
+async fn watched(client: &mut TokenClient, filter: &str, answers: &mut Answers) -> Vec<v1::DeadLetter> {
+    let request = v1::WatchDeadLettersRequest {
+        filter: filter.to_owned(),
+        view: DeadLetterView::Full.into(),
+        ..v1::WatchDeadLettersRequest::default()
+    };
+    let mut stream = client.watch_dead_letters(request).await.unwrap().into_inner();
+    let mut letters = Vec::new();
+    loop {
+        let message = timeout(DEADLINE, stream.next())
+            .await
+            .expect("an event")
+            .unwrap()
+            .unwrap();
+        answers.add(&message);
+        match message.event {
+            Some(Event::DeadLetter(letter)) => letters.push(letter),
+            Some(Event::Synced(_)) => return letters,
+            _ => {}
+        }
+    }
+}
+
+async fn topics(client: &mut TokenClient, filter: &str, answers: &mut Answers) -> Vec<(String, u64, u64)> {
+    let request = v1::GetDeadLetterStatsRequest {
+        filter: filter.to_owned(),
+    };
+    let stats = client.get_dead_letter_stats(request).await.unwrap().into_inner();
+    answers.add(&stats);
+    let counts = stats.topics.into_iter();
+    counts
+        .map(|topic| (topic.topic, topic.total, topic.last_day))
+        .collect()
+}
+
+async fn groups(client: &mut TokenClient, filter: &str, answers: &mut Answers) -> Vec<v1::Group> {
+    let request = v1::ListGroupsRequest {
+        filter: filter.to_owned(),
+        ..v1::ListGroupsRequest::default()
+    };
+    let page = client.list_groups(request).await.unwrap().into_inner();
+    answers.add(&page);
+    page.groups
+}
+
+async fn payload(client: &mut TokenClient, id: &str) -> Result<Vec<u8>, Status> {
+    let request = v1::ReadPayloadRequest { id: id.to_owned() };
+    let mut chunks = client.read_payload(request).await?.into_inner();
+    let mut value = Vec::new();
+    while let Some(chunk) = chunks.message().await? {
+        value.extend(chunk.chunk);
+    }
+    Ok(value)
+}
+
+async fn get(client: &mut TokenClient, id: &str) -> Result<v1::DeadLetter, Status> {
+    let request = v1::GetDeadLetterRequest { id: id.to_owned() };
+    client
+        .get_dead_letter(request)
+        .await
+        .map(tonic::Response::into_inner)
+}
+
+struct Callers {
+    env: InspectorEnv,
+    tokens: Vec<(&'static str, NewToken)>,
+    /// The topics `orders` and `people`.
+    topics: [Arc<str>; 2],
+}
+
+impl Callers {
+    /// An inspector with callers that have these scopes, in which `{orders}` stands for the name of that topic.
+    async fn new(name: &str, scopes: &[(&'static str, &[&str])]) -> Self {
+        let mut env = InspectorEnv::new(name);
+        let topics = [
+            env.create_topic("orders", 1).await,
+            env.create_topic("people", 1).await,
+        ];
+        let mut tokens = Vec::new();
+        let mut entries = Vec::new();
+        for (caller, scopes) in scopes {
+            let token = new_token().unwrap();
+            let scopes = scopes.iter().map(|scope| scope.replace("{orders}", &topics[0]));
+            let scopes: Vec<String> = scopes.collect();
+            entries.push(json!({"name": caller, "sha256": token.sha256.to_string(), "scopes": scopes}));
+            tokens.push((*caller, token));
+        }
+        let file = env.base.directory().join("tokens");
+        std::fs::write(&file, json!({ "tokens": entries }).to_string()).unwrap();
+        env.base
+            .set("dlq_inspector.auth.tokens_file", &file.display().to_string());
+        env.base.set("dlq_inspector.json_fields", r#"["/v"]"#);
+        for topic in &topics {
+            let value = format!(r#"{{"v":"{}"}}"#, SECRETS[1]);
+            let headers = [("tenant", SECRETS[2]), ("pipeline", "shared")];
+            let letter = || dead(SECRETS[0], value.clone(), &headers);
+            env.put(topic, 0, vec![letter(), letter()]).await;
+        }
+        Self { env, tokens, topics }
+    }
+
+    fn client(&self, channel: &Channel, caller: &str) -> TokenClient {
+        let (_, token) = self.tokens.iter().find(|(name, _)| *name == caller).unwrap();
+        let interceptor = SendToken::new(Some(&token.token)).unwrap();
+        DeadLetterServiceClient::with_interceptor(channel.clone(), interceptor)
+    }
+}
+
+fn denied() -> (Code, String) {
+    (Code::PermissionDenied, "PERMISSION_DENIED".to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_with_a_scope_for_one_topic_finds_nothing_of_another_one() {
+    let scopes: [(&str, &[&str]); 2] = [
+        ("all", &["dead-letters:*"]),
+        ("orders", &["dead-letters:*:{orders}"]),
+    ];
+    let callers = Callers::new("topics", &scopes).await;
+    let [orders, people] = &callers.topics;
+    let mut inspector = callers.env.start().await;
+    let channel = inspector.channel().await;
+    let mut everything = callers.client(&channel, "all");
+    let mut ignored = Answers::default();
+    eventually_async("all dead letters", DEADLINE, async || {
+        let listed = pages(&mut everything.clone(), "", &mut Answers::default()).await;
+        if listed.len() == 4 {
+            Ok(())
+        } else {
+            Err(listed.len())
+        }
+    })
+    .await;
+    let all = topics(&mut everything, "", &mut ignored).await;
+    assert_eq!(all, [(orders.to_string(), 2, 2), (people.to_string(), 2, 2)]);
+
+    let mut client = callers.client(&channel, "orders");
+    let mut answers = Answers::default();
+    let own = [format!("{orders}/0/1"), format!("{orders}/0/0")];
+    // Each is found by another part of the index.
+    for filter in [
+        "",
+        "state = OPEN",
+        "topic : dlq",
+        "NOT topic : nothing",
+        "offset >= 0 OR topic : people",
+        r#"key = "k3y-secret""#,
+        "headers.tenant : secret OR state = REDRIVEN",
+        "json./v : secret",
+        "NOT headers.tenant = x",
+    ] {
+        let mut listed = pages(&mut client, filter, &mut answers).await;
+        listed.sort_by(|one, other| other.id.cmp(&one.id));
+        assert_eq!(ids(&listed), own, "{filter}");
+        let counted = topics(&mut client, filter, &mut answers).await;
+        assert_eq!(counted, [(orders.to_string(), 2, 2)], "{filter}");
+        let mut sent = watched(&mut client, filter, &mut answers).await;
+        sent.sort_by(|one, other| other.id.cmp(&one.id));
+        assert_eq!(ids(&sent), own, "{filter}");
+        // The other topic has dead letters of the same group, and newer ones.
+        let [group] = &groups(&mut client, filter, &mut answers).await[..] else {
+            panic!("{filter}");
+        };
+        let counts = (group.count, group.open, group.trend.iter().sum::<u64>());
+        assert_eq!(counts, (2, Some(2), 2), "{filter}");
+        assert_eq!((group.topics.len(), &group.topics[0].topic), (1, &orders.to_string()));
+        assert_eq!(group.sample_id, own[0], "{filter}");
+        let request = v1::GetGroupRequest { id: group.id.clone() };
+        let gotten = client.get_group(request).await.unwrap().into_inner();
+        answers.add(&gotten);
+        let completeness = None;
+        assert_eq!(v1::Group { completeness, ..gotten }, *group, "{filter}");
+    }
+    let [group] = &groups(&mut everything, "", &mut ignored).await[..] else {
+        panic!("the dead letters of both topics are a group");
+    };
+    assert_eq!((group.count, group.topics.len()), (4, 2));
+    assert!(group.sample_id.starts_with(&**people));
+    assert_eq!(
+        payload(&mut client, &own[0]).await.unwrap(),
+        br#"{"v":"v4lue-secret"}"#
+    );
+    // A page token of another caller does not lead to other dead letters.
+    let first = everything.list_dead_letters(full("")).await.unwrap().into_inner();
+    let mut request = full("");
+    request.page_token = first.next_page_token;
+    let next = client.list_dead_letters(request).await.unwrap().into_inner();
+    assert!(
+        next.dead_letters
+            .iter()
+            .all(|letter| letter.position.as_ref().unwrap().topic == **orders)
+    );
+    answers.add(&next);
+    assert!(!answers.contain(people), "an answer names the other topic");
+
+    // What names another topic is refused, whether it exists or not.
+    for other in [&**people, "missing-dlq"] {
+        let id = format!("{other}/0/0");
+        assert_eq!(answers.refused(get(&mut client, &id).await), denied());
+        assert_eq!(answers.refused(payload(&mut client, &id).await), denied());
+        for filter in [
+            format!(r#"topic = "{other}""#),
+            format!(r#"NOT (state = OPEN AND position.topic != "{other}")"#),
+            format!(r#"state = OPEN OR id = "{id}""#),
+        ] {
+            assert_eq!(
+                answers.refused(client.list_dead_letters(full(&filter)).await),
+                denied()
+            );
+            let listed = v1::ListGroupsRequest {
+                filter: filter.clone(),
+                ..Default::default()
+            };
+            assert_eq!(answers.refused(client.list_groups(listed).await), denied());
+            let stats = v1::GetDeadLetterStatsRequest {
+                filter: filter.clone(),
+            };
+            assert_eq!(
+                answers.refused(client.get_dead_letter_stats(stats).await),
+                denied()
+            );
+            let watch = v1::WatchDeadLettersRequest {
+                filter,
+                ..Default::default()
+            };
+            assert_eq!(
+                answers.refused(client.watch_dead_letters(watch).await.map(drop)),
+                denied()
+            );
+        }
+    }
+
+    // A watch does not send what arrives later in another topic, and sends what arrives in its own.
+    let watch = v1::WatchDeadLettersRequest {
+        only_new: true,
+        ..Default::default()
+    };
+    let mut stream = client.watch_dead_letters(watch).await.unwrap().into_inner();
+    callers.env.put(people, 0, vec![dead("k", "v", &[])]).await;
+    callers.env.put(orders, 0, vec![dead("k", "v", &[])]).await;
+    loop {
+        let message = timeout(DEADLINE, stream.next())
+            .await
+            .expect("an event")
+            .unwrap()
+            .unwrap();
+        if let Some(Event::DeadLetter(letter)) = message.event {
+            assert_eq!(letter.id, format!("{orders}/0/2"));
+            break;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_without_payloads_gets_none_and_cannot_find_them_out_with_filters() {
+    let scopes: [(&str, &[&str]); 3] = [
+        ("all", &["dead-letters:*"]),
+        ("metadata", &["dead-letters:read"]),
+        ("some", &["dead-letters:read", "dead-letters:payload:{orders}"]),
+    ];
+    let callers = Callers::new("payloads", &scopes).await;
+    let [orders, people] = &callers.topics;
+    let mut inspector = callers.env.start().await;
+    let channel = inspector.channel().await;
+    let everything = callers.client(&channel, "all");
+    eventually_async("all dead letters", DEADLINE, async || {
+        let listed = pages(&mut everything.clone(), "", &mut Answers::default()).await;
+        if listed.len() == 4 {
+            Ok(())
+        } else {
+            Err(listed.len())
+        }
+    })
+    .await;
+    let mut all = Answers::default();
+    pages(&mut everything.clone(), "", &mut all).await;
+    assert!(
+        SECRETS.iter().all(|secret| all.contain(secret)),
+        "the test finds what it looks for"
+    );
+
+    let mut client = callers.client(&channel, "metadata");
+    let mut answers = Answers::default();
+    let id = format!("{people}/0/0");
+    let letter = get(&mut client, &id).await.unwrap();
+    assert_eq!(letter.payload_withheld(), v1::PayloadWithheld::NoPermission);
+    assert_eq!((letter.key.clone(), letter.value_size), (None, Some(20)));
+    assert!(letter.content_hash.is_empty());
+    answers.add(&letter);
+    assert_eq!(pages(&mut client, "", &mut answers).await.len(), 4);
+    assert_eq!(watched(&mut client, "", &mut answers).await.len(), 4);
+    assert_eq!(topics(&mut client, "", &mut answers).await.len(), 2);
+    assert_eq!(answers.refused(payload(&mut client, &id).await), denied());
+    for filter in ["key : k", "NOT headers.tenant:*", "state = OPEN OR json./v = x"] {
+        assert_eq!(
+            answers.refused(client.list_dead_letters(full(filter)).await),
+            denied()
+        );
+        let stats = v1::GetDeadLetterStatsRequest {
+            filter: filter.to_owned(),
+        };
+        assert_eq!(
+            answers.refused(client.get_dead_letter_stats(stats).await),
+            denied()
+        );
+        let watch = v1::WatchDeadLettersRequest {
+            filter: filter.to_owned(),
+            ..Default::default()
+        };
+        assert_eq!(
+            answers.refused(client.watch_dead_letters(watch).await.map(drop)),
+            denied()
+        );
+    }
+    for secret in SECRETS {
+        assert!(!answers.contain(secret), "an answer contains {secret}");
+        assert!(
+            !inspector.process.output().contains(secret),
+            "the log contains {secret}"
+        );
+    }
+
+    // Of one topic, a caller sees payloads; a filter on them, also a negated one, matches nothing elsewhere.
+    let mut client = callers.client(&channel, "some");
+    for filter in [
+        "headers.tenant : secret",
+        "NOT headers.tenant = x",
+        "key : secret OR state = OPEN",
+    ] {
+        let listed = pages(&mut client, filter, &mut answers).await;
+        assert_eq!(listed.len(), 2, "{filter}");
+        assert!(
+            listed
+                .iter()
+                .all(|letter| letter.id.starts_with(&**orders) && letter.key.is_some())
+        );
+        let counted = topics(&mut client, filter, &mut answers).await;
+        assert_eq!(counted, [(orders.to_string(), 2, 2)], "{filter}");
+        assert_eq!(
+            watched(&mut client, filter, &mut answers).await.len(),
+            2,
+            "{filter}"
+        );
+    }
+    let mut listed = pages(&mut client, "", &mut Answers::default()).await;
+    assert_eq!(listed.len(), 4);
+    listed.retain(|letter| letter.payload_withheld() == v1::PayloadWithheld::NoPermission);
+    assert!(listed.len() == 2 && listed.iter().all(|letter| letter.id.starts_with(&**people)));
+    assert!(payload(&mut client, &format!("{orders}/0/0")).await.is_ok());
+    assert_eq!(answers.refused(payload(&mut client, &id).await), denied());
+}
