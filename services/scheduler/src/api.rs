@@ -31,6 +31,7 @@ use axum::http::Request;
 use axum::middleware;
 use axum::response::{IntoResponse as _, Response};
 use prometheus_client::metrics::counter::Counter;
+use redeliver_kafka::Waker;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::{self, ReadError};
 use redeliver_proto::v1::control_service_server::ControlServiceServer;
@@ -150,8 +151,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
     let urgent = match &scheduler.topics.urgent {
         Some(topic) => {
             let (name, watch): (Arc<str>, _) = (topic.as_str().into(), host.topic_watch()?);
-            // The first query adds the topic to the watch.
-            watch.state(&name);
+            watch.watch([name.clone()], &Waker::new());
             Some(UrgentTopic { name, watch })
         }
         None => None,
