@@ -10,6 +10,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use redeliver_core::headers::{self, ReservedHeaders};
 use redeliver_core::wait::{Backoff, LogThrottle};
 use redeliver_core::{Headers, JobId, Output, Position, Record};
@@ -108,7 +109,7 @@ fn as_original(copy: &Record, ingest: &Arc<str>) -> Option<Record> {
         .ok()
         .filter(|found| found.is_retry_of(NAME))?;
     let origin = origin.origin().ok()?;
-    let size = copy.value.as_ref().map_or(0, |value| value.len()) + copy.headers.byte_len();
+    let size = copy.value.as_ref().map_or(0, Bytes::len) + copy.headers.byte_len();
     let is_copy = origin.topic == *ingest && origin.partition == copy.position.partition;
     (is_copy && size <= MAX_COPY_BYTES).then(|| Record {
         position: Position {

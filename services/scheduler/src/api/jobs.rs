@@ -18,6 +18,7 @@
 //! A job of an application that the caller may neither read nor write is unknown to the caller: it is looked up as often as
 //! one that does not exist. So neither an answer nor the time that it takes tells which ids exist.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -100,25 +101,13 @@ pub(crate) struct UrgentTopic {
 }
 
 impl UrgentTopic {
-    /// Sends the copy of a cancellation, without waiting for it: the original takes effect in any case. While the topic does not exist,
-    /// nothing is sent.
-    fn send_copy(&self, producer: &Producer, original: &Output, id: JobId) {
+    /// The copy of a cancellation; `None` while the topic does not exist.
+    fn copy_of(&self, original: &Output, id: JobId) -> Option<Output> {
         let exists = match self.watch.state(&self.name) {
             TopicState::Exists { partitions, .. } => id.shard() < partitions,
             TopicState::Missing { .. } | TopicState::Unknown => false,
         };
-        let Some(copy) = urgent::copy_of(original, self.name.clone(), id).filter(|_| exists) else {
-            return;
-        };
-        let producer = producer.clone();
-        tokio::spawn(async move {
-            if let Err(error) = producer.send(&copy).await {
-                tracing::debug!(
-                    reason = error_chain(&error),
-                    "cannot write the copy of a cancellation"
-                );
-            }
-        });
+        urgent::copy_of(original, self.name.clone(), id).filter(|_| exists)
     }
 }
 
@@ -493,11 +482,29 @@ impl<I: Index> Jobs<I> {
         let id = self
             .write(request, partition, &answer_to, trace, deadline)
             .await?;
-        if let (Some(urgent), ParsedRequest::Cancel(_)) = (&self.urgent, request) {
-            let original = self.command_record(request, partition, &answer_to, Headers::new());
-            urgent.send_copy(&self.producer, &original, id);
-        }
-        let outcome = self.outcome(&mut pending, deadline).await;
+        let copy = match (&self.urgent, request) {
+            (Some(urgent), ParsedRequest::Cancel(_)) => {
+                let original = self.command_record(request, partition, &answer_to, Headers::new());
+                urgent.copy_of(&original, id)
+            }
+            _ => None,
+        };
+        // The original takes effect in any case, so the answer does not wait for the copy.
+        let send_copy = async {
+            if let Some(copy) = &copy
+                && let Err(error) = self.producer.send(copy).await
+            {
+                tracing::debug!(
+                    reason = error_chain(&error),
+                    "cannot write the copy of a cancellation"
+                );
+            }
+            std::future::pending::<Infallible>().await
+        };
+        let outcome = tokio::select! {
+            outcome = self.outcome(&mut pending, deadline) => outcome,
+            never = send_copy => match never {},
+        };
         let outcome = outcome.map_err(|why| RequestError::Undecided(concerned, why))?;
         match outcome.outcome() {
             v1::Outcome::Rejected => Err(RequestError::Rejected(outcome.reason)),
