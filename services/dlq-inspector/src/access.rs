@@ -135,10 +135,12 @@ impl LimitedFilter {
             return Ok(self.filter.clone());
         }
         let topics = index::topics(connection)?.into_iter();
-        let topics = topics.filter(|topic| self.matches(Some(topic)));
-        let is = |topic| Expr::Is(Restriction::Text(TextField::Topic, TextTest::Equal(topic)));
-        let topics = Expr::Or(topics.map(is).collect());
-        Ok(Expr::And(vec![topics, self.filter.clone()]))
+        let mut topics: Vec<(i64, String)> = topics.filter(|(_, topic)| self.matches(Some(topic))).collect();
+        let visible = match topics.len() {
+            1 => Restriction::Text(TextField::Topic, TextTest::Equal(topics.remove(0).1)),
+            _ => Restriction::TopicIn(topics),
+        };
+        Ok(Expr::And(vec![Expr::Is(visible), self.filter.clone()]))
     }
 
     /// Whether it may match dead letters of this topic; `None` means of all topics.
@@ -163,7 +165,9 @@ fn named_topics(filter: &Expr) -> Vec<&str> {
 fn is_about_payload(restriction: &Restriction) -> bool {
     match restriction {
         Restriction::Key(_) | Restriction::Header(..) | Restriction::Json(..) => true,
-        Restriction::Id(_) | Restriction::Text(..) | Restriction::Number(..) => false,
+        Restriction::Id(_) | Restriction::Text(..) | Restriction::TopicIn(_) | Restriction::Number(..) => {
+            false
+        }
     }
 }
 

@@ -52,6 +52,8 @@ pub enum Restriction {
     Id(LetterId),
     /// A test of a text field.
     Text(TextField, TextTest),
+    /// The dead letter is in one of these topics, with their ids in the index. Filters that people write have no such test.
+    TopicIn(Vec<(i64, String)>),
     /// A test of a number field. Times are in milliseconds.
     Number(NumberField, NumberTest),
     /// A test of the headers with this name. One match is enough.

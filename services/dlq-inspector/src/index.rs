@@ -152,7 +152,7 @@ pub struct Index {
 }
 
 /// The name of the database file if no JSON fields are indexed.
-pub const FILE: &str = "dlq-index-v4.db";
+pub const FILE: &str = "dlq-index-v5.db";
 
 /// What the names of the files of all versions begin with.
 const PREFIX: &str = "dlq-index";

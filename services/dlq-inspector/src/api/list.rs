@@ -113,13 +113,18 @@ impl Api {
                 .map(|letter| Some(convert::basic(viewer, letter, are_states_known)))
                 .collect());
         }
-        let letters: Vec<&IndexedLetter> = letters.iter().collect();
-        let records = self.records_of(&letters).await?;
-        Ok(letters
-            .iter()
-            .zip(records)
-            .map(|(letter, record)| Some(convert::full(viewer, letter, record?, are_states_known)))
-            .collect())
+        let is_shown = |letter: &IndexedLetter| viewer.sees_payloads(&letter.id.topic);
+        let with_payload: Vec<&IndexedLetter> = letters.iter().filter(|letter| is_shown(letter)).collect();
+        let mut records = self.records_of(&with_payload).await?.into_iter();
+        let message = |letter| {
+            if is_shown(letter) {
+                let record = records.next()??;
+                Some(convert::full(viewer, letter, record, are_states_known))
+            } else {
+                Some(convert::basic(viewer, letter, are_states_known))
+            }
+        };
+        Ok(letters.iter().map(message).collect())
     }
 }
 

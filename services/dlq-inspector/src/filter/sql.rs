@@ -87,6 +87,12 @@ impl Condition {
                 Column::Job => self.plain(["l.job_id = ?", "instr(l.job_id, ?) > 0", "1"], "l.job_id", test),
                 Column::Trace => self.trace(test),
             },
+            Restriction::TopicIn(topics) => {
+                // One alternative per topic would exceed the depth that SQLite permits.
+                self.sql += "l.topic_id IN (SELECT value FROM json_each(?))";
+                let ids: Vec<i64> = topics.iter().map(|(id, _)| *id).collect();
+                self.params.push(Param::Text(json_array(&ids)));
+            }
             Restriction::Number(field, test) => self.number(*field, *test),
             Restriction::Header(name, test) => self.listed("b.headers", name, test),
             Restriction::Json(pointer, test) => self.listed("b.json_fields", pointer, test),

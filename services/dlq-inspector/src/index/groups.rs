@@ -2,13 +2,15 @@
 //!
 //! For each group, topic and state, there is a count with the times of the first and the last dead letter; for each group, topic and
 //! hour, a count for the trend. A group exists as long as it has dead letters. When its first or last one is removed or changes its state, the next
-//! one is found with the full-text index, which returns rows in the order of time; its time may be up to 8 ms off (`row_key`).
+//! one is found with the full-text index, which returns rows in the order of time. The search is bounded, so that the first or last time may
+//! be one before or after all counted dead letters if most of the group in the topic are in other states.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::ControlFlow;
 
 use redeliver_core::Timestamp;
-use rusqlite::{Connection, OptionalExtension as _, params, params_from_iter};
+use rusqlite::{Connection, OptionalExtension as _, params_from_iter};
 
 use super::message_cache::MessageCache;
 use super::query::Cursor;
@@ -36,6 +38,9 @@ CREATE TABLE group_hours (
 ";
 
 const HOUR: i64 = 3_600_000;
+/// The maximum number of dead letters of a group that are read for the next first or last one, or for a sample: those of other states may be
+/// millions.
+const SCANNED: usize = 1_000;
 /// The number of hours of a trend.
 const TREND_HOURS: i64 = 24;
 
@@ -153,11 +158,14 @@ fn store(connection: &Connection, counted: Counted, change: Change) -> rusqlite:
     };
     if let Some((first_removed, last_removed)) = change.removed {
         // What is left begins and ends within the known range, which also limits the search.
+        let (known_first, known_last) = (first, last);
         if first_removed <= first {
-            first = end(connection, counted, End::First, first)?.unwrap_or(first);
+            let found = end(connection, counted, End::First, first)?.unwrap_or(first);
+            first = found.clamp(known_first, known_last);
         }
         if last_removed >= last {
-            last = end(connection, counted, End::Last, last)?.unwrap_or(last);
+            let found = end(connection, counted, End::Last, last)?.unwrap_or(last);
+            last = found.clamp(first, known_last);
         }
     }
     connection
@@ -168,31 +176,88 @@ fn store(connection: &Connection, counted: Counted, change: Change) -> rusqlite:
     Ok(true)
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     First,
     Last,
 }
 
-/// The time of the first dead letter not before a time, or of the last one not after it.
+impl End {
+    /// The one of two times that is nearer to this end.
+    fn outer(self, one: i64, other: i64) -> i64 {
+        match self {
+            Self::First => one.min(other),
+            Self::Last => one.max(other),
+        }
+    }
+}
+
+/// The time of the first counted dead letter not before a time, or of the last one not after it. If there is none among as many dead
+/// letters of the group as are read, the time up to which there is none, so that the next search continues there.
 fn end(connection: &Connection, counted: Counted, end: End, time: i64) -> rusqlite::Result<Option<i64>> {
+    let mut found: Option<(i64, i64)> = None;
+    let mut searched = None;
+    let of = (counted.group_id, counted.topic_id);
+    scan(connection, &mut Texts::new(connection), of, end, time, |letter| {
+        let bucket = row_key::bucket(Timestamp::from_millis(letter.dead_at));
+        if found.is_some_and(|(_, of)| of != bucket) {
+            return ControlFlow::Break(());
+        }
+        searched = Some(letter.dead_at);
+        if letter.state == counted.state {
+            // The rows of a bucket are in no particular order.
+            let nearest = found.map_or(letter.dead_at, |(time, _)| end.outer(time, letter.dead_at));
+            found = Some((nearest, bucket));
+        }
+        ControlFlow::Continue(())
+    })?;
+    Ok(found.map(|(time, _)| time).or(searched))
+}
+
+/// A dead letter of a group in a topic.
+#[derive(Clone, Copy)]
+struct Member {
+    partition: i32,
+    offset: i64,
+    state: i64,
+    dead_at: i64,
+}
+
+/// The dead letters of a group in a topic, in the order of time from one end, not beyond a time, and at most [`SCANNED`]. Those of other
+/// topics are not read, because who asks may not see them.
+fn scan(
+    connection: &Connection,
+    texts: &mut Texts<'_>,
+    (group_id, topic_id): (i64, i64),
+    end: End,
+    time: i64,
+    mut each: impl FnMut(&Member) -> ControlFlow<()>,
+) -> rusqlite::Result<()> {
     let (limit, order, row) = match end {
         End::First => (">=", "ASC", row_key::first(Timestamp::from_millis(time))),
         End::Last => ("<=", "DESC", row_key::last(Timestamp::from_millis(time))),
     };
+    let term = terms::of_group(group_id, &texts.text(TextTable::Texts, topic_id)?);
     let sql = format!(
-        "SELECT l.dead_at AS dead_at FROM terms CROSS JOIN letters l NOT INDEXED ON l.row = terms.rowid \
-         WHERE terms MATCH ? AND terms.rowid {limit} ? AND l.group_id = ? AND l.topic_id = ? AND l.state = ? \
-         ORDER BY terms.rowid {order} LIMIT 1"
+        "SELECT l.partition AS partition, l.offset AS offset, l.state AS state, l.dead_at AS dead_at \
+         FROM terms CROSS JOIN letters l NOT INDEXED ON l.row = terms.rowid \
+         WHERE terms MATCH ? AND terms.rowid {limit} ? AND l.group_id = ? AND l.topic_id = ? \
+         ORDER BY terms.rowid {order} LIMIT {SCANNED}"
     );
-    let term = terms::of_group(counted.group_id);
-    connection
-        .prepare_cached(&sql)?
-        .query_row(
-            params![term, row, counted.group_id, counted.topic_id, counted.state],
-            |row| row.get("dead_at"),
-        )
-        .optional()
+    let mut statement = connection.prepare_cached(&sql)?;
+    let mut rows = statement.query((term, row, group_id, topic_id))?;
+    while let Some(row) = rows.next()? {
+        let member = Member {
+            partition: row.get("partition")?,
+            offset: row.get("offset")?,
+            state: row.get("state")?,
+            dead_at: row.get("dead_at")?,
+        };
+        if each(&member).is_break() {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// What the dead letters of a group have in common.
@@ -249,7 +314,7 @@ pub struct IndexedGroup {
     pub topics: BTreeMap<String, u64>,
     /// The number of all dead letters of the group in these topics in each of the last 24 hours, the current one last.
     pub trend: Vec<u64>,
-    /// The newest dead letter of the group in these topics. `None` if it was removed since.
+    /// The newest dead letter of the group in the topic with the last one that matches, and not after it.
     pub sample: Option<LetterId>,
 }
 
@@ -292,6 +357,7 @@ struct Summary {
     open: i64,
     first: i64,
     last: i64,
+    last_topic: i64,
     topics: BTreeMap<i64, i64>,
 }
 
@@ -314,7 +380,9 @@ impl Summary {
             self.open += row.count;
         }
         self.first = self.first.min(row.first);
-        self.last = self.last.max(row.last);
+        if row.last >= self.last {
+            (self.last, self.last_topic) = (row.last, row.topic_id);
+        }
         *self.topics.entry(row.topic_id).or_default() += row.count;
     }
 }
@@ -354,6 +422,7 @@ pub(crate) fn list_groups(
             open: 0,
             first: row.first,
             last: row.last,
+            last_topic: row.topic_id,
             topics: BTreeMap::new(),
         };
         summary.add(row);
@@ -384,7 +453,8 @@ fn counts(connection: &Connection, filter: &Expr, mut each: impl FnMut(Row)) -> 
             Restriction::Text(
                 TextField::Topic | TextField::Pipeline | TextField::ErrorClass | TextField::ErrorCode,
                 _
-            ) | Restriction::Number(NumberField::State | NumberField::Group, _)
+            ) | Restriction::TopicIn(_)
+                | Restriction::Number(NumberField::State | NumberField::Group, _)
         )
     };
     let (sql, params) = if filter.all(&is_counted) {
@@ -482,32 +552,31 @@ fn trend(connection: &Connection, summary: &Summary, now: Timestamp) -> rusqlite
     Ok(trend)
 }
 
-/// The newest dead letter of a group in the topics with dead letters that match.
+/// The newest dead letter of a group in the topic with the last one that matches, and not after it.
 fn sample(
     connection: &Connection,
     texts: &mut Texts<'_>,
     summary: &Summary,
 ) -> rusqlite::Result<Option<LetterId>> {
-    let topics: Vec<String> = summary.topics.keys().map(i64::to_string).collect();
-    let sql = format!(
-        "SELECT l.topic_id AS topic_id, l.partition AS partition, l.offset AS offset \
-         FROM terms CROSS JOIN letters l NOT INDEXED ON l.row = terms.rowid \
-         WHERE terms MATCH ? AND l.group_id = ? AND l.topic_id IN ({}) ORDER BY terms.rowid DESC LIMIT 1",
-        topics.join(", ")
-    );
-    let found = connection
-        .prepare_cached(&sql)?
-        .query_row((terms::of_group(summary.group_id), summary.group_id), |row| {
-            Ok((row.get("topic_id")?, row.get("partition")?, row.get("offset")?))
-        })
-        .optional()?;
-    let Some((topic_id, partition, offset)) = found else {
+    let bucket = |letter: &Member| row_key::bucket(Timestamp::from_millis(letter.dead_at));
+    let key = |letter: &Member| (letter.dead_at, letter.partition, letter.offset);
+    let of = (summary.group_id, summary.last_topic);
+    let mut newest: Option<Member> = None;
+    scan(connection, texts, of, End::Last, summary.last, |letter| {
+        match &newest {
+            Some(newest) if bucket(newest) != bucket(letter) => return ControlFlow::Break(()),
+            Some(newest) if key(newest) > key(letter) => {}
+            _ => newest = Some(*letter),
+        }
+        ControlFlow::Continue(())
+    })?;
+    let Some(newest) = newest else {
         return Ok(None);
     };
     Ok(Some(LetterId {
-        topic: texts.text(TextTable::Texts, topic_id)?,
-        partition,
-        offset,
+        topic: texts.text(TextTable::Texts, summary.last_topic)?,
+        partition: newest.partition,
+        offset: newest.offset,
     }))
 }
 

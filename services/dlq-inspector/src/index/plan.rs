@@ -110,30 +110,40 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// `rows_in_state` returns the number of dead letters in a state.
+    /// `rows_with` returns the number of dead letters with a state or in some topics.
     pub(super) fn of(
         filter: &Expr,
         dictionary: &Dictionary,
-        rows_in_state: impl FnOnce(i64) -> rusqlite::Result<i64>,
+        rows_with: impl Fn(&Restriction) -> rusqlite::Result<i64>,
     ) -> rusqlite::Result<Self> {
         let conjuncts = filter.conjuncts();
-        let state = conjuncts.iter().find_map(|part| match part {
-            Expr::Is(Restriction::Number(
-                NumberField::State,
-                NumberTest::Compare(Comparison::Equal, state),
-            )) => Some(*state),
-            _ => None,
+        let find = |is: fn(&Restriction) -> bool| {
+            conjuncts.iter().find_map(|part| match part {
+                Expr::Is(restriction) if is(restriction) => Some(restriction),
+                _ => None,
+            })
+        };
+        let state = find(|restriction| {
+            let is_equal = |test: &NumberTest| matches!(test, NumberTest::Compare(Comparison::Equal, _));
+            matches!(restriction, Restriction::Number(NumberField::State, test) if is_equal(test))
         });
-        let driver = if conjuncts
-            .iter()
-            .any(|part| matches!(part, Expr::Is(Restriction::Id(_))))
-        {
+        let is_open = |state: &Restriction| {
+            let open = NumberTest::Compare(Comparison::Equal, State::Open as i64);
+            *state == Restriction::Number(NumberField::State, open)
+        };
+        let driver = if find(|restriction| matches!(restriction, Restriction::Id(_))).is_some() {
             Driver::Position
         } else if let Some(state) = state {
-            if state != State::Open as i64 && rows_in_state(state)? <= FEW_ROWS {
+            if !is_open(state) && rows_with(state)? <= FEW_ROWS {
                 Driver::State
             } else {
-                Self::driver_in_state(filter, &conjuncts, dictionary)
+                let topics = find(|restriction| matches!(restriction, Restriction::TopicIn(_)));
+                // Both counts are read only if there is nothing else to choose by.
+                let is_state_smaller = || match topics {
+                    Some(topics) => Ok(rows_with(state)? <= rows_with(topics)?),
+                    None => Ok(true),
+                };
+                Self::driver_in_state(filter, &conjuncts, dictionary, is_state_smaller)?
             }
         } else {
             terms::query(filter, dictionary).map_or(Driver::Time, Driver::Terms)
@@ -146,21 +156,29 @@ impl Plan {
     }
 
     /// With several equalities, the full-text index finds fewer rows than an index of the state and one of them.
-    fn driver_in_state(filter: &Expr, conjuncts: &[&Expr], dictionary: &Dictionary) -> Driver {
-        let is_equality = |part: &&&Expr| terms::query(part, dictionary).is_some();
+    fn driver_in_state(
+        filter: &Expr,
+        conjuncts: &[&Expr],
+        dictionary: &Dictionary,
+        is_state_smaller: impl FnOnce() -> rusqlite::Result<bool>,
+    ) -> rusqlite::Result<Driver> {
+        let is_equality = |part: &&&Expr| {
+            !matches!(part, Expr::Is(Restriction::TopicIn(_))) && terms::query(part, dictionary).is_some()
+        };
         let has = |field| {
             conjuncts.iter().any(|part| {
                 matches!(part, Expr::Is(Restriction::Text(found, TextTest::Equal(_))) if *found == field)
             })
         };
         let equalities = conjuncts.iter().filter(is_equality).count();
-        if equalities <= 1 && has(TextField::Topic) {
-            Driver::TopicAndState
-        } else if equalities <= 1 && has(TextField::ErrorCode) {
-            Driver::StateAndCode
-        } else {
-            terms::query(filter, dictionary).map_or(Driver::State, Driver::Terms)
-        }
+        let terms = || terms::query(filter, dictionary).map_or(Driver::State, Driver::Terms);
+        Ok(match equalities {
+            0 if is_state_smaller()? => Driver::State,
+            0 => terms(),
+            1 if has(TextField::Topic) => Driver::TopicAndState,
+            1 if has(TextField::ErrorCode) => Driver::StateAndCode,
+            _ => terms(),
+        })
     }
 
     /// `FROM` and `WHERE`, with their parameters.

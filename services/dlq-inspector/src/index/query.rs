@@ -201,11 +201,10 @@ pub(super) fn dictionary(
 
 pub(super) fn plan(connection: &Connection, filter: &Expr) -> rusqlite::Result<Plan> {
     let dictionary = dictionary(connection, filter, &MessageCache::default())?;
-    Plan::of(filter, &dictionary, |state| {
-        let everything = Condition::of(&Expr::And(Vec::new()), &dictionary);
-        let totals = counters::totals(connection, &everything)?;
-        let in_state = totals.into_iter().filter(|(counted, _)| counted.state == state);
-        Ok(in_state.map(|(_, count)| count).sum())
+    Plan::of(filter, &dictionary, |restriction| {
+        let condition = Condition::of(&Expr::Is(restriction.clone()), &dictionary);
+        let totals = counters::totals(connection, &condition)?;
+        Ok(totals.into_iter().map(|(_, count)| count).sum())
     })
 }
 
@@ -218,11 +217,12 @@ pub(super) fn values(params: &[Param]) -> impl Iterator<Item = Value> {
     })
 }
 
-/// The topics of all dead letters.
-pub(crate) fn topics(connection: &Connection) -> rusqlite::Result<Vec<String>> {
+/// The topics of all dead letters, with their ids in the index.
+pub(crate) fn topics(connection: &Connection) -> rusqlite::Result<Vec<(i64, String)>> {
     let mut texts = Texts::new(connection);
     let ids = counters::topics(connection)?.into_iter();
-    ids.map(|id| texts.text(TextTable::Texts, id)).collect()
+    ids.map(|id| Ok((id, texts.text(TextTable::Texts, id)?)))
+        .collect()
 }
 
 /// One page of dead letters.
@@ -465,6 +465,7 @@ pub(crate) fn count_by_topic(
         matches!(
             restriction,
             Restriction::Text(TextField::Topic | TextField::ErrorClass, _)
+                | Restriction::TopicIn(_)
                 | Restriction::Number(NumberField::State, _)
         )
     };

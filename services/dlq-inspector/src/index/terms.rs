@@ -19,10 +19,16 @@ CREATE VIRTUAL TABLE terms USING fts5 (
 INSERT INTO terms (terms, rank) VALUES ('hashsize', 8388608);
 ";
 
-/// The query for the dead letters of a group.
-pub(super) fn of_group(group_id: i64) -> String {
+/// The query for the dead letters of a group in a topic.
+pub(super) fn of_group(group_id: i64, topic: &str) -> String {
+    let mut group = String::new();
+    push_number(&mut group, Kind::Group, group_id);
+    format!("({}AND {})", group, of_topic(topic))
+}
+
+fn of_topic(topic: &str) -> String {
     let mut term = String::new();
-    push_number(&mut term, Kind::Group, group_id);
+    push(&mut term, Kind::Topic, b"", topic.as_bytes());
     term.trim_end().to_owned()
 }
 
@@ -175,6 +181,11 @@ fn of_restriction(restriction: &Restriction, dictionary: &Dictionary) -> Option<
                 TextField::ErrorMessage => return None,
             };
             push(&mut term, kind, b"", text.as_bytes());
+        }
+        Restriction::TopicIn(topics) => {
+            let is_few = (1..=MAX_ALTERNATIVES).contains(&topics.len());
+            let terms: Vec<String> = topics.iter().map(|(_, topic)| of_topic(topic)).collect();
+            return is_few.then(|| joined(&terms, " OR "));
         }
         Restriction::Header(name, TextTest::Equal(text)) => {
             push(&mut term, Kind::Header, name.as_bytes(), text.as_bytes());

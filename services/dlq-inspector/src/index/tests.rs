@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::query::read_topic_ids;
 use super::*;
-use crate::filter::{Expr, parse};
+use crate::filter::{Expr, Restriction, parse};
 use crate::id::LetterId;
 use crate::ledger::{self, Entry, State, Update};
 use crate::letter::{ContentHash, Letter};
@@ -1662,8 +1662,9 @@ fn the_groups_of_the_writer_equal_the_rows() {
                 let count = random.i64(1..20);
                 let dead = (0..count).map(|index| {
                     let code = format!("e{}", random.u8(..5));
-                    // Each has a bucket of its own, and rows are not in the order of offsets.
-                    let time = 8 * random.i64(0..1_000_000_000);
+                    // Rows are not in the order of offsets; half of them share few buckets, in any order.
+                    let range = [200, 8_000_000_000][random.usize(..2)];
+                    let time = random.i64(0..range);
                     at(
                         time,
                         name,
@@ -1727,6 +1728,17 @@ fn the_groups_of_the_writer_equal_the_rows() {
                 )
             })
             .unwrap();
+        const ROWS: &str = "SELECT group_id, topic_id, dead_at / 3600000 AS hour, count(*) AS count FROM letters \
+                            GROUP BY group_id, topic_id, hour";
+        const HOURS: &str = "SELECT group_id, topic_id, hour, count FROM group_hours";
+        for (one, other) in [(ROWS, HOURS), (HOURS, ROWS)] {
+            let sql = format!("SELECT count(*) AS count FROM ({one} EXCEPT {other})");
+            let different = fixture
+                .index
+                .pool
+                .read_blocking(|connection| connection.query_row(&sql, (), |row| row.get::<_, i64>("count")));
+            assert_eq!(different.unwrap(), 0, "step {step}: {sql}");
+        }
         let groups = fixture.groups("", GroupOrder::Count, None, 100).groups;
         assert_eq!(stored, i64::try_from(groups.len()).unwrap(), "step {step}");
     }
@@ -1743,4 +1755,115 @@ fn new_groups_are_counted_once() {
     assert_eq!(fixture.index.writer.take_new_groups(), 1);
     let open = fixture.index.pool.read_blocking(count_open_groups).unwrap();
     assert_eq!(open, 3);
+}
+
+/// A filter of a caller that sees these topics.
+fn seen_in(fixture: &Fixture, filter: &str, sees: impl Fn(&str) -> bool) -> Expr {
+    let topics = fixture.index.pool.read_blocking(topics).unwrap().into_iter();
+    let topics = topics.filter(|(_, topic)| sees(topic)).collect();
+    let filter = parse(filter, fixture.json_fields).unwrap();
+    Expr::And(vec![Expr::Is(Restriction::TopicIn(topics)), filter])
+}
+
+#[test]
+fn a_filter_can_be_limited_to_thousands_of_topics() {
+    let mut fixture = Fixture::new();
+    // SQLite permits expressions with a depth of 1,000.
+    let dead = (0..2_000).map(|number| letter(&format!("t{number}-dlq"), 0, number, &[("tenant", "x")]));
+    fixture.put(dead.collect());
+    for (filter, topics, expected) in [
+        ("", 2_000, 2_000),
+        ("state = OPEN", 1_999, 1_999),
+        ("headers.tenant = x", 50, 50),
+        ("NOT headers.tenant = x", 50, 0),
+        ("offset >= 10", 100, 90),
+        ("", 0, 0),
+    ] {
+        let filter = seen_in(&fixture, filter, |topic| {
+            let number = topic.trim_start_matches('t').trim_end_matches("-dlq");
+            number.parse::<i64>().unwrap() < topics
+        });
+        let pool = &fixture.index.pool;
+        let query = |connection: &_| list(connection, &filter, Direction::Descending, None, letters(5_000));
+        assert_eq!(
+            pool.read_blocking(query).unwrap().letters.len(),
+            expected,
+            "{filter:?}"
+        );
+        let since = [Timestamp::from_millis(0); 3];
+        let counts = pool.read_blocking(|connection| count_by_topic(connection, &filter, since));
+        assert_eq!(counts.unwrap().len(), expected, "{filter:?}");
+        let now = Timestamp::from_millis(86_400_000);
+        let groups = |connection: &_| list_groups(connection, &filter, GroupOrder::Count, None, 5_000, now);
+        assert_eq!(
+            pool.read_blocking(groups).unwrap().groups.len(),
+            expected,
+            "{filter:?}"
+        );
+    }
+}
+
+#[test]
+fn the_index_of_a_state_finds_the_few_dead_letters_of_a_caller_that_sees_some_topics() {
+    use super::plan::Driver;
+
+    let mut fixture = Fixture::new();
+    let dead = |topic: &str, count| (0..count).map(|offset| letter(topic, 0, offset, &[])).collect();
+    fixture.put(dead("a-dlq", 30));
+    fixture.put(dead("b-dlq", 2));
+    fixture.put(dead("c-dlq", 1));
+    let driver = |fixture: &Fixture, filter: &str, sees: &str| {
+        let filter = seen_in(fixture, filter, |topic| sees.contains(&topic[..1]));
+        let plan = |connection: &_| super::query::plan(connection, &filter);
+        fixture.index.pool.read_blocking(plan).unwrap().driver
+    };
+    // More dead letters are open than are in the topics.
+    assert!(matches!(driver(&fixture, "state = OPEN", "bc"), Driver::Terms(_)));
+    assert!(matches!(driver(&fixture, "", "bc"), Driver::Terms(_)));
+    let of_topic = driver(&fixture, "state = OPEN AND topic = a-dlq", "ab");
+    assert_eq!(of_topic, Driver::TopicAndState);
+    let of_code = driver(&fixture, "state = OPEN AND error_code = x", "ab");
+    assert_eq!(of_code, Driver::StateAndCode);
+    let redriven = (0..29).map(|offset| update(&format!("a-dlq/0/{offset}"), Some(State::Redriven), None));
+    fixture.apply(&[Change::Ledger(redriven.collect())]);
+    assert_eq!(driver(&fixture, "state = OPEN", "ab"), Driver::State);
+}
+
+#[test]
+fn a_search_for_the_next_dead_letter_of_a_group_is_bounded_and_stays_in_its_topic() {
+    let mut fixture = Fixture::new();
+    let headers = [("pipeline", "p"), ("error-code", "e")];
+    fixture.put(
+        (0..3_000)
+            .map(|offset| letter("a-dlq", 0, offset, &headers))
+            .collect(),
+    );
+    fixture.put(
+        (0..3_000)
+            .map(|offset| letter("b-dlq", 0, offset, &headers))
+            .collect(),
+    );
+    let redriven = |topic: &str, offsets: std::ops::Range<i64>| {
+        let updates =
+            offsets.map(|offset| update(&format!("{topic}/0/{offset}"), Some(State::Redriven), None));
+        Change::Ledger(updates.collect())
+    };
+    // The last open one is behind more redriven ones than are read at once, so that the time is a bound.
+    fixture.apply(&[redriven("a-dlq", 1..3_000)]);
+    let last = |fixture: &Fixture| {
+        let page = fixture.groups("state = OPEN AND topic = a-dlq", GroupOrder::Last, None, 10);
+        page.groups[0].last.as_millis()
+    };
+    let bound = last(&fixture);
+    assert!((1_000..2_999).contains(&bound), "{bound}");
+    // Each change goes on with the search.
+    for offset in 3_000..3_004 {
+        fixture.put(vec![letter("a-dlq", 0, offset, &headers)]);
+        assert_eq!(last(&fixture), offset);
+        fixture.apply(&[redriven("a-dlq", offset..offset + 1)]);
+    }
+    let all = &fixture.groups("", GroupOrder::Last, None, 10).groups[0];
+    assert_eq!((all.count, all.last.as_millis()), (6_004, 3_003));
+    let of_b = &fixture.groups("topic = b-dlq", GroupOrder::Last, None, 10).groups[0];
+    assert_eq!(of_b.sample.as_ref().unwrap().to_string(), "b-dlq/0/2999");
 }

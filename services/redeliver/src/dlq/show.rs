@@ -40,7 +40,9 @@ pub(crate) fn as_text(letter: &DeadLetter) -> String {
             }),
         ),
     ]);
-    if !letter.headers.is_empty() {
+    if letter.is_payload_withheld {
+        text += &format!("\nheaders\n  {WITHHELD}\n");
+    } else if !letter.headers.is_empty() {
         text += "\nheaders\n";
         text += &header_lines(&letter.headers);
     }
