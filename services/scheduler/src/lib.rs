@@ -57,7 +57,6 @@ mod shard;
 mod spans;
 mod state_topic;
 mod topics;
-mod urgent;
 mod window;
 
 pub use config::rules;

@@ -51,7 +51,6 @@ impl Bench {
             ingest_size: IngestSize::new("ingest".into(), "state".into(), settings().partitions),
             memory: MemoryShare::new(process.clone()),
             limits: process,
-            urgent: None,
             lane: LaneShards::default(),
         };
         let assignment = AssignmentId::for_tests(0, 1);

@@ -23,4 +23,3 @@ mod requests;
 mod startup;
 mod tls;
 mod upgrade;
-mod urgent;
