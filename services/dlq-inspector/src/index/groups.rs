@@ -440,7 +440,7 @@ pub(crate) fn list_groups(
     let mut texts = Texts::new(connection);
     let groups = found
         .into_iter()
-        .map(|(_, summary)| load(connection, &mut texts, summary, now))
+        .map(|(_, summary)| load(connection, &mut texts, &summary, now))
         .collect::<rusqlite::Result<_>>()?;
     Ok(GroupPage { groups, next })
 }
@@ -496,7 +496,7 @@ fn counts(connection: &Connection, filter: &Expr, mut each: impl FnMut(Row)) -> 
 fn load(
     connection: &Connection,
     texts: &mut Texts<'_>,
-    summary: Summary,
+    summary: &Summary,
     now: Timestamp,
 ) -> rusqlite::Result<IndexedGroup> {
     let id = summary.group_id;
@@ -527,8 +527,8 @@ fn load(
         first: Timestamp::from_millis(summary.first),
         last: Timestamp::from_millis(summary.last),
         topics,
-        trend: trend(connection, &summary, now)?,
-        sample: sample(connection, texts, &summary)?,
+        trend: trend(connection, summary, now)?,
+        sample: sample(connection, texts, summary)?,
     })
 }
 

@@ -240,13 +240,23 @@ async fn a_caller_with_a_scope_for_one_topic_finds_nothing_of_another_one() {
         };
         let counts = (group.count, group.open, group.trend.iter().sum::<u64>());
         assert_eq!(counts, (2, Some(2), 2), "{filter}");
-        assert_eq!((group.topics.len(), &group.topics[0].topic), (1, &orders.to_string()));
+        assert_eq!(
+            (group.topics.len(), &group.topics[0].topic),
+            (1, &orders.to_string())
+        );
         assert_eq!(group.sample_id, own[0], "{filter}");
         let request = v1::GetGroupRequest { id: group.id.clone() };
         let gotten = client.get_group(request).await.unwrap().into_inner();
         answers.add(&gotten);
         let completeness = None;
-        assert_eq!(v1::Group { completeness, ..gotten }, *group, "{filter}");
+        assert_eq!(
+            v1::Group {
+                completeness,
+                ..gotten
+            },
+            *group,
+            "{filter}"
+        );
     }
     let [group] = &groups(&mut everything, "", &mut ignored).await[..] else {
         panic!("the dead letters of both topics are a group");
@@ -367,6 +377,7 @@ async fn a_caller_without_payloads_gets_none_and_cannot_find_them_out_with_filte
     assert_eq!(pages(&mut client, "", &mut answers).await.len(), 4);
     assert_eq!(watched(&mut client, "", &mut answers).await.len(), 4);
     assert_eq!(topics(&mut client, "", &mut answers).await.len(), 2);
+    assert_eq!(groups(&mut client, "", &mut answers).await.len(), 1);
     assert_eq!(answers.refused(payload(&mut client, &id).await), denied());
     for filter in ["key : k", "NOT headers.tenant:*", "state = OPEN OR json./v = x"] {
         assert_eq!(
@@ -380,6 +391,11 @@ async fn a_caller_without_payloads_gets_none_and_cannot_find_them_out_with_filte
             answers.refused(client.get_dead_letter_stats(stats).await),
             denied()
         );
+        let listed = v1::ListGroupsRequest {
+            filter: filter.to_owned(),
+            ..Default::default()
+        };
+        assert_eq!(answers.refused(client.list_groups(listed).await), denied());
         let watch = v1::WatchDeadLettersRequest {
             filter: filter.to_owned(),
             ..Default::default()
