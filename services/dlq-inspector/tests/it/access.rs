@@ -169,7 +169,11 @@ impl Callers {
         env.base.set("dlq_inspector.json_fields", r#"["/v"]"#);
         for topic in &topics {
             let value = format!(r#"{{"v":"{}"}}"#, SECRETS[1]);
-            let headers = [("tenant", SECRETS[2]), ("pipeline", "shared")];
+            let headers = [
+                ("tenant", SECRETS[2]),
+                ("pipeline", "shared"),
+                ("error-class", "permanent"),
+            ];
             let letter = || dead(SECRETS[0], value.clone(), &headers);
             env.put(topic, 0, vec![letter(), letter()]).await;
         }
