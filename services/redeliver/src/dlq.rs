@@ -160,30 +160,65 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
 /// The inspector's limit.
 const PAGE: u32 = 1000;
 
-async fn list(client: &DeadLetterClient, args: &ListArgs) -> Result<ExitCode, CliError> {
-    let mut found: Vec<DeadLetter> = Vec::new();
+/// What the pages of a list contain.
+struct Listed<T> {
+    found: Vec<T>,
+    completeness: Completeness,
+    /// Whether there is more than was asked for.
+    has_more: bool,
+}
+
+/// Reads pages until there are this many items. `read` gets the size and the token of a page, and returns its items, the token of the
+/// next page and its completeness.
+async fn list_pages<T>(
+    limit: u32,
+    read: impl AsyncFn(u16, String) -> Result<(Vec<T>, Option<String>, Completeness), CliError>,
+) -> Result<Listed<T>, CliError> {
+    let mut found: Vec<T> = Vec::new();
     let mut completeness: Option<Completeness> = None;
-    let mut request = ListDeadLetters {
+    let mut token = String::new();
+    let has_more = loop {
+        let missing = limit - u32::try_from(found.len()).unwrap_or(limit);
+        let size = u16::try_from(missing.min(PAGE)).unwrap_or(u16::MAX);
+        let (items, next, of_page) = read(size, token).await?;
+        found.extend(items);
+        // The list is as complete as its first incomplete page.
+        if completeness.as_ref().is_none_or(|before| before.is_complete) {
+            completeness = Some(of_page);
+        }
+        match next {
+            None => break false,
+            Some(_) if found.len() >= limit as usize => break true,
+            Some(next) => token = next,
+        }
+    };
+    Ok(Listed {
+        found,
+        completeness: completeness.unwrap_or_default(),
+        has_more,
+    })
+}
+
+async fn list(client: &DeadLetterClient, args: &ListArgs) -> Result<ExitCode, CliError> {
+    let request = ListDeadLetters {
         filter: args.filter.filter.clone(),
         oldest_first: args.oldest_first,
         ..ListDeadLetters::default()
     };
-    let has_more = loop {
-        let missing = args.limit - u32::try_from(found.len()).unwrap_or(args.limit);
-        request.page_size = u16::try_from(missing.min(PAGE)).unwrap_or(u16::MAX);
+    let listed = list_pages(args.limit, async |page_size, page_token| {
+        let request = ListDeadLetters {
+            page_size,
+            page_token,
+            ..request.clone()
+        };
         let page = client.list(&request).await?;
-        found.extend(page.dead_letters);
-        // The list is as complete as its first incomplete page.
-        if completeness.as_ref().is_none_or(|before| before.is_complete) {
-            completeness = Some(page.completeness);
-        }
-        match page.next_page_token {
-            None => break false,
-            Some(_) if found.len() >= args.limit as usize => break true,
-            Some(token) => request.page_token = token,
-        }
-    };
-    let completeness: Completeness = completeness.unwrap_or_default();
+        Ok((page.dead_letters, page.next_page_token, page.completeness))
+    });
+    let Listed {
+        found,
+        completeness,
+        has_more,
+    } = listed.await?;
     let columns = [
         "id", "dead at", "state", "class", "code", "retries", "pipeline", "message",
     ];

@@ -74,6 +74,19 @@ async fn pages(client: &mut TokenClient, filter: &str, answers: &mut Answers) ->
     }
 }
 
+/// Waits until the caller sees the dead letters of both topics.
+async fn all_are_listed(client: &TokenClient) {
+    eventually_async("all dead letters", DEADLINE, async || {
+        let listed = pages(&mut client.clone(), "", &mut Answers::default()).await;
+        if listed.len() == 4 {
+            Ok(())
+        } else {
+            Err(listed.len())
+        }
+    })
+    .await;
+}
+
 /// What a watch sends up to the end of the existing dead letters.
 async fn watched(client: &mut TokenClient, filter: &str, answers: &mut Answers) -> Vec<v1::DeadLetter> {
     let request = v1::WatchDeadLettersRequest {
@@ -203,15 +216,7 @@ async fn a_caller_with_a_scope_for_one_topic_finds_nothing_of_another_one() {
     let channel = inspector.channel().await;
     let mut everything = callers.client(&channel, "all");
     let mut ignored = Answers::default();
-    eventually_async("all dead letters", DEADLINE, async || {
-        let listed = pages(&mut everything.clone(), "", &mut Answers::default()).await;
-        if listed.len() == 4 {
-            Ok(())
-        } else {
-            Err(listed.len())
-        }
-    })
-    .await;
+    all_are_listed(&everything).await;
     let all = topics(&mut everything, "", &mut ignored).await;
     assert_eq!(all, [(orders.to_string(), 2, 2), (people.to_string(), 2, 2)]);
 
@@ -354,15 +359,7 @@ async fn a_caller_without_payloads_gets_none_and_cannot_find_them_out_with_filte
     let mut inspector = callers.env.start().await;
     let channel = inspector.channel().await;
     let everything = callers.client(&channel, "all");
-    eventually_async("all dead letters", DEADLINE, async || {
-        let listed = pages(&mut everything.clone(), "", &mut Answers::default()).await;
-        if listed.len() == 4 {
-            Ok(())
-        } else {
-            Err(listed.len())
-        }
-    })
-    .await;
+    all_are_listed(&everything).await;
     let mut all = Answers::default();
     pages(&mut everything.clone(), "", &mut all).await;
     assert!(

@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
-use redeliver_client::{Completeness, DeadLetterClient, Group, GroupOrder, ListGroups};
+use redeliver_client::{DeadLetterClient, Group, GroupOrder, ListGroups};
 use serde_json::{Value, json};
 
 use super::completeness::{CompleteArgs, completeness_json};
-use super::{FilterArgs, InspectorArgs, PAGE, print_with_completeness};
+use super::{FilterArgs, InspectorArgs, Listed, list_pages, print_with_completeness};
 use crate::connection::CliError;
 use crate::output::{OutputArgs, fields, print_item, print_items, shortened};
 
@@ -72,9 +72,7 @@ impl GroupArgs {
 }
 
 pub(super) async fn list(client: &DeadLetterClient, args: &GroupsArgs) -> Result<ExitCode, CliError> {
-    let mut found: Vec<Group> = Vec::new();
-    let mut completeness: Option<Completeness> = None;
-    let mut request = ListGroups {
+    let request = ListGroups {
         filter: args.filter.filter.clone(),
         order: match args.sort {
             Sort::LastSeen => GroupOrder::LastSeen,
@@ -83,22 +81,20 @@ pub(super) async fn list(client: &DeadLetterClient, args: &GroupsArgs) -> Result
         },
         ..ListGroups::default()
     };
-    let has_more = loop {
-        let missing = args.limit - u32::try_from(found.len()).unwrap_or(args.limit);
-        request.page_size = u16::try_from(missing.min(PAGE)).unwrap_or(u16::MAX);
+    let listed = list_pages(args.limit, async |page_size, page_token| {
+        let request = ListGroups {
+            page_size,
+            page_token,
+            ..request.clone()
+        };
         let page = client.groups(&request).await?;
-        found.extend(page.groups);
-        // The list is as complete as its first incomplete page.
-        if completeness.as_ref().is_none_or(|before| before.is_complete) {
-            completeness = Some(page.completeness);
-        }
-        match page.next_page_token {
-            None => break false,
-            Some(_) if found.len() >= args.limit as usize => break true,
-            Some(token) => request.page_token = token,
-        }
-    };
-    let completeness: Completeness = completeness.unwrap_or_default();
+        Ok((page.groups, page.next_page_token, page.completeness))
+    });
+    let Listed {
+        found,
+        completeness,
+        has_more,
+    } = listed.await?;
     let columns = [
         "group",
         "open",
