@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -106,9 +107,34 @@ impl ServiceProcess {
     /// If the process is running.
     #[track_caller]
     pub fn start_again_with(&mut self, environment: &[(&str, &str)]) {
-        assert!(!self.is_running(), "{} is already running", self.name);
         let mut command = (self.command)();
         command.envs(environment.iter().copied());
+        self.start_again_as(command);
+    }
+
+    /// As [`ServiceProcess::start_again`], for this run with the program of the same name in another directory, such as
+    /// one of a former version.
+    ///
+    /// # Panics
+    /// If the process is running.
+    #[track_caller]
+    pub fn start_again_from(&mut self, directory: &Path) {
+        let command = (self.command)();
+        let program = Path::new(command.get_program());
+        let mut other = Command::new(directory.join(program.file_name().expect("a program")));
+        other.args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => other.env(name, value),
+                None => other.env_remove(name),
+            };
+        }
+        self.start_again_as(other);
+    }
+
+    #[track_caller]
+    fn start_again_as(&mut self, command: Command) {
+        assert!(!self.is_running(), "{} is already running", self.name);
         let process = Process::spawn(command).unwrap_or_else(|error| panic!("{}: {error:#}", self.name));
         self.runs.push(process);
     }

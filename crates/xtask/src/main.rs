@@ -2,6 +2,7 @@
 
 mod bench;
 mod compose;
+mod former;
 mod interrupt;
 mod kube;
 mod mutants;

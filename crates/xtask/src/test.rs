@@ -12,10 +12,10 @@ use redeliver_testkit::Addresses;
 use redeliver_testkit::target::target_directory;
 
 use crate::interrupt::Interrupt;
-use crate::mutants;
 use crate::packages;
 use crate::services::{self, Service};
 use crate::summary::{Crashes, Summary};
+use crate::{former, mutants};
 
 /// How many tests of a binary run at the same time.
 const TEST_THREADS: &str = "RUST_TEST_THREADS";
@@ -109,10 +109,16 @@ fn build_and_test(
         test.args((!for_cargo.iter().any(|argument| argument == "--")).then_some("--"));
         test.arg("--include-ignored");
     }
+    let former = if arguments.long {
+        Some(former::binaries(interrupt)?)
+    } else {
+        None
+    };
     let with_environment = |mut test: Command| {
         test.env(Service::Kafka.variable(), &addresses.brokers);
         test.env(Service::Redis.variable(), &addresses.redis_url);
         test.env("REDELIVER_TEST_BIN_DIR", &binaries);
+        test.envs(former.as_ref().map(|binaries| (former::VARIABLE, binaries)));
         // Most tests wait for servers most of the time.
         if std::env::var_os(TEST_THREADS).is_none() {
             let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
@@ -166,7 +172,9 @@ fn seed() -> Result<u64> {
 }
 
 fn sample(names: &[String], count: usize, seed: u64) -> Vec<&str> {
-    let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
+    // A former version needs the history of the repository, and a build of its own.
+    let is_eligible = |name: &&str| !name.contains("former");
+    let mut names: Vec<&str> = names.iter().map(String::as_str).filter(is_eligible).collect();
     names.sort_by_cached_key(|name| {
         let mut hasher = DefaultHasher::new();
         (seed, name).hash(&mut hasher);
@@ -251,14 +259,14 @@ const VALUED: [&str; 15] = [
     "--color",
 ];
 
-fn cargo() -> Command {
+pub(crate) fn cargo() -> Command {
     // Set by `cargo xtask`, so that the same toolchain is used.
     let cargo = std::env::var_os("CARGO");
     Command::new(cargo.as_deref().unwrap_or(OsStr::new("cargo")))
 }
 
 /// Runs a command, forwards its output and counts the test results in it.
-fn stream(mut command: Command, interrupt: &Interrupt) -> Result<(ExitStatus, Summary)> {
+pub(crate) fn stream(mut command: Command, interrupt: &Interrupt) -> Result<(ExitStatus, Summary)> {
     let context = format!("running {command:?}");
     // In its own process group, so that an interrupt also reaches the processes that tests have started.
     command

@@ -5,6 +5,7 @@
 //!
 //! Random choices follow a seed, which is printed; `REDELIVER_CHAOS_SEED` sets it.
 
+mod former;
 mod load;
 
 use std::time::Duration;
