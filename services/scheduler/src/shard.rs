@@ -38,7 +38,7 @@ use self::conflict::{NamedJob, Resolution};
 use self::look_ahead::{LookAhead, Release};
 pub(crate) use self::look_ahead::{Obstacle, Target, WindowRoom};
 use self::outbox::Outbox;
-use self::recurring::DueSchedules;
+use self::recurring::DueOrder;
 pub(crate) use self::refusal::RefusedJob;
 
 mod conflict;
@@ -664,10 +664,10 @@ impl Shard {
                 None => break,
             }
         }
-        let mut schedules = DueSchedules::new(room);
+        let mut order = DueOrder::new(room);
         while writes.fits_into(room) {
             let until = mutant!("shard-dispatches-early", now, now.after(Duration::from_millis(1)));
-            let Some(job) = schedules.next(|| self.window.pop_due(until)) else {
+            let Some(job) = order.next(&mut self.window, until) else {
                 break;
             };
             if job.kind == Kind::Schedule {
@@ -678,7 +678,7 @@ impl Shard {
                 }
                 let before = writes.outputs.len();
                 self.run_schedule(&job, room, now, &mut writes);
-                schedules.has_written(writes.outputs.len() - before);
+                order.has_written(writes.outputs.len() - before);
                 continue;
             }
             let dispatched = writes.tally.dispatched.len();
@@ -692,12 +692,6 @@ impl Shard {
             }
             if writes.tally.dispatched.len() == dispatched {
                 self.window.return_token(&job);
-            }
-        }
-        for schedule in schedules.into_held() {
-            let (flow, cursor) = (Flow::of(&schedule), Cursor::of(&schedule));
-            if !self.keep_in_window(schedule) {
-                self.look_ahead.rewind(&flow, cursor);
             }
         }
         let is_due_soon = self

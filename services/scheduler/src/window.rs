@@ -67,6 +67,8 @@ pub(crate) struct Window {
     upcoming: BTreeSet<(Timestamp, FlowIndex)>,
     /// The applications with due flows that are not held back, each once, in the order of their turns.
     rotation: VecDeque<usize>,
+    /// The same for due schedules, which do not take turns with jobs: the shard decides how many of them run beside jobs.
+    schedules: VecDeque<usize>,
     /// Other applications with due flows: those that are held back, by the time of their next token.
     held: BTreeSet<(Timestamp, usize)>,
     /// The time of the last [`Window::pop_due`].
@@ -133,6 +135,7 @@ enum Place {
 #[derive(Debug)]
 struct App {
     name: Arc<str>,
+    kind: Kind,
     /// Its flows that are due.
     due: Vec<FlowIndex>,
     /// Its tokens, if it has a rate.
@@ -171,6 +174,7 @@ impl Window {
             app_indexes: HashMap::new(),
             upcoming: BTreeSet::new(),
             rotation: VecDeque::new(),
+            schedules: VecDeque::new(),
             held: BTreeSet::new(),
             popped: Timestamp::from_millis(0),
         }
@@ -320,6 +324,7 @@ impl Window {
             None => {
                 self.apps.push(App {
                     name: flow.app.clone(),
+                    kind: job.kind,
                     due: Vec::new(),
                     // A pipeline can have the name of an application.
                     bucket: self.rates.bucket(&flow.app).filter(|_| job.kind == Kind::App),
@@ -370,9 +375,9 @@ impl Window {
         self.cost + self.limits.per_job <= self.limits.all
     }
 
-    /// Whether due jobs that are not held back were left at the last [`Window::pop_due`].
+    /// Whether due jobs or schedules that are not held back were left at the last [`Window::pop_due`].
     pub(crate) fn has_backlog(&self) -> bool {
-        !self.rotation.is_empty()
+        !(self.rotation.is_empty() && self.schedules.is_empty())
     }
 
     /// Whether due jobs are queued while a job of an application without any becomes due until `soon`. A long transaction would make
@@ -382,8 +387,10 @@ impl Window {
         let (due, next): (Vec<_>, Vec<_>) = upcoming
             .map(|(due, flow)| (*due, self.flows[*flow].app))
             .partition(|(due, _)| *due <= now);
-        let is_queued =
-            |app: &usize| self.rotation.contains(app) || due.iter().any(|(_, other)| other == app);
+        let is_queued = |app: &usize| {
+            let mut queued = self.rotation.iter().chain(&self.schedules);
+            queued.any(|other| other == app) || due.iter().any(|(_, other)| other == app)
+        };
         (self.has_backlog() || !due.is_empty()) && next.iter().any(|(_, app)| !is_queued(app))
     }
 
@@ -470,27 +477,9 @@ impl Window {
         }
     }
 
-    /// Removes and returns the next due job.
+    /// Removes and returns the next due job; schedules are left.
     pub(crate) fn pop_due(&mut self, now: Timestamp) -> Option<Arc<Job>> {
-        // Once the clock has been set back, the times of tokens are too late.
-        let is_set_back = now < std::mem::replace(&mut self.popped, now);
-        while let Some((time, app)) = self.held.first().copied()
-            && (time <= now || is_set_back)
-        {
-            self.held.pop_first();
-            self.apps[app].is_held = false;
-            self.rotation.push_back(app);
-        }
-        while let Some((_, index)) = self.upcoming.first().copied().filter(|(due, _)| *due <= now) {
-            self.upcoming.pop_first();
-            let flow = &mut self.flows[index];
-            flow.place = Place::Due;
-            let due = &mut self.apps[flow.app].due;
-            if due.is_empty() {
-                self.rotation.push_back(flow.app);
-            }
-            due.push(index);
-        }
+        self.queue_due(now);
         while let Some(app) = self.rotation.pop_front() {
             let Some(next) = self.next_of(app, now) else {
                 continue;
@@ -509,6 +498,44 @@ impl Window {
         None
     }
 
+    /// Removes and returns the next due schedule.
+    pub(crate) fn pop_due_schedule(&mut self, now: Timestamp) -> Option<Arc<Job>> {
+        self.queue_due(now);
+        while let Some(app) = self.schedules.pop_front() {
+            if let Some(next) = self.next_of(app, now) {
+                self.schedules.push_back(app);
+                return self.remove(next);
+            }
+        }
+        None
+    }
+
+    /// Queues the applications with flows that have become due, and those whose next token has arrived.
+    fn queue_due(&mut self, now: Timestamp) {
+        // Once the clock has been set back, the times of tokens are too late.
+        let is_set_back = now < std::mem::replace(&mut self.popped, now);
+        while let Some((time, app)) = self.held.first().copied()
+            && (time <= now || is_set_back)
+        {
+            self.held.pop_first();
+            self.apps[app].is_held = false;
+            self.rotation.push_back(app);
+        }
+        while let Some((_, index)) = self.upcoming.first().copied().filter(|(due, _)| *due <= now) {
+            self.upcoming.pop_first();
+            let flow = &mut self.flows[index];
+            flow.place = Place::Due;
+            let app = &mut self.apps[flow.app];
+            if app.due.is_empty() {
+                match app.kind {
+                    Kind::Schedule => self.schedules.push_back(flow.app),
+                    Kind::App | Kind::LongWait => self.rotation.push_back(flow.app),
+                }
+            }
+            app.due.push(index);
+        }
+    }
+
     /// Takes a token of an application, if it has a rate. The error is when to ask again.
     fn take_token(&mut self, app: usize, now: Timestamp) -> Result<(), Timestamp> {
         let App { bucket, token, .. } = &mut self.apps[app];
@@ -520,7 +547,7 @@ impl Window {
         Ok(())
     }
 
-    /// The next due job of an application; `None` if none of its flows is due. Flows that are not due any more, because they are empty or the
+    /// The next due job or schedule of an application; `None` if none of its flows is due. Flows that are not due any more, because they are empty or the
     /// clock was set back, leave [`App::due`].
     fn next_of(&mut self, app: usize, now: Timestamp) -> Option<JobId> {
         let mut due = std::mem::take(&mut self.apps[app].due);

@@ -4,7 +4,6 @@
 //! the jobs of what is due, and writes the schedule with its new progress in the same turn. From there on, they are jobs like any
 //! other.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +19,7 @@ use crate::index_messages::Found;
 use crate::job::{Job, JobId, Kind};
 use crate::request::{Action, CheckedChange, ScheduleDefinition, job_of};
 use crate::schedules::{self, RecordError, StoredSchedule};
+use crate::window::Window;
 
 /// The time between two attempts to create the job of an occurrence.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
@@ -31,39 +31,37 @@ const MAX_AT_ONCE: usize = 50;
 /// The approximate size of a record without the job's data.
 const OVERHEAD: usize = 500;
 
-/// The schedules that are due in a turn. While jobs are due as well, schedules get a quarter of the turn.
-pub(super) struct DueSchedules {
-    /// How many more records may be written for schedules.
+/// The order of due jobs and schedules in a turn. They alternate until schedules have had a quarter of it; after that, schedules only
+/// run when no job is due.
+pub(super) struct DueOrder {
+    /// How many more records may be written for schedules beside jobs.
     records: usize,
-    held: VecDeque<Arc<Job>>,
+    /// Whether the last one was a schedule, in this turn or maybe in the one before. Its job, which may be due, comes first.
+    was_schedule: bool,
 }
 
-impl DueSchedules {
+impl DueOrder {
     pub(super) fn new(room: Room) -> Self {
         Self {
             records: room.quarters(1).records,
-            held: VecDeque::new(),
+            was_schedule: true,
         }
     }
 
-    /// The next due job or schedule, of those that `pop` takes from the window.
-    pub(super) fn next(&mut self, mut pop: impl FnMut() -> Option<Arc<Job>>) -> Option<Arc<Job>> {
-        while let Some(job) = pop() {
-            if job.kind != Kind::Schedule || self.records > 0 {
-                return Some(job);
-            }
-            self.held.push_back(job);
-        }
-        self.held.pop_front()
+    /// Takes the next due job or schedule from the window.
+    pub(super) fn next(&mut self, window: &mut Window, until: Timestamp) -> Option<Arc<Job>> {
+        let may_be_schedule = !self.was_schedule && self.records > 0;
+        let schedule = may_be_schedule.then(|| window.pop_due_schedule(until)).flatten();
+        let due = schedule
+            .or_else(|| window.pop_due(until))
+            .or_else(|| window.pop_due_schedule(until));
+        self.was_schedule = due.as_ref().is_some_and(|due| due.kind == Kind::Schedule);
+        due
     }
 
+    /// A schedule has written this many records.
     pub(super) fn has_written(&mut self, records: usize) {
         self.records = self.records.saturating_sub(records);
-    }
-
-    /// Schedules that are due and had no turn.
-    pub(super) fn into_held(self) -> VecDeque<Arc<Job>> {
-        self.held
     }
 }
 

@@ -507,3 +507,28 @@ fn many_occurrences_that_are_due_at_once_do_not_exceed_a_turn() {
     assert_eq!((stored.skipped, stored.progress.count), (0, 660));
     world.check_occurrences();
 }
+
+#[test]
+fn a_turn_takes_no_schedule_from_the_window_that_it_does_not_run() {
+    let mut world = World::with(Settings {
+        window_jobs: 1_000,
+        ..settings()
+    });
+    for number in 0..300 {
+        world.changed(&format!("s{number}"), create(every("app", 60)));
+    }
+    world.run(&Step::AdvanceClock(60_000));
+    world.run(&Step::ServeIndex(5));
+    let mut most = 0;
+    for _ in 0..5 {
+        let before = world.shard.window.departures();
+        world.turn(40, false);
+        world.run(&Step::ServeIndex(5));
+        most = most.max(world.shard.window.departures() - before);
+    }
+    // With many due schedules, each turn would otherwise go through all of them.
+    assert!(
+        (5..=40).contains(&most),
+        "{most} left the window in a turn of 40 records"
+    );
+}
