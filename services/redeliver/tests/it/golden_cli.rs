@@ -73,7 +73,7 @@ Commands:
   watch   Print dead letters as they arrive, one line each
   stats   Count dead letters by topic and class
   groups  List groups of dead letters that fail for the same reason
-  group   Show a group
+  group   Show or change a group: resolve, mute, reopen, note
   help    Print this message or the help of the given subcommand(s)
 
 Options:
@@ -410,6 +410,9 @@ fn an_unavailable_service_is_reported_with_its_address() {
         (&["dlq", "stats"], "inspector", "dlq_inspector"),
         (&["dlq", "groups"], "inspector", "dlq_inspector"),
         (&["dlq", "group", "show", "00"], "inspector", "dlq_inspector"),
+        (&["dlq", "group", "resolve", "00"], "inspector", "dlq_inspector"),
+        (&["dlq", "group", "mute", "00", "--why", "x"], "inspector", "dlq_inspector"),
+        (&["dlq", "group", "note", "00", "x"], "inspector", "dlq_inspector"),
     ];
     for (arguments, service, section) in cases {
         let expected = CommandOutput {
