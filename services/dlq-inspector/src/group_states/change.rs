@@ -284,10 +284,11 @@ mod tests {
         }
     }
 
+    /// The value that applies, and the written keys, each with whether it has a value.
     fn decide(
         records: &[(GroupId, Value)],
         request: ChangeRequest,
-    ) -> Result<(Option<Value>, Vec<Output>), RefusedChange> {
+    ) -> Result<(Option<Value>, Vec<(String, bool)>), RefusedChange> {
         let mut pending = PendingChange {
             request: Arc::new(request),
             change_id: Bytes::from_static(b"own"),
@@ -299,8 +300,11 @@ mod tests {
             pending.read(record(&key(*id), Some(value.encode())));
         }
         let (changed, outputs) = pending.decide()?;
-        assert_eq!(changed.is_written, !outputs.is_empty() || changed.value.as_ref().is_some_and(|value| value.change_id == "own"));
-        Ok((changed.value, outputs))
+        let outputs = outputs.into_iter().map(|output| {
+            let key = String::from_utf8(output.key.unwrap().to_vec()).unwrap();
+            (key, output.value.is_some())
+        });
+        Ok((changed.value, outputs.collect()))
     }
 
     const RESOLVE: Change = Change::Decide(Decided::Resolved);
@@ -436,13 +440,13 @@ mod tests {
                 ..request(RESOLVE)
             };
             let (_, outputs) = decide(&records, request).unwrap();
-            let removed = outputs.into_iter().filter(|output| output.value.is_none());
-            let keys = removed.map(|output| String::from_utf8(output.key.unwrap().to_vec()).unwrap());
-            keys.collect::<Vec<_>>()
+            assert_eq!(outputs[0], (key(ID), true));
+            outputs[1..].to_vec()
         };
-        assert_eq!(removed(at(kept)), [""; 0]);
-        assert_eq!(removed(at(kept + 1)), [key(open), key(gone)]);
-        assert_eq!(removed(at(kept + 3)), [key(open), key(gone), key(recent)]);
+        let removals = |ids: &[GroupId]| ids.iter().map(|id| (key(*id), false)).collect::<Vec<_>>();
+        assert_eq!(removed(at(kept)), []);
+        assert_eq!(removed(at(kept + 1)), removals(&[open, gone]));
+        assert_eq!(removed(at(kept + 3)), removals(&[open, gone, recent]));
     }
 
     #[test]

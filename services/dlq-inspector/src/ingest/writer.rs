@@ -106,8 +106,7 @@ impl WriterThread {
             // The reader has stopped.
             return Ok(());
         }
-        let has_caught_up = writer.has_caught_up()?;
-        OpenIndex::new(self, writer, has_caught_up).run()
+        OpenIndex::new(self, writer)?.run()
     }
 
     /// Opens the index, and waits while that is not possible for now. `None` if the process is shutting down. The index is kept, and a
@@ -147,16 +146,16 @@ impl WriterThread {
 }
 
 impl OpenIndex {
-    fn new(thread: WriterThread, writer: Writer, has_caught_up: bool) -> Self {
-        Self {
+    fn new(thread: WriterThread, writer: Writer) -> Result<Self, IndexError> {
+        Ok(Self {
+            has_caught_up: writer.has_caught_up()?,
             thread,
             writer,
-            has_caught_up,
             last_batch: 0,
             completeness: None,
             removing: Vec::new(),
             has_removed_outdated: false,
-        }
+        })
     }
 
     fn run(mut self) -> Result<(), IndexError> {
@@ -705,7 +704,7 @@ mod tests {
         let running = start_with(directory.path(), |thread| {
             let (writer, _) = thread.try_open()?;
             writer.limit_size_to_pages(1);
-            OpenIndex::new(thread, writer).run()
+            OpenIndex::new(thread, writer)?.run()
         });
         running.send(Message::Changes {
             batch: 1,
@@ -733,7 +732,7 @@ mod tests {
                     .map(|((topic, partition), _)| (topic.to_string(), *partition))
                     .collect()
             };
-            let mut index = OpenIndex::new(thread, writer);
+            let mut index = OpenIndex::new(thread, writer).unwrap();
             // More than two slices.
             index.write(1, &[letters("a-dlq", 5_000), letters("b-dlq", 5_000)])?;
             index.completeness = Some(Completeness {

@@ -167,7 +167,7 @@ async fn of_two_changes_at_the_same_time_with_a_precondition_one_takes_effect_an
         expected_revision: Some(0),
         ..mute(id)
     };
-    let (resolved, muted) = futures::join!(one.resolve_group(expecting), other.mute_group(muted));
+    let (resolved, muted) = tokio::join!(one.resolve_group(expecting), other.mute_group(muted));
     let (winner, refused) = match (resolved, muted) {
         (Ok(winner), Err(refused)) | (Err(refused), Ok(winner)) => (winner.into_inner(), refused),
         both => panic!("{both:?}"),
@@ -189,7 +189,7 @@ async fn of_two_changes_at_the_same_time_with_a_precondition_one_takes_effect_an
         note: "see the\nrunbook".to_owned(),
         expected_revision: None,
     };
-    let (reopened, noted) = futures::join!(one.reopen_group(change(id)), other.annotate_group(note));
+    let (reopened, noted) = tokio::join!(one.reopen_group(change(id)), other.annotate_group(note));
     let mut revisions = [reopened.unwrap(), noted.unwrap()].map(|group| group.into_inner().revision);
     revisions.sort_unstable();
     assert_eq!(revisions, [2, 3]);
@@ -294,7 +294,7 @@ async fn groups_that_are_found_after_a_start_are_new_and_muted_ones_never_are() 
     eventually_async("no groups", DEADLINE, async || {
         match group_ids(&mut client.clone()).await {
             ids if ids.is_empty() => Ok(()),
-            ids => Err(ids),
+            ids => Err(ids.join(" ")),
         }
     })
     .await;
