@@ -48,6 +48,9 @@ pub trait Contents: Clone + Default + PartialEq + Send + Sync + 'static {
     const TOPIC: &'static str;
     /// The beginning of the names of its metrics, and the part of readiness.
     const NAME: &'static str;
+    /// Whether a topic that certainly does not exist is as an empty one, for a process that has not read it before. Otherwise, the
+    /// process waits for the topic.
+    const IS_OPTIONAL: bool;
 
     /// Takes note of a record, which is newer than all before.
     fn apply(&mut self, record: &Record);
@@ -154,7 +157,8 @@ impl FollowMetrics {
 }
 
 impl Host {
-    /// Follows a topic until the process shuts down. The process is not ready before the topic was read to its end.
+    /// Follows a topic until the process shuts down. The process is not ready before the topic was read to its end, or is known not
+    /// to exist if it is [optional](Contents::IS_OPTIONAL).
     ///
     /// # Errors
     /// When a thread or the watch of the topics cannot be started.
@@ -216,6 +220,9 @@ impl<C: Contents> Follow<C> {
                 Err(error) => {
                     // Read again from the beginning: after an error, the topic may be another one.
                     session = None;
+                    if C::IS_OPTIONAL && self.is_missing(&error) && self.contents.borrow().is_none() {
+                        self.publish(&C::default());
+                    }
                     self.report(&error, &mut log);
                 }
             }
@@ -225,6 +232,11 @@ impl<C: Contents> Follow<C> {
                 Err(RecvTimeoutError::Disconnected) => std::thread::park_timeout(POLL),
             }
         }
+    }
+
+    /// Whether the topic certainly does not exist. A broker that has just started may not know it yet.
+    fn is_missing(&self, error: &ReadError) -> bool {
+        matches!(error, ReadError::Missing(_)) && self.watch.state(&self.topic).is_missing()
     }
 
     /// Reads the topic to its end.

@@ -103,8 +103,8 @@ pub fn topics(config: &Config) -> TopologySpec {
 /// example, the directory of the index cannot be used.
 pub async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("dlq-inspector", start);
-    // A missing topic is not an error if topics are created elsewhere: the inspector serves dead letters without
-    // their states and without groups, and is not ready, until the topics exist.
+    // A missing topic is not an error if topics are created elsewhere: the inspector serves dead letters and groups without
+    // their states until the topics exist.
     let topics = topics(&host.config);
     if host.config.kafka.topics.create {
         host.ensure_topics(&topics).await?;

@@ -102,6 +102,8 @@ impl Contents for Snapshot {
 
     const TOPIC: &'static str = "control topic";
     const NAME: &'static str = "control";
+    // A process must not run what is paused because nobody has created the topic again.
+    const IS_OPTIONAL: bool = false;
 
     fn apply(&mut self, record: &Record) {
         let key = record.key.as_deref().unwrap_or_default();

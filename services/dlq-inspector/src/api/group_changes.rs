@@ -17,7 +17,7 @@ use crate::access::Viewer;
 use crate::fingerprint::GroupId;
 use crate::group_states::change::{Change, ChangeError, ChangeRequest, KEPT, RefusedChange};
 use crate::group_states::{Decided, GroupStates};
-use crate::index::{self, GroupOrder, GroupQuery};
+use crate::index::{self, GroupQuery};
 
 /// The maximum size of a reason, in bytes.
 const MAX_WHY: usize = 1_000;
@@ -78,16 +78,7 @@ impl Api {
             .pool
             .query(move |connection| {
                 let (filter, visible) = (filter.resolve(connection)?, seen.topics(connection)?);
-                let query = GroupQuery {
-                    filter: &filter,
-                    states: &known,
-                    wanted: &[],
-                    visible: visible.as_ref(),
-                    order: GroupOrder::default(),
-                    after: None,
-                    limit: 1,
-                    now: requested_at,
-                };
+                let query = GroupQuery::first(&filter, &known, visible.as_ref(), requested_at);
                 let page = index::list_groups(connection, &query)?;
                 let topics = index::topics_of_group(connection, id)?;
                 let old = old_groups(&known, requested_at);

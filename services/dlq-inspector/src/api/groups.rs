@@ -50,14 +50,11 @@ impl Api {
             .query(move |connection| {
                 let (filter, visible) = (filter.resolve(connection)?, seen.topics(connection)?);
                 let query = GroupQuery {
-                    filter: &filter,
-                    states: &known,
                     wanted: &wanted,
-                    visible: visible.as_ref(),
                     order,
                     after,
                     limit: size,
-                    now,
+                    ..GroupQuery::first(&filter, &known, visible.as_ref(), now)
                 };
                 index::list_groups(connection, &query)
             })
@@ -97,16 +94,7 @@ impl Api {
             .pool
             .query(move |connection| {
                 let (filter, visible) = (filter.resolve(connection)?, seen.topics(connection)?);
-                let query = GroupQuery {
-                    filter: &filter,
-                    states: &known,
-                    wanted: &[],
-                    visible: visible.as_ref(),
-                    order: GroupOrder::default(),
-                    after: None,
-                    limit: 1,
-                    now,
-                };
+                let query = GroupQuery::first(&filter, &known, visible.as_ref(), now);
                 index::list_groups(connection, &query)
             })
             .await

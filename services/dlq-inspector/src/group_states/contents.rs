@@ -102,6 +102,8 @@ impl Contents for GroupStates {
 
     const TOPIC: &'static str = "topic of group states";
     const NAME: &'static str = "dlq_group_states";
+    // Like the ledger. Nobody has decided anything then.
+    const IS_OPTIONAL: bool = true;
 
     fn apply(&mut self, record: &Record) {
         let key = record.key.as_deref().unwrap_or_default();

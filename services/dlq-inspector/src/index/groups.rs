@@ -1,7 +1,7 @@
 //! Groups of dead letters with the same [`crate::fingerprint`], which the writer keeps up to date with the rows.
 //!
 //! For each group, topic and state, there is a count with the times of the first and the last dead letter; for each group, topic and
-//! hour, a count for the trend. A group exists as long as it has dead letters. When its first or last one is removed or changes its state, the next
+//! hour of the last day, a count for the trend. A group exists as long as it has dead letters. When its first or last one is removed or changes its state, the next
 //! one is found with the full-text index, which returns rows in the order of time. The search is bounded, so that the first or last time may
 //! be one before or after all counted dead letters if most of the group in the topic are in other states.
 
@@ -92,7 +92,7 @@ impl Changes {
         extend(range, dead_at);
         *self
             .hours
-            .entry((counted.group_id, counted.topic_id, dead_at.div_euclid(HOUR)))
+            .entry((counted.group_id, counted.topic_id, hour(dead_at)))
             .or_default() += count;
     }
 
@@ -105,19 +105,26 @@ impl Changes {
             }
         }
         for ((group_id, topic_id, hour), count) in self.hours.drain().filter(|(_, count)| *count != 0) {
-            connection
-                .prepare_cached(
-                    "INSERT INTO group_hours (group_id, topic_id, hour, count) VALUES (?, ?, ?, ?) \
-                     ON CONFLICT DO UPDATE SET count = count + excluded.count",
-                )?
-                .execute((group_id, topic_id, hour, count))?;
-            if count < 0 {
+            if count > 0 {
                 connection
                     .prepare_cached(
-                        "DELETE FROM group_hours WHERE group_id = ? AND topic_id = ? AND hour = ? AND count = 0",
+                        "INSERT INTO group_hours (group_id, topic_id, hour, count) VALUES (?, ?, ?, ?) \
+                         ON CONFLICT DO UPDATE SET count = count + excluded.count",
                     )?
-                    .execute((group_id, topic_id, hour))?;
+                    .execute((group_id, topic_id, hour, count))?;
+                continue;
             }
+            // Unless the hour is forgotten.
+            connection
+                .prepare_cached(
+                    "UPDATE group_hours SET count = count + ? WHERE group_id = ? AND topic_id = ? AND hour = ?",
+                )?
+                .execute((count, group_id, topic_id, hour))?;
+            connection
+                .prepare_cached(
+                    "DELETE FROM group_hours WHERE group_id = ? AND topic_id = ? AND hour = ? AND count <= 0",
+                )?
+                .execute((group_id, topic_id, hour))?;
         }
         for group_id in emptied {
             connection
@@ -128,6 +135,19 @@ impl Changes {
         }
         Ok(())
     }
+}
+
+/// The hour of a time in milliseconds.
+pub(super) const fn hour(time: i64) -> i64 {
+    time.div_euclid(HOUR)
+}
+
+/// Removes the hours that are in no trend any more when this one has begun.
+pub(super) fn forget_hours(connection: &Connection, hour: i64) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached("DELETE FROM group_hours WHERE hour <= ?")?
+        .execute([hour - TREND_HOURS])?;
+    Ok(())
 }
 
 /// Stores the change of a count. `false` if nothing is left to count.
@@ -342,7 +362,26 @@ pub(crate) struct GroupQuery<'q> {
     pub(crate) now: Timestamp,
 }
 
-impl GroupQuery<'_> {
+impl<'q> GroupQuery<'q> {
+    /// The group with the last dead letter.
+    pub(crate) fn first(
+        filter: &'q Expr,
+        states: &'q GroupStates,
+        visible: Option<&'q HashSet<i64>>,
+        now: Timestamp,
+    ) -> Self {
+        Self {
+            filter,
+            states,
+            wanted: &[],
+            visible,
+            order: GroupOrder::default(),
+            after: None,
+            limit: 1,
+            now,
+        }
+    }
+
     /// The state of a group, which does not depend on the filter.
     fn state(&self, connection: &Connection, group_id: i64) -> rusqlite::Result<GroupState> {
         let Some(decision) = self.states.decision(GroupId::from_number(group_id)) else {
@@ -584,7 +623,7 @@ fn load(
 
 /// Only of topics with dead letters that match, because the caller may see no other ones.
 fn trend(connection: &Connection, summary: &Summary, now: Timestamp) -> rusqlite::Result<Vec<u64>> {
-    let hour = now.as_millis().div_euclid(HOUR);
+    let hour = hour(now.as_millis());
     let from = hour - TREND_HOURS + 1;
     let mut trend = vec![0; usize::try_from(TREND_HOURS).unwrap_or_default()];
     let mut statement = connection.prepare_cached(

@@ -1568,14 +1568,9 @@ static NO_STATES: LazyLock<GroupStates> = LazyLock::new(GroupStates::default);
 
 fn all_groups(filter: &Expr) -> GroupQuery<'_> {
     GroupQuery {
-        filter,
-        states: &NO_STATES,
-        wanted: &[],
-        visible: None,
         order: GroupOrder::Count,
-        after: None,
         limit: 5_000,
-        now: Timestamp::from_millis(86_400_000),
+        ..GroupQuery::first(filter, &NO_STATES, None, Timestamp::from_millis(86_400_000))
     }
 }
 
@@ -1636,6 +1631,39 @@ fn a_group_has_the_counts_times_and_topics_of_its_dead_letters() {
     let counted = fixture.groups("topic = b-dlq", GroupOrder::Count, None, 10);
     let counts: Vec<u64> = counted.groups.iter().map(|group| group.count).collect();
     assert_eq!(counts, [2, 1]);
+}
+
+#[test]
+fn the_hours_of_a_trend_are_forgotten_after_a_day() {
+    let mut fixture = Fixture::new();
+    let hours = 3_600_000;
+    let dead = |hour, offset| at(hour * hours, "a-dlq", 0, offset, &[]);
+    fixture.put(vec![dead(0, 1), dead(0, 2), dead(5, 3)]);
+    let stored = |fixture: &Fixture| {
+        let read = |connection: &rusqlite::Connection| {
+            let mut statement = connection.prepare("SELECT hour, count FROM group_hours ORDER BY hour")?;
+            let rows = statement.query_map((), |row| Ok((row.get("hour")?, row.get("count")?)))?;
+            rows.collect::<rusqlite::Result<Vec<(i64, i64)>>>()
+        };
+        fixture.index.pool.read_blocking(read).unwrap()
+    };
+    assert_eq!(stored(&fixture), [(0, 2), (5, 1)]);
+    let later = |fixture: &mut Fixture, hour: i64, offset| {
+        let letters = [Change::Letters(vec![dead(hour, offset)])];
+        let now = Timestamp::from_millis(hour * hours);
+        fixture.index.writer.write(&letters, now).unwrap();
+    };
+    later(&mut fixture, 23, 4);
+    assert_eq!(stored(&fixture), [(0, 2), (5, 1), (23, 1)]);
+    later(&mut fixture, 24, 5);
+    assert_eq!(stored(&fixture), [(5, 1), (23, 1), (24, 1)]);
+    // The removal of a dead letter whose hour is forgotten counts nowhere.
+    fixture.apply(&[Change::Trim {
+        topic: "a-dlq".into(),
+        partition: 0,
+        low: 4,
+    }]);
+    assert_eq!(stored(&fixture), [(23, 1), (24, 1)]);
 }
 
 #[test]

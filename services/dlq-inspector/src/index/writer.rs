@@ -78,6 +78,8 @@ pub struct Writer {
     next_sequence: i64,
     /// Groups that were added since [`Writer::take_new_groups`].
     new_groups: Vec<GroupId>,
+    /// The hour in which hours of trends were last forgotten.
+    trend_hour: i64,
     removals: Removals,
     /// Rows deleted since unused texts were last searched.
     deleted_rows: i64,
@@ -126,6 +128,7 @@ impl Writer {
             text_ids: TextIds::default(),
             next_sequence,
             new_groups: Vec::new(),
+            trend_hour: i64::MIN,
             removals: Removals::default(),
             deleted_rows: 0,
             sweep: None,
@@ -304,7 +307,12 @@ impl Writer {
         }
         let new_groups = batch.finish()?;
         schema::set_next_sequence(&transaction, self.next_sequence)?;
+        let hour = groups::hour(now);
+        if hour > self.trend_hour {
+            groups::forget_hours(&transaction, hour)?;
+        }
         transaction.commit()?;
+        self.trend_hour = self.trend_hour.max(hour);
         self.new_groups.extend(new_groups);
         Ok(())
     }
