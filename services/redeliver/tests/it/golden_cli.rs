@@ -175,6 +175,43 @@ Options:
 }
 
 #[test]
+fn the_help_of_dlq_group_says_how_a_group_is_changed() {
+    let expected = "\
+Show or change a group: resolve, mute, reopen, note
+
+Usage: redeliver dlq group <COMMAND>
+
+Commands:
+  show     Show a group: why its dead letters belong together, its state, counts and trend
+  resolve  Say that the reason is gone; a dead letter that is written later makes the group regressed
+  mute     Say that the group is known and wanted, so that it is in no alert
+  reopen   Set the state back to open
+  note     Set the note, a text for others
+  help     Print this message or the help of the given subcommand(s)
+
+Options:
+  -h, --help  Print help
+";
+    assert_eq!(output_of(&["dlq", "group", "--help"]).stdout, expected);
+    let expected = "\
+Say that the group is known and wanted, so that it is in no alert
+
+Usage: redeliver dlq group mute [OPTIONS] --why <TEXT> <ID>
+
+Arguments:
+  <ID>  The id of the group: 16 hexadecimal digits, as `redeliver dlq groups` prints it
+
+Options:
+      --why <TEXT>             Why, for others; at most 1000 bytes
+      --until <TIME>           Until when, such as 2026-11-30T08:00:00Z (default: until somebody changes it)
+      --expected-revision <N>  Fail unless it has this revision; 0: nobody has changed it yet
+  -o, --output <FORMAT>        Output format: table, json or jsonl [default: table]
+";
+    let help = output_of(&["dlq", "group", "mute", "--help"]).stdout;
+    assert!(help.starts_with(expected), "{help}");
+}
+
+#[test]
 fn the_help_of_control_says_what_is_changed_and_how() {
     // A backslash at the end of a line would remove the indentation of the next one.
     let change = "      --expected-revision <N>  Fail unless it has this revision; 0: nobody has changed it yet
@@ -394,7 +431,7 @@ fn wrong_usage_is_reported_with_valid_values() {
 fn an_unavailable_service_is_reported_with_its_address() {
     let address = format!("127.0.0.1:{}", free_port());
     let id = "01KAJQ6Z2B0003000000000A7X";
-    let cases: [(&[&str], &str, &str); 11] = [
+    let cases: [(&[&str], &str, &str); 14] = [
         (
             &["jobs", "schedule", "--app", "a", "--in", "1s"],
             "scheduler",
