@@ -116,7 +116,8 @@ impl<C: Contents> Followed<C> {
         // Full: the follower is about to look.
         let _ = self.wake.try_send(());
         let mut contents = self.contents.clone();
-        let has_read = |contents: &Option<Arc<C>>| contents.as_ref().is_some_and(|contents| has_read(contents));
+        let has_read =
+            |contents: &Option<Arc<C>>| contents.as_ref().is_some_and(|contents| has_read(contents));
         // Fails only at the end of the process.
         drop(tokio::time::timeout(READ_OWN_CHANGE, contents.wait_for(has_read)).await);
     }

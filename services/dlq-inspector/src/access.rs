@@ -267,12 +267,21 @@ mod tests {
             (&["dead-letters:*"][..], None),
             (&["*"], None),
             (&["dead-letters:read:*-dlq", "dead-letters:operate:*-dlq"], None),
-            (&["dead-letters:read", "dead-letters:operate:a-*"], Some((Verb::Operate, Some("b-dlq")))),
+            (
+                &["dead-letters:read", "dead-letters:operate:a-*"],
+                Some((Verb::Operate, Some("b-dlq"))),
+            ),
             (&["dead-letters:read"], Some((Verb::Operate, Some("a-dlq")))),
             // A topic that it does not see is not named.
-            (&["dead-letters:read:a-*", "dead-letters:operate"], Some((Verb::Read, None))),
+            (
+                &["dead-letters:read:a-*", "dead-letters:operate"],
+                Some((Verb::Read, None)),
+            ),
             (&["dead-letters:operate"], Some((Verb::Read, None))),
-            (&["dead-letters:read", "dead-letters:payload"], Some((Verb::Operate, Some("a-dlq")))),
+            (
+                &["dead-letters:read", "dead-letters:payload"],
+                Some((Verb::Operate, Some("a-dlq"))),
+            ),
         ] {
             let parsed: Vec<Scope> = scopes.iter().map(|scope| scope.parse().unwrap()).collect();
             let may = |verb, topic: &str| {

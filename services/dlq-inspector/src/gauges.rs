@@ -64,7 +64,9 @@ impl Gauges {
             .pool
             .internal(move |connection| {
                 let open = index::open_by_topic(connection)?;
-                let groups = states.as_ref().map(|states| index::open_groups(connection, states, now));
+                let groups = states
+                    .as_ref()
+                    .map(|states| index::open_groups(connection, states, now));
                 Ok((open, groups.transpose()?))
             })
             .await?;

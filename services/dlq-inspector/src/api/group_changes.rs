@@ -123,9 +123,9 @@ impl Api {
 
 /// The groups whose values have not changed for so long that they are removed if the groups have no dead letters.
 fn old_groups(states: &Arc<GroupStates>, now: Timestamp) -> impl Iterator<Item = GroupId> {
-    let old = states.values().filter(move |(_, value)| {
-        value.last_time().is_none_or(|time| now.since(time) > KEPT)
-    });
+    let old = states
+        .values()
+        .filter(move |(_, value)| value.last_time().is_none_or(|time| now.since(time) > KEPT));
     old.map(|(id, _)| id)
 }
 
@@ -155,7 +155,9 @@ fn change_failed(id: GroupId, error: ChangeError) -> Status {
             RefusedChange::TooMany => (
                 Code::ResourceExhausted,
                 "TOO_MANY_GROUP_STATES",
-                format!("group `{id}` {refused}; values of groups without dead letters are removed after 90 days"),
+                format!(
+                    "group `{id}` {refused}; values of groups without dead letters are removed after 90 days"
+                ),
             ),
         },
         error @ ExclusiveError::Unavailable { .. } => (
@@ -202,7 +204,10 @@ mod tests {
             ),
         ] {
             let status = change_failed(GroupId::from_number(1), error);
-            assert_eq!((status.code(), reason(&status).as_deref()), (code, Some(expected)));
+            assert_eq!(
+                (status.code(), reason(&status).as_deref()),
+                (code, Some(expected))
+            );
             assert!(status.message().contains("timed out"), "{status:?}");
         }
     }

@@ -94,7 +94,13 @@ impl GroupWriter {
     /// [`ChangeError`] says whether something may have been written.
     pub async fn change(&self, request: ChangeRequest) -> Result<Option<Value>, ChangeError> {
         let request = Arc::new(request);
-        let ChangeRequest { group, change, by, why, .. } = &*request;
+        let ChangeRequest {
+            group,
+            change,
+            by,
+            why,
+            ..
+        } = &*request;
         let pending = request.clone();
         let changing = self.writer.write(move |topic, change_id| PendingChange {
             request: pending.clone(),
@@ -325,10 +331,16 @@ mod tests {
         let value = value.unwrap();
         assert_eq!((value.revision, outputs.len(), &value.note), (5, 1, &noted.note));
         let decision = value.decision.unwrap();
-        assert_eq!((decision.decided, decision.time, &*decision.by), (Decided::Resolved, at(100), "bob"));
+        assert_eq!(
+            (decision.decided, decision.time, &*decision.by),
+            (Decided::Resolved, at(100), "bob")
+        );
         let (value, _) = decide(&before, request(Change::Annotate(String::new()))).unwrap();
         let value = value.unwrap();
-        assert_eq!((value.revision, &value.decision, &value.note), (5, &noted.decision, &None));
+        assert_eq!(
+            (value.revision, &value.decision, &value.note),
+            (5, &noted.decision, &None)
+        );
         // The revision goes on, so that no later value has one that was used before.
         let (value, _) = decide(&before, request(REOPEN)).unwrap();
         assert_eq!(value.unwrap().revision, 5);
@@ -343,7 +355,10 @@ mod tests {
         let before = [(ID, decided(Decided::Resolved, 60, 4))];
         assert!(decide(&before, expecting(&REOPEN, 4)).is_ok());
         for change in [REOPEN, RESOLVE, Change::Annotate(String::new())] {
-            assert_eq!(decide(&before, expecting(&change, 3)), Err(RefusedChange::Revised(4)));
+            assert_eq!(
+                decide(&before, expecting(&change, 3)),
+                Err(RefusedChange::Revised(4))
+            );
             assert_eq!(decide(&[], expecting(&change, 1)), Err(RefusedChange::Revised(0)));
             assert!(decide(&[], expecting(&change, 0)).is_ok());
         }
@@ -359,7 +374,10 @@ mod tests {
             (None, REOPEN),
             (None, Change::Annotate(String::new())),
         ] {
-            let before: Vec<_> = before.into_iter().map(|before| (ID, decided(before, 60, 4))).collect();
+            let before: Vec<_> = before
+                .into_iter()
+                .map(|before| (ID, decided(before, 60, 4)))
+                .collect();
             // With its reason, or without one.
             for why in ["known", ""] {
                 let request = ChangeRequest {
@@ -367,7 +385,11 @@ mod tests {
                     ..request(change.clone())
                 };
                 let (value, outputs) = decide(&before, request).unwrap();
-                assert_eq!(value, before.first().map(|(_, value)| value.clone()), "{change:?}");
+                assert_eq!(
+                    value,
+                    before.first().map(|(_, value)| value.clone()),
+                    "{change:?}"
+                );
                 assert_eq!(outputs, []);
             }
             if !before.is_empty() {

@@ -107,7 +107,9 @@ impl Contents for GroupStates {
 
     fn apply(&mut self, record: &Record) {
         let key = record.key.as_deref().unwrap_or_default();
-        let id = std::str::from_utf8(key).ok().and_then(|key| key.strip_prefix(KEY));
+        let id = std::str::from_utf8(key)
+            .ok()
+            .and_then(|key| key.strip_prefix(KEY));
         let id: Option<GroupId> = id.and_then(|id| id.parse().ok());
         match (id, record.value.as_ref()) {
             (Some(id), Some(value)) => drop(self.values.insert(id, Value::decode(value).map(Arc::new))),
@@ -146,7 +148,11 @@ impl Contents for GroupStates {
         });
         let gone = gone.count();
         if gone > 0 {
-            tracing::warn!(topic, groups = gone, "states and notes of groups are gone or older than before");
+            tracing::warn!(
+                topic,
+                groups = gone,
+                "states and notes of groups are gone or older than before"
+            );
         }
     }
 }

@@ -164,7 +164,10 @@ pub(super) fn has_caught_up(connection: &Connection) -> rusqlite::Result<bool> {
 
 /// Remembers that the index has contained everything once.
 pub(super) fn set_caught_up(connection: &Connection) -> rusqlite::Result<()> {
-    connection.execute("INSERT OR REPLACE INTO meta (name, value) VALUES ('caught_up', 1)", ())?;
+    connection.execute(
+        "INSERT OR REPLACE INTO meta (name, value) VALUES ('caught_up', 1)",
+        (),
+    )?;
     Ok(())
 }
 

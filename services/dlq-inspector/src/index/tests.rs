@@ -1799,7 +1799,8 @@ fn the_groups_of_the_writer_equal_the_rows() {
 
 /// Three groups whose dead letters are written at these times; the first and last one of `a` in the topic `b-dlq`.
 fn groups_with_times(fixture: &mut Fixture) -> [GroupId; 3] {
-    let dead = |time, topic, offset, code| at(time, topic, 0, offset, &[("error-code", code), ("pipeline", "p")]);
+    let dead =
+        |time, topic, offset, code| at(time, topic, 0, offset, &[("error-code", code), ("pipeline", "p")]);
     fixture.put(vec![
         dead(20, "a-dlq", 1, "a"),
         dead(30, "a-dlq", 2, "a"),
@@ -1828,24 +1829,27 @@ fn decided(values: &[(GroupId, Decided, i64)]) -> GroupStates {
 fn the_state_of_a_group_follows_from_all_dead_letters_in_the_topics_that_are_seen() {
     let mut fixture = Fixture::new();
     let [a, b, c] = groups_with_times(&mut fixture);
-    let found = |fixture: &Fixture, known: &GroupStates, filter: &str, seen: Option<&str>, wanted: &[GroupState]| {
-        let filter = parse(filter, fixture.json_fields).unwrap();
-        let read = |connection: &_| {
-            let topics = topics(connection)?.into_iter();
-            let topics = topics.filter(|(_, topic)| Some(&**topic) == seen).map(|(id, _)| id);
-            let visible = seen.map(|_| topics.collect::<HashSet<i64>>());
-            let query = GroupQuery {
-                states: known,
-                wanted,
-                visible: visible.as_ref(),
-                ..all_groups(&filter)
+    let found =
+        |fixture: &Fixture, known: &GroupStates, filter: &str, seen: Option<&str>, wanted: &[GroupState]| {
+            let filter = parse(filter, fixture.json_fields).unwrap();
+            let read = |connection: &_| {
+                let topics = topics(connection)?.into_iter();
+                let topics = topics
+                    .filter(|(_, topic)| Some(&**topic) == seen)
+                    .map(|(id, _)| id);
+                let visible = seen.map(|_| topics.collect::<HashSet<i64>>());
+                let query = GroupQuery {
+                    states: known,
+                    wanted,
+                    visible: visible.as_ref(),
+                    ..all_groups(&filter)
+                };
+                list_groups(connection, &query)
             };
-            list_groups(connection, &query)
+            let page = fixture.index.pool.read_blocking(read).unwrap();
+            let states = page.groups.iter().map(|group| (group.id, group.state));
+            states.collect::<HashSet<_>>()
         };
-        let page = fixture.index.pool.read_blocking(read).unwrap();
-        let states = page.groups.iter().map(|group| (group.id, group.state));
-        states.collect::<HashSet<_>>()
-    };
     let known = decided(&[(a, Decided::Resolved, 35), (b, Decided::Muted(None), 5)]);
     let all: [(GroupId, GroupState); 3] = [
         (a, GroupState::Regressed),
@@ -1854,7 +1858,10 @@ fn the_state_of_a_group_follows_from_all_dead_letters_in_the_topics_that_are_see
     ];
     assert_eq!(found(&fixture, &known, "", None, &[]), HashSet::from(all));
     for (id, state) in all {
-        assert_eq!(found(&fixture, &known, "", None, &[state]), HashSet::from([(id, state)]));
+        assert_eq!(
+            found(&fixture, &known, "", None, &[state]),
+            HashSet::from([(id, state)])
+        );
     }
     // A filter chooses what is counted. The state is one of the group.
     let of_a = "topic = a-dlq AND error_code = a";
@@ -1863,11 +1870,24 @@ fn the_state_of_a_group_follows_from_all_dead_letters_in_the_topics_that_are_see
     let resolved = HashSet::from([(a, GroupState::Resolved)]);
     assert_eq!(found(&fixture, &known, of_a, Some("a-dlq"), &[]), resolved);
     // Whatever was done with the dead letter.
-    fixture.apply(&[Change::Ledger(vec![update("b-dlq/0/2", Some(State::Discarded), None)])]);
-    assert_eq!(found(&fixture, &known, "", None, &[GroupState::Regressed]), HashSet::from([all[0]]));
+    fixture.apply(&[Change::Ledger(vec![update(
+        "b-dlq/0/2",
+        Some(State::Discarded),
+        None,
+    )])]);
+    assert_eq!(
+        found(&fixture, &known, "", None, &[GroupState::Regressed]),
+        HashSet::from([all[0]])
+    );
     let known = decided(&[(a, Decided::Resolved, 40), (b, Decided::Open, 5)]);
-    assert_eq!(found(&fixture, &known, "", None, &[GroupState::Resolved]), resolved);
-    assert_eq!(found(&fixture, &known, "", None, &[GroupState::Muted]), HashSet::new());
+    assert_eq!(
+        found(&fixture, &known, "", None, &[GroupState::Resolved]),
+        resolved
+    );
+    assert_eq!(
+        found(&fixture, &known, "", None, &[GroupState::Muted]),
+        HashSet::new()
+    );
 }
 
 #[test]
@@ -1885,18 +1905,31 @@ fn groups_with_open_dead_letters_are_counted_by_state() {
         fixture.index.pool.read_blocking(read).unwrap()
     };
     let groups = counted(&fixture);
-    let expected = [(GroupState::Open, 1), (GroupState::Muted, 1), (GroupState::Regressed, 1)];
+    let expected = [
+        (GroupState::Open, 1),
+        (GroupState::Muted, 1),
+        (GroupState::Regressed, 1),
+    ];
     assert_eq!((groups.counts, groups.regressed), (expected.into(), [a].into()));
     // A group without open dead letters needs no attention.
-    let all = [("a-dlq", 1), ("a-dlq", 2), ("b-dlq", 1), ("b-dlq", 2), ("a-dlq", 4)];
-    let discarded = all.map(|(topic, offset)| update(&format!("{topic}/0/{offset}"), Some(State::Discarded), None));
+    let all = [
+        ("a-dlq", 1),
+        ("a-dlq", 2),
+        ("b-dlq", 1),
+        ("b-dlq", 2),
+        ("a-dlq", 4),
+    ];
+    let discarded =
+        all.map(|(topic, offset)| update(&format!("{topic}/0/{offset}"), Some(State::Discarded), None));
     fixture.apply(&[Change::Ledger(discarded.into())]);
     let groups = counted(&fixture);
     let expected = [(GroupState::Open, 0), (GroupState::Muted, 1)];
     assert_eq!((groups.counts, groups.regressed.len()), (expected.into(), 0));
 
     let pool = &fixture.index.pool;
-    let topics = pool.read_blocking(|connection| topics_of_group(connection, a)).unwrap();
+    let topics = pool
+        .read_blocking(|connection| topics_of_group(connection, a))
+        .unwrap();
     let expected = [("a-dlq", 30), ("b-dlq", 40)];
     let expected = expected.map(|(topic, time)| (topic.to_owned(), Timestamp::from_millis(time)));
     assert_eq!(topics, expected.into());

@@ -502,7 +502,10 @@ async fn a_group_is_changed_by_callers_that_may_change_it_in_all_of_its_topics()
 
     // A dead letter in a topic that a caller does not see does not change what it is told.
     let mut orders_only = orders_only;
-    let headers = [("pipeline", callers.env.base.name()), ("error-class", "permanent")];
+    let headers = [
+        ("pipeline", callers.env.base.name()),
+        ("error-class", "permanent"),
+    ];
     callers.env.put(people, 0, vec![dead("k", "v", &headers)]).await;
     eventually_async("the group is regressed", DEADLINE, async || {
         let found = groups(&mut all.clone(), "", &mut Answers::default()).await;
@@ -518,14 +521,18 @@ async fn a_group_is_changed_by_callers_that_may_change_it_in_all_of_its_topics()
     assert_eq!((seen.len(), seen[0].state()), (1, v1::GroupState::Resolved));
     assert!(!answers.contain(people), "an answer names the other topic");
     callers.env.put(orders, 0, vec![dead("k", "v", &headers)]).await;
-    eventually_async("the group is regressed in the topic that is seen", DEADLINE, async || {
-        let found = groups(&mut orders_only.clone(), "", &mut Answers::default()).await;
-        let states: Vec<_> = found.iter().map(v1::Group::state).collect();
-        if states == [v1::GroupState::Regressed] {
-            Ok(())
-        } else {
-            Err(format!("{states:?}"))
-        }
-    })
+    eventually_async(
+        "the group is regressed in the topic that is seen",
+        DEADLINE,
+        async || {
+            let found = groups(&mut orders_only.clone(), "", &mut Answers::default()).await;
+            let states: Vec<_> = found.iter().map(v1::Group::state).collect();
+            if states == [v1::GroupState::Regressed] {
+                Ok(())
+            } else {
+                Err(format!("{states:?}"))
+            }
+        },
+    )
     .await;
 }

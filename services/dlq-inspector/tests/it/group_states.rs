@@ -76,8 +76,12 @@ async fn until_metric(inspector: &mut Inspector, line: &str) {
 async fn all_inspectors_agree_that_a_resolved_group_is_regressed_also_with_a_rebuilt_index() {
     let mut env = InspectorEnv::new("regress");
     let topic = env.create_topic("a", 2).await;
-    env.put(&topic, 0, vec![failed(&env, "a"), failed(&env, "a"), failed(&env, "b")])
-        .await;
+    env.put(
+        &topic,
+        0,
+        vec![failed(&env, "a"), failed(&env, "a"), failed(&env, "b")],
+    )
+    .await;
     let mut first = env.start().await;
     let directory = env.data_dir();
     env.use_data_dir("other");
@@ -88,10 +92,16 @@ async fn all_inspectors_agree_that_a_resolved_group_is_regressed_also_with_a_reb
         panic!("{ids:?}");
     };
     let before = get(&mut one, a).await.unwrap();
-    assert_eq!((before.state(), before.revision, before.state_time), (GroupState::Open, 0, None));
+    assert_eq!(
+        (before.state(), before.revision, before.state_time),
+        (GroupState::Open, 0, None)
+    );
 
     let resolved = one.resolve_group(change(a)).await.unwrap().into_inner();
-    assert_eq!((resolved.state(), resolved.revision, resolved.count), (GroupState::Resolved, 1, 2));
+    assert_eq!(
+        (resolved.state(), resolved.revision, resolved.count),
+        (GroupState::Resolved, 1, 2)
+    );
     assert_eq!((&*resolved.state_why, &*resolved.state_by), ("test", "anonymous"));
     // The caller reads its own change.
     assert_eq!(get(&mut one, a).await.unwrap().revision, 1);
@@ -105,7 +115,8 @@ async fn all_inspectors_agree_that_a_resolved_group_is_regressed_also_with_a_reb
     // In another partition, and of a muted group, which does not regress.
     let muted = other.mute_group(mute(b)).await.unwrap().into_inner();
     assert_eq!((muted.state(), &*muted.state_why), (GroupState::Muted, "known"));
-    env.put(&topic, 1, vec![failed(&env, "a"), failed(&env, "b")]).await;
+    env.put(&topic, 1, vec![failed(&env, "a"), failed(&env, "b")])
+        .await;
     for client in [&mut one, &mut other] {
         until_state(client, a, GroupState::Regressed).await;
         let b = until_state(client, b, GroupState::Muted).await;
@@ -126,7 +137,8 @@ async fn all_inspectors_agree_that_a_resolved_group_is_regressed_also_with_a_reb
 
     // Neither a restart nor another index changes the state.
     first.process.shut_down();
-    env.base.set("dlq_inspector.data_dir", &directory.display().to_string());
+    env.base
+        .set("dlq_inspector.data_dir", &directory.display().to_string());
     for rebuilds in [false, true] {
         if rebuilds {
             std::fs::remove_dir_all(&directory).unwrap();
@@ -134,7 +146,10 @@ async fn all_inspectors_agree_that_a_resolved_group_is_regressed_also_with_a_reb
         let mut first = env.start().await;
         let mut one = first.client().await;
         let group = get(&mut one, a).await.unwrap();
-        assert_eq!((group.state(), group.state_time), (GroupState::Regressed, resolved.state_time));
+        assert_eq!(
+            (group.state(), group.state_time),
+            (GroupState::Regressed, resolved.state_time)
+        );
         until_metric(&mut first, "redeliver_dlq_groups{state=\"regressed\"} 1").await;
         // It had regressed before.
         until_metric(&mut first, "redeliver_dlq_group_regressions_total 0").await;
@@ -214,11 +229,22 @@ async fn of_two_changes_at_the_same_time_with_a_precondition_one_takes_effect_an
     };
     let unknown = one.resolve_group(change("0000000000000000")).await.unwrap_err();
     for (refused, code, expected) in [
-        (one.resolve_group(invalid).await.unwrap_err(), Code::InvalidArgument, "WHY_INVALID"),
-        (one.mute_group(past).await.unwrap_err(), Code::InvalidArgument, "UNTIL_INVALID"),
+        (
+            one.resolve_group(invalid).await.unwrap_err(),
+            Code::InvalidArgument,
+            "WHY_INVALID",
+        ),
+        (
+            one.mute_group(past).await.unwrap_err(),
+            Code::InvalidArgument,
+            "UNTIL_INVALID",
+        ),
         (unknown, Code::NotFound, "GROUP_NOT_FOUND"),
     ] {
-        assert_eq!((refused.code(), reason(&refused).as_deref()), (code, Some(expected)));
+        assert_eq!(
+            (refused.code(), reason(&refused).as_deref()),
+            (code, Some(expected))
+        );
     }
     assert_eq!(get(&mut one, id).await.unwrap().revision, 3);
 }
@@ -227,7 +253,8 @@ async fn of_two_changes_at_the_same_time_with_a_precondition_one_takes_effect_an
 async fn a_group_with_a_value_that_cannot_be_read_is_open_and_not_changed() {
     let env = InspectorEnv::new("unreadable");
     let topic = env.create_topic("a", 1).await;
-    env.put(&topic, 0, vec![failed(&env, "a"), failed(&env, "b")]).await;
+    env.put(&topic, 0, vec![failed(&env, "a"), failed(&env, "b")])
+        .await;
     let mut inspector = env.start().await;
     let mut client = inspector.client().await;
     let ids = group_ids(&mut client).await;
@@ -246,8 +273,18 @@ async fn a_group_with_a_value_that_cannot_be_read_is_open_and_not_changed() {
         ..v1::GroupRecord::default()
     };
     let values = [
-        (a, b"\xff".to_vec(), GroupState::Open, "is not a redeliver.v1.GroupRecord"),
-        (b, newer.encode_to_vec(), GroupState::Muted, "was written by a newer version"),
+        (
+            a,
+            b"\xff".to_vec(),
+            GroupState::Open,
+            "is not a redeliver.v1.GroupRecord",
+        ),
+        (
+            b,
+            newer.encode_to_vec(),
+            GroupState::Muted,
+            "was written by a newer version",
+        ),
     ];
     for (id, value, state, problem) in values {
         let key = format!("group/{id}");
@@ -285,7 +322,8 @@ async fn groups_that_are_found_after_a_start_are_new_and_muted_ones_never_are() 
     let env = InspectorEnv::new("found");
     let topic = env.create_topic("a", 1).await;
     let first_seen = |count: u32| format!("redeliver_dlq_groups_first_seen_total {count}");
-    env.put(&topic, 0, vec![failed(&env, "a"), failed(&env, "b")]).await;
+    env.put(&topic, 0, vec![failed(&env, "a"), failed(&env, "b")])
+        .await;
     let mut inspector = env.start().await;
     let mut client = inspector.client().await;
     let ids = group_ids(&mut client).await;
@@ -300,12 +338,14 @@ async fn groups_that_are_found_after_a_start_are_new_and_muted_ones_never_are() 
     .await;
     // While an index is built, all groups are new to it.
     until_metric(&mut inspector, &first_seen(0)).await;
-    env.put(&topic, 0, vec![failed(&env, "a"), failed(&env, "b")]).await;
+    env.put(&topic, 0, vec![failed(&env, "a"), failed(&env, "b")])
+        .await;
     until_state(&mut client, &ids[0], GroupState::Muted).await;
     until_metric(&mut inspector, &first_seen(1)).await;
 
     inspector.process.shut_down();
-    env.put(&topic, 0, vec![failed(&env, "a"), failed(&env, "c")]).await;
+    env.put(&topic, 0, vec![failed(&env, "a"), failed(&env, "c")])
+        .await;
     let mut inspector = env.start().await;
     until_metric(&mut inspector, &first_seen(1)).await;
 }

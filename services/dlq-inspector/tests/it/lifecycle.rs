@@ -61,7 +61,10 @@ async fn it_serves_once_the_index_has_caught_up_and_during_outages() {
         (Code::Unavailable, Some("KAFKA_UNAVAILABLE"))
     );
     let ready = inspector.process.get("/readyz").1;
-    assert!(ready.contains("the topic of group states cannot be read"), "{ready}");
+    assert!(
+        ready.contains("the topic of group states cannot be read"),
+        "{ready}"
+    );
 
     // The index is served during an outage.
     kafka.stop().unwrap();

@@ -144,7 +144,8 @@ impl InspectorEnv {
     /// Writes a ledger entry.
     pub(crate) async fn put_ledger(&self, id: &str, entry: Option<v1::LedgerEntry>) {
         let value = entry.map(|entry| entry.encode_to_vec().into());
-        self.write(redeliver_dlq_inspector::ledger::TOPIC, id, value).await;
+        self.write(redeliver_dlq_inspector::ledger::TOPIC, id, value)
+            .await;
     }
 
     /// Writes a record.

@@ -13,9 +13,9 @@ use redeliver_core::{
     Failure, Headers, HumanDuration, JobId, Outcome, Output, Pipeline, Position, Record, Timestamp,
 };
 use redeliver_dlq_inspector::dialect::Facts;
-use redeliver_dlq_inspector::id::LetterId;
 use redeliver_dlq_inspector::group_states::GroupStates;
 use redeliver_dlq_inspector::group_states::value::Value as GroupValue;
+use redeliver_dlq_inspector::id::LetterId;
 use redeliver_dlq_inspector::ledger::Update;
 use redeliver_dlq_inspector::{filter, header_list};
 use redeliver_kafka::TopicId;

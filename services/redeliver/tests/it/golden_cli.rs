@@ -448,7 +448,11 @@ fn an_unavailable_service_is_reported_with_its_address() {
         (&["dlq", "groups"], "inspector", "dlq_inspector"),
         (&["dlq", "group", "show", "00"], "inspector", "dlq_inspector"),
         (&["dlq", "group", "resolve", "00"], "inspector", "dlq_inspector"),
-        (&["dlq", "group", "mute", "00", "--why", "x"], "inspector", "dlq_inspector"),
+        (
+            &["dlq", "group", "mute", "00", "--why", "x"],
+            "inspector",
+            "dlq_inspector",
+        ),
         (&["dlq", "group", "note", "00", "x"], "inspector", "dlq_inspector"),
     ];
     for (arguments, service, section) in cases {
