@@ -32,6 +32,10 @@ use crate::host::Host;
 const POLL: Duration = Duration::from_millis(500);
 /// How long one read of the topic may take.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
+/// After so many looks in a row that do not find the topic, it does not exist. A broker that has just started may not know it yet.
+const CONFIRMING_LOOKS: u32 = 5;
+/// The number of intervals between two looks at a topic that does not exist.
+const MISSING_POLLS: u32 = 10;
 /// How many problems readiness names.
 const NAMED: usize = 3;
 /// How long a caller waits until its own process has read a change.
@@ -211,33 +215,54 @@ impl<C: Contents> Follow<C> {
     /// Follows the topic until the process shuts down.
     fn run(self) {
         let (mut session, mut log) = (None, LogThrottle::default());
+        let mut missed = 0;
         while !self.stop.is_cancelled() {
             match self.read(&mut session) {
                 Ok(()) => {
                     self.metrics.readable.set(1);
                     self.set_ready();
                     log = LogThrottle::default();
+                    missed = 0;
                 }
                 Err(error) => {
                     // Read again from the beginning: after an error, the topic may be another one.
                     session = None;
-                    if C::IS_OPTIONAL && self.is_missing(&error) && self.contents.borrow().is_none() {
+                    missed = if matches!(error, ReadError::Missing(_)) {
+                        missed + 1
+                    } else {
+                        0
+                    };
+                    if C::IS_OPTIONAL && missed >= CONFIRMING_LOOKS && self.contents.borrow().is_none() {
                         self.publish(&C::default());
                     }
                     self.report(&error, &mut log);
                 }
             }
-            match self.woken.recv_timeout(POLL) {
-                Ok(()) | Err(RecvTimeoutError::Timeout) => {}
-                // Nobody is interested in the topic any more, until the process shuts down.
-                Err(RecvTimeoutError::Disconnected) => std::thread::park_timeout(POLL),
+            // Each look at a missing topic makes a new client.
+            let polls = if missed > CONFIRMING_LOOKS {
+                MISSING_POLLS
+            } else {
+                1
+            };
+            for _ in 0..polls {
+                if self.is_woken() || self.stop.is_cancelled() {
+                    break;
+                }
             }
         }
     }
 
-    /// Whether the topic certainly does not exist. A broker that has just started may not know it yet.
-    fn is_missing(&self, error: &ReadError) -> bool {
-        matches!(error, ReadError::Missing(_)) && self.watch.state(&self.topic).is_missing()
+    /// Waits for the next look. Returns whether somebody wants one at once.
+    fn is_woken(&self) -> bool {
+        match self.woken.recv_timeout(POLL) {
+            Ok(()) => true,
+            Err(RecvTimeoutError::Timeout) => false,
+            // Nobody is interested in the topic any more, until the process shuts down.
+            Err(RecvTimeoutError::Disconnected) => {
+                std::thread::park_timeout(POLL);
+                false
+            }
+        }
     }
 
     /// Reads the topic to its end.

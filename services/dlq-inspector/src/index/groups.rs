@@ -382,7 +382,8 @@ impl<'q> GroupQuery<'q> {
         }
     }
 
-    /// The state of a group, which does not depend on the filter.
+    /// The state of a group, which does not depend on the filter. A time of a count that is only a bound is that of a dead letter
+    /// in another state, so that the last time of all states is exact.
     fn state(&self, connection: &Connection, group_id: i64) -> rusqlite::Result<GroupState> {
         let Some(decision) = self.states.decision(GroupId::from_number(group_id)) else {
             return Ok(GroupState::Open);
