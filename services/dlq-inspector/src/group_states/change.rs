@@ -290,11 +290,14 @@ mod tests {
         }
     }
 
-    /// The value that applies, and the written keys, each with whether it has a value.
+    /// The written keys, each with whether it has a value.
+    type Written = Vec<(String, bool)>;
+
+    /// The value that applies, and what is written.
     fn decide(
         records: &[(GroupId, Value)],
         request: ChangeRequest,
-    ) -> Result<(Option<Value>, Vec<(String, bool)>), RefusedChange> {
+    ) -> Result<(Option<Value>, Written), RefusedChange> {
         let mut pending = PendingChange {
             request: Arc::new(request),
             change_id: Bytes::from_static(b"own"),
