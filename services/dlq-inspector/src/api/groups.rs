@@ -17,7 +17,7 @@ use crate::fingerprint::{self, GroupId, InvalidGroupId};
 use crate::group_states::contents::Problem;
 use crate::group_states::value::Value;
 use crate::group_states::{Decided, GroupState, GroupStates, TOPIC};
-use crate::index::{self, GroupOrder, GroupPage, GroupQuery, IndexedGroup};
+use crate::index::{self, Cursor, GroupOrder, GroupPage, GroupQuery, IndexedGroup};
 
 /// A page ends before it exceeds this many bytes, unless a single group does, because gRPC clients reject messages over 4 MiB by default.
 const PAGE_BYTES: usize = 3 << 20;
@@ -45,7 +45,7 @@ impl Api {
         let now = self.clock.now();
         let states = self.group_states()?;
         let (seen, known) = (viewer.clone(), states.clone());
-        let GroupPage { groups, mut next } = self
+        let GroupPage { groups, next } = self
             .pool
             .query(move |connection| {
                 let (filter, visible) = (filter.resolve(connection)?, seen.topics(connection)?);
@@ -64,18 +64,11 @@ impl Api {
         let completeness = self.completeness_since(&completeness);
         Self::check_states(tests_states, &completeness)?;
         let are_states_known = completeness.are_states_known();
-        let (mut page, mut bytes, mut last) = (Vec::new(), 0, None);
-        for group in groups {
-            let cursor = group.cursor;
-            let message = with_state(group, are_states_known, &states);
-            bytes += message.encoded_len();
-            if bytes > PAGE_BYTES && !page.is_empty() {
-                next = last;
-                break;
-            }
-            page.push(message);
-            last = Some(cursor);
-        }
+        let groups = groups
+            .into_iter()
+            .map(|group| (group.cursor, with_state(group, are_states_known, &states)));
+        let (page, end) = fitting(groups, PAGE_BYTES);
+        let next = end.or(next);
         Ok(v1::ListGroupsResponse {
             groups: page,
             next_page_token: next.map_or_else(String::new, |cursor| PageToken::encode(query, cursor)),
@@ -137,6 +130,23 @@ impl Api {
         };
         status(code, text, reason, [("id", id.to_string())])
     }
+}
+
+/// The first groups, up to a number of bytes but at least one, and the end of the page if there are more.
+fn fitting(
+    groups: impl Iterator<Item = (Cursor, v1::Group)>,
+    limit: usize,
+) -> (Vec<v1::Group>, Option<Cursor>) {
+    let (mut page, mut bytes, mut last) = (Vec::new(), 0, None);
+    for (cursor, group) in groups {
+        bytes += group.encoded_len();
+        if bytes > limit && !page.is_empty() {
+            return (page, last);
+        }
+        page.push(group);
+        last = Some(cursor);
+    }
+    (page, None)
 }
 
 pub(super) fn group_id(text: &str) -> Result<GroupId, Status> {
@@ -227,7 +237,30 @@ mod tests {
     use redeliver_core::Timestamp;
 
     use super::*;
-    use crate::index::Cursor;
+
+    #[test]
+    fn a_page_ends_before_it_is_too_large_and_has_a_group_in_any_case() {
+        let group = |number: u64| {
+            let cursor = Cursor {
+                dead_at: 1,
+                id_hash: number,
+            };
+            let group = v1::Group {
+                id: number.to_string(),
+                note: "x".repeat(500),
+                ..v1::Group::default()
+            };
+            (cursor, group)
+        };
+        let fit = |limit| {
+            let (page, end) = fitting([1, 2, 3].map(group).into_iter(), limit);
+            let ids: Vec<String> = page.into_iter().map(|group| group.id).collect();
+            (ids.join(" "), end.map(|cursor| cursor.id_hash))
+        };
+        assert_eq!(fit(100), ("1".to_owned(), Some(1)));
+        assert_eq!(fit(1_100), ("1 2".to_owned(), Some(2)));
+        assert_eq!(fit(1_600), ("1 2 3".to_owned(), None));
+    }
 
     #[test]
     fn the_states_have_the_numbers_of_the_schema_and_others_are_refused() {
