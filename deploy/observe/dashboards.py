@@ -310,6 +310,8 @@ def overview():
         graph("Index size", "Size of the inspector's index on disk.",
               total("redeliver_dlq_index_size_bytes", INSTANCE, "instance", "max"), unit="bytes"),
         graph("Watchers", "Clients that watch dead letters.", total("redeliver_dlq_watchers", INSTANCE, "instance")),
+        graph("Groups", "Groups of open dead letters that fail for the same reason, by the state of the group.",
+              total("redeliver_dlq_groups", INSTANCE, "state", "max"), stacked=True),
     ]
     processes = [
         graph("Partitions", "Partitions that the processes own, by consumer group.",

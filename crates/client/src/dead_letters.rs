@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::{Headers, Position, Timestamp};
-use redeliver_proto::convert::{from_duration, from_headers};
+use redeliver_proto::convert::{from_duration, from_headers, to_timestamp};
 use redeliver_proto::v1;
 use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
@@ -256,6 +256,86 @@ pub struct Group {
     pub trend: Vec<u64>,
     /// The id of the newest dead letter.
     pub sample_id: Option<String>,
+    /// What somebody has decided, and what has followed.
+    pub state: GroupState,
+    /// When it was resolved, muted or opened again; `None` if nobody has done so.
+    pub state_time: Option<Timestamp>,
+    /// By whom.
+    pub state_by: Option<String>,
+    /// Why.
+    pub state_why: Option<String>,
+    /// Until when it is muted; `None`: until somebody changes it.
+    pub muted_until: Option<Timestamp>,
+    /// A text for others.
+    pub note: Option<String>,
+    /// When it was written.
+    pub note_time: Option<Timestamp>,
+    /// By whom.
+    pub note_by: Option<String>,
+    /// Increases by 1 with each change of state or note; 0: nobody has changed anything.
+    pub revision: u64,
+    /// Why state and note are not, or not completely, shown as they were written.
+    pub problem: Option<String>,
+}
+
+/// The state of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupState {
+    /// The inspector is older than this client, or newer.
+    Unknown,
+    /// Nobody has decided anything, or it was opened again.
+    Open,
+    /// The reason is gone, and no dead letter was written since.
+    Resolved,
+    /// It is known and wanted.
+    Muted,
+    /// It was resolved, and a dead letter was written since.
+    Regressed,
+}
+
+impl GroupState {
+    /// The name of the state in lower case.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Open => "open",
+            Self::Resolved => "resolved",
+            Self::Muted => "muted",
+            Self::Regressed => "regressed",
+        }
+    }
+
+    fn of(state: v1::GroupState) -> Self {
+        match state {
+            v1::GroupState::Unspecified => Self::Unknown,
+            v1::GroupState::Open => Self::Open,
+            v1::GroupState::Resolved => Self::Resolved,
+            v1::GroupState::Muted => Self::Muted,
+            v1::GroupState::Regressed => Self::Regressed,
+        }
+    }
+
+    fn to_wire(self) -> v1::GroupState {
+        match self {
+            Self::Unknown => v1::GroupState::Unspecified,
+            Self::Open => v1::GroupState::Open,
+            Self::Resolved => v1::GroupState::Resolved,
+            Self::Muted => v1::GroupState::Muted,
+            Self::Regressed => v1::GroupState::Regressed,
+        }
+    }
+}
+
+/// A change of the state of a group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GroupChange {
+    /// The id of the group.
+    pub id: String,
+    /// Why, for others; at most 1000 bytes.
+    pub why: String,
+    /// The revision that it must have; 0: nobody has changed it yet. `None`: any.
+    pub expected_revision: Option<u64>,
 }
 
 /// A group, and whether its counts contain everything that they should.
@@ -290,6 +370,8 @@ pub struct ListGroups {
     pub page_token: String,
     /// The order.
     pub order: GroupOrder,
+    /// Only groups in one of these states; if empty, in any.
+    pub states: Vec<GroupState>,
 }
 
 /// A page of groups.
@@ -501,6 +583,7 @@ impl DeadLetterClient {
                 GroupOrder::Count => "count desc",
             }
             .to_owned(),
+            states: list.states.iter().map(|state| state.to_wire().into()).collect(),
         };
         let answer = self.service.clone().list_groups(request).await;
         let answer = self.answer(answer).await?;
@@ -531,6 +614,69 @@ impl DeadLetterClient {
         }
     }
 
+    /// Says that the reason of a group is gone, for everybody. A dead letter that is written later makes it
+    /// [regressed](GroupState::Regressed). When this returns, the change is durable. The call can be repeated.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`] if the group has no dead letters, [`Code::Aborted`] if it has another revision than the expected one,
+    /// [`Code::PermissionDenied`] unless the caller may change it.
+    pub async fn resolve_group(&self, change: &GroupChange) -> Result<Group, ClientError> {
+        let answer = self.service.clone().resolve_group(change_request(change)).await;
+        Group::try_from(self.answer(answer).await?)
+    }
+
+    /// Says that a group is known and wanted, so that it is in no alert until this time; `None`: until somebody changes it.
+    ///
+    /// # Errors
+    /// As for [`DeadLetterClient::resolve_group`]; [`Code::InvalidArgument`] if the time is not in the future.
+    pub async fn mute_group(
+        &self,
+        change: &GroupChange,
+        until: Option<Timestamp>,
+    ) -> Result<Group, ClientError> {
+        let v1::ChangeGroupRequest {
+            id,
+            why,
+            expected_revision,
+        } = change_request(change);
+        let request = v1::MuteGroupRequest {
+            id,
+            why,
+            expected_revision,
+            until: until.map(to_timestamp),
+        };
+        let answer = self.service.clone().mute_group(request).await;
+        Group::try_from(self.answer(answer).await?)
+    }
+
+    /// Sets the state of a group back to open.
+    ///
+    /// # Errors
+    /// As for [`DeadLetterClient::resolve_group`].
+    pub async fn reopen_group(&self, change: &GroupChange) -> Result<Group, ClientError> {
+        let answer = self.service.clone().reopen_group(change_request(change)).await;
+        Group::try_from(self.answer(answer).await?)
+    }
+
+    /// Sets the note of a group, at most 2000 bytes; empty: there is none. The expected revision is that of [`GroupChange`].
+    ///
+    /// # Errors
+    /// As for [`DeadLetterClient::resolve_group`].
+    pub async fn annotate_group(
+        &self,
+        id: &str,
+        note: &str,
+        expected_revision: Option<u64>,
+    ) -> Result<Group, ClientError> {
+        let request = v1::AnnotateGroupRequest {
+            id: id.to_owned(),
+            note: note.to_owned(),
+            expected_revision,
+        };
+        let answer = self.service.clone().annotate_group(request).await;
+        Group::try_from(self.answer(answer).await?)
+    }
+
     /// Watches dead letters: first the existing ones, then each new one.
     ///
     /// # Errors
@@ -552,6 +698,14 @@ impl DeadLetterClient {
 
     async fn answer<T>(&self, answer: Result<Response<T>, Status>) -> Result<T, ClientError> {
         error::answer(&self.url, answer).await
+    }
+}
+
+fn change_request(change: &GroupChange) -> v1::ChangeGroupRequest {
+    v1::ChangeGroupRequest {
+        id: change.id.clone(),
+        why: change.why.clone(),
+        expected_revision: change.expected_revision,
     }
 }
 
@@ -670,6 +824,7 @@ impl TryFrom<v1::Group> for Group {
     type Error = ClientError;
 
     fn try_from(group: v1::Group) -> Result<Self, ClientError> {
+        let state = GroupState::of(group.state());
         let topics = group.topics.into_iter();
         Ok(Self {
             id: group.id,
@@ -685,6 +840,16 @@ impl TryFrom<v1::Group> for Group {
             topics: topics.map(|topic| (topic.topic, topic.count)).collect(),
             trend: group.trend,
             sample_id: text(group.sample_id),
+            state,
+            state_time: time(group.state_time, "state_time")?,
+            state_by: text(group.state_by),
+            state_why: text(group.state_why),
+            muted_until: time(group.muted_until, "muted_until")?,
+            note: text(group.note),
+            note_time: time(group.note_time, "note_time")?,
+            note_by: text(group.note_by),
+            revision: group.revision,
+            problem: text(group.problem),
         })
     }
 }

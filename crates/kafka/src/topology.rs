@@ -85,6 +85,8 @@ pub enum Role {
     Ledger,
     /// The control topic.
     Control,
+    /// The inspector's topic of the states of groups.
+    GroupStates,
 }
 
 /// The cleanup policy of a managed topic.
@@ -180,6 +182,7 @@ impl TopicSpec {
             Role::Scheduler(SchedulerRole::App) => "jobs",
             Role::Ledger => "states of dead letters",
             Role::Control => "what operators have paused or limited",
+            Role::GroupStates => "states and notes of groups",
         }
     }
 }

@@ -10,6 +10,7 @@
 //! | [`topics`] | the topics that a process needs |
 //! | [`groups`] | the consumer groups of the configuration |
 //! | [`control`] | what operators have paused or limited at run time |
+//! | [`followed`] | small compacted topics that each process reads to their end, and their changes |
 //! | [`identity`] | who calls an API, and what the caller may do |
 //! | `idle` | the one-shot mode: the process ends when nothing is left to do |
 //! | [`leftovers`] | retry topics that the configuration no longer needs |
@@ -24,6 +25,7 @@ mod clock;
 pub mod control;
 pub(crate) mod credentials;
 pub mod due;
+pub mod followed;
 pub mod groups;
 pub mod host;
 pub mod identity;

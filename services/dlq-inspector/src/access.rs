@@ -5,10 +5,14 @@
 //! |---|---|
 //! | `dead-letters:read:PATTERN` | to see what is known of the dead letters of these topics |
 //! | `dead-letters:payload:PATTERN` | to see their keys, values and headers, and to filter by them |
+//! | `dead-letters:operate:PATTERN` | to change groups that have dead letters in these topics only |
 //!
 //! A caller that sees some topics gets the answers that it would get if there were no others. A caller that does not see
 //! payloads could find them out with filters, so that filters on them match only where it sees them.
 
+use std::collections::HashSet;
+
+use redeliver_core::mutant;
 use redeliver_proto::v1::dead_letter_service_server::SERVICE_NAME;
 use redeliver_runtime::config::{Area, Verb};
 use redeliver_service::identity::{self, Access, Identity, Refusal, Withdrawn};
@@ -19,13 +23,17 @@ use crate::filter::{Expr, Restriction, TextField, TextTest};
 use crate::index;
 
 /// What each call requires, of the topics that it is about.
-const PERMISSIONS: [(&str, Verb); 7] = [
+const PERMISSIONS: [(&str, Verb); 11] = [
     ("ListDeadLetters", Verb::Read),
     ("GetDeadLetter", Verb::Read),
     ("ReadPayload", Verb::Payload),
     ("GetDeadLetterStats", Verb::Read),
     ("ListGroups", Verb::Read),
     ("GetGroup", Verb::Read),
+    ("ResolveGroup", Verb::Operate),
+    ("MuteGroup", Verb::Operate),
+    ("ReopenGroup", Verb::Operate),
+    ("AnnotateGroup", Verb::Operate),
     ("WatchDeadLetters", Verb::Read),
 ];
 
@@ -81,6 +89,32 @@ impl Viewer {
         self.require_verb(Verb::Payload, topic)
     }
 
+    /// The name of the caller.
+    pub(crate) fn name(&self) -> &str {
+        self.identity.name()
+    }
+
+    /// Requires that the caller may change a group with dead letters in these topics: all of them, because the change is for everybody.
+    /// Does not name a topic that the caller does not see.
+    pub(crate) fn require_operating<'t>(&self, topics: impl Iterator<Item = &'t str>) -> Result<(), Status> {
+        let may = |verb, topic: &str| self.identity.may(Area::DeadLetters, verb, Some(topic));
+        let Some((verb, topic)) = lacking(may, topics) else {
+            return Ok(());
+        };
+        let required = self.identity.require(Area::DeadLetters, verb, topic);
+        required.map_err(|refusal| self.refuse(&refusal))
+    }
+
+    /// The topics that the caller sees, in the transaction of the connection; `None`: all of them.
+    pub(crate) fn topics(&self, connection: &Connection) -> rusqlite::Result<Option<HashSet<i64>>> {
+        if self.identity.may(Area::DeadLetters, Verb::Read, None) {
+            return Ok(None);
+        }
+        let topics = index::topics(connection)?.into_iter();
+        let seen = topics.filter(|(_, topic)| self.sees(topic));
+        Ok(Some(seen.map(|(id, _)| id).collect()))
+    }
+
     fn require_verb(&self, verb: Verb, topic: &str) -> Result<(), Status> {
         let required = self.identity.require(Area::DeadLetters, verb, Some(topic));
         required.map_err(|refusal| self.refuse(&refusal))
@@ -113,6 +147,20 @@ impl Viewer {
     pub(crate) async fn withdrawn(&self) -> Withdrawn {
         self.access.withdrawn(&self.identity).await
     }
+}
+
+/// What a caller lacks to change a group with dead letters in these topics, and in which one; `None` stands for one that it does not see.
+fn lacking<'t>(
+    may: impl Fn(Verb, &str) -> bool,
+    mut topics: impl Iterator<Item = &'t str>,
+) -> Option<(Verb, Option<&'t str>)> {
+    topics.find_map(|topic| {
+        if !may(Verb::Read, topic) {
+            return Some((Verb::Read, None));
+        }
+        let may_change = may(Verb::Operate, topic) || mutant!("groups-are-changed-by-readers");
+        (!may_change).then_some((Verb::Operate, Some(topic)))
+    })
 }
 
 /// A filter that matches only what its caller may find.
@@ -177,6 +225,7 @@ mod tests {
 
     use prost_types::FileDescriptorSet;
     use redeliver_proto::Message as _;
+    use redeliver_runtime::config::Scope;
 
     use super::*;
 
@@ -209,6 +258,38 @@ mod tests {
             "/redeliver.v1.DeadLetterService/Other",
         ] {
             assert_eq!(required(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_group_is_changed_by_callers_that_may_do_so_in_all_of_its_topics() {
+        for (scopes, expected) in [
+            (&["dead-letters:*"][..], None),
+            (&["*"], None),
+            (&["dead-letters:read:*-dlq", "dead-letters:operate:*-dlq"], None),
+            (
+                &["dead-letters:read", "dead-letters:operate:a-*"],
+                Some((Verb::Operate, Some("b-dlq"))),
+            ),
+            (&["dead-letters:read"], Some((Verb::Operate, Some("a-dlq")))),
+            // A topic that it does not see is not named.
+            (
+                &["dead-letters:read:a-*", "dead-letters:operate"],
+                Some((Verb::Read, None)),
+            ),
+            (&["dead-letters:operate"], Some((Verb::Read, None))),
+            (
+                &["dead-letters:read", "dead-letters:payload"],
+                Some((Verb::Operate, Some("a-dlq"))),
+            ),
+        ] {
+            let parsed: Vec<Scope> = scopes.iter().map(|scope| scope.parse().unwrap()).collect();
+            let may = |verb, topic: &str| {
+                let mut scopes = parsed.iter();
+                scopes.any(|scope| scope.permits(Area::DeadLetters, verb, Some(topic)))
+            };
+            let lacks = lacking(may, ["a-dlq", "b-dlq"].into_iter());
+            assert_eq!(lacks, expected, "{scopes:?}");
         }
     }
 

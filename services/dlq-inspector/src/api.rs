@@ -1,6 +1,7 @@
 //! The gRPC service `redeliver.v1.DeadLetterService`.
 
 mod convert;
+mod group_changes;
 mod groups;
 mod list;
 mod payload;
@@ -18,6 +19,7 @@ use redeliver_kafka::reader::ReadError as KafkaReadError;
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1;
 use redeliver_proto::v1::dead_letter_service_server::DeadLetterService;
+use redeliver_service::followed::Followed;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -26,6 +28,8 @@ use tonic::{Code, Request, Response, Status};
 use crate::access::Viewer;
 use crate::completeness::Completeness;
 use crate::filter::{self, Expr};
+use crate::group_states::change::{Change, GroupWriter};
+use crate::group_states::{Decided, GroupStates};
 use crate::id::LetterId;
 use crate::index::{self, IndexedLetter, Pool, QUERY_TIMEOUT, QUEUE_TIMEOUT, ReadError};
 use crate::letter::content_hash;
@@ -44,6 +48,7 @@ pub(crate) struct Api {
     pub(crate) json_fields: Arc<[String]>,
     pub(crate) lookups: LookupPool,
     pub(crate) shared: Arc<SharedState>,
+    pub(crate) groups: Groups,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: Metrics,
     pub(crate) stop: CancellationToken,
@@ -52,6 +57,13 @@ pub(crate) struct Api {
     watcher_permits: Arc<Semaphore>,
     /// One permit per KiB that all watchers together hold in memory.
     watched_bytes: Arc<Semaphore>,
+}
+
+/// The states of groups. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Groups {
+    pub(crate) states: Followed<GroupStates>,
+    pub(crate) writer: GroupWriter,
 }
 
 /// The response of a streaming call.
@@ -67,6 +79,7 @@ impl Api {
         json_fields: Arc<[String]>,
         lookups: LookupPool,
         shared: Arc<SharedState>,
+        groups: Groups,
         clock: Arc<dyn Clock>,
         metrics: Metrics,
         stop: CancellationToken,
@@ -77,6 +90,7 @@ impl Api {
             json_fields,
             lookups,
             shared,
+            groups,
             clock,
             metrics,
             stop,
@@ -276,6 +290,42 @@ impl DeadLetterService for Api {
         let viewer = Viewer::of(&request)?;
         let response = self.group(&viewer, request.into_inner().id);
         self.call("GetGroup", &viewer, response).await
+    }
+
+    async fn resolve_group(
+        &self,
+        request: Request<v1::ChangeGroupRequest>,
+    ) -> Result<Response<v1::Group>, Status> {
+        let (viewer, request) = (Viewer::of(&request)?, request.into_inner());
+        let response = self.change_group(&viewer, request, Change::Decide(Decided::Resolved));
+        self.call("ResolveGroup", &viewer, response).await
+    }
+
+    async fn mute_group(
+        &self,
+        request: Request<v1::MuteGroupRequest>,
+    ) -> Result<Response<v1::Group>, Status> {
+        let (viewer, request) = (Viewer::of(&request)?, request.into_inner());
+        let response = self.mute(&viewer, request);
+        self.call("MuteGroup", &viewer, response).await
+    }
+
+    async fn reopen_group(
+        &self,
+        request: Request<v1::ChangeGroupRequest>,
+    ) -> Result<Response<v1::Group>, Status> {
+        let (viewer, request) = (Viewer::of(&request)?, request.into_inner());
+        let response = self.change_group(&viewer, request, Change::Decide(Decided::Open));
+        self.call("ReopenGroup", &viewer, response).await
+    }
+
+    async fn annotate_group(
+        &self,
+        request: Request<v1::AnnotateGroupRequest>,
+    ) -> Result<Response<v1::Group>, Status> {
+        let (viewer, request) = (Viewer::of(&request)?, request.into_inner());
+        let response = self.annotate(&viewer, request);
+        self.call("AnnotateGroup", &viewer, response).await
     }
 
     type WatchDeadLettersStream = ResponseStream<v1::WatchDeadLettersResponse>;

@@ -15,7 +15,7 @@
 //! | `<number>` | other digits, also within a word |
 //!
 //! The same version yields the same fingerprints on every machine. A template contains no digits, and the template of a template is the
-//! template itself. No IO; the time is linear in the length of the message, except for quotation marks without a partner.
+//! template itself. No IO; the time is bounded, because only the first 1,000 characters of a message are considered.
 
 use std::fmt;
 use std::str::FromStr;
@@ -104,6 +104,7 @@ pub fn template(message: &str) -> String {
     let mut template = Template {
         rest: &message[..end],
         is_cut: end < message.len(),
+        unclosed: Vec::new(),
         text: String::with_capacity(end.min(MAX_TEMPLATE)),
         length: 0,
     };
@@ -117,6 +118,8 @@ struct Template<'m> {
     rest: &'m str,
     /// Whether the message continues after `rest`.
     is_cut: bool,
+    /// Quotation marks that `rest` does not contain, so that nobody looks for them again.
+    unclosed: Vec<char>,
     text: String,
     /// The number of characters of `text`.
     length: usize,
@@ -158,12 +161,19 @@ impl Template<'_> {
     }
 
     /// The end of a part in quotation marks, the first of which comes next.
-    fn quoted_end(&self, open: char, close: char) -> Option<usize> {
+    fn quoted_end(&mut self, open: char, close: char) -> Option<usize> {
+        if self.unclosed.contains(&close) {
+            return None;
+        }
         let inner = &self.rest[open.len_utf8()..];
-        let end = inner
-            .find(close)
-            .map(|end| open.len_utf8() + end + close.len_utf8());
-        end.or_else(|| self.is_cut.then_some(self.rest.len()))
+        if let Some(end) = inner.find(close) {
+            return Some(open.len_utf8() + end + close.len_utf8());
+        }
+        if self.is_cut {
+            return Some(self.rest.len());
+        }
+        self.unclosed.push(close);
+        None
     }
 
     /// A part that begins with a letter or a digit, at the beginning of a word or after digits.

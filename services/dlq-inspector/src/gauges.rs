@@ -1,15 +1,20 @@
 //! The gauges that are too expensive to update with every change.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redeliver_core::Clock;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::wait::LogThrottle;
+use redeliver_service::followed::Followed;
 use tokio_util::sync::CancellationToken;
 
-use crate::index::{self, Pool, ReadError};
+use crate::fingerprint::GroupId;
+use crate::group_states::{GroupState, GroupStates};
+use crate::index::{self, OpenGroups, Pool, ReadError};
 use crate::metrics::Metrics;
 use crate::shared::SharedState;
 
@@ -23,12 +28,16 @@ pub(crate) struct Gauges {
     pub(crate) shared: Arc<SharedState>,
     /// The directory of the index.
     pub(crate) directory: PathBuf,
+    pub(crate) group_states: Followed<GroupStates>,
+    pub(crate) clock: Arc<dyn Clock>,
+    /// The regressed groups of the last update; `None` until there was one.
+    pub(crate) regressed: Option<BTreeSet<GroupId>>,
 }
 
 impl Gauges {
     /// Updates the gauges until `stop` is cancelled. A query that fails is repeated with the next update: if the index is damaged,
     /// the writer rebuilds it.
-    pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), Infallible> {
+    pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), Infallible> {
         let mut log_throttle = LogThrottle::default();
         loop {
             let counted = tokio::select! {
@@ -48,15 +57,17 @@ impl Gauges {
         }
     }
 
-    async fn count_open(&self) -> Result<(), ReadError> {
+    async fn count_open(&mut self) -> Result<(), ReadError> {
         let (build, before) = (self.shared.build(), self.shared.completeness());
+        let (states, now) = (self.group_states.contents(), self.clock.now());
         let (open, groups) = self
             .pool
-            .internal(|connection| {
-                Ok((
-                    index::open_by_topic(connection)?,
-                    index::count_open_groups(connection)?,
-                ))
+            .internal(move |connection| {
+                let open = index::open_by_topic(connection)?;
+                let groups = states
+                    .as_ref()
+                    .map(|states| index::open_groups(connection, states, now));
+                Ok((open, groups.transpose()?))
             })
             .await?;
         let completeness = before.and(&self.shared.completeness());
@@ -65,7 +76,9 @@ impl Gauges {
             // The last values stay: alerts must not resolve because the index is rebuilt or the ledger cannot be read.
             return Ok(());
         }
-        self.metrics.set_groups(groups);
+        if let Some(groups) = groups {
+            self.set_groups(groups);
+        }
         for (topic, status) in &*self.shared.topics() {
             let open = open.get(topic);
             self.metrics.set_open(topic, open.map_or(0, |open| open.count));
@@ -73,6 +86,21 @@ impl Gauges {
             self.metrics.set_removal(topic, removal);
         }
         Ok(())
+    }
+}
+
+impl Gauges {
+    fn set_groups(&mut self, groups: OpenGroups) {
+        let OpenGroups { counts, regressed } = groups;
+        for state in GroupState::ALL {
+            let count = counts.get(&state).copied().unwrap_or(0);
+            self.metrics.set_groups(state, count);
+        }
+        // Those of the first update may have regressed long ago.
+        if let Some(before) = self.regressed.replace(regressed.clone()) {
+            let count = regressed.difference(&before).count();
+            self.metrics.add_regressions(count as u64);
+        }
     }
 }
 
@@ -119,11 +147,14 @@ mod tests {
         let metrics = Metrics::register(&mut registry);
         let shared = Arc::new(SharedState::new());
         shared.topics().insert("t-dlq".to_owned(), TopicStatus::default());
-        let gauges = Gauges {
+        let mut gauges = Gauges {
             pool,
             metrics,
             shared: shared.clone(),
             directory: directory.path().to_owned(),
+            group_states: Followed::fixed(GroupStates::default()),
+            clock: Arc::new(redeliver_core::SystemClock),
+            regressed: None,
         };
         let open = || {
             let mut text = String::new();

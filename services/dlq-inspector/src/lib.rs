@@ -13,6 +13,7 @@
 //! | `ingest` | reads topics into the index |
 //! | `completeness` | whether an answer contains everything that it should |
 //! | [`ledger`] | the ledger topic |
+//! | [`group_states`] | states and notes of groups, and the topic that holds them |
 //! | `access` | what each call requires, and what its caller sees |
 //! | `api` | the gRPC service |
 //! | [`server`] | the gRPC server: health, reflection, identities, graceful shutdown |
@@ -20,6 +21,7 @@
 pub mod dialect;
 pub mod filter;
 pub mod fingerprint;
+pub mod group_states;
 pub mod header_list;
 pub mod id;
 pub mod index;
@@ -57,8 +59,9 @@ use redeliver_service::identity::Authenticator;
 use redeliver_service::topics::{topic_settings, warn_about};
 use tokio_util::task::TaskTracker;
 
-use crate::api::Api;
+use crate::api::{Api, Groups};
 use crate::gauges::Gauges;
+use crate::group_states::change::GroupWriter;
 use crate::index::Pool;
 use crate::ingest::reader::Reader;
 use crate::ingest::survey::{SurveyTask, refresh_retention};
@@ -85,23 +88,31 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
     Authenticator::check(SECTION, &api)
 }
 
+/// The topics that the inspector needs apart from dead-letter topics: the ledger, and the states of groups.
+#[must_use]
+pub fn topics(config: &Config) -> TopologySpec {
+    let settings = topic_settings(config);
+    TopologySpec::for_ledger(ledger::TOPIC, &settings)
+        .join(TopologySpec::for_group_states(group_states::TOPIC, &settings))
+}
+
 /// Runs the service until shutdown.
 ///
 /// # Errors
-/// If the ledger topic has unsuitable settings, the listen address cannot be used, or a task fails: for example, the directory of the
-/// index cannot be used.
+/// If the ledger topic or that of group states has unsuitable settings, the listen address cannot be used, or a task fails: for
+/// example, the directory of the index cannot be used.
 pub async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("dlq-inspector", start);
-    // A missing ledger topic is not an error if topics are created elsewhere: the inspector serves dead letters without
-    // their states until the topic exists.
-    let ledger = TopologySpec::for_ledger(ledger::TOPIC, &topic_settings(&host.config));
+    // A missing topic is not an error if topics are created elsewhere: the inspector serves dead letters and groups without
+    // their states until the topics exist.
+    let topics = topics(&host.config);
     if host.config.kafka.topics.create {
-        host.ensure_topics(&ledger).await?;
+        host.ensure_topics(&topics).await?;
     } else {
         host.log_in().await;
         let (kafka, stop) = (host.kafka.clone(), host.tasks.shutdown().clone());
-        host.tasks.spawn("ledger-topic", async move {
-            warn_about(&kafka, &ledger, &stop).await;
+        host.tasks.spawn("own-topics", async move {
+            warn_about(&kafka, &topics, &stop).await;
             Ok::<(), Infallible>(())
         });
     }
@@ -126,6 +137,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let pool = Pool::new(&config.data_dir, &config.json_fields);
     tracing::info!(api = %address, data_dir = %config.data_dir.display(), "inspecting dead letters");
 
+    let states = host.follow(group_states::TOPIC)?;
     let shared = Arc::new(SharedState::new());
     let lookups = LookupPool::new(host.kafka.clone());
     let waker = Waker::new();
@@ -141,6 +153,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         clock: host.clock.clone(),
         part: part.clone(),
         metrics: metrics.clone(),
+        group_states: states.clone(),
         stop: stop.clone(),
     };
     let reader = Reader {
@@ -173,6 +186,9 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         metrics: metrics.clone(),
         shared: shared.clone(),
         directory: config.data_dir,
+        group_states: states.clone(),
+        clock: host.clock.clone(),
+        regressed: None,
     }
     .run(stop.clone());
     let service = Api::new(
@@ -180,6 +196,10 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         config.json_fields.into(),
         lookups,
         shared,
+        Groups {
+            writer: GroupWriter::new(&host.kafka, states.clone()),
+            states,
+        },
         host.clock.clone(),
         metrics,
         stop,

@@ -13,11 +13,17 @@ use redeliver_core::Timestamp;
 use tonic::Code;
 
 use crate::completeness::Completeness;
+use crate::group_states::GroupState;
 use crate::ledger;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct TopicLabel {
     topic: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct StateLabel {
+    state: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -38,8 +44,9 @@ pub(crate) struct Metrics {
     lag: Family<TopicLabel, Gauge>,
     open: Family<TopicLabel, Gauge>,
     removal: Family<TopicLabel, Gauge>,
-    groups: Gauge,
+    groups: Family<StateLabel, Gauge>,
     new_groups: Counter,
+    regressions: Counter,
     missing: Family<TopicLabel, Gauge>,
     as_of: Gauge,
     rebuilds: Counter,
@@ -56,8 +63,9 @@ impl Metrics {
             lag: Family::default(),
             open: Family::default(),
             removal: Family::default(),
-            groups: Gauge::default(),
+            groups: Family::default(),
             new_groups: Counter::default(),
+            regressions: Counter::default(),
             missing: Family::default(),
             as_of: Gauge::default(),
             rebuilds: Counter::default(),
@@ -88,13 +96,18 @@ impl Metrics {
         );
         registry.register(
             "dlq_groups",
-            "Groups of dead letters with open ones",
+            "Groups of dead letters with open ones, by the state of the group",
             metrics.groups.clone(),
         );
         registry.register(
             "dlq_groups_first_seen",
-            "Groups that had no dead letters before, since the index has caught up",
+            "Groups that had no dead letters before and are not muted, since the index was complete for the first time",
             metrics.new_groups.clone(),
+        );
+        registry.register(
+            "dlq_group_regressions",
+            "Resolved groups that got a dead letter since their resolution, since the start of the process",
+            metrics.regressions.clone(),
         );
         registry.register(
             "dlq_missing_partitions",
@@ -148,8 +161,13 @@ impl Metrics {
         self.open.get_or_create(&label(topic)).set(count);
     }
 
-    pub(crate) fn set_groups(&self, count: i64) {
-        self.groups.set(count);
+    pub(crate) fn set_groups(&self, state: GroupState, count: i64) {
+        let state = state.name();
+        self.groups.get_or_create(&StateLabel { state }).set(count);
+    }
+
+    pub(crate) fn add_regressions(&self, count: u64) {
+        self.regressions.inc_by(count);
     }
 
     pub(crate) fn add_new_groups(&self, count: u64) {

@@ -2,7 +2,7 @@
 
 use redeliver_core::pattern::matches;
 
-use crate::ledger;
+use crate::{group_states, ledger};
 
 /// Topic names and patterns such as `*-dlq`, in which `*` matches any text, including none.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,10 +21,10 @@ impl Patterns {
         names.filter(|pattern| !pattern.contains('*') && self.matches(pattern))
     }
 
-    /// Whether a topic is a dead-letter topic. The ledger and internal topics never are.
+    /// Whether a topic is a dead-letter topic. The inspector's own topics and internal ones never are.
     #[must_use]
     pub fn matches(&self, topic: &str) -> bool {
-        topic != ledger::TOPIC
+        ![ledger::TOPIC, group_states::TOPIC].contains(&topic)
             && !topic.starts_with("__")
             && self.0.iter().any(|pattern| matches(pattern, topic))
     }
@@ -35,11 +35,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ledger_and_internal_topics_never_match() {
+    fn own_and_internal_topics_never_match() {
         let all = Patterns::new(&["*".to_owned()]);
         assert_eq!(all.names().next(), None);
-        let named = Patterns::new(&["*-dlq".to_owned(), "a".to_owned(), ledger::TOPIC.to_owned()]);
-        assert_eq!(named.names().collect::<Vec<_>>(), ["a"]);
-        assert!(all.matches("x") && !all.matches(ledger::TOPIC) && !all.matches("__consumer_offsets"));
+        let named = ["*-dlq", "a", ledger::TOPIC, group_states::TOPIC].map(str::to_owned);
+        assert_eq!(Patterns::new(&named).names().collect::<Vec<_>>(), ["a"]);
+        assert!(all.matches("x") && !all.matches("__consumer_offsets"));
+        assert!(!all.matches(ledger::TOPIC) && !all.matches(group_states::TOPIC));
     }
 }

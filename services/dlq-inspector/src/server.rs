@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use redeliver_proto::v1::dead_letter_service_server::{DeadLetterServiceServer, SERVICE_NAME};
 use redeliver_runtime::listen::Listener;
+use redeliver_service::followed::Followed;
 use redeliver_service::identity::{self, AuthenticateLayer, Authenticator};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
@@ -13,6 +14,7 @@ use tower::Layer as _;
 
 use crate::access;
 use crate::api::Api;
+use crate::group_states::GroupStates;
 use crate::shared::SharedState;
 
 /// Interval of HTTP/2 pings on idle connections.
@@ -55,6 +57,7 @@ pub(crate) async fn serve(
             .fold(builder, tonic_reflection::server::Builder::with_service_name)
     };
     let (shared, stop, watchers) = (api.shared.clone(), api.stop.clone(), api.watchers.clone());
+    let states = api.groups.states.clone();
     let authenticate = AuthenticateLayer::new(authenticator, |refusal: &identity::Refusal| {
         identity::grpc::status(refusal).into_http()
     });
@@ -67,7 +70,7 @@ pub(crate) async fn serve(
         .add_service(authenticate.layer(DeadLetterServiceServer::new(api)))
         .serve_with_incoming_shutdown(listener.incoming(), stop.clone().cancelled_owned());
     let server = async {
-        let (served, ()) = tokio::join!(server, report_health(&health, &shared, &stop));
+        let (served, ()) = tokio::join!(server, report_health(&health, &shared, &states, &stop));
         // Watchers outlive their calls. They end with `stop`, after their last message.
         watchers.close();
         watchers.wait().await;
@@ -86,10 +89,15 @@ pub(crate) async fn serve(
     }
 }
 
-/// Reports SERVING while the index has caught up, until shutdown.
-async fn report_health(health: &HealthReporter, shared: &SharedState, stop: &CancellationToken) {
+/// Reports SERVING while the index has caught up, once the states of groups are known, until shutdown.
+async fn report_health(
+    health: &HealthReporter,
+    shared: &SharedState,
+    states: &Followed<GroupStates>,
+    stop: &CancellationToken,
+) {
     let mut caught_up = shared.caught_up.subscribe();
-    loop {
+    while states.until_known(stop).await {
         let status = if *caught_up.borrow_and_update() {
             ServingStatus::Serving
         } else {

@@ -38,7 +38,7 @@ enum Verb {
     Stats(StatsArgs),
     /// List groups of dead letters that fail for the same reason
     Groups(groups::GroupsArgs),
-    /// Show a group
+    /// Show or change a group: resolve, mute, reopen, note
     Group(groups::GroupArgs),
 }
 

@@ -27,7 +27,7 @@ pub fn examine(spec: &TopicSpec, all: &Actual) -> Vec<Finding> {
     let Some(actual) = all.get(&*spec.name) else {
         let problem = match spec.role {
             // The ACLs of an installation that is older than this topic do not cover it, and Kafka hides what may not be described.
-            Role::Control => "does not exist, or may not be described",
+            Role::Control | Role::GroupStates => "does not exist, or may not be described",
             Role::Ledger | Role::Pipeline(_) | Role::Scheduler(_) => "does not exist",
         };
         return vec![spec.finding(
@@ -77,7 +77,7 @@ fn examine_compaction(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding>
 fn examine_compacted(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> {
     let problem = if actual.is_cleaned_by("delete")? {
         let when = match spec.role {
-            Role::Ledger | Role::Control => "",
+            Role::Ledger | Role::Control | Role::GroupStates => "",
             Role::Pipeline(_) | Role::Scheduler(_) => " before they are due",
         };
         format!("deletes old records: {} would be lost{when}", spec.records())
@@ -91,8 +91,8 @@ fn examine_compacted(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> 
 }
 
 fn examine_tombstones(spec: &TopicSpec, actual: &ActualTopic, configured: HumanDuration) -> Option<Finding> {
-    if spec.role == Role::Control {
-        // It has no tombstones, and each process reads it from its beginning.
+    if matches!(spec.role, Role::Control | Role::GroupStates) {
+        // Each process reads it from its beginning, and again after each error.
         return None;
     }
     let kept = actual.tombstone_retention()?;
@@ -127,11 +127,15 @@ fn examine_tombstones(spec: &TopicSpec, actual: &ActualTopic, configured: HumanD
 }
 
 fn examine_partitions(spec: &TopicSpec, actual: &ActualTopic, all: &Actual) -> Option<Finding> {
-    if spec.role == Role::Control && actual.partitions > 1 {
+    if matches!(spec.role, Role::Control | Role::GroupStates) && actual.partitions > 1 {
+        let remedy = match spec.role {
+            Role::Control => "create it again with one partition, or set control.topic to another topic",
+            _ => "create it again with one partition",
+        };
         return Some(spec.finding(
             Severity::Error,
             format!("has {} partitions: only the first one is read", actual.partitions),
-            "create it again with one partition, or set control.topic to another topic".to_owned(),
+            remedy.to_owned(),
         ));
     }
     let model = spec.partitions_as.as_ref()?;

@@ -74,6 +74,17 @@ impl TopologySpec {
         )))
     }
 
+    /// The topic of the states of groups. It has one partition, because its changes have one order.
+    #[must_use]
+    pub fn for_group_states(name: &str, settings: &TopicSettings) -> Self {
+        Self::of(std::iter::once(TopicSpec::compacted(
+            name,
+            Role::GroupStates,
+            1,
+            settings,
+        )))
+    }
+
     /// Declares that records of up to `bytes` are written to these topics.
     pub fn expect<'a>(&mut self, topics: impl IntoIterator<Item = &'a str>, bytes: u64) {
         for name in topics {

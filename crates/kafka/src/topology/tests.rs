@@ -169,6 +169,39 @@ fn a_missing_control_topic_may_be_one_without_permission() {
 }
 
 #[test]
+fn the_topic_of_group_states_is_compacted_and_has_one_partition() {
+    let spec = TopologySpec::for_group_states("groups", &settings());
+    let [topic] = &spec.topics[..] else {
+        panic!("{spec:?}");
+    };
+    assert_eq!(topic.partitions, 1);
+    let find = |partitions, policy: &str| {
+        let config = [("cleanup.policy".to_owned(), policy.to_owned())];
+        let actual = ActualTopic {
+            partitions,
+            config: config.into(),
+        };
+        let actual = BTreeMap::from([("groups".to_owned(), actual)]);
+        let findings = examine(topic, &actual);
+        findings.iter().map(Finding::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(find(1, "compact"), [""; 0]);
+    assert_eq!(
+        find(3, "compact"),
+        [
+            "error: topic `groups` has 3 partitions: only the first one is read; create it again with one partition"
+        ]
+    );
+    assert_eq!(
+        find(1, "delete"),
+        [
+            "error: topic `groups` deletes old records: states and notes of groups would be lost; set its cleanup.policy \
+             to compact"
+        ]
+    );
+}
+
+#[test]
 fn topics_of_users_are_not_checked_but_must_exist() {
     let bad = [
         ("cleanup.policy", "compact"),

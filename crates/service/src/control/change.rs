@@ -1,23 +1,17 @@
 //! Changes of the control topic. No change can overlap another one, see [`redeliver_kafka::exclusive`].
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::{Clock, Headers, Output, Record, Timestamp};
-use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::exclusive::{Decide, ExclusiveError, ExclusiveWriter};
-use tokio::sync::Mutex;
-use tokio::task::JoinError;
+use redeliver_kafka::exclusive::{Decide, ExclusiveError};
 
 use super::name::ControlName;
 use super::snapshot::{Problem, Snapshot};
 use super::value::{ApplicationControl, Desired, RateLimit, Run, Value};
 use super::{Control, transactional_id};
+use crate::followed::{Contents as _, FollowedWriter};
 use crate::host::Host;
-
-/// How long a change may take.
-const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A request to change something.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,34 +56,20 @@ pub type ChangeError = ExclusiveError<RefusedChange>;
 /// Changes the control topic. Cheap to clone.
 #[derive(Clone)]
 pub struct ControlWriter {
-    writer: ExclusiveWriter,
-    topic: Arc<str>,
+    writer: FollowedWriter,
     clock: Arc<dyn Clock>,
     control: Control,
-    /// One change of this process at a time: several would fence each other.
-    turn: Arc<Mutex<()>>,
 }
 
 impl ControlWriter {
     /// A writer for the topic that `control` follows.
     #[must_use]
     pub fn new(host: &Host, control: Control) -> Self {
-        Self::with(
-            &host.kafka,
-            &host.config.control_topic(),
-            host.clock.clone(),
-            control,
-        )
-    }
-
-    fn with(kafka: &KafkaSettings, topic: &str, clock: Arc<dyn Clock>, control: Control) -> Self {
-        let topic: Arc<str> = topic.into();
+        let topic = host.config.control_topic();
         Self {
-            writer: ExclusiveWriter::new(kafka, &transactional_id(&topic), topic.clone()),
-            topic,
-            clock,
+            writer: FollowedWriter::new(&host.kafka, &transactional_id(&topic), &topic),
+            clock: host.clock.clone(),
             control,
-            turn: Arc::default(),
         }
     }
 
@@ -99,26 +79,17 @@ impl ControlWriter {
     /// # Errors
     /// [`ChangeError`] says whether something may have been written.
     pub async fn change(&self, request: ChangeRequest) -> Result<Option<Value>, ChangeError> {
-        let turn = tokio::time::timeout(TIMEOUT, self.turn.clone().lock_owned()).await;
-        let turn = turn.map_err(|elapsed| ExclusiveError::Unavailable {
-            step: "waiting for other changes",
-            source: elapsed.into(),
-        })?;
-        let (writer, name) = (self.clone(), request.name.clone());
-        // The change goes on when its caller does not wait any longer.
-        let changing = tokio::task::spawn_blocking(move || {
-            let _turn = turn;
-            let change_id = Bytes::copy_from_slice(&fastrand::u128(..).to_be_bytes());
-            writer.writer.write(TIMEOUT, || PendingChange {
-                request: &request,
-                change_id: &change_id,
-                topic: &writer.topic,
-                now: writer.clock.now(),
-                snapshot: Snapshot::default(),
-                own: None,
-            })
+        let name = request.name.clone();
+        let (clock, request) = (self.clock.clone(), Arc::new(request));
+        let changing = self.writer.write(move |topic, change_id| PendingChange {
+            request: request.clone(),
+            change_id: change_id.clone(),
+            topic: topic.clone(),
+            now: clock.now(),
+            snapshot: Snapshot::default(),
+            own: None,
         });
-        let Decided { value, is_written } = changing.await.unwrap_or_else(|error| Err(never_ran(error)))?;
+        let Decided { value, is_written } = changing.await?;
         if let Some(value) = &value {
             if is_written {
                 tracing::info!(
@@ -132,17 +103,6 @@ impl ControlWriter {
     }
 }
 
-/// The error of a change that did not come to its end. Once it runs, it ends, unless it panics.
-fn never_ran(error: JoinError) -> ChangeError {
-    match error.try_into_panic() {
-        Ok(panic) => std::panic::resume_unwind(panic),
-        Err(cancelled) => ExclusiveError::Unavailable {
-            step: "the process is shutting down",
-            source: cancelled.into(),
-        },
-    }
-}
-
 /// What was decided.
 #[derive(Debug, PartialEq)]
 struct Decided {
@@ -153,24 +113,24 @@ struct Decided {
 }
 
 /// A change that is being decided.
-struct PendingChange<'r> {
-    request: &'r ChangeRequest,
-    change_id: &'r Bytes,
-    topic: &'r Arc<str>,
+struct PendingChange {
+    request: Arc<ChangeRequest>,
+    change_id: Bytes,
+    topic: Arc<str>,
     now: Timestamp,
     snapshot: Snapshot,
     /// What a former attempt has written, whose outcome was unknown.
     own: Option<Value>,
 }
 
-impl Decide for PendingChange<'_> {
+impl Decide for PendingChange {
     type Decision = Decided;
     type Error = RefusedChange;
 
     fn read(&mut self, record: Record) {
         self.snapshot.apply(&record);
         if let Some(value) = self.snapshot.get(&self.request.name)
-            && value.change_id == *self.change_id
+            && value.change_id == self.change_id
         {
             self.own = Some(value.clone());
         }
@@ -181,16 +141,16 @@ impl Decide for PendingChange<'_> {
         if self.own.is_some() {
             return Ok((decided(self.own, true), Vec::new()));
         }
-        let ChangeRequest { name, .. } = self.request;
+        let ChangeRequest { name, .. } = &*self.request;
         if let Some(problem) = self.snapshot.problem(name) {
             return Err(RefusedChange::Unknown(problem));
         }
         let current = self.snapshot.get(name).cloned();
-        let Some(value) = next(current.as_ref(), self.request, self.now, self.change_id)? else {
+        let Some(value) = next(current.as_ref(), &self.request, self.now, &self.change_id)? else {
             return Ok((decided(current, false), Vec::new()));
         };
         let output = Output {
-            topic: self.topic.clone(),
+            topic: self.topic,
             partition: Some(0),
             key: Some(name.to_string().into()),
             value: Some(value.encode()),
@@ -271,11 +231,10 @@ mod tests {
         why: &str,
         expected: Option<u64>,
     ) -> Result<(Option<Value>, usize), RefusedChange> {
-        let (request, topic) = (request(change, why, expected), "control".into());
         let mut pending = PendingChange {
-            request: &request,
-            change_id: &Bytes::from_static(b"own"),
-            topic: &topic,
+            request: Arc::new(request(change, why, expected)),
+            change_id: Bytes::from_static(b"own"),
+            topic: "control".into(),
             now: Timestamp::from_millis(7),
             snapshot: Snapshot::default(),
             own: None,
@@ -354,15 +313,6 @@ mod tests {
         assert_eq!(refused, Err(RefusedChange::Revised(Some(Box::new(paused(4))))));
         let refused = decide(&[], Change::Reset, Some(1));
         assert_eq!(refused, Err(RefusedChange::Revised(None)));
-    }
-
-    #[tokio::test]
-    async fn a_change_that_never_ran_because_of_a_shutdown_has_written_nothing() {
-        let mut tasks = tokio::task::JoinSet::new();
-        tasks.spawn(std::future::pending::<()>());
-        tasks.abort_all();
-        let error = never_ran(tasks.join_next().await.unwrap().unwrap_err());
-        assert!(matches!(error, ExclusiveError::Unavailable { .. }), "{error:?}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use redeliver_core::failure::bounded_text;
 
 use super::name::{ControlName, MAX_NAME};
 use super::value::{ApplicationControl, Desired, InvalidValue, Run, Value};
+use crate::followed::Contents;
 
 /// The values of the topic. The newest one of each key counts.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -56,25 +57,6 @@ impl Problem {
 }
 
 impl Snapshot {
-    /// Takes note of a record, which is newer than all before.
-    pub fn apply(&mut self, record: &Record) {
-        let key = record.key.as_deref().unwrap_or_default();
-        let name = std::str::from_utf8(key).ok().and_then(|key| key.parse().ok());
-        match (name, record.value.as_ref()) {
-            (Some(name), Some(value)) => drop(self.values.insert(name, Value::decode(value))),
-            (Some(name), None) => drop(self.values.remove(&name)),
-            // No name is longer. Keys that are stand for each other, so that the memory is bounded.
-            (None, value) => {
-                let key = bounded_text(&String::from_utf8_lossy(key), MAX_NAME);
-                if value.is_some() {
-                    self.unknown.insert(key);
-                } else {
-                    self.unknown.remove(&key);
-                }
-            }
-        }
-    }
-
     /// The value of a name; `None` also if it cannot be read, see [`Snapshot::problem`].
     #[must_use]
     pub fn get(&self, name: &ControlName) -> Option<&Value> {
@@ -108,19 +90,79 @@ impl Snapshot {
         self.values.get(name).map(obeyed)
     }
 
-    /// What is not, or not completely, obeyed as it was written, by key.
-    pub fn problems(&self) -> impl Iterator<Item = (String, Problem)> {
-        let values = self.values.iter();
-        let values = values.filter_map(|(name, value)| Some((name.to_string(), Problem::of(value)?)));
-        let unknown = self.unknown.iter().map(|key| (key.clone(), Problem::Name));
-        values.chain(unknown)
-    }
-
     /// The problem of a name, if there is one.
     #[must_use]
     pub fn problem(&self, name: &ControlName) -> Option<Problem> {
         self.values.get(name).and_then(Problem::of)
     }
+}
+
+impl Contents for Snapshot {
+    type Problem = Problem;
+
+    const TOPIC: &'static str = "control topic";
+    const NAME: &'static str = "control";
+    // A process must not run what is paused because nobody has created the topic again.
+    const IS_OPTIONAL: bool = false;
+
+    fn apply(&mut self, record: &Record) {
+        let key = record.key.as_deref().unwrap_or_default();
+        let name = std::str::from_utf8(key).ok().and_then(|key| key.parse().ok());
+        match (name, record.value.as_ref()) {
+            (Some(name), Some(value)) => drop(self.values.insert(name, Value::decode(value))),
+            (Some(name), None) => drop(self.values.remove(&name)),
+            // No name is longer. Keys that are stand for each other, so that the memory is bounded.
+            (None, value) => {
+                let key = bounded_text(&String::from_utf8_lossy(key), MAX_NAME);
+                if value.is_some() {
+                    self.unknown.insert(key);
+                } else {
+                    self.unknown.remove(&key);
+                }
+            }
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.values().count()
+    }
+
+    fn problems(&self) -> BTreeMap<String, Problem> {
+        let values = self.values.iter();
+        let values = values.filter_map(|(name, value)| Some((name.to_string(), Problem::of(value)?)));
+        let unknown = self.unknown.iter().map(|key| (key.clone(), Problem::Name));
+        values.chain(unknown).collect()
+    }
+
+    fn is_unreadable(problem: &Problem) -> bool {
+        matches!(problem, Problem::Unreadable(_))
+    }
+
+    fn log_changes(&self, topic: &str, before: &Self) {
+        for (name, value) in self.values() {
+            if before.get(name) != Some(value) {
+                tracing::info!(
+                    %name, revision = value.revision, by = value.changed_by, why = value.why, desired = ?value.desired,
+                    "control value"
+                );
+            }
+        }
+        // What was paused by it runs again.
+        for name in lost(before, self) {
+            tracing::error!(topic, %name, "a control value is gone, and the configuration applies again");
+        }
+    }
+}
+
+/// The names whose values are gone or older than before. No change does that: a reset leaves a value. One that cannot be read is
+/// a problem of its own.
+fn lost(before: &Snapshot, now: &Snapshot) -> Vec<String> {
+    let before = before.values();
+    let lost = before.filter(|(name, value)| match now.get(name) {
+        Some(now) => now.revision < value.revision,
+        None => !now.contains(name),
+    });
+    lost.map(|(name, _)| name.to_string()).collect()
 }
 
 fn obeyed(value: &Result<Value, InvalidValue>) -> ApplicationControl {
@@ -206,7 +248,7 @@ pub(super) mod tests {
         no_text.key = Some(Bytes::from_static(b"app/\xff"));
         snapshot.apply(&no_text);
         snapshot.apply(&record(2, "planet/mars", broken()));
-        let problems: Vec<_> = snapshot.problems().collect();
+        let problems: Vec<_> = snapshot.problems().into_iter().collect();
         let unknown = ["app/\u{fffd}", "planet/mars"].map(|key| (key.to_owned(), Problem::Name));
         assert_eq!(problems, unknown);
         assert_eq!(snapshot.applications().count(), 1);
@@ -249,7 +291,7 @@ pub(super) mod tests {
         }
         // A value that can be read ends it.
         snapshot.apply(&record(2, "app/sms", Some(running().encode())));
-        assert_eq!(snapshot.problems().count(), 0);
+        assert_eq!(snapshot.problems().len(), 0);
         assert_eq!(snapshot.application(&name).unwrap().run, Some(Run::Running));
     }
 
@@ -259,9 +301,26 @@ pub(super) mod tests {
         let long = |end: &str| format!("app/{}{end}", "x".repeat(200));
         snapshot.apply(&record(0, &long("a"), broken()));
         snapshot.apply(&record(1, &long("b"), broken()));
-        assert_eq!(snapshot.problems().count(), 2);
+        assert_eq!(snapshot.problems().len(), 2);
         snapshot.apply(&record(2, &long("b"), Some(paused(1).encode())));
         let of = |end: &str| snapshot.problem(&long(end).parse().unwrap());
         assert!(of("a").is_some() && of("b").is_none());
+    }
+    #[test]
+    fn a_value_that_is_gone_or_older_is_lost() {
+        let with = |values: &[(&str, u64)]| {
+            let mut snapshot = Snapshot::default();
+            for (name, revision) in values {
+                snapshot.apply(&record(0, name, Some(paused(*revision).encode())));
+            }
+            snapshot
+        };
+        let before = with(&[("app/a", 2), ("app/b", 2), ("app/c", 2)]);
+        let now = with(&[("app/a", 2), ("app/b", 1), ("app/d", 1)]);
+        assert_eq!(lost(&before, &now), ["app/b", "app/c"]);
+        assert!(lost(&now, &with(&[("app/a", 3), ("app/b", 1), ("app/d", 2)])).is_empty());
+        let mut unreadable = before.clone();
+        unreadable.apply(&record(1, "app/a", Some(Bytes::from_static(b"\xff"))));
+        assert!(lost(&before, &unreadable).is_empty());
     }
 }

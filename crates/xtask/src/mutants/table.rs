@@ -69,6 +69,7 @@ const WORKER: &str = "crates/worker";
 const ENRICHER: &str = "services/enricher";
 const RELAY: &str = "services/retry-tier";
 const SCHEDULER: &str = "services/scheduler";
+const INSPECTOR: &str = "services/dlq-inspector";
 
 const TRACKER_MODEL: Test = unit(
     KAFKA,
@@ -731,6 +732,30 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[unit(
             KAFKA,
             "credentials::tests::contents_with_which_no_connection_is_possible_are_not_used",
+        )],
+    ),
+    mutant(
+        "groups-ignore-revisions",
+        "A change of a group ignores changes since the expected revision. An operator undoes what another one has just decided.",
+        &[unit(
+            INSPECTOR,
+            "group_states::change::tests::another_revision_than_the_expected_one_is_refused_also_if_nothing_would_change",
+        )],
+    ),
+    mutant(
+        "groups-regress-by-old-dead-letters",
+        "A dead letter from before the resolution makes a group regressed. Nobody can resolve a group.",
+        &[unit(
+            INSPECTOR,
+            "group_states::state::tests::only_a_dead_letter_that_is_written_after_the_resolution_makes_a_group_regressed",
+        )],
+    ),
+    mutant(
+        "groups-are-changed-by-readers",
+        "A caller that may change groups of one topic changes those of all topics that it sees.",
+        &[unit(
+            INSPECTOR,
+            "access::tests::a_group_is_changed_by_callers_that_may_do_so_in_all_of_its_topics",
         )],
     ),
 ];

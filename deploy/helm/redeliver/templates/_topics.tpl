@@ -63,6 +63,7 @@ Redeliver manages the topic, `config` and the topics whose records must fit into
 {{- $_ := set $managed (default "scheduler.jobs.answers" $names.answers) $answers -}}
 {{- end -}}
 {{- $_ := set $managed "redeliver.dlq.ledger" (dict "sources" list "config" (deepCopy $compacted)) -}}
+{{- $_ := set $managed "redeliver.dlq.groups" (dict "sources" list "partitions" 1 "config" (deepCopy $compacted)) -}}
 {{- $control := default (printf "%sredeliver.control" $facts.prefix) (dig "control" "topic" "" $config) -}}
 {{- $_ := set $managed $control (dict "sources" list "partitions" 1 "config" (deepCopy $compacted)) -}}
 {{- $topics := dict -}}

@@ -1,8 +1,11 @@
 //! `ListGroups` and `GetGroup`.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::error::{invalid, status};
-use redeliver_proto::v1;
+use redeliver_proto::{Message as _, v1};
 use tonic::{Code, Status};
 
 use super::list::page_size;
@@ -11,7 +14,13 @@ use super::{Api, bounded, query_failed};
 use crate::access::Viewer;
 use crate::filter::{Comparison, Expr, NumberField, NumberTest, Restriction};
 use crate::fingerprint::{self, GroupId, InvalidGroupId};
-use crate::index::{self, GroupOrder, GroupPage, IndexedGroup};
+use crate::group_states::contents::Problem;
+use crate::group_states::value::Value;
+use crate::group_states::{Decided, GroupState, GroupStates, TOPIC};
+use crate::index::{self, Cursor, GroupOrder, GroupPage, GroupQuery, IndexedGroup};
+
+/// A page ends before it exceeds this many bytes, unless a single group does, because gRPC clients reject messages over 4 MiB by default.
+const PAGE_BYTES: usize = 3 << 20;
 
 impl Api {
     pub(super) async fn list_of_groups(
@@ -21,18 +30,33 @@ impl Api {
     ) -> Result<v1::ListGroupsResponse, Status> {
         let filter = viewer.limit(self.parse_filter(&request.filter)?)?;
         let order = order(&request.order_by)?;
+        let wanted = wanted(&request.states)?;
         let size = page_size(request.page_size)?;
-        let query = query_hash(&["groups", &request.filter, &format!("{order:?}")]);
+        let query = query_hash(&[
+            "groups",
+            &request.filter,
+            &format!("{order:?}"),
+            &format!("{wanted:?}"),
+        ]);
         let after = PageToken::decode(query, &request.page_token)?;
         let completeness = self.completeness();
         let tests_states = filter.written().tests(NumberField::State);
         Self::check_states(tests_states, &completeness)?;
         let now = self.clock.now();
+        let states = self.group_states()?;
+        let (seen, known) = (viewer.clone(), states.clone());
         let GroupPage { groups, next } = self
             .pool
             .query(move |connection| {
-                let filter = filter.resolve(connection)?;
-                index::list_groups(connection, &filter, order, after, size, now)
+                let (filter, visible) = (filter.resolve(connection)?, seen.topics(connection)?);
+                let query = GroupQuery {
+                    wanted: &wanted,
+                    order,
+                    after,
+                    limit: size,
+                    ..GroupQuery::first(&filter, &known, visible.as_ref(), now)
+                };
+                index::list_groups(connection, &query)
             })
             .await
             .map_err(|error| query_failed(&error))?;
@@ -40,27 +64,31 @@ impl Api {
         let completeness = self.completeness_since(&completeness);
         Self::check_states(tests_states, &completeness)?;
         let are_states_known = completeness.are_states_known();
-        let groups = groups.into_iter().map(|group| message(group, are_states_known));
+        let groups = groups
+            .into_iter()
+            .map(|group| (group.cursor, with_state(group, are_states_known, &states)));
+        let (page, end) = fitting(groups, PAGE_BYTES);
+        let next = end.or(next);
         Ok(v1::ListGroupsResponse {
-            groups: groups.collect(),
+            groups: page,
             next_page_token: next.map_or_else(String::new, |cursor| PageToken::encode(query, cursor)),
             completeness: Some(self.completeness_message(&completeness, viewer)),
         })
     }
 
     pub(super) async fn group(&self, viewer: &Viewer, text: String) -> Result<v1::Group, Status> {
-        let id: GroupId = text.parse().map_err(|error: InvalidGroupId| {
-            invalid("id", format!("`{}` {error}", bounded(&text)), "ID_INVALID", [])
-        })?;
-        let in_group = NumberTest::Compare(Comparison::Equal, id.number());
-        let filter = viewer.limit(Expr::Is(Restriction::Number(NumberField::Group, in_group)))?;
+        let id = group_id(&text)?;
+        let filter = viewer.limit(in_group(id))?;
         let completeness = self.completeness();
         let now = self.clock.now();
+        let states = self.group_states()?;
+        let (seen, known) = (viewer.clone(), states.clone());
         let page = self
             .pool
             .query(move |connection| {
-                let filter = filter.resolve(connection)?;
-                index::list_groups(connection, &filter, GroupOrder::default(), None, 1, now)
+                let (filter, visible) = (filter.resolve(connection)?, seen.topics(connection)?);
+                let query = GroupQuery::first(&filter, &known, visible.as_ref(), now);
+                index::list_groups(connection, &query)
             })
             .await
             .map_err(|error| query_failed(&error))?;
@@ -69,28 +97,88 @@ impl Api {
         match page.groups.into_iter().next() {
             Some(group) => Ok(v1::Group {
                 completeness: Some(answer),
-                ..message(group, completeness.are_states_known())
+                ..with_state(group, completeness.are_states_known(), &states)
             }),
-            None if answer.complete => Err(status(
+            None => Err(Self::no_group(id, answer.complete)),
+        }
+    }
+
+    /// The states of groups.
+    pub(super) fn group_states(&self) -> Result<Arc<GroupStates>, Status> {
+        self.groups.states.contents().ok_or_else(|| {
+            let text = format!("the topic `{TOPIC}` was not read yet; retry later, or see /readyz");
+            status(Code::Unavailable, text, "GROUP_STATES_UNKNOWN", [])
+        })
+    }
+
+    /// The error for a group of which the caller sees no dead letters.
+    pub(super) fn no_group(id: GroupId, is_complete: bool) -> Status {
+        let (code, reason, text) = if is_complete {
+            (
                 Code::NotFound,
-                format!("no dead letters of the group `{id}`; retention may have removed them"),
                 "GROUP_NOT_FOUND",
-                [("id", id.to_string())],
-            )),
-            None => Err(status(
+                format!("no dead letters of the group `{id}`; retention may have removed them"),
+            )
+        } else {
+            (
                 Code::Unavailable,
+                "INDEX_INCOMPLETE",
                 format!(
                     "the index does not contain all dead letters yet; group `{id}` may exist; retry later"
                 ),
-                "INDEX_INCOMPLETE",
-                [("id", id.to_string())],
-            )),
-        }
+            )
+        };
+        status(code, text, reason, [("id", id.to_string())])
     }
 }
 
-fn message(group: IndexedGroup, are_states_known: bool) -> v1::Group {
+/// The first groups, up to a number of bytes but at least one, and the end of the page if there are more.
+fn fitting(
+    groups: impl Iterator<Item = (Cursor, v1::Group)>,
+    limit: usize,
+) -> (Vec<v1::Group>, Option<Cursor>) {
+    let (mut page, mut bytes, mut last) = (Vec::new(), 0, None);
+    for (cursor, group) in groups {
+        bytes += group.encoded_len();
+        if bytes > limit && !page.is_empty() {
+            return (page, last);
+        }
+        page.push(group);
+        last = Some(cursor);
+    }
+    (page, None)
+}
+
+pub(super) fn group_id(text: &str) -> Result<GroupId, Status> {
+    text.parse().map_err(|error: InvalidGroupId| {
+        invalid("id", format!("`{}` {error}", bounded(text)), "ID_INVALID", [])
+    })
+}
+
+/// The filter for the dead letters of a group.
+pub(super) fn in_group(id: GroupId) -> Expr {
+    let is_group = NumberTest::Compare(Comparison::Equal, id.number());
+    Expr::Is(Restriction::Number(NumberField::Group, is_group))
+}
+
+fn with_state(group: IndexedGroup, are_states_known: bool, states: &GroupStates) -> v1::Group {
+    let (value, problem) = (states.get(group.id), states.problem(group.id));
+    message(group, are_states_known, value.map(|value| &**value), problem)
+}
+
+pub(super) fn message(
+    group: IndexedGroup,
+    are_states_known: bool,
+    value: Option<&Value>,
+    problem: Option<Problem>,
+) -> v1::Group {
     let topics = group.topics.into_iter();
+    let decision = value.and_then(|value| value.decision.as_ref());
+    let note = value.and_then(|value| value.note.as_ref());
+    let muted_until = decision.and_then(|decision| match decision.decided {
+        Decided::Muted(until) => until,
+        Decided::Open | Decided::Resolved => None,
+    });
     v1::Group {
         id: group.id.to_string(),
         fingerprint_version: fingerprint::VERSION.into(),
@@ -108,7 +196,25 @@ fn message(group: IndexedGroup, are_states_known: bool) -> v1::Group {
         trend: group.trend,
         sample_id: group.sample.map_or_else(String::new, |id| id.to_string()),
         completeness: None,
+        state: group.state as i32,
+        state_time: decision.map(|decision| to_timestamp(decision.time)),
+        state_by: decision.map(|decision| decision.by.clone()).unwrap_or_default(),
+        state_why: decision.map(|decision| decision.why.clone()).unwrap_or_default(),
+        muted_until: muted_until.map(to_timestamp),
+        note: note.map(|note| note.text.clone()).unwrap_or_default(),
+        note_time: note.and_then(|note| note.time).map(to_timestamp),
+        note_by: note.map(|note| note.by.clone()).unwrap_or_default(),
+        revision: value.map_or(0, |value| value.revision),
+        problem: problem.map(|problem| problem.to_string()).unwrap_or_default(),
     }
+}
+
+fn wanted(states: &[i32]) -> Result<Vec<GroupState>, Status> {
+    let known = |number: &i32| GroupState::ALL.into_iter().find(|state| *state as i32 == *number);
+    let wanted: Option<BTreeSet<GroupState>> = states.iter().map(known).collect();
+    let problem = "must be OPEN, RESOLVED, MUTED or REGRESSED; leave it out for groups in any state";
+    let wanted = wanted.ok_or_else(|| invalid("states", problem, "STATES_INVALID", []))?;
+    Ok(wanted.into_iter().collect())
 }
 
 fn order(order_by: &str) -> Result<GroupOrder, Status> {
@@ -133,6 +239,41 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_page_ends_before_it_is_too_large_and_has_a_group_in_any_case() {
+        let group = |number: u64| {
+            let cursor = Cursor {
+                dead_at: 1,
+                id_hash: number,
+            };
+            let group = v1::Group {
+                id: number.to_string(),
+                note: "x".repeat(500),
+                ..v1::Group::default()
+            };
+            (cursor, group)
+        };
+        let fit = |limit| {
+            let (page, end) = fitting([1, 2, 3].map(group).into_iter(), limit);
+            let ids: Vec<String> = page.into_iter().map(|group| group.id).collect();
+            (ids.join(" "), end.map(|cursor| cursor.id_hash))
+        };
+        assert_eq!(fit(100), ("1".to_owned(), Some(1)));
+        assert_eq!(fit(1_100), ("1 2".to_owned(), Some(2)));
+        assert_eq!(fit(1_600), ("1 2 3".to_owned(), None));
+    }
+
+    #[test]
+    fn the_states_have_the_numbers_of_the_schema_and_others_are_refused() {
+        for state in GroupState::ALL {
+            let wire = v1::GroupState::try_from(state as i32).unwrap();
+            let name = format!("GROUP_STATE_{}", state.name().to_uppercase());
+            assert_eq!(wire.as_str_name(), name);
+        }
+        assert_eq!(wanted(&[3, 1, 3]).unwrap(), [GroupState::Open, GroupState::Muted]);
+        assert!(wanted(&[]).unwrap().is_empty() && wanted(&[0]).is_err() && wanted(&[1, 9]).is_err());
+    }
+
+    #[test]
     fn the_order_is_validated() {
         assert_eq!(order("").unwrap(), GroupOrder::Last);
         assert_eq!(order(" count  desc").unwrap(), GroupOrder::Count);
@@ -155,10 +296,15 @@ mod tests {
             topics: [("a-dlq".to_owned(), 3)].into(),
             trend: vec![0; 24],
             sample: None,
+            state: GroupState::Open,
+            cursor: Cursor {
+                dead_at: 0,
+                id_hash: 0,
+            },
         };
-        let known = message(group.clone(), true);
+        let known = with_state(group.clone(), true, &GroupStates::default());
         assert_eq!((known.id.as_str(), known.open), ("0000000000000001", Some(2)));
-        let unknown = message(group, false);
+        let unknown = with_state(group, false, &GroupStates::default());
         assert_eq!((unknown.count, unknown.open), (3, None));
     }
 }

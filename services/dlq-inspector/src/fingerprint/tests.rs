@@ -177,3 +177,17 @@ proptest! {
         prop_assert_eq!(template(&message(one)), template(&message(other)));
     }
 }
+
+#[test]
+fn a_quotation_mark_without_a_partner_is_text_and_those_after_it_are_found() {
+    for (message, expected) in [
+        (
+            "a \u{201c}b \u{201c}c 'd' \"e\" 1",
+            "a \u{201c}b \u{201c}c <quoted> <quoted> <number>",
+        ),
+        ("`x 'y' `z", "<quoted>z"),
+        ("it is ` and 'y' and \"", "it is ` and <quoted> and \""),
+    ] {
+        assert_eq!(template(message), expected);
+    }
+}

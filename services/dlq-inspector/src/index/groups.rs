@@ -1,12 +1,12 @@
 //! Groups of dead letters with the same [`crate::fingerprint`], which the writer keeps up to date with the rows.
 //!
 //! For each group, topic and state, there is a count with the times of the first and the last dead letter; for each group, topic and
-//! hour, a count for the trend. A group exists as long as it has dead letters. When its first or last one is removed or changes its state, the next
+//! hour of the last day, a count for the trend. A group exists as long as it has dead letters. When its first or last one is removed or changes its state, the next
 //! one is found with the full-text index, which returns rows in the order of time. The search is bounded, so that the first or last time may
 //! be one before or after all counted dead letters if most of the group in the topic are in other states.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::ControlFlow;
 
 use redeliver_core::Timestamp;
@@ -18,6 +18,7 @@ use super::texts::{TextTable, Texts};
 use super::{query, row_key, terms};
 use crate::filter::{Condition, Expr, NumberField, Restriction, TextField};
 use crate::fingerprint::GroupId;
+use crate::group_states::{GroupState, GroupStates};
 use crate::id::LetterId;
 use crate::ledger::State;
 
@@ -91,7 +92,7 @@ impl Changes {
         extend(range, dead_at);
         *self
             .hours
-            .entry((counted.group_id, counted.topic_id, dead_at.div_euclid(HOUR)))
+            .entry((counted.group_id, counted.topic_id, hour(dead_at)))
             .or_default() += count;
     }
 
@@ -104,19 +105,26 @@ impl Changes {
             }
         }
         for ((group_id, topic_id, hour), count) in self.hours.drain().filter(|(_, count)| *count != 0) {
-            connection
-                .prepare_cached(
-                    "INSERT INTO group_hours (group_id, topic_id, hour, count) VALUES (?, ?, ?, ?) \
-                     ON CONFLICT DO UPDATE SET count = count + excluded.count",
-                )?
-                .execute((group_id, topic_id, hour, count))?;
-            if count < 0 {
+            if count > 0 {
                 connection
                     .prepare_cached(
-                        "DELETE FROM group_hours WHERE group_id = ? AND topic_id = ? AND hour = ? AND count = 0",
+                        "INSERT INTO group_hours (group_id, topic_id, hour, count) VALUES (?, ?, ?, ?) \
+                         ON CONFLICT DO UPDATE SET count = count + excluded.count",
                     )?
-                    .execute((group_id, topic_id, hour))?;
+                    .execute((group_id, topic_id, hour, count))?;
+                continue;
             }
+            // Unless the hour is forgotten.
+            connection
+                .prepare_cached(
+                    "UPDATE group_hours SET count = count + ? WHERE group_id = ? AND topic_id = ? AND hour = ?",
+                )?
+                .execute((count, group_id, topic_id, hour))?;
+            connection
+                .prepare_cached(
+                    "DELETE FROM group_hours WHERE group_id = ? AND topic_id = ? AND hour = ? AND count <= 0",
+                )?
+                .execute((group_id, topic_id, hour))?;
         }
         for group_id in emptied {
             connection
@@ -127,6 +135,19 @@ impl Changes {
         }
         Ok(())
     }
+}
+
+/// The hour of a time in milliseconds.
+pub(super) const fn hour(time: i64) -> i64 {
+    time.div_euclid(HOUR)
+}
+
+/// Removes the hours that are in no trend any more when this one has begun.
+pub(super) fn forget_hours(connection: &Connection, hour: i64) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached("DELETE FROM group_hours WHERE hour <= ?")?
+        .execute([hour - TREND_HOURS])?;
+    Ok(())
 }
 
 /// Stores the change of a count. `false` if nothing is left to count.
@@ -316,6 +337,75 @@ pub struct IndexedGroup {
     pub trend: Vec<u64>,
     /// The newest dead letter of the group in the topic with the last one that matches, and not after it.
     pub sample: Option<LetterId>,
+    /// Its state.
+    pub state: GroupState,
+    /// Its place in the list.
+    pub cursor: Cursor,
+}
+
+/// Which groups are wanted.
+pub(crate) struct GroupQuery<'q> {
+    /// Of the dead letters that match.
+    pub(crate) filter: &'q Expr,
+    /// What somebody has decided about groups.
+    pub(crate) states: &'q GroupStates,
+    /// Only groups in one of these states; if empty, in any.
+    pub(crate) wanted: &'q [GroupState],
+    /// The topics whose dead letters count for the states; `None`: all.
+    pub(crate) visible: Option<&'q HashSet<i64>>,
+    pub(crate) order: GroupOrder,
+    /// The end of the page before.
+    pub(crate) after: Option<Cursor>,
+    /// The maximum number of groups.
+    pub(crate) limit: usize,
+    /// The end of the trends.
+    pub(crate) now: Timestamp,
+}
+
+impl<'q> GroupQuery<'q> {
+    /// The group with the last dead letter.
+    pub(crate) fn first(
+        filter: &'q Expr,
+        states: &'q GroupStates,
+        visible: Option<&'q HashSet<i64>>,
+        now: Timestamp,
+    ) -> Self {
+        Self {
+            filter,
+            states,
+            wanted: &[],
+            visible,
+            order: GroupOrder::default(),
+            after: None,
+            limit: 1,
+            now,
+        }
+    }
+
+    /// The state of a group, which does not depend on the filter. A time of a count that is only a bound is that of a dead letter
+    /// in another state, so that the last time of all states is exact.
+    fn state(&self, connection: &Connection, group_id: i64) -> rusqlite::Result<GroupState> {
+        let Some(decision) = self.states.decision(GroupId::from_number(group_id)) else {
+            return Ok(GroupState::Open);
+        };
+        let mut statement =
+            connection.prepare_cached("SELECT topic_id, last FROM group_counts WHERE group_id = ?")?;
+        let mut rows = statement.query([group_id])?;
+        let mut last: Option<i64> = None;
+        while let Some(row) = rows.next()? {
+            let topic_id: i64 = row.get("topic_id")?;
+            if self.visible.is_none_or(|visible| visible.contains(&topic_id)) {
+                last = last.max(Some(row.get("last")?));
+            }
+        }
+        Ok(decision.state(last.map(Timestamp::from_millis), self.now))
+    }
+
+    /// The state, if groups in it are wanted.
+    fn wanted_state(&self, connection: &Connection, group_id: i64) -> rusqlite::Result<Option<GroupState>> {
+        let state = self.state(connection, group_id)?;
+        Ok(Some(state).filter(|state| self.wanted.is_empty() || self.wanted.contains(state)))
+    }
 }
 
 /// What a list of groups is ordered by, the highest first.
@@ -387,34 +477,31 @@ impl Summary {
     }
 }
 
-/// The groups of the dead letters that match a filter, beginning after a cursor. `now` is the end of the trends.
-pub(crate) fn list_groups(
-    connection: &Connection,
-    filter: &Expr,
-    order: GroupOrder,
-    after: Option<Cursor>,
-    limit: usize,
-    now: Timestamp,
-) -> rusqlite::Result<GroupPage> {
-    let mut found: Vec<(Cursor, Summary)> = Vec::new();
-    let mut add = |summary: Summary| {
-        let cursor = summary.cursor(order);
-        if after.is_none_or(|after| cursor < after) {
-            found.push((cursor, summary));
+/// A page of groups.
+pub(crate) fn list_groups(connection: &Connection, query: &GroupQuery<'_>) -> rusqlite::Result<GroupPage> {
+    let limit = query.limit;
+    let mut found: Vec<(Cursor, (Summary, GroupState))> = Vec::new();
+    let mut add = |summary: Summary| -> rusqlite::Result<()> {
+        let cursor = summary.cursor(query.order);
+        if query.after.is_none_or(|after| cursor < after)
+            && let Some(state) = query.wanted_state(connection, summary.group_id)?
+        {
+            found.push((cursor, (summary, state)));
         }
         // There can be as many groups as dead letters.
         if found.len() > 2 * limit + 100 {
             found.select_nth_unstable_by_key(limit, |(cursor, _)| Reverse(*cursor));
             found.truncate(limit + 1);
         }
+        Ok(())
     };
     let mut current: Option<Summary> = None;
-    counts(connection, filter, |row| {
+    counts(connection, query.filter, |row| {
         if let Some(summary) = &mut current
             && summary.group_id == row.group_id
         {
             summary.add(row);
-            return;
+            return Ok(());
         }
         let mut summary = Summary {
             group_id: row.group_id,
@@ -426,13 +513,9 @@ pub(crate) fn list_groups(
             topics: BTreeMap::new(),
         };
         summary.add(row);
-        if let Some(done) = current.replace(summary) {
-            add(done);
-        }
+        current.replace(summary).map_or(Ok(()), &mut add)
     })?;
-    if let Some(done) = current {
-        add(done);
-    }
+    current.map_or(Ok(()), &mut add)?;
     found.sort_unstable_by_key(|(cursor, _)| Reverse(*cursor));
     let has_more = found.len() > limit;
     found.truncate(limit);
@@ -440,13 +523,17 @@ pub(crate) fn list_groups(
     let mut texts = Texts::new(connection);
     let groups = found
         .into_iter()
-        .map(|(_, summary)| load(connection, &mut texts, &summary, now))
+        .map(|(cursor, found)| load(connection, &mut texts, &found, cursor, query.now))
         .collect::<rusqlite::Result<_>>()?;
     Ok(GroupPage { groups, next })
 }
 
 /// The number of dead letters that match, by group, topic and state, in the order of groups.
-fn counts(connection: &Connection, filter: &Expr, mut each: impl FnMut(Row)) -> rusqlite::Result<()> {
+fn counts(
+    connection: &Connection,
+    filter: &Expr,
+    mut each: impl FnMut(Row) -> rusqlite::Result<()>,
+) -> rusqlite::Result<()> {
     let is_counted = |restriction: &Restriction| {
         matches!(
             restriction,
@@ -488,7 +575,7 @@ fn counts(connection: &Connection, filter: &Expr, mut each: impl FnMut(Row)) -> 
             count: row.get("count")?,
             first: row.get("first")?,
             last: row.get("last")?,
-        });
+        })?;
     }
     Ok(())
 }
@@ -496,7 +583,8 @@ fn counts(connection: &Connection, filter: &Expr, mut each: impl FnMut(Row)) -> 
 fn load(
     connection: &Connection,
     texts: &mut Texts<'_>,
-    summary: &Summary,
+    (summary, state): &(Summary, GroupState),
+    cursor: Cursor,
     now: Timestamp,
 ) -> rusqlite::Result<IndexedGroup> {
     let id = summary.group_id;
@@ -529,12 +617,14 @@ fn load(
         topics,
         trend: trend(connection, summary, now)?,
         sample: sample(connection, texts, summary)?,
+        state: *state,
+        cursor,
     })
 }
 
 /// Only of topics with dead letters that match, because the caller may see no other ones.
 fn trend(connection: &Connection, summary: &Summary, now: Timestamp) -> rusqlite::Result<Vec<u64>> {
-    let hour = now.as_millis().div_euclid(HOUR);
+    let hour = hour(now.as_millis());
     let from = hour - TREND_HOURS + 1;
     let mut trend = vec![0; usize::try_from(TREND_HOURS).unwrap_or_default()];
     let mut statement = connection.prepare_cached(
@@ -580,9 +670,78 @@ fn sample(
     }))
 }
 
-/// The number of groups with open dead letters.
-pub(crate) fn count_open_groups(connection: &Connection) -> rusqlite::Result<i64> {
-    connection
+/// The groups with open dead letters.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OpenGroups {
+    /// Their number by state.
+    pub(crate) counts: BTreeMap<GroupState, i64>,
+    /// Those that are regressed.
+    pub(crate) regressed: BTreeSet<GroupId>,
+}
+
+/// The groups with open dead letters, by state.
+pub(crate) fn open_groups(
+    connection: &Connection,
+    states: &GroupStates,
+    now: Timestamp,
+) -> rusqlite::Result<OpenGroups> {
+    let all: i64 = connection
         .prepare_cached("SELECT count(DISTINCT group_id) AS groups FROM group_counts WHERE state = ?")?
-        .query_row([State::Open as i64], |row| row.get("groups"))
+        .query_row([State::Open as i64], |row| row.get("groups"))?;
+    let mut groups = OpenGroups::default();
+    let mut decided = 0;
+    let mut statement = connection.prepare_cached(
+        "SELECT max(last) AS last, coalesce(max(state = ?), 0) AS is_open FROM group_counts WHERE group_id = ?",
+    )?;
+    // Few groups have a decision, so that they are looked up one by one.
+    for (id, value) in states.values() {
+        let Some(decision) = &value.decision else {
+            continue;
+        };
+        let (last, is_open): (Option<i64>, bool) = statement
+            .query_row((State::Open as i64, id.number()), |row| {
+                Ok((row.get("last")?, row.get("is_open")?))
+            })?;
+        if !is_open {
+            continue;
+        }
+        decided += 1;
+        let state = decision.state(last.map(Timestamp::from_millis), now);
+        *groups.counts.entry(state).or_default() += 1;
+        if state == GroupState::Regressed {
+            groups.regressed.insert(id);
+        }
+    }
+    *groups.counts.entry(GroupState::Open).or_default() += all - decided;
+    Ok(groups)
+}
+
+/// The topics in which a group has dead letters, with the time of the last one, whatever was done with it.
+pub(crate) fn topics_of_group(
+    connection: &Connection,
+    id: GroupId,
+) -> rusqlite::Result<BTreeMap<String, Timestamp>> {
+    let mut statement = connection.prepare_cached(
+        "SELECT t.text AS topic, max(c.last) AS last FROM group_counts c JOIN texts t ON t.id = c.topic_id \
+         WHERE c.group_id = ? GROUP BY c.topic_id",
+    )?;
+    let rows = statement.query_map([id.number()], |row| {
+        Ok((row.get("topic")?, Timestamp::from_millis(row.get("last")?)))
+    })?;
+    rows.collect()
+}
+
+/// Those of some groups that have no dead letters.
+pub(crate) fn without_letters(
+    connection: &Connection,
+    ids: impl Iterator<Item = GroupId>,
+) -> rusqlite::Result<BTreeSet<GroupId>> {
+    let mut statement = connection.prepare_cached("SELECT 1 FROM groups WHERE id = ?")?;
+    let mut without = BTreeSet::new();
+    for id in ids {
+        if !statement.exists([id.number()])? {
+            without.insert(id);
+        }
+    }
+    Ok(without)
 }

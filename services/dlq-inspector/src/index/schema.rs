@@ -157,6 +157,20 @@ pub(super) fn set_next_sequence(connection: &Connection, next: i64) -> rusqlite:
     Ok(())
 }
 
+/// Whether the index has contained everything once.
+pub(super) fn has_caught_up(connection: &Connection) -> rusqlite::Result<bool> {
+    Ok(meta(connection, "caught_up")?.is_some())
+}
+
+/// Remembers that the index has contained everything once.
+pub(super) fn set_caught_up(connection: &Connection) -> rusqlite::Result<()> {
+    connection.execute(
+        "INSERT OR REPLACE INTO meta (name, value) VALUES ('caught_up', 1)",
+        (),
+    )?;
+    Ok(())
+}
+
 fn meta(connection: &Connection, name: &str) -> rusqlite::Result<Option<i64>> {
     connection
         .prepare_cached("SELECT value FROM meta WHERE name = ?")?

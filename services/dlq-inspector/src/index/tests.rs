@@ -1,13 +1,17 @@
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use redeliver_core::{Headers, Position, Record, Timestamp};
 use redeliver_kafka::TopicId;
+use redeliver_service::followed::Contents;
 use tempfile::TempDir;
 
 use super::query::read_topic_ids;
 use super::*;
 use crate::filter::{Expr, Restriction, parse};
+use crate::fingerprint::GroupId;
+use crate::group_states::contents::tests as states;
+use crate::group_states::{Decided, GroupState, GroupStates};
 use crate::id::LetterId;
 use crate::ledger::{self, Entry, State, Update};
 use crate::letter::{ContentHash, Letter};
@@ -1548,9 +1552,25 @@ fn a_watch_that_knows_templates_finds_messages_of_later_ones() {
 impl Fixture {
     fn groups(&self, filter: &str, order: GroupOrder, after: Option<Cursor>, limit: usize) -> GroupPage {
         let filter = parse(filter, self.json_fields).unwrap();
-        let now = Timestamp::from_millis(86_400_000);
-        let query = |connection: &_| list_groups(connection, &filter, order, after, limit, now);
+        let query = GroupQuery {
+            order,
+            after,
+            limit,
+            ..all_groups(&filter)
+        };
+        let query = |connection: &_| list_groups(connection, &query);
         self.index.pool.read_blocking(query).unwrap()
+    }
+}
+
+/// No group has a state.
+static NO_STATES: LazyLock<GroupStates> = LazyLock::new(GroupStates::default);
+
+fn all_groups(filter: &Expr) -> GroupQuery<'_> {
+    GroupQuery {
+        order: GroupOrder::Count,
+        limit: 5_000,
+        ..GroupQuery::first(filter, &NO_STATES, None, Timestamp::from_millis(86_400_000))
     }
 }
 
@@ -1611,6 +1631,39 @@ fn a_group_has_the_counts_times_and_topics_of_its_dead_letters() {
     let counted = fixture.groups("topic = b-dlq", GroupOrder::Count, None, 10);
     let counts: Vec<u64> = counted.groups.iter().map(|group| group.count).collect();
     assert_eq!(counts, [2, 1]);
+}
+
+#[test]
+fn the_hours_of_a_trend_are_forgotten_after_a_day() {
+    let mut fixture = Fixture::new();
+    let hours = 3_600_000;
+    let dead = |hour, offset| at(hour * hours, "a-dlq", 0, offset, &[]);
+    fixture.put(vec![dead(0, 1), dead(0, 2), dead(5, 3)]);
+    let stored = |fixture: &Fixture| {
+        let read = |connection: &rusqlite::Connection| {
+            let mut statement = connection.prepare("SELECT hour, count FROM group_hours ORDER BY hour")?;
+            let rows = statement.query_map((), |row| Ok((row.get("hour")?, row.get("count")?)))?;
+            rows.collect::<rusqlite::Result<Vec<(i64, i64)>>>()
+        };
+        fixture.index.pool.read_blocking(read).unwrap()
+    };
+    assert_eq!(stored(&fixture), [(0, 2), (5, 1)]);
+    let later = |fixture: &mut Fixture, hour: i64, offset| {
+        let letters = [Change::Letters(vec![dead(hour, offset)])];
+        let now = Timestamp::from_millis(hour * hours);
+        fixture.index.writer.write(&letters, now).unwrap();
+    };
+    later(&mut fixture, 23, 4);
+    assert_eq!(stored(&fixture), [(0, 2), (5, 1), (23, 1)]);
+    later(&mut fixture, 24, 5);
+    assert_eq!(stored(&fixture), [(5, 1), (23, 1), (24, 1)]);
+    // The removal of a dead letter whose hour is forgotten counts nowhere.
+    fixture.apply(&[Change::Trim {
+        topic: "a-dlq".into(),
+        partition: 0,
+        low: 4,
+    }]);
+    assert_eq!(stored(&fixture), [(23, 1), (24, 1)]);
 }
 
 #[test]
@@ -1731,7 +1784,12 @@ fn the_groups_of_the_writer_equal_the_rows() {
         const ROWS: &str = "SELECT group_id, topic_id, dead_at / 3600000 AS hour, count(*) AS count FROM letters \
                             GROUP BY group_id, topic_id, hour";
         const HOURS: &str = "SELECT group_id, topic_id, hour, count FROM group_hours";
-        for (one, other) in [(ROWS, HOURS), (HOURS, ROWS)] {
+        // Of all states together, the last times are exact.
+        const LAST_ROWS: &str =
+            "SELECT group_id, topic_id, max(dead_at) AS last FROM letters GROUP BY group_id, topic_id";
+        const LAST: &str =
+            "SELECT group_id, topic_id, max(last) AS last FROM group_counts GROUP BY group_id, topic_id";
+        for (one, other) in [(ROWS, HOURS), (HOURS, ROWS), (LAST_ROWS, LAST), (LAST, LAST_ROWS)] {
             let sql = format!("SELECT count(*) AS count FROM ({one} EXCEPT {other})");
             let different = fixture
                 .index
@@ -1744,17 +1802,156 @@ fn the_groups_of_the_writer_equal_the_rows() {
     }
 }
 
+/// Three groups whose dead letters are written at these times; the first and last one of `a` in the topic `b-dlq`.
+fn groups_with_times(fixture: &mut Fixture) -> [GroupId; 3] {
+    let dead =
+        |time, topic, offset, code| at(time, topic, 0, offset, &[("error-code", code), ("pipeline", "p")]);
+    fixture.put(vec![
+        dead(20, "a-dlq", 1, "a"),
+        dead(30, "a-dlq", 2, "a"),
+        dead(10, "b-dlq", 1, "a"),
+        dead(40, "b-dlq", 2, "a"),
+        dead(20, "a-dlq", 3, "b"),
+        dead(20, "a-dlq", 4, "c"),
+    ]);
+    ["a", "b", "c"].map(|code| {
+        let page = fixture.groups(&format!("error_code = {code}"), GroupOrder::Count, None, 10);
+        page.groups[0].id
+    })
+}
+
+fn decided(values: &[(GroupId, Decided, i64)]) -> GroupStates {
+    let mut known = GroupStates::default();
+    for (id, decided, time) in values {
+        let value = states::decided(*decided, *time, 1);
+        let key = crate::group_states::contents::key(*id);
+        Contents::apply(&mut known, &states::record(&key, Some(value.encode())));
+    }
+    known
+}
+
+#[test]
+fn the_state_of_a_group_follows_from_all_dead_letters_in_the_topics_that_are_seen() {
+    let mut fixture = Fixture::new();
+    let [a, b, c] = groups_with_times(&mut fixture);
+    let found =
+        |fixture: &Fixture, known: &GroupStates, filter: &str, seen: Option<&str>, wanted: &[GroupState]| {
+            let filter = parse(filter, fixture.json_fields).unwrap();
+            let read = |connection: &_| {
+                let topics = topics(connection)?.into_iter();
+                let topics = topics
+                    .filter(|(_, topic)| Some(&**topic) == seen)
+                    .map(|(id, _)| id);
+                let visible = seen.map(|_| topics.collect::<HashSet<i64>>());
+                let query = GroupQuery {
+                    states: known,
+                    wanted,
+                    visible: visible.as_ref(),
+                    ..all_groups(&filter)
+                };
+                list_groups(connection, &query)
+            };
+            let page = fixture.index.pool.read_blocking(read).unwrap();
+            let states = page.groups.iter().map(|group| (group.id, group.state));
+            states.collect::<HashSet<_>>()
+        };
+    let known = decided(&[(a, Decided::Resolved, 35), (b, Decided::Muted(None), 5)]);
+    let all: [(GroupId, GroupState); 3] = [
+        (a, GroupState::Regressed),
+        (b, GroupState::Muted),
+        (c, GroupState::Open),
+    ];
+    assert_eq!(found(&fixture, &known, "", None, &[]), HashSet::from(all));
+    for (id, state) in all {
+        assert_eq!(
+            found(&fixture, &known, "", None, &[state]),
+            HashSet::from([(id, state)])
+        );
+    }
+    // A filter chooses what is counted. The state is one of the group.
+    let of_a = "topic = a-dlq AND error_code = a";
+    assert_eq!(found(&fixture, &known, of_a, None, &[]), HashSet::from([all[0]]));
+    // What the caller does not see does not count.
+    let resolved = HashSet::from([(a, GroupState::Resolved)]);
+    assert_eq!(found(&fixture, &known, of_a, Some("a-dlq"), &[]), resolved);
+    // Whatever was done with the dead letter.
+    fixture.apply(&[Change::Ledger(vec![update(
+        "b-dlq/0/2",
+        Some(State::Discarded),
+        None,
+    )])]);
+    assert_eq!(
+        found(&fixture, &known, "", None, &[GroupState::Regressed]),
+        HashSet::from([all[0]])
+    );
+    let known = decided(&[(a, Decided::Resolved, 40), (b, Decided::Open, 5)]);
+    assert_eq!(
+        found(&fixture, &known, "", None, &[GroupState::Resolved]),
+        resolved
+    );
+    assert_eq!(
+        found(&fixture, &known, "", None, &[GroupState::Muted]),
+        HashSet::new()
+    );
+}
+
+#[test]
+fn groups_with_open_dead_letters_are_counted_by_state() {
+    let mut fixture = Fixture::new();
+    let [a, b, c] = groups_with_times(&mut fixture);
+    let known = decided(&[
+        (a, Decided::Resolved, 35),
+        (b, Decided::Muted(None), 5),
+        (GroupId::from_number(1), Decided::Resolved, 5),
+    ]);
+    let counted = |fixture: &Fixture| {
+        let now = Timestamp::from_millis(100);
+        let read = |connection: &_| open_groups(connection, &known, now);
+        fixture.index.pool.read_blocking(read).unwrap()
+    };
+    let groups = counted(&fixture);
+    let expected = [
+        (GroupState::Open, 1),
+        (GroupState::Muted, 1),
+        (GroupState::Regressed, 1),
+    ];
+    assert_eq!((groups.counts, groups.regressed), (expected.into(), [a].into()));
+    // A group without open dead letters needs no attention.
+    let all = [
+        ("a-dlq", 1),
+        ("a-dlq", 2),
+        ("b-dlq", 1),
+        ("b-dlq", 2),
+        ("a-dlq", 4),
+    ];
+    let discarded =
+        all.map(|(topic, offset)| update(&format!("{topic}/0/{offset}"), Some(State::Discarded), None));
+    fixture.apply(&[Change::Ledger(discarded.into())]);
+    let groups = counted(&fixture);
+    let expected = [(GroupState::Open, 0), (GroupState::Muted, 1)];
+    assert_eq!((groups.counts, groups.regressed.len()), (expected.into(), 0));
+
+    let pool = &fixture.index.pool;
+    let topics = pool
+        .read_blocking(|connection| topics_of_group(connection, a))
+        .unwrap();
+    let expected = [("a-dlq", 30), ("b-dlq", 40)];
+    let expected = expected.map(|(topic, time)| (topic.to_owned(), Timestamp::from_millis(time)));
+    assert_eq!(topics, expected.into());
+    let other = GroupId::from_number(1);
+    let without = pool.read_blocking(|connection| without_letters(connection, [other, c].into_iter()));
+    assert_eq!(without.unwrap(), [other].into());
+}
+
 #[test]
 fn new_groups_are_counted_once() {
     let mut fixture = Fixture::new();
     let dead = |offset, code| letter("a-dlq", 0, offset, &[("error-code", code)]);
     fixture.put(vec![dead(1, "a"), dead(2, "a"), dead(3, "b")]);
     fixture.put(vec![dead(4, "a")]);
-    assert_eq!(fixture.index.writer.take_new_groups(), 2);
+    assert_eq!(fixture.index.writer.take_new_groups().len(), 2);
     fixture.put(vec![dead(5, "b"), dead(6, "c")]);
-    assert_eq!(fixture.index.writer.take_new_groups(), 1);
-    let open = fixture.index.pool.read_blocking(count_open_groups).unwrap();
-    assert_eq!(open, 3);
+    assert_eq!(fixture.index.writer.take_new_groups().len(), 1);
 }
 
 /// A filter of a caller that sees these topics.
@@ -1793,8 +1990,7 @@ fn a_filter_can_be_limited_to_thousands_of_topics() {
         let since = [Timestamp::from_millis(0); 3];
         let counts = pool.read_blocking(|connection| count_by_topic(connection, &filter, since));
         assert_eq!(counts.unwrap().len(), expected, "{filter:?}");
-        let now = Timestamp::from_millis(86_400_000);
-        let groups = |connection: &_| list_groups(connection, &filter, GroupOrder::Count, None, 5_000, now);
+        let groups = |connection: &_| list_groups(connection, &all_groups(&filter));
         assert_eq!(
             pool.read_blocking(groups).unwrap().groups.len(),
             expected,

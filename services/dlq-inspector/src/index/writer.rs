@@ -17,7 +17,7 @@ use super::tables::{BodyRow, LetterRow};
 use super::texts::{TextIds, TextTable};
 use super::{IndexError, Pool, database, groups, message, query, row_key, schema, terms};
 use crate::dialect::Facts;
-use crate::fingerprint;
+use crate::fingerprint::{self, GroupId};
 use crate::ledger::{State, Update};
 use crate::letter::Letter;
 
@@ -77,7 +77,9 @@ pub struct Writer {
     text_ids: TextIds,
     next_sequence: i64,
     /// Groups that were added since [`Writer::take_new_groups`].
-    new_groups: u64,
+    new_groups: Vec<GroupId>,
+    /// The hour in which hours of trends were last forgotten.
+    trend_hour: i64,
     removals: Removals,
     /// Rows deleted since unused texts were last searched.
     deleted_rows: i64,
@@ -125,7 +127,8 @@ impl Writer {
             path: path.to_owned(),
             text_ids: TextIds::default(),
             next_sequence,
-            new_groups: 0,
+            new_groups: Vec::new(),
+            trend_hour: i64::MIN,
             removals: Removals::default(),
             deleted_rows: 0,
             sweep: None,
@@ -176,14 +179,30 @@ impl Writer {
         Ok(count)
     }
 
+    /// Whether the index has contained everything once, also in an earlier process.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub fn has_caught_up(&self) -> Result<bool, IndexError> {
+        schema::has_caught_up(&self.connection).map_err(database("reading the index"))
+    }
+
+    /// Remembers that the index contains everything.
+    ///
+    /// # Errors
+    /// If the database fails. Then nothing has changed.
+    pub fn set_caught_up(&mut self) -> Result<(), IndexError> {
+        schema::set_caught_up(&self.connection).map_err(database("writing the index"))
+    }
+
     /// The number of the last dead letter.
     #[must_use]
     pub fn last_sequence(&self) -> i64 {
         self.next_sequence - 1
     }
 
-    /// The number of groups that were added since the last call. A group that had no dead letters any more counts again.
-    pub fn take_new_groups(&mut self) -> u64 {
+    /// The groups that were added since the last call. A group that had no dead letters any more is new again.
+    pub fn take_new_groups(&mut self) -> Vec<GroupId> {
         std::mem::take(&mut self.new_groups)
     }
 
@@ -261,7 +280,7 @@ impl Writer {
             counters: counters::Changes::default(),
             documents: Vec::new(),
             groups: HashSet::new(),
-            new_groups: 0,
+            new_groups: Vec::new(),
             now,
         };
         for change in changes {
@@ -288,8 +307,13 @@ impl Writer {
         }
         let new_groups = batch.finish()?;
         schema::set_next_sequence(&transaction, self.next_sequence)?;
+        let hour = groups::hour(now);
+        if hour > self.trend_hour {
+            groups::forget_hours(&transaction, hour)?;
+        }
         transaction.commit()?;
-        self.new_groups += new_groups;
+        self.trend_hour = self.trend_hour.max(hour);
+        self.new_groups.extend(new_groups);
         Ok(())
     }
 
@@ -357,7 +381,7 @@ struct Batch<'a> {
     documents: Vec<(i64, String)>,
     /// The groups that are known to be stored.
     groups: HashSet<i64>,
-    new_groups: u64,
+    new_groups: Vec<GroupId>,
     now: i64,
 }
 
@@ -458,7 +482,7 @@ impl Batch<'_> {
             template: &fingerprint::template(&facts.error_message),
         };
         if definition.insert(self.transaction)? {
-            self.new_groups += 1;
+            self.new_groups.push(GroupId::from_number(row.group_id));
         }
         Ok(())
     }
@@ -510,8 +534,8 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// Returns the number of new groups.
-    fn finish(mut self) -> rusqlite::Result<u64> {
+    /// Returns the new groups.
+    fn finish(mut self) -> rusqlite::Result<Vec<GroupId>> {
         // The full-text index collects terms in memory as long as row numbers increase.
         self.documents.sort_unstable_by_key(|(row, _)| *row);
         let mut insert = self

@@ -14,10 +14,12 @@ use redeliver_core::Clock;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::wait::{Backoff, LogThrottle};
 use redeliver_runtime::health::Part;
+use redeliver_service::followed::Followed;
 use tokio_util::sync::CancellationToken;
 
 use super::Indexed;
 use crate::completeness::{Completeness, Place, Reason};
+use crate::group_states::GroupStates;
 use crate::index::{Change, IndexError, Pool, Writer};
 use crate::metrics::Metrics;
 use crate::shared::SharedState;
@@ -63,6 +65,7 @@ pub(crate) struct WriterThread {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) part: Part,
     pub(crate) metrics: Metrics,
+    pub(crate) group_states: Followed<GroupStates>,
     pub(crate) stop: CancellationToken,
 }
 
@@ -70,6 +73,8 @@ pub(crate) struct WriterThread {
 struct OpenIndex {
     thread: WriterThread,
     writer: Writer,
+    /// Whether the index has contained everything once, also in an earlier process: a group that it does not have is new.
+    has_caught_up: bool,
     /// The number of the last batch that was written.
     last_batch: u64,
     /// What the reader has sent last; `None` until then.
@@ -101,7 +106,7 @@ impl WriterThread {
             // The reader has stopped.
             return Ok(());
         }
-        OpenIndex::new(self, writer).run()
+        OpenIndex::new(self, writer)?.run()
     }
 
     /// Opens the index, and waits while that is not possible for now. `None` if the process is shutting down. The index is kept, and a
@@ -141,15 +146,16 @@ impl WriterThread {
 }
 
 impl OpenIndex {
-    fn new(thread: WriterThread, writer: Writer) -> Self {
-        Self {
+    fn new(thread: WriterThread, writer: Writer) -> Result<Self, IndexError> {
+        Ok(Self {
+            has_caught_up: writer.has_caught_up()?,
             thread,
             writer,
             last_batch: 0,
             completeness: None,
             removing: Vec::new(),
             has_removed_outdated: false,
-        }
+        })
     }
 
     fn run(mut self) -> Result<(), IndexError> {
@@ -180,6 +186,9 @@ impl OpenIndex {
                 Message::Completeness(completeness) => {
                     self.completeness = Some(completeness);
                     self.publish();
+                    if self.note_caught_up()? == Outcome::Stopped {
+                        return Ok(());
+                    }
                 }
                 Message::Changes {
                     mut batch,
@@ -243,6 +252,16 @@ impl OpenIndex {
         if !self.writer.is_forgetting() {
             self.thread.shared.set_applied(self.last_batch);
         }
+    }
+
+    /// Remembers, also for later processes, that the index has contained everything once.
+    fn note_caught_up(&mut self) -> Result<Outcome<()>, IndexError> {
+        if self.has_caught_up || !*self.thread.shared.caught_up.borrow() {
+            return Ok(Outcome::Done(()));
+        }
+        let outcome = self.attempt(|index| index.writer.set_caught_up())?;
+        self.has_caught_up = outcome == Outcome::Done(());
+        Ok(outcome)
     }
 
     /// Publishes the completeness again if other places are being removed than before.
@@ -350,11 +369,7 @@ impl OpenIndex {
         for (topic, count) in indexed {
             self.thread.metrics.add_indexed(topic, count);
         }
-        let new_groups = self.writer.take_new_groups();
-        // While the index is built, every group is new to it.
-        if *self.thread.shared.caught_up.borrow() {
-            self.thread.metrics.add_new_groups(new_groups);
-        }
+        self.count_new_groups();
         // Watchers and surveys use these to decide what the index reflects, so they change after the commit.
         self.last_batch = batch;
         self.publish_applied();
@@ -365,6 +380,18 @@ impl OpenIndex {
             grew
         });
         Ok(Outcome::Done(()))
+    }
+
+    /// Counts the groups that are new to everybody, and not only to an index that is being built.
+    fn count_new_groups(&mut self) {
+        let groups = self.writer.take_new_groups();
+        if !self.has_caught_up {
+            return;
+        }
+        let (states, now) = (self.thread.group_states.contents(), self.thread.clock.now());
+        let is_muted = |id| states.as_ref().is_some_and(|states| states.is_muted(id, now));
+        let count = groups.into_iter().filter(|id| !is_muted(*id)).count();
+        self.thread.metrics.add_new_groups(count as u64);
     }
 
     /// Replaces the damaged index by an empty one. The reader notices that, and starts over.
@@ -385,6 +412,7 @@ impl OpenIndex {
                 Err(error) => return Err(error),
             }
         }
+        self.has_caught_up = false;
         self.completeness = None;
         self.removing.clear();
         self.thread
@@ -516,6 +544,7 @@ mod tests {
             clock: Arc::new(redeliver_core::SystemClock),
             part: health.part("dlq-index"),
             metrics: Metrics::register(&mut Registry::default()),
+            group_states: Followed::fixed(GroupStates::default()),
             stop: stop.clone(),
         };
         Running {
@@ -675,7 +704,7 @@ mod tests {
         let running = start_with(directory.path(), |thread| {
             let (writer, _) = thread.try_open()?;
             writer.limit_size_to_pages(1);
-            OpenIndex::new(thread, writer).run()
+            OpenIndex::new(thread, writer)?.run()
         });
         running.send(Message::Changes {
             batch: 1,
@@ -703,7 +732,7 @@ mod tests {
                     .map(|((topic, partition), _)| (topic.to_string(), *partition))
                     .collect()
             };
-            let mut index = OpenIndex::new(thread, writer);
+            let mut index = OpenIndex::new(thread, writer).unwrap();
             // More than two slices.
             index.write(1, &[letters("a-dlq", 5_000), letters("b-dlq", 5_000)])?;
             index.completeness = Some(Completeness {

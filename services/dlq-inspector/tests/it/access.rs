@@ -184,7 +184,8 @@ impl Callers {
             let value = format!(r#"{{"v":"{}"}}"#, SECRETS[1]);
             let headers = [
                 ("tenant", SECRETS[2]),
-                ("pipeline", "shared"),
+                // No other test has the same group.
+                ("pipeline", env.base.name()),
                 ("error-class", "permanent"),
             ];
             let letter = || dead(SECRETS[0], value.clone(), &headers);
@@ -442,4 +443,96 @@ async fn a_caller_without_payloads_gets_none_and_cannot_find_them_out_with_filte
     assert!(listed.len() == 2 && listed.iter().all(|letter| letter.id.starts_with(&**people)));
     assert!(payload(&mut client, &format!("{orders}/0/0")).await.is_ok());
     assert_eq!(answers.refused(payload(&mut client, &id).await), denied());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_is_changed_by_callers_that_may_change_it_in_all_of_its_topics() {
+    let scopes: [(&str, &[&str]); 4] = [
+        ("all", &["dead-letters:*"]),
+        ("reader", &["dead-letters:read", "dead-letters:operate:{orders}"]),
+        ("orders", &["dead-letters:read:{orders}", "dead-letters:operate"]),
+        ("blind", &["dead-letters:operate", "dead-letters:read:other-dlq"]),
+    ];
+    let callers = Callers::new("group-changes", &scopes).await;
+    let [orders, people] = &callers.topics;
+    let mut inspector = callers.env.start().await;
+    let channel = inspector.channel().await;
+    let [mut all, reader, orders_only, blind] =
+        ["all", "reader", "orders", "blind"].map(|caller| callers.client(&channel, caller));
+    all_are_listed(&all).await;
+    let [group] = &groups(&mut all, "", &mut Answers::default()).await[..] else {
+        panic!("the dead letters of both topics are a group");
+    };
+    let change = v1::ChangeGroupRequest {
+        id: group.id.clone(),
+        why: "fixed".to_owned(),
+        expected_revision: None,
+    };
+    let mut answers = Answers::default();
+    let not_found = (Code::NotFound, "GROUP_NOT_FOUND".to_owned());
+    for (mut client, expected, knows) in [
+        // It sees the other topic, and is told what it lacks.
+        (reader, denied(), true),
+        (orders_only.clone(), denied(), false),
+        (blind, not_found, false),
+    ] {
+        let mute = v1::MuteGroupRequest {
+            id: group.id.clone(),
+            why: "known".to_owned(),
+            ..v1::MuteGroupRequest::default()
+        };
+        let note = v1::AnnotateGroupRequest {
+            id: group.id.clone(),
+            note: "x".to_owned(),
+            expected_revision: None,
+        };
+        let mut answers = Answers::default();
+        for refused in [
+            answers.refused(client.resolve_group(change.clone()).await),
+            answers.refused(client.reopen_group(change.clone()).await),
+            answers.refused(client.mute_group(mute).await),
+            answers.refused(client.annotate_group(note).await),
+        ] {
+            assert_eq!(refused, expected);
+        }
+        assert_eq!(answers.contain(people), knows);
+    }
+    let resolved = all.resolve_group(change.clone()).await.unwrap().into_inner();
+    assert_eq!((&*resolved.state_by, resolved.revision), ("all", 1));
+
+    // A dead letter in a topic that a caller does not see does not change what it is told.
+    let mut orders_only = orders_only;
+    let headers = [
+        ("pipeline", callers.env.base.name()),
+        ("error-class", "permanent"),
+    ];
+    callers.env.put(people, 0, vec![dead("k", "v", &headers)]).await;
+    eventually_async("the group is regressed", DEADLINE, async || {
+        let found = groups(&mut all.clone(), "", &mut Answers::default()).await;
+        let states: Vec<_> = found.iter().map(v1::Group::state).collect();
+        if states == [v1::GroupState::Regressed] {
+            Ok(())
+        } else {
+            Err(format!("{states:?}"))
+        }
+    })
+    .await;
+    let seen = groups(&mut orders_only, "", &mut answers).await;
+    assert_eq!((seen.len(), seen[0].state()), (1, v1::GroupState::Resolved));
+    assert!(!answers.contain(people), "an answer names the other topic");
+    callers.env.put(orders, 0, vec![dead("k", "v", &headers)]).await;
+    eventually_async(
+        "the group is regressed in the topic that is seen",
+        DEADLINE,
+        async || {
+            let found = groups(&mut orders_only.clone(), "", &mut Answers::default()).await;
+            let states: Vec<_> = found.iter().map(v1::Group::state).collect();
+            if states == [v1::GroupState::Regressed] {
+                Ok(())
+            } else {
+                Err(format!("{states:?}"))
+            }
+        },
+    )
+    .await;
 }

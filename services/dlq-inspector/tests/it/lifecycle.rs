@@ -46,6 +46,26 @@ async fn it_serves_once_the_index_has_caught_up_and_during_outages() {
     let output = inspector.process.wait_for_output(ledger, DEADLINE);
     assert!(output.contains("topic=\"redeliver.dlq.ledger\""), "{output}");
 
+    // Without the topic of their states, groups are open, and cannot be changed.
+    let mut client = inspector.client().await;
+    let request = v1::ListGroupsRequest::default();
+    let groups = client.list_groups(request).await.unwrap().into_inner().groups;
+    assert_eq!((groups.len(), groups[0].state()), (1, v1::GroupState::Open));
+    let change = v1::ChangeGroupRequest {
+        id: groups[0].id.clone(),
+        ..v1::ChangeGroupRequest::default()
+    };
+    let refused = client.resolve_group(change).await.unwrap_err();
+    assert_eq!(
+        (refused.code(), reason(&refused).as_deref()),
+        (Code::Unavailable, Some("KAFKA_UNAVAILABLE"))
+    );
+    let ready = inspector.process.get("/readyz").1;
+    assert!(
+        ready.contains("the topic of group states cannot be read"),
+        "{ready}"
+    );
+
     // The index is served during an outage.
     kafka.stop().unwrap();
     assert_eq!(inspector.list("").await.len(), 50);

@@ -143,15 +143,28 @@ impl InspectorEnv {
 
     /// Writes a ledger entry.
     pub(crate) async fn put_ledger(&self, id: &str, entry: Option<v1::LedgerEntry>) {
-        let topic: Arc<str> = redeliver_dlq_inspector::ledger::TOPIC.into();
+        let value = entry.map(|entry| entry.encode_to_vec().into());
+        self.write(redeliver_dlq_inspector::ledger::TOPIC, id, value)
+            .await;
+    }
+
+    /// Writes a record.
+    pub(crate) async fn write(&self, topic: &str, key: &str, value: Option<Bytes>) {
         let output = Output {
-            topic,
+            topic: topic.into(),
             partition: None,
-            key: Some(Bytes::copy_from_slice(id.as_bytes())),
-            value: entry.map(|entry| entry.encode_to_vec().into()),
+            key: Some(Bytes::copy_from_slice(key.as_bytes())),
+            value,
             headers: Headers::new(),
         };
         self.producer.send(&output).await.unwrap();
+    }
+
+    /// The configuration of the next inspectors has another directory.
+    pub(crate) fn use_data_dir(&mut self, name: &str) {
+        let directory = self.base.directory().join(name);
+        self.base
+            .set("dlq_inspector.data_dir", &directory.display().to_string());
     }
 
     /// Starts an inspector without waiting for it.

@@ -7,8 +7,8 @@ use clap::ValueEnum;
 use redeliver_core::Pipeline;
 use redeliver_core::pipeline::{TopicRole, retry_tier_group};
 use redeliver_core::scheduler::SchedulerRole;
-use redeliver_dlq_inspector::ledger;
 use redeliver_dlq_inspector::pattern::Patterns;
+use redeliver_dlq_inspector::{group_states, ledger};
 use redeliver_kafka::topology::{Role, TopologySpec};
 use redeliver_runtime::Config;
 use redeliver_runtime::config::PipelineConfig;
@@ -193,8 +193,12 @@ impl Permissions {
     }
 
     fn dlq_inspector(&mut self, config: &Config) {
-        self.checked(config, &ledger_spec(config));
-        self.topic(ledger::TOPIC, &[Operation::Read, Operation::Write]);
+        self.checked(config, &redeliver_dlq_inspector::topics(config));
+        for topic in [ledger::TOPIC, group_states::TOPIC] {
+            self.topic(topic, &[Operation::Read, Operation::Write]);
+        }
+        let writer = Name::Literal(group_states::TRANSACTIONAL_ID.to_owned());
+        self.allow(Resource::TransactionalId(writer), &[Operation::Write]);
         let patterns = &config.dlq_inspector.topics;
         let selected = Patterns::new(patterns);
         for topic in dead_letter_topics(config) {
@@ -279,11 +283,7 @@ impl Permissions {
 pub(crate) fn all_topics(config: &Config) -> TopologySpec {
     topics::of_all(config)
         .join(topics::of_control(config))
-        .join(ledger_spec(config))
-}
-
-fn ledger_spec(config: &Config) -> TopologySpec {
-    TopologySpec::for_ledger(ledger::TOPIC, &topics::topic_settings(config))
+        .join(redeliver_dlq_inspector::topics(config))
 }
 
 /// The dead-letter topics of the configuration.

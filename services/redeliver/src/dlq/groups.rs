@@ -3,18 +3,24 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
-use redeliver_client::{DeadLetterClient, Group, GroupOrder, ListGroups};
+use redeliver_client::{
+    Code, DeadLetterClient, Group, GroupChange, GroupOrder, GroupState, ListGroups, Timestamp,
+};
 use serde_json::{Value, json};
 
 use super::completeness::{CompleteArgs, completeness_json};
 use super::{FilterArgs, InspectorArgs, Listed, list_pages, print_with_completeness};
 use crate::connection::CliError;
+use crate::jobs::time;
 use crate::output::{OutputArgs, fields, print_item, print_items, shortened};
 
 #[derive(Args)]
 pub(super) struct GroupsArgs {
     #[command(flatten)]
     filter: FilterArgs,
+    /// Only groups in this state; can be repeated
+    #[arg(long = "state", value_name = "STATE", value_enum)]
+    states: Vec<State>,
     /// Which groups come first
     #[arg(long, value_enum, default_value = "last-seen")]
     sort: Sort,
@@ -27,6 +33,18 @@ pub(super) struct GroupsArgs {
     output: OutputArgs,
     #[command(flatten)]
     pub(super) inspector: InspectorArgs,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum State {
+    /// Nobody has decided anything
+    Open,
+    /// The reason is gone
+    Resolved,
+    /// Known and wanted
+    Muted,
+    /// Resolved, and a dead letter was written since
+    Regressed,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -47,8 +65,60 @@ pub(super) struct GroupArgs {
 
 #[derive(Subcommand)]
 enum GroupVerb {
-    /// Show a group: why its dead letters belong together, counts and trend
+    /// Show a group: why its dead letters belong together, its state, counts and trend
     Show(ShowGroupArgs),
+    /// Say that the reason is gone; a dead letter that is written later makes the group regressed
+    Resolve(ResolveArgs),
+    /// Say that the group is known and wanted, so that it is in no alert
+    Mute(MuteArgs),
+    /// Set the state back to open
+    Reopen(ResolveArgs),
+    /// Set the note, a text for others
+    Note(NoteArgs),
+}
+
+#[derive(Args)]
+struct ResolveArgs {
+    /// Why, for others; at most 1000 bytes
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    why: String,
+    #[command(flatten)]
+    change: ChangeArgs,
+}
+
+#[derive(Args)]
+struct MuteArgs {
+    /// Why, for others; at most 1000 bytes
+    #[arg(long, value_name = "TEXT")]
+    why: String,
+    /// Until when, such as 2026-11-30T08:00:00Z (default: until somebody changes it)
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    until: Option<Timestamp>,
+    #[command(flatten)]
+    change: ChangeArgs,
+}
+
+#[derive(Args)]
+struct NoteArgs {
+    #[command(flatten)]
+    change: ChangeArgs,
+    /// The note, at most 2000 bytes; "" removes it
+    #[arg(value_name = "TEXT")]
+    text: String,
+}
+
+#[derive(Args)]
+struct ChangeArgs {
+    /// The id of the group: 16 hexadecimal digits, as `redeliver dlq groups` prints it
+    #[arg(value_name = "ID")]
+    id: String,
+    /// Fail unless it has this revision; 0: nobody has changed it yet
+    #[arg(long, value_name = "N")]
+    expected_revision: Option<u64>,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    inspector: InspectorArgs,
 }
 
 #[derive(Args)]
@@ -66,8 +136,12 @@ struct ShowGroupArgs {
 
 impl GroupArgs {
     pub(super) fn inspector(&self) -> &InspectorArgs {
-        let GroupVerb::Show(args) = &self.verb;
-        &args.inspector
+        match &self.verb {
+            GroupVerb::Show(args) => &args.inspector,
+            GroupVerb::Resolve(args) | GroupVerb::Reopen(args) => &args.change.inspector,
+            GroupVerb::Mute(args) => &args.change.inspector,
+            GroupVerb::Note(args) => &args.change.inspector,
+        }
     }
 }
 
@@ -79,6 +153,7 @@ pub(super) async fn list(client: &DeadLetterClient, args: &GroupsArgs) -> Result
             Sort::FirstSeen => GroupOrder::FirstSeen,
             Sort::Count => GroupOrder::Count,
         },
+        states: args.states.iter().map(|state| state.wanted()).collect(),
         ..ListGroups::default()
     };
     let listed = list_pages(args.limit, async |page_size, page_token| {
@@ -97,6 +172,7 @@ pub(super) async fn list(client: &DeadLetterClient, args: &GroupsArgs) -> Result
     } = listed.await?;
     let columns = [
         "group",
+        "state",
         "open",
         "total",
         "trend (24h)",
@@ -121,12 +197,68 @@ pub(super) async fn list(client: &DeadLetterClient, args: &GroupsArgs) -> Result
 }
 
 pub(super) async fn run(client: &DeadLetterClient, args: &GroupArgs) -> Result<ExitCode, CliError> {
-    let GroupVerb::Show(args) = &args.verb;
+    let (changed, args) = match &args.verb {
+        GroupVerb::Show(args) => return show(client, args).await,
+        GroupVerb::Resolve(args) => {
+            let change = args.change.with_reason(&args.why);
+            (client.resolve_group(&change).await, &args.change)
+        }
+        GroupVerb::Mute(args) => {
+            let change = args.change.with_reason(&args.why);
+            (client.mute_group(&change, args.until).await, &args.change)
+        }
+        GroupVerb::Reopen(args) => {
+            let change = args.change.with_reason(&args.why);
+            (client.reopen_group(&change).await, &args.change)
+        }
+        GroupVerb::Note(args) => {
+            let ChangeArgs {
+                id,
+                expected_revision,
+                ..
+            } = &args.change;
+            let changed = client.annotate_group(id, &args.text, *expected_revision).await;
+            (changed, &args.change)
+        }
+    };
+    let group = changed.map_err(|error| match error.code() {
+        Some(Code::NotFound) => not_found(&args.id),
+        _ => error.into(),
+    })?;
+    print_item(args.output.format, || as_text(&group), || as_json(&group));
+    Ok(ExitCode::SUCCESS)
+}
+
+impl ChangeArgs {
+    fn with_reason(&self, why: &str) -> GroupChange {
+        GroupChange {
+            id: self.id.clone(),
+            why: why.to_owned(),
+            expected_revision: self.expected_revision,
+        }
+    }
+}
+
+impl State {
+    fn wanted(self) -> GroupState {
+        match self {
+            Self::Open => GroupState::Open,
+            Self::Resolved => GroupState::Resolved,
+            Self::Muted => GroupState::Muted,
+            Self::Regressed => GroupState::Regressed,
+        }
+    }
+}
+
+fn not_found(id: &str) -> CliError {
+    CliError::failed(format_args!(
+        "group `{id}` not found: it has no dead letters, or retention has deleted them"
+    ))
+}
+
+async fn show(client: &DeadLetterClient, args: &ShowGroupArgs) -> Result<ExitCode, CliError> {
     let Some(found) = client.group(&args.id).await? else {
-        return Err(CliError::failed(format_args!(
-            "group `{}` not found: it has no dead letters, or retention has deleted them",
-            args.id
-        )));
+        return Err(not_found(&args.id));
     };
     let (group, completeness) = (&found.group, &found.completeness);
     let with_completeness = || {
@@ -148,6 +280,7 @@ fn row(group: &Group) -> Vec<String> {
     let text = |text: &Option<String>, limit| shortened(text.as_deref().unwrap_or_default(), limit);
     vec![
         group.id.clone(),
+        group.state.as_str().to_owned(),
         open(group),
         group.count.to_string(),
         sparkline(&group.trend),
@@ -168,6 +301,16 @@ fn as_text(group: &Group) -> String {
     let trend: Vec<String> = group.trend.iter().map(u64::to_string).collect();
     fields(&[
         ("group", Some(group.id.clone())),
+        ("state", Some(group.state.as_str().to_owned())),
+        ("since", group.state_time.map(|at| at.to_string())),
+        ("muted until", group.muted_until.map(|at| at.to_string())),
+        ("by", group.state_by.clone()),
+        ("why", group.state_why.clone()),
+        ("note", group.note.clone()),
+        ("note at", group.note_time.map(|at| at.to_string())),
+        ("note by", group.note_by.clone()),
+        ("problem", group.problem.clone()),
+        ("revision", Some(group.revision.to_string())),
         ("pipeline", group.pipeline.clone()),
         ("class", group.error_class.clone()),
         ("code", group.error_code.clone()),
@@ -208,6 +351,16 @@ fn as_json(group: &Group) -> Value {
         "topics": group.topics,
         "trend": group.trend,
         "sample_id": group.sample_id,
+        "state": group.state.as_str(),
+        "state_time": group.state_time.map(|at| at.to_string()),
+        "state_by": group.state_by,
+        "state_why": group.state_why,
+        "muted_until": group.muted_until.map(|at| at.to_string()),
+        "note": group.note,
+        "note_time": group.note_time.map(|at| at.to_string()),
+        "note_by": group.note_by,
+        "revision": group.revision,
+        "problem": group.problem,
     })
 }
 

@@ -489,6 +489,66 @@ fn dead_letters_are_listed_shown_counted_and_watched() {
         shown.contains(&format!("topics       {topic} 2\nnewest       {second}\n")),
         "{shown}"
     );
+    let resolved = services.json(&["dlq", "group", "resolve", group_id, "--why", "fixed"]);
+    assert_eq!(
+        (
+            &resolved["state"],
+            &resolved["state_why"],
+            &resolved["revision"],
+            &resolved["count"]
+        ),
+        (&json!("resolved"), &json!("fixed"), &json!(1), &json!(2))
+    );
+    let of_state = |state: &str| {
+        let groups = services.json(&["dlq", "groups", "--state", state]);
+        groups["groups"].as_array().unwrap().len()
+    };
+    assert_eq!((of_state("resolved"), of_state("open")), (1, 0));
+    let until = "2999-01-01T00:00:00.000Z";
+    let muted = services.cli(&[
+        "dlq", "group", "mute", group_id, "--why", "known", "--until", until,
+    ]);
+    assert!(
+        muted.contains(&format!("muted until  {until}\n")) && muted.contains("why          known\n"),
+        "{muted}"
+    );
+    let noted = services.json(&["dlq", "group", "note", group_id, "see the runbook"]);
+    assert_eq!(
+        (&noted["state"], &noted["note"], &noted["revision"]),
+        (&json!("muted"), &json!("see the runbook"), &json!(3))
+    );
+    let stale = services.fails(
+        1,
+        &["dlq", "group", "reopen", group_id, "--expected-revision", "2"],
+    );
+    assert!(
+        stale.stderr.contains("has revision 3") && stale.stderr.contains("(ABORTED)"),
+        "{stale:?}"
+    );
+    let reopened = services.json(&["dlq", "group", "reopen", group_id, "--expected-revision", "3"]);
+    assert_eq!(
+        (&reopened["state"], &reopened["note"]),
+        (&json!("open"), &json!("see the runbook"))
+    );
+    let past = services.fails(
+        1,
+        &[
+            "dlq",
+            "group",
+            "mute",
+            group_id,
+            "--why",
+            "x",
+            "--until",
+            "2020-01-01T00:00:00Z",
+        ],
+    );
+    assert!(
+        past.stderr.contains("until: must be a time in the future"),
+        "{past:?}"
+    );
+    let missing = services.fails(1, &["dlq", "group", "resolve", "0000000000000000"]);
+    assert!(missing.stderr.contains("not found"), "{missing:?}");
     let missing = services.fails(1, &["dlq", "group", "show", "0000000000000000"]);
     assert!(missing.stderr.contains("not found"), "{missing:?}");
     let invalid = services.fails(1, &["dlq", "group", "show", "17"]);

@@ -13,6 +13,8 @@ use redeliver_core::{
     Failure, Headers, HumanDuration, JobId, Outcome, Output, Pipeline, Position, Record, Timestamp,
 };
 use redeliver_dlq_inspector::dialect::Facts;
+use redeliver_dlq_inspector::group_states::GroupStates;
+use redeliver_dlq_inspector::group_states::value::Value as GroupValue;
 use redeliver_dlq_inspector::id::LetterId;
 use redeliver_dlq_inspector::ledger::Update;
 use redeliver_dlq_inspector::{filter, header_list};
@@ -27,6 +29,7 @@ use redeliver_scheduler::codec;
 use redeliver_scheduler::request::{Action, Command, Rules, read};
 use redeliver_service::control::Snapshot;
 use redeliver_service::control::value::Value as ControlValue;
+use redeliver_service::followed::Contents;
 use redeliver_testkit::fuzz::{FEW, fuzz};
 
 const NOW: Timestamp = Timestamp::from_millis(1_763_722_800_000); // 2025-11-21T11:00:00Z
@@ -317,6 +320,14 @@ fn check_job(input: &[u8]) {
         };
         assert_eq!(ControlValue::decode(&written.encode()), Ok(written));
     }
+    // And of the topic of the states of groups.
+    if let Ok(group) = GroupValue::decode(&value) {
+        let written = GroupValue {
+            is_newer: false,
+            ..group
+        };
+        assert_eq!(GroupValue::decode(&written.encode()), Ok(written));
+    }
     let mut snapshot = Snapshot::default();
     let entry = Record {
         key: Some(Bytes::copy_from_slice(text.as_bytes())),
@@ -324,7 +335,10 @@ fn check_job(input: &[u8]) {
         ..entry
     };
     snapshot.apply(&entry);
-    assert!(snapshot.values().count() + snapshot.problems().count() > 0);
+    assert!(snapshot.count() + snapshot.problems().len() > 0);
+    let mut states = GroupStates::default();
+    states.apply(&entry);
+    assert!(states.count() + states.problems().len() > 0);
 }
 
 fn jobs() -> Vec<Vec<u8>> {
@@ -370,6 +384,22 @@ fn jobs() -> Vec<Vec<u8>> {
         })),
         ..v1::ControlRecord::default()
     };
+    let group = v1::GroupRecord {
+        revision: 3,
+        decision: Some(v1::GroupDecision {
+            state: v1::GroupState::Muted.into(),
+            time: Some(to_timestamp(NOW)),
+            by: "me".to_owned(),
+            why: "known".to_owned(),
+            muted_until: Some(to_timestamp(NOW)),
+        }),
+        note: Some(v1::GroupNote {
+            text: "runbook".to_owned(),
+            time: Some(to_timestamp(NOW)),
+            by: "me".to_owned(),
+        }),
+        ..v1::GroupRecord::default()
+    };
     let messages = [job, ended, wait].map(|job| job.encode_to_vec());
     let others = [
         vec![7; 40],
@@ -377,6 +407,8 @@ fn jobs() -> Vec<Vec<u8>> {
         b"docs-dlq/0/1".to_vec(),
         control.encode_to_vec(),
         b"app/sms".to_vec(),
+        group.encode_to_vec(),
+        b"group/000000000000001f".to_vec(),
     ];
     messages.into_iter().chain(others).collect()
 }

@@ -73,7 +73,7 @@ Commands:
   watch   Print dead letters as they arrive, one line each
   stats   Count dead letters by topic and class
   groups  List groups of dead letters that fail for the same reason
-  group   Show a group
+  group   Show or change a group: resolve, mute, reopen, note
   help    Print this message or the help of the given subcommand(s)
 
 Options:
@@ -172,6 +172,43 @@ Options:
         output_of(&["topics", "migrate-offsets", "--help"]).stdout,
         expected
     );
+}
+
+#[test]
+fn the_help_of_dlq_group_says_how_a_group_is_changed() {
+    let expected = "\
+Show or change a group: resolve, mute, reopen, note
+
+Usage: redeliver dlq group <COMMAND>
+
+Commands:
+  show     Show a group: why its dead letters belong together, its state, counts and trend
+  resolve  Say that the reason is gone; a dead letter that is written later makes the group regressed
+  mute     Say that the group is known and wanted, so that it is in no alert
+  reopen   Set the state back to open
+  note     Set the note, a text for others
+  help     Print this message or the help of the given subcommand(s)
+
+Options:
+  -h, --help  Print help
+";
+    assert_eq!(output_of(&["dlq", "group", "--help"]).stdout, expected);
+    let expected = "\
+Say that the group is known and wanted, so that it is in no alert
+
+Usage: redeliver dlq group mute [OPTIONS] --why <TEXT> <ID>
+
+Arguments:
+  <ID>  The id of the group: 16 hexadecimal digits, as `redeliver dlq groups` prints it
+
+Options:
+      --why <TEXT>             Why, for others; at most 1000 bytes
+      --until <TIME>           Until when, such as 2026-11-30T08:00:00Z (default: until somebody changes it)
+      --expected-revision <N>  Fail unless it has this revision; 0: nobody has changed it yet
+  -o, --output <FORMAT>        Output format: table, json or jsonl [default: table]
+";
+    let help = output_of(&["dlq", "group", "mute", "--help"]).stdout;
+    assert!(help.starts_with(expected), "{help}");
 }
 
 #[test]
@@ -394,7 +431,7 @@ fn wrong_usage_is_reported_with_valid_values() {
 fn an_unavailable_service_is_reported_with_its_address() {
     let address = format!("127.0.0.1:{}", free_port());
     let id = "01KAJQ6Z2B0003000000000A7X";
-    let cases: [(&[&str], &str, &str); 11] = [
+    let cases: [(&[&str], &str, &str); 14] = [
         (
             &["jobs", "schedule", "--app", "a", "--in", "1s"],
             "scheduler",
@@ -410,6 +447,13 @@ fn an_unavailable_service_is_reported_with_its_address() {
         (&["dlq", "stats"], "inspector", "dlq_inspector"),
         (&["dlq", "groups"], "inspector", "dlq_inspector"),
         (&["dlq", "group", "show", "00"], "inspector", "dlq_inspector"),
+        (&["dlq", "group", "resolve", "00"], "inspector", "dlq_inspector"),
+        (
+            &["dlq", "group", "mute", "00", "--why", "x"],
+            "inspector",
+            "dlq_inspector",
+        ),
+        (&["dlq", "group", "note", "00", "x"], "inspector", "dlq_inspector"),
     ];
     for (arguments, service, section) in cases {
         let expected = CommandOutput {

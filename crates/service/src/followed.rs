@@ -1,0 +1,455 @@
+//! Small compacted topics with one partition: each process reads them to their end and follows them, and changes them one after the
+//! other.
+//!
+//! Such a topic is small and changes rarely, so it is asked for its end twice a second. Every error is then an error of a request,
+//! and it is certain how old the state is. After an error, and when the topic was created again, everything is read again. What
+//! applied before applies until that is complete.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
+
+use bytes::Bytes;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use redeliver_core::Record;
+use redeliver_core::error_chain::error_chain;
+use redeliver_core::wait::LogThrottle;
+use redeliver_kafka::exclusive::{Decide, ExclusiveError, ExclusiveWriter};
+use redeliver_kafka::reader::{ReadError, TopicReader};
+use redeliver_kafka::{KafkaSettings, TopicId, TopicState, TopicWatch};
+use redeliver_runtime::health::Part;
+use tokio::sync::{Mutex, watch};
+use tokio::task::JoinError;
+use tokio_util::sync::CancellationToken;
+
+use crate::host::Host;
+
+/// The time between two looks at the end of the topic.
+const POLL: Duration = Duration::from_millis(500);
+/// How long one read of the topic may take.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
+/// After so many looks in a row that do not find the topic, it does not exist. A broker that has just started may not know it yet.
+const CONFIRMING_LOOKS: u32 = 5;
+/// The number of intervals between two looks at a topic that does not exist.
+const MISSING_POLLS: u32 = 10;
+/// How many problems readiness names.
+const NAMED: usize = 3;
+/// How long a caller waits until its own process has read a change.
+const READ_OWN_CHANGE: Duration = Duration::from_secs(2);
+/// How long a change may take.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a process knows of a followed topic.
+pub trait Contents: Clone + Default + PartialEq + Send + Sync + 'static {
+    /// Why a value is not, or not completely, obeyed.
+    type Problem: Clone + PartialEq + fmt::Display;
+
+    /// What the topic is called, such as `control topic`.
+    const TOPIC: &'static str;
+    /// The beginning of the names of its metrics, and the part of readiness.
+    const NAME: &'static str;
+    /// Whether a topic that certainly does not exist is as an empty one, for a process that has not read it before. Otherwise, the
+    /// process waits for the topic.
+    const IS_OPTIONAL: bool;
+
+    /// Takes note of a record, which is newer than all before.
+    fn apply(&mut self, record: &Record);
+
+    /// The number of values that can be read.
+    fn count(&self) -> usize;
+
+    /// What is not, or not completely, obeyed as it was written, by key.
+    fn problems(&self) -> BTreeMap<String, Self::Problem>;
+
+    /// Whether a value with this problem is completely unknown, which needs attention at once.
+    fn is_unreadable(problem: &Self::Problem) -> bool;
+
+    /// Logs the values that are new, and those that are gone although no change does that: the topic was deleted.
+    fn log_changes(&self, topic: &str, before: &Self);
+}
+
+/// A topic that this process follows. Cheap to clone.
+#[derive(Debug)]
+pub struct Followed<C> {
+    contents: watch::Receiver<Option<Arc<C>>>,
+    /// Makes the follower look at once.
+    wake: SyncSender<()>,
+}
+
+impl<C> Clone for Followed<C> {
+    fn clone(&self) -> Self {
+        Self {
+            contents: self.contents.clone(),
+            wake: self.wake.clone(),
+        }
+    }
+}
+
+impl<C: Contents> Followed<C> {
+    /// What applies now; `None` until the topic was read to its end. Does not block. The same [`Arc`] is returned until something
+    /// changes.
+    #[must_use]
+    pub fn contents(&self) -> Option<Arc<C>> {
+        self.contents.borrow().clone()
+    }
+
+    /// A topic with these contents that nobody follows, for tests.
+    #[must_use]
+    pub fn fixed(contents: C) -> Self {
+        let (_, contents) = watch::channel(Some(Arc::new(contents)));
+        let (wake, _) = sync_channel(1);
+        Self { contents, wake }
+    }
+
+    /// Waits until the topic was read to its end. The result is false if the process shuts down before that.
+    pub async fn until_known(&self, stop: &CancellationToken) -> bool {
+        let mut contents = self.contents.clone();
+        tokio::select! {
+            read = contents.wait_for(Option::is_some) => read.is_ok(),
+            () = stop.cancelled() => false,
+        }
+    }
+
+    /// Waits until this process has read its own change, so that what it says next agrees with it. Gives up after a while: the change
+    /// is in the topic in any case.
+    pub async fn until_read(&self, has_read: impl Fn(&C) -> bool) {
+        // Full: the follower is about to look.
+        let _ = self.wake.try_send(());
+        let mut contents = self.contents.clone();
+        let has_read =
+            |contents: &Option<Arc<C>>| contents.as_ref().is_some_and(|contents| has_read(contents));
+        // Fails only at the end of the process.
+        drop(tokio::time::timeout(READ_OWN_CHANGE, contents.wait_for(has_read)).await);
+    }
+}
+
+/// The metrics of a followed topic.
+#[derive(Clone, Debug, Default)]
+struct FollowMetrics {
+    readable: Gauge,
+    values: Gauge,
+    problems: Gauge,
+}
+
+impl FollowMetrics {
+    fn register<C: Contents>(registry: &mut Registry) -> Self {
+        let (metrics, name, topic) = (Self::default(), C::NAME, C::TOPIC);
+        registry.register(
+            format!("{name}_readable"),
+            format!(
+                "1 if the {topic} was read to its end at the last attempt; at 0, what it contained last applies"
+            ),
+            metrics.readable.clone(),
+        );
+        registry.register(
+            format!("{name}_values"),
+            format!("Values of the {topic} that this process knows"),
+            metrics.values.clone(),
+        );
+        registry.register(
+            format!("{name}_problems"),
+            format!(
+                "Values of the {topic} that this process does not know or cannot read, in part or completely"
+            ),
+            metrics.problems.clone(),
+        );
+        metrics
+    }
+}
+
+impl Host {
+    /// Follows a topic until the process shuts down. The process is not ready before the topic was read to its end, or is known not
+    /// to exist if it is [optional](Contents::IS_OPTIONAL).
+    ///
+    /// # Errors
+    /// When a thread or the watch of the topics cannot be started.
+    pub fn follow<C: Contents>(&mut self, topic: &str) -> io::Result<Followed<C>> {
+        let (sender, contents) = watch::channel(None);
+        let (wake, woken) = sync_channel(1);
+        let follow = Follow::<C> {
+            kafka: self.kafka.clone(),
+            topic: topic.into(),
+            watch: self.topic_watch()?,
+            part: self.health.part(C::NAME),
+            metrics: FollowMetrics::register::<C>(&mut self.registry()),
+            contents: sender,
+            woken,
+            stop: self.tasks.shutdown().clone(),
+        };
+        // Before the thread runs, so that nobody sees a process without this part as ready.
+        follow.part.not_ready(format!("reading the {}", C::TOPIC));
+        self.tasks.spawn_thread(C::NAME, move || {
+            follow.run();
+            Ok::<(), io::Error>(())
+        })?;
+        Ok(Followed { contents, wake })
+    }
+}
+
+/// The follower, on a thread of its own.
+struct Follow<C> {
+    kafka: KafkaSettings,
+    topic: Arc<str>,
+    watch: TopicWatch,
+    part: Part,
+    metrics: FollowMetrics,
+    contents: watch::Sender<Option<Arc<C>>>,
+    /// When to look at once.
+    woken: Receiver<()>,
+    stop: CancellationToken,
+}
+
+/// What was read of one topic since its beginning.
+struct Session<C> {
+    reader: TopicReader,
+    /// The topic; `None` if it is not known yet.
+    id: Option<TopicId>,
+    contents: C,
+}
+
+impl<C: Contents> Follow<C> {
+    /// Follows the topic until the process shuts down.
+    fn run(self) {
+        let (mut session, mut log) = (None, LogThrottle::default());
+        let mut missed = 0;
+        while !self.stop.is_cancelled() {
+            match self.read(&mut session) {
+                Ok(()) => {
+                    self.metrics.readable.set(1);
+                    self.set_ready();
+                    log = LogThrottle::default();
+                    missed = 0;
+                }
+                Err(error) => {
+                    // Read again from the beginning: after an error, the topic may be another one.
+                    session = None;
+                    missed = if matches!(error, ReadError::Missing(_)) {
+                        missed + 1
+                    } else {
+                        0
+                    };
+                    if C::IS_OPTIONAL && missed >= CONFIRMING_LOOKS && self.contents.borrow().is_none() {
+                        self.publish(&C::default());
+                    }
+                    self.report(&error, &mut log);
+                }
+            }
+            // Each look at a missing topic makes a new client.
+            let polls = if missed > CONFIRMING_LOOKS {
+                MISSING_POLLS
+            } else {
+                1
+            };
+            for _ in 0..polls {
+                if self.is_woken() || self.stop.is_cancelled() {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Waits for the next look. Returns whether somebody wants one at once.
+    fn is_woken(&self) -> bool {
+        match self.woken.recv_timeout(POLL) {
+            Ok(()) => true,
+            Err(RecvTimeoutError::Timeout) => false,
+            // Nobody is interested in the topic any more, until the process shuts down.
+            Err(RecvTimeoutError::Disconnected) => {
+                std::thread::park_timeout(POLL);
+                false
+            }
+        }
+    }
+
+    /// Reads the topic to its end.
+    fn read(&self, session: &mut Option<Session<C>>) -> Result<(), ReadError> {
+        let id = match self.watch.state(&self.topic) {
+            TopicState::Exists { id, .. } => id,
+            TopicState::Unknown | TopicState::Missing { .. } => None,
+        };
+        if let Some(known) = session {
+            let is_other = matches!((known.id, id), (Some(known), Some(now)) if known != now);
+            let end = known.reader.high_watermark(&self.topic, 0)?;
+            let position = known.reader.position(&self.topic, 0).unwrap_or(0);
+            if is_other || end < position {
+                *session = None;
+            } else {
+                known.id = known.id.or(id);
+                if end == position {
+                    return Ok(());
+                }
+            }
+        }
+        let is_new = session.is_none();
+        let known = match session {
+            Some(known) => known,
+            None => session.insert(Session {
+                reader: TopicReader::of_partition(&self.kafka, &self.topic, 0, None)?,
+                id,
+                contents: C::default(),
+            }),
+        };
+        let Session { reader, contents, .. } = known;
+        let mut has_changed = is_new;
+        reader.read_to_end(READ_TIMEOUT, |record| {
+            contents.apply(&record);
+            has_changed = true;
+        })?;
+        if has_changed {
+            self.publish(contents);
+        }
+        Ok(())
+    }
+
+    /// Makes a state apply, if it differs from what applies.
+    fn publish(&self, contents: &C) {
+        let before = self.contents.borrow().clone();
+        if before.as_deref() == Some(contents) {
+            return;
+        }
+        let problems = contents.problems();
+        let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.metrics.values.set(gauge(contents.count()));
+        self.metrics.problems.set(gauge(problems.len()));
+        let before = before.unwrap_or_default();
+        contents.log_changes(&self.topic, &before);
+        let reported = before.problems();
+        for (key, problem) in problems {
+            if reported.get(&key) == Some(&problem) {
+                continue;
+            }
+            let topic = &*self.topic;
+            if C::is_unreadable(&problem) {
+                tracing::error!(topic, key, %problem, "a value of the {} cannot be read", C::TOPIC);
+            } else {
+                tracing::warn!(topic, key, %problem, "a value of the {} is not completely obeyed", C::TOPIC);
+            }
+        }
+        self.contents.send_replace(Some(Arc::new(contents.clone())));
+    }
+
+    fn set_ready(&self) {
+        let contents = self.contents.borrow().clone().unwrap_or_default();
+        let problems = contents.problems();
+        if problems.is_empty() {
+            return self.part.ready();
+        }
+        let named = problems.iter().take(NAMED);
+        let named: Vec<String> = named.map(|(key, problem)| format!("`{key}` {problem}")).collect();
+        let others = match problems.len().saturating_sub(NAMED) {
+            0 => String::new(),
+            others => format!("; and {others} more"),
+        };
+        self.part
+            .ready_but(format!("in the {}, {}{others}", C::TOPIC, named.join("; ")));
+    }
+
+    fn report(&self, error: &ReadError, log: &mut LogThrottle) {
+        let mut reason = error_chain(error);
+        if matches!(error, ReadError::Missing(_)) {
+            // Kafka does not tell these apart.
+            reason += ", or this process may not describe it";
+        }
+        self.metrics.readable.set(0);
+        let applies = self.contents.borrow().is_some();
+        if log.should_log() {
+            tracing::warn!(
+                topic = &*self.topic,
+                reason,
+                applies,
+                "cannot read the {}; retrying",
+                C::TOPIC
+            );
+        }
+        if applies {
+            let note = format!(
+                "the {} cannot be read, so what it contained last applies: {reason}",
+                C::TOPIC
+            );
+            self.part.ready_but(note);
+        } else {
+            self.part
+                .not_ready(format!("cannot read the {}: {reason}", C::TOPIC));
+        }
+    }
+}
+
+/// Changes a followed topic. No change can overlap another one, see [`redeliver_kafka::exclusive`]. Cheap to clone.
+#[derive(Clone)]
+pub struct FollowedWriter {
+    writer: ExclusiveWriter,
+    topic: Arc<str>,
+    /// One change of this process at a time: several would fence each other.
+    turn: Arc<Mutex<()>>,
+}
+
+impl FollowedWriter {
+    /// A writer of a topic. All writers of the topic need the same `transactional_id`.
+    #[must_use]
+    pub fn new(kafka: &KafkaSettings, transactional_id: &str, topic: &str) -> Self {
+        let topic: Arc<str> = topic.into();
+        Self {
+            writer: ExclusiveWriter::new(kafka, transactional_id, topic.clone()),
+            topic,
+            turn: Arc::default(),
+        }
+    }
+
+    /// Makes one change. `begin` gets the topic and an id that is different for each change, by which a change recognises what it has
+    /// written with an unknown outcome. When this returns, the change is durable.
+    ///
+    /// # Errors
+    /// [`ExclusiveError`] says whether something may have been written.
+    pub async fn write<D>(
+        &self,
+        begin: impl Fn(&Arc<str>, &Bytes) -> D + Send + 'static,
+    ) -> Result<D::Decision, ExclusiveError<D::Error>>
+    where
+        D: Decide,
+        D::Decision: Send + 'static,
+        D::Error: Send + 'static,
+    {
+        let turn = tokio::time::timeout(CHANGE_TIMEOUT, self.turn.clone().lock_owned()).await;
+        let turn = turn.map_err(|elapsed| ExclusiveError::Unavailable {
+            step: "waiting for other changes",
+            source: elapsed.into(),
+        })?;
+        let Self { writer, topic, .. } = self.clone();
+        // The change goes on when its caller does not wait any longer.
+        let changing = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            let change_id = Bytes::copy_from_slice(&fastrand::u128(..).to_be_bytes());
+            writer.write(CHANGE_TIMEOUT, || begin(&topic, &change_id))
+        });
+        changing.await.unwrap_or_else(|error| Err(never_ran(error)))
+    }
+}
+
+/// The error of a change that did not come to its end. Once it runs, it ends, unless it panics.
+fn never_ran<E>(error: JoinError) -> ExclusiveError<E> {
+    match error.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(cancelled) => ExclusiveError::Unavailable {
+            step: "the process is shutting down",
+            source: cancelled.into(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_change_that_never_ran_because_of_a_shutdown_has_written_nothing() {
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(std::future::pending::<()>());
+        tasks.abort_all();
+        let error = never_ran::<()>(tasks.join_next().await.unwrap().unwrap_err());
+        assert!(matches!(error, ExclusiveError::Unavailable { .. }), "{error:?}");
+    }
+}

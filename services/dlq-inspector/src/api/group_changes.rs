@@ -1,0 +1,221 @@
+//! `ResolveGroup`, `MuteGroup`, `ReopenGroup` and `AnnotateGroup`. How a change is written is in [`crate::group_states::change`].
+
+use std::sync::Arc;
+
+use redeliver_core::Timestamp;
+use redeliver_core::error_chain::error_chain;
+use redeliver_core::failure::bounded_text;
+use redeliver_kafka::exclusive::ExclusiveError;
+use redeliver_proto::convert::from_timestamp;
+use redeliver_proto::error::{invalid, status};
+use redeliver_proto::v1;
+use tonic::{Code, Status};
+
+use super::groups::{group_id, in_group, message};
+use super::{Api, query_failed};
+use crate::access::Viewer;
+use crate::fingerprint::GroupId;
+use crate::group_states::change::{Change, ChangeError, ChangeRequest, KEPT, RefusedChange};
+use crate::group_states::{Decided, GroupStates};
+use crate::index::{self, GroupQuery};
+
+/// The maximum size of a reason, in bytes.
+const MAX_WHY: usize = 1_000;
+/// The maximum size of a note, in bytes.
+const MAX_NOTE: usize = 2_000;
+/// The maximum size of the name of a caller in a value, in bytes.
+const MAX_NAME: usize = 200;
+
+impl Api {
+    pub(super) async fn mute(
+        &self,
+        viewer: &Viewer,
+        request: v1::MuteGroupRequest,
+    ) -> Result<v1::Group, Status> {
+        let until = request.until.as_ref().map(|until| {
+            let until = from_timestamp(until).filter(|until| *until > self.clock.now());
+            let problem = "must be a time in the future; leave it out to mute until somebody changes it";
+            until.ok_or_else(|| invalid("until", problem, "UNTIL_INVALID", []))
+        });
+        let change = Change::Decide(Decided::Muted(until.transpose()?));
+        let request = v1::ChangeGroupRequest {
+            id: request.id,
+            why: request.why,
+            expected_revision: request.expected_revision,
+        };
+        self.change_group(viewer, request, change).await
+    }
+
+    pub(super) async fn annotate(
+        &self,
+        viewer: &Viewer,
+        request: v1::AnnotateGroupRequest,
+    ) -> Result<v1::Group, Status> {
+        check_text("note", &request.note, MAX_NOTE, "NOTE_INVALID")?;
+        let change = Change::Annotate(request.note);
+        let request = v1::ChangeGroupRequest {
+            id: request.id,
+            why: String::new(),
+            expected_revision: request.expected_revision,
+        };
+        self.change_group(viewer, request, change).await
+    }
+
+    pub(super) async fn change_group(
+        &self,
+        viewer: &Viewer,
+        request: v1::ChangeGroupRequest,
+        change: Change,
+    ) -> Result<v1::Group, Status> {
+        let requested_at = self.clock.now();
+        let id = group_id(&request.id)?;
+        check_text("why", &request.why, MAX_WHY, "WHY_INVALID")?;
+        let filter = viewer.limit(in_group(id))?;
+        let completeness = self.completeness();
+        let states = self.group_states()?;
+        let (seen, known) = (viewer.clone(), states.clone());
+        let (group, topics, without_letters) = self
+            .pool
+            .query(move |connection| {
+                let (filter, visible) = (filter.resolve(connection)?, seen.topics(connection)?);
+                let query = GroupQuery::first(&filter, &known, visible.as_ref(), requested_at);
+                let page = index::list_groups(connection, &query)?;
+                let topics = index::topics_of_group(connection, id)?;
+                let old = old_groups(&known, requested_at);
+                let without_letters = index::without_letters(connection, old)?;
+                Ok((page.groups.into_iter().next(), topics, without_letters))
+            })
+            .await
+            .map_err(|error| query_failed(&error))?;
+        let completeness = self.completeness_since(&completeness);
+        let answer = self.completeness_message(&completeness, viewer);
+        let Some(mut group) = group else {
+            return Err(Self::no_group(id, answer.complete));
+        };
+        viewer.require_operating(topics.keys().map(String::as_str))?;
+        // A group that is not in the index may have dead letters in a partition that is missing.
+        let is_complete = completeness.to_message(requested_at).complete;
+        let changing = self.groups.writer.change(ChangeRequest {
+            group: id,
+            change,
+            by: bounded_text(viewer.name(), MAX_NAME),
+            why: request.why,
+            expected_revision: request.expected_revision,
+            at: requested_at,
+            last: topics.values().max().copied(),
+            without_letters: without_letters.into_iter().filter(|_| is_complete).collect(),
+        });
+        let value = changing.await.map_err(|error| change_failed(id, error))?;
+        let last = topics.iter().filter(|(topic, _)| viewer.sees(topic));
+        let last = last.map(|(_, last)| *last).max();
+        let decision = value.as_ref().and_then(|value| value.decision.as_ref());
+        group.state = decision
+            .map(|decision| decision.state(last, self.clock.now()))
+            .unwrap_or_default();
+        Ok(message(
+            group,
+            completeness.are_states_known(),
+            value.as_ref(),
+            None,
+        ))
+    }
+}
+
+/// The groups whose values have not changed for so long that they are removed if the groups have no dead letters.
+fn old_groups(states: &Arc<GroupStates>, now: Timestamp) -> impl Iterator<Item = GroupId> {
+    let old = states
+        .values()
+        .filter(move |(_, value)| value.last_time().is_none_or(|time| now.since(time) > KEPT));
+    old.map(|(id, _)| id)
+}
+
+fn check_text(field: &str, text: &str, limit: usize, reason: &str) -> Result<(), Status> {
+    if text.len() <= limit && !text.contains(|c: char| c.is_control() && c != '\n') {
+        return Ok(());
+    }
+    let problem = format!("must have at most {limit} bytes, without control characters");
+    Err(invalid(field, problem, reason, []))
+}
+
+fn change_failed(id: GroupId, error: ChangeError) -> Status {
+    let (code, reason, text) = match error {
+        ExclusiveError::Refused(refused) => match refused {
+            RefusedChange::Revised(revision) => (
+                Code::Aborted,
+                "GROUP_REVISED",
+                format!("group `{id}` has revision {revision}; get it again before you change it"),
+            ),
+            RefusedChange::Unknown(_) => (
+                Code::FailedPrecondition,
+                "GROUP_UNKNOWN_FORMAT",
+                format!(
+                    "group `{id}` {refused}; change it with the version that wrote it, or see docs/dead-letters.md"
+                ),
+            ),
+            RefusedChange::TooMany => (
+                Code::ResourceExhausted,
+                "TOO_MANY_GROUP_STATES",
+                format!(
+                    "group `{id}` {refused}; values of groups without dead letters are removed after 90 days"
+                ),
+            ),
+        },
+        error @ ExclusiveError::Unavailable { .. } => (
+            Code::Unavailable,
+            "KAFKA_UNAVAILABLE",
+            format!(
+                "Kafka did not take the change; nothing was written ({})",
+                error_chain(&error)
+            ),
+        ),
+        error @ ExclusiveError::Unknown(_) => (
+            Code::Unknown,
+            "UNCONFIRMED",
+            format!(
+                "Kafka did not confirm the change, so it may or may not take effect; it can be repeated ({})",
+                error_chain(&error)
+            ),
+        ),
+    };
+    status(code, text, reason, [("id", id.to_string())])
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_proto::error::reason;
+
+    use super::*;
+
+    #[test]
+    fn only_a_change_that_was_not_written_is_to_be_repeated_without_a_look() {
+        for (error, code, expected) in [
+            (
+                ExclusiveError::Unknown("timed out".into()),
+                Code::Unknown,
+                "UNCONFIRMED",
+            ),
+            (
+                ExclusiveError::Unavailable {
+                    step: "committing",
+                    source: "timed out".into(),
+                },
+                Code::Unavailable,
+                "KAFKA_UNAVAILABLE",
+            ),
+        ] {
+            let status = change_failed(GroupId::from_number(1), error);
+            assert_eq!(
+                (status.code(), reason(&status).as_deref()),
+                (code, Some(expected))
+            );
+            assert!(status.message().contains("timed out"), "{status:?}");
+        }
+    }
+
+    #[test]
+    fn a_text_is_bounded_and_has_no_control_characters_but_line_breaks() {
+        let check = |text: &str| check_text("note", text, 10, "NOTE_INVALID").is_ok();
+        assert!(check("") && check("two\nlines") && check("exactly 10"));
+        assert!(!check("too long: !") && !check("\u{1b}[31m") && !check("a\r\n"));
+    }
+}

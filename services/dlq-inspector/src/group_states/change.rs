@@ -1,0 +1,497 @@
+//! Changes of the states and notes of groups.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use redeliver_core::{Headers, Output, Record, Timestamp, mutant};
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::exclusive::{Decide, ExclusiveError};
+use redeliver_service::followed::{Contents as _, Followed, FollowedWriter};
+
+use super::contents::{GroupStates, Problem, key};
+use super::state::{Decided, Decision, GroupState};
+use super::value::{Note, Value};
+use super::{TOPIC, TRANSACTIONAL_ID};
+use crate::fingerprint::GroupId;
+
+/// The maximum number of groups with a value: each inspector holds all of them in memory.
+pub const MAX_GROUPS: usize = 10_000;
+/// A value that says nothing, or whose group has no dead letters, is removed when it has not changed for this long.
+pub const KEPT: Duration = Duration::from_secs(90 * 86_400);
+/// The maximum number of values that one change removes.
+const MAX_REMOVED: usize = 100;
+
+/// A request to change a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChangeRequest {
+    /// The group.
+    pub group: GroupId,
+    /// How to change it.
+    pub change: Change,
+    /// Who wants it.
+    pub by: String,
+    /// Why, unless it is a note.
+    pub why: String,
+    /// The revision that the value must have; 0: there must be none.
+    pub expected_revision: Option<u64>,
+    /// When it was requested. A dead letter that is written between the request and the commit is later than the resolution.
+    pub at: Timestamp,
+    /// The time of the last dead letter of the group.
+    pub last: Option<Timestamp>,
+    /// Groups that are known to have no dead letters.
+    pub without_letters: BTreeSet<GroupId>,
+}
+
+/// How to change a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Sets its state.
+    Decide(Decided),
+    /// Sets its note; empty: there is none.
+    Annotate(String),
+}
+
+/// Why a change is refused. Nothing was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RefusedChange {
+    /// The value has another revision than the expected one.
+    #[error("has revision {0}")]
+    Revised(u64),
+    /// This version would lose something of the value.
+    #[error("has a value that this version cannot change: it {0}")]
+    Unknown(Problem),
+    /// [`MAX_GROUPS`] have a value.
+    #[error("would be one of more than {MAX_GROUPS} groups with a state or a note")]
+    TooMany,
+}
+
+/// Why a change has failed.
+pub type ChangeError = ExclusiveError<RefusedChange>;
+
+/// Changes the topic that `states` follows. Cheap to clone.
+#[derive(Clone)]
+pub struct GroupWriter {
+    writer: FollowedWriter,
+    states: Followed<GroupStates>,
+}
+
+impl GroupWriter {
+    /// A writer.
+    #[must_use]
+    pub fn new(kafka: &KafkaSettings, states: Followed<GroupStates>) -> Self {
+        Self {
+            writer: FollowedWriter::new(kafka, TRANSACTIONAL_ID, TOPIC),
+            states,
+        }
+    }
+
+    /// Makes a change, and returns the value that follows from it; `None` if there is none. When this returns, the change is durable, and
+    /// this process has read it. A change without an effect writes nothing.
+    ///
+    /// # Errors
+    /// [`ChangeError`] says whether something may have been written.
+    pub async fn change(&self, request: ChangeRequest) -> Result<Option<Value>, ChangeError> {
+        let request = Arc::new(request);
+        let ChangeRequest {
+            group,
+            change,
+            by,
+            why,
+            ..
+        } = &*request;
+        let pending = request.clone();
+        let changing = self.writer.write(move |topic, change_id| PendingChange {
+            request: pending.clone(),
+            change_id: change_id.clone(),
+            topic: topic.clone(),
+            states: GroupStates::default(),
+            own: None,
+        });
+        let Changed { value, is_written } = changing.await?;
+        if let Some(value) = &value {
+            if is_written {
+                let decided = match change {
+                    Change::Decide(decided) => Some(decided),
+                    // A note may be long.
+                    Change::Annotate(_) => None,
+                };
+                tracing::info!(%group, revision = value.revision, by, why, ?decided, "group changed");
+            }
+            let has_read = |states: &GroupStates| {
+                let known = states.get(*group);
+                known.is_some_and(|known| known.revision >= value.revision)
+            };
+            self.states.until_read(has_read).await;
+        }
+        Ok(value)
+    }
+}
+
+/// What has changed.
+#[derive(Debug, PartialEq)]
+struct Changed {
+    /// The value that applies.
+    value: Option<Value>,
+    /// Whether this change has written it.
+    is_written: bool,
+}
+
+/// A change that is being decided.
+struct PendingChange {
+    request: Arc<ChangeRequest>,
+    change_id: Bytes,
+    topic: Arc<str>,
+    states: GroupStates,
+    /// What a former attempt has written, whose outcome was unknown.
+    own: Option<Value>,
+}
+
+impl Decide for PendingChange {
+    type Decision = Changed;
+    type Error = RefusedChange;
+
+    fn read(&mut self, record: Record) {
+        self.states.apply(&record);
+        if let Some(value) = self.states.get(self.request.group)
+            && value.change_id == self.change_id
+        {
+            self.own = Some(Value::clone(value));
+        }
+    }
+
+    fn decide(self) -> Result<(Changed, Vec<Output>), RefusedChange> {
+        let changed = |value, is_written| Changed { value, is_written };
+        if self.own.is_some() {
+            return Ok((changed(self.own, true), Vec::new()));
+        }
+        let (group, states) = (self.request.group, &self.states);
+        if let Some(problem) = states.problem(group) {
+            return Err(RefusedChange::Unknown(problem));
+        }
+        let current = states.get(group).map(|value| &**value);
+        let Some(value) = next(current, &self.request, &self.change_id)? else {
+            return Ok((changed(current.cloned(), false), Vec::new()));
+        };
+        let removed: Vec<GroupId> = forgotten(states, &self.request).take(MAX_REMOVED).collect();
+        if current.is_none() && states.count() - removed.len() >= MAX_GROUPS {
+            return Err(RefusedChange::TooMany);
+        }
+        let output = |id: GroupId, value: Option<Bytes>| Output {
+            topic: self.topic.clone(),
+            partition: Some(0),
+            key: Some(key(id).into()),
+            value,
+            headers: Headers::new(),
+        };
+        // What is written here is one transaction: a record of the change for others belongs here.
+        let mut outputs = vec![output(group, Some(value.encode()))];
+        outputs.extend(removed.into_iter().map(|id| output(id, None)));
+        Ok((changed(Some(value), true), outputs))
+    }
+}
+
+/// The value that follows from a change; `None` if the change has no effect.
+fn next(
+    current: Option<&Value>,
+    request: &ChangeRequest,
+    change_id: &Bytes,
+) -> Result<Option<Value>, RefusedChange> {
+    let revision = current.map_or(0, |value| value.revision);
+    let expected = request.expected_revision;
+    if expected.is_some_and(|expected| expected != revision) && !mutant!("groups-ignore-revisions") {
+        return Err(RefusedChange::Revised(revision));
+    }
+    let decision = current.and_then(|value| value.decision.as_ref());
+    let note = current.and_then(|value| value.note.as_ref());
+    let (mut decision_after, mut note_after) = (decision.cloned(), note.cloned());
+    match &request.change {
+        Change::Decide(decided) => {
+            if has_no_effect(*decided, decision, request) {
+                return Ok(None);
+            }
+            decision_after = Some(Decision {
+                decided: *decided,
+                time: request.at,
+                by: request.by.clone(),
+                why: request.why.clone(),
+            });
+        }
+        Change::Annotate(text) => {
+            if note.map_or("", |note| &note.text) == text {
+                return Ok(None);
+            }
+            note_after = (!text.is_empty()).then(|| Note {
+                text: text.clone(),
+                time: Some(request.at),
+                by: request.by.clone(),
+            });
+        }
+    }
+    Ok(Some(Value {
+        revision: revision + 1,
+        change_id: change_id.clone(),
+        decision: decision_after,
+        note: note_after,
+        is_newer: false,
+    }))
+}
+
+/// Whether a group is in the wanted state already, for the same reason or without a new one.
+fn has_no_effect(decided: Decided, current: Option<&Decision>, request: &ChangeRequest) -> bool {
+    let Some(current) = current else {
+        // Nothing was decided that has a reason.
+        return decided == Decided::Open;
+    };
+    let state = current.state(request.last, request.at);
+    let is_same = match decided {
+        Decided::Open => current.decided == Decided::Open,
+        Decided::Resolved => state == GroupState::Resolved,
+        Decided::Muted(_) => state == GroupState::Muted && current.decided == decided,
+    };
+    is_same && (request.why.is_empty() || current.why == request.why)
+}
+
+/// The groups whose values say nothing, or that have no dead letters, and have not changed for long.
+fn forgotten<'s>(
+    states: &'s GroupStates,
+    request: &'s ChangeRequest,
+) -> impl Iterator<Item = GroupId> + use<'s> {
+    let is_old = |value: &Value| value.last_time().is_none_or(|time| request.at.since(time) > KEPT);
+    let old = states
+        .values()
+        .filter(move |(id, value)| *id != request.group && !value.is_newer && is_old(value));
+    let forgotten = old.filter(|(id, value)| value.says_nothing() || request.without_letters.contains(id));
+    forgotten.map(|(id, _)| id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::contents::tests::{decided, record};
+    use super::*;
+
+    const ID: GroupId = GroupId::from_number(7);
+
+    fn at(millis: i64) -> Timestamp {
+        Timestamp::from_millis(millis)
+    }
+
+    fn request(change: Change) -> ChangeRequest {
+        ChangeRequest {
+            group: ID,
+            change,
+            by: "bob".to_owned(),
+            why: String::new(),
+            expected_revision: None,
+            at: at(100),
+            last: Some(at(50)),
+            without_letters: BTreeSet::new(),
+        }
+    }
+
+    /// The written keys, each with whether it has a value.
+    type Written = Vec<(String, bool)>;
+
+    /// The value that applies, and what is written.
+    fn decide(
+        records: &[(GroupId, Value)],
+        request: ChangeRequest,
+    ) -> Result<(Option<Value>, Written), RefusedChange> {
+        let mut pending = PendingChange {
+            request: Arc::new(request),
+            change_id: Bytes::from_static(b"own"),
+            topic: TOPIC.into(),
+            states: GroupStates::default(),
+            own: None,
+        };
+        for (id, value) in records {
+            pending.read(record(&key(*id), Some(value.encode())));
+        }
+        let (changed, outputs) = pending.decide()?;
+        let outputs = outputs.into_iter().map(|output| {
+            let key = String::from_utf8(output.key.unwrap().to_vec()).unwrap();
+            (key, output.value.is_some())
+        });
+        Ok((changed.value, outputs.collect()))
+    }
+
+    const RESOLVE: Change = Change::Decide(Decided::Resolved);
+    const REOPEN: Change = Change::Decide(Decided::Open);
+
+    #[test]
+    fn a_change_keeps_what_it_does_not_change() {
+        let noted = Value {
+            note: Some(Note {
+                text: "runbook".to_owned(),
+                time: Some(at(1)),
+                by: "ann".to_owned(),
+            }),
+            ..decided(Decided::Muted(None), 60, 4)
+        };
+        let before = [(ID, noted.clone())];
+        let (value, outputs) = decide(&before, request(RESOLVE)).unwrap();
+        let value = value.unwrap();
+        assert_eq!((value.revision, outputs.len(), &value.note), (5, 1, &noted.note));
+        let decision = value.decision.unwrap();
+        assert_eq!(
+            (decision.decided, decision.time, &*decision.by),
+            (Decided::Resolved, at(100), "bob")
+        );
+        let (value, _) = decide(&before, request(Change::Annotate(String::new()))).unwrap();
+        let value = value.unwrap();
+        assert_eq!(
+            (value.revision, &value.decision, &value.note),
+            (5, &noted.decision, &None)
+        );
+        // The revision goes on, so that no later value has one that was used before.
+        let (value, _) = decide(&before, request(REOPEN)).unwrap();
+        assert_eq!(value.unwrap().revision, 5);
+    }
+
+    #[test]
+    fn another_revision_than_the_expected_one_is_refused_also_if_nothing_would_change() {
+        let expecting = |change: &Change, revision| ChangeRequest {
+            expected_revision: Some(revision),
+            ..request(change.clone())
+        };
+        let before = [(ID, decided(Decided::Resolved, 60, 4))];
+        assert!(decide(&before, expecting(&REOPEN, 4)).is_ok());
+        for change in [REOPEN, RESOLVE, Change::Annotate(String::new())] {
+            assert_eq!(
+                decide(&before, expecting(&change, 3)),
+                Err(RefusedChange::Revised(4))
+            );
+            assert_eq!(decide(&[], expecting(&change, 1)), Err(RefusedChange::Revised(0)));
+            assert!(decide(&[], expecting(&change, 0)).is_ok());
+        }
+    }
+
+    #[test]
+    fn a_change_without_an_effect_can_be_repeated() {
+        let muted = Decided::Muted(Some(at(200)));
+        for (before, change) in [
+            (Some(Decided::Resolved), RESOLVE),
+            (Some(Decided::Open), REOPEN),
+            (Some(muted), Change::Decide(muted)),
+            (None, REOPEN),
+            (None, Change::Annotate(String::new())),
+        ] {
+            let before: Vec<_> = before
+                .into_iter()
+                .map(|before| (ID, decided(before, 60, 4)))
+                .collect();
+            // With its reason, or without one.
+            for why in ["known", ""] {
+                let request = ChangeRequest {
+                    why: why.to_owned(),
+                    ..request(change.clone())
+                };
+                let (value, outputs) = decide(&before, request).unwrap();
+                assert_eq!(
+                    value,
+                    before.first().map(|(_, value)| value.clone()),
+                    "{change:?}"
+                );
+                assert_eq!(outputs, []);
+            }
+            if !before.is_empty() {
+                let request = ChangeRequest {
+                    why: "another reason".to_owned(),
+                    ..request(change.clone())
+                };
+                assert_eq!(decide(&before, request).unwrap().1.len(), 1, "{change:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_regressed_group_is_resolved_again_with_the_new_time() {
+        let before = [(ID, decided(Decided::Resolved, 60, 4))];
+        let regressed = ChangeRequest {
+            last: Some(at(61)),
+            ..request(RESOLVE)
+        };
+        let (value, _) = decide(&before, regressed).unwrap();
+        assert_eq!(value.unwrap().decision.unwrap().time, at(100));
+        // A group that is not muted any more can be muted until the same time only if that is in the future, which the API requires.
+        let before = [(ID, decided(Decided::Muted(Some(at(90))), 60, 4))];
+        assert_eq!(decide(&before, request(REOPEN)).unwrap().1.len(), 1);
+    }
+
+    #[test]
+    fn a_change_that_was_written_with_an_unknown_outcome_is_not_written_again() {
+        let own = Value {
+            change_id: Bytes::from_static(b"own"),
+            ..decided(Decided::Resolved, 60, 4)
+        };
+        // Another change came right after it.
+        let records = [(ID, own.clone()), (ID, decided(Decided::Open, 70, 5))];
+        let again = ChangeRequest {
+            expected_revision: Some(3),
+            ..request(RESOLVE)
+        };
+        assert_eq!(decide(&records, again), Ok((Some(own), Vec::new())));
+    }
+
+    #[test]
+    fn what_a_newer_version_has_written_is_not_changed() {
+        let mut pending = PendingChange {
+            request: Arc::new(request(RESOLVE)),
+            change_id: Bytes::new(),
+            topic: TOPIC.into(),
+            states: GroupStates::default(),
+            own: None,
+        };
+        pending.read(record(&key(ID), Some(Bytes::from_static(b"\xff"))));
+        let refused = pending.decide().unwrap_err();
+        assert!(matches!(refused, RefusedChange::Unknown(_)), "{refused:?}");
+    }
+
+    #[test]
+    fn values_are_forgotten_after_long_if_they_say_nothing_or_their_group_has_no_dead_letters() {
+        let kept = i64::try_from(KEPT.as_millis()).unwrap();
+        let [open, gone, present, recent] = [1, 2, 3, 4].map(GroupId::from_number);
+        let records = [
+            (open, decided(Decided::Open, 0, 1)),
+            (gone, decided(Decided::Resolved, 0, 1)),
+            (present, decided(Decided::Resolved, 0, 1)),
+            (recent, decided(Decided::Resolved, 2, 1)),
+        ];
+        let removed = |at| {
+            let request = ChangeRequest {
+                at,
+                without_letters: [gone, recent].into(),
+                ..request(RESOLVE)
+            };
+            let (_, outputs) = decide(&records, request).unwrap();
+            assert_eq!(outputs[0], (key(ID), true));
+            outputs[1..].to_vec()
+        };
+        let removals = |ids: &[GroupId]| ids.iter().map(|id| (key(*id), false)).collect::<Vec<_>>();
+        assert_eq!(removed(at(kept)), []);
+        assert_eq!(removed(at(kept + 1)), removals(&[open, gone]));
+        assert_eq!(removed(at(kept + 3)), removals(&[open, gone, recent]));
+    }
+
+    #[test]
+    fn the_number_of_values_is_bounded() {
+        let count = i64::try_from(MAX_GROUPS).unwrap();
+        let full: Vec<_> = (100..100 + count)
+            .map(|number| (GroupId::from_number(number), decided(Decided::Resolved, 60, 1)))
+            .collect();
+        assert_eq!(decide(&full, request(RESOLVE)), Err(RefusedChange::TooMany));
+        let known = ChangeRequest {
+            group: full[0].0,
+            ..request(REOPEN)
+        };
+        assert!(decide(&full, known).is_ok());
+        let kept = i64::try_from(KEPT.as_millis()).unwrap();
+        let later = ChangeRequest {
+            at: at(kept + 61),
+            without_letters: [full[1].0].into(),
+            ..request(RESOLVE)
+        };
+        assert_eq!(decide(&full, later).unwrap().1.len(), 2);
+    }
+}

@@ -1,0 +1,351 @@
+//! States and notes of groups: what several inspectors agree on.
+
+use redeliver_dlq_inspector::group_states::TOPIC;
+use redeliver_proto::error::reason;
+use redeliver_proto::{Message as _, v1};
+use redeliver_testkit::eventually_async;
+use redeliver_testkit::kafka_request::delete_records;
+use tonic::{Code, Status};
+use v1::GroupState;
+
+use crate::support::{Client, DEADLINE, Dead, Inspector, InspectorEnv, dead};
+
+/// A dead letter of a group that no other test has.
+fn failed(env: &InspectorEnv, code: &str) -> Dead {
+    let headers = [
+        ("pipeline", env.base.name()),
+        ("error-class", "permanent"),
+        ("error-code", code),
+    ];
+    dead("k", "v", &headers)
+}
+
+/// The ids of all groups, by error code.
+async fn group_ids(client: &mut Client) -> Vec<String> {
+    let request = v1::ListGroupsRequest::default();
+    let mut groups = client.list_groups(request).await.unwrap().into_inner().groups;
+    groups.sort_by(|one, other| one.error_code.cmp(&other.error_code));
+    groups.into_iter().map(|group| group.id).collect()
+}
+
+fn change(id: &str) -> v1::ChangeGroupRequest {
+    v1::ChangeGroupRequest {
+        id: id.to_owned(),
+        why: "test".to_owned(),
+        expected_revision: None,
+    }
+}
+
+fn mute(id: &str) -> v1::MuteGroupRequest {
+    v1::MuteGroupRequest {
+        id: id.to_owned(),
+        why: "known".to_owned(),
+        expected_revision: None,
+        until: None,
+    }
+}
+
+async fn get(client: &mut Client, id: &str) -> Result<v1::Group, Status> {
+    let request = v1::GetGroupRequest { id: id.to_owned() };
+    client.get_group(request).await.map(tonic::Response::into_inner)
+}
+
+async fn until_state(client: &mut Client, id: &str, state: GroupState) -> v1::Group {
+    eventually_async("the state of the group", DEADLINE, async || {
+        match get(&mut client.clone(), id).await {
+            Ok(group) if group.state() == state => Ok(group),
+            other => Err(format!("{other:?} is not {state:?}")),
+        }
+    })
+    .await
+}
+
+async fn until_metric(inspector: &mut Inspector, line: &str) {
+    eventually_async("a metric", DEADLINE, async || {
+        let metrics = inspector.metrics();
+        if metrics.lines().any(|other| other == line) {
+            return Ok(());
+        }
+        let similar = metrics.lines().filter(|other| other.contains("dlq_group"));
+        Err(format!("{line} in {:?}", similar.collect::<Vec<_>>()))
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_inspectors_agree_that_a_resolved_group_is_regressed_also_with_a_rebuilt_index() {
+    let mut env = InspectorEnv::new("regress");
+    let topic = env.create_topic("a", 2).await;
+    env.put(
+        &topic,
+        0,
+        vec![failed(&env, "a"), failed(&env, "a"), failed(&env, "b")],
+    )
+    .await;
+    let mut first = env.start().await;
+    let directory = env.data_dir();
+    env.use_data_dir("other");
+    let mut second = env.start().await;
+    let (mut one, mut other) = (first.client().await, second.client().await);
+    let ids = group_ids(&mut one).await;
+    let [a, b] = &ids[..] else {
+        panic!("{ids:?}");
+    };
+    let before = get(&mut one, a).await.unwrap();
+    assert_eq!(
+        (before.state(), before.revision, before.state_time),
+        (GroupState::Open, 0, None)
+    );
+
+    let resolved = one.resolve_group(change(a)).await.unwrap().into_inner();
+    assert_eq!(
+        (resolved.state(), resolved.revision, resolved.count),
+        (GroupState::Resolved, 1, 2)
+    );
+    assert_eq!((&*resolved.state_why, &*resolved.state_by), ("test", "anonymous"));
+    // The caller reads its own change.
+    assert_eq!(get(&mut one, a).await.unwrap().revision, 1);
+    let seen = until_state(&mut other, a, GroupState::Resolved).await;
+    assert_eq!(seen.state_time, resolved.state_time);
+    for inspector in [&mut first, &mut second] {
+        until_metric(inspector, "redeliver_dlq_groups{state=\"resolved\"} 1").await;
+        until_metric(inspector, "redeliver_dlq_groups{state=\"open\"} 1").await;
+    }
+
+    // In another partition, and of a muted group, which does not regress.
+    let muted = other.mute_group(mute(b)).await.unwrap().into_inner();
+    assert_eq!((muted.state(), &*muted.state_why), (GroupState::Muted, "known"));
+    env.put(&topic, 1, vec![failed(&env, "a"), failed(&env, "b")])
+        .await;
+    for client in [&mut one, &mut other] {
+        until_state(client, a, GroupState::Regressed).await;
+        let b = until_state(client, b, GroupState::Muted).await;
+        assert_eq!(b.revision, 1);
+    }
+    for inspector in [&mut first, &mut second] {
+        until_metric(inspector, "redeliver_dlq_groups{state=\"regressed\"} 1").await;
+        until_metric(inspector, "redeliver_dlq_group_regressions_total 1").await;
+        until_metric(inspector, "redeliver_dlq_groups{state=\"muted\"} 1").await;
+    }
+    let request = v1::ListGroupsRequest {
+        states: vec![GroupState::Regressed.into(), GroupState::Resolved.into()],
+        ..v1::ListGroupsRequest::default()
+    };
+    let listed = other.list_groups(request).await.unwrap().into_inner().groups;
+    let listed: Vec<&str> = listed.iter().map(|group| &*group.id).collect();
+    assert_eq!(listed, [a]);
+
+    // Neither a restart nor another index changes the state.
+    first.process.shut_down();
+    env.base
+        .set("dlq_inspector.data_dir", &directory.display().to_string());
+    for rebuilds in [false, true] {
+        if rebuilds {
+            std::fs::remove_dir_all(&directory).unwrap();
+        }
+        let mut first = env.start().await;
+        let mut one = first.client().await;
+        let group = get(&mut one, a).await.unwrap();
+        assert_eq!(
+            (group.state(), group.state_time),
+            (GroupState::Regressed, resolved.state_time)
+        );
+        until_metric(&mut first, "redeliver_dlq_groups{state=\"regressed\"} 1").await;
+        // It had regressed before.
+        until_metric(&mut first, "redeliver_dlq_group_regressions_total 0").await;
+        first.process.shut_down();
+    }
+    // It can be resolved again, and a repetition changes nothing.
+    for _ in 0..2 {
+        let again = other.resolve_group(change(a)).await.unwrap().into_inner();
+        assert_eq!((again.state(), again.revision), (GroupState::Resolved, 2));
+        assert_ne!(again.state_time, resolved.state_time);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_changes_at_the_same_time_with_a_precondition_one_takes_effect_and_without_one_both_do() {
+    let mut env = InspectorEnv::new("race");
+    let topic = env.create_topic("a", 1).await;
+    env.put(&topic, 0, vec![failed(&env, "a")]).await;
+    let mut first = env.start().await;
+    env.use_data_dir("other");
+    let mut second = env.start().await;
+    let (mut one, mut other) = (first.client().await, second.client().await);
+    let ids = group_ids(&mut one).await;
+    let id = &ids[0];
+    let expecting = v1::ChangeGroupRequest {
+        expected_revision: Some(0),
+        ..change(id)
+    };
+    let muted = v1::MuteGroupRequest {
+        expected_revision: Some(0),
+        ..mute(id)
+    };
+    let (resolved, muted) = tokio::join!(one.resolve_group(expecting), other.mute_group(muted));
+    let (winner, refused) = match (resolved, muted) {
+        (Ok(winner), Err(refused)) | (Err(refused), Ok(winner)) => (winner.into_inner(), refused),
+        both => panic!("{both:?}"),
+    };
+    assert_eq!(
+        (refused.code(), reason(&refused).as_deref()),
+        (Code::Aborted, Some("GROUP_REVISED"))
+    );
+    assert!(refused.message().contains("has revision 1"), "{refused:?}");
+    assert_eq!(winner.revision, 1);
+    for client in [&mut one, &mut other] {
+        let group = until_state(client, id, winner.state()).await;
+        assert_eq!((group.revision, group.state_time), (1, winner.state_time));
+    }
+
+    // A state and a note.
+    let note = v1::AnnotateGroupRequest {
+        id: id.clone(),
+        note: "see the\nrunbook".to_owned(),
+        expected_revision: None,
+    };
+    let (reopened, noted) = tokio::join!(one.reopen_group(change(id)), other.annotate_group(note));
+    let mut revisions = [reopened.unwrap(), noted.unwrap()].map(|group| group.into_inner().revision);
+    revisions.sort_unstable();
+    assert_eq!(revisions, [2, 3]);
+    eventually_async("both changes", DEADLINE, async || {
+        for client in [&one, &other] {
+            let group = get(&mut client.clone(), id).await.unwrap();
+            if (group.state(), &*group.note, group.revision) != (GroupState::Open, "see the\nrunbook", 3) {
+                return Err(format!("{group:?}"));
+            }
+        }
+        Ok(())
+    })
+    .await;
+
+    let invalid = v1::ChangeGroupRequest {
+        why: "x".repeat(1_001),
+        ..change(id)
+    };
+    let past = v1::MuteGroupRequest {
+        until: Some(prost_types::Timestamp { seconds: 1, nanos: 0 }),
+        ..mute(id)
+    };
+    let unknown = one.resolve_group(change("0000000000000000")).await.unwrap_err();
+    for (refused, code, expected) in [
+        (
+            one.resolve_group(invalid).await.unwrap_err(),
+            Code::InvalidArgument,
+            "WHY_INVALID",
+        ),
+        (
+            one.mute_group(past).await.unwrap_err(),
+            Code::InvalidArgument,
+            "UNTIL_INVALID",
+        ),
+        (unknown, Code::NotFound, "GROUP_NOT_FOUND"),
+    ] {
+        assert_eq!(
+            (refused.code(), reason(&refused).as_deref()),
+            (code, Some(expected))
+        );
+    }
+    assert_eq!(get(&mut one, id).await.unwrap().revision, 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_with_a_value_that_cannot_be_read_is_open_and_not_changed() {
+    let env = InspectorEnv::new("unreadable");
+    let topic = env.create_topic("a", 1).await;
+    env.put(&topic, 0, vec![failed(&env, "a"), failed(&env, "b")])
+        .await;
+    let mut inspector = env.start().await;
+    let mut client = inspector.client().await;
+    let ids = group_ids(&mut client).await;
+    let [a, b] = &ids[..] else {
+        panic!("{ids:?}");
+    };
+    client.mute_group(mute(a)).await.unwrap();
+    let newer = v1::GroupRecord {
+        revision: 7,
+        format: 1,
+        decision: Some(v1::GroupDecision {
+            state: GroupState::Muted.into(),
+            time: Some(prost_types::Timestamp { seconds: 1, nanos: 0 }),
+            ..v1::GroupDecision::default()
+        }),
+        ..v1::GroupRecord::default()
+    };
+    let values = [
+        (
+            a,
+            b"\xff".to_vec(),
+            GroupState::Open,
+            "is not a redeliver.v1.GroupRecord",
+        ),
+        (
+            b,
+            newer.encode_to_vec(),
+            GroupState::Muted,
+            "was written by a newer version",
+        ),
+    ];
+    for (id, value, state, problem) in values {
+        let key = format!("group/{id}");
+        env.write(TOPIC, &key, Some(value.into())).await;
+        eventually_async("the problem is shown", DEADLINE, async || {
+            let group = get(&mut client.clone(), id).await.unwrap();
+            if group.problem.contains(problem) && group.state() == state {
+                Ok(())
+            } else {
+                Err(format!("{group:?}"))
+            }
+        })
+        .await;
+        let ready = inspector.process.get("/readyz").1;
+        assert!(ready.contains(&format!("`{key}` {problem}")), "{ready}");
+        for refused in [
+            client.resolve_group(change(id)).await.unwrap_err(),
+            client.reopen_group(change(id)).await.unwrap_err(),
+        ] {
+            assert_eq!(
+                (refused.code(), reason(&refused).as_deref()),
+                (Code::FailedPrecondition, Some("GROUP_UNKNOWN_FORMAT"))
+            );
+        }
+        // As the documentation says.
+        env.write(TOPIC, &key, None).await;
+        until_state(&mut client, id, GroupState::Open).await;
+        let resolved = client.resolve_group(change(id)).await.unwrap().into_inner();
+        assert_eq!((resolved.state(), resolved.revision), (GroupState::Resolved, 1));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn groups_that_are_found_after_a_start_are_new_and_muted_ones_never_are() {
+    let env = InspectorEnv::new("found");
+    let topic = env.create_topic("a", 1).await;
+    let first_seen = |count: u32| format!("redeliver_dlq_groups_first_seen_total {count}");
+    env.put(&topic, 0, vec![failed(&env, "a"), failed(&env, "b")])
+        .await;
+    let mut inspector = env.start().await;
+    let mut client = inspector.client().await;
+    let ids = group_ids(&mut client).await;
+    client.mute_group(mute(&ids[0])).await.unwrap();
+    delete_records(&env.kafka.brokers, &topic, 0, 2);
+    eventually_async("no groups", DEADLINE, async || {
+        match group_ids(&mut client.clone()).await {
+            ids if ids.is_empty() => Ok(()),
+            ids => Err(ids.join(" ")),
+        }
+    })
+    .await;
+    // While an index is built, all groups are new to it.
+    until_metric(&mut inspector, &first_seen(0)).await;
+    env.put(&topic, 0, vec![failed(&env, "a"), failed(&env, "b")])
+        .await;
+    until_state(&mut client, &ids[0], GroupState::Muted).await;
+    until_metric(&mut inspector, &first_seen(1)).await;
+
+    inspector.process.shut_down();
+    env.put(&topic, 0, vec![failed(&env, "a"), failed(&env, "c")])
+        .await;
+    let mut inspector = env.start().await;
+    until_metric(&mut inspector, &first_seen(1)).await;
+}
