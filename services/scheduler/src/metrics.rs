@@ -54,6 +54,7 @@ struct GroupLabel {
 pub(crate) struct SchedulerFamilies {
     received: Counter,
     commands: Family<OutcomeLabel, Counter>,
+    urgent: Family<OutcomeLabel, Counter>,
     occurrences: Family<OutcomeLabel, Counter>,
     ended: Family<OutcomeLabel, Counter>,
     dead_letters: Family<CodeLabel, Counter>,
@@ -76,6 +77,7 @@ impl SchedulerFamilies {
         let families = Self {
             received: Counter::default(),
             commands: Family::default(),
+            urgent: Family::default(),
             occurrences: Family::default(),
             ended: Family::default(),
             dead_letters: Family::default(),
@@ -101,6 +103,11 @@ impl SchedulerFamilies {
             "scheduler_commands",
             "Commands by outcome: accepted, duplicate, conflict, rejected, no_room (the index is full), over_quota (too many jobs of the application wait; these four become dead letters), cancelled, rescheduled, replaced (the request took the place of a waiting job), schedule_changed (created, changed or deleted), refused (the job had ended or is unknown, or nothing is to be changed), forwarded to another shard",
             families.commands.clone(),
+        );
+        registry.register(
+            "scheduler_urgent_commands",
+            "Copies of cancellations in the urgent topic: decided (before the original), ahead_of_job (overtook the request of its job), late (the original came first, or it is no valid copy)",
+            families.urgent.clone(),
         );
         registry.register(
             "scheduler_occurrences",
@@ -177,6 +184,7 @@ impl SchedulerFamilies {
 
     pub(crate) fn of(&self, lane: &str, group: &str) -> SchedulerMetrics {
         let command = |outcome| self.commands.get_or_create(&OutcomeLabel { outcome }).clone();
+        let urgent = |outcome| self.urgent.get_or_create(&OutcomeLabel { outcome }).clone();
         let occurrence = |outcome| self.occurrences.get_or_create(&OutcomeLabel { outcome }).clone();
         let ended = |outcome| self.ended.get_or_create(&OutcomeLabel { outcome }).clone();
         let label = LaneLabel {
@@ -195,6 +203,9 @@ impl SchedulerFamilies {
             rescheduled: command("rescheduled"),
             replaced: command("replaced"),
             schedules_changed: command("schedule_changed"),
+            urgent_decided: urgent("decided"),
+            urgent_ahead_of_job: urgent("ahead_of_job"),
+            urgent_late: urgent("late"),
             occurrences: occurrence("created"),
             skipped_occurrences: occurrence("skipped"),
             postponed_occurrences: occurrence("postponed"),
@@ -236,6 +247,9 @@ pub(crate) struct SchedulerMetrics {
     rescheduled: Counter,
     replaced: Counter,
     schedules_changed: Counter,
+    urgent_decided: Counter,
+    urgent_ahead_of_job: Counter,
+    pub(crate) urgent_late: Counter,
     occurrences: Counter,
     skipped_occurrences: Counter,
     postponed_occurrences: Counter,
@@ -272,6 +286,8 @@ impl SchedulerMetrics {
         self.rescheduled.inc_by(tally.rescheduled);
         self.replaced.inc_by(tally.replaced);
         self.schedules_changed.inc_by(tally.schedules_changed);
+        self.urgent_decided.inc_by(tally.urgent_decided);
+        self.urgent_ahead_of_job.inc_by(tally.urgent_ahead_of_job);
         self.occurrences.inc_by(tally.occurrences);
         self.skipped_occurrences.inc_by(tally.skipped_occurrences);
         self.postponed_occurrences.inc_by(tally.postponed_occurrences);

@@ -29,6 +29,7 @@ use crate::refused::{self, Replacement};
 use crate::settings::Settings;
 use crate::shard::{Obstacle, RefusedJob, Room, Shard, Tally, Target, Writes};
 use crate::topics::Presence;
+use crate::urgent::UrgentCopies;
 
 /// The capacity of the channel to an indexer: at least one per kind of request, since one of each can be in progress.
 const INDEX_REQUESTS: usize = 8;
@@ -50,6 +51,8 @@ pub(crate) struct Scheduler<I> {
     pub(crate) readiness: Arc<ShardReadiness>,
     pub(crate) ingest_size: IngestSize,
     pub(crate) limits: Arc<ProcessLimits>,
+    /// The copies in the urgent topic, if there is one.
+    pub(crate) urgent: Option<Arc<UrgentCopies>>,
     /// What the shards of this lane use of them.
     pub(crate) memory: MemoryShare,
     pub(crate) lane: LaneShards,
@@ -172,6 +175,18 @@ impl<I: Index> Scheduler<I> {
         for handle in self.lane.shards.values_mut() {
             for record in std::mem::take(&mut handle.deferred) {
                 handle.shard.accept(record, now);
+            }
+        }
+    }
+
+    /// Passes copies of cancellations to their shards, as many as those accept.
+    fn accept_urgent(&mut self, now: Timestamp) {
+        let Some(urgent) = &self.urgent else { return };
+        for (id, handle) in &mut self.lane.shards {
+            for record in urgent.take(*id, handle.shard.urgent_capacity()) {
+                if !handle.shard.accept_urgent(record, now) {
+                    self.metrics.urgent_late.inc();
+                }
             }
         }
     }
@@ -414,6 +429,9 @@ impl<I: Index> Processor for Scheduler<I> {
             requests,
             _cancel_indexer: cancelled.drop_guard(),
         };
+        if let Some(urgent) = &self.urgent {
+            urgent.assigned(assignment, partition);
+        }
         self.lane.shards.insert(assignment, handle);
         self.lane.order.push(assignment);
         // The shard may have begun with newer states than the others.
@@ -423,6 +441,9 @@ impl<I: Index> Processor for Scheduler<I> {
 
     fn revoked(&mut self, assignment: AssignmentId) {
         self.readiness.remove(assignment);
+        if let Some(urgent) = &self.urgent {
+            urgent.revoked(assignment);
+        }
         self.lane.shards.remove(&assignment);
         self.lane.order.retain(|id| *id != assignment);
         self.lane.turn_tallies.retain(|(id, _)| *id != assignment);
@@ -499,6 +520,7 @@ impl<I: Index> Processor for Scheduler<I> {
         self.report_waiting(now);
         if confirmed.is_some() {
             self.accept_deferred(now);
+            self.accept_urgent(now);
             self.lane.collect(now, limit, turn);
             self.count_dead_letters(turn);
         }

@@ -40,12 +40,14 @@ pub(crate) use self::look_ahead::{Obstacle, Target, WindowRoom};
 use self::outbox::Outbox;
 use self::recurring::DueSchedules;
 pub(crate) use self::refusal::RefusedJob;
+use self::urgent::Copies;
 
 mod conflict;
 mod look_ahead;
 mod outbox;
 mod recurring;
 mod refusal;
+mod urgent;
 
 /// The records that a shard writes in one turn.
 #[derive(Debug, Default)]
@@ -118,6 +120,9 @@ pub(crate) struct Tally {
     pub(crate) dead: u64,
     /// Schedules that were created, changed or deleted.
     pub(crate) schedules_changed: u64,
+    /// Copies of cancellations that were decided before their originals, and that do not find their job yet.
+    pub(crate) urgent_decided: u64,
+    pub(crate) urgent_ahead_of_job: u64,
     /// Occurrences of schedules for which a job was created, that were skipped, and whose job could not be created yet.
     pub(crate) occurrences: u64,
     pub(crate) skipped_occurrences: u64,
@@ -155,6 +160,8 @@ impl Tally {
 struct PendingCommand {
     record: Record,
     incoming: Incoming,
+    /// Whether it is a copy that overtakes its original.
+    is_copy: bool,
 }
 
 impl PendingCommand {
@@ -299,6 +306,7 @@ pub(crate) struct Shard {
     forgettable: VecDeque<JobId>,
     is_scanning_forgettable: bool,
     next_forget: Timestamp,
+    copies: Copies,
 }
 
 impl Shard {
@@ -331,6 +339,7 @@ impl Shard {
             forgettable: VecDeque::new(),
             is_scanning_forgettable: false,
             next_forget: Timestamp::from_millis(0),
+            copies: Copies::default(),
         }
     }
 
@@ -426,7 +435,12 @@ impl Shard {
     pub(crate) fn accept(&mut self, record: Record, now: Timestamp) {
         let incoming = crate::request::read(&record, &self.settings.rules, now);
         let needs_lookup = self.query_for(&incoming).is_some() && self.owner_shard(&incoming) == self.number;
-        let command = PendingCommand { record, incoming };
+        self.copies.accepted(record.position.offset);
+        let command = PendingCommand {
+            record,
+            incoming,
+            is_copy: false,
+        };
         self.command_bytes += command.size();
         if needs_lookup {
             self.needs_lookup.push_back(command);
@@ -654,6 +668,11 @@ impl Shard {
                 Some(ReadyItem::Command(command, found)) => {
                     self.command_bytes -= command.size();
                     self.found_bytes -= found.size();
+                    if command.is_copy {
+                        self.copies.looked_up();
+                        self.decide_copy(*command, &found, now, &mut writes);
+                        continue;
+                    }
                     writes.completed.push(command.record.position.offset);
                     if mutant!("shard-forgets-completions") {
                         writes.completed.pop();
@@ -754,9 +773,14 @@ impl Shard {
             answer_to,
             rejected_wait,
         } = pending.incoming;
+        // The copy of a cancellation is answered first.
+        let mut is_answered = false;
         let outcome = match command {
             Ok(Command::Schedule(request)) => self.schedule(*request, &pending.record, found, now, writes),
-            Ok(Command::Cancel(job)) => self.cancel(&job, found, now, writes),
+            Ok(Command::Cancel(job)) => {
+                is_answered = self.copies.pass(pending.record.position.offset);
+                self.cancel(&job, found, now, writes)
+            }
             Ok(Command::Reschedule { job, due }) => self.reschedule(&job, due, found, now, writes),
             Ok(Command::ChangeSchedule(change)) => {
                 self.change_schedule(*change, &pending.record, found, now, writes)
@@ -770,15 +794,19 @@ impl Shard {
                 rejected_outcome(&failure)
             }
         };
-        if let Some(answer_to) = answer_to {
-            writes.push(Output {
-                topic: self.settings.answers.clone(),
-                partition: None,
-                key: Some(Bytes::copy_from_slice(answer_to.as_bytes())),
-                value: Some(outcome.encode_to_vec().into()),
-                headers: Headers::new(),
-            });
+        if let Some(answer_to) = answer_to.filter(|_| !is_answered) {
+            self.answer(&answer_to, &outcome, writes);
         }
+    }
+
+    fn answer(&self, answer_to: &str, outcome: &v1::CommandOutcome, writes: &mut Writes) {
+        writes.push(Output {
+            topic: self.settings.answers.clone(),
+            partition: None,
+            key: Some(Bytes::copy_from_slice(answer_to.as_bytes())),
+            value: Some(outcome.encode_to_vec().into()),
+            headers: Headers::new(),
+        });
     }
 
     fn schedule(
@@ -878,6 +906,9 @@ impl Shard {
         self.quotas.add(&job);
         let proto_job = codec::to_proto(&job, false);
         let job = Arc::new(job);
+        if record.is_some_and(|record| self.cancel_overtaken(&job, record, now, writes)) {
+            return proto_job;
+        }
         // While more jobs are due than can leave, or earlier ones of its flow are still to be read, a due job queues with the others.
         let topic = self.settings.destination(&job);
         let presence = self.settings.topics.presence(&topic);

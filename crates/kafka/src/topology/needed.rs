@@ -12,6 +12,9 @@ use super::{ActualTopic, Cleanup, Role, TopicSettings, TopicSpec, TopologySpec};
 const TIER_MARGIN: HumanDuration = HumanDuration::from_secs(86_400);
 /// A shorter retention of a topic between services is an error.
 const MIN_RETENTION: HumanDuration = HumanDuration::from_secs(3_600);
+/// A shard reads the urgent topic from its beginning when it moves to another process, so that is kept short. A copy that is lost costs
+/// time only.
+const URGENT_RETENTION: HumanDuration = HumanDuration::from_secs(3600);
 /// Clients stop waiting for an answer long before.
 const ANSWER_RETENTION: HumanDuration = HumanDuration::from_secs(3_600);
 const MIN_ANSWER_RETENTION: HumanDuration = HumanDuration::from_secs(60);
@@ -207,6 +210,11 @@ impl TopicSpec {
             SchedulerRole::Answers => Self {
                 partitions: settings.partitions.min(MAX_ANSWER_PARTITIONS),
                 ..deleted_after(kept_for(ANSWER_RETENTION, MIN_ANSWER_RETENTION))
+            },
+            SchedulerRole::Urgent => Self {
+                partitions_as: Some(scheduler.ingest.clone()),
+                sources: vec![scheduler.ingest.clone()],
+                ..deleted_after(kept_for(URGENT_RETENTION, MIN_ANSWER_RETENTION))
             },
             SchedulerRole::State => Self {
                 partitions_as: Some(scheduler.ingest.clone()),

@@ -261,6 +261,7 @@ fn scheduler() -> SchedulerTopics {
         state: format!("{name}-state").into(),
         dlq: format!("{name}-dead").into(),
         answers: format!("{name}-answers").into(),
+        urgent: Some(format!("{name}-urgent").into()),
         apps: vec![format!("{name}-app").into()],
     }
 }

@@ -538,6 +538,30 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[SHARD_MODEL],
     ),
     mutant(
+        "shard-accepts-copies-of-earlier-commands",
+        "The copy of a cancellation takes effect after its original had its turn. It cancels a later job with the same key.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::urgent::a_copy_never_affects_a_job_that_was_requested_after_its_original",
+        )],
+    ),
+    mutant(
+        "shard-cancels-requests-after-the-cancellation",
+        "The copy of a cancellation also cancels jobs that were requested after it.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::urgent::a_copy_that_overtakes_its_job_cancels_it_when_it_is_accepted",
+        )],
+    ),
+    mutant(
+        "shard-forgets-copies-that-overtake-their-job",
+        "A cancellation whose copy overtakes the request of its job is forgotten. The job is dispatched.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::urgent::a_copy_that_overtakes_its_job_cancels_it_when_it_is_accepted",
+        )],
+    ),
+    mutant(
         "shard-takes-repetitions-for-events",
         "A request that replaces others and is sent again after its job was dispatched makes a second job.",
         &[

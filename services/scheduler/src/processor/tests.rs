@@ -51,6 +51,7 @@ impl Bench {
             ingest_size: IngestSize::new("ingest".into(), "state".into(), settings().partitions),
             memory: MemoryShare::new(process.clone()),
             limits: process,
+            urgent: None,
             lane: LaneShards::default(),
         };
         let assignment = AssignmentId::for_tests(0, 1);
