@@ -152,7 +152,12 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         Some(topic) => {
             let (name, watch): (Arc<str>, _) = (topic.as_str().into(), host.topic_watch()?);
             watch.watch([name.clone()], &Waker::new());
-            Some(UrgentTopic { name, watch })
+            Some(UrgentTopic {
+                name,
+                watch,
+                // A partition that cannot be written to fills only the queue of this one.
+                producer: Producer::new(&host.kafka)?,
+            })
         }
         None => None,
     };

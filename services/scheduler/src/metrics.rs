@@ -64,6 +64,7 @@ pub(crate) struct SchedulerFamilies {
     window_jobs: Family<LaneLabel, Gauge>,
     index_lag: Family<LaneLabel, Gauge>,
     live: Family<LaneLabel, Gauge>,
+    held: Family<LaneLabel, Gauge>,
     index_memory: Gauge<f64, AtomicU64>,
     parked_jobs: Family<ParkedLabel, Gauge>,
     missing_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
@@ -87,6 +88,7 @@ impl SchedulerFamilies {
             window_jobs: Family::default(),
             index_lag: Family::default(),
             live: Family::default(),
+            held: Family::default(),
             index_memory: Gauge::default(),
             parked_jobs: Family::default(),
             missing_seconds: Family::default(),
@@ -106,8 +108,13 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_urgent_commands",
-            "Copies of cancellations in the urgent topic: decided (before the original), ahead_of_job (overtook the request of its job), late (the original came first, or it is no valid copy)",
+            "Copies in the urgent topic: holds (the job that it names is not dispatched before the original has had its turn), late (it has had its turn), dropped (too many jobs are held)",
             families.urgent.clone(),
+        );
+        registry.register(
+            "scheduler_held_jobs",
+            "Due jobs that wait for a command whose copy is in the urgent topic",
+            families.held.clone(),
         );
         registry.register(
             "scheduler_occurrences",
@@ -203,9 +210,9 @@ impl SchedulerFamilies {
             rescheduled: command("rescheduled"),
             replaced: command("replaced"),
             schedules_changed: command("schedule_changed"),
-            urgent_decided: urgent("decided"),
-            urgent_ahead_of_job: urgent("ahead_of_job"),
+            urgent_holds: urgent("holds"),
             urgent_late: urgent("late"),
+            urgent_dropped: urgent("dropped"),
             occurrences: occurrence("created"),
             skipped_occurrences: occurrence("skipped"),
             postponed_occurrences: occurrence("postponed"),
@@ -219,6 +226,7 @@ impl SchedulerFamilies {
             window_jobs: self.window_jobs.get_or_create(&label).clone(),
             index_lag: self.index_lag.get_or_create(&label).clone(),
             live: self.live.get_or_create(&label).clone(),
+            held: self.held.get_or_create(&label).clone(),
             index_memory: self.index_memory.clone(),
             dead: ended("dead"),
             lane: lane.to_owned(),
@@ -247,9 +255,9 @@ pub(crate) struct SchedulerMetrics {
     rescheduled: Counter,
     replaced: Counter,
     schedules_changed: Counter,
-    urgent_decided: Counter,
-    urgent_ahead_of_job: Counter,
+    pub(crate) urgent_holds: Counter,
     pub(crate) urgent_late: Counter,
+    pub(crate) urgent_dropped: Counter,
     occurrences: Counter,
     skipped_occurrences: Counter,
     postponed_occurrences: Counter,
@@ -263,6 +271,7 @@ pub(crate) struct SchedulerMetrics {
     window_jobs: Gauge,
     index_lag: Gauge,
     live: Gauge,
+    held: Gauge,
     index_memory: Gauge<f64, AtomicU64>,
     dead: Counter,
     lane: String,
@@ -286,8 +295,6 @@ impl SchedulerMetrics {
         self.rescheduled.inc_by(tally.rescheduled);
         self.replaced.inc_by(tally.replaced);
         self.schedules_changed.inc_by(tally.schedules_changed);
-        self.urgent_decided.inc_by(tally.urgent_decided);
-        self.urgent_ahead_of_job.inc_by(tally.urgent_ahead_of_job);
         self.occurrences.inc_by(tally.occurrences);
         self.skipped_occurrences.inc_by(tally.skipped_occurrences);
         self.postponed_occurrences.inc_by(tally.postponed_occurrences);
@@ -352,11 +359,12 @@ impl SchedulerMetrics {
         gauges.get_or_create(&label).set(jobs);
     }
 
-    pub(crate) fn gauges(&self, window_jobs: usize, index_lag: usize, live: usize) {
+    pub(crate) fn gauges(&self, window_jobs: usize, index_lag: usize, live: usize, held: usize) {
         let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
         self.window_jobs.set(number(window_jobs));
         self.index_lag.set(number(index_lag));
         self.live.set(number(live));
+        self.held.set(number(held));
     }
 }
 

@@ -27,7 +27,7 @@ use crate::metrics::{GaugeShare, SchedulerMetrics};
 use crate::readiness::ShardReadiness;
 use crate::refused::{self, Replacement};
 use crate::settings::Settings;
-use crate::shard::{Obstacle, RefusedJob, Room, Shard, Tally, Target, Writes};
+use crate::shard::{Obstacle, RefusedJob, Room, Shard, Taken, Tally, Target, Writes};
 use crate::topics::Presence;
 use crate::urgent::UrgentCopies;
 
@@ -51,7 +51,7 @@ pub(crate) struct Scheduler<I> {
     pub(crate) readiness: Arc<ShardReadiness>,
     pub(crate) ingest_size: IngestSize,
     pub(crate) limits: Arc<ProcessLimits>,
-    /// The copies in the urgent topic, if there is one.
+    /// The copies in the urgent topic, if it is configured.
     pub(crate) urgent: Option<Arc<UrgentCopies>>,
     /// What the shards of this lane use of them.
     pub(crate) memory: MemoryShare,
@@ -179,15 +179,22 @@ impl<I: Index> Scheduler<I> {
         }
     }
 
-    /// Passes copies of cancellations to their shards, as many as those accept.
-    fn accept_urgent(&mut self, now: Timestamp) {
+    /// Passes copies of commands to their shards.
+    fn take_urgent_copies(&mut self) {
         let Some(urgent) = &self.urgent else { return };
         for (id, handle) in &mut self.lane.shards {
-            for record in urgent.take(*id, handle.shard.urgent_capacity()) {
-                if !handle.shard.accept_urgent(record, now) {
-                    self.metrics.urgent_late.inc();
-                }
+            let delivery = urgent.take(*id, handle.shard.passed());
+            self.metrics.urgent_late.inc_by(delivery.late);
+            self.metrics.urgent_dropped.inc_by(delivery.dropped);
+            for copy in &delivery.copies {
+                let counter = match handle.shard.take_copy(copy) {
+                    Taken::Holds => &self.metrics.urgent_holds,
+                    Taken::Late => &self.metrics.urgent_late,
+                    Taken::NoRoom => &self.metrics.urgent_dropped,
+                };
+                counter.inc();
             }
+            handle.shard.set_holds_complete(delivery.is_complete);
         }
     }
 
@@ -386,13 +393,14 @@ impl<I: Index> Scheduler<I> {
     }
 
     fn update_gauges(&self) {
-        let (mut window_jobs, mut index_lag, mut live) = (0, 0, 0);
+        let (mut window_jobs, mut index_lag, mut live, mut held) = (0, 0, 0, 0);
         for handle in self.lane.shards.values() {
             window_jobs += handle.shard.window_len();
             index_lag += handle.shard.index_lag();
+            held += handle.shard.held();
             live += usize::from(handle.shard.is_live() && !self.ingest_size.has_grown());
         }
-        self.metrics.gauges(window_jobs, index_lag, live);
+        self.metrics.gauges(window_jobs, index_lag, live, held);
     }
 }
 
@@ -422,21 +430,29 @@ impl<I: Index> Processor for Scheduler<I> {
         if self.indexers.blocking_send(indexer).is_err() {
             tracing::error!(shard = partition, "index task is not running");
         }
+        let mut shard = Shard::new(self.settings.clone(), partition);
+        if let Some(urgent) = &self.urgent {
+            shard.set_holds_complete(false);
+            urgent.assigned(assignment, partition);
+        }
         let handle = ShardHandle {
-            shard: Shard::new(self.settings.clone(), partition),
+            shard,
             number: partition,
             deferred: Vec::new(),
             requests,
             _cancel_indexer: cancelled.drop_guard(),
         };
-        if let Some(urgent) = &self.urgent {
-            urgent.assigned(assignment, partition);
-        }
         self.lane.shards.insert(assignment, handle);
         self.lane.order.push(assignment);
         // The shard may have begun with newer states than the others.
         self.update_app_states();
         self.update_readiness_note();
+    }
+
+    fn starts_at(&mut self, assignment: AssignmentId, offset: i64) {
+        if let Some(handle) = self.lane.shards.get_mut(&assignment) {
+            handle.shard.start_at(offset);
+        }
     }
 
     fn revoked(&mut self, assignment: AssignmentId) {
@@ -516,11 +532,11 @@ impl<I: Index> Processor for Scheduler<I> {
         }
         self.update_memory_pressure();
         self.update_app_states();
+        self.take_urgent_copies();
         // Before jobs are taken out: they are not dispatched until the transaction is committed.
         self.report_waiting(now);
         if confirmed.is_some() {
             self.accept_deferred(now);
-            self.accept_urgent(now);
             self.lane.collect(now, limit, turn);
             self.count_dead_letters(turn);
         }

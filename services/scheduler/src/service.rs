@@ -131,10 +131,12 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         }
         let urgent = match &names.urgent {
             Some(topic) => {
-                let copies = UrgentCopies::new(ingest.clone(), waker.clone());
+                let copies = UrgentCopies::new(waker.clone());
                 let reader = urgent::Reader {
                     kafka: host.kafka.clone(),
                     topic: topic.as_str().into(),
+                    settings: settings.clone(),
+                    clock: host.clock.clone(),
                     copies: copies.clone(),
                     stop: host.tasks.shutdown().clone(),
                 };

@@ -40,7 +40,8 @@ pub(crate) use self::look_ahead::{Obstacle, Target, WindowRoom};
 use self::outbox::Outbox;
 use self::recurring::DueSchedules;
 pub(crate) use self::refusal::RefusedJob;
-use self::urgent::Copies;
+use self::urgent::Holds;
+pub(crate) use self::urgent::{NamedBy, Taken, UrgentCopy};
 
 mod conflict;
 mod look_ahead;
@@ -120,9 +121,6 @@ pub(crate) struct Tally {
     pub(crate) dead: u64,
     /// Schedules that were created, changed or deleted.
     pub(crate) schedules_changed: u64,
-    /// Copies of cancellations that were decided before their originals, and that do not find their job yet.
-    pub(crate) urgent_decided: u64,
-    pub(crate) urgent_ahead_of_job: u64,
     /// Occurrences of schedules for which a job was created, that were skipped, and whose job could not be created yet.
     pub(crate) occurrences: u64,
     pub(crate) skipped_occurrences: u64,
@@ -160,8 +158,8 @@ impl Tally {
 struct PendingCommand {
     record: Record,
     incoming: Incoming,
-    /// Whether it is a copy that overtakes its original.
-    is_copy: bool,
+    /// Whether it names a job or a key of this shard. Such commands are decided in the order of their offsets.
+    is_in_order: bool,
 }
 
 impl PendingCommand {
@@ -306,7 +304,7 @@ pub(crate) struct Shard {
     forgettable: VecDeque<JobId>,
     is_scanning_forgettable: bool,
     next_forget: Timestamp,
-    copies: Copies,
+    holds: Holds,
 }
 
 impl Shard {
@@ -339,7 +337,7 @@ impl Shard {
             forgettable: VecDeque::new(),
             is_scanning_forgettable: false,
             next_forget: Timestamp::from_millis(0),
-            copies: Copies::default(),
+            holds: Holds::default(),
         }
     }
 
@@ -414,7 +412,7 @@ impl Shard {
         if !self.ready.is_empty() || !self.forgettable.is_empty() {
             return Some(Timestamp::from_millis(0));
         }
-        self.window.next_due()
+        self.next_dispatch()
     }
 
     /// Whether a long transaction with queued jobs would delay a job of another application.
@@ -435,11 +433,11 @@ impl Shard {
     pub(crate) fn accept(&mut self, record: Record, now: Timestamp) {
         let incoming = crate::request::read(&record, &self.settings.rules, now);
         let needs_lookup = self.query_for(&incoming).is_some() && self.owner_shard(&incoming) == self.number;
-        self.copies.accepted(record.position.offset);
+        self.holds.accepted(needs_lookup, now);
         let command = PendingCommand {
             record,
             incoming,
-            is_copy: false,
+            is_in_order: needs_lookup,
         };
         self.command_bytes += command.size();
         if needs_lookup {
@@ -668,23 +666,23 @@ impl Shard {
                 Some(ReadyItem::Command(command, found)) => {
                     self.command_bytes -= command.size();
                     self.found_bytes -= found.size();
-                    if command.is_copy {
-                        self.copies.looked_up();
-                        self.decide_copy(*command, &found, now, &mut writes);
-                        continue;
-                    }
-                    writes.completed.push(command.record.position.offset);
+                    let (offset, written) = (command.record.position.offset, command.record.timestamp);
+                    let is_in_order = command.is_in_order;
+                    writes.completed.push(offset);
                     if mutant!("shard-forgets-completions") {
                         writes.completed.pop();
                     }
                     self.decide(*command, &found, now, &mut writes);
+                    // After the decision, so that a job which it ends is not read again.
+                    self.end_holds(offset, written, is_in_order);
                 }
                 Some(ReadyItem::IndexApplied(turn)) => self.overlay.remove_applied(turn),
                 None => break,
             }
         }
+        self.end_quiet_holds(now);
         let mut schedules = DueSchedules::new(room);
-        while writes.fits_into(room) {
+        while writes.fits_into(room) && self.may_dispatch() {
             let until = mutant!("shard-dispatches-early", now, now.after(Duration::from_millis(1)));
             let Some(job) = schedules.next(|| self.window.pop_due(until)) else {
                 break;
@@ -698,6 +696,11 @@ impl Shard {
                 let before = writes.outputs.len();
                 self.run_schedule(&job, room, now, &mut writes);
                 schedules.has_written(writes.outputs.len() - before);
+                continue;
+            }
+            if self.holds.holds(&job) {
+                self.keep_held(&job);
+                self.window.return_token(&job);
                 continue;
             }
             let dispatched = writes.tally.dispatched.len();
@@ -773,14 +776,9 @@ impl Shard {
             answer_to,
             rejected_wait,
         } = pending.incoming;
-        // The copy of a cancellation is answered first.
-        let mut is_answered = false;
         let outcome = match command {
             Ok(Command::Schedule(request)) => self.schedule(*request, &pending.record, found, now, writes),
-            Ok(Command::Cancel(job)) => {
-                is_answered = self.copies.pass(pending.record.position.offset);
-                self.cancel(&job, found, now, writes)
-            }
+            Ok(Command::Cancel(job)) => self.cancel(&job, found, now, writes),
             Ok(Command::Reschedule { job, due }) => self.reschedule(&job, due, found, now, writes),
             Ok(Command::ChangeSchedule(change)) => {
                 self.change_schedule(*change, &pending.record, found, now, writes)
@@ -794,19 +792,15 @@ impl Shard {
                 rejected_outcome(&failure)
             }
         };
-        if let Some(answer_to) = answer_to.filter(|_| !is_answered) {
-            self.answer(&answer_to, &outcome, writes);
+        if let Some(answer_to) = answer_to {
+            writes.push(Output {
+                topic: self.settings.answers.clone(),
+                partition: None,
+                key: Some(Bytes::copy_from_slice(answer_to.as_bytes())),
+                value: Some(outcome.encode_to_vec().into()),
+                headers: Headers::new(),
+            });
         }
-    }
-
-    fn answer(&self, answer_to: &str, outcome: &v1::CommandOutcome, writes: &mut Writes) {
-        writes.push(Output {
-            topic: self.settings.answers.clone(),
-            partition: None,
-            key: Some(Bytes::copy_from_slice(answer_to.as_bytes())),
-            value: Some(outcome.encode_to_vec().into()),
-            headers: Headers::new(),
-        });
     }
 
     fn schedule(
@@ -906,14 +900,12 @@ impl Shard {
         self.quotas.add(&job);
         let proto_job = codec::to_proto(&job, false);
         let job = Arc::new(job);
-        if record.is_some_and(|record| self.cancel_overtaken(&job, record, now, writes)) {
-            return proto_job;
-        }
         // While more jobs are due than can leave, or earlier ones of its flow are still to be read, a due job queues with the others.
         let topic = self.settings.destination(&job);
         let presence = self.settings.topics.presence(&topic);
         let action = self.settings.due_action(presence, &self.apps, &job, now);
-        let is_due = job.due <= now && action == DueAction::Dispatch;
+        let may_dispatch = self.may_dispatch() && !self.holds.holds(&job);
+        let is_due = job.due <= now && action == DueAction::Dispatch && may_dispatch;
         let flow = Flow::of(&job);
         let is_next = self.look_ahead.is_next(&flow, Cursor::of(&job)) && !self.look_ahead.is_parked(&flow);
         if is_due && is_next && !self.is_crowded && !self.window.is_limited(&job) {

@@ -1,55 +1,78 @@
-//! The urgent topic: copies of cancellations, which overtake the backlog of the ingest topic.
+//! The urgent topic: copies of commands that name a job, which overtake the backlog of the ingest topic.
 //!
 //! A copy is written after its original, to the same partition, with the lineage of the original: a forwarded command has the same
 //! headers. A thread per lane reads the partitions of the lane's shards, outside of the consumer group. There is no committed
-//! position: a shard that moves reads the topic from its beginning, and ignores copies whose originals have had their turn. If the
-//! topic cannot be read, cancellations wait for their turn in the ingest topic.
+//! position: a shard that moves reads the topic from its beginning, before it dispatches jobs, and ignores copies whose originals have
+//! had their turn. If the topic cannot be read, commands wait for their turn in the ingest topic.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use redeliver_core::headers::{self, ReservedHeaders};
 use redeliver_core::wait::{Backoff, LogThrottle};
-use redeliver_core::{Headers, JobId, Output, Position, Record};
+use redeliver_core::{Clock, Headers, JobId, Output, Record, Timestamp};
 use redeliver_kafka::follow::{Event, Follower, Start};
 use redeliver_kafka::reader::ReadError;
 use redeliver_kafka::{AssignmentId, KafkaSettings, Waker};
 use redeliver_runtime::error_chain::error_chain;
 use tokio_util::sync::CancellationToken;
 
-use crate::request::NAME;
+use crate::request::{Command, JobRef, NAME, shard_of};
+use crate::settings::Settings;
+use crate::shard::{NamedBy, UrgentCopy};
 
-/// The maximum number and size of copies of a shard in memory. Beyond, the oldest ones are dropped: of a shard that does not know its
-/// position yet, they are the ones whose originals have most likely had their turn.
-const MAX_COPIES: usize = 5_000;
+/// The maximum size of a copy.
 const MAX_COPY_BYTES: usize = 16 << 10;
+/// The maximum number of copies of a shard on their way to it. The lane takes them in each round.
+const MAX_COPIES: usize = 10_000;
 /// The maximum time until the reader notices a new shard, or the end of the process.
 const POLL: Duration = Duration::from_millis(200);
+/// How long a shard waits at most for the end of its partition.
+const MAX_WAIT: Duration = Duration::from_secs(10);
 
 /// Copies on their way from the thread that reads them to the shards of a lane.
 pub(crate) struct UrgentCopies {
-    ingest: Arc<str>,
-    shards: Mutex<Shards>,
+    shards: Mutex<HashMap<i32, Inbox>>,
     /// Of the lane.
     waker: Waker,
     /// Of the reader.
     reader: Waker,
 }
 
-#[derive(Default)]
-struct Shards {
-    copies: HashMap<i32, (AssignmentId, VecDeque<Record>)>,
-    /// Shards that the reader does not read yet.
-    new: Vec<i32>,
+/// The copies for a shard.
+struct Inbox {
+    assignment: AssignmentId,
+    since: Instant,
+    copies: Vec<UrgentCopy>,
+    /// The offset before which all commands that name jobs have had their turn.
+    passed: i64,
+    /// Whether the reader reads the partition for this assignment.
+    is_read: bool,
+    /// Whether the reader has reached the end of the partition once.
+    is_complete: bool,
+    late: u64,
+    /// The number of copies for which there was no room.
+    dropped: u64,
+}
+
+/// What a shard takes from its [`Inbox`].
+#[derive(Debug, Default)]
+pub(crate) struct Delivery {
+    pub(crate) copies: Vec<UrgentCopy>,
+    /// Whether the copies are all that the partition contained when the shard began to wait for them, or the wait is over.
+    pub(crate) is_complete: bool,
+    /// The number of copies whose originals have had their turn.
+    pub(crate) late: u64,
+    /// The number of copies for which there was no room.
+    pub(crate) dropped: u64,
 }
 
 impl UrgentCopies {
-    pub(crate) fn new(ingest: Arc<str>, waker: Waker) -> Arc<Self> {
+    pub(crate) fn new(waker: Waker) -> Arc<Self> {
         Arc::new(Self {
-            ingest,
             shards: Mutex::default(),
             waker,
             reader: Waker::new(),
@@ -58,67 +81,109 @@ impl UrgentCopies {
 
     /// The lane owns a shard.
     pub(crate) fn assigned(&self, assignment: AssignmentId, shard: i32) {
-        let mut shards = self.lock();
-        shards.copies.insert(shard, (assignment, VecDeque::new()));
-        shards.new.push(shard);
-        drop(shards);
+        let inbox = Inbox {
+            assignment,
+            since: Instant::now(),
+            copies: Vec::new(),
+            passed: 0,
+            is_read: false,
+            is_complete: false,
+            late: 0,
+            dropped: 0,
+        };
+        self.lock().insert(shard, inbox);
         self.reader.wake();
     }
 
     /// The lane does not own a shard any more.
     pub(crate) fn revoked(&self, assignment: AssignmentId) {
-        self.lock().copies.retain(|_, (owner, _)| *owner != assignment);
+        self.lock().retain(|_, inbox| inbox.assignment != assignment);
+        self.reader.wake();
     }
 
-    /// The next copies for a shard, with the position and the timestamp of their originals.
-    pub(crate) fn take(&self, assignment: AssignmentId, count: usize) -> Vec<Record> {
+    /// What has come for a shard that has `passed` the commands before an offset.
+    pub(crate) fn take(&self, assignment: AssignmentId, passed: i64) -> Delivery {
         let mut shards = self.lock();
-        let mut copies = shards.copies.values_mut();
-        match copies.find(|(owner, _)| *owner == assignment) {
-            Some((_, copies)) => copies.drain(..count.min(copies.len())).collect(),
-            None => Vec::new(),
+        let mut inboxes = shards.values_mut();
+        match inboxes.find(|inbox| inbox.assignment == assignment) {
+            Some(inbox) => {
+                inbox.passed = passed;
+                Delivery {
+                    copies: std::mem::take(&mut inbox.copies),
+                    is_complete: inbox.is_complete || inbox.since.elapsed() >= MAX_WAIT,
+                    late: std::mem::take(&mut inbox.late),
+                    dropped: std::mem::take(&mut inbox.dropped),
+                }
+            }
+            None => Delivery::default(),
         }
     }
 
-    fn push(&self, copy: &Record) {
-        let Some(original) = as_original(copy, &self.ingest) else {
-            tracing::debug!(position = %copy.position, "record of the urgent topic does not name its original");
-            return;
-        };
+    /// Returns whether the shard has something to take.
+    fn push(&self, shard: i32, copy: UrgentCopy) -> bool {
         let mut shards = self.lock();
-        let Some((_, copies)) = shards.copies.get_mut(&original.position.partition) else {
-            return;
+        let Some(inbox) = shards.get_mut(&shard).filter(|inbox| inbox.is_read) else {
+            return false;
         };
-        if copies.len() >= MAX_COPIES {
-            copies.pop_front();
+        if copy.original < inbox.passed {
+            inbox.late += 1;
+        } else if inbox.copies.len() >= MAX_COPIES {
+            inbox.dropped += 1;
+        } else {
+            inbox.copies.push(copy);
+            return true;
         }
-        copies.push_back(original);
-        drop(shards);
-        self.waker.wake();
+        false
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shards> {
+    /// The reader has reached the end of a partition, or cannot read it. Returns whether the shard has waited for that.
+    fn complete(&self, shard: i32) -> bool {
+        let mut shards = self.lock();
+        let inbox = shards.get_mut(&shard).filter(|inbox| inbox.is_read);
+        inbox.is_some_and(|inbox| !std::mem::replace(&mut inbox.is_complete, true))
+    }
+
+    /// No partition is read any more.
+    fn unread(&self) {
+        for inbox in self.lock().values_mut() {
+            inbox.is_read = false;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<i32, Inbox>> {
         self.shards.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The copy as its original: with the position and the timestamp that its lineage names. `None` if it does not name a record of the
-/// same partition of the ingest topic, or is too large for a cancellation.
-fn as_original(copy: &Record, ingest: &Arc<str>) -> Option<Record> {
-    let origin = ReservedHeaders::read(copy)
-        .ok()
-        .filter(|found| found.is_retry_of(NAME))?;
-    let origin = origin.origin().ok()?;
+/// Reads a copy. `None` if it does not name a record of the same partition of the ingest topic, is not a command that names a job of that
+/// shard, or is too large for one.
+pub(crate) fn read_copy(copy: &Record, settings: &Settings, now: Timestamp) -> Option<UrgentCopy> {
     let size = copy.value.as_ref().map_or(0, Bytes::len) + copy.headers.byte_len();
-    let is_copy = origin.topic == *ingest && origin.partition == copy.position.partition;
-    (is_copy && size <= MAX_COPY_BYTES).then(|| Record {
-        position: Position {
-            topic: ingest.clone(),
-            partition: origin.partition,
-            offset: origin.offset,
-        },
-        timestamp: origin.timestamp,
-        ..copy.clone()
+    if size > MAX_COPY_BYTES {
+        return None;
+    }
+    let reserved = ReservedHeaders::read(copy).ok()?;
+    let origin = reserved
+        .is_retry_of(NAME)
+        .then(|| reserved.origin().ok())
+        .flatten()?;
+    let partition = copy.position.partition;
+    if origin.topic != settings.ingest || origin.partition != partition {
+        return None;
+    }
+    let (Command::Cancel(job) | Command::Reschedule { job, .. }) =
+        crate::request::read(copy, &settings.rules, now).command.ok()?
+    else {
+        return None;
+    };
+    let owner = match &job {
+        JobRef::Id(id) => id.shard(),
+        JobRef::Key { app, key } => shard_of(app, key, settings.partitions),
+    };
+    (owner == partition).then(|| UrgentCopy {
+        names: NamedBy::of(&job),
+        original: origin.offset,
+        written: copy.timestamp.map_or(now, |written| written.min(now)),
     })
 }
 
@@ -144,6 +209,8 @@ pub(crate) fn copy_of(original: &Output, topic: Arc<str>, id: JobId) -> Option<O
 pub(crate) struct Reader {
     pub(crate) kafka: KafkaSettings,
     pub(crate) topic: Arc<str>,
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) clock: Arc<dyn Clock>,
     pub(crate) copies: Arc<UrgentCopies>,
     pub(crate) stop: CancellationToken,
 }
@@ -151,45 +218,82 @@ pub(crate) struct Reader {
 impl Reader {
     /// Runs until the process shuts down. Failures are logged and retried: nothing depends on the copies.
     pub(crate) fn run(self) -> Result<(), ReadError> {
-        let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(30));
         let mut log = LogThrottle::default();
+        let new_backoff = || Backoff::new(Duration::from_millis(100), Duration::from_secs(30));
+        let mut backoff = new_backoff();
         while !self.stop.is_cancelled() {
+            let began = Instant::now();
             if let Err(error) = self.follow(&mut log) {
                 self.log(&mut log, &error_chain(&error));
-                std::thread::park_timeout(backoff.next_delay());
-                // The new client reads all shards.
-                let mut shards = self.copies.lock();
-                shards.new = shards.copies.keys().copied().collect();
+                // The next client reads all shards.
+                self.copies.unread();
+                if began.elapsed() > Duration::from_secs(60) {
+                    backoff = new_backoff();
+                }
+                self.pause(backoff.next_delay());
             }
         }
         Ok(())
     }
 
+    /// Pauses, but not beyond the end of the process.
+    fn pause(&self, delay: Duration) {
+        let until = Instant::now() + delay;
+        while !self.stop.is_cancelled() && Instant::now() < until {
+            std::thread::park_timeout(POLL.min(until.saturating_duration_since(Instant::now())));
+        }
+    }
+
     fn follow(&self, log: &mut LogThrottle) -> Result<(), ReadError> {
         let mut follower = Follower::new(&self.kafka, self.copies.reader.clone())?;
         while !self.stop.is_cancelled() {
-            let new = std::mem::take(&mut self.copies.lock().new);
-            let starts: Vec<Start> = new
-                .into_iter()
-                .map(|partition| Start {
-                    topic: self.topic.clone(),
-                    partition,
-                    from: None,
-                })
-                .collect();
-            follower.add(&starts)?;
+            self.follow_shards(&mut follower)?;
+            let mut is_new = false;
             follower.poll(POLL, |event| {
                 match event {
-                    Event::Record(copy) => self.copies.push(&copy),
+                    Event::Record(copy) => match read_copy(&copy, &self.settings, self.clock.now()) {
+                        Some(read) => is_new |= self.copies.push(copy.position.partition, read),
+                        None => tracing::debug!(
+                            position = %copy.position,
+                            "record of the urgent topic is no copy of a command that names a job"
+                        ),
+                    },
+                    Event::End { partition, .. } => is_new |= self.copies.complete(partition),
                     Event::Refused { partition, error, .. } => {
+                        is_new |= self.copies.complete(partition);
                         self.log(log, &format!("partition {partition}: {error}"));
                     }
-                    Event::End { .. } => {}
                 }
                 ControlFlow::Continue(())
             })?;
+            if is_new {
+                self.copies.waker.wake();
+            }
         }
         Ok(())
+    }
+
+    /// Reads the shards that the lane has, each assignment from the beginning.
+    fn follow_shards(&self, follower: &mut Follower) -> Result<(), ReadError> {
+        let mut shards = self.copies.lock();
+        let owned: Vec<i32> = shards.keys().copied().collect();
+        let new = shards.iter_mut().filter(|(_, inbox)| !inbox.is_read);
+        let starts: Vec<Start> = new
+            .map(|(partition, inbox)| {
+                inbox.is_read = true;
+                Start {
+                    topic: self.topic.clone(),
+                    partition: *partition,
+                    from: None,
+                }
+            })
+            .collect();
+        drop(shards);
+        follower.retain(|_, partition| owned.contains(&partition))?;
+        if starts.is_empty() {
+            return Ok(());
+        }
+        follower.add(&starts)
     }
 
     fn log(&self, log: &mut LogThrottle, reason: &str) {
@@ -197,7 +301,7 @@ impl Reader {
             tracing::warn!(
                 topic = &*self.topic,
                 reason,
-                "cannot read the urgent topic; cancellations wait for their turn in the ingest topic"
+                "cannot read the urgent topic; commands wait for their turn in the ingest topic"
             );
         }
     }

@@ -94,20 +94,26 @@ pub(crate) struct Jobs<I> {
     pub(crate) max_batch: usize,
 }
 
-/// The urgent topic, for copies of cancellations.
+/// The urgent topic, for copies of commands that name a job.
 pub(crate) struct UrgentTopic {
     pub(crate) name: Arc<str>,
     pub(crate) watch: TopicWatch,
+    pub(crate) producer: Producer,
 }
 
 impl UrgentTopic {
-    /// The copy of a cancellation; `None` while the topic does not exist.
-    fn copy_of(&self, original: &Output, id: JobId) -> Option<Output> {
+    /// Writes the copy of a command, unless the topic does not exist.
+    async fn send_copy_of(&self, original: &Output, id: JobId) {
         let exists = match self.watch.state(&self.name) {
             TopicState::Exists { partitions, .. } => id.shard() < partitions,
             TopicState::Missing { .. } | TopicState::Unknown => false,
         };
-        urgent::copy_of(original, self.name.clone(), id).filter(|_| exists)
+        let copy = urgent::copy_of(original, self.name.clone(), id).filter(|_| exists);
+        if let Some(copy) = &copy
+            && let Err(error) = self.producer.send(copy).await
+        {
+            tracing::debug!(reason = error_chain(&error), "cannot write the copy of a command");
+        }
     }
 }
 
@@ -482,22 +488,11 @@ impl<I: Index> Jobs<I> {
         let id = self
             .write(request, partition, &answer_to, trace, deadline)
             .await?;
-        let copy = match (&self.urgent, request) {
-            (Some(urgent), ParsedRequest::Cancel(_)) => {
-                let original = self.command_record(request, partition, &answer_to, Headers::new());
-                urgent.copy_of(&original, id)
-            }
-            _ => None,
-        };
         // The original takes effect in any case, so the answer does not wait for the copy.
         let send_copy = async {
-            if let Some(copy) = &copy
-                && let Err(error) = self.producer.send(copy).await
-            {
-                tracing::debug!(
-                    reason = error_chain(&error),
-                    "cannot write the copy of a cancellation"
-                );
+            if let Some(urgent) = &self.urgent {
+                let original = self.command_record(request, partition, &answer_to, Headers::new());
+                urgent.send_copy_of(&original, id).await;
             }
             std::future::pending::<Infallible>().await
         };

@@ -307,8 +307,8 @@ struct World {
     fed: usize,
     /// How many more records it reads.
     may_feed: usize,
-    /// Whether commands have copies, and the shard was replaced.
-    may_answer_again: bool,
+    /// The urgent topic, if there is one.
+    urgent: Option<urgent::UrgentTopic>,
     state: BTreeMap<JobId, Job>,
     /// Forgotten jobs in their last state.
     forgotten: BTreeMap<JobId, Job>,
@@ -364,7 +364,7 @@ impl World {
             completed: HashSet::new(),
             fed: 0,
             may_feed: usize::MAX,
-            may_answer_again: false,
+            urgent: None,
             state: BTreeMap::new(),
             forgotten: BTreeMap::new(),
             end: 0,
@@ -425,9 +425,9 @@ impl World {
 
     /// A new owner takes over: it acts only once the index is up to date.
     fn restart(&mut self) {
-        self.may_answer_again |= self.may_feed < usize::MAX;
         self.shard = Shard::new(self.settings.clone(), 0);
         self.shard.set_app_states(self.apps.clone());
+        self.restart_urgent();
         self.requests.clear();
         self.index = snapshot(&self.state);
         self.applied = self.end;
@@ -456,6 +456,7 @@ impl World {
         let is_idle = writes.outputs.is_empty() && writes.completed.is_empty();
         assert!(is_idle || !self.is_halted, "a halted shard wrote something");
         let mut wrote = false;
+        let dispatched = self.dispatched.len();
         for output in writes.outputs {
             match &*output.topic {
                 APP | GONE => {
@@ -502,10 +503,7 @@ impl World {
                 "answers" => {
                     let to = String::from_utf8(output.key.unwrap().to_vec()).unwrap();
                     let outcome = v1::CommandOutcome::decode(output.value.unwrap()).unwrap();
-                    // A shard that takes over does not know which copies were answered. The first answer counts.
-                    let is_repeated = self.answers.contains_key(&to);
-                    assert!(!is_repeated || self.may_answer_again, "answered twice");
-                    self.answers.entry(to).or_insert(outcome);
+                    assert!(self.answers.insert(to, outcome).is_none(), "answered twice");
                 }
                 "dlq" => {
                     let code = output.headers.last(headers::ERROR_CODE).unwrap();
@@ -523,6 +521,7 @@ impl World {
         for offset in writes.completed {
             assert!(self.completed.insert(offset), "completed twice");
         }
+        self.check_holds(dispatched);
         if wrote {
             self.turn_ends.insert(self.end);
             self.shard.committed(self.end);

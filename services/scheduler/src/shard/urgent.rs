@@ -1,253 +1,290 @@
-//! Copies of cancellations that overtake their originals in the ingest topic.
+//! Holds: jobs that are not dispatched until commands that name them have had their turn in the ingest topic.
 //!
-//! A cancellation is always written to the ingest topic. A copy in the urgent topic names the offset of that original, and takes
-//! effect before it. The original takes effect as well, in its order, so nothing depends on a copy: one that is lost costs time only.
-//! What a copy decides is certain, because a cancellation cannot be undone.
+//! A hold decides nothing: it only makes a job late, which is allowed at any time. The command that it announces takes effect in its
+//! order, from the ingest topic. So the result is always one that the ingest topic alone gives, whatever the urgent topic contains,
+//! and whichever holds are lost.
 //!
-//! A copy goes through the lookups like other commands, only before those that still wait for theirs. So the order of the index's
-//! responses, on which the overlay depends, stays the same.
-//!
-//! Until the original has its turn, the copy *stands*: it also cancels jobs whose requests come after the copy, and before the
-//! original. Those are the jobs that the copy has overtaken. A request that comes after the original is not affected.
+//! A held job that is due leaves the window. When its hold ends, the look-ahead reads it again, in the state that the commands
+//! before have left it in.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
 
-use redeliver_core::{Record, Timestamp, mutant};
+use redeliver_core::{Timestamp, mutant};
 
-use super::conflict::NamedJob;
-use super::{PendingCommand, Shard, Writes, outcome};
-use crate::index_messages::Found;
-use crate::job::{Job, JobId, JobState, KeyHash, Kind};
-use crate::request::{Command, JobRef, key_hash};
-use redeliver_proto::v1;
+use super::Shard;
+use crate::index::Cursor;
+use crate::job::{Flow, Job, JobId, KeyHash, Kind};
+use crate::request::{JobRef, key_hash};
 
-/// The maximum number of copies of a shard that wait for their lookup or its result.
-const MAX_PENDING: usize = 500;
-/// The maximum number of copies of a shard that stand.
-const MAX_STANDING: usize = 10_000;
+/// The maximum number of holds of a shard, about 2 MiB.
+pub(super) const MAX_HOLDS: usize = 10_000;
+/// The maximum number of due jobs that one hold keeps. Several jobs have one key only after its retention.
+const MAX_DUE: usize = 16;
+/// A command that was written to the ingest topic so long after a copy was certainly written after the original of that copy, as far as
+/// the clocks of producers are right. So the hold of a copy that names an offset that will not come for long ends.
+pub(super) const MAX_CLOCK_SKEW: Duration = Duration::from_secs(600);
+/// If a shard that accepts commands gets none for so long, it has read all: the commands that the holds wait for are not visible, for
+/// example because their transaction was aborted.
+pub(super) const QUIET: Duration = Duration::from_secs(10);
 
-/// What a cancellation names.
+/// What a command names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Target {
-    Job(JobId),
+pub(crate) enum NamedBy {
+    Id(JobId),
     Key(KeyHash),
 }
 
-impl Target {
-    fn of(job: &JobRef) -> Self {
+impl NamedBy {
+    pub(crate) fn of(job: &JobRef) -> Self {
         match job {
-            JobRef::Id(id) => Self::Job(*id),
+            JobRef::Id(id) => Self::Id(*id),
             JobRef::Key { app, key } => Self::Key(key_hash(app, key)),
         }
     }
-}
 
-/// A copy whose original has not had its turn.
-#[derive(Debug)]
-struct Standing {
-    /// The offset of the original.
-    offset: i64,
-    /// Who waits for the outcome; `None` once it is answered.
-    answer_to: Option<Arc<str>>,
-    /// After this, the key of the job is not in use any more.
-    until: Timestamp,
-}
-
-/// The copies of a shard.
-#[derive(Debug, Default)]
-pub(super) struct Copies {
-    /// The offset after the last command that the shard has accepted. Unknown before the first one: the originals of all copies
-    /// could have had their turn.
-    next_offset: Option<i64>,
-    pending: usize,
-    standing: HashMap<Target, Standing>,
-    /// The same by the offsets of the originals.
-    order: BTreeSet<(i64, Target)>,
-    /// The originals whose copies were answered.
-    answered: BTreeSet<i64>,
-}
-
-impl Copies {
-    /// Takes note of a command of the ingest topic.
-    pub(super) fn accepted(&mut self, offset: i64) {
-        self.next_offset = self.next_offset.max(Some(offset + 1));
-    }
-
-    /// Takes note that the lookup of a copy has its result.
-    pub(super) fn looked_up(&mut self) {
-        self.pending -= 1;
-    }
-
-    fn stand(&mut self, target: Target, standing: Standing) {
-        if self.standing.len() >= MAX_STANDING && !self.standing.contains_key(&target) {
-            return;
-        }
-        if let Some(known) = self.standing.get(&target) {
-            if known.offset >= standing.offset {
-                // The one that stands affects the same requests, and more.
-                return;
-            }
-            self.order.remove(&(known.offset, target));
-        }
-        self.order.insert((standing.offset, target));
-        self.standing.insert(target, standing);
-    }
-
-    /// The original at this offset has its turn: its copy, and those of earlier ones, do not stand any more. Returns whether
-    /// the copy was answered.
-    pub(super) fn pass(&mut self, offset: i64) -> bool {
-        while let Some((original, target)) = self.order.first().copied().filter(|(first, _)| *first <= offset)
-        {
-            self.order.remove(&(original, target));
-            self.standing.remove(&target);
-        }
-        let later = self.answered.split_off(&(offset + 1));
-        std::mem::replace(&mut self.answered, later).contains(&offset)
-    }
-
-    /// Whether a copy cancels a new job whose request is at this offset. Adds those to `waiting` who wait for that.
-    fn hit(&mut self, job: &Job, offset: i64, now: Timestamp, waiting: &mut Vec<Arc<str>>) -> bool {
-        if self.standing.is_empty() || job.kind != Kind::App {
-            return false;
-        }
+    /// All that a command can name a job by. Clients cannot name the record of a pipeline.
+    fn all_of(job: &Job) -> impl Iterator<Item = Self> {
         let key = job.idempotency_key.as_deref();
-        let key = key.map(|key| Target::Key(key_hash(&job.app, key)));
-        let mut is_hit = false;
-        for target in [Some(Target::Job(job.id)), key].into_iter().flatten() {
-            let standing = self.standing.get_mut(&target).filter(|standing| {
-                let is_earlier = mutant!(
-                    "shard-cancels-requests-after-the-cancellation",
-                    offset < standing.offset,
-                    true
-                );
-                is_earlier && now < standing.until
-            });
-            if let Some(standing) = standing {
-                is_hit = true;
-                if let Some(answer_to) = standing.answer_to.take() {
-                    self.answered.insert(standing.offset);
-                    waiting.push(answer_to);
-                }
+        let key = key.map(|key| Self::Key(key_hash(&job.app, key)));
+        let is_named = job.kind == Kind::App;
+        [Some(Self::Id(job.id)), key]
+            .into_iter()
+            .flatten()
+            .filter(move |_| is_named)
+    }
+}
+
+/// The copy of a command that names a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UrgentCopy {
+    pub(crate) names: NamedBy,
+    /// The offset of the original in the ingest topic.
+    pub(crate) original: i64,
+    /// When the copy was written, and no later than it was read.
+    pub(crate) written: Timestamp,
+}
+
+/// What becomes of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// It holds what it names.
+    Holds,
+    /// The original has had its turn.
+    Late,
+    /// There are too many holds.
+    NoRoom,
+}
+
+#[derive(Debug)]
+struct Hold {
+    /// The offset of the last command that names the job.
+    until: i64,
+    written: Timestamp,
+    /// The due jobs, and where the look-ahead reads them again.
+    due: BTreeMap<JobId, (Flow, Cursor)>,
+}
+
+/// The holds of a shard.
+#[derive(Debug, Default)]
+pub(super) struct Holds {
+    /// Every command before this offset that names a job has had its turn.
+    passed: i64,
+    /// The number of accepted commands that are decided in the order of their offsets and have not had their turn.
+    undecided: usize,
+    holds: HashMap<NamedBy, Hold>,
+    by_offset: BTreeSet<(i64, NamedBy)>,
+    /// The number of due jobs of all holds.
+    due: usize,
+    /// When a command was last accepted, or none could be. `None` before the shard has read any.
+    last_command: Option<Timestamp>,
+    /// Whether the urgent topic is still to be read up to its end.
+    are_incomplete: bool,
+}
+
+impl Holds {
+    /// Accepts a command of the ingest topic. One that names a job or uses a key `is_in_order`.
+    pub(super) fn accepted(&mut self, is_in_order: bool, now: Timestamp) {
+        self.undecided += usize::from(is_in_order);
+        self.last_command = Some(now);
+    }
+
+    fn take(&mut self, copy: &UrgentCopy) -> Taken {
+        let UrgentCopy {
+            names,
+            original,
+            written,
+        } = *copy;
+        if mutant!(
+            "shard-holds-jobs-for-former-commands",
+            original < self.passed,
+            false
+        ) {
+            return Taken::Late;
+        }
+        let is_full = self.holds.len() >= MAX_HOLDS;
+        match self.holds.get_mut(&names) {
+            Some(hold) if hold.until >= original => {}
+            Some(hold) => {
+                self.by_offset.remove(&(hold.until, names));
+                self.by_offset.insert((original, names));
+                (hold.until, hold.written) = (original, written);
+            }
+            None if is_full => return Taken::NoRoom,
+            None => {
+                let due = BTreeMap::new();
+                let hold = Hold {
+                    until: original,
+                    written,
+                    due,
+                };
+                self.holds.insert(names, hold);
+                self.by_offset.insert((original, names));
             }
         }
-        is_hit
+        Taken::Holds
+    }
+
+    /// Whether a job is held. One with a key and a hold for each can be in both.
+    pub(super) fn holds(&self, job: &Job) -> bool {
+        self.hold_of(job).is_some() && !mutant!("shard-dispatches-held-jobs")
+    }
+
+    /// The hold of a job that ends last.
+    fn hold_of(&self, job: &Job) -> Option<NamedBy> {
+        if self.holds.is_empty() {
+            return None;
+        }
+        let held = NamedBy::all_of(job).filter_map(|name| Some((self.holds.get(&name)?, name)));
+        let held = held.max_by_key(|(hold, _)| hold.until);
+        let has_room = |hold: &Hold| hold.due.len() < MAX_DUE || hold.due.contains_key(&job.id);
+        held.filter(|(hold, _)| has_room(hold)).map(|(_, name)| name)
+    }
+
+    /// Keeps a held job that has left the window.
+    fn keep(&mut self, job: &Job) {
+        let name = self.hold_of(job);
+        if let Some(hold) = name.and_then(|name| self.holds.get_mut(&name)) {
+            let place = (Flow::of(job), Cursor::of(job));
+            self.due += usize::from(hold.due.insert(job.id, place).is_none());
+        }
+    }
+
+    /// A command has had its turn. Returns where the jobs are whose holds have ended.
+    fn decided(&mut self, offset: i64, written: Option<Timestamp>, is_in_order: bool) -> Vec<(Flow, Cursor)> {
+        self.undecided -= usize::from(is_in_order);
+        // Other commands have their turn before earlier ones that name jobs.
+        if !is_in_order && self.undecided > 0 && !mutant!("shard-ends-holds-too-early") {
+            return Vec::new();
+        }
+        self.passed = self.passed.max(offset + 1);
+        let mut released = Vec::new();
+        while let Some((until, name)) = self.by_offset.first().copied()
+            && until < self.passed
+        {
+            self.end((until, name), &mut released);
+        }
+        while let Some((until, name)) = self.by_offset.last().copied()
+            && let Some(hold) = self.holds.get(&name)
+            && written.is_some_and(|written| written > hold.written.after(MAX_CLOCK_SKEW))
+        {
+            self.end((until, name), &mut released);
+        }
+        released
+    }
+
+    fn end(&mut self, hold: (i64, NamedBy), released: &mut Vec<(Flow, Cursor)>) {
+        self.by_offset.remove(&hold);
+        if let Some(hold) = self.holds.remove(&hold.1) {
+            self.due -= hold.due.len();
+            released.extend(hold.due.into_values());
+        }
+    }
+
+    /// Ends all holds if the shard has had no commands for a while. `is_reading`: it accepts some.
+    fn quiet(&mut self, is_reading: bool, now: Timestamp) -> Vec<(Flow, Cursor)> {
+        // The clock may have been set back.
+        let is_later = |last: Timestamp| last > now;
+        if !is_reading || self.undecided > 0 || self.last_command.is_none_or(is_later) {
+            self.last_command = Some(now);
+        }
+        let mut released = Vec::new();
+        if self.last_command.is_some_and(|last| now >= last.after(QUIET)) {
+            while let Some(last) = self.by_offset.last().copied() {
+                self.end(last, &mut released);
+            }
+        }
+        released
+    }
+
+    /// When the next hold may end although no command comes.
+    fn next_quiet(&self) -> Option<Timestamp> {
+        self.last_command
+            .filter(|_| self.due > 0)
+            .map(|last| last.after(QUIET))
     }
 }
 
 impl Shard {
-    /// How many copies the shard accepts. None before it knows which originals have had their turn.
-    pub(crate) fn urgent_capacity(&self) -> usize {
-        match self.copies.next_offset {
-            Some(_) if self.capacity() > 0 => MAX_PENDING.saturating_sub(self.copies.pending),
-            _ => 0,
+    /// The shard reads the ingest topic from this offset on.
+    pub(crate) fn start_at(&mut self, offset: i64) {
+        self.holds.passed = offset;
+    }
+
+    /// The offset before which all commands that name jobs have had their turn.
+    pub(crate) fn passed(&self) -> i64 {
+        self.holds.passed
+    }
+
+    /// Sets whether the urgent topic has been read up to its end. Until then, no job is dispatched.
+    pub(crate) fn set_holds_complete(&mut self, are_complete: bool) {
+        self.holds.are_incomplete = !are_complete;
+    }
+
+    /// The number of due jobs that are held.
+    pub(crate) fn held(&self) -> usize {
+        self.holds.due
+    }
+
+    /// Holds the job that a copy names, until the original has had its turn.
+    pub(crate) fn take_copy(&mut self, copy: &UrgentCopy) -> Taken {
+        self.holds.take(copy)
+    }
+
+    /// Whether jobs may be dispatched.
+    pub(super) fn may_dispatch(&self) -> bool {
+        !self.holds.are_incomplete || mutant!("shard-dispatches-before-its-holds-are-read")
+    }
+
+    /// Keeps a held job out of the window until its hold ends.
+    pub(super) fn keep_held(&mut self, job: &Job) {
+        self.holds.keep(job);
+    }
+
+    /// Ends the holds that wait for this command, or for earlier ones.
+    pub(super) fn end_holds(&mut self, offset: i64, written: Option<Timestamp>, is_in_order: bool) {
+        let released = self.holds.decided(offset, written, is_in_order);
+        self.read_again(released);
+    }
+
+    /// Ends all holds if the shard has read the ingest topic up to its end.
+    pub(super) fn end_quiet_holds(&mut self, now: Timestamp) {
+        let released = self.holds.quiet(self.capacity() > 0, now);
+        self.read_again(released);
+    }
+
+    fn read_again(&mut self, released: Vec<(Flow, Cursor)>) {
+        for (flow, cursor) in released {
+            self.look_ahead.rewind(&flow, cursor);
         }
     }
 
-    /// Accepts a copy. `record` has the position and the timestamp of the original. Returns whether the copy overtakes it.
-    pub(crate) fn accept_urgent(&mut self, record: Record, now: Timestamp) -> bool {
-        let incoming = crate::request::read(&record, &self.settings.rules, now);
-        // The shard reads the original after everything that it has accepted. One that it has accepted is decided in its order.
-        let is_ahead = self
-            .copies
-            .next_offset
-            .is_some_and(|next| record.position.offset >= next);
-        let is_ahead = mutant!("shard-accepts-copies-of-earlier-commands", is_ahead, true);
-        let is_cancellation = matches!(incoming.command, Ok(Command::Cancel(_)));
-        if !is_ahead || !is_cancellation || self.owner_shard(&incoming) != self.number {
-            return false;
+    /// When a due job can be dispatched.
+    pub(super) fn next_dispatch(&self) -> Option<Timestamp> {
+        if !self.may_dispatch() {
+            return None;
         }
-        let command = PendingCommand {
-            record,
-            incoming,
-            is_copy: true,
-        };
-        self.command_bytes += command.size();
-        self.copies.pending += 1;
-        self.needs_lookup.push_front(command);
-        true
-    }
-
-    /// Lets a copy take effect.
-    pub(super) fn decide_copy(
-        &mut self,
-        copy: PendingCommand,
-        found: &Found,
-        now: Timestamp,
-        writes: &mut Writes,
-    ) {
-        let offset = copy.record.position.offset;
-        let Ok(Command::Cancel(job)) = copy.incoming.command else {
-            return;
-        };
-        if self.copies.answered.contains(&offset) || self.copies.answered.len() >= MAX_STANDING {
-            return;
-        }
-        let decided = match self.named_job(&job, found, now) {
-            // A job of a later request is not the one that the original names.
-            NamedJob::Known(known) if known.kind == Kind::App && is_requested_before(&known, offset) => {
-                let is_waiting = known.state == JobState::Scheduled;
-                match &job {
-                    _ if is_waiting => Some(self.cancel(&job, found, now, writes)),
-                    // A job does not change any more once it has ended.
-                    JobRef::Id(_) => Some(outcome(ended_outcome(known.state), Some(&known), String::new())),
-                    // The next request with its key may come before the original.
-                    JobRef::Key { .. } => None,
-                }
-            }
-            NamedJob::Known(_) | NamedJob::Ended(_) | NamedJob::Unknown => None,
-        };
-        let is_answered = decided.is_some();
-        if let (Some(outcome), Some(answer_to)) = (&decided, &copy.incoming.answer_to) {
-            self.copies.answered.insert(offset);
-            self.answer(answer_to, outcome, writes);
-        }
-        writes.tally.urgent_decided += u64::from(is_answered);
-        writes.tally.urgent_ahead_of_job += u64::from(!is_answered);
-        let standing = Standing {
-            offset,
-            answer_to: copy.incoming.answer_to.filter(|_| !is_answered),
-            until: now.after(self.settings.retention.keys),
-        };
-        self.copies.stand(Target::of(&job), standing);
-    }
-
-    /// Cancels a job that is being created, if the copy of a later cancellation has overtaken its request.
-    pub(super) fn cancel_overtaken(
-        &mut self,
-        job: &Arc<Job>,
-        record: &Record,
-        now: Timestamp,
-        writes: &mut Writes,
-    ) -> bool {
-        if mutant!("shard-forgets-copies-that-overtake-their-job") {
-            return false;
-        }
-        let mut waiting = Vec::new();
-        if !self.copies.hit(job, record.position.offset, now, &mut waiting) {
-            return false;
-        }
-        writes.tally.cancelled += 1;
-        let job = self.end_job(job, JobState::Cancelled, now, writes);
-        let outcome = outcome(v1::Outcome::Cancelled, Some(&job), String::new());
-        for answer_to in waiting {
-            self.answer(&answer_to, &outcome, writes);
-        }
-        true
-    }
-}
-
-/// Whether the request of a job comes before this offset of the ingest topic.
-fn is_requested_before(job: &Job, offset: i64) -> bool {
-    let request = i64::try_from(job.id.offset()).unwrap_or(i64::MAX);
-    !job.id.has_request() || request < offset
-}
-
-fn ended_outcome(state: JobState) -> v1::Outcome {
-    match state {
-        JobState::Scheduled => v1::Outcome::Unspecified,
-        JobState::Dispatched => v1::Outcome::AlreadyDispatched,
-        JobState::Cancelled => v1::Outcome::AlreadyCancelled,
-        JobState::Expired => v1::Outcome::Expired,
+        let times = [self.window.next_due(), self.holds.next_quiet()];
+        times.into_iter().flatten().min()
     }
 }
