@@ -13,7 +13,8 @@ pub struct SchedulerTopics {
     pub dlq: Arc<str>,
     /// The answers topic: outcomes of requests for which a client waits.
     pub answers: Arc<str>,
-    /// The urgent topic: copies of cancellations, which overtake the ingest topic. `None`: they wait in the ingest topic.
+    /// The urgent topic: copies of commands that name a job, which is pinned until they have had their turn in the ingest topic. `None`:
+    /// no job is pinned.
     pub urgent: Option<Arc<str>>,
     /// The topics of the applications, to which due jobs are dispatched.
     pub apps: Vec<Arc<str>>,

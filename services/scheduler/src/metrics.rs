@@ -64,7 +64,7 @@ pub(crate) struct SchedulerFamilies {
     window_jobs: Family<LaneLabel, Gauge>,
     index_lag: Family<LaneLabel, Gauge>,
     live: Family<LaneLabel, Gauge>,
-    held: Family<LaneLabel, Gauge>,
+    pinned: Family<LaneLabel, Gauge>,
     index_memory: Gauge<f64, AtomicU64>,
     parked_jobs: Family<ParkedLabel, Gauge>,
     missing_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
@@ -88,7 +88,7 @@ impl SchedulerFamilies {
             window_jobs: Family::default(),
             index_lag: Family::default(),
             live: Family::default(),
-            held: Family::default(),
+            pinned: Family::default(),
             index_memory: Gauge::default(),
             parked_jobs: Family::default(),
             missing_seconds: Family::default(),
@@ -108,13 +108,13 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_urgent_commands",
-            "Copies in the urgent topic: holds (the job that it names is not dispatched before the original has had its turn), late (it has had its turn), dropped (too many jobs are held)",
+            "Copies in the urgent topic: pins (the job that it names is not dispatched before the original has had its turn), late (it has had its turn), dropped (too many jobs are pinned)",
             families.urgent.clone(),
         );
         registry.register(
-            "scheduler_held_jobs",
+            "scheduler_pinned_jobs",
             "Due jobs that wait for a command whose copy is in the urgent topic",
-            families.held.clone(),
+            families.pinned.clone(),
         );
         registry.register(
             "scheduler_occurrences",
@@ -210,7 +210,7 @@ impl SchedulerFamilies {
             rescheduled: command("rescheduled"),
             replaced: command("replaced"),
             schedules_changed: command("schedule_changed"),
-            urgent_holds: urgent("holds"),
+            urgent_pins: urgent("pins"),
             urgent_late: urgent("late"),
             urgent_dropped: urgent("dropped"),
             occurrences: occurrence("created"),
@@ -226,7 +226,7 @@ impl SchedulerFamilies {
             window_jobs: self.window_jobs.get_or_create(&label).clone(),
             index_lag: self.index_lag.get_or_create(&label).clone(),
             live: self.live.get_or_create(&label).clone(),
-            held: self.held.get_or_create(&label).clone(),
+            pinned: self.pinned.get_or_create(&label).clone(),
             index_memory: self.index_memory.clone(),
             dead: ended("dead"),
             lane: lane.to_owned(),
@@ -255,7 +255,7 @@ pub(crate) struct SchedulerMetrics {
     rescheduled: Counter,
     replaced: Counter,
     schedules_changed: Counter,
-    pub(crate) urgent_holds: Counter,
+    pub(crate) urgent_pins: Counter,
     pub(crate) urgent_late: Counter,
     pub(crate) urgent_dropped: Counter,
     occurrences: Counter,
@@ -271,7 +271,7 @@ pub(crate) struct SchedulerMetrics {
     window_jobs: Gauge,
     index_lag: Gauge,
     live: Gauge,
-    held: Gauge,
+    pinned: Gauge,
     index_memory: Gauge<f64, AtomicU64>,
     dead: Counter,
     lane: String,
@@ -359,12 +359,12 @@ impl SchedulerMetrics {
         gauges.get_or_create(&label).set(jobs);
     }
 
-    pub(crate) fn gauges(&self, window_jobs: usize, index_lag: usize, live: usize, held: usize) {
+    pub(crate) fn gauges(&self, window_jobs: usize, index_lag: usize, live: usize, pinned: usize) {
         let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
         self.window_jobs.set(number(window_jobs));
         self.index_lag.set(number(index_lag));
         self.live.set(number(live));
-        self.held.set(number(held));
+        self.pinned.set(number(pinned));
     }
 }
 

@@ -182,19 +182,21 @@ impl<I: Index> Scheduler<I> {
     /// Passes copies of commands to their shards.
     fn take_urgent_copies(&mut self) {
         let Some(urgent) = &self.urgent else { return };
+        let presence = self.settings.topics.presence(&urgent.topic);
+        let is_missing = matches!(presence, Presence::Missing { .. });
         for (id, handle) in &mut self.lane.shards {
             let delivery = urgent.take(*id, handle.shard.passed());
             self.metrics.urgent_late.inc_by(delivery.late);
             self.metrics.urgent_dropped.inc_by(delivery.dropped);
             for copy in &delivery.copies {
                 let counter = match handle.shard.take_copy(copy) {
-                    Taken::Holds => &self.metrics.urgent_holds,
+                    Taken::Pins => &self.metrics.urgent_pins,
                     Taken::Late => &self.metrics.urgent_late,
                     Taken::NoRoom => &self.metrics.urgent_dropped,
                 };
                 counter.inc();
             }
-            handle.shard.set_holds_complete(delivery.is_complete);
+            handle.shard.set_pins_complete(delivery.is_complete || is_missing);
         }
     }
 
@@ -393,14 +395,14 @@ impl<I: Index> Scheduler<I> {
     }
 
     fn update_gauges(&self) {
-        let (mut window_jobs, mut index_lag, mut live, mut held) = (0, 0, 0, 0);
+        let (mut window_jobs, mut index_lag, mut live, mut pinned) = (0, 0, 0, 0);
         for handle in self.lane.shards.values() {
             window_jobs += handle.shard.window_len();
             index_lag += handle.shard.index_lag();
-            held += handle.shard.held();
+            pinned += handle.shard.pinned();
             live += usize::from(handle.shard.is_live() && !self.ingest_size.has_grown());
         }
-        self.metrics.gauges(window_jobs, index_lag, live, held);
+        self.metrics.gauges(window_jobs, index_lag, live, pinned);
     }
 }
 
@@ -432,7 +434,7 @@ impl<I: Index> Processor for Scheduler<I> {
         }
         let mut shard = Shard::new(self.settings.clone(), partition);
         if let Some(urgent) = &self.urgent {
-            shard.set_holds_complete(false);
+            shard.set_pins_complete(false);
             urgent.assigned(assignment, partition);
         }
         let handle = ShardHandle {

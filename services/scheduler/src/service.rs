@@ -131,10 +131,9 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         }
         let urgent = match &names.urgent {
             Some(topic) => {
-                let copies = UrgentCopies::new(waker.clone());
+                let copies = UrgentCopies::new(topic.as_str().into(), waker.clone());
                 let reader = urgent::Reader {
                     kafka: host.kafka.clone(),
-                    topic: topic.as_str().into(),
                     settings: settings.clone(),
                     clock: host.clock.clone(),
                     copies: copies.clone(),

@@ -40,7 +40,7 @@ pub(crate) use self::look_ahead::{Obstacle, Target, WindowRoom};
 use self::outbox::Outbox;
 use self::recurring::DueSchedules;
 pub(crate) use self::refusal::RefusedJob;
-use self::urgent::Holds;
+use self::urgent::Pins;
 pub(crate) use self::urgent::{NamedBy, Taken, UrgentCopy};
 
 mod conflict;
@@ -304,7 +304,7 @@ pub(crate) struct Shard {
     forgettable: VecDeque<JobId>,
     is_scanning_forgettable: bool,
     next_forget: Timestamp,
-    holds: Holds,
+    pins: Pins,
 }
 
 impl Shard {
@@ -337,7 +337,7 @@ impl Shard {
             forgettable: VecDeque::new(),
             is_scanning_forgettable: false,
             next_forget: Timestamp::from_millis(0),
-            holds: Holds::default(),
+            pins: Pins::default(),
         }
     }
 
@@ -433,7 +433,7 @@ impl Shard {
     pub(crate) fn accept(&mut self, record: Record, now: Timestamp) {
         let incoming = crate::request::read(&record, &self.settings.rules, now);
         let needs_lookup = self.query_for(&incoming).is_some() && self.owner_shard(&incoming) == self.number;
-        self.holds.accepted(needs_lookup, now);
+        self.pins.accepted(needs_lookup, now);
         let command = PendingCommand {
             record,
             incoming,
@@ -674,13 +674,13 @@ impl Shard {
                     }
                     self.decide(*command, &found, now, &mut writes);
                     // After the decision, so that a job which it ends is not read again.
-                    self.end_holds(offset, written, is_in_order);
+                    self.end_pins(offset, written, is_in_order);
                 }
                 Some(ReadyItem::IndexApplied(turn)) => self.overlay.remove_applied(turn),
                 None => break,
             }
         }
-        self.end_quiet_holds(now);
+        self.end_quiet_pins(now);
         let mut schedules = DueSchedules::new(room);
         while writes.fits_into(room) && self.may_dispatch() {
             let until = mutant!("shard-dispatches-early", now, now.after(Duration::from_millis(1)));
@@ -698,8 +698,8 @@ impl Shard {
                 schedules.has_written(writes.outputs.len() - before);
                 continue;
             }
-            if self.holds.holds(&job) {
-                self.keep_held(&job);
+            if self.pins.is_pinned(&job) {
+                self.keep_pinned(&job);
                 self.window.return_token(&job);
                 continue;
             }
@@ -904,7 +904,7 @@ impl Shard {
         let topic = self.settings.destination(&job);
         let presence = self.settings.topics.presence(&topic);
         let action = self.settings.due_action(presence, &self.apps, &job, now);
-        let may_dispatch = self.may_dispatch() && !self.holds.holds(&job);
+        let may_dispatch = self.may_dispatch() && !self.pins.is_pinned(&job);
         let is_due = job.due <= now && action == DueAction::Dispatch && may_dispatch;
         let flow = Flow::of(&job);
         let is_next = self.look_ahead.is_next(&flow, Cursor::of(&job)) && !self.look_ahead.is_parked(&flow);

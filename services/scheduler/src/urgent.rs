@@ -5,7 +5,7 @@
 //! position: a shard that moves reads the topic from its beginning, before it dispatches jobs, and ignores copies whose originals have
 //! had their turn. If the topic cannot be read, commands wait for their turn in the ingest topic.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -35,6 +35,8 @@ const MAX_WAIT: Duration = Duration::from_secs(10);
 
 /// Copies on their way from the thread that reads them to the shards of a lane.
 pub(crate) struct UrgentCopies {
+    /// The urgent topic.
+    pub(crate) topic: Arc<str>,
     shards: Mutex<HashMap<i32, Inbox>>,
     /// Of the lane.
     waker: Waker,
@@ -71,8 +73,9 @@ pub(crate) struct Delivery {
 }
 
 impl UrgentCopies {
-    pub(crate) fn new(waker: Waker) -> Arc<Self> {
+    pub(crate) fn new(topic: Arc<str>, waker: Waker) -> Arc<Self> {
         Arc::new(Self {
+            topic,
             shards: Mutex::default(),
             waker,
             reader: Waker::new(),
@@ -119,8 +122,19 @@ impl UrgentCopies {
         }
     }
 
+    /// The shards, and those whose partitions the reader must read from the beginning now.
+    pub(crate) fn begin(&self) -> (BTreeSet<i32>, Vec<i32>) {
+        let mut shards = self.lock();
+        let is_new = |inbox: &mut Inbox| !std::mem::replace(&mut inbox.is_read, true);
+        let new = shards
+            .iter_mut()
+            .filter_map(|(shard, inbox)| is_new(inbox).then_some(*shard));
+        let new = new.collect();
+        (shards.keys().copied().collect(), new)
+    }
+
     /// Returns whether the shard has something to take.
-    fn push(&self, shard: i32, copy: UrgentCopy) -> bool {
+    pub(crate) fn push(&self, shard: i32, copy: UrgentCopy) -> bool {
         let mut shards = self.lock();
         let Some(inbox) = shards.get_mut(&shard).filter(|inbox| inbox.is_read) else {
             return false;
@@ -137,7 +151,7 @@ impl UrgentCopies {
     }
 
     /// The reader has reached the end of a partition, or cannot read it. Returns whether the shard has waited for that.
-    fn complete(&self, shard: i32) -> bool {
+    pub(crate) fn complete(&self, shard: i32) -> bool {
         let mut shards = self.lock();
         let inbox = shards.get_mut(&shard).filter(|inbox| inbox.is_read);
         inbox.is_some_and(|inbox| !std::mem::replace(&mut inbox.is_complete, true))
@@ -208,7 +222,6 @@ pub(crate) fn copy_of(original: &Output, topic: Arc<str>, id: JobId) -> Option<O
 /// The thread that reads the urgent topic.
 pub(crate) struct Reader {
     pub(crate) kafka: KafkaSettings,
-    pub(crate) topic: Arc<str>,
     pub(crate) settings: Arc<Settings>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) copies: Arc<UrgentCopies>,
@@ -275,20 +288,13 @@ impl Reader {
 
     /// Reads the shards that the lane has, each assignment from the beginning.
     fn follow_shards(&self, follower: &mut Follower) -> Result<(), ReadError> {
-        let mut shards = self.copies.lock();
-        let owned: Vec<i32> = shards.keys().copied().collect();
-        let new = shards.iter_mut().filter(|(_, inbox)| !inbox.is_read);
-        let starts: Vec<Start> = new
-            .map(|(partition, inbox)| {
-                inbox.is_read = true;
-                Start {
-                    topic: self.topic.clone(),
-                    partition: *partition,
-                    from: None,
-                }
-            })
-            .collect();
-        drop(shards);
+        let (owned, new) = self.copies.begin();
+        let starts = new.into_iter().map(|partition| Start {
+            topic: self.copies.topic.clone(),
+            partition,
+            from: None,
+        });
+        let starts: Vec<Start> = starts.collect();
         follower.retain(|_, partition| owned.contains(&partition))?;
         if starts.is_empty() {
             return Ok(());
@@ -299,10 +305,123 @@ impl Reader {
     fn log(&self, log: &mut LogThrottle, reason: &str) {
         if log.should_log() {
             tracing::warn!(
-                topic = &*self.topic,
+                topic = &*self.copies.topic,
                 reason,
                 "cannot read the urgent topic; commands wait for their turn in the ingest topic"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_core::Position;
+    use redeliver_proto::{Message as _, v1};
+
+    use super::*;
+    use crate::request::{ParsedRequest, write_protobuf};
+    use crate::shard::tests::settings;
+
+    const NOW: Timestamp = Timestamp::from_millis(1_763_722_800_000);
+
+    fn copy(original: i64) -> UrgentCopy {
+        UrgentCopy {
+            names: NamedBy::Key([7; 16]),
+            original,
+            written: NOW,
+        }
+    }
+
+    fn taken(copies: &UrgentCopies, assignment: AssignmentId, passed: i64) -> (Vec<i64>, bool, u64, u64) {
+        let Delivery {
+            copies,
+            is_complete,
+            late,
+            dropped,
+        } = copies.take(assignment, passed);
+        let originals = copies.iter().map(|copy| copy.original).collect();
+        (originals, is_complete, late, dropped)
+    }
+
+    #[test]
+    fn a_shard_gets_the_copies_that_were_read_for_its_assignment() {
+        let copies = UrgentCopies::new("urgent".into(), Waker::new());
+        let (former, current) = (AssignmentId::for_tests(0, 1), AssignmentId::for_tests(0, 2));
+        copies.assigned(former, 3);
+        assert!(!copies.push(3, copy(1)) && !copies.complete(3), "not read yet");
+        assert_eq!(copies.begin(), ([3].into(), vec![3]));
+        assert_eq!(copies.begin(), ([3].into(), vec![]));
+        assert!(copies.push(3, copy(1)) && !copies.push(4, copy(1)));
+        copies.revoked(former);
+        assert_eq!(copies.begin(), ([].into(), vec![]));
+        copies.assigned(current, 3);
+        copies.revoked(former);
+        // What was read for the former assignment.
+        assert!(!copies.push(3, copy(2)) && !copies.complete(3));
+        assert_eq!(copies.begin(), ([3].into(), vec![3]));
+        assert!(copies.push(3, copy(1)) && copies.push(3, copy(2)));
+        assert_eq!(taken(&copies, former, 0), (vec![], false, 0, 0));
+        assert_eq!(taken(&copies, current, 0), (vec![1, 2], false, 0, 0));
+        assert!(copies.complete(3) && !copies.complete(3));
+        assert_eq!(taken(&copies, current, 0), (vec![], true, 0, 0));
+        // A client that was replaced reads them again.
+        copies.unread();
+        assert_eq!(copies.begin(), ([3].into(), vec![3]));
+    }
+
+    #[test]
+    fn late_copies_use_no_memory_and_the_newest_are_dropped() {
+        let copies = UrgentCopies::new("urgent".into(), Waker::new());
+        let assignment = AssignmentId::for_tests(0, 1);
+        copies.assigned(assignment, 0);
+        copies.begin();
+        assert_eq!(taken(&copies, assignment, 5), (vec![], false, 0, 0));
+        assert!(!copies.push(0, copy(4)) && copies.push(0, copy(5)));
+        assert_eq!(taken(&copies, assignment, 5), (vec![5], false, 1, 0));
+        for original in 0..MAX_COPIES as i64 {
+            assert!(copies.push(0, copy(10 + original)));
+        }
+        assert!(!copies.push(0, copy(9)));
+        let delivery = copies.take(assignment, 5);
+        assert_eq!((delivery.copies.len(), delivery.dropped), (MAX_COPIES, 1));
+        assert_eq!(delivery.copies[0].original, 10);
+    }
+
+    #[test]
+    fn the_copies_of_the_api_can_be_read() {
+        let id = JobId::new(NOW, 0, 41);
+        let command = JobId::new(NOW, 0, 42);
+        let mut headers = Headers::new();
+        headers.push_text("content-type", redeliver_proto::CONTENT_TYPE);
+        let original = Output {
+            topic: "ingest".into(),
+            partition: Some(0),
+            key: None,
+            value: Some(write_protobuf(&ParsedRequest::Cancel(JobRef::Id(id)), "me")),
+            headers,
+        };
+        let copy = copy_of(&original, "urgent".into(), command).unwrap();
+        assert_eq!((&*copy.topic, copy.partition), ("urgent", Some(0)));
+        let value = v1::JobCommand::decode(copy.value.clone().unwrap()).unwrap();
+        assert_eq!(value.answer_to, "me");
+        let record = Record {
+            position: Position {
+                topic: copy.topic,
+                partition: 0,
+                offset: 0,
+            },
+            timestamp: Some(NOW.after(Duration::from_secs(5))),
+            key: copy.key,
+            value: copy.value,
+            headers: copy.headers,
+            unreadable_headers: 0,
+        };
+        let expected = UrgentCopy {
+            names: NamedBy::Id(id),
+            original: 42,
+            // The clock of its producer is ahead.
+            written: NOW,
+        };
+        assert_eq!(read_copy(&record, &settings(), NOW), Some(expected));
     }
 }

@@ -95,7 +95,7 @@ pub struct JobTopicsConfig {
     pub dlq: String,
     /// Results of commands, for callers that wait for them.
     pub answers: String,
-    /// Copies of cancellations, which overtake the ingest topic. `None`: they wait in the ingest topic.
+    /// Copies of commands that name a job, which is pinned until they have had their turn. `None`: no job is pinned.
     pub urgent: Option<String>,
 }
 

@@ -538,27 +538,35 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[SHARD_MODEL],
     ),
     mutant(
-        "shard-accepts-copies-of-earlier-commands",
-        "The copy of a cancellation takes effect after its original had its turn. It cancels a later job with the same key.",
+        "shard-dispatches-pinned-jobs",
+        "A job is dispatched although a cancellation of it that was copied to the urgent topic has not had its turn.",
         &[unit(
             SCHEDULER,
-            "shard::tests::urgent::a_copy_never_affects_a_job_that_was_requested_after_its_original",
+            "shard::tests::urgent::pinned_jobs_wait_for_their_commands",
         )],
     ),
     mutant(
-        "shard-cancels-requests-after-the-cancellation",
-        "The copy of a cancellation also cancels jobs that were requested after it.",
+        "shard-unpins-too-early",
+        "A job is unpinned by a command that is decided before the cancellation of the job. The job is dispatched.",
         &[unit(
             SCHEDULER,
-            "shard::tests::urgent::a_copy_that_overtakes_its_job_cancels_it_when_it_is_accepted",
+            "shard::tests::urgent::commands_that_name_no_job_unpin_none",
         )],
     ),
     mutant(
-        "shard-forgets-copies-that-overtake-their-job",
-        "A cancellation whose copy overtakes the request of its job is forgotten. The job is dispatched.",
+        "shard-pins-jobs-for-former-commands",
+        "The copy of a command that has had its turn pins later jobs with the same key.",
         &[unit(
             SCHEDULER,
-            "shard::tests::urgent::a_copy_that_overtakes_its_job_cancels_it_when_it_is_accepted",
+            "shard::tests::urgent::a_copy_pins_nothing_after_its_original_had_its_turn",
+        )],
+    ),
+    mutant(
+        "shard-dispatches-before-its-pins-are-read",
+        "A shard that takes over dispatches jobs before it has read which ones are pinned.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::urgent::a_job_is_not_dispatched_before_the_urgent_topic_was_read",
         )],
     ),
     mutant(

@@ -521,7 +521,7 @@ impl World {
         for offset in writes.completed {
             assert!(self.completed.insert(offset), "completed twice");
         }
-        self.check_holds(dispatched);
+        self.check_pins(dispatched);
         if wrote {
             self.turn_ends.insert(self.end);
             self.shard.committed(self.end);

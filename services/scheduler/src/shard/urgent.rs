@@ -1,10 +1,10 @@
-//! Holds: jobs that are not dispatched until commands that name them have had their turn in the ingest topic.
+//! Pins: jobs that are not dispatched until commands that name them have had their turn in the ingest topic.
 //!
-//! A hold decides nothing: it only makes a job late, which is allowed at any time. The command that it announces takes effect in its
+//! A pin decides nothing: it only makes a job late, which is allowed at any time. The command that it announces takes effect in its
 //! order, from the ingest topic. So the result is always one that the ingest topic alone gives, whatever the urgent topic contains,
-//! and whichever holds are lost.
+//! and whichever pins are lost.
 //!
-//! A held job that is due leaves the window. When its hold ends, the look-ahead reads it again, in the state that the commands
+//! A pinned job that is due leaves the window. When its pin ends, the look-ahead reads it again, in the state that the commands
 //! before have left it in.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -17,14 +17,14 @@ use crate::index::Cursor;
 use crate::job::{Flow, Job, JobId, KeyHash, Kind};
 use crate::request::{JobRef, key_hash};
 
-/// The maximum number of holds of a shard, about 2 MiB.
-pub(super) const MAX_HOLDS: usize = 10_000;
-/// The maximum number of due jobs that one hold keeps. Several jobs have one key only after its retention.
+/// The maximum number of pins of a shard, about 2 MiB.
+pub(super) const MAX_PINS: usize = 10_000;
+/// The maximum number of due jobs that one pin keeps. Several jobs have one key only after its retention.
 const MAX_DUE: usize = 16;
 /// A command that was written to the ingest topic so long after a copy was certainly written after the original of that copy, as far as
-/// the clocks of producers are right. So the hold of a copy that names an offset that will not come for long ends.
+/// the clocks of producers are right. So the pin of a copy that names an offset that will not come for long ends.
 pub(super) const MAX_CLOCK_SKEW: Duration = Duration::from_secs(600);
-/// If a shard that accepts commands gets none for so long, it has read all: the commands that the holds wait for are not visible, for
+/// If a shard that accepts commands gets none for so long, it has read all: the commands that the pins wait for are not visible, for
 /// example because their transaction was aborted.
 pub(super) const QUIET: Duration = Duration::from_secs(10);
 
@@ -68,16 +68,16 @@ pub(crate) struct UrgentCopy {
 /// What becomes of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
-    /// It holds what it names.
-    Holds,
+    /// It pins what it names.
+    Pins,
     /// The original has had its turn.
     Late,
-    /// There are too many holds.
+    /// There are too many pins.
     NoRoom,
 }
 
 #[derive(Debug)]
-struct Hold {
+struct Pin {
     /// The offset of the last command that names the job.
     until: i64,
     written: Timestamp,
@@ -85,16 +85,16 @@ struct Hold {
     due: BTreeMap<JobId, (Flow, Cursor)>,
 }
 
-/// The holds of a shard.
+/// The pins of a shard.
 #[derive(Debug, Default)]
-pub(super) struct Holds {
+pub(super) struct Pins {
     /// Every command before this offset that names a job has had its turn.
     passed: i64,
     /// The number of accepted commands that are decided in the order of their offsets and have not had their turn.
     undecided: usize,
-    holds: HashMap<NamedBy, Hold>,
+    pins: HashMap<NamedBy, Pin>,
     by_offset: BTreeSet<(i64, NamedBy)>,
-    /// The number of due jobs of all holds.
+    /// The number of due jobs of all pins.
     due: usize,
     /// When a command was last accepted, or none could be. `None` before the shard has read any.
     last_command: Option<Timestamp>,
@@ -102,7 +102,7 @@ pub(super) struct Holds {
     are_incomplete: bool,
 }
 
-impl Holds {
+impl Pins {
     /// Accepts a command of the ingest topic. One that names a job or uses a key `is_in_order`.
     pub(super) fn accepted(&mut self, is_in_order: bool, now: Timestamp) {
         self.undecided += usize::from(is_in_order);
@@ -116,65 +116,65 @@ impl Holds {
             written,
         } = *copy;
         if mutant!(
-            "shard-holds-jobs-for-former-commands",
+            "shard-pins-jobs-for-former-commands",
             original < self.passed,
             false
         ) {
             return Taken::Late;
         }
-        let is_full = self.holds.len() >= MAX_HOLDS;
-        match self.holds.get_mut(&names) {
-            Some(hold) if hold.until >= original => {}
-            Some(hold) => {
-                self.by_offset.remove(&(hold.until, names));
+        let is_full = self.pins.len() >= MAX_PINS;
+        match self.pins.get_mut(&names) {
+            Some(pin) if pin.until >= original => {}
+            Some(pin) => {
+                self.by_offset.remove(&(pin.until, names));
                 self.by_offset.insert((original, names));
-                (hold.until, hold.written) = (original, written);
+                (pin.until, pin.written) = (original, written);
             }
             None if is_full => return Taken::NoRoom,
             None => {
                 let due = BTreeMap::new();
-                let hold = Hold {
+                let pin = Pin {
                     until: original,
                     written,
                     due,
                 };
-                self.holds.insert(names, hold);
+                self.pins.insert(names, pin);
                 self.by_offset.insert((original, names));
             }
         }
-        Taken::Holds
+        Taken::Pins
     }
 
-    /// Whether a job is held. One with a key and a hold for each can be in both.
-    pub(super) fn holds(&self, job: &Job) -> bool {
-        self.hold_of(job).is_some() && !mutant!("shard-dispatches-held-jobs")
+    /// Whether a job is pinned. One with a key and a pin for each can be in both.
+    pub(super) fn is_pinned(&self, job: &Job) -> bool {
+        self.pin_of(job).is_some() && !mutant!("shard-dispatches-pinned-jobs")
     }
 
-    /// The hold of a job that ends last.
-    fn hold_of(&self, job: &Job) -> Option<NamedBy> {
-        if self.holds.is_empty() {
+    /// The pin of a job that ends last.
+    fn pin_of(&self, job: &Job) -> Option<NamedBy> {
+        if self.pins.is_empty() {
             return None;
         }
-        let held = NamedBy::all_of(job).filter_map(|name| Some((self.holds.get(&name)?, name)));
-        let held = held.max_by_key(|(hold, _)| hold.until);
-        let has_room = |hold: &Hold| hold.due.len() < MAX_DUE || hold.due.contains_key(&job.id);
-        held.filter(|(hold, _)| has_room(hold)).map(|(_, name)| name)
+        let pinned = NamedBy::all_of(job).filter_map(|name| Some((self.pins.get(&name)?, name)));
+        let pinned = pinned.max_by_key(|(pin, _)| pin.until);
+        let has_room = |pin: &Pin| pin.due.len() < MAX_DUE || pin.due.contains_key(&job.id);
+        pinned.filter(|(pin, _)| has_room(pin)).map(|(_, name)| name)
     }
 
-    /// Keeps a held job that has left the window.
+    /// Keeps a pinned job that has left the window.
     fn keep(&mut self, job: &Job) {
-        let name = self.hold_of(job);
-        if let Some(hold) = name.and_then(|name| self.holds.get_mut(&name)) {
+        let name = self.pin_of(job);
+        if let Some(pin) = name.and_then(|name| self.pins.get_mut(&name)) {
             let place = (Flow::of(job), Cursor::of(job));
-            self.due += usize::from(hold.due.insert(job.id, place).is_none());
+            self.due += usize::from(pin.due.insert(job.id, place).is_none());
         }
     }
 
-    /// A command has had its turn. Returns where the jobs are whose holds have ended.
+    /// A command has had its turn. Returns where the jobs are whose pins have ended.
     fn decided(&mut self, offset: i64, written: Option<Timestamp>, is_in_order: bool) -> Vec<(Flow, Cursor)> {
         self.undecided -= usize::from(is_in_order);
         // Other commands have their turn before earlier ones that name jobs.
-        if !is_in_order && self.undecided > 0 && !mutant!("shard-ends-holds-too-early") {
+        if !is_in_order && self.undecided > 0 && !mutant!("shard-unpins-too-early") {
             return Vec::new();
         }
         self.passed = self.passed.max(offset + 1);
@@ -185,23 +185,23 @@ impl Holds {
             self.end((until, name), &mut released);
         }
         while let Some((until, name)) = self.by_offset.last().copied()
-            && let Some(hold) = self.holds.get(&name)
-            && written.is_some_and(|written| written > hold.written.after(MAX_CLOCK_SKEW))
+            && let Some(pin) = self.pins.get(&name)
+            && written.is_some_and(|written| written > pin.written.after(MAX_CLOCK_SKEW))
         {
             self.end((until, name), &mut released);
         }
         released
     }
 
-    fn end(&mut self, hold: (i64, NamedBy), released: &mut Vec<(Flow, Cursor)>) {
-        self.by_offset.remove(&hold);
-        if let Some(hold) = self.holds.remove(&hold.1) {
-            self.due -= hold.due.len();
-            released.extend(hold.due.into_values());
+    fn end(&mut self, pin: (i64, NamedBy), released: &mut Vec<(Flow, Cursor)>) {
+        self.by_offset.remove(&pin);
+        if let Some(pin) = self.pins.remove(&pin.1) {
+            self.due -= pin.due.len();
+            released.extend(pin.due.into_values());
         }
     }
 
-    /// Ends all holds if the shard has had no commands for a while. `is_reading`: it accepts some.
+    /// Ends all pins if the shard has had no commands for a while. `is_reading`: it accepts some.
     fn quiet(&mut self, is_reading: bool, now: Timestamp) -> Vec<(Flow, Cursor)> {
         // The clock may have been set back.
         let is_later = |last: Timestamp| last > now;
@@ -217,7 +217,7 @@ impl Holds {
         released
     }
 
-    /// When the next hold may end although no command comes.
+    /// When the next pin may end although no command comes.
     fn next_quiet(&self) -> Option<Timestamp> {
         self.last_command
             .filter(|_| self.due > 0)
@@ -228,48 +228,48 @@ impl Holds {
 impl Shard {
     /// The shard reads the ingest topic from this offset on.
     pub(crate) fn start_at(&mut self, offset: i64) {
-        self.holds.passed = offset;
+        self.pins.passed = offset;
     }
 
     /// The offset before which all commands that name jobs have had their turn.
     pub(crate) fn passed(&self) -> i64 {
-        self.holds.passed
+        self.pins.passed
     }
 
     /// Sets whether the urgent topic has been read up to its end. Until then, no job is dispatched.
-    pub(crate) fn set_holds_complete(&mut self, are_complete: bool) {
-        self.holds.are_incomplete = !are_complete;
+    pub(crate) fn set_pins_complete(&mut self, are_complete: bool) {
+        self.pins.are_incomplete = !are_complete;
     }
 
-    /// The number of due jobs that are held.
-    pub(crate) fn held(&self) -> usize {
-        self.holds.due
+    /// The number of due jobs that are pinned.
+    pub(crate) fn pinned(&self) -> usize {
+        self.pins.due
     }
 
-    /// Holds the job that a copy names, until the original has had its turn.
+    /// Pins the job that a copy names, until the original has had its turn.
     pub(crate) fn take_copy(&mut self, copy: &UrgentCopy) -> Taken {
-        self.holds.take(copy)
+        self.pins.take(copy)
     }
 
     /// Whether jobs may be dispatched.
     pub(super) fn may_dispatch(&self) -> bool {
-        !self.holds.are_incomplete || mutant!("shard-dispatches-before-its-holds-are-read")
+        !self.pins.are_incomplete || mutant!("shard-dispatches-before-its-pins-are-read")
     }
 
-    /// Keeps a held job out of the window until its hold ends.
-    pub(super) fn keep_held(&mut self, job: &Job) {
-        self.holds.keep(job);
+    /// Keeps a pinned job out of the window until its pin ends.
+    pub(super) fn keep_pinned(&mut self, job: &Job) {
+        self.pins.keep(job);
     }
 
-    /// Ends the holds that wait for this command, or for earlier ones.
-    pub(super) fn end_holds(&mut self, offset: i64, written: Option<Timestamp>, is_in_order: bool) {
-        let released = self.holds.decided(offset, written, is_in_order);
+    /// Ends the pins that wait for this command, or for earlier ones.
+    pub(super) fn end_pins(&mut self, offset: i64, written: Option<Timestamp>, is_in_order: bool) {
+        let released = self.pins.decided(offset, written, is_in_order);
         self.read_again(released);
     }
 
-    /// Ends all holds if the shard has read the ingest topic up to its end.
-    pub(super) fn end_quiet_holds(&mut self, now: Timestamp) {
-        let released = self.holds.quiet(self.capacity() > 0, now);
+    /// Ends all pins if the shard has read the ingest topic up to its end.
+    pub(super) fn end_quiet_pins(&mut self, now: Timestamp) {
+        let released = self.pins.quiet(self.capacity() > 0, now);
         self.read_again(released);
     }
 
@@ -284,7 +284,7 @@ impl Shard {
         if !self.may_dispatch() {
             return None;
         }
-        let times = [self.window.next_due(), self.holds.next_quiet()];
+        let times = [self.window.next_due(), self.pins.next_quiet()];
         times.into_iter().flatten().min()
     }
 }

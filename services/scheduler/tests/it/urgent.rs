@@ -1,21 +1,22 @@
-//! Cancellations whose copies overtake a backlog in the ingest topic.
+//! Commands whose copies overtake a backlog in the ingest topic.
 
 use redeliver_core::headers::{self, Origin};
 use redeliver_core::{JobId, Output};
 use redeliver_proto::{Message as _, v1};
+use redeliver_testkit::eventually;
 
-use crate::env::{SchedulerEnv, Watch, answers, id};
-use crate::oracle::{JobSpec, Sent};
-use crate::requests::{Request, in_millis};
+use crate::env::{DEADLINE, SchedulerEnv, Watch, answers, id};
+use crate::oracle::{JobSpec, Sent, When};
+use crate::requests::{Request, in_millis, now};
 
 const BACKLOG: usize = 30_000;
 
 /// The copy of a command, as `docs/protocol.md` describes it.
-fn copy(env: &SchedulerEnv, sent: &Sent) -> Output {
+fn copy(env: &SchedulerEnv, sent: &Sent, offset: i64) -> Output {
     let origin = Origin {
         topic: sent.position.topic.clone(),
         partition: sent.position.partition,
-        offset: sent.position.offset,
+        offset,
         timestamp: Some(sent.at),
     };
     let mut list = sent.headers.clone();
@@ -29,58 +30,71 @@ fn copy(env: &SchedulerEnv, sent: &Sent) -> Output {
     }
 }
 
-/// The place in the state topic at which a job ended, and its state.
-fn end_of(watch: &Watch<'_>, job: JobId) -> Option<(usize, v1::JobState)> {
+/// The last record of a job in the state topic.
+fn last_of(watch: &Watch<'_>, job: JobId) -> v1::JobRecord {
     let name = job.to_string();
-    let mut records = watch.seen.state.iter().enumerate();
-    records.find_map(|(place, record)| {
-        let is_its = record.key.as_deref() == Some(name.as_bytes());
-        let state = v1::JobRecord::decode(record.value.clone().filter(|_| is_its)?).unwrap();
-        state.ended_ms.is_some().then(|| (place, state.state()))
-    })
+    let mut records = watch.seen.state.iter().rev();
+    let last = records.find(|record| record.key.as_deref() == Some(name.as_bytes()));
+    v1::JobRecord::decode(last.unwrap().value.clone().unwrap()).unwrap()
 }
 
 struct Backlog {
     sent: Vec<Sent>,
-    waiting: JobId,
+    cancelled: JobId,
+    moved: JobId,
     overtaken: JobId,
-    last: JobId,
 }
 
-/// A job that waits, and then a backlog with another job and the cancellations of both at its end, while no scheduler runs.
+/// Two jobs that are due, and a backlog with another one and with commands for all of them at its end, while no scheduler runs.
 fn backlog(env: &SchedulerEnv, with_answers: bool) -> Backlog {
     let mut scheduler = env.start("a");
-    let waits = JobSpec::new("mail", "waits")
-        .at(in_millis(3_600_000))
-        .idempotency_key("k1");
-    let mut sent = env.send(vec![Request::protobuf(waits)]);
-    env.watch().until_known(1);
+    let due = in_millis(6_000);
+    let waits = |name: &'static str| Request::protobuf(JobSpec::new("mail", name).at(due));
+    let mut sent = env.send(vec![waits("cancelled"), waits("moved")]);
+    let (cancelled, moved) = (id(&sent[0]), id(&sent[1]));
+    env.watch().until_known(2);
     scheduler.kill_9();
+    assert!(now() < due, "the scheduler took too long");
     let bulk = (0..BACKLOG).map(|n| Request::protobuf(JobSpec::new("crawl", n.to_string())));
     sent.extend(env.send(bulk.collect()));
-    let last = id(&sent[sent.len() - 1]);
     // It would be due at once.
     let overtaken = JobSpec::new("mail", "overtaken").idempotency_key("k2");
     sent.extend(env.send(vec![Request::protobuf(overtaken)]));
-    let (waiting, overtaken) = (id(&sent[0]), id(&sent[sent.len() - 1]));
-    let cancellations = [
-        ("waiting", Request::cancel(waiting)),
+    let overtaken = id(&sent[sent.len() - 1]);
+    let commands = [
+        ("cancelled", Request::cancel(cancelled)),
+        ("moved", Request::reschedule(moved, When::At(in_millis(15_000)))),
         ("overtaken", Request::cancel_key("mail", "k2", overtaken)),
     ];
-    let cancellations = cancellations.map(|(name, request)| match with_answers {
+    let commands = commands.map(|(name, request)| match with_answers {
         true => request.answer_to(name),
         false => request,
     });
-    let cancellations = env.send(cancellations.into());
-    let copies: Vec<Output> = cancellations.iter().map(|sent| copy(env, sent)).collect();
+    let commands = env.send(commands.into());
+    let copies: Vec<Output> = commands
+        .iter()
+        .map(|sent| copy(env, sent, sent.position.offset))
+        .collect();
     env.write(&copies);
-    sent.extend(cancellations);
+    sent.extend(commands);
+    eventually("the jobs are due", DEADLINE, || match now() {
+        at if at >= due => Ok(()),
+        at => Err(at.to_string()),
+    });
     Backlog {
         sent,
-        waiting,
+        cancelled,
+        moved,
         overtaken,
-        last,
     }
+}
+
+fn check(watch: &Watch<'_>, backlog: &Backlog) {
+    let state = |job| last_of(watch, job).state();
+    assert_eq!(state(backlog.cancelled), v1::JobState::Cancelled);
+    assert_eq!(state(backlog.overtaken), v1::JobState::Cancelled);
+    let moved = last_of(watch, backlog.moved);
+    assert_eq!((moved.state(), moved.revision), (v1::JobState::Dispatched, 2));
 }
 
 fn environment() -> SchedulerEnv {
@@ -89,22 +103,16 @@ fn environment() -> SchedulerEnv {
 }
 
 #[test]
-fn cancellations_take_effect_before_a_backlog_is_worked_off() {
+fn jobs_that_are_due_wait_for_their_commands_at_the_end_of_a_backlog() {
     let env = environment();
     let mut backlog = backlog(&env, true);
     let _scheduler = env.start("a");
     let mut watch = env.watch();
     watch.settle(&mut backlog.sent);
-    let (at, state) = end_of(&watch, backlog.waiting).unwrap();
-    let (last, _) = end_of(&watch, backlog.last).unwrap();
-    assert_eq!(state, v1::JobState::Cancelled);
-    assert!(at < last, "cancelled at {at}, and the backlog ended at {last}");
-    assert_eq!(
-        end_of(&watch, backlog.overtaken).unwrap().1,
-        v1::JobState::Cancelled
-    );
+    check(&watch, &backlog);
     let answers = answers(&watch.seen);
-    assert_eq!(answers["waiting"], v1::Outcome::Cancelled);
+    assert_eq!(answers["cancelled"], v1::Outcome::Cancelled);
+    assert_eq!(answers["moved"], v1::Outcome::Rescheduled);
     assert_eq!(answers["overtaken"], v1::Outcome::Cancelled);
 }
 
@@ -118,11 +126,35 @@ fn a_scheduler_that_takes_over_reads_the_copies_again() {
     scheduler.kill_9();
     scheduler.start_again();
     watch.settle(&mut backlog.sent);
-    let (at, _) = end_of(&watch, backlog.waiting).unwrap();
-    let (last, _) = end_of(&watch, backlog.last).unwrap();
-    assert!(at < last, "cancelled at {at}, and the backlog ended at {last}");
-    assert_eq!(
-        end_of(&watch, backlog.overtaken).unwrap().1,
-        v1::JobState::Cancelled
-    );
+    check(&watch, &backlog);
+}
+
+#[test]
+fn a_copy_of_a_command_that_does_not_come_delays_its_job_but_does_not_lose_it() {
+    let env = environment();
+    let _scheduler = env.start("a");
+    let held = JobSpec::new("mail", "held")
+        .at(in_millis(2_000))
+        .idempotency_key("k");
+    let mut sent = env.send(vec![Request::protobuf(held)]);
+    let cancel = v1::CancelJob {
+        app: "mail".to_owned(),
+        idempotency_key: "k".to_owned(),
+        ..v1::CancelJob::default()
+    };
+    let cancel = v1::JobCommand {
+        command: Some(v1::job_command::Command::Cancel(cancel)),
+        ..v1::JobCommand::default()
+    };
+    let command = Sent {
+        value: Some(cancel.encode_to_vec().into()),
+        ..sent[0].clone()
+    };
+    env.write(&[copy(&env, &command, command.position.offset + 1_000_000)]);
+    let mut watch = env.watch();
+    watch.settle(&mut sent);
+    let record = last_of(&watch, id(&sent[0]));
+    assert_eq!(record.state(), v1::JobState::Dispatched);
+    let late = record.ended_ms.unwrap() - record.due_ms;
+    assert!(late > 5_000, "it was pinned for {late} ms");
 }

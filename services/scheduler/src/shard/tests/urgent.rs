@@ -1,7 +1,7 @@
 //! Copies of commands that overtake a backlog in the ingest topic.
 
 use super::*;
-use crate::shard::urgent::{MAX_CLOCK_SKEW, MAX_HOLDS, QUIET};
+use crate::shard::urgent::{MAX_CLOCK_SKEW, MAX_PINS, QUIET};
 use crate::urgent::read_copy;
 
 const KEYS: u8 = 3;
@@ -11,8 +11,8 @@ const KEYS: u8 = 3;
 pub(super) struct UrgentTopic {
     copies: Vec<Record>,
     is_read: bool,
-    /// What holds jobs, and until when.
-    holds: Vec<UrgentCopy>,
+    /// What pins jobs, and until when.
+    pins: Vec<UrgentCopy>,
 }
 
 impl World {
@@ -59,8 +59,8 @@ impl World {
         let urgent = self.urgent.as_mut().unwrap();
         let copy = read_copy(urgent.copies.last().unwrap(), &self.settings, self.now).unwrap();
         let taken = self.shard.take_copy(&copy);
-        if taken == Taken::Holds {
-            urgent.holds.push(copy);
+        if taken == Taken::Pins {
+            urgent.pins.push(copy);
         }
         taken
     }
@@ -69,10 +69,10 @@ impl World {
     pub(super) fn restart_urgent(&mut self) {
         if let Some(urgent) = &mut self.urgent {
             urgent.is_read = false;
-            urgent.holds.clear();
+            urgent.pins.clear();
             let first = (0..).find(|offset| !self.completed.contains(offset));
             self.shard.start_at(first.unwrap());
-            self.shard.set_holds_complete(false);
+            self.shard.set_pins_complete(false);
         }
     }
 
@@ -82,28 +82,28 @@ impl World {
         if !std::mem::replace(&mut urgent.is_read, true) {
             for copy in urgent.copies.clone() {
                 let copy = read_copy(&copy, &self.settings, self.now).unwrap();
-                if self.shard.take_copy(&copy) == Taken::Holds {
-                    urgent.holds.push(copy);
+                if self.shard.take_copy(&copy) == Taken::Pins {
+                    urgent.pins.push(copy);
                 }
             }
-            self.shard.set_holds_complete(true);
+            self.shard.set_pins_complete(true);
         }
     }
 
     /// No job was dispatched that waits for a command.
-    pub(super) fn check_holds(&self, before: usize) {
+    pub(super) fn check_pins(&self, before: usize) {
         let Some(urgent) = &self.urgent else { return };
         for (id, _) in &self.dispatched[before..] {
             assert!(urgent.is_read, "dispatched before the urgent topic was read");
             let job = &self.state[id];
-            let holds = |copy: &&UrgentCopy| match copy.names {
+            let pins = |copy: &&UrgentCopy| match copy.names {
                 NamedBy::Id(id) => id == job.id,
                 NamedBy::Key(hash) => {
                     let key = job.idempotency_key.as_deref();
                     key.is_some_and(|key| key_hash(&job.app, key) == hash)
                 }
             };
-            for copy in urgent.holds.iter().filter(holds) {
+            for copy in urgent.pins.iter().filter(pins) {
                 assert!(
                     self.completed.contains(&copy.original),
                     "{id} was dispatched before {}",
@@ -174,10 +174,10 @@ fn a_job_is_not_dispatched_while_its_cancellation_waits_in_a_backlog() {
             world.cancel(job);
         }
         let original = world.last();
-        assert_eq!(world.copy(), Taken::Holds);
+        assert_eq!(world.copy(), Taken::Pins);
         world.advance(1_000);
         assert!(world.was_dispatched(other), "a job behind it in its flow");
-        assert_eq!(world.shard.held(), 1);
+        assert_eq!(world.shard.pinned(), 1);
         assert_eq!(world.state_of(job), Some(JobState::Scheduled));
         assert_eq!(world.outcome(original), None);
         world.read(21);
@@ -185,12 +185,12 @@ fn a_job_is_not_dispatched_while_its_cancellation_waits_in_a_backlog() {
         assert_eq!(world.outcome(original), Some(v1::Outcome::Cancelled));
         assert_eq!(world.state_of(job), Some(JobState::Cancelled));
         assert!(!world.was_dispatched(job));
-        assert_eq!(world.shard.held(), 0);
+        assert_eq!(world.shard.pinned(), 0);
     }
 }
 
 #[test]
-fn a_copy_that_overtakes_its_job_holds_it_from_the_start() {
+fn a_copy_that_overtakes_its_job_pins_it_from_the_start() {
     for by_key in [true, false] {
         let mut world = World::with_backlog();
         // Due at once: without the copy, it would be dispatched.
@@ -201,7 +201,7 @@ fn a_copy_that_overtakes_its_job_holds_it_from_the_start() {
             world.cancel(job);
         }
         let original = world.last();
-        assert_eq!(world.copy(), Taken::Holds);
+        assert_eq!(world.copy(), Taken::Pins);
         // The next job with the key comes after the cancellation.
         let later = world.replace(&debounced(1, 0, 1));
         world.read(1);
@@ -225,7 +225,7 @@ fn a_rescheduled_job_is_dispatched_at_its_new_time_only() {
     world.advance(50);
     world.schedule("other", 0, None);
     world.reschedule(by_id(job), 2_000);
-    assert_eq!(world.copy(), Taken::Holds);
+    assert_eq!(world.copy(), Taken::Pins);
     world.advance(500);
     assert!(!world.was_dispatched(job));
     world.read(2);
@@ -236,7 +236,7 @@ fn a_rescheduled_job_is_dispatched_at_its_new_time_only() {
 }
 
 #[test]
-fn a_request_in_the_backlog_that_replaces_a_held_job_does_what_it_does_without_the_copy() {
+fn a_request_in_the_backlog_that_replaces_a_pinned_job_does_what_it_does_without_the_copy() {
     // The request is for the same flow, or for another one.
     for is_high in [false, true] {
         let mut world = World::with_backlog();
@@ -248,7 +248,7 @@ fn a_request_in_the_backlog_that_replaces_a_held_job_does_what_it_does_without_t
             ..debounced(1, 400, 1)
         });
         world.cancel(job);
-        assert_eq!(world.copy(), Taken::Holds);
+        assert_eq!(world.copy(), Taken::Pins);
         let original = world.last();
         world.advance(1_500);
         world.read(2);
@@ -267,7 +267,7 @@ fn a_request_in_the_backlog_that_replaces_a_held_job_does_what_it_does_without_t
 }
 
 #[test]
-fn a_copy_holds_nothing_after_its_original_had_its_turn() {
+fn a_copy_pins_nothing_after_its_original_had_its_turn() {
     let mut world = World::with_backlog();
     world.schedule("app", 0, Some(1));
     let original = world.cancel_key(1);
@@ -286,13 +286,13 @@ fn a_copy_holds_nothing_after_its_original_had_its_turn() {
 }
 
 #[test]
-fn commands_that_name_no_job_end_no_hold() {
+fn commands_that_name_no_job_unpin_none() {
     let mut world = World::with_backlog();
     let job = world.schedule("app", 50, Some(1));
     world.read(1);
     world.advance(20);
     world.cancel_key(1);
-    assert_eq!(world.copy(), Taken::Holds);
+    assert_eq!(world.copy(), Taken::Pins);
     world.schedule("other", 0, None);
     // The index does not answer the lookup of the cancellation, and the other command needs none.
     world.read(2);
@@ -328,7 +328,7 @@ fn a_job_is_not_dispatched_before_the_urgent_topic_was_read() {
 }
 
 #[test]
-fn a_hold_ends_if_the_command_that_it_waits_for_does_not_come() {
+fn a_pin_ends_if_the_command_that_it_waits_for_does_not_come() {
     // The transaction of the original was aborted, and nothing comes after it. Or the offset is made up, and later commands come.
     for is_quiet in [true, false] {
         let mut world = World::with_backlog();
@@ -343,7 +343,7 @@ fn a_hold_ends_if_the_command_that_it_waits_for_does_not_come() {
         let copy = copy_of(&record, world.now);
         world.urgent.as_mut().unwrap().copies = vec![copy.clone()];
         let copy = read_copy(&copy, &world.settings, world.now).unwrap();
-        assert_eq!(world.shard.take_copy(&copy), Taken::Holds);
+        assert_eq!(world.shard.take_copy(&copy), Taken::Pins);
         world.advance(1_000);
         assert!(!world.was_dispatched(job));
         if is_quiet {
@@ -363,24 +363,24 @@ fn a_hold_ends_if_the_command_that_it_waits_for_does_not_come() {
 }
 
 #[test]
-fn the_number_of_holds_is_bounded() {
+fn the_number_of_pins_is_bounded() {
     let mut shard = Shard::new(Arc::new(settings()), 0);
     let copy = |number: usize| UrgentCopy {
         names: NamedBy::Key(key_hash("app", &number.to_string())),
         original: 5,
         written: Timestamp::from_millis(START),
     };
-    for number in 0..MAX_HOLDS {
-        assert_eq!(shard.take_copy(&copy(number)), Taken::Holds);
+    for number in 0..MAX_PINS {
+        assert_eq!(shard.take_copy(&copy(number)), Taken::Pins);
     }
-    assert_eq!(shard.take_copy(&copy(MAX_HOLDS)), Taken::NoRoom);
-    assert_eq!(shard.take_copy(&copy(7)), Taken::Holds, "one that is known");
-    shard.end_holds(5, None, false);
+    assert_eq!(shard.take_copy(&copy(MAX_PINS)), Taken::NoRoom);
+    assert_eq!(shard.take_copy(&copy(7)), Taken::Pins, "one that is known");
+    shard.end_pins(5, None, false);
     let next = UrgentCopy {
         original: 6,
-        ..copy(MAX_HOLDS)
+        ..copy(MAX_PINS)
     };
-    assert_eq!(shard.take_copy(&next), Taken::Holds);
+    assert_eq!(shard.take_copy(&next), Taken::Pins);
 }
 
 #[test]
@@ -526,11 +526,11 @@ proptest! {
     /// With any copies, no job is dispatched before a command whose copy was read, and all commands have the outcomes that they
     /// have in their order.
     #[test]
-    fn held_jobs_wait_for_their_commands(events in proptest::collection::vec(event(), 1..120)) {
+    fn pinned_jobs_wait_for_their_commands(events in proptest::collection::vec(event(), 1..120)) {
         let mut world = run(events, 0);
         world.settle();
         world.check();
-        prop_assert_eq!(world.shard.held(), 0);
+        prop_assert_eq!(world.shard.pinned(), 0);
     }
 
     /// With any copies, the result is that of the same commands without copies, without a backlog, and without restarts. So that it does
