@@ -198,6 +198,8 @@ for id_prefix in "" staging-; do
     contains "the control topic of the prefix '$id_prefix'" "topicName: \"${id_prefix}redeliver.control\"" "${base[@]}" \
         --set topics.provisioner=strimzi --set topics.strimzi.cluster=main --set-string config.kafka.id_prefix=$id_prefix
 done
+contains "the urgent topic" 'topicName: "scheduler.jobs.urgent"' "${base[@]}" --set topics.provisioner=strimzi \
+    --set topics.strimzi.cluster=main --set config.scheduler.topics.urgent=scheduler.jobs.urgent
 contains "the topics of a choice with dropped results" 'topicName: "ready"' --values "$work/dropped.yaml" --set topics.provisioner=strimzi
 for kind in keda hpa; do
     for workload in retryTier scheduler enricher; do

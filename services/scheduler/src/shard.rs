@@ -398,10 +398,11 @@ impl Shard {
         self.overlay.len() >= factor * MAX_OVERLAY || bytes >= factor * MAX_OVERLAY_BYTES
     }
 
-    /// The size of commands, results of lookups, and changes that the index does not contain yet: as jobs in the overlay, and
+    /// The size of commands, results of lookups, pins, and changes that the index does not contain yet: as jobs in the overlay, and
     /// encoded in the outbox.
     pub(crate) fn memory(&self) -> usize {
-        self.command_bytes + self.found_bytes + self.overlay.bytes() + self.outbox.bytes()
+        let queues = self.command_bytes + self.found_bytes;
+        queues + self.overlay.bytes() + self.outbox.bytes() + self.pins.bytes()
     }
 
     /// When the shard next has something to do; in the past if it has already.

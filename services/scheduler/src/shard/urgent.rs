@@ -17,7 +17,7 @@ use crate::index::Cursor;
 use crate::job::{Flow, Job, JobId, KeyHash, Kind};
 use crate::request::{JobRef, key_hash};
 
-/// The maximum number of pins of a shard, about 2 MiB.
+/// The maximum number of pins of a shard.
 pub(super) const MAX_PINS: usize = 10_000;
 /// The maximum number of due jobs that one pin keeps. Several jobs have one key only after its retention.
 const MAX_DUE: usize = 16;
@@ -25,8 +25,8 @@ const MAX_DUE: usize = 16;
 /// the clocks of producers are right. So the pin of a copy that names an offset that will not come for long ends.
 pub(super) const MAX_CLOCK_SKEW: Duration = Duration::from_secs(600);
 /// If a shard that accepts commands gets none for so long, it has read all: the commands that the pins wait for are not visible, for
-/// example because their transaction was aborted.
-pub(super) const QUIET: Duration = Duration::from_secs(10);
+/// example because their transaction was aborted. Open transactions, which commands wait behind, time out after a minute by default.
+pub(super) const QUIET: Duration = Duration::from_secs(90);
 
 /// What a command names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -103,6 +103,11 @@ pub(super) struct Pins {
 }
 
 impl Pins {
+    /// The approximate size in memory.
+    pub(super) fn bytes(&self) -> usize {
+        200 * (self.pins.len() + self.due)
+    }
+
     /// Accepts a command of the ingest topic. One that names a job or uses a key `is_in_order`.
     pub(super) fn accepted(&mut self, is_in_order: bool, now: Timestamp) {
         self.undecided += usize::from(is_in_order);
