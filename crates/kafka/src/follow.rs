@@ -204,6 +204,14 @@ impl Follower {
         self.drop_partitions(|followed, _| &**followed == topic)
     }
 
+    /// Stops following all partitions but these.
+    ///
+    /// # Errors
+    /// If the client fails.
+    pub fn retain(&mut self, should_keep: impl Fn(&Arc<str>, i32) -> bool) -> Result<(), ReadError> {
+        self.drop_partitions(|topic, partition| !should_keep(topic, partition))
+    }
+
     /// Replaces the client and continues from the same offsets: after a restart of the broker, a fetch may hang forever.
     ///
     /// # Errors

@@ -59,6 +59,9 @@ pub trait Processor {
     /// The lane owns this partition now and reads it from its committed offset.
     fn assigned(&mut self, assignment: AssignmentId, topic: &Arc<str>, partition: i32);
 
+    /// The lane reads the partition of this assignment from this offset on. Called after [`Processor::assigned`].
+    fn starts_at(&mut self, _assignment: AssignmentId, _offset: i64) {}
+
     /// Drops all state of this assignment: the partition was revoked, or the lane reads it again from its committed offset
     /// under a new id.
     fn revoked(&mut self, assignment: AssignmentId);

@@ -31,6 +31,7 @@ use axum::http::Request;
 use axum::middleware;
 use axum::response::{IntoResponse as _, Response};
 use prometheus_client::metrics::counter::Counter;
+use redeliver_kafka::Waker;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::{self, ReadError};
 use redeliver_proto::v1::control_service_server::ControlServiceServer;
@@ -74,7 +75,7 @@ mod view;
 use body_budget::{BodyBudget, reserve_body};
 use control::Controls;
 use hosts::{Host as AcceptedHost, check_host};
-use jobs::Jobs;
+use jobs::{Jobs, UrgentTopic};
 use limits::{LimitMetrics, is_grpc, with_status_of_timeout};
 use rates::{CallerRates, limit_rate};
 use state_end::StateEnd;
@@ -147,10 +148,24 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         lanes: host.hold_lanes(),
     };
     let metrics = LimitMetrics::register(&mut host.registry());
+    let urgent = match &scheduler.topics.urgent {
+        Some(topic) => {
+            let (name, watch): (Arc<str>, _) = (topic.as_str().into(), host.topic_watch()?);
+            watch.watch([name.clone()], &Waker::new());
+            Some(UrgentTopic {
+                name,
+                watch,
+                // A partition that cannot be written to fills only the queue of this one.
+                producer: Producer::new(&host.kafka)?,
+            })
+        }
+        None => None,
+    };
     let jobs = Arc::new(Jobs {
         index,
         producer: Producer::new(&host.kafka)?,
         ingest,
+        urgent,
         partitions,
         rules: rules(&config)?,
         controls: Controls {

@@ -54,6 +54,7 @@ struct GroupLabel {
 pub(crate) struct SchedulerFamilies {
     received: Counter,
     commands: Family<OutcomeLabel, Counter>,
+    urgent: Family<OutcomeLabel, Counter>,
     occurrences: Family<OutcomeLabel, Counter>,
     ended: Family<OutcomeLabel, Counter>,
     dead_letters: Family<CodeLabel, Counter>,
@@ -63,6 +64,7 @@ pub(crate) struct SchedulerFamilies {
     window_jobs: Family<LaneLabel, Gauge>,
     index_lag: Family<LaneLabel, Gauge>,
     live: Family<LaneLabel, Gauge>,
+    pinned: Family<LaneLabel, Gauge>,
     index_memory: Gauge<f64, AtomicU64>,
     parked_jobs: Family<ParkedLabel, Gauge>,
     missing_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
@@ -76,6 +78,7 @@ impl SchedulerFamilies {
         let families = Self {
             received: Counter::default(),
             commands: Family::default(),
+            urgent: Family::default(),
             occurrences: Family::default(),
             ended: Family::default(),
             dead_letters: Family::default(),
@@ -85,6 +88,7 @@ impl SchedulerFamilies {
             window_jobs: Family::default(),
             index_lag: Family::default(),
             live: Family::default(),
+            pinned: Family::default(),
             index_memory: Gauge::default(),
             parked_jobs: Family::default(),
             missing_seconds: Family::default(),
@@ -101,6 +105,16 @@ impl SchedulerFamilies {
             "scheduler_commands",
             "Commands by outcome: accepted, duplicate, conflict, rejected, no_room (the index is full), over_quota (too many jobs of the application wait; these four become dead letters), cancelled, rescheduled, replaced (the request took the place of a waiting job), schedule_changed (created, changed or deleted), refused (the job had ended or is unknown, or nothing is to be changed), forwarded to another shard",
             families.commands.clone(),
+        );
+        registry.register(
+            "scheduler_urgent_commands",
+            "Copies in the urgent topic: pins (the job that it names is not dispatched before the original has had its turn), late (it has had its turn), dropped (too many jobs are pinned)",
+            families.urgent.clone(),
+        );
+        registry.register(
+            "scheduler_pinned_jobs",
+            "Due jobs that wait for a command whose copy is in the urgent topic",
+            families.pinned.clone(),
         );
         registry.register(
             "scheduler_occurrences",
@@ -177,6 +191,7 @@ impl SchedulerFamilies {
 
     pub(crate) fn of(&self, lane: &str, group: &str) -> SchedulerMetrics {
         let command = |outcome| self.commands.get_or_create(&OutcomeLabel { outcome }).clone();
+        let urgent = |outcome| self.urgent.get_or_create(&OutcomeLabel { outcome }).clone();
         let occurrence = |outcome| self.occurrences.get_or_create(&OutcomeLabel { outcome }).clone();
         let ended = |outcome| self.ended.get_or_create(&OutcomeLabel { outcome }).clone();
         let label = LaneLabel {
@@ -195,6 +210,9 @@ impl SchedulerFamilies {
             rescheduled: command("rescheduled"),
             replaced: command("replaced"),
             schedules_changed: command("schedule_changed"),
+            urgent_pins: urgent("pins"),
+            urgent_late: urgent("late"),
+            urgent_dropped: urgent("dropped"),
             occurrences: occurrence("created"),
             skipped_occurrences: occurrence("skipped"),
             postponed_occurrences: occurrence("postponed"),
@@ -208,6 +226,7 @@ impl SchedulerFamilies {
             window_jobs: self.window_jobs.get_or_create(&label).clone(),
             index_lag: self.index_lag.get_or_create(&label).clone(),
             live: self.live.get_or_create(&label).clone(),
+            pinned: self.pinned.get_or_create(&label).clone(),
             index_memory: self.index_memory.clone(),
             dead: ended("dead"),
             lane: lane.to_owned(),
@@ -236,6 +255,9 @@ pub(crate) struct SchedulerMetrics {
     rescheduled: Counter,
     replaced: Counter,
     schedules_changed: Counter,
+    pub(crate) urgent_pins: Counter,
+    pub(crate) urgent_late: Counter,
+    pub(crate) urgent_dropped: Counter,
     occurrences: Counter,
     skipped_occurrences: Counter,
     postponed_occurrences: Counter,
@@ -249,6 +271,7 @@ pub(crate) struct SchedulerMetrics {
     window_jobs: Gauge,
     index_lag: Gauge,
     live: Gauge,
+    pinned: Gauge,
     index_memory: Gauge<f64, AtomicU64>,
     dead: Counter,
     lane: String,
@@ -336,11 +359,12 @@ impl SchedulerMetrics {
         gauges.get_or_create(&label).set(jobs);
     }
 
-    pub(crate) fn gauges(&self, window_jobs: usize, index_lag: usize, live: usize) {
+    pub(crate) fn gauges(&self, window_jobs: usize, index_lag: usize, live: usize, pinned: usize) {
         let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
         self.window_jobs.set(number(window_jobs));
         self.index_lag.set(number(index_lag));
         self.live.set(number(live));
+        self.pinned.set(number(pinned));
     }
 }
 

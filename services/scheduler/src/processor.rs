@@ -27,8 +27,9 @@ use crate::metrics::{GaugeShare, SchedulerMetrics};
 use crate::readiness::ShardReadiness;
 use crate::refused::{self, Replacement};
 use crate::settings::Settings;
-use crate::shard::{Obstacle, RefusedJob, Room, Shard, Tally, Target, Writes};
+use crate::shard::{Obstacle, RefusedJob, Room, Shard, Taken, Tally, Target, Writes};
 use crate::topics::Presence;
+use crate::urgent::UrgentCopies;
 
 /// The capacity of the channel to an indexer: at least one per kind of request, since one of each can be in progress.
 const INDEX_REQUESTS: usize = 8;
@@ -50,6 +51,8 @@ pub(crate) struct Scheduler<I> {
     pub(crate) readiness: Arc<ShardReadiness>,
     pub(crate) ingest_size: IngestSize,
     pub(crate) limits: Arc<ProcessLimits>,
+    /// The copies in the urgent topic, if it is configured.
+    pub(crate) urgent: Option<Arc<UrgentCopies>>,
     /// What the shards of this lane use of them.
     pub(crate) memory: MemoryShare,
     pub(crate) lane: LaneShards,
@@ -173,6 +176,27 @@ impl<I: Index> Scheduler<I> {
             for record in std::mem::take(&mut handle.deferred) {
                 handle.shard.accept(record, now);
             }
+        }
+    }
+
+    /// Passes copies of commands to their shards.
+    fn take_urgent_copies(&mut self) {
+        let Some(urgent) = &self.urgent else { return };
+        let presence = self.settings.topics.presence(&urgent.topic);
+        let is_missing = matches!(presence, Presence::Missing { .. });
+        for (id, handle) in &mut self.lane.shards {
+            let delivery = urgent.take(*id, handle.shard.passed());
+            self.metrics.urgent_late.inc_by(delivery.late);
+            self.metrics.urgent_dropped.inc_by(delivery.dropped);
+            for copy in &delivery.copies {
+                let counter = match handle.shard.take_copy(copy) {
+                    Taken::Pins => &self.metrics.urgent_pins,
+                    Taken::Late => &self.metrics.urgent_late,
+                    Taken::NoRoom => &self.metrics.urgent_dropped,
+                };
+                counter.inc();
+            }
+            handle.shard.set_pins_complete(delivery.is_complete || is_missing);
         }
     }
 
@@ -371,13 +395,14 @@ impl<I: Index> Scheduler<I> {
     }
 
     fn update_gauges(&self) {
-        let (mut window_jobs, mut index_lag, mut live) = (0, 0, 0);
+        let (mut window_jobs, mut index_lag, mut live, mut pinned) = (0, 0, 0, 0);
         for handle in self.lane.shards.values() {
             window_jobs += handle.shard.window_len();
             index_lag += handle.shard.index_lag();
+            pinned += handle.shard.pinned();
             live += usize::from(handle.shard.is_live() && !self.ingest_size.has_grown());
         }
-        self.metrics.gauges(window_jobs, index_lag, live);
+        self.metrics.gauges(window_jobs, index_lag, live, pinned);
     }
 }
 
@@ -407,8 +432,13 @@ impl<I: Index> Processor for Scheduler<I> {
         if self.indexers.blocking_send(indexer).is_err() {
             tracing::error!(shard = partition, "index task is not running");
         }
+        let mut shard = Shard::new(self.settings.clone(), partition);
+        if let Some(urgent) = &self.urgent {
+            shard.set_pins_complete(false);
+            urgent.assigned(assignment, partition);
+        }
         let handle = ShardHandle {
-            shard: Shard::new(self.settings.clone(), partition),
+            shard,
             number: partition,
             deferred: Vec::new(),
             requests,
@@ -421,8 +451,17 @@ impl<I: Index> Processor for Scheduler<I> {
         self.update_readiness_note();
     }
 
+    fn starts_at(&mut self, assignment: AssignmentId, offset: i64) {
+        if let Some(handle) = self.lane.shards.get_mut(&assignment) {
+            handle.shard.start_at(offset);
+        }
+    }
+
     fn revoked(&mut self, assignment: AssignmentId) {
         self.readiness.remove(assignment);
+        if let Some(urgent) = &self.urgent {
+            urgent.revoked(assignment);
+        }
         self.lane.shards.remove(&assignment);
         self.lane.order.retain(|id| *id != assignment);
         self.lane.turn_tallies.retain(|(id, _)| *id != assignment);
@@ -495,6 +534,7 @@ impl<I: Index> Processor for Scheduler<I> {
         }
         self.update_memory_pressure();
         self.update_app_states();
+        self.take_urgent_copies();
         // Before jobs are taken out: they are not dispatched until the transaction is committed.
         self.report_waiting(now);
         if confirmed.is_some() {

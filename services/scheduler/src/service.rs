@@ -29,6 +29,7 @@ use crate::readiness::ShardReadiness;
 use crate::settings::Settings;
 use crate::spans::Spans;
 use crate::topics::{Topics, WatchedTopics};
+use crate::urgent::{self, UrgentCopies};
 
 /// Checks a configuration without connecting to anything.
 ///
@@ -128,7 +129,24 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
             metrics.set_held_back(app, 0);
             metrics.set_paused(app, 0);
         }
+        let urgent = match &names.urgent {
+            Some(topic) => {
+                let copies = UrgentCopies::new(topic.as_str().into(), waker.clone());
+                let reader = urgent::Reader {
+                    kafka: host.kafka.clone(),
+                    settings: settings.clone(),
+                    clock: host.clock.clone(),
+                    copies: copies.clone(),
+                    stop: host.tasks.shutdown().clone(),
+                };
+                host.tasks
+                    .spawn_thread(format!("{name}-urgent"), move || reader.run())?;
+                Some(copies)
+            }
+            None => None,
+        };
         let processor = Scheduler {
+            urgent,
             settings: settings.clone(),
             index: index.clone(),
             kafka: host.kafka.clone(),

@@ -40,12 +40,15 @@ pub(crate) use self::look_ahead::{Obstacle, Target, WindowRoom};
 use self::outbox::Outbox;
 use self::recurring::DueOrder;
 pub(crate) use self::refusal::RefusedJob;
+use self::urgent::Pins;
+pub(crate) use self::urgent::{NamedBy, Taken, UrgentCopy};
 
 mod conflict;
 mod look_ahead;
 mod outbox;
 mod recurring;
 mod refusal;
+mod urgent;
 
 /// The records that a shard writes in one turn.
 #[derive(Debug, Default)]
@@ -155,6 +158,8 @@ impl Tally {
 struct PendingCommand {
     record: Record,
     incoming: Incoming,
+    /// Whether it names a job or a key of this shard. Such commands are decided in the order of their offsets.
+    is_in_order: bool,
 }
 
 impl PendingCommand {
@@ -299,6 +304,7 @@ pub(crate) struct Shard {
     forgettable: VecDeque<JobId>,
     is_scanning_forgettable: bool,
     next_forget: Timestamp,
+    pins: Pins,
 }
 
 impl Shard {
@@ -331,6 +337,7 @@ impl Shard {
             forgettable: VecDeque::new(),
             is_scanning_forgettable: false,
             next_forget: Timestamp::from_millis(0),
+            pins: Pins::default(),
         }
     }
 
@@ -391,10 +398,11 @@ impl Shard {
         self.overlay.len() >= factor * MAX_OVERLAY || bytes >= factor * MAX_OVERLAY_BYTES
     }
 
-    /// The size of commands, results of lookups, and changes that the index does not contain yet: as jobs in the overlay, and
+    /// The size of commands, results of lookups, pins, and changes that the index does not contain yet: as jobs in the overlay, and
     /// encoded in the outbox.
     pub(crate) fn memory(&self) -> usize {
-        self.command_bytes + self.found_bytes + self.overlay.bytes() + self.outbox.bytes()
+        let queues = self.command_bytes + self.found_bytes;
+        queues + self.overlay.bytes() + self.outbox.bytes() + self.pins.bytes()
     }
 
     /// When the shard next has something to do; in the past if it has already.
@@ -405,7 +413,7 @@ impl Shard {
         if !self.ready.is_empty() || !self.forgettable.is_empty() {
             return Some(Timestamp::from_millis(0));
         }
-        self.window.next_due()
+        self.next_dispatch()
     }
 
     /// Whether a long transaction with queued jobs would delay a job of another application.
@@ -426,7 +434,12 @@ impl Shard {
     pub(crate) fn accept(&mut self, record: Record, now: Timestamp) {
         let incoming = crate::request::read(&record, &self.settings.rules, now);
         let needs_lookup = self.query_for(&incoming).is_some() && self.owner_shard(&incoming) == self.number;
-        let command = PendingCommand { record, incoming };
+        self.pins.accepted(needs_lookup, now);
+        let command = PendingCommand {
+            record,
+            incoming,
+            is_in_order: needs_lookup,
+        };
         self.command_bytes += command.size();
         if needs_lookup {
             self.needs_lookup.push_back(command);
@@ -654,18 +667,23 @@ impl Shard {
                 Some(ReadyItem::Command(command, found)) => {
                     self.command_bytes -= command.size();
                     self.found_bytes -= found.size();
-                    writes.completed.push(command.record.position.offset);
+                    let (offset, written) = (command.record.position.offset, command.record.timestamp);
+                    let is_in_order = command.is_in_order;
+                    writes.completed.push(offset);
                     if mutant!("shard-forgets-completions") {
                         writes.completed.pop();
                     }
                     self.decide(*command, &found, now, &mut writes);
+                    // After the decision, so that a job which it ends is not read again.
+                    self.end_pins(offset, written, is_in_order);
                 }
                 Some(ReadyItem::IndexApplied(turn)) => self.overlay.remove_applied(turn),
                 None => break,
             }
         }
+        self.end_quiet_pins(now);
         let mut order = DueOrder::new(room);
-        while writes.fits_into(room) {
+        while writes.fits_into(room) && self.may_dispatch() {
             let until = mutant!("shard-dispatches-early", now, now.after(Duration::from_millis(1)));
             let Some(job) = order.next(&mut self.window, until) else {
                 break;
@@ -679,6 +697,11 @@ impl Shard {
                 let before = writes.outputs.len();
                 self.run_schedule(&job, room, now, &mut writes);
                 order.has_written(writes.outputs.len() - before);
+                continue;
+            }
+            if self.pins.is_pinned(&job) {
+                self.keep_pinned(&job);
+                self.window.return_token(&job);
                 continue;
             }
             let dispatched = writes.tally.dispatched.len();
@@ -876,7 +899,8 @@ impl Shard {
         let topic = self.settings.destination(&job);
         let presence = self.settings.topics.presence(&topic);
         let action = self.settings.due_action(presence, &self.apps, &job, now);
-        let is_due = job.due <= now && action == DueAction::Dispatch;
+        let may_dispatch = self.may_dispatch() && !self.pins.is_pinned(&job);
+        let is_due = job.due <= now && action == DueAction::Dispatch && may_dispatch;
         let flow = Flow::of(&job);
         let is_next = self.look_ahead.is_next(&flow, Cursor::of(&job)) && !self.look_ahead.is_parked(&flow);
         if is_due && is_next && !self.is_crowded && !self.window.is_limited(&job) {

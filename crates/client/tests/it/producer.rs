@@ -33,6 +33,7 @@ impl Ingest {
             state: unique(name).into(),
             dlq: unique(name).into(),
             answers: unique(name).into(),
+            urgent: None,
             apps: Vec::new(),
         };
         let settings = TopicSettings {

@@ -791,10 +791,13 @@ impl<P: Processor> LaneState<P> {
             } = start;
             let lacks_fingerprint = position.as_ref().is_some_and(|position| position.topic.is_none());
             let position = position.unwrap_or_else(Committed::start);
+            // Without a committed position, the lane reads from the beginning.
+            let offset = position.offset.max(0);
             let Some(id) = self.assignments.start(slot, topic_id, position, stored) else {
                 continue;
             };
             self.processor.assigned(id, &topic, partition);
+            self.processor.starts_at(id, offset);
             // Add the fingerprint with the next transaction, so that the topic can be recognised from then on.
             if lacks_fingerprint && topic_id.is_some() && !is_fetched {
                 self.assignments.commit_soon(slot);
@@ -834,6 +837,7 @@ impl<P: Processor> LaneState<P> {
             .start(slot, topic_id, Committed::at(offset), stored);
         if let Some(id) = started {
             self.processor.assigned(id, &topic, partition);
+            self.processor.starts_at(id, offset);
             self.assignments.commit_soon(slot);
         }
     }

@@ -137,6 +137,18 @@ async fn partitions_are_followed_from_given_offsets_without_aborted_records() {
         received.values(1).len() == 3
     });
     assert_eq!(received.values(1), ["z", "y", "z"]);
+    // A partition that is not followed any more.
+    follower.retain(|_, partition| partition == 0).unwrap();
+    produce(&settings, &topic, 1, &["x"]).await;
+    produce(&settings, &topic, 0, &["d"]).await;
+    received.until(&mut follower, "a record of the other partition", |received| {
+        received.values(0).len() == 4
+    });
+    follower.add(&[start(&topic, 1, Some(3))]).unwrap();
+    received.until(&mut follower, "the record, once", |received| {
+        received.values(1).len() == 4
+    });
+    assert_eq!(received.values(1), ["z", "y", "z", "x"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

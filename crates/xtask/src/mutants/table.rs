@@ -539,6 +539,38 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[SHARD_MODEL],
     ),
     mutant(
+        "shard-dispatches-pinned-jobs",
+        "A job is dispatched although a cancellation of it that was copied to the urgent topic has not had its turn.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::urgent::pinned_jobs_wait_for_their_commands",
+        )],
+    ),
+    mutant(
+        "shard-unpins-too-early",
+        "A job is unpinned by a command that is decided before the cancellation of the job. The job is dispatched.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::urgent::commands_that_name_no_job_unpin_none",
+        )],
+    ),
+    mutant(
+        "shard-pins-jobs-for-former-commands",
+        "The copy of a command that has had its turn pins later jobs with the same key.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::urgent::a_copy_pins_nothing_after_its_original_had_its_turn",
+        )],
+    ),
+    mutant(
+        "shard-dispatches-before-its-pins-are-read",
+        "A shard that takes over dispatches jobs before it has read which ones are pinned.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::urgent::a_job_is_not_dispatched_before_the_urgent_topic_was_read",
+        )],
+    ),
+    mutant(
         "shard-takes-repetitions-for-events",
         "A request that replaces others and is sent again after its job was dispatched makes a second job.",
         &[

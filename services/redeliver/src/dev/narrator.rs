@@ -244,7 +244,9 @@ impl Narrator {
                 );
                 Some((name(record.key.as_deref()), sentence))
             }
-            SchedulerRole::Ingest | SchedulerRole::Answers | SchedulerRole::App => None,
+            SchedulerRole::Ingest | SchedulerRole::Answers | SchedulerRole::Urgent | SchedulerRole::App => {
+                None
+            }
         }
     }
 }

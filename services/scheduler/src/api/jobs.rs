@@ -18,6 +18,7 @@
 //! A job of an application that the caller may neither read nor write is unknown to the caller: it is looked up as often as
 //! one that does not exist. So neither an answer nor the time that it takes tells which ids exist.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +28,7 @@ use redeliver_core::headers::{TRACEPARENT, TRACESTATE};
 use redeliver_core::{Clock, Headers, Output, Timestamp};
 use redeliver_kafka::murmur2::shard_of;
 use redeliver_kafka::producer::Producer;
+use redeliver_kafka::{TopicState, TopicWatch};
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1;
 use redeliver_runtime::config::{Area, Verb};
@@ -49,6 +51,7 @@ use crate::job::{JobId, Kind};
 use crate::request::{
     Command, Draft, Envelope, Field, Format, JobRef, ParsedRequest, Rules, When, write_protobuf,
 };
+use crate::urgent;
 
 /// How long to wait for an outcome.
 pub(super) const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);
@@ -71,6 +74,8 @@ pub(crate) struct Jobs<I> {
     pub(crate) index: I,
     pub(crate) producer: Producer,
     pub(crate) ingest: Arc<str>,
+    /// The urgent topic, if there is one.
+    pub(crate) urgent: Option<UrgentTopic>,
     /// The number of partitions of the ingest topic, which is the number of shards.
     pub(crate) partitions: i32,
     pub(crate) rules: Rules,
@@ -87,6 +92,29 @@ pub(crate) struct Jobs<I> {
     pub(crate) bodies: BodyBudget,
     /// The maximum size of a batch in bytes.
     pub(crate) max_batch: usize,
+}
+
+/// The urgent topic, for copies of commands that name a job.
+pub(crate) struct UrgentTopic {
+    pub(crate) name: Arc<str>,
+    pub(crate) watch: TopicWatch,
+    pub(crate) producer: Producer,
+}
+
+impl UrgentTopic {
+    /// Writes the copy of a command, unless the topic does not exist.
+    async fn send_copy_of(&self, original: &Output, id: JobId) {
+        let exists = match self.watch.state(&self.name) {
+            TopicState::Exists { partitions, .. } => id.shard() < partitions,
+            TopicState::Missing { .. } | TopicState::Unknown => false,
+        };
+        let copy = urgent::copy_of(original, self.name.clone(), id).filter(|_| exists);
+        if let Some(copy) = &copy
+            && let Err(error) = self.producer.send(copy).await
+        {
+            tracing::debug!(reason = error_chain(&error), "cannot write the copy of a command");
+        }
+    }
 }
 
 /// A request that was accepted.
@@ -456,9 +484,22 @@ impl<I: Index> Jobs<I> {
         };
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         let mut pending = self.outcomes.register()?;
-        self.write(request, partition, &pending.answer_to(), trace, deadline)
+        let answer_to = pending.answer_to();
+        let id = self
+            .write(request, partition, &answer_to, trace, deadline)
             .await?;
-        let outcome = self.outcome(&mut pending, deadline).await;
+        // The original takes effect in any case, so the answer does not wait for the copy.
+        let send_copy = async {
+            if let Some(urgent) = &self.urgent {
+                let original = self.command_record(request, partition, &answer_to, Headers::new());
+                urgent.send_copy_of(&original, id).await;
+            }
+            std::future::pending::<Infallible>().await
+        };
+        let outcome = tokio::select! {
+            outcome = self.outcome(&mut pending, deadline) => outcome,
+            never = send_copy => match never {},
+        };
         let outcome = outcome.map_err(|why| RequestError::Undecided(concerned, why))?;
         match outcome.outcome() {
             v1::Outcome::Rejected => Err(RequestError::Rejected(outcome.reason)),
@@ -475,15 +516,7 @@ impl<I: Index> Jobs<I> {
         trace: Headers,
         deadline: Instant,
     ) -> Result<JobId, RequestError> {
-        let mut headers = trace;
-        headers.push_text("content-type", redeliver_proto::CONTENT_TYPE);
-        let output = Output {
-            topic: self.ingest.clone(),
-            partition: Some(partition),
-            key: None,
-            value: Some(write_protobuf(request, answer_to)),
-            headers,
-        };
+        let output = self.command_record(request, partition, answer_to, trace);
         let unconfirmed = |reason: &str| RequestError::Unconfirmed(reason.to_owned());
         let sent = tokio::select! {
             biased;
@@ -504,6 +537,25 @@ impl<I: Index> Jobs<I> {
             written.position.partition,
             written.position.offset,
         ))
+    }
+
+    /// The record of a command in the ingest topic.
+    fn command_record(
+        &self,
+        request: &ParsedRequest,
+        partition: i32,
+        answer_to: &str,
+        trace: Headers,
+    ) -> Output {
+        let mut headers = trace;
+        headers.push_text("content-type", redeliver_proto::CONTENT_TYPE);
+        Output {
+            topic: self.ingest.clone(),
+            partition: Some(partition),
+            key: None,
+            value: Some(write_protobuf(request, answer_to)),
+            headers,
+        }
     }
 
     /// Waits for the outcome of a command.

@@ -13,6 +13,7 @@ use crate::index::{Change, Effect};
 use crate::index_messages::IndexResponse;
 use crate::metrics::SchedulerFamilies;
 use crate::shard::tests::settings;
+use crate::shard::{NamedBy, UrgentCopy};
 
 const START: Timestamp = Timestamp::from_millis(1_763_722_800_000);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -29,6 +30,10 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
+        Self::with(None)
+    }
+
+    fn with(urgent: Option<Arc<UrgentCopies>>) -> Self {
         let clock = Arc::new(ManualClock::new(START));
         let limits = ClockLimits {
             max_step: Duration::from_secs(2),
@@ -51,6 +56,7 @@ impl Bench {
             ingest_size: IngestSize::new("ingest".into(), "state".into(), settings().partitions),
             memory: MemoryShare::new(process.clone()),
             limits: process,
+            urgent,
             lane: LaneShards::default(),
         };
         let assignment = AssignmentId::for_tests(0, 1);
@@ -183,6 +189,42 @@ fn a_delay_never_counts_from_a_time_that_is_not_confirmed() {
         assert_eq!(bench.turn(), due.map(|due| ("state".to_owned(), Some(due))));
         assert!(bench.capacity() > 0);
     }
+}
+
+#[test]
+fn a_lane_dispatches_jobs_once_the_urgent_topic_is_read_and_keeps_pinned_ones() {
+    let copies = UrgentCopies::new("urgent".into(), Waker::new());
+    let mut bench = Bench::with(Some(copies.clone()));
+    bench.processor.starts_at(bench.assignment, 5);
+    bench.offset = 5;
+    for delay in ["4s", "5s"] {
+        bench.schedule(delay, START);
+        assert_eq!(bench.turn().len(), 1);
+    }
+    bench.clock.advance(Duration::from_secs(5));
+    assert!(bench.turn().is_empty());
+    assert_eq!(bench.processor.next_due(), None);
+    copies.begin();
+    let names = |offset| NamedBy::Id(JobId::new(START, 0, offset));
+    // Of a command that had its turn, and of one that comes.
+    for (job, original) in [(5, 4), (6, 9)] {
+        copies.push(
+            0,
+            UrgentCopy {
+                names: names(job),
+                original,
+                written: START,
+            },
+        );
+    }
+    copies.complete(0);
+    let topics: Vec<String> = bench.turn().into_iter().map(|(topic, _)| topic).collect();
+    assert_eq!(topics, ["jobs", "state"]);
+    let metrics = &bench.processor.metrics;
+    assert_eq!((metrics.urgent_pins.get(), metrics.urgent_late.get()), (1, 1));
+    assert!(bench.turn().is_empty());
+    // It is not due again and again.
+    assert!(bench.processor.next_due() > Some(bench.clock.now()));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! A scan reads all flows at once, each from its own position. So jobs that are due next are found however many jobs of another
 //! flow are due before them. A flow from which everything up to [`LookAhead::base`] is in the window has no entry here: flows
-//! without jobs cost nothing.
+//! without jobs cost nothing. Jobs that are [pinned](super::urgent) and due count as being in the window.
 //!
 //! # Parked flows
 //! If the topic of a due job does not exist, or its application is paused, its flow is *parked*: its jobs leave the window and stay in the state topic and in the

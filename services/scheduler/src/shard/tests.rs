@@ -21,6 +21,7 @@ use crate::spans::Spans;
 use crate::topics::Topics;
 
 mod recurring;
+mod urgent;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 const START: i64 = 1_763_722_800_000;
@@ -304,6 +305,10 @@ struct World {
     completed: HashSet<i64>,
     /// The number of records of the ingest topic that this shard has read.
     fed: usize,
+    /// How many more records it reads.
+    may_feed: usize,
+    /// The urgent topic, if there is one.
+    urgent: Option<urgent::UrgentTopic>,
     state: BTreeMap<JobId, Job>,
     /// Forgotten jobs in their last state.
     forgotten: BTreeMap<JobId, Job>,
@@ -358,6 +363,8 @@ impl World {
             ingest: Vec::new(),
             completed: HashSet::new(),
             fed: 0,
+            may_feed: usize::MAX,
+            urgent: None,
             state: BTreeMap::new(),
             forgotten: BTreeMap::new(),
             end: 0,
@@ -405,7 +412,8 @@ impl World {
     }
 
     fn feed(&mut self) {
-        while self.fed < self.ingest.len() && self.shard.capacity() > 0 {
+        while self.fed < self.ingest.len() && self.shard.capacity() > 0 && self.may_feed > 0 {
+            self.may_feed -= usize::from(self.may_feed < usize::MAX);
             let record = self.ingest[self.fed].clone();
             self.fed += 1;
             if !self.completed.contains(&record.position.offset) {
@@ -419,6 +427,7 @@ impl World {
     fn restart(&mut self) {
         self.shard = Shard::new(self.settings.clone(), 0);
         self.shard.set_app_states(self.apps.clone());
+        self.restart_urgent();
         self.requests.clear();
         self.index = snapshot(&self.state);
         self.applied = self.end;
@@ -447,6 +456,7 @@ impl World {
         let is_idle = writes.outputs.is_empty() && writes.completed.is_empty();
         assert!(is_idle || !self.is_halted, "a halted shard wrote something");
         let mut wrote = false;
+        let dispatched = self.dispatched.len();
         for output in writes.outputs {
             match &*output.topic {
                 APP | GONE => {
@@ -511,6 +521,7 @@ impl World {
         for offset in writes.completed {
             assert!(self.completed.insert(offset), "completed twice");
         }
+        self.check_pins(dispatched);
         if wrote {
             self.turn_ends.insert(self.end);
             self.shard.committed(self.end);

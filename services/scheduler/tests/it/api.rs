@@ -13,6 +13,7 @@ mod rolling;
 mod schedules;
 mod server;
 mod state_records;
+mod urgent;
 
 use redeliver_core::Record;
 use redeliver_proto::auth::SendToken;

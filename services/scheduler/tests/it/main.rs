@@ -23,3 +23,4 @@ mod requests;
 mod startup;
 mod tls;
 mod upgrade;
+mod urgent;

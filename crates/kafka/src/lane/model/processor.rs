@@ -18,6 +18,8 @@ pub(super) struct Taken {
 #[derive(Default)]
 pub(super) struct ModelProcessor {
     live: BTreeMap<AssignmentId, i32>,
+    /// Where the lane reads each assignment from.
+    starts: BTreeMap<AssignmentId, i64>,
     running: Vec<Taken>,
     finished: Vec<Taken>,
     in_batch: Vec<Taken>,
@@ -87,6 +89,11 @@ impl Processor for ModelProcessor {
         assert!(earlier.is_none(), "{assignment:?} was assigned twice");
     }
 
+    fn starts_at(&mut self, assignment: AssignmentId, offset: i64) {
+        assert!(self.live.contains_key(&assignment));
+        self.starts.insert(assignment, offset);
+    }
+
     fn revoked(&mut self, assignment: AssignmentId) {
         let known = self.live.remove(&assignment);
         assert!(known.is_some(), "{assignment:?} was revoked but is not assigned");
@@ -106,6 +113,8 @@ impl Processor for ModelProcessor {
 
     fn accept(&mut self, assignment: AssignmentId, record: Record, _now: Timestamp) {
         self.calls += 1;
+        let start = self.starts.get(&assignment).expect("a known start");
+        assert!(record.position.offset >= *start, "a record before the start");
         self.running.push(Taken {
             id: assignment,
             offset: record.position.offset,
