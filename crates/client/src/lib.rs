@@ -51,8 +51,8 @@ mod scheme;
 pub use controls::{ControlChange, ControlClient, RateLimit};
 pub use dead_letters::{
     Completeness, DeadLetter, DeadLetterClient, DeadLetterState, DeadLetterStats, Dialect, FoundDeadLetter,
-    FoundGroup, Group, GroupOrder, GroupPage, ListDeadLetters, ListGroups, MissingPartition, MissingReason,
-    Page, Payload, Removal, TopicStats, Watch, WatchDeadLetters, WatchEvent,
+    FoundGroup, Group, GroupOrder, GroupPage, ListDeadLetters, ListGroups, Masked, MissingPartition,
+    MissingReason, Page, Payload, Removal, TopicStats, Watch, WatchDeadLetters, WatchEvent,
 };
 pub use endpoint::Endpoint;
 pub use error::{ClientError, ErrorDetails};

@@ -5,9 +5,12 @@
 //! |---|---|
 //! | `dead-letters:read:PATTERN` | to see what is known of the dead letters of these topics |
 //! | `dead-letters:payload:PATTERN` | to see their keys, values and headers, and to filter by them |
+//! | `dead-letters:unmasked:PATTERN` | to see what is masked for others, of what the other scopes show, and to filter by it |
 //!
 //! A caller that sees some topics gets the answers that it would get if there were no others. A caller that does not see
-//! payloads could find them out with filters, so that filters on them match only where it sees them.
+//! payloads, or not all of them, could find them out with filters, so that filters on them match only where it sees them.
+
+use std::sync::Arc;
 
 use redeliver_proto::v1::dead_letter_service_server::SERVICE_NAME;
 use redeliver_runtime::config::{Area, Verb};
@@ -17,6 +20,7 @@ use tonic::{Request, Status};
 
 use crate::filter::{Expr, Restriction, TextField, TextTest};
 use crate::index;
+use crate::masking::{Mask, Masking};
 
 /// What each call requires, of the topics that it is about.
 const PERMISSIONS: [(&str, Verb); 7] = [
@@ -44,11 +48,12 @@ pub(crate) fn required(path: &str) -> Option<(Area, Verb)> {
 pub(crate) struct Viewer {
     identity: Identity,
     access: Access,
+    masking: Arc<Masking>,
 }
 
 impl Viewer {
-    /// The caller of this request.
-    pub(crate) fn of<T>(request: &Request<T>) -> Result<Self, Status> {
+    /// The caller of this request, from whom these rules may hide something.
+    pub(crate) fn of<T>(request: &Request<T>, masking: Arc<Masking>) -> Result<Self, Status> {
         // The layer that authenticates requests has added both.
         let extensions = request.extensions();
         let (Some(identity), Some(access)) = (extensions.get(), extensions.get()) else {
@@ -57,6 +62,7 @@ impl Viewer {
         Ok(Self {
             identity: Identity::clone(identity),
             access: Access::clone(access),
+            masking,
         })
     }
 
@@ -70,6 +76,11 @@ impl Viewer {
         self.sees(topic) && self.identity.may(Area::DeadLetters, Verb::Payload, Some(topic))
     }
 
+    /// What is masked for the caller in this topic.
+    pub(crate) fn mask(&self, topic: &str) -> Mask<'_> {
+        mask(&self.identity, &self.masking, Some(topic))
+    }
+
     /// Requires that the caller sees the dead letters of this topic, whether it exists or not.
     pub(crate) fn require(&self, topic: &str) -> Result<(), Status> {
         self.require_verb(Verb::Read, topic)
@@ -79,6 +90,11 @@ impl Viewer {
     pub(crate) fn require_payloads(&self, topic: &str) -> Result<(), Status> {
         self.require(topic)?;
         self.require_verb(Verb::Payload, topic)
+    }
+
+    /// Requires that nothing is masked for the caller in this topic.
+    pub(crate) fn require_unmasked(&self, topic: &str) -> Result<(), Status> {
+        self.require_verb(Verb::Unmasked, topic)
     }
 
     fn require_verb(&self, verb: Verb, topic: &str) -> Result<(), Status> {
@@ -106,6 +122,7 @@ impl Viewer {
             filter,
             tests_payloads,
             identity: self.identity.clone(),
+            masking: self.masking.clone(),
         })
     }
 
@@ -120,6 +137,7 @@ pub(crate) struct LimitedFilter {
     filter: Expr,
     tests_payloads: bool,
     identity: Identity,
+    masking: Arc<Masking>,
 }
 
 impl LimitedFilter {
@@ -146,8 +164,19 @@ impl LimitedFilter {
     /// Whether it may match dead letters of this topic; `None` means of all topics.
     fn matches(&self, topic: Option<&str>) -> bool {
         let may = |verb| self.identity.may(Area::DeadLetters, verb, topic);
-        may(Verb::Read) && (!self.tests_payloads || may(Verb::Payload))
+        let mask = mask(&self.identity, &self.masking, topic);
+        may(Verb::Read)
+            && (!self.tests_payloads || may(Verb::Payload))
+            && self.filter.all(&|restriction| !mask.hides_tested(restriction))
     }
+}
+
+/// What is masked for a caller in a topic; `None` means in all topics.
+fn mask<'m>(identity: &Identity, masking: &'m Masking, topic: Option<&str>) -> Mask<'m> {
+    if identity.may(Area::DeadLetters, Verb::Unmasked, topic) {
+        return Mask::default();
+    }
+    topic.map_or_else(|| masking.all(), |topic| masking.of(topic))
 }
 
 /// The topics that a filter names in full.

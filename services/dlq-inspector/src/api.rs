@@ -30,6 +30,7 @@ use crate::id::LetterId;
 use crate::index::{self, IndexedLetter, Pool, QUERY_TIMEOUT, QUEUE_TIMEOUT, ReadError};
 use crate::letter::content_hash;
 use crate::lookup_pool::LookupPool;
+use crate::masking::Masking;
 use crate::metrics::Metrics;
 use crate::shared::SharedState;
 
@@ -42,6 +43,7 @@ pub(crate) struct Api {
     pub(crate) pool: Pool,
     /// The JSON pointers that are indexed.
     pub(crate) json_fields: Arc<[String]>,
+    pub(crate) masking: Arc<Masking>,
     pub(crate) lookups: LookupPool,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -65,6 +67,7 @@ impl Api {
     pub(crate) fn new(
         pool: Pool,
         json_fields: Arc<[String]>,
+        masking: Arc<Masking>,
         lookups: LookupPool,
         shared: Arc<SharedState>,
         clock: Arc<dyn Clock>,
@@ -75,6 +78,7 @@ impl Api {
         Self {
             pool,
             json_fields,
+            masking,
             lookups,
             shared,
             clock,
@@ -84,6 +88,11 @@ impl Api {
             watcher_permits: Arc::new(Semaphore::new(WATCHERS)),
             watched_bytes: Arc::new(Semaphore::new(watch::TOTAL_KIB as usize)),
         }
+    }
+
+    /// The caller of this request.
+    fn viewer<T>(&self, request: &Request<T>) -> Result<Viewer, Status> {
+        Viewer::of(request, self.masking.clone())
     }
 
     /// Runs a call and records its duration. Calls fail until the index has caught up: a part of the list would look like
@@ -229,7 +238,7 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::ListDeadLettersRequest>,
     ) -> Result<Response<v1::ListDeadLettersResponse>, Status> {
-        let viewer = Viewer::of(&request)?;
+        let viewer = self.viewer(&request)?;
         let response = self.list(&viewer, request.into_inner());
         self.call("ListDeadLetters", &viewer, response).await
     }
@@ -238,7 +247,7 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::GetDeadLetterRequest>,
     ) -> Result<Response<v1::DeadLetter>, Status> {
-        let viewer = Viewer::of(&request)?;
+        let viewer = self.viewer(&request)?;
         let response = self.get(&viewer, request.into_inner().id);
         self.call("GetDeadLetter", &viewer, response).await
     }
@@ -249,7 +258,7 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::ReadPayloadRequest>,
     ) -> Result<Response<Self::ReadPayloadStream>, Status> {
-        let viewer = Viewer::of(&request)?;
+        let viewer = self.viewer(&request)?;
         let response = self.payload(&viewer, request.into_inner().id);
         self.call("ReadPayload", &viewer, response).await
     }
@@ -258,7 +267,7 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::GetDeadLetterStatsRequest>,
     ) -> Result<Response<v1::DeadLetterStats>, Status> {
-        let viewer = Viewer::of(&request)?;
+        let viewer = self.viewer(&request)?;
         let response = self.stats(&viewer, request.into_inner().filter);
         self.call("GetDeadLetterStats", &viewer, response).await
     }
@@ -267,13 +276,13 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::ListGroupsRequest>,
     ) -> Result<Response<v1::ListGroupsResponse>, Status> {
-        let viewer = Viewer::of(&request)?;
+        let viewer = self.viewer(&request)?;
         let response = self.list_of_groups(&viewer, request.into_inner());
         self.call("ListGroups", &viewer, response).await
     }
 
     async fn get_group(&self, request: Request<v1::GetGroupRequest>) -> Result<Response<v1::Group>, Status> {
-        let viewer = Viewer::of(&request)?;
+        let viewer = self.viewer(&request)?;
         let response = self.group(&viewer, request.into_inner().id);
         self.call("GetGroup", &viewer, response).await
     }
@@ -284,7 +293,7 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::WatchDeadLettersRequest>,
     ) -> Result<Response<Self::WatchDeadLettersStream>, Status> {
-        let viewer = Viewer::of(&request)?;
+        let viewer = self.viewer(&request)?;
         let response = async { self.watch(request.get_ref(), viewer.clone()) };
         self.call("WatchDeadLetters", &viewer, response).await
     }

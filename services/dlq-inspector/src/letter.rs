@@ -1,12 +1,13 @@
 //! A dead letter as it is indexed: everything but its value, which stays in Kafka.
 
 use bytes::Bytes;
-use redeliver_core::{Position, Record, Timestamp};
+use redeliver_core::{Position, Record, Timestamp, mutant};
 use sha2::{Digest as _, Sha256};
 
 use crate::dialect::Facts;
 use crate::fingerprint::GroupId;
 use crate::header_list;
+use crate::masking::Mask;
 
 /// The length of a [`ContentHash`] in bytes.
 pub const HASH_BYTES: usize = 16;
@@ -24,6 +25,8 @@ pub struct Letter {
     pub dead_at: Timestamp,
     /// What its headers say about the failure.
     pub facts: Facts,
+    /// What they say without what `dlq_inspector.masking` masks, if that differs. Groups are made of it.
+    pub masked_facts: Option<Facts>,
     /// The group of its failure.
     pub group: GroupId,
     /// The record's key.
@@ -42,9 +45,18 @@ impl Letter {
     /// Reads a record of a dead-letter topic. Every record is accepted, even with invalid headers.
     #[must_use]
     pub fn read(record: &Record) -> Self {
+        Self::read_masked(record, &Mask::default())
+    }
+
+    /// Reads a record of a dead-letter topic with these masking rules. A group is made of what all callers see: its id is a hash, with which
+    /// guesses could be compared, and its template is a part of the message.
+    pub(crate) fn read_masked(record: &Record, mask: &Mask<'_>) -> Self {
         let facts = Facts::read(&record.headers);
+        let masked_facts = mask.facts(record.headers.iter());
+        let masked_facts = mutant!("masking-groups-by-secrets", masked_facts, None);
         Self {
-            group: GroupId::of(&record.position.topic, &facts),
+            group: GroupId::of(&record.position.topic, masked_facts.as_ref().unwrap_or(&facts)),
+            masked_facts,
             position: record.position.clone(),
             // Only records in message format 0 have no timestamp.
             dead_at: record.timestamp.unwrap_or(Timestamp::from_millis(0)),

@@ -14,6 +14,7 @@
 //! | `completeness` | whether an answer contains everything that it should |
 //! | [`ledger`] | the ledger topic |
 //! | `access` | what each call requires, and what its caller sees |
+//! | `masking` | what callers see of values, keys, headers and messages |
 //! | `api` | the gRPC service |
 //! | [`server`] | the gRPC server: health, reflection, identities, graceful shutdown |
 
@@ -35,6 +36,7 @@ mod completeness;
 mod gauges;
 mod ingest;
 mod lookup_pool;
+mod masking;
 mod metrics;
 mod shared;
 
@@ -60,11 +62,13 @@ use tokio_util::task::TaskTracker;
 use crate::api::Api;
 use crate::gauges::Gauges;
 use crate::index::Pool;
+use crate::ingest::contents::Contents;
 use crate::ingest::reader::Reader;
 use crate::ingest::survey::{SurveyTask, refresh_retention};
 use crate::ingest::writer::WriterThread;
 use crate::json_fields::JsonFields;
 use crate::lookup_pool::LookupPool;
+use crate::masking::Masking;
 use crate::metrics::Metrics;
 use crate::pattern::Patterns;
 use crate::shared::SharedState;
@@ -123,7 +127,12 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let metrics = Metrics::register(&mut host.registry());
     let part = host.health.part("dlq-index");
     let stop = host.tasks.shutdown().clone();
-    let pool = Pool::new(&config.data_dir, &config.json_fields);
+    let masking = Arc::new(Masking::new(&config.masking));
+    let contents = Contents {
+        json_fields: JsonFields::new(&config.json_fields),
+        masking: masking.clone(),
+    };
+    let pool = Pool::new(&config.data_dir, &contents.settings());
     tracing::info!(api = %address, data_dir = %config.data_dir.display(), "inspecting dead letters");
 
     let shared = Arc::new(SharedState::new());
@@ -147,7 +156,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         settings: host.kafka.clone(),
         surveys,
         writer: work_sender,
-        json_fields: JsonFields::new(&config.json_fields),
+        contents,
         waker: waker.clone(),
         shared: shared.clone(),
         part: part.clone(),
@@ -178,6 +187,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let service = Api::new(
         pool,
         config.json_fields.into(),
+        masking,
         lookups,
         shared,
         host.clock.clone(),

@@ -293,6 +293,12 @@ async fn payload(client: &DeadLetterClient, id: &str) -> Result<ExitCode, CliErr
         let written = std::io::stdout().write_all(&piece);
         written.map_err(|error| CliError::Io("writing the payload", error))?;
     }
+    if !payload.masked_paths().is_empty() {
+        eprintln!(
+            "the payload is masked at {}; the scope dead-letters:unmasked shows it",
+            payload.masked_paths().join(", ")
+        );
+    }
     let flushed = std::io::stdout().flush();
     flushed.map_err(|error| CliError::Io("writing the payload", error))?;
     Ok(ExitCode::SUCCESS)

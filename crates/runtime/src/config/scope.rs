@@ -8,6 +8,7 @@
 //! | `control:write:billing-*` | to pause and limit the applications whose name matches |
 //! | `dead-letters:read` | to see what is known of the dead letters of all topics, but not their keys, values and headers |
 //! | `dead-letters:payload:*-dlq` | to see their keys, values and headers as well, in the topics whose name matches |
+//! | `dead-letters:unmasked:*-dlq` | to see what `dlq_inspector.masking` masks for others, of what the other scopes show |
 //! | `*` | everything |
 
 use std::fmt;
@@ -42,6 +43,8 @@ pub enum Verb {
     Write,
     /// To see the contents of the records as well. Does not include [`Verb::Read`].
     Payload,
+    /// To see what is masked for others. Includes no other verb.
+    Unmasked,
 }
 
 /// A permission: a verb, in an area, for the names that match a pattern.
@@ -72,7 +75,7 @@ impl Area {
     const fn verbs(self) -> &'static [Verb] {
         match self {
             Self::Jobs | Self::Control => &[Verb::Read, Verb::Write],
-            Self::DeadLetters => &[Verb::Read, Verb::Payload],
+            Self::DeadLetters => &[Verb::Read, Verb::Payload, Verb::Unmasked],
         }
     }
 }
@@ -85,6 +88,7 @@ impl Verb {
             Self::Read => "read",
             Self::Write => "write",
             Self::Payload => "payload",
+            Self::Unmasked => "unmasked",
         }
     }
 }
@@ -210,7 +214,7 @@ mod tests {
     #[test]
     fn a_scope_permits_its_verb_for_the_names_that_match() {
         use Area::{Control, DeadLetters, Jobs};
-        use Verb::{Payload, Read, Write};
+        use Verb::{Payload, Read, Unmasked, Write};
         for (text, area, verb, name, expected) in [
             ("jobs:read", Jobs, Read, Some("mail"), true),
             ("jobs:read", Jobs, Read, None, true),
@@ -233,6 +237,9 @@ mod tests {
             ("dead-letters:payload:a", DeadLetters, Payload, Some("a"), true),
             ("dead-letters:payload", DeadLetters, Read, Some("a"), false),
             ("dead-letters:*", DeadLetters, Payload, None, true),
+            ("dead-letters:payload", DeadLetters, Unmasked, Some("a"), false),
+            ("dead-letters:unmasked:a", DeadLetters, Unmasked, Some("a"), true),
+            ("dead-letters:unmasked", DeadLetters, Payload, Some("a"), false),
             ("jobs:*", DeadLetters, Payload, Some("a"), false),
             // Whoever may write jobs may not lift a pause.
             ("jobs:write", Control, Write, Some("mail"), false),
@@ -284,7 +291,7 @@ mod tests {
             ("control:pause", "the verbs of control are read, write and *"),
             (
                 "dead-letters:write",
-                "the verbs of dead-letters are read, payload and *",
+                "the verbs of dead-letters are read, payload, unmasked and *",
             ),
             ("jobs:read:", "the pattern is empty"),
             ("jobs:read:a\n", "control characters"),

@@ -92,6 +92,7 @@ impl Refusal {
         };
         let (does, what) = match verb {
             Verb::Payload => ("see", format!("keys, values and headers of {what}")),
+            Verb::Unmasked => ("see", format!("what is masked in {what}")),
             Verb::Read | Verb::Write => (verb.as_str(), what),
         };
         let scope = Scope::needed(area, verb, name.map(shown).as_deref());
