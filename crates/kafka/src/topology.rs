@@ -85,6 +85,8 @@ pub enum Role {
     Ledger,
     /// The control topic.
     Control,
+    /// The audit topic.
+    Audit,
 }
 
 /// The cleanup policy of a managed topic.
@@ -180,6 +182,7 @@ impl TopicSpec {
             Role::Scheduler(SchedulerRole::App) => "jobs",
             Role::Ledger => "states of dead letters",
             Role::Control => "what operators have paused or limited",
+            Role::Audit => "records of changes and disclosures",
         }
     }
 }

@@ -12,8 +12,10 @@
 
 use std::sync::Arc;
 
+use redeliver_proto::v1::audit_service_server::SERVICE_NAME as AUDIT_SERVICE_NAME;
 use redeliver_proto::v1::dead_letter_service_server::SERVICE_NAME;
 use redeliver_runtime::config::{Area, Verb};
+use redeliver_service::audit::Author;
 use redeliver_service::identity::{self, Access, Identity, Refusal, Withdrawn};
 use rusqlite::Connection;
 use tonic::{Request, Status};
@@ -21,6 +23,9 @@ use tonic::{Request, Status};
 use crate::filter::{Expr, Restriction, TextField, TextTest};
 use crate::index;
 use crate::masking::{Mask, Masking};
+
+/// What each call of the audit log requires.
+const OF_AUDIT: [(&str, Verb); 1] = [("ListAuditEntries", Verb::Read)];
 
 /// What each call requires, of the topics that it is about.
 const PERMISSIONS: [(&str, Verb); 7] = [
@@ -35,12 +40,14 @@ const PERMISSIONS: [(&str, Verb); 7] = [
 
 /// What the call with this path requires of any topic; `None` if nobody may make it.
 pub(crate) fn required(path: &str) -> Option<(Area, Verb)> {
-    let method = path
-        .strip_prefix('/')?
-        .strip_prefix(SERVICE_NAME)?
-        .strip_prefix('/')?;
-    let (_, verb) = PERMISSIONS.iter().find(|(name, _)| *name == method)?;
-    Some((Area::DeadLetters, *verb))
+    let (service, method) = path.strip_prefix('/')?.split_once('/')?;
+    let (area, calls) = match service {
+        SERVICE_NAME => (Area::DeadLetters, &PERMISSIONS[..]),
+        AUDIT_SERVICE_NAME => (Area::Audit, &OF_AUDIT[..]),
+        _ => return None,
+    };
+    let (_, verb) = calls.iter().find(|(name, _)| *name == method)?;
+    Some((area, *verb))
 }
 
 /// The caller of a call. Cheap to clone.
@@ -74,6 +81,17 @@ impl Viewer {
     /// Whether the caller also sees their keys, values and headers.
     pub(crate) fn sees_payloads(&self, topic: &str) -> bool {
         self.sees(topic) && self.identity.may(Area::DeadLetters, Verb::Payload, Some(topic))
+    }
+
+    /// The caller, as it is recorded.
+    pub(crate) fn author(&self) -> Author {
+        Author::of(&self.identity)
+    }
+
+    /// Requires that the caller may read the audit log.
+    pub(crate) fn require_audit(&self) -> Result<(), Status> {
+        let required = self.identity.require(Area::Audit, Verb::Read, None);
+        required.map_err(|refusal| self.refuse(&refusal))
     }
 
     /// What is masked for the caller in this topic.
@@ -212,25 +230,31 @@ mod tests {
     #[test]
     fn every_call_of_the_service_has_a_permission_and_no_other_has_one() {
         let descriptors = FileDescriptorSet::decode(redeliver_proto::DESCRIPTORS).unwrap();
-        let mut calls = BTreeSet::new();
-        for file in &descriptors.file {
-            for service in &file.service {
-                let name = format!("{}.{}", file.package(), service.name());
-                if name == SERVICE_NAME {
-                    calls.extend(service.method.iter().map(|method| method.name().to_owned()));
+        for (of, permissions) in [
+            (SERVICE_NAME, &PERMISSIONS[..]),
+            (AUDIT_SERVICE_NAME, &OF_AUDIT[..]),
+        ] {
+            let mut calls = BTreeSet::new();
+            for file in &descriptors.file {
+                for service in &file.service {
+                    let name = format!("{}.{}", file.package(), service.name());
+                    if name == of {
+                        calls.extend(service.method.iter().map(|method| method.name().to_owned()));
+                    }
                 }
             }
+            assert!(!calls.is_empty());
+            for call in &calls {
+                assert!(
+                    required(&format!("/{of}/{call}")).is_some(),
+                    "{call} has no permission"
+                );
+            }
+            let permitted: BTreeSet<String> =
+                permissions.iter().map(|(name, _)| (*name).to_owned()).collect();
+            assert_eq!(permitted, calls);
+            assert_eq!(permissions.len(), calls.len(), "a call has two entries");
         }
-        assert!(!calls.is_empty());
-        for call in &calls {
-            assert!(
-                required(&format!("/{SERVICE_NAME}/{call}")).is_some(),
-                "{call} has no entry in PERMISSIONS"
-            );
-        }
-        let permitted = PERMISSIONS.map(|(name, _)| name.to_owned());
-        assert_eq!(BTreeSet::from(permitted.clone()), calls);
-        assert_eq!(permitted.len(), calls.len(), "a call has two entries");
         for path in [
             "",
             "/",

@@ -1,5 +1,6 @@
 //! The gRPC service `redeliver.v1.DeadLetterService`.
 
+mod audit;
 mod convert;
 mod groups;
 mod list;
@@ -24,6 +25,7 @@ use tokio_util::task::TaskTracker;
 use tonic::{Code, Request, Response, Status};
 
 use crate::access::Viewer;
+use crate::audit::Audit;
 use crate::completeness::Completeness;
 use crate::filter::{self, Expr};
 use crate::id::LetterId;
@@ -44,6 +46,7 @@ pub(crate) struct Api {
     /// The JSON pointers that are indexed.
     pub(crate) json_fields: Arc<[String]>,
     pub(crate) masking: Arc<Masking>,
+    pub(crate) audit: Audit,
     pub(crate) lookups: LookupPool,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -68,6 +71,7 @@ impl Api {
         pool: Pool,
         json_fields: Arc<[String]>,
         masking: Arc<Masking>,
+        audit: Audit,
         lookups: LookupPool,
         shared: Arc<SharedState>,
         clock: Arc<dyn Clock>,
@@ -79,6 +83,7 @@ impl Api {
             pool,
             json_fields,
             masking,
+            audit,
             lookups,
             shared,
             clock,

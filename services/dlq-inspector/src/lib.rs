@@ -15,7 +15,8 @@
 //! | [`ledger`] | the ledger topic |
 //! | `access` | what each call requires, and what its caller sees |
 //! | `masking` | what callers see of values, keys, headers and messages |
-//! | `api` | the gRPC service |
+//! | `audit` | the audit topic: recording who gets payloads, and reading it |
+//! | `api` | the gRPC services |
 //! | [`server`] | the gRPC server: health, reflection, identities, graceful shutdown |
 
 pub mod dialect;
@@ -32,6 +33,7 @@ pub mod server;
 
 mod access;
 mod api;
+mod audit;
 mod completeness;
 mod gauges;
 mod ingest;
@@ -56,10 +58,11 @@ use redeliver_runtime::tls::Protocols;
 use redeliver_service::Host;
 use redeliver_service::host::api_tls;
 use redeliver_service::identity::Authenticator;
-use redeliver_service::topics::{topic_settings, warn_about};
+use redeliver_service::topics::{of_audit, topic_settings, warn_about};
 use tokio_util::task::TaskTracker;
 
 use crate::api::Api;
+use crate::audit::Audit;
 use crate::gauges::Gauges;
 use crate::index::Pool;
 use crate::ingest::contents::Contents;
@@ -97,8 +100,9 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
 pub async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("dlq-inspector", start);
     // A missing ledger topic is not an error if topics are created elsewhere: the inspector serves dead letters without
-    // their states until the topic exists.
+    // their states until the topic exists, and without payloads until the audit topic exists.
     let ledger = TopologySpec::for_ledger(ledger::TOPIC, &topic_settings(&host.config));
+    let ledger = ledger.join(of_audit(&host.config));
     if host.config.kafka.topics.create {
         host.ensure_topics(&ledger).await?;
     } else {
@@ -137,6 +141,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
 
     let shared = Arc::new(SharedState::new());
     let lookups = LookupPool::new(host.kafka.clone());
+    let audit = Audit::new(host, config.record_disclosures)?;
     let waker = Waker::new();
     let (survey_sender, surveys) = sync_channel(1);
     let (work_sender, work) = sync_channel(QUEUED_BATCHES);
@@ -188,6 +193,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         pool,
         config.json_fields.into(),
         masking,
+        audit,
         lookups,
         shared,
         host.clock.clone(),

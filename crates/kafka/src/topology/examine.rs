@@ -27,7 +27,7 @@ pub fn examine(spec: &TopicSpec, all: &Actual) -> Vec<Finding> {
     let Some(actual) = all.get(&*spec.name) else {
         let problem = match spec.role {
             // The ACLs of an installation that is older than this topic do not cover it, and Kafka hides what may not be described.
-            Role::Control => "does not exist, or may not be described",
+            Role::Control | Role::Audit => "does not exist, or may not be described",
             Role::Ledger | Role::Pipeline(_) | Role::Scheduler(_) => "does not exist",
         };
         return vec![spec.finding(
@@ -77,7 +77,7 @@ fn examine_compaction(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding>
 fn examine_compacted(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> {
     let problem = if actual.is_cleaned_by("delete")? {
         let when = match spec.role {
-            Role::Ledger | Role::Control => "",
+            Role::Ledger | Role::Control | Role::Audit => "",
             Role::Pipeline(_) | Role::Scheduler(_) => " before they are due",
         };
         format!("deletes old records: {} would be lost{when}", spec.records())
@@ -127,11 +127,16 @@ fn examine_tombstones(spec: &TopicSpec, actual: &ActualTopic, configured: HumanD
 }
 
 fn examine_partitions(spec: &TopicSpec, actual: &ActualTopic, all: &Actual) -> Option<Finding> {
-    if spec.role == Role::Control && actual.partitions > 1 {
+    let setting = match spec.role {
+        Role::Control => "control.topic",
+        Role::Audit => "audit.topic",
+        Role::Ledger | Role::Pipeline(_) | Role::Scheduler(_) => "",
+    };
+    if !setting.is_empty() && actual.partitions > 1 {
         return Some(spec.finding(
             Severity::Error,
             format!("has {} partitions: only the first one is read", actual.partitions),
-            "create it again with one partition, or set control.topic to another topic".to_owned(),
+            format!("create it again with one partition, or set {setting} to another topic"),
         ));
     }
     let model = spec.partitions_as.as_ref()?;

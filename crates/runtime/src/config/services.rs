@@ -79,6 +79,8 @@ pub struct DlqInspectorConfig {
     pub json_fields: Vec<String>,
     /// What only callers with the scope `dead-letters:unmasked` see.
     pub masking: Vec<MaskingRule>,
+    /// Whether payloads are sent only after it was recorded in the audit topic who gets them.
+    pub record_disclosures: bool,
 }
 
 impl Default for RetryTierConfig {
@@ -115,6 +117,7 @@ impl Default for DlqInspectorConfig {
             data_dir: "./data".into(),
             json_fields: Vec::new(),
             masking: Vec::new(),
+            record_disclosures: true,
         }
     }
 }

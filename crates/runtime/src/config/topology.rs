@@ -16,7 +16,13 @@ pub(super) fn check(config: &Config, findings: &mut Findings<'_>) {
             check_pipelines(config, pipelines, &mut taken, findings);
         });
     }
-    findings.inside("control", |at| check_control(config, &taken, at));
+    findings.inside("control", |at| {
+        check_own(config, &config.control_topic(), None, &taken, at)
+    });
+    let control = Some(config.control_topic());
+    findings.inside("audit", |at| {
+        check_own(config, &config.audit_topic(), control, &taken, at)
+    });
     findings.inside("scheduler", |at| {
         at.inside("topics", |at| check_job_topics(config, &taken, at));
         at.inside("apps", |at| check_apps(config, &taken, at));
@@ -65,9 +71,17 @@ fn check_pipelines<'c>(
     }
 }
 
-/// The control topic is nothing else.
-fn check_control(config: &Config, taken: &BTreeMap<String, TopicUse<'_>>, findings: &mut Findings<'_>) {
-    let topic = &config.control_topic();
+/// The control topic and the audit topic are nothing else. `control`: the control topic, if this is the other one.
+fn check_own(
+    config: &Config,
+    topic: &String,
+    control: Option<String>,
+    taken: &BTreeMap<String, TopicUse<'_>>,
+    findings: &mut Findings<'_>,
+) {
+    let is_control = control
+        .is_some_and(|control| control == *topic)
+        .then(|| "the control topic".to_owned());
     let of_pipeline = taken.get(topic).map(|other| {
         let role = other.role.description();
         format!("{role} of the pipeline `{}`", other.pipeline)
@@ -80,7 +94,7 @@ fn check_control(config: &Config, taken: &BTreeMap<String, TopicUse<'_>>, findin
     let of_app = apps
         .find(|(_, app)| app.topic == *topic)
         .map(|(name, _)| format!("the topic of the application `{name}`"));
-    if let Some(other) = of_pipeline.or(of_scheduler).or(of_app) {
+    if let Some(other) = is_control.or(of_pipeline).or(of_scheduler).or(of_app) {
         let problem = format!("`{topic}` is also {other}; choose another topic");
         findings.report("topic", problem);
     }

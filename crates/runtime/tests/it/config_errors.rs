@@ -809,7 +809,7 @@ fn the_callers_of_an_api_are_checked() {
             ),
             (
                 &scope,
-                "auth.client_certificates[0].scopes[0]: `job:read` is not a scope: `job` is not jobs, control or dead-letters; write \
+                "auth.client_certificates[0].scopes[0]: `job:read` is not a scope: `job` is not jobs, control, dead-letters or audit; write \
                  AREA:VERB or AREA:VERB:PATTERN, such as jobs:read or jobs:write:billing-*, or * for everything",
             ),
         ],

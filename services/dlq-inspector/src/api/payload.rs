@@ -3,11 +3,13 @@
 use bytes::Bytes;
 use futures::stream;
 use redeliver_proto::v1;
+use redeliver_service::audit::Action;
 use tonic::Status;
 
 use super::convert::texts;
 use super::{Api, ResponseStream};
 use crate::access::Viewer;
+use crate::audit::Disclosure;
 use crate::masking::MaskedValue;
 
 /// Maximum size of a chunk in bytes.
@@ -29,6 +31,13 @@ impl Api {
             return Err(Status::internal("a value is masked for a caller that sees it"));
         };
         let mut masked_paths = texts(&paths);
+        let disclosure = Disclosure {
+            target: letter.id.to_string(),
+            count: 1,
+            is_masked: !masked_paths.is_empty(),
+            ..Disclosure::new(Action::ReadPayload)
+        };
+        self.audit.record(viewer, disclosure, self.clock.now()).await?;
         let chunks = std::iter::from_fn(move || {
             let chunk: Bytes = rest.split_to(rest.len().min(CHUNK));
             let masked_paths = std::mem::take(&mut masked_paths);

@@ -128,6 +128,7 @@ impl Permissions {
         }
         let topic = config.control_topic();
         self.topic(&topic, &[Operation::Read, Operation::Write]);
+        self.topic(&config.audit_topic(), &[Operation::Write]);
         let writer = Name::Literal(control::transactional_id(&topic));
         self.allow(Resource::TransactionalId(writer), &[Operation::Write]);
         self.group(config, &config.scheduler.group);
@@ -279,6 +280,7 @@ impl Permissions {
 pub(crate) fn all_topics(config: &Config) -> TopologySpec {
     topics::of_all(config)
         .join(topics::of_control(config))
+        .join(topics::of_audit(config))
         .join(ledger_spec(config))
 }
 

@@ -101,7 +101,8 @@ async fn no_answer_contains_what_is_masked() {
     let own = format!(r#"topic = "{orders}""#);
     let mut answers = Answers::default();
     let mut client = callers.client(&channel, "masked");
-    let listed = pages(&mut client, &own, &mut answers).await;
+    let mut listed = pages(&mut client, &own, &mut answers).await;
+    listed.sort_by(|one, other| one.id.cmp(&other.id));
     assert_eq!(listed.len(), 3);
     for letter in &listed {
         let masked = letter.masked.as_ref().unwrap();
@@ -121,7 +122,7 @@ async fn no_answer_contains_what_is_masked() {
         }
         assert_eq!(letter.error_message, "shown-message of <masked>");
     }
-    let [not_json, spring, redeliver] = &listed[..] else {
+    let [redeliver, spring, not_json] = &listed[..] else {
         panic!("{listed:?}");
     };
     assert_eq!(not_json.value, None);
