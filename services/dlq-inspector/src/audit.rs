@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use redeliver_core::pattern::matches;
-use redeliver_core::{Record, Timestamp, mutant};
+use redeliver_core::{Record, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::{ReadError, TopicReader};
@@ -163,9 +163,6 @@ impl Audit {
             problem,
             "cannot record who gets a payload; refusing it"
         );
-        if mutant!("disclosures-without-audit") {
-            return Ok(());
-        }
         Err(unavailable(
             "cannot record in the audit topic who gets the payload; retry later",
         ))

@@ -101,6 +101,7 @@ mod tests {
     use redeliver_core::Headers;
 
     use super::*;
+    use crate::masking::Masking;
 
     fn record(key: Option<&str>, value: Option<&str>, headers: &[(&str, Option<&[u8]>)]) -> Record {
         let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
@@ -138,6 +139,25 @@ mod tests {
         let mut moved = record(Some("a"), Some("b"), &[]);
         moved.position.offset = 9;
         assert_eq!(content_hash(&moved), content_hash(&records[0]));
+    }
+
+    #[test]
+    fn a_group_is_made_of_what_is_not_masked() {
+        let rule = r#"{"topics":["t-dlq"],"messages":["[a-z]+@[a-z.]+"]}"#;
+        let masking = Masking::new(&[serde_json::from_str(rule).unwrap()]);
+        let letter = |message: &[u8]| {
+            let headers = [
+                ("error-class", Some(&b"permanent"[..])),
+                ("error-message", Some(message)),
+            ];
+            Letter::read_masked(&record(None, None, &headers), &masking.of("t-dlq"))
+        };
+        let [bob, eve] = [&b"no mail to bob@example.com"[..], b"no mail to eve@example.org"].map(letter);
+        assert_eq!(bob.group, eve.group);
+        assert_eq!(bob.masked_facts.unwrap().error_message, "no mail to <masked>");
+        // Whoever may see everything sees and finds the whole message.
+        assert_eq!(bob.facts.error_message, "no mail to bob@example.com");
+        assert_eq!(letter(b"refused").masked_facts, None);
     }
 
     #[test]

@@ -170,7 +170,8 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     };
     let surveyor = Surveyor::new(&host.kafka)?;
     let survey = SurveyTask {
-        patterns: Patterns::new(&config.topics),
+        patterns: Patterns::new(&config.topics)
+            .without([host.config.audit_topic(), host.config.control_topic()]),
         surveyor: surveyor.clone(),
         pool: pool.clone(),
         lookups: lookups.clone(),

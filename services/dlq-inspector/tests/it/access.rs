@@ -1,5 +1,6 @@
 //! What callers with scopes for some topics, or without payloads, get from each call.
 
+mod audit;
 mod masking;
 
 use std::path::PathBuf;

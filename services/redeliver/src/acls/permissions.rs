@@ -196,6 +196,8 @@ impl Permissions {
     fn dlq_inspector(&mut self, config: &Config) {
         self.checked(config, &ledger_spec(config));
         self.topic(ledger::TOPIC, &[Operation::Read, Operation::Write]);
+        self.checked(config, &topics::of_audit(config));
+        self.topic(&config.audit_topic(), &[Operation::Read, Operation::Write]);
         let patterns = &config.dlq_inspector.topics;
         let selected = Patterns::new(patterns);
         for topic in dead_letter_topics(config) {
