@@ -22,6 +22,7 @@ use tokio::sync::Semaphore;
 use tonic::{Code, Status};
 
 use crate::access::Viewer;
+use crate::metrics::Metrics;
 
 /// How long a caller waits until an entry is written.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -46,6 +47,7 @@ pub(crate) struct Audit {
     producer: Option<Producer>,
     kafka: KafkaSettings,
     readers: Arc<Semaphore>,
+    metrics: Metrics,
 }
 
 /// Payloads that are about to be sent to a caller.
@@ -121,7 +123,7 @@ impl Disclosure {
 }
 
 impl Audit {
-    pub(crate) fn new(host: &Host, records_disclosures: bool) -> anyhow::Result<Self> {
+    pub(crate) fn new(host: &Host, records_disclosures: bool, metrics: Metrics) -> anyhow::Result<Self> {
         let producer = records_disclosures
             .then(|| Producer::new(&host.kafka))
             .transpose();
@@ -130,6 +132,7 @@ impl Audit {
             producer: producer.context("creating the producer of the audit topic")?,
             kafka: host.kafka.clone(),
             readers: Arc::new(Semaphore::new(READERS)),
+            metrics,
         })
     }
 
@@ -158,6 +161,7 @@ impl Audit {
             Ok(Err(error)) => redeliver_core::error_chain::error_chain(&error),
             Err(_) => format!("no acknowledgement within {} s", WRITE_TIMEOUT.as_secs()),
         };
+        self.metrics.add_audit_failure();
         tracing::error!(
             topic = &**self.log.topic(),
             problem,

@@ -141,7 +141,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
 
     let shared = Arc::new(SharedState::new());
     let lookups = LookupPool::new(host.kafka.clone());
-    let audit = Audit::new(host, config.record_disclosures)?;
+    let audit = Audit::new(host, config.record_disclosures, metrics.clone())?;
     let waker = Waker::new();
     let (survey_sender, surveys) = sync_channel(1);
     let (work_sender, work) = sync_channel(QUEUED_BATCHES);

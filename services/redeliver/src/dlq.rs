@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::connection::{CliError, ConnectionArgs, conclude, inspector};
 use crate::output::{Format, OutputArgs, print_item, print_items, shortened};
-use completeness::CompleteArgs;
+use completeness::{CompleteArgs, EXIT_INCOMPLETE};
 pub(crate) use completeness::{completeness_json, problem};
 use show::{as_json, as_text};
 
@@ -88,7 +88,7 @@ struct ShowArgs {
     /// Position in the dead-letter topic: topic/partition/offset
     #[arg(value_name = "ID")]
     id: String,
-    /// Write only the payload to stdout, byte for byte
+    /// Write only the payload to stdout, byte for byte; exits with status 3 if parts of it are masked
     #[arg(long, conflicts_with = "format")]
     payload: bool,
     #[command(flatten)]
@@ -304,15 +304,17 @@ async fn payload(client: &DeadLetterClient, id: &str) -> Result<ExitCode, CliErr
         let written = std::io::stdout().write_all(&piece);
         written.map_err(|error| CliError::Io("writing the payload", error))?;
     }
-    if !payload.masked_paths().is_empty() {
-        eprintln!(
-            "the payload is masked at {}; the scope dead-letters:unmasked shows it",
-            payload.masked_paths().join(", ")
-        );
-    }
     let flushed = std::io::stdout().flush();
     flushed.map_err(|error| CliError::Io("writing the payload", error))?;
-    Ok(ExitCode::SUCCESS)
+    if payload.masked_paths().is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    // A script must not take it for the record.
+    eprintln!(
+        "the payload is masked at {}, so it is not what the record contains; the scope dead-letters:unmasked shows it",
+        payload.masked_paths().join(", ")
+    );
+    Ok(ExitCode::from(EXIT_INCOMPLETE))
 }
 
 async fn stats(client: &DeadLetterClient, args: &StatsArgs) -> Result<ExitCode, CliError> {

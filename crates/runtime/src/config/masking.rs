@@ -14,6 +14,8 @@ use super::output::{is_pointer, pointer_problem};
 const MAX_RULES: usize = 100;
 /// Maximum number of entries of each list of a rule.
 const MAX_ENTRIES: usize = 64;
+/// Maximum number of expressions of all rules: each takes memory and time.
+const MAX_EXPRESSIONS: usize = 200;
 /// Maximum number of names in a path.
 const MAX_STEPS: usize = 32;
 /// Maximum length of an expression or the pattern of a header, in bytes.
@@ -106,6 +108,11 @@ pub(super) fn check(rules: &[MaskingRule], findings: &mut Findings<'_>) {
             "masking",
             format!("has {} rules; the limit is {MAX_RULES}", rules.len()),
         );
+    }
+    let expressions: usize = rules.iter().map(|rule| rule.messages.len()).sum();
+    if expressions > MAX_EXPRESSIONS {
+        let problem = format!("has {expressions} expressions in messages; the limit is {MAX_EXPRESSIONS}");
+        findings.report("masking", problem);
     }
     for (index, rule) in rules.iter().enumerate() {
         if let Err(problem) = rule.check() {

@@ -7,6 +7,7 @@ use tempfile::TempDir;
 
 use super::query::read_topic_ids;
 use super::*;
+use crate::dialect::Facts;
 use crate::filter::{Expr, Restriction, parse};
 use crate::id::LetterId;
 use crate::ledger::{self, Entry, State, Update};
@@ -471,6 +472,45 @@ fn unused_texts_are_removed() {
     fixture.put(coded(0..1));
     assert_eq!(fixture.matching("error_code = code-0"), [0]);
     assert_eq!(fixture.matching("error_code = code-1499"), [1_499]);
+}
+
+#[test]
+fn texts_that_only_groups_have_are_kept() {
+    let mut fixture = Fixture::new();
+    let masked = (0..1_500).map(|offset| {
+        let letter = letter("t-dlq", 0, offset, &[("error-code", &format!("code-{offset}"))]);
+        Letter {
+            masked_facts: Some(Facts {
+                error_code: "<masked>".to_owned(),
+                ..letter.facts.clone()
+            }),
+            ..letter
+        }
+    });
+    fixture.put(masked.collect());
+    let trim = Change::Trim {
+        topic: "t-dlq".into(),
+        partition: 0,
+        low: 1_498,
+    };
+    fixture.apply(&[trim]);
+    let groups = fixture.index.pool.read_blocking(|connection| {
+        let all = Expr::And(Vec::new());
+        list_groups(
+            connection,
+            &all,
+            GroupOrder::Last,
+            None,
+            10,
+            Timestamp::from_millis(0),
+        )
+    });
+    let groups = groups.unwrap().groups;
+    assert_eq!(groups.len(), 2);
+    assert!(
+        groups.iter().all(|group| group.error_code == "<masked>"),
+        "{groups:?}"
+    );
 }
 
 #[test]

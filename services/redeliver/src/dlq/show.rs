@@ -288,6 +288,40 @@ ff 00 61";
     }
 
     #[test]
+    fn what_is_masked_is_marked() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let masked = DeadLetter {
+            key: None,
+            value_size: None,
+            masked: Masked {
+                fields: names(&["content_hash", "key", "value_size", "headers", "value"]),
+                headers: names(&["tenant"]),
+                paths: names(&["/card/*"]),
+            },
+            ..letter()
+        };
+        let text = as_text(&masked);
+        let line = "masked      content_hash, key, value_size, headers (tenant), value (/card/*)\n";
+        assert!(text.contains(line), "{text}");
+        assert!(
+            text.contains("key         (masked: needs the scope dead-letters:unmasked)\n"),
+            "{text}"
+        );
+        assert!(text.contains("\npayload\nff 00 61"), "{text}");
+        assert_eq!(as_json(&masked)["masked"]["paths"], json!(["/card/*"]));
+        let whole = DeadLetter {
+            value: None,
+            masked: Masked {
+                fields: names(&["value", "value_size"]),
+                ..Masked::default()
+            },
+            ..masked
+        };
+        assert!(as_text(&whole).ends_with("payload\n(masked: needs the scope dead-letters:unmasked)"));
+        assert!(as_json(&letter()).get("masked").is_none());
+    }
+
+    #[test]
     fn binary_numbers_of_known_headers_are_decoded_and_unreadable_headers_are_counted() {
         let headers: Headers = [
             ("kafka_dlt-original-partition", Some(&2_i32.to_be_bytes()[..])),

@@ -257,6 +257,13 @@ async fn no_answer_contains_what_is_masked() {
             .run("redeliver", &[&["dlq"], &command[..], &connection].concat());
         let printed = format!("{}{}", output.stdout, output.stderr);
         assert!(!printed.is_empty(), "{command:?}");
+        // A script must not take a masked payload for the record.
+        let expected = match command.last() {
+            Some(&"--payload") if command[1] == ids[2] => 1,
+            Some(&"--payload") => 3,
+            _ => 0,
+        };
+        assert_eq!(output.code, Some(expected), "{command:?}: {printed}");
         if command[0] == "show" && command.len() == 2 {
             assert!(printed.contains("masked "), "{printed}");
         }
