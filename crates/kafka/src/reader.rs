@@ -177,7 +177,8 @@ impl TopicReader {
         let (low, high) = watermarks.map_err(kafka("requesting the ends of a partition"))?;
         let mut times = TopicPartitionList::new();
         times
-            .add_partition_offset(topic, partition, Offset::Offset(since.as_millis()))
+            // Negative times have other meanings.
+            .add_partition_offset(topic, partition, Offset::Offset(since.as_millis().max(0)))
             .map_err(kafka("looking up an offset by time"))?;
         let found = reader
             .committed

@@ -6,8 +6,7 @@
 use redeliver_runtime::config::{FieldPath, Step};
 use serde::de::IgnoredAny;
 
-/// What replaces a value.
-const REPLACEMENT: &[u8] = b"\"<masked>\"";
+use super::MASK;
 
 /// Documents in which a path leads deeper than this are not masked but withheld. `serde_json` has the same limit.
 const MAX_DEPTH: usize = 128;
@@ -126,7 +125,9 @@ impl Masker<'_, '_> {
         }
         if redeliver_core::mutant!("masking-keeps-fields", is_masked, false) {
             self.copy_to(self.at);
-            self.masked.extend_from_slice(REPLACEMENT);
+            self.masked.push(b'"');
+            self.masked.extend_from_slice(MASK.as_bytes());
+            self.masked.push(b'"');
             self.skip_value()?;
             self.copied = self.at;
             return Some(());

@@ -161,7 +161,7 @@ impl Written {
     /// The slow way: each place compares all names that lead to it with each path.
     fn masked(&self, paths: &[Vec<String>], way: &[String]) -> Self {
         if paths.iter().any(|path| is_at(path, way)) {
-            return Self::Scalar(String::from_utf8(REPLACEMENT.to_vec()).unwrap());
+            return Self::Scalar(format!("\"{MASK}\""));
         }
         let below = |name: &str| [way, &[name.to_owned()]].concat();
         match self {
