@@ -16,12 +16,12 @@ pub(super) fn check(config: &Config, findings: &mut Findings<'_>) {
             check_pipelines(config, pipelines, &mut taken, findings);
         });
     }
+    let (control, audit) = (config.control_topic(), config.audit_topic());
     findings.inside("control", |at| {
-        check_own(config, &config.control_topic(), None, &taken, at)
+        check_own(config, &control, None, &taken, at);
     });
-    let control = Some(config.control_topic());
     findings.inside("audit", |at| {
-        check_own(config, &config.audit_topic(), control, &taken, at)
+        check_own(config, &audit, Some(control.as_str()), &taken, at);
     });
     findings.inside("scheduler", |at| {
         at.inside("topics", |at| check_job_topics(config, &taken, at));
@@ -74,13 +74,13 @@ fn check_pipelines<'c>(
 /// The control topic and the audit topic are nothing else. `control`: the control topic, if this is the other one.
 fn check_own(
     config: &Config,
-    topic: &String,
-    control: Option<String>,
+    topic: &str,
+    control: Option<&str>,
     taken: &BTreeMap<String, TopicUse<'_>>,
     findings: &mut Findings<'_>,
 ) {
     let is_control = control
-        .is_some_and(|control| control == *topic)
+        .is_some_and(|control| control == topic)
         .then(|| "the control topic".to_owned());
     let of_pipeline = taken.get(topic).map(|other| {
         let role = other.role.description();
@@ -88,11 +88,11 @@ fn check_own(
     });
     let mut of_scheduler = config.scheduler.topics.by_key().into_iter();
     let of_scheduler = of_scheduler
-        .find(|(_, own)| own == topic)
+        .find(|(_, own)| *own == topic)
         .map(|(key, _)| format!("scheduler.topics.{key}"));
     let mut apps = config.scheduler.apps.iter();
     let of_app = apps
-        .find(|(_, app)| app.topic == *topic)
+        .find(|(_, app)| app.topic == topic)
         .map(|(name, _)| format!("the topic of the application `{name}`"));
     if let Some(other) = is_control.or(of_pipeline).or(of_scheduler).or(of_app) {
         let problem = format!("`{topic}` is also {other}; choose another topic");

@@ -22,7 +22,11 @@ pub(super) fn mask<'t>(text: &'t str, expressions: &[&Expression], is_cut: bool)
         );
     }
     if is_cut && !expressions.is_empty() {
-        found.push(text.floor_char_boundary(text.len().saturating_sub(CUT_END))..text.len());
+        let mut start = text.len().saturating_sub(CUT_END);
+        while !text.is_char_boundary(start) {
+            start -= 1;
+        }
+        found.push(start..text.len());
     }
     if found.is_empty() {
         return Cow::Borrowed(text);
