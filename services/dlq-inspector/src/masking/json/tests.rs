@@ -254,9 +254,8 @@ proptest! {
     }
 }
 
-/// Whatever is masked, a parser that keeps the last or the first of several members finds no secret.
+/// Whatever is damaged, a parser finds no member of this name that is not masked.
 fn damaged_documents(count: u32) {
-    const SECRET: &str = "5ecret";
     let valid: Vec<Vec<u8>> = [
         r#"{"pan":"5ecret","a":[{"pan":"5ecret"},{"p\u0061n":{"x":"5ecret"}}]}"#,
         r#"[{"a":{"b":[1,2,{"PAN":"5ecret"}]}},"\"",{"pan":["5ecret"]}]"#,
@@ -270,26 +269,27 @@ fn damaged_documents(count: u32) {
             return;
         };
         let parsed: serde_json::Value = serde_json::from_slice(&masked.text).expect("valid JSON");
-        assert_no_secret(&parsed, SECRET);
+        assert_masked(&parsed);
         // What is masked is masked only once.
         let again = mask(&masked.text, &paths).unwrap();
         assert_eq!(again.text, masked.text);
     });
 }
 
-fn assert_no_secret(value: &serde_json::Value, secret: &str) {
+/// All members of this name are masked. Damage may have changed other names.
+fn assert_masked(value: &serde_json::Value) {
     match value {
         serde_json::Value::Object(members) => {
             for (name, value) in members {
                 if name.eq_ignore_ascii_case("pan") {
                     assert_eq!(*value, "<masked>");
                 }
-                assert_no_secret(value, secret);
+                assert_masked(value);
             }
         }
         serde_json::Value::Array(elements) => {
             for element in elements {
-                assert_no_secret(element, secret);
+                assert_masked(element);
             }
         }
         _ => {}
