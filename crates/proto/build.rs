@@ -15,6 +15,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         "schedules",
         "dead_letters",
         "control",
+        "audit",
     ]
     .map(|name| format!("redeliver/v1/{name}.proto"));
     let descriptors = protox::compile(files, [root])?;

@@ -195,6 +195,8 @@ for provisioner in job none strimzi; do
     valid "dropped results, topics by $provisioner" --values "$work/dropped.yaml" --set topics.provisioner=$provisioner
 done
 for id_prefix in "" staging-; do
+    contains "the audit topic of the prefix '$id_prefix'" "topicName: \"${id_prefix}redeliver.audit\"" "${base[@]}" \
+        --set topics.provisioner=strimzi --set topics.strimzi.cluster=main --set-string config.kafka.id_prefix=$id_prefix
     contains "the control topic of the prefix '$id_prefix'" "topicName: \"${id_prefix}redeliver.control\"" "${base[@]}" \
         --set topics.provisioner=strimzi --set topics.strimzi.cluster=main --set-string config.kafka.id_prefix=$id_prefix
 done

@@ -114,7 +114,7 @@ pub struct DeadLetter {
     pub origin_timestamp: Option<Timestamp>,
     /// The key of the record.
     pub key: Option<Bytes>,
-    /// The size of the value in bytes; `None` for a null value.
+    /// The size of the value in bytes; `None` for a null value, or if it is masked.
     pub value_size: Option<u64>,
     /// The first MiB of the value, if the request has `full`. [`DeadLetterClient::payload`] reads the whole value.
     pub value: Option<Bytes>,
@@ -126,12 +126,33 @@ pub struct DeadLetter {
     pub unreadable_headers: u32,
     /// Whether `key`, `value` and `headers` are withheld, because the caller lacks the scope `dead-letters:payload`.
     pub is_payload_withheld: bool,
+    /// What is masked, because the caller lacks the scope `dead-letters:unmasked`.
+    pub masked: Masked,
     /// The trace id of the W3C trace context, as 32 hex digits.
     pub trace_id: Option<String>,
     /// The id of the job from which the record was dispatched.
     pub job_id: Option<String>,
     /// The id of its [`Group`]; `None` if the inspector is older than this client.
     pub group: Option<String>,
+}
+
+/// What is masked in a dead letter: `<masked>` stands in its place, or it is `None`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Masked {
+    /// The names of the fields of the dead letter, such as `error_message`, as in the protocol.
+    pub fields: Vec<String>,
+    /// The names of headers.
+    pub headers: Vec<String>,
+    /// The paths of fields that were found in the value.
+    pub paths: Vec<String>,
+}
+
+impl Masked {
+    /// Whether a field is masked.
+    #[must_use]
+    pub fn has(&self, field: &str) -> bool {
+        self.fields.iter().any(|masked| masked == field)
+    }
 }
 
 /// Whether an answer contains everything that it should.
@@ -552,6 +573,7 @@ impl DeadLetterClient {
         Ok(Payload {
             stream: self.answer(answer).await?,
             url: self.url.clone(),
+            masked_paths: Vec::new(),
         })
     }
 
@@ -722,6 +744,7 @@ fn view(full: bool) -> v1::DeadLetterView {
 pub struct Payload {
     stream: Streaming<v1::ReadPayloadResponse>,
     url: String,
+    masked_paths: Vec<String>,
 }
 
 impl Payload {
@@ -732,7 +755,17 @@ impl Payload {
     pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
         let message = self.stream.message().await;
         let message = message.map_err(|status| ClientError::from_status(&self.url, &status))?;
-        Ok(message.map(|message| message.chunk))
+        Ok(message.map(|message| {
+            self.masked_paths.extend(message.masked_paths);
+            message.chunk
+        }))
+    }
+
+    /// The paths of the masked fields that were found in the value, known with the first chunk. The caller lacks the scope
+    /// `dead-letters:unmasked`.
+    #[must_use]
+    pub fn masked_paths(&self) -> &[String] {
+        &self.masked_paths
     }
 }
 
@@ -889,6 +922,11 @@ impl TryFrom<v1::DeadLetter> for DeadLetter {
             origin: letter.origin.map(position),
             origin_timestamp: time(letter.origin_timestamp, "origin_timestamp")?,
             is_payload_withheld: letter.payload_withheld != 0,
+            masked: letter.masked.map_or_else(Masked::default, |masked| Masked {
+                fields: masked.fields,
+                headers: masked.headers,
+                paths: masked.paths,
+            }),
             key: letter.key,
             value_size: letter.value_size,
             value: letter.value,

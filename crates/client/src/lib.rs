@@ -8,6 +8,7 @@
 //! | [`JobProducer`] | schedules and cancels jobs by writing to the ingest topic; only Kafka has to be available |
 //! | [`IngestTopic`] | builds the records of [`JobProducer`] for a producer of your own, for example in a transaction |
 //! | [`DeadLetterClient`] | lists, reads and watches the dead letters of all pipelines over gRPC |
+//! | [`AuditClient`] | lists who has changed or seen what over gRPC |
 //!
 //! Schedule a job, and list the dead letters of a pipeline:
 //!
@@ -37,6 +38,7 @@
 //! }
 //! ```
 
+mod audit;
 mod controls;
 mod dead_letters;
 mod endpoint;
@@ -48,10 +50,11 @@ mod request;
 mod schedules;
 mod scheme;
 
+pub use audit::{AuditClient, AuditEntry, AuditPage, ListAuditEntries};
 pub use controls::{ControlChange, ControlClient, RateLimit};
 pub use dead_letters::{
     Completeness, DeadLetter, DeadLetterClient, DeadLetterState, DeadLetterStats, Dialect, FoundDeadLetter,
-    FoundGroup, Group, GroupChange, GroupOrder, GroupPage, GroupState, ListDeadLetters, ListGroups,
+    FoundGroup, Group, GroupChange, GroupOrder, GroupPage, GroupState, ListDeadLetters, ListGroups, Masked,
     MissingPartition, MissingReason, Page, Payload, Removal, TopicStats, Watch, WatchDeadLetters, WatchEvent,
 };
 pub use endpoint::Endpoint;

@@ -5,6 +5,8 @@
 //! the change of another writer is committed before this one reads, or that writer is fenced and has to read again: between the read
 //! and the commit of a change, nothing can be written. This is a compare-and-set on the topic.
 //!
+//! What is written to other topics, such as the audit topic, is in the same transaction.
+//!
 //! A writer that is fenced tries again after a random delay, because two writers that initialise in turn would fence each other
 //! for ever.
 
@@ -18,7 +20,7 @@ use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::KafkaSettings;
 use crate::convert::native_headers;
-use crate::reader::{ReadError, TopicReader};
+use crate::reader::{self, ReadError, TopicReader};
 use crate::recovery::{RecoveryAction, recovery_action};
 
 /// After this time, the broker aborts the transaction of a writer that has vanished. Readers wait for it.
@@ -150,6 +152,12 @@ impl ExclusiveWriter {
         let (decision, outputs) = change.decide().map_err(Failed::Refused)?;
         if outputs.is_empty() {
             return Ok(decision);
+        }
+        // The client would wait for a missing topic until the time is up, and nobody would know the outcome.
+        for other in outputs.iter().map(|output| &output.topic) {
+            if *other != self.topic {
+                reader::partitions(&self.settings, other).map_err(Failed::Reading)?;
+            }
         }
         producer.begin_transaction().map_err(at("beginning"))?;
         for output in &outputs {

@@ -13,8 +13,8 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionListElem};
-use redeliver_core::Record;
 use redeliver_core::error_chain::error_chain;
+use redeliver_core::{Record, Timestamp};
 use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::{ClientSettings, KafkaSettings};
@@ -159,6 +159,38 @@ impl TopicReader {
             topics: [(topic.to_string(), topic.clone())].into(),
             positions: [((topic.to_string(), partition), from)].into(),
         })
+    }
+
+    /// A reader of one partition that begins at the first record with this timestamp or a later one, and not before an offset.
+    ///
+    /// # Errors
+    /// If the broker does not answer or the partition does not exist.
+    pub fn of_partition_since(
+        settings: &KafkaSettings,
+        topic: &Arc<str>,
+        partition: i32,
+        since: Timestamp,
+        from: i64,
+    ) -> Result<Self, ReadError> {
+        let mut reader = Self::of_partition(settings, topic, partition, Some(from))?;
+        let watermarks = reader.committed.fetch_watermarks(topic, partition, CALL);
+        let (low, high) = watermarks.map_err(kafka("requesting the ends of a partition"))?;
+        let mut times = TopicPartitionList::new();
+        times
+            // Negative times have other meanings.
+            .add_partition_offset(topic, partition, Offset::Offset(since.as_millis().max(0)))
+            .map_err(kafka("looking up an offset by time"))?;
+        let found = reader
+            .committed
+            .offsets_for_times(times, CALL)
+            .map_err(kafka("looking up an offset by time"))?;
+        let since = match found.find_partition(topic, partition).map(|found| found.offset()) {
+            Some(Offset::Offset(offset)) => offset,
+            // All records are older.
+            _ => high,
+        };
+        reader.seek(topic, partition, since.max(from).max(low));
+        Ok(reader)
     }
 
     /// A reader of existing partitions that begins at offsets that are in range.

@@ -87,6 +87,8 @@ pub enum Role {
     Control,
     /// The inspector's topic of the states of groups.
     GroupStates,
+    /// The audit topic.
+    Audit,
 }
 
 /// The cleanup policy of a managed topic.
@@ -184,6 +186,7 @@ impl TopicSpec {
             Role::Ledger => "states of dead letters",
             Role::Control => "what operators have paused or limited",
             Role::GroupStates => "states and notes of groups",
+            Role::Audit => "records of changes and disclosures",
         }
     }
 }

@@ -12,6 +12,7 @@ use redeliver_core::HumanDuration;
 use serde::{Deserialize, Deserializer, Serialize};
 
 mod api;
+mod audit;
 mod auth;
 mod batch;
 mod breaker;
@@ -27,6 +28,7 @@ mod kafka;
 mod limits;
 mod load;
 mod login;
+mod masking;
 mod output;
 mod overrides;
 mod pipeline;
@@ -45,6 +47,7 @@ mod tree;
 mod yaml;
 
 pub use api::{ApiConfig, token_in};
+pub use audit::AuditConfig;
 pub use auth::{AuthConfig, ClientCertificateConfig, JwtConfig, MAX_SCOPES};
 pub use batch::{BatchConfig, BatchValues};
 pub use breaker::{BreakerConfig, FailureRateConfig};
@@ -58,6 +61,7 @@ pub use kafka::{KafkaConfig, TopicsConfig, check_id_prefix};
 pub use limits::ApiLimitsConfig;
 pub use load::{Sources, is_instance_char};
 pub use login::{ClientAuth, LoginConfig, MskIamConfig, OidcConfig};
+pub use masking::{Expression, FieldPath, MaskingRule, Step};
 pub use output::{ChosenBy, ChosenOutput, OutputConfig};
 pub use pipeline::{AnchorConfig, LongWaitsConfig, PipelineConfig, ReturnTarget};
 pub use process::{AdminConfig, ClockConfig, LogFormat, OtlpConfig, ShutdownConfig, TelemetryConfig};
@@ -97,6 +101,8 @@ pub struct Config {
     pub redis: RedisConfig,
     /// What operators change at run time.
     pub control: ControlConfig,
+    /// Where it is recorded who has changed or seen what.
+    pub audit: AuditConfig,
     /// The scheduler.
     pub scheduler: SchedulerConfig,
     /// The inspector.
@@ -126,6 +132,7 @@ impl Default for Config {
             retry_tier: RetryTierConfig::default(),
             redis: RedisConfig::default(),
             control: ControlConfig::default(),
+            audit: AuditConfig::default(),
             scheduler: SchedulerConfig::default(),
             dlq_inspector: DlqInspectorConfig::default(),
             clock: ClockConfig::default(),

@@ -406,7 +406,7 @@ impl FollowedWriter {
     /// [`ExclusiveError`] says whether something may have been written.
     pub async fn write<D>(
         &self,
-        begin: impl Fn(&Arc<str>, &Bytes) -> D + Send + 'static,
+        begin: impl Fn(&Arc<str>, u128) -> D + Send + 'static,
     ) -> Result<D::Decision, ExclusiveError<D::Error>>
     where
         D: Decide,
@@ -422,11 +422,17 @@ impl FollowedWriter {
         // The change goes on when its caller does not wait any longer.
         let changing = tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            let change_id = Bytes::copy_from_slice(&fastrand::u128(..).to_be_bytes());
-            writer.write(CHANGE_TIMEOUT, || begin(&topic, &change_id))
+            let id = fastrand::u128(..);
+            writer.write(CHANGE_TIMEOUT, || begin(&topic, id))
         });
         changing.await.unwrap_or_else(|error| Err(never_ran(error)))
     }
+}
+
+/// The id of a change as values of topics contain it.
+#[must_use]
+pub fn change_id(id: u128) -> Bytes {
+    Bytes::copy_from_slice(&id.to_be_bytes())
 }
 
 /// The error of a change that did not come to its end. Once it runs, it ends, unless it panics.

@@ -11,6 +11,7 @@
 //! | [`groups`] | the consumer groups of the configuration |
 //! | [`control`] | what operators have paused or limited at run time |
 //! | [`followed`] | small compacted topics that each process reads to their end, and their changes |
+//! | [`audit`] | who has changed or seen what |
 //! | [`identity`] | who calls an API, and what the caller may do |
 //! | `idle` | the one-shot mode: the process ends when nothing is left to do |
 //! | [`leftovers`] | retry topics that the configuration no longer needs |
@@ -21,6 +22,7 @@
 //! | `clock` | the guarded clock of the process |
 //! | `totals` | what a process has done, in one log line at its end |
 
+pub mod audit;
 mod clock;
 pub mod control;
 pub(crate) mod credentials;

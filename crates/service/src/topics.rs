@@ -92,12 +92,23 @@ pub fn of_scheduler(config: &Config) -> TopologySpec {
     );
     spec.join(TopologySpec::for_pipelines(&waiting, &settings))
         .join(of_control(config))
+        .join(of_audit(config))
 }
 
 /// The control topic.
 #[must_use]
 pub fn of_control(config: &Config) -> TopologySpec {
     TopologySpec::for_control(&config.control_topic(), &topic_settings(config))
+}
+
+/// The audit topic.
+#[must_use]
+pub fn of_audit(config: &Config) -> TopologySpec {
+    TopologySpec::for_audit(
+        &config.audit_topic(),
+        config.audit.retention,
+        &topic_settings(config),
+    )
 }
 
 /// Sets the largest result of a pipeline. It is known only if results are responses of an endpoint.

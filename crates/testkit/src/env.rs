@@ -82,7 +82,7 @@ impl EnvBuilder {
     }
 
     /// Configures a scheduler that no other test uses, with these applications and their topics. Its topics are
-    /// `{name}-jobs-ingest`, `-state`, `-dlq` and `-answers`, and `{name}-control`, its group is `{name}-scheduler`, and its keys in Redis
+    /// `{name}-jobs-ingest`, `-state`, `-dlq` and `-answers`, `{name}-control` and `{name}-audit`, its group is `{name}-scheduler`, and its keys in Redis
     /// start with `{name}`.
     #[must_use]
     pub fn scheduler(mut self, apps: &[(&str, &str)]) -> Self {
@@ -130,7 +130,7 @@ impl EnvBuilder {
                 text,
                 "redis: {{ url: '{redis}', prefix: '{{name}}' }}\nscheduler:\n  listen: '127.0.0.1:0'\n  \
                  group: '{{name}}-scheduler'\n  apps: {{ {} }}\n  topics: {{ {} }}\n\
-                 control: {{ topic: '{{name}}-control' }}\n",
+                 control: {{ topic: '{{name}}-control' }}\naudit: {{ topic: '{{name}}-audit' }}\n",
                 apps.join(", "),
                 topics.join(", ")
             )

@@ -5,22 +5,30 @@
 //! |---|---|
 //! | `dead-letters:read:PATTERN` | to see what is known of the dead letters of these topics |
 //! | `dead-letters:payload:PATTERN` | to see their keys, values and headers, and to filter by them |
+//! | `dead-letters:unmasked:PATTERN` | to see what is masked for others, of what the other scopes show, and to filter by it |
 //! | `dead-letters:operate:PATTERN` | to change groups that have dead letters in these topics only |
 //!
 //! A caller that sees some topics gets the answers that it would get if there were no others. A caller that does not see
-//! payloads could find them out with filters, so that filters on them match only where it sees them.
+//! payloads, or not all of them, could find them out with filters, so that filters on them match only where it sees them.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use redeliver_core::mutant;
+use redeliver_proto::v1::audit_service_server::SERVICE_NAME as AUDIT_SERVICE_NAME;
 use redeliver_proto::v1::dead_letter_service_server::SERVICE_NAME;
 use redeliver_runtime::config::{Area, Verb};
+use redeliver_service::audit::Author;
 use redeliver_service::identity::{self, Access, Identity, Refusal, Withdrawn};
 use rusqlite::Connection;
 use tonic::{Request, Status};
 
 use crate::filter::{Expr, Restriction, TextField, TextTest};
 use crate::index;
+use crate::masking::{Mask, Masking};
+
+/// What each call of the audit log requires.
+const OF_AUDIT: [(&str, Verb); 1] = [("ListAuditEntries", Verb::Read)];
 
 /// What each call requires, of the topics that it is about.
 const PERMISSIONS: [(&str, Verb); 11] = [
@@ -39,12 +47,14 @@ const PERMISSIONS: [(&str, Verb); 11] = [
 
 /// What the call with this path requires of any topic; `None` if nobody may make it.
 pub(crate) fn required(path: &str) -> Option<(Area, Verb)> {
-    let method = path
-        .strip_prefix('/')?
-        .strip_prefix(SERVICE_NAME)?
-        .strip_prefix('/')?;
-    let (_, verb) = PERMISSIONS.iter().find(|(name, _)| *name == method)?;
-    Some((Area::DeadLetters, *verb))
+    let (service, method) = path.strip_prefix('/')?.split_once('/')?;
+    let (area, calls) = match service {
+        SERVICE_NAME => (Area::DeadLetters, &PERMISSIONS[..]),
+        AUDIT_SERVICE_NAME => (Area::Audit, &OF_AUDIT[..]),
+        _ => return None,
+    };
+    let (_, verb) = calls.iter().find(|(name, _)| *name == method)?;
+    Some((area, *verb))
 }
 
 /// The caller of a call. Cheap to clone.
@@ -52,11 +62,12 @@ pub(crate) fn required(path: &str) -> Option<(Area, Verb)> {
 pub(crate) struct Viewer {
     identity: Identity,
     access: Access,
+    masking: Arc<Masking>,
 }
 
 impl Viewer {
-    /// The caller of this request.
-    pub(crate) fn of<T>(request: &Request<T>) -> Result<Self, Status> {
+    /// The caller of this request, from whom these rules may hide something.
+    pub(crate) fn of<T>(request: &Request<T>, masking: Arc<Masking>) -> Result<Self, Status> {
         // The layer that authenticates requests has added both.
         let extensions = request.extensions();
         let (Some(identity), Some(access)) = (extensions.get(), extensions.get()) else {
@@ -65,6 +76,7 @@ impl Viewer {
         Ok(Self {
             identity: Identity::clone(identity),
             access: Access::clone(access),
+            masking,
         })
     }
 
@@ -76,6 +88,22 @@ impl Viewer {
     /// Whether the caller also sees their keys, values and headers.
     pub(crate) fn sees_payloads(&self, topic: &str) -> bool {
         self.sees(topic) && self.identity.may(Area::DeadLetters, Verb::Payload, Some(topic))
+    }
+
+    /// The caller, as it is recorded.
+    pub(crate) fn author(&self) -> Author {
+        Author::of(&self.identity)
+    }
+
+    /// Requires that the caller may read the audit log.
+    pub(crate) fn require_audit(&self) -> Result<(), Status> {
+        let required = self.identity.require(Area::Audit, Verb::Read, None);
+        required.map_err(|refusal| self.refuse(&refusal))
+    }
+
+    /// What is masked for the caller in this topic.
+    pub(crate) fn mask(&self, topic: &str) -> Mask<'_> {
+        mask(&self.identity, &self.masking, Some(topic))
     }
 
     /// Requires that the caller sees the dead letters of this topic, whether it exists or not.
@@ -115,6 +143,11 @@ impl Viewer {
         Ok(Some(seen.map(|(id, _)| id).collect()))
     }
 
+    /// Requires that nothing is masked for the caller in this topic.
+    pub(crate) fn require_unmasked(&self, topic: &str) -> Result<(), Status> {
+        self.require_verb(Verb::Unmasked, topic)
+    }
+
     fn require_verb(&self, verb: Verb, topic: &str) -> Result<(), Status> {
         let required = self.identity.require(Area::DeadLetters, verb, Some(topic));
         required.map_err(|refusal| self.refuse(&refusal))
@@ -140,6 +173,7 @@ impl Viewer {
             filter,
             tests_payloads,
             identity: self.identity.clone(),
+            masking: self.masking.clone(),
         })
     }
 
@@ -168,6 +202,7 @@ pub(crate) struct LimitedFilter {
     filter: Expr,
     tests_payloads: bool,
     identity: Identity,
+    masking: Arc<Masking>,
 }
 
 impl LimitedFilter {
@@ -194,8 +229,19 @@ impl LimitedFilter {
     /// Whether it may match dead letters of this topic; `None` means of all topics.
     fn matches(&self, topic: Option<&str>) -> bool {
         let may = |verb| self.identity.may(Area::DeadLetters, verb, topic);
-        may(Verb::Read) && (!self.tests_payloads || may(Verb::Payload))
+        let mask = mask(&self.identity, &self.masking, topic);
+        may(Verb::Read)
+            && (!self.tests_payloads || may(Verb::Payload))
+            && self.filter.all(&|restriction| !mask.hides_tested(restriction))
     }
+}
+
+/// What is masked for a caller in a topic; `None` means in all topics.
+fn mask<'m>(identity: &Identity, masking: &'m Masking, topic: Option<&str>) -> Mask<'m> {
+    if identity.may(Area::DeadLetters, Verb::Unmasked, topic) {
+        return Mask::default();
+    }
+    topic.map_or_else(|| masking.all(), |topic| masking.of(topic))
 }
 
 /// The topics that a filter names in full.
@@ -232,25 +278,31 @@ mod tests {
     #[test]
     fn every_call_of_the_service_has_a_permission_and_no_other_has_one() {
         let descriptors = FileDescriptorSet::decode(redeliver_proto::DESCRIPTORS).unwrap();
-        let mut calls = BTreeSet::new();
-        for file in &descriptors.file {
-            for service in &file.service {
-                let name = format!("{}.{}", file.package(), service.name());
-                if name == SERVICE_NAME {
-                    calls.extend(service.method.iter().map(|method| method.name().to_owned()));
+        for (of, permissions) in [
+            (SERVICE_NAME, &PERMISSIONS[..]),
+            (AUDIT_SERVICE_NAME, &OF_AUDIT[..]),
+        ] {
+            let mut calls = BTreeSet::new();
+            for file in &descriptors.file {
+                for service in &file.service {
+                    let name = format!("{}.{}", file.package(), service.name());
+                    if name == of {
+                        calls.extend(service.method.iter().map(|method| method.name().to_owned()));
+                    }
                 }
             }
+            assert!(!calls.is_empty());
+            for call in &calls {
+                assert!(
+                    required(&format!("/{of}/{call}")).is_some(),
+                    "{call} has no permission"
+                );
+            }
+            let permitted: BTreeSet<String> =
+                permissions.iter().map(|(name, _)| (*name).to_owned()).collect();
+            assert_eq!(permitted, calls);
+            assert_eq!(permissions.len(), calls.len(), "a call has two entries");
         }
-        assert!(!calls.is_empty());
-        for call in &calls {
-            assert!(
-                required(&format!("/{SERVICE_NAME}/{call}")).is_some(),
-                "{call} has no entry in PERMISSIONS"
-            );
-        }
-        let permitted = PERMISSIONS.map(|(name, _)| name.to_owned());
-        assert_eq!(BTreeSet::from(permitted.clone()), calls);
-        assert_eq!(permitted.len(), calls.len(), "a call has two entries");
         for path in [
             "",
             "/",

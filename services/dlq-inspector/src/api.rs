@@ -1,5 +1,6 @@
 //! The gRPC service `redeliver.v1.DeadLetterService`.
 
+mod audit;
 mod convert;
 mod group_changes;
 mod groups;
@@ -26,6 +27,7 @@ use tokio_util::task::TaskTracker;
 use tonic::{Code, Request, Response, Status};
 
 use crate::access::Viewer;
+use crate::audit::Audit;
 use crate::completeness::Completeness;
 use crate::filter::{self, Expr};
 use crate::group_states::change::{Change, GroupWriter};
@@ -34,6 +36,7 @@ use crate::id::LetterId;
 use crate::index::{self, IndexedLetter, Pool, QUERY_TIMEOUT, QUEUE_TIMEOUT, ReadError};
 use crate::letter::content_hash;
 use crate::lookup_pool::LookupPool;
+use crate::masking::Masking;
 use crate::metrics::Metrics;
 use crate::shared::SharedState;
 
@@ -46,6 +49,8 @@ pub(crate) struct Api {
     pub(crate) pool: Pool,
     /// The JSON pointers that are indexed.
     pub(crate) json_fields: Arc<[String]>,
+    pub(crate) masking: Arc<Masking>,
+    pub(crate) audit: Audit,
     pub(crate) lookups: LookupPool,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) groups: Groups,
@@ -77,6 +82,8 @@ impl Api {
     pub(crate) fn new(
         pool: Pool,
         json_fields: Arc<[String]>,
+        masking: Arc<Masking>,
+        audit: Audit,
         lookups: LookupPool,
         shared: Arc<SharedState>,
         groups: Groups,
@@ -88,6 +95,8 @@ impl Api {
         Self {
             pool,
             json_fields,
+            masking,
+            audit,
             lookups,
             shared,
             groups,
@@ -98,6 +107,11 @@ impl Api {
             watcher_permits: Arc::new(Semaphore::new(WATCHERS)),
             watched_bytes: Arc::new(Semaphore::new(watch::TOTAL_KIB as usize)),
         }
+    }
+
+    /// The caller of this request.
+    fn viewer<T>(&self, request: &Request<T>) -> Result<Viewer, Status> {
+        Viewer::of(request, self.masking.clone())
     }
 
     /// Runs a call and records its duration. Calls fail until the index has caught up: a part of the list would look like
@@ -243,7 +257,7 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::ListDeadLettersRequest>,
     ) -> Result<Response<v1::ListDeadLettersResponse>, Status> {
-        let viewer = Viewer::of(&request)?;
+        let viewer = self.viewer(&request)?;
         let response = self.list(&viewer, request.into_inner());
         self.call("ListDeadLetters", &viewer, response).await
     }
@@ -252,7 +266,7 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::GetDeadLetterRequest>,
     ) -> Result<Response<v1::DeadLetter>, Status> {
-        let viewer = Viewer::of(&request)?;
+        let viewer = self.viewer(&request)?;
         let response = self.get(&viewer, request.into_inner().id);
         self.call("GetDeadLetter", &viewer, response).await
     }
@@ -263,7 +277,7 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::ReadPayloadRequest>,
     ) -> Result<Response<Self::ReadPayloadStream>, Status> {
-        let viewer = Viewer::of(&request)?;
+        let viewer = self.viewer(&request)?;
         let response = self.payload(&viewer, request.into_inner().id);
         self.call("ReadPayload", &viewer, response).await
     }
@@ -272,7 +286,7 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::GetDeadLetterStatsRequest>,
     ) -> Result<Response<v1::DeadLetterStats>, Status> {
-        let viewer = Viewer::of(&request)?;
+        let viewer = self.viewer(&request)?;
         let response = self.stats(&viewer, request.into_inner().filter);
         self.call("GetDeadLetterStats", &viewer, response).await
     }
@@ -281,13 +295,13 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::ListGroupsRequest>,
     ) -> Result<Response<v1::ListGroupsResponse>, Status> {
-        let viewer = Viewer::of(&request)?;
+        let viewer = self.viewer(&request)?;
         let response = self.list_of_groups(&viewer, request.into_inner());
         self.call("ListGroups", &viewer, response).await
     }
 
     async fn get_group(&self, request: Request<v1::GetGroupRequest>) -> Result<Response<v1::Group>, Status> {
-        let viewer = Viewer::of(&request)?;
+        let viewer = self.viewer(&request)?;
         let response = self.group(&viewer, request.into_inner().id);
         self.call("GetGroup", &viewer, response).await
     }
@@ -296,7 +310,7 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::ChangeGroupRequest>,
     ) -> Result<Response<v1::Group>, Status> {
-        let (viewer, request) = (Viewer::of(&request)?, request.into_inner());
+        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
         let response = self.change_group(&viewer, request, Change::Decide(Decided::Resolved));
         self.call("ResolveGroup", &viewer, response).await
     }
@@ -305,7 +319,7 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::MuteGroupRequest>,
     ) -> Result<Response<v1::Group>, Status> {
-        let (viewer, request) = (Viewer::of(&request)?, request.into_inner());
+        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
         let response = self.mute(&viewer, request);
         self.call("MuteGroup", &viewer, response).await
     }
@@ -314,7 +328,7 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::ChangeGroupRequest>,
     ) -> Result<Response<v1::Group>, Status> {
-        let (viewer, request) = (Viewer::of(&request)?, request.into_inner());
+        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
         let response = self.change_group(&viewer, request, Change::Decide(Decided::Open));
         self.call("ReopenGroup", &viewer, response).await
     }
@@ -323,7 +337,7 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::AnnotateGroupRequest>,
     ) -> Result<Response<v1::Group>, Status> {
-        let (viewer, request) = (Viewer::of(&request)?, request.into_inner());
+        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
         let response = self.annotate(&viewer, request);
         self.call("AnnotateGroup", &viewer, response).await
     }
@@ -334,7 +348,7 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::WatchDeadLettersRequest>,
     ) -> Result<Response<Self::WatchDeadLettersStream>, Status> {
-        let viewer = Viewer::of(&request)?;
+        let viewer = self.viewer(&request)?;
         let response = async { self.watch(request.get_ref(), viewer.clone()) };
         self.call("WatchDeadLetters", &viewer, response).await
     }

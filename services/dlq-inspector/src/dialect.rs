@@ -108,8 +108,9 @@ pub struct Facts {
     pub job_id: Option<String>,
 }
 
+/// A fact that a header of a dialect contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Field {
+pub(crate) enum Field {
     Pipeline,
     ErrorClass,
     ErrorCode,
@@ -218,6 +219,42 @@ static RULES: &[Rule] = rules! {
     ShareGroup OriginPartition "__dlq.errors.partition",                  Decimal,   First;
     ShareGroup OriginOffset    "__dlq.errors.offset",                     Decimal,   First;
 };
+
+/// The headers of all dialects that contain a fact.
+pub(crate) fn headers_of(field: Field) -> impl Iterator<Item = &'static str> {
+    RULES
+        .iter()
+        .filter(move |rule| rule.field == field)
+        .map(|rule| rule.header)
+}
+
+/// What the names of headers with error messages and stack traces contain, in lower case, also those of unknown frameworks.
+const MESSAGE_NAMES: [&str; 7] = [
+    "error",
+    "exception",
+    "message",
+    "reason",
+    "cause",
+    "stack",
+    "fail",
+];
+
+/// Whether a header may contain an error message, or a text with one, such as a stack trace.
+pub(crate) fn may_contain_message(header: &str) -> bool {
+    if let Some(index) = BY_HEADER.get(header) {
+        let rule = &RULES[*index];
+        return rule.field == Field::ErrorMessage || rule.encoding == Encoding::Throwable;
+    }
+    let name = header.to_ascii_lowercase();
+    MESSAGE_NAMES.iter().any(|part| name.contains(part))
+}
+
+/// Whether a header contains a copy of the key or the value: Spring serializes the exception of its deserializers, which has the data.
+pub(crate) fn may_contain_record(header: &str) -> bool {
+    header
+        .to_ascii_lowercase()
+        .starts_with("springdeserializerexception")
+}
 
 /// Headers with binary numbers that say nothing about the failure.
 const OTHER_NUMBERS: [&str; 1] = ["retry_topic-backoff-timestamp"];

@@ -151,19 +151,19 @@ pub struct Index {
     pub is_new: bool,
 }
 
-/// The name of the database file if no JSON fields are indexed.
+/// The name of the database file if its contents depend on no settings.
 pub const FILE: &str = "dlq-index-v5.db";
 
 /// What the names of the files of all versions begin with.
 const PREFIX: &str = "dlq-index";
 
-/// The name of the database file with this schema and these JSON fields.
-fn file_name(json_fields: &[String]) -> String {
+/// The name of the database file with this schema, whose contents depend on these settings.
+fn file_name(settings: &[String]) -> String {
     let version = schema::VERSION;
-    if json_fields.is_empty() {
+    if settings.is_empty() {
         return format!("{PREFIX}-v{version}.db");
     }
-    let hash = terms::stable_hash(json_fields.iter().map(String::as_bytes));
+    let hash = terms::stable_hash(settings.iter().map(String::as_bytes));
     format!("{PREFIX}-v{version}-{hash:016x}.db")
 }
 
@@ -205,20 +205,20 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 const SUFFIXES: [&str; 3] = ["", "-wal", "-shm"];
 
 impl Index {
-    /// Opens the index with these JSON fields in a directory, or creates it, see [`Writer::open`].
+    /// Opens the index whose contents depend on these settings in a directory, or creates it, see [`Writer::open`].
     ///
     /// # Errors
     /// As [`Writer::open`].
-    pub fn open(directory: &Path, json_fields: &[String]) -> Result<Self, IndexError> {
-        let pool = Pool::new(directory, json_fields);
+    pub fn open(directory: &Path, settings: &[String]) -> Result<Self, IndexError> {
+        let pool = Pool::new(directory, settings);
         let (writer, is_new) = Writer::open(&pool, directory)?;
         Ok(Self { writer, pool, is_new })
     }
 }
 
-/// The database file with this schema and these JSON fields in a directory.
-fn path(directory: &Path, json_fields: &[String]) -> PathBuf {
-    directory.join(file_name(json_fields))
+/// The database file with this schema, whose contents depend on these settings, in a directory.
+fn path(directory: &Path, settings: &[String]) -> PathBuf {
+    directory.join(file_name(settings))
 }
 
 /// Opens the file, or creates it. Returns whether it is new.

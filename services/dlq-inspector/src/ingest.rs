@@ -8,6 +8,7 @@
 //! It sends its changes to the writer in order, through a bounded channel, so that a topic that
 //! is read faster than it is indexed does not use up the memory.
 
+pub(crate) mod contents;
 mod partition;
 pub(crate) mod reader;
 pub(crate) mod survey;

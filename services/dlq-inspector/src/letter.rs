@@ -1,12 +1,13 @@
 //! A dead letter as it is indexed: everything but its value, which stays in Kafka.
 
 use bytes::Bytes;
-use redeliver_core::{Position, Record, Timestamp};
+use redeliver_core::{Position, Record, Timestamp, mutant};
 use sha2::{Digest as _, Sha256};
 
 use crate::dialect::Facts;
 use crate::fingerprint::GroupId;
 use crate::header_list;
+use crate::masking::Mask;
 
 /// The length of a [`ContentHash`] in bytes.
 pub const HASH_BYTES: usize = 16;
@@ -24,6 +25,8 @@ pub struct Letter {
     pub dead_at: Timestamp,
     /// What its headers say about the failure.
     pub facts: Facts,
+    /// What they say without what `dlq_inspector.masking` masks, if that differs. Groups are made of it.
+    pub masked_facts: Option<Facts>,
     /// The group of its failure.
     pub group: GroupId,
     /// The record's key.
@@ -42,9 +45,18 @@ impl Letter {
     /// Reads a record of a dead-letter topic. Every record is accepted, even with invalid headers.
     #[must_use]
     pub fn read(record: &Record) -> Self {
+        Self::read_masked(record, &Mask::default())
+    }
+
+    /// Reads a record of a dead-letter topic with these masking rules. A group is made of what all callers see: its id is a hash, with which
+    /// guesses could be compared, and its template is a part of the message.
+    pub(crate) fn read_masked(record: &Record, mask: &Mask<'_>) -> Self {
         let facts = Facts::read(&record.headers);
+        let masked_facts = mask.facts(record.headers.iter());
+        let masked_facts = mutant!("masking-groups-by-secrets", masked_facts, None);
         Self {
-            group: GroupId::of(&record.position.topic, &facts),
+            group: GroupId::of(&record.position.topic, masked_facts.as_ref().unwrap_or(&facts)),
+            masked_facts,
             position: record.position.clone(),
             // Only records in message format 0 have no timestamp.
             dead_at: record.timestamp.unwrap_or(Timestamp::from_millis(0)),
@@ -89,6 +101,7 @@ mod tests {
     use redeliver_core::Headers;
 
     use super::*;
+    use crate::masking::Masking;
 
     fn record(key: Option<&str>, value: Option<&str>, headers: &[(&str, Option<&[u8]>)]) -> Record {
         let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
@@ -126,6 +139,25 @@ mod tests {
         let mut moved = record(Some("a"), Some("b"), &[]);
         moved.position.offset = 9;
         assert_eq!(content_hash(&moved), content_hash(&records[0]));
+    }
+
+    #[test]
+    fn a_group_is_made_of_what_is_not_masked() {
+        let rule = r#"{"topics":["t-dlq"],"messages":["[a-z]+@[a-z.]+"]}"#;
+        let masking = Masking::new(&[serde_json::from_str(rule).unwrap()]);
+        let letter = |message: &[u8]| {
+            let headers = [
+                ("error-class", Some(&b"permanent"[..])),
+                ("error-message", Some(message)),
+            ];
+            Letter::read_masked(&record(None, None, &headers), &masking.of("t-dlq"))
+        };
+        let [bob, eve] = [&b"no mail to bob@example.com"[..], b"no mail to eve@example.org"].map(letter);
+        assert_eq!(bob.group, eve.group);
+        assert_eq!(bob.masked_facts.unwrap().error_message, "no mail to <masked>");
+        // Whoever may see everything sees and finds the whole message.
+        assert_eq!(bob.facts.error_message, "no mail to bob@example.com");
+        assert_eq!(letter(b"refused").masked_facts, None);
     }
 
     #[test]

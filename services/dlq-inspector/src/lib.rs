@@ -15,7 +15,9 @@
 //! | [`ledger`] | the ledger topic |
 //! | [`group_states`] | states and notes of groups, and the topic that holds them |
 //! | `access` | what each call requires, and what its caller sees |
-//! | `api` | the gRPC service |
+//! | `masking` | what callers see of values, keys, headers and messages |
+//! | `audit` | the audit topic: recording who gets payloads, and reading it |
+//! | `api` | the gRPC services |
 //! | [`server`] | the gRPC server: health, reflection, identities, graceful shutdown |
 
 pub mod dialect;
@@ -33,10 +35,12 @@ pub mod server;
 
 mod access;
 mod api;
+mod audit;
 mod completeness;
 mod gauges;
 mod ingest;
 mod lookup_pool;
+mod masking;
 mod metrics;
 mod shared;
 
@@ -56,18 +60,21 @@ use redeliver_runtime::tls::Protocols;
 use redeliver_service::Host;
 use redeliver_service::host::api_tls;
 use redeliver_service::identity::Authenticator;
-use redeliver_service::topics::{topic_settings, warn_about};
+use redeliver_service::topics::{of_audit, topic_settings, warn_about};
 use tokio_util::task::TaskTracker;
 
 use crate::api::{Api, Groups};
+use crate::audit::Audit;
 use crate::gauges::Gauges;
 use crate::group_states::change::GroupWriter;
 use crate::index::Pool;
+use crate::ingest::contents::Contents;
 use crate::ingest::reader::Reader;
 use crate::ingest::survey::{SurveyTask, refresh_retention};
 use crate::ingest::writer::WriterThread;
 use crate::json_fields::JsonFields;
 use crate::lookup_pool::LookupPool;
+use crate::masking::Masking;
 use crate::metrics::Metrics;
 use crate::pattern::Patterns;
 use crate::shared::SharedState;
@@ -104,8 +111,8 @@ pub fn topics(config: &Config) -> TopologySpec {
 pub async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("dlq-inspector", start);
     // A missing topic is not an error if topics are created elsewhere: the inspector serves dead letters and groups without
-    // their states until the topics exist.
-    let topics = topics(&host.config);
+    // their states until the topics exist, and no payloads until the audit topic exists.
+    let topics = topics(&host.config).join(of_audit(&host.config));
     if host.config.kafka.topics.create {
         host.ensure_topics(&topics).await?;
     } else {
@@ -134,12 +141,18 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let metrics = Metrics::register(&mut host.registry());
     let part = host.health.part("dlq-index");
     let stop = host.tasks.shutdown().clone();
-    let pool = Pool::new(&config.data_dir, &config.json_fields);
+    let masking = Arc::new(Masking::new(&config.masking));
+    let contents = Contents {
+        json_fields: JsonFields::new(&config.json_fields),
+        masking: masking.clone(),
+    };
+    let pool = Pool::new(&config.data_dir, &contents.settings());
     tracing::info!(api = %address, data_dir = %config.data_dir.display(), "inspecting dead letters");
 
     let states = host.follow(group_states::TOPIC)?;
     let shared = Arc::new(SharedState::new());
     let lookups = LookupPool::new(host.kafka.clone());
+    let audit = Audit::new(host, config.record_disclosures, metrics.clone())?;
     let waker = Waker::new();
     let (survey_sender, surveys) = sync_channel(1);
     let (work_sender, work) = sync_channel(QUEUED_BATCHES);
@@ -160,7 +173,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         settings: host.kafka.clone(),
         surveys,
         writer: work_sender,
-        json_fields: JsonFields::new(&config.json_fields),
+        contents,
         waker: waker.clone(),
         shared: shared.clone(),
         part: part.clone(),
@@ -169,7 +182,8 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     };
     let surveyor = Surveyor::new(&host.kafka)?;
     let survey = SurveyTask {
-        patterns: Patterns::new(&config.topics),
+        patterns: Patterns::new(&config.topics)
+            .without([host.config.audit_topic(), host.config.control_topic()]),
         surveyor: surveyor.clone(),
         pool: pool.clone(),
         lookups: lookups.clone(),
@@ -194,6 +208,8 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let service = Api::new(
         pool,
         config.json_fields.into(),
+        masking,
+        audit,
         lookups,
         shared,
         Groups {

@@ -51,6 +51,7 @@ pub(crate) struct Metrics {
     as_of: Gauge,
     rebuilds: Counter,
     write_errors: Counter,
+    audit_failures: Counter,
     size: Gauge,
     watchers: Gauge,
     calls: Family<CallLabels, Histogram, fn() -> Histogram>,
@@ -70,6 +71,7 @@ impl Metrics {
             as_of: Gauge::default(),
             rebuilds: Counter::default(),
             write_errors: Counter::default(),
+            audit_failures: Counter::default(),
             size: Gauge::default(),
             watchers: Gauge::default(),
             calls: Family::new_with_constructor(|| Histogram::new(CALL_SECONDS)),
@@ -128,6 +130,11 @@ impl Metrics {
             "dlq_index_write_errors",
             "Failed attempts to open or write the index, which are repeated",
             metrics.write_errors.clone(),
+        );
+        registry.register(
+            "dlq_audit_failures",
+            "Disclosures that were refused because they could not be recorded in the audit topic",
+            metrics.audit_failures.clone(),
         );
         registry.register_with_unit(
             "dlq_index_size",
@@ -220,6 +227,10 @@ impl Metrics {
 
     pub(crate) fn add_write_error(&self) {
         self.write_errors.inc();
+    }
+
+    pub(crate) fn add_audit_failure(&self) {
+        self.audit_failures.inc();
     }
 
     /// Removes the gauges of a topic that was deleted or created again.

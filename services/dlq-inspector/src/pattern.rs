@@ -6,18 +6,33 @@ use crate::{group_states, ledger};
 
 /// Topic names and patterns such as `*-dlq`, in which `*` matches any text, including none.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Patterns(Vec<String>);
+pub struct Patterns {
+    patterns: Vec<String>,
+    excluded: Vec<String>,
+}
 
 impl Patterns {
     /// Creates the patterns from `dlq_inspector.topics`.
     #[must_use]
     pub fn new(patterns: &[String]) -> Self {
-        Self(patterns.to_vec())
+        Self {
+            patterns: patterns.to_vec(),
+            excluded: Vec::new(),
+        }
+    }
+
+    /// Without these topics, such as the audit topic: whoever sees dead letters does not thereby see who has read them.
+    #[must_use]
+    pub fn without(self, excluded: impl Into<Vec<String>>) -> Self {
+        Self {
+            excluded: excluded.into(),
+            ..self
+        }
     }
 
     /// The topics that are named in full.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        let names = self.0.iter().map(String::as_str);
+        let names = self.patterns.iter().map(String::as_str);
         names.filter(|pattern| !pattern.contains('*') && self.matches(pattern))
     }
 
@@ -26,7 +41,8 @@ impl Patterns {
     pub fn matches(&self, topic: &str) -> bool {
         ![ledger::TOPIC, group_states::TOPIC].contains(&topic)
             && !topic.starts_with("__")
-            && self.0.iter().any(|pattern| matches(pattern, topic))
+            && !self.excluded.iter().any(|excluded| excluded == topic)
+            && self.patterns.iter().any(|pattern| matches(pattern, topic))
     }
 }
 
@@ -40,6 +56,8 @@ mod tests {
         assert_eq!(all.names().next(), None);
         let named = ["*-dlq", "a", ledger::TOPIC, group_states::TOPIC].map(str::to_owned);
         assert_eq!(Patterns::new(&named).names().collect::<Vec<_>>(), ["a"]);
+        let others = all.clone().without(["audit".to_owned()]);
+        assert!(others.matches("x") && !others.matches("audit"));
         assert!(all.matches("x") && !all.matches("__consumer_offsets"));
         assert!(!all.matches(ledger::TOPIC) && !all.matches(group_states::TOPIC));
     }

@@ -89,8 +89,11 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
         .chain(of_scheduler.map(|(topic, _)| topic))
         .chain([redeliver_dlq_inspector::ledger::TOPIC.into()])
         .map(|topic| (topic.to_string(), PARTITIONS))
-        .chain([(Config::default().control_topic(), 1)])
-        .chain([(redeliver_dlq_inspector::group_states::TOPIC.to_owned(), 1)])
+        .chain([
+            (Config::default().control_topic(), 1),
+            (Config::default().audit_topic(), 1),
+            (redeliver_dlq_inspector::group_states::TOPIC.to_owned(), 1),
+        ])
         .collect();
     let broker = EmbeddedBroker::start(&topics)?;
     // Temporary, because the broker's topics do not outlive this process either.

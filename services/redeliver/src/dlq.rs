@@ -1,5 +1,6 @@
 //! `redeliver dlq`: dead letters, from the inspector.
 
+mod audit;
 mod completeness;
 mod groups;
 mod show;
@@ -9,14 +10,16 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use redeliver_client::{Completeness, DeadLetter, DeadLetterClient, ListDeadLetters, Removal, TopicStats};
+use redeliver_client::{
+    AuditClient, Completeness, DeadLetter, DeadLetterClient, ListDeadLetters, Removal, TopicStats,
+};
 use redeliver_core::HumanDuration;
 use redeliver_runtime::cli::{CommonArgs, report};
 use serde_json::{Value, json};
 
 use crate::connection::{CliError, ConnectionArgs, conclude, inspector};
 use crate::output::{Format, OutputArgs, print_item, print_items, shortened};
-use completeness::CompleteArgs;
+use completeness::{CompleteArgs, EXIT_INCOMPLETE};
 pub(crate) use completeness::{completeness_json, problem};
 use show::{as_json, as_text};
 
@@ -40,6 +43,8 @@ enum Verb {
     Groups(groups::GroupsArgs),
     /// Show or change a group: resolve, mute, reopen, note
     Group(groups::GroupArgs),
+    /// Show who has changed or seen what, oldest first
+    Audit(audit::AuditArgs),
 }
 
 #[derive(Args)]
@@ -83,7 +88,7 @@ struct ShowArgs {
     /// Position in the dead-letter topic: topic/partition/offset
     #[arg(value_name = "ID")]
     id: String,
-    /// Write only the payload to stdout, byte for byte
+    /// Write only the payload to stdout, byte for byte; exits with status 3 if parts of it are masked
     #[arg(long, conflicts_with = "format")]
     payload: bool,
     #[command(flatten)]
@@ -130,6 +135,7 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
         Verb::Stats(args) => &args.inspector,
         Verb::Groups(args) => &args.inspector,
         Verb::Group(args) => args.inspector(),
+        Verb::Audit(args) => &args.inspector,
     };
     let config = match inspector.common.load() {
         Ok(config) => config,
@@ -143,16 +149,21 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
         let endpoint = inspector
             .connection
             .endpoint(inspector.server.as_deref(), &service)?;
-        let client = DeadLetterClient::connect(&endpoint)
-            .await
-            .map_err(|error| service.failure(error))?;
+        let dead_letters = async || {
+            let client = DeadLetterClient::connect(&endpoint).await;
+            client.map_err(|error| service.failure(error))
+        };
         match &args.verb {
-            Verb::Ls(args) => list(&client, args).await,
-            Verb::Show(args) => show(&client, args).await,
-            Verb::Watch(args) => watch::run(&client, args).await,
-            Verb::Stats(args) => stats(&client, args).await,
-            Verb::Groups(args) => groups::list(&client, args).await,
-            Verb::Group(args) => groups::run(&client, args).await,
+            Verb::Ls(args) => list(&dead_letters().await?, args).await,
+            Verb::Show(args) => show(&dead_letters().await?, args).await,
+            Verb::Watch(args) => watch::run(&dead_letters().await?, args).await,
+            Verb::Stats(args) => stats(&dead_letters().await?, args).await,
+            Verb::Groups(args) => groups::list(&dead_letters().await?, args).await,
+            Verb::Group(args) => groups::run(&dead_letters().await?, args).await,
+            Verb::Audit(args) => {
+                let client = AuditClient::connect(&endpoint).await;
+                audit::run(&client.map_err(|error| service.failure(error))?, args).await
+            }
         }
     })
 }
@@ -295,7 +306,15 @@ async fn payload(client: &DeadLetterClient, id: &str) -> Result<ExitCode, CliErr
     }
     let flushed = std::io::stdout().flush();
     flushed.map_err(|error| CliError::Io("writing the payload", error))?;
-    Ok(ExitCode::SUCCESS)
+    if payload.masked_paths().is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    // A script must not take it for the record.
+    eprintln!(
+        "the payload is masked at {}, so it is not what the record contains; the scope dead-letters:unmasked shows it",
+        payload.masked_paths().join(", ")
+    );
+    Ok(ExitCode::from(EXIT_INCOMPLETE))
 }
 
 async fn stats(client: &DeadLetterClient, args: &StatsArgs) -> Result<ExitCode, CliError> {

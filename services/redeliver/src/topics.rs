@@ -60,7 +60,9 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
         return code;
     }
     if topics::of_all(&config).topics.is_empty() {
-        say("no pipelines or applications configured; checking only the ledger and the control topic");
+        say(
+            "no pipelines or applications configured; checking only the ledger, the control and the audit topic",
+        );
     }
     let spec = all_topics(&config);
     let kafka = match kafka_of_command(&config) {

@@ -41,6 +41,7 @@ use redeliver_runtime::config::{ConfigError, SchedulerConfig};
 use redeliver_runtime::http_server::{self, HttpLimits, ProtectedRequests};
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::tls::Protocols;
+use redeliver_service::audit::AuditLog;
 use redeliver_service::control::change::ControlWriter;
 use redeliver_service::host::{Host, api_tls};
 use redeliver_service::identity::{self, AuthenticateLayer, Authenticator};
@@ -169,7 +170,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         partitions,
         rules: rules(&config)?,
         controls: Controls {
-            writer: ControlWriter::new(host, control.clone()),
+            writer: ControlWriter::new(host, control.clone(), AuditLog::new(&host.config, "scheduler")),
             control,
             settings: AppSettings::of(&config),
         },

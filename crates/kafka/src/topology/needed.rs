@@ -22,6 +22,7 @@ const ANSWER_RETENTION: HumanDuration = HumanDuration::from_secs(3_600);
 const MIN_ANSWER_RETENTION: HumanDuration = HumanDuration::from_secs(60);
 /// Answers are few and small, and each scheduler reads all of them.
 const MAX_ANSWER_PARTITIONS: i32 = 4;
+const MIN_AUDIT_RETENTION: HumanDuration = HumanDuration::from_secs(86_400);
 /// The retention of tombstones for creating compacted topics, well above the minimum that [`super::examine`] requires.
 const TOMBSTONE_RETENTION: HumanDuration = HumanDuration::from_secs(7 * 86_400);
 
@@ -88,6 +89,17 @@ impl TopologySpec {
             1,
             settings,
         )))
+    }
+
+    /// The audit topic. It has one partition, so that its entries have one order. A shorter retention than a day is an error.
+    #[must_use]
+    pub fn for_audit(name: &str, retention: HumanDuration, settings: &TopicSettings) -> Self {
+        Self::of(std::iter::once(TopicSpec {
+            retention: Some(retention),
+            required_retention: Some(MIN_AUDIT_RETENTION),
+            cleanup: Some(Cleanup::Delete),
+            ..TopicSpec::compacted(name, Role::Audit, 1, settings)
+        }))
     }
 
     /// Declares that records of up to `bytes` are written to these topics.

@@ -144,6 +144,7 @@ impl Config {
         findings.inside("admin", |at| self.admin.check(at));
         findings.inside("telemetry", |at| self.telemetry.check(at));
         findings.inside("control", |at| self.control.check(at));
+        findings.inside("audit", |at| self.audit.check(at));
         findings.inside("shutdown", |at| self.shutdown.check(at));
     }
 

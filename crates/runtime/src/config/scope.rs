@@ -9,6 +9,8 @@
 //! | `dead-letters:read` | to see what is known of the dead letters of all topics, but not their keys, values and headers |
 //! | `dead-letters:payload:*-dlq` | to see their keys, values and headers as well, in the topics whose name matches |
 //! | `dead-letters:operate:*-dlq` | to decide about them, such as to resolve or mute a group, in the topics whose name matches |
+//! | `dead-letters:unmasked:*-dlq` | to see what `dlq_inspector.masking` masks for others, of what the other scopes show |
+//! | `audit:read` | to see who has changed or seen what |
 //! | `*` | everything |
 
 use std::fmt;
@@ -32,6 +34,8 @@ pub enum Area {
     Control,
     /// Dead letters, by the name of their topic.
     DeadLetters,
+    /// The records of who has changed or seen what. They have no name: only scopes for all of them have an effect.
+    Audit,
 }
 
 /// What a scope permits.
@@ -45,6 +49,8 @@ pub enum Verb {
     Payload,
     /// To decide what becomes of it. Does not include [`Verb::Read`].
     Operate,
+    /// To see what is masked for others. Includes no other verb.
+    Unmasked,
 }
 
 /// A permission: a verb, in an area, for the names that match a pattern.
@@ -59,7 +65,7 @@ pub struct Scope {
 }
 
 impl Area {
-    const ALL: [Self; 3] = [Self::Jobs, Self::Control, Self::DeadLetters];
+    const ALL: [Self; 4] = [Self::Jobs, Self::Control, Self::DeadLetters, Self::Audit];
 
     /// As it is written in scopes.
     #[must_use]
@@ -68,6 +74,7 @@ impl Area {
             Self::Jobs => "jobs",
             Self::Control => "control",
             Self::DeadLetters => "dead-letters",
+            Self::Audit => "audit",
         }
     }
 
@@ -75,7 +82,8 @@ impl Area {
     const fn verbs(self) -> &'static [Verb] {
         match self {
             Self::Jobs | Self::Control => &[Verb::Read, Verb::Write],
-            Self::DeadLetters => &[Verb::Read, Verb::Payload, Verb::Operate],
+            Self::DeadLetters => &[Verb::Read, Verb::Payload, Verb::Unmasked, Verb::Operate],
+            Self::Audit => &[Verb::Read],
         }
     }
 }
@@ -89,6 +97,7 @@ impl Verb {
             Self::Write => "write",
             Self::Payload => "payload",
             Self::Operate => "operate",
+            Self::Unmasked => "unmasked",
         }
     }
 }
@@ -150,7 +159,7 @@ impl FromStr for Scope {
         let pattern = parts.next().unwrap_or(ANY);
         let Some(area) = Area::ALL.into_iter().find(|known| known.as_str() == area) else {
             return Err(format!(
-                "`{text}` is not a scope: `{area}` is not jobs, control or dead-letters; {VALID}"
+                "`{text}` is not a scope: `{area}` is not jobs, control, dead-letters or audit; {VALID}"
             ));
         };
         let known: Vec<&str> = area.verbs().iter().map(|verb| verb.as_str()).collect();
@@ -213,8 +222,8 @@ mod tests {
 
     #[test]
     fn a_scope_permits_its_verb_for_the_names_that_match() {
-        use Area::{Control, DeadLetters, Jobs};
-        use Verb::{Operate, Payload, Read, Write};
+        use Area::{Audit, Control, DeadLetters, Jobs};
+        use Verb::{Operate, Payload, Read, Unmasked, Write};
         for (text, area, verb, name, expected) in [
             ("jobs:read", Jobs, Read, Some("mail"), true),
             ("jobs:read", Jobs, Read, None, true),
@@ -243,6 +252,9 @@ mod tests {
             ("dead-letters:operate:a", DeadLetters, Operate, Some("a"), true),
             ("dead-letters:operate:a", DeadLetters, Operate, Some("b"), false),
             ("dead-letters:*", DeadLetters, Operate, None, true),
+            ("dead-letters:payload", DeadLetters, Unmasked, Some("a"), false),
+            ("dead-letters:unmasked:a", DeadLetters, Unmasked, Some("a"), true),
+            ("dead-letters:unmasked", DeadLetters, Payload, Some("a"), false),
             ("jobs:*", DeadLetters, Payload, Some("a"), false),
             // Whoever may write jobs may not lift a pause.
             ("jobs:write", Control, Write, Some("mail"), false),
@@ -254,6 +266,8 @@ mod tests {
             ("control:write:mail", Control, Write, Some("sms"), false),
             ("*", Control, Write, Some("mail"), true),
             ("*", DeadLetters, Read, None, true),
+            ("audit:read", Audit, Read, None, true),
+            ("dead-letters:*", Audit, Read, None, false),
             ("*", Jobs, Write, Some("mail"), true),
         ] {
             assert_eq!(
@@ -287,14 +301,15 @@ mod tests {
     #[test]
     fn what_is_not_a_scope_is_refused_with_the_part_at_fault() {
         for (text, says) in [
-            ("", "`` is not jobs, control or dead-letters"),
-            ("job:read", "`job` is not jobs, control or dead-letters"),
+            ("", "`` is not jobs, control, dead-letters or audit"),
+            ("job:read", "`job` is not jobs, control, dead-letters or audit"),
             ("jobs", "the verbs of jobs are read, write and *"),
             ("jobs:rite", "the verbs of jobs are read, write and *"),
             ("control:pause", "the verbs of control are read, write and *"),
+            ("audit:write", "the verbs of audit are read and *"),
             (
                 "dead-letters:write",
-                "the verbs of dead-letters are read, payload, operate and *",
+                "the verbs of dead-letters are read, payload, unmasked, operate and *",
             ),
             ("jobs:read:", "the pattern is empty"),
             ("jobs:read:a\n", "control characters"),

@@ -11,6 +11,7 @@ use super::api::ApiConfig;
 use super::auth::AuthConfig;
 use super::display_from_str;
 use super::error::Findings;
+use super::masking::{self, MaskingRule};
 use super::output::{is_pointer, pointer_problem};
 use super::secret::Url;
 use super::tls::ServerTlsConfig;
@@ -76,6 +77,10 @@ pub struct DlqInspectorConfig {
     pub data_dir: PathBuf,
     /// JSON pointers to the fields of JSON values that filters can use.
     pub json_fields: Vec<String>,
+    /// What only callers with the scope `dead-letters:unmasked` see.
+    pub masking: Vec<MaskingRule>,
+    /// Whether payloads are sent only after it was recorded in the audit topic who gets them.
+    pub record_disclosures: bool,
 }
 
 impl Default for RetryTierConfig {
@@ -111,6 +116,8 @@ impl Default for DlqInspectorConfig {
             topics: vec!["*-dlq".to_owned(), "scheduler.jobs.dlq".to_owned()],
             data_dir: "./data".into(),
             json_fields: Vec::new(),
+            masking: Vec::new(),
+            record_disclosures: true,
         }
     }
 }
@@ -226,6 +233,7 @@ impl DlqInspectorConfig {
                 ),
             );
         }
+        masking::check(&self.masking, findings);
         for topic in &self.topics {
             if !redeliver_core::pipeline::is_topic_name(&topic.replace('*', "x")) {
                 findings.report(

@@ -16,7 +16,13 @@ pub(super) fn check(config: &Config, findings: &mut Findings<'_>) {
             check_pipelines(config, pipelines, &mut taken, findings);
         });
     }
-    findings.inside("control", |at| check_control(config, &taken, at));
+    let (control, audit) = (config.control_topic(), config.audit_topic());
+    findings.inside("control", |at| {
+        check_own(config, &control, None, &taken, at);
+    });
+    findings.inside("audit", |at| {
+        check_own(config, &audit, Some(control.as_str()), &taken, at);
+    });
     findings.inside("scheduler", |at| {
         at.inside("topics", |at| check_job_topics(config, &taken, at));
         at.inside("apps", |at| check_apps(config, &taken, at));
@@ -65,22 +71,30 @@ fn check_pipelines<'c>(
     }
 }
 
-/// The control topic is nothing else.
-fn check_control(config: &Config, taken: &BTreeMap<String, TopicUse<'_>>, findings: &mut Findings<'_>) {
-    let topic = &config.control_topic();
+/// The control topic and the audit topic are nothing else. `control`: the control topic, if this is the other one.
+fn check_own(
+    config: &Config,
+    topic: &str,
+    control: Option<&str>,
+    taken: &BTreeMap<String, TopicUse<'_>>,
+    findings: &mut Findings<'_>,
+) {
+    let is_control = control
+        .is_some_and(|control| control == topic)
+        .then(|| "the control topic".to_owned());
     let of_pipeline = taken.get(topic).map(|other| {
         let role = other.role.description();
         format!("{role} of the pipeline `{}`", other.pipeline)
     });
     let mut of_scheduler = config.scheduler.topics.by_key().into_iter();
     let of_scheduler = of_scheduler
-        .find(|(_, own)| own == topic)
+        .find(|(_, own)| *own == topic)
         .map(|(key, _)| format!("scheduler.topics.{key}"));
     let mut apps = config.scheduler.apps.iter();
     let of_app = apps
-        .find(|(_, app)| app.topic == *topic)
+        .find(|(_, app)| app.topic == topic)
         .map(|(name, _)| format!("the topic of the application `{name}`"));
-    if let Some(other) = of_pipeline.or(of_scheduler).or(of_app) {
+    if let Some(other) = is_control.or(of_pipeline).or(of_scheduler).or(of_app) {
         let problem = format!("`{topic}` is also {other}; choose another topic");
         findings.report("topic", problem);
     }

@@ -701,6 +701,41 @@ fn json_fields_are_pointers() {
 }
 
 #[test]
+fn masking_rules_are_checked() {
+    check_section(
+        "dlq_inspector",
+        &[
+            (
+                "masking: [{ topics: ['*'] }]",
+                "masking: rule 1: masks nothing; set at least one of key, fields, headers and messages",
+            ),
+            (
+                "masking: [{ topics: [], key: true }]",
+                "masking: rule 1: topics is empty; write [\"*\"] for all dead-letter topics",
+            ),
+            (
+                "masking: [{ topics: ['a b'], key: true }]",
+                "masking: rule 1: topics: `a b` is not a topic name or a pattern such as *-dlq",
+            ),
+            (
+                "masking: [{ topics: ['*'], fields: [card] }]",
+                "masking[0].fields[0]: `card` is not a JSON pointer: write the path of a field, such as /meta/queue",
+            ),
+            (
+                "masking: [{ topics: ['*'], messages: ['a*'] }]",
+                "masking[0].messages[0]: `a*` matches the empty text, so that it would match everywhere; use + instead of *",
+            ),
+            (
+                "masking: [{ topics: ['*'], headers: [''] }]",
+                "masking: rule 1: headers: the pattern of a name has 1 to 512 bytes",
+            ),
+        ],
+    );
+    let valid = "dlq_inspector: { masking: [{ topics: ['*'], key: true, fields: ['/a/*/**/b~1'], headers: ['x-*'], messages: ['[0-9]{16}'] }] }";
+    assert!(load(valid, &[], &[]).is_ok());
+}
+
+#[test]
 fn a_remote_api_requires_a_token_or_allow_remote() {
     check_section(
         "dlq_inspector",
@@ -809,7 +844,7 @@ fn the_callers_of_an_api_are_checked() {
             ),
             (
                 &scope,
-                "auth.client_certificates[0].scopes[0]: `job:read` is not a scope: `job` is not jobs, control or dead-letters; write \
+                "auth.client_certificates[0].scopes[0]: `job:read` is not a scope: `job` is not jobs, control, dead-letters or audit; write \
                  AREA:VERB or AREA:VERB:PATTERN, such as jobs:read or jobs:write:billing-*, or * for everything",
             ),
         ],

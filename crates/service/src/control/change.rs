@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use redeliver_core::{Clock, Headers, Output, Record, Timestamp};
+use redeliver_core::{Clock, Headers, Output, Record, Timestamp, mutant};
 use redeliver_kafka::exclusive::{Decide, ExclusiveError};
 
 use super::name::ControlName;
 use super::snapshot::{Problem, Snapshot};
 use super::value::{ApplicationControl, Desired, RateLimit, Run, Value};
 use super::{Control, transactional_id};
-use crate::followed::{Contents as _, FollowedWriter};
+use crate::audit::{Action, AuditLog, Author, Entry};
+use crate::followed::{Contents as _, FollowedWriter, change_id};
 use crate::host::Host;
 
 /// A request to change something.
@@ -21,7 +22,7 @@ pub struct ChangeRequest {
     /// How.
     pub change: Change,
     /// Who wants it.
-    pub by: String,
+    pub by: Author,
     /// Why.
     pub why: String,
     /// The revision that the value must have; 0: there must be none.
@@ -57,17 +58,19 @@ pub type ChangeError = ExclusiveError<RefusedChange>;
 #[derive(Clone)]
 pub struct ControlWriter {
     writer: FollowedWriter,
+    audit: AuditLog,
     clock: Arc<dyn Clock>,
     control: Control,
 }
 
 impl ControlWriter {
-    /// A writer for the topic that `control` follows.
+    /// A writer for the topic that `control` follows. Each change is recorded in the audit log, in the same transaction.
     #[must_use]
-    pub fn new(host: &Host, control: Control) -> Self {
+    pub fn new(host: &Host, control: Control, audit: AuditLog) -> Self {
         let topic = host.config.control_topic();
         Self {
             writer: FollowedWriter::new(&host.kafka, &transactional_id(&topic), &topic),
+            audit,
             clock: host.clock.clone(),
             control,
         }
@@ -80,11 +83,13 @@ impl ControlWriter {
     /// [`ChangeError`] says whether something may have been written.
     pub async fn change(&self, request: ChangeRequest) -> Result<Option<Value>, ChangeError> {
         let name = request.name.clone();
-        let (clock, request) = (self.clock.clone(), Arc::new(request));
-        let changing = self.writer.write(move |topic, change_id| PendingChange {
+        let (clock, audit, request) = (self.clock.clone(), self.audit.clone(), Arc::new(request));
+        let changing = self.writer.write(move |topic, id| PendingChange {
             request: request.clone(),
-            change_id: change_id.clone(),
+            id,
+            change_id: change_id(id),
             topic: topic.clone(),
+            audit: audit.clone(),
             now: clock.now(),
             snapshot: Snapshot::default(),
             own: None,
@@ -115,8 +120,10 @@ struct Decided {
 /// A change that is being decided.
 struct PendingChange {
     request: Arc<ChangeRequest>,
+    id: u128,
     change_id: Bytes,
     topic: Arc<str>,
+    audit: AuditLog,
     now: Timestamp,
     snapshot: Snapshot,
     /// What a former attempt has written, whose outcome was unknown.
@@ -156,7 +163,27 @@ impl Decide for PendingChange {
             value: Some(value.encode()),
             headers: Headers::new(),
         };
-        Ok((decided(Some(value), true), vec![output]))
+        let entry = self.audit.record(entry(&self.request, &value, self.id), self.now);
+        let outputs = mutant!("control-without-audit", vec![output.clone(), entry], vec![output]);
+        Ok((decided(Some(value), true), outputs))
+    }
+}
+
+/// The entry of the audit log about a change.
+fn entry(request: &ChangeRequest, value: &Value, id: u128) -> Entry {
+    let action = match request.change {
+        Change::Run(Run::Paused) => Action::PauseControl,
+        Change::Run(Run::Running) => Action::ResumeControl,
+        Change::Rate(_) => Action::SetControlRate,
+        Change::Reset => Action::ResetControl,
+    };
+    let Desired::Application(app) = value.desired;
+    Entry {
+        target: request.name.to_string(),
+        why: request.why.clone(),
+        details: format!("revision {}: {app}", value.revision),
+        id,
+        ..Entry::new(request.by.clone(), action)
     }
 }
 
@@ -194,7 +221,7 @@ fn next(
         // A reset is a value too, so that no revision occurs twice.
         revision: revision + 1,
         changed_at: Some(now),
-        changed_by: request.by.clone(),
+        changed_by: request.by.name.to_string(),
         why: request.why.clone(),
         change_id: change_id.clone(),
         desired: Desired::Application(app),
@@ -204,6 +231,9 @@ fn next(
 
 #[cfg(test)]
 mod tests {
+    use redeliver_proto::{Message as _, v1};
+    use redeliver_runtime::Config;
+
     use super::super::snapshot::tests::{paused, record};
     use super::*;
 
@@ -211,7 +241,10 @@ mod tests {
         ChangeRequest {
             name: ControlName::application("sms"),
             change,
-            by: "bob".to_owned(),
+            by: Author {
+                name: "bob".into(),
+                is_anonymous: false,
+            },
             why: why.to_owned(),
             expected_revision,
         }
@@ -231,8 +264,11 @@ mod tests {
         why: &str,
         expected: Option<u64>,
     ) -> Result<(Option<Value>, usize), RefusedChange> {
+        let audit = AuditLog::new(&Config::default(), "scheduler");
         let mut pending = PendingChange {
             request: Arc::new(request(change, why, expected)),
+            id: 7,
+            audit: audit.clone(),
             change_id: Bytes::from_static(b"own"),
             topic: "control".into(),
             now: Timestamp::from_millis(7),
@@ -243,7 +279,10 @@ mod tests {
             pending.read(record.clone());
         }
         let (decided, outputs) = pending.decide()?;
-        Ok((decided.value, outputs.len()))
+        let is_entry = |output: &&Output| output.topic == *audit.topic();
+        let entries = outputs.iter().filter(is_entry).count();
+        assert_eq!(outputs.len(), 2 * entries, "each change has an entry");
+        Ok((decided.value, entries))
     }
 
     fn desired(value: Option<Value>) -> (u64, ApplicationControl) {
@@ -268,6 +307,55 @@ mod tests {
         // The revision goes on, so that no later value has one that was used before.
         let (value, _) = decide(&before, Change::Reset, None).unwrap();
         assert_eq!(desired(value), (5, ApplicationControl::default()));
+    }
+
+    #[test]
+    fn the_entry_of_a_change_says_who_has_changed_what_to_what() {
+        for (change, action, details) in [
+            (
+                Change::Run(Run::Paused),
+                "control.pause",
+                "revision 4: paused, rate as configured",
+            ),
+            (
+                Change::Run(Run::Running),
+                "control.resume",
+                "revision 4: running, rate as configured",
+            ),
+            (
+                Change::Rate(Some(RateLimit::PerSecond(5.0))),
+                "control.rate",
+                "revision 4: state as configured, rate 5/s",
+            ),
+            (
+                Change::Reset,
+                "control.reset",
+                "revision 4: state as configured, rate as configured",
+            ),
+        ] {
+            let request = request(change, "outage", None);
+            let before = Value {
+                desired: Desired::Application(ApplicationControl::default()),
+                why: String::new(),
+                ..paused(3)
+            };
+            let id = Bytes::from_static(b"own");
+            let value = next(Some(&before), &request, Timestamp::from_millis(7), &id);
+            let entry = entry(&request, &value.unwrap().unwrap(), 7);
+            let log = AuditLog::new(&Config::default(), "scheduler");
+            let record = log.record(entry, Timestamp::from_millis(7)).value.unwrap();
+            let entry = v1::AuditEntry::decode(record).unwrap();
+            assert_eq!(
+                (
+                    &*entry.by,
+                    &*entry.action,
+                    &*entry.target,
+                    &*entry.why,
+                    &*entry.details
+                ),
+                ("bob", action, "app/sms", "outage", details)
+            );
+        }
     }
 
     #[test]

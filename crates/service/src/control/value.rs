@@ -1,5 +1,7 @@
 //! Values of the control topic.
 
+use std::fmt;
+
 use bytes::Bytes;
 use redeliver_core::Timestamp;
 use redeliver_proto::convert::{from_timestamp, to_timestamp};
@@ -47,6 +49,21 @@ pub struct ApplicationControl {
     pub run: Option<Run>,
     /// How many of them per second.
     pub rate: Option<RateLimit>,
+}
+
+impl fmt::Display for ApplicationControl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.run {
+            Some(Run::Running) => "running",
+            Some(Run::Paused) => "paused",
+            None => "state as configured",
+        })?;
+        match self.rate {
+            Some(RateLimit::PerSecond(rate)) => write!(f, ", rate {rate}/s"),
+            Some(RateLimit::Unlimited) => f.write_str(", rate unlimited"),
+            None => f.write_str(", rate as configured"),
+        }
+    }
 }
 
 /// Whether something runs.

@@ -89,10 +89,12 @@ impl Refusal {
             (Area::Control, None) => "the control of all applications".to_owned(),
             (Area::DeadLetters, Some(topic)) => format!("dead letters of the topic `{}`", shown(topic)),
             (Area::DeadLetters, None) => "dead letters of all topics".to_owned(),
+            (Area::Audit, _) => "the audit log".to_owned(),
         };
         let (does, what) = match verb {
             Verb::Payload => ("see", format!("keys, values and headers of {what}")),
             Verb::Operate => ("decide about", what),
+            Verb::Unmasked => ("see", format!("what is masked in {what}")),
             Verb::Read | Verb::Write => (verb.as_str(), what),
         };
         let scope = Scope::needed(area, verb, name.map(shown).as_deref());

@@ -70,6 +70,7 @@ const ENRICHER: &str = "services/enricher";
 const RELAY: &str = "services/retry-tier";
 const SCHEDULER: &str = "services/scheduler";
 const INSPECTOR: &str = "services/dlq-inspector";
+const SERVICE: &str = "crates/service";
 
 const TRACKER_MODEL: Test = unit(
     KAFKA,
@@ -788,6 +789,46 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[unit(
             INSPECTOR,
             "access::tests::a_group_is_changed_by_callers_that_may_do_so_in_all_of_its_topics",
+        )],
+    ),
+    mutant(
+        "masking-keeps-fields",
+        "Fields of values are not masked. Callers see what a rule hides from them.",
+        &[unit(
+            INSPECTOR,
+            "masking::json::tests::a_document_is_masked_as_the_slow_model_does_it",
+        )],
+    ),
+    mutant(
+        "masking-shows-what-it-cannot-read",
+        "A value in which the fields to mask cannot be found is shown.",
+        &[unit(
+            INSPECTOR,
+            "masking::tests::a_value_without_a_place_for_its_fields_is_withheld",
+        )],
+    ),
+    mutant(
+        "masking-answers-filters",
+        "A filter on error messages matches what is masked in them. Callers find it out by guessing.",
+        &[unit(
+            INSPECTOR,
+            "masking::tests::a_filter_tests_what_may_be_masked_in_any_notation",
+        )],
+    ),
+    mutant(
+        "masking-groups-by-secrets",
+        "The templates of groups contain what is masked in messages.",
+        &[unit(
+            INSPECTOR,
+            "letter::tests::a_group_is_made_of_what_is_not_masked",
+        )],
+    ),
+    mutant(
+        "control-without-audit",
+        "A change of control is written without its entry in the audit topic. Nobody can find out who has made it.",
+        &[unit(
+            SERVICE,
+            "control::change::tests::a_change_keeps_what_it_does_not_change",
         )],
     ),
 ];

@@ -70,6 +70,9 @@ Redeliver manages the topic, `config` and the topics whose records must fit into
 {{- $_ := set $managed "redeliver.dlq.groups" (dict "sources" list "partitions" 1 "config" (deepCopy $compacted)) -}}
 {{- $control := default (printf "%sredeliver.control" $facts.prefix) (dig "control" "topic" "" $config) -}}
 {{- $_ := set $managed $control (dict "sources" list "partitions" 1 "config" (deepCopy $compacted)) -}}
+{{- $audit := default (printf "%sredeliver.audit" $facts.prefix) (dig "audit" "topic" "" $config) -}}
+{{- $kept := include "redeliver.millis" (dict "text" (dig "audit" "retention" "400d" $config) "path" "config.audit.retention") | int64 -}}
+{{- $_ := set $managed $audit (dict "sources" list "partitions" 1 "config" (dict "cleanup.policy" "delete" "retention.ms" $kept)) -}}
 {{- $topics := dict -}}
 {{- /* An output choice contains null for results that are dropped. */ -}}
 {{- range compact $users -}}

@@ -4,10 +4,13 @@ use bytes::Bytes;
 use redeliver_core::Record;
 use redeliver_proto::convert::{to_headers, to_timestamp};
 use redeliver_proto::v1;
+use redeliver_runtime::config::FieldPath;
 
 use crate::access::Viewer;
+use crate::dialect::{Facts, Field};
 use crate::header_list;
 use crate::index::IndexedLetter;
+use crate::masking::{Fact, Mask, MaskedHeaders, MaskedValue};
 
 /// Values in messages are truncated to this many bytes.
 pub(super) const VALUE_LIMIT: usize = 1 << 20;
@@ -16,19 +19,142 @@ pub(super) const VALUE_LIMIT: usize = 1 << 20;
 ///
 /// [`Completeness::are_states_known`]: crate::completeness::Completeness::are_states_known
 pub(super) fn basic(viewer: &Viewer, letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter {
-    shown(viewer, whole_basic(letter, are_states_known), &letter.id.topic)
+    shown(viewer, letter, whole_basic(letter, are_states_known))
+}
+
+/// The FULL view: with headers, and with the value up to [`VALUE_LIMIT`].
+pub(super) fn full(
+    viewer: &Viewer,
+    letter: &IndexedLetter,
+    record: Record,
+    are_states_known: bool,
+) -> v1::DeadLetter {
+    let mask = viewer.mask(&letter.id.topic);
+    let mut whole = whole_full(letter, &record, are_states_known);
+    match record.value.map(|value| mask.value(value)) {
+        Some(MaskedValue::Shown(value, paths)) => {
+            whole.value_truncated = value.len() > VALUE_LIMIT;
+            // A slice would keep the whole value in memory.
+            whole.value = Some(if whole.value_truncated {
+                Bytes::copy_from_slice(&value[..VALUE_LIMIT])
+            } else {
+                value
+            });
+            if !paths.is_empty() {
+                add(&mut whole, "value");
+                whole.masked.get_or_insert_default().paths = texts(&paths);
+            }
+        }
+        Some(MaskedValue::Withheld) => add(&mut whole, "value"),
+        None => {}
+    }
+    shown(viewer, letter, whole)
 }
 
 /// What a caller sees of a dead letter. All messages with dead letters pass here.
-fn shown(viewer: &Viewer, whole: v1::DeadLetter, topic: &str) -> v1::DeadLetter {
+fn shown(viewer: &Viewer, letter: &IndexedLetter, mut whole: v1::DeadLetter) -> v1::DeadLetter {
+    let topic = &letter.id.topic;
+    mask(&viewer.mask(topic), letter, &mut whole);
     if viewer.sees_payloads(topic) {
         return whole;
     }
     without_payload(whole)
 }
 
+/// Masks everything but the value.
+fn mask(mask: &Mask<'_>, letter: &IndexedLetter, whole: &mut v1::DeadLetter) {
+    if mask.is_empty() {
+        return;
+    }
+    // A hash could be compared with that of a guess.
+    whole.content_hash = Bytes::new();
+    add(whole, "content_hash");
+    if mask.has_key() {
+        whole.key = None;
+        add(whole, "key");
+    }
+    if mask.has_fields() {
+        whole.value_size = None;
+        add(whole, "value_size");
+    }
+    let MaskedHeaders { headers, masked } = mask.headers(header_list::iter(&letter.headers));
+    if masked.is_empty() {
+        return;
+    }
+    if !whole.headers.is_empty() {
+        whole.headers = to_headers(&headers);
+        whole.masked.get_or_insert_default().headers = masked;
+        add(whole, "headers");
+    }
+    mask_facts(mask, Facts::read(&headers), whole);
+}
+
+/// Replaces what was read from headers by what the masked headers say.
+fn mask_facts(mask: &Mask<'_>, facts: Facts, whole: &mut v1::DeadLetter) {
+    if whole.error_message != facts.error_message && !mask.hides(Fact::Of(Field::ErrorMessage)) {
+        add(whole, "error_message");
+    }
+    for (field, fact) in [
+        ("pipeline", Field::Pipeline),
+        ("error_class", Field::ErrorClass),
+        ("error_code", Field::ErrorCode),
+        ("error_message", Field::ErrorMessage),
+        ("failed_at", Field::FailedAt),
+        ("retry_count", Field::RetryCount),
+        ("origin", Field::OriginTopic),
+        ("origin", Field::OriginPartition),
+        ("origin", Field::OriginOffset),
+        ("origin_timestamp", Field::OriginTimestamp),
+    ] {
+        if mask.hides(Fact::Of(fact)) {
+            add(whole, field);
+        }
+    }
+    for (field, fact) in [("trace_id", Fact::TraceId), ("job_id", Fact::JobId)] {
+        if mask.hides(fact) {
+            add(whole, field);
+        }
+    }
+    whole.pipeline = facts.pipeline;
+    whole.error_class = facts.error_class;
+    whole.error_code = facts.error_code;
+    whole.error_message = facts.error_message;
+    whole.failed_at = facts.failed_at.map(to_timestamp);
+    whole.retry_count = facts.retry_count;
+    whole.origin = facts.origin.map(|origin| v1::Position {
+        topic: origin.topic,
+        partition: origin.partition.unwrap_or(-1),
+        offset: origin.offset.unwrap_or(-1),
+    });
+    whole.origin_timestamp = facts.origin_timestamp.map(to_timestamp);
+    whole.trace_id = facts.trace_id.unwrap_or_default();
+    whole.job_id = facts.job_id.unwrap_or_default();
+}
+
+/// Says that a field is masked.
+fn add(whole: &mut v1::DeadLetter, field: &str) {
+    let fields = &mut whole.masked.get_or_insert_default().fields;
+    if !fields.iter().any(|masked| masked == field) {
+        fields.push(field.to_owned());
+    }
+}
+
+pub(super) fn texts(paths: &[&FieldPath]) -> Vec<String> {
+    paths.iter().map(|path| path.as_str().to_owned()).collect()
+}
+
 /// Without key, value and headers, and without the hash of them: whoever guesses them could compare it.
 fn without_payload(whole: v1::DeadLetter) -> v1::DeadLetter {
+    let masked = whole.masked.map(|masked| {
+        let is_payload =
+            |field: &String| ["key", "value", "headers", "content_hash"].contains(&field.as_str());
+        let fields = masked.fields.into_iter().filter(|field| !is_payload(field));
+        v1::Masked {
+            fields: fields.collect(),
+            headers: Vec::new(),
+            paths: Vec::new(),
+        }
+    });
     v1::DeadLetter {
         key: None,
         value: None,
@@ -37,6 +163,7 @@ fn without_payload(whole: v1::DeadLetter) -> v1::DeadLetter {
         unreadable_headers: 0,
         content_hash: Bytes::new(),
         payload_withheld: v1::PayloadWithheld::NoPermission.into(),
+        masked: masked.filter(|masked| !masked.fields.is_empty()),
         ..whole
     }
 }
@@ -79,40 +206,16 @@ fn whole_basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter
         content_hash: Bytes::copy_from_slice(&letter.content),
         unreadable_headers: 0,
         payload_withheld: v1::PayloadWithheld::Unspecified.into(),
+        masked: None,
         completeness: None,
     }
 }
 
-/// The FULL view: with headers, and with the value up to [`VALUE_LIMIT`].
-pub(super) fn full(
-    viewer: &Viewer,
-    letter: &IndexedLetter,
-    record: Record,
-    are_states_known: bool,
-) -> v1::DeadLetter {
-    shown(
-        viewer,
-        whole_full(letter, record, are_states_known),
-        &letter.id.topic,
-    )
-}
-
-fn whole_full(letter: &IndexedLetter, record: Record, are_states_known: bool) -> v1::DeadLetter {
-    let value = record.value;
-    let value_truncated = value.as_ref().is_some_and(|value| value.len() > VALUE_LIMIT);
-    // A slice would keep the whole value in memory.
-    let value = value.map(|value| {
-        if value_truncated {
-            Bytes::copy_from_slice(&value[..VALUE_LIMIT])
-        } else {
-            value
-        }
-    });
+/// With headers, and without the value.
+fn whole_full(letter: &IndexedLetter, record: &Record, are_states_known: bool) -> v1::DeadLetter {
     v1::DeadLetter {
         headers: to_headers(&header_list::decode(&letter.headers)),
         unreadable_headers: u32::try_from(record.unreadable_headers).unwrap_or(u32::MAX),
-        value,
-        value_truncated,
         ..whole_basic(letter, are_states_known)
     }
 }
@@ -149,7 +252,7 @@ mod tests {
         let id = LetterId::from(&record.position);
         let found = index.pool.read_blocking(|connection| index::get(connection, &id));
         let letter = found.unwrap().unwrap();
-        let whole = whole_full(&letter, record, true);
+        let whole = whole_full(&letter, &record, true);
         assert_eq!((whole.headers.len(), whole.unreadable_headers), (1, 2));
         assert_eq!(whole.state(), v1::DeadLetterState::Open);
         assert_eq!(

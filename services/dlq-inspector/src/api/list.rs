@@ -2,11 +2,13 @@
 
 use redeliver_proto::error::invalid;
 use redeliver_proto::{Message as _, v1};
+use redeliver_service::audit::Action;
 use tonic::Status;
 
 use super::token::{PageToken, query_hash};
 use super::{Api, convert, query_failed};
 use crate::access::Viewer;
+use crate::audit::Disclosure;
 use crate::filter::NumberField;
 use crate::index::{self, Direction, IndexedLetter, Page, PageLimit};
 
@@ -78,6 +80,10 @@ impl Api {
                 page.extend(message);
             }
         }
+        if is_full {
+            let disclosure = Disclosure::of(Action::ListDeadLetters, &request.filter, &page);
+            self.audit.record(viewer, disclosure, self.clock.now()).await?;
+        }
         let token = last.filter(|_| has_more);
         let next_page_token = token.map_or_else(String::new, |cursor| PageToken::encode(query, cursor));
         Ok(v1::ListDeadLettersResponse {
@@ -92,9 +98,12 @@ impl Api {
         let letter = self.find(viewer, &id).await?;
         let record = self.record_of(&letter).await?;
         let completeness = self.completeness_since(&completeness);
+        let message = convert::full(viewer, &letter, record, completeness.are_states_known());
+        let disclosure = Disclosure::of(Action::GetDeadLetter, "", [&message]);
+        self.audit.record(viewer, disclosure, self.clock.now()).await?;
         Ok(v1::DeadLetter {
             completeness: Some(self.completeness_message(&completeness, viewer)),
-            ..convert::full(viewer, &letter, record, completeness.are_states_known())
+            ..message
         })
     }
 

@@ -3,10 +3,14 @@
 use bytes::Bytes;
 use futures::stream;
 use redeliver_proto::v1;
+use redeliver_service::audit::Action;
 use tonic::Status;
 
+use super::convert::texts;
 use super::{Api, ResponseStream};
 use crate::access::Viewer;
+use crate::audit::Disclosure;
+use crate::masking::MaskedValue;
 
 /// Maximum size of a chunk in bytes.
 const CHUNK: usize = 256 << 10;
@@ -21,10 +25,23 @@ impl Api {
         let letter = self.find(viewer, &id).await?;
         viewer.require_payloads(&letter.id.topic)?;
         let record = self.record_of(&letter).await?;
-        let mut rest = record.value.unwrap_or_default();
+        let mask = viewer.mask(&letter.id.topic);
+        let MaskedValue::Shown(mut rest, paths) = mask.value(record.value.unwrap_or_default()) else {
+            viewer.require_unmasked(&letter.id.topic)?;
+            return Err(Status::internal("a value is masked for a caller that sees it"));
+        };
+        let mut masked_paths = texts(&paths);
+        let disclosure = Disclosure {
+            target: letter.id.to_string(),
+            count: 1,
+            is_masked: !masked_paths.is_empty(),
+            ..Disclosure::new(Action::ReadPayload)
+        };
+        self.audit.record(viewer, disclosure, self.clock.now()).await?;
         let chunks = std::iter::from_fn(move || {
             let chunk: Bytes = rest.split_to(rest.len().min(CHUNK));
-            (!chunk.is_empty()).then_some(Ok(v1::ReadPayloadResponse { chunk }))
+            let masked_paths = std::mem::take(&mut masked_paths);
+            (!chunk.is_empty()).then_some(Ok(v1::ReadPayloadResponse { chunk, masked_paths }))
         });
         Ok(Box::pin(stream::iter(chunks)))
     }

@@ -11,8 +11,10 @@ use tonic::Status;
 
 use super::{Api, query_failed};
 use crate::access::Viewer;
+use crate::dialect::Field;
 use crate::filter::NumberField;
 use crate::index::{self, TopicCounts};
+use crate::masking::Fact;
 use crate::shared::TopicStatus;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -47,7 +49,11 @@ impl Api {
         }
         let topics = counts.into_iter().map(|(topic, counts)| {
             let status = statuses.get(&topic).copied().unwrap_or_default();
-            let stats = stats(topic, counts, status, now);
+            let hides_classes = viewer.mask(&topic).hides(Fact::Of(Field::ErrorClass));
+            let mut stats = stats(topic, counts, status, now);
+            if hides_classes {
+                stats.open_by_class.clear();
+            }
             if completeness.are_states_known() {
                 stats
             } else {

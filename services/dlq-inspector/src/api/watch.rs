@@ -13,6 +13,7 @@ use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::error::status;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
 use redeliver_proto::{Message as _, v1};
+use redeliver_service::audit::Action;
 use redeliver_service::identity::{self, Withdrawn};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
@@ -22,6 +23,7 @@ use super::list::{batches, is_full};
 use super::token::{QueryHash, ResumeToken, query_hash};
 use super::{Api, ResponseStream, WATCHERS, query_failed, shutting_down};
 use crate::access::{LimitedFilter, Viewer};
+use crate::audit::Disclosure;
 use crate::filter::NumberField;
 use crate::index::{self, Generation, IndexedLetter, MessageCache, Page, PageLimit, Stretch};
 use crate::metrics::WatcherGuard;
@@ -67,6 +69,8 @@ struct Watcher {
     generation: Generation,
     viewer: Viewer,
     filter: Arc<LimitedFilter>,
+    /// As the client has written it.
+    filter_text: String,
     messages: Arc<MessageCache>,
     tests_states: bool,
     query: QueryHash,
@@ -113,6 +117,7 @@ impl Api {
             generation,
             viewer,
             filter: Arc::new(filter),
+            filter_text: request.filter.clone(),
             messages: Arc::default(),
             tests_states,
             query,
@@ -251,6 +256,15 @@ impl Watcher {
             .to_messages(&self.viewer, letters, self.is_full, are_states_known)
             .await
             .map_err(WatchEnd::Status)?;
+        if self.is_full {
+            let sent = messages.iter().flatten();
+            let disclosure = Disclosure::of(Action::WatchDeadLetters, &self.filter_text, sent);
+            let recorded = self
+                .api
+                .audit
+                .record(&self.viewer, disclosure, self.api.clock.now());
+            recorded.await.map_err(WatchEnd::Status)?;
+        }
         for (letter, message) in letters.iter().zip(messages) {
             self.last_read = letter.sequence;
             if let Some(message) = message {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use redeliver_core::{Headers, Output, Record, Timestamp, mutant};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::exclusive::{Decide, ExclusiveError};
-use redeliver_service::followed::{Contents as _, Followed, FollowedWriter};
+use redeliver_service::followed::{Contents as _, Followed, FollowedWriter, change_id};
 
 use super::contents::{GroupStates, Problem, key};
 use super::state::{Decided, Decision, GroupState};
@@ -102,9 +102,9 @@ impl GroupWriter {
             ..
         } = &*request;
         let pending = request.clone();
-        let changing = self.writer.write(move |topic, change_id| PendingChange {
+        let changing = self.writer.write(move |topic, id| PendingChange {
             request: pending.clone(),
-            change_id: change_id.clone(),
+            change_id: change_id(id),
             topic: topic.clone(),
             states: GroupStates::default(),
             own: None,

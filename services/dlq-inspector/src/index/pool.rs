@@ -81,11 +81,11 @@ enum Attempt<T> {
 }
 
 impl Pool {
-    /// The connections to the index with these JSON fields in a directory. Queries wait until [`super::Writer::open`] has opened it.
+    /// The connections to the index whose contents depend on these settings in a directory. Queries wait until [`super::Writer::open`] has opened it.
     #[must_use]
-    pub fn new(directory: &Path, json_fields: &[String]) -> Self {
+    pub fn new(directory: &Path, settings: &[String]) -> Self {
         Self(Arc::new(Inner {
-            path: super::path(directory, json_fields),
+            path: super::path(directory, settings),
             is_open: watch::Sender::new(false),
             generation: AtomicI64::new(0),
             is_damaged: AtomicBool::new(false),

@@ -1,6 +1,6 @@
 //! Deletes texts that no row refers to any more. Without this, error codes that contain a number or an id would accumulate forever.
 //!
-//! Finding them reads every row, so it takes many steps, each in a short transaction: first, the texts that dead letters refer to are
+//! Finding them reads every row, so it takes many steps, each in a short transaction: first, the texts that dead letters and groups refer to are
 //! marked; then, those without a mark are deleted. A text that is used between two steps is marked, too, see [`TextIds`].
 //!
 //! [`TextIds`]: super::texts::TextIds
@@ -36,6 +36,8 @@ impl Marks {
 pub(super) enum Sweep {
     /// Mark the texts of the dead letters after this row.
     Mark { after: i64 },
+    /// Mark the texts of the groups after this one. Those of masked headers are only there.
+    MarkGroups { after: i64 },
     /// Delete the texts of this table after this id that have no mark.
     Delete { table: TextTable, after: i64 },
 }
@@ -52,11 +54,16 @@ impl Sweep {
         match self {
             Self::Mark { after } => {
                 let last = mark(transaction, texts.marks(), after)?;
+                let groups = Self::MarkGroups { after: i64::MIN };
+                Ok(Some(last.map_or(groups, |after| Self::Mark { after })))
+            }
+            Self::MarkGroups { after } => {
+                let last = mark_groups(transaction, texts.marks(), after)?;
                 let first_table = Self::Delete {
                     table: TextTable::Texts,
                     after: 0,
                 };
-                Ok(Some(last.map_or(first_table, |after| Self::Mark { after })))
+                Ok(Some(last.map_or(first_table, |after| Self::MarkGroups { after })))
             }
             Self::Delete { table, after } => {
                 let last = delete(transaction, texts, table, after)?;
@@ -94,6 +101,23 @@ fn mark(connection: &Connection, marks: &mut Marks, after: i64) -> rusqlite::Res
         }
         marks.add(TextTable::Templates, row.get("template_id")?);
         last = Some(row.get("row")?);
+        count += 1;
+    }
+    Ok(last.filter(|_| count == ROWS))
+}
+
+/// Marks the texts of some groups. Returns the last one; `None` if there were no more.
+fn mark_groups(connection: &Connection, marks: &mut Marks, after: i64) -> rusqlite::Result<Option<i64>> {
+    let mut statement = connection.prepare_cached(
+        "SELECT id, pipeline_id, error_class_id, error_code_id FROM groups WHERE id > ? ORDER BY id LIMIT ?",
+    )?;
+    let mut rows = statement.query((after, ROWS))?;
+    let (mut last, mut count) = (None, 0);
+    while let Some(row) = rows.next()? {
+        for column in ["pipeline_id", "error_class_id", "error_code_id"] {
+            marks.add(TextTable::Texts, row.get(column)?);
+        }
+        last = Some(row.get("id")?);
         count += 1;
     }
     Ok(last.filter(|_| count == ROWS))

@@ -16,7 +16,6 @@ use super::sweep::Sweep;
 use super::tables::{BodyRow, LetterRow};
 use super::texts::{TextIds, TextTable};
 use super::{IndexError, Pool, database, groups, message, query, row_key, schema, terms};
-use crate::dialect::Facts;
 use crate::fingerprint::{self, GroupId};
 use crate::ledger::{State, Update};
 use crate::letter::Letter;
@@ -466,23 +465,25 @@ impl Batch<'_> {
             state: row.state,
         };
         self.counters.add(counted, row.group_id, dead_at, 1);
-        self.insert_group(&row, facts)
+        self.insert_group(letter)
     }
 
     /// Stores the group of a dead letter, unless it is known.
-    fn insert_group(&mut self, row: &LetterRow, facts: &Facts) -> rusqlite::Result<()> {
-        if !self.groups.insert(row.group_id) {
+    fn insert_group(&mut self, letter: &Letter) -> rusqlite::Result<()> {
+        let id = letter.group.number();
+        if !self.groups.insert(id) {
             return Ok(());
         }
+        let facts = letter.masked_facts.as_ref().unwrap_or(&letter.facts);
         let definition = groups::Definition {
-            id: row.group_id,
-            pipeline_id: row.pipeline_id,
-            error_class_id: row.error_class_id,
-            error_code_id: row.error_code_id,
+            id,
+            pipeline_id: self.text_id(&facts.pipeline)?,
+            error_class_id: self.text_id(&facts.error_class)?,
+            error_code_id: self.text_id(&facts.error_code)?,
             template: &fingerprint::template(&facts.error_message),
         };
         if definition.insert(self.transaction)? {
-            self.new_groups.push(GroupId::from_number(row.group_id));
+            self.new_groups.push(letter.group);
         }
         Ok(())
     }

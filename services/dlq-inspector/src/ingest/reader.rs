@@ -14,10 +14,10 @@ use redeliver_kafka::{KafkaSettings, Waker};
 use redeliver_runtime::health::Part;
 use tokio_util::sync::CancellationToken;
 
+use super::contents::Contents;
 use super::topics::{Actions, Arrival, Indexed, Topics};
 use super::{Message, Survey, Work};
 use crate::index::Change;
-use crate::json_fields::JsonFields;
 use crate::ledger::{self, Update};
 use crate::letter::Letter;
 use crate::metrics::Metrics;
@@ -35,7 +35,7 @@ pub(crate) struct Reader {
     pub(crate) settings: KafkaSettings,
     pub(crate) surveys: Receiver<Survey>,
     pub(crate) writer: SyncSender<Work>,
-    pub(crate) json_fields: JsonFields,
+    pub(crate) contents: Contents,
     pub(crate) waker: Waker,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) part: Part,
@@ -119,9 +119,9 @@ impl ReaderLoop {
             self.report_lag(&survey);
         }
         let mut batch = Batch::default();
-        let (topics, json_fields) = (&mut self.topics, &self.reader.json_fields);
+        let (topics, contents) = (&mut self.topics, &self.reader.contents);
         self.follower.poll(POLL_TIMEOUT, |event| {
-            batch.add(topics, json_fields, event);
+            batch.add(topics, contents, event);
             batch.is_full()
         })?;
         self.log_refused(&batch.refused);
@@ -225,7 +225,7 @@ impl Batch {
         }
     }
 
-    fn add(&mut self, topics: &mut Topics, json_fields: &JsonFields, event: Event) {
+    fn add(&mut self, topics: &mut Topics, contents: &Contents, event: Event) {
         match event {
             Event::Record(record) => {
                 let position = &record.position;
@@ -254,8 +254,7 @@ impl Batch {
                     }
                 } else if !topics.is_removed(&position.topic, position.partition, position.offset) {
                     // A record that was read before retention removed it would stay in the index, after its trim.
-                    let mut letter = Letter::read(&record);
-                    letter.json_fields = json_fields.read(record.value.as_deref());
+                    let letter = contents.read(&record);
                     self.bytes += letter.headers.len() + letter.key.as_ref().map_or(0, Bytes::len);
                     self.letters.push(letter);
                 }

@@ -1,5 +1,9 @@
 //! What callers with scopes for some topics, or without payloads, get from each call.
 
+mod audit;
+mod masking;
+
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures::StreamExt as _;
@@ -159,8 +163,25 @@ struct Callers {
 }
 
 impl Callers {
-    /// An inspector with callers that have these scopes, in which `{orders}` stands for the name of that topic.
+    /// An inspector with callers that have these scopes, in which `{orders}` stands for the name of that topic. Each topic has two dead letters
+    /// with the secrets.
     async fn new(name: &str, scopes: &[(&'static str, &[&str])]) -> Self {
+        let callers = Self::without_dead_letters(name, scopes).await;
+        for topic in &callers.topics {
+            let value = format!(r#"{{"v":"{}"}}"#, SECRETS[1]);
+            let headers = [
+                ("tenant", SECRETS[2]),
+                // No other test has the same group.
+                ("pipeline", callers.env.base.name()),
+                ("error-class", "permanent"),
+            ];
+            let letter = || dead(SECRETS[0], value.clone(), &headers);
+            callers.env.put(topic, 0, vec![letter(), letter()]).await;
+        }
+        callers
+    }
+
+    async fn without_dead_letters(name: &str, scopes: &[(&'static str, &[&str])]) -> Self {
         let mut env = InspectorEnv::new(name);
         let topics = [
             env.create_topic("orders", 1).await,
@@ -180,18 +201,15 @@ impl Callers {
         env.base
             .set("dlq_inspector.auth.tokens_file", &file.display().to_string());
         env.base.set("dlq_inspector.json_fields", r#"["/v"]"#);
-        for topic in &topics {
-            let value = format!(r#"{{"v":"{}"}}"#, SECRETS[1]);
-            let headers = [
-                ("tenant", SECRETS[2]),
-                // No other test has the same group.
-                ("pipeline", env.base.name()),
-                ("error-class", "permanent"),
-            ];
-            let letter = || dead(SECRETS[0], value.clone(), &headers);
-            env.put(topic, 0, vec![letter(), letter()]).await;
-        }
         Self { env, tokens, topics }
+    }
+
+    /// A file with the token of a caller, for the CLI.
+    fn token_file(&self, caller: &str) -> PathBuf {
+        let (_, token) = self.tokens.iter().find(|(name, _)| *name == caller).unwrap();
+        let file = self.env.base.directory().join(format!("token-{caller}"));
+        std::fs::write(&file, &token.token).unwrap();
+        file
     }
 
     fn client(&self, channel: &Channel, caller: &str) -> TokenClient {

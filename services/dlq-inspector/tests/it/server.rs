@@ -57,6 +57,7 @@ async fn both_versions_of_reflection_list_the_services() {
         let mut services = [
             reflection,
             "grpc.health.v1.Health",
+            "redeliver.v1.AuditService",
             "redeliver.v1.DeadLetterService",
         ]
         .map(str::to_owned);

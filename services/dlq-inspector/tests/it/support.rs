@@ -74,6 +74,7 @@ impl InspectorEnv {
             .brokers(brokers)
             .creates_topics()
             .set("dlq_inspector.listen", "127.0.0.1:0")
+            .set("audit.topic", "{name}-audit")
             .set("dlq_inspector.topics", "[\"{name}-*-dlq\"]")
             .set("dlq_inspector.data_dir", "{dir}/data")
             .build();

@@ -129,6 +129,7 @@ impl Permissions {
         }
         let topic = config.control_topic();
         self.topic(&topic, &[Operation::Read, Operation::Write]);
+        self.topic(&config.audit_topic(), &[Operation::Write]);
         let writer = Name::Literal(control::transactional_id(&topic));
         self.allow(Resource::TransactionalId(writer), &[Operation::Write]);
         self.group(config, &config.scheduler.group);
@@ -195,7 +196,8 @@ impl Permissions {
 
     fn dlq_inspector(&mut self, config: &Config) {
         self.checked(config, &redeliver_dlq_inspector::topics(config));
-        for topic in [ledger::TOPIC, group_states::TOPIC] {
+        self.checked(config, &topics::of_audit(config));
+        for topic in [ledger::TOPIC, group_states::TOPIC, &*config.audit_topic()] {
             self.topic(topic, &[Operation::Read, Operation::Write]);
         }
         let writer = Name::Literal(group_states::TRANSACTIONAL_ID.to_owned());
@@ -284,6 +286,7 @@ impl Permissions {
 pub(crate) fn all_topics(config: &Config) -> TopologySpec {
     topics::of_all(config)
         .join(topics::of_control(config))
+        .join(topics::of_audit(config))
         .join(redeliver_dlq_inspector::topics(config))
 }
 

@@ -3,12 +3,16 @@
 use redeliver_client::{DeadLetter, Dialect, Position, Timestamp};
 use serde_json::{Map, Value, json};
 
-use crate::output::{block, fields, header_lines, headers_json, insert_bytes, line};
+use crate::output::{block, fields, header_lines, headers_json, insert_bytes, line, shortened};
 
 /// Limit of the payload in text output, in bytes.
 const SHOWN: usize = 16 * 1024;
+/// Limit of the names of masked headers or paths in text output, in characters.
+const SHOWN_NAMES: usize = 500;
 /// What is shown instead of a key or a payload that the caller may not see.
 const WITHHELD: &str = "(withheld: needs the scope dead-letters:payload)";
+/// What is shown instead of a key or a payload that is masked as a whole.
+const MASKED: &str = "(masked: needs the scope dead-letters:unmasked)";
 
 pub(crate) fn as_text(letter: &DeadLetter) -> String {
     let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
@@ -31,10 +35,12 @@ pub(crate) fn as_text(letter: &DeadLetter) -> String {
             "headers of",
             letter.dialect.map(|dialect| dialect.as_str().to_owned()),
         ),
+        ("masked", masked(letter)),
         (
             "key",
             Some(match &letter.key {
                 _ if letter.is_payload_withheld => WITHHELD.to_owned(),
+                _ if letter.masked.has("key") => MASKED.to_owned(),
                 None => "(null)".to_owned(),
                 Some(key) => line(key, 1024),
             }),
@@ -55,8 +61,10 @@ pub(crate) fn as_text(letter: &DeadLetter) -> String {
     text += "\n";
     match (&letter.value, letter.value_size) {
         (Some(value), size) => {
-            let size = size.unwrap_or(value.len() as u64);
-            text += &format!("payload, {size} bytes\n");
+            text += &match size {
+                Some(size) => format!("payload, {size} bytes\n"),
+                None => "payload\n".to_owned(),
+            };
             text += &block(value, SHOWN);
             if letter.is_value_truncated || value.len() > SHOWN {
                 text += "\n(use --payload to write all of it)";
@@ -66,9 +74,29 @@ pub(crate) fn as_text(letter: &DeadLetter) -> String {
             text += &format!("payload, {size} bytes\n{WITHHELD}");
         }
         (None, Some(size)) => text += &format!("payload, {size} bytes\n(use --payload to write it)"),
+        (None, None) if letter.is_payload_withheld && letter.masked.has("value_size") => {
+            text += &format!("payload\n{WITHHELD}");
+        }
+        (None, None) if letter.masked.has("value") => text += &format!("payload\n{MASKED}"),
         (None, None) => text += "payload (null)",
     }
     text
+}
+
+/// What is masked: fields, and in them headers and paths.
+fn masked(letter: &DeadLetter) -> Option<String> {
+    let masked = &letter.masked;
+    if masked.fields.is_empty() {
+        return None;
+    }
+    let parts = masked.fields.iter().map(|field| match field.as_str() {
+        "headers" => format!("headers ({})", shortened(&masked.headers.join(", "), SHOWN_NAMES)),
+        "value" if !masked.paths.is_empty() => {
+            format!("value ({})", shortened(&masked.paths.join(", "), SHOWN_NAMES))
+        }
+        field => field.to_owned(),
+    });
+    Some(parts.collect::<Vec<_>>().join(", "))
 }
 
 /// What is known of an origin: its topic, and perhaps its partition and its offset.
@@ -116,6 +144,11 @@ pub(crate) fn as_json(letter: &DeadLetter) -> Value {
     } else {
         insert_bytes(&mut object, "key", letter.key.as_deref());
     }
+    if !letter.masked.fields.is_empty() {
+        let masked = &letter.masked;
+        let masked = json!({ "fields": masked.fields, "headers": masked.headers, "paths": masked.paths });
+        object.insert("masked".to_owned(), masked);
+    }
     // A response without headers and value is not the same as a record that has none.
     if let Some(value) = &letter.value {
         insert_bytes(&mut object, "value", Some(value));
@@ -132,7 +165,7 @@ pub(crate) fn as_json(letter: &DeadLetter) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use redeliver_client::{DeadLetterState, Headers};
+    use redeliver_client::{DeadLetterState, Headers, Masked};
 
     use super::*;
 
@@ -171,6 +204,7 @@ mod tests {
             value: Some(bytes::Bytes::from_static(b"\xff\x00a")),
             is_value_truncated: false,
             is_payload_withheld: false,
+            masked: Masked::default(),
             headers,
             unreadable_headers: 0,
             trace_id: None,
@@ -251,6 +285,40 @@ ff 00 61";
         assert_eq!(value["payload_withheld"], json!(true));
         assert!(value.get("key").is_none());
         assert!(as_json(&letter()).get("payload_withheld").is_none());
+    }
+
+    #[test]
+    fn what_is_masked_is_marked() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let masked = DeadLetter {
+            key: None,
+            value_size: None,
+            masked: Masked {
+                fields: names(&["content_hash", "key", "value_size", "headers", "value"]),
+                headers: names(&["tenant"]),
+                paths: names(&["/card/*"]),
+            },
+            ..letter()
+        };
+        let text = as_text(&masked);
+        let line = "masked      content_hash, key, value_size, headers (tenant), value (/card/*)\n";
+        assert!(text.contains(line), "{text}");
+        assert!(
+            text.contains("key         (masked: needs the scope dead-letters:unmasked)\n"),
+            "{text}"
+        );
+        assert!(text.contains("\npayload\nff 00 61"), "{text}");
+        assert_eq!(as_json(&masked)["masked"]["paths"], json!(["/card/*"]));
+        let whole = DeadLetter {
+            value: None,
+            masked: Masked {
+                fields: names(&["value", "value_size"]),
+                ..Masked::default()
+            },
+            ..masked
+        };
+        assert!(as_text(&whole).ends_with("payload\n(masked: needs the scope dead-letters:unmasked)"));
+        assert!(as_json(&letter()).get("masked").is_none());
     }
 
     #[test]

@@ -455,7 +455,7 @@ fn services_do_not_start_without_their_topics_which_apply_creates() {
     let with = |word: &str| -> String { names.iter().map(|name| format!("{word:<8} {name}\n")).collect() };
     assert_eq!(printed(&["topics", "check"]), (Some(1), missing("")));
     let sound = "all 8 topics OK\n";
-    let ledger = "exists   redeliver.control\nexists   redeliver.dlq.ledger\nexists   redeliver.dlq.groups\n";
+    let ledger = "exists   redeliver.control\nexists   redeliver.audit\nexists   redeliver.dlq.ledger\nexists   redeliver.dlq.groups\n";
     assert_eq!(
         printed(&["topics", "apply"]),
         (Some(0), with("created") + ledger + sound)

@@ -74,6 +74,7 @@ Commands:
   stats   Count dead letters by topic and class
   groups  List groups of dead letters that fail for the same reason
   group   Show or change a group: resolve, mute, reopen, note
+  audit   Show who has changed or seen what, oldest first
   help    Print this message or the help of the given subcommand(s)
 
 Options:

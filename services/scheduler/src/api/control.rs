@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1;
 use redeliver_runtime::config::{Area, Verb};
+use redeliver_service::audit::Author;
 use redeliver_service::control::change::{Change, ChangeRequest, ControlWriter};
 use redeliver_service::control::snapshot::Problem;
 use redeliver_service::control::value::{
@@ -150,7 +151,7 @@ impl<I: Index> Jobs<I> {
         let change = self.controls.writer.change(ChangeRequest {
             name: ControlName::application(&app),
             change,
-            by: caller.name().to_owned(),
+            by: Author::of(caller),
             why,
             expected_revision,
         });

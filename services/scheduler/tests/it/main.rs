@@ -1,6 +1,7 @@
 //! Tests of the scheduler with real Kafka and Redis.
 
 mod api;
+mod audit;
 mod burst;
 mod chaos;
 mod checkpoint_age;

@@ -1,0 +1,84 @@
+//! `audit`: where it is recorded who has changed or seen what.
+
+use redeliver_core::HumanDuration;
+use serde::{Deserialize, Serialize};
+
+use super::error::Findings;
+use super::{Config, display_from_str};
+
+/// The name of the topic, after `kafka.id_prefix`.
+const TOPIC: &str = "redeliver.audit";
+
+/// `audit`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AuditConfig {
+    /// The topic with an entry for each change and each disclosure. `None`: `redeliver.audit`, after `kafka.id_prefix`.
+    pub topic: Option<String>,
+    /// The retention with which the topic is created.
+    #[serde(with = "display_from_str")]
+    pub retention: HumanDuration,
+}
+
+impl Default for AuditConfig {
+    fn default() -> Self {
+        Self {
+            topic: None,
+            retention: HumanDuration::from_secs(400 * 86_400),
+        }
+    }
+}
+
+impl AuditConfig {
+    pub(super) fn check(&self, findings: &mut Findings<'_>) {
+        if let Some(topic) = &self.topic {
+            findings.topic("topic", topic);
+        }
+        let day = HumanDuration::from_secs(86_400);
+        let century = HumanDuration::from_secs(36_500 * 86_400);
+        findings.range("retention", self.retention, day..=century);
+    }
+}
+
+impl Config {
+    /// The audit topic. With different prefixes of ids, installations have different ones.
+    #[must_use]
+    pub fn audit_topic(&self) -> String {
+        let own = || self.kafka.id(TOPIC);
+        self.audit.topic.clone().unwrap_or_else(own)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_installation_has_an_audit_topic_of_its_own() {
+        for (text, topic) in [
+            ("{}", "redeliver.audit"),
+            ("kafka: { id_prefix: staging- }", "staging-redeliver.audit"),
+            ("audit: { topic: shared }", "shared"),
+        ] {
+            assert_eq!(Config::from_yaml(text).unwrap().audit_topic(), topic);
+        }
+    }
+
+    #[test]
+    fn the_topic_and_its_retention_are_checked() {
+        for (text, problem) in [
+            (
+                "audit: { topic: a b }",
+                "audit.topic: `a b` is not a valid topic name",
+            ),
+            ("audit: { retention: 1h }", "audit.retention: 1h is out of range"),
+            (
+                "audit: { topic: redeliver.control }",
+                "audit.topic: `redeliver.control` is also the control topic",
+            ),
+        ] {
+            let error = Config::from_yaml(text).unwrap_err().to_string();
+            assert!(error.contains(problem), "{error}");
+        }
+    }
+}

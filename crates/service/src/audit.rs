@@ -1,0 +1,211 @@
+//! The audit topic: who has changed or seen what.
+//!
+//! An entry of a change is written in the transaction of the change: [`AuditLog::record`] makes the record, and whoever writes the
+//! change writes it too. An entry of a disclosure is written, and acknowledged, before the answer is sent.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use redeliver_core::{Headers, Output, Timestamp};
+use redeliver_proto::convert::to_timestamp;
+use redeliver_proto::{Message as _, v1};
+use redeliver_runtime::Config;
+
+use crate::identity::Identity;
+
+/// The maximum number of ids in an entry.
+pub const MAX_IDS: usize = 100;
+
+/// Where the entries of a process are written. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct AuditLog {
+    topic: Arc<str>,
+    service: &'static str,
+    instance: Arc<str>,
+}
+
+/// Who has done something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Author {
+    /// The subject of the token or certificate.
+    pub name: Arc<str>,
+    /// Whether nobody knows who it was.
+    pub is_anonymous: bool,
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// A control was paused.
+    PauseControl,
+    /// A control runs again.
+    ResumeControl,
+    /// The rate of a control was changed.
+    SetControlRate,
+    /// A control is as the configuration says.
+    ResetControl,
+    /// A dead letter was sent to a caller.
+    GetDeadLetter,
+    /// A page of dead letters was sent to a caller.
+    ListDeadLetters,
+    /// Dead letters were sent to a watcher.
+    WatchDeadLetters,
+    /// The payload of a dead letter was sent to a caller.
+    ReadPayload,
+}
+
+/// An entry.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Who has done it.
+    pub by: Author,
+    /// What was done.
+    pub action: Action,
+    /// What it was done to.
+    pub target: String,
+    /// Why, in the words of the caller.
+    pub why: String,
+    /// What was changed.
+    pub details: String,
+    /// The filter of a list or watch.
+    pub filter: String,
+    /// How many payloads were sent.
+    pub count: u64,
+    /// The ids of dead letters. Only the first [`MAX_IDS`] are recorded.
+    pub ids: Vec<String>,
+    /// Whether parts of payloads were masked.
+    pub is_masked: bool,
+    /// Different for each entry.
+    pub id: u128,
+}
+
+impl Author {
+    /// The caller of an API.
+    #[must_use]
+    pub fn of(identity: &Identity) -> Self {
+        Self {
+            name: identity.name().into(),
+            is_anonymous: identity.is_anonymous(),
+        }
+    }
+}
+
+impl Action {
+    /// As it is recorded.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::PauseControl => "control.pause",
+            Self::ResumeControl => "control.resume",
+            Self::SetControlRate => "control.rate",
+            Self::ResetControl => "control.reset",
+            Self::GetDeadLetter => "dead-letters.get",
+            Self::ListDeadLetters => "dead-letters.list",
+            Self::WatchDeadLetters => "dead-letters.watch",
+            Self::ReadPayload => "dead-letters.payload",
+        }
+    }
+}
+
+impl Entry {
+    /// An entry without what not all entries have.
+    #[must_use]
+    pub fn new(by: Author, action: Action) -> Self {
+        Self {
+            by,
+            action,
+            target: String::new(),
+            why: String::new(),
+            details: String::new(),
+            filter: String::new(),
+            count: 0,
+            ids: Vec::new(),
+            is_masked: false,
+            id: fastrand::u128(..),
+        }
+    }
+}
+
+impl AuditLog {
+    /// The audit log of an installation, for a service of this process.
+    #[must_use]
+    pub fn new(config: &Config, service: &'static str) -> Self {
+        Self {
+            topic: config.audit_topic().into(),
+            service,
+            instance: config.instance.as_str().into(),
+        }
+    }
+
+    /// The topic.
+    #[must_use]
+    pub fn topic(&self) -> &Arc<str> {
+        &self.topic
+    }
+
+    /// The record of an entry about what was decided at this time.
+    #[must_use]
+    pub fn record(&self, entry: Entry, time: Timestamp) -> Output {
+        let mut ids = entry.ids;
+        ids.truncate(MAX_IDS);
+        let entry = v1::AuditEntry {
+            time: Some(to_timestamp(time)),
+            by: entry.by.name.to_string(),
+            anonymous: entry.by.is_anonymous,
+            action: entry.action.as_str().to_owned(),
+            target: entry.target,
+            why: entry.why,
+            details: entry.details,
+            filter: entry.filter,
+            count: entry.count,
+            ids,
+            masked: entry.is_masked,
+            service: self.service.to_owned(),
+            instance: self.instance.to_string(),
+            id: format!("{:032x}", entry.id),
+        };
+        Output {
+            topic: self.topic.clone(),
+            partition: Some(0),
+            key: None,
+            value: Some(Bytes::from(entry.encode_to_vec())),
+            headers: Headers::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_says_who_has_done_what_and_where() {
+        let config = Config::from_yaml("{ instance: s-1, kafka: { id_prefix: staging- } }").unwrap();
+        let log = AuditLog::new(&config, "scheduler");
+        let by = Author {
+            name: "bob".into(),
+            is_anonymous: false,
+        };
+        let ids = (0..MAX_IDS + 1).map(|number| number.to_string());
+        let entry = Entry {
+            target: "app/sms".to_owned(),
+            why: "outage".to_owned(),
+            ids: ids.collect(),
+            id: 7,
+            ..Entry::new(by, Action::PauseControl)
+        };
+        let record = log.record(entry, Timestamp::from_millis(1_000));
+        assert_eq!(
+            (&*record.topic, record.partition),
+            ("staging-redeliver.audit", Some(0))
+        );
+        let written = v1::AuditEntry::decode(record.value.unwrap()).unwrap();
+        assert_eq!(written.time.unwrap().seconds, 1);
+        assert_eq!(
+            (&*written.by, &*written.action, &*written.target, &*written.why),
+            ("bob", "control.pause", "app/sms", "outage")
+        );
+        assert_eq!((&*written.service, &*written.instance), ("scheduler", "s-1"));
+        assert_eq!((written.ids.len(), written.id.len()), (MAX_IDS, 32));
+    }
+}

@@ -1,0 +1,109 @@
+//! The gRPC service `redeliver.v1.AuditService`.
+
+use std::time::Instant;
+
+use redeliver_core::Timestamp;
+use redeliver_proto::convert::from_timestamp;
+use redeliver_proto::error::invalid;
+use redeliver_proto::v1;
+use redeliver_proto::v1::audit_service_server::AuditService;
+use tonic::{Code, Request, Response, Status};
+
+use super::Api;
+use super::list::page_size;
+use super::token::{PageToken, query_hash};
+use crate::audit::{EntryPage, Wanted};
+use crate::index::Cursor;
+
+/// Without a time, entries of this many milliseconds are listed.
+const DEFAULT_RANGE: i64 = 86_400_000;
+/// Maximum length of a filter in bytes.
+const MAX_FILTER: usize = 1_000;
+
+#[tonic::async_trait]
+impl AuditService for Api {
+    async fn list_audit_entries(
+        &self,
+        request: Request<v1::ListAuditEntriesRequest>,
+    ) -> Result<Response<v1::ListAuditEntriesResponse>, Status> {
+        let started = Instant::now();
+        let viewer = self.viewer(&request)?;
+        let result = async {
+            viewer.require_audit()?;
+            self.audit_entries(request.into_inner()).await
+        }
+        .await;
+        let code = result.as_ref().map_or_else(Status::code, |_| Code::Ok);
+        self.metrics.observe_call("ListAuditEntries", started, code);
+        result.map(Response::new)
+    }
+}
+
+impl Api {
+    async fn audit_entries(
+        &self,
+        request: v1::ListAuditEntriesRequest,
+    ) -> Result<v1::ListAuditEntriesResponse, Status> {
+        for (name, text) in [
+            ("by", &request.by),
+            ("action", &request.action),
+            ("target", &request.target),
+        ] {
+            if text.len() > MAX_FILTER {
+                let problem = format!("must have at most {MAX_FILTER} bytes");
+                return Err(invalid(name, problem, "FILTER_INVALID", []));
+            }
+        }
+        let size = page_size(request.page_size)?;
+        let wrong = |name| move || invalid(name, "is not a valid time", "TIME_INVALID", []);
+        let from = request
+            .from
+            .as_ref()
+            .map(|time| from_timestamp(time).ok_or_else(wrong("from")));
+        let until = request
+            .until
+            .as_ref()
+            .map(|time| from_timestamp(time).ok_or_else(wrong("until")));
+        let (from, until) = (from.transpose()?, until.transpose()?);
+        let text =
+            |time: Option<Timestamp>| time.map_or_else(String::new, |time| time.as_millis().to_string());
+        let query = query_hash(&[
+            "audit",
+            &text(from),
+            &text(until),
+            &request.by,
+            &request.action,
+            &request.target,
+        ]);
+        let after = PageToken::decode(query, &request.page_token)?;
+        let now = self.clock.now();
+        let wanted = Wanted {
+            // Later pages begin where the first one has ended.
+            from: from.unwrap_or_else(|| match after {
+                None => Timestamp::from_millis(now.as_millis().saturating_sub(DEFAULT_RANGE)),
+                Some(cursor) => Timestamp::from_millis(cursor.id_hash.cast_signed()),
+            }),
+            until: until.unwrap_or(Timestamp::from_millis(now.as_millis().saturating_add(1))),
+            by: request.by,
+            action: request.action,
+            target: request.target,
+        };
+        let from = wanted.from;
+        let EntryPage { entries, next } = self
+            .audit
+            .read(wanted, after.map(|cursor| cursor.dead_at), size)
+            .await?;
+        // The token has the offset of the next record, and the time of the first page.
+        let token = |offset| {
+            let cursor = Cursor {
+                dead_at: offset,
+                id_hash: from.as_millis().cast_unsigned(),
+            };
+            PageToken::encode(query, cursor)
+        };
+        Ok(v1::ListAuditEntriesResponse {
+            entries,
+            next_page_token: next.map_or_else(String::new, token),
+        })
+    }
+}

@@ -1,0 +1,275 @@
+//! What only callers with the scope `dead-letters:unmasked` see of the dead letters that others see as well.
+//!
+//! Rules name fields of JSON values, keys, headers, and parts of error messages. Everything that is read from headers is read from the masked
+//! headers, so that no field of an answer contains what its header does not show. The same is true for groups, see
+//! [`Letter::read`](crate::letter::Letter::read): their ids and templates are made of what is left, for all callers.
+
+mod json;
+mod text;
+
+use bytes::Bytes;
+use redeliver_core::failure::MESSAGE_LIMIT;
+use redeliver_core::headers::{ERROR_MESSAGE, JOB_ID, TRACEPARENT};
+use redeliver_core::pattern::matches;
+use redeliver_core::{Headers, mutant};
+use redeliver_runtime::config::{Expression, FieldPath, MaskingRule};
+
+use crate::dialect::{self, Facts, Field};
+use crate::filter::{NumberField, Restriction, TextField};
+
+/// Stands for what is masked.
+pub(crate) const MASK: &str = "<masked>";
+
+/// Headers that are longer than this are masked as a whole, if parts of them would be, in bytes.
+const MAX_SEARCHED: usize = 64 << 10;
+
+/// The rules of `dlq_inspector.masking`.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Masking(Vec<MaskingRule>);
+
+/// The rules for a topic.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Mask<'m>(Vec<&'m MaskingRule>);
+
+/// Headers without what is masked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MaskedHeaders {
+    pub(crate) headers: Headers,
+    /// The names of those that differ, each once.
+    pub(crate) masked: Vec<String>,
+}
+
+/// A value without what is masked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum MaskedValue<'m> {
+    /// With the paths that were found in it.
+    Shown(Bytes, Vec<&'m FieldPath>),
+    /// There are paths, and the value is no JSON document in which they can be found.
+    Withheld,
+}
+
+/// A part of a dead letter that the inspector reads from its headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fact {
+    /// In the headers of the dialects.
+    Of(Field),
+    TraceId,
+    JobId,
+}
+
+impl Masking {
+    pub(crate) fn new(rules: &[MaskingRule]) -> Self {
+        let mut rules = rules.to_vec();
+        for header in rules.iter_mut().flat_map(|rule| &mut rule.headers) {
+            header.make_ascii_lowercase();
+        }
+        Self(rules)
+    }
+
+    /// The rules for a topic.
+    pub(crate) fn of(&self, topic: &str) -> Mask<'_> {
+        let applies = |rule: &&MaskingRule| rule.topics.iter().any(|pattern| matches(pattern, topic));
+        Mask(self.0.iter().filter(applies).collect())
+    }
+
+    /// The rules for all topics.
+    pub(crate) fn all(&self) -> Mask<'_> {
+        Mask(self.0.iter().collect())
+    }
+
+    /// What the groups in an index depend on; `None` without rules for headers and messages.
+    pub(crate) fn of_groups(&self) -> Option<String> {
+        let rules = self.0.iter();
+        let rules = rules.filter(|rule| !rule.headers.is_empty() || !rule.messages.is_empty());
+        let parts: Vec<_> = rules
+            .map(|rule| {
+                let messages = rule.messages.iter().map(Expression::to_string);
+                (&rule.topics, &rule.headers, messages.collect::<Vec<_>>())
+            })
+            .collect();
+        (!parts.is_empty()).then(|| format!("masking {parts:?}"))
+    }
+}
+
+impl<'m> Mask<'m> {
+    /// Whether nothing is masked.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether keys are masked.
+    pub(crate) fn has_key(&self) -> bool {
+        self.0.iter().any(|rule| rule.key)
+    }
+
+    /// Whether fields of values are masked. The size of a value tells how long they are, or whether they are `true` or `false`.
+    pub(crate) fn has_fields(&self) -> bool {
+        self.paths().next().is_some()
+    }
+
+    fn paths(&self) -> impl Iterator<Item = &'m FieldPath> {
+        self.0.iter().flat_map(|rule| &rule.fields)
+    }
+
+    fn expressions(&self) -> Vec<&'m Expression> {
+        self.0.iter().flat_map(|rule| &rule.messages).collect()
+    }
+
+    /// Whether the whole header is masked.
+    fn hides_header(&self, name: &str) -> bool {
+        let copies_record = || self.has_key() || self.has_fields();
+        if dialect::may_contain_record(name) && copies_record() {
+            return true;
+        }
+        let name = name.to_ascii_lowercase();
+        let patterns = || self.0.iter().flat_map(|rule| &rule.headers);
+        patterns().any(|pattern| matches(pattern, &name))
+    }
+
+    /// Whether a fact is masked as a whole, because a header is from which it may come, in any dialect.
+    pub(crate) fn hides(&self, fact: Fact) -> bool {
+        match fact {
+            Fact::Of(field) => dialect::headers_of(field).any(|header| self.hides_header(header)),
+            Fact::TraceId => self.hides_header(TRACEPARENT),
+            Fact::JobId => self.hides_header(JOB_ID),
+        }
+    }
+
+    /// Whether what a filter tests may be masked. Its answer would tell it.
+    pub(crate) fn hides_tested(&self, restriction: &Restriction) -> bool {
+        if self.is_empty() {
+            return false;
+        }
+        match restriction {
+            Restriction::Key(_) => self.has_key(),
+            Restriction::Header(name, _) => {
+                self.hides_header(name) || (self.has_messages() && dialect::may_contain_message(name))
+            }
+            Restriction::Json(pointer, _) => {
+                let names = pointer.split('/').skip(1);
+                let names: Vec<String> = names
+                    .map(|name| name.replace("~1", "/").replace("~0", "~"))
+                    .collect();
+                self.paths().any(|path| json::masks(path, &names))
+            }
+            Restriction::Text(field, _) => match text_fact(*field) {
+                Some(fact @ Fact::Of(Field::ErrorMessage)) => {
+                    mutant!("masking-answers-filters", self.has_messages(), false) || self.hides(fact)
+                }
+                Some(fact) => self.hides(fact),
+                None => false,
+            },
+            Restriction::Number(NumberField::ValueSize, _) => self.has_fields(),
+            Restriction::Number(field, _) => number_fact(*field).is_some_and(|fact| self.hides(fact)),
+            Restriction::Id(_) | Restriction::TopicIn(_) => false,
+        }
+    }
+
+    fn has_messages(&self) -> bool {
+        self.0.iter().any(|rule| !rule.messages.is_empty())
+    }
+
+    /// Masks headers. All headers of the same name are masked.
+    pub(crate) fn headers<'h>(
+        &self,
+        headers: impl Iterator<Item = (&'h str, Option<&'h [u8]>)>,
+    ) -> MaskedHeaders {
+        let expressions = self.expressions();
+        let mut result = MaskedHeaders::default();
+        for (name, value) in headers {
+            let masked = if self.hides_header(name) {
+                Some(MASK.to_owned())
+            } else if !expressions.is_empty() && dialect::may_contain_message(name) {
+                value.and_then(|value| masked_message(name, value, &expressions))
+            } else {
+                None
+            };
+            match masked {
+                Some(text) => {
+                    result.headers.push_text(name, &text);
+                    if !result.masked.iter().any(|masked| masked == name) {
+                        result.masked.push(name.to_owned());
+                    }
+                }
+                None => result.headers.push(name, value),
+            }
+        }
+        result
+    }
+
+    /// What headers say without what is masked; `None` if that makes no difference.
+    pub(crate) fn facts<'h>(
+        &self,
+        headers: impl Iterator<Item = (&'h str, Option<&'h [u8]>)>,
+    ) -> Option<Facts> {
+        if self
+            .0
+            .iter()
+            .all(|rule| rule.headers.is_empty() && rule.messages.is_empty())
+        {
+            return None;
+        }
+        let masked = self.headers(headers);
+        (!masked.masked.is_empty()).then(|| Facts::read(&masked.headers))
+    }
+
+    /// Masks a value.
+    pub(crate) fn value(&self, value: Bytes) -> MaskedValue<'m> {
+        let paths: Vec<&FieldPath> = self.paths().collect();
+        // An empty value says nothing.
+        if paths.is_empty() || value.is_empty() {
+            return MaskedValue::Shown(value, Vec::new());
+        }
+        match json::mask(&value, &paths) {
+            Some(masked) => MaskedValue::Shown(masked.text.into(), masked.found),
+            None if mutant!("masking-shows-what-it-cannot-read") => MaskedValue::Shown(value, Vec::new()),
+            None => MaskedValue::Withheld,
+        }
+    }
+}
+
+/// A header with an error message without what the expressions find; `None` if they find nothing.
+fn masked_message(name: &str, value: &[u8], expressions: &[&Expression]) -> Option<String> {
+    let text = std::str::from_utf8(value).ok();
+    let Some(text) = text.filter(|text| text.len() <= MAX_SEARCHED) else {
+        return Some(MASK.to_owned());
+    };
+    // Whoever wrote the dead letter has cut the message, perhaps within a character.
+    let is_cut = name == ERROR_MESSAGE && text.len() + 3 >= MESSAGE_LIMIT;
+    let masked = text::mask(text, expressions, is_cut);
+    (masked != text).then(|| masked.into_owned())
+}
+
+fn text_fact(field: TextField) -> Option<Fact> {
+    Some(match field {
+        TextField::Topic => return None,
+        TextField::Pipeline => Fact::Of(Field::Pipeline),
+        TextField::ErrorClass => Fact::Of(Field::ErrorClass),
+        TextField::ErrorCode => Fact::Of(Field::ErrorCode),
+        TextField::ErrorMessage => Fact::Of(Field::ErrorMessage),
+        TextField::OriginTopic => Fact::Of(Field::OriginTopic),
+        TextField::JobId => Fact::JobId,
+        TextField::TraceId => Fact::TraceId,
+    })
+}
+
+fn number_fact(field: NumberField) -> Option<Fact> {
+    Some(Fact::Of(match field {
+        NumberField::FailedAt => Field::FailedAt,
+        NumberField::RetryCount => Field::RetryCount,
+        NumberField::OriginPartition => Field::OriginPartition,
+        NumberField::OriginOffset => Field::OriginOffset,
+        NumberField::OriginTimestamp => Field::OriginTimestamp,
+        // Positions and states are not in headers. Groups are made of masked headers. Which dialect it is, the names of headers say.
+        NumberField::Partition
+        | NumberField::Offset
+        | NumberField::DeadAt
+        | NumberField::Group
+        | NumberField::State
+        | NumberField::Dialect
+        | NumberField::ValueSize => return None,
+    }))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,295 @@
+use redeliver_core::Headers;
+
+use super::*;
+use crate::filter::parse;
+
+/// A rule with these lists; `lists` is a JSON object.
+fn masking(rules: &[&str]) -> Masking {
+    let rules: Vec<MaskingRule> = rules
+        .iter()
+        .map(|rule| serde_json::from_str(rule).unwrap())
+        .collect();
+    Masking::new(&rules)
+}
+
+fn headers(list: &[(&str, &str)]) -> Headers {
+    list.iter()
+        .map(|(name, value)| (*name, Some(value.as_bytes())))
+        .collect()
+}
+
+#[test]
+fn a_topic_has_the_rules_whose_patterns_match() {
+    let masking = masking(&[
+        r#"{"topics":["orders-*"],"key":true}"#,
+        r#"{"topics":["*-dlq"],"fields":["/pan"]}"#,
+    ]);
+    let of = |topic| {
+        let mask = masking.of(topic);
+        (mask.has_key(), mask.has_fields(), mask.is_empty())
+    };
+    assert_eq!(of("orders-dlq"), (true, true, false));
+    assert_eq!(of("orders-x"), (true, false, false));
+    assert_eq!(of("people-dlq"), (false, true, false));
+    assert_eq!(of("people"), (false, false, true));
+}
+
+#[test]
+fn all_headers_of_a_name_are_masked_and_others_are_as_they_were() {
+    let masking = masking(&[r#"{"topics":["*"],"headers":["X-User-*"]}"#]);
+    let given = headers(&[
+        ("a", "1"),
+        ("x-user-id", "7"),
+        ("a", "2"),
+        ("X-USER-id", "8"),
+        ("x-user-id", "9"),
+    ]);
+    let MaskedHeaders {
+        headers: shown,
+        masked,
+    } = masking.of("t").headers(given.iter());
+    let expected = headers(&[
+        ("a", "1"),
+        ("x-user-id", MASK),
+        ("a", "2"),
+        ("X-USER-id", MASK),
+        ("x-user-id", MASK),
+    ]);
+    assert_eq!(shown, expected);
+    assert_eq!(masked, ["x-user-id", "X-USER-id"]);
+}
+
+#[test]
+fn a_null_header_is_masked_too() {
+    let masking = masking(&[r#"{"topics":["*"],"headers":["a"]}"#]);
+    let given: Headers = [("a", None), ("b", None)].into_iter().collect();
+    let shown = masking.of("t").headers(given.iter()).headers;
+    let expected: Headers = [("a", Some(MASK.as_bytes())), ("b", None)].into_iter().collect();
+    assert_eq!(shown, expected);
+}
+
+#[test]
+fn messages_of_all_dialects_and_stack_traces_are_masked_in_part() {
+    let masking = masking(&[r#"{"topics":["*"],"messages":["[0-9]{16}"]}"#]);
+    let mask = masking.of("t");
+    let secret = "4111111111111111";
+    let text = format!("card {secret} refused");
+    for name in [
+        "error-message",
+        "kafka_dlt-exception-message",
+        "kafka_dlt-exception-stacktrace",
+        "__connect.errors.exception.message",
+        "__connect.errors.exception.stacktrace",
+        "__streams.errors.message",
+        "__streams.errors.exception",
+        "__streams.errors.stacktrace",
+        "dead-letter-reason",
+        "__dlq.errors.message",
+        "x-Failure-Cause",
+    ] {
+        let shown = mask.headers(headers(&[(name, &text)]).iter());
+        assert_eq!(
+            shown.headers,
+            headers(&[(name, "card <masked> refused")]),
+            "{name}"
+        );
+        assert_eq!(shown.masked, [name]);
+    }
+    for name in [
+        "tenant",
+        "error-class",
+        "error-code",
+        "kafka_dlt-exception-fqcn",
+        "traceparent",
+    ] {
+        let shown = mask.headers(headers(&[(name, &text)]).iter());
+        assert_eq!(
+            (shown.headers, shown.masked.len()),
+            (headers(&[(name, &text)]), 0)
+        );
+    }
+    // What cannot be searched is masked as a whole.
+    let long = format!("{}{secret}", " ".repeat(MAX_SEARCHED));
+    let given: Headers = [
+        ("x-error", Some(&b"\xff4111"[..])),
+        ("y-error", Some(long.as_bytes())),
+        ("z-error", None),
+    ]
+    .into_iter()
+    .collect();
+    let shown = mask.headers(given.iter());
+    assert_eq!(shown.masked, ["x-error", "y-error"]);
+    assert!(
+        shown
+            .headers
+            .iter()
+            .all(|(_, value)| value.is_none_or(|value| value == MASK.as_bytes()))
+    );
+}
+
+#[test]
+fn a_message_that_was_cut_in_a_secret_shows_no_part_of_it() {
+    let masking = masking(&[r#"{"topics":["*"],"messages":["[0-9]{16}"]}"#]);
+    let cut = redeliver_core::failure::bounded_text(
+        &format!("{} 4111111111111111", "x".repeat(MESSAGE_LIMIT - 11)),
+        MESSAGE_LIMIT,
+    );
+    let given = headers(&[("error-message", &cut), ("error-class", "permanent")]);
+    let facts = masking.of("t").facts(given.iter()).unwrap();
+    assert!(!facts.error_message.contains("4111"), "{}", facts.error_message);
+}
+
+#[test]
+fn copies_of_a_record_are_masked_with_its_fields() {
+    let given = headers(&[("springDeserializerExceptionValue", "4111"), ("a", "b")]);
+    for rule in [
+        r#"{"topics":["*"],"fields":["/pan"]}"#,
+        r#"{"topics":["*"],"key":true}"#,
+    ] {
+        let shown = masking(&[rule]).of("t").headers(given.iter());
+        assert_eq!(shown.masked, ["springDeserializerExceptionValue"], "{rule}");
+    }
+}
+
+#[test]
+fn facts_are_those_of_the_masked_headers() {
+    let masking = masking(&[r#"{"topics":["*"],"headers":["*"]}"#]);
+    let given = headers(&[
+        ("error-class", "permanent"),
+        ("error-code", "http.404"),
+        ("error-message", "secret"),
+        ("pipeline", "secret"),
+        ("retry-count", "3"),
+        ("original-topic", "secret"),
+        ("job-id", "secret"),
+        (
+            "traceparent",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        ),
+    ]);
+    let facts = masking.of("t").facts(given.iter()).unwrap();
+    assert_eq!(facts.dialect, crate::dialect::Dialect::Redeliver);
+    assert_eq!(
+        (&*facts.error_message, &*facts.pipeline, &*facts.error_code),
+        (MASK, MASK, MASK)
+    );
+    assert_eq!((facts.retry_count, facts.origin, facts.trace_id), (0, None, None));
+    assert_eq!(facts.job_id.as_deref(), Some(MASK));
+    assert_eq!(Masking::default().of("t").facts(given.iter()), None);
+}
+
+#[test]
+fn a_filter_tests_what_may_be_masked_in_any_notation() {
+    let indexed = ["/customer/email", "/customer", "/PAN", "/items/0/pan"].map(str::to_owned);
+    let hides = |rule: &str, filter: &str| {
+        let masking = masking(&[rule]);
+        let mask = masking.of("t");
+        !parse(filter, &indexed)
+            .unwrap()
+            .all(&|restriction| !mask.hides_tested(restriction))
+    };
+    let fields = r#"{"topics":["*"],"fields":["/customer/*","/**/pan"]}"#;
+    let messages = r#"{"topics":["*"],"messages":["x"]}"#;
+    for (rule, filter, expected) in [
+        (r#"{"topics":["*"],"key":true}"#, "NOT key:*", true),
+        (r#"{"topics":["*"],"key":true}"#, "headers.key = a", false),
+        (fields, "json./customer/email = a", true),
+        (fields, "-json./PAN : 4", true),
+        (fields, "json./items/0/pan:*", true),
+        (fields, "json./customer = a", false),
+        (fields, "value_size > 3", true),
+        (fields, "key = a AND error_message : x", false),
+        (
+            r#"{"topics":["*"],"headers":["x-*"]}"#,
+            "headers.X-user = a",
+            true,
+        ),
+        (
+            r#"{"topics":["*"],"headers":["x-*"]}"#,
+            "headers.tenant = a OR value_size > 3",
+            false,
+        ),
+        (
+            messages,
+            "state = OPEN OR (retry_count > 3 error_message : a)",
+            true,
+        ),
+        (messages, "headers.error-message : a", true),
+        (messages, "headers.x-stacktrace : a", true),
+        (
+            messages,
+            "error_code = a AND error_class = b AND group = 0123456789abcdef",
+            false,
+        ),
+        (
+            r#"{"topics":["*"],"headers":["__connect.errors.exception.message"]}"#,
+            "error_message : a",
+            true,
+        ),
+        (r#"{"topics":["*"],"headers":["pipeline"]}"#, "pipeline = a", true),
+        (
+            r#"{"topics":["*"],"headers":["error-timestamp"]}"#,
+            r#"failed_at > "2026-01-01T00:00:00Z""#,
+            true,
+        ),
+        (
+            r#"{"topics":["*"],"headers":["retry-count"]}"#,
+            "retry_count > 3",
+            true,
+        ),
+        (
+            r#"{"topics":["*"],"headers":["original-offset"]}"#,
+            "origin.offset > 3",
+            true,
+        ),
+        (
+            r#"{"topics":["*"],"headers":["traceparent"]}"#,
+            "trace_id : a",
+            true,
+        ),
+        (r#"{"topics":["*"],"headers":["job-id"]}"#, "job_id = a", true),
+        (
+            r#"{"topics":["*"],"headers":["*"]}"#,
+            r#"topic = a AND dead_at > "2026-01-01T00:00:00Z" AND id = "t/0/0""#,
+            false,
+        ),
+    ] {
+        assert_eq!(hides(rule, filter), expected, "{rule} {filter}");
+    }
+}
+
+#[test]
+fn a_value_without_a_place_for_its_fields_is_withheld() {
+    let masking = masking(&[r#"{"topics":["*"],"fields":["/pan"]}"#]);
+    let mask = masking.of("t");
+    let value = |text: &'static str| mask.value(Bytes::from_static(text.as_bytes()));
+    let MaskedValue::Shown(shown, paths) = value(r#"{"pan":1}"#) else {
+        panic!("withheld");
+    };
+    assert_eq!((&shown[..], paths.len()), (&br#"{"pan":"<masked>"}"#[..], 1));
+    assert_eq!(
+        value(r#"{"a":1}"#),
+        MaskedValue::Shown(Bytes::from_static(br#"{"a":1}"#), Vec::new())
+    );
+    assert_eq!(
+        value("\u{0}\u{0}\u{0}\u{0}\u{1}{\"pan\":1}"),
+        MaskedValue::Withheld
+    );
+    assert_eq!(value(""), MaskedValue::Shown(Bytes::new(), Vec::new()));
+    let none = Masking::default();
+    assert_eq!(
+        none.of("t").value(Bytes::from_static(b"no json")),
+        MaskedValue::Shown(Bytes::from_static(b"no json"), Vec::new())
+    );
+}
+
+#[test]
+fn the_index_depends_on_rules_for_headers_and_messages_only() {
+    let of = |rule| masking(&[rule]).of_groups();
+    assert_eq!(of(r#"{"topics":["a"],"key":true,"fields":["/a"]}"#), None);
+    let messages = of(r#"{"topics":["a"],"messages":["a"]}"#);
+    assert!(messages.is_some());
+    assert_ne!(messages, of(r#"{"topics":["b"],"messages":["a"]}"#));
+    assert_ne!(messages, of(r#"{"topics":["a"],"messages":["b"]}"#));
+    assert_ne!(messages, of(r#"{"topics":["a"],"headers":["a"]}"#));
+}

@@ -1,0 +1,233 @@
+//! Who gets payloads is recorded, and who may read it.
+
+use redeliver_proto::v1::audit_service_client::AuditServiceClient;
+use redeliver_testkit::kafka_request::delete_topic;
+use serde_json::Value;
+
+use super::*;
+
+type AuditClient = AuditServiceClient<InterceptedService<Channel, SendToken>>;
+
+fn audit_client(callers: &Callers, channel: &Channel, caller: &str) -> AuditClient {
+    let (_, token) = callers.tokens.iter().find(|(name, _)| *name == caller).unwrap();
+    AuditServiceClient::with_interceptor(channel.clone(), SendToken::new(Some(&token.token)).unwrap())
+}
+
+/// All pages of this many entries.
+async fn entries(
+    client: &mut AuditClient,
+    mut request: v1::ListAuditEntriesRequest,
+    size: i32,
+) -> Vec<v1::AuditEntry> {
+    request.page_size = size;
+    let mut entries = Vec::new();
+    loop {
+        let page = client
+            .list_audit_entries(request.clone())
+            .await
+            .unwrap()
+            .into_inner();
+        assert!(page.entries.len() <= usize::try_from(size).unwrap());
+        entries.extend(page.entries.into_iter().map(|listed| listed.entry.unwrap()));
+        if page.next_page_token.is_empty() {
+            return entries;
+        }
+        request.page_token = page.next_page_token;
+    }
+}
+
+const SCOPES: [(&str, &[&str]); 3] = [
+    ("eve", &["dead-letters:*"]),
+    ("metadata", &["dead-letters:read"]),
+    ("auditor", &["audit:read"]),
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_gets_payloads_is_recorded_and_auditors_can_read_it() {
+    let callers = Callers::new("audit", &SCOPES).await;
+    let [orders, _] = &callers.topics;
+    let mut inspector = callers.env.start().await;
+    let channel = inspector.channel().await;
+    let mut metadata = callers.client(&channel, "metadata");
+    all_are_listed(&metadata).await;
+    let mut answers = Answers::default();
+    let id = format!("{orders}/0/0");
+    // Nothing of this is a payload.
+    watched(&mut metadata, "", &mut answers).await;
+    get(&mut metadata, &id).await.unwrap();
+    payload(&mut metadata, &id).await.unwrap_err();
+
+    let mut eve = callers.client(&channel, "eve");
+    let own = format!(r#"topic = "{orders}""#);
+    let basic = v1::ListDeadLettersRequest {
+        view: DeadLetterView::Basic.into(),
+        ..full("")
+    };
+    eve.list_dead_letters(basic).await.unwrap();
+    get(&mut eve, &id).await.unwrap();
+    assert_eq!(pages(&mut eve, &own, &mut answers).await.len(), 2);
+    assert_eq!(watched(&mut eve, &own, &mut answers).await.len(), 2);
+    payload(&mut eve, &id).await.unwrap();
+
+    let mut auditor = audit_client(&callers, &channel, "auditor");
+    let all = entries(&mut auditor, v1::ListAuditEntriesRequest::default(), 1).await;
+    let found: Vec<_> = all
+        .iter()
+        .map(|entry| {
+            (
+                &*entry.by,
+                &*entry.action,
+                &*entry.target,
+                &*entry.filter,
+                entry.count,
+            )
+        })
+        .collect();
+    assert_eq!(
+        found,
+        [
+            ("eve", "dead-letters.get", &*id, "", 1),
+            ("eve", "dead-letters.list", "", &*own, 1),
+            ("eve", "dead-letters.list", "", &*own, 1),
+            ("eve", "dead-letters.watch", "", &*own, 2),
+            ("eve", "dead-letters.payload", &*id, "", 1),
+        ]
+    );
+    let mut ids = all[3].ids.clone();
+    ids.sort();
+    assert_eq!(ids, [id.clone(), format!("{orders}/0/1")]);
+    assert!(
+        all.iter()
+            .all(|entry| !entry.anonymous && entry.service == "dlq-inspector")
+    );
+    // In one page too, and by other conditions.
+    assert_eq!(
+        entries(&mut auditor, v1::ListAuditEntriesRequest::default(), 9).await,
+        all
+    );
+    let wanted = v1::ListAuditEntriesRequest {
+        by: "eve".to_owned(),
+        action: "dead-letters.*".to_owned(),
+        target: id.clone(),
+        from: all[1].time,
+        until: None,
+        ..v1::ListAuditEntriesRequest::default()
+    };
+    assert_eq!(entries(&mut auditor, wanted, 9).await, [all[4].clone()]);
+    let none = v1::ListAuditEntriesRequest {
+        until: all[0].time,
+        ..v1::ListAuditEntriesRequest::default()
+    };
+    assert_eq!(entries(&mut auditor, none, 9).await, []);
+    let mut request = v1::ListAuditEntriesRequest {
+        page_size: 1,
+        ..v1::ListAuditEntriesRequest::default()
+    };
+    let first = auditor
+        .list_audit_entries(request.clone())
+        .await
+        .unwrap()
+        .into_inner();
+    request.page_token = first.next_page_token;
+    request.by = "bob".to_owned();
+    let status = auditor.list_audit_entries(request).await.unwrap_err();
+    assert_eq!(reason(&status).as_deref(), Some("TOKEN_OF_ANOTHER_QUESTION"));
+    // Nobody else.
+    for caller in ["eve", "metadata"] {
+        let mut other = audit_client(&callers, &channel, caller);
+        let refused = other
+            .list_audit_entries(v1::ListAuditEntriesRequest::default())
+            .await;
+        assert_eq!(answers.refused(refused), denied(), "{caller}");
+    }
+    assert_eq!(
+        answers.refused(get(&mut callers.client(&channel, "auditor"), &id).await),
+        denied()
+    );
+
+    // The CLI leaves entries with the name of its caller, and shows them.
+    let server = format!("http://{}", inspector.process.word_after(" api="));
+    let run = |caller: &str, command: &[&str]| {
+        let token = callers.token_file(caller).display().to_string();
+        let connection = ["--server", &server, "--token-file", &token];
+        let output = callers
+            .env
+            .base
+            .run("redeliver", &[&["dlq"], command, &connection].concat());
+        assert_eq!(output.code, Some(0), "{output:?}");
+        output.stdout
+    };
+    run("eve", &["show", &id, "--payload"]);
+    run("eve", &["ls"]);
+    let shown: Value = serde_json::from_str(&run("auditor", &["audit", "-o", "json"])).unwrap();
+    let shown = shown.as_array().unwrap();
+    assert_eq!(shown.len(), 6, "{shown:?}");
+    assert_eq!(
+        (&shown[5]["by"], &shown[5]["action"], &shown[5]["target"]),
+        (&json!("eve"), &json!("dead-letters.payload"), &json!(id))
+    );
+    let table = run(
+        "auditor",
+        &["audit", "--by", "eve", "--action", "dead-letters.watch"],
+    );
+    assert!(
+        table.contains("dead-letters.watch") && !table.contains("dead-letters.list"),
+        "{table}"
+    );
+    for secret in SECRETS {
+        assert!(!table.contains(secret) && !shown.iter().any(|entry| entry.to_string().contains(secret)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_audit_topic_no_payload_is_sent_unless_the_settings_say_so() {
+    let mut callers = Callers::new("audit-gone", &SCOPES).await;
+    let mut inspector = callers.env.start().await;
+    let channel = inspector.channel().await;
+    let mut eve = callers.client(&channel, "eve");
+    all_are_listed(&eve).await;
+    let topic = format!("{}-audit", callers.env.base.name());
+    delete_topic(&callers.env.kafka.brokers, &topic);
+    let id = format!("{}/0/0", callers.topics[0]);
+    let mut answers = Answers::default();
+    let unavailable = (Code::Unavailable, "AUDIT_UNAVAILABLE".to_owned());
+    assert_eq!(answers.refused(payload(&mut eve, &id).await), unavailable);
+    assert_eq!(answers.refused(get(&mut eve, &id).await), unavailable);
+    assert_eq!(
+        answers.refused(eve.list_dead_letters(full("")).await),
+        unavailable
+    );
+    let watch = v1::WatchDeadLettersRequest {
+        view: DeadLetterView::Full.into(),
+        ..v1::WatchDeadLettersRequest::default()
+    };
+    let mut stream = eve.watch_dead_letters(watch).await.unwrap().into_inner();
+    let mut next = timeout(DEADLINE, stream.next()).await.unwrap().unwrap();
+    // Heartbeats contain no dead letters.
+    while next.is_ok() {
+        assert!(matches!(next.as_ref().unwrap().event, Some(Event::Heartbeat(_))));
+        next = timeout(DEADLINE, stream.next()).await.unwrap().unwrap();
+    }
+    assert_eq!(answers.refused(next), unavailable);
+    for secret in SECRETS {
+        assert!(!answers.contain(secret));
+    }
+    // Metadata needs no entry.
+    let basic = v1::ListDeadLettersRequest {
+        view: DeadLetterView::Basic.into(),
+        ..full("")
+    };
+    assert!(eve.list_dead_letters(basic).await.is_ok());
+    let mut auditor = audit_client(&callers, &channel, "auditor");
+    let refused = auditor
+        .list_audit_entries(v1::ListAuditEntriesRequest::default())
+        .await;
+    assert_eq!(answers.refused(refused), unavailable);
+    inspector.process.shut_down();
+
+    callers.env.base.set("dlq_inspector.record_disclosures", "false");
+    callers.env.base.set("kafka.topics.create", "false");
+    let mut inspector = callers.env.start().await;
+    let mut eve = callers.client(&inspector.channel().await, "eve");
+    assert!(payload(&mut eve, &id).await.is_ok());
+}

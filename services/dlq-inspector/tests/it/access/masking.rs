@@ -1,0 +1,281 @@
+//! What callers without `dead-letters:unmasked` get from each call.
+
+use super::*;
+use crate::support::Dead;
+
+/// What is masked: a key, fields of values, a header, parts of messages and of stack traces.
+const MASKED: [&str; 6] = [
+    "k3y-7531",
+    "f1eld-7531",
+    "h3ader-7531",
+    "m3ssage-7531",
+    "st4ck-7531",
+    "n0t-json-7531",
+];
+
+/// What the caller sees.
+const SHOWN: [&str; 4] = ["shown-field", "shown-header", "shown-message", "shown-stack"];
+
+const RULES: &str = r#"[{"topics": ["*-orders-dlq"], "key": true, "fields": ["/card/number", "/**/pan"], "headers": ["X-User"],
+    "messages": ["[a-z]*[0-9][a-z]+-[0-9]{4}"]}]"#;
+
+/// Dead letters of two dialects, and one whose value is no JSON document.
+fn letters() -> Vec<Dead> {
+    let [key, field, header, message, stack, not_json] = MASKED;
+    let value = format!(
+        r#"{{"a":"shown-field","card":{{"number":"{field}","number":["{field}"]}},"v":1,"items":[{{"p\u0061n":{{"x":"{field}"}}}}]}}"#
+    );
+    let text = format!("shown-message of {message}");
+    let trace = format!("shown-stack {stack}\n\tat {message}");
+    let own = [
+        ("x-user", header),
+        ("tenant", "shown-header"),
+        ("x-user", header),
+        ("error-class", "permanent"),
+        ("error-message", &text),
+        ("x-stack-trace", &trace),
+        ("pipeline", "p"),
+    ];
+    let spring = [
+        ("kafka_dlt-exception-fqcn", "java.io.IOException"),
+        ("kafka_dlt-exception-message", &text),
+        ("kafka_dlt-exception-stacktrace", &trace),
+        ("springDeserializerExceptionValue", field),
+        ("tenant", "shown-header"),
+        ("X-USER", header),
+    ];
+    vec![
+        dead(key, value.clone(), &own),
+        dead(key, value, &spring),
+        dead(key, format!("{not_json} shown-field"), &own),
+    ]
+}
+
+/// Waits until a topic has this many dead letters.
+async fn until(client: &TokenClient, topic: &str, count: u64) {
+    eventually_async("all dead letters", DEADLINE, async || {
+        let counts = topics(&mut client.clone(), "", &mut Answers::default()).await;
+        let counted = counts
+            .iter()
+            .find(|(name, ..)| name == topic)
+            .map(|(_, count, _)| *count);
+        if counted == Some(count) {
+            Ok(())
+        } else {
+            Err(format!("{counts:?}"))
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_answer_contains_what_is_masked() {
+    let scopes: [(&str, &[&str]); 3] = [
+        ("all", &["dead-letters:*"]),
+        ("masked", &["dead-letters:read", "dead-letters:payload"]),
+        ("metadata", &["dead-letters:read"]),
+    ];
+    let mut callers = Callers::without_dead_letters("masked", &scopes).await;
+    callers.env.base.set("dlq_inspector.masking", RULES);
+    callers
+        .env
+        .base
+        .set("dlq_inspector.json_fields", r#"["/v", "/card/number"]"#);
+    let [orders, people] = callers.topics.clone();
+    callers.env.put(&orders, 0, letters()).await;
+    callers.env.put(&people, 0, letters()).await;
+    let mut inspector = callers.env.start().await;
+    let channel = inspector.channel().await;
+    let mut everything = callers.client(&channel, "all");
+    until(&everything, &people, 3).await;
+    until(&everything, &orders, 3).await;
+
+    // Who sees everything sees all of it, as it is in Kafka.
+    let mut all = Answers::default();
+    let listed = pages(&mut everything, "", &mut all).await;
+    assert!(listed.iter().all(|letter| letter.masked.is_none()));
+    for text in MASKED.iter().chain(&SHOWN) {
+        assert!(all.contain(text), "the test finds {text}");
+    }
+
+    let own = format!(r#"topic = "{orders}""#);
+    let mut answers = Answers::default();
+    let mut client = callers.client(&channel, "masked");
+    let mut listed = pages(&mut client, &own, &mut answers).await;
+    listed.sort_by(|one, other| one.id.cmp(&other.id));
+    assert_eq!(listed.len(), 3);
+    for letter in &listed {
+        let masked = letter.masked.as_ref().unwrap();
+        assert!(letter.key.is_none() && letter.value_size.is_none() && letter.content_hash.is_empty());
+        for field in [
+            "key",
+            "value",
+            "value_size",
+            "content_hash",
+            "headers",
+            "error_message",
+        ] {
+            assert!(
+                masked.fields.iter().any(|masked| masked == field),
+                "{field} in {masked:?}"
+            );
+        }
+        assert_eq!(letter.error_message, "shown-message of <masked>");
+    }
+    let [redeliver, spring, not_json] = &listed[..] else {
+        panic!("{listed:?}");
+    };
+    assert_eq!(not_json.value, None);
+    assert_eq!(
+        redeliver.value.as_deref(),
+        Some(
+            &br#"{"a":"shown-field","card":{"number":"<masked>","number":"<masked>"},"v":1,"items":[{"p\u0061n":"<masked>"}]}"#[..]
+        )
+    );
+    let headers = redeliver.headers.iter().filter(|header| header.name == "x-user");
+    let values: Vec<_> = headers.map(|header| header.value.as_deref()).collect();
+    assert_eq!(values, [Some(&b"<masked>"[..]); 2]);
+    let masked = spring.masked.as_ref().unwrap();
+    assert_eq!(masked.paths, ["/card/number", "/**/pan"]);
+    assert_eq!(
+        masked.headers,
+        [
+            "kafka_dlt-exception-message",
+            "kafka_dlt-exception-stacktrace",
+            "springDeserializerExceptionValue",
+            "X-USER"
+        ]
+    );
+
+    for caller in ["masked", "metadata"] {
+        let mut client = callers.client(&channel, caller);
+        assert_eq!(pages(&mut client, &own, &mut answers).await.len(), 3);
+        assert_eq!(watched(&mut client, &own, &mut answers).await.len(), 3);
+        for offset in 0..3 {
+            let letter = get(&mut client, &format!("{orders}/0/{offset}")).await.unwrap();
+            assert!(letter.masked.is_some());
+            answers.add(&letter);
+        }
+        let grouped = groups(&mut client, &own, &mut answers).await;
+        assert!(
+            grouped
+                .iter()
+                .all(|group| group.template == "shown-message of <masked>"),
+            "{grouped:?}"
+        );
+        assert_eq!(grouped.len(), 2);
+        for group in grouped {
+            let request = v1::GetGroupRequest { id: group.id };
+            answers.add(&client.get_group(request).await.unwrap().into_inner());
+        }
+        assert_eq!(topics(&mut client, &own, &mut answers).await.len(), 1);
+        // What tells something about the masked parts matches nothing in the topic, whatever is true.
+        let mut filters = vec![
+            "error_message : shown",
+            "NOT error_message : x",
+            r#"error_message = "shown-message of <masked>" OR state = OPEN"#,
+            "value_size > 0",
+            "NOT value_size > 0",
+        ];
+        if caller == "masked" {
+            filters.extend([
+                "key : k3y",
+                "NOT key:*",
+                "headers.x-user:*",
+                "NOT headers.X-USER : x",
+                "headers.error-message : shown",
+                "-headers.kafka_dlt-exception-stacktrace = a",
+                "headers.springDeserializerExceptionValue:*",
+                "NOT json./card/number = 1",
+            ]);
+        }
+        for filter in filters {
+            let filter = format!("({filter}) AND {own}");
+            assert_eq!(pages(&mut client, &filter, &mut answers).await, [], "{filter}");
+            assert_eq!(topics(&mut client, &filter, &mut answers).await, [], "{filter}");
+            assert_eq!(groups(&mut client, &filter, &mut answers).await, [], "{filter}");
+            assert_eq!(watched(&mut client, &filter, &mut answers).await, [], "{filter}");
+        }
+        // Others match as usual, also in the other topic, which has no rules.
+        for filter in [
+            "error_class = permanent",
+            "dialect = SPRING",
+            "retry_count = 0 AND pipeline = p",
+        ] {
+            assert!(
+                !pages(&mut client, &format!("{filter} AND {own}"), &mut answers)
+                    .await
+                    .is_empty()
+            );
+        }
+        let elsewhere = pages(&mut client, "error_message : m3ssage", &mut Answers::default()).await;
+        assert_eq!(elsewhere.len(), 3);
+        assert!(elsewhere.iter().all(|letter| letter.id.starts_with(&*people)));
+    }
+    assert_eq!(
+        pages(
+            &mut client,
+            &format!("headers.tenant : shown AND json./v:* AND {own}"),
+            &mut answers
+        )
+        .await
+        .len(),
+        2
+    );
+
+    // The payload is masked as in lists, or refused.
+    let value = payload(&mut client, &format!("{orders}/0/0")).await.unwrap();
+    assert_eq!(Some(&value[..]), redeliver.value.as_deref());
+    assert_eq!(
+        answers.refused(payload(&mut client, &format!("{orders}/0/2")).await),
+        denied()
+    );
+    assert!(payload(&mut client, &format!("{people}/0/2")).await.is_ok());
+    let unmasked = payload(&mut everything, &format!("{orders}/0/2")).await.unwrap();
+    assert!(unmasked.starts_with(MASKED[5].as_bytes()));
+
+    // The CLI shows what the calls return.
+    let server = format!("http://{}", inspector.process.word_after(" api="));
+    let token = callers.token_file("masked").display().to_string();
+    let connection = ["--server", &server, "--token-file", &token];
+    let ids = [0, 1, 2].map(|offset| format!("{orders}/0/{offset}"));
+    let mut commands: Vec<Vec<&str>> = Vec::new();
+    for format in ["table", "json", "jsonl"] {
+        commands.push(vec!["ls", "--filter", &own, "-o", format]);
+        commands.push(vec!["groups", "--filter", &own, "-o", format]);
+        commands.push(vec!["stats", "--filter", &own, "-o", format]);
+    }
+    for id in &ids {
+        commands.push(vec!["show", id]);
+        commands.push(vec!["show", id, "-o", "json"]);
+        commands.push(vec!["show", id, "--payload"]);
+    }
+    for command in commands {
+        let output = callers
+            .env
+            .base
+            .run("redeliver", &[&["dlq"], &command[..], &connection].concat());
+        let printed = format!("{}{}", output.stdout, output.stderr);
+        assert!(!printed.is_empty(), "{command:?}");
+        // A script must not take a masked payload for the record.
+        let expected = match command.last() {
+            Some(&"--payload") if command[1] == ids[2] => 1,
+            Some(&"--payload") => 3,
+            _ => 0,
+        };
+        assert_eq!(output.code, Some(expected), "{command:?}: {printed}");
+        if command[0] == "show" && command.len() == 2 {
+            assert!(printed.contains("masked "), "{printed}");
+        }
+        answers.0.extend(printed.into_bytes());
+    }
+
+    for secret in MASKED {
+        assert!(!answers.contain(secret), "an answer contains {secret}");
+        assert!(
+            !inspector.process.output().contains(secret),
+            "the log contains {secret}"
+        );
+    }
+    assert!(SHOWN.iter().all(|text| answers.contain(text)));
+}

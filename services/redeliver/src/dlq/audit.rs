@@ -1,0 +1,138 @@
+//! `redeliver dlq audit`: who has changed or seen what.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use redeliver_client::{AuditClient, AuditEntry, ListAuditEntries, Timestamp};
+use serde_json::{Value, json};
+
+use super::{InspectorArgs, PAGE};
+use crate::connection::CliError;
+use crate::jobs::time;
+use crate::output::{OutputArgs, print_items, shortened};
+
+#[derive(Args)]
+pub(super) struct AuditArgs {
+    /// Only entries of this time or later, such as 2026-01-31T08:00:00Z (default: 24 hours ago)
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    from: Option<Timestamp>,
+    /// Only entries before this time (default: now)
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    until: Option<Timestamp>,
+    /// Only entries by this caller
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    by: String,
+    /// Only entries with this action, such as control.pause or 'dead-letters.*'
+    #[arg(long, value_name = "ACTION", default_value = "", hide_default_value = true)]
+    action: String,
+    /// Only entries with this target, such as app/sms or the id of a dead letter
+    #[arg(long, value_name = "TARGET", default_value = "", hide_default_value = true)]
+    target: String,
+    /// Maximum number of entries, the oldest first
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    pub(super) inspector: InspectorArgs,
+}
+
+pub(super) async fn run(client: &AuditClient, args: &AuditArgs) -> Result<ExitCode, CliError> {
+    if let (Some(from), Some(until)) = (args.from, args.until)
+        && from >= until
+    {
+        return Err(CliError::Usage("--until is not later than --from".to_owned()));
+    }
+    let mut request = ListAuditEntries {
+        from: args.from,
+        until: args.until,
+        by: args.by.clone(),
+        action: args.action.clone(),
+        target: args.target.clone(),
+        ..ListAuditEntries::default()
+    };
+    let mut entries: Vec<AuditEntry> = Vec::new();
+    let has_more = loop {
+        let missing = args.limit - u32::try_from(entries.len()).unwrap_or(args.limit);
+        request.page_size = u16::try_from(missing.min(PAGE)).unwrap_or(u16::MAX);
+        let page = client.list(&request).await?;
+        entries.extend(page.entries);
+        match page.next_page_token {
+            None => break false,
+            Some(_) if entries.len() >= args.limit as usize => break true,
+            Some(token) => request.page_token = token,
+        }
+    };
+    let columns = ["time", "by", "action", "target", "count", "details", "why"];
+    print_items(args.output.format, &columns, &entries, row, as_json);
+    if has_more {
+        eprintln!(
+            "there are more entries; use --limit {}, or --from {}",
+            u64::from(args.limit) * 10,
+            entries
+                .last()
+                .and_then(|entry| entry.time)
+                .map(|time| time.to_string())
+                .unwrap_or_default()
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn row(entry: &AuditEntry) -> Vec<String> {
+    let text = |text: &Option<String>, limit| shortened(text.as_deref().unwrap_or_default(), limit);
+    if !entry.is_readable {
+        let position = entry
+            .position
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        return ["", "", "(unreadable)", &position, "", "", ""]
+            .map(str::to_owned)
+            .to_vec();
+    }
+    vec![
+        entry.time.map(|time| time.to_string()).unwrap_or_default(),
+        shortened(&entry.by, 40),
+        entry.action.clone(),
+        text(&entry.target, 60),
+        if entry.count > 0 {
+            entry.count.to_string()
+        } else {
+            String::new()
+        },
+        text(
+            if entry.filter.is_some() {
+                &entry.filter
+            } else {
+                &entry.details
+            },
+            60,
+        ),
+        text(&entry.why, 60),
+    ]
+}
+
+fn as_json(entry: &AuditEntry) -> Value {
+    let position = entry.position.as_ref().map(ToString::to_string);
+    if !entry.is_readable {
+        return json!({ "position": position, "readable": false });
+    }
+    json!({
+        "position": position,
+        "time": entry.time.map(|time| time.to_string()),
+        "by": entry.by,
+        "anonymous": entry.is_anonymous,
+        "action": entry.action,
+        "target": entry.target,
+        "why": entry.why,
+        "details": entry.details,
+        "filter": entry.filter,
+        "count": entry.count,
+        "ids": entry.ids,
+        "masked": entry.is_masked,
+        "service": entry.service,
+        "instance": entry.instance,
+        "id": entry.id,
+    })
+}

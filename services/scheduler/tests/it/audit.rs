@@ -1,0 +1,211 @@
+//! The entries of the audit topic about changes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redeliver_kafka::reader::TopicReader;
+use redeliver_proto::auth::SendToken;
+use redeliver_proto::error::reason;
+use redeliver_proto::v1::control_service_client::ControlServiceClient;
+use redeliver_proto::{Message as _, v1};
+use redeliver_service::identity::new_token;
+use redeliver_testkit::ServiceProcess;
+use redeliver_testkit::kafka_request::delete_topic;
+use serde_json::json;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::env::{DEADLINE, SchedulerEnv};
+
+type Control = ControlServiceClient<InterceptedService<Channel, SendToken>>;
+
+fn topic(env: &SchedulerEnv, of: &str) -> Arc<str> {
+    format!("{}-{of}", env.test.name()).into()
+}
+
+/// An environment with a caller `bob`, and his token.
+fn env(name: &str) -> (SchedulerEnv, String) {
+    let bob = new_token().unwrap();
+    let mut env = SchedulerEnv::new(SchedulerEnv::builder(name));
+    let file = env.test.directory().join("tokens");
+    let scopes = ["control:write"];
+    let tokens = json!({ "tokens": [{ "name": "bob", "sha256": bob.sha256.to_string(), "scopes": scopes }] });
+    std::fs::write(&file, tokens.to_string()).unwrap();
+    env.test
+        .set("scheduler.auth.tokens_file", &file.display().to_string());
+    (env, bob.token)
+}
+
+fn connect(env: &SchedulerEnv, scheduler: &mut ServiceProcess, token: &str) -> Control {
+    let output = scheduler.wait_for_output("serving the job API", DEADLINE);
+    let line = output.lines().rfind(|line| line.contains("serving the job API"));
+    let address = line
+        .and_then(|line| line.split_once("address="))
+        .unwrap()
+        .1
+        .trim();
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+    let channel = env.block_on(endpoint.connect()).unwrap();
+    ControlServiceClient::with_interceptor(channel, SendToken::new(Some(token)).unwrap())
+}
+
+fn request(why: &str) -> v1::ChangeControlRequest {
+    v1::ChangeControlRequest {
+        name: "app/mail".to_owned(),
+        why: why.to_owned(),
+        expected_revision: None,
+    }
+}
+
+/// The entries, and the changes of the control topic by their ids.
+fn written(env: &SchedulerEnv) -> (Vec<v1::AuditEntry>, BTreeMap<String, v1::ControlRecord>) {
+    let mut entries = Vec::new();
+    let mut reader = TopicReader::new(&env.kafka, &[topic(env, "audit")]).unwrap();
+    reader
+        .read_to_end(Duration::from_secs(30), |record| {
+            entries.push(v1::AuditEntry::decode(record.value.unwrap()).unwrap());
+        })
+        .unwrap();
+    let mut changes = BTreeMap::new();
+    let mut reader = TopicReader::new(&env.kafka, &[topic(env, "control")]).unwrap();
+    reader
+        .read_to_end(Duration::from_secs(30), |record| {
+            let value = v1::ControlRecord::decode(record.value.unwrap()).unwrap();
+            let digits = value.change_id.iter().map(|byte| format!("{byte:02x}"));
+            changes.insert(digits.collect::<String>(), value);
+        })
+        .unwrap();
+    (entries, changes)
+}
+
+#[test]
+fn each_change_has_an_entry_that_says_who_has_changed_what_and_why() {
+    let (env, token) = env("audit");
+    let mut scheduler = env.start("a");
+    let mut control = connect(&env, &mut scheduler, &token);
+    let rate = v1::SetControlRateRequest {
+        name: "app/mail".to_owned(),
+        rate: Some(v1::RateLimit {
+            limit: Some(v1::rate_limit::Limit::PerSecond(7.0)),
+        }),
+        why: "provider is slow".to_owned(),
+        expected_revision: None,
+    };
+    env.block_on(async {
+        control.pause_control(request("outage")).await.unwrap();
+        // Without an effect.
+        control.pause_control(request("outage")).await.unwrap();
+        let revised = v1::ChangeControlRequest {
+            expected_revision: Some(9),
+            ..request("late")
+        };
+        control.resume_control(revised).await.unwrap_err();
+        control.resume_control(request("works again")).await.unwrap();
+        control.set_control_rate(rate).await.unwrap();
+        control.reset_control(request("done")).await.unwrap();
+    });
+    let (entries, changes) = written(&env);
+    let found: Vec<_> = entries
+        .iter()
+        .map(|entry| (&*entry.action, &*entry.why, &*entry.details))
+        .collect();
+    assert_eq!(
+        found,
+        [
+            (
+                "control.pause",
+                "outage",
+                "revision 1: paused, rate as configured"
+            ),
+            (
+                "control.resume",
+                "works again",
+                "revision 2: running, rate as configured"
+            ),
+            (
+                "control.rate",
+                "provider is slow",
+                "revision 3: running, rate 7/s"
+            ),
+            (
+                "control.reset",
+                "done",
+                "revision 4: state as configured, rate as configured"
+            ),
+        ]
+    );
+    for entry in &entries {
+        assert_eq!(
+            (&*entry.by, entry.anonymous, &*entry.target),
+            ("bob", false, "app/mail")
+        );
+        assert_eq!(
+            (&*entry.service, &*entry.instance),
+            ("scheduler", &*format!("{}-a", env.test.name()))
+        );
+        assert!(entry.time.is_some() && changes.contains_key(&entry.id));
+    }
+}
+
+#[test]
+fn without_the_audit_topic_nothing_is_changed() {
+    let (env, token) = env("audit-gone");
+    let mut scheduler = env.start("a");
+    let mut control = connect(&env, &mut scheduler, &token);
+    env.block_on(control.pause_control(request("outage"))).unwrap();
+    delete_topic(&env.kafka.brokers, &topic(&env, "audit"));
+    let refused = env
+        .block_on(control.resume_control(request("works again")))
+        .unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::Unavailable, "{refused:?}");
+    assert!(refused.message().contains("audit"), "{refused:?}");
+    assert!(reason(&refused).is_some());
+    let mut changes = 0;
+    let mut reader = TopicReader::new(&env.kafka, &[topic(&env, "control")]).unwrap();
+    reader
+        .read_to_end(Duration::from_secs(30), |_| changes += 1)
+        .unwrap();
+    assert_eq!(changes, 1, "only the first change");
+}
+
+#[test]
+fn a_change_and_its_entry_exist_both_or_neither_however_the_process_ends() {
+    let (env, token) = env("audit-kill");
+    let mut scheduler = env.start("a");
+    for round in 0..6_u64 {
+        let mut control = connect(&env, &mut scheduler, &token);
+        // Killed at another time of its changes in each round.
+        let killed_after = Duration::from_millis(200 + 300 * round);
+        env.block_on(async {
+            let changes = async {
+                let mut number = 0;
+                loop {
+                    number += 1;
+                    let changed = control.pause_control(request(&format!("{round}.{number}"))).await;
+                    changed.unwrap();
+                }
+            };
+            let ended: Result<(), _> = tokio::time::timeout(killed_after, changes).await;
+            ended.unwrap_err();
+        });
+        scheduler.kill_9();
+        scheduler.start_again();
+        scheduler.until_ready();
+    }
+    // Ends the transactions of the processes that were killed.
+    let mut control = connect(&env, &mut scheduler, &token);
+    env.block_on(control.reset_control(request("end"))).unwrap();
+    let (entries, changes) = written(&env);
+    let ids: Vec<&String> = entries.iter().map(|entry| &entry.id).collect();
+    let expected: std::collections::BTreeSet<&String> = changes.keys().collect();
+    assert_eq!(
+        ids.iter().copied().collect::<std::collections::BTreeSet<_>>(),
+        expected
+    );
+    assert_eq!(ids.len(), expected.len(), "an entry exists twice");
+    assert!(changes.len() > 3, "{changes:?}");
+    for entry in &entries {
+        assert_eq!(entry.why, changes[&entry.id].why);
+    }
+}
