@@ -454,7 +454,7 @@ fn services_do_not_start_without_their_topics_which_apply_creates() {
     };
     let with = |word: &str| -> String { names.iter().map(|name| format!("{word:<8} {name}\n")).collect() };
     assert_eq!(printed(&["topics", "check"]), (Some(1), missing("")));
-    let sound = "all 8 topics OK\n";
+    let sound = "all 9 topics OK\n";
     let ledger = "exists   redeliver.control\nexists   redeliver.audit\nexists   redeliver.dlq.ledger\nexists   redeliver.dlq.groups\n";
     assert_eq!(
         printed(&["topics", "apply"]),
@@ -491,7 +491,7 @@ fn warnings_are_counted_and_do_not_fail_the_command() {
     for verb in ["apply", "check"] {
         let printed = pipe.redeliver(&["topics", verb]);
         assert_eq!(printed.code, Some(0), "{printed:?}");
-        let expected = format!("{warning}8 topics, 1 warning\n");
+        let expected = format!("{warning}9 topics, 1 warning\n");
         let stdout = without_other_tests(&printed.stdout);
         assert!(stdout.ends_with(&expected), "{printed:?}");
     }
