@@ -44,6 +44,14 @@ pub enum Action {
     SetControlRate,
     /// A control is as the configuration says.
     ResetControl,
+    /// A group was resolved.
+    ResolveGroup,
+    /// A group was muted.
+    MuteGroup,
+    /// A group was opened again.
+    ReopenGroup,
+    /// The note of a group was changed.
+    AnnotateGroup,
     /// A dead letter was sent to a caller.
     GetDeadLetter,
     /// A page of dead letters was sent to a caller.
@@ -99,6 +107,10 @@ impl Action {
             Self::ResumeControl => "control.resume",
             Self::SetControlRate => "control.rate",
             Self::ResetControl => "control.reset",
+            Self::ResolveGroup => "groups.resolve",
+            Self::MuteGroup => "groups.mute",
+            Self::ReopenGroup => "groups.reopen",
+            Self::AnnotateGroup => "groups.annotate",
             Self::GetDeadLetter => "dead-letters.get",
             Self::ListDeadLetters => "dead-letters.list",
             Self::WatchDeadLetters => "dead-letters.watch",

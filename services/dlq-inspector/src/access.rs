@@ -117,11 +117,6 @@ impl Viewer {
         self.require_verb(Verb::Payload, topic)
     }
 
-    /// The name of the caller.
-    pub(crate) fn name(&self) -> &str {
-        self.identity.name()
-    }
-
     /// Requires that the caller may change a group with dead letters in these topics: all of them, because the change is for everybody.
     /// Does not name a topic that the caller does not see.
     pub(crate) fn require_operating<'t>(&self, topics: impl Iterator<Item = &'t str>) -> Result<(), Status> {

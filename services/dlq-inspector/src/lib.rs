@@ -58,6 +58,7 @@ use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::ConfigError;
 use redeliver_runtime::tls::Protocols;
 use redeliver_service::Host;
+use redeliver_service::audit::AuditLog;
 use redeliver_service::host::api_tls;
 use redeliver_service::identity::Authenticator;
 use redeliver_service::topics::{of_audit, topic_settings, warn_about};
@@ -213,7 +214,11 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         lookups,
         shared,
         Groups {
-            writer: GroupWriter::new(&host.kafka, states.clone()),
+            writer: GroupWriter::new(
+                &host.kafka,
+                AuditLog::new(&host.config, "dlq-inspector"),
+                states.clone(),
+            ),
             states,
         },
         host.clock.clone(),

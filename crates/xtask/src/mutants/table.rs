@@ -792,6 +792,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         )],
     ),
     mutant(
+        "groups-without-audit",
+        "A change of a group is written without its entry in the audit topic. Nobody can find out who has made it.",
+        &[unit(
+            INSPECTOR,
+            "group_states::change::tests::a_change_keeps_what_it_does_not_change",
+        )],
+    ),
+    mutant(
         "masking-keeps-fields",
         "Fields of values are not masked. Callers see what a rule hides from them.",
         &[unit(

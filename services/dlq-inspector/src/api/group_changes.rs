@@ -9,6 +9,7 @@ use redeliver_kafka::exclusive::ExclusiveError;
 use redeliver_proto::convert::from_timestamp;
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1;
+use redeliver_service::audit::Author;
 use tonic::{Code, Status};
 
 use super::groups::{group_id, in_group, message};
@@ -95,10 +96,15 @@ impl Api {
         viewer.require_operating(topics.keys().map(String::as_str))?;
         // A group that is not in the index may have dead letters in a partition that is missing.
         let is_complete = completeness.to_message(requested_at).complete;
+        let author = viewer.author();
+        let by = Author {
+            name: bounded_text(&author.name, MAX_NAME).into(),
+            ..author
+        };
         let changing = self.groups.writer.change(ChangeRequest {
             group: id,
             change,
-            by: bounded_text(viewer.name(), MAX_NAME),
+            by,
             why: request.why,
             expected_revision: request.expected_revision,
             at: requested_at,

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use redeliver_core::{Headers, Output, Record, Timestamp, mutant};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::exclusive::{Decide, ExclusiveError};
+use redeliver_service::audit::{Action, AuditLog, Author, Entry};
 use redeliver_service::followed::{Contents as _, Followed, FollowedWriter, change_id};
 
 use super::contents::{GroupStates, Problem, key};
@@ -31,7 +32,7 @@ pub struct ChangeRequest {
     /// How to change it.
     pub change: Change,
     /// Who wants it.
-    pub by: String,
+    pub by: Author,
     /// Why, unless it is a note.
     pub why: String,
     /// The revision that the value must have; 0: there must be none.
@@ -74,15 +75,17 @@ pub type ChangeError = ExclusiveError<RefusedChange>;
 #[derive(Clone)]
 pub struct GroupWriter {
     writer: FollowedWriter,
+    audit: AuditLog,
     states: Followed<GroupStates>,
 }
 
 impl GroupWriter {
-    /// A writer.
+    /// A writer. Each change is recorded in the audit log, in the same transaction.
     #[must_use]
-    pub fn new(kafka: &KafkaSettings, states: Followed<GroupStates>) -> Self {
+    pub fn new(kafka: &KafkaSettings, audit: AuditLog, states: Followed<GroupStates>) -> Self {
         Self {
             writer: FollowedWriter::new(kafka, TRANSACTIONAL_ID, TOPIC),
+            audit,
             states,
         }
     }
@@ -101,9 +104,11 @@ impl GroupWriter {
             why,
             ..
         } = &*request;
-        let pending = request.clone();
+        let (pending, audit) = (request.clone(), self.audit.clone());
         let changing = self.writer.write(move |topic, id| PendingChange {
             request: pending.clone(),
+            audit: audit.clone(),
+            id,
             change_id: change_id(id),
             topic: topic.clone(),
             states: GroupStates::default(),
@@ -117,7 +122,7 @@ impl GroupWriter {
                     // A note may be long.
                     Change::Annotate(_) => None,
                 };
-                tracing::info!(%group, revision = value.revision, by, why, ?decided, "group changed");
+                tracing::info!(%group, revision = value.revision, by = &*by.name, why, ?decided, "group changed");
             }
             let has_read = |states: &GroupStates| {
                 let known = states.get(*group);
@@ -141,6 +146,8 @@ struct Changed {
 /// A change that is being decided.
 struct PendingChange {
     request: Arc<ChangeRequest>,
+    audit: AuditLog,
+    id: u128,
     change_id: Bytes,
     topic: Arc<str>,
     states: GroupStates,
@@ -185,10 +192,31 @@ impl Decide for PendingChange {
             value,
             headers: Headers::new(),
         };
-        // What is written here is one transaction: a record of the change for others belongs here.
         let mut outputs = vec![output(group, Some(value.encode()))];
         outputs.extend(removed.into_iter().map(|id| output(id, None)));
+        let entry = entry(&self.request, &value, self.id);
+        if !mutant!("groups-without-audit") {
+            outputs.push(self.audit.record(entry, self.request.at));
+        }
         Ok((changed(Some(value), true), outputs))
+    }
+}
+
+/// The entry of the audit log about a change. Notes may be long, and can be read where they are.
+fn entry(request: &ChangeRequest, value: &Value, id: u128) -> Entry {
+    let (action, what) = match request.change {
+        Change::Decide(Decided::Resolved) => (Action::ResolveGroup, "resolved".to_owned()),
+        Change::Decide(Decided::Muted(None)) => (Action::MuteGroup, "muted".to_owned()),
+        Change::Decide(Decided::Muted(Some(until))) => (Action::MuteGroup, format!("muted until {until}")),
+        Change::Decide(Decided::Open) => (Action::ReopenGroup, "open".to_owned()),
+        Change::Annotate(_) => (Action::AnnotateGroup, "another note".to_owned()),
+    };
+    Entry {
+        target: request.group.to_string(),
+        why: request.why.clone(),
+        details: format!("revision {}: {what}", value.revision),
+        id,
+        ..Entry::new(request.by.clone(), action)
     }
 }
 
@@ -214,7 +242,7 @@ fn next(
             decision_after = Some(Decision {
                 decided: *decided,
                 time: request.at,
-                by: request.by.clone(),
+                by: request.by.name.to_string(),
                 why: request.why.clone(),
             });
         }
@@ -225,7 +253,7 @@ fn next(
             note_after = (!text.is_empty()).then(|| Note {
                 text: text.clone(),
                 time: Some(request.at),
-                by: request.by.clone(),
+                by: request.by.name.to_string(),
             });
         }
     }
@@ -268,6 +296,8 @@ fn forgotten<'s>(
 
 #[cfg(test)]
 mod tests {
+    use redeliver_runtime::Config;
+
     use super::super::contents::tests::{decided, record};
     use super::*;
 
@@ -281,7 +311,10 @@ mod tests {
         ChangeRequest {
             group: ID,
             change,
-            by: "bob".to_owned(),
+            by: Author {
+                name: "bob".into(),
+                is_anonymous: false,
+            },
             why: String::new(),
             expected_revision: None,
             at: at(100),
@@ -298,8 +331,11 @@ mod tests {
         records: &[(GroupId, Value)],
         request: ChangeRequest,
     ) -> Result<(Option<Value>, Written), RefusedChange> {
+        let audit = AuditLog::new(&Config::default(), "dlq-inspector");
         let mut pending = PendingChange {
             request: Arc::new(request),
+            audit: audit.clone(),
+            id: 7,
             change_id: Bytes::from_static(b"own"),
             topic: TOPIC.into(),
             states: GroupStates::default(),
@@ -308,7 +344,14 @@ mod tests {
         for (id, value) in records {
             pending.read(record(&key(*id), Some(value.encode())));
         }
-        let (changed, outputs) = pending.decide()?;
+        let (changed, mut outputs) = pending.decide()?;
+        let all = outputs.len();
+        outputs.retain(|output| output.topic != *audit.topic());
+        assert_eq!(
+            all - outputs.len(),
+            usize::from(all > 0),
+            "each change has an entry"
+        );
         let outputs = outputs.into_iter().map(|output| {
             let key = String::from_utf8(output.key.unwrap().to_vec()).unwrap();
             (key, output.value.is_some())
@@ -438,6 +481,8 @@ mod tests {
     fn what_a_newer_version_has_written_is_not_changed() {
         let mut pending = PendingChange {
             request: Arc::new(request(RESOLVE)),
+            audit: AuditLog::new(&Config::default(), "dlq-inspector"),
+            id: 7,
             change_id: Bytes::new(),
             topic: TOPIC.into(),
             states: GroupStates::default(),
