@@ -647,7 +647,7 @@ impl DeadLetterClient {
         Group::try_from(self.answer(answer).await?)
     }
 
-    /// Says that a group is known and wanted, so that it is in no alert until this time; `None`: until somebody changes it.
+    /// Says that a group is known and wanted, so that it is in no alert about groups until this time; `None`: until somebody changes it.
     ///
     /// # Errors
     /// As for [`DeadLetterClient::resolve_group`]; [`Code::InvalidArgument`] if the time is not in the future.

@@ -38,7 +38,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, ErrorCode};
 
 pub use groups::{GroupOrder, GroupPage, IndexedGroup};
-pub(crate) use groups::{GroupQuery, OpenGroups, list_groups, open_groups, topics_of_group, without_letters};
+pub(crate) use groups::{GroupQuery, OpenGroups, list_groups, open_groups, topics_of_group};
 pub(crate) use message_cache::MessageCache;
 pub use pool::{Pool, ReadError};
 pub(crate) use pool::{QUERY_TIMEOUT, QUEUE_TIMEOUT};

@@ -180,7 +180,7 @@ impl<I: Index> Scheduler<I> {
     }
 
     /// Passes copies of commands to their shards.
-    fn take_urgent_copies(&mut self) {
+    fn take_urgent_copies(&mut self, now: Timestamp) {
         let Some(urgent) = &self.urgent else { return };
         let presence = self.settings.topics.presence(&urgent.topic);
         let is_missing = matches!(presence, Presence::Missing { .. });
@@ -189,7 +189,7 @@ impl<I: Index> Scheduler<I> {
             self.metrics.urgent_late.inc_by(delivery.late);
             self.metrics.urgent_dropped.inc_by(delivery.dropped);
             for copy in &delivery.copies {
-                let counter = match handle.shard.take_copy(copy) {
+                let counter = match handle.shard.take_copy(copy, now) {
                     Taken::Pins => &self.metrics.urgent_pins,
                     Taken::Late => &self.metrics.urgent_late,
                     Taken::NoRoom => &self.metrics.urgent_dropped,
@@ -534,7 +534,7 @@ impl<I: Index> Processor for Scheduler<I> {
         }
         self.update_memory_pressure();
         self.update_app_states();
-        self.take_urgent_copies();
+        self.take_urgent_copies(now);
         // Before jobs are taken out: they are not dispatched until the transaction is committed.
         self.report_waiting(now);
         if confirmed.is_some() {

@@ -83,7 +83,8 @@ impl Api {
                 None => Timestamp::from_millis(now.as_millis().saturating_sub(DEFAULT_RANGE)),
                 Some(cursor) => Timestamp::from_millis(cursor.id_hash.cast_signed()),
             }),
-            until: until.unwrap_or(Timestamp::from_millis(now.as_millis().saturating_add(1))),
+            // Also what other clocks have written, which are ahead.
+            until: until.unwrap_or(Timestamp::from_millis(i64::MAX)),
             by: request.by,
             action: request.action,
             target: request.target,

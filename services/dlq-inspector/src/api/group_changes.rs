@@ -1,8 +1,5 @@
 //! `ResolveGroup`, `MuteGroup`, `ReopenGroup` and `AnnotateGroup`. How a change is written is in [`crate::group_states::change`].
 
-use std::sync::Arc;
-
-use redeliver_core::Timestamp;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::failure::bounded_text;
 use redeliver_kafka::exclusive::ExclusiveError;
@@ -16,8 +13,8 @@ use super::groups::{group_id, in_group, message};
 use super::{Api, query_failed};
 use crate::access::Viewer;
 use crate::fingerprint::GroupId;
-use crate::group_states::change::{Change, ChangeError, ChangeRequest, KEPT, RefusedChange};
-use crate::group_states::{Decided, GroupStates};
+use crate::group_states::Decided;
+use crate::group_states::change::{Change, ChangeError, ChangeRequest, RefusedChange};
 use crate::index::{self, GroupQuery};
 
 /// The maximum size of a reason, in bytes.
@@ -75,16 +72,14 @@ impl Api {
         let completeness = self.completeness();
         let states = self.group_states()?;
         let (seen, known) = (viewer.clone(), states.clone());
-        let (group, topics, without_letters) = self
+        let (group, topics) = self
             .pool
             .query(move |connection| {
                 let (filter, visible) = (filter.resolve(connection)?, seen.topics(connection)?);
                 let query = GroupQuery::first(&filter, &known, visible.as_ref(), requested_at);
                 let page = index::list_groups(connection, &query)?;
                 let topics = index::topics_of_group(connection, id)?;
-                let old = old_groups(&known, requested_at);
-                let without_letters = index::without_letters(connection, old)?;
-                Ok((page.groups.into_iter().next(), topics, without_letters))
+                Ok((page.groups.into_iter().next(), topics))
             })
             .await
             .map_err(|error| query_failed(&error))?;
@@ -94,8 +89,6 @@ impl Api {
             return Err(Self::no_group(id, answer.complete));
         };
         viewer.require_operating(topics.keys().map(String::as_str))?;
-        // A group that is not in the index may have dead letters in a partition that is missing.
-        let is_complete = completeness.to_message(requested_at).complete;
         let author = viewer.author();
         let by = Author {
             name: bounded_text(&author.name, MAX_NAME).into(),
@@ -109,7 +102,7 @@ impl Api {
             expected_revision: request.expected_revision,
             at: requested_at,
             last: topics.values().max().copied(),
-            without_letters: without_letters.into_iter().filter(|_| is_complete).collect(),
+            as_of: completeness.as_of,
         });
         let value = changing.await.map_err(|error| change_failed(id, error))?;
         let last = topics.iter().filter(|(topic, _)| viewer.sees(topic));
@@ -125,14 +118,6 @@ impl Api {
             None,
         ))
     }
-}
-
-/// The groups whose values have not changed for so long that they are removed if the groups have no dead letters.
-fn old_groups(states: &Arc<GroupStates>, now: Timestamp) -> impl Iterator<Item = GroupId> {
-    let old = states
-        .values()
-        .filter(move |(_, value)| value.last_time().is_none_or(|time| now.since(time) > KEPT));
-    old.map(|(id, _)| id)
 }
 
 fn check_text(field: &str, text: &str, limit: usize, reason: &str) -> Result<(), Status> {
@@ -162,7 +147,7 @@ fn change_failed(id: GroupId, error: ChangeError) -> Status {
                 Code::ResourceExhausted,
                 "TOO_MANY_GROUP_STATES",
                 format!(
-                    "group `{id}` {refused}; values of groups without dead letters are removed after 90 days"
+                    "group `{id}` {refused}; reopen groups that no longer matter, and remove their notes"
                 ),
             ),
         },
@@ -178,7 +163,7 @@ fn change_failed(id: GroupId, error: ChangeError) -> Status {
             Code::Unknown,
             "UNCONFIRMED",
             format!(
-                "Kafka did not confirm the change, so it may or may not take effect; it can be repeated ({})",
+                "Kafka did not confirm the change, so it may or may not take effect; repeat it with the expected revision ({})",
                 error_chain(&error)
             ),
         ),

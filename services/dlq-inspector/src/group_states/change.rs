@@ -1,6 +1,5 @@
 //! Changes of the states and notes of groups.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ use crate::fingerprint::GroupId;
 
 /// The maximum number of groups with a value: each inspector holds all of them in memory.
 pub const MAX_GROUPS: usize = 10_000;
-/// A value that says nothing, or whose group has no dead letters, is removed when it has not changed for this long.
+/// A value that says nothing is removed when it has not changed for this long, or earlier if there is no room.
 pub const KEPT: Duration = Duration::from_secs(90 * 86_400);
 /// The maximum number of values that one change removes.
 const MAX_REMOVED: usize = 100;
@@ -41,8 +40,8 @@ pub struct ChangeRequest {
     pub at: Timestamp,
     /// The time of the last dead letter of the group.
     pub last: Option<Timestamp>,
-    /// Groups that are known to have no dead letters.
-    pub without_letters: BTreeSet<GroupId>,
+    /// Dead letters up to this time are indexed.
+    pub as_of: Option<Timestamp>,
 }
 
 /// How to change a group.
@@ -181,7 +180,9 @@ impl Decide for PendingChange {
         let Some(value) = next(current, &self.request, &self.change_id)? else {
             return Ok((changed(current.cloned(), false), Vec::new()));
         };
-        let removed: Vec<GroupId> = forgotten(states, &self.request).take(MAX_REMOVED).collect();
+        let is_full = current.is_none() && states.count() >= MAX_GROUPS;
+        let removed = forgotten(states, &self.request, is_full);
+        let removed: Vec<GroupId> = removed.take(MAX_REMOVED).collect();
         if current.is_none() && states.count() - removed.len() >= MAX_GROUPS {
             return Err(RefusedChange::TooMany);
         }
@@ -242,6 +243,7 @@ fn next(
             decision_after = Some(Decision {
                 decided: *decided,
                 time: request.at,
+                resolved_until: (*decided == Decided::Resolved).then(|| resolved_until(request)),
                 by: request.by.name.to_string(),
                 why: request.why.clone(),
             });
@@ -266,6 +268,13 @@ fn next(
     }))
 }
 
+/// The time up to which dead letters are resolved: that of the request. A dead letter that was not indexed then shows that the reason is
+/// still there. One whose time is in the future was there.
+fn resolved_until(request: &ChangeRequest) -> Timestamp {
+    let known = request.as_of.map_or(request.at, |as_of| as_of.min(request.at));
+    request.last.map_or(known, |last| last.max(known))
+}
+
 /// Whether a group is in the wanted state already, for the same reason or without a new one.
 fn has_no_effect(decided: Decided, current: Option<&Decision>, request: &ChangeRequest) -> bool {
     let Some(current) = current else {
@@ -281,16 +290,17 @@ fn has_no_effect(decided: Decided, current: Option<&Decision>, request: &ChangeR
     is_same && (request.why.is_empty() || current.why == request.why)
 }
 
-/// The groups whose values say nothing, or that have no dead letters, and have not changed for long.
+/// The groups whose values say nothing and have not changed for long, or, if there is no room for another one, whose values say nothing.
+/// Whether a group has dead letters does not matter: those of other topics may be known to another inspector only.
 fn forgotten<'s>(
     states: &'s GroupStates,
     request: &'s ChangeRequest,
+    is_full: bool,
 ) -> impl Iterator<Item = GroupId> + use<'s> {
     let is_old = |value: &Value| value.last_time().is_none_or(|time| request.at.since(time) > KEPT);
-    let old = states
-        .values()
-        .filter(move |(id, value)| *id != request.group && !value.is_newer && is_old(value));
-    let forgotten = old.filter(|(id, value)| value.says_nothing() || request.without_letters.contains(id));
+    let others = states.values().filter(|(id, _)| *id != request.group);
+    let forgotten = others
+        .filter(move |(_, value)| !value.is_newer && value.says_nothing() && (is_full || is_old(value)));
     forgotten.map(|(id, _)| id)
 }
 
@@ -319,7 +329,7 @@ mod tests {
             expected_revision: None,
             at: at(100),
             last: Some(at(50)),
-            without_letters: BTreeSet::new(),
+            as_of: Some(at(1_000)),
         }
     }
 
@@ -494,19 +504,18 @@ mod tests {
     }
 
     #[test]
-    fn values_are_forgotten_after_long_if_they_say_nothing_or_their_group_has_no_dead_letters() {
+    fn values_are_forgotten_after_long_if_they_say_nothing() {
         let kept = i64::try_from(KEPT.as_millis()).unwrap();
-        let [open, gone, present, recent] = [1, 2, 3, 4].map(GroupId::from_number);
+        let [open, resolved, muted, recent] = [1, 2, 3, 4].map(GroupId::from_number);
         let records = [
             (open, decided(Decided::Open, 0, 1)),
-            (gone, decided(Decided::Resolved, 0, 1)),
-            (present, decided(Decided::Resolved, 0, 1)),
-            (recent, decided(Decided::Resolved, 2, 1)),
+            (resolved, decided(Decided::Resolved, 0, 1)),
+            (muted, decided(Decided::Muted(None), 0, 1)),
+            (recent, decided(Decided::Open, 2, 1)),
         ];
         let removed = |at| {
             let request = ChangeRequest {
                 at,
-                without_letters: [gone, recent].into(),
                 ..request(RESOLVE)
             };
             let (_, outputs) = decide(&records, request).unwrap();
@@ -515,14 +524,14 @@ mod tests {
         };
         let removals = |ids: &[GroupId]| ids.iter().map(|id| (key(*id), false)).collect::<Vec<_>>();
         assert_eq!(removed(at(kept)), []);
-        assert_eq!(removed(at(kept + 1)), removals(&[open, gone]));
-        assert_eq!(removed(at(kept + 3)), removals(&[open, gone, recent]));
+        assert_eq!(removed(at(kept + 1)), removals(&[open]));
+        assert_eq!(removed(at(kept + 3)), removals(&[open, recent]));
     }
 
     #[test]
-    fn the_number_of_values_is_bounded() {
+    fn the_number_of_values_is_bounded_and_those_that_say_nothing_make_room() {
         let count = i64::try_from(MAX_GROUPS).unwrap();
-        let full: Vec<_> = (100..100 + count)
+        let mut full: Vec<_> = (100..100 + count)
             .map(|number| (GroupId::from_number(number), decided(Decided::Resolved, 60, 1)))
             .collect();
         assert_eq!(decide(&full, request(RESOLVE)), Err(RefusedChange::TooMany));
@@ -530,13 +539,37 @@ mod tests {
             group: full[0].0,
             ..request(REOPEN)
         };
-        assert!(decide(&full, known).is_ok());
-        let kept = i64::try_from(KEPT.as_millis()).unwrap();
-        let later = ChangeRequest {
-            at: at(kept + 61),
-            without_letters: [full[1].0].into(),
-            ..request(RESOLVE)
+        assert_eq!(decide(&full, known).unwrap().1.len(), 1);
+        full[1].1 = decided(Decided::Open, 60, 2);
+        let (_, written) = decide(&full, request(RESOLVE)).unwrap();
+        assert_eq!(written, [(key(ID), true), (key(full[1].0), false)]);
+    }
+
+    #[test]
+    fn a_resolution_is_of_the_dead_letters_that_were_known() {
+        let state = |last, as_of, later| {
+            let request = ChangeRequest {
+                at: at(100),
+                last,
+                as_of,
+                ..request(RESOLVE)
+            };
+            let value = decide(&[], request).unwrap().0.unwrap();
+            let value = Value::decode(&value.encode()).unwrap();
+            value.decision.unwrap().state(Some(later), at(200))
         };
-        assert_eq!(decide(&full, later).unwrap().1.len(), 2);
+        // The clock of a producer is ahead.
+        assert_eq!(
+            state(Some(at(5_000)), Some(at(100)), at(5_000)),
+            GroupState::Resolved
+        );
+        assert_eq!(
+            state(Some(at(5_000)), Some(at(100)), at(5_001)),
+            GroupState::Regressed
+        );
+        // The index lags behind.
+        assert_eq!(state(Some(at(10)), Some(at(40)), at(40)), GroupState::Resolved);
+        assert_eq!(state(Some(at(10)), Some(at(40)), at(41)), GroupState::Regressed);
+        assert_eq!(state(Some(at(10)), None, at(100)), GroupState::Resolved);
     }
 }

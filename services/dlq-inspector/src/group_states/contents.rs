@@ -186,6 +186,7 @@ pub(crate) mod tests {
             decision: Some(Decision {
                 decided,
                 time: Timestamp::from_millis(time),
+                resolved_until: None,
                 by: "ann".to_owned(),
                 why: "known".to_owned(),
             }),

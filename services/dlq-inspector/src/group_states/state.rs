@@ -43,7 +43,7 @@ pub enum Decided {
     Open,
     /// The reason is gone.
     Resolved,
-    /// It is in no alert until this time; `None`: until somebody changes it.
+    /// It is in no alert about groups until this time; `None`: until somebody changes it.
     Muted(Option<Timestamp>),
 }
 
@@ -54,6 +54,8 @@ pub struct Decision {
     pub decided: Decided,
     /// When.
     pub time: Timestamp,
+    /// Of a resolution: the time up to which dead letters are resolved, if it is another one.
+    pub resolved_until: Option<Timestamp>,
     /// The name of the caller.
     pub by: String,
     /// Why, in the words of the caller.
@@ -63,7 +65,8 @@ pub struct Decision {
 impl Decision {
     /// The time up to which dead letters are resolved.
     fn resolved_until(&self) -> Option<Timestamp> {
-        mutant!("groups-regress-by-old-dead-letters", Some(self.time), None)
+        let until = self.resolved_until.unwrap_or(self.time);
+        mutant!("groups-regress-by-old-dead-letters", Some(until), None)
     }
 
     /// The state of a group with this decision. `last` is the time of its last dead letter, whatever was done with it; `None` if there is
@@ -94,6 +97,7 @@ mod tests {
         Decision {
             decided,
             time: at(time),
+            resolved_until: None,
             by: String::new(),
             why: String::new(),
         }

@@ -124,6 +124,7 @@ fn read_decision(decision: v1::GroupDecision) -> Result<Decision, InvalidValue> 
     Ok(Decision {
         decided,
         time: decision.time.as_ref().map_or(Err(InvalidValue::Time), time)?,
+        resolved_until: decision.resolved_until.as_ref().map(time).transpose()?,
         by: decision.by,
         why: decision.why,
     })
@@ -138,6 +139,7 @@ fn write_decision(decision: &Decision) -> v1::GroupDecision {
     v1::GroupDecision {
         state: state.into(),
         time: Some(to_timestamp(decision.time)),
+        resolved_until: decision.resolved_until.map(to_timestamp),
         by: decision.by.clone(),
         why: decision.why.clone(),
         muted_until: until.map(to_timestamp),
@@ -159,6 +161,7 @@ mod tests {
             decision: Some(Decision {
                 decided,
                 time: at(5),
+                resolved_until: Some(at(6)),
                 by: "ann".to_owned(),
                 why: "fixed".to_owned(),
             }),

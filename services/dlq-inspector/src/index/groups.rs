@@ -730,18 +730,3 @@ pub(crate) fn topics_of_group(
     })?;
     rows.collect()
 }
-
-/// Those of some groups that have no dead letters.
-pub(crate) fn without_letters(
-    connection: &Connection,
-    ids: impl Iterator<Item = GroupId>,
-) -> rusqlite::Result<BTreeSet<GroupId>> {
-    let mut statement = connection.prepare_cached("SELECT 1 FROM groups WHERE id = ?")?;
-    let mut without = BTreeSet::new();
-    for id in ids {
-        if !statement.exists([id.number()])? {
-            without.insert(id);
-        }
-    }
-    Ok(without)
-}

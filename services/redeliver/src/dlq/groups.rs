@@ -69,7 +69,7 @@ enum GroupVerb {
     Show(ShowGroupArgs),
     /// Say that the reason is gone; a dead letter that is written later makes the group regressed
     Resolve(ResolveArgs),
-    /// Say that the group is known and wanted, so that it is in no alert
+    /// Say that the group is known and wanted, so that it is in no alert about groups
     Mute(MuteArgs),
     /// Set the state back to open
     Reopen(ResolveArgs),

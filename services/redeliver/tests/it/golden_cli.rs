@@ -185,7 +185,7 @@ Usage: redeliver dlq group <COMMAND>
 Commands:
   show     Show a group: why its dead letters belong together, its state, counts and trend
   resolve  Say that the reason is gone; a dead letter that is written later makes the group regressed
-  mute     Say that the group is known and wanted, so that it is in no alert
+  mute     Say that the group is known and wanted, so that it is in no alert about groups
   reopen   Set the state back to open
   note     Set the note, a text for others
   help     Print this message or the help of the given subcommand(s)
@@ -195,7 +195,7 @@ Options:
 ";
     assert_eq!(output_of(&["dlq", "group", "--help"]).stdout, expected);
     let expected = "\
-Say that the group is known and wanted, so that it is in no alert
+Say that the group is known and wanted, so that it is in no alert about groups
 
 Usage: redeliver dlq group mute [OPTIONS] --why <TEXT> <ID>
 

@@ -98,6 +98,8 @@ pub(super) struct Pins {
     due: usize,
     /// When a command was last accepted, or none could be. `None` before the shard has read any.
     last_command: Option<Timestamp>,
+    /// When something was last pinned that was not pinned before.
+    last_pin: Option<Timestamp>,
     /// Whether the urgent topic is still to be read up to its end.
     are_incomplete: bool,
 }
@@ -114,7 +116,7 @@ impl Pins {
         self.last_command = Some(now);
     }
 
-    fn take(&mut self, copy: &UrgentCopy) -> Taken {
+    fn take(&mut self, copy: &UrgentCopy, now: Timestamp) -> Taken {
         let UrgentCopy {
             names,
             original,
@@ -129,11 +131,11 @@ impl Pins {
         }
         let is_full = self.pins.len() >= MAX_PINS;
         match self.pins.get_mut(&names) {
-            Some(pin) if pin.until >= original => {}
+            Some(pin) if pin.until >= original => pin.written = pin.written.max(written),
             Some(pin) => {
                 self.by_offset.remove(&(pin.until, names));
                 self.by_offset.insert((original, names));
-                (pin.until, pin.written) = (original, written);
+                (pin.until, pin.written) = (original, pin.written.max(written));
             }
             None if is_full => return Taken::NoRoom,
             None => {
@@ -144,6 +146,8 @@ impl Pins {
                     due,
                 };
                 self.pins.insert(names, pin);
+                // The command may still be on its way.
+                self.last_pin = Some(now);
                 self.by_offset.insert((original, names));
             }
         }
@@ -213,8 +217,9 @@ impl Pins {
         if !is_reading || self.undecided > 0 || self.last_command.is_none_or(is_later) {
             self.last_command = Some(now);
         }
+        self.last_pin = self.last_pin.map(|last| last.min(now));
         let mut released = Vec::new();
-        if self.last_command.is_some_and(|last| now >= last.after(QUIET)) {
+        if self.quiet_at().is_some_and(|quiet_at| now >= quiet_at) {
             while let Some(last) = self.by_offset.last().copied() {
                 self.end(last, &mut released);
             }
@@ -224,9 +229,12 @@ impl Pins {
 
     /// When the next pin may end although no command comes.
     fn next_quiet(&self) -> Option<Timestamp> {
-        self.last_command
-            .filter(|_| self.due > 0)
-            .map(|last| last.after(QUIET))
+        self.quiet_at().filter(|_| self.due > 0)
+    }
+
+    fn quiet_at(&self) -> Option<Timestamp> {
+        let last = self.last_command?;
+        Some(self.last_pin.map_or(last, |pin| pin.max(last)).after(QUIET))
     }
 }
 
@@ -252,8 +260,8 @@ impl Shard {
     }
 
     /// Pins the job that a copy names, until the original has had its turn.
-    pub(crate) fn take_copy(&mut self, copy: &UrgentCopy) -> Taken {
-        self.pins.take(copy)
+    pub(crate) fn take_copy(&mut self, copy: &UrgentCopy, now: Timestamp) -> Taken {
+        self.pins.take(copy, now)
     }
 
     /// Whether jobs may be dispatched.
@@ -291,5 +299,30 @@ impl Shard {
         }
         let times = [self.window.next_due(), self.pins.next_quiet()];
         times.into_iter().flatten().min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pin_of_an_idle_shard_outlasts_the_turn_that_takes_it() {
+        let start = Timestamp::from_millis(0);
+        let mut pins = Pins::default();
+        pins.accepted(false, start);
+        pins.decided(0, Some(start), false);
+        // The original is not visible yet, such as behind an open transaction.
+        let now = start.after(2 * QUIET);
+        let copy = UrgentCopy {
+            names: NamedBy::Key([7; 16]),
+            original: 100,
+            written: now,
+        };
+        assert_eq!(pins.take(&copy, now), Taken::Pins);
+        pins.quiet(true, now.after(QUIET / 2));
+        assert_eq!(pins.pins.len(), 1);
+        pins.quiet(true, now.after(QUIET));
+        assert_eq!(pins.pins.len(), 0);
     }
 }

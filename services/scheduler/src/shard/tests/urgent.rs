@@ -58,7 +58,7 @@ impl World {
     fn take_last_copy(&mut self) -> Taken {
         let urgent = self.urgent.as_mut().unwrap();
         let copy = read_copy(urgent.copies.last().unwrap(), &self.settings, self.now).unwrap();
-        let taken = self.shard.take_copy(&copy);
+        let taken = self.shard.take_copy(&copy, self.now);
         if taken == Taken::Pins {
             urgent.pins.push(copy);
         }
@@ -82,7 +82,7 @@ impl World {
         if !std::mem::replace(&mut urgent.is_read, true) {
             for copy in urgent.copies.clone() {
                 let copy = read_copy(&copy, &self.settings, self.now).unwrap();
-                if self.shard.take_copy(&copy) == Taken::Pins {
+                if self.shard.take_copy(&copy, self.now) == Taken::Pins {
                     urgent.pins.push(copy);
                 }
             }
@@ -343,7 +343,7 @@ fn a_pin_ends_if_the_command_that_it_waits_for_does_not_come() {
         let copy = copy_of(&record, world.now);
         world.urgent.as_mut().unwrap().copies = vec![copy.clone()];
         let copy = read_copy(&copy, &world.settings, world.now).unwrap();
-        assert_eq!(world.shard.take_copy(&copy), Taken::Pins);
+        assert_eq!(world.shard.take_copy(&copy, world.now), Taken::Pins);
         world.advance(1_000);
         assert!(!world.was_dispatched(job));
         if is_quiet {
@@ -363,6 +363,40 @@ fn a_pin_ends_if_the_command_that_it_waits_for_does_not_come() {
 }
 
 #[test]
+fn a_made_up_copy_does_not_end_the_pin_of_a_genuine_one() {
+    for is_first in [true, false] {
+        let mut world = World::with_backlog();
+        let job = world.schedule("app", 50, Some(1));
+        world.read(1);
+        world.advance(20);
+        world.schedule("other", 0, Some(2));
+        world.cancel_key(1);
+        let genuine = copy_of(world.ingest.last().unwrap(), world.now);
+        let genuine = read_copy(&genuine, &world.settings, world.now).unwrap();
+        let made_up = UrgentCopy {
+            original: genuine.original + 1_000_000,
+            written: Timestamp::from_millis(0),
+            ..genuine
+        };
+        let copies = if is_first {
+            [made_up, genuine]
+        } else {
+            [genuine, made_up]
+        };
+        for copy in &copies {
+            assert_eq!(world.shard.take_copy(copy, world.now), Taken::Pins);
+        }
+        world.advance(1_000);
+        world.read(1);
+        world.advance(1_000);
+        assert!(!world.was_dispatched(job));
+        world.read(1);
+        world.advance(200);
+        assert_eq!(world.state_of(job), Some(JobState::Cancelled));
+    }
+}
+
+#[test]
 fn the_number_of_pins_is_bounded() {
     let mut shard = Shard::new(Arc::new(settings()), 0);
     let copy = |number: usize| UrgentCopy {
@@ -371,16 +405,26 @@ fn the_number_of_pins_is_bounded() {
         written: Timestamp::from_millis(START),
     };
     for number in 0..MAX_PINS {
-        assert_eq!(shard.take_copy(&copy(number)), Taken::Pins);
+        assert_eq!(
+            shard.take_copy(&copy(number), Timestamp::from_millis(START)),
+            Taken::Pins
+        );
     }
-    assert_eq!(shard.take_copy(&copy(MAX_PINS)), Taken::NoRoom);
-    assert_eq!(shard.take_copy(&copy(7)), Taken::Pins, "one that is known");
+    assert_eq!(
+        shard.take_copy(&copy(MAX_PINS), Timestamp::from_millis(START)),
+        Taken::NoRoom
+    );
+    assert_eq!(
+        shard.take_copy(&copy(7), Timestamp::from_millis(START)),
+        Taken::Pins,
+        "one that is known"
+    );
     shard.end_pins(5, None, false);
     let next = UrgentCopy {
         original: 6,
         ..copy(MAX_PINS)
     };
-    assert_eq!(shard.take_copy(&next), Taken::Pins);
+    assert_eq!(shard.take_copy(&next, Timestamp::from_millis(START)), Taken::Pins);
 }
 
 #[test]
