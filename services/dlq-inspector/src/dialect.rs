@@ -23,6 +23,8 @@ use redeliver_core::headers::{self, JOB_ID, TRACEPARENT};
 use redeliver_core::pipeline::is_topic_name;
 use redeliver_core::{Headers, Timestamp};
 
+use crate::masking::MASK;
+
 /// The framework whose headers describe the failure. The index and the protocol store these numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Dialect {
@@ -415,7 +417,8 @@ fn decode_number(value: &[u8], encoding: Encoding) -> Option<i64> {
 
 fn big_endian(value: &[u8]) -> Option<i64> {
     let (first, length) = (value.first()?, value.len());
-    if length > 8 {
+    // What stands for a masked value has 8 bytes.
+    if length > 8 || value == MASK.as_bytes() {
         return None;
     }
     let fill = if first & 0x80 == 0 { 0 } else { 0xff };

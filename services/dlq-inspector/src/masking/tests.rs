@@ -152,6 +152,18 @@ fn copies_of_a_record_are_masked_with_its_fields() {
 }
 
 #[test]
+fn a_masked_binary_number_is_not_set() {
+    let masking = masking(&[r#"{"topics":["*"],"headers":["kafka_dlt-*"]}"#]);
+    let number = 7_i64.to_be_bytes();
+    let names = ["kafka_dlt-original-offset", "kafka_dlt-original-timestamp"];
+    let given: Headers = names.map(|name| (name, Some(&number[..]))).into_iter().collect();
+    let facts = masking.of("t").facts(given.iter()).unwrap();
+    let offset = facts.origin.and_then(|origin| origin.offset);
+    assert_eq!((offset, facts.origin_timestamp), (None, None));
+    assert_eq!(crate::dialect::readable_number(names[0], MASK.as_bytes()), None);
+}
+
+#[test]
 fn facts_are_those_of_the_masked_headers() {
     let masking = masking(&[r#"{"topics":["*"],"headers":["*"]}"#]);
     let given = headers(&[
