@@ -117,7 +117,7 @@ impl<'a> Export<'a> {
         let mut request = ListDeadLetters {
             filter: self.filter.to_owned(),
             page_size: PAGE,
-            // The order in which they can be written again. Those that retention removes next come first.
+            // Those that retention removes next come first.
             oldest_first: true,
             full: true,
             ..ListDeadLetters::default()

@@ -159,7 +159,7 @@ Options:
     let shown = "\
 Write dead letters to a file or to stdout, byte for byte; exits with status 3 if parts are missing
 
-Usage: redeliver dlq export [OPTIONS] --filter <FILTER>
+Usage: redeliver dlq export [OPTIONS]
 
 Options:
       --filter <FILTER>     Which dead letters: a filter, such as 'state = OPEN AND pipeline = \"greetings\"'
