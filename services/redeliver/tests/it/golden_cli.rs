@@ -411,7 +411,7 @@ fn wrong_usage_is_reported_with_valid_values() {
     );
     refuses(
         &["dlq", "export", "--all", "--file", "/nowhere/letters.jsonl"],
-        "error: --file: cannot create /nowhere/letters.jsonl: No such file or directory (os error 2)\n",
+        "error: --file: cannot create /nowhere/letters.jsonl: entity not found\n",
     );
     refuses(
         &["dlq", "ls", "--server", "ftp://inspector:50051"],

@@ -35,9 +35,8 @@ impl Target {
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let temporary = NamedTempFile::new_in(directory.unwrap_or(Path::new(".")));
         let temporary = temporary.map_err(|error| {
-            // The error itself names the temporary file.
-            let cause = error.get_ref().and_then(|error| error.source());
-            let cause = cause.map_or_else(|| error.to_string(), ToString::to_string);
+            // The text of the error names the temporary file.
+            let cause = error.kind();
             CliError::Usage(format!("--file: cannot create {}: {cause}", path.display()))
         })?;
         Ok(Self::File {
