@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use bytes::Bytes;
-use redeliver_core::{Headers, Position, Timestamp};
+use redeliver_core::{Headers, Position, Timestamp, TimestampType};
 use redeliver_proto::convert::{from_duration, from_headers, to_timestamp};
 use redeliver_proto::v1;
 use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
+use serde::{Deserialize, Serialize};
 use tonic::{Code, Response, Status, Streaming};
 
 use crate::endpoint::{Connection, Endpoint, MAX_RESPONSE};
@@ -26,7 +27,8 @@ pub struct DeadLetterClient {
 }
 
 /// What was done with a dead letter, as the ledger says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum DeadLetterState {
     /// It is unknown what was done, because the ledger cannot be read.
     Unknown,
@@ -90,8 +92,11 @@ pub struct DeadLetter {
     pub id: String,
     /// The position in the dead-letter topic.
     pub position: Position,
-    /// When it was written to the dead-letter topic.
+    /// When it was written to the dead-letter topic: the timestamp of the record. `None` if the record has none, which is known only if the
+    /// request has `full`.
     pub dead_at: Option<Timestamp>,
+    /// Who has set `dead_at`. `None` if that is not known, or if there is no timestamp.
+    pub timestamp_type: Option<TimestampType>,
     /// What was done with it.
     pub state: DeadLetterState,
     /// The dialect of its headers; `None` if it is unknown.
@@ -241,6 +246,9 @@ pub struct ListDeadLetters {
 pub struct Page {
     /// The dead letters of the page.
     pub dead_letters: Vec<DeadLetter>,
+    /// If the request has `full`: dead letters that Kafka does not have any more, and the index still does. They have no values and no
+    /// headers.
+    pub gone: Vec<DeadLetter>,
     /// The token for the next page; `None` on the last page.
     pub next_page_token: Option<String>,
     /// Whether the page contains everything that it should.
@@ -536,9 +544,13 @@ impl DeadLetterClient {
         };
         let answer = self.service.clone().list_dead_letters(request).await;
         let answer = self.answer(answer).await?;
-        let dead_letters = answer.dead_letters.into_iter().map(DeadLetter::try_from);
+        let read = |letters: Vec<v1::DeadLetter>| {
+            let letters = letters.into_iter().map(DeadLetter::try_from);
+            letters.collect::<Result<Vec<_>, ClientError>>()
+        };
         Ok(Page {
-            dead_letters: dead_letters.collect::<Result<_, _>>()?,
+            dead_letters: read(answer.dead_letters)?,
+            gone: read(answer.gone)?,
             next_page_token: text(answer.next_page_token),
             completeness: completeness(answer.completeness)?,
         })
@@ -906,11 +918,18 @@ impl TryFrom<v1::DeadLetter> for DeadLetter {
             v1::HeaderDialect::Smallrye => Some(Dialect::SmallRye),
             v1::HeaderDialect::ShareGroup => Some(Dialect::ShareGroup),
         };
+        let timestamp_type = match letter.timestamp_type() {
+            v1::TimestampType::Unspecified | v1::TimestampType::None => None,
+            v1::TimestampType::CreateTime => Some(TimestampType::CreateTime),
+            v1::TimestampType::LogAppendTime => Some(TimestampType::LogAppendTime),
+        };
+        let has_timestamp = letter.timestamp_type() != v1::TimestampType::None;
         let place = letter.position.ok_or(ClientError::InvalidResponse("position"))?;
         Ok(Self {
             id: letter.id,
             position: position(place),
-            dead_at: time(letter.dead_at, "dead_at")?,
+            dead_at: time(letter.dead_at, "dead_at")?.filter(|_| has_timestamp),
+            timestamp_type,
             state,
             dialect,
             pipeline: text(letter.pipeline),

@@ -43,6 +43,7 @@ mod controls;
 mod dead_letters;
 mod endpoint;
 mod error;
+pub mod export;
 mod ingest;
 mod jobs;
 mod producer;
@@ -64,7 +65,7 @@ pub use jobs::{Answer, Job, JobClient, JobOutcome, JobPage, JobStats, ListJobs, 
 pub use producer::{JobProducer, ScheduleError};
 pub use redeliver_core::headers::TraceContext;
 pub use redeliver_core::job::{InvalidJobId, JobId, JobState, Priority};
-pub use redeliver_core::{Headers, Output, Position, Timestamp};
+pub use redeliver_core::{Headers, Output, Position, Timestamp, TimestampType};
 pub use redeliver_kafka::KafkaSettings;
 pub use redeliver_proto::v1 as messages;
 pub use request::{InvalidRequest, JobRequest, When};

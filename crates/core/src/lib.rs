@@ -50,6 +50,6 @@ pub use human_duration::HumanDuration;
 pub use job::JobId;
 pub use outcome::Outcome;
 pub use pipeline::Pipeline;
-pub use record::{Headers, Output, Position, Record};
+pub use record::{Headers, Output, Position, Record, TimestampType};
 pub use scheduler::SchedulerTopics;
 pub use time::{AdjustableClock, Clock, ManualClock, SystemClock, Timestamp};

@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 use crate::time::Timestamp;
 
@@ -50,6 +51,16 @@ pub struct Record {
     /// The number of headers that were not read, because their names are not UTF-8.
     /// If it is not 0, the record is malformed.
     pub unreadable_headers: usize,
+}
+
+/// Who has set the timestamp of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TimestampType {
+    /// The producer.
+    CreateTime,
+    /// The broker, when it stored the record.
+    LogAppendTime,
 }
 
 /// A record to write to Kafka.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use rdkafka::Timestamp as KafkaTimestamp;
 use rdkafka::message::{BorrowedHeaders, BorrowedMessage, Header, Headers as _, Message as _, OwnedHeaders};
-use redeliver_core::{Headers, Position, Record, Timestamp};
+use redeliver_core::{Headers, Position, Record, Timestamp, TimestampType};
 use redeliver_kafka_ffi::raw_headers;
 
 /// Copies a message out of the client's buffers. `topic` is the shared name of the message's topic.
@@ -32,6 +32,15 @@ pub(crate) fn timestamp(timestamp: KafkaTimestamp) -> Option<Timestamp> {
         KafkaTimestamp::CreateTime(millis) | KafkaTimestamp::LogAppendTime(millis) => {
             Some(Timestamp::from_millis(millis))
         }
+    }
+}
+
+/// Who has set a timestamp; `None` if there is none.
+pub(crate) fn timestamp_type(timestamp: KafkaTimestamp) -> Option<TimestampType> {
+    match timestamp {
+        KafkaTimestamp::NotAvailable => None,
+        KafkaTimestamp::CreateTime(_) => Some(TimestampType::CreateTime),
+        KafkaTimestamp::LogAppendTime(_) => Some(TimestampType::LogAppendTime),
     }
 }
 

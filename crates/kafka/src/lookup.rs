@@ -9,7 +9,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::Offset;
-use redeliver_core::{Position, Record};
+use redeliver_core::{Position, Record, TimestampType};
 use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::KafkaSettings;
@@ -20,6 +20,15 @@ use crate::reader::{ReadError, is_unknown, kafka, watermarks};
 /// Reads records by offset, one lookup at a time.
 pub struct Lookup {
     consumer: KafkaClient<BaseConsumer<EndContext>>,
+}
+
+/// A record, with what most readers do not need.
+#[derive(Clone, Debug)]
+pub struct StoredRecord {
+    /// The record.
+    pub record: Record,
+    /// Who has set its timestamp; `None` if it has none.
+    pub timestamp_type: Option<TimestampType>,
 }
 
 /// For a distance up to this many offsets, reading on is faster than a new assignment.
@@ -49,9 +58,13 @@ impl Lookup {
     ///
     /// # Errors
     /// If they cannot be read within `timeout`.
-    pub fn get(&self, positions: &[Position], timeout: Duration) -> Result<Vec<Option<Record>>, ReadError> {
+    pub fn get(
+        &self,
+        positions: &[Position],
+        timeout: Duration,
+    ) -> Result<Vec<Option<StoredRecord>>, ReadError> {
         let deadline = Instant::now() + timeout;
-        let mut found: Vec<Option<Record>> = positions.iter().map(|_| None).collect();
+        let mut found: Vec<Option<StoredRecord>> = positions.iter().map(|_| None).collect();
         let mut partitions: BTreeMap<(&str, i32), Vec<usize>> = BTreeMap::new();
         for (index, position) in positions.iter().enumerate() {
             partitions
@@ -76,17 +89,17 @@ impl Lookup {
         positions: &[Position],
         indexes: &[usize],
         deadline: Instant,
-        found: &mut [Option<Record>],
+        found: &mut [Option<StoredRecord>],
     ) -> Result<(), ReadError> {
         // The next offset that the client returns, once a partition is assigned.
         let mut next: Option<i64> = None;
         // The last record read, while its offset is at or after the current position.
-        let mut ahead: Option<Record> = None;
+        let mut ahead: Option<StoredRecord> = None;
         for index in indexes {
             let position = &positions[*index];
             if ahead
                 .as_ref()
-                .is_some_and(|record| record.position.offset < position.offset)
+                .is_some_and(|ahead| ahead.record.position.offset < position.offset)
             {
                 ahead = None;
             }
@@ -96,13 +109,13 @@ impl Lookup {
                     self.assign(position)?;
                 }
                 ahead = self.read_up_to(position, deadline)?;
-                next = ahead.as_ref().map(|record| record.position.offset + 1);
+                next = ahead.as_ref().map(|ahead| ahead.record.position.offset + 1);
             }
-            if let Some(record) = ahead
+            if let Some(stored) = ahead
                 .as_ref()
-                .filter(|record| record.position.offset == position.offset)
+                .filter(|ahead| ahead.record.position.offset == position.offset)
             {
-                found[*index] = Some(record.clone());
+                found[*index] = Some(stored.clone());
             }
         }
         Ok(())
@@ -121,7 +134,7 @@ impl Lookup {
     }
 
     /// The first record at or after a position; `None` if the partition ends before it or does not exist.
-    fn read_up_to(&self, position: &Position, deadline: Instant) -> Result<Option<Record>, ReadError> {
+    fn read_up_to(&self, position: &Position, deadline: Instant) -> Result<Option<StoredRecord>, ReadError> {
         let topic: &Arc<str> = &position.topic;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -136,7 +149,12 @@ impl Lookup {
                 Some(Ok(message))
                     if message.topic() != &**topic || message.partition() != position.partition => {}
                 Some(Ok(message)) if message.offset() < position.offset => {}
-                Some(Ok(message)) => return Ok(Some(convert::record(&message, topic))),
+                Some(Ok(message)) => {
+                    return Ok(Some(StoredRecord {
+                        timestamp_type: convert::timestamp_type(message.timestamp()),
+                        record: convert::record(&message, topic),
+                    }));
+                }
                 Some(Err(KafkaError::PartitionEOF(_))) if self.has_more(position, deadline)? => {}
                 Some(Err(KafkaError::PartitionEOF(_))) => return Ok(None),
                 Some(Err(error)) => match error.rdkafka_error_code() {

@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures::Stream;
-use redeliver_core::{Clock, Position, Record};
+use redeliver_core::{Clock, Position};
+use redeliver_kafka::lookup::StoredRecord;
 use redeliver_kafka::reader::ReadError as KafkaReadError;
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1;
@@ -165,23 +166,23 @@ impl Api {
     }
 
     /// The record of a dead letter.
-    async fn record_of(&self, letter: &IndexedLetter) -> Result<Record, Status> {
+    async fn record_of(&self, letter: &IndexedLetter) -> Result<StoredRecord, Status> {
         let records = self.lookup(&[letter]).await?;
         same_record(letter, records.into_iter().next().flatten())
     }
 
     /// The records of dead letters; `None` if Kafka does not have one any more.
-    async fn records_of(&self, letters: &[&IndexedLetter]) -> Result<Vec<Option<Record>>, Status> {
+    async fn records_of(&self, letters: &[&IndexedLetter]) -> Result<Vec<Option<StoredRecord>>, Status> {
         let records = self.lookup(letters).await?;
         // The topic may have been created again since the index read it.
-        let is_same = |(record, letter): (Option<Record>, &&IndexedLetter)| {
-            record.filter(|record| content_hash(record) == letter.content)
+        let is_same = |(stored, letter): (Option<StoredRecord>, &&IndexedLetter)| {
+            stored.filter(|stored| content_hash(&stored.record) == letter.content)
         };
         Ok(records.into_iter().zip(letters).map(is_same).collect())
     }
 
     /// What Kafka has at the positions of dead letters.
-    async fn lookup(&self, letters: &[&IndexedLetter]) -> Result<Vec<Option<Record>>, Status> {
+    async fn lookup(&self, letters: &[&IndexedLetter]) -> Result<Vec<Option<StoredRecord>>, Status> {
         let positions = letters.iter().map(|letter| Position {
             topic: letter.id.topic.as_str().into(),
             partition: letter.id.partition,
@@ -355,13 +356,13 @@ impl DeadLetterService for Api {
 }
 
 /// The record of a dead letter, given what Kafka has at its position.
-fn same_record(letter: &IndexedLetter, record: Option<Record>) -> Result<Record, Status> {
+fn same_record(letter: &IndexedLetter, stored: Option<StoredRecord>) -> Result<StoredRecord, Status> {
     let id = letter.id.to_string();
-    match record {
+    match stored {
         None => Err(not_found(&id)),
         // The topic was created again, and the index does not contain the new record yet.
-        Some(record) if content_hash(&record) != letter.content => Err(index_incomplete(&id)),
-        Some(record) => Ok(record),
+        Some(stored) if content_hash(&stored.record) != letter.content => Err(index_incomplete(&id)),
+        Some(stored) => Ok(stored),
     }
 }
 
@@ -446,7 +447,7 @@ fn bounded(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use redeliver_core::{Headers, Timestamp};
+    use redeliver_core::{Headers, Record, Timestamp, TimestampType};
     use redeliver_proto::error::reason;
 
     use super::*;
@@ -476,14 +477,18 @@ mod tests {
         let id: LetterId = "t-dlq/0/1".parse().unwrap();
         let letter = pool.read_blocking(|connection| index::get(connection, &id));
         let letter = letter.unwrap().unwrap();
+        let stored = |value| StoredRecord {
+            record: record(value),
+            timestamp_type: Some(TimestampType::CreateTime),
+        };
         let refused = |found| {
             let status = same_record(&letter, found).unwrap_err();
             (status.code(), reason(&status).unwrap())
         };
-        assert!(same_record(&letter, Some(record("old"))).is_ok());
+        assert!(same_record(&letter, Some(stored("old"))).is_ok());
         // Whether the new record is a dead letter is not known yet, so it is not certain that there is none.
         let incomplete = (Code::Unavailable, "INDEX_INCOMPLETE".to_owned());
-        assert_eq!(refused(Some(record("new"))), incomplete);
+        assert_eq!(refused(Some(stored("new"))), incomplete);
         let gone = (Code::NotFound, "DEAD_LETTER_NOT_FOUND".to_owned());
         assert_eq!(refused(None), gone);
     }

@@ -4,10 +4,10 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use redeliver_core::{Position, Record};
+use redeliver_core::Position;
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::credentials::Replaceable;
-use redeliver_kafka::lookup::Lookup;
+use redeliver_kafka::lookup::{Lookup, StoredRecord};
 use redeliver_kafka::reader::ReadError;
 use tokio::sync::Semaphore;
 
@@ -37,7 +37,7 @@ impl LookupPool {
     }
 
     /// The records at these positions, in the same order; `None` for a position without a record.
-    pub(crate) async fn get(&self, positions: Vec<Position>) -> Result<Vec<Option<Record>>, ReadError> {
+    pub(crate) async fn get(&self, positions: Vec<Position>) -> Result<Vec<Option<StoredRecord>>, ReadError> {
         if positions.is_empty() {
             return Ok(Vec::new());
         }
@@ -55,7 +55,7 @@ impl LookupPool {
 }
 
 impl Inner {
-    fn get(&self, positions: &[Position]) -> Result<Vec<Option<Record>>, ReadError> {
+    fn get(&self, positions: &[Position]) -> Result<Vec<Option<StoredRecord>>, ReadError> {
         let pool = self.idle.get();
         let idle = || pool.lock().unwrap_or_else(PoisonError::into_inner);
         // Taken in a statement of its own, so that the lock is not held while a client is created.

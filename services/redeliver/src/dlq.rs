@@ -2,24 +2,27 @@
 
 mod audit;
 mod completeness;
+mod export;
 mod groups;
+mod outage;
+mod payload;
+mod progress;
 mod show;
 mod watch;
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use redeliver_client::{
     AuditClient, Completeness, DeadLetter, DeadLetterClient, ListDeadLetters, Removal, TopicStats,
 };
-use redeliver_core::HumanDuration;
+use redeliver_core::{Clock as _, HumanDuration, SystemClock};
 use redeliver_runtime::cli::{CommonArgs, report};
 use serde_json::{Value, json};
 
 use crate::connection::{CliError, ConnectionArgs, conclude, inspector};
-use crate::output::{Format, OutputArgs, print_item, print_items, shortened};
-use completeness::{CompleteArgs, EXIT_INCOMPLETE};
+use crate::output::{Format, OutputArgs, print_item, print_items, print_line, shortened};
+use completeness::CompleteArgs;
 pub(crate) use completeness::{completeness_json, problem};
 use show::{as_json, as_text};
 
@@ -37,6 +40,8 @@ enum Verb {
     Show(ShowArgs),
     /// Print dead letters as they arrive, one line each
     Watch(WatchArgs),
+    /// Write dead letters to a file or to stdout, byte for byte; exits with status 3 if parts are missing
+    Export(export::ExportArgs),
     /// Count dead letters by topic and class
     Stats(StatsArgs),
     /// List groups of dead letters that fail for the same reason
@@ -88,9 +93,17 @@ struct ShowArgs {
     /// Position in the dead-letter topic: topic/partition/offset
     #[arg(value_name = "ID")]
     id: String,
-    /// Write only the payload to stdout, byte for byte; exits with status 3 if parts of it are masked
-    #[arg(long, conflicts_with = "format")]
-    payload: bool,
+    /// Write only the payload to stdout: raw (byte for byte), json (indented), text (control characters are escaped) or hex; exits with
+    /// status 3 if parts of it are masked
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        num_args = 0..=1,
+        default_missing_value = "raw",
+        hide_possible_values = true,
+        conflicts_with = "format"
+    )]
+    payload: Option<payload::PayloadFormat>,
     #[command(flatten)]
     complete: CompleteArgs,
     #[command(flatten)]
@@ -132,6 +145,7 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
         Verb::Ls(args) => &args.inspector,
         Verb::Show(args) => &args.inspector,
         Verb::Watch(args) => &args.inspector,
+        Verb::Export(args) => &args.inspector,
         Verb::Stats(args) => &args.inspector,
         Verb::Groups(args) => &args.inspector,
         Verb::Group(args) => args.inspector(),
@@ -157,6 +171,10 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
             Verb::Ls(args) => list(&dead_letters().await?, args).await,
             Verb::Show(args) => show(&dead_letters().await?, args).await,
             Verb::Watch(args) => watch::run(&dead_letters().await?, args).await,
+            Verb::Export(args) => {
+                let target = args.target()?;
+                export::run(&dead_letters().await?, args, target).await
+            }
             Verb::Stats(args) => stats(&dead_letters().await?, args).await,
             Verb::Groups(args) => groups::list(&dead_letters().await?, args).await,
             Verb::Group(args) => groups::run(&dead_letters().await?, args).await,
@@ -173,6 +191,7 @@ const PAGE: u32 = 1000;
 
 /// What the pages of a list contain.
 struct Listed<T> {
+    /// Empty for JSON lines, which were printed.
     found: Vec<T>,
     completeness: Completeness,
     /// Whether there is more than was asked for.
@@ -180,26 +199,34 @@ struct Listed<T> {
 }
 
 /// Reads pages until there are this many items. `read` gets the size and the token of a page, and returns its items, the token of the
-/// next page and its completeness.
+/// next page and its completeness. JSON lines are printed as they arrive.
 async fn list_pages<T>(
     limit: u32,
+    format: Format,
+    value: impl Fn(&T) -> Value,
     read: impl AsyncFn(u16, String) -> Result<(Vec<T>, Option<String>, Completeness), CliError>,
 ) -> Result<Listed<T>, CliError> {
     let mut found: Vec<T> = Vec::new();
     let mut completeness: Option<Completeness> = None;
-    let mut token = String::new();
+    let (mut token, mut count) = (String::new(), 0);
     let has_more = loop {
-        let missing = limit - u32::try_from(found.len()).unwrap_or(limit);
+        let missing = limit.saturating_sub(count);
         let size = u16::try_from(missing.min(PAGE)).unwrap_or(u16::MAX);
         let (items, next, of_page) = read(size, token).await?;
-        found.extend(items);
+        count = count.saturating_add(u32::try_from(items.len()).unwrap_or(u32::MAX));
+        let is_closed = format == Format::Jsonl && !items.iter().all(|item| print_line(value(item)));
+        if format != Format::Jsonl {
+            found.extend(items);
+        }
         // The list is as complete as its first incomplete page.
         if completeness.as_ref().is_none_or(|before| before.is_complete) {
             completeness = Some(of_page);
         }
         match next {
             None => break false,
-            Some(_) if found.len() >= limit as usize => break true,
+            // Nobody reads the others.
+            Some(_) if is_closed => break false,
+            Some(_) if count >= limit => break true,
             Some(next) => token = next,
         }
     };
@@ -216,7 +243,8 @@ async fn list(client: &DeadLetterClient, args: &ListArgs) -> Result<ExitCode, Cl
         oldest_first: args.oldest_first,
         ..ListDeadLetters::default()
     };
-    let listed = list_pages(args.limit, async |page_size, page_token| {
+    let format = args.output.format;
+    let listed = list_pages(args.limit, format, as_json, async |page_size, page_token| {
         let request = ListDeadLetters {
             page_size,
             page_token,
@@ -231,11 +259,18 @@ async fn list(client: &DeadLetterClient, args: &ListArgs) -> Result<ExitCode, Cl
         has_more,
     } = listed.await?;
     let columns = [
-        "id", "dead at", "state", "class", "code", "retries", "pipeline", "message",
+        "id", "dead at", "age", "state", "class", "code", "retries", "pipeline", "message",
     ];
+    let now = SystemClock.now();
+    let row = |letter: &DeadLetter| {
+        let mut row = row(letter);
+        let age = letter.dead_at.map(|at| rounded(now.since(at)));
+        row.insert(2, age.unwrap_or_default());
+        row
+    };
     let all = || json!(found.iter().map(as_json).collect::<Vec<_>>());
-    print_with_completeness(args.output.format, &completeness, "dead_letters", all, || {
-        print_items(args.output.format, &columns, &found, row, as_json);
+    print_with_completeness(format, &completeness, "dead_letters", all, || {
+        print_items(format, &columns, &found, row, as_json);
     });
     if has_more {
         eprintln!(
@@ -279,8 +314,8 @@ fn row(letter: &DeadLetter) -> Vec<String> {
 }
 
 async fn show(client: &DeadLetterClient, args: &ShowArgs) -> Result<ExitCode, CliError> {
-    if args.payload {
-        return payload(client, &args.id).await;
+    if let Some(format) = args.payload {
+        return payload::write(client, &args.id, format).await;
     }
     let Some(found) = client.get(&args.id).await? else {
         return Err(CliError::failed(format_args!(
@@ -296,25 +331,6 @@ async fn show(client: &DeadLetterClient, args: &ShowArgs) -> Result<ExitCode, Cl
     };
     print_item(args.output.format, || as_text(letter), with_completeness);
     Ok(args.complete.conclude(completeness))
-}
-
-async fn payload(client: &DeadLetterClient, id: &str) -> Result<ExitCode, CliError> {
-    let mut payload = client.payload(id).await?;
-    while let Some(piece) = payload.next().await? {
-        let written = std::io::stdout().write_all(&piece);
-        written.map_err(|error| CliError::Io("writing the payload", error))?;
-    }
-    let flushed = std::io::stdout().flush();
-    flushed.map_err(|error| CliError::Io("writing the payload", error))?;
-    if payload.masked_paths().is_empty() {
-        return Ok(ExitCode::SUCCESS);
-    }
-    // A script must not take it for the record.
-    eprintln!(
-        "the payload is masked at {}, so it is not what the record contains; the scope dead-letters:unmasked shows it",
-        payload.masked_paths().join(", ")
-    );
-    Ok(ExitCode::from(EXIT_INCOMPLETE))
 }
 
 async fn stats(client: &DeadLetterClient, args: &StatsArgs) -> Result<ExitCode, CliError> {

@@ -122,6 +122,11 @@ pub(crate) fn in_one_line(text: &str) -> String {
     escaped(text, |_| false)
 }
 
+/// As [`in_one_line`], with line breaks and tabs.
+pub(crate) fn multiline(text: &str) -> String {
+    escaped(text, |c| matches!(c, '\n' | '\t'))
+}
+
 fn escaped(text: &str, keep: impl Fn(char) -> bool) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -143,7 +148,7 @@ fn escaped(text: &str, keep: impl Fn(char) -> bool) -> String {
 pub(crate) fn block(bytes: &[u8], limit: usize) -> String {
     let shown = &bytes[..bytes.len().min(limit)];
     let mut text = match readable(shown) {
-        Some(text) => escaped(text, |c| matches!(c, '\n' | '\t')),
+        Some(text) => multiline(text),
         None => hexadecimal(shown),
     };
     if shown.len() < bytes.len() {

@@ -209,8 +209,8 @@ async fn lookups_return_existing_records_and_none_for_missing_ones() {
         let found = lookup.get(&positions, DEADLINE).unwrap();
         let values: Vec<Option<&str>> = found
             .iter()
-            .map(|record| {
-                let value = record.as_ref()?.value.as_deref()?;
+            .map(|stored| {
+                let value = stored.as_ref()?.record.value.as_deref()?;
                 std::str::from_utf8(value).ok()
             })
             .collect();

@@ -1,7 +1,8 @@
 //! Converts indexed dead letters to messages.
 
 use bytes::Bytes;
-use redeliver_core::Record;
+use redeliver_core::TimestampType;
+use redeliver_kafka::lookup::StoredRecord;
 use redeliver_proto::convert::{to_headers, to_timestamp};
 use redeliver_proto::v1;
 use redeliver_runtime::config::FieldPath;
@@ -26,12 +27,12 @@ pub(super) fn basic(viewer: &Viewer, letter: &IndexedLetter, are_states_known: b
 pub(super) fn full(
     viewer: &Viewer,
     letter: &IndexedLetter,
-    record: Record,
+    stored: StoredRecord,
     are_states_known: bool,
 ) -> v1::DeadLetter {
     let mask = viewer.mask(&letter.id.topic);
-    let mut whole = whole_full(letter, &record, are_states_known);
-    match record.value.map(|value| mask.value(value)) {
+    let mut whole = whole_full(letter, &stored, are_states_known);
+    match stored.record.value.map(|value| mask.value(value)) {
         Some(MaskedValue::Shown(value, paths)) => {
             whole.value_truncated = value.len() > VALUE_LIMIT;
             // A slice would keep the whole value in memory.
@@ -206,23 +207,30 @@ fn whole_basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter
         content_hash: Bytes::copy_from_slice(&letter.content),
         unreadable_headers: 0,
         payload_withheld: v1::PayloadWithheld::Unspecified.into(),
+        timestamp_type: v1::TimestampType::Unspecified.into(),
         masked: None,
         completeness: None,
     }
 }
 
 /// With headers, and without the value.
-fn whole_full(letter: &IndexedLetter, record: &Record, are_states_known: bool) -> v1::DeadLetter {
+fn whole_full(letter: &IndexedLetter, stored: &StoredRecord, are_states_known: bool) -> v1::DeadLetter {
+    let timestamp_type = match stored.timestamp_type {
+        None => v1::TimestampType::None,
+        Some(TimestampType::CreateTime) => v1::TimestampType::CreateTime,
+        Some(TimestampType::LogAppendTime) => v1::TimestampType::LogAppendTime,
+    };
     v1::DeadLetter {
+        timestamp_type: timestamp_type.into(),
         headers: to_headers(&header_list::decode(&letter.headers)),
-        unreadable_headers: u32::try_from(record.unreadable_headers).unwrap_or(u32::MAX),
+        unreadable_headers: u32::try_from(stored.record.unreadable_headers).unwrap_or(u32::MAX),
         ..whole_basic(letter, are_states_known)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use redeliver_core::{Headers, Position, Timestamp};
+    use redeliver_core::{Headers, Position, Record, Timestamp};
 
     use super::*;
     use crate::id::LetterId;
@@ -252,7 +260,13 @@ mod tests {
         let id = LetterId::from(&record.position);
         let found = index.pool.read_blocking(|connection| index::get(connection, &id));
         let letter = found.unwrap().unwrap();
-        let whole = whole_full(&letter, &record, true);
+        let stored = StoredRecord {
+            record,
+            timestamp_type: None,
+        };
+        let whole = whole_full(&letter, &stored, true);
+        // Not the same as a timestamp that is unknown.
+        assert_eq!(whole.timestamp_type(), v1::TimestampType::None);
         assert_eq!((whole.headers.len(), whole.unreadable_headers), (1, 2));
         assert_eq!(whole.state(), v1::DeadLetterState::Open);
         assert_eq!(

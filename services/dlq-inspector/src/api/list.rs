@@ -63,21 +63,26 @@ impl Api {
         Self::check_states(tests_states, &after_query)?;
         let are_states_known = after_query.are_states_known();
 
-        let mut page = Vec::new();
+        let (mut page, mut gone) = (Vec::new(), Vec::new());
         let mut bytes = 0;
         let mut last = None;
         'page: for batch in batches(&letters, LOOKUP_BYTES) {
             let messages = self.to_messages(viewer, batch, is_full, are_states_known).await?;
             for (letter, message) in batch.iter().zip(messages) {
-                let size = message.as_ref().map_or(0, v1::DeadLetter::encoded_len);
-                if bytes + size > PAGE_BYTES && !page.is_empty() {
+                let is_gone = message.is_none();
+                let message = message.unwrap_or_else(|| convert::basic(viewer, letter, are_states_known));
+                let size = message.encoded_len();
+                if bytes + size > PAGE_BYTES && last.is_some() {
                     has_more = true;
                     break 'page;
                 }
                 bytes += size;
-                // The cursor also passes dead letters that are skipped because Kafka does not have them any more.
                 last = Some(letter.cursor());
-                page.extend(message);
+                if is_gone {
+                    gone.push(message);
+                } else {
+                    page.push(message);
+                }
             }
         }
         if is_full {
@@ -88,6 +93,7 @@ impl Api {
         let next_page_token = token.map_or_else(String::new, |cursor| PageToken::encode(query, cursor));
         Ok(v1::ListDeadLettersResponse {
             dead_letters: page,
+            gone,
             next_page_token,
             completeness: Some(self.completeness_message(&self.completeness_since(&completeness), viewer)),
         })
@@ -96,9 +102,9 @@ impl Api {
     pub(super) async fn get(&self, viewer: &Viewer, id: String) -> Result<v1::DeadLetter, Status> {
         let completeness = self.completeness();
         let letter = self.find(viewer, &id).await?;
-        let record = self.record_of(&letter).await?;
+        let stored = self.record_of(&letter).await?;
         let completeness = self.completeness_since(&completeness);
-        let message = convert::full(viewer, &letter, record, completeness.are_states_known());
+        let message = convert::full(viewer, &letter, stored, completeness.are_states_known());
         let disclosure = Disclosure::of(Action::GetDeadLetter, "", [&message]);
         self.audit.record(viewer, disclosure, self.clock.now()).await?;
         Ok(v1::DeadLetter {
@@ -127,8 +133,8 @@ impl Api {
         let mut records = self.records_of(&with_payload).await?.into_iter();
         let message = |letter| {
             if is_shown(letter) {
-                let record = records.next()??;
-                Some(convert::full(viewer, letter, record, are_states_known))
+                let stored = records.next()??;
+                Some(convert::full(viewer, letter, stored, are_states_known))
             } else {
                 Some(convert::basic(viewer, letter, are_states_known))
             }

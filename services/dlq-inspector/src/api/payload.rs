@@ -24,9 +24,9 @@ impl Api {
     ) -> Result<ResponseStream<v1::ReadPayloadResponse>, Status> {
         let letter = self.find(viewer, &id).await?;
         viewer.require_payloads(&letter.id.topic)?;
-        let record = self.record_of(&letter).await?;
+        let stored = self.record_of(&letter).await?;
         let mask = viewer.mask(&letter.id.topic);
-        let MaskedValue::Shown(mut rest, paths) = mask.value(record.value.unwrap_or_default()) else {
+        let MaskedValue::Shown(mut rest, paths) = mask.value(stored.record.value.unwrap_or_default()) else {
             viewer.require_unmasked(&letter.id.topic)?;
             return Err(Status::internal("a value is masked for a caller that sees it"));
         };

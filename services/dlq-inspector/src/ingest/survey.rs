@@ -222,7 +222,7 @@ impl SurveyTask {
             };
             let current: Vec<_> = records
                 .iter()
-                .map(|record| record.as_ref().map(content_hash))
+                .map(|stored| stored.as_ref().map(|stored| content_hash(&stored.record)))
                 .collect();
             if has_other_records(&indexed, &current) {
                 recreated.push(topic);

@@ -156,7 +156,8 @@ pub(super) async fn list(client: &DeadLetterClient, args: &GroupsArgs) -> Result
         states: args.states.iter().map(|state| state.wanted()).collect(),
         ..ListGroups::default()
     };
-    let listed = list_pages(args.limit, async |page_size, page_token| {
+    let format = args.output.format;
+    let listed = list_pages(args.limit, format, as_json, async |page_size, page_token| {
         let request = ListGroups {
             page_size,
             page_token,
@@ -184,8 +185,8 @@ pub(super) async fn list(client: &DeadLetterClient, args: &GroupsArgs) -> Result
         "template",
     ];
     let all = || json!(found.iter().map(as_json).collect::<Vec<_>>());
-    print_with_completeness(args.output.format, &completeness, "groups", all, || {
-        print_items(args.output.format, &columns, &found, row, as_json);
+    print_with_completeness(format, &completeness, "groups", all, || {
+        print_items(format, &columns, &found, row, as_json);
     });
     if has_more {
         eprintln!(

@@ -185,6 +185,7 @@ mod tests {
                 offset: 17,
             },
             dead_at: Some(Timestamp::from_millis(1_763_722_800_123)),
+            timestamp_type: None,
             state: DeadLetterState::Open,
             dialect: Some(Dialect::Redeliver),
             pipeline: Some("crawl".to_owned()),

@@ -1,25 +1,16 @@
 //! `redeliver dlq watch`: prints dead letters as they arrive, and reconnects if the inspector restarts.
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use redeliver_client::{
     ClientError, Completeness, DeadLetter, DeadLetterClient, WatchDeadLetters, WatchEvent,
 };
-use redeliver_runtime::error_chain::error_chain;
 
 use super::completeness::warn;
+use super::outage::Outage;
 use super::{WatchArgs, as_json, row};
 use crate::connection::CliError;
 use crate::output::{Format, in_one_line, print_line};
-
-/// The waits between attempts to reach an inspector that went away; the last one repeats.
-const WAITS: [Duration; 4] = [
-    Duration::from_millis(200),
-    Duration::from_secs(1),
-    Duration::from_secs(2),
-    Duration::from_secs(5),
-];
 
 /// Runs until stdout is closed or the inspector rejects the request.
 pub(super) async fn run(client: &DeadLetterClient, args: &WatchArgs) -> Result<ExitCode, CliError> {
@@ -29,23 +20,12 @@ pub(super) async fn run(client: &DeadLetterClient, args: &WatchArgs) -> Result<E
         resume_token: String::new(),
         only_new: args.new,
     };
-    let mut failures = 0;
-    let mut reported = String::new();
+    let mut outage = Outage::new(None);
     loop {
-        let Err(error) = follow(client, args, &mut request, &mut failures).await else {
+        let Err(error) = follow(client, args, &mut request, &mut outage).await else {
             return Ok(ExitCode::SUCCESS);
         };
-        if !error.is_transient() {
-            return Err(error.into());
-        }
-        // An inspector that comes back may be a different one, for example with TLS.
-        let problem = error_chain(&error);
-        if failures == 0 || problem != reported {
-            eprintln!("connection lost; reconnecting: {problem}");
-            reported = problem;
-        }
-        tokio::time::sleep(WAITS[failures.min(WAITS.len() - 1)]).await;
-        failures += 1;
+        outage.wait(error).await?;
     }
 }
 
@@ -54,16 +34,13 @@ async fn follow(
     client: &DeadLetterClient,
     args: &WatchArgs,
     request: &mut WatchDeadLetters,
-    failures: &mut usize,
+    outage: &mut Outage,
 ) -> Result<(), ClientError> {
     let mut watch = client.watch(request).await?;
     let mut was_complete = true;
     loop {
         let event = watch.next().await?;
-        if *failures > 0 {
-            eprintln!("reconnected");
-            *failures = 0;
-        }
+        outage.ends();
         watch.resume_token().clone_into(&mut request.resume_token);
         match event {
             WatchEvent::DeadLetter(letter) => {

@@ -388,6 +388,7 @@ fn jobs() -> Vec<Vec<u8>> {
         revision: 3,
         decision: Some(v1::GroupDecision {
             state: v1::GroupState::Muted.into(),
+            resolved_until: Some(to_timestamp(NOW)),
             time: Some(to_timestamp(NOW)),
             by: "me".to_owned(),
             why: "known".to_owned(),

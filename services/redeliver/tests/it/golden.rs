@@ -393,7 +393,7 @@ Commands:
   resume     Resume an application, also if the configuration pauses it
   rate       Limit how many jobs of an application are dispatched per second
   controls   List what is paused, limited or changed, by whom and why
-  dlq        List, show and watch dead letters
+  dlq        List, show, watch and export dead letters
   tokens     Create tokens for the APIs of the scheduler and the inspector
   help       Print this message or the help of the given subcommand(s)
 

@@ -63,7 +63,7 @@ Options:
   -h, --help  Print help
 ";
     let dlq = "\
-List, show and watch dead letters
+List, show, watch and export dead letters
 
 Usage: redeliver dlq <COMMAND>
 
@@ -71,6 +71,7 @@ Commands:
   ls      List dead letters, newest first
   show    Show a dead letter: failure, origin, headers and payload
   watch   Print dead letters as they arrive, one line each
+  export  Write dead letters to a file or to stdout, byte for byte; exits with status 3 if parts are missing
   stats   Count dead letters by topic and class
   groups  List groups of dead letters that fail for the same reason
   group   Show or change a group: resolve, mute, reopen, note
@@ -155,6 +156,34 @@ Options:
   -h, --help                Print help
 ";
     assert_eq!(output_of(&["dlq", "ls", "--help"]).stdout, expected);
+    let shown = "\
+Write dead letters to a file or to stdout, byte for byte; exits with status 3 if parts are missing
+
+Usage: redeliver dlq export [OPTIONS]
+
+Options:
+      --filter <FILTER>     Which dead letters: a filter, such as 'state = OPEN AND pipeline = \"greetings\"'
+      --all                 All dead letters
+      --file <FILE>         File to create, once all is written; only its owner can read it (default: stdout)
+      --force               Overwrite the file
+      --config <FILE>       Configuration file; overrides REDELIVER_CONFIG
+";
+    let help = output_of(&["dlq", "export", "--help"]).stdout;
+    assert!(help.starts_with(shown), "{help}");
+    let shown = "\
+Show a dead letter: failure, origin, headers and payload
+
+Usage: redeliver dlq show [OPTIONS] <ID>
+
+Arguments:
+  <ID>  Position in the dead-letter topic: topic/partition/offset
+
+Options:
+      --payload [<FORMAT>]  Write only the payload to stdout: raw (byte for byte), json (indented), text (control characters are escaped) or hex; exits with status 3 if parts of it are masked
+      --require-complete    Exit with status 3 if the answer is incomplete
+";
+    let help = output_of(&["dlq", "show", "--help"]).stdout;
+    assert!(help.starts_with(shown), "{help}");
     let expected = "\
 Copy committed offsets to groups with another kafka.id_prefix; all processes must be stopped
 
@@ -405,6 +434,22 @@ fn wrong_usage_is_reported_with_valid_values() {
             "error: invalid value 'yaml' for '--output <FORMAT>'\n  [possible values: table, json, jsonl]{more}"
         ),
     );
+    // Nobody exports everything by mistake.
+    refuses(
+        &["dlq", "export"],
+        &format!(
+            "error: the following required arguments were not provided:\n  --filter <FILTER>\n\n\
+             Usage: redeliver dlq export --filter <FILTER>{more}"
+        ),
+    );
+    refuses(
+        &["dlq", "export", "--all", "--file", "/"],
+        "error: --file: / exists; --force overwrites it\n",
+    );
+    refuses(
+        &["dlq", "export", "--all", "--file", "/nowhere/letters.jsonl"],
+        "error: --file: cannot create /nowhere/letters.jsonl: entity not found\n",
+    );
     refuses(
         &["dlq", "ls", "--server", "ftp://inspector:50051"],
         "error: `ftp://inspector:50051` must begin with http:// or https://\n",
@@ -432,7 +477,7 @@ fn wrong_usage_is_reported_with_valid_values() {
 fn an_unavailable_service_is_reported_with_its_address() {
     let address = format!("127.0.0.1:{}", free_port());
     let id = "01KAJQ6Z2B0003000000000A7X";
-    let cases: [(&[&str], &str, &str); 14] = [
+    let cases: [(&[&str], &str, &str); 15] = [
         (
             &["jobs", "schedule", "--app", "a", "--in", "1s"],
             "scheduler",
@@ -445,6 +490,7 @@ fn an_unavailable_service_is_reported_with_its_address() {
         (&["dlq", "ls"], "inspector", "dlq_inspector"),
         (&["dlq", "show", "a-dlq/0/1"], "inspector", "dlq_inspector"),
         (&["dlq", "watch"], "inspector", "dlq_inspector"),
+        (&["dlq", "export", "--all"], "inspector", "dlq_inspector"),
         (&["dlq", "stats"], "inspector", "dlq_inspector"),
         (&["dlq", "groups"], "inspector", "dlq_inspector"),
         (&["dlq", "group", "show", "00"], "inspector", "dlq_inspector"),

@@ -12,6 +12,7 @@ mod client;
 mod clock;
 mod demo;
 mod deployment;
+mod dlq_export;
 mod docs;
 mod due;
 mod e2e;

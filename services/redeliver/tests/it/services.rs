@@ -42,7 +42,10 @@ impl Services {
                 Reply::ok(request.body.clone())
             }
         });
-        let (source, dead) = (setup.name().to_owned(), format!("[{}-dlq]", setup.name()));
+        let (source, dead) = (
+            setup.name().to_owned(),
+            format!("[{0}-dlq, {0}-*-dlq]", setup.name()),
+        );
         let pipe = setup
             .through_scheduler()
             .set("scheduler.listen", &scheduler)

@@ -245,6 +245,7 @@ async fn no_answer_contains_what_is_masked() {
         commands.push(vec!["groups", "--filter", &own, "-o", format]);
         commands.push(vec!["stats", "--filter", &own, "-o", format]);
     }
+    commands.push(vec!["export", "--filter", &own]);
     for id in &ids {
         commands.push(vec!["show", id]);
         commands.push(vec!["show", id, "-o", "json"]);
@@ -261,6 +262,7 @@ async fn no_answer_contains_what_is_masked() {
         let expected = match command.last() {
             Some(&"--payload") if command[1] == ids[2] => 1,
             Some(&"--payload") => 3,
+            _ if command[0] == "export" => 3,
             _ => 0,
         };
         assert_eq!(output.code, Some(expected), "{command:?}: {printed}");
