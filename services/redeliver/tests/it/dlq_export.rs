@@ -120,7 +120,7 @@ fn an_export_contains_every_byte_of_the_records_in_kafka() {
         ),
         output(&stamped, Some(b"k"), Headers::new(), Some(b"v")),
     ]);
-    let large: Vec<u8> = (0..LARGE).map(|index| (index % 251) as u8).collect();
+    let large: Vec<u8> = (0..251).cycle().take(LARGE).collect();
     raw::produce(&brokers(), &topic, &large, &[(b"a", b"b")]);
     let text = "ä".repeat(LARGE / 2);
     raw::produce(&brokers(), &topic, text.as_bytes(), &[]);
