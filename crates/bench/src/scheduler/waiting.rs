@@ -48,6 +48,13 @@ pub(super) async fn run(
         format!("resident memory of the scheduler, {count} waiting"),
         format!("{:.0} MiB", process.rss_mib()?),
     );
+    // What remains without the buffers of the commands that were read.
+    process.stop()?;
+    let process = env.start_and_wait("a")?;
+    figures.add(
+        format!("resident memory of a restarted scheduler, {count} waiting"),
+        format!("{:.0} MiB", process.rss_mib()?),
+    );
 
     let affected = Arrivals::at(broker, &env.app_topic(BULK))?;
     let unaffected = Arrivals::at(broker, &env.app_topic(TRICKLE))?;

@@ -394,6 +394,7 @@ impl RequestError {
             outcome: None,
             retry_after: retry_after.map(whole_seconds),
             challenge: challenge.map(Box::new),
+            allow: None,
         }
     }
 }

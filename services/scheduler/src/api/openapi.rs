@@ -25,7 +25,7 @@ use super::control::{ControlView, StateView};
 use super::problem::ProblemBody;
 use super::rest::{BatchResponse, BatchResult, CommandResponse, ListResponse};
 use super::schedules::rest::{
-    DeletedSchedule, PreviewResponse, ResumedSchedule, SchedulesResponse, TriggeredSchedule,
+    DeletedSchedule, NoOptions, PreviewResponse, ResumedSchedule, SchedulesResponse, TriggeredSchedule,
 };
 use super::schedules::{ScheduleView, UnreadableView};
 use super::view::{HeaderView, JobView, StatsView};
@@ -178,9 +178,10 @@ fn file(content_type: &'static str, text: &'static str) -> Response {
     security((), ("token" = [])),
     components(schemas(
         BatchRequest, BatchResponse, BatchResult, CommandResponse, ControlChange, ControlRate, ControlView,
-        ControlsResponse, DeletedSchedule, DueRequest, HeaderView, JobRequest,
-        JobView, ListResponse, PreviewDefinition, PreviewResponse, ProblemBody, ResumeRequest, ResumedSchedule,
-        ScheduleRequest, ScheduleView, SchedulesResponse, StateView, StatsView, TriggeredSchedule, UnreadableView,
+        ControlsResponse, DeletedSchedule, DueRequest, Gap, HeaderView, JobRequest, JobView, ListResponse,
+        MisfirePolicy, NoOptions, OnConflict, Overlap, PreviewDefinition, PreviewResponse, Priority, ProblemBody,
+        ResumeRequest, ResumedSchedule, ScheduleRequest, ScheduleState, ScheduleView, SchedulesResponse, StateView,
+        StatsView, TriggeredSchedule, UnreadableView,
     ))
 )]
 struct Description;
@@ -188,16 +189,19 @@ struct Description;
 /// A job to schedule. Exactly one of `scheduledTime` and `delay` is required.
 #[derive(ToSchema)]
 #[schema(rename_all = "camelCase")]
+#[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "describes what request::json parses")]
 pub(crate) struct JobRequest {
     /// The name of an application in the configuration of the scheduler.
+    #[schema(min_length = 1)]
     app_name: String,
     /// The due time, such as `2026-11-22T08:00:00Z`.
+    #[schema(format = DateTime)]
     scheduled_time: Option<String>,
     /// A delay from now on, such as `90s`.
+    #[schema(pattern = "^[0-9]+(ms|s|m|h|d)$")]
     delay: Option<String>,
-    /// `high`, `normal` or `low`.
-    priority: Option<String>,
+    priority: Option<Priority>,
     /// Requests of one application with the same key create one job.
     #[schema(max_length = 512)]
     idempotency_key: Option<String>,
@@ -205,7 +209,7 @@ pub(crate) struct JobRequest {
     /// `replace`: the request takes the place of a job that waits, with a new due time and data; if the job has ended, it gets a
     /// new one. A request has no effect if it repeats the newest one of the key: same content, same `requestId`, and a
     /// `scheduledTime` or a `requestId`.
-    on_conflict: Option<String>,
+    on_conflict: Option<OnConflict>,
     /// The value of the record to dispatch.
     #[schema(value_type = serde_json::Value)]
     job_data: (),
@@ -215,6 +219,7 @@ pub(crate) struct JobRequest {
     #[schema(value_type = Option<serde_json::Value>)]
     headers: (),
     /// How long after its due time the job can still be dispatched, such as `5m`.
+    #[schema(pattern = "^[0-9]+(ms|s|m|h|d)$")]
     expire_after: Option<String>,
     /// An id that the client chooses; it is stored with the job.
     #[schema(max_length = 512)]
@@ -224,16 +229,20 @@ pub(crate) struct JobRequest {
 /// A new due time. Exactly one of the two is required.
 #[derive(ToSchema)]
 #[schema(rename_all = "camelCase")]
+#[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "describes what request::json parses")]
 pub(crate) struct DueRequest {
     /// The due time, such as `2026-11-22T08:00:00Z`.
+    #[schema(format = DateTime)]
     scheduled_time: Option<String>,
     /// A delay from now on, such as `90s`.
+    #[schema(pattern = "^[0-9]+(ms|s|m|h|d)$")]
     delay: Option<String>,
 }
 
 /// Jobs to schedule.
 #[derive(ToSchema)]
+#[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "describes what the handler parses")]
 pub(crate) struct BatchRequest {
     #[schema(min_items = 1, max_items = 1000)]
@@ -255,20 +264,23 @@ pub(crate) struct ScheduleRequest {
     #[schema(inline)]
     every: Option<EveryRequest>,
     /// No nominal time is before this one.
+    #[schema(format = DateTime)]
     start: Option<String>,
     /// No nominal time is after this one.
+    #[schema(format = DateTime)]
     end: Option<String>,
     /// How many occurrences are dispatched; without a limit by default. Skipped and triggered ones do not count.
     #[schema(minimum = 1)]
     max_count: Option<u64>,
     /// How much later than its nominal time an occurrence may be due, such as `90s`: at most 1 day.
+    #[schema(pattern = "^[0-9]+(ms|s|m|h|d)$")]
     jitter: Option<String>,
     #[schema(inline)]
     misfire: Option<MisfireRequest>,
     /// The name of an application in the configuration of the scheduler.
+    #[schema(min_length = 1)]
     app_name: String,
-    /// `high`, `normal` or `low`.
-    priority: Option<String>,
+    priority: Option<Priority>,
     /// The value of the record to dispatch. Either this or `jobDataBase64` is required.
     #[schema(value_type = Option<serde_json::Value>)]
     job_data: (),
@@ -282,10 +294,11 @@ pub(crate) struct ScheduleRequest {
     #[schema(value_type = Option<serde_json::Value>)]
     headers: (),
     /// How long after its due time a job can still be dispatched, such as `5m`.
+    #[schema(pattern = "^[0-9]+(ms|s|m|h|d)$")]
     expire_after: Option<String>,
-    /// `active`, `paused` or `finished`: what the state of the schedule will be. Another state is an error, because a definition does not
+    /// What the state of the schedule will be. Another state is an error, because a definition does not
     /// change it.
-    state: Option<String>,
+    state: Option<ScheduleState>,
     /// In an update: the revision that the schedule has before it. Another one is a conflict (409). Ignored in a creation.
     #[schema(minimum = 1)]
     revision: Option<u32>,
@@ -303,12 +316,15 @@ pub(crate) struct PreviewDefinition {
     #[schema(inline)]
     every: Option<EveryRequest>,
     /// No nominal time is before this one.
+    #[schema(format = DateTime)]
     start: Option<String>,
     /// No nominal time is after this one.
+    #[schema(format = DateTime)]
     end: Option<String>,
     #[schema(minimum = 1)]
     max_count: Option<u64>,
     /// How much later than its nominal time an occurrence may be due, such as `90s`: at most 1 day.
+    #[schema(pattern = "^[0-9]+(ms|s|m|h|d)$")]
     jitter: Option<String>,
 }
 
@@ -324,9 +340,9 @@ pub(crate) enum CronRequest {
         /// The name of an IANA time zone, UTC by default.
         zone: Option<String>,
         /// What happens to a missing local time: `shift` (default) or `skip`.
-        gap: Option<String>,
+        gap: Option<Gap>,
         /// What happens to a local time that occurs twice: `first` or `both`.
-        overlap: Option<String>,
+        overlap: Option<Overlap>,
     },
 }
 
@@ -340,29 +356,91 @@ pub(crate) enum EveryRequest {
         /// From 1 second to 366 days.
         interval: String,
         /// One of the times, which decides the phase.
+        #[schema(format = DateTime)]
         anchor: Option<String>,
     },
 }
 
 /// What happens to occurrences that are missed.
 #[derive(ToSchema)]
+#[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "describes what request::json parses")]
 pub(crate) struct MisfireRequest {
-    /// `skip`, `once` (default) or `all`.
-    policy: Option<String>,
-    /// With `all`: from 1 to 1000.
+    /// `once` by default.
+    policy: Option<MisfirePolicy>,
+    /// With `all`.
+    #[schema(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
     /// How late an occurrence can be without being missed, such as `60s` (default).
+    #[schema(pattern = "^[0-9]+(ms|s|m|h|d)$")]
     grace: Option<String>,
 }
 
 /// How to resume a schedule.
 #[derive(ToSchema)]
 #[schema(rename_all = "camelCase")]
+#[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "describes what the handler parses")]
 pub(crate) struct ResumeRequest {
     /// Whether what fell due during the pause is subject to the misfire policy. Otherwise, it is skipped.
     catch_up: Option<bool>,
+}
+
+/// A priority.
+#[derive(ToSchema)]
+#[schema(rename_all = "lowercase")]
+#[expect(dead_code, reason = "describes what request::json parses")]
+pub(crate) enum Priority {
+    High,
+    Normal,
+    Low,
+}
+
+/// What happens if an idempotency key is in use.
+#[derive(ToSchema)]
+#[schema(rename_all = "lowercase")]
+#[expect(dead_code, reason = "describes what request::json parses")]
+pub(crate) enum OnConflict {
+    Reject,
+    Replace,
+}
+
+/// What happens to a missing local time.
+#[derive(ToSchema)]
+#[schema(rename_all = "lowercase")]
+#[expect(dead_code, reason = "describes what request::json parses")]
+pub(crate) enum Gap {
+    Shift,
+    Skip,
+}
+
+/// What happens to a local time that occurs twice.
+#[derive(ToSchema)]
+#[schema(rename_all = "lowercase")]
+#[expect(dead_code, reason = "describes what request::json parses")]
+pub(crate) enum Overlap {
+    First,
+    Both,
+}
+
+/// Which missed occurrences are dispatched late.
+#[derive(ToSchema)]
+#[schema(rename_all = "lowercase")]
+#[expect(dead_code, reason = "describes what request::json parses")]
+pub(crate) enum MisfirePolicy {
+    Skip,
+    Once,
+    All,
+}
+
+/// The state of a schedule.
+#[derive(ToSchema)]
+#[schema(rename_all = "lowercase")]
+#[expect(dead_code, reason = "describes what request::json parses")]
+pub(crate) enum ScheduleState {
+    Active,
+    Paused,
+    Finished,
 }
 
 fn problems(problems: &[(u16, &str)]) -> BTreeMap<String, RefOr<utoipa::openapi::Response>> {

@@ -29,6 +29,8 @@ pub(crate) struct Problem {
     pub(crate) retry_after: Option<u32>,
     /// How to authenticate, for the header `WWW-Authenticate`.
     pub(crate) challenge: Option<Box<HeaderValue>>,
+    /// The methods that the path supports, for the header `Allow`.
+    pub(crate) allow: Option<&'static str>,
 }
 
 /// The schedule that a problem is about.
@@ -52,6 +54,7 @@ impl Problem {
             outcome: None,
             retry_after: None,
             challenge: None,
+            allow: None,
         }
     }
 }
@@ -106,7 +109,8 @@ impl From<Problem> for ProblemBody {
 
 impl IntoResponse for Problem {
     fn into_response(mut self) -> Response {
-        let (status, retry_after, challenge) = (self.status, self.retry_after, self.challenge.take());
+        let (status, retry_after) = (self.status, self.retry_after);
+        let (challenge, allow) = (self.challenge.take(), self.allow);
         let mut response = (status, Json(ProblemBody::from(self))).into_response();
         let headers = response.headers_mut();
         headers.insert(
@@ -118,6 +122,9 @@ impl IntoResponse for Problem {
         }
         if let Some(challenge) = challenge {
             headers.insert(header::WWW_AUTHENTICATE, *challenge);
+        }
+        if let Some(methods) = allow {
+            headers.insert(header::ALLOW, HeaderValue::from_static(methods));
         }
         response
     }

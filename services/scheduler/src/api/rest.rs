@@ -17,7 +17,7 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{AppendHeaders, IntoResponse as _, Response};
 use axum::{Extension, Json, Router, middleware};
 use jiff::tz::TimeZone;
@@ -71,7 +71,7 @@ pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator)
     let rates = jobs.rates.clone();
     let (router, document) = routes(jobs.bodies.clone(), jobs.max_request(), jobs.max_batch).split();
     let router = router
-        .method_not_allowed_fallback(async || not_allowed())
+        .method_not_allowed_fallback(async |uri: Uri| not_allowed(schedules::rest::methods_of(uri.path())))
         .route_layer(middleware::from_fn(move |caller, request, next| {
             limit_rate(rates.clone(), caller, request, next)
         }))
@@ -82,13 +82,13 @@ pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator)
     (router, document)
 }
 
-/// The problem of a method that a path does not support.
-pub(super) fn not_allowed() -> Problem {
-    Problem::new(
-        StatusCode::METHOD_NOT_ALLOWED,
-        "method",
-        "this path does not support the method",
-    )
+/// The problem of a method that a path does not support. Without `allow`, the router adds the methods of its route.
+pub(super) fn not_allowed(allow: Option<&'static str>) -> Problem {
+    let detail = "this path does not support the method";
+    Problem {
+        allow,
+        ..Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method", detail)
+    }
 }
 
 /// The problem of an unknown path.
@@ -124,8 +124,13 @@ pub(super) struct BatchResponse {
 #[derive(Serialize, ToSchema)]
 pub(super) struct BatchResult {
     status: u16,
-    #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    scheduled: Option<CommandResponse>,
+    /// As in the response to one job. Missing if there is an `error`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcome: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    job: Option<JobView>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<ProblemBody>,
 }
@@ -179,16 +184,24 @@ async fn schedule_batch<I: Index>(
 impl From<Result<Accepted, RequestError>> for BatchResult {
     fn from(result: Result<Accepted, RequestError>) -> Self {
         match result {
-            Ok(accepted) => Self {
-                status: status_of(&accepted).as_u16(),
-                scheduled: Some(accepted.into()),
-                error: None,
-            },
+            Ok(accepted) => {
+                let status = status_of(&accepted).as_u16();
+                let CommandResponse { id, outcome, job } = accepted.into();
+                Self {
+                    status,
+                    id: Some(id),
+                    outcome,
+                    job,
+                    error: None,
+                }
+            }
             Err(error) => {
                 let problem = error.into_problem();
                 Self {
                     status: problem.status.as_u16(),
-                    scheduled: None,
+                    id: None,
+                    outcome: None,
+                    job: None,
                     error: Some(problem.into()),
                 }
             }
@@ -295,12 +308,15 @@ struct ListQuery {
     /// Only jobs of this application, or long waits of this pipeline
     app: Option<String>,
     /// Only jobs that are due at or after this time, such as `2026-11-22T08:00:00Z`
+    #[param(format = DateTime)]
     due_from: Option<String>,
     /// Only jobs that are due before this time
+    #[param(format = DateTime)]
     due_until: Option<String>,
     /// `scheduled`; other jobs are not listed
     state: Option<String>,
     /// The maximum number of jobs, 100 by default, at most 1000
+    #[param(minimum = 0)]
     page_size: Option<i32>,
     /// `nextPageToken` of the previous page, which had the same `app`, `dueFrom` and `dueUntil`
     page_token: Option<String>,
@@ -367,6 +383,7 @@ async fn list<I: Index>(
 #[into_params(parameter_in = Path)]
 struct JobPath {
     /// The id of the job
+    #[param(pattern = "^[0-9A-HJKMNP-TV-Z]{26}$")]
     id: String,
 }
 
@@ -419,11 +436,11 @@ async fn cancel<I: Index>(
 struct KeyQuery {
     /// The name of the application
     #[serde(default)]
-    #[param(required)]
+    #[param(required, min_length = 1)]
     app_name: String,
     /// The idempotency key of the job
     #[serde(default)]
-    #[param(required)]
+    #[param(required, min_length = 1)]
     idempotency_key: String,
 }
 
@@ -549,6 +566,7 @@ async fn reschedule_job<I: Index>(
 #[into_params(parameter_in = Query)]
 struct StatsQuery {
     /// The number of minutes, 60 by default, at most 1440
+    #[param(maximum = 1440)]
     minutes: Option<u32>,
     /// Only jobs of this application, or long waits of this pipeline
     app: Option<String>,
@@ -601,17 +619,12 @@ fn command_response(
             job: result.job.map(JobView::from),
         }));
     }
+    let detail = format!("job {id} ended before the request: {name}");
     Err(Problem {
-        retry_after: None,
-        challenge: None,
-        status: StatusCode::CONFLICT,
-        code: name.clone(),
-        detail: format!("job {id} ended before the request: {name}"),
-        field: None,
         job_id: Some(id.into()),
         outcome: Some(result.outcome()),
         job: result.job.map(Box::new),
-        schedule: None,
+        ..Problem::new(StatusCode::CONFLICT, &name, &detail)
     })
 }
 

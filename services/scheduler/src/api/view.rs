@@ -20,8 +20,10 @@ pub(crate) struct JobView {
     #[serde(skip_serializing_if = "Option::is_none")]
     priority: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
     scheduled_time: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
     accepted_at: Option<String>,
     #[serde(skip_serializing_if = "is_zero")]
     revision: u32,
@@ -32,8 +34,10 @@ pub(crate) struct JobView {
     #[serde(skip_serializing_if = "String::is_empty")]
     topic: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
     ended_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
     expires_at: Option<String>,
     /// Only in lists: a failed record of the pipeline `appName` that waits longer than its longest tier.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -154,6 +158,7 @@ pub(crate) fn outcome(outcome: v1::Outcome) -> String {
 pub(crate) struct StatsView {
     scheduled: u64,
     due: u64,
+    #[schema(format = DateTime)]
     next_due: Option<String>,
     per_minute: Vec<u64>,
     later: u64,

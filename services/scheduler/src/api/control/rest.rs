@@ -111,7 +111,7 @@ impl<S: Send + Sync, T: Default + DeserializeOwned> FromRequest<S> for Options<T
     }
 }
 
-/// The body of a change. It may be missing.
+/// The options of a change; a body of length 0 has none.
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(in crate::api) struct ControlChange {
@@ -161,7 +161,7 @@ impl ControlRate {
     path = "/v1/applications/{app}/control:pause",
     operation_id = "pauseControl",
     params(ApplicationPath),
-    request_body(content = Option<ControlChange>),
+    request_body = ControlChange,
     responses(
         (status = 200, description = "The application is paused", body = ControlView),
         Problems, BodyProblems, ControlProblems,
@@ -184,7 +184,7 @@ async fn pause<I: Index>(
     path = "/v1/applications/{app}/control:resume",
     operation_id = "resumeControl",
     params(ApplicationPath),
-    request_body(content = Option<ControlChange>),
+    request_body = ControlChange,
     responses(
         (status = 200, description = "The application runs", body = ControlView),
         Problems, BodyProblems, ControlProblems,
@@ -207,7 +207,7 @@ async fn resume<I: Index>(
     path = "/v1/applications/{app}/control:rate",
     operation_id = "setControlRate",
     params(ApplicationPath),
-    request_body(content = Option<ControlRate>),
+    request_body = ControlRate,
     responses(
         (status = 200, description = "The application has this rate", body = ControlView),
         Problems, BodyProblems, ControlProblems,
@@ -237,7 +237,7 @@ async fn set_rate<I: Index>(
     path = "/v1/applications/{app}/control:reset",
     operation_id = "resetControl",
     params(ApplicationPath),
-    request_body(content = Option<ControlChange>),
+    request_body = ControlChange,
     responses(
         (status = 200, description = "The configuration applies", body = ControlView),
         Problems, BodyProblems, ControlProblems,

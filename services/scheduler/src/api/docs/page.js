@@ -22,6 +22,7 @@ function type(schema) {
     link.href = "#" + name;
     return link;
   }
+  if (schema.enum) return schema.enum.join(" or ");
   if (schema.items) return element("span", ["array of ", type(schema.items)]);
   const variants = schema.oneOf ?? schema.anyOf ?? schema.allOf;
   if (variants) return element("span", variants.flatMap((one, index) => (index ? [" or ", type(one)] : [type(one)])));
@@ -49,6 +50,7 @@ function operation(path, method, described) {
 function schema(name, described) {
   const heading = element("h3", name);
   heading.id = name;
+  if (described.enum) return [heading, element("p", described.description ?? ""), element("p", type(described))];
   const required = new Set(described.required ?? []);
   const rows = Object.entries(described.properties ?? {}).map(([field, of]) =>
     [element("code", field), type(of), required.has(field) ? "yes" : "", of.description ?? ""]);

@@ -126,6 +126,7 @@ struct ListQuery {
     app: String,
     /// The maximum number of schedules, 100 by default, at most 1000
     #[serde(default)]
+    #[param(value_type = i64, minimum = 0, maximum = 4294967295_u64)]
     page_size: u32,
     /// `nextPageToken` of the previous page, which had the same `app`
     #[serde(default)]
@@ -170,6 +171,7 @@ async fn list<I: Index>(
 #[into_params(parameter_in = Path)]
 struct SchedulePath {
     /// The id of the schedule
+    #[param(pattern = "^[a-zA-Z0-9._-]{1,128}$")]
     id: String,
 }
 
@@ -198,6 +200,7 @@ async fn show<I: Index>(
 #[into_params(parameter_in = Query)]
 struct UpdateQuery {
     /// Answer 409 unless the schedule has this revision. By default, that in the body
+    #[param(minimum = 1)]
     expected_revision: Option<u32>,
 }
 
@@ -288,6 +291,15 @@ async fn delete<I: Index>(
 /// The methods of a schedule besides those of HTTP.
 const VERBS: [&str; 3] = ["pause", "resume", "trigger"];
 
+/// The methods of a schedule, for the header `Allow`.
+const METHODS: &str = "GET, HEAD, PUT, DELETE";
+
+/// The methods that a path supports, if they are fewer than those of its route.
+pub(in crate::api) fn methods_of(path: &str) -> Option<&'static str> {
+    let segment = path.strip_prefix("/v1/schedules/")?;
+    Some(verb_of(segment).map_or(METHODS, |_| "POST")).filter(|_| !segment.contains('/'))
+}
+
 /// The id and the verb of a path such as `nightly:pause`.
 fn verb_of(segment: &str) -> Option<(&str, &str)> {
     let parts = segment.rsplit_once(':');
@@ -297,7 +309,7 @@ fn verb_of(segment: &str) -> Option<(&str, &str)> {
 /// Refuses a verb in a request that has a method of its own.
 fn no_verb(segment: &str) -> Result<(), Problem> {
     match verb_of(segment) {
-        Some(_) => Err(not_allowed()),
+        Some(_) => Err(not_allowed(Some("POST"))),
         None => Ok(()),
     }
 }
@@ -313,7 +325,7 @@ async fn command<I: Index>(
     let Some((id, verb)) = verb_of(&segment) else {
         return Err(match segment.contains(':') {
             true => not_found(),
-            false => not_allowed(),
+            false => not_allowed(Some(METHODS)),
         });
     };
     // The content type is required even without a body, for the reason that `json_body` has.
@@ -321,7 +333,7 @@ async fn command<I: Index>(
     let (id, trace) = (id.to_owned(), trace(&headers));
     Ok(match verb {
         "pause" => {
-            let NoFields {} = read_options(&body)?;
+            let NoOptions {} = read_options(&body)?;
             pause(&jobs, &caller, id, trace).await?.into_response()
         }
         "resume" => {
@@ -329,21 +341,21 @@ async fn command<I: Index>(
             resume(&jobs, &caller, id, options, trace).await?.into_response()
         }
         _ => {
-            let NoFields {} = read_options(&body)?;
+            let NoOptions {} = read_options(&body)?;
             trigger(&jobs, &caller, id, trace).await?.into_response()
         }
     })
 }
 
-#[derive(Default, Deserialize)]
+/// A command without options: `{}`.
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct NoFields {}
+pub(in crate::api) struct NoOptions {}
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct ResumeOptions {
-    #[serde(default)]
-    catch_up: bool,
+    catch_up: Option<bool>,
 }
 
 /// The options of a command; a missing body has none.
@@ -370,6 +382,7 @@ pub(in crate::api) fn read_options<T: Default + DeserializeOwned>(body: &Bytes) 
     path = "/v1/schedules/{id}:pause",
     operation_id = "pauseSchedule",
     params(SchedulePath),
+    request_body = NoOptions,
     responses(
         (status = 200, description = "The schedule is paused", body = ScheduleView),
         Problems, BodyProblems, ScheduleProblems,
@@ -403,7 +416,7 @@ pub(in crate::api) struct ResumedSchedule {
     path = "/v1/schedules/{id}:resume",
     operation_id = "resumeSchedule",
     params(SchedulePath),
-    request_body = Option<ResumeRequest>,
+    request_body = ResumeRequest,
     responses(
         (status = 200, description = "The schedule is not paused", body = ResumedSchedule),
         Problems, BodyProblems, ScheduleProblems,
@@ -416,7 +429,7 @@ async fn resume<I: Index>(
     options: ResumeOptions,
     trace: Headers,
 ) -> Result<Json<ResumedSchedule>, Problem> {
-    let catch_up = if options.catch_up {
+    let catch_up = if options.catch_up.unwrap_or(false) {
         CatchUp::Misfire
     } else {
         CatchUp::Skip
@@ -448,6 +461,7 @@ pub(in crate::api) struct TriggeredSchedule {
     path = "/v1/schedules/{id}:trigger",
     operation_id = "triggerSchedule",
     params(SchedulePath),
+    request_body = NoOptions,
     responses(
         (status = 200, description = "The job", body = TriggeredSchedule),
         Problems, BodyProblems, ScheduleProblems,
@@ -479,8 +493,10 @@ pub(in crate::api) struct PreviewResponse {
 struct PreviewQuery {
     /// The maximum number of occurrences, 10 by default, at most 1000
     #[serde(default)]
+    #[param(maximum = 1000)]
     count: u32,
     /// Only occurrences after this time, by default now
+    #[param(format = DateTime)]
     after: Option<String>,
 }
 

@@ -23,15 +23,19 @@ pub(crate) struct ScheduleView {
     /// Starts at 1 and increases with each pause, resumption and change of the definition.
     revision: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
     created_at: Option<String>,
     /// Every occurrence whose nominal time is not later was dispatched or skipped.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
     decided_until: Option<String>,
     dispatched: u64,
     skipped: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
     next_nominal_time: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
     next_due_time: Option<String>,
     /// Why the next occurrence cannot create its job.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -41,8 +45,10 @@ pub(crate) struct ScheduleView {
     #[serde(skip_serializing_if = "Option::is_none")]
     every: Option<IntervalView>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
     start: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
     end: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     max_count: Option<u64>,
@@ -87,6 +93,7 @@ pub(crate) struct IntervalView {
     #[serde(skip_serializing_if = "Option::is_none")]
     interval: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
     anchor: Option<String>,
 }
 
@@ -107,8 +114,10 @@ pub(crate) struct MisfireView {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct OccurrenceView {
     /// The nominal time, which is also the earliest due time.
+    #[schema(format = DateTime)]
     nominal_time: Option<String>,
     /// Later than `nominalTime` if the schedule has jitter.
+    #[schema(format = DateTime)]
     latest_due_time: Option<String>,
     /// The nominal time on the clock of the zone.
     local_time: String,

@@ -5,6 +5,8 @@ use serde_json::Value;
 
 use super::server::Server;
 
+mod tools;
+
 const METHODS: [&str; 5] = ["get", "post", "put", "patch", "delete"];
 const JOB: &str = r#"{"appName":"sms","delay":"1h","idempotencyKey":"k","jobData":1}"#;
 
