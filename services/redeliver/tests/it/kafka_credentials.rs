@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use redeliver_client::{Endpoint, JobClient, JobRequest};
+use redeliver_client::{ClientError, Endpoint, JobClient, JobRequest};
 use redeliver_testkit::certificates::{Authority, Signed};
 use redeliver_testkit::local_kafka::kafka_tool;
 use redeliver_testkit::scratch::Scratch;
@@ -124,9 +124,14 @@ impl Load {
                     let endpoint = Endpoint::new(format!("http://{scheduler}"));
                     let client = JobClient::connect(&endpoint).await.unwrap();
                     for job in jobs..jobs + JOBS {
-                        let request =
-                            JobRequest::after(APP, Duration::from_millis(700)).data(format!("job {job}"));
-                        client.schedule(&request).await.unwrap();
+                        // With a key, a request can be sent again until its outcome is known.
+                        let request = JobRequest::after(APP, Duration::from_millis(700))
+                            .idempotency_key(format!("{job}"))
+                            .data(format!("job {job}"));
+                        while let Err(error) = client.schedule(&request).await {
+                            let is_undecided = matches!(&error, ClientError::Refused { reason: Some(reason), .. } if reason == "UNDECIDED");
+                            assert!(is_undecided, "{error}");
+                        }
                     }
                 });
                 jobs += JOBS;
