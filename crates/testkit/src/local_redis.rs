@@ -121,6 +121,15 @@ impl LocalRedis {
     /// # Errors
     /// If it does not reply, or with an error.
     pub(crate) fn ask(&self, command: &str) -> Result<String> {
+        let reply = self.ask_for_bytes(command)?;
+        String::from_utf8(reply).context("reading the reply to a command")
+    }
+
+    /// As [`LocalRedis::ask`], if the reply may have other texts than UTF-8.
+    ///
+    /// # Errors
+    /// As [`LocalRedis::ask`].
+    pub(crate) fn ask_for_bytes(&self, command: &str) -> Result<Vec<u8>> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let mut stream = connect(address)?;
         // With QUIT, the server closes the connection after its replies.
@@ -128,11 +137,15 @@ impl LocalRedis {
         stream
             .write_all(request.as_bytes())
             .context("sending a command")?;
-        let mut reply = String::new();
+        let mut reply = Vec::new();
         stream
-            .read_to_string(&mut reply)
+            .read_to_end(&mut reply)
             .context("reading the reply to a command")?;
-        ensure!(!reply.starts_with('-'), "the reply to `{command}` is {reply}");
+        ensure!(
+            !reply.starts_with(b"-"),
+            "the reply to `{command}` is {}",
+            String::from_utf8_lossy(&reply)
+        );
         Ok(reply)
     }
 

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use fred::prelude::Value;
 use redeliver_testkit::{
-    ChaosPermit, EnvBuilder, LocalKafka, LocalRedis, chaos_random, sleep_up_to, until_second_broker_leads,
-    until_shared,
+    ChaosPermit, EnvBuilder, LocalKafka, LocalRedis, LocalRedisCluster, chaos_random, sleep_up_to,
+    until_second_broker_leads, until_shared,
 };
 
 use crate::env::SchedulerEnv;
@@ -293,6 +293,32 @@ fn a_redis_that_restarts_or_is_restored_from_an_older_copy_loses_and_duplicates_
     });
     done.settle();
     assert_eq!(member.kills(), 2);
+}
+
+#[test]
+#[ignore = "long"]
+fn a_cluster_whose_masters_are_killed_and_whose_slots_move_loses_and_duplicates_nothing() {
+    let _permit = ChaosPermit::acquire();
+    let mut random = chaos_random("failover");
+    let mut cluster = LocalRedisCluster::start_with_replicas().unwrap();
+    let env = SchedulerEnv::new(setup("failover").redis(cluster.url()));
+    let member = env.start("a");
+    let done = under_load(&env, &mut random, 150, |load, random| {
+        for round in 0..6 {
+            until_progress(load, random);
+            cluster.fail_over(round % 3).unwrap();
+            load.until_more_ended(100);
+        }
+        for shard in 0..PARTITIONS {
+            until_progress(load, random);
+            let key = own_redis::key(env.test.name(), shard, "meta");
+            let between = || sleep_up_to(random, Duration::from_millis(50));
+            cluster.move_slot_of(&key, between).unwrap();
+            load.until_more_ended(100);
+        }
+    });
+    done.settle();
+    assert!(member.has_never_ended(), "{member}");
 }
 
 #[test]
