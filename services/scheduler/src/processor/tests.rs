@@ -228,7 +228,7 @@ fn an_end_behind_commands_that_are_deferred_is_reached_after_them() {
     bench.processor.starts_at(bench.assignment, 0);
     let passed = |bench: &Bench| bench.processor.lane.shards[&bench.assignment].shard.passed();
     bench.clock.set(START.after(HOUR));
-    bench.schedule("60s", START);
+    bench.schedule("2h", START);
     bench.processor.reached_end(bench.assignment, 7);
     assert!(bench.turn().is_empty());
     assert_eq!(passed(&bench), 0);
