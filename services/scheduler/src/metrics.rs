@@ -150,7 +150,7 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_lateness_seconds",
-            "Time from a job's due time or, if its rate held its application back, from when the rate allowed it, to the commit that dispatched it",
+            "Time from a job's due time or, if its rate held its application back, from when the rate allowed it, or from the end of its pin, to the commit that dispatched it",
             families.lateness.clone(),
         );
         registry.register(

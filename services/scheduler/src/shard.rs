@@ -132,7 +132,7 @@ pub(crate) struct Tally {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dispatched {
     due: Timestamp,
-    /// Since when it could be dispatched: since its due time or, if its application was held back, later.
+    /// Since when it could be dispatched: since its due time or, if its application was held back or it was pinned, later.
     pub(crate) ready: Timestamp,
 }
 
@@ -678,7 +678,7 @@ impl Shard {
                 None => break,
             }
         }
-        self.end_pins();
+        self.end_pins(now);
         let mut order = DueOrder::new(room);
         while writes.fits_into(room) && self.may_dispatch() {
             let until = mutant!("shard-dispatches-early", now, now.after(Duration::from_millis(1)));
@@ -1085,7 +1085,7 @@ impl Shard {
         }
         writes.tally.dispatched.push(Dispatched {
             due: job.due,
-            ready: self.window.ready_at(job),
+            ready: self.window.ready_at(job).max(self.unpinned_since(job)),
         });
         let mut headers = self.dispatch_headers(job, now);
         if job.kind == Kind::LongWait && headers.last(headers::RETURN_TOPIC) != Some(topic.as_bytes()) {

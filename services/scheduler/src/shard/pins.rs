@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use redeliver_core::mutant;
+use redeliver_core::{Timestamp, mutant};
 
 use super::Shard;
 use crate::index::Cursor;
@@ -100,6 +100,8 @@ pub(super) struct Pins {
     due: HashMap<JobId, DueJob>,
     /// The first and the last pinned job of each flow for which `due` had no room.
     others: HashMap<Flow, (Cursor, Cursor)>,
+    /// When the pins of due jobs have ended that are to be dispatched now.
+    released: HashMap<JobId, Timestamp>,
     /// Whether the urgent topic is still to be read up to its end.
     are_incomplete: bool,
 }
@@ -107,7 +109,7 @@ pub(super) struct Pins {
 impl Pins {
     /// The approximate size in memory.
     pub(super) fn bytes(&self) -> usize {
-        200 * (self.pins.len() + self.due.len() + self.others.len())
+        200 * (self.pins.len() + self.due.len() + self.others.len() + self.released.len())
     }
 
     /// Accepts a command of the ingest topic. One that names a job or uses a key `is_in_order`.
@@ -197,6 +199,7 @@ impl Pins {
 
     /// A job is not where it was when it left the window.
     pub(super) fn forget(&mut self, id: JobId) {
+        self.released.remove(&id);
         if let Some(job) = self.due.remove(&id)
             && let Some(pin) = self.pins.get_mut(&job.pin)
         {
@@ -205,7 +208,7 @@ impl Pins {
     }
 
     /// Ends pins whose commands have had their turn, or will never come. Returns where the due jobs are that no command has changed.
-    fn end(&mut self) -> Vec<(Flow, Cursor)> {
+    fn end(&mut self, now: Timestamp) -> Vec<(Flow, Cursor)> {
         let mut released = Vec::new();
         let mut has_ended = false;
         while let Some((until, name)) = self.by_offset.first().copied()
@@ -215,6 +218,9 @@ impl Pins {
             self.by_offset.remove(&(until, name));
             let pin = self.pins.remove(&name);
             for id in pin.into_iter().flat_map(|pin| pin.due) {
+                if self.released.len() < MAX_DUE {
+                    self.released.insert(id, now);
+                }
                 let job = self.due.remove(&id);
                 released.extend(job.map(|job| (job.flow, job.cursor)));
             }
@@ -288,19 +294,25 @@ impl Shard {
     }
 
     /// Ends pins whose commands have had their turn, or will never come.
-    pub(super) fn end_pins(&mut self) {
-        for (flow, cursor) in self.pins.end() {
+    pub(super) fn end_pins(&mut self, now: Timestamp) {
+        for (flow, cursor) in self.pins.end(now) {
             self.look_ahead.read_again(&flow, cursor);
         }
+    }
+
+    /// Since when a due job can be dispatched, as far as pins are concerned.
+    pub(super) fn unpinned_since(&self, job: &Job) -> Timestamp {
+        let released = self.pins.released.get(&job.id);
+        released.map_or(job.due, |released| job.due.max(*released))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use redeliver_core::Timestamp;
-
     use super::*;
     use crate::job::{JobState, Payload, Priority};
+
+    const START: Timestamp = Timestamp::from_millis(1_763_722_800_000);
 
     fn copy(original: i64) -> UrgentCopy {
         UrgentCopy {
@@ -335,27 +347,26 @@ mod tests {
                 assert_eq!(pins.take(&copy(original)), Taken::Pins);
             }
             pins.reached(9);
-            pins.end();
+            pins.end(START);
             assert_eq!(pins.pins.len(), 1);
             pins.reached(10);
-            pins.end();
+            pins.end(START);
             assert_eq!((pins.pins.len(), pins.by_offset.len()), (0, 0));
             assert_eq!(pins.take(&copy(9)), Taken::Late);
         }
     }
 
     fn job(offset: u64) -> Job {
-        let start = Timestamp::from_millis(1_763_722_800_000);
         Job {
             kind: Kind::App,
             app: "app".into(),
             topic: "jobs".into(),
             payload: Payload::default(),
-            id: JobId::new(start, 0, i64::try_from(offset).unwrap()),
+            id: JobId::new(START, 0, i64::try_from(offset).unwrap()),
             state: JobState::Scheduled,
             priority: Priority::Normal,
-            due: start,
-            accepted: start,
+            due: START,
+            accepted: START,
             revision: 1,
             idempotency_key: Some("key".into()),
             request_hash: [0; 16],
@@ -382,7 +393,7 @@ mod tests {
         // One that a command has changed.
         pins.forget(job(3).id);
         pins.reached(6);
-        let mut released: Vec<Cursor> = pins.end().into_iter().map(|(_, cursor)| cursor).collect();
+        let mut released: Vec<Cursor> = pins.end(START).into_iter().map(|(_, cursor)| cursor).collect();
         released.sort_unstable();
         let expected = (1..MAX_DUE as u64).filter(|offset| *offset != 3);
         let others = [MAX_DUE as u64, MAX_DUE as u64 + 4];

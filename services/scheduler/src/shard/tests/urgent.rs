@@ -460,6 +460,32 @@ fn a_job_whose_pin_has_ended_is_read_at_once_although_the_window_is_full_of_late
 }
 
 #[test]
+fn the_time_for_which_a_job_is_pinned_is_no_lateness() {
+    let mut world = World::with_backlog();
+    let job = world.schedule("app", 50, Some(1));
+    world.read(1);
+    world.advance(20);
+    world.cancel_key(1);
+    assert_eq!(world.copy(), Taken::Pins);
+    world.abort();
+    world.advance(1_000);
+    world.read(1);
+    let ended = world.now;
+    let ready = loop {
+        let writes = world.shard.finish(world.now, records(50));
+        let ready = writes.tally.dispatched.first().map(|job| job.ready);
+        world.commit(writes);
+        if let Some(ready) = ready {
+            break ready;
+        }
+        world.run(&Step::AdvanceClock(10));
+        world.run(&Step::ServeIndex(3));
+    };
+    assert!(world.was_dispatched(job));
+    assert_eq!(ready, ended);
+}
+
+#[test]
 fn the_number_of_pins_is_bounded() {
     let mut shard = Shard::new(Arc::new(settings()), 0);
     let copy = |number: usize| UrgentCopy {
@@ -472,7 +498,7 @@ fn the_number_of_pins_is_bounded() {
     assert_eq!(shard.take_copy(&copy(MAX_PINS)), Taken::NoRoom);
     assert_eq!(shard.take_copy(&copy(7)), Taken::Pins, "one that is known");
     shard.reached_end(6);
-    shard.end_pins();
+    shard.end_pins(Timestamp::from_millis(START));
     let next = UrgentCopy {
         original: 6,
         ..copy(MAX_PINS)
