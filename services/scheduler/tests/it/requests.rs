@@ -123,7 +123,6 @@ impl Request {
                 true => v1::ConflictPolicy::Replace.into(),
                 false => v1::ConflictPolicy::Unspecified.into(),
             },
-            ..v1::JobSpec::default()
         };
         Self::command(Intent::Job(Box::new(spec)), Command::Schedule(message))
     }

@@ -810,12 +810,12 @@ fn what_was_replaced_must_not_be_dispatched() {
     });
     finds(&[Contradiction], |world| {
         world.change_answer(v1::Outcome::Replaced, |answer| {
-            answer.set_outcome(v1::Outcome::Scheduled)
+            answer.set_outcome(v1::Outcome::Scheduled);
         });
     });
     finds(&[Altered], |world| {
         world.change_answer(v1::Outcome::Replaced, |answer| {
-            answer.job.as_mut().unwrap().revision = 1
+            answer.job.as_mut().unwrap().revision = 1;
         });
     });
 }
