@@ -82,6 +82,7 @@ pub(crate) fn start(
         grace: Duration::from_secs(10),
         changelog: None,
         if_recreated: IfRecreated::ReadFromBeginning,
+        reports_ends: false,
     };
     let stop = CancellationToken::new();
     let copy = Copy {

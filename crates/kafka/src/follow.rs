@@ -1,4 +1,4 @@
-//! Follows partitions from given offsets, outside of any consumer group, as a read_committed consumer, and reports when
+//! Follows partitions from given offsets, outside of any consumer group, usually as a read_committed consumer, and reports when
 //! the current end of a partition is reached.
 //!
 //! Partitions can be added and removed at any time. Each has its own queue in the client, so that an end-of-partition event
@@ -9,7 +9,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::base_consumer::PartitionQueue;
@@ -26,14 +26,14 @@ use crate::convert;
 use crate::credentials::Renewal;
 use crate::partition_end::EndContext;
 use crate::processor::Waker;
-use crate::reader::{ReadError, kafka};
+use crate::reader::{ReadError, kafka, watermarks};
 
 /// An event of a followed partition.
 #[derive(Debug)]
 pub enum Event {
     /// The next record of its partition.
     Record(Record),
-    /// All committed records before an offset have been returned: the end of the partition as far as the broker knows it. A
+    /// All records before an offset have been returned: the end of the partition as far as the broker knows it. A
     /// broker that has just become the leader, or a follower, may not know the last records yet. They follow.
     End {
         /// The topic.
@@ -129,8 +129,21 @@ impl Follower {
     /// # Errors
     /// If the client cannot be created from its configuration.
     pub fn new(settings: &KafkaSettings, waker: Waker) -> Result<Self, ReadError> {
+        Self::with_isolation(settings, "read_committed", waker)
+    }
+
+    /// Creates a follower that also returns records of open and of aborted transactions, so that a transaction holds up none of the
+    /// records behind it.
+    ///
+    /// # Errors
+    /// If the client cannot be created from its configuration.
+    pub fn uncommitted(settings: &KafkaSettings, waker: Waker) -> Result<Self, ReadError> {
+        Self::with_isolation(settings, "read_uncommitted", waker)
+    }
+
+    fn with_isolation(settings: &KafkaSettings, isolation: &str, waker: Waker) -> Result<Self, ReadError> {
         let renewal = Renewal::new(settings, "follower");
-        let mut config = settings.reader("read_committed");
+        let mut config = settings.reader(isolation);
         // For offsets that retention has deleted. If the topic was created again, the caller notices it by the offsets.
         config.set("auto.offset.reset", "earliest");
         for (name, value) in [
@@ -165,6 +178,16 @@ impl Follower {
     #[must_use]
     pub fn rounds(&self) -> u64 {
         self.rounds
+    }
+
+    /// The current end of any partition: for [`Follower::uncommitted`], the high watermark, which passes every record that was acknowledged
+    /// before this call. A leader that does not know it yet does not answer. Blocks for up to 3 s.
+    ///
+    /// # Errors
+    /// If the broker does not answer.
+    pub fn end_of(&self, topic: &str, partition: i32) -> Result<i64, ReadError> {
+        let deadline = Instant::now() + Duration::from_secs(1);
+        watermarks(&self.consumer, topic, partition, deadline).map(|(_, end)| end)
     }
 
     /// Follows more partitions. A partition that is already followed continues from the given offset.

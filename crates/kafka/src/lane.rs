@@ -68,6 +68,8 @@ pub struct LaneSpec {
     pub changelog: Option<Arc<str>>,
     /// What to do when one of the topics is deleted and created again.
     pub if_recreated: IfRecreated,
+    /// Whether the lane calls [`Processor::reached_end`].
+    pub reports_ends: bool,
 }
 
 /// What a lane does when a topic that it reads is deleted and created again under the same name.

@@ -492,6 +492,7 @@ pub fn lane_spec(config: &Config, name: String, group: String, topics: Vec<Arc<s
         grace: lane_grace(config),
         changelog: None,
         if_recreated: IfRecreated::ReadFromBeginning,
+        reports_ends: false,
     }
 }
 

@@ -242,6 +242,7 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
                     grace: spec.grace,
                     changelog: None,
                     if_recreated: IfRecreated::ReadFromBeginning,
+                    reports_ends: false,
                 },
                 serves: Serves {
                     tier: None,

@@ -149,6 +149,12 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         lanes: host.hold_lanes(),
     };
     let metrics = LimitMetrics::register(&mut host.registry());
+    let unwritten = Counter::default();
+    host.registry().register(
+        "scheduler_urgent_unwritten",
+        "Copies of commands that the API could not write to the urgent topic",
+        unwritten.clone(),
+    );
     let urgent = match &scheduler.topics.urgent {
         Some(topic) => {
             let (name, watch): (Arc<str>, _) = (topic.as_str().into(), host.topic_watch()?);
@@ -158,6 +164,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
                 watch,
                 // A partition that cannot be written to fills only the queue of this one.
                 producer: Producer::new(&host.kafka)?,
+                unwritten,
             })
         }
         None => None,

@@ -55,6 +55,7 @@ pub(crate) struct SchedulerFamilies {
     received: Counter,
     commands: Family<OutcomeLabel, Counter>,
     urgent: Family<OutcomeLabel, Counter>,
+    urgent_gave_up: Counter,
     occurrences: Family<OutcomeLabel, Counter>,
     ended: Family<OutcomeLabel, Counter>,
     dead_letters: Family<CodeLabel, Counter>,
@@ -79,6 +80,7 @@ impl SchedulerFamilies {
             received: Counter::default(),
             commands: Family::default(),
             urgent: Family::default(),
+            urgent_gave_up: Counter::default(),
             occurrences: Family::default(),
             ended: Family::default(),
             dead_letters: Family::default(),
@@ -108,8 +110,13 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_urgent_commands",
-            "Copies in the urgent topic: pins (the job that it names is not dispatched before the original has had its turn), late (it has had its turn), dropped (too many jobs are pinned)",
+            "Copies in the urgent topic: pins (the job that it names is not dispatched before the original has had its turn), late (it has had its turn), dropped (too many jobs are pinned), invalid (it is no copy of a command that names a job, or its original does not exist)",
             families.urgent.clone(),
+        );
+        registry.register(
+            "scheduler_urgent_gave_up",
+            "Shards that dispatch jobs although the urgent topic could not be read to its end",
+            families.urgent_gave_up.clone(),
         );
         registry.register(
             "scheduler_pinned_jobs",
@@ -143,7 +150,7 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_lateness_seconds",
-            "Time from a job's due time or, if its rate held its application back, from when the rate allowed it, to the commit that dispatched it",
+            "Time from a job's due time or, if its rate held its application back, from when the rate allowed it, or from the end of its pin, to the commit that dispatched it",
             families.lateness.clone(),
         );
         registry.register(
@@ -210,9 +217,13 @@ impl SchedulerFamilies {
             rescheduled: command("rescheduled"),
             replaced: command("replaced"),
             schedules_changed: command("schedule_changed"),
-            urgent_pins: urgent("pins"),
-            urgent_late: urgent("late"),
-            urgent_dropped: urgent("dropped"),
+            urgent: UrgentMetrics {
+                pins: urgent("pins"),
+                late: urgent("late"),
+                dropped: urgent("dropped"),
+                invalid: urgent("invalid"),
+                gave_up: self.urgent_gave_up.clone(),
+            },
             occurrences: occurrence("created"),
             skipped_occurrences: occurrence("skipped"),
             postponed_occurrences: occurrence("postponed"),
@@ -241,6 +252,16 @@ impl SchedulerFamilies {
     }
 }
 
+/// What becomes of the copies in the urgent topic.
+#[derive(Clone, Default)]
+pub(crate) struct UrgentMetrics {
+    pub(crate) pins: Counter,
+    pub(crate) late: Counter,
+    pub(crate) dropped: Counter,
+    pub(crate) invalid: Counter,
+    pub(crate) gave_up: Counter,
+}
+
 /// The metrics of one lane.
 pub(crate) struct SchedulerMetrics {
     pub(crate) received: Counter,
@@ -255,9 +276,7 @@ pub(crate) struct SchedulerMetrics {
     rescheduled: Counter,
     replaced: Counter,
     schedules_changed: Counter,
-    pub(crate) urgent_pins: Counter,
-    pub(crate) urgent_late: Counter,
-    pub(crate) urgent_dropped: Counter,
+    pub(crate) urgent: UrgentMetrics,
     occurrences: Counter,
     skipped_occurrences: Counter,
     postponed_occurrences: Counter,

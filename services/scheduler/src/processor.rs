@@ -85,6 +85,8 @@ struct ShardHandle {
     number: i32,
     /// Commands that the lane had read when the clock stepped.
     deferred: Vec<Record>,
+    /// Where the lane has reached the end of the partition, behind the commands that it has accepted and deferred.
+    end: Option<i64>,
     requests: mpsc::Sender<IndexRequest>,
     _cancel_indexer: DropGuard,
 }
@@ -171,30 +173,41 @@ impl LaneShards {
 }
 
 impl<I: Index> Scheduler<I> {
+    /// Passes on what the lane had read when the clock stepped, and the ends behind it.
     fn accept_deferred(&mut self, now: Timestamp) {
         for handle in self.lane.shards.values_mut() {
             for record in std::mem::take(&mut handle.deferred) {
                 handle.shard.accept(record, now);
             }
+            if let Some(end) = handle.end.take() {
+                handle.shard.reached_end(end);
+            }
         }
     }
 
     /// Passes copies of commands to their shards.
-    fn take_urgent_copies(&mut self, now: Timestamp) {
+    fn take_urgent_copies(&mut self) {
         let Some(urgent) = &self.urgent else { return };
         let presence = self.settings.topics.presence(&urgent.topic);
         let is_missing = matches!(presence, Presence::Missing { .. });
         for (id, handle) in &mut self.lane.shards {
-            let delivery = urgent.take(*id, handle.shard.passed());
-            self.metrics.urgent_late.inc_by(delivery.late);
-            self.metrics.urgent_dropped.inc_by(delivery.dropped);
+            let delivery = urgent.take(*id, handle.number, handle.shard.passed());
+            let metrics = &self.metrics.urgent;
             for copy in &delivery.copies {
-                let counter = match handle.shard.take_copy(copy, now) {
-                    Taken::Pins => &self.metrics.urgent_pins,
-                    Taken::Late => &self.metrics.urgent_late,
-                    Taken::NoRoom => &self.metrics.urgent_dropped,
+                let counter = match handle.shard.take_copy(copy) {
+                    Taken::Pins => &metrics.pins,
+                    Taken::Late => &metrics.late,
+                    Taken::NoRoom => &metrics.dropped,
                 };
                 counter.inc();
+            }
+            if delivery.gave_up && !is_missing {
+                metrics.gave_up.inc();
+                tracing::warn!(
+                    shard = handle.number,
+                    topic = &*urgent.topic,
+                    "the urgent topic was not read to its end in time; dispatching jobs without"
+                );
             }
             handle.shard.set_pins_complete(delivery.is_complete || is_missing);
         }
@@ -209,7 +222,8 @@ impl<I: Index> Scheduler<I> {
 
     fn update_memory(&mut self) {
         let shards = self.lane.shards.values();
-        self.memory.set(shards.map(|handle| handle.shard.memory()).sum());
+        let of = |shard: &Shard| shard.memory() + shard.pins_memory();
+        self.memory.set(shards.map(|handle| of(&handle.shard)).sum());
     }
 
     /// Reads the memory pressure of the index, and reports a change.
@@ -441,6 +455,7 @@ impl<I: Index> Processor for Scheduler<I> {
             shard,
             number: partition,
             deferred: Vec::new(),
+            end: None,
             requests,
             _cancel_indexer: cancelled.drop_guard(),
         };
@@ -454,6 +469,9 @@ impl<I: Index> Processor for Scheduler<I> {
     fn starts_at(&mut self, assignment: AssignmentId, offset: i64) {
         if let Some(handle) = self.lane.shards.get_mut(&assignment) {
             handle.shard.start_at(offset);
+            if let Some(urgent) = &self.urgent {
+                urgent.starts_at(assignment, handle.number, offset);
+            }
         }
     }
 
@@ -500,6 +518,12 @@ impl<I: Index> Processor for Scheduler<I> {
         }
     }
 
+    fn reached_end(&mut self, assignment: AssignmentId, offset: i64) {
+        if let Some(handle) = self.lane.shards.get_mut(&assignment) {
+            handle.end = Some(offset);
+        }
+    }
+
     fn accepted_all(&mut self) {
         self.send_index_requests(self.clock.now());
     }
@@ -534,7 +558,7 @@ impl<I: Index> Processor for Scheduler<I> {
         }
         self.update_memory_pressure();
         self.update_app_states();
-        self.take_urgent_copies(now);
+        self.take_urgent_copies();
         // Before jobs are taken out: they are not dispatched until the transaction is committed.
         self.report_waiting(now);
         if confirmed.is_some() {

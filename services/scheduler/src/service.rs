@@ -137,6 +137,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
                     settings: settings.clone(),
                     clock: host.clock.clone(),
                     copies: copies.clone(),
+                    metrics: metrics.urgent.clone(),
                     stop: host.tasks.shutdown().clone(),
                 };
                 host.tasks
@@ -165,6 +166,8 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
             changelog: Some(settings.state.clone()),
             // Offsets of the ingest topic are part of job ids. In a topic that was created again, they would repeat.
             if_recreated: IfRecreated::Halt,
+            // Pins of commands that will never come end there.
+            reports_ends: names.urgent.is_some(),
             ..lane_spec(&config, name, group.clone(), vec![ingest.clone()])
         };
         let lane_ended = host.spawn_lane(NewLane {

@@ -38,17 +38,17 @@ use self::conflict::{NamedJob, Resolution};
 use self::look_ahead::{LookAhead, Release};
 pub(crate) use self::look_ahead::{Obstacle, Target, WindowRoom};
 use self::outbox::Outbox;
+use self::pins::Pins;
+pub(crate) use self::pins::{NamedBy, Taken, UrgentCopy};
 use self::recurring::DueOrder;
 pub(crate) use self::refusal::RefusedJob;
-use self::urgent::Pins;
-pub(crate) use self::urgent::{NamedBy, Taken, UrgentCopy};
 
 mod conflict;
 mod look_ahead;
 mod outbox;
+mod pins;
 mod recurring;
 mod refusal;
-mod urgent;
 
 /// The records that a shard writes in one turn.
 #[derive(Debug, Default)]
@@ -132,7 +132,7 @@ pub(crate) struct Tally {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dispatched {
     due: Timestamp,
-    /// Since when it could be dispatched: since its due time or, if its application was held back, later.
+    /// Since when it could be dispatched: since its due time or, if its application was held back or it was pinned, later.
     pub(crate) ready: Timestamp,
 }
 
@@ -398,11 +398,10 @@ impl Shard {
         self.overlay.len() >= factor * MAX_OVERLAY || bytes >= factor * MAX_OVERLAY_BYTES
     }
 
-    /// The size of commands, results of lookups, pins, and changes that the index does not contain yet: as jobs in the overlay, and
-    /// encoded in the outbox.
+    /// The size of commands, results of lookups, and changes that the index does not contain yet: as jobs in the overlay, and encoded in
+    /// the outbox.
     pub(crate) fn memory(&self) -> usize {
-        let queues = self.command_bytes + self.found_bytes;
-        queues + self.overlay.bytes() + self.outbox.bytes() + self.pins.bytes()
+        self.command_bytes + self.found_bytes + self.overlay.bytes() + self.outbox.bytes()
     }
 
     /// When the shard next has something to do; in the past if it has already.
@@ -413,7 +412,7 @@ impl Shard {
         if !self.ready.is_empty() || !self.forgettable.is_empty() {
             return Some(Timestamp::from_millis(0));
         }
-        self.next_dispatch()
+        self.window.next_due().filter(|_| self.may_dispatch())
     }
 
     /// Whether a long transaction with queued jobs would delay a job of another application.
@@ -434,7 +433,7 @@ impl Shard {
     pub(crate) fn accept(&mut self, record: Record, now: Timestamp) {
         let incoming = crate::request::read(&record, &self.settings.rules, now);
         let needs_lookup = self.query_for(&incoming).is_some() && self.owner_shard(&incoming) == self.number;
-        self.pins.accepted(needs_lookup, now);
+        self.pins.accepted(record.position.offset, needs_lookup);
         let command = PendingCommand {
             record,
             incoming,
@@ -667,21 +666,19 @@ impl Shard {
                 Some(ReadyItem::Command(command, found)) => {
                     self.command_bytes -= command.size();
                     self.found_bytes -= found.size();
-                    let (offset, written) = (command.record.position.offset, command.record.timestamp);
-                    let is_in_order = command.is_in_order;
+                    let (offset, is_in_order) = (command.record.position.offset, command.is_in_order);
                     writes.completed.push(offset);
                     if mutant!("shard-forgets-completions") {
                         writes.completed.pop();
                     }
                     self.decide(*command, &found, now, &mut writes);
-                    // After the decision, so that a job which it ends is not read again.
-                    self.end_pins(offset, written, is_in_order);
+                    self.note_decided(offset, is_in_order);
                 }
                 Some(ReadyItem::IndexApplied(turn)) => self.overlay.remove_applied(turn),
                 None => break,
             }
         }
-        self.end_quiet_pins(now);
+        self.end_pins(now);
         let mut order = DueOrder::new(room);
         while writes.fits_into(room) && self.may_dispatch() {
             let until = mutant!("shard-dispatches-early", now, now.after(Duration::from_millis(1)));
@@ -699,8 +696,7 @@ impl Shard {
                 order.has_written(writes.outputs.len() - before);
                 continue;
             }
-            if self.pins.is_pinned(&job) {
-                self.keep_pinned(&job);
+            if self.keep_if_pinned(&job) {
                 self.window.return_token(&job);
                 continue;
             }
@@ -899,7 +895,7 @@ impl Shard {
         let topic = self.settings.destination(&job);
         let presence = self.settings.topics.presence(&topic);
         let action = self.settings.due_action(presence, &self.apps, &job, now);
-        let may_dispatch = self.may_dispatch() && !self.pins.is_pinned(&job);
+        let may_dispatch = self.may_dispatch() && self.pins.pin_of(&job).is_none();
         let is_due = job.due <= now && action == DueAction::Dispatch && may_dispatch;
         let flow = Flow::of(&job);
         let is_next = self.look_ahead.is_next(&flow, Cursor::of(&job)) && !self.look_ahead.is_parked(&flow);
@@ -1089,7 +1085,7 @@ impl Shard {
         }
         writes.tally.dispatched.push(Dispatched {
             due: job.due,
-            ready: self.window.ready_at(job),
+            ready: self.window.ready_at(job).max(self.unpinned_since(job)),
         });
         let mut headers = self.dispatch_headers(job, now);
         if job.kind == Kind::LongWait && headers.last(headers::RETURN_TOPIC) != Some(topic.as_bytes()) {
@@ -1193,6 +1189,9 @@ impl Shard {
         });
         if job.state == JobState::Dispatched && mutant!("shard-dispatches-without-a-state-record") {
             writes.outputs.pop();
+        }
+        if !mutant!("shard-rewinds-for-changed-jobs") {
+            self.pins.forget(job.id);
         }
         self.changes
             .push(codec::change(job, record, self.settings.retention));

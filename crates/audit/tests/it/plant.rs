@@ -163,6 +163,7 @@ impl Plant {
             grace: Duration::from_secs(1),
             changelog: None,
             if_recreated: IfRecreated::ReadFromBeginning,
+            reports_ends: false,
         };
         let stop = CancellationToken::new();
         let machine = StageProcessor {

@@ -292,6 +292,8 @@ pub(super) fn creation_config(spec: &TopicSpec, limit: Option<i64>) -> Vec<(&'st
     }
     if spec.role == Role::Scheduler(SchedulerRole::Urgent) {
         config.push(("segment.ms", millis(URGENT_SEGMENT)));
+        // Otherwise, clocks of producers decide how long copies are kept.
+        config.push(("message.timestamp.type", "LogAppendTime".to_owned()));
     }
     config
 }

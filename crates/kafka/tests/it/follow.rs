@@ -28,7 +28,7 @@ fn output(topic: &Arc<str>, partition: i32, value: &str) -> Output {
     }
 }
 
-async fn produce(settings: &KafkaSettings, topic: &Arc<str>, partition: i32, values: &[&str]) {
+pub(crate) async fn produce(settings: &KafkaSettings, topic: &Arc<str>, partition: i32, values: &[&str]) {
     let producer = Producer::new(settings).unwrap();
     for value in values {
         producer.send(&output(topic, partition, value)).await.unwrap();
@@ -36,7 +36,7 @@ async fn produce(settings: &KafkaSettings, topic: &Arc<str>, partition: i32, val
 }
 
 /// Writes values in a transaction and aborts it.
-fn produce_and_abort(settings: &KafkaSettings, topic: &Arc<str>, values: &[&str]) {
+pub(crate) fn produce_and_abort(settings: &KafkaSettings, topic: &Arc<str>, values: &[&str]) {
     let id = unique("aborted");
     let mut transactions = Transactions::new(settings.transactional_producer(&id), &id, DEADLINE);
     eventually("a producer", DEADLINE, || {
@@ -149,6 +149,26 @@ async fn partitions_are_followed_from_given_offsets_without_aborted_records() {
         received.values(1).len() == 4
     });
     assert_eq!(received.values(1), ["z", "y", "z", "x"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_uncommitted_follower_returns_aborted_records_and_knows_the_end_of_any_topic() {
+    let settings = settings("uncommitted");
+    let topic: Arc<str> = unique("uncommitted").into();
+    let other: Arc<str> = unique("other").into();
+    create_topic(&settings, &topic, 1).await;
+    create_topic(&settings, &other, 2).await;
+    produce_and_abort(&settings, &topic, &["aborted"]);
+    produce(&settings, &topic, 0, &["a"]).await;
+    produce(&settings, &other, 1, &["x", "y"]).await;
+    let mut follower = Follower::uncommitted(&settings, Waker::new()).unwrap();
+    follower.add(&[start(&topic, 0, None)]).unwrap();
+    let mut received = Received::default();
+    let ends = BTreeMap::from([(0, 3)]);
+    received.until(&mut follower, "the end", |received| received.ends == ends);
+    assert_eq!(received.values(0), ["aborted", "a"]);
+    assert_eq!(follower.end_of(&other, 1).unwrap(), 2);
+    follower.end_of(&other, 2).unwrap_err();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -304,6 +304,10 @@ async fn topics_of_the_scheduler_and_its_pipelines_are_created_together() {
     let urgent = scheduler.urgent.as_ref().unwrap();
     assert_eq!(configured(urgent, "retention.ms").await, "3600000");
     assert_eq!(configured(urgent, "segment.ms").await, "600000");
+    assert_eq!(
+        configured(urgent, "message.timestamp.type").await,
+        "LogAppendTime"
+    );
     // A record of the source fits into the ingest topic, and a command fits into the state topic.
     let mut limits = Vec::new();
     for topic in [&spec.topics[0].name, &scheduler.ingest, state] {

@@ -249,6 +249,7 @@ impl FormerVersion {
             grace: Duration::from_secs(5),
             changelog: None,
             if_recreated: IfRecreated::ReadFromBeginning,
+            reports_ends: false,
         };
         let observer = Arc::new(FormerObserver::default());
         let completed: Arc<Mutex<BTreeSet<String>>> = Arc::default();

@@ -544,7 +544,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A job is dispatched although a cancellation of it that was copied to the urgent topic has not had its turn.",
         &[unit(
             SCHEDULER,
-            "shard::tests::urgent::pinned_jobs_wait_for_their_commands",
+            "shard::tests::urgent::jobs_in_a_backlog_are_dispatched_as_if_they_were_due_behind_it",
         )],
     ),
     mutant(
@@ -569,6 +569,52 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[unit(
             SCHEDULER,
             "shard::tests::urgent::a_job_is_not_dispatched_before_the_urgent_topic_was_read",
+        )],
+    ),
+    mutant(
+        "shard-loses-pinned-jobs",
+        "A due job that is pinned leaves the window and is not read again. It is never dispatched.",
+        &[
+            unit(
+                SCHEDULER,
+                "shard::tests::urgent::pinned_jobs_wait_for_their_commands",
+            ),
+            unit(
+                SCHEDULER,
+                "shard::tests::urgent::a_pin_ends_once_an_aborted_command_is_passed",
+            ),
+        ],
+    ),
+    mutant(
+        "shard-rewinds-for-changed-jobs",
+        "When a pin ends, a job that its command has ended or moved is read again. The jobs behind it in its flow are late.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::urgent::a_command_that_ends_or_moves_its_pinned_job_delays_no_other_of_the_flow",
+        )],
+    ),
+    mutant(
+        "shard-ignores-the-end-of-the-ingest-topic",
+        "The pin of a command whose transaction was aborted does not end. Its job is never dispatched.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::urgent::a_pin_ends_once_an_aborted_command_is_passed",
+        )],
+    ),
+    mutant(
+        "look-ahead-waits-for-room-to-release-jobs",
+        "A job whose pin has ended waits until later ones of its flow have left the window.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::urgent::a_job_whose_pin_has_ended_is_read_at_once_although_the_window_is_full_of_later_ones",
+        )],
+    ),
+    mutant(
+        "urgent-trusts-made-up-offsets",
+        "A copy that names an offset which does not exist pins its job, for as long as no record has that offset.",
+        &[unit(
+            SCHEDULER,
+            "urgent::reader::tests::copies_of_offsets_that_do_not_exist_pin_nothing",
         )],
     ),
     mutant(

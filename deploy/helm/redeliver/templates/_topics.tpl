@@ -62,7 +62,7 @@ Redeliver manages the topic, `config` and the topics whose records must fit into
 {{- $answers = dict "sources" list "partitions" (min 4 $partitions) "config" $answers -}}
 {{- $_ := set $managed (default "scheduler.jobs.answers" $names.answers) $answers -}}
 {{- with $names.urgent -}}
-{{- $urgent := dict "cleanup.policy" "delete" "retention.ms" 3600000 "segment.ms" 600000 -}}
+{{- $urgent := dict "cleanup.policy" "delete" "retention.ms" 3600000 "segment.ms" 600000 "message.timestamp.type" "LogAppendTime" -}}
 {{- $_ := set $managed . (dict "sources" (list $ingest) "config" $urgent) -}}
 {{- end -}}
 {{- end -}}

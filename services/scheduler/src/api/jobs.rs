@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use prometheus_client::metrics::counter::Counter;
 use redeliver_core::headers::{TRACEPARENT, TRACESTATE};
 use redeliver_core::{Clock, Headers, Output, Timestamp};
 use redeliver_kafka::murmur2::shard_of;
@@ -99,6 +100,8 @@ pub(crate) struct UrgentTopic {
     pub(crate) name: Arc<str>,
     pub(crate) watch: TopicWatch,
     pub(crate) producer: Producer,
+    /// Copies that could not be written.
+    pub(crate) unwritten: Counter,
 }
 
 impl UrgentTopic {
@@ -106,12 +109,17 @@ impl UrgentTopic {
     async fn send_copy_of(&self, original: &Output, id: JobId) {
         let exists = match self.watch.state(&self.name) {
             TopicState::Exists { partitions, .. } => id.shard() < partitions,
-            TopicState::Missing { .. } | TopicState::Unknown => false,
+            TopicState::Missing { .. } => false,
+            // If it does not exist, the write fails.
+            TopicState::Unknown => true,
         };
         let copy = urgent::copy_of(original, self.name.clone(), id).filter(|_| exists);
-        if let Some(copy) = &copy
-            && let Err(error) = self.producer.send(copy).await
-        {
+        let Some(copy) = &copy else {
+            self.unwritten.inc();
+            return;
+        };
+        if let Err(error) = self.producer.send(copy).await {
+            self.unwritten.inc();
             tracing::debug!(reason = error_chain(&error), "cannot write the copy of a command");
         }
     }

@@ -14,6 +14,7 @@ use crate::index_messages::IndexResponse;
 use crate::metrics::SchedulerFamilies;
 use crate::shard::tests::settings;
 use crate::shard::{NamedBy, UrgentCopy};
+use crate::urgent::Pushed;
 
 const START: Timestamp = Timestamp::from_millis(1_763_722_800_000);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -207,24 +208,33 @@ fn a_lane_dispatches_jobs_once_the_urgent_topic_is_read_and_keeps_pinned_ones() 
     copies.begin();
     let names = |offset| NamedBy::Id(JobId::new(START, 0, offset));
     // Of a command that had its turn, and of one that comes.
-    for (job, original) in [(5, 4), (6, 9)] {
-        copies.push(
-            0,
-            UrgentCopy {
-                names: names(job),
-                original,
-                written: START,
-            },
-        );
+    for (job, original, expected) in [(5, 4, Pushed::Late), (6, 9, Pushed::Added)] {
+        let names = names(job);
+        assert_eq!(copies.push(0, UrgentCopy { names, original }), expected);
     }
     copies.complete(0);
     let topics: Vec<String> = bench.turn().into_iter().map(|(topic, _)| topic).collect();
     assert_eq!(topics, ["jobs", "state"]);
     let metrics = &bench.processor.metrics;
-    assert_eq!((metrics.urgent_pins.get(), metrics.urgent_late.get()), (1, 1));
+    assert_eq!(metrics.urgent.pins.get(), 1);
     assert!(bench.turn().is_empty());
     // It is not due again and again.
-    assert!(bench.processor.next_due() > Some(bench.clock.now()));
+    assert_eq!(bench.processor.next_due(), None);
+}
+
+#[test]
+fn an_end_behind_commands_that_are_deferred_is_reached_after_them() {
+    let mut bench = Bench::new();
+    bench.processor.starts_at(bench.assignment, 0);
+    let passed = |bench: &Bench| bench.processor.lane.shards[&bench.assignment].shard.passed();
+    bench.clock.set(START.after(HOUR));
+    bench.schedule("2h", START);
+    bench.processor.reached_end(bench.assignment, 7);
+    assert!(bench.turn().is_empty());
+    assert_eq!(passed(&bench), 0);
+    bench.clock.advance(CONFIRM);
+    assert_eq!(bench.turn().len(), 1);
+    assert_eq!(passed(&bench), 7);
 }
 
 #[test]
@@ -365,6 +375,7 @@ fn lane_with(settings: Settings, shards: u32, commands: i64, value: &Bytes, head
             number,
             requests: mpsc::channel(INDEX_REQUESTS).0,
             deferred: Vec::new(),
+            end: None,
             _cancel_indexer: CancellationToken::new().drop_guard(),
         };
         let id = AssignmentId::for_tests(slot, 1);

@@ -307,6 +307,8 @@ struct World {
     fed: usize,
     /// How many more records it reads.
     may_feed: usize,
+    /// Offsets of commands whose transactions were aborted.
+    aborted: HashSet<i64>,
     /// The urgent topic, if there is one.
     urgent: Option<urgent::UrgentTopic>,
     state: BTreeMap<JobId, Job>,
@@ -364,6 +366,7 @@ impl World {
             completed: HashSet::new(),
             fed: 0,
             may_feed: usize::MAX,
+            aborted: HashSet::new(),
             urgent: None,
             state: BTreeMap::new(),
             forgotten: BTreeMap::new(),
@@ -415,10 +418,14 @@ impl World {
         while self.fed < self.ingest.len() && self.shard.capacity() > 0 && self.may_feed > 0 {
             self.may_feed -= usize::from(self.may_feed < usize::MAX);
             let record = self.ingest[self.fed].clone();
+            let offset = record.position.offset;
             self.fed += 1;
-            if !self.completed.contains(&record.position.offset) {
+            if !self.completed.contains(&offset) && !self.aborted.contains(&offset) {
                 self.shard.accept(record, self.now);
             }
+        }
+        if self.fed == self.ingest.len() && self.shard.capacity() > 0 {
+            self.shard.reached_end(i64::try_from(self.fed).unwrap());
         }
         self.requests.extend(self.shard.index_requests(self.now));
     }
@@ -852,9 +859,19 @@ impl World {
         self.state.get(&id).or_else(|| self.forgotten.get(&id))
     }
 
+    /// The commands whose transactions were not aborted, with their offsets.
+    fn commands(&self) -> impl Iterator<Item = (usize, &Record)> {
+        let commands = self.ingest.iter().enumerate();
+        commands.filter(|(_, record)| !self.aborted.contains(&record.position.offset))
+    }
+
     /// Asserts the invariants after [`World::settle`].
     fn check(&self) {
-        assert_eq!(self.completed.len(), self.ingest.len(), "undecided commands");
+        assert_eq!(
+            self.completed.len(),
+            self.commands().count(),
+            "undecided commands"
+        );
         let dead: HashMap<u64, Timestamp> = self.dead_letters.iter().copied().collect();
         assert_eq!(
             dead.len(),
@@ -865,7 +882,7 @@ impl World {
         for (id, at) in &self.dispatched {
             times.entry(*id).or_default().push(*at);
         }
-        for (offset, record) in self.ingest.iter().enumerate() {
+        for (offset, record) in self.commands() {
             let command = v1::JobCommand::decode(record.value.clone().unwrap()).unwrap();
             let outcome = &self.answers[&offset.to_string()];
             let id = self.ids[offset];
@@ -905,7 +922,7 @@ impl World {
             }
         }
         assert!(times.is_empty(), "dispatched without a request: {times:?}");
-        for (offset, record) in self.ingest.iter().enumerate() {
+        for (offset, record) in self.commands() {
             let command = v1::JobCommand::decode(record.value.clone().unwrap()).unwrap();
             let Some(ProtoCommand::Cancel(cancel)) = command.command else {
                 continue;
@@ -934,7 +951,7 @@ impl World {
     fn check_keys(&self) {
         let mut uses: HashMap<String, KeyUse> = HashMap::new();
         let mut newest: HashMap<JobId, KeyUse> = HashMap::new();
-        for (offset, record) in self.ingest.iter().enumerate() {
+        for (offset, record) in self.commands() {
             let command = v1::JobCommand::decode(record.value.clone().unwrap()).unwrap();
             let outcome = &self.answers[&offset.to_string()];
             let job = outcome.job.as_ref();

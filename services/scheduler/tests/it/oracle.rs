@@ -6,6 +6,10 @@
 //! field. The commands of a job have one order, that of their partition: those that had an effect come first, and each
 //! answer is the state of the job at that point.
 //!
+//! A request that replaces others with its key is such a command for the job that waits: it gives it another content and another due time,
+//! or ends it, if the priority differs. Whether the job still waited is known only to the scheduler, so the number of the job's revisions
+//! tells it. All other records must agree with that: what was replaced is never dispatched.
+//!
 //! Pure. [`tests`] plants defects and checks that the oracle finds them.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -66,7 +70,8 @@ pub(crate) enum Intent {
     Reschedule(JobId, When),
 }
 
-/// A requested job. Two with the same idempotency key that differ only in `request_id` are one job.
+/// A requested job. Two with the same idempotency key that differ only in `request_id` are one job, unless the second one `replaces` the
+/// first.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct JobSpec {
     pub(crate) app: String,
@@ -79,6 +84,8 @@ pub(crate) struct JobSpec {
     /// Without the trace headers of the ingest record.
     pub(crate) headers: Headers,
     pub(crate) expire_after: Option<Duration>,
+    /// `onConflict` is `replace`.
+    pub(crate) replaces: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -100,9 +107,16 @@ impl JobSpec {
     fn is_same(&self, other: &Self) -> bool {
         let named = |spec: &Self| Self {
             request_id: None,
+            replaces: false,
             ..spec.clone()
         };
         named(self) == named(other)
+    }
+
+    /// Whether a request that replaces others is the newest one with its key, sent again.
+    fn is_repetition_of(&self, newest: &Self) -> bool {
+        let is_certain = self.request_id.is_some() || matches!(self.when, When::At(_));
+        is_certain && self.request_id == newest.request_id && self.is_same(newest)
     }
 }
 
@@ -151,6 +165,8 @@ pub(crate) struct Report {
     pub(crate) forwarded: usize,
     /// Reschedulings that had an effect.
     pub(crate) rescheduled: usize,
+    /// Waiting jobs that got another content, or ended in favour of another job.
+    pub(crate) replaced: usize,
     pub(crate) answers: usize,
     /// Requests and jobs without a final outcome.
     pub(crate) waiting: Vec<String>,
@@ -187,7 +203,7 @@ impl fmt::Display for Report {
         write!(
             f,
             "{} jobs: {} dispatched (smallest margin {smallest:?} ms), {} cancelled, {} expired; {} refused, {} \
-             conflicts, {} duplicates, {} forwarded, {} rescheduled, {} answers; {} waiting, {} defects",
+             conflicts, {} duplicates, {} forwarded, {} rescheduled, {} replaced, {} answers; {} waiting, {} defects",
             self.jobs,
             self.dispatched,
             self.cancelled,
@@ -197,6 +213,7 @@ impl fmt::Display for Report {
             self.duplicates,
             self.forwarded,
             self.rescheduled,
+            self.replaced,
             self.answers,
             self.waiting.len(),
             self.defects.len()
@@ -219,8 +236,8 @@ pub(crate) fn check(sent: &[Sent], topics: &Topics, seen: &Seen) -> Report {
         report: Report::default(),
     };
     let commands = checker.commands(sent, &seen.ingest);
-    let mut expectations = checker.expectations(&commands);
     let mut states = checker.states(&seen.state);
+    let mut expectations = checker.expectations(&commands, &states);
     let mut dispatched = checker.dispatched(&seen.apps);
     for (id, job) in &mut expectations.jobs {
         let states = states.remove(id).unwrap_or_default();
@@ -266,6 +283,10 @@ enum Expected {
     Refused,
     /// A command for this job, with its index in the job's commands.
     JobCommand(JobId, usize),
+    /// A request that gives this job another content, with its index in the job's commands.
+    Replacement(JobId, usize),
+    /// A request for another job in the place of one that waited.
+    Successor(JobId),
     /// A command for a job that never existed.
     UnknownJob,
 }
@@ -278,6 +299,7 @@ struct Expectations<'a> {
 }
 
 struct ExpectedJob<'a> {
+    /// The newest content, and the request that it is from.
     spec: &'a JobSpec,
     request: &'a Sent,
     /// The first due time.
@@ -296,6 +318,9 @@ struct Ending {
     due: Option<Timestamp>,
     ended: Option<Timestamp>,
 }
+
+/// The records of each job in the state topic, oldest first; `None` is a tombstone.
+type States = HashMap<JobId, Vec<Option<v1::JobRecord>>>;
 
 struct Checker<'a> {
     topics: &'a Topics,
@@ -410,8 +435,9 @@ impl Checker<'_> {
     }
 
     /// The expected jobs, which follow from the order of the commands.
-    fn expectations<'a>(&mut self, commands: &[Command<'a>]) -> Expectations<'a> {
+    fn expectations<'a>(&mut self, commands: &[Command<'a>], states: &States) -> Expectations<'a> {
         let mut expectations = Expectations::default();
+        // The job of each key, and the newest request that it is from.
         let mut keys: HashMap<(&str, &str), (JobId, &JobSpec)> = HashMap::new();
         for (index, command) in commands.iter().enumerate() {
             let sent: &'a Sent = command.sent;
@@ -426,11 +452,27 @@ impl Checker<'_> {
                 },
                 Intent::Job(spec) => {
                     let key = spec.idempotency_key.as_deref();
-                    let taken = key.and_then(|key| keys.get(&(spec.app.as_str(), key)));
-                    match taken {
-                        Some((id, first)) if first.is_same(spec) => Expected::Duplicate(*id),
-                        Some((id, _)) => Expected::Conflict(*id),
-                        None => {
+                    let taken = key.and_then(|key| keys.get(&(spec.app.as_str(), key)).copied());
+                    let replaced =
+                        taken.filter(|(_, newest)| spec.replaces && !spec.is_repetition_of(newest));
+                    let job = replaced.and_then(|(id, _)| Some((id, expectations.jobs.get_mut(&id)?)));
+                    let mut becomes = Becomes::Job;
+                    if let Some((id, job)) = job {
+                        becomes = job.replaced_by(spec, states.get(&id).map(Vec::as_slice));
+                        if becomes != Becomes::Job {
+                            job.later.push(index);
+                        }
+                    }
+                    match (taken, replaced, becomes) {
+                        (Some((id, first)), None, _) if spec.replaces || first.is_same(spec) => {
+                            Expected::Duplicate(id)
+                        }
+                        (Some((id, _)), None, _) => Expected::Conflict(id),
+                        (_, Some((id, _)), Becomes::Content) => {
+                            keys.extend(key.map(|key| ((spec.app.as_str(), key), (id, &**spec))));
+                            Expected::Replacement(id, expectations.jobs[&id].later.len() - 1)
+                        }
+                        (_, _, becomes) => {
                             let id = command.id();
                             if let Some(key) = key {
                                 keys.insert((&spec.app, key), (id, spec));
@@ -444,17 +486,24 @@ impl Checker<'_> {
                                 end: Ending::default(),
                             };
                             expectations.jobs.insert(id, job);
-                            Expected::Job(id)
+                            match becomes {
+                                Becomes::Successor => Expected::Successor(id),
+                                Becomes::Content | Becomes::Job => Expected::Job(id),
+                            }
                         }
                     }
                 }
             };
             match &expected {
                 Expected::Job(_) => self.report.jobs += 1,
+                Expected::Successor(_) => {
+                    self.report.jobs += 1;
+                    self.report.replaced += 1;
+                }
                 Expected::Duplicate(_) => self.report.duplicates += 1,
                 Expected::Conflict(_) => self.report.conflicts += 1,
                 Expected::Refused => self.report.refused += 1,
-                Expected::JobCommand(..) | Expected::UnknownJob => {}
+                Expected::JobCommand(..) | Expected::Replacement(..) | Expected::UnknownJob => {}
             }
             expectations.expected.push(expected);
         }
@@ -462,8 +511,8 @@ impl Checker<'_> {
     }
 
     /// The records of each job in the state topic, oldest first; `None` is a tombstone.
-    fn states(&mut self, records: &[Record]) -> HashMap<JobId, Vec<Option<v1::JobRecord>>> {
-        let mut states: HashMap<JobId, Vec<_>> = HashMap::new();
+    fn states(&mut self, records: &[Record]) -> States {
+        let mut states = States::new();
         for record in records {
             let position = &record.position;
             let Some(id) = parsed::<JobId>(record.key.as_deref()) else {
@@ -495,13 +544,13 @@ impl Checker<'_> {
         dispatched
     }
 
-    fn job(
+    fn job<'a>(
         &mut self,
         id: JobId,
-        job: &mut ExpectedJob<'_>,
+        job: &mut ExpectedJob<'a>,
         states: &[Option<v1::JobRecord>],
         records: &[&Record],
-        commands: &[Command<'_>],
+        commands: &[Command<'a>],
     ) {
         for again in records.iter().skip(1) {
             let (first, again) = (&records[0].position, &again.position);
@@ -580,26 +629,32 @@ impl Checker<'_> {
 
     /// The newest record of the state topic must follow from the commands for the job: the first ones had an effect, and
     /// the others were too late.
-    fn state(
+    fn state<'a>(
         &mut self,
         id: JobId,
-        job: &ExpectedJob<'_>,
+        job: &mut ExpectedJob<'a>,
         last: &v1::JobRecord,
-        commands: &[Command<'_>],
+        commands: &[Command<'a>],
     ) -> Ending {
-        let (spec, of) = (job.spec, format!("job {id}"));
-        let moved = usize::try_from(last.revision.saturating_sub(1)).unwrap_or(usize::MAX);
+        let moved = changes(last);
         let mut due = job.due;
         for index in 0..moved {
             let command = job.later.get(index).map(|command| &commands[*command]);
-            match command.map(|command| (&command.sent.intent, command.sent.at)) {
-                Some((Intent::Reschedule(_, when), at)) => {
-                    due = when.due(at);
+            match command.map(|command| (&command.sent.intent, command.sent)) {
+                Some((Intent::Reschedule(_, when), sent)) => {
+                    due = when.due(sent.at);
                     self.report.rescheduled += 1;
+                }
+                Some((Intent::Job(spec), sent)) => {
+                    due = spec.when.due(sent.at);
+                    job.spec = spec;
+                    job.request = sent;
+                    self.report.replaced += 1;
                 }
                 other => self.defect(Contradiction, format!("change {index} of job {id} is {other:?}")),
             }
         }
+        let (spec, of) = (job.spec, format!("job {id}"));
         let next = job
             .later
             .get(moved)
@@ -607,6 +662,7 @@ impl Checker<'_> {
         match (last.state(), next) {
             (v1::JobState::Cancelled, Some(Intent::Cancel(_)))
             | (v1::JobState::Dispatched | v1::JobState::Expired, _) => {}
+            (v1::JobState::Cancelled, Some(Intent::Job(new))) if new.priority != spec.priority => {}
             (v1::JobState::Scheduled, None) => {}
             (v1::JobState::Scheduled, Some(_)) => {
                 self.waits(format!("command {moved} for job {id} is not decided"));
@@ -857,6 +913,12 @@ impl Checker<'_> {
             Expected::Refused => (v1::Outcome::Rejected, None),
             Expected::UnknownJob => (v1::Outcome::Unknown, None),
             Expected::JobCommand(id, index) => (outcome_of(&expectations.jobs[id].end, *index), Some(*id)),
+            Expected::Replacement(id, index) => match outcome_of(&expectations.jobs[id].end, *index) {
+                // The job waited, so the request has changed it.
+                v1::Outcome::Rescheduled => (v1::Outcome::Replaced, Some(*id)),
+                _ => (v1::Outcome::Unspecified, Some(*id)),
+            },
+            Expected::Successor(id) => (v1::Outcome::Replaced, Some(*id)),
         };
         if outcome == v1::Outcome::Unspecified {
             return self.waits(format!("{name} is answered, and its job is not decided"));
@@ -901,8 +963,16 @@ impl Checker<'_> {
         };
         let time = |time: Option<_>| time.as_ref().and_then(from_timestamp);
         match (expected, outcome) {
-            (Expected::Job(_), _) => {
+            (Expected::Job(_) | Expected::Successor(_), _) => {
                 self.equal("due time", &of, &time(shown.scheduled_time), &Some(job.due));
+            }
+            (Expected::Replacement(_, index), _) => {
+                if let Intent::Job(spec) = &command.sent.intent {
+                    let due = Some(spec.when.due(command.sent.at));
+                    self.equal("due time", &of, &time(shown.scheduled_time), &due);
+                }
+                let revision = u32::try_from(index + 2).unwrap_or(u32::MAX);
+                self.equal("revision", &of, &shown.revision, &revision);
             }
             (Expected::JobCommand(..), v1::Outcome::Rescheduled) => {
                 let Intent::Reschedule(_, when) = command.sent.intent else {
@@ -924,7 +994,42 @@ impl Checker<'_> {
     }
 }
 
+/// What a request becomes that replaces others with its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Becomes {
+    /// The content of the job that waits.
+    Content,
+    /// Another job, in the place of the one that waits.
+    Successor,
+    /// Another job, because the former one has ended.
+    Job,
+}
+
+/// The number of commands that have changed a job.
+fn changes(last: &v1::JobRecord) -> usize {
+    usize::try_from(last.revision.saturating_sub(1)).unwrap_or(usize::MAX)
+}
+
 impl ExpectedJob<'_> {
+    /// What the next request that replaces this job becomes, according to the records of the job.
+    fn replaced_by(&self, spec: &JobSpec, states: Option<&[Option<v1::JobRecord>]>) -> Becomes {
+        let Some(Some(last)) = states.and_then(<[_]>::last) else {
+            return Becomes::Content;
+        };
+        let index = self.later.len();
+        match last.state() {
+            _ if index < changes(last) => Becomes::Content,
+            // Not decided yet.
+            v1::JobState::Scheduled => Becomes::Content,
+            v1::JobState::Cancelled
+                if index == changes(last) && from_priority(last.priority()) != spec.priority =>
+            {
+                Becomes::Successor
+            }
+            _ => Becomes::Job,
+        }
+    }
+
     /// The headers that the record must have, including the trace of the request.
     fn expected_headers(&self) -> Headers {
         let mut list = self.spec.headers.clone();

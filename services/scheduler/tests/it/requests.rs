@@ -44,6 +44,7 @@ impl JobSpec {
             value: value.into(),
             headers: Headers::new(),
             expire_after: None,
+            replaces: false,
         }
     }
 
@@ -79,6 +80,12 @@ impl JobSpec {
         self
     }
 
+    /// Replaces a waiting job with the same key.
+    pub(crate) fn replaces(self) -> Self {
+        let replaces = true;
+        Self { replaces, ..self }
+    }
+
     pub(crate) fn expire_after(self, millis: u64) -> Self {
         let expire_after = Some(Duration::from_millis(millis));
         Self { expire_after, ..self }
@@ -112,7 +119,10 @@ impl Request {
             headers: to_headers(&spec.headers),
             expire_after: spec.expire_after.map(|after| to_duration(span(after))),
             request_id: spec.request_id.clone().unwrap_or_default(),
-            ..v1::JobSpec::default()
+            on_conflict: match spec.replaces {
+                true => v1::ConflictPolicy::Replace.into(),
+                false => v1::ConflictPolicy::Unspecified.into(),
+            },
         };
         Self::command(Intent::Job(Box::new(spec)), Command::Schedule(message))
     }
@@ -263,6 +273,9 @@ pub(crate) fn json(spec: &JobSpec, time: &str) -> String {
         if let Some(value) = value {
             write!(json, ",\"{name}\":{}", quoted(value)).unwrap();
         }
+    }
+    if spec.replaces {
+        json.push_str(",\"onConflict\":\"replace\"");
     }
     if let Some(after) = spec.expire_after {
         write!(json, ",\"expireAfter\":\"{}ms\"", after.as_millis()).unwrap();

@@ -1,9 +1,12 @@
 //! Commands whose copies overtake a backlog in the ingest topic.
 
+use std::time::Duration;
+
 use redeliver_core::headers::{self, Origin};
-use redeliver_core::{JobId, Output};
+use redeliver_core::{JobId, Output, Timestamp};
+use redeliver_kafka::transaction::Transactions;
 use redeliver_proto::{Message as _, v1};
-use redeliver_testkit::eventually;
+use redeliver_testkit::{eventually, unique};
 
 use crate::env::{DEADLINE, SchedulerEnv, Watch, answers, id};
 use crate::oracle::{JobSpec, Sent, When};
@@ -129,14 +132,10 @@ fn a_scheduler_that_takes_over_reads_the_copies_again() {
     check(&watch, &backlog);
 }
 
-#[test]
-fn a_made_up_copy_delays_its_job_until_the_offset_that_it_names_is_read() {
-    let env = environment();
-    let mut scheduler = env.start("a");
-    let pinned = JobSpec::new("mail", "pinned")
-        .at(in_millis(1_000))
-        .idempotency_key("k");
-    let mut sent = env.send(vec![Request::protobuf(pinned)]);
+/// A request for a job with a key, and a command that cancels it. The command was not written.
+fn job_and_cancellation(env: &SchedulerEnv, due: Timestamp) -> (Sent, Sent) {
+    let job = JobSpec::new("mail", "pinned").at(due).idempotency_key("k");
+    let job = env.send(vec![Request::protobuf(job)]).remove(0);
     let cancel = v1::CancelJob {
         app: "mail".to_owned(),
         idempotency_key: "k".to_owned(),
@@ -146,23 +145,76 @@ fn a_made_up_copy_delays_its_job_until_the_offset_that_it_names_is_read() {
         command: Some(v1::job_command::Command::Cancel(cancel)),
         ..v1::JobCommand::default()
     };
-    let command = Sent {
+    let cancel = Sent {
         value: Some(cancel.encode_to_vec().into()),
-        ..sent[0].clone()
+        ..job.clone()
     };
-    // The offset of the second one of the requests that follow.
-    env.write(&[copy(&env, &command, command.position.offset + 2)]);
-    eventually("a pinned job that is due", DEADLINE, || {
-        match scheduler.metric("redeliver_scheduler_pinned_jobs") {
-            1 => Ok(()),
-            other => Err(other.to_string()),
-        }
+    (job, cancel)
+}
+
+/// Writes a command in a transaction and aborts it.
+fn abort(env: &SchedulerEnv, command: &Sent) {
+    let id = unique("aborted");
+    let mut transactions = Transactions::new(env.kafka.transactional_producer(&id), &id, DEADLINE);
+    eventually("a producer", DEADLINE, || {
+        let recovered = transactions.recover(Duration::from_secs(5));
+        recovered.map_err(|error| error.to_string())
     });
-    let others = ["a", "b"].map(|key| Request::protobuf(JobSpec::new("crawl", key).idempotency_key(key)));
-    sent.extend(env.send(others.into()));
+    let output = Output {
+        topic: command.position.topic.clone(),
+        partition: Some(command.position.partition),
+        key: command.key.clone(),
+        value: command.value.clone(),
+        headers: command.headers.clone(),
+    };
+    // The transaction fails because there is no group, and only after the record was delivered.
+    let error = transactions.write(&[output], &Default::default(), None);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("adding offsets"), "{error}");
+}
+
+#[test]
+fn the_pin_of_an_aborted_command_ends_at_the_end_of_the_ingest_topic() {
+    let env = environment();
+    let mut scheduler = env.start("a");
+    let due = in_millis(6_000);
+    let (job, cancel) = job_and_cancellation(&env, due);
+    env.watch().until_known(1);
+    scheduler.kill_9();
+    assert!(now() < due, "the scheduler took too long");
+    let bulk = (0..BACKLOG).map(|n| Request::protobuf(JobSpec::new("crawl", n.to_string())));
+    let mut sent = vec![job];
+    sent.extend(env.send(bulk.collect()));
+    let last = sent.last().unwrap().clone();
+    abort(&env, &cancel);
+    env.write(&[copy(&env, &cancel, last.position.offset + 1)]);
+    eventually("the job is due", DEADLINE, || match now() {
+        at if at >= due => Ok(()),
+        at => Err(at.to_string()),
+    });
+    scheduler.start_again();
     let mut watch = env.watch();
     watch.settle(&mut sent);
     let record = last_of(&watch, id(&sent[0]));
     assert_eq!(record.state(), v1::JobState::Dispatched);
-    assert!(record.ended_ms.unwrap() >= sent[2].at.as_millis());
+    // It was due before all of the others.
+    let accepted = last_of(&watch, id(&last)).accepted_ms;
+    assert!(record.ended_ms.unwrap() >= accepted);
+}
+
+#[test]
+fn a_copy_of_an_offset_that_does_not_exist_pins_nothing() {
+    let env = environment();
+    let mut scheduler = env.start("a");
+    let (job, cancel) = job_and_cancellation(&env, in_millis(1_000));
+    env.write(&[copy(&env, &cancel, cancel.position.offset + 1)]);
+    let mut sent = vec![job];
+    let mut watch = env.watch();
+    watch.settle(&mut sent);
+    let record = last_of(&watch, id(&sent[0]));
+    assert_eq!(record.state(), v1::JobState::Dispatched);
+    let copies =
+        |outcome: &str| format!("redeliver_scheduler_urgent_commands_total{{outcome=\"{outcome}\"}}");
+    assert_eq!(scheduler.metric(&copies("invalid")), 1);
+    assert_eq!(scheduler.metric(&copies("pins")), 0);
 }

@@ -103,6 +103,7 @@ impl World {
             grace: Duration::from_secs(10),
             changelog: None,
             if_recreated: IfRecreated::ReadFromBeginning,
+            reports_ends: false,
         };
         let processor = ModelProcessor::new(random.below(2) == 0);
         let mut state = LaneState::new(

@@ -55,9 +55,18 @@ impl Done<'_> {
             duplicates,
             forwarded,
             rescheduled,
+            replaced,
             ..
         } = report;
-        let all = [cancelled, refused, conflicts, duplicates, forwarded, rescheduled];
+        let all = [
+            cancelled,
+            refused,
+            conflicts,
+            duplicates,
+            forwarded,
+            rescheduled,
+            replaced,
+        ];
         assert!(all.iter().all(|count| *count > 0), "{report}");
         report
     }
@@ -95,6 +104,8 @@ struct Generator<'a> {
     keyed: VecDeque<JobSpec>,
     /// Jobs to be cancelled or rescheduled.
     ids: VecDeque<JobId>,
+    /// The last request that replaces others, to be sent again.
+    debounced: Option<JobSpec>,
 }
 
 impl<'a> Generator<'a> {
@@ -105,6 +116,7 @@ impl<'a> Generator<'a> {
             number: 0,
             keyed: VecDeque::new(),
             ids: VecDeque::new(),
+            debounced: None,
         }
     }
 
@@ -136,7 +148,8 @@ impl<'a> Generator<'a> {
                 Some(id) => self.command(id),
                 None => self.job(),
             },
-            12..18 => match self.keyed.pop_front() {
+            12..20 => self.debounced(),
+            20..26 => match self.keyed.pop_front() {
                 Some(spec) => self.again(spec),
                 None => self.job(),
             },
@@ -197,6 +210,34 @@ impl<'a> Generator<'a> {
             _ if is_json => Request::json(spec),
             true => Request::protobuf(spec).answer_to(n.to_string()),
             false => Request::protobuf(spec),
+        };
+        self.maybe_misplaced(request)
+    }
+
+    /// A request that replaces others with one of a few keys, or the same one again.
+    fn debounced(&mut self) -> Request {
+        if let Some(spec) = self.debounced.take()
+            && self.random.u32(..4) == 0
+        {
+            return self.maybe_misplaced(Request::protobuf(spec).answer_to(self.number.to_string()));
+        }
+        let random = &mut self.random;
+        let key = random.usize(..40);
+        let spec = JobSpec::new(APPS[key % APPS.len()], format!("{{\"event\":{}}}", self.number));
+        let ahead = random.u64(..AHEAD_MS);
+        let mut spec = match random.bool() {
+            true => spec.after(ahead),
+            false => spec.at(in_millis(ahead)),
+        };
+        spec.priority = [Priority::Normal, Priority::High][usize::from(random.u32(..5) == 0)];
+        if random.bool() {
+            spec.request_id = Some(format!("event {}", self.number));
+        }
+        let spec = spec.idempotency_key(format!("debounced {key}")).replaces();
+        self.debounced = Some(spec.clone());
+        let request = match self.random.bool() {
+            true => Request::json(spec),
+            false => Request::protobuf(spec).answer_to(self.number.to_string()),
         };
         self.maybe_misplaced(request)
     }

@@ -37,6 +37,7 @@ fn spec(name: &str) -> JobSpec {
             .into_iter()
             .collect(),
         expire_after: None,
+        replaces: false,
     }
 }
 
@@ -50,7 +51,8 @@ struct World {
 
 impl World {
     /// A dispatched job, one that was rescheduled and then cancelled, an expired one, a duplicate, a conflict, a forwarded
-    /// request, a rejected one, and cancellations that were too late or of an unknown job.
+    /// request, a rejected one, cancellations that were too late or of an unknown job, and requests that replace a job that waits, one of
+    /// another priority, and one that has ended.
     fn new() -> Self {
         let mut world = Self {
             sent: Vec::new(),
@@ -100,6 +102,38 @@ impl World {
 
         world.refuse();
         world.cancel_unknown();
+
+        let debounced = |name: &str, seconds: i64| JobSpec {
+            idempotency_key: Some("debounced".to_owned()),
+            when: When::At(at(seconds * 1000)),
+            replaces: true,
+            ..spec(name)
+        };
+        world.schedule("debounced", debounced("first", 1));
+        world.replace("debounced", debounced("second", 3));
+        world.already("debounced", debounced("second", 3), v1::Outcome::Duplicate);
+        let high = JobSpec {
+            priority: Priority::Low,
+            ..debounced("third", 4)
+        };
+        world.succeed("debounced", "third", high.clone());
+        world.dispatch("third", 4000, 4003);
+        // After the end of that job.
+        let again = JobSpec {
+            when: When::At(at(6000)),
+            ..high
+        };
+        world.schedule("fourth", again);
+        world.replace(
+            "fourth",
+            JobSpec {
+                value: Bytes::from_static(b"replaced"),
+                when: When::At(at(8000)),
+                priority: Priority::Low,
+                ..debounced("fourth", 8)
+            },
+        );
+        world.dispatch("fourth", 8000, 8001);
         world
     }
 
@@ -255,7 +289,43 @@ impl World {
             ..self.record("jobs", partition, at(written + 7))
         };
         self.seen.apps.push(record);
-        self.state(name, v1::JobState::Dispatched, 1, Some(now));
+        let revision = self.revision(name);
+        self.state(name, v1::JobState::Dispatched, revision, Some(now));
+    }
+
+    /// The revision of the newest record of a job.
+    fn revision(&mut self, name: &str) -> u32 {
+        let mut revision = 0;
+        self.newest(name, |job| revision = job.revision);
+        revision
+    }
+
+    /// A request that gives a waiting job another content.
+    fn replace(&mut self, name: &str, spec: JobSpec) {
+        let id = self.ids[name].0;
+        self.send(name, id.shard(), id.shard(), Intent::Job(Box::new(spec.clone())));
+        let due = spec.when.due(at(0));
+        let revision = self.revision(name) + 1;
+        let shown = v1::Job {
+            id: id.to_string(),
+            scheduled_time: Some(to_timestamp(due)),
+            revision,
+            ..v1::Job::default()
+        };
+        self.answer(v1::Outcome::Replaced, Some(shown), "");
+        self.ids.insert(name.to_owned(), (id, spec, due));
+        self.state(name, v1::JobState::Scheduled, revision, None);
+    }
+
+    /// A request for another job, which ends a waiting one.
+    fn succeed(&mut self, name: &str, new: &str, spec: JobSpec) {
+        let revision = self.revision(name);
+        self.state(name, v1::JobState::Cancelled, revision, Some(at(2000)));
+        self.schedule(new, spec);
+        let answer = self.seen.answers.last_mut().unwrap();
+        let mut outcome = v1::CommandOutcome::decode(answer.value.clone().unwrap()).unwrap();
+        outcome.set_outcome(v1::Outcome::Replaced);
+        answer.value = Some(outcome.encode_to_vec().into());
     }
 
     fn command(&mut self, name: &str, intent: impl FnOnce(JobId) -> Intent) {
@@ -429,12 +499,13 @@ fn topics_without_a_defect_are_clean() {
         duplicates,
         forwarded,
         rescheduled,
+        replaced,
         answers,
         ..
     } = report;
-    assert_eq!((jobs, dispatched, cancelled, expired), (5, 3, 1, 1));
-    assert_eq!((refused, conflicts, duplicates), (1, 1, 1));
-    assert_eq!((forwarded, rescheduled, answers), (1, 1, 13));
+    assert_eq!((jobs, dispatched, cancelled, expired), (8, 5, 2, 1));
+    assert_eq!((refused, conflicts, duplicates), (1, 1, 2));
+    assert_eq!((forwarded, rescheduled, replaced, answers), (1, 1, 3, 19));
 }
 
 #[test]
@@ -709,6 +780,42 @@ fn contradictions_are_found() {
     finds(contradiction, |world| {
         world.change_answer(v1::Outcome::Duplicate, |answer| {
             answer.set_outcome(v1::Outcome::Scheduled);
+        });
+    });
+}
+
+#[test]
+fn what_was_replaced_must_not_be_dispatched() {
+    // The former content.
+    finds(&[Altered], |world| {
+        world.sent("fourth").value = Some(Bytes::from_static(b"value of third"));
+    });
+    // The former due time.
+    finds(&[Early], |world| world.sent("fourth").timestamp = Some(at(6_001)));
+    // The job that was to end.
+    finds(&[Contradiction], |world| {
+        let id = world.ids["debounced"].0.to_string();
+        let mut record = world.sent("third").clone();
+        record.headers = record.headers.filtered(|name| name != headers::JOB_ID);
+        record.headers.push_text(headers::JOB_ID, &id);
+        world.seen.apps.push(record);
+    });
+    // The replacement was answered, and had no effect.
+    is_waiting("is not decided", |world| {
+        world.newest("fourth", |job| job.revision = 1);
+    });
+    // A job that waited was not ended, but is said to be replaced.
+    finds(&[Lost, Contradiction], |world| {
+        world.newest("debounced", |job| job.set_state(v1::JobState::Dispatched));
+    });
+    finds(&[Contradiction], |world| {
+        world.change_answer(v1::Outcome::Replaced, |answer| {
+            answer.set_outcome(v1::Outcome::Scheduled);
+        });
+    });
+    finds(&[Altered], |world| {
+        world.change_answer(v1::Outcome::Replaced, |answer| {
+            answer.job.as_mut().unwrap().revision = 1;
         });
     });
 }
