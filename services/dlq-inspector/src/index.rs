@@ -38,7 +38,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, ErrorCode};
 
 pub use groups::{GroupOrder, GroupPage, IndexedGroup};
-pub(crate) use groups::{GroupQuery, OpenGroups, list_groups, open_groups, topics_of_group};
+pub(crate) use groups::{GroupQuery, list_groups, open_groups, topics_of_group, with_letters};
 pub(crate) use message_cache::MessageCache;
 pub use pool::{Pool, ReadError};
 pub(crate) use pool::{QUERY_TIMEOUT, QUEUE_TIMEOUT};
@@ -152,7 +152,7 @@ pub struct Index {
 }
 
 /// The name of the database file if its contents depend on no settings.
-pub const FILE: &str = "dlq-index-v5.db";
+pub const FILE: &str = "dlq-index-v6.db";
 
 /// What the names of the files of all versions begin with.
 const PREFIX: &str = "dlq-index";
