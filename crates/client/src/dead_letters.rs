@@ -315,7 +315,7 @@ pub struct Group {
 pub enum GroupState {
     /// The inspector is older than this client, or newer.
     Unknown,
-    /// Nobody has decided anything, or it was opened again.
+    /// Nobody has decided anything, it was opened again, or the time for which it was muted is over.
     Open,
     /// The reason is gone, and no dead letter was written since.
     Resolved,

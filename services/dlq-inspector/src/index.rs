@@ -109,9 +109,17 @@ impl IndexError {
         match self {
             Self::Directory { source, .. } => source.kind() == io::ErrorKind::StorageFull,
             Self::InUse { .. } => false,
-            Self::Database { source, .. } => source.sqlite_error_code() == Some(ErrorCode::DiskFull),
+            Self::Database { source, .. } => is_disk_full(source),
         }
     }
+}
+
+fn is_disk_full(error: &rusqlite::Error) -> bool {
+    // Without space for the shared memory of the write-ahead log, the error is one of its input and output.
+    let is_shared_memory =
+        |error: &rusqlite::ffi::Error| error.extended_code == rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
+    error.sqlite_error_code() == Some(ErrorCode::DiskFull)
+        || error.sqlite_error().is_some_and(is_shared_memory)
 }
 
 fn is_temporary(error: &rusqlite::Error) -> bool {

@@ -77,8 +77,16 @@ pub(super) fn open_existing(path: &Path) -> Result<Option<Connection>, OpenError
     Ok(Some(connection))
 }
 
-/// Creates a new file.
+/// Creates a new file. After an error, there is none.
 pub(super) fn create(path: &Path) -> Result<Connection, IndexError> {
+    create_file(path).inspect_err(|_| {
+        if let Err(error) = super::remove(path) {
+            tracing::debug!(path = %path.display(), %error, "cannot delete an unfinished index");
+        }
+    })
+}
+
+fn create_file(path: &Path) -> Result<Connection, IndexError> {
     let creating = database("creating the index");
     let connection = Connection::open(path).map_err(&creating)?;
     connection

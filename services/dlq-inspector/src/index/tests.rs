@@ -733,6 +733,32 @@ fn a_full_disk_is_a_temporary_failure_that_changes_nothing() {
 }
 
 #[test]
+fn a_disk_without_space_for_shared_memory_is_full() {
+    let failed = |code| IndexError::Database {
+        step: "opening the index",
+        source: rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None),
+    };
+    let full = [rusqlite::ffi::SQLITE_FULL, rusqlite::ffi::SQLITE_IOERR_SHMSIZE].map(failed);
+    assert!(
+        full.iter()
+            .all(|error| error.is_disk_full() && error.can_be_opened_later())
+    );
+    let other = failed(rusqlite::ffi::SQLITE_IOERR_READ);
+    assert!(!other.is_disk_full() && other.can_be_opened_later());
+}
+
+#[test]
+fn an_index_that_cannot_be_created_leaves_no_file_that_looks_damaged() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(FILE);
+    // The database can be opened, but not its write-ahead log.
+    std::fs::create_dir(with_suffix(&path, "-wal")).unwrap();
+    let error = schema::create(&path).unwrap_err();
+    assert!(error.is_temporary(), "{error:?}");
+    assert!(!path.exists());
+}
+
+#[test]
 fn the_ids_of_topics_are_kept_until_the_topic_is_forgotten() {
     let mut fixture = Fixture::new();
     let identify = |topic: &str, bits| Change::Identify {

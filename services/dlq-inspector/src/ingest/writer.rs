@@ -465,7 +465,12 @@ impl Retries {
             // Two indexes may not fit. The former one would only save time in a roll-back.
             thread.pool.remove_outdated();
         }
-        let error = error_chain(error);
+        let full = if error.is_disk_full() {
+            "the disk is full: "
+        } else {
+            ""
+        };
+        let error = format!("{full}{}", error_chain(error));
         let problem = format!("{}, retrying: {error}", self.problem);
         if *thread.shared.caught_up.borrow() {
             thread.part.ready_but(problem);
@@ -795,7 +800,7 @@ mod tests {
         eventually("the former index is deleted", DEADLINE, || {
             if former.exists() { Err("not yet") } else { Ok(()) }
         });
-        running.until("waiting: cannot write the index");
+        running.until("waiting: cannot write the index, retrying: the disk is full: ");
         running.stop.cancel();
         running.thread.join().unwrap().unwrap();
     }
