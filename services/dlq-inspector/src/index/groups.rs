@@ -560,6 +560,7 @@ pub(crate) fn list_groups(connection: &Connection, query: &GroupQuery<'_>) -> ru
             let mut counts = CountsOfGroup::new(connection, query.filter)?;
             for (id, value) in query.states.values() {
                 if value.decision.is_some()
+                    && query.wants(connection, id.number())?
                     && let Some(summary) = counts.summary(id.number())?
                 {
                     candidates.add(summary)?;
@@ -619,7 +620,7 @@ impl Candidates<'_> {
         let mut statement = self.connection.prepare_cached(&sql)?;
         let mut rows = statement.query(params_from_iter(params))?;
         let mut counts = CountsOfGroup::new(self.connection, query.filter)?;
-        // A group has several counts. The time of one of them is that of the group.
+        // A group has several counts. The time of one of them is that of the group; `None` for groups of which no other count matters.
         let mut times: HashMap<i64, Option<i64>> = HashMap::new();
         let mut last_time = None;
         while let Some(row) = rows.next()? {
@@ -632,6 +633,7 @@ impl Candidates<'_> {
             let (mut summary, known) = (None, times.get(&group_id).copied());
             let of_group = match known {
                 Some(of_group) => of_group,
+                None if !query.wants(self.connection, group_id)? => None,
                 None => {
                     summary = counts.summary(group_id)?;
                     summary

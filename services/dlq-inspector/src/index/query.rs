@@ -569,23 +569,24 @@ fn first_time(connection: &Connection, plan: &Plan, direction: Direction) -> rus
     let mut statement = connection.prepare_cached(&sql)?;
     let mut rows = statement.query(params_from_iter(params))?;
     let bucket = |time| row_key::bucket(Timestamp::from_millis(time));
-    let mut first: Option<i64> = None;
-    while let Some(row) = rows.next()? {
+    let Some(row) = rows.next()? else {
+        return Ok(None);
+    };
+    let mut first: i64 = row.get("dead_at")?;
+    // With the full-text index, rows of the same bucket are in no particular order.
+    while matches!(plan.driver, Driver::Terms(_))
+        && let Some(row) = rows.next()?
+    {
         let time: i64 = row.get("dead_at")?;
-        let Some(known) = first else {
-            first = Some(time);
-            continue;
-        };
-        // With the full-text index, rows of the same bucket are in no particular order.
-        if bucket(known) != bucket(time) || !matches!(plan.driver, Driver::Terms(_)) {
+        if bucket(first) != bucket(time) {
             break;
         }
-        first = Some(match direction {
-            Direction::Ascending => known.min(time),
-            Direction::Descending => known.max(time),
-        });
+        first = match direction {
+            Direction::Ascending => first.min(time),
+            Direction::Descending => first.max(time),
+        };
     }
-    Ok(first)
+    Ok(Some(first))
 }
 
 /// By reading the rows.
