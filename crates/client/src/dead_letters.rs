@@ -163,7 +163,8 @@ impl Masked {
 /// Whether an answer contains everything that it should.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Completeness {
-    /// Whether no partition is missing, and `as_of` is at most 30 seconds ago. False if the inspector does not say it.
+    /// Whether no partition is missing, `as_of` is at most 30 seconds ago, and the states of groups are current. False if the inspector does not say
+    /// it.
     pub is_complete: bool,
     /// The answer reflects everything that Kafka contained at this time, except for missing partitions.
     pub as_of: Option<Timestamp>,
@@ -173,6 +174,8 @@ pub struct Completeness {
     pub missing_count: u32,
     /// Whether the states of dead letters are known.
     pub are_states_known: bool,
+    /// In answers about groups: why their states and notes may not be those of the last 30 seconds.
+    pub group_states_problem: Option<String>,
 }
 
 /// A partition whose dead letters, or entries of the ledger, may be missing in an answer.
@@ -312,7 +315,7 @@ pub struct Group {
 pub enum GroupState {
     /// The inspector is older than this client, or newer.
     Unknown,
-    /// Nobody has decided anything, or it was opened again.
+    /// Nobody has decided anything, it was opened again, or the time for which it was muted is over.
     Open,
     /// The reason is gone, and no dead letter was written since.
     Resolved,
@@ -401,6 +404,9 @@ pub struct ListGroups {
     pub order: GroupOrder,
     /// Only groups in one of these states; if empty, in any.
     pub states: Vec<GroupState>,
+    /// Only groups that have a state or a note but no dead letters, those first that have not changed for longest. The filter must be empty, and the
+    /// order does not matter. Requires the scope `dead-letters:read` for all topics.
+    pub without_dead_letters: bool,
 }
 
 /// A page of groups.
@@ -605,25 +611,29 @@ impl DeadLetterClient {
     /// Lists a page of groups of dead letters that fail for the same reason.
     ///
     /// # Errors
-    /// Like [`DeadLetterClient::list`].
+    /// Like [`DeadLetterClient::list`], and [`ClientError::Unsupported`] if the inspector is too old for the request.
     pub async fn groups(&self, list: &ListGroups) -> Result<GroupPage, ClientError> {
         let request = v1::ListGroupsRequest {
             filter: list.filter.clone(),
             page_size: i32::from(list.page_size),
             page_token: list.page_token.clone(),
             order_by: match list.order {
+                _ if list.without_dead_letters => "",
                 GroupOrder::LastSeen => "last_dead_at desc",
                 GroupOrder::FirstSeen => "first_dead_at desc",
                 GroupOrder::Count => "count desc",
             }
             .to_owned(),
+            without_dead_letters: list.without_dead_letters,
             states: list.states.iter().map(|state| state.to_wire().into()).collect(),
         };
         let answer = self.service.clone().list_groups(request).await;
         let answer = self.answer(answer).await?;
         let groups = answer.groups.into_iter().map(Group::try_from);
+        let groups: Vec<Group> = groups.collect::<Result<_, _>>()?;
+        check_groups(list, &groups)?;
         Ok(GroupPage {
-            groups: groups.collect::<Result<_, _>>()?,
+            groups,
             next_page_token: text(answer.next_page_token),
             completeness: completeness(answer.completeness)?,
         })
@@ -649,17 +659,19 @@ impl DeadLetterClient {
     }
 
     /// Says that the reason of a group is gone, for everybody. A dead letter that is written later makes it
-    /// [regressed](GroupState::Regressed). When this returns, the change is durable. The call can be repeated.
+    /// [regressed](GroupState::Regressed). When this returns, the change is durable.
     ///
     /// # Errors
     /// [`Code::NotFound`] if the group has no dead letters, [`Code::Aborted`] if it has another revision than the expected one,
-    /// [`Code::PermissionDenied`] unless the caller may change it.
+    /// [`Code::PermissionDenied`] unless the caller may change it. After [`Code::Unknown`] and errors of the connection, the change may have taken
+    /// effect: repeat it with [`GroupChange::expected_revision`], because without it, it would also resolve what has regressed since.
     pub async fn resolve_group(&self, change: &GroupChange) -> Result<Group, ClientError> {
         let answer = self.service.clone().resolve_group(change_request(change)).await;
         Group::try_from(self.answer(answer).await?)
     }
 
-    /// Says that a group is known and wanted, so that it is in no alert about groups until this time; `None`: until somebody changes it.
+    /// Says that a group is known and wanted, so that it is in no alert about groups until this time; `None`: until somebody changes it. Nothing tells
+    /// that the time is over.
     ///
     /// # Errors
     /// As for [`DeadLetterClient::resolve_group`]; [`Code::InvalidArgument`] if the time is not in the future.
@@ -683,7 +695,8 @@ impl DeadLetterClient {
         Group::try_from(self.answer(answer).await?)
     }
 
-    /// Sets the state of a group back to open.
+    /// Sets the state of a group back to open. Callers with the scopes for all topics can also reset a group that has no dead letters any more, and
+    /// remove its note.
     ///
     /// # Errors
     /// As for [`DeadLetterClient::resolve_group`].
@@ -733,6 +746,17 @@ impl DeadLetterClient {
     async fn answer<T>(&self, answer: Result<Response<T>, Status>) -> Result<T, ClientError> {
         error::answer(&self.url, answer).await
     }
+}
+
+/// Whether an answer is one to this request. An older inspector ignores fields that it does not know.
+fn check_groups(list: &ListGroups, groups: &[Group]) -> Result<(), ClientError> {
+    if !list.states.is_empty() && groups.iter().any(|group| group.state == GroupState::Unknown) {
+        return Err(ClientError::Unsupported("states"));
+    }
+    if list.without_dead_letters && groups.iter().any(|group| group.count > 0) {
+        return Err(ClientError::Unsupported("without_dead_letters"));
+    }
+    Ok(())
 }
 
 fn change_request(change: &GroupChange) -> v1::ChangeGroupRequest {
@@ -853,6 +877,7 @@ fn completeness(completeness: Option<v1::Completeness>) -> Result<Completeness, 
         missing: missing.collect(),
         missing_count: completeness.missing_count,
         are_states_known: completeness.states_known,
+        group_states_problem: text(completeness.group_states_problem),
         as_of: time(completeness.as_of, "as_of")?,
     })
 }
@@ -1101,6 +1126,7 @@ mod tests {
             }],
             missing_count: 7,
             states_known: true,
+            group_states_problem: "missing".to_owned(),
         };
         let expected = Completeness {
             is_complete: false,
@@ -1113,7 +1139,42 @@ mod tests {
             }],
             missing_count: 7,
             are_states_known: true,
+            group_states_problem: Some("missing".to_owned()),
         };
         assert_eq!(completeness(Some(sent)).unwrap(), expected);
+    }
+
+    #[test]
+    fn an_answer_of_an_inspector_that_ignores_a_part_of_the_request_is_an_error() {
+        let group = |state: v1::GroupState, count| {
+            let group = v1::Group {
+                state: state.into(),
+                count,
+                ..v1::Group::default()
+            };
+            Group::try_from(group).unwrap()
+        };
+        let in_states = ListGroups {
+            states: vec![GroupState::Regressed],
+            ..ListGroups::default()
+        };
+        let without = ListGroups {
+            without_dead_letters: true,
+            ..ListGroups::default()
+        };
+        let former = [group(v1::GroupState::Unspecified, 3)];
+        let unsupported = |list: &ListGroups, groups: &[Group]| match check_groups(list, groups) {
+            Ok(()) => None,
+            Err(ClientError::Unsupported(field)) => Some(field),
+            Err(other) => panic!("{other:?}"),
+        };
+        assert_eq!(unsupported(&in_states, &former), Some("states"));
+        assert_eq!(unsupported(&without, &former), Some("without_dead_letters"));
+        assert_eq!(unsupported(&ListGroups::default(), &former), None);
+        assert_eq!(
+            unsupported(&in_states, &[group(v1::GroupState::Regressed, 3)]),
+            None
+        );
+        assert_eq!(unsupported(&without, &[group(v1::GroupState::Muted, 0)]), None);
     }
 }

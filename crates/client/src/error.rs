@@ -56,6 +56,9 @@ pub enum ClientError {
     /// A field of the response is invalid.
     #[error("field `{0}` of the response is missing or out of range")]
     InvalidResponse(&'static str),
+    /// The service is older than this client: it does not know this field of the request, and its answer is one to another request.
+    #[error("the service is older than this client, and does not know the field `{0}` of the request")]
+    Unsupported(&'static str),
     /// The service ended a stream that should not end. Open a new one.
     #[error("the service ended the stream")]
     Ended,
@@ -205,7 +208,11 @@ impl ClientError {
                 code,
                 Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::ResourceExhausted
             ),
-            Self::Endpoint { .. } | Self::Token(_) | Self::Invalid(_) | Self::InvalidResponse(_) => false,
+            Self::Endpoint { .. }
+            | Self::Token(_)
+            | Self::Invalid(_)
+            | Self::InvalidResponse(_)
+            | Self::Unsupported(_) => false,
         }
     }
 }

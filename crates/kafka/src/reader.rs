@@ -254,6 +254,26 @@ impl TopicReader {
         })
     }
 
+    /// As [`TopicReader::read_to_end`], but for topics of any size: each time, the timeout only limits how long the reader may make no
+    /// progress. Returns [`ReadError::Late`] early if `stop` says so between two parts.
+    ///
+    /// # Errors
+    /// If the broker returns an error, or if the reader makes no progress within `timeout`.
+    pub fn read_to_end_in_parts(
+        &mut self,
+        timeout: Duration,
+        stop: impl Fn() -> bool,
+        mut visit: impl FnMut(Record),
+    ) -> Result<(), ReadError> {
+        loop {
+            let before = self.positions.clone();
+            match self.read_to_end(timeout, &mut visit) {
+                Err(ReadError::Late { .. }) if self.positions != before && !stop() => {}
+                read => return read,
+            }
+        }
+    }
+
     /// As [`TopicReader::read_to_end`], but ends when the visitor breaks.
     ///
     /// # Errors
@@ -783,16 +803,16 @@ mod tests {
             .enable_all()
             .build()
             .unwrap();
-        for _ in 0..count {
-            let output = Output {
-                topic: topic.clone(),
-                partition: Some(0),
-                key: None,
-                value: Some(Bytes::from_static(b"v")),
-                headers: Headers::new(),
-            };
-            runtime.block_on(producer.send(&output)).unwrap();
-        }
+        let output = Output {
+            topic: topic.clone(),
+            partition: Some(0),
+            key: None,
+            value: Some(Bytes::from_static(b"v")),
+            headers: Headers::new(),
+        };
+        let sending = (0..count).map(|_| producer.send(&output));
+        let written = runtime.block_on(futures::future::try_join_all(sending));
+        assert_eq!(written.unwrap().len(), count);
     }
 
     /// A broker whose high watermark lags behind, as that of a new leader, reports an end of partition below the end that was
@@ -842,6 +862,39 @@ mod tests {
         assert!(matches!(read, Err(ReadError::Late { end: 4, .. })), "{read:?}");
         // It continues where it stopped.
         assert_eq!(reader.position(&topic, 0), Some(3));
+    }
+
+    #[test]
+    fn a_topic_that_takes_long_is_read_in_parts_as_long_as_there_is_progress() {
+        let topic: Arc<str> = "large".into();
+        let broker = EmbeddedBroker::start(&[(topic.to_string(), 1)]).unwrap();
+        let settings = KafkaSettings::new(broker.brokers(), "test");
+        // More than the reader visits between two looks at the clock.
+        let count = 5_500;
+        write(&settings, &topic, count);
+        let timeout = Duration::from_secs(2);
+        let read = |is_stopped| {
+            let mut reader = TopicReader::of_partition(&settings, &topic, 0, None).unwrap();
+            let mut visited = 0;
+            let read = reader.read_to_end_in_parts(
+                timeout,
+                || is_stopped,
+                |_| {
+                    visited += 1;
+                    let began = Instant::now();
+                    while visited == 1 && began.elapsed() <= timeout {
+                        thread::park_timeout(timeout);
+                    }
+                },
+            );
+            (read, visited)
+        };
+        let (read_to_end, visited) = read(false);
+        assert!(read_to_end.is_ok(), "{read_to_end:?}");
+        assert_eq!(visited, count);
+        let (stopped, visited) = read(true);
+        assert!(matches!(stopped, Err(ReadError::Late { .. })), "{stopped:?}");
+        assert!(visited < count);
     }
 
     #[test]

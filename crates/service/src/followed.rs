@@ -8,9 +8,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::time::Duration;
+use std::sync::{Arc, Mutex as BlockingMutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use prometheus_client::metrics::gauge::Gauge;
@@ -30,7 +30,7 @@ use crate::host::Host;
 
 /// The time between two looks at the end of the topic.
 const POLL: Duration = Duration::from_millis(500);
-/// How long one read of the topic may take.
+/// How long a read of the topic may make no progress.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// After so many looks in a row that do not find the topic, it does not exist. A broker that has just started may not know it yet.
 const CONFIRMING_LOOKS: u32 = 5;
@@ -76,14 +76,58 @@ pub trait Contents: Clone + Default + PartialEq + Send + Sync + 'static {
 #[derive(Debug)]
 pub struct Followed<C> {
     contents: watch::Receiver<Option<Arc<C>>>,
+    reads: Reads,
     /// Makes the follower look at once.
     wake: SyncSender<()>,
+}
+
+/// How the reads of a topic ended. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+struct Reads(Arc<BlockingMutex<LastRead>>);
+
+#[derive(Debug, Default)]
+struct LastRead {
+    /// When the topic was last read to its end.
+    succeeded: Option<Instant>,
+    /// Why the reads since then have failed.
+    error: Option<Arc<str>>,
+}
+
+impl Reads {
+    fn lock(&self) -> MutexGuard<'_, LastRead> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn succeeded(&self, at: Instant) {
+        *self.lock() = LastRead {
+            succeeded: Some(at),
+            error: None,
+        };
+    }
+
+    fn failed(&self, error: &str) {
+        self.lock().error = Some(error.into());
+    }
+
+    /// Why the topic was not read to its end since a time; `None` if it was.
+    fn problem(&self, since: Option<Instant>) -> Option<Arc<str>> {
+        let last = self.lock();
+        if last
+            .succeeded
+            .is_some_and(|at| since.is_none_or(|since| at >= since))
+        {
+            return None;
+        }
+        let unknown = || "it was not read to its end in time".into();
+        Some(last.error.clone().unwrap_or_else(unknown))
+    }
 }
 
 impl<C> Clone for Followed<C> {
     fn clone(&self) -> Self {
         Self {
             contents: self.contents.clone(),
+            reads: self.reads.clone(),
             wake: self.wake.clone(),
         }
     }
@@ -97,12 +141,25 @@ impl<C: Contents> Followed<C> {
         self.contents.borrow().clone()
     }
 
-    /// A topic with these contents that nobody follows, for tests.
+    /// A topic that nobody follows, for tests: it has the contents that the returned sender is given.
     #[must_use]
-    pub fn fixed(contents: C) -> Self {
-        let (_, contents) = watch::channel(Some(Arc::new(contents)));
+    pub fn fixed(contents: Option<C>) -> (Self, watch::Sender<Option<Arc<C>>>) {
+        let (sender, contents) = watch::channel(contents.map(Arc::new));
         let (wake, _) = sync_channel(1);
-        Self { contents, wake }
+        let reads = Reads::default();
+        reads.succeeded(Instant::now());
+        let followed = Self {
+            contents,
+            reads,
+            wake,
+        };
+        (followed, sender)
+    }
+
+    /// Why [`Followed::contents`] may be older than this; `None` if the topic was read to its end since.
+    #[must_use]
+    pub fn problem(&self, max_age: Duration) -> Option<Arc<str>> {
+        self.reads.problem(Instant::now().checked_sub(max_age))
     }
 
     /// Waits until the topic was read to its end. The result is false if the process shuts down before that.
@@ -133,6 +190,7 @@ struct FollowMetrics {
     readable: Gauge,
     values: Gauge,
     problems: Gauge,
+    unreadable: Gauge,
 }
 
 impl FollowMetrics {
@@ -157,6 +215,11 @@ impl FollowMetrics {
             ),
             metrics.problems.clone(),
         );
+        registry.register(
+            format!("{name}_unreadable"),
+            format!("Values of the {topic} that this process cannot read at all"),
+            metrics.unreadable.clone(),
+        );
         metrics
     }
 }
@@ -170,6 +233,7 @@ impl Host {
     pub fn follow<C: Contents>(&mut self, topic: &str) -> io::Result<Followed<C>> {
         let (sender, contents) = watch::channel(None);
         let (wake, woken) = sync_channel(1);
+        let reads = Reads::default();
         let follow = Follow::<C> {
             kafka: self.kafka.clone(),
             topic: topic.into(),
@@ -177,6 +241,7 @@ impl Host {
             part: self.health.part(C::NAME),
             metrics: FollowMetrics::register::<C>(&mut self.registry()),
             contents: sender,
+            reads: reads.clone(),
             woken,
             stop: self.tasks.shutdown().clone(),
         };
@@ -186,7 +251,11 @@ impl Host {
             follow.run();
             Ok::<(), io::Error>(())
         })?;
-        Ok(Followed { contents, wake })
+        Ok(Followed {
+            contents,
+            reads,
+            wake,
+        })
     }
 }
 
@@ -198,6 +267,7 @@ struct Follow<C> {
     part: Part,
     metrics: FollowMetrics,
     contents: watch::Sender<Option<Arc<C>>>,
+    reads: Reads,
     /// When to look at once.
     woken: Receiver<()>,
     stop: CancellationToken,
@@ -217,8 +287,11 @@ impl<C: Contents> Follow<C> {
         let (mut session, mut log) = (None, LogThrottle::default());
         let mut missed = 0;
         while !self.stop.is_cancelled() {
+            // The end is looked up later, so that nothing older is missing.
+            let began = Instant::now();
             match self.read(&mut session) {
                 Ok(()) => {
+                    self.reads.succeeded(began);
                     self.metrics.readable.set(1);
                     self.set_ready();
                     log = LogThrottle::default();
@@ -238,13 +311,7 @@ impl<C: Contents> Follow<C> {
                     self.report(&error, &mut log);
                 }
             }
-            // Each look at a missing topic makes a new client.
-            let polls = if missed > CONFIRMING_LOOKS {
-                MISSING_POLLS
-            } else {
-                1
-            };
-            for _ in 0..polls {
+            for _ in 0..polls(missed, C::IS_OPTIONAL) {
                 if self.is_woken() || self.stop.is_cancelled() {
                     break;
                 }
@@ -295,7 +362,8 @@ impl<C: Contents> Follow<C> {
         };
         let Session { reader, contents, .. } = known;
         let mut has_changed = is_new;
-        reader.read_to_end(READ_TIMEOUT, |record| {
+        let stop = || self.stop.is_cancelled();
+        reader.read_to_end_in_parts(READ_TIMEOUT, stop, |record| {
             contents.apply(&record);
             has_changed = true;
         })?;
@@ -315,6 +383,8 @@ impl<C: Contents> Follow<C> {
         let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.metrics.values.set(gauge(contents.count()));
         self.metrics.problems.set(gauge(problems.len()));
+        let unreadable = problems.values().filter(|problem| C::is_unreadable(problem));
+        self.metrics.unreadable.set(gauge(unreadable.count()));
         let before = before.unwrap_or_default();
         contents.log_changes(&self.topic, &before);
         let reported = before.problems();
@@ -354,6 +424,7 @@ impl<C: Contents> Follow<C> {
             // Kafka does not tell these apart.
             reason += ", or this process may not describe it";
         }
+        self.reads.failed(&reason);
         self.metrics.readable.set(0);
         let applies = self.contents.borrow().is_some();
         if log.should_log() {
@@ -375,6 +446,16 @@ impl<C: Contents> Follow<C> {
             self.part
                 .not_ready(format!("cannot read the {}: {reason}", C::TOPIC));
         }
+    }
+}
+
+/// The number of intervals until the next look, after so many looks in a row that did not find the topic. Each of them makes a new client. A topic
+/// that the process needs is looked for as often as before, because the process waits for it, or must notice as soon as it exists again.
+const fn polls(missed: u32, is_optional: bool) -> u32 {
+    if is_optional && missed > CONFIRMING_LOOKS {
+        MISSING_POLLS
+    } else {
+        1
     }
 }
 
@@ -449,6 +530,34 @@ fn never_ran<E>(error: JoinError) -> ExclusiveError<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_missing_topic_that_is_optional_is_looked_for_less_often() {
+        for is_optional in [false, true] {
+            assert_eq!(polls(0, is_optional), 1);
+            assert_eq!(polls(CONFIRMING_LOOKS, is_optional), 1);
+        }
+        assert_eq!(polls(CONFIRMING_LOOKS + 1, true), MISSING_POLLS);
+        assert_eq!(polls(CONFIRMING_LOOKS + 1, false), 1);
+    }
+
+    #[test]
+    fn what_applies_is_old_if_the_last_reads_have_failed_or_hang() {
+        let (reads, began) = (Reads::default(), Instant::now());
+        let problem = |since| reads.problem(since).as_deref().map(str::to_owned);
+        let later = began + Duration::from_secs(1);
+        let in_time = Some("it was not read to its end in time".to_owned());
+        assert_eq!(problem(None), in_time);
+        reads.failed("missing");
+        assert_eq!(problem(Some(began)), Some("missing".to_owned()));
+        reads.succeeded(began);
+        assert_eq!((problem(Some(began)), problem(Some(later))), (None, in_time));
+        reads.failed("unavailable");
+        assert_eq!(
+            (problem(Some(began)), problem(Some(later))),
+            (None, Some("unavailable".to_owned()))
+        );
+    }
 
     #[tokio::test]
     async fn a_change_that_never_ran_because_of_a_shutdown_has_written_nothing() {

@@ -128,9 +128,20 @@ impl Viewer {
         required.map_err(|refusal| self.refuse(&refusal))
     }
 
+    /// Whether the caller sees the dead letters of all topics.
+    pub(crate) fn sees_all(&self) -> bool {
+        self.identity.may(Area::DeadLetters, Verb::Read, None)
+    }
+
+    /// Requires a permission for all topics.
+    pub(crate) fn require_all(&self, verb: Verb) -> Result<(), Status> {
+        let required = self.identity.require(Area::DeadLetters, verb, None);
+        required.map_err(|refusal| self.refuse(&refusal))
+    }
+
     /// The topics that the caller sees, in the transaction of the connection; `None`: all of them.
     pub(crate) fn topics(&self, connection: &Connection) -> rusqlite::Result<Option<HashSet<i64>>> {
-        if self.identity.may(Area::DeadLetters, Verb::Read, None) {
+        if self.sees_all() {
             return Ok(None);
         }
         let topics = index::topics(connection)?.into_iter();
@@ -179,17 +190,16 @@ impl Viewer {
 }
 
 /// What a caller lacks to change a group with dead letters in these topics, and in which one; `None` stands for one that it does not see.
+/// Only a caller that may change the group in all topics that it sees learns that there are others, whatever their names are.
 fn lacking<'t>(
     may: impl Fn(Verb, &str) -> bool,
-    mut topics: impl Iterator<Item = &'t str>,
+    topics: impl Iterator<Item = &'t str>,
 ) -> Option<(Verb, Option<&'t str>)> {
-    topics.find_map(|topic| {
-        if !may(Verb::Read, topic) {
-            return Some((Verb::Read, None));
-        }
-        let may_change = may(Verb::Operate, topic) || mutant!("groups-are-changed-by-readers");
-        (!may_change).then_some((Verb::Operate, Some(topic)))
-    })
+    let (seen, others): (Vec<_>, Vec<_>) = topics.partition(|topic| may(Verb::Read, topic));
+    let may_change = |topic: &&str| may(Verb::Operate, topic) || mutant!("groups-are-changed-by-readers");
+    let refused = seen.into_iter().find(|topic| !may_change(topic));
+    let refused = refused.map(|topic| (Verb::Operate, Some(topic)));
+    refused.or((!others.is_empty()).then_some((Verb::Read, None)))
 }
 
 /// A filter that matches only what its caller may find.
@@ -328,6 +338,17 @@ mod tests {
             (
                 &["dead-letters:read", "dead-letters:payload"],
                 Some((Verb::Operate, Some("a-dlq"))),
+            ),
+            // Whether there are other topics is not for callers that may not change the group in those that they see.
+            (&["dead-letters:read:a-*"], Some((Verb::Operate, Some("a-dlq")))),
+            (&["dead-letters:read:b-*"], Some((Verb::Operate, Some("b-dlq")))),
+            (
+                &["dead-letters:read:a-*", "dead-letters:operate:a-*"],
+                Some((Verb::Read, None)),
+            ),
+            (
+                &["dead-letters:read:b-*", "dead-letters:operate:b-*"],
+                Some((Verb::Read, None)),
             ),
         ] {
             let parsed: Vec<Scope> = scopes.iter().map(|scope| scope.parse().unwrap()).collect();

@@ -57,6 +57,12 @@ impl Completeness {
         self.is_recent(now) && !is_missing(Some(partition)) && !is_missing(None)
     }
 
+    /// Whether the index may have only a part of this topic, because it is being read or removed. What cannot be read is not.
+    pub(crate) fn is_being_read(&self, topic: &str) -> bool {
+        let mut missing = self.missing.iter().filter(|((name, _), _)| &**name == topic);
+        missing.any(|(_, reason)| matches!(reason, Reason::NotRead | Reason::NotRemoved))
+    }
+
     fn is_recent(&self, now: Timestamp) -> bool {
         self.as_of.is_some_and(|as_of| now.since(as_of) <= MAX_AGE)
     }
@@ -100,6 +106,7 @@ impl Completeness {
             missing: listed.map(|(place, reason)| missing(place, reason)).collect(),
             missing_count: u32::try_from(self.missing.len()).unwrap_or(u32::MAX),
             states_known: self.are_states_known(),
+            group_states_problem: String::new(),
         }
     }
 }

@@ -1,6 +1,5 @@
 //! The gauges that are too expensive to update with every change.
 
-use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,9 +11,8 @@ use redeliver_core::wait::LogThrottle;
 use redeliver_service::followed::Followed;
 use tokio_util::sync::CancellationToken;
 
-use crate::fingerprint::GroupId;
 use crate::group_states::{GroupState, GroupStates};
-use crate::index::{self, OpenGroups, Pool, ReadError};
+use crate::index::{self, Pool, ReadError};
 use crate::metrics::Metrics;
 use crate::shared::SharedState;
 
@@ -30,14 +28,12 @@ pub(crate) struct Gauges {
     pub(crate) directory: PathBuf,
     pub(crate) group_states: Followed<GroupStates>,
     pub(crate) clock: Arc<dyn Clock>,
-    /// The regressed groups of the last update; `None` until there was one.
-    pub(crate) regressed: Option<BTreeSet<GroupId>>,
 }
 
 impl Gauges {
     /// Updates the gauges until `stop` is cancelled. A query that fails is repeated with the next update: if the index is damaged,
     /// the writer rebuilds it.
-    pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), Infallible> {
+    pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), Infallible> {
         let mut log_throttle = LogThrottle::default();
         loop {
             let counted = tokio::select! {
@@ -57,7 +53,7 @@ impl Gauges {
         }
     }
 
-    async fn count_open(&mut self) -> Result<(), ReadError> {
+    async fn count_open(&self) -> Result<(), ReadError> {
         let (build, before) = (self.shared.build(), self.shared.completeness());
         let (states, now) = (self.group_states.contents(), self.clock.now());
         let (open, groups) = self
@@ -77,30 +73,24 @@ impl Gauges {
             return Ok(());
         }
         if let Some(groups) = groups {
-            self.set_groups(groups);
+            for state in GroupState::ALL {
+                let count = groups.get(&state).copied().unwrap_or(0);
+                self.metrics.set_groups(state, count);
+            }
         }
         for (topic, status) in &*self.shared.topics() {
             let open = open.get(topic);
-            self.metrics.set_open(topic, open.map_or(0, |open| open.count));
+            let count = open.map_or(0, |open| open.count);
+            if completeness.is_being_read(topic) {
+                // The index has lost a topic that was created again, and does not have all of the new one.
+                self.metrics.raise_open(topic, count);
+                continue;
+            }
+            self.metrics.set_open(topic, count);
             let removal = open.and_then(|open| status.removes_at(open.oldest));
             self.metrics.set_removal(topic, removal);
         }
         Ok(())
-    }
-}
-
-impl Gauges {
-    fn set_groups(&mut self, groups: OpenGroups) {
-        let OpenGroups { counts, regressed } = groups;
-        for state in GroupState::ALL {
-            let count = counts.get(&state).copied().unwrap_or(0);
-            self.metrics.set_groups(state, count);
-        }
-        // Those of the first update may have regressed long ago.
-        if let Some(before) = self.regressed.replace(regressed.clone()) {
-            let count = regressed.difference(&before).count();
-            self.metrics.add_regressions(count as u64);
-        }
     }
 }
 
@@ -147,14 +137,14 @@ mod tests {
         let metrics = Metrics::register(&mut registry);
         let shared = Arc::new(SharedState::new());
         shared.topics().insert("t-dlq".to_owned(), TopicStatus::default());
-        let mut gauges = Gauges {
+        let (group_states, _) = Followed::fixed(Some(GroupStates::default()));
+        let gauges = Gauges {
             pool,
             metrics,
             shared: shared.clone(),
             directory: directory.path().to_owned(),
-            group_states: Followed::fixed(GroupStates::default()),
+            group_states,
             clock: Arc::new(redeliver_core::SystemClock),
-            regressed: None,
         };
         let open = || {
             let mut text = String::new();
@@ -188,5 +178,63 @@ mod tests {
         shared.set_completeness(caught_up());
         gauges.count_open().await.unwrap();
         assert_eq!(open().as_deref(), Some("2"));
+    }
+
+    #[tokio::test]
+    async fn the_number_of_open_dead_letters_of_a_topic_does_not_fall_while_the_topic_is_read_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let Index { mut writer, pool, .. } = Index::open(directory.path(), &[]).unwrap();
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry);
+        let shared = Arc::new(SharedState::new());
+        shared.topics().insert("t-dlq".to_owned(), TopicStatus::default());
+        let (group_states, _) = Followed::fixed(Some(GroupStates::default()));
+        let gauges = Gauges {
+            pool,
+            metrics,
+            shared: shared.clone(),
+            directory: directory.path().to_owned(),
+            group_states,
+            clock: Arc::new(redeliver_core::SystemClock),
+        };
+        let open = || {
+            let mut text = String::new();
+            encode(&mut text, &registry).unwrap();
+            let mut lines = text.lines();
+            lines
+                .find_map(|line| line.strip_prefix("dlq_open{topic=\"t-dlq\"} "))
+                .map(str::to_owned)
+        };
+        let time = Timestamp::from_millis(1);
+        let of_partition = |partition, reason| Completeness {
+            missing: [(("t-dlq".into(), partition), reason)].into(),
+            ..caught_up()
+        };
+        let letters = Change::Letters((0..3).map(letter).collect());
+        writer.write(&[letters], time).unwrap();
+        shared.set_completeness(caught_up());
+        gauges.count_open().await.unwrap();
+        assert_eq!(open().as_deref(), Some("3"));
+        // The topic was created again.
+        let topic: Arc<str> = "t-dlq".into();
+        writer.write(&[Change::Forget { topic }], time).unwrap();
+        while writer.remove_slice().unwrap() {}
+        for being_read in [
+            of_partition(None, Reason::NotRemoved),
+            of_partition(Some(7), Reason::NotRead),
+        ] {
+            shared.set_completeness(being_read);
+            gauges.count_open().await.unwrap();
+            assert_eq!(open().as_deref(), Some("3"));
+        }
+        // What cannot be read does not come back soon.
+        shared.set_completeness(of_partition(Some(7), Reason::NoLeader));
+        gauges.count_open().await.unwrap();
+        assert_eq!(open().as_deref(), Some("0"));
+        // What is read for the first time shows at once.
+        writer.write(&[Change::Letters(vec![letter(1)])], time).unwrap();
+        shared.set_completeness(of_partition(Some(7), Reason::NotRead));
+        gauges.count_open().await.unwrap();
+        assert_eq!(open().as_deref(), Some("1"));
     }
 }

@@ -38,7 +38,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, ErrorCode};
 
 pub use groups::{GroupOrder, GroupPage, IndexedGroup};
-pub(crate) use groups::{GroupQuery, OpenGroups, list_groups, open_groups, topics_of_group};
+pub(crate) use groups::{GroupQuery, list_groups, open_groups, topics_of_group, with_letters};
 pub(crate) use message_cache::MessageCache;
 pub use pool::{Pool, ReadError};
 pub(crate) use pool::{QUERY_TIMEOUT, QUEUE_TIMEOUT};
@@ -109,9 +109,17 @@ impl IndexError {
         match self {
             Self::Directory { source, .. } => source.kind() == io::ErrorKind::StorageFull,
             Self::InUse { .. } => false,
-            Self::Database { source, .. } => source.sqlite_error_code() == Some(ErrorCode::DiskFull),
+            Self::Database { source, .. } => is_disk_full(source),
         }
     }
+}
+
+fn is_disk_full(error: &rusqlite::Error) -> bool {
+    // Without space for the shared memory of the write-ahead log, the error is one of its input and output.
+    let is_shared_memory =
+        |error: &rusqlite::ffi::Error| error.extended_code == rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
+    error.sqlite_error_code() == Some(ErrorCode::DiskFull)
+        || error.sqlite_error().is_some_and(is_shared_memory)
 }
 
 fn is_temporary(error: &rusqlite::Error) -> bool {
@@ -152,7 +160,7 @@ pub struct Index {
 }
 
 /// The name of the database file if its contents depend on no settings.
-pub const FILE: &str = "dlq-index-v5.db";
+pub const FILE: &str = "dlq-index-v6.db";
 
 /// What the names of the files of all versions begin with.
 const PREFIX: &str = "dlq-index";

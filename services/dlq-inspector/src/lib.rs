@@ -203,7 +203,6 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         directory: config.data_dir,
         group_states: states.clone(),
         clock: host.clock.clone(),
-        regressed: None,
     }
     .run(stop.clone());
     let service = Api::new(

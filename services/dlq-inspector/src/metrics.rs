@@ -46,7 +46,6 @@ pub(crate) struct Metrics {
     removal: Family<TopicLabel, Gauge>,
     groups: Family<StateLabel, Gauge>,
     new_groups: Counter,
-    regressions: Counter,
     missing: Family<TopicLabel, Gauge>,
     as_of: Gauge,
     rebuilds: Counter,
@@ -66,7 +65,6 @@ impl Metrics {
             removal: Family::default(),
             groups: Family::default(),
             new_groups: Counter::default(),
-            regressions: Counter::default(),
             missing: Family::default(),
             as_of: Gauge::default(),
             rebuilds: Counter::default(),
@@ -103,13 +101,8 @@ impl Metrics {
         );
         registry.register(
             "dlq_groups_first_seen",
-            "Groups that had no dead letters before and are not muted, since the index was complete for the first time",
+            "Groups that had no dead letters before and are open, since the index was complete for the first time",
             metrics.new_groups.clone(),
-        );
-        registry.register(
-            "dlq_group_regressions",
-            "Resolved groups that got a dead letter since their resolution, since the start of the process",
-            metrics.regressions.clone(),
         );
         registry.register(
             "dlq_missing_partitions",
@@ -168,13 +161,15 @@ impl Metrics {
         self.open.get_or_create(&label(topic)).set(count);
     }
 
+    /// As [`Metrics::set_open`], unless there were more.
+    pub(crate) fn raise_open(&self, topic: &str, count: i64) {
+        let open = self.open.get_or_create(&label(topic));
+        open.set(open.get().max(count));
+    }
+
     pub(crate) fn set_groups(&self, state: GroupState, count: i64) {
         let state = state.name();
         self.groups.get_or_create(&StateLabel { state }).set(count);
-    }
-
-    pub(crate) fn add_regressions(&self, count: u64) {
-        self.regressions.inc_by(count);
     }
 
     pub(crate) fn add_new_groups(&self, count: u64) {

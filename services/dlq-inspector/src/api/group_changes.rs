@@ -6,10 +6,11 @@ use redeliver_kafka::exclusive::ExclusiveError;
 use redeliver_proto::convert::from_timestamp;
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1;
+use redeliver_runtime::config::Verb;
 use redeliver_service::audit::Author;
 use tonic::{Code, Status};
 
-use super::groups::{group_id, in_group, message};
+use super::groups::{group_id, in_group, message, without_letters};
 use super::{Api, query_failed};
 use crate::access::Viewer;
 use crate::fingerprint::GroupId;
@@ -85,10 +86,14 @@ impl Api {
             .map_err(|error| query_failed(&error))?;
         let completeness = self.completeness_since(&completeness);
         let answer = self.completeness_message(&completeness, viewer);
-        let Some(mut group) = group else {
+        if group.is_some() {
+            viewer.require_operating(topics.keys().map(String::as_str))?;
+        } else if topics.is_empty() && viewer.sees_all() && change.is_reset() && states.get(id).is_some() {
+            // Otherwise, a group that has no dead letters any more would keep its place until it has some again.
+            viewer.require_all(Verb::Operate)?;
+        } else {
             return Err(Self::no_group(id, answer.complete));
-        };
-        viewer.require_operating(topics.keys().map(String::as_str))?;
+        }
         let author = viewer.author();
         let by = Author {
             name: bounded_text(&author.name, MAX_NAME).into(),
@@ -105,6 +110,10 @@ impl Api {
             as_of: completeness.as_of,
         });
         let value = changing.await.map_err(|error| change_failed(id, error))?;
+        let Some(mut group) = group else {
+            let value = value.unwrap_or_default();
+            return Ok(without_letters(id, &value, self.clock.now()));
+        };
         let last = topics.iter().filter(|(topic, _)| viewer.sees(topic));
         let last = last.map(|(_, last)| *last).max();
         let decision = value.as_ref().and_then(|value| value.decision.as_ref());
@@ -147,7 +156,7 @@ fn change_failed(id: GroupId, error: ChangeError) -> Status {
                 Code::ResourceExhausted,
                 "TOO_MANY_GROUP_STATES",
                 format!(
-                    "group `{id}` {refused}; reopen groups that no longer matter, and remove their notes"
+                    "group `{id}` {refused}; reopen groups that no longer matter, and remove their notes: redeliver dlq groups --without-dead-letters lists some"
                 ),
             ),
         },

@@ -3,15 +3,18 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use redeliver_core::Timestamp;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::{Message as _, v1};
+use redeliver_runtime::config::Verb;
 use tonic::{Code, Status};
 
 use super::list::page_size;
-use super::token::{PageToken, query_hash};
+use super::token::{PageToken, QueryHash, query_hash};
 use super::{Api, bounded, query_failed};
 use crate::access::Viewer;
+use crate::completeness::MAX_AGE;
 use crate::filter::{Comparison, Expr, NumberField, NumberTest, Restriction};
 use crate::fingerprint::{self, GroupId, InvalidGroupId};
 use crate::group_states::contents::Problem;
@@ -28,21 +31,20 @@ impl Api {
         viewer: &Viewer,
         request: v1::ListGroupsRequest,
     ) -> Result<v1::ListGroupsResponse, Status> {
+        if request.without_dead_letters {
+            return self.groups_without_letters(viewer, &request).await;
+        }
         let filter = viewer.limit(self.parse_filter(&request.filter)?)?;
         let order = order(&request.order_by)?;
         let wanted = wanted(&request.states)?;
         let size = page_size(request.page_size)?;
-        let query = query_hash(&[
-            "groups",
-            &request.filter,
-            &format!("{order:?}"),
-            &format!("{wanted:?}"),
-        ]);
+        let query = page_query(&request.filter, order, &wanted);
         let after = PageToken::decode(query, &request.page_token)?;
         let completeness = self.completeness();
         let tests_states = filter.written().tests(NumberField::State);
         Self::check_states(tests_states, &completeness)?;
         let now = self.clock.now();
+        let problem = self.group_states_problem();
         let states = self.group_states()?;
         let (seen, known) = (viewer.clone(), states.clone());
         let GroupPage { groups, next } = self
@@ -72,7 +74,73 @@ impl Api {
         Ok(v1::ListGroupsResponse {
             groups: page,
             next_page_token: next.map_or_else(String::new, |cursor| PageToken::encode(query, cursor)),
-            completeness: Some(self.completeness_message(&completeness, viewer)),
+            completeness: Some(with_problem(
+                self.completeness_message(&completeness, viewer),
+                problem,
+            )),
+        })
+    }
+
+    /// Groups that have a value, but no dead letters.
+    async fn groups_without_letters(
+        &self,
+        viewer: &Viewer,
+        request: &v1::ListGroupsRequest,
+    ) -> Result<v1::ListGroupsResponse, Status> {
+        for (field, text) in [("filter", &request.filter), ("order_by", &request.order_by)] {
+            if !text.is_empty() {
+                let problem = "must be empty with `without_dead_letters`";
+                return Err(invalid(field, problem, "WITHOUT_DEAD_LETTERS", []));
+            }
+        }
+        viewer.require_all(Verb::Read)?;
+        let wanted = wanted(&request.states)?;
+        let size = page_size(request.page_size)?;
+        let query = query_hash(&["groups without dead letters", &format!("{wanted:?}")]);
+        let after = PageToken::decode(query, &request.page_token)?;
+        let completeness = self.completeness();
+        let now = self.clock.now();
+        let problem = self.group_states_problem();
+        let states = self.group_states()?;
+        let known = states.clone();
+        let with_letters = self
+            .pool
+            .query(move |connection| index::with_letters(connection, known.values().map(|(id, _)| id)))
+            .await
+            .map_err(|error| query_failed(&error))?;
+        let is_wanted =
+            |value: &Value| wanted.is_empty() || wanted.contains(&state_without_letters(value, now));
+        let without = states
+            .values()
+            .filter(|(id, value)| !value.says_nothing() && !with_letters.contains(id) && is_wanted(value));
+        let mut without: Vec<(Cursor, GroupId)> = without
+            .map(|(id, value)| {
+                let cursor = Cursor {
+                    dead_at: value.last_time().map_or(i64::MIN, Timestamp::as_millis),
+                    id_hash: id.number().cast_unsigned(),
+                };
+                (cursor, id)
+            })
+            .filter(|(cursor, _)| after.is_none_or(|after| *cursor > after))
+            .collect();
+        without.sort_unstable();
+        let next = (without.len() > size).then(|| without[size - 1].0);
+        without.truncate(size);
+        let groups = without.into_iter().filter_map(|(cursor, id)| {
+            let value = states.get(id)?;
+            Some((cursor, without_letters(id, value, now)))
+        });
+        let (page, end) = fitting(groups, PAGE_BYTES);
+        let completeness = self.completeness_since(&completeness);
+        Ok(v1::ListGroupsResponse {
+            groups: page,
+            next_page_token: end
+                .or(next)
+                .map_or_else(String::new, |cursor| PageToken::encode(query, cursor)),
+            completeness: Some(with_problem(
+                self.completeness_message(&completeness, viewer),
+                problem,
+            )),
         })
     }
 
@@ -81,6 +149,7 @@ impl Api {
         let filter = viewer.limit(in_group(id))?;
         let completeness = self.completeness();
         let now = self.clock.now();
+        let problem = self.group_states_problem();
         let states = self.group_states()?;
         let (seen, known) = (viewer.clone(), states.clone());
         let page = self
@@ -96,7 +165,7 @@ impl Api {
         let answer = self.completeness_message(&completeness, viewer);
         match page.groups.into_iter().next() {
             Some(group) => Ok(v1::Group {
-                completeness: Some(answer),
+                completeness: Some(with_problem(answer, problem)),
                 ..with_state(group, completeness.are_states_known(), &states)
             }),
             None => Err(Self::no_group(id, answer.complete)),
@@ -109,6 +178,11 @@ impl Api {
             let text = format!("the topic `{TOPIC}` was not read yet; retry later, or see /readyz");
             status(Code::Unavailable, text, "GROUP_STATES_UNKNOWN", [])
         })
+    }
+
+    /// Why the states of groups may be old.
+    fn group_states_problem(&self) -> Option<Arc<str>> {
+        self.groups.states.problem(MAX_AGE)
     }
 
     /// The error for a group of which the caller sees no dead letters.
@@ -149,6 +223,44 @@ fn fitting(
     (page, None)
 }
 
+/// Identifies a list of groups. Without `wanted` states, its tokens are those of versions that do not know them.
+fn page_query(filter: &str, order: GroupOrder, wanted: &[GroupState]) -> QueryHash {
+    let (order, states) = (format!("{order:?}"), format!("{wanted:?}"));
+    let mut parts = vec!["groups", filter, &order];
+    if !wanted.is_empty() {
+        parts.push(&states);
+    }
+    query_hash(&parts)
+}
+
+/// The completeness of an answer about groups, whose states may be old for this reason.
+fn with_problem(completeness: v1::Completeness, problem: Option<Arc<str>>) -> v1::Completeness {
+    v1::Completeness {
+        complete: completeness.complete && problem.is_none(),
+        group_states_problem: problem.map_or_else(String::new, |problem| bounded(&problem)),
+        ..completeness
+    }
+}
+
+fn state_without_letters(value: &Value, now: Timestamp) -> GroupState {
+    let decision = value.decision.as_ref();
+    decision
+        .map(|decision| decision.state(None, now))
+        .unwrap_or_default()
+}
+
+/// A group of which there are no dead letters.
+pub(super) fn without_letters(id: GroupId, value: &Value, now: Timestamp) -> v1::Group {
+    let group = v1::Group {
+        id: id.to_string(),
+        fingerprint_version: fingerprint::VERSION.into(),
+        open: Some(0),
+        state: state_without_letters(value, now) as i32,
+        ..v1::Group::default()
+    };
+    with_value(group, Some(value), None)
+}
+
 pub(super) fn group_id(text: &str) -> Result<GroupId, Status> {
     text.parse().map_err(|error: InvalidGroupId| {
         invalid("id", format!("`{}` {error}", bounded(text)), "ID_INVALID", [])
@@ -173,13 +285,7 @@ pub(super) fn message(
     problem: Option<Problem>,
 ) -> v1::Group {
     let topics = group.topics.into_iter();
-    let decision = value.and_then(|value| value.decision.as_ref());
-    let note = value.and_then(|value| value.note.as_ref());
-    let muted_until = decision.and_then(|decision| match decision.decided {
-        Decided::Muted(until) => until,
-        Decided::Open | Decided::Resolved => None,
-    });
-    v1::Group {
+    let group = v1::Group {
         id: group.id.to_string(),
         fingerprint_version: fingerprint::VERSION.into(),
         pipeline: group.pipeline,
@@ -195,8 +301,21 @@ pub(super) fn message(
             .collect(),
         trend: group.trend,
         sample_id: group.sample.map_or_else(String::new, |id| id.to_string()),
-        completeness: None,
         state: group.state as i32,
+        ..v1::Group::default()
+    };
+    with_value(group, value, problem)
+}
+
+/// A group with what somebody has decided about it.
+fn with_value(group: v1::Group, value: Option<&Value>, problem: Option<Problem>) -> v1::Group {
+    let decision = value.and_then(|value| value.decision.as_ref());
+    let note = value.and_then(|value| value.note.as_ref());
+    let muted_until = decision.and_then(|decision| match decision.decided {
+        Decided::Muted(until) => until,
+        Decided::Open | Decided::Resolved => None,
+    });
+    v1::Group {
         state_time: decision.map(|decision| to_timestamp(decision.time)),
         state_by: decision.map(|decision| decision.by.clone()).unwrap_or_default(),
         state_why: decision.map(|decision| decision.why.clone()).unwrap_or_default(),
@@ -206,6 +325,7 @@ pub(super) fn message(
         note_by: note.map(|note| note.by.clone()).unwrap_or_default(),
         revision: value.map_or(0, |value| value.revision),
         problem: problem.map(|problem| problem.to_string()).unwrap_or_default(),
+        ..group
     }
 }
 
@@ -234,9 +354,8 @@ fn order(order_by: &str) -> Result<GroupOrder, Status> {
 
 #[cfg(test)]
 mod tests {
-    use redeliver_core::Timestamp;
-
     use super::*;
+    use crate::group_states::contents::tests::decided;
 
     #[test]
     fn a_page_ends_before_it_is_too_large_and_has_a_group_in_any_case() {
@@ -271,6 +390,38 @@ mod tests {
         }
         assert_eq!(wanted(&[3, 1, 3]).unwrap(), [GroupState::Open, GroupState::Muted]);
         assert!(wanted(&[]).unwrap().is_empty() && wanted(&[0]).is_err() && wanted(&[1, 9]).is_err());
+    }
+
+    #[test]
+    fn a_list_in_any_state_has_the_tokens_of_versions_without_states() {
+        let of = |wanted: &[GroupState]| page_query("a = b", GroupOrder::Last, wanted);
+        assert_eq!(of(&[]), query_hash(&["groups", "a = b", "Last"]));
+        assert_ne!(of(&[]), of(&[GroupState::Open]));
+        assert_ne!(of(&[GroupState::Muted]), of(&[GroupState::Open]));
+    }
+
+    #[test]
+    fn an_answer_with_old_states_of_groups_is_not_complete_and_says_why() {
+        let complete = v1::Completeness {
+            complete: true,
+            ..v1::Completeness::default()
+        };
+        assert_eq!(with_problem(complete.clone(), None), complete);
+        let old = with_problem(complete, Some("missing".into()));
+        assert_eq!((old.complete, &*old.group_states_problem), (false, "missing"));
+    }
+
+    #[test]
+    fn a_group_without_dead_letters_has_its_value() {
+        let now = Timestamp::from_millis(60);
+        for (what, state) in [
+            (Decided::Resolved, GroupState::Resolved),
+            (Decided::Muted(Some(now)), GroupState::Open),
+        ] {
+            let group = without_letters(GroupId::from_number(1), &decided(what, 50, 4), now);
+            assert_eq!((group.state, group.count, group.revision), (state as i32, 0, 4));
+            assert_eq!((group.first_dead_at, &*group.state_by), (None, "ann"));
+        }
     }
 
     #[test]

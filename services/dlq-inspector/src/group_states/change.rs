@@ -53,6 +53,17 @@ pub enum Change {
     Annotate(String),
 }
 
+impl Change {
+    /// Whether it only takes something back.
+    #[must_use]
+    pub fn is_reset(&self) -> bool {
+        match self {
+            Self::Decide(decided) => *decided == Decided::Open,
+            Self::Annotate(note) => note.is_empty(),
+        }
+    }
+}
+
 /// Why a change is refused. Nothing was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RefusedChange {
@@ -182,7 +193,6 @@ impl Decide for PendingChange {
         };
         let is_full = current.is_none() && states.count() >= MAX_GROUPS;
         let removed = forgotten(states, &self.request, is_full);
-        let removed: Vec<GroupId> = removed.take(MAX_REMOVED).collect();
         if current.is_none() && states.count() - removed.len() >= MAX_GROUPS {
             return Err(RefusedChange::TooMany);
         }
@@ -290,18 +300,21 @@ fn has_no_effect(decided: Decided, current: Option<&Decision>, request: &ChangeR
     is_same && (request.why.is_empty() || current.why == request.why)
 }
 
-/// The groups whose values say nothing and have not changed for long, or, if there is no room for another one, whose values say nothing.
+/// The groups whose values say nothing and have not changed for long, or, if there is no room for another one, whose values say nothing; those
+/// that have not changed for longest, up to [`MAX_REMOVED`].
 /// Whether a group has dead letters does not matter: those of other topics may be known to another inspector only.
-fn forgotten<'s>(
-    states: &'s GroupStates,
-    request: &'s ChangeRequest,
-    is_full: bool,
-) -> impl Iterator<Item = GroupId> + use<'s> {
+fn forgotten(states: &GroupStates, request: &ChangeRequest, is_full: bool) -> Vec<GroupId> {
     let is_old = |value: &Value| value.last_time().is_none_or(|time| request.at.since(time) > KEPT);
     let others = states.values().filter(|(id, _)| *id != request.group);
-    let forgotten = others
-        .filter(move |(_, value)| !value.is_newer && value.says_nothing() && (is_full || is_old(value)));
-    forgotten.map(|(id, _)| id)
+    let forgotten =
+        others.filter(|(_, value)| !value.is_newer && value.says_nothing() && (is_full || is_old(value)));
+    let mut forgotten: Vec<_> = forgotten.map(|(id, value)| (value.last_time(), id)).collect();
+    forgotten.sort_unstable();
+    forgotten
+        .into_iter()
+        .take(MAX_REMOVED)
+        .map(|(_, id)| id)
+        .collect()
 }
 
 #[cfg(test)]
@@ -543,6 +556,16 @@ mod tests {
         full[1].1 = decided(Decided::Open, 60, 2);
         let (_, written) = decide(&full, request(RESOLVE)).unwrap();
         assert_eq!(written, [(key(ID), true), (key(full[1].0), false)]);
+        // Those that have not changed for longest go first.
+        let removed = i64::try_from(MAX_REMOVED).unwrap();
+        for (index, time) in (0..2 * removed).rev().enumerate() {
+            full[index].1 = decided(Decided::Open, time, 2);
+        }
+        let (_, written) = decide(&full, request(RESOLVE)).unwrap();
+        let mut expected: Vec<_> = full[MAX_REMOVED..2 * MAX_REMOVED].iter().collect();
+        expected.reverse();
+        let expected = expected.into_iter().map(|(id, _)| (key(*id), false));
+        assert_eq!(written[1..], expected.collect::<Vec<_>>());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use redeliver_core::{Timestamp, mutant};
 /// The state of a group. The protocol has these numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum GroupState {
-    /// Nobody has decided anything, or it was opened again.
+    /// Nobody has decided anything, it was opened again, or the time for which it was muted is over.
     #[default]
     Open = 1,
     /// The reason is gone.

@@ -6,17 +6,19 @@
 //! be one before or after all counted dead letters if most of the group in the topic are in other states.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::ControlFlow;
 
 use redeliver_core::Timestamp;
-use rusqlite::{Connection, OptionalExtension as _, params_from_iter};
+use rusqlite::types::Value;
+use rusqlite::{CachedStatement, Connection, OptionalExtension as _, params_from_iter};
 
 use super::message_cache::MessageCache;
 use super::query::Cursor;
+use super::removal::{SLICE_ROWS, sql_limit};
 use super::texts::{TextTable, Texts};
 use super::{query, row_key, terms};
-use crate::filter::{Condition, Expr, NumberField, Restriction, TextField};
+use crate::filter::{Comparison, Condition, Expr, NumberField, NumberTest, Restriction, TextField};
 use crate::fingerprint::GroupId;
 use crate::group_states::{GroupState, GroupStates};
 use crate::id::LetterId;
@@ -32,10 +34,13 @@ CREATE TABLE group_counts (
     count INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
     PRIMARY KEY (group_id, topic_id, state)
 ) WITHOUT ROWID;
+CREATE INDEX group_counts_by_first ON group_counts (first);
+CREATE INDEX group_counts_by_last ON group_counts (last);
 CREATE TABLE group_hours (
     group_id INTEGER NOT NULL, topic_id INTEGER NOT NULL, hour INTEGER NOT NULL, count INTEGER NOT NULL,
     PRIMARY KEY (group_id, topic_id, hour)
 ) WITHOUT ROWID;
+CREATE INDEX group_hours_by_hour ON group_hours (hour);
 ";
 
 const HOUR: i64 = 3_600_000;
@@ -142,12 +147,21 @@ pub(super) const fn hour(time: i64) -> i64 {
     time.div_euclid(HOUR)
 }
 
-/// Removes the hours that are in no trend any more when this one has begun.
-pub(super) fn forget_hours(connection: &Connection, hour: i64) -> rusqlite::Result<()> {
-    connection
-        .prepare_cached("DELETE FROM group_hours WHERE hour <= ?")?
-        .execute([hour - TREND_HOURS])?;
-    Ok(())
+/// Removes some of the hours that are in no trend any more when this one has begun. After a long time without changes, there are many.
+/// Returns whether there are more.
+pub(super) fn forget_hours(connection: &Connection, hour: i64) -> rusqlite::Result<bool> {
+    let forgotten: Vec<(i64, i64, i64)> = connection
+        .prepare_cached("SELECT group_id, topic_id, hour FROM group_hours WHERE hour <= ? LIMIT ?")?
+        .query_map((hour - TREND_HOURS, sql_limit(SLICE_ROWS)), |row| {
+            Ok((row.get("group_id")?, row.get("topic_id")?, row.get("hour")?))
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    for key in &forgotten {
+        connection
+            .prepare_cached("DELETE FROM group_hours WHERE group_id = ? AND topic_id = ? AND hour = ?")?
+            .execute(*key)?;
+    }
+    Ok(forgotten.len() == SLICE_ROWS)
 }
 
 /// Stores the change of a count. `false` if nothing is left to count.
@@ -382,8 +396,8 @@ impl<'q> GroupQuery<'q> {
         }
     }
 
-    /// The state of a group, which does not depend on the filter. A time of a count that is only a bound is that of a dead letter
-    /// in another state, so that the last time of all states is exact.
+    /// The state of a group, which does not depend on the filter. The last time can be one after all dead letters that are left, if it is only a
+    /// bound, see [`end`]: then the group is regressed for longer.
     fn state(&self, connection: &Connection, group_id: i64) -> rusqlite::Result<GroupState> {
         let Some(decision) = self.states.decision(GroupId::from_number(group_id)) else {
             return Ok(GroupState::Open);
@@ -401,11 +415,52 @@ impl<'q> GroupQuery<'q> {
         Ok(decision.state(last.map(Timestamp::from_millis), self.now))
     }
 
-    /// The state, if groups in it are wanted.
-    fn wanted_state(&self, connection: &Connection, group_id: i64) -> rusqlite::Result<Option<GroupState>> {
-        let state = self.state(connection, group_id)?;
-        Ok(Some(state).filter(|state| self.wanted.is_empty() || self.wanted.contains(state)))
+    /// Whether a group is in a wanted state.
+    fn wants(&self, connection: &Connection, group_id: i64) -> rusqlite::Result<bool> {
+        Ok(self.wanted.is_empty() || self.wanted.contains(&self.state(connection, group_id)?))
     }
+
+    /// Where the groups are found.
+    fn source(&self) -> Source {
+        let is_of_one_group = |part: &&Expr| {
+            let is_equal = |test: &NumberTest| matches!(test, NumberTest::Compare(Comparison::Equal, _));
+            matches!(part, Expr::Is(Restriction::Number(NumberField::Group, test)) if is_equal(test))
+        };
+        if !self.filter.all(&is_counted) || self.filter.conjuncts().iter().any(is_of_one_group) {
+            return Source::All;
+        }
+        if !self.wanted.is_empty() && !self.wanted.contains(&GroupState::Open) {
+            return Source::Decided;
+        }
+        match self.order {
+            GroupOrder::Last => Source::InOrder(TimeColumn {
+                name: "last",
+                index: "group_counts_by_last",
+            }),
+            GroupOrder::First => Source::InOrder(TimeColumn {
+                name: "first",
+                index: "group_counts_by_first",
+            }),
+            GroupOrder::Count => Source::All,
+        }
+    }
+}
+
+/// Where the groups of a page are found.
+enum Source {
+    /// Among all counts, or all dead letters that match.
+    All,
+    /// Among those about which somebody has decided something: there are few.
+    Decided,
+    /// In the order of the list, so that a page reads little more than its own groups.
+    InOrder(TimeColumn),
+}
+
+/// A column of counts by which groups are listed, with its index.
+#[derive(Clone, Copy)]
+struct TimeColumn {
+    name: &'static str,
+    index: &'static str,
 }
 
 /// What a list of groups is ordered by, the highest first.
@@ -452,6 +507,21 @@ struct Summary {
 }
 
 impl Summary {
+    /// A group with its first row.
+    fn of(row: Row) -> Self {
+        let mut summary = Self {
+            group_id: row.group_id,
+            count: 0,
+            open: 0,
+            first: row.first,
+            last: row.last,
+            last_topic: row.topic_id,
+            topics: BTreeMap::new(),
+        };
+        summary.add(row);
+        summary
+    }
+
     fn cursor(&self, order: GroupOrder) -> Cursor {
         let value = match order {
             GroupOrder::Last => self.last,
@@ -479,80 +549,205 @@ impl Summary {
 
 /// A page of groups.
 pub(crate) fn list_groups(connection: &Connection, query: &GroupQuery<'_>) -> rusqlite::Result<GroupPage> {
-    let limit = query.limit;
-    let mut found: Vec<(Cursor, (Summary, GroupState))> = Vec::new();
-    let mut add = |summary: Summary| -> rusqlite::Result<()> {
-        let cursor = summary.cursor(query.order);
-        if query.after.is_none_or(|after| cursor < after)
-            && let Some(state) = query.wanted_state(connection, summary.group_id)?
-        {
-            found.push((cursor, (summary, state)));
-        }
-        // There can be as many groups as dead letters.
-        if found.len() > 2 * limit + 100 {
-            found.select_nth_unstable_by_key(limit, |(cursor, _)| Reverse(*cursor));
-            found.truncate(limit + 1);
-        }
-        Ok(())
+    let mut candidates = Candidates {
+        connection,
+        query,
+        found: Vec::new(),
     };
-    let mut current: Option<Summary> = None;
-    counts(connection, query.filter, |row| {
-        if let Some(summary) = &mut current
-            && summary.group_id == row.group_id
-        {
-            summary.add(row);
-            return Ok(());
+    match query.source() {
+        Source::All => all(connection, query.filter, |summary| candidates.add(summary))?,
+        Source::Decided => {
+            let mut counts = CountsOfGroup::new(connection, query.filter)?;
+            for (id, value) in query.states.values() {
+                if value.decision.is_some()
+                    && query.wants(connection, id.number())?
+                    && let Some(summary) = counts.summary(id.number())?
+                {
+                    candidates.add(summary)?;
+                }
+            }
         }
-        let mut summary = Summary {
-            group_id: row.group_id,
-            count: 0,
-            open: 0,
-            first: row.first,
-            last: row.last,
-            last_topic: row.topic_id,
-            topics: BTreeMap::new(),
-        };
-        summary.add(row);
-        current.replace(summary).map_or(Ok(()), &mut add)
-    })?;
-    current.map_or(Ok(()), &mut add)?;
+        Source::InOrder(column) => candidates.add_in_order(column)?,
+    }
+    let Candidates { mut found, .. } = candidates;
     found.sort_unstable_by_key(|(cursor, _)| Reverse(*cursor));
-    let has_more = found.len() > limit;
-    found.truncate(limit);
+    let has_more = found.len() > query.limit;
+    found.truncate(query.limit);
     let next = found.last().filter(|_| has_more).map(|(cursor, _)| *cursor);
     let mut texts = Texts::new(connection);
     let groups = found
         .into_iter()
-        .map(|(cursor, found)| load(connection, &mut texts, &found, cursor, query.now))
+        .map(|(cursor, found)| load(connection, &mut texts, &found, cursor, query))
         .collect::<rusqlite::Result<_>>()?;
     Ok(GroupPage { groups, next })
 }
 
-/// The number of dead letters that match, by group, topic and state, in the order of groups.
-fn counts(
+/// Groups of which the first ones are a page.
+struct Candidates<'q> {
+    connection: &'q Connection,
+    query: &'q GroupQuery<'q>,
+    found: Vec<(Cursor, Summary)>,
+}
+
+impl Candidates<'_> {
+    /// Adds a group, unless it is on an earlier page or in no wanted state.
+    fn add(&mut self, summary: Summary) -> rusqlite::Result<()> {
+        let (query, limit) = (self.query, self.query.limit);
+        let cursor = summary.cursor(query.order);
+        let is_after = query.after.is_none_or(|after| cursor < after);
+        if is_after && query.wants(self.connection, summary.group_id)? {
+            self.found.push((cursor, summary));
+        }
+        // There can be as many groups as dead letters.
+        if self.found.len() > 2 * limit + 100 {
+            self.found
+                .select_nth_unstable_by_key(limit, |(cursor, _)| Reverse(*cursor));
+            self.found.truncate(limit + 1);
+        }
+        Ok(())
+    }
+
+    /// Adds the groups whose time in a column is the highest one on the page or later, and one more if there is one.
+    fn add_in_order(&mut self, column: TimeColumn) -> rusqlite::Result<()> {
+        let query = self.query;
+        let (name, condition) = (column.name, condition(self.connection, query.filter)?);
+        let from = counts_from(Some(column), &condition);
+        let sql = format!(
+            "SELECT l.group_id AS group_id, l.{name} AS time {from} AND l.{name} <= ? ORDER BY l.{name} DESC"
+        );
+        let highest = query.after.map_or(i64::MAX, |after| after.dead_at);
+        let params = query::values(&condition.params).chain([Value::Integer(highest)]);
+        let mut statement = self.connection.prepare_cached(&sql)?;
+        let mut rows = statement.query(params_from_iter(params))?;
+        let mut counts = CountsOfGroup::new(self.connection, query.filter)?;
+        // A group has several counts. The time of one of them is that of the group; `None` for groups of which no other count matters.
+        let mut times: HashMap<i64, Option<i64>> = HashMap::new();
+        let mut last_time = None;
+        while let Some(row) = rows.next()? {
+            let (group_id, time): (i64, i64) = (row.get("group_id")?, row.get("time")?);
+            // Groups with the same time are in the order of their ids, so that a page is complete only with all of them.
+            if self.found.len() > query.limit && last_time != Some(time) {
+                break;
+            }
+            last_time = Some(time);
+            let (mut summary, known) = (None, times.get(&group_id).copied());
+            let of_group = match known {
+                Some(of_group) => of_group,
+                None if !query.wants(self.connection, group_id)? => None,
+                None => {
+                    summary = counts.summary(group_id)?;
+                    summary
+                        .as_ref()
+                        .map(|summary| summary.cursor(query.order).dead_at)
+                }
+            };
+            if of_group != Some(time) {
+                times.insert(group_id, of_group);
+                continue;
+            }
+            // Other counts with the same time are of a group that is added.
+            times.insert(group_id, None);
+            if let Some(summary) =
+                summary.map_or_else(|| counts.summary(group_id), |found| Ok(Some(found)))?
+            {
+                self.add(summary)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether the counts of groups tell what a restriction tests.
+fn is_counted(restriction: &Restriction) -> bool {
+    matches!(
+        restriction,
+        Restriction::Text(
+            TextField::Topic | TextField::Pipeline | TextField::ErrorClass | TextField::ErrorCode,
+            _
+        ) | Restriction::TopicIn(_)
+            | Restriction::Number(NumberField::State | NumberField::Group, _)
+    )
+}
+
+/// The condition of a filter that is [counted](is_counted).
+fn condition(connection: &Connection, filter: &Expr) -> rusqlite::Result<Condition> {
+    let dictionary = query::dictionary(connection, filter, &MessageCache::default())?;
+    Ok(Condition::of(filter, &dictionary))
+}
+
+/// `FROM` and `WHERE` of the counts for which a condition holds.
+fn counts_from(column: Option<TimeColumn>, condition: &Condition) -> String {
+    let index = column.map_or_else(String::new, |column| format!("INDEXED BY {}", column.index));
+    format!(
+        "FROM (SELECT c.group_id, c.topic_id, c.state, c.count, c.first, c.last, g.pipeline_id, g.error_class_id, g.error_code_id \
+         FROM group_counts c {index} CROSS JOIN groups g ON g.id = c.group_id) l WHERE {}",
+        condition.sql
+    )
+}
+
+/// The columns of a [`Row`].
+const ROW: &str = "l.group_id AS group_id, l.topic_id AS topic_id, l.state AS state, l.count AS count, l.first AS first, l.last AS last";
+
+impl Row {
+    fn from_row(row: &rusqlite::Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            group_id: row.get("group_id")?,
+            topic_id: row.get("topic_id")?,
+            state: row.get("state")?,
+            count: row.get("count")?,
+            first: row.get("first")?,
+            last: row.get("last")?,
+        })
+    }
+}
+
+/// Counts of one group after the other.
+struct CountsOfGroup<'q> {
+    statement: CachedStatement<'q>,
+    params: Vec<Value>,
+}
+
+impl<'q> CountsOfGroup<'q> {
+    /// Of the dead letters that match a filter that is [counted](is_counted).
+    fn new(connection: &'q Connection, filter: &Expr) -> rusqlite::Result<Self> {
+        let condition = condition(connection, filter)?;
+        let sql = format!(
+            "SELECT {ROW} {} AND l.group_id = ?",
+            counts_from(None, &condition)
+        );
+        Ok(Self {
+            statement: connection.prepare_cached(&sql)?,
+            params: query::values(&condition.params).collect(),
+        })
+    }
+
+    /// `None` if no dead letter of the group matches.
+    fn summary(&mut self, group_id: i64) -> rusqlite::Result<Option<Summary>> {
+        let params = self.params.iter().cloned().chain([Value::Integer(group_id)]);
+        let mut rows = self.statement.query(params_from_iter(params))?;
+        let mut summary: Option<Summary> = None;
+        while let Some(row) = rows.next()? {
+            let row = Row::from_row(row)?;
+            match &mut summary {
+                Some(summary) => summary.add(row),
+                None => summary = Some(Summary::of(row)),
+            }
+        }
+        Ok(summary)
+    }
+}
+
+/// All groups with dead letters that match.
+fn all(
     connection: &Connection,
     filter: &Expr,
-    mut each: impl FnMut(Row) -> rusqlite::Result<()>,
+    mut each: impl FnMut(Summary) -> rusqlite::Result<()>,
 ) -> rusqlite::Result<()> {
-    let is_counted = |restriction: &Restriction| {
-        matches!(
-            restriction,
-            Restriction::Text(
-                TextField::Topic | TextField::Pipeline | TextField::ErrorClass | TextField::ErrorCode,
-                _
-            ) | Restriction::TopicIn(_)
-                | Restriction::Number(NumberField::State | NumberField::Group, _)
-        )
-    };
     let (sql, params) = if filter.all(&is_counted) {
-        let dictionary = query::dictionary(connection, filter, &MessageCache::default())?;
-        let condition = Condition::of(filter, &dictionary);
+        let condition = condition(connection, filter)?;
         let sql = format!(
-            "SELECT l.group_id AS group_id, l.topic_id AS topic_id, l.state AS state, l.count AS count, \
-             l.first AS first, l.last AS last FROM (SELECT c.group_id, c.topic_id, c.state, c.count, c.first, c.last, \
-             g.pipeline_id, g.error_class_id, g.error_code_id FROM group_counts c CROSS JOIN groups g ON g.id = c.group_id) l \
-             WHERE {} ORDER BY l.group_id",
-            condition.sql
+            "SELECT {ROW} {} ORDER BY l.group_id",
+            counts_from(None, &condition)
         );
         (sql, query::values(&condition.params).collect())
     } else {
@@ -567,25 +762,23 @@ fn counts(
     };
     let mut statement = connection.prepare_cached(&sql)?;
     let mut rows = statement.query(params_from_iter(params))?;
+    let mut current: Option<Summary> = None;
     while let Some(row) = rows.next()? {
-        each(Row {
-            group_id: row.get("group_id")?,
-            topic_id: row.get("topic_id")?,
-            state: row.get("state")?,
-            count: row.get("count")?,
-            first: row.get("first")?,
-            last: row.get("last")?,
-        })?;
+        let row = Row::from_row(row)?;
+        match &mut current {
+            Some(summary) if summary.group_id == row.group_id => summary.add(row),
+            _ => current.replace(Summary::of(row)).map_or(Ok(()), &mut each)?,
+        }
     }
-    Ok(())
+    current.map_or(Ok(()), each)
 }
 
 fn load(
     connection: &Connection,
     texts: &mut Texts<'_>,
-    (summary, state): &(Summary, GroupState),
+    summary: &Summary,
     cursor: Cursor,
-    now: Timestamp,
+    query: &GroupQuery<'_>,
 ) -> rusqlite::Result<IndexedGroup> {
     let id = summary.group_id;
     let (pipeline, class, code, template) = connection
@@ -615,9 +808,9 @@ fn load(
         first: Timestamp::from_millis(summary.first),
         last: Timestamp::from_millis(summary.last),
         topics,
-        trend: trend(connection, summary, now)?,
+        trend: trend(connection, summary, query.now)?,
         sample: sample(connection, texts, summary)?,
-        state: *state,
+        state: query.state(connection, id)?,
         cursor,
     })
 }
@@ -670,25 +863,16 @@ fn sample(
     }))
 }
 
-/// The groups with open dead letters.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct OpenGroups {
-    /// Their number by state.
-    pub(crate) counts: BTreeMap<GroupState, i64>,
-    /// Those that are regressed.
-    pub(crate) regressed: BTreeSet<GroupId>,
-}
-
-/// The groups with open dead letters, by state.
+/// The number of groups with open dead letters, by state.
 pub(crate) fn open_groups(
     connection: &Connection,
     states: &GroupStates,
     now: Timestamp,
-) -> rusqlite::Result<OpenGroups> {
+) -> rusqlite::Result<BTreeMap<GroupState, i64>> {
     let all: i64 = connection
         .prepare_cached("SELECT count(DISTINCT group_id) AS groups FROM group_counts WHERE state = ?")?
         .query_row([State::Open as i64], |row| row.get("groups"))?;
-    let mut groups = OpenGroups::default();
+    let mut counts = BTreeMap::new();
     let mut decided = 0;
     let mut statement = connection.prepare_cached(
         "SELECT max(last) AS last, coalesce(max(state = ?), 0) AS is_open FROM group_counts WHERE group_id = ?",
@@ -707,13 +891,25 @@ pub(crate) fn open_groups(
         }
         decided += 1;
         let state = decision.state(last.map(Timestamp::from_millis), now);
-        *groups.counts.entry(state).or_default() += 1;
-        if state == GroupState::Regressed {
-            groups.regressed.insert(id);
+        *counts.entry(state).or_default() += 1;
+    }
+    *counts.entry(GroupState::Open).or_default() += all - decided;
+    Ok(counts)
+}
+
+/// Those of some groups that have dead letters.
+pub(crate) fn with_letters(
+    connection: &Connection,
+    ids: impl Iterator<Item = GroupId>,
+) -> rusqlite::Result<HashSet<GroupId>> {
+    let mut statement = connection.prepare_cached("SELECT 1 FROM groups WHERE id = ?")?;
+    let mut found = HashSet::new();
+    for id in ids {
+        if statement.exists([id.number()])? {
+            found.insert(id);
         }
     }
-    *groups.counts.entry(GroupState::Open).or_default() += all - decided;
-    Ok(groups)
+    Ok(found)
 }
 
 /// The topics in which a group has dead letters, with the time of the last one, whatever was done with it.

@@ -72,7 +72,7 @@ pub(super) struct TimeRange {
 }
 
 impl TimeRange {
-    const ALL: Self = Self {
+    pub(super) const ALL: Self = Self {
         from: i64::MIN,
         to: i64::MAX,
     };

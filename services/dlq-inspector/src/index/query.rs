@@ -11,11 +11,14 @@ use rusqlite::{Connection, OptionalExtension as _, Row, params, params_from_iter
 
 use super::entries::{self, Place};
 use super::message_cache::MessageCache;
-use super::plan::Plan;
+use super::plan::{Driver, Plan, TimeRange};
 use super::tables::{BodyRow, LetterRow};
 use super::texts::{TextTable, Texts};
 use super::{counters, message, row_key, schema, terms, writer};
-use crate::filter::{Condition, Dictionary, Expr, Lookups, NumberField, Param, Restriction, TextField};
+use crate::filter::{
+    Comparison, Condition, Dictionary, Expr, Lookups, NumberField, NumberTest, Param, Restriction, TextField,
+    TextTest,
+};
 use crate::fingerprint::GroupId;
 use crate::id::LetterId;
 use crate::ledger::State;
@@ -482,7 +485,7 @@ fn counts_of_writer(
     filter: &Expr,
     since: [Timestamp; 3],
 ) -> rusqlite::Result<BTreeMap<String, TopicCounts>> {
-    let dictionary = dictionary(connection, filter, &MessageCache::default())?;
+    let mut dictionary = dictionary(connection, filter, &MessageCache::default())?;
     let condition = Condition::of(filter, &dictionary);
     let mut texts = Texts::new(connection);
     let mut topics: BTreeMap<i64, TopicCounts> = BTreeMap::new();
@@ -491,26 +494,32 @@ fn counts_of_writer(
         let topic = topics.entry(counted.topic_id).or_default();
         topic.add(class, counted.state, count.unsigned_abs());
     }
+    let all = counters::totals(connection, &Condition::of(&Expr::And(Vec::new()), &dictionary))?;
     for (index, time) in since.into_iter().enumerate() {
         for (topic, count) in counters::since(connection, &condition, time)? {
             topics.entry(topic).or_default().since[index] = count.unsigned_abs();
         }
     }
     for (topic_id, counts) in topics.iter_mut().filter(|(_, counts)| counts.open > 0) {
-        let first = |order| -> rusqlite::Result<Option<i64>> {
-            let sql = format!(
-                "SELECT l.dead_at AS dead_at FROM letters l INDEXED BY letters_by_topic_and_state \
-                 WHERE l.topic_id = ? AND l.state = ? AND {} ORDER BY l.dead_at {order} LIMIT 1",
-                condition.sql
-            );
-            let params = [*topic_id, OPEN].map(Value::Integer).into_iter();
-            let params = params.chain(values(&condition.params));
-            let mut statement = connection.prepare_cached(&sql)?;
-            statement
-                .query_row(params_from_iter(params), |row| row.get("dead_at"))
-                .optional()
+        let topic = texts.text(TextTable::Texts, *topic_id)?;
+        let mut of_topic = Vec::new();
+        for (counted, count) in all.iter().filter(|(counted, _)| counted.topic_id == *topic_id) {
+            let class = texts.text(TextTable::Texts, counted.error_class_id)?;
+            of_topic.push((class, counted.state, count.unsigned_abs()));
+        }
+        dictionary.texts.insert(topic.clone(), *topic_id);
+        let is_topic = Expr::Is(Restriction::Text(TextField::Topic, TextTest::Equal(topic)));
+        let is_open = Expr::Is(Restriction::Number(
+            NumberField::State,
+            NumberTest::Compare(Comparison::Equal, OPEN),
+        ));
+        let plan = Plan {
+            driver: driver_of_open(&is_topic, counts, &of_topic, &dictionary),
+            range: TimeRange::ALL,
+            condition: Condition::of(&Expr::And(vec![is_topic, is_open, filter.clone()]), &dictionary),
         };
-        if let (Some(oldest), Some(newest)) = (first("ASC")?, first("DESC")?) {
+        let first = |direction| first_time(connection, &plan, direction);
+        if let (Some(oldest), Some(newest)) = (first(Direction::Ascending)?, first(Direction::Descending)?) {
             counts.add_open(oldest, newest);
         }
     }
@@ -518,6 +527,66 @@ fn counts_of_writer(
         .into_iter()
         .map(|(id, counts)| Ok((texts.text(TextTable::Texts, id)?, counts)));
     named.collect()
+}
+
+/// What finds the open dead letters of a topic that are counted: all open ones are read until one matches, or those of the counted classes in any
+/// state, if they are fewer. `of_topic`: all dead letters of the topic by class and state.
+fn driver_of_open(
+    is_topic: &Expr,
+    counts: &TopicCounts,
+    of_topic: &[(String, i64, u64)],
+    dictionary: &Dictionary,
+) -> Driver {
+    let open = of_topic.iter().filter(|(_, state, _)| *state == OPEN);
+    let open: u64 = open.map(|(.., count)| count).sum();
+    let is_counted = |class: &String| counts.open_by_class.contains_key(class);
+    let of_classes = of_topic.iter().filter(|(class, ..)| is_counted(class));
+    let of_classes: u64 = of_classes.map(|(.., count)| count).sum();
+    if counts.open == open || of_classes >= open {
+        return Driver::TopicAndState;
+    }
+    let classes = counts.open_by_class.keys().cloned();
+    let is_class = |class| Expr::Is(Restriction::Text(TextField::ErrorClass, TextTest::Equal(class)));
+    let any_class = Expr::Or(classes.map(is_class).collect());
+    // Without a term for each class, the index would find all of the topic.
+    let has_terms = terms::query(&any_class, dictionary).is_some();
+    let both = Expr::And(vec![is_topic.clone(), any_class]);
+    let found = terms::query(&both, dictionary).filter(|_| has_terms);
+    found.map_or(Driver::TopicAndState, Driver::Terms)
+}
+
+/// `dead_at` of the first row of a plan.
+fn first_time(connection: &Connection, plan: &Plan, direction: Direction) -> rusqlite::Result<Option<i64>> {
+    let (from, params) = plan.from();
+    let order = match direction {
+        Direction::Ascending => "ASC",
+        Direction::Descending => "DESC",
+    };
+    let sql = format!(
+        "SELECT l.dead_at AS dead_at {from} ORDER BY {} {order}",
+        plan.order()
+    );
+    let mut statement = connection.prepare_cached(&sql)?;
+    let mut rows = statement.query(params_from_iter(params))?;
+    let bucket = |time| row_key::bucket(Timestamp::from_millis(time));
+    let Some(row) = rows.next()? else {
+        return Ok(None);
+    };
+    let mut first: i64 = row.get("dead_at")?;
+    // With the full-text index, rows of the same bucket are in no particular order.
+    while matches!(plan.driver, Driver::Terms(_))
+        && let Some(row) = rows.next()?
+    {
+        let time: i64 = row.get("dead_at")?;
+        if bucket(first) != bucket(time) {
+            break;
+        }
+        first = match direction {
+            Direction::Ascending => first.min(time),
+            Direction::Descending => first.max(time),
+        };
+    }
+    Ok(Some(first))
 }
 
 /// By reading the rows.

@@ -145,7 +145,7 @@ fn all_entries(transaction: &Transaction<'_>, limit: usize) -> rusqlite::Result<
     })
 }
 
-fn sql_limit(rows: usize) -> i64 {
+pub(super) fn sql_limit(rows: usize) -> i64 {
     i64::try_from(rows).unwrap_or(i64::MAX)
 }
 

@@ -9,7 +9,7 @@ use super::{IndexError, counters, database, entries, groups, query, terms};
 
 /// The version of the schema. It is part of the file's name, see [`super::file_name`]. Increase it with every change of the
 /// tables or of what they contain.
-pub(super) const VERSION: i32 = 5;
+pub(super) const VERSION: i32 = 6;
 
 /// Identifies one build of the index: a random number. Sequence numbers are valid within one generation only.
 pub type Generation = i64;
@@ -77,8 +77,16 @@ pub(super) fn open_existing(path: &Path) -> Result<Option<Connection>, OpenError
     Ok(Some(connection))
 }
 
-/// Creates a new file.
+/// Creates a new file. After an error, there is none.
 pub(super) fn create(path: &Path) -> Result<Connection, IndexError> {
+    create_file(path).inspect_err(|_| {
+        if let Err(error) = super::remove(path) {
+            tracing::debug!(path = %path.display(), %error, "cannot delete an unfinished index");
+        }
+    })
+}
+
+fn create_file(path: &Path) -> Result<Connection, IndexError> {
     let creating = database("creating the index");
     let connection = Connection::open(path).map_err(&creating)?;
     connection
@@ -132,13 +140,17 @@ pub(super) fn generation(connection: &Connection) -> Result<Generation, IndexErr
         .map_err(database("reading the index"))
 }
 
-/// By how much the numbers of dead letters increase with each start. A crash of the machine loses the last transactions, but not as
-/// many dead letters, so that no number is used twice.
+/// By how much the numbers of dead letters increase with each start at least. A crash of the machine loses the last transactions, but not
+/// as many dead letters, so that no number is used twice.
 pub(super) const SEQUENCE_GAP: i64 = 1 << 20;
+/// They increase by up to this many more, at random: a copy of the index and the index that it was copied from do not use the same numbers for
+/// different dead letters.
+const RANDOM_GAP: i64 = 1 << 40;
 
 /// Skips numbers that a process may have used whose last transactions were lost.
 pub(super) fn skip_sequences(connection: &Connection) -> rusqlite::Result<()> {
-    let next = next_sequence(connection)?.saturating_add(SEQUENCE_GAP);
+    let gap = SEQUENCE_GAP + fastrand::i64(0..RANDOM_GAP);
+    let next = next_sequence(connection)?.saturating_add(gap);
     // This transaction must not be lost.
     connection.pragma_update(None, "synchronous", "full")?;
     set_next_sequence(connection, next)?;

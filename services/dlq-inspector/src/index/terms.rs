@@ -134,38 +134,70 @@ pub(super) fn document(letter: &Letter, template_id: i64) -> String {
 /// The parser of FTS5 overflows its stack at some 30 nested parentheses. What is nested deeper than this is left out.
 const MAX_NESTING: usize = 8;
 
-/// A query of the index that finds at least the rows that match a filter; `None` if the index does not help.
-pub(super) fn query(filter: &Expr, dictionary: &Dictionary) -> Option<String> {
-    nested(filter, dictionary, 0)
+/// The maximum number of terms of a query. FTS5 opens all of them before the first row, and cannot be interrupted meanwhile. What
+/// would exceed it is left out, or the index does not help.
+const MAX_TERMS: usize = 256;
+
+/// A query of FTS5.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Query {
+    text: String,
+    terms: usize,
 }
 
-fn nested(filter: &Expr, dictionary: &Dictionary, nesting: usize) -> Option<String> {
+impl Query {
+    fn one(term: &str) -> Self {
+        Self {
+            text: term.trim_end().to_owned(),
+            terms: 1,
+        }
+    }
+
+    /// `None` for no queries, and for too many terms.
+    fn joined(mut queries: Vec<Self>, operator: &str) -> Option<Self> {
+        if queries.len() == 1 {
+            return queries.pop();
+        }
+        let terms = queries.iter().map(|query| query.terms).sum();
+        let texts: Vec<String> = queries.into_iter().map(|query| query.text).collect();
+        (1..=MAX_TERMS).contains(&terms).then(|| Self {
+            text: format!("({})", texts.join(operator)),
+            terms,
+        })
+    }
+
+    fn any(queries: impl IntoIterator<Item = Self>) -> Option<Self> {
+        Self::joined(queries.into_iter().collect(), " OR ")
+    }
+
+    /// Without the largest ones if they are too many: the others find more rows, each of which is tested.
+    fn all(queries: impl IntoIterator<Item = Self>) -> Option<Self> {
+        let mut queries: Vec<Self> = queries.into_iter().collect();
+        while queries.iter().map(|query| query.terms).sum::<usize>() > MAX_TERMS {
+            let largest = (0..queries.len()).max_by_key(|index| queries[*index].terms)?;
+            queries.remove(largest);
+        }
+        Self::joined(queries, " AND ")
+    }
+}
+
+/// A query of the index that finds at least the rows that match a filter; `None` if the index does not help.
+pub(super) fn query(filter: &Expr, dictionary: &Dictionary) -> Option<String> {
+    nested(filter, dictionary, 0).map(|query| query.text)
+}
+
+fn nested(filter: &Expr, dictionary: &Dictionary, nesting: usize) -> Option<Query> {
     let part = |part| nested(part, dictionary, nesting + 1);
     match filter {
         Expr::And(_) | Expr::Or(_) if nesting == MAX_NESTING => None,
-        Expr::And(all) => {
-            let queries: Vec<String> = all.iter().filter_map(part).collect();
-            (!queries.is_empty()).then(|| joined(&queries, " AND "))
-        }
-        Expr::Or(any) => {
-            let queries: Option<Vec<String>> = any.iter().map(part).collect();
-            queries
-                .filter(|queries| !queries.is_empty())
-                .map(|queries| joined(&queries, " OR "))
-        }
+        Expr::And(all) => Query::all(all.iter().filter_map(part)),
+        Expr::Or(any) => Query::any(any.iter().map(part).collect::<Option<Vec<Query>>>()?),
         Expr::Not(_) => None,
         Expr::Is(restriction) => of_restriction(restriction, dictionary),
     }
 }
 
-fn joined(queries: &[String], operator: &str) -> String {
-    match queries {
-        [only] => only.clone(),
-        _ => format!("({})", queries.join(operator)),
-    }
-}
-
-fn of_restriction(restriction: &Restriction, dictionary: &Dictionary) -> Option<String> {
+fn of_restriction(restriction: &Restriction, dictionary: &Dictionary) -> Option<Query> {
     let mut term = String::new();
     match restriction {
         Restriction::Text(TextField::ErrorMessage, test) => return of_message(test, dictionary),
@@ -184,8 +216,8 @@ fn of_restriction(restriction: &Restriction, dictionary: &Dictionary) -> Option<
         }
         Restriction::TopicIn(topics) => {
             let is_few = (1..=MAX_ALTERNATIVES).contains(&topics.len());
-            let terms: Vec<String> = topics.iter().map(|(_, topic)| of_topic(topic)).collect();
-            return is_few.then(|| joined(&terms, " OR "));
+            let topics = topics.iter().filter(|_| is_few);
+            return Query::any(topics.map(|(_, topic)| Query::one(&of_topic(topic))));
         }
         Restriction::Header(name, TextTest::Equal(text)) => {
             push(&mut term, Kind::Header, name.as_bytes(), text.as_bytes());
@@ -205,11 +237,11 @@ fn of_restriction(restriction: &Restriction, dictionary: &Dictionary) -> Option<
         }
         _ => return None,
     }
-    Some(term.trim_end().to_owned())
+    Some(Query::one(&term))
 }
 
 /// The templates whose messages can match.
-fn of_message(test: &TextTest, dictionary: &Dictionary) -> Option<String> {
+fn of_message(test: &TextTest, dictionary: &Dictionary) -> Option<Query> {
     let ids: Vec<i64> = match test {
         TextTest::Equal(text) => vec![dictionary.message(text)?.0],
         TextTest::Has(needle) => {
@@ -221,21 +253,17 @@ fn of_message(test: &TextTest, dictionary: &Dictionary) -> Option<String> {
     if ids.is_empty() || ids.len() > MAX_ALTERNATIVES {
         return None;
     }
-    let terms: Vec<String> = ids
-        .into_iter()
-        .map(|id| {
-            let mut term = String::new();
-            push_number(&mut term, Kind::Template, id);
-            term.trim_end().to_owned()
-        })
-        .collect();
-    Some(joined(&terms, " OR "))
+    Query::any(ids.into_iter().map(|id| {
+        let mut term = String::new();
+        push_number(&mut term, Kind::Template, id);
+        Query::one(&term)
+    }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::filter::parse;
+    use crate::filter::{MessageMatches, parse};
 
     #[test]
     fn a_term_depends_on_kind_name_and_value() {
@@ -257,6 +285,38 @@ mod tests {
         assert_eq!(stable_hash([&b"a"[..], b"b"]), 0x2fa3_39c2_8692_8e8b);
         assert_eq!(term(Kind::Header, "tenant", "x"), "df6zargf ");
         assert!(terms.iter().all(|term| term.len() == TERM_LENGTH + 1));
+    }
+
+    #[test]
+    fn the_number_of_terms_of_a_query_is_bounded() {
+        // Each part of the message is in as many templates as are looked for.
+        let conditions = |count: usize| (0..count).map(|number| format!("error_message : m{number}"));
+        let mut dictionary = Dictionary::default();
+        for number in 0..100 {
+            let matches = MessageMatches {
+                all: (0..MAX_ALTERNATIVES as i64).collect(),
+                ..MessageMatches::default()
+            };
+            dictionary.contained.insert(format!("m{number}"), matches);
+        }
+        let terms = |filter: &str| {
+            let query = query(&parse(filter, &[]).unwrap(), &dictionary)?;
+            let words = query.split(' ');
+            Some(words.filter(|word| !["AND", "OR"].contains(word)).count())
+        };
+        let any = |count| conditions(count).collect::<Vec<_>>().join(" OR ");
+        let all = |count| conditions(count).collect::<Vec<_>>().join(" AND ");
+        assert_eq!(terms(&any(4)), Some(MAX_TERMS));
+        assert_eq!(terms(&any(5)), None);
+        assert_eq!(terms(&any(100)), None);
+        assert_eq!(terms(&all(4)), Some(MAX_TERMS));
+        assert_eq!(terms(&all(100)), Some(MAX_TERMS));
+        // What finds the fewest rows is not left out.
+        assert_eq!(terms(&format!("key = a AND ({})", any(5))), Some(1));
+        assert_eq!(
+            terms(&format!("key = a AND {}", all(4))),
+            Some(1 + 3 * MAX_ALTERNATIVES)
+        );
     }
 
     #[test]

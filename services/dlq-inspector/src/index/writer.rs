@@ -77,7 +77,7 @@ pub struct Writer {
     next_sequence: i64,
     /// Groups that were added since [`Writer::take_new_groups`].
     new_groups: Vec<GroupId>,
-    /// The hour in which hours of trends were last forgotten.
+    /// The hour for which all hours that are in no trend any more are forgotten. A clock can go back.
     trend_hour: i64,
     removals: Removals,
     /// Rows deleted since unused texts were last searched.
@@ -307,11 +307,11 @@ impl Writer {
         let new_groups = batch.finish()?;
         schema::set_next_sequence(&transaction, self.next_sequence)?;
         let hour = groups::hour(now);
-        if hour > self.trend_hour {
-            groups::forget_hours(&transaction, hour)?;
-        }
+        let has_more_hours = hour != self.trend_hour && groups::forget_hours(&transaction, hour)?;
         transaction.commit()?;
-        self.trend_hour = self.trend_hour.max(hour);
+        if !has_more_hours {
+            self.trend_hour = hour;
+        }
         self.new_groups.extend(new_groups);
         Ok(())
     }

@@ -21,6 +21,10 @@ use crate::ledger;
 /// starting may return incomplete metadata.
 const SURVEYS_UNTIL_DELETED: u32 = 2;
 
+/// A topic with the same id as before has lost records if this many surveys in a row find older offsets. Before that, a broker may just lag
+/// behind, such as one that has become the leader.
+const SURVEYS_UNTIL_TRUNCATED: u32 = 5;
+
 /// The dead-letter topics and the ledger, with the read position of each partition.
 #[derive(Debug, Default)]
 pub(super) struct Topics {
@@ -43,6 +47,8 @@ struct Topic {
     refusal: Option<Arc<str>>,
     /// Surveys in a row that missed the topic.
     missed: u32,
+    /// Surveys in a row that found older offsets although the topic has the same id.
+    older: u32,
     /// The batch of changes that last removed the topic from the index. A survey that read the index before this batch
     /// was applied says nothing about the topic as it is now.
     forgotten_in: u64,
@@ -119,10 +125,12 @@ impl Topics {
             }
             let has_other_records =
                 survey.recreated.contains(&found.name) && survey.as_of >= topic.forgotten_in;
-            if topic.has_other_id(found.id) || has_other_records {
+            let is_truncated = topic.is_started_over(found.id, has_other_records);
+            if topic.has_other_id(found.id) || is_truncated {
                 tracing::warn!(
                     topic = &*found.name,
-                    "topic was deleted and created again; reading it from the beginning"
+                    has_other_id = topic.has_other_id(found.id),
+                    "topic was deleted and created again, or has lost records; reading it from the beginning"
                 );
                 topic.forget(&found.name, batch, &mut actions);
             }
@@ -281,10 +289,22 @@ impl Topic {
         matches!((self.id, id), (Some(known), Some(found)) if known != found)
     }
 
+    /// Whether other records than before mean that the topic begins anew.
+    fn is_started_over(&mut self, id: Option<TopicId>, has_other_records: bool) -> bool {
+        let has_same_id = id.is_some() && self.id == id;
+        if !(has_other_records && has_same_id) {
+            self.older = 0;
+            return has_other_records;
+        }
+        self.older += 1;
+        self.older >= SURVEYS_UNTIL_TRUNCATED
+    }
+
     fn forget(&mut self, name: &Arc<str>, batch: u64, actions: &mut Actions) {
         self.partitions.clear();
         self.forgotten_in = batch;
         self.id = None;
+        self.older = 0;
         actions.changes.push(forget(name));
         actions.unfollow.push(name.clone());
     }
@@ -623,6 +643,35 @@ mod tests {
             );
             assert_eq!(kinds(&apply(&mut topics, &with(Some(second)), 4)), [""; 0]);
         }
+    }
+
+    #[test]
+    fn a_broker_that_lags_behind_does_not_make_a_topic_with_the_same_id_look_created_again() {
+        let id = TopicId::from_bits(1);
+        let mut topics = Topics::new(Indexed {
+            positions: vec![(name(), 0, 7)],
+            ids: vec![(name(), id)],
+        });
+        let mut found = found(&name(), &[extent(0, 6)]);
+        found.id = Some(id);
+        let current = survey_of(vec![found]);
+        let lagging = Survey {
+            recreated: vec![name()],
+            ..current.clone()
+        };
+        let mut is_forgotten =
+            |survey: &Survey, batch| kinds(&apply(&mut topics, survey, batch)).contains(&"forget");
+        for batch in 1..u64::from(SURVEYS_UNTIL_TRUNCATED) {
+            assert!(!is_forgotten(&lagging, batch), "{batch}");
+        }
+        assert!(!is_forgotten(&current, 5));
+        // A partition that has lost records for good is read again.
+        let surveys = 10..20;
+        let first = surveys.clone().find(|batch| is_forgotten(&lagging, *batch));
+        assert_eq!(
+            first,
+            Some(surveys.start + u64::from(SURVEYS_UNTIL_TRUNCATED) - 1)
+        );
     }
 
     #[test]

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Indexed;
 use crate::completeness::{Completeness, Place, Reason};
+use crate::fingerprint::GroupId;
 use crate::group_states::GroupStates;
 use crate::index::{Change, IndexError, Pool, Writer};
 use crate::metrics::Metrics;
@@ -51,6 +52,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The waits between two attempts to write.
 const MIN_WAIT: Duration = Duration::from_millis(100);
 const MAX_WAIT: Duration = Duration::from_secs(10);
+/// More new groups than this do not wait until the states of groups are known.
+const MAX_NEW_GROUPS: usize = 100_000;
 /// Time after which a waiting writer checks whether the process is shutting down.
 const STOP_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -75,6 +78,8 @@ struct OpenIndex {
     writer: Writer,
     /// Whether the index has contained everything once, also in an earlier process: a group that it does not have is new.
     has_caught_up: bool,
+    /// The new groups that are not counted yet, because it is not known whether they are open.
+    new_groups: Vec<GroupId>,
     /// The number of the last batch that was written.
     last_batch: u64,
     /// What the reader has sent last; `None` until then.
@@ -151,6 +156,7 @@ impl OpenIndex {
             has_caught_up: writer.has_caught_up()?,
             thread,
             writer,
+            new_groups: Vec::new(),
             last_batch: 0,
             completeness: None,
             removing: Vec::new(),
@@ -164,6 +170,8 @@ impl OpenIndex {
             if self.thread.pool.is_damaged() && self.rebuild()? == Outcome::Stopped {
                 return Ok(());
             }
+            // The states of groups may be known now.
+            self.count_new_groups();
             // Before the message that is next, so that a small removal does not show in the completeness.
             let has_more = match self.remove_slice()? {
                 Outcome::Done(has_more) => has_more,
@@ -369,6 +377,10 @@ impl OpenIndex {
         for (topic, count) in indexed {
             self.thread.metrics.add_indexed(topic, count);
         }
+        let groups = self.writer.take_new_groups();
+        if self.has_caught_up {
+            self.new_groups.extend(groups);
+        }
         self.count_new_groups();
         // Watchers and surveys use these to decide what the index reflects, so they change after the commit.
         self.last_batch = batch;
@@ -382,15 +394,19 @@ impl OpenIndex {
         Ok(Outcome::Done(()))
     }
 
-    /// Counts the groups that are new to everybody, and not only to an index that is being built.
+    /// Counts the groups that are new to everybody, and not only to an index that is being built, and about which nobody has decided anything.
+    /// They wait until that is known, which may be after the first batch of a process.
     fn count_new_groups(&mut self) {
-        let groups = self.writer.take_new_groups();
-        if !self.has_caught_up {
+        if self.new_groups.is_empty() {
             return;
         }
         let (states, now) = (self.thread.group_states.contents(), self.thread.clock.now());
-        let is_muted = |id| states.as_ref().is_some_and(|states| states.is_muted(id, now));
-        let count = groups.into_iter().filter(|id| !is_muted(*id)).count();
+        let Some(states) = states.or_else(|| (self.new_groups.len() > MAX_NEW_GROUPS).then(Arc::default))
+        else {
+            return;
+        };
+        let groups = std::mem::take(&mut self.new_groups).into_iter();
+        let count = groups.filter(|id| states.is_open(*id, now)).count();
         self.thread.metrics.add_new_groups(count as u64);
     }
 
@@ -449,7 +465,12 @@ impl Retries {
             // Two indexes may not fit. The former one would only save time in a roll-back.
             thread.pool.remove_outdated();
         }
-        let error = error_chain(error);
+        let full = if error.is_disk_full() {
+            "the disk is full: "
+        } else {
+            ""
+        };
+        let error = format!("{full}{}", error_chain(error));
         let problem = format!("{}, retrying: {error}", self.problem);
         if *thread.shared.caught_up.borrow() {
             thread.part.ready_but(problem);
@@ -486,12 +507,16 @@ mod tests {
     use std::path::Path;
     use std::sync::mpsc::sync_channel;
 
+    use prometheus_client::encoding::text::encode;
     use prometheus_client::registry::Registry;
     use redeliver_core::{Headers, Position, Record, Timestamp};
     use redeliver_runtime::health::Health;
+    use redeliver_service::followed::Contents as _;
     use redeliver_testkit::eventually;
 
     use super::*;
+    use crate::group_states::contents::tests as states;
+    use crate::group_states::{self, Decided};
     use crate::index::{self, FILE};
     use crate::ledger;
     use crate::letter::Letter;
@@ -524,6 +549,7 @@ mod tests {
         health: Health,
         thread: std::thread::JoinHandle<Result<(), IndexError>>,
         stop: CancellationToken,
+        registry: Registry,
     }
 
     /// Starts what `run` does with the thread.
@@ -531,6 +557,16 @@ mod tests {
         directory: &Path,
         run: impl FnOnce(WriterThread) -> Result<(), IndexError> + Send + 'static,
     ) -> Running {
+        let (group_states, _) = Followed::fixed(Some(GroupStates::default()));
+        start_with_states(directory, group_states, run)
+    }
+
+    fn start_with_states(
+        directory: &Path,
+        group_states: Followed<GroupStates>,
+        run: impl FnOnce(WriterThread) -> Result<(), IndexError> + Send + 'static,
+    ) -> Running {
+        let mut registry = Registry::default();
         let (sender, work) = sync_channel(4);
         let (opened_sender, opened) = sync_channel(1);
         let (shared, health) = (Arc::new(SharedState::new()), Health::new());
@@ -543,8 +579,8 @@ mod tests {
             shared: shared.clone(),
             clock: Arc::new(redeliver_core::SystemClock),
             part: health.part("dlq-index"),
-            metrics: Metrics::register(&mut Registry::default()),
-            group_states: Followed::fixed(GroupStates::default()),
+            metrics: Metrics::register(&mut registry),
+            group_states,
             stop: stop.clone(),
         };
         Running {
@@ -555,6 +591,7 @@ mod tests {
             health,
             thread: std::thread::spawn(move || run(thread)),
             stop,
+            registry,
         }
     }
 
@@ -687,6 +724,56 @@ mod tests {
     }
 
     #[test]
+    fn new_groups_wait_until_it_is_known_which_ones_are_open() {
+        let directory = tempfile::tempdir().unwrap();
+        let running = start(directory.path());
+        running.send(position(7));
+        running.send(caught_up());
+        running.until("ready");
+        running.end();
+        // The topic of group states is read later than the first dead letters of this process.
+        let (states, sender) = Followed::fixed(None);
+        let running = start_with_states(directory.path(), states, WriterThread::run);
+        running.opened.recv().unwrap();
+        let changes = ["a-dlq", "b-dlq", "c-dlq", "d-dlq"].map(|topic| letters(topic, 1));
+        let mut known = GroupStates::default();
+        for (change, what) in changes
+            .iter()
+            .zip([Decided::Muted(None), Decided::Resolved, Decided::Open])
+        {
+            let Change::Letters(letters) = change else {
+                panic!("{change:?}");
+            };
+            let key = group_states::contents::key(letters[0].group);
+            let value = states::decided(what, 0, 1).encode();
+            known.apply(&states::record(&key, Some(value)));
+        }
+        let before = *running.shared.last_row.borrow();
+        running.send(Message::Changes {
+            batch: 1,
+            changes: changes.to_vec(),
+        });
+        eventually("the dead letters are indexed", DEADLINE, || {
+            let last = *running.shared.last_row.borrow();
+            (last >= before + 4).then_some(()).ok_or(last)
+        });
+        let new_groups = || {
+            let mut text = String::new();
+            encode(&mut text, &running.registry).unwrap();
+            let mut lines = text.lines();
+            let count = lines.find_map(|line| line.strip_prefix("dlq_groups_first_seen_total "));
+            count.map(str::to_owned)
+        };
+        assert_eq!(new_groups().as_deref(), Some("0"));
+        sender.send_replace(Some(Arc::new(known)));
+        eventually("the open ones are counted", DEADLINE, || match new_groups() {
+            Some(count) if count == "2" => Ok(()),
+            other => Err(format!("{other:?}")),
+        });
+        running.end();
+    }
+
+    #[test]
     fn a_directory_that_cannot_be_used_ends_the_process() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
@@ -713,7 +800,7 @@ mod tests {
         eventually("the former index is deleted", DEADLINE, || {
             if former.exists() { Err("not yet") } else { Ok(()) }
         });
-        running.until("waiting: cannot write the index");
+        running.until("waiting: cannot write the index, retrying: the disk is full: ");
         running.stop.cancel();
         running.thread.join().unwrap().unwrap();
     }

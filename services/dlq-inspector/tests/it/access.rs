@@ -515,6 +515,14 @@ async fn a_group_is_changed_by_callers_that_may_change_it_in_all_of_its_topics()
         }
         assert_eq!(answers.contain(people), knows);
     }
+    // Groups without dead letters may have had some in any topic.
+    let without = v1::ListGroupsRequest {
+        without_dead_letters: true,
+        ..v1::ListGroupsRequest::default()
+    };
+    let refused = answers.refused(orders_only.clone().list_groups(without.clone()).await);
+    assert_eq!(refused, denied());
+    assert!(all.list_groups(without).await.is_ok());
     let resolved = all.resolve_group(change.clone()).await.unwrap().into_inner();
     assert_eq!((&*resolved.state_by, resolved.revision), ("all", 1));
 

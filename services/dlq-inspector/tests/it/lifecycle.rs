@@ -49,8 +49,26 @@ async fn it_serves_once_the_index_has_caught_up_and_during_outages() {
     // Without the topic of their states, groups are open, and cannot be changed.
     let mut client = inspector.client().await;
     let request = v1::ListGroupsRequest::default();
-    let groups = client.list_groups(request).await.unwrap().into_inner().groups;
+    let listed = client.list_groups(request).await.unwrap().into_inner();
+    let groups = listed.groups;
     assert_eq!((groups.len(), groups[0].state()), (1, v1::GroupState::Open));
+    let id = groups[0].id.clone();
+    let got = client
+        .get_group(v1::GetGroupRequest { id })
+        .await
+        .unwrap()
+        .into_inner();
+    for completeness in [listed.completeness, got.completeness].map(Option::unwrap) {
+        let problem = &completeness.group_states_problem;
+        assert!(
+            problem.contains("topic `redeliver.dlq.groups` does not exist"),
+            "{problem}"
+        );
+        assert!(!completeness.complete && completeness.missing_count == 0);
+    }
+    let stats = client.get_dead_letter_stats(v1::GetDeadLetterStatsRequest::default());
+    let completeness = stats.await.unwrap().into_inner().completeness.unwrap();
+    assert_eq!(completeness.group_states_problem, "");
     let change = v1::ChangeGroupRequest {
         id: groups[0].id.clone(),
         ..v1::ChangeGroupRequest::default()

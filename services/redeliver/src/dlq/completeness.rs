@@ -46,6 +46,15 @@ pub(crate) fn problem(completeness: &Completeness) -> Option<String> {
         Some(as_of) => format!("as of {as_of}"),
         None => "as of an unknown time".to_owned(),
     };
+    if let Some(problem) = &completeness.group_states_problem {
+        let index = match completeness.missing_count {
+            0 => String::new(),
+            missing => format!("; in addition, {missing} partitions are missing"),
+        };
+        return Some(in_one_line(&format!(
+            "states and notes of groups may not be the current ones: {problem}; the index is {as_of}{index}"
+        )));
+    }
     if completeness.missing_count == 0 {
         return Some(format!("the answer is incomplete: the index is {as_of}"));
     }
@@ -96,6 +105,7 @@ pub(crate) fn completeness_json(completeness: &Completeness) -> Value {
         "missing": missing.collect::<Vec<_>>(),
         "missing_count": completeness.missing_count,
         "states_known": completeness.are_states_known,
+        "group_states_problem": completeness.group_states_problem,
     })
 }
 
@@ -112,6 +122,7 @@ mod tests {
             missing,
             missing_count: count,
             are_states_known: true,
+            group_states_problem: None,
         }
     }
 
@@ -149,6 +160,23 @@ mod tests {
              denied\\u{1b}), b-dlq/0 (not read yet), b-dlq/1 (not read yet), b-dlq/2 (not read yet), and 4995 more; all \
              others are as of 2025-11-21T11:00:00.123Z; states are unknown, because the ledger cannot be read"
         );
+    }
+
+    #[test]
+    fn a_warning_says_that_states_of_groups_are_old() {
+        let old = Completeness {
+            group_states_problem: Some("denied\u{1b}".to_owned()),
+            ..completeness(Vec::new(), 0)
+        };
+        let text = "states and notes of groups may not be the current ones: denied\\u{1b}; the index is as of \
+                    2025-11-21T11:00:00.123Z";
+        assert_eq!(problem(&old).as_deref(), Some(text));
+        let with_missing = Completeness {
+            missing_count: 2,
+            ..old
+        };
+        let text = format!("{text}; in addition, 2 partitions are missing");
+        assert_eq!(problem(&with_missing), Some(text));
     }
 
     #[test]

@@ -18,6 +18,9 @@ use crate::output::{OutputArgs, fields, print_item, print_items, shortened};
 pub(super) struct GroupsArgs {
     #[command(flatten)]
     filter: FilterArgs,
+    /// Only groups that have a state or a note but no dead letters, such as those that take the place of others; `reopen` and `note` reset them
+    #[arg(long, conflicts_with_all = ["filter", "sort"])]
+    without_dead_letters: bool,
     /// Only groups in this state; can be repeated
     #[arg(long = "state", value_name = "STATE", value_enum)]
     states: Vec<State>,
@@ -37,7 +40,7 @@ pub(super) struct GroupsArgs {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum State {
-    /// Nobody has decided anything
+    /// Nobody has decided anything, the group was reopened, or the time for which it was muted is over
     Open,
     /// The reason is gone
     Resolved,
@@ -91,7 +94,7 @@ struct MuteArgs {
     /// Why, for others; at most 1000 bytes
     #[arg(long, value_name = "TEXT")]
     why: String,
-    /// Until when, such as 2026-11-30T08:00:00Z (default: until somebody changes it)
+    /// Until when, such as 2026-11-30T08:00:00Z (default: until somebody changes it); nothing tells that the time is over
     #[arg(long, value_name = "TIME", value_parser = time)]
     until: Option<Timestamp>,
     #[command(flatten)]
@@ -154,6 +157,7 @@ pub(super) async fn list(client: &DeadLetterClient, args: &GroupsArgs) -> Result
             Sort::Count => GroupOrder::Count,
         },
         states: args.states.iter().map(|state| state.wanted()).collect(),
+        without_dead_letters: args.without_dead_letters,
         ..ListGroups::default()
     };
     let format = args.output.format;
@@ -300,12 +304,17 @@ fn as_text(group: &Group) -> String {
         .iter()
         .map(|(topic, count)| format!("{topic} {count}"));
     let trend: Vec<String> = group.trend.iter().map(u64::to_string).collect();
+    // Since when a group is regressed is not known: the last thing that somebody has decided is that it was resolved.
+    let (at, by) = match group.state {
+        GroupState::Regressed => ("resolved at", "resolved by"),
+        _ => ("decided at", "decided by"),
+    };
     fields(&[
         ("group", Some(group.id.clone())),
         ("state", Some(group.state.as_str().to_owned())),
-        ("since", group.state_time.map(|at| at.to_string())),
+        (at, group.state_time.map(|at| at.to_string())),
         ("muted until", group.muted_until.map(|at| at.to_string())),
-        ("by", group.state_by.clone()),
+        (by, group.state_by.clone()),
         ("why", group.state_why.clone()),
         ("note", group.note.clone()),
         ("note at", group.note_time.map(|at| at.to_string())),
@@ -382,6 +391,47 @@ fn sparkline(numbers: &[u64]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_time_of_a_resolution_does_not_look_like_that_of_the_regression() {
+        let text = |state| {
+            as_text(&Group {
+                id: "8d4d8be8ab351d3a".to_owned(),
+                fingerprint_version: 1,
+                pipeline: None,
+                error_class: None,
+                error_code: None,
+                template: None,
+                count: 1,
+                open: Some(1),
+                first_dead_at: None,
+                last_dead_at: None,
+                topics: [].into(),
+                trend: Vec::new(),
+                sample_id: None,
+                state,
+                state_time: Some(Timestamp::from_millis(0)),
+                state_by: Some("ann".to_owned()),
+                state_why: None,
+                muted_until: None,
+                note: None,
+                note_time: None,
+                note_by: None,
+                revision: 1,
+                problem: None,
+            })
+        };
+        for (state, verb, other) in [
+            (GroupState::Regressed, "resolved", "decided"),
+            (GroupState::Muted, "decided", "resolved"),
+        ] {
+            let text = text(state);
+            for field in ["at", "by"] {
+                assert!(text.contains(&format!("{verb} {field}")), "{text}");
+                assert!(!text.contains(&format!("{other} {field}")), "{text}");
+            }
+        }
+    }
 
     #[test]
     fn a_sparkline_shows_no_dead_letters_as_dots_and_few_as_the_lowest_bar() {

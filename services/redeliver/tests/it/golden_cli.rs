@@ -233,7 +233,7 @@ Arguments:
 
 Options:
       --why <TEXT>             Why, for others; at most 1000 bytes
-      --until <TIME>           Until when, such as 2026-11-30T08:00:00Z (default: until somebody changes it)
+      --until <TIME>           Until when, such as 2026-11-30T08:00:00Z (default: until somebody changes it); nothing tells that the time is over
       --expected-revision <N>  Fail unless it has this revision; 0: nobody has changed it yet
   -o, --output <FORMAT>        Output format: table, json or jsonl [default: table]
 ";
