@@ -92,8 +92,14 @@ fn mask(mask: &Mask<'_>, letter: &IndexedLetter, whole: &mut v1::DeadLetter) {
 
 /// Replaces what was read from headers by what the masked headers say.
 fn mask_facts(mask: &Mask<'_>, facts: Facts, whole: &mut v1::DeadLetter) {
-    if whole.error_message != facts.error_message && !mask.hides(Fact::Of(Field::ErrorMessage)) {
-        add(whole, "error_message");
+    // Masked in part.
+    for (field, is_masked) in [
+        ("error_code", whole.error_code != facts.error_code),
+        ("error_message", whole.error_message != facts.error_message),
+    ] {
+        if is_masked {
+            add(whole, field);
+        }
     }
     for (field, fact) in [
         ("pipeline", Field::Pipeline),
