@@ -481,6 +481,8 @@ pub struct TopicStats {
     pub until_removal: Option<Duration>,
     /// The number of open dead letters by failure class.
     pub open_by_class: BTreeMap<String, u64>,
+    /// Whether `open_by_class` is empty because failure classes are masked.
+    pub are_classes_masked: bool,
 }
 
 /// A request to watch dead letters.
@@ -1008,6 +1010,7 @@ impl TryFrom<v1::TopicStats> for TopicStats {
             removal,
             until_removal: until_removal.map(Duration::from),
             open_by_class: open_by_class.into_iter().collect(),
+            are_classes_masked: stats.classes_masked,
         })
     }
 }

@@ -51,7 +51,7 @@ mod request;
 mod schedules;
 mod scheme;
 
-pub use audit::{AuditClient, AuditEntry, AuditPage, ListAuditEntries};
+pub use audit::{AuditClient, AuditEntry, AuditPage, DisclosedRange, ListAuditEntries};
 pub use controls::{ControlChange, ControlClient, RateLimit};
 pub use dead_letters::{
     Completeness, DeadLetter, DeadLetterClient, DeadLetterState, DeadLetterStats, Dialect, FoundDeadLetter,

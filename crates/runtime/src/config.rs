@@ -47,12 +47,12 @@ mod tree;
 mod yaml;
 
 pub use api::{ApiConfig, token_in};
-pub use audit::AuditConfig;
+pub use audit::{AUDIT_TOPIC, AuditConfig};
 pub use auth::{AuthConfig, ClientCertificateConfig, JwtConfig, MAX_SCOPES};
 pub use batch::{BatchConfig, BatchValues};
 pub use breaker::{BreakerConfig, FailureRateConfig};
 pub use connections::{ConnectionsConfig, HttpVersion};
-pub use control::ControlConfig;
+pub use control::{CONTROL_TOPIC, ControlConfig};
 pub use error::{ConfigError, Problem};
 pub use grouping::{LimitByConfig, OrderingConfig};
 pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};

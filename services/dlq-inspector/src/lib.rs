@@ -143,6 +143,9 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let part = host.health.part("dlq-index");
     let stop = host.tasks.shutdown().clone();
     let masking = Arc::new(Masking::new(&config.masking));
+    for warning in masking.warnings() {
+        tracing::warn!(warning, "check dlq_inspector.masking");
+    }
     let contents = Contents {
         json_fields: JsonFields::new(&config.json_fields),
         masking: masking.clone(),

@@ -261,6 +261,9 @@ fn kept_for(
     (Some(retention), Some(retention.min(shortest)))
 }
 
+/// The value of `message.timestamp.type` with which brokers set the timestamps of records.
+pub(super) const APPEND_TIME: &str = "LogAppendTime";
+
 /// An upper bound of the size of the headers that services add to a record, in bytes.
 pub(super) const HEADER_ROOM: i64 = 16 * 1024;
 
@@ -292,6 +295,10 @@ pub(super) fn creation_config(spec: &TopicSpec, limit: Option<i64>) -> Vec<(&'st
     }
     if spec.role == Role::Scheduler(SchedulerRole::Urgent) {
         config.push(("segment.ms", millis(URGENT_SEGMENT)));
+    }
+    if spec.role == Role::Audit {
+        // Entries are found by time, and removed by age. With the time of a writer whose clock is ahead, both would be wrong.
+        config.push(("message.timestamp.type", APPEND_TIME.to_owned()));
     }
     config
 }

@@ -233,13 +233,7 @@ impl DlqInspectorConfig {
                 ),
             );
         }
-        masking::check(&self.masking, findings);
-        if !self.masking.is_empty() && !self.auth.has_scopes() {
-            findings.report(
-                "masking",
-                "hides nothing, because every caller has all scopes: set dlq_inspector.auth, which gives callers scopes of their own",
-            );
-        }
+        masking::check(&self.masking, self.auth.has_scopes(), findings);
         for topic in &self.topics {
             if !redeliver_core::pipeline::is_topic_name(&topic.replace('*', "x")) {
                 findings.report(

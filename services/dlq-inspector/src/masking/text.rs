@@ -114,8 +114,8 @@ mod tests {
         );
         // And what only the original has.
         assert_eq!(
-            masked("4111\n1111 4111 1111", &["[0-9]{4}\n", spaced], false),
-            "<masked> <masked>"
+            masked("4111\n2 4111 1111", &["[0-9]{4}\n", spaced], false),
+            "<masked>2 <masked>"
         );
         assert_eq!(masked("\t4111\n11", &[spaced], true), "\t<masked>");
     }
