@@ -224,6 +224,63 @@ pub struct FoundDeadLetter {
     pub dead_letter: DeadLetter,
     /// What the index contained.
     pub completeness: Completeness,
+    /// The value, decoded with its schema; `None` if the inspector knows no schema registry, or the value has no schema.
+    pub decoded: Option<DecodedValue>,
+}
+
+/// A value that was decoded with a schema of a registry.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DecodedValue {
+    /// The id of the schema.
+    pub schema_id: u32,
+    /// The language of the schema; `None` if it is not known.
+    pub format: Option<SchemaFormat>,
+    /// The full name of the record or message type.
+    pub name: Option<String>,
+    /// The value as JSON; `None` if it was not decoded, or is masked as a whole.
+    pub json: Option<String>,
+    /// Why it was not decoded.
+    pub problem: Option<String>,
+}
+
+/// The language of a schema.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SchemaFormat {
+    /// Avro.
+    Avro,
+    /// Protobuf.
+    Protobuf,
+    /// JSON Schema.
+    Json,
+}
+
+impl SchemaFormat {
+    /// The name in lower case.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Avro => "avro",
+            Self::Protobuf => "protobuf",
+            Self::Json => "json",
+        }
+    }
+}
+
+impl From<v1::DecodedValue> for DecodedValue {
+    fn from(decoded: v1::DecodedValue) -> Self {
+        Self {
+            schema_id: decoded.schema_id,
+            format: match decoded.format() {
+                v1::SchemaFormat::Unspecified => None,
+                v1::SchemaFormat::Avro => Some(SchemaFormat::Avro),
+                v1::SchemaFormat::Protobuf => Some(SchemaFormat::Protobuf),
+                v1::SchemaFormat::Json => Some(SchemaFormat::Json),
+            },
+            name: text(decoded.name),
+            json: text(decoded.json),
+            problem: text(decoded.problem),
+        }
+    }
 }
 
 /// A request for a page of dead letters.
@@ -571,6 +628,7 @@ impl DeadLetterClient {
                 let mut letter = self.answer(answer).await?;
                 Ok(Some(FoundDeadLetter {
                     completeness: completeness(letter.completeness.take())?,
+                    decoded: letter.decoded.take().map(DecodedValue::from),
                     dead_letter: DeadLetter::try_from(letter)?,
                 }))
             }

@@ -2,6 +2,7 @@
 
 mod audit;
 mod convert;
+mod decoded;
 mod group_changes;
 mod groups;
 mod list;
@@ -40,6 +41,7 @@ use crate::letter::content_hash;
 use crate::lookup_pool::LookupPool;
 use crate::masking::Masking;
 use crate::metrics::Metrics;
+use crate::schema_registry::SchemaRegistry;
 use crate::shared::SharedState;
 
 /// Maximum number of concurrent watchers.
@@ -54,6 +56,8 @@ pub(crate) struct Api {
     pub(crate) masking: Arc<Masking>,
     pub(crate) audit: Audit,
     pub(crate) lookups: LookupPool,
+    /// `None`: values are not decoded.
+    pub(crate) schemas: Option<SchemaRegistry>,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) groups: Groups,
     pub(crate) clock: Arc<dyn Clock>,
@@ -87,6 +91,7 @@ impl Api {
         masking: Arc<Masking>,
         audit: Audit,
         lookups: LookupPool,
+        schemas: Option<SchemaRegistry>,
         shared: Arc<SharedState>,
         groups: Groups,
         clock: Arc<dyn Clock>,
@@ -100,6 +105,7 @@ impl Api {
             masking,
             audit,
             lookups,
+            schemas,
             shared,
             groups,
             clock,

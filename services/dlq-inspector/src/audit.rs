@@ -143,7 +143,7 @@ impl Disclosure {
 /// Whether parts of the payload are masked, and not only of what is known of the failure.
 fn is_of_payload(masked: &v1::Masked) -> bool {
     let mut fields = masked.fields.iter();
-    fields.any(|field| ["key", "value", "headers"].contains(&field.as_str()))
+    fields.any(|field| ["key", "value", "headers", "decoded"].contains(&field.as_str()))
 }
 
 /// Adds a dead letter to the range of its partition.

@@ -2,6 +2,7 @@
 
 mod audit;
 mod completeness;
+mod decoded;
 mod export;
 mod groups;
 mod outage;
@@ -353,10 +354,18 @@ async fn show(client: &DeadLetterClient, args: &ShowArgs) -> Result<ExitCode, Cl
     let (letter, completeness) = (&found.dead_letter, &found.completeness);
     let with_completeness = || {
         let mut value = as_json(letter);
+        if let Some(decoded) = &found.decoded {
+            value["decoded"] = decoded::as_json(decoded);
+        }
         value["completeness"] = completeness_json(completeness);
         value
     };
-    print_item(args.output.format, || as_text(letter), with_completeness);
+    let as_text = || {
+        let decoded = found.decoded.as_ref();
+        let decoded = decoded.map(|decoded| decoded::as_text(decoded, letter.masked.has("decoded")));
+        as_text(letter) + &decoded.unwrap_or_default()
+    };
+    print_item(args.output.format, as_text, with_completeness);
     Ok(args.complete.conclude(completeness))
 }
 

@@ -751,6 +751,39 @@ fn masking_rules_are_checked() {
 }
 
 #[test]
+fn the_schema_registry_is_checked() {
+    check_section(
+        "dlq_inspector",
+        &[
+            (
+                "schema_registry: { url: 'registry:8081' }",
+                "schema_registry.url: is not an HTTP URL: write http:// or https:// and a host, such as http://localhost:8080/path",
+            ),
+            (
+                "schema_registry: { url: 'http://registry:8081', token_file: Cargo.toml }",
+                "schema_registry.url: must begin with https://, because credentials are sent there",
+            ),
+            (
+                "schema_registry: { url: 'https://registry', username: me }",
+                "schema_registry.password_file: username and password_file need each other",
+            ),
+            (
+                "schema_registry: { url: 'https://registry', username: me, password_file: Cargo.toml, token_file: Cargo.toml }",
+                "schema_registry.token_file: cannot be combined with username",
+            ),
+            (
+                "schema_registry: { url: 'https://registry', token_file: /nowhere/token }",
+                "schema_registry.token_file: cannot read /nowhere/token: No such file or directory (os error 2)",
+            ),
+        ],
+    );
+    accepts(&[
+        "dlq_inspector: { schema_registry: { url: 'http://registry:8081/apis/ccompat/v7' } }",
+        "dlq_inspector: { schema_registry: { url: 'https://registry', username: me, password_file: Cargo.toml } }",
+    ]);
+}
+
+#[test]
 fn a_remote_api_requires_a_token_or_allow_remote() {
     check_section(
         "dlq_inspector",

@@ -139,7 +139,7 @@ fn mask_facts(mask: &Mask<'_>, facts: Facts, whole: &mut v1::DeadLetter) {
 }
 
 /// Says that a field is masked.
-fn add(whole: &mut v1::DeadLetter, field: &str) {
+pub(super) fn add(whole: &mut v1::DeadLetter, field: &str) {
     let fields = &mut whole.masked.get_or_insert_default().fields;
     if !fields.iter().any(|masked| masked == field) {
         fields.push(field.to_owned());
@@ -150,7 +150,7 @@ fn add(whole: &mut v1::DeadLetter, field: &str) {
 fn without_payload(whole: v1::DeadLetter) -> v1::DeadLetter {
     let masked = whole.masked.map(|masked| {
         let is_payload =
-            |field: &String| ["key", "value", "headers", "content_hash"].contains(&field.as_str());
+            |field: &String| ["key", "value", "headers", "decoded", "content_hash"].contains(&field.as_str());
         let fields = masked.fields.into_iter().filter(|field| !is_payload(field));
         v1::Masked {
             fields: fields.collect(),
@@ -163,6 +163,7 @@ fn without_payload(whole: v1::DeadLetter) -> v1::DeadLetter {
         value: None,
         value_truncated: false,
         headers: Vec::new(),
+        decoded: None,
         unreadable_headers: 0,
         content_hash: Bytes::new(),
         payload_withheld: v1::PayloadWithheld::NoPermission.into(),
@@ -212,6 +213,7 @@ fn whole_basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter
         timestamp_type: v1::TimestampType::Unspecified.into(),
         masked: None,
         completeness: None,
+        decoded: None,
     }
 }
 

@@ -115,6 +115,7 @@ impl Api {
         let completeness = self.completeness();
         let letter = self.find(viewer, &id).await?;
         let stored = self.record_of(&letter).await?;
+        let value = stored.record.value.clone();
         let completeness = self.completeness_since(&completeness);
         let letters = [&letter];
         let full = self.full(
@@ -123,9 +124,14 @@ impl Api {
             vec![Some(stored)],
             completeness.are_states_known(),
         );
-        let Some(message) = full.await?.pop().flatten() else {
+        let Some(mut message) = full.await?.pop().flatten() else {
             return Err(not_found(&id));
         };
+        if let Some(bytes) = value {
+            let topic = letter.id.topic.clone();
+            self.decode(viewer, RecordValue { topic, bytes }, &mut message)
+                .await?;
+        }
         let disclosure = Disclosure::of(Action::GetDeadLetter, "", [&message]);
         self.audit.record(viewer, disclosure, self.clock.now()).await?;
         Ok(v1::DeadLetter {
