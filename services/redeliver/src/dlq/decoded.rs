@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 
 use super::payload::indented;
 use super::show::MASKED;
-use crate::output::{block, shortened};
+use crate::output::{block, line};
 
 /// Limit of the decoded value in text output, in bytes.
 const SHOWN: usize = 16 * 1024;
-/// Limit of names and reasons in text output, in characters.
+/// Limit of names and reasons in text output, in bytes.
 const SHOWN_NAME: usize = 300;
 
 pub(super) fn as_text(decoded: &DecodedValue, is_masked: bool) -> String {
@@ -22,14 +22,14 @@ pub(super) fn as_text(decoded: &DecodedValue, is_masked: bool) -> String {
     let parts: Vec<String> = parts
         .into_iter()
         .flatten()
-        .map(|part| shortened(&part, SHOWN_NAME))
+        .map(|part| line(part.as_bytes(), SHOWN_NAME))
         .collect();
     let contents = match (&decoded.json, &decoded.problem) {
         (Some(json), _) => {
             let json = indented(json.as_bytes()).unwrap_or_else(|| json.clone());
             block(json.trim_end().as_bytes(), SHOWN)
         }
-        (None, Some(problem)) => format!("(not decoded: {})", shortened(problem, SHOWN_NAME)),
+        (None, Some(problem)) => format!("(not decoded: {})", line(problem.as_bytes(), SHOWN_NAME)),
         (None, None) if is_masked => MASKED.to_owned(),
         (None, None) => "(not decoded)".to_owned(),
     };
