@@ -350,7 +350,7 @@ mod tests {
     fn schemas_are_kept_within_limits_and_those_used_last_longest() {
         let mut kept = Kept::default();
         let now = Instant::now();
-        for id in 0..MAX_KEPT as u32 {
+        for id in 0..u32::try_from(MAX_KEPT).unwrap() {
             kept.add(id, schema(), 1, now);
         }
         assert!(kept.get(0, now).is_some());

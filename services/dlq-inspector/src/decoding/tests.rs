@@ -246,7 +246,7 @@ proptest! {
                 payload.push((bits & 0x7f) as u8 | 0x80);
                 bits >>= 7;
             }
-            payload.push(bits as u8);
+            payload.push(u8::try_from(bits).unwrap());
         };
         push(number);
         push(i64::try_from(text.len()).unwrap());

@@ -1,6 +1,6 @@
 //! The decoded value of a dead letter, as text and as JSON.
 
-use redeliver_client::DecodedValue;
+use redeliver_client::{DecodedValue, SchemaFormat};
 use serde_json::{Value, json};
 
 use super::payload::indented;
@@ -43,7 +43,7 @@ pub(super) fn as_json(decoded: &DecodedValue) -> Value {
         .map(|json| serde_json::from_str(json).unwrap_or_else(|_| Value::String(json.clone())));
     json!({
         "schema_id": decoded.schema_id,
-        "format": decoded.format.map(|format| format.as_str()),
+        "format": decoded.format.map(SchemaFormat::as_str),
         "name": decoded.name,
         "value": value,
         "problem": decoded.problem,
@@ -52,8 +52,6 @@ pub(super) fn as_json(decoded: &DecodedValue) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use redeliver_client::SchemaFormat;
-
     use super::*;
 
     #[test]
