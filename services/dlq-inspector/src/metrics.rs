@@ -143,6 +143,10 @@ impl Metrics {
             "Disclosures that were refused because they could not be recorded in the audit topic",
             metrics.audit_failures.clone(),
         );
+        // Without a registry, they are 0.
+        for outcome in ["ok", "missing", "unusable", "unavailable"] {
+            drop(metrics.schema_fetches.get_or_create(&OutcomeLabel { outcome }));
+        }
         registry.register(
             "dlq_schema_fetches",
             "Fetches of schemas for decoding values, by outcome: ok, missing, unusable, unavailable",
