@@ -21,7 +21,7 @@ pub struct AuditClient {
 pub struct ListAuditEntries {
     /// Only entries of this time or later; `None`: of the last 24 hours.
     pub from: Option<Timestamp>,
-    /// Only entries before this time; `None`: up to now.
+    /// Only entries before this time; `None`: up to the newest one.
     pub until: Option<Timestamp>,
     /// Only entries by this caller; empty: by all.
     pub by: String,
@@ -65,13 +65,15 @@ pub struct AuditEntry {
     pub why: Option<String>,
     /// What was changed to what.
     pub details: Option<String>,
-    /// The filter of a list or watch.
+    /// The filter of a list or watch. `<value>` stands for what was searched for in payloads and messages.
     pub filter: Option<String>,
     /// How many payloads were sent.
     pub count: u64,
-    /// The ids of the dead letters whose payloads were sent, at most 100.
+    /// The ids of the first dead letters whose payloads were sent, at most 100.
     pub ids: Vec<String>,
-    /// Whether parts of the payloads were masked.
+    /// Where the others are.
+    pub ranges: Vec<DisclosedRange>,
+    /// Whether keys, values or headers were masked, wholly or in part.
     pub is_masked: bool,
     /// The service that has decided it.
     pub service: String,
@@ -79,6 +81,21 @@ pub struct AuditEntry {
     pub instance: String,
     /// Different for each entry.
     pub id: String,
+}
+
+/// Dead letters of one partition whose payloads were sent. Not all offsets in between need to be among them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DisclosedRange {
+    /// The topic.
+    pub topic: String,
+    /// The partition.
+    pub partition: i32,
+    /// The offset of the first one.
+    pub first_offset: i64,
+    /// The offset of the last one.
+    pub last_offset: i64,
+    /// How many there are.
+    pub count: u64,
 }
 
 impl AuditClient {
@@ -141,10 +158,23 @@ impl TryFrom<v1::ListedAuditEntry> for AuditEntry {
             filter: text(entry.filter),
             count: entry.count,
             ids: entry.ids,
+            ranges: entry.ranges.into_iter().map(DisclosedRange::from).collect(),
             is_masked: entry.masked,
             service: entry.service,
             instance: entry.instance,
             id: entry.id,
         })
+    }
+}
+
+impl From<v1::DisclosedRange> for DisclosedRange {
+    fn from(range: v1::DisclosedRange) -> Self {
+        Self {
+            topic: range.topic,
+            partition: range.partition,
+            first_offset: range.first_offset,
+            last_offset: range.last_offset,
+            count: range.count,
+        }
     }
 }

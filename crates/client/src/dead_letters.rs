@@ -227,6 +227,63 @@ pub struct FoundDeadLetter {
     pub dead_letter: DeadLetter,
     /// What the index contained.
     pub completeness: Completeness,
+    /// The value, decoded with its schema; `None` if the inspector knows no schema registry, or the value has no schema.
+    pub decoded: Option<DecodedValue>,
+}
+
+/// A value that was decoded with a schema of a registry.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DecodedValue {
+    /// The id of the schema.
+    pub schema_id: u32,
+    /// The language of the schema; `None` if it is not known.
+    pub format: Option<SchemaFormat>,
+    /// The full name of the record or message type.
+    pub name: Option<String>,
+    /// The value as JSON; `None` if it was not decoded, or is masked as a whole.
+    pub json: Option<String>,
+    /// Why it was not decoded.
+    pub problem: Option<String>,
+}
+
+/// The language of a schema.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SchemaFormat {
+    /// Avro.
+    Avro,
+    /// Protobuf.
+    Protobuf,
+    /// JSON Schema.
+    Json,
+}
+
+impl SchemaFormat {
+    /// The name in lower case.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Avro => "avro",
+            Self::Protobuf => "protobuf",
+            Self::Json => "json",
+        }
+    }
+}
+
+impl From<v1::DecodedValue> for DecodedValue {
+    fn from(decoded: v1::DecodedValue) -> Self {
+        Self {
+            schema_id: decoded.schema_id,
+            format: match decoded.format() {
+                v1::SchemaFormat::Unspecified => None,
+                v1::SchemaFormat::Avro => Some(SchemaFormat::Avro),
+                v1::SchemaFormat::Protobuf => Some(SchemaFormat::Protobuf),
+                v1::SchemaFormat::Json => Some(SchemaFormat::Json),
+            },
+            name: text(decoded.name),
+            json: text(decoded.json),
+            problem: text(decoded.problem),
+        }
+    }
 }
 
 /// A request for a page of dead letters.
@@ -487,6 +544,8 @@ pub struct TopicStats {
     pub until_removal: Option<Duration>,
     /// The number of open dead letters by failure class.
     pub open_by_class: BTreeMap<String, u64>,
+    /// Whether `open_by_class` is empty because failure classes are masked.
+    pub are_classes_masked: bool,
 }
 
 /// A request to watch dead letters.
@@ -575,6 +634,7 @@ impl DeadLetterClient {
                 let mut letter = self.answer(answer).await?;
                 Ok(Some(FoundDeadLetter {
                     completeness: completeness(letter.completeness.take())?,
+                    decoded: letter.decoded.take().map(DecodedValue::from),
                     dead_letter: DeadLetter::try_from(letter)?,
                 }))
             }
@@ -1033,6 +1093,7 @@ impl TryFrom<v1::TopicStats> for TopicStats {
             removal,
             until_removal: until_removal.map(Duration::from),
             open_by_class: open_by_class.into_iter().collect(),
+            are_classes_masked: stats.classes_masked,
         })
     }
 }

@@ -21,6 +21,7 @@ pub(crate) const MAX_RESPONSE: usize = 256 << 20;
 pub struct Endpoint {
     url: String,
     token: Option<String>,
+    reason: Option<String>,
     ca_file: Option<PathBuf>,
     /// The files of the certificate and of its key.
     client_certificate: Option<(PathBuf, PathBuf)>,
@@ -40,6 +41,7 @@ impl Endpoint {
                 format!("http://{url}")
             },
             token: None,
+            reason: None,
             ca_file: None,
             client_certificate: None,
             connect_timeout: Duration::from_secs(5),
@@ -51,6 +53,13 @@ impl Endpoint {
     #[must_use]
     pub fn token(mut self, token: impl Into<String>) -> Self {
         self.token = Some(token.into());
+        self
+    }
+
+    /// Why, for the audit log: sent with each call, and recorded with the payloads of dead letters that the inspector sends. At most 1000 bytes.
+    #[must_use]
+    pub fn reason(mut self, reason: impl Into<String>) -> Self {
+        self.reason = Some(reason.into());
         self
     }
 
@@ -95,7 +104,10 @@ impl Endpoint {
 
     /// Connects. If the connection is lost, the next call reconnects.
     pub(crate) async fn connect(&self) -> Result<Connection, ClientError> {
-        let token = SendToken::new(self.token.as_deref()).map_err(ClientError::Token)?;
+        let mut token = SendToken::new(self.token.as_deref()).map_err(ClientError::Token)?;
+        if let Some(reason) = &self.reason {
+            token = token.with_reason(reason);
+        }
         let invalid = |problem: String| ClientError::Endpoint {
             url: self.url.clone(),
             problem,

@@ -51,12 +51,13 @@ mod request;
 mod schedules;
 mod scheme;
 
-pub use audit::{AuditClient, AuditEntry, AuditPage, ListAuditEntries};
+pub use audit::{AuditClient, AuditEntry, AuditPage, DisclosedRange, ListAuditEntries};
 pub use controls::{ControlChange, ControlClient, RateLimit};
 pub use dead_letters::{
-    Completeness, DeadLetter, DeadLetterClient, DeadLetterState, DeadLetterStats, Dialect, FoundDeadLetter,
-    FoundGroup, Group, GroupChange, GroupOrder, GroupPage, GroupState, ListDeadLetters, ListGroups, Masked,
-    MissingPartition, MissingReason, Page, Payload, Removal, TopicStats, Watch, WatchDeadLetters, WatchEvent,
+    Completeness, DeadLetter, DeadLetterClient, DeadLetterState, DeadLetterStats, DecodedValue, Dialect,
+    FoundDeadLetter, FoundGroup, Group, GroupChange, GroupOrder, GroupPage, GroupState, ListDeadLetters,
+    ListGroups, Masked, MissingPartition, MissingReason, Page, Payload, Removal, SchemaFormat, TopicStats,
+    Watch, WatchDeadLetters, WatchEvent,
 };
 pub use endpoint::Endpoint;
 pub use error::{ClientError, ErrorDetails};

@@ -168,13 +168,19 @@ impl std::error::Error for Failure {}
 #[must_use]
 pub fn bounded_text(text: &str, limit: usize) -> String {
     let mut bounded = String::with_capacity(text.len().min(limit));
-    for c in text.chars().map(|c| if c.is_control() { ' ' } else { c }) {
+    for c in text.chars().map(printable) {
         if bounded.len() + c.len_utf8() > limit {
             break;
         }
         bounded.push(c);
     }
     bounded
+}
+
+/// A character as [`bounded_text`] shows it.
+#[must_use]
+pub fn printable(c: char) -> char {
+    if c.is_control() { ' ' } else { c }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use redeliver_runtime::Config;
 
 use crate::identity::Identity;
 
-/// The maximum number of ids in an entry.
+/// The maximum number of ids in an entry. Others are recorded as ranges.
 pub const MAX_IDS: usize = 100;
 
 /// Where the entries of a process are written. Cheap to clone.
@@ -75,12 +75,14 @@ pub struct Entry {
     pub why: String,
     /// What was changed.
     pub details: String,
-    /// The filter of a list or watch.
+    /// The filter of a list or watch, without what was searched for in payloads.
     pub filter: String,
     /// How many payloads were sent.
     pub count: u64,
-    /// The ids of dead letters. Only the first [`MAX_IDS`] are recorded.
+    /// The ids of the first dead letters.
     pub ids: Vec<String>,
+    /// Where the others are.
+    pub ranges: Vec<v1::DisclosedRange>,
     /// Whether parts of payloads were masked.
     pub is_masked: bool,
     /// Different for each entry.
@@ -132,6 +134,7 @@ impl Entry {
             filter: String::new(),
             count: 0,
             ids: Vec::new(),
+            ranges: Vec::new(),
             is_masked: false,
             id: fastrand::u128(..),
         }
@@ -158,8 +161,6 @@ impl AuditLog {
     /// The record of an entry about what was decided at this time.
     #[must_use]
     pub fn record(&self, entry: Entry, time: Timestamp) -> Output {
-        let mut ids = entry.ids;
-        ids.truncate(MAX_IDS);
         let entry = v1::AuditEntry {
             time: Some(to_timestamp(time)),
             by: entry.by.name.to_string(),
@@ -170,7 +171,8 @@ impl AuditLog {
             details: entry.details,
             filter: entry.filter,
             count: entry.count,
-            ids,
+            ids: entry.ids,
+            ranges: entry.ranges,
             masked: entry.is_masked,
             service: self.service.to_owned(),
             instance: self.instance.to_string(),
@@ -198,11 +200,10 @@ mod tests {
             name: "bob".into(),
             is_anonymous: false,
         };
-        let ids = (0..MAX_IDS + 1).map(|number| number.to_string());
         let entry = Entry {
             target: "app/sms".to_owned(),
             why: "outage".to_owned(),
-            ids: ids.collect(),
+            ids: vec!["a-dlq/0/1".to_owned()],
             id: 7,
             ..Entry::new(by, Action::PauseControl)
         };
@@ -218,6 +219,9 @@ mod tests {
             ("bob", "control.pause", "app/sms", "outage")
         );
         assert_eq!((&*written.service, &*written.instance), ("scheduler", "s-1"));
-        assert_eq!((written.ids.len(), written.id.len()), (MAX_IDS, 32));
+        assert_eq!(
+            (written.ids, written.id.len()),
+            (vec!["a-dlq/0/1".to_owned()], 32)
+        );
     }
 }

@@ -12,6 +12,7 @@
 //! | [`control`] | what operators have paused or limited at run time |
 //! | [`followed`] | small compacted topics that each process reads to their end, and their changes |
 //! | [`audit`] | who has changed or seen what |
+//! | [`http`] | clients for HTTP requests of the services themselves |
 //! | [`identity`] | who calls an API, and what the caller may do |
 //! | `idle` | the one-shot mode: the process ends when nothing is left to do |
 //! | [`leftovers`] | retry topics that the configuration no longer needs |
@@ -30,6 +31,7 @@ pub mod due;
 pub mod followed;
 pub mod groups;
 pub mod host;
+pub mod http;
 pub mod identity;
 mod idle;
 pub mod leftovers;

@@ -60,6 +60,8 @@ pub mod local_kafka;
 pub mod local_kube;
 pub mod local_redis;
 mod local_redis_cluster;
+#[cfg(feature = "services")]
+pub mod local_schema_registry;
 #[cfg(feature = "otlp")]
 pub mod otlp_receiver;
 pub mod plan;
@@ -86,6 +88,8 @@ pub use local_kafka::LocalKafka;
 pub use local_kube::LocalKube;
 pub use local_redis::LocalRedis;
 pub use local_redis_cluster::LocalRedisCluster;
+#[cfg(feature = "services")]
+pub use local_schema_registry::LocalSchemaRegistry;
 #[cfg(feature = "otlp")]
 pub use otlp_receiver::{OtlpReceiver, ReceivedSpan};
 pub use plan::{Fate, Plan, Trouble};

@@ -62,12 +62,13 @@ pub(crate) fn required(path: &str) -> Option<(Area, Verb)> {
 pub(crate) struct Viewer {
     identity: Identity,
     access: Access,
+    reason: Arc<str>,
     masking: Arc<Masking>,
 }
 
 impl Viewer {
-    /// The caller of this request, from whom these rules may hide something.
-    pub(crate) fn of<T>(request: &Request<T>, masking: Arc<Masking>) -> Result<Self, Status> {
+    /// The caller of this request, who makes it for this reason, and from whom these rules may hide something.
+    pub(crate) fn of<T>(request: &Request<T>, reason: String, masking: Arc<Masking>) -> Result<Self, Status> {
         // The layer that authenticates requests has added both.
         let extensions = request.extensions();
         let (Some(identity), Some(access)) = (extensions.get(), extensions.get()) else {
@@ -76,6 +77,7 @@ impl Viewer {
         Ok(Self {
             identity: Identity::clone(identity),
             access: Access::clone(access),
+            reason: reason.into(),
             masking,
         })
     }
@@ -93,6 +95,11 @@ impl Viewer {
     /// The caller, as it is recorded.
     pub(crate) fn author(&self) -> Author {
         Author::of(&self.identity)
+    }
+
+    /// Why the caller makes this call, in its own words.
+    pub(crate) fn reason(&self) -> &str {
+        &self.reason
     }
 
     /// Requires that the caller may read the audit log.

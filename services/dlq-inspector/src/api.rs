@@ -2,12 +2,14 @@
 
 mod audit;
 mod convert;
+mod decoded;
 mod group_changes;
 mod groups;
 mod list;
 mod payload;
 mod stats;
 mod token;
+mod value;
 mod watch;
 
 use std::pin::Pin;
@@ -19,8 +21,8 @@ use redeliver_core::{Clock, Position};
 use redeliver_kafka::lookup::StoredRecord;
 use redeliver_kafka::reader::ReadError as KafkaReadError;
 use redeliver_proto::error::{invalid, status};
-use redeliver_proto::v1;
 use redeliver_proto::v1::dead_letter_service_server::DeadLetterService;
+use redeliver_proto::{auth, v1};
 use redeliver_service::followed::Followed;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -30,7 +32,7 @@ use tonic::{Code, Request, Response, Status};
 use crate::access::Viewer;
 use crate::audit::Audit;
 use crate::completeness::Completeness;
-use crate::filter::{self, Expr};
+use crate::filter::{self, Expr, FilterError};
 use crate::group_states::change::{Change, GroupWriter};
 use crate::group_states::{Decided, GroupStates};
 use crate::id::LetterId;
@@ -39,6 +41,7 @@ use crate::letter::content_hash;
 use crate::lookup_pool::LookupPool;
 use crate::masking::Masking;
 use crate::metrics::Metrics;
+use crate::schema_registry::SchemaRegistry;
 use crate::shared::SharedState;
 
 /// Maximum number of concurrent watchers.
@@ -53,6 +56,8 @@ pub(crate) struct Api {
     pub(crate) masking: Arc<Masking>,
     pub(crate) audit: Audit,
     pub(crate) lookups: LookupPool,
+    /// `None`: values are not decoded.
+    pub(crate) schemas: Option<SchemaRegistry>,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) groups: Groups,
     pub(crate) clock: Arc<dyn Clock>,
@@ -86,6 +91,7 @@ impl Api {
         masking: Arc<Masking>,
         audit: Audit,
         lookups: LookupPool,
+        schemas: Option<SchemaRegistry>,
         shared: Arc<SharedState>,
         groups: Groups,
         clock: Arc<dyn Clock>,
@@ -99,6 +105,7 @@ impl Api {
             masking,
             audit,
             lookups,
+            schemas,
             shared,
             groups,
             clock,
@@ -112,29 +119,20 @@ impl Api {
 
     /// The caller of this request.
     fn viewer<T>(&self, request: &Request<T>) -> Result<Viewer, Status> {
-        Viewer::of(request, self.masking.clone())
+        let reason = auth::reason(request.metadata())
+            .ok_or_else(|| invalid(auth::REASON, "is not percent-encoded UTF-8", "WHY_INVALID", []))?;
+        group_changes::check_why(auth::REASON, &reason)?;
+        Viewer::of(request, reason, self.masking.clone())
     }
 
-    /// Runs a call and records its duration. Calls fail until the index has caught up: a part of the list would look like
-    /// the whole list.
-    async fn call<T>(
+    /// Runs a call and records its duration and its status.
+    async fn observe<T>(
         &self,
         method: &'static str,
-        viewer: &Viewer,
         response: impl Future<Output = Result<T, Status>>,
     ) -> Result<Response<T>, Status> {
         let started = Instant::now();
-        let build = self.shared.build();
-        let result = match self.check_caught_up(viewer) {
-            Ok(()) => response.await,
-            Err(unavailable) => Err(unavailable),
-        };
-        // The index was rebuilt meanwhile, so that its damage may have caused the failure, or the result may come from an empty index.
-        let result = if self.shared.build() == build {
-            result
-        } else {
-            Err(self.catching_up(viewer))
-        };
+        let result = response.await;
         let code = result.as_ref().map_or_else(Status::code, |_| Code::Ok);
         self.metrics.observe_call(method, started, code);
         if code == Code::Internal {
@@ -145,6 +143,30 @@ impl Api {
             );
         }
         result.map(Response::new)
+    }
+
+    /// As [`Api::observe`], for a call that is answered from the index. Calls fail until the index has caught up: a part of the list would look like
+    /// the whole list.
+    async fn call<T>(
+        &self,
+        method: &'static str,
+        viewer: &Viewer,
+        response: impl Future<Output = Result<T, Status>>,
+    ) -> Result<Response<T>, Status> {
+        let response = async {
+            let build = self.shared.build();
+            let result = match self.check_caught_up(viewer) {
+                Ok(()) => response.await,
+                Err(unavailable) => Err(unavailable),
+            };
+            // The index was rebuilt meanwhile, so that its damage may have caused the failure, or the result may come from an empty index.
+            if self.shared.build() == build {
+                result
+            } else {
+                Err(self.catching_up(viewer))
+            }
+        };
+        self.observe(method, response).await
     }
 
     fn check_caught_up(&self, viewer: &Viewer) -> Result<(), Status> {
@@ -193,10 +215,12 @@ impl Api {
     }
 
     fn parse_filter(&self, text: &str) -> Result<Expr, Status> {
-        filter::parse(text, &self.json_fields).map_err(|error| {
-            let position = ("position", error.position.to_string());
-            invalid("filter", error.to_string(), "FILTER_INVALID", [position])
-        })
+        filter::parse(text, &self.json_fields).map_err(|error| filter_invalid(&error))
+    }
+
+    /// A filter as it is recorded.
+    fn recorded_filter(&self, text: &str) -> Result<String, Status> {
+        filter::without_secrets(text, &self.json_fields).map_err(|error| filter_invalid(&error))
     }
 
     /// What the index contains, for an answer that is read from it after this call.
@@ -364,6 +388,11 @@ fn same_record(letter: &IndexedLetter, stored: Option<StoredRecord>) -> Result<S
         Some(stored) if content_hash(&stored.record) != letter.content => Err(index_incomplete(&id)),
         Some(stored) => Ok(stored),
     }
+}
+
+fn filter_invalid(error: &FilterError) -> Status {
+    let position = ("position", error.position.to_string());
+    invalid("filter", error.to_string(), "FILTER_INVALID", [position])
 }
 
 fn not_found(id: &str) -> Status {

@@ -4,21 +4,22 @@
 //! repeated. `dlq_inspector.record_disclosures: false` turns the entries off.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use redeliver_core::error_chain::error_chain;
 use redeliver_core::pattern::matches;
 use redeliver_core::{Record, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
-use redeliver_kafka::reader::{ReadError, TopicReader};
+use redeliver_kafka::reader::{ReadError, TopicReader, partitions};
 use redeliver_proto::convert::from_timestamp;
 use redeliver_proto::error::status;
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::Host;
 use redeliver_service::audit::{Action, AuditLog, Entry, MAX_IDS};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::{Code, Status};
 
 use crate::access::Viewer;
@@ -26,18 +27,26 @@ use crate::metrics::Metrics;
 
 /// How long a caller waits until an entry is written.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long reading a page may take.
+/// How long a caller waits for the first record of a page.
 const READ_TIMEOUT: Duration = Duration::from_secs(15);
+/// After this time, a page has what was found until then.
+const PAGE_TIME: Duration = Duration::from_secs(5);
 /// Maximum number of concurrent readers. Further ones wait.
 const READERS: usize = 2;
+/// How long a caller waits for its turn.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of records that are read for a page.
 const MAX_READ: usize = 50_000;
+/// Maximum size of these records in bytes, unless a single one is larger.
+const MAX_READ_BYTES: usize = 32 << 20;
 /// A page ends once its entries exceed this many bytes.
 const PAGE_BYTES: usize = 2 << 20;
 /// The timestamp of a record can be earlier than its entry says by this much, by another clock.
 const SLACK_MILLIS: i64 = 60_000;
 /// The filters of callers are recorded up to this many bytes.
 const MAX_FILTER: usize = 1_000;
+/// That the topic exists is checked again after this time.
+const CHECKED_FOR: Duration = Duration::from_secs(5);
 
 /// Writes and reads the audit topic. Cheap to clone.
 #[derive(Clone)]
@@ -47,6 +56,8 @@ pub(crate) struct Audit {
     producer: Option<Producer>,
     kafka: KafkaSettings,
     readers: Arc<Semaphore>,
+    /// When the topic was found to exist.
+    checked: Arc<Mutex<Option<Instant>>>,
     metrics: Metrics,
 }
 
@@ -56,8 +67,12 @@ pub(crate) struct Disclosure {
     pub(crate) action: Action,
     /// The dead letter, if it is a single one.
     pub(crate) target: String,
+    /// Without what was searched for in payloads.
     pub(crate) filter: String,
+    /// The first [`MAX_IDS`].
     pub(crate) ids: Vec<String>,
+    /// The others.
+    pub(crate) ranges: Vec<v1::DisclosedRange>,
     pub(crate) count: u64,
     pub(crate) is_masked: bool,
 }
@@ -90,6 +105,7 @@ impl Disclosure {
             target: String::new(),
             filter: String::new(),
             ids: Vec::new(),
+            ranges: Vec::new(),
             count: 0,
             is_masked: false,
         }
@@ -111,14 +127,44 @@ impl Disclosure {
             .filter(|letter| letter.payload_withheld() != withheld);
         for letter in shown {
             disclosure.count += 1;
-            disclosure.is_masked |= letter.masked.is_some();
+            disclosure.is_masked |= letter.masked.as_ref().is_some_and(is_of_payload);
             if action == Action::GetDeadLetter {
                 disclosure.target.clone_from(&letter.id);
             } else if disclosure.ids.len() < MAX_IDS {
                 disclosure.ids.push(letter.id.clone());
+            } else if let Some(position) = &letter.position {
+                add(&mut disclosure.ranges, position);
             }
         }
         disclosure
+    }
+}
+
+/// Whether parts of the payload are masked, and not only of what is known of the failure.
+fn is_of_payload(masked: &v1::Masked) -> bool {
+    let mut fields = masked.fields.iter();
+    fields.any(|field| ["key", "value", "headers", "decoded"].contains(&field.as_str()))
+}
+
+/// Adds a dead letter to the range of its partition.
+fn add(ranges: &mut Vec<v1::DisclosedRange>, position: &v1::Position) {
+    let (partition, offset) = (position.partition, position.offset);
+    let of_partition = ranges
+        .iter_mut()
+        .find(|range| range.partition == partition && range.topic == position.topic);
+    match of_partition {
+        Some(range) => {
+            range.first_offset = range.first_offset.min(offset);
+            range.last_offset = range.last_offset.max(offset);
+            range.count += 1;
+        }
+        None => ranges.push(v1::DisclosedRange {
+            topic: position.topic.clone(),
+            partition,
+            first_offset: offset,
+            last_offset: offset,
+            count: 1,
+        }),
     }
 }
 
@@ -132,6 +178,7 @@ impl Audit {
             producer: producer.context("creating the producer of the audit topic")?,
             kafka: host.kafka.clone(),
             readers: Arc::new(Semaphore::new(READERS)),
+            checked: Arc::default(),
             metrics,
         })
     }
@@ -150,15 +197,21 @@ impl Audit {
             target: disclosure.target,
             filter: disclosure.filter,
             count: disclosure.count,
+            why: viewer.reason().to_owned(),
             ids: disclosure.ids,
+            ranges: disclosure.ranges,
             is_masked: disclosure.is_masked,
             ..Entry::new(viewer.author(), disclosure.action)
         };
         let record = self.log.record(entry, now);
-        let written = tokio::time::timeout(WRITE_TIMEOUT, producer.send(&record)).await;
-        let problem = match written {
+        let writing = async {
+            self.check_topic().await.map_err(|error| error_chain(&error))?;
+            let written = producer.send(&record).await;
+            written.map_err(|error| error_chain(&error))
+        };
+        let problem = match tokio::time::timeout(WRITE_TIMEOUT, writing).await {
             Ok(Ok(_)) => return Ok(()),
-            Ok(Err(error)) => redeliver_core::error_chain::error_chain(&error),
+            Ok(Err(problem)) => problem,
             Err(_) => format!("no acknowledgement within {} s", WRITE_TIMEOUT.as_secs()),
         };
         self.metrics.add_audit_failure();
@@ -179,24 +232,55 @@ impl Audit {
         from: Option<i64>,
         size: usize,
     ) -> Result<EntryPage, Status> {
-        // The semaphore is never closed.
-        let permit = self.readers.clone().acquire_owned().await.ok();
+        let permit = permit(self.readers.clone()).await?;
         let (kafka, topic) = (self.kafka.clone(), self.log.topic().clone());
-        let reading = tokio::task::spawn_blocking(move || {
+        let reading = blocking(move || {
             let _permit = permit;
             read(&kafka, &topic, &wanted, from, size)
         });
-        let page = reading
-            .await
-            .unwrap_or_else(|error| match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                // Cancelled, because the runtime is shutting down.
-                Err(_) => Ok(EntryPage::default()),
-            });
-        page.map_err(|error| {
-            let problem = redeliver_core::error_chain::error_chain(&error);
-            unavailable(&format!("cannot read the audit topic: {problem}"))
-        })
+        // `None`: the runtime is shutting down.
+        let page = reading.await.unwrap_or_else(|| Ok(EntryPage::default()));
+        page.map_err(|error| unavailable(&format!("cannot read the audit topic: {}", error_chain(&error))))
+    }
+
+    /// Checks that the topic exists. If not, a write could make the broker create it, with the settings of no audit topic.
+    async fn check_topic(&self) -> Result<(), ReadError> {
+        let checked = || self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        if checked().is_some_and(|at| at.elapsed() < CHECKED_FOR) {
+            return Ok(());
+        }
+        let (kafka, topic) = (self.kafka.clone(), self.log.topic().clone());
+        if let Some(found) = blocking(move || partitions(&kafka, &topic)).await {
+            found?;
+            *checked() = Some(Instant::now());
+        }
+        Ok(())
+    }
+}
+
+/// Runs what blocks; `None` if the runtime is shutting down.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => Some(result),
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => None,
+        },
+    }
+}
+
+/// Waits for a turn to read.
+async fn permit(readers: Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Status> {
+    match tokio::time::timeout(QUEUE_TIMEOUT, readers.acquire_owned()).await {
+        Ok(Ok(permit)) => Ok(permit),
+        // The semaphore is never closed.
+        Ok(Err(_)) | Err(_) => {
+            let text = format!(
+                "others that read the audit topic took more than {} s; retry later",
+                QUEUE_TIMEOUT.as_secs()
+            );
+            Err(status(Code::ResourceExhausted, text, "TOO_MANY_QUESTIONS", []))
+        }
     }
 }
 
@@ -214,8 +298,9 @@ fn read(
     let since = Timestamp::from_millis(wanted.from.as_millis().saturating_sub(SLACK_MILLIS));
     let mut reader = TopicReader::of_partition_since(kafka, topic, 0, since, from.unwrap_or(0))?;
     let mut page = PageBuilder::new(wanted, size);
-    reader.read_while(READ_TIMEOUT, |record| page.add(&record))?;
-    Ok(page.page)
+    let started = Instant::now();
+    let result = reader.read_while(READ_TIMEOUT, |record| page.add(&record, started.elapsed()));
+    page.end(result, reader.position(topic, 0))
 }
 
 /// A page that is being read.
@@ -223,6 +308,7 @@ struct PageBuilder<'w> {
     wanted: &'w Wanted,
     size: usize,
     read: usize,
+    read_bytes: usize,
     bytes: usize,
     page: EntryPage,
 }
@@ -233,19 +319,22 @@ impl<'w> PageBuilder<'w> {
             wanted,
             size,
             read: 0,
+            read_bytes: 0,
             bytes: 0,
             page: EntryPage::default(),
         }
     }
 
-    /// Adds a record, unless it is not wanted. Breaks if the page is full. A record that is later than all wanted ones ends nothing: its
-    /// writer may have another clock, and others follow.
-    fn add(&mut self, record: &Record) -> ControlFlow<()> {
+    /// Adds a record that was read after this time, unless it is not wanted. Breaks if the page is full. A record that is later than all wanted ones ends
+    /// nothing: its writer may have another clock, and others follow.
+    fn add(&mut self, record: &Record, after: Duration) -> ControlFlow<()> {
+        let bytes = record.value.as_ref().map_or(0, bytes::Bytes::len);
         self.read += 1;
+        self.read_bytes += bytes;
         let entry = v1::AuditEntry::decode(record.value.clone().unwrap_or_default()).ok();
         // What cannot be read is listed without its contents: nobody must overlook it.
         if entry.as_ref().is_none_or(|entry| self.wanted.has(entry)) {
-            self.bytes += record.value.as_ref().map_or(0, bytes::Bytes::len);
+            self.bytes += bytes;
             self.page.entries.push(v1::ListedAuditEntry {
                 entry,
                 position: Some(v1::Position {
@@ -255,11 +344,22 @@ impl<'w> PageBuilder<'w> {
                 }),
             });
         }
-        if self.page.entries.len() >= self.size || self.read >= MAX_READ || self.bytes >= PAGE_BYTES {
+        let is_full = self.page.entries.len() >= self.size || self.bytes >= PAGE_BYTES;
+        let has_read_enough = self.read >= MAX_READ || self.read_bytes >= MAX_READ_BYTES;
+        if is_full || has_read_enough || after >= PAGE_TIME {
             self.page.next = Some(record.position.offset + 1);
             return ControlFlow::Break(());
         }
         ControlFlow::Continue(())
+    }
+
+    /// The page, after reading has ended. If it took too long, the next page goes on at this position. Without any progress, that is an error.
+    fn end(mut self, result: Result<(), ReadError>, position: Option<i64>) -> Result<EntryPage, ReadError> {
+        match result {
+            Err(ReadError::Late { .. }) if self.read > 0 && position.is_some() => self.page.next = position,
+            result => result?,
+        }
+        Ok(self.page)
     }
 }
 
@@ -315,7 +415,7 @@ mod tests {
     fn offsets(records: &[Record], wanted: &Wanted, size: usize) -> (Vec<i64>, Option<i64>) {
         let mut page = PageBuilder::new(wanted, size);
         for record in records {
-            if page.add(record).is_break() {
+            if page.add(record, Duration::ZERO).is_break() {
                 break;
             }
         }
@@ -364,6 +464,109 @@ mod tests {
             ..wanted()
         };
         assert_eq!(offsets(&[broken], &by, 9), (vec![0], None));
+    }
+
+    #[test]
+    fn a_slow_read_ends_with_a_page_that_the_next_one_continues() {
+        let wanted = Wanted {
+            by: "bob".to_owned(),
+            ..wanted()
+        };
+        // Nothing is found.
+        let mut page = PageBuilder::new(&wanted, 9);
+        assert!(
+            page.add(&record(0, 1_500, "eve", "x"), PAGE_TIME / 2)
+                .is_continue()
+        );
+        assert!(page.add(&record(1, 1_500, "eve", "x"), PAGE_TIME).is_break());
+        let page = page.end(Ok(()), Some(2)).unwrap();
+        assert_eq!((page.entries.len(), page.next), (0, Some(2)));
+        // Large records.
+        let large = Record {
+            value: Some(vec![0xff; MAX_READ_BYTES].into()),
+            ..record(3, 1_500, "", "")
+        };
+        assert_eq!(
+            offsets(&[large, record(4, 1_500, "bob", "x")], &wanted, 9),
+            (vec![3], Some(4))
+        );
+        // No record arrives any more.
+        let late = || {
+            Err(ReadError::Late {
+                topic: "audit".to_owned(),
+                partition: 0,
+                end: 9,
+            })
+        };
+        let mut page = PageBuilder::new(&wanted, 9);
+        assert!(
+            page.add(&record(0, 1_500, "bob", "x"), Duration::ZERO)
+                .is_continue()
+        );
+        let page = page.end(late(), Some(5)).unwrap();
+        assert_eq!((page.entries.len(), page.next), (1, Some(5)));
+        assert!(PageBuilder::new(&wanted, 9).end(late(), None).is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_waits_for_its_turn_and_not_for_ever() {
+        let readers = Arc::new(Semaphore::new(1));
+        let first = permit(readers.clone()).await.unwrap();
+        let refused = permit(readers.clone()).await.unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        drop(first);
+        assert!(permit(readers).await.is_ok());
+    }
+
+    #[test]
+    fn all_dead_letters_of_a_large_page_are_recorded() {
+        let letter = |partition: i32, offset: i64| v1::DeadLetter {
+            id: format!("a-dlq/{partition}/{offset}"),
+            position: Some(v1::Position {
+                topic: "a-dlq".to_owned(),
+                partition,
+                offset,
+            }),
+            ..v1::DeadLetter::default()
+        };
+        let mut letters: Vec<_> = (0..MAX_IDS as i64).map(|offset| letter(0, offset)).collect();
+        letters.extend([
+            letter(1, 9),
+            letter(0, 300),
+            letter(1, 7),
+            letter(0, 200),
+            letter(0, 250),
+        ]);
+        let listed = Disclosure::of(Action::ListDeadLetters, "", &letters);
+        assert_eq!((listed.count, listed.ids.len()), (MAX_IDS as u64 + 5, MAX_IDS));
+        let ranges = listed.ranges.iter();
+        let ranges: Vec<_> = ranges
+            .map(|range| {
+                (
+                    range.partition,
+                    range.first_offset,
+                    range.last_offset,
+                    range.count,
+                )
+            })
+            .collect();
+        assert_eq!(ranges, [(1, 7, 9, 2), (0, 200, 300, 3)]);
+    }
+
+    #[test]
+    fn an_entry_is_masked_if_its_payloads_are() {
+        let masked = |fields: &[&str]| {
+            let letter = v1::DeadLetter {
+                masked: Some(v1::Masked {
+                    fields: fields.iter().map(|field| (*field).to_owned()).collect(),
+                    ..v1::Masked::default()
+                }),
+                ..v1::DeadLetter::default()
+            };
+            Disclosure::of(Action::ListDeadLetters, "", [&letter]).is_masked
+        };
+        assert!(!masked(&["content_hash", "error_message"]));
+        assert!(masked(&["content_hash", "headers"]) && masked(&["value"]) && masked(&["key"]));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use redeliver_core::headers::{self, JOB_ID, TRACEPARENT};
 use redeliver_core::pipeline::is_topic_name;
 use redeliver_core::{Headers, Timestamp};
 
-use crate::masking::MASK;
+use crate::masking::{MASK, lower_case};
 
 /// The framework whose headers describe the failure. The index and the protocol store these numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -129,7 +129,8 @@ pub(crate) enum Field {
 enum Encoding {
     /// UTF-8.
     Text,
-    /// UTF-8 of Java's `Throwable.toString`: the class, optionally followed by `: ` and the message.
+    /// UTF-8 of Java's `Throwable.toString`: the class, optionally followed by `: ` and the message. What comes before the first space is the
+    /// class.
     Throwable,
     /// A decimal number in UTF-8.
     Decimal,
@@ -247,15 +248,15 @@ pub(crate) fn may_contain_message(header: &str) -> bool {
         let rule = &RULES[*index];
         return rule.field == Field::ErrorMessage || rule.encoding == Encoding::Throwable;
     }
-    let name = header.to_ascii_lowercase();
+    let name = lower_case(header);
     MESSAGE_NAMES.iter().any(|part| name.contains(part))
 }
 
 /// Whether a header contains a copy of the key or the value: Spring serializes the exception of its deserializers, which has the data.
 pub(crate) fn may_contain_record(header: &str) -> bool {
-    header
-        .to_ascii_lowercase()
-        .starts_with("springdeserializerexception")
+    const PREFIX: &str = "springdeserializerexception";
+    let beginning = header.get(..PREFIX.len());
+    beginning.is_some_and(|beginning| beginning.eq_ignore_ascii_case(PREFIX))
 }
 
 /// Headers with binary numbers that say nothing about the failure.
@@ -390,10 +391,13 @@ impl DialectHeaders<'_> {
 
 fn decode_text(value: &[u8], encoding: Encoding, limit: usize) -> Option<String> {
     let whole = text(value, limit)?;
-    Some(match (encoding, whole.split_once(": ")) {
-        (Encoding::Throwable, Some((class, _))) => class.to_owned(),
-        _ => whole,
-    })
+    if encoding != Encoding::Throwable {
+        return Some(whole);
+    }
+    // A class may print itself otherwise. The name of none contains a space or a bracket.
+    let end = whole.find(|c: char| c.is_whitespace() || c == '[');
+    let first = &whole[..end.unwrap_or(whole.len())];
+    Some(first.strip_suffix(':').unwrap_or(first).to_owned()).filter(|class| !class.is_empty())
 }
 
 /// Up to `limit` bytes of a text. Invalid UTF-8 becomes replacement characters; an empty text is `None`.

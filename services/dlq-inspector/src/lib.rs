@@ -16,6 +16,8 @@
 //! | [`group_states`] | states and notes of groups, and the topic that holds them |
 //! | `access` | what each call requires, and what its caller sees |
 //! | `masking` | what callers see of values, keys, headers and messages |
+//! | `decoding` | values that were written with a schema, as JSON |
+//! | `schema_registry` | fetches and keeps schemas |
 //! | `audit` | the audit topic: recording who gets payloads, and reading it |
 //! | `api` | the gRPC services |
 //! | [`server`] | the gRPC server: health, reflection, identities, graceful shutdown |
@@ -37,11 +39,13 @@ mod access;
 mod api;
 mod audit;
 mod completeness;
+mod decoding;
 mod gauges;
 mod ingest;
 mod lookup_pool;
 mod masking;
 mod metrics;
+mod schema_registry;
 mod shared;
 
 use std::convert::Infallible;
@@ -78,6 +82,7 @@ use crate::lookup_pool::LookupPool;
 use crate::masking::Masking;
 use crate::metrics::Metrics;
 use crate::pattern::Patterns;
+use crate::schema_registry::SchemaRegistry;
 use crate::shared::SharedState;
 
 /// Capacity of the queue of batches between the reader and the writer.
@@ -143,6 +148,9 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let part = host.health.part("dlq-index");
     let stop = host.tasks.shutdown().clone();
     let masking = Arc::new(Masking::new(&config.masking));
+    for warning in masking.warnings() {
+        tracing::warn!(warning, "check dlq_inspector.masking");
+    }
     let contents = Contents {
         json_fields: JsonFields::new(&config.json_fields),
         masking: masking.clone(),
@@ -154,6 +162,9 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let shared = Arc::new(SharedState::new());
     let lookups = LookupPool::new(host.kafka.clone());
     let audit = Audit::new(host, config.record_disclosures, metrics.clone())?;
+    let registry = config.schema_registry.as_ref();
+    let schemas = registry.map(|registry| SchemaRegistry::new(registry, metrics.clone()));
+    let schemas = schemas.transpose()?;
     let waker = Waker::new();
     let (survey_sender, surveys) = sync_channel(1);
     let (work_sender, work) = sync_channel(QUEUED_BATCHES);
@@ -211,6 +222,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         masking,
         audit,
         lookups,
+        schemas,
         shared,
         Groups {
             writer: GroupWriter::new(

@@ -7,6 +7,9 @@
 mod json;
 mod text;
 
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
 use bytes::Bytes;
 use redeliver_core::failure::MESSAGE_LIMIT;
 use redeliver_core::headers::{ERROR_MESSAGE, JOB_ID, TRACEPARENT};
@@ -20,8 +23,24 @@ use crate::filter::{NumberField, Restriction, TextField};
 /// Stands for what is masked.
 pub(crate) const MASK: &str = "<masked>";
 
-/// Headers that are longer than this are masked as a whole, if parts of them would be, in bytes.
-const MAX_SEARCHED: usize = 64 << 10;
+/// Headers that are longer than this are masked as a whole, if parts of them would be, in bytes. To find all matches of an expression can take a
+/// time that is quadratic in the length.
+const MAX_SEARCHED: usize = 32 << 10;
+
+/// Increases with each change of what is masked by the same rules, so that an index of an older version is not used.
+const VERSION: u32 = 2;
+
+/// How deserializers quote a value that they cannot read, which may then contain what rules for keys and fields mask.
+static QUOTED_RECORDS: LazyLock<Vec<Expression>> = LazyLock::new(|| {
+    let expressions = [
+        // The bytes as numbers, as in `Can't deserialize data [[123, 34, 112]] from topic [orders]`.
+        r"\[(?:\[-?[0-9]|-?[0-9]{1,3}(?:, ?-?[0-9]{1,3}){3})[-0-9, ]*",
+        // As a text, as in `[Source: (byte[])"{"pan":4111}"[truncated 500 bytes]; line: 1, column: 8]`.
+        r#"(?s)\[Source: ?\([^)]{1,64}\) ?"(?:.*"(?:\[truncated [^\]]{1,40}\])?; line: |.*)"#,
+    ];
+    let parsed = expressions.iter().map(|text| text.parse());
+    parsed.collect::<Result<_, String>>().expect("a test parses them")
+});
 
 /// The rules of `dlq_inspector.masking`.
 #[derive(Clone, Debug, Default)]
@@ -77,17 +96,38 @@ impl Masking {
         Mask(self.0.iter().collect())
     }
 
-    /// What the groups in an index depend on; `None` without rules for headers and messages.
+    /// What the groups in an index depend on; `None` without rules.
     pub(crate) fn of_groups(&self) -> Option<String> {
-        let rules = self.0.iter();
-        let rules = rules.filter(|rule| !rule.headers.is_empty() || !rule.messages.is_empty());
-        let parts: Vec<_> = rules
+        let parts: Vec<_> = self
+            .0
+            .iter()
             .map(|rule| {
                 let messages = rule.messages.iter().map(Expression::to_string);
-                (&rule.topics, &rule.headers, messages.collect::<Vec<_>>())
+                (
+                    &rule.topics,
+                    &rule.headers,
+                    messages.collect::<Vec<_>>(),
+                    rule.key || !rule.fields.is_empty(),
+                )
             })
             .collect();
-        (!parts.is_empty()).then(|| format!("masking {parts:?}"))
+        (!parts.is_empty()).then(|| format!("masking {VERSION} {parts:?}"))
+    }
+
+    /// What an operator should know about the rules.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let rules = self.0.iter().enumerate();
+        let incomplete = rules.filter(|(_, rule)| {
+            (rule.key || !rule.fields.is_empty()) && rule.messages.is_empty() && rule.headers.is_empty()
+        });
+        incomplete
+            .map(|(index, _)| {
+                format!(
+                    "rule {}: masks keys or fields, and no messages; error messages can quote them",
+                    index + 1
+                )
+            })
+            .collect()
     }
 }
 
@@ -111,19 +151,29 @@ impl<'m> Mask<'m> {
         self.0.iter().flat_map(|rule| &rule.fields)
     }
 
+    /// For messages.
     fn expressions(&self) -> Vec<&'m Expression> {
-        self.0.iter().flat_map(|rule| &rule.messages).collect()
+        let quoted = self.copies_of_records_count().then_some(&*QUOTED_RECORDS);
+        let configured = self.0.iter().flat_map(|rule| &rule.messages);
+        configured.chain(quoted.into_iter().flatten()).collect()
+    }
+
+    /// Whether a copy of the record, or of a part of it, may contain what is masked.
+    fn copies_of_records_count(&self) -> bool {
+        self.has_key() || self.has_fields()
     }
 
     /// Whether the whole header is masked.
     fn hides_header(&self, name: &str) -> bool {
-        let copies_record = || self.has_key() || self.has_fields();
-        if dialect::may_contain_record(name) && copies_record() {
+        if self.copies_of_records_count() && dialect::may_contain_record(name) {
             return true;
         }
-        let name = name.to_ascii_lowercase();
-        let patterns = || self.0.iter().flat_map(|rule| &rule.headers);
-        patterns().any(|pattern| matches(pattern, &name))
+        let mut patterns = self.0.iter().flat_map(|rule| &rule.headers).peekable();
+        if patterns.peek().is_none() {
+            return false;
+        }
+        let name = lower_case(name);
+        patterns.any(|pattern| matches(pattern, &name))
     }
 
     /// Whether a fact is masked as a whole, because a header is from which it may come, in any dialect.
@@ -135,6 +185,19 @@ impl<'m> Mask<'m> {
         }
     }
 
+    /// Whether a fact may be masked, wholly or in part, in any dialect.
+    fn may_hide(&self, fact: Fact) -> bool {
+        self.hides(fact)
+            || match fact {
+                Fact::Of(Field::ErrorMessage) => self.has_messages() || self.copies_of_records_count(),
+                // The name of a class quotes no record, but an expression may find something in it.
+                Fact::Of(field) => {
+                    self.has_messages() && dialect::headers_of(field).any(dialect::may_contain_message)
+                }
+                Fact::TraceId | Fact::JobId => false,
+            }
+    }
+
     /// Whether what a filter tests may be masked. Its answer would tell it.
     pub(crate) fn hides_tested(&self, restriction: &Restriction) -> bool {
         if self.is_empty() {
@@ -143,7 +206,8 @@ impl<'m> Mask<'m> {
         match restriction {
             Restriction::Key(_) => self.has_key(),
             Restriction::Header(name, _) => {
-                self.hides_header(name) || (self.has_messages() && dialect::may_contain_message(name))
+                let is_searched = self.has_messages() || self.copies_of_records_count();
+                self.hides_header(name) || (is_searched && dialect::may_contain_message(name))
             }
             Restriction::Json(pointer, _) => {
                 let names = pointer.split('/').skip(1);
@@ -153,14 +217,11 @@ impl<'m> Mask<'m> {
                 self.paths().any(|path| json::masks(path, &names))
             }
             Restriction::Text(field, _) => match text_fact(*field) {
-                Some(fact @ Fact::Of(Field::ErrorMessage)) => {
-                    mutant!("masking-answers-filters", self.has_messages(), false) || self.hides(fact)
-                }
-                Some(fact) => self.hides(fact),
+                Some(fact) => mutant!("masking-answers-filters", self.may_hide(fact), self.hides(fact)),
                 None => false,
             },
             Restriction::Number(NumberField::ValueSize, _) => self.has_fields(),
-            Restriction::Number(field, _) => number_fact(*field).is_some_and(|fact| self.hides(fact)),
+            Restriction::Number(field, _) => number_fact(*field).is_some_and(|fact| self.may_hide(fact)),
             Restriction::Id(_) | Restriction::TopicIn(_) => false,
         }
     }
@@ -202,11 +263,7 @@ impl<'m> Mask<'m> {
         &self,
         headers: impl Iterator<Item = (&'h str, Option<&'h [u8]>)>,
     ) -> Option<Facts> {
-        if self
-            .0
-            .iter()
-            .all(|rule| rule.headers.is_empty() && rule.messages.is_empty())
-        {
+        if self.is_empty() {
             return None;
         }
         let masked = self.headers(headers);
@@ -238,6 +295,15 @@ fn masked_message(name: &str, value: &[u8], expressions: &[&Expression]) -> Opti
     let is_cut = name == ERROR_MESSAGE && text.len() + 3 >= MESSAGE_LIMIT;
     let masked = text::mask(text, expressions, is_cut);
     (masked != text).then(|| masked.into_owned())
+}
+
+/// In lower case, of ASCII letters.
+pub(crate) fn lower_case(name: &str) -> Cow<'_, str> {
+    if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        Cow::Owned(name.to_ascii_lowercase())
+    } else {
+        Cow::Borrowed(name)
+    }
 }
 
 fn text_fact(field: TextField) -> Option<Fact> {

@@ -27,6 +27,11 @@ struct StateLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct CallLabels {
     method: &'static str,
     code: &'static str,
@@ -51,6 +56,7 @@ pub(crate) struct Metrics {
     rebuilds: Counter,
     write_errors: Counter,
     audit_failures: Counter,
+    schema_fetches: Family<OutcomeLabel, Counter>,
     size: Gauge,
     watchers: Gauge,
     calls: Family<CallLabels, Histogram, fn() -> Histogram>,
@@ -70,6 +76,7 @@ impl Metrics {
             rebuilds: Counter::default(),
             write_errors: Counter::default(),
             audit_failures: Counter::default(),
+            schema_fetches: Family::default(),
             size: Gauge::default(),
             watchers: Gauge::default(),
             calls: Family::new_with_constructor(|| Histogram::new(CALL_SECONDS)),
@@ -128,6 +135,15 @@ impl Metrics {
             "dlq_audit_failures",
             "Disclosures that were refused because they could not be recorded in the audit topic",
             metrics.audit_failures.clone(),
+        );
+        // Without a registry, they are 0.
+        for outcome in ["ok", "missing", "unusable", "unavailable"] {
+            drop(metrics.schema_fetches.get_or_create(&OutcomeLabel { outcome }));
+        }
+        registry.register(
+            "dlq_schema_fetches",
+            "Fetches of schemas for decoding values, by outcome: ok, missing, unusable, unavailable",
+            metrics.schema_fetches.clone(),
         );
         registry.register_with_unit(
             "dlq_index_size",
@@ -222,6 +238,11 @@ impl Metrics {
 
     pub(crate) fn add_write_error(&self) {
         self.write_errors.inc();
+    }
+
+    /// Counts a fetch of a schema.
+    pub(crate) fn add_schema_fetch(&self, outcome: &'static str) {
+        self.schema_fetches.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
     pub(crate) fn add_audit_failure(&self) {

@@ -1,6 +1,7 @@
 //! The patterns that select dead-letter topics.
 
 use redeliver_core::pattern::matches;
+use redeliver_runtime::config::{AUDIT_TOPIC, CONTROL_TOPIC};
 
 use crate::{group_states, ledger};
 
@@ -10,6 +11,9 @@ pub struct Patterns {
     patterns: Vec<String>,
     excluded: Vec<String>,
 }
+
+/// How the names of the audit and control topics of all installations end, unless they are configured otherwise.
+const OF_INSTALLATIONS: [&str; 2] = [AUDIT_TOPIC, CONTROL_TOPIC];
 
 impl Patterns {
     /// Creates the patterns from `dlq_inspector.topics`.
@@ -36,11 +40,13 @@ impl Patterns {
         names.filter(|pattern| !pattern.contains('*') && self.matches(pattern))
     }
 
-    /// Whether a topic is a dead-letter topic. The inspector's own topics and internal ones never are.
+    /// Whether a topic is a dead-letter topic. The inspector's own topics and internal ones never are, nor are the audit and control topics of other
+    /// installations.
     #[must_use]
     pub fn matches(&self, topic: &str) -> bool {
         ![ledger::TOPIC, group_states::TOPIC].contains(&topic)
             && !topic.starts_with("__")
+            && !OF_INSTALLATIONS.iter().any(|name| topic.ends_with(name))
             && !self.excluded.iter().any(|excluded| excluded == topic)
             && self.patterns.iter().any(|pattern| matches(pattern, topic))
     }
@@ -59,6 +65,14 @@ mod tests {
         let others = all.clone().without(["audit".to_owned()]);
         assert!(others.matches("x") && !others.matches("audit"));
         assert!(all.matches("x") && !all.matches("__consumer_offsets"));
+        assert!(all.matches("redeliver.audit-dlq"));
+        for other in [
+            "redeliver.audit",
+            "staging-redeliver.audit",
+            "staging-redeliver.control",
+        ] {
+            assert!(!all.matches(other), "{other}");
+        }
         assert!(!all.matches(ledger::TOPIC) && !all.matches(group_states::TOPIC));
     }
 }

@@ -2,6 +2,7 @@
 
 mod audit;
 mod completeness;
+mod decoded;
 mod export;
 mod groups;
 mod outage;
@@ -71,6 +72,13 @@ struct FilterArgs {
 }
 
 #[derive(Args)]
+struct ReasonArgs {
+    /// Why you read payloads, for the audit log
+    #[arg(long, value_name = "REASON")]
+    why: Option<String>,
+}
+
+#[derive(Args)]
 struct ListArgs {
     #[command(flatten)]
     filter: FilterArgs,
@@ -105,6 +113,8 @@ struct ShowArgs {
     )]
     payload: Option<payload::PayloadFormat>,
     #[command(flatten)]
+    reason: ReasonArgs,
+    #[command(flatten)]
     complete: CompleteArgs,
     #[command(flatten)]
     output: OutputArgs,
@@ -123,6 +133,8 @@ struct WatchArgs {
     #[arg(long)]
     full: bool,
     #[command(flatten)]
+    reason: ReasonArgs,
+    #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
     inspector: InspectorArgs,
@@ -138,6 +150,19 @@ struct StatsArgs {
     output: OutputArgs,
     #[command(flatten)]
     inspector: InspectorArgs,
+}
+
+impl Verb {
+    /// Why payloads are read.
+    fn reason(&self) -> Option<&str> {
+        let reason = match self {
+            Self::Show(args) => &args.reason,
+            Self::Watch(args) => &args.reason,
+            Self::Export(args) => &args.reason,
+            Self::Ls(_) | Self::Stats(_) | Self::Groups(_) | Self::Group(_) | Self::Audit(_) => return None,
+        };
+        reason.why.as_deref()
+    }
 }
 
 pub(crate) fn main(args: &DlqArgs) -> ExitCode {
@@ -160,9 +185,12 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
     }
     conclude(async {
         let service = self::inspector(&config);
-        let endpoint = inspector
+        let mut endpoint = inspector
             .connection
             .endpoint(inspector.server.as_deref(), &service)?;
+        if let Some(why) = args.verb.reason() {
+            endpoint = endpoint.reason(why);
+        }
         let dead_letters = async || {
             let client = DeadLetterClient::connect(&endpoint).await;
             client.map_err(|error| service.failure(error))
@@ -326,10 +354,18 @@ async fn show(client: &DeadLetterClient, args: &ShowArgs) -> Result<ExitCode, Cl
     let (letter, completeness) = (&found.dead_letter, &found.completeness);
     let with_completeness = || {
         let mut value = as_json(letter);
+        if let Some(decoded) = &found.decoded {
+            value["decoded"] = decoded::as_json(decoded);
+        }
         value["completeness"] = completeness_json(completeness);
         value
     };
-    print_item(args.output.format, || as_text(letter), with_completeness);
+    let as_text = || {
+        let decoded = found.decoded.as_ref();
+        let decoded = decoded.map(|decoded| decoded::as_text(decoded, letter.masked.has("decoded")));
+        as_text(letter) + &decoded.unwrap_or_default()
+    };
+    print_item(args.output.format, as_text, with_completeness);
     Ok(args.complete.conclude(completeness))
 }
 
@@ -379,7 +415,8 @@ fn stats_row(stats: &TopicStats) -> Vec<String> {
     let classes = stats
         .open_by_class
         .iter()
-        .map(|(class, count)| format!("{class} {count}"));
+        .map(|(class, count)| format!("{class} {count}"))
+        .chain(stats.are_classes_masked.then(|| "(masked)".to_owned()));
     vec![
         stats.topic.clone(),
         open(stats),
@@ -416,6 +453,7 @@ pub(crate) fn stats_json(stats: &TopicStats) -> Value {
         "removal": stats.removal.as_str(),
         "until_removal_seconds": stats.until_removal.map(|duration| duration.as_secs()),
         "open_by_class": stats.open_by_class,
+        "classes_masked": stats.are_classes_masked,
     })
 }
 
@@ -439,6 +477,7 @@ mod tests {
             removal,
             until_removal: until_removal.map(Duration::from_secs),
             open_by_class: std::collections::BTreeMap::new(),
+            are_classes_masked: false,
         };
         for (removal, until, expected) in [
             (Removal::Unknown, None, "unknown"),

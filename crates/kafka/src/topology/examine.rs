@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use redeliver_core::HumanDuration;
 use redeliver_core::pipeline::TopicRole;
 
-use super::needed::{HEADER_ROOM, largest_source};
+use super::needed::{APPEND_TIME, HEADER_ROOM, largest_source};
 use super::{ActualTopic, Cleanup, Finding, Role, Severity, TopicSpec, TopologySpec};
 
 /// The existing topics by name.
@@ -42,6 +42,7 @@ pub fn examine(spec: &TopicSpec, all: &Actual) -> Vec<Finding> {
             examine_compaction(spec, actual),
             examine_retention(spec, actual),
             examine_retention_bytes(spec, actual),
+            examine_timestamps(spec, actual),
         ],
         Some(Cleanup::Compact { tombstones }) => vec![
             examine_compacted(spec, actual),
@@ -253,4 +254,18 @@ fn examine_retention_bytes(spec: &TopicSpec, actual: &ActualTopic) -> Option<Fin
         ),
         "set its retention.bytes to -1 and limit it with retention.ms".to_owned(),
     ))
+}
+
+fn examine_timestamps(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> {
+    let found = actual.config.get("message.timestamp.type")?;
+    (spec.role == Role::Audit && found != APPEND_TIME).then(|| {
+        spec.finding(
+            Severity::Warning,
+            format!(
+                "has message.timestamp.type={found}: {} by a server whose clock is wrong would be found, and deleted, at the wrong time",
+                spec.records()
+            ),
+            format!("set its message.timestamp.type to {APPEND_TIME}"),
+        )
+    })
 }

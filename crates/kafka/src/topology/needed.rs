@@ -261,6 +261,9 @@ fn kept_for(
     (Some(retention), Some(retention.min(shortest)))
 }
 
+/// The value of `message.timestamp.type` with which brokers set the timestamps of records.
+pub(super) const APPEND_TIME: &str = "LogAppendTime";
+
 /// An upper bound of the size of the headers that services add to a record, in bytes.
 pub(super) const HEADER_ROOM: i64 = 16 * 1024;
 
@@ -294,6 +297,10 @@ pub(super) fn creation_config(spec: &TopicSpec, limit: Option<i64>) -> Vec<(&'st
         config.push(("segment.ms", millis(URGENT_SEGMENT)));
         // Otherwise, clocks of producers decide how long copies are kept.
         config.push(("message.timestamp.type", "LogAppendTime".to_owned()));
+    }
+    if spec.role == Role::Audit {
+        // Entries are found by time, and removed by age. With the time of a writer whose clock is ahead, both would be wrong.
+        config.push(("message.timestamp.type", APPEND_TIME.to_owned()));
     }
     config
 }

@@ -592,3 +592,34 @@ fn the_ledger_must_be_compacted() {
         ]
     );
 }
+
+#[test]
+fn brokers_set_the_times_of_the_audit_topic() {
+    let spec = TopologySpec::for_audit("audit", HumanDuration::from_secs(86_400), &settings());
+    let [audit] = &spec.topics[..] else {
+        panic!("{spec:?}")
+    };
+    let config = creation_config(audit, None);
+    assert!(
+        config.contains(&("message.timestamp.type", "LogAppendTime".to_owned())),
+        "{config:?}"
+    );
+    let findings = |kind: &str| {
+        let found = topic(&[("cleanup.policy", "delete"), ("message.timestamp.type", kind)]);
+        let found = ActualTopic {
+            partitions: 1,
+            ..found
+        };
+        let findings = findings_for(audit, found);
+        findings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(findings("LogAppendTime"), [""; 0]);
+    assert_eq!(
+        findings("CreateTime"),
+        [
+            "warning: topic `audit` has message.timestamp.type=CreateTime: records of changes and disclosures by a server \
+             whose clock is wrong would be found, and deleted, at the wrong time; set its message.timestamp.type to \
+             LogAppendTime"
+        ]
+    );
+}

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use super::error::Findings;
 use super::{Config, display_from_str};
 
-/// The name of the topic, after `kafka.id_prefix`.
-const TOPIC: &str = "redeliver.audit";
+/// The default name of the audit topic, after `kafka.id_prefix`.
+pub const AUDIT_TOPIC: &str = "redeliver.audit";
 
 /// `audit`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,7 +44,7 @@ impl Config {
     /// The audit topic. With different prefixes of ids, installations have different ones.
     #[must_use]
     pub fn audit_topic(&self) -> String {
-        let own = || self.kafka.id(TOPIC);
+        let own = || self.kafka.id(AUDIT_TOPIC);
         self.audit.topic.clone().unwrap_or_else(own)
     }
 }

@@ -73,6 +73,12 @@ pub struct JwtConfig {
 }
 
 impl AuthConfig {
+    /// Whether callers have scopes of their own. Without, every caller has all of them.
+    #[must_use]
+    pub fn has_scopes(&self) -> bool {
+        self.accepts_tokens() || !self.client_certificates.is_empty()
+    }
+
     /// Whether callers that present no client certificate can prove who they are.
     #[must_use]
     pub fn accepts_tokens(&self) -> bool {

@@ -6,7 +6,7 @@ use super::error::Findings;
 use super::{Config, KafkaConfig};
 
 /// The name of the topic, after `kafka.id_prefix`.
-const TOPIC: &str = "redeliver.control";
+pub const CONTROL_TOPIC: &str = "redeliver.control";
 
 /// `control`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,7 +21,7 @@ impl ControlConfig {
     /// in the other.
     #[must_use]
     pub fn topic(&self, kafka: &KafkaConfig) -> String {
-        self.topic.clone().unwrap_or_else(|| kafka.id(TOPIC))
+        self.topic.clone().unwrap_or_else(|| kafka.id(CONTROL_TOPIC))
     }
 
     pub(super) fn check(&self, findings: &mut Findings<'_>) {

@@ -4,6 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use regex::{Regex, RegexBuilder};
+use regex_automata::hybrid::dfa::{Cache, DFA};
+use regex_automata::nfa::thompson;
+use regex_automata::{Anchored, Input};
+use regex_syntax::hir::{Hir, HirKind, LookSet, Repetition};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::display_from_str;
@@ -16,12 +20,16 @@ const MAX_RULES: usize = 100;
 const MAX_ENTRIES: usize = 64;
 /// Maximum number of expressions of all rules: each takes memory and time.
 const MAX_EXPRESSIONS: usize = 200;
+/// Maximum number of paths of all rules: each takes the time to scan a value.
+const MAX_FIELDS: usize = 500;
 /// Maximum number of names in a path.
 const MAX_STEPS: usize = 32;
 /// Maximum length of an expression or the pattern of a header, in bytes.
 const MAX_LENGTH: usize = 512;
 /// Maximum size of a compiled expression, in bytes.
 const MAX_COMPILED: usize = 1 << 20;
+/// Maximum memory for the states of an expression that a search meets, in bytes.
+const MAX_STATES: usize = 256 << 10;
 
 /// A rule of `dlq_inspector.masking`. What several rules of a topic mask, all of them mask.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,7 +71,11 @@ pub enum Step {
 
 /// A regular expression for parts of texts. It never matches the empty text everywhere.
 #[derive(Clone, Debug)]
-pub struct Expression(Regex);
+pub struct Expression {
+    regex: Regex,
+    /// Tells after each byte whether a match is still possible, which `regex` does not.
+    automaton: DFA,
+}
 
 impl MaskingRule {
     fn check(&self) -> Result<(), String> {
@@ -101,8 +113,14 @@ impl MaskingRule {
     }
 }
 
-/// Reports problems of the rules in the current section of `findings`.
-pub(super) fn check(rules: &[MaskingRule], findings: &mut Findings<'_>) {
+/// Reports problems of the rules in the current section of `findings`. `have_scopes`: whether callers have scopes of their own.
+pub(super) fn check(rules: &[MaskingRule], have_scopes: bool, findings: &mut Findings<'_>) {
+    if !rules.is_empty() && !have_scopes {
+        findings.report(
+            "masking",
+            "hides nothing, because every caller has all scopes; set dlq_inspector.auth",
+        );
+    }
     if rules.len() > MAX_RULES {
         findings.report(
             "masking",
@@ -113,6 +131,13 @@ pub(super) fn check(rules: &[MaskingRule], findings: &mut Findings<'_>) {
     if expressions > MAX_EXPRESSIONS {
         let problem = format!("has {expressions} expressions in messages; the limit is {MAX_EXPRESSIONS}");
         findings.report("masking", problem);
+    }
+    let fields: usize = rules.iter().map(|rule| rule.fields.len()).sum();
+    if fields > MAX_FIELDS {
+        findings.report(
+            "masking",
+            format!("has {fields} paths in fields; the limit is {MAX_FIELDS}"),
+        );
     }
     for (index, rule) in rules.iter().enumerate() {
         if let Err(problem) = rule.check() {
@@ -174,7 +199,63 @@ impl Expression {
     /// The compiled expression.
     #[must_use]
     pub fn regex(&self) -> &Regex {
-        &self.0
+        &self.regex
+    }
+
+    /// Where in a text, of which the end may be missing, the first match begins that may go on beyond the end.
+    #[must_use]
+    pub fn begins_at(&self, text: &str) -> Option<usize> {
+        let mut cache = self.automaton.create_cache();
+        let mut starts = text.char_indices().map(|(at, _)| at);
+        starts.find(|at| self.may_go_on(&mut cache, text, *at))
+    }
+
+    /// Whether a match from this place to the end of the text may go on beyond it.
+    fn may_go_on(&self, cache: &mut Cache, text: &str, at: usize) -> bool {
+        let from = Input::new(text).range(at..).anchored(Anchored::Yes);
+        let Ok(mut state) = self.automaton.start_state_forward(cache, &from) else {
+            return true;
+        };
+        for byte in &text.as_bytes()[at..] {
+            match self.automaton.next_state(cache, state, *byte) {
+                Ok(next) if next.is_dead() => return false,
+                Ok(next) => state = next,
+                Err(_) => return true,
+            }
+        }
+        true
+    }
+}
+
+fn automaton(expression: &str) -> Result<DFA, String> {
+    let hir = regex_syntax::parse(expression).map_err(|error| error.to_string())?;
+    let nfa = thompson::Compiler::new()
+        .configure(thompson::Config::new().nfa_size_limit(Some(MAX_COMPILED)))
+        .build_from_hir(&without_word_boundaries(hir))
+        .map_err(|error| error.to_string())?;
+    let states = DFA::config()
+        .cache_capacity(MAX_STATES)
+        .skip_cache_capacity_check(true);
+    let automaton = DFA::builder().configure(states).build_from_nfa(nfa);
+    automaton.map_err(|error| error.to_string())
+}
+
+/// An expression that matches at least as much, without what an automaton cannot decide: where words of all scripts begin and end.
+fn without_word_boundaries(hir: Hir) -> Hir {
+    let all = |parts: Vec<Hir>| parts.into_iter().map(without_word_boundaries).collect();
+    match hir.into_kind() {
+        HirKind::Empty => Hir::empty(),
+        HirKind::Literal(literal) => Hir::literal(literal.0),
+        HirKind::Class(class) => Hir::class(class),
+        HirKind::Look(look) if LookSet::singleton(look).contains_word_unicode() => Hir::empty(),
+        HirKind::Look(look) => Hir::look(look),
+        HirKind::Repetition(repetition) => Hir::repetition(Repetition {
+            sub: Box::new(without_word_boundaries(*repetition.sub)),
+            ..repetition
+        }),
+        HirKind::Capture(capture) => without_word_boundaries(*capture.sub),
+        HirKind::Concat(parts) => Hir::concat(all(parts)),
+        HirKind::Alternation(parts) => Hir::alternation(all(parts)),
     }
 }
 
@@ -185,7 +266,10 @@ impl FromStr for Expression {
         if text.is_empty() || text.len() > MAX_LENGTH {
             return Err(format!("an expression has 1 to {MAX_LENGTH} bytes"));
         }
-        let regex = RegexBuilder::new(text).size_limit(MAX_COMPILED).build();
+        let regex = RegexBuilder::new(text)
+            .size_limit(MAX_COMPILED)
+            .dfa_size_limit(MAX_STATES)
+            .build();
         let regex = regex.map_err(|error| match error {
             regex::Error::CompiledTooBig(_) => {
                 format!("`{text}` is too large, mostly because of counted repetitions such as {{1,1000}}")
@@ -202,19 +286,20 @@ impl FromStr for Expression {
                 "`{text}` matches the empty text, so that it would match everywhere; use + instead of *"
             ));
         }
-        Ok(Self(regex))
+        let automaton = automaton(text).map_err(|problem| format!("`{text}` cannot be used: {problem}"))?;
+        Ok(Self { regex, automaton })
     }
 }
 
 impl fmt::Display for Expression {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0.as_str())
+        f.write_str(self.regex.as_str())
     }
 }
 
 impl PartialEq for Expression {
     fn eq(&self, other: &Self) -> bool {
-        self.0.as_str() == other.0.as_str()
+        self.regex.as_str() == other.regex.as_str()
     }
 }
 
@@ -277,5 +362,21 @@ mod tests {
             let error = invalid.parse::<Expression>().unwrap_err();
             assert!(error.contains(says), "{error}");
         }
+    }
+
+    #[test]
+    fn a_match_that_the_end_of_a_text_cuts_is_found() {
+        let begins = |expression: &str, text: &str| expression.parse::<Expression>().unwrap().begins_at(text);
+        assert_eq!(begins("[0-9]{16}", "card 411111"), Some(5));
+        assert_eq!(begins("[0-9]{16}", "card 411111 x"), None);
+        // Whatever its length.
+        let token = format!("of eyJ{}", "a".repeat(900));
+        assert_eq!(begins("eyJ[a-zA-Z0-9_.-]+", &token), Some(3));
+        assert_eq!(begins("(?s)BEGIN.*END", &format!("ß BEGIN {token}")), Some(3));
+        // A match that is certain to have ended is found by a search.
+        assert_eq!(begins("[a-z]+@[a-z.]+", "bob@example.com, "), None);
+        assert_eq!(begins("[a-z]+@[a-z.]+", "no mail to b"), Some(11));
+        assert_eq!(begins(r"\b[0-9]{16}\b", "größe 4111"), Some(8));
+        assert_eq!(begins("a", ""), None);
     }
 }

@@ -13,6 +13,7 @@ use super::display_from_str;
 use super::error::Findings;
 use super::masking::{self, MaskingRule};
 use super::output::{is_pointer, pointer_problem};
+use super::schema_registry::SchemaRegistryConfig;
 use super::secret::Url;
 use super::tls::ServerTlsConfig;
 
@@ -81,6 +82,8 @@ pub struct DlqInspectorConfig {
     pub masking: Vec<MaskingRule>,
     /// Whether payloads are sent only after it was recorded in the audit topic who gets them.
     pub record_disclosures: bool,
+    /// Where the schemas of values are.
+    pub schema_registry: Option<SchemaRegistryConfig>,
 }
 
 impl Default for RetryTierConfig {
@@ -118,6 +121,7 @@ impl Default for DlqInspectorConfig {
             json_fields: Vec::new(),
             masking: Vec::new(),
             record_disclosures: true,
+            schema_registry: None,
         }
     }
 }
@@ -233,7 +237,10 @@ impl DlqInspectorConfig {
                 ),
             );
         }
-        masking::check(&self.masking, findings);
+        if let Some(registry) = &self.schema_registry {
+            findings.inside("schema_registry", |at| registry.check(at));
+        }
+        masking::check(&self.masking, self.auth.has_scopes(), findings);
         for topic in &self.topics {
             if !redeliver_core::pipeline::is_topic_name(&topic.replace('*', "x")) {
                 findings.report(

@@ -706,33 +706,81 @@ fn masking_rules_are_checked() {
         "dlq_inspector",
         &[
             (
-                "masking: [{ topics: ['*'] }]",
+                "masking: [{ topics: ['*'], key: true }]",
+                "masking: hides nothing, because every caller has all scopes; set dlq_inspector.auth",
+            ),
+            (
+                "auth: { jwt: { issuer: i, audience: a, jwks_url: 'https://idp/keys' } }, masking: [{ topics: ['*'] }]",
                 "masking: rule 1: masks nothing; set at least one of key, fields, headers and messages",
             ),
             (
-                "masking: [{ topics: [], key: true }]",
+                "auth: { jwt: { issuer: i, audience: a, jwks_url: 'https://idp/keys' } }, masking: [{ topics: [], key: true }]",
                 "masking: rule 1: topics is empty; write [\"*\"] for all dead-letter topics",
             ),
             (
-                "masking: [{ topics: ['a b'], key: true }]",
+                "auth: { jwt: { issuer: i, audience: a, jwks_url: 'https://idp/keys' } }, masking: [{ topics: ['a b'], key: true }]",
                 "masking: rule 1: topics: `a b` is not a topic name or a pattern such as *-dlq",
             ),
             (
-                "masking: [{ topics: ['*'], fields: [card] }]",
+                "auth: { jwt: { issuer: i, audience: a, jwks_url: 'https://idp/keys' } }, masking: [{ topics: ['*'], fields: [card] }]",
                 "masking[0].fields[0]: `card` is not a JSON pointer: write the path of a field, such as /meta/queue",
             ),
             (
-                "masking: [{ topics: ['*'], messages: ['a*'] }]",
+                "auth: { jwt: { issuer: i, audience: a, jwks_url: 'https://idp/keys' } }, masking: [{ topics: ['*'], messages: ['a*'] }]",
                 "masking[0].messages[0]: `a*` matches the empty text, so that it would match everywhere; use + instead of *",
             ),
             (
-                "masking: [{ topics: ['*'], headers: [''] }]",
+                "auth: { jwt: { issuer: i, audience: a, jwks_url: 'https://idp/keys' } }, masking: [{ topics: ['*'], headers: [''] }]",
                 "masking: rule 1: headers: the pattern of a name has 1 to 512 bytes",
             ),
         ],
     );
-    let valid = "dlq_inspector: { masking: [{ topics: ['*'], key: true, fields: ['/a/*/**/b~1'], headers: ['x-*'], messages: ['[0-9]{16}'] }] }";
+    let valid = "dlq_inspector: { auth: { jwt: { issuer: i, audience: a, jwks_url: 'https://idp/keys' } }, masking: [{ topics: ['*'], key: true, fields: ['/a/*/**/b~1'], headers: ['x-*'], messages: ['[0-9]{16}'] }] }";
     assert!(load(valid, &[], &[]).is_ok());
+    let fields = vec!["/a"; 64].join(", ");
+    let rule = format!("{{ topics: ['*'], fields: [{fields}] }}");
+    let many = format!(
+        "dlq_inspector: {{ auth: {{ jwt: {{ issuer: i, audience: a, jwks_url: 'https://idp/keys' }} }}, masking: [{}] }}",
+        vec![rule; 8].join(", ")
+    );
+    check(&[(
+        &many,
+        1,
+        "dlq_inspector.masking: has 512 paths in fields; the limit is 500",
+    )]);
+}
+
+#[test]
+fn the_schema_registry_is_checked() {
+    check_section(
+        "dlq_inspector",
+        &[
+            (
+                "schema_registry: { url: 'registry:8081' }",
+                "schema_registry.url: is not an HTTP URL: write http:// or https:// and a host, such as http://localhost:8080/path",
+            ),
+            (
+                "schema_registry: { url: 'http://registry:8081', token_file: Cargo.toml }",
+                "schema_registry.url: must begin with https://, because credentials are sent there",
+            ),
+            (
+                "schema_registry: { url: 'https://registry', username: me }",
+                "schema_registry.password_file: username and password_file need each other",
+            ),
+            (
+                "schema_registry: { url: 'https://registry', username: me, password_file: Cargo.toml, token_file: Cargo.toml }",
+                "schema_registry.token_file: cannot be combined with username",
+            ),
+            (
+                "schema_registry: { url: 'https://registry', token_file: /nowhere/token }",
+                "schema_registry.token_file: cannot read /nowhere/token: No such file or directory (os error 2)",
+            ),
+        ],
+    );
+    accepts(&[
+        "dlq_inspector: { schema_registry: { url: 'http://registry:8081/apis/ccompat/v7' } }",
+        "dlq_inspector: { schema_registry: { url: 'https://registry', username: me, password_file: Cargo.toml } }",
+    ]);
 }
 
 #[test]

@@ -7,14 +7,14 @@ use std::time::Duration;
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, PublicKeyUse};
 use jsonwebtoken::{Algorithm, AlgorithmFamily, DecodingKey};
 use prometheus_client::metrics::gauge::Gauge;
-use redeliver_core::error_chain::error_chain;
 use redeliver_core::wait::{Backoff, LogThrottle};
-use redeliver_runtime::config::{is_loopback, redact_url};
-use redeliver_runtime::tls::{client_builder, trusted_roots};
-use reqwest::{Client, redirect};
+use redeliver_runtime::config::redact_url;
+use reqwest::Client;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use url::Url;
+
+use crate::http;
 
 /// The maximum size of a key set in bytes, and the maximum number of its keys.
 const MAX_BYTES: usize = 256 << 10;
@@ -160,23 +160,7 @@ impl RemoteKeys {
     /// # Errors
     /// What is wrong with the CA certificates or the client.
     pub(super) fn new(url: &Url, ca_file: Option<&Path>, stale: Gauge) -> Result<Self, String> {
-        let mut tls = client_builder()
-            .map_err(|error| format!("cannot set up TLS: {error}"))?
-            .with_root_certificates(trusted_roots(ca_file)?)
-            .with_no_client_auth();
-        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-        let mut client = Client::builder()
-            .tls_backend_preconfigured(tls)
-            .http1_only()
-            // A redirect could lead to another host or to plain text.
-            .redirect(redirect::Policy::none())
-            .timeout(TIMEOUT);
-        if is_loopback(url) {
-            client = client.no_proxy();
-        }
-        let client = client
-            .build()
-            .map_err(|error| format!("cannot create the HTTP client: {error}"))?;
+        let client = http::client(url, ca_file, TIMEOUT)?;
         Ok(Self {
             url: url.clone(),
             client,
@@ -262,18 +246,12 @@ impl RemoteKeys {
     }
 
     async fn fetch(&self) -> Result<KeySet, String> {
-        let of = |error: reqwest::Error| error_chain(&error.without_url());
-        let mut response = self.client.get(self.url.clone()).send().await.map_err(of)?;
+        let response = self.client.get(self.url.clone()).send().await;
+        let response = response.map_err(http::problem)?;
         if response.status() != reqwest::StatusCode::OK {
             return Err(format!("the issuer answered {}", response.status()));
         }
-        let mut body = Vec::new();
-        while let Some(chunk) = response.chunk().await.map_err(of)? {
-            body.extend_from_slice(&chunk);
-            if body.len() > MAX_BYTES {
-                break;
-            }
-        }
+        let body = http::body(response, MAX_BYTES).await?;
         KeySet::parse(&body).map_err(|problem| format!("the response {problem}"))
     }
 

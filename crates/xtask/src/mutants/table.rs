@@ -862,6 +862,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         )],
     ),
     mutant(
+        "masking-shows-decoded-values",
+        "What is masked in a value is shown in the decoded one.",
+        &[integration(
+            INSPECTOR,
+            "access::decoded::values_are_decoded_with_their_schemas_and_what_is_masked_is_not_in_them",
+        )],
+    ),
+    mutant(
         "masking-answers-filters",
         "A filter on error messages matches what is masked in them. Callers find it out by guessing.",
         &[unit(

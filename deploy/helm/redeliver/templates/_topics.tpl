@@ -72,7 +72,7 @@ Redeliver manages the topic, `config` and the topics whose records must fit into
 {{- $_ := set $managed $control (dict "sources" list "partitions" 1 "config" (deepCopy $compacted)) -}}
 {{- $audit := default (printf "%sredeliver.audit" $facts.prefix) (dig "audit" "topic" "" $config) -}}
 {{- $kept := include "redeliver.millis" (dict "text" (dig "audit" "retention" "400d" $config) "path" "config.audit.retention") | int64 -}}
-{{- $_ := set $managed $audit (dict "sources" list "partitions" 1 "config" (dict "cleanup.policy" "delete" "retention.ms" $kept)) -}}
+{{- $_ := set $managed $audit (dict "sources" list "partitions" 1 "config" (dict "cleanup.policy" "delete" "retention.ms" $kept "message.timestamp.type" "LogAppendTime")) -}}
 {{- $topics := dict -}}
 {{- /* An output choice contains null for results that are dropped. */ -}}
 {{- range compact $users -}}

@@ -1,19 +1,16 @@
 //! The gRPC service `redeliver.v1.AuditService`.
 
-use std::time::Instant;
-
 use redeliver_core::Timestamp;
 use redeliver_proto::convert::from_timestamp;
 use redeliver_proto::error::invalid;
 use redeliver_proto::v1;
 use redeliver_proto::v1::audit_service_server::AuditService;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Request, Response, Status};
 
 use super::Api;
 use super::list::page_size;
-use super::token::{PageToken, query_hash};
+use super::token::{AuditToken, query_hash};
 use crate::audit::{EntryPage, Wanted};
-use crate::index::Cursor;
 
 /// Without a time, entries of this many milliseconds are listed.
 const DEFAULT_RANGE: i64 = 86_400_000;
@@ -26,16 +23,12 @@ impl AuditService for Api {
         &self,
         request: Request<v1::ListAuditEntriesRequest>,
     ) -> Result<Response<v1::ListAuditEntriesResponse>, Status> {
-        let started = Instant::now();
         let viewer = self.viewer(&request)?;
-        let result = async {
+        let response = async {
             viewer.require_audit()?;
             self.audit_entries(request.into_inner()).await
-        }
-        .await;
-        let code = result.as_ref().map_or_else(Status::code, |_| Code::Ok);
-        self.metrics.observe_call("ListAuditEntries", started, code);
-        result.map(Response::new)
+        };
+        self.observe("ListAuditEntries", response).await
     }
 }
 
@@ -75,13 +68,13 @@ impl Api {
             &request.action,
             &request.target,
         ]);
-        let after = PageToken::decode(query, &request.page_token)?;
+        let after = AuditToken::decode(query, &request.page_token)?;
         let now = self.clock.now();
         let wanted = Wanted {
             // Later pages begin where the first one has ended.
             from: from.unwrap_or_else(|| match after {
                 None => Timestamp::from_millis(now.as_millis().saturating_sub(DEFAULT_RANGE)),
-                Some(cursor) => Timestamp::from_millis(cursor.id_hash.cast_signed()),
+                Some(token) => token.from,
             }),
             // Also what other clocks have written, which are ahead.
             until: until.unwrap_or(Timestamp::from_millis(i64::MAX)),
@@ -92,16 +85,9 @@ impl Api {
         let from = wanted.from;
         let EntryPage { entries, next } = self
             .audit
-            .read(wanted, after.map(|cursor| cursor.dead_at), size)
+            .read(wanted, after.map(|token| token.next), size)
             .await?;
-        // The token has the offset of the next record, and the time of the first page.
-        let token = |offset| {
-            let cursor = Cursor {
-                dead_at: offset,
-                id_hash: from.as_millis().cast_unsigned(),
-            };
-            PageToken::encode(query, cursor)
-        };
+        let token = |next| AuditToken { next, from }.encode(query);
         Ok(v1::ListAuditEntriesResponse {
             entries,
             next_page_token: next.map_or_else(String::new, token),

@@ -5,13 +5,13 @@ use redeliver_core::TimestampType;
 use redeliver_kafka::lookup::StoredRecord;
 use redeliver_proto::convert::{to_headers, to_timestamp};
 use redeliver_proto::v1;
-use redeliver_runtime::config::FieldPath;
 
+use super::value::ShownValue;
 use crate::access::Viewer;
 use crate::dialect::{Facts, Field};
 use crate::header_list;
 use crate::index::IndexedLetter;
-use crate::masking::{Fact, Mask, MaskedHeaders, MaskedValue};
+use crate::masking::{Fact, Mask, MaskedHeaders};
 
 /// Values in messages are truncated to this many bytes.
 pub(super) const VALUE_LIMIT: usize = 1 << 20;
@@ -23,17 +23,17 @@ pub(super) fn basic(viewer: &Viewer, letter: &IndexedLetter, are_states_known: b
     shown(viewer, letter, whole_basic(letter, are_states_known))
 }
 
-/// The FULL view: with headers, and with the value up to [`VALUE_LIMIT`].
+/// The FULL view: with headers, and with the value up to [`VALUE_LIMIT`]. `value`: what the caller sees of it; `None` for a null value.
 pub(super) fn full(
     viewer: &Viewer,
     letter: &IndexedLetter,
-    stored: StoredRecord,
+    stored: &StoredRecord,
+    value: Option<ShownValue>,
     are_states_known: bool,
 ) -> v1::DeadLetter {
-    let mask = viewer.mask(&letter.id.topic);
-    let mut whole = whole_full(letter, &stored, are_states_known);
-    match stored.record.value.map(|value| mask.value(value)) {
-        Some(MaskedValue::Shown(value, paths)) => {
+    let mut whole = whole_full(letter, stored, are_states_known);
+    match value {
+        Some(ShownValue::Shown(value, paths)) => {
             whole.value_truncated = value.len() > VALUE_LIMIT;
             // A slice would keep the whole value in memory.
             whole.value = Some(if whole.value_truncated {
@@ -43,10 +43,10 @@ pub(super) fn full(
             });
             if !paths.is_empty() {
                 add(&mut whole, "value");
-                whole.masked.get_or_insert_default().paths = texts(&paths);
+                whole.masked.get_or_insert_default().paths = paths;
             }
         }
-        Some(MaskedValue::Withheld) => add(&mut whole, "value"),
+        Some(ShownValue::Withheld) => add(&mut whole, "value"),
         None => {}
     }
     shown(viewer, letter, whole)
@@ -92,8 +92,14 @@ fn mask(mask: &Mask<'_>, letter: &IndexedLetter, whole: &mut v1::DeadLetter) {
 
 /// Replaces what was read from headers by what the masked headers say.
 fn mask_facts(mask: &Mask<'_>, facts: Facts, whole: &mut v1::DeadLetter) {
-    if whole.error_message != facts.error_message && !mask.hides(Fact::Of(Field::ErrorMessage)) {
-        add(whole, "error_message");
+    // Masked in part.
+    for (field, is_masked) in [
+        ("error_code", whole.error_code != facts.error_code),
+        ("error_message", whole.error_message != facts.error_message),
+    ] {
+        if is_masked {
+            add(whole, field);
+        }
     }
     for (field, fact) in [
         ("pipeline", Field::Pipeline),
@@ -133,22 +139,18 @@ fn mask_facts(mask: &Mask<'_>, facts: Facts, whole: &mut v1::DeadLetter) {
 }
 
 /// Says that a field is masked.
-fn add(whole: &mut v1::DeadLetter, field: &str) {
+pub(super) fn add(whole: &mut v1::DeadLetter, field: &str) {
     let fields = &mut whole.masked.get_or_insert_default().fields;
     if !fields.iter().any(|masked| masked == field) {
         fields.push(field.to_owned());
     }
 }
 
-pub(super) fn texts(paths: &[&FieldPath]) -> Vec<String> {
-    paths.iter().map(|path| path.as_str().to_owned()).collect()
-}
-
 /// Without key, value and headers, and without the hash of them: whoever guesses them could compare it.
 fn without_payload(whole: v1::DeadLetter) -> v1::DeadLetter {
     let masked = whole.masked.map(|masked| {
         let is_payload =
-            |field: &String| ["key", "value", "headers", "content_hash"].contains(&field.as_str());
+            |field: &String| ["key", "value", "headers", "decoded", "content_hash"].contains(&field.as_str());
         let fields = masked.fields.into_iter().filter(|field| !is_payload(field));
         v1::Masked {
             fields: fields.collect(),
@@ -161,6 +163,7 @@ fn without_payload(whole: v1::DeadLetter) -> v1::DeadLetter {
         value: None,
         value_truncated: false,
         headers: Vec::new(),
+        decoded: None,
         unreadable_headers: 0,
         content_hash: Bytes::new(),
         payload_withheld: v1::PayloadWithheld::NoPermission.into(),
@@ -210,6 +213,7 @@ fn whole_basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter
         timestamp_type: v1::TimestampType::Unspecified.into(),
         masked: None,
         completeness: None,
+        decoded: None,
     }
 }
 

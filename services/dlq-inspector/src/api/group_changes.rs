@@ -68,7 +68,7 @@ impl Api {
     ) -> Result<v1::Group, Status> {
         let requested_at = self.clock.now();
         let id = group_id(&request.id)?;
-        check_text("why", &request.why, MAX_WHY, "WHY_INVALID")?;
+        check_why("why", &request.why)?;
         let filter = viewer.limit(in_group(id))?;
         let completeness = self.completeness();
         let states = self.group_states()?;
@@ -127,6 +127,11 @@ impl Api {
             None,
         ))
     }
+}
+
+/// Checks the reason of a call.
+pub(super) fn check_why(field: &str, why: &str) -> Result<(), Status> {
+    check_text(field, why, MAX_WHY, "WHY_INVALID")
 }
 
 fn check_text(field: &str, text: &str, limit: usize, reason: &str) -> Result<(), Status> {

@@ -1,12 +1,14 @@
 //! `ListDeadLetters` and `GetDeadLetter`.
 
+use redeliver_kafka::lookup::StoredRecord;
 use redeliver_proto::error::invalid;
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::audit::Action;
 use tonic::Status;
 
 use super::token::{PageToken, query_hash};
-use super::{Api, convert, query_failed};
+use super::value::{self, RecordValue};
+use super::{Api, convert, not_found, query_failed};
 use crate::access::Viewer;
 use crate::audit::Disclosure;
 use crate::filter::NumberField;
@@ -20,6 +22,8 @@ const PAGE_BYTES: usize = 3 << 20;
 const LOOKUP_BATCH: usize = 32;
 /// Maximum size of these values in bytes, unless a single one is larger.
 const LOOKUP_BYTES: u64 = 4 << 20;
+/// A page ends after values of this size were read, in bytes: what is masked is read as a whole, and shown in a few bytes.
+const READ_BYTES: u64 = 32 << 20;
 /// Maximum size of the keys and headers that are read from the index at once, in bytes.
 const INDEX_BYTES: usize = 4 << 20;
 
@@ -64,9 +68,16 @@ impl Api {
         let are_states_known = after_query.are_states_known();
 
         let (mut page, mut gone) = (Vec::new(), Vec::new());
-        let mut bytes = 0;
+        let (mut bytes, mut read) = (0, 0);
         let mut last = None;
         'page: for batch in batches(&letters, LOOKUP_BYTES) {
+            if read >= READ_BYTES {
+                has_more = true;
+                break;
+            }
+            if is_full {
+                read += value_bytes(batch);
+            }
             let messages = self.to_messages(viewer, batch, is_full, are_states_known).await?;
             for (letter, message) in batch.iter().zip(messages) {
                 let is_gone = message.is_none();
@@ -86,7 +97,8 @@ impl Api {
             }
         }
         if is_full {
-            let disclosure = Disclosure::of(Action::ListDeadLetters, &request.filter, &page);
+            let filter = self.recorded_filter(&request.filter)?;
+            let disclosure = Disclosure::of(Action::ListDeadLetters, &filter, &page);
             self.audit.record(viewer, disclosure, self.clock.now()).await?;
         }
         let token = last.filter(|_| has_more);
@@ -103,8 +115,23 @@ impl Api {
         let completeness = self.completeness();
         let letter = self.find(viewer, &id).await?;
         let stored = self.record_of(&letter).await?;
+        let value = stored.record.value.clone();
         let completeness = self.completeness_since(&completeness);
-        let message = convert::full(viewer, &letter, stored, completeness.are_states_known());
+        let letters = [&letter];
+        let full = self.full(
+            viewer,
+            &letters,
+            vec![Some(stored)],
+            completeness.are_states_known(),
+        );
+        let Some(mut message) = full.await?.pop().flatten() else {
+            return Err(not_found(&id));
+        };
+        if let Some(bytes) = value {
+            let topic = letter.id.topic.clone();
+            self.decode(viewer, RecordValue { topic, bytes }, &mut message)
+                .await?;
+        }
         let disclosure = Disclosure::of(Action::GetDeadLetter, "", [&message]);
         self.audit.record(viewer, disclosure, self.clock.now()).await?;
         Ok(v1::DeadLetter {
@@ -130,16 +157,43 @@ impl Api {
         }
         let is_shown = |letter: &IndexedLetter| viewer.sees_payloads(&letter.id.topic);
         let with_payload: Vec<&IndexedLetter> = letters.iter().filter(|letter| is_shown(letter)).collect();
-        let mut records = self.records_of(&with_payload).await?.into_iter();
+        let records = self.records_of(&with_payload).await?;
+        let mut full = self
+            .full(viewer, &with_payload, records, are_states_known)
+            .await?
+            .into_iter();
         let message = |letter| {
             if is_shown(letter) {
-                let stored = records.next()??;
-                Some(convert::full(viewer, letter, stored, are_states_known))
+                full.next()?
             } else {
                 Some(convert::basic(viewer, letter, are_states_known))
             }
         };
         Ok(letters.iter().map(message).collect())
+    }
+
+    /// Converts dead letters with these records to the FULL view; `None` for one whose record Kafka does not have any more.
+    async fn full(
+        &self,
+        viewer: &Viewer,
+        letters: &[&IndexedLetter],
+        mut records: Vec<Option<StoredRecord>>,
+        are_states_known: bool,
+    ) -> Result<Vec<Option<v1::DeadLetter>>, Status> {
+        let with_records = letters.iter().zip(&mut records);
+        let values = with_records.map(|(letter, stored)| {
+            Some(RecordValue {
+                topic: letter.id.topic.clone(),
+                bytes: stored.as_mut()?.record.value.take()?,
+            })
+        });
+        let values = value::shown(viewer, values.collect()).await?;
+        let letters = letters.iter().zip(records).zip(values);
+        Ok(letters
+            .map(|((letter, stored), value)| {
+                Some(convert::full(viewer, letter, &stored?, value, are_states_known))
+            })
+            .collect())
     }
 }
 
@@ -157,6 +211,12 @@ pub(super) fn batches(letters: &[IndexedLetter], bytes: u64) -> impl Iterator<It
         rest = after;
         Some(batch)
     })
+}
+
+/// The size of the values of dead letters in bytes.
+fn value_bytes(letters: &[IndexedLetter]) -> u64 {
+    let sizes = letters.iter().filter_map(|letter| letter.value_size);
+    sizes.fold(0, u64::saturating_add)
 }
 
 /// Whether the view is FULL. Any other value means BASIC.

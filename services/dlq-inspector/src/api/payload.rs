@@ -6,11 +6,10 @@ use redeliver_proto::v1;
 use redeliver_service::audit::Action;
 use tonic::Status;
 
-use super::convert::texts;
+use super::value::{self, RecordValue, ShownValue};
 use super::{Api, ResponseStream};
 use crate::access::Viewer;
 use crate::audit::Disclosure;
-use crate::masking::MaskedValue;
 
 /// Maximum size of a chunk in bytes.
 const CHUNK: usize = 256 << 10;
@@ -25,12 +24,15 @@ impl Api {
         let letter = self.find(viewer, &id).await?;
         viewer.require_payloads(&letter.id.topic)?;
         let stored = self.record_of(&letter).await?;
-        let mask = viewer.mask(&letter.id.topic);
-        let MaskedValue::Shown(mut rest, paths) = mask.value(stored.record.value.unwrap_or_default()) else {
+        let value = RecordValue {
+            topic: letter.id.topic.clone(),
+            bytes: stored.record.value.unwrap_or_default(),
+        };
+        let shown = value::shown(viewer, vec![Some(value)]).await?;
+        let Some(ShownValue::Shown(mut rest, mut masked_paths)) = shown.into_iter().flatten().next() else {
             viewer.require_unmasked(&letter.id.topic)?;
             return Err(Status::internal("a value is masked for a caller that sees it"));
         };
-        let mut masked_paths = texts(&paths);
         let disclosure = Disclosure {
             target: letter.id.to_string(),
             count: 1,

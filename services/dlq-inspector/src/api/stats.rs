@@ -52,6 +52,7 @@ impl Api {
             let hides_classes = viewer.mask(&topic).hides(Fact::Of(Field::ErrorClass));
             let mut stats = stats(topic, counts, status, now);
             if hides_classes {
+                stats.classes_masked = !stats.open_by_class.is_empty();
                 stats.open_by_class.clear();
             }
             if completeness.are_states_known() {
@@ -84,6 +85,7 @@ fn stats(topic: String, counts: TopicCounts, status: TopicStatus, now: Timestamp
         until_removal,
         open_by_class: counts.open_by_class.into_iter().collect(),
         removal: removal(status.retention).into(),
+        classes_masked: false,
     }
 }
 
@@ -95,6 +97,7 @@ fn without_states(stats: v1::TopicStats) -> v1::TopicStats {
         newest: None,
         until_removal: None,
         open_by_class: HashMap::new(),
+        classes_masked: false,
         ..stats
     }
 }

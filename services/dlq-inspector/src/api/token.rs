@@ -2,10 +2,11 @@
 //!
 //! A page token contains the time and the hash of the id of the last dead letter, which are the same in every index: it is
 //! valid on every replica, and after the index was rebuilt. A resume token contains a number in the order of indexing, so that
-//! it is valid for one generation of the index. Both are valid for one query.
+//! it is valid for one generation of the index. A token of the audit log contains an offset. All are valid for one query.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use redeliver_core::Timestamp;
 use redeliver_proto::error::{invalid, status};
 use sha2::{Digest as _, Sha256};
 use tonic::{Code, Status};
@@ -32,9 +33,19 @@ pub(super) struct PageToken;
 /// Resumes a watch.
 pub(super) struct ResumeToken;
 
+/// Continues a list of audit entries with its next page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AuditToken {
+    /// The offset where the page begins.
+    pub(super) next: i64,
+    /// Where the time of the first page begins.
+    pub(super) from: Timestamp,
+}
+
 /// The first byte of a token.
 const PAGE_TAG: u8 = 3;
 const RESUME_TAG: u8 = 4;
+const AUDIT_TAG: u8 = 5;
 /// The first bytes and the length of the tokens of a former version, which contain the row of an index that does not exist any more.
 const FORMER_TAGS: [u8; 2] = [1, 2];
 const FORMER_LENGTH: usize = 33;
@@ -58,6 +69,25 @@ impl PageToken {
         Ok(Some(Cursor {
             dead_at: i64::from_be_bytes(dead_at),
             id_hash: u64::from_be_bytes(id_hash),
+        }))
+    }
+}
+
+impl AuditToken {
+    pub(super) fn encode(self, query: QueryHash) -> String {
+        let from = self.from.as_millis();
+        encode(AUDIT_TAG, [query, self.next.to_be_bytes(), from.to_be_bytes()])
+    }
+
+    /// `None` for an empty token.
+    pub(super) fn decode(query: QueryHash, token: &str) -> Result<Option<Self>, Status> {
+        let Some([of_query, next, from]) = decode(PageToken::FIELD, AUDIT_TAG, token)? else {
+            return Ok(None);
+        };
+        check_query(PageToken::FIELD, of_query, query)?;
+        Ok(Some(Self {
+            next: i64::from_be_bytes(next),
+            from: Timestamp::from_millis(i64::from_be_bytes(from)),
         }))
     }
 }
@@ -205,12 +235,23 @@ mod tests {
             dead_at: 1_700_000_000_000,
             id_hash: 7,
         };
-        let valid =
-            [PageToken::encode(query, cursor), ResumeToken::encode(1, query, 7)].map(String::into_bytes);
+        let audit = AuditToken {
+            next: 7,
+            from: Timestamp::from_millis(1_700_000_000_000),
+        };
+        let valid = [
+            PageToken::encode(query, cursor),
+            ResumeToken::encode(1, query, 7),
+            audit.encode(query),
+        ];
+        let valid = valid.map(String::into_bytes);
         fuzz("damaged_tokens", count, &valid, |input| {
             let token = String::from_utf8_lossy(input);
             if let Ok(Some(cursor)) = PageToken::decode(query, &token) {
                 assert_eq!(PageToken::encode(query, cursor), token);
+            }
+            if let Ok(Some(audit)) = AuditToken::decode(query, &token) {
+                assert_eq!(audit.encode(query), token);
             }
             if let Ok(Some(sequence)) = ResumeToken::decode(1, i64::MAX, query, &token) {
                 assert_eq!(ResumeToken::encode(1, query, sequence), token);

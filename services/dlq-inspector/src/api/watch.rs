@@ -69,8 +69,8 @@ struct Watcher {
     generation: Generation,
     viewer: Viewer,
     filter: Arc<LimitedFilter>,
-    /// As the client has written it.
-    filter_text: String,
+    /// As it is recorded.
+    recorded_filter: String,
     messages: Arc<MessageCache>,
     tests_states: bool,
     query: QueryHash,
@@ -117,7 +117,7 @@ impl Api {
             generation,
             viewer,
             filter: Arc::new(filter),
-            filter_text: request.filter.clone(),
+            recorded_filter: self.recorded_filter(&request.filter)?,
             messages: Arc::default(),
             tests_states,
             query,
@@ -258,7 +258,7 @@ impl Watcher {
             .map_err(WatchEnd::Status)?;
         if self.is_full {
             let sent = messages.iter().flatten();
-            let disclosure = Disclosure::of(Action::WatchDeadLetters, &self.filter_text, sent);
+            let disclosure = Disclosure::of(Action::WatchDeadLetters, &self.recorded_filter, sent);
             let recorded = self
                 .api
                 .audit

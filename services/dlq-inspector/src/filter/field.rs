@@ -123,6 +123,14 @@ impl Field {
         }
     }
 
+    /// Whether it contains what only some callers may see.
+    pub(super) fn is_secret(&self) -> bool {
+        match self {
+            Self::Key | Self::Header(_) | Self::Json(_) | Self::Text(TextField::ErrorMessage) => true,
+            Self::Id | Self::Text(_) | Self::Number(..) => false,
+        }
+    }
+
     /// Builds a restriction, or returns an error message.
     pub(super) fn restriction(self, operator: Operator, value: Value) -> Result<Expr, String> {
         let equal = match self {

@@ -1,5 +1,7 @@
 //! The parser of filters, by recursive descent.
 
+use std::ops::Range;
+
 use super::field::{FIELD_NAMES, Field, Operator, Value};
 use super::{Comparison, Expr, FilterError, MAX_DEPTH, MAX_LENGTH, MAX_RESTRICTIONS};
 
@@ -8,6 +10,31 @@ use super::{Comparison, Expr, FilterError, MAX_DEPTH, MAX_LENGTH, MAX_RESTRICTIO
 /// # Errors
 /// If the filter is invalid, with the position of the error.
 pub fn parse(text: &str, json_fields: &[String]) -> Result<Expr, FilterError> {
+    parse_with_secrets(text, json_fields).map(|(expression, _)| expression)
+}
+
+/// A filter in which `<value>` stands for each text that is searched for in keys, headers, values and error messages. Who may not see these
+/// must not learn it from the searches of others.
+///
+/// # Errors
+/// If the filter is invalid.
+pub fn without_secrets(text: &str, json_fields: &[String]) -> Result<String, FilterError> {
+    let (_, secrets) = parse_with_secrets(text, json_fields)?;
+    let mut shown = String::with_capacity(text.len());
+    let mut secrets = secrets.into_iter().peekable();
+    for (at, c) in text.chars().enumerate() {
+        while secrets.next_if(|secret| secret.end <= at).is_some() {}
+        match secrets.peek() {
+            Some(secret) if secret.start == at => shown.push_str("<value>"),
+            Some(secret) if secret.contains(&at) => {}
+            _ => shown.push(c),
+        }
+    }
+    Ok(shown)
+}
+
+/// A filter, and which of its characters are texts that are searched for in payloads and messages.
+fn parse_with_secrets(text: &str, json_fields: &[String]) -> Result<(Expr, Vec<Range<usize>>), FilterError> {
     if text.len() > MAX_LENGTH {
         return Err(FilterError {
             position: MAX_LENGTH + 1,
@@ -18,15 +45,16 @@ pub fn parse(text: &str, json_fields: &[String]) -> Result<Expr, FilterError> {
         chars: text.chars().collect(),
         at: 0,
         restrictions: 0,
+        secrets: Vec::new(),
         json_fields,
     };
     parser.skip_spaces();
     if parser.is_at_end() {
-        return Ok(Expr::And(Vec::new()));
+        return Ok((Expr::And(Vec::new()), Vec::new()));
     }
     let expression = parser.expression(0)?;
     match parser.peek() {
-        None => Ok(expression),
+        None => Ok((expression, parser.secrets)),
         Some(found) => Err(parser.error(format!("unmatched `{found}`"))),
     }
 }
@@ -35,6 +63,8 @@ struct Parser<'a> {
     chars: Vec<char>,
     at: usize,
     restrictions: usize,
+    /// Which characters are texts that are searched for in payloads and messages.
+    secrets: Vec<Range<usize>>,
     json_fields: &'a [String],
 }
 
@@ -177,6 +207,9 @@ impl Parser<'_> {
         self.skip_spaces();
         let value_at = self.at;
         let value = self.value()?;
+        if field.is_secret() && matches!(value, Value::Text(_)) {
+            self.secrets.push(value_at..self.at);
+        }
         self.skip_spaces();
         field
             .restriction(operator, value)

@@ -330,3 +330,29 @@ fn it_is_known_which_fields_a_filter_tests() {
         );
     }
 }
+
+#[test]
+fn what_is_searched_for_in_payloads_and_messages_is_not_recorded() {
+    let fields = ["/a".to_owned()];
+    for (filter, expected) in [
+        ("", ""),
+        (
+            "error_class = permanent state=OPEN",
+            "error_class = permanent state=OPEN",
+        ),
+        (
+            r#"key = "ß \" x" OR -headers.x.y : 4711"#,
+            "key = <value> OR -headers.x.y : <value>",
+        ),
+        (
+            "(json./a!='ä')AND error_message:b",
+            "(json./a!=<value>)AND error_message:<value>",
+        ),
+        // Whether it is set.
+        ("key:* topic = a", "key:* topic = a"),
+        ("headers.x = *", "headers.x = *"),
+    ] {
+        assert_eq!(without_secrets(filter, &fields).unwrap(), expected);
+    }
+    assert!(without_secrets("key = ", &fields).is_err());
+}

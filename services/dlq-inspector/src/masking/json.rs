@@ -61,6 +61,17 @@ pub(super) fn masks(path: &FieldPath, names: &[String]) -> bool {
     progress.is_done(path)
 }
 
+/// Whether two names are the same without `_` and the case of ASCII letters. Programs that read JSON often ignore the case, and in the JSON mapping of
+/// Protobuf, `card_number` is `cardNumber`.
+fn is_same_name(one: &str, other: &str) -> bool {
+    letters(one).eq(letters(other))
+}
+
+fn letters(name: &str) -> impl Iterator<Item = u8> {
+    let bytes = name.bytes().filter(|byte| *byte != b'_');
+    bytes.map(|byte| byte.to_ascii_lowercase())
+}
+
 /// How far the names on the way to a value follow a path: bit `n` is set if they can be its first `n` steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Progress(u64);
@@ -78,8 +89,7 @@ impl Progress {
                 continue;
             }
             next |= match step {
-                // Programs that read JSON often ignore the case.
-                Step::Name(expected) if expected.eq_ignore_ascii_case(name) => 2 << index,
+                Step::Name(expected) if is_same_name(expected, name) => 2 << index,
                 Step::Name(_) => 0,
                 Step::Any => 2 << index,
                 Step::Deep => 1 << index,

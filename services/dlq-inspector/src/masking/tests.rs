@@ -137,6 +137,93 @@ fn a_message_that_was_cut_in_a_secret_shows_no_part_of_it() {
     let given = headers(&[("error-message", &cut), ("error-class", "permanent")]);
     let facts = masking.of("t").facts(given.iter()).unwrap();
     assert!(!facts.error_message.contains("4111"), "{}", facts.error_message);
+    // Longer than any fixed limit.
+    let masking = self::masking(&[r#"{"topics":["*"],"messages":["eyJ[a-z0-9]+[.][a-z]+"]}"#]);
+    let cut =
+        redeliver_core::failure::bounded_text(&format!("token eyJ{}", "s3cret".repeat(300)), MESSAGE_LIMIT);
+    let masked = masking
+        .of("t")
+        .headers(headers(&[("error-message", &cut)]).iter());
+    assert_eq!(masked.headers, headers(&[("error-message", "token <masked>")]));
+}
+
+#[test]
+fn the_code_of_an_exception_is_masked_and_no_oracle() {
+    let masking = masking(&[r#"{"topics":["*"],"messages":["[0-9]{16}"]}"#]);
+    let mask = masking.of("t");
+    let code = |exception: &str| {
+        let given = headers(&[("__streams.errors.exception", exception)]);
+        let whole = Facts::read(&given).error_code;
+        let shown = mask.facts(given.iter()).map(|facts| facts.error_code);
+        (whole, shown)
+    };
+    assert_eq!(
+        code("a.B: card 4111111111111111"),
+        ("a.B".to_owned(), Some("a.B".to_owned()))
+    );
+    assert_eq!(
+        code("4111111111111111"),
+        ("4111111111111111".to_owned(), Some(MASK.to_owned()))
+    );
+    assert_eq!(
+        code("Can't deserialize data [[49, 50]] from topic"),
+        ("Can't".to_owned(), None)
+    );
+    let tests_code = |rule: &str| {
+        let masking = self::masking(&[rule]);
+        let filter = parse("error_code = x", &[]).unwrap();
+        !filter.all(&|restriction| !masking.of("t").hides_tested(restriction))
+    };
+    assert!(tests_code(r#"{"topics":["*"],"messages":["x"]}"#));
+    // The name of a class quotes no record.
+    assert!(!tests_code(r#"{"topics":["*"],"fields":["/pan"],"key":true}"#));
+}
+
+#[test]
+fn a_message_does_not_show_what_control_characters_hide_from_an_expression() {
+    let masking = masking(&[r#"{"topics":["*"],"messages":["[0-9]{4} [0-9]{4}"]}"#]);
+    let given = headers(&[("error-class", "permanent"), ("error-message", "card 4111\n1111")]);
+    let facts = masking.of("t").facts(given.iter()).unwrap();
+    assert_eq!(facts.error_message, "card <masked>");
+}
+
+#[test]
+fn records_that_deserializers_quote_are_masked_with_keys_and_fields() {
+    let spring = "Can't deserialize data [[123, 34, 112, 97, 110, 34]] from topic [orders]";
+    let jackson = r#"Unexpected end-of-input (code 1)
+ at [Source: (byte[])"{"pan":"x; line: 9"}"[truncated 500 bytes]; line: 1, column: 8]"#;
+    let cut = r#"Unrecognized token at [Source: (String)"{"pan":"4111"#;
+    for rule in [
+        r#"{"topics":["*"],"fields":["/pan"]}"#,
+        r#"{"topics":["*"],"key":true}"#,
+    ] {
+        let masking = masking(&[rule]);
+        let mask = masking.of("t");
+        for (message, expected) in [
+            (spring, "Can't deserialize data <masked>]] from topic [orders]"),
+            (
+                jackson,
+                "Unexpected end-of-input (code 1)\n at <masked>1, column: 8]",
+            ),
+            (cut, "Unrecognized token at <masked>"),
+            (
+                "bytes [1, 2, 3, 4, -5] of partition [3]",
+                "bytes <masked>] of partition [3]",
+            ),
+            ("partitions [0, 1] at offset 7", "partitions [0, 1] at offset 7"),
+        ] {
+            let shown = mask.headers(headers(&[("x-error", message)]).iter());
+            assert_eq!(shown.headers, headers(&[("x-error", expected)]));
+        }
+        let filter = parse("error_message : pan", &[]).unwrap();
+        assert!(
+            !filter.all(&|restriction| !mask.hides_tested(restriction)),
+            "{rule}"
+        );
+        assert_eq!(masking.warnings().len(), 1);
+    }
+    let complete = masking(&[r#"{"topics":["*"],"key":true,"messages":["[0-9]{16}"]}"#]);
+    assert_eq!(complete.warnings(), [""; 0]);
 }
 
 #[test]
@@ -210,7 +297,8 @@ fn a_filter_tests_what_may_be_masked_in_any_notation() {
         (fields, "json./items/0/pan:*", true),
         (fields, "json./customer = a", false),
         (fields, "value_size > 3", true),
-        (fields, "key = a AND error_message : x", false),
+        (fields, "key = a AND headers.tenant : x", false),
+        (fields, "error_message : x", true),
         (
             r#"{"topics":["*"],"headers":["x-*"]}"#,
             "headers.X-user = a",
@@ -228,11 +316,8 @@ fn a_filter_tests_what_may_be_masked_in_any_notation() {
         ),
         (messages, "headers.error-message : a", true),
         (messages, "headers.x-stacktrace : a", true),
-        (
-            messages,
-            "error_code = a AND error_class = b AND group = 0123456789abcdef",
-            false,
-        ),
+        (messages, "error_class = b AND group = 0123456789abcdef", false),
+        (messages, "error_class = b AND error_code = a", true),
         (
             r#"{"topics":["*"],"headers":["__connect.errors.exception.message"]}"#,
             "error_message : a",
@@ -296,12 +381,15 @@ fn a_value_without_a_place_for_its_fields_is_withheld() {
 }
 
 #[test]
-fn the_index_depends_on_rules_for_headers_and_messages_only() {
-    let of = |rule| masking(&[rule]).of_groups();
-    assert_eq!(of(r#"{"topics":["a"],"key":true,"fields":["/a"]}"#), None);
+fn the_index_depends_on_what_is_masked_in_headers() {
+    let of = |rule: &str| masking(&[rule]).of_groups().unwrap();
     let messages = of(r#"{"topics":["a"],"messages":["a"]}"#);
-    assert!(messages.is_some());
     assert_ne!(messages, of(r#"{"topics":["b"],"messages":["a"]}"#));
     assert_ne!(messages, of(r#"{"topics":["a"],"messages":["b"]}"#));
     assert_ne!(messages, of(r#"{"topics":["a"],"headers":["a"]}"#));
+    // Quoted records.
+    assert_ne!(messages, of(r#"{"topics":["a"],"messages":["a"],"key":true}"#));
+    let fields = |path| of(&format!(r#"{{"topics":["a"],"fields":["{path}"]}}"#));
+    assert_eq!(fields("/a"), fields("/b"));
+    assert_eq!(Masking::default().of_groups(), None);
 }

@@ -3,30 +3,17 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use redeliver_core::failure::printable;
 use redeliver_runtime::config::Expression;
 
 use super::MASK;
 
-/// How much of the end of a text that was cut is masked, in bytes: an expression does not find a part that is cut itself.
-const CUT_END: usize = 128;
-
 /// A text in which everything that one of the expressions finds is masked. `is_cut`: whether the text may be the beginning of a longer one.
 pub(super) fn mask<'t>(text: &'t str, expressions: &[&Expression], is_cut: bool) -> Cow<'t, str> {
-    let mut found: Vec<Range<usize>> = Vec::new();
-    for expression in expressions {
-        let matches = expression.regex().find_iter(text);
-        found.extend(
-            matches
-                .map(|found| found.range())
-                .filter(|range| !range.is_empty()),
-        );
-    }
-    if is_cut && !expressions.is_empty() {
-        let mut start = text.len().saturating_sub(CUT_END);
-        while !text.is_char_boundary(start) {
-            start -= 1;
-        }
-        found.push(start..text.len());
+    let mut found = find(text, expressions, is_cut);
+    if let Some(printed) = Printed::of(text) {
+        let in_printed = find(&printed.text, expressions, is_cut);
+        found.extend(in_printed.into_iter().map(|range| printed.original(&range)));
     }
     if found.is_empty() {
         return Cow::Borrowed(text);
@@ -44,6 +31,51 @@ pub(super) fn mask<'t>(text: &'t str, expressions: &[&Expression], is_cut: bool)
     }
     masked.push_str(&text[end..]);
     Cow::Owned(masked)
+}
+
+fn find(text: &str, expressions: &[&Expression], is_cut: bool) -> Vec<Range<usize>> {
+    let mut found: Vec<Range<usize>> = Vec::new();
+    for expression in expressions {
+        let matches = expression.regex().find_iter(text);
+        found.extend(
+            matches
+                .map(|found| found.range())
+                .filter(|range| !range.is_empty()),
+        );
+        // An expression does not find what was cut itself.
+        let cut = is_cut.then(|| expression.begins_at(text)).flatten();
+        found.extend(cut.map(|start| start..text.len()));
+    }
+    found
+}
+
+/// A text as fields of answers show it, in which spaces stand for control characters. An expression must not miss there what it does not find in
+/// the original.
+struct Printed {
+    text: String,
+    /// Where each byte of it comes from, and the end.
+    origins: Vec<usize>,
+}
+
+impl Printed {
+    /// `None` if it is the same text.
+    fn of(original: &str) -> Option<Self> {
+        if !original.contains(char::is_control) {
+            return None;
+        }
+        let mut text = String::with_capacity(original.len());
+        let mut origins = Vec::with_capacity(original.len() + 1);
+        for (at, c) in original.char_indices() {
+            text.push(printable(c));
+            origins.resize(text.len(), at);
+        }
+        origins.push(original.len());
+        Some(Self { text, origins })
+    }
+
+    fn original(&self, range: &Range<usize>) -> Range<usize> {
+        self.origins[range.start]..self.origins[range.end]
+    }
 }
 
 #[cfg(test)]
@@ -73,10 +105,32 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_text_that_was_cut_is_masked() {
+    fn what_callers_see_with_spaces_for_control_characters_is_masked_too() {
+        let spaced = "[0-9]{4} [0-9]{4}";
+        assert_eq!(masked("a\n4111\n1111\nb", &[spaced], false), "a\n<masked>\nb");
+        assert_eq!(
+            masked("ß\u{85}4111\u{85}1111\u{85}b", &[spaced], false),
+            "ß\u{85}<masked>\u{85}b"
+        );
+        // And what only the original has.
+        assert_eq!(
+            masked("4111\n2 4111 1111", &["[0-9]{4}\n", spaced], false),
+            "<masked>2 <masked>"
+        );
+        assert_eq!(masked("\t4111\n11", &[spaced], true), "\t<masked>");
+    }
+
+    #[test]
+    fn what_the_end_of_a_text_cuts_is_masked() {
         let text = format!("{}41111111", "ß".repeat(200));
-        let masked = masked(&text, &["[0-9]{16}"], true);
-        assert_eq!(masked, format!("{}<masked>", "ß".repeat(140)));
+        assert_eq!(
+            masked(&text, &["[0-9]{16}"], true),
+            format!("{}<masked>", "ß".repeat(200))
+        );
         assert_eq!(super::mask(&text, &[], true), text);
+        // Of any length.
+        let token = format!("token eyJ{}", "a".repeat(900));
+        assert_eq!(masked(&token, &["eyJ[a-z]+[.][a-z]+"], true), "token <masked>");
+        assert_eq!(masked(&token, &["eyJ[a-z]+[.][a-z]+"], false), token);
     }
 }

@@ -1,6 +1,7 @@
 //! What callers with scopes for some topics, or without payloads, get from each call.
 
 mod audit;
+mod decoded;
 mod masking;
 
 use std::path::PathBuf;

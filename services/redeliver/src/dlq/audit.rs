@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use redeliver_client::{AuditClient, AuditEntry, ListAuditEntries, Timestamp};
+use redeliver_client::{AuditClient, AuditEntry, DisclosedRange, ListAuditEntries, Timestamp};
 use serde_json::{Value, json};
 
 use super::{InspectorArgs, PAGE};
@@ -16,7 +16,7 @@ pub(super) struct AuditArgs {
     /// Only entries of this time or later, such as 2026-01-31T08:00:00Z (default: 24 hours ago)
     #[arg(long, value_name = "TIME", value_parser = time)]
     from: Option<Timestamp>,
-    /// Only entries before this time (default: now)
+    /// Only entries before this time (default: up to the newest)
     #[arg(long, value_name = "TIME", value_parser = time)]
     until: Option<Timestamp>,
     /// Only entries by this caller
@@ -66,14 +66,11 @@ pub(super) async fn run(client: &AuditClient, args: &AuditArgs) -> Result<ExitCo
     let columns = ["time", "by", "action", "target", "count", "details", "why"];
     print_items(args.output.format, &columns, &entries, row, as_json);
     if has_more {
+        let last = entries.iter().rev().find_map(|entry| entry.time);
+        let from = last.map_or_else(String::new, |time| format!(", or --from {time}"));
         eprintln!(
-            "there are more entries; use --limit {}, or --from {}",
-            u64::from(args.limit) * 10,
-            entries
-                .last()
-                .and_then(|entry| entry.time)
-                .map(|time| time.to_string())
-                .unwrap_or_default()
+            "there are more entries; use --limit {}{from}",
+            u64::from(args.limit) * 10
         );
     }
     Ok(ExitCode::SUCCESS)
@@ -130,9 +127,20 @@ fn as_json(entry: &AuditEntry) -> Value {
         "filter": entry.filter,
         "count": entry.count,
         "ids": entry.ids,
+        "ranges": entry.ranges.iter().map(range).collect::<Vec<_>>(),
         "masked": entry.is_masked,
         "service": entry.service,
         "instance": entry.instance,
         "id": entry.id,
+    })
+}
+
+fn range(range: &DisclosedRange) -> Value {
+    json!({
+        "topic": range.topic,
+        "partition": range.partition,
+        "first_offset": range.first_offset,
+        "last_offset": range.last_offset,
+        "count": range.count,
     })
 }

@@ -16,10 +16,10 @@ use redeliver_core::{Clock as _, SystemClock};
 use redeliver_runtime::shutdown::on_signals;
 use tokio_util::sync::CancellationToken;
 
-use super::InspectorArgs;
 use super::completeness::{EXIT_INCOMPLETE, warn};
 use super::outage::Outage;
 use super::progress::Progress;
+use super::{InspectorArgs, ReasonArgs};
 use crate::connection::CliError;
 use target::Target;
 
@@ -48,6 +48,8 @@ pub(super) struct ExportArgs {
     /// Overwrite the file
     #[arg(long, requires = "file")]
     force: bool,
+    #[command(flatten)]
+    pub(super) reason: ReasonArgs,
     #[command(flatten)]
     pub(super) inspector: InspectorArgs,
 }

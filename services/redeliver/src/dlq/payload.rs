@@ -77,7 +77,7 @@ fn print(bytes: &[u8]) -> Result<(), CliError> {
 
 /// An indented JSON document; `None` if the bytes are none. Only the space between tokens changes: numbers, the order of fields and repeated names
 /// stay. Characters that could control a terminal are escaped as in JSON.
-fn indented(document: &[u8]) -> Option<String> {
+pub(super) fn indented(document: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(document).ok()?;
     serde_json::from_str::<IgnoredAny>(text).ok()?;
     let mut json = String::with_capacity(text.len() * 2);

@@ -12,7 +12,7 @@ const SHOWN_NAMES: usize = 500;
 /// What is shown instead of a key or a payload that the caller may not see.
 const WITHHELD: &str = "(withheld: needs the scope dead-letters:payload)";
 /// What is shown instead of a key or a payload that is masked as a whole.
-const MASKED: &str = "(masked: needs the scope dead-letters:unmasked)";
+pub(super) const MASKED: &str = "(masked: needs the scope dead-letters:unmasked)";
 
 pub(crate) fn as_text(letter: &DeadLetter) -> String {
     let time = |time: Option<Timestamp>| time.map(|time| time.to_string());

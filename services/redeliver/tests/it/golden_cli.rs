@@ -166,6 +166,7 @@ Options:
       --all                 All dead letters
       --file <FILE>         File to create, once all is written; only its owner can read it (default: stdout)
       --force               Overwrite the file
+      --why <REASON>        Why you read payloads, for the audit log
       --config <FILE>       Configuration file; overrides REDELIVER_CONFIG
 ";
     let help = output_of(&["dlq", "export", "--help"]).stdout;
@@ -180,6 +181,7 @@ Arguments:
 
 Options:
       --payload [<FORMAT>]  Write only the payload to stdout: raw (byte for byte), json (indented), text (control characters are escaped) or hex; exits with status 3 if parts of it are masked
+      --why <REASON>        Why you read payloads, for the audit log
       --require-complete    Exit with status 3 if the answer is incomplete
 ";
     let help = output_of(&["dlq", "show", "--help"]).stdout;

@@ -1,6 +1,10 @@
 //! Who gets payloads is recorded, and who may read it.
 
 use redeliver_proto::v1::audit_service_client::AuditServiceClient;
+use std::time::Duration;
+
+use redeliver_kafka::topology;
+use redeliver_testkit::LocalKafka;
 use redeliver_testkit::kafka_request::delete_topic;
 use serde_json::Value;
 
@@ -157,15 +161,26 @@ async fn who_gets_payloads_is_recorded_and_auditors_can_read_it() {
         assert_eq!(output.code, Some(0), "{output:?}");
         output.stdout
     };
-    run("eve", &["show", &id, "--payload"]);
+    run("eve", &["show", &id, "--why", "Störung 4711", "--payload"]);
     run("eve", &["ls"]);
     let shown: Value = serde_json::from_str(&run("auditor", &["audit", "-o", "json"])).unwrap();
     let shown = shown.as_array().unwrap();
     assert_eq!(shown.len(), 6, "{shown:?}");
     assert_eq!(
-        (&shown[5]["by"], &shown[5]["action"], &shown[5]["target"]),
-        (&json!("eve"), &json!("dead-letters.payload"), &json!(id))
+        (
+            &shown[5]["by"],
+            &shown[5]["action"],
+            &shown[5]["target"],
+            &shown[5]["why"]
+        ),
+        (
+            &json!("eve"),
+            &json!("dead-letters.payload"),
+            &json!(id),
+            &json!("Störung 4711")
+        )
     );
+    assert_eq!(shown[4]["why"], json!(null));
     let table = run(
         "auditor",
         &["audit", "--by", "eve", "--action", "dead-letters.watch"],
@@ -230,4 +245,67 @@ async fn without_the_audit_topic_no_payload_is_sent_unless_the_settings_say_so()
     let mut inspector = callers.env.start().await;
     let mut eve = callers.client(&inspector.channel().await, "eve");
     assert!(payload(&mut eve, &id).await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_entry_says_why_and_not_what_was_searched_for() {
+    let callers = Callers::new("audit-why", &SCOPES).await;
+    let mut inspector = callers.env.start().await;
+    let channel = inspector.channel().await;
+    let mut eve = callers.client(&channel, "eve");
+    all_are_listed(&eve).await;
+    let filter = format!(
+        r#"key = "{}" AND error_class = permanent OR json./v : {}"#,
+        SECRETS[0], SECRETS[1]
+    );
+    let with_reason = |reason: &'static str| {
+        let mut request = tonic::Request::new(full(&filter));
+        request
+            .metadata_mut()
+            .insert("redeliver-reason", reason.parse().unwrap());
+        request
+    };
+    let listed = eve
+        .list_dead_letters(with_reason("St%C3%B6rung%0a4711"))
+        .await
+        .unwrap();
+    assert_eq!(listed.into_inner().dead_letters.len(), 1);
+    for invalid in ["%ff", "a%07b"] {
+        let refused = eve.list_dead_letters(with_reason(invalid)).await.unwrap_err();
+        assert_eq!(
+            (refused.code(), reason(&refused).as_deref()),
+            (Code::InvalidArgument, Some("WHY_INVALID")),
+            "{invalid}"
+        );
+    }
+    let mut auditor = audit_client(&callers, &channel, "auditor");
+    let why = "St\u{f6}rung\n4711";
+    let all = entries(&mut auditor, v1::ListAuditEntriesRequest::default(), 100).await;
+    let entry = all.iter().find(|entry| entry.why == why).unwrap();
+    assert_eq!(
+        entry.filter,
+        "key = <value> AND error_class = permanent OR json./v : <value>"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disclosure_does_not_make_the_broker_create_the_audit_topic() {
+    let kafka = LocalKafka::start_with(&[("auto.create.topics.enable", "true")]).unwrap();
+    let env = InspectorEnv::on("audit-created", &kafka.brokers());
+    let topic = env.create_topic("orders", 1).await;
+    env.put(&topic, 0, vec![dead("k", "v", &[("error-class", "permanent")])])
+        .await;
+    let mut inspector = env.start().await;
+    let id = format!("{topic}/0/0");
+    inspector.until_listed("", 1).await;
+    let audit = format!("{}-audit", env.base.name());
+    delete_topic(&kafka.brokers(), &audit);
+    let request = v1::GetDeadLetterRequest { id };
+    let mut client = inspector.client().await;
+    let refused = client.get_dead_letter(request).await.unwrap_err();
+    assert_eq!(reason(&refused).as_deref(), Some("AUDIT_UNAVAILABLE"));
+    let names = topology::names(&env.kafka.client(), Duration::from_secs(10))
+        .await
+        .unwrap();
+    assert!(!names.contains(&audit), "{names:?}");
 }

@@ -281,3 +281,70 @@ async fn no_answer_contains_what_is_masked() {
     }
     assert!(SHOWN.iter().all(|text| answers.contain(text)));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_large_masked_values_ends_after_a_number_of_bytes_and_the_next_one_goes_on() {
+    const COUNT: usize = 45;
+    let scopes: [(&str, &[&str]); 1] = [("masked", &["dead-letters:read", "dead-letters:payload"])];
+    let mut callers = Callers::without_dead_letters("masked-large", &scopes).await;
+    callers.env.base.set("dlq_inspector.masking", RULES);
+    let [orders, _] = callers.topics.clone();
+    let value = || format!(r#"{{"pan":"{}","a":1}}"#, "x".repeat(900_000));
+    for _ in 0..COUNT / 5 {
+        let letters = (0..5).map(|_| dead("k", value(), &[("error-class", "permanent")]));
+        callers.env.put(&orders, 0, letters.collect()).await;
+    }
+    let mut inspector = callers.env.start().await;
+    let mut client = callers.client(&inspector.channel().await, "masked");
+    until(&client, &orders, COUNT as u64).await;
+    let mut request = v1::ListDeadLettersRequest {
+        page_size: 100,
+        ..full("")
+    };
+    let mut counts = Vec::new();
+    loop {
+        let page = client
+            .list_dead_letters(request.clone())
+            .await
+            .unwrap()
+            .into_inner();
+        let letters = page.dead_letters.iter();
+        assert!(
+            letters
+                .clone()
+                .all(|letter| letter.value.as_deref() == Some(&br#"{"pan":"<masked>","a":1}"#[..]))
+        );
+        counts.push(letters.count());
+        if page.next_page_token.is_empty() {
+            break;
+        }
+        request.page_token = page.next_page_token;
+    }
+    assert_eq!((counts.len(), counts.iter().sum()), (2, COUNT), "{counts:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn statistics_say_that_classes_are_masked() {
+    let scopes: [(&str, &[&str]); 2] = [("all", &["dead-letters:*"]), ("masked", &["dead-letters:read"])];
+    let mut callers = Callers::new("masked-classes", &scopes).await;
+    callers.env.base.set(
+        "dlq_inspector.masking",
+        r#"[{"topics": ["*"], "headers": ["error-class"]}]"#,
+    );
+    let mut inspector = callers.env.start().await;
+    let channel = inspector.channel().await;
+    all_are_listed(&callers.client(&channel, "all")).await;
+    for (caller, expected) in [("all", (1, false)), ("masked", (0, true))] {
+        let stats = callers
+            .client(&channel, caller)
+            .get_dead_letter_stats(v1::GetDeadLetterStatsRequest::default())
+            .await;
+        for topic in stats.unwrap().into_inner().topics {
+            assert_eq!(
+                (topic.open_by_class.len(), topic.classes_masked),
+                expected,
+                "{caller}"
+            );
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Decodes the value of a dead letter with its schema.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use redeliver_core::mutant;
+use redeliver_proto::v1;
+use tonic::Status;
+
+use super::value::{self, RecordValue, ShownValue};
+use super::{Api, convert, shutting_down};
+use crate::access::Viewer;
+use crate::decoding::{DecodedJson, Framed, Schema, SchemaFormat};
+
+impl Api {
+    /// Adds the decoded value to a dead letter, as this caller may see it. A value that cannot be decoded is no error: it is shown as it is, with the
+    /// reason.
+    pub(super) async fn decode(
+        &self,
+        viewer: &Viewer,
+        value: RecordValue,
+        letter: &mut v1::DeadLetter,
+    ) -> Result<(), Status> {
+        let Some(schemas) = self
+            .schemas
+            .as_ref()
+            .filter(|_| viewer.sees_payloads(&value.topic))
+        else {
+            return Ok(());
+        };
+        let Some(framed) = Framed::read(&value.bytes) else {
+            return Ok(());
+        };
+        let mut decoded = v1::DecodedValue {
+            schema_id: framed.schema_id,
+            ..v1::DecodedValue::default()
+        };
+        let schema = match schemas.schema(framed.schema_id).await {
+            Ok(schema) => schema,
+            Err(error) => {
+                decoded.problem = error.to_string();
+                letter.decoded = Some(decoded);
+                return Ok(());
+            }
+        };
+        decoded.format = match schema.format() {
+            SchemaFormat::Avro => v1::SchemaFormat::Avro,
+            SchemaFormat::Protobuf => v1::SchemaFormat::Protobuf,
+            SchemaFormat::Json => v1::SchemaFormat::Json,
+        }
+        .into();
+        match json(schema, framed.payload).await? {
+            Err(problem) => decoded.problem = problem,
+            Ok(DecodedJson { name, text }) => {
+                decoded.name = name;
+                let json = RecordValue {
+                    topic: mutant!("masking-shows-decoded-values", value.topic, String::new()),
+                    bytes: text.into(),
+                };
+                let shown = value::shown(viewer, vec![Some(json)]).await?;
+                match shown.into_iter().flatten().next() {
+                    Some(ShownValue::Shown(text, paths)) => {
+                        // What was masked is text, as before.
+                        decoded.json = String::from_utf8_lossy(&text).into_owned();
+                        if !paths.is_empty() {
+                            convert::add(letter, "decoded");
+                            let masked = letter.masked.get_or_insert_default();
+                            masked.paths.extend(paths);
+                            masked.paths.dedup();
+                        }
+                    }
+                    Some(ShownValue::Withheld) | None => convert::add(letter, "decoded"),
+                }
+            }
+        }
+        letter.decoded = Some(decoded);
+        Ok(())
+    }
+}
+
+/// Decodes on a thread for blocking work.
+async fn json(schema: Arc<Schema>, payload: Bytes) -> Result<Result<DecodedJson, String>, Status> {
+    let decoding = tokio::task::spawn_blocking(move || schema.decode(&payload));
+    match decoding.await {
+        Ok(decoded) => Ok(decoded.map_err(|error| error.to_string())),
+        // A decoder that panics on a value is no reason to fail: the panic is in the log.
+        Err(error) if error.is_panic() => Ok(Err("the decoder has failed".to_owned())),
+        // Cancelled.
+        Err(_) => Err(shutting_down()),
+    }
+}

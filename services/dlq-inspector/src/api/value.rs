@@ -1,0 +1,62 @@
+//! What callers see of values.
+
+use bytes::Bytes;
+use redeliver_runtime::config::FieldPath;
+use tonic::Status;
+
+use super::shutting_down;
+use crate::access::Viewer;
+use crate::masking::MaskedValue;
+
+/// Values that are larger than this together are masked on a thread for blocking work, in bytes: that takes milliseconds.
+const LARGE: usize = 64 << 10;
+
+/// The value of a dead letter.
+#[derive(Debug)]
+pub(super) struct RecordValue {
+    pub(super) topic: String,
+    pub(super) bytes: Bytes,
+}
+
+/// A value as a caller sees it.
+#[derive(Debug)]
+pub(super) enum ShownValue {
+    /// With the paths of the masked fields that were found in it.
+    Shown(Bytes, Vec<String>),
+    /// It is masked as a whole.
+    Withheld,
+}
+
+/// What a caller sees of these values, in the same order; `None` for null values.
+pub(super) async fn shown(
+    viewer: &Viewer,
+    values: Vec<Option<RecordValue>>,
+) -> Result<Vec<Option<ShownValue>>, Status> {
+    let is_masked = |value: &&RecordValue| viewer.mask(&value.topic).has_fields();
+    let masked = values.iter().flatten().filter(is_masked);
+    let size: usize = masked.map(|value| value.bytes.len()).sum();
+    if size <= LARGE {
+        return Ok(show(viewer, values));
+    }
+    let viewer = viewer.clone();
+    match tokio::task::spawn_blocking(move || show(&viewer, values)).await {
+        Ok(shown) => Ok(shown),
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // Cancelled.
+            Err(_) => Err(shutting_down()),
+        },
+    }
+}
+
+fn show(viewer: &Viewer, values: Vec<Option<RecordValue>>) -> Vec<Option<ShownValue>> {
+    let show = |value: RecordValue| match viewer.mask(&value.topic).value(value.bytes) {
+        MaskedValue::Shown(value, paths) => ShownValue::Shown(value, texts(&paths)),
+        MaskedValue::Withheld => ShownValue::Withheld,
+    };
+    values.into_iter().map(|value| value.map(show)).collect()
+}
+
+fn texts(paths: &[&FieldPath]) -> Vec<String> {
+    paths.iter().map(|path| path.as_str().to_owned()).collect()
+}

@@ -1,0 +1,87 @@
+//! The decoded value of a dead letter, as text and as JSON.
+
+use redeliver_client::{DecodedValue, SchemaFormat};
+use serde_json::{Value, json};
+
+use super::payload::indented;
+use super::show::MASKED;
+use crate::output::{block, line};
+
+/// Limit of the decoded value in text output, in bytes.
+const SHOWN: usize = 16 * 1024;
+/// Limit of names and reasons in text output, in bytes.
+const SHOWN_NAME: usize = 300;
+
+pub(super) fn as_text(decoded: &DecodedValue, is_masked: bool) -> String {
+    let schema = format!("schema {}", decoded.schema_id);
+    let parts = [
+        decoded.format.map(|format| format.as_str().to_owned()),
+        decoded.name.clone(),
+        Some(schema),
+    ];
+    let parts: Vec<String> = parts
+        .into_iter()
+        .flatten()
+        .map(|part| line(part.as_bytes(), SHOWN_NAME))
+        .collect();
+    let contents = match (&decoded.json, &decoded.problem) {
+        (Some(json), _) => {
+            let json = indented(json.as_bytes()).unwrap_or_else(|| json.clone());
+            block(json.trim_end().as_bytes(), SHOWN)
+        }
+        (None, Some(problem)) => format!("(not decoded: {})", line(problem.as_bytes(), SHOWN_NAME)),
+        (None, None) if is_masked => MASKED.to_owned(),
+        (None, None) => "(not decoded)".to_owned(),
+    };
+    format!("\n\ndecoded ({})\n{contents}", parts.join(", "))
+}
+
+pub(super) fn as_json(decoded: &DecodedValue) -> Value {
+    let value = decoded
+        .json
+        .as_ref()
+        .map(|json| serde_json::from_str(json).unwrap_or_else(|_| Value::String(json.clone())));
+    json!({
+        "schema_id": decoded.schema_id,
+        "format": decoded.format.map(SchemaFormat::as_str),
+        "name": decoded.name,
+        "value": value,
+        "problem": decoded.problem,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_decoded_value_is_shown_with_its_type_or_with_the_reason() {
+        let decoded = DecodedValue {
+            schema_id: 7,
+            format: Some(SchemaFormat::Avro),
+            name: Some("shop.Order".to_owned()),
+            json: Some(r#"{"id":"\u001b[31m","n":1}"#.to_owned()),
+            problem: None,
+        };
+        assert_eq!(
+            as_text(&decoded, false),
+            "\n\ndecoded (avro, shop.Order, schema 7)\n{\n  \"id\": \"\\u001b[31m\",\n  \"n\": 1\n}"
+        );
+        assert_eq!(as_json(&decoded)["value"]["n"], json!(1));
+        let masked = DecodedValue {
+            json: None,
+            ..decoded.clone()
+        };
+        assert!(as_text(&masked, true).ends_with("(masked: needs the scope dead-letters:unmasked)"));
+        let unknown = DecodedValue {
+            schema_id: 9,
+            problem: Some("no\nschema".to_owned()),
+            ..DecodedValue::default()
+        };
+        assert_eq!(
+            as_text(&unknown, false),
+            "\n\ndecoded (schema 9)\n(not decoded: no\\nschema)"
+        );
+        assert_eq!(as_json(&unknown)["problem"], json!("no\nschema"));
+    }
+}
