@@ -6,6 +6,7 @@ mod group_changes;
 mod groups;
 mod list;
 mod payload;
+mod redrives;
 mod stats;
 mod token;
 mod watch;
@@ -16,6 +17,7 @@ use std::time::Instant;
 
 use futures::Stream;
 use redeliver_core::{Clock, Position};
+use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::lookup::StoredRecord;
 use redeliver_kafka::reader::ReadError as KafkaReadError;
 use redeliver_proto::error::{invalid, status};
@@ -41,6 +43,8 @@ use crate::masking::Masking;
 use crate::metrics::Metrics;
 use crate::shared::SharedState;
 
+pub(crate) use redrives::Redrives;
+
 /// Maximum number of concurrent watchers.
 const WATCHERS: usize = 256;
 
@@ -55,6 +59,8 @@ pub(crate) struct Api {
     pub(crate) lookups: LookupPool,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) groups: Groups,
+    pub(crate) redrives: Redrives,
+    pub(crate) kafka: KafkaSettings,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: Metrics,
     pub(crate) stop: CancellationToken,
@@ -88,6 +94,8 @@ impl Api {
         lookups: LookupPool,
         shared: Arc<SharedState>,
         groups: Groups,
+        redrives: Redrives,
+        kafka: KafkaSettings,
         clock: Arc<dyn Clock>,
         metrics: Metrics,
         stop: CancellationToken,
@@ -101,6 +109,8 @@ impl Api {
             lookups,
             shared,
             groups,
+            redrives,
+            kafka,
             clock,
             metrics,
             stop,

@@ -15,6 +15,7 @@ use tonic::Code;
 use crate::completeness::Completeness;
 use crate::group_states::GroupState;
 use crate::ledger;
+use crate::redrive::job::Kind;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct TopicLabel {
@@ -30,6 +31,12 @@ struct StateLabel {
 struct CallLabels {
     method: &'static str,
     code: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RedrivenLabels {
+    kind: &'static str,
+    outcome: &'static str,
 }
 
 /// From a single index lookup to a page with values from Kafka.
@@ -54,6 +61,8 @@ pub(crate) struct Metrics {
     audit_failures: Counter,
     size: Gauge,
     watchers: Gauge,
+    redriven: Family<RedrivenLabels, Counter>,
+    redrives: Family<StateLabel, Gauge>,
     calls: Family<CallLabels, Histogram, fn() -> Histogram>,
 }
 
@@ -74,6 +83,8 @@ impl Metrics {
             audit_failures: Counter::default(),
             size: Gauge::default(),
             watchers: Gauge::default(),
+            redriven: Family::default(),
+            redrives: Family::default(),
             calls: Family::new_with_constructor(|| Histogram::new(CALL_SECONDS)),
         };
         registry.register(
@@ -132,6 +143,16 @@ impl Metrics {
             metrics.write_errors.clone(),
         );
         registry.register(
+            "dlq_redrive_items",
+            "Dead letters that this process has redriven, discarded or restored, or tried to",
+            metrics.redriven.clone(),
+        );
+        registry.register(
+            "dlq_redrives",
+            "Redrives, discards and restores that have not ended, by state; braked: paused because too many records came back",
+            metrics.redrives.clone(),
+        );
+        registry.register(
             "dlq_audit_failures",
             "Disclosures that were refused because they could not be recorded in the audit topic",
             metrics.audit_failures.clone(),
@@ -171,6 +192,20 @@ impl Metrics {
     pub(crate) fn set_groups(&self, state: GroupState, count: i64) {
         let state = state.name();
         self.groups.get_or_create(&StateLabel { state }).set(count);
+    }
+
+    pub(crate) fn set_redrives(&self, state: &'static str, count: i64) {
+        self.redrives.get_or_create(&StateLabel { state }).set(count);
+    }
+
+    pub(crate) fn add_redriven(&self, kind: Kind, outcome: &'static str, count: u32) {
+        let kind = match kind {
+            Kind::Redrive => "redrive",
+            Kind::Discard => "discard",
+            Kind::Restore => "restore",
+        };
+        let labels = RedrivenLabels { kind, outcome };
+        self.redriven.get_or_create(&labels).inc_by(count.into());
     }
 
     pub(crate) fn add_regressions(&self, count: u64) {

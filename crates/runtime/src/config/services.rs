@@ -13,6 +13,7 @@ use super::display_from_str;
 use super::error::Findings;
 use super::masking::{self, MaskingRule};
 use super::output::{is_pointer, pointer_problem};
+use super::redrive::RedriveConfig;
 use super::secret::Url;
 use super::tls::ServerTlsConfig;
 
@@ -81,6 +82,8 @@ pub struct DlqInspectorConfig {
     pub masking: Vec<MaskingRule>,
     /// Whether payloads are sent only after it was recorded in the audit topic who gets them.
     pub record_disclosures: bool,
+    /// Redrives, discards and restores of dead letters.
+    pub redrive: RedriveConfig,
 }
 
 impl Default for RetryTierConfig {
@@ -118,6 +121,7 @@ impl Default for DlqInspectorConfig {
             json_fields: Vec::new(),
             masking: Vec::new(),
             record_disclosures: true,
+            redrive: RedriveConfig::default(),
         }
     }
 }
@@ -234,6 +238,7 @@ impl DlqInspectorConfig {
             );
         }
         masking::check(&self.masking, findings);
+        self.redrive.check(findings);
         for topic in &self.topics {
             if !redeliver_core::pipeline::is_topic_name(&topic.replace('*', "x")) {
                 findings.report(

@@ -120,7 +120,7 @@ impl Api {
     }
 }
 
-fn check_text(field: &str, text: &str, limit: usize, reason: &str) -> Result<(), Status> {
+pub(super) fn check_text(field: &str, text: &str, limit: usize, reason: &str) -> Result<(), Status> {
     if text.len() <= limit && !text.contains(|c: char| c.is_control() && c != '\n') {
         return Ok(());
     }

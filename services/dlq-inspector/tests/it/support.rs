@@ -70,11 +70,21 @@ impl InspectorEnv {
 
     /// On another broker than the shared one.
     pub(crate) fn on(name: &str, brokers: &str) -> Self {
-        let base = EnvBuilder::new(name)
-            .brokers(brokers)
+        Self::of(EnvBuilder::new(name).brokers(brokers), brokers)
+    }
+
+    /// With this in its configuration file.
+    pub(crate) fn with_yaml(name: &str, yaml: &str) -> Self {
+        let brokers = brokers();
+        Self::of(EnvBuilder::new(name).brokers(&brokers).yaml(yaml), &brokers)
+    }
+
+    fn of(builder: EnvBuilder, brokers: &str) -> Self {
+        let base = builder
             .creates_topics()
             .set("dlq_inspector.listen", "127.0.0.1:0")
             .set("audit.topic", "{name}-audit")
+            .set("dlq_inspector.redrive.topic", "{name}-redrives")
             .set("dlq_inspector.topics", "[\"{name}-*-dlq\"]")
             .set("dlq_inspector.data_dir", "{dir}/data")
             .build();
@@ -170,8 +180,13 @@ impl InspectorEnv {
 
     /// Starts an inspector without waiting for it.
     pub(crate) fn spawn(&self) -> Inspector {
+        self.spawn_as("a")
+    }
+
+    /// Starts one of several inspectors without waiting for it.
+    pub(crate) fn spawn_as(&self, instance: &str) -> Inspector {
         Inspector {
-            process: self.base.spawn("dlq-inspector", "a", &[]),
+            process: self.base.spawn("dlq-inspector", instance, &[]),
         }
     }
 
