@@ -50,14 +50,13 @@ enum Verb {
     Groups(groups::GroupsArgs),
     /// Show or change a group: resolve, mute, reopen, note
     Group(groups::GroupArgs),
-    /// Write the records of dead letters to their pipelines again: shows the plan, asks, and shows the progress; exits with status 3 if not all were
-    /// done
+    /// Write the records of dead letters to their pipelines again; exits with status 3 if not all were done
     Redrive(redrives::RedriveArgs),
     /// List or change redrives, discards and restores
     Redrives(redrives::RedrivesArgs),
-    /// Discard dead letters, so that no redrive takes them: shows the plan and asks; exits with status 3 if not all were done
+    /// Discard dead letters, so that no redrive takes them; exits with status 3 if not all were done
     Discard(redrives::DiscardArgs),
-    /// Open discarded dead letters again: shows the plan and asks; exits with status 3 if not all were done
+    /// Open discarded dead letters again; exits with status 3 if not all were done
     Restore(redrives::DiscardArgs),
     /// Show who has changed or seen what, oldest first
     Audit(audit::AuditArgs),

@@ -26,6 +26,9 @@ use crate::redrive::pace::waits_until;
 use crate::redrive::record::Destinations;
 use crate::redrive::source::count_returned;
 
+/// The maximum length of the id of a job.
+const MAX_ID: usize = 32;
+
 /// The jobs. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Redrives {
@@ -110,7 +113,7 @@ impl RedriveService for Api {
     ) -> Result<Response<v1::Redrive>, Status> {
         let (viewer, request) = (self.viewer(&request)?, request.into_inner());
         let response = async {
-            self.visible_job(&viewer, &request.id)?;
+            self.visible_job(&viewer, &request.id).await?;
             self.redrive_message(&request.id).await
         };
         self.observed("GetRedrive", response).await
@@ -137,7 +140,7 @@ impl RedriveService for Api {
         request: Request<v1::ListRedriveItemsRequest>,
     ) -> Result<Response<v1::ListRedriveItemsResponse>, Status> {
         let (viewer, request) = (self.viewer(&request)?, request.into_inner());
-        let response = async { self.items(&viewer, &request) };
+        let response = self.items(&viewer, &request);
         self.observed("ListRedriveItems", response).await
     }
 }
@@ -163,8 +166,12 @@ impl Api {
         })
     }
 
-    /// The job with this id, if the caller sees it.
-    fn visible_job(&self, viewer: &Viewer, id: &str) -> Result<(Arc<Entry>, Job), Status> {
+    /// The job with this id, if the caller sees it. One that this process does not know may have been planned by another one a moment ago.
+    async fn visible_job(&self, viewer: &Viewer, id: &str) -> Result<(Arc<Entry>, Job), Status> {
+        let is_id = id.len() <= MAX_ID && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if self.jobs()?.get(id).is_none() && is_id {
+            self.redrives.jobs.until_read(|jobs| jobs.get(id).is_some()).await;
+        }
         let jobs = self.jobs()?;
         let found = jobs.get(id).and_then(|entry| Some((entry.clone(), entry.job()?)));
         found
@@ -191,7 +198,7 @@ impl Api {
         request: &v1::ChangeRedriveRequest,
         change: JobChange,
     ) -> Result<v1::Redrive, Status> {
-        let (_, job) = self.visible_job(viewer, &request.id)?;
+        let (_, job) = self.visible_job(viewer, &request.id).await?;
         // Neither topics nor destinations of a job ever change.
         let topics =
             |counts: &[v1::RedriveCount]| counts.iter().map(|count| count.topic.clone()).collect::<Vec<_>>();
@@ -254,12 +261,12 @@ impl Api {
         }
     }
 
-    fn items(
+    async fn items(
         &self,
         viewer: &Viewer,
         request: &v1::ListRedriveItemsRequest,
     ) -> Result<v1::ListRedriveItemsResponse, Status> {
-        let (entry, job) = self.visible_job(viewer, &request.id)?;
+        let (entry, job) = self.visible_job(viewer, &request.id).await?;
         let size = page_size(request.page_size)?;
         let query = query_hash(&["redrive-items", &request.id]);
         let after = PageToken::decode(query, &request.page_token)?;

@@ -97,7 +97,8 @@ pub(crate) fn execute(
     };
     host.tasks
         .spawn_thread("dlq-redrive-source", move || source.run())?;
-    let starter = host.starter()?;
+    // An inspector answers also while no group, or another member of it, executes jobs.
+    let starter = host.starter()?.aside();
     host.tasks.spawn("dlq-redrive-start", async move {
         while !matches!(starter.topic_watch().state(&topic), TopicState::Exists { .. }) {
             tokio::select! {

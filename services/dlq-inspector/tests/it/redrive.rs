@@ -84,7 +84,7 @@ impl World {
 
 fn read(env: &InspectorEnv, topic: &Arc<str>) -> Vec<Record> {
     let mut records = Vec::new();
-    let mut reader = TopicReader::new(&env.kafka, &[topic.clone()]).unwrap();
+    let mut reader = TopicReader::new(&env.kafka, std::slice::from_ref(topic)).unwrap();
     reader
         .read_to_end(DEADLINE, |record| records.push(record))
         .unwrap();
@@ -357,7 +357,7 @@ async fn the_brake_pauses_a_redrive_whose_records_come_back() {
     assert!(paused.brake.contains("5 of 10"), "{}", paused.brake);
     assert_eq!(world.redriven().len(), 10);
     let resumed = client(&mut inspector).await.resume_redrive(change(&job.id)).await;
-    assert_eq!(resumed.unwrap().into_inner().state(), v1::RedriveState::Running);
+    assert_ne!(resumed.unwrap().into_inner().state(), v1::RedriveState::Paused);
     let ended = until(&mut inspector, &job.id, &ENDED).await;
     assert_eq!((ended.done, world.redriven().len()), (40, 40));
 }
@@ -506,7 +506,7 @@ async fn each_is_redriven_once(name: &str, count: i64, rate: u32, kills: usize) 
     })
     .await;
     start(&mut inspectors[1], &job.id).await;
-    let mut reader = TopicReader::new(&world.env.kafka, &[world.due.clone()]).unwrap();
+    let mut reader = TopicReader::new(&world.env.kafka, std::slice::from_ref(&world.due)).unwrap();
     let mut redriven: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
     let mut seen = 0;
     let mut read_more = |redriven: &mut BTreeMap<Vec<u8>, u32>| {
@@ -550,9 +550,21 @@ async fn each_is_redriven_once(name: &str, count: i64, rate: u32, kills: usize) 
         .collect();
     assert!(not_once.is_empty(), "{not_once:?}");
     assert_eq!(redriven.len(), usize::try_from(count).unwrap());
-    let all = outcomes(&mut inspectors[1], &job.id).await;
-    assert_eq!(all.len(), usize::try_from(count).unwrap());
-    assert!(all.iter().all(|outcome| *outcome == v1::RedriveOutcome::Done));
+    // The other one reads them within about a second.
+    let expected = vec![v1::RedriveOutcome::Done; usize::try_from(count).unwrap()];
+    eventually_async("the outcomes", DEADLINE, async || {
+        let all = outcomes(&mut inspectors[1], &job.id).await;
+        let done = all
+            .iter()
+            .filter(|outcome| **outcome == v1::RedriveOutcome::Done)
+            .count();
+        if all == expected {
+            Ok(())
+        } else {
+            Err(format!("{done} of {}", all.len()))
+        }
+    })
+    .await;
 }
 
 #[tokio::test]

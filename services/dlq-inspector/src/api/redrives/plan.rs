@@ -62,7 +62,7 @@ impl Api {
         let completeness = self.completeness();
         // A dead letter whose state is unknown could have been redriven.
         Self::check_states(true, &completeness)?;
-        let selection = self.selection(viewer, &request)?;
+        let selection = self.selection(viewer, &request).await?;
         let wish = Wish {
             destination: request.destination.clone(),
             force: request.force,
@@ -105,7 +105,11 @@ impl Api {
             .await
     }
 
-    fn selection(&self, viewer: &Viewer, request: &v1::PlanRedriveRequest) -> Result<Selection, Status> {
+    async fn selection(
+        &self,
+        viewer: &Viewer,
+        request: &v1::PlanRedriveRequest,
+    ) -> Result<Selection, Status> {
         let given = [
             !request.filter.is_empty(),
             request.all,
@@ -130,7 +134,7 @@ impl Api {
             return Ok(Selection::Ids(ids));
         }
         if !request.retry_of.is_empty() {
-            let (entry, job) = self.visible_job(viewer, &request.retry_of)?;
+            let (entry, job) = self.visible_job(viewer, &request.retry_of).await?;
             let mut ids = Vec::new();
             for chunk in 0..job.record.chunks {
                 let outcomes = entry.outcomes(chunk);
