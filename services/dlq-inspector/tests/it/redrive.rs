@@ -577,3 +577,58 @@ async fn each_dead_letter_is_redriven_once_while_inspectors_are_killed() {
 async fn each_of_50000_dead_letters_is_redriven_once_through_ten_kills() {
     each_is_redriven_once("redrive-long", 50_000, 0, 10).await;
 }
+
+/// The text that an inspector logs when it begins to execute jobs.
+const EXECUTES: &str = "this inspector executes redrives now";
+
+#[tokio::test]
+async fn an_inspector_that_was_frozen_writes_nothing_after_another_has_taken_over() {
+    let mut world = World::new("redrive-frozen", "kafka:\n  session_timeout: 6s\n").await;
+    world.put(600).await;
+    let mut inspectors = Vec::new();
+    for instance in ["a", "b"] {
+        world.env.use_data_dir(instance);
+        let mut inspector = world.env.spawn_as(instance);
+        inspector.until_listed("", 600).await;
+        inspectors.push(inspector);
+    }
+    let request = v1::PlanRedriveRequest {
+        rate_per_second: 50,
+        ..plan(v1::RedriveKind::Redrive, "")
+    };
+    let job = planned(&mut inspectors[0], request).await.unwrap();
+    start(&mut inspectors[0], &job.id).await;
+    eventually_async("some are redriven", DEADLINE, async || {
+        let redriven = world.redriven().len();
+        if redriven > 50 {
+            Ok(())
+        } else {
+            Err(redriven.to_string())
+        }
+    })
+    .await;
+    let executes = |inspector: &Inspector| inspector.process.output().contains(EXECUTES);
+    let executor = inspectors.iter().position(executes).unwrap();
+    let mut frozen = inspectors.swap_remove(executor);
+    let mut other = inspectors.remove(0);
+    frozen.process.freeze();
+    let _ = other.process.wait_for_output(EXECUTES, DEADLINE * 2);
+    frozen.process.thaw();
+    let ended = until(&mut other, &job.id, &ENDED).await;
+    assert_eq!(
+        (ended.state(), ended.done),
+        (v1::RedriveState::Succeeded, 600),
+        "{ended:?}"
+    );
+    // It has noticed by then that it was replaced.
+    frozen.until_serving().await;
+    let mut origins: Vec<Vec<u8>> = world
+        .redriven()
+        .iter()
+        .map(|record| record.headers.last("original-offset").unwrap().to_vec())
+        .collect();
+    assert_eq!(origins.len(), 600);
+    origins.sort();
+    origins.dedup();
+    assert_eq!(origins.len(), 600);
+}

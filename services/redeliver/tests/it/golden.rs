@@ -491,7 +491,7 @@ fn warnings_are_counted_and_do_not_fail_the_command() {
     for verb in ["apply", "check"] {
         let printed = pipe.redeliver(&["topics", verb]);
         assert_eq!(printed.code, Some(0), "{printed:?}");
-        let expected = format!("{warning}9 topics, 1 warning\n");
+        let expected = format!("{warning}10 topics, 1 warning\n");
         let stdout = without_other_tests(&printed.stdout);
         assert!(stdout.ends_with(&expected), "{printed:?}");
     }
