@@ -142,6 +142,11 @@ impl Metrics {
             "Failed attempts to open or write the index, which are repeated",
             metrics.write_errors.clone(),
         );
+        for kind in [Kind::Redrive, Kind::Discard, Kind::Restore] {
+            for outcome in ["done", "failed", "skipped"] {
+                metrics.add_redriven(kind, outcome, 0);
+            }
+        }
         registry.register(
             "dlq_redrive_items",
             "Dead letters that this process has redriven, discarded or restored, or tried to",

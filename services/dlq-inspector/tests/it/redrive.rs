@@ -484,7 +484,7 @@ async fn each_is_redriven_once(name: &str, count: i64, rate: u32, kills: usize) 
     let mut inspectors = Vec::new();
     for instance in ["a", "b"] {
         world.env.use_data_dir(instance);
-        inspectors.push(world.env.spawn_as(instance));
+        inspectors.push(world.env.spawn());
     }
     for inspector in &mut inspectors {
         inspector.until_serving().await;
@@ -588,7 +588,7 @@ async fn an_inspector_that_was_frozen_writes_nothing_after_another_has_taken_ove
     let mut inspectors = Vec::new();
     for instance in ["a", "b"] {
         world.env.use_data_dir(instance);
-        let mut inspector = world.env.spawn_as(instance);
+        let mut inspector = world.env.spawn();
         inspector.until_listed("", 600).await;
         inspectors.push(inspector);
     }

@@ -178,13 +178,10 @@ impl InspectorEnv {
             .set("dlq_inspector.data_dir", &directory.display().to_string());
     }
 
-    /// Starts an inspector without waiting for it.
+    /// Starts an inspector without waiting for it. Its instance has the name of its directory: several inspectors need different ones.
     pub(crate) fn spawn(&self) -> Inspector {
-        self.spawn_as("a")
-    }
-
-    /// Starts one of several inspectors without waiting for it.
-    pub(crate) fn spawn_as(&self, instance: &str) -> Inspector {
+        let directory = PathBuf::from(&self.base.settings()["dlq_inspector.data_dir"]);
+        let instance = directory.file_name().and_then(|name| name.to_str()).unwrap();
         Inspector {
             process: self.base.spawn("dlq-inspector", instance, &[]),
         }

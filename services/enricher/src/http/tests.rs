@@ -124,7 +124,7 @@ async fn an_endpoint_does_not_take_a_redriven_record_for_one_that_it_has_answere
         assert_eq!(request.headers["idempotency-key"], "docs-3-44-r2");
         Reply::ok("done")
     });
-    let handler = HttpHandler::new(settings(&endpoint.url()), Arc::new(SystemClock)).unwrap();
+    let handler = HttpHandler::new(settings(endpoint.url()), Arc::new(SystemClock)).unwrap();
     let redriven = attempt(Some(b"doc"), &[("redrive-count", "2")]);
     assert_eq!(value(&run(&handler, redriven).await.unwrap()), b"done");
 }
