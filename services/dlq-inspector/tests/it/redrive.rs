@@ -583,12 +583,14 @@ const EXECUTES: &str = "this inspector executes redrives now";
 
 #[tokio::test]
 async fn an_inspector_that_was_frozen_writes_nothing_after_another_has_taken_over() {
-    let mut world = World::new("redrive-frozen", "kafka:\n  session_timeout: 6s\n").await;
+    let mut world = World::new("redrive-frozen", "").await;
+    world.env.base.set("kafka.session_timeout", "6s");
     world.put(600).await;
     let mut inspectors = Vec::new();
     for instance in ["a", "b"] {
         world.env.use_data_dir(instance);
         let mut inspector = world.env.spawn();
+        inspector.until_serving().await;
         inspector.until_listed("", 600).await;
         inspectors.push(inspector);
     }
