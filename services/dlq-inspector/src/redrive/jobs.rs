@@ -359,15 +359,14 @@ pub(crate) mod tests {
             problems,
             expected.map(|(key, problem)| (key.to_owned(), problem.to_owned()))
         );
-        let mut broken = Entry::default();
-        broken.progress = Some(
-            v1::RedriveProgress {
-                next: 2,
-                ..Default::default()
-            }
-            .encode_to_vec()
-            .into(),
-        );
+        let progress = v1::RedriveProgress {
+            next: 2,
+            ..v1::RedriveProgress::default()
+        };
+        let broken = Entry {
+            progress: Some(progress.encode_to_vec().into()),
+            ..Entry::default()
+        };
         assert!(!broken.is_progress_known());
     }
 }

@@ -79,6 +79,8 @@ enum Problem {
     Plan,
     #[error("the ledger was not read")]
     NotLoaded,
+    #[error("the index is catching up, so nobody knows what has come back")]
+    CatchingUp,
 }
 
 /// The thread.
@@ -181,6 +183,7 @@ impl Source {
                 Ok(Answer::Loaded(jobs, end))
             }
             Request::Try { job, entry, to } => self.step(known, *job, &entry, to).map(boxed),
+            Request::Observe { .. } if !*self.shared.caught_up.borrow() => Err(Problem::CatchingUp),
             Request::Observe { job, entry } => {
                 known.counted = None;
                 let next = entry.progress().next;
