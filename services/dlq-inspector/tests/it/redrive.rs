@@ -8,9 +8,12 @@ use bytes::Bytes;
 use redeliver_core::route::reject;
 use redeliver_core::{Failure, Headers, Pipeline, Position, Record, Timestamp, redrive};
 use redeliver_kafka::reader::TopicReader;
+use redeliver_proto::auth::SendToken;
 use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
 use redeliver_proto::{Message as _, error, v1};
+use redeliver_service::identity::new_token;
 use redeliver_testkit::eventually_async;
+use serde_json::json;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
@@ -633,4 +636,99 @@ async fn an_inspector_that_was_frozen_writes_nothing_after_another_has_taken_ove
     origins.sort();
     origins.dedup();
     assert_eq!(origins.len(), 600);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redrive_needs_the_scope_for_the_dead_letters_and_the_destination() {
+    let mut world = World::new("redrive-access", "").await;
+    world.put(2).await;
+    let scopes = [
+        ("stranger", vec!["dead-letters:*:other-*".to_owned()]),
+        ("reader", vec!["dead-letters:read".to_owned()]),
+        (
+            "half",
+            vec![
+                "dead-letters:read".to_owned(),
+                format!("dead-letters:operate:{}", world.dlq),
+            ],
+        ),
+        (
+            "operator",
+            vec![
+                "dead-letters:read".to_owned(),
+                format!("dead-letters:operate:{}*", world.pipeline.name),
+            ],
+        ),
+    ];
+    let mut tokens = BTreeMap::new();
+    let mut entries = Vec::new();
+    for (name, scopes) in scopes {
+        let token = new_token().unwrap();
+        entries.push(json!({ "name": name, "sha256": token.sha256.to_string(), "scopes": scopes }));
+        tokens.insert(name, token);
+    }
+    let file = world.env.base.directory().join("tokens");
+    std::fs::write(&file, json!({ "tokens": entries }).to_string()).unwrap();
+    world
+        .env
+        .base
+        .set("dlq_inspector.auth.tokens_file", &file.display().to_string());
+    let mut inspector = world.env.start().await;
+    let channel = inspector.channel().await;
+    let client = |name: &str| {
+        let interceptor = SendToken::new(Some(&tokens[name].token)).unwrap();
+        RedriveServiceClient::with_interceptor(channel.clone(), interceptor)
+    };
+    let all = || plan(v1::RedriveKind::Redrive, "");
+    let job = eventually_async("the plan", DEADLINE, async || {
+        let job = client("operator")
+            .plan_redrive(all())
+            .await
+            .map_err(|status| status.to_string())?;
+        let job = job.into_inner();
+        if job.total == 2 {
+            Ok(job)
+        } else {
+            Err(job.total.to_string())
+        }
+    })
+    .await;
+    let code = |refused: Result<_, Status>| {
+        refused
+            .map(|_: tonic::Response<v1::Redrive>| ())
+            .unwrap_err()
+            .code()
+    };
+    for (name, expected) in [
+        ("reader", Code::PermissionDenied),
+        ("half", Code::PermissionDenied),
+    ] {
+        assert_eq!(code(client(name).plan_redrive(all()).await), expected, "{name}");
+        assert_eq!(
+            code(client(name).start_redrive(change(&job.id)).await),
+            expected,
+            "{name}"
+        );
+        assert_eq!(
+            code(client(name).cancel_redrive(change(&job.id)).await),
+            expected,
+            "{name}"
+        );
+    }
+    let request = v1::GetRedriveRequest { id: job.id.clone() };
+    assert!(client("reader").get_redrive(request.clone()).await.is_ok());
+    assert_eq!(
+        code(client("stranger").get_redrive(request).await),
+        Code::NotFound
+    );
+    assert_eq!(
+        code(client("stranger").start_redrive(change(&job.id)).await),
+        Code::NotFound
+    );
+    // Discarding has no destination.
+    let discarded = client("half")
+        .plan_redrive(plan(v1::RedriveKind::Discard, ""))
+        .await;
+    assert_eq!(discarded.unwrap().into_inner().total, 2);
+    assert_eq!(world.redriven().len(), 0);
 }
