@@ -312,6 +312,8 @@ def overview():
         graph("Watchers", "Clients that watch dead letters.", total("redeliver_dlq_watchers", INSTANCE, "instance")),
         graph("Groups", "Groups of open dead letters that fail for the same reason, by the state of the group.",
               total("redeliver_dlq_groups", INSTANCE, "state", "max"), stacked=True),
+        graph("Redriven", "Dead letters per second that were redriven, discarded or restored, or tried to be.",
+              rate("redeliver_dlq_redrive_items_total", INSTANCE, "kind, outcome"), unit="cps"),
     ]
     processes = [
         graph("Partitions", "Partitions that the processes own, by consumer group.",

@@ -4,10 +4,7 @@ use std::hash::{DefaultHasher, Hasher as _};
 
 use redeliver_core::Record;
 use redeliver_core::headers::{self, TRACEPARENT, TRACESTATE};
-
-/// The header with the number of redrives of a record.
-pub(crate) const REDRIVE_COUNT: &str = "redrive-count";
-const REDRIVE_ID: &str = "redrive-id";
+use redeliver_core::redrive;
 
 /// Hashes of a record. They are only compared within one process, so the fixed keys of [`DefaultHasher`] suffice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,16 +35,14 @@ impl Content {
 /// The number of the life to which a record belongs: 0 before the first redrive. A header that is not a number is a
 /// user header, which all copies contain.
 pub(crate) fn life(record: &Record) -> u32 {
-    let text = record
-        .headers
-        .last(REDRIVE_COUNT)
-        .and_then(|value| std::str::from_utf8(value).ok());
-    text.and_then(|text| text.parse().ok()).unwrap_or(0)
+    redrive::count(&record.headers)
 }
 
 /// Each hop may change the trace context and the reserved headers. A redrive adds headers of its own.
 fn is_user_header(name: &str) -> bool {
-    !headers::is_reserved(name) && ![TRACEPARENT, TRACESTATE, REDRIVE_ID, REDRIVE_COUNT].contains(&name)
+    !headers::is_reserved(name)
+        && ![TRACEPARENT, TRACESTATE].contains(&name)
+        && !redrive::is_redrive_header(name)
 }
 
 /// Includes the length, so that moving a byte from one field to the next changes the hash. Null differs from empty.

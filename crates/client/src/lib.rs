@@ -8,6 +8,7 @@
 //! | [`JobProducer`] | schedules and cancels jobs by writing to the ingest topic; only Kafka has to be available |
 //! | [`IngestTopic`] | builds the records of [`JobProducer`] for a producer of your own, for example in a transaction |
 //! | [`DeadLetterClient`] | lists, reads and watches the dead letters of all pipelines over gRPC |
+//! | [`RedriveClient`] | redrives, discards and restores dead letters over gRPC |
 //! | [`AuditClient`] | lists who has changed or seen what over gRPC |
 //!
 //! Schedule a job, and list the dead letters of a pipeline:
@@ -47,6 +48,7 @@ pub mod export;
 mod ingest;
 mod jobs;
 mod producer;
+mod redrives;
 mod request;
 mod schedules;
 mod scheme;
@@ -69,6 +71,10 @@ pub use redeliver_core::job::{InvalidJobId, JobId, JobState, Priority};
 pub use redeliver_core::{Headers, Output, Position, Timestamp, TimestampType};
 pub use redeliver_kafka::KafkaSettings;
 pub use redeliver_proto::v1 as messages;
+pub use redrives::{
+    PlanRedrive, Redrive, RedriveChange, RedriveClient, RedriveItem, RedriveKind, RedriveSelection,
+    RedriveState,
+};
 pub use request::{InvalidRequest, JobRequest, When};
 pub use schedules::{ListSchedules, PreviewOf, Resumed, ScheduleClient, SchedulePage};
 pub use tonic::Code;

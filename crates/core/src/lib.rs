@@ -18,6 +18,7 @@
 //! | [`job`] | ids, priorities and states of scheduled jobs |
 //! | [`pattern`] | patterns of names, with `*` |
 //! | [`pipeline`] | a pipeline: its topics, tiers and settings |
+//! | [`redrive`] | the headers of redriven records |
 //! | [`route`] | where a record goes after an attempt, and with which headers |
 //! | [`scheduler`] | the topics of the scheduler |
 //! | [`mutants`] | planted defects that the tests must catch; absent from normal builds |
@@ -38,6 +39,7 @@ pub mod outcome;
 pub mod pattern;
 pub mod pipeline;
 pub mod record;
+pub mod redrive;
 pub mod route;
 pub mod scheduler;
 pub mod time;

@@ -15,6 +15,7 @@ use crate::mutant;
 use crate::outcome::{Outcome, Produced};
 use crate::pipeline::{DelayQueue, Pipeline, ReturnTo};
 use crate::record::{Headers, Output, Record};
+use crate::redrive;
 use crate::time::Timestamp;
 
 /// The error code of a record whose handler chose a topic that the pipeline does not declare.
@@ -264,7 +265,10 @@ impl RouteContext<'_> {
         let Self { pipeline, now, .. } = *self;
         // The anchor applies to the first retry only. An old anchor would put all later due times into the past, and a short
         // outage would use up all retries at once.
-        let is_first = self.arrival.failed_attempts == 0 || mutant!("route-keeps-the-anchor");
+        // For the same reason, it does not apply to a redriven record.
+        let redriven_at = redrive::time(&record.headers);
+        let is_first =
+            self.arrival.failed_attempts == 0 && redriven_at.is_none() || mutant!("route-keeps-the-anchor");
         let (delays, anchor) = match failure.class {
             ErrorClass::Transient => {
                 let anchor = if is_first {
@@ -287,7 +291,8 @@ impl RouteContext<'_> {
             });
         };
         let wait = self.wait(delays, anchor);
-        let created = self.arrival.origin.timestamp.unwrap_or(now);
+        // A record that was dead for longer than `max_age` gets all its attempts again.
+        let created = redriven_at.or(self.arrival.origin.timestamp).unwrap_or(now);
         match pipeline.max_age {
             Some(max_age) if wait.due > created.after(max_age.duration()) => Err(Failure {
                 class: ErrorClass::Expired,

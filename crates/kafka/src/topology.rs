@@ -87,6 +87,8 @@ pub enum Role {
     Control,
     /// The inspector's topic of the states of groups.
     GroupStates,
+    /// The inspector's topic of redrives.
+    Redrives,
     /// The audit topic.
     Audit,
 }
@@ -186,6 +188,7 @@ impl TopicSpec {
             Role::Ledger => "states of dead letters",
             Role::Control => "what operators have paused or limited",
             Role::GroupStates => "states and notes of groups",
+            Role::Redrives => "redrives and their progress",
             Role::Audit => "records of changes and disclosures",
         }
     }

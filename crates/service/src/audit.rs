@@ -52,6 +52,24 @@ pub enum Action {
     ReopenGroup,
     /// The note of a group was changed.
     AnnotateGroup,
+    /// A redrive, discard or restore was planned.
+    PlanRedrive,
+    /// It was started.
+    StartRedrive,
+    /// It was paused.
+    PauseRedrive,
+    /// It was resumed.
+    ResumeRedrive,
+    /// It was cancelled.
+    CancelRedrive,
+    /// Its rate was changed.
+    SetRedriveRate,
+    /// Dead letters were redriven.
+    RedriveDeadLetters,
+    /// Dead letters were discarded.
+    DiscardDeadLetters,
+    /// Discarded dead letters are open again.
+    RestoreDeadLetters,
     /// A dead letter was sent to a caller.
     GetDeadLetter,
     /// A page of dead letters was sent to a caller.
@@ -77,7 +95,7 @@ pub struct Entry {
     pub details: String,
     /// The filter of a list or watch, without what was searched for in payloads.
     pub filter: String,
-    /// How many payloads were sent.
+    /// How many payloads were sent, or dead letters changed.
     pub count: u64,
     /// The ids of the first dead letters.
     pub ids: Vec<String>,
@@ -113,6 +131,15 @@ impl Action {
             Self::MuteGroup => "groups.mute",
             Self::ReopenGroup => "groups.reopen",
             Self::AnnotateGroup => "groups.annotate",
+            Self::PlanRedrive => "redrives.plan",
+            Self::StartRedrive => "redrives.start",
+            Self::PauseRedrive => "redrives.pause",
+            Self::ResumeRedrive => "redrives.resume",
+            Self::CancelRedrive => "redrives.cancel",
+            Self::SetRedriveRate => "redrives.rate",
+            Self::RedriveDeadLetters => "dead-letters.redrive",
+            Self::DiscardDeadLetters => "dead-letters.discard",
+            Self::RestoreDeadLetters => "dead-letters.restore",
             Self::GetDeadLetter => "dead-letters.get",
             Self::ListDeadLetters => "dead-letters.list",
             Self::WatchDeadLetters => "dead-letters.watch",

@@ -111,6 +111,15 @@ impl LaneStarter {
         &self.topic_watch
     }
 
+    /// For lanes that have nothing to do with whether the process is ready: another process can do their work.
+    #[must_use]
+    pub fn aside(self) -> Self {
+        Self {
+            health: Health::new(),
+            ..self
+        }
+    }
+
     /// Runs a lane on its own thread until `stop` is cancelled. `stop` must be cancelled when the process shuts down.
     ///
     /// # Errors

@@ -6,7 +6,7 @@
 //! | `dead-letters:read:PATTERN` | to see what is known of the dead letters of these topics |
 //! | `dead-letters:payload:PATTERN` | to see their keys, values and headers, and to filter by them |
 //! | `dead-letters:unmasked:PATTERN` | to see what is masked for others, of what the other scopes show, and to filter by it |
-//! | `dead-letters:operate:PATTERN` | to change groups that have dead letters in these topics only |
+//! | `dead-letters:operate:PATTERN` | to change groups that have dead letters in these topics only; to redrive, discard and restore dead letters of these topics, and to redrive to them |
 //!
 //! A caller that sees some topics gets the answers that it would get if there were no others. A caller that does not see
 //! payloads, or not all of them, could find them out with filters, so that filters on them match only where it sees them.
@@ -17,6 +17,7 @@ use std::sync::Arc;
 use redeliver_core::mutant;
 use redeliver_proto::v1::audit_service_server::SERVICE_NAME as AUDIT_SERVICE_NAME;
 use redeliver_proto::v1::dead_letter_service_server::SERVICE_NAME;
+use redeliver_proto::v1::redrive_service_server::SERVICE_NAME as REDRIVE_SERVICE_NAME;
 use redeliver_runtime::config::{Area, Verb};
 use redeliver_service::audit::Author;
 use redeliver_service::identity::{self, Access, Identity, Refusal, Withdrawn};
@@ -29,6 +30,19 @@ use crate::masking::{Mask, Masking};
 
 /// What each call of the audit log requires.
 const OF_AUDIT: [(&str, Verb); 1] = [("ListAuditEntries", Verb::Read)];
+
+/// What each call about redrives requires, of the topics that it is about.
+const OF_REDRIVES: [(&str, Verb); 9] = [
+    ("PlanRedrive", Verb::Operate),
+    ("StartRedrive", Verb::Operate),
+    ("PauseRedrive", Verb::Operate),
+    ("ResumeRedrive", Verb::Operate),
+    ("CancelRedrive", Verb::Operate),
+    ("SetRedriveRate", Verb::Operate),
+    ("GetRedrive", Verb::Read),
+    ("ListRedrives", Verb::Read),
+    ("ListRedriveItems", Verb::Read),
+];
 
 /// What each call requires, of the topics that it is about.
 const PERMISSIONS: [(&str, Verb); 11] = [
@@ -50,6 +64,7 @@ pub(crate) fn required(path: &str) -> Option<(Area, Verb)> {
     let (service, method) = path.strip_prefix('/')?.split_once('/')?;
     let (area, calls) = match service {
         SERVICE_NAME => (Area::DeadLetters, &PERMISSIONS[..]),
+        REDRIVE_SERVICE_NAME => (Area::DeadLetters, &OF_REDRIVES[..]),
         AUDIT_SERVICE_NAME => (Area::Audit, &OF_AUDIT[..]),
         _ => return None,
     };
@@ -144,6 +159,11 @@ impl Viewer {
     pub(crate) fn require_all(&self, verb: Verb) -> Result<(), Status> {
         let required = self.identity.require(Area::DeadLetters, verb, None);
         required.map_err(|refusal| self.refuse(&refusal))
+    }
+
+    /// Requires that the caller may have records written to this topic.
+    pub(crate) fn require_destination(&self, topic: &str) -> Result<(), Status> {
+        self.require_verb(Verb::Operate, topic)
     }
 
     /// The topics that the caller sees, in the transaction of the connection; `None`: all of them.
@@ -293,6 +313,7 @@ mod tests {
         for (of, permissions) in [
             (SERVICE_NAME, &PERMISSIONS[..]),
             (AUDIT_SERVICE_NAME, &OF_AUDIT[..]),
+            (REDRIVE_SERVICE_NAME, &OF_REDRIVES[..]),
         ] {
             let mut calls = BTreeSet::new();
             for file in &descriptors.file {

@@ -7,6 +7,7 @@ mod group_changes;
 mod groups;
 mod list;
 mod payload;
+mod redrives;
 mod stats;
 mod token;
 mod value;
@@ -18,6 +19,7 @@ use std::time::Instant;
 
 use futures::Stream;
 use redeliver_core::{Clock, Position};
+use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::lookup::StoredRecord;
 use redeliver_kafka::reader::ReadError as KafkaReadError;
 use redeliver_proto::error::{invalid, status};
@@ -44,6 +46,8 @@ use crate::metrics::Metrics;
 use crate::schema_registry::SchemaRegistry;
 use crate::shared::SharedState;
 
+pub(crate) use redrives::Redrives;
+
 /// Maximum number of concurrent watchers.
 const WATCHERS: usize = 256;
 
@@ -60,6 +64,8 @@ pub(crate) struct Api {
     pub(crate) schemas: Option<SchemaRegistry>,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) groups: Groups,
+    pub(crate) redrives: Redrives,
+    pub(crate) kafka: KafkaSettings,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: Metrics,
     pub(crate) stop: CancellationToken,
@@ -94,6 +100,8 @@ impl Api {
         schemas: Option<SchemaRegistry>,
         shared: Arc<SharedState>,
         groups: Groups,
+        redrives: Redrives,
+        kafka: KafkaSettings,
         clock: Arc<dyn Clock>,
         metrics: Metrics,
         stop: CancellationToken,
@@ -108,6 +116,8 @@ impl Api {
             schemas,
             shared,
             groups,
+            redrives,
+            kafka,
             clock,
             metrics,
             stop,

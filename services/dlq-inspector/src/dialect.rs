@@ -231,6 +231,33 @@ pub(crate) fn headers_of(field: Field) -> impl Iterator<Item = &'static str> {
         .map(|rule| rule.header)
 }
 
+/// The beginnings of the names of headers that frameworks add to a record because it failed.
+const FAILURE_PREFIXES: [&str; 6] = [
+    "kafka_dlt-",
+    "retry_topic-",
+    "__connect.errors.",
+    "__streams.errors.",
+    "__dlq.errors.",
+    "springDeserializerException",
+];
+
+/// The names of other such headers. Reserved headers are not among them: some of them stay when a record is redriven.
+const FAILURE_HEADERS: [&str; 8] = [
+    "kafka_deliveryAttempt",
+    "dead-letter-exception-class-name",
+    "dead-letter-cause-class-name",
+    "dead-letter-reason",
+    "dead-letter-cause",
+    "dead-letter-topic",
+    "dead-letter-partition",
+    "dead-letter-offset",
+];
+
+/// Whether a framework other than Redeliver adds a header of this name to a record because it failed.
+pub(crate) fn is_of_failure(header: &str) -> bool {
+    FAILURE_HEADERS.contains(&header) || FAILURE_PREFIXES.iter().any(|prefix| header.starts_with(prefix))
+}
+
 /// What the names of headers with error messages and stack traces contain, in lower case, also those of unknown frameworks.
 const MESSAGE_NAMES: [&str; 7] = [
     "error",

@@ -152,6 +152,7 @@ mod tests {
             by: "ann".into(),
             note: "test data".into(),
             content_hash: vec![7; HASH_BYTES].into(),
+            ..v1::LedgerEntry::default()
         };
         let update = Update::read(&record("t-dlq/1/2", Some(written.encode_to_vec()))).unwrap();
         assert_eq!(update.id.to_string(), "t-dlq/1/2");

@@ -13,6 +13,7 @@
 //! | `ingest` | reads topics into the index |
 //! | `completeness` | whether an answer contains everything that it should |
 //! | [`ledger`] | the ledger topic |
+//! | [`redrive`] | redrives, discards and restores, as jobs |
 //! | [`group_states`] | states and notes of groups, and the topic that holds them |
 //! | `access` | what each call requires, and what its caller sees |
 //! | `masking` | what callers see of values, keys, headers and messages |
@@ -33,6 +34,7 @@ pub mod json_fields;
 pub mod ledger;
 pub mod letter;
 pub mod pattern;
+pub mod redrive;
 pub mod server;
 
 mod access;
@@ -68,7 +70,7 @@ use redeliver_service::identity::Authenticator;
 use redeliver_service::topics::{of_audit, topic_settings, warn_about};
 use tokio_util::task::TaskTracker;
 
-use crate::api::{Api, Groups};
+use crate::api::{Api, Groups, Redrives};
 use crate::audit::Audit;
 use crate::gauges::Gauges;
 use crate::group_states::change::GroupWriter;
@@ -82,6 +84,7 @@ use crate::lookup_pool::LookupPool;
 use crate::masking::Masking;
 use crate::metrics::Metrics;
 use crate::pattern::Patterns;
+use crate::redrive::change::JobWriter;
 use crate::schema_registry::SchemaRegistry;
 use crate::shared::SharedState;
 
@@ -101,12 +104,13 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
     Authenticator::check(SECTION, &api)
 }
 
-/// The topics that the inspector needs apart from dead-letter topics: the ledger, and the states of groups.
+/// The topics that the inspector needs apart from dead-letter topics: the ledger, the states of groups, and the redrives.
 #[must_use]
 pub fn topics(config: &Config) -> TopologySpec {
     let settings = topic_settings(config);
     TopologySpec::for_ledger(ledger::TOPIC, &settings)
         .join(TopologySpec::for_group_states(group_states::TOPIC, &settings))
+        .join(TopologySpec::for_redrives(&config.redrives_topic(), &settings))
 }
 
 /// Runs the service until shutdown.
@@ -159,6 +163,8 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     tracing::info!(api = %address, data_dir = %config.data_dir.display(), "inspecting dead letters");
 
     let states = host.follow(group_states::TOPIC)?;
+    let redrives_topic = host.config.redrives_topic();
+    let jobs = host.follow(&redrives_topic)?;
     let shared = Arc::new(SharedState::new());
     let lookups = LookupPool::new(host.kafka.clone());
     let audit = Audit::new(host, config.record_disclosures, metrics.clone())?;
@@ -194,8 +200,11 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     };
     let surveyor = Surveyor::new(&host.kafka)?;
     let survey = SurveyTask {
-        patterns: Patterns::new(&config.topics)
-            .without([host.config.audit_topic(), host.config.control_topic()]),
+        patterns: Patterns::new(&config.topics).without([
+            host.config.audit_topic(),
+            host.config.control_topic(),
+            redrives_topic.clone(),
+        ]),
         surveyor: surveyor.clone(),
         pool: pool.clone(),
         lookups: lookups.clone(),
@@ -216,6 +225,13 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         clock: host.clock.clone(),
     }
     .run(stop.clone());
+    let destinations = Arc::new(redrive::start::destinations(host));
+    if config.redrive.execute {
+        let (pool, shared) = (pool.clone(), shared.clone());
+        redrive::start::execute(host, destinations.clone(), pool, shared, metrics.clone())?;
+    }
+    let redrives = redrive::start::count(jobs.clone(), metrics.clone(), stop.clone());
+    host.tasks.spawn("dlq-redrives", redrives);
     let service = Api::new(
         pool,
         config.json_fields.into(),
@@ -232,6 +248,17 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
             ),
             states,
         },
+        Redrives {
+            writer: JobWriter::new(
+                &host.kafka,
+                &redrives_topic,
+                AuditLog::new(&host.config, "dlq-inspector"),
+                jobs.clone(),
+            ),
+            jobs,
+            destinations,
+        },
+        host.kafka.clone(),
         host.clock.clone(),
         metrics,
         stop,

@@ -15,6 +15,7 @@ use tonic::Code;
 use crate::completeness::Completeness;
 use crate::group_states::GroupState;
 use crate::ledger;
+use crate::redrive::job::Kind;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct TopicLabel {
@@ -35,6 +36,12 @@ struct OutcomeLabel {
 struct CallLabels {
     method: &'static str,
     code: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RedrivenLabels {
+    kind: &'static str,
+    outcome: &'static str,
 }
 
 /// From a single index lookup to a page with values from Kafka.
@@ -59,6 +66,8 @@ pub(crate) struct Metrics {
     schema_fetches: Family<OutcomeLabel, Counter>,
     size: Gauge,
     watchers: Gauge,
+    redriven: Family<RedrivenLabels, Counter>,
+    redrives: Family<StateLabel, Gauge>,
     calls: Family<CallLabels, Histogram, fn() -> Histogram>,
 }
 
@@ -79,6 +88,8 @@ impl Metrics {
             schema_fetches: Family::default(),
             size: Gauge::default(),
             watchers: Gauge::default(),
+            redriven: Family::default(),
+            redrives: Family::default(),
             calls: Family::new_with_constructor(|| Histogram::new(CALL_SECONDS)),
         };
         registry.register(
@@ -130,6 +141,21 @@ impl Metrics {
             "dlq_index_write_errors",
             "Failed attempts to open or write the index, which are repeated",
             metrics.write_errors.clone(),
+        );
+        for kind in [Kind::Redrive, Kind::Discard, Kind::Restore] {
+            for outcome in ["done", "failed", "skipped"] {
+                metrics.add_redriven(kind, outcome, 0);
+            }
+        }
+        registry.register(
+            "dlq_redrive_items",
+            "Dead letters that this process has redriven, discarded or restored, or tried to",
+            metrics.redriven.clone(),
+        );
+        registry.register(
+            "dlq_redrives",
+            "Redrives, discards and restores that have not ended, by state; braked: paused because too many records came back",
+            metrics.redrives.clone(),
         );
         registry.register(
             "dlq_audit_failures",
@@ -186,6 +212,20 @@ impl Metrics {
     pub(crate) fn set_groups(&self, state: GroupState, count: i64) {
         let state = state.name();
         self.groups.get_or_create(&StateLabel { state }).set(count);
+    }
+
+    pub(crate) fn set_redrives(&self, state: &'static str, count: i64) {
+        self.redrives.get_or_create(&StateLabel { state }).set(count);
+    }
+
+    pub(crate) fn add_redriven(&self, kind: Kind, outcome: &'static str, count: u32) {
+        let kind = match kind {
+            Kind::Redrive => "redrive",
+            Kind::Discard => "discard",
+            Kind::Restore => "restore",
+        };
+        let labels = RedrivenLabels { kind, outcome };
+        self.redriven.get_or_create(&labels).inc_by(count.into());
     }
 
     pub(crate) fn add_new_groups(&self, count: u64) {

@@ -310,8 +310,8 @@ impl Endpoint {
         let observer = self.observed(attempts);
         let response = self.calls(headers, Some(body), &observer).await;
         let response = response.map_err(of_this_call)?;
-        let origins = attempts.iter().map(|attempt| &attempt.origin);
-        let results = batch::results(&response.body, origins, values, self.max_retry_after);
+        let ids = attempts.iter().map(request::id);
+        let results = batch::results(&response.body, ids, values, self.max_retry_after);
         let results = results.map_err(|problem| {
             let message = format!("{self}: the response {problem}");
             let failure = Failure::transient(INVALID_RESPONSE, message);

@@ -8,6 +8,7 @@ mod groups;
 mod outage;
 mod payload;
 mod progress;
+mod redrives;
 mod show;
 mod watch;
 
@@ -15,7 +16,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use redeliver_client::{
-    AuditClient, Completeness, DeadLetter, DeadLetterClient, ListDeadLetters, Removal, TopicStats,
+    AuditClient, Completeness, DeadLetter, DeadLetterClient, ListDeadLetters, RedriveClient, RedriveKind,
+    Removal, TopicStats,
 };
 use redeliver_core::{Clock as _, HumanDuration, SystemClock};
 use redeliver_runtime::cli::{CommonArgs, report};
@@ -49,6 +51,14 @@ enum Verb {
     Groups(groups::GroupsArgs),
     /// Show or change a group: resolve, mute, reopen, note
     Group(groups::GroupArgs),
+    /// Write the records of dead letters to their pipelines again; exits with status 3 if not all were done
+    Redrive(redrives::RedriveArgs),
+    /// List or change redrives, discards and restores
+    Redrives(redrives::RedrivesArgs),
+    /// Discard dead letters, so that no redrive takes them; exits with status 3 if not all were done
+    Discard(redrives::DiscardArgs),
+    /// Open discarded dead letters again; exits with status 3 if not all were done
+    Restore(redrives::DiscardArgs),
     /// Show who has changed or seen what, oldest first
     Audit(audit::AuditArgs),
 }
@@ -174,6 +184,9 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
         Verb::Stats(args) => &args.inspector,
         Verb::Groups(args) => &args.inspector,
         Verb::Group(args) => args.inspector(),
+        Verb::Redrive(args) => args.inspector(),
+        Verb::Redrives(args) => args.inspector(),
+        Verb::Discard(args) | Verb::Restore(args) => args.inspector(),
         Verb::Audit(args) => &args.inspector,
     };
     let config = match inspector.common.load() {
@@ -195,6 +208,10 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
             let client = DeadLetterClient::connect(&endpoint).await;
             client.map_err(|error| service.failure(error))
         };
+        let redrives = async || {
+            let client = RedriveClient::connect(&endpoint).await;
+            client.map_err(|error| service.failure(error))
+        };
         match &args.verb {
             Verb::Ls(args) => list(&dead_letters().await?, args).await,
             Verb::Show(args) => show(&dead_letters().await?, args).await,
@@ -206,6 +223,10 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
             Verb::Stats(args) => stats(&dead_letters().await?, args).await,
             Verb::Groups(args) => groups::list(&dead_letters().await?, args).await,
             Verb::Group(args) => groups::run(&dead_letters().await?, args).await,
+            Verb::Redrive(args) => redrives::redrive(&redrives().await?, args).await,
+            Verb::Redrives(args) => redrives::run(&redrives().await?, args).await,
+            Verb::Discard(args) => redrives::discard(&redrives().await?, args, RedriveKind::Discard).await,
+            Verb::Restore(args) => redrives::discard(&redrives().await?, args, RedriveKind::Restore).await,
             Verb::Audit(args) => {
                 let client = AuditClient::connect(&endpoint).await;
                 audit::run(&client.map_err(|error| service.failure(error))?, args).await

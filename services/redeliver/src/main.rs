@@ -58,7 +58,7 @@ enum Command {
     Rate(controls::RateArgs),
     /// List what is paused, limited or changed, by whom and why
     Controls(controls::ControlsArgs),
-    /// List, show, watch and export dead letters
+    /// List, show, watch, export, redrive and discard dead letters
     Dlq(dlq::DlqArgs),
     /// Create tokens for the APIs of the scheduler and the inspector
     Tokens(tokens::TokensArgs),

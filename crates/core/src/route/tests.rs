@@ -427,6 +427,42 @@ fn a_record_that_would_exceed_max_age_expires() {
 }
 
 #[test]
+fn a_redriven_record_has_the_age_and_the_delays_of_its_redrive() {
+    let pipeline = Pipeline {
+        max_age: Some(HumanDuration::from_secs(60)),
+        anchor: Anchor::RecordTimestamp,
+        ..pipeline()
+    };
+    let mut record = source_record();
+    record.timestamp = Some(Timestamp::from_millis(NOW.as_millis() - 86_400_000));
+    let waits = |redriven_ago: Option<i64>| {
+        let mut record = record.clone();
+        if let Some(ago) = redriven_ago {
+            let time = Timestamp::from_millis(NOW.as_millis() - ago);
+            record.headers.push_text(redrive::REDRIVE_TIME, &time.to_string());
+        }
+        let routing = decide(&pipeline, &record, Outcome::Failed(Failure::transient("x", "y")));
+        match routing.disposition {
+            Disposition::Waiting { due, .. } => Ok((due.as_millis() - NOW.as_millis()) / 1_000),
+            other => Err(other),
+        }
+    };
+    assert_eq!(waits(Some(50_000)), Ok(5));
+    let expired = Err(Disposition::Dead(ErrorClass::Expired));
+    assert_eq!(waits(Some(56_000)), expired);
+    // A record that was never redriven counts from its anchor.
+    let unlimited = Pipeline {
+        max_age: None,
+        ..pipeline.clone()
+    };
+    let routing = decide(&unlimited, &record, Outcome::Failed(Failure::transient("x", "y")));
+    let Disposition::Waiting { due, .. } = routing.disposition else {
+        panic!("{routing:?}");
+    };
+    assert!(due < NOW);
+}
+
+#[test]
 fn a_result_can_set_its_topic_key_value_and_headers() {
     let result = crate::outcome::Produced {
         topic: Some("elsewhere".into()),

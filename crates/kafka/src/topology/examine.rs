@@ -27,7 +27,9 @@ pub fn examine(spec: &TopicSpec, all: &Actual) -> Vec<Finding> {
     let Some(actual) = all.get(&*spec.name) else {
         let problem = match spec.role {
             // The ACLs of an installation that is older than this topic do not cover it, and Kafka hides what may not be described.
-            Role::Control | Role::Audit | Role::GroupStates => "does not exist, or may not be described",
+            Role::Control | Role::Audit | Role::GroupStates | Role::Redrives => {
+                "does not exist, or may not be described"
+            }
             Role::Ledger | Role::Pipeline(_) | Role::Scheduler(_) => "does not exist",
         };
         return vec![spec.finding(
@@ -78,7 +80,7 @@ fn examine_compaction(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding>
 fn examine_compacted(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> {
     let problem = if actual.is_cleaned_by("delete")? {
         let when = match spec.role {
-            Role::Ledger | Role::Control | Role::Audit | Role::GroupStates => "",
+            Role::Ledger | Role::Control | Role::Audit | Role::GroupStates | Role::Redrives => "",
             Role::Pipeline(_) | Role::Scheduler(_) => " before they are due",
         };
         format!("deletes old records: {} would be lost{when}", spec.records())
@@ -92,7 +94,7 @@ fn examine_compacted(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> 
 }
 
 fn examine_tombstones(spec: &TopicSpec, actual: &ActualTopic, configured: HumanDuration) -> Option<Finding> {
-    if matches!(spec.role, Role::Control | Role::GroupStates) {
+    if matches!(spec.role, Role::Control | Role::GroupStates | Role::Redrives) {
         // Each process reads it from its beginning, and again after each error.
         return None;
     }
@@ -131,7 +133,7 @@ fn examine_partitions(spec: &TopicSpec, actual: &ActualTopic, all: &Actual) -> O
     let remedy = match spec.role {
         Role::Control => Some("create it again with one partition, or set control.topic to another topic"),
         Role::Audit => Some("create it again with one partition, or set audit.topic to another topic"),
-        Role::GroupStates => Some("create it again with one partition"),
+        Role::GroupStates | Role::Redrives => Some("create it again with one partition"),
         Role::Ledger | Role::Pipeline(_) | Role::Scheduler(_) => None,
     };
     if let Some(remedy) = remedy.filter(|_| actual.partitions > 1) {

@@ -91,6 +91,17 @@ impl TopologySpec {
         )))
     }
 
+    /// The topic of redrives. It has one partition, because its changes have one order, and one process executes them.
+    #[must_use]
+    pub fn for_redrives(name: &str, settings: &TopicSettings) -> Self {
+        Self::of(std::iter::once(TopicSpec::compacted(
+            name,
+            Role::Redrives,
+            1,
+            settings,
+        )))
+    }
+
     /// The audit topic. It has one partition, so that its entries have one order. A shorter retention than a day is an error.
     #[must_use]
     pub fn for_audit(name: &str, retention: HumanDuration, settings: &TopicSettings) -> Self {

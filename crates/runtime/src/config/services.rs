@@ -13,6 +13,7 @@ use super::display_from_str;
 use super::error::Findings;
 use super::masking::{self, MaskingRule};
 use super::output::{is_pointer, pointer_problem};
+use super::redrive::RedriveConfig;
 use super::schema_registry::SchemaRegistryConfig;
 use super::secret::Url;
 use super::tls::ServerTlsConfig;
@@ -84,6 +85,8 @@ pub struct DlqInspectorConfig {
     pub record_disclosures: bool,
     /// Where the schemas of values are.
     pub schema_registry: Option<SchemaRegistryConfig>,
+    /// Redrives, discards and restores of dead letters.
+    pub redrive: RedriveConfig,
 }
 
 impl Default for RetryTierConfig {
@@ -122,6 +125,7 @@ impl Default for DlqInspectorConfig {
             masking: Vec::new(),
             record_disclosures: true,
             schema_registry: None,
+            redrive: RedriveConfig::default(),
         }
     }
 }
@@ -241,6 +245,7 @@ impl DlqInspectorConfig {
             findings.inside("schema_registry", |at| registry.check(at));
         }
         masking::check(&self.masking, self.auth.has_scopes(), findings);
+        self.redrive.check(findings);
         for topic in &self.topics {
             if !redeliver_core::pipeline::is_topic_name(&topic.replace('*', "x")) {
                 findings.report(

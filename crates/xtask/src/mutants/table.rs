@@ -163,118 +163,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[unit(KAFKA, "lane::model::a_lane_that_is_fenced_repeatedly_ends")],
     ),
     mutant(
-        "transaction-commits-undelivered-records",
-        "A transaction does not wait for its deliveries. A refused record is not reported, and its transaction fails for ever.",
-        &[integration(
-            KAFKA,
-            "errors::a_record_that_is_refused_on_its_own_is_reported",
-        )],
-    ),
-    mutant(
-        "lane-reads-uncommitted",
-        "A lane also reads records of open and aborted transactions. Records that were never accepted are processed.",
-        &[integration(
-            KAFKA,
-            "isolation::a_lane_does_not_read_records_of_aborted_transactions",
-        )],
-    ),
-    mutant(
-        "tracker-commits-one-too-many",
-        "The committed offset is one too high. The first incomplete record is lost after a restart.",
-        &[TRACKER_MODEL],
-    ),
-    mutant(
-        "tracker-commits-the-position",
-        "The next offset to read is committed, not the lowest incomplete one. Records in flight are lost after a restart.",
-        &[TRACKER_MODEL],
-    ),
-    mutant(
-        "tracker-marks-the-position-committed",
-        "Completions during a transaction count as committed with it. They are processed again after a restart.",
-        &[
-            TRACKER_MODEL,
-            unit(
-                KAFKA,
-                "tracker::tests::a_position_is_returned_until_it_is_committed",
-            ),
-        ],
-    ),
-    mutant(
-        "tracker-loses-metadata",
-        "The commit lacks the completed set. Records after an incomplete one are processed again after a restart.",
-        &[
-            TRACKER_MODEL,
-            integration(
-                KAFKA,
-                "lane::completed_records_after_an_incomplete_one_are_not_processed_again_after_a_restart",
-            ),
-        ],
-    ),
-    mutant(
-        "tracker-drops-a-hole",
-        "Only the first incomplete record is missing from the completed set. The others are lost after a restart.",
-        &[TRACKER_MODEL],
-    ),
-    mutant(
-        "tracker-drops-unread-holes",
-        "Records that were incomplete before a restart and are not read again yet count as completed. They are lost.",
-        &[
-            TRACKER_MODEL,
-            unit(
-                KAFKA,
-                "tracker::tests::restored_offsets_survive_a_commit_before_they_are_read_again",
-            ),
-        ],
-    ),
-    mutant(
-        "tracker-admits-completed-records",
-        "Records of the completed set are processed again.",
-        &[TRACKER_MODEL],
-    ),
-    mutant(
-        "tracker-admits-stale-records",
-        "Records from a fetch before a rewind are processed again.",
-        &[unit(
-            KAFKA,
-            "tracker::tests::offsets_below_the_position_are_stale",
-        )],
-    ),
-    mutant(
-        "tracker-completes-twice",
-        "A second completion of a record is accepted. Its results are written twice.",
-        &[unit(
-            KAFKA,
-            "tracker::tests::a_record_in_flight_can_be_completed_once",
-        )],
-    ),
-    mutant(
-        "tracker-ignores-its-weight",
-        "Records are admitted although the completed set may not fit into the metadata. The process fails.",
-        &[unit(
-            KAFKA,
-            "tracker::tests::a_full_tracker_admits_nothing_until_enough_records_complete",
-        )],
-    ),
-    mutant(
-        "metadata-drops-a-bit",
-        "Some incomplete records of a bitmap are encoded as completed. They are lost after a restart.",
-        &[
-            TRACKER_MODEL,
-            unit(
-                KAFKA,
-                "tracker::metadata::tests::each_form_fits_its_weight_and_decodes_to_the_same_set",
-            ),
-        ],
-    ),
-    mutant(
-        "metadata-omits-the-fingerprint",
-        "A commit does not identify its topic. Records of a topic that was created again are skipped.",
-        &[unit(
-            KAFKA,
-            "tracker::tests::a_commit_of_an_earlier_topic_of_the_same_name_is_recognised",
-        )],
-    ),
-    mutant(
         "route-forgets-the-attempt",
         "A failed attempt is not counted. A record that always fails is tried for ever.",
         &[unit(
@@ -843,6 +731,166 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[unit(
             INSPECTOR,
             "group_states::change::tests::a_change_keeps_what_it_does_not_change",
+        )],
+    ),
+    mutant(
+        "redrive-forgets-requests",
+        "A repeated request plans another job. A command that is repeated after a lost answer runs twice as many jobs.",
+        &[unit(
+            INSPECTOR,
+            "redrive::change::tests::a_plan_is_written_once_for_a_request",
+        )],
+    ),
+    mutant(
+        "redrive-ignores-the-content",
+        "A redrive takes the record that is at the position now. After a topic was created again, another record is written.",
+        &[unit(
+            INSPECTOR,
+            "redrive::step::tests::only_the_planned_record_in_the_state_of_the_plan_is_done",
+        )],
+    ),
+    mutant(
+        "redrive-ignores-the-ledger",
+        "A redrive does not look at the state of a dead letter. Two jobs redrive it twice, and discarded ones are redriven.",
+        &[unit(
+            INSPECTOR,
+            "redrive::step::tests::only_the_planned_record_in_the_state_of_the_plan_is_done",
+        )],
+    ),
+    mutant(
+        "redrive-keeps-attempts",
+        "A redriven record keeps its failed attempts. It becomes a dead letter again at its first failure.",
+        &[unit(
+            INSPECTOR,
+            "redrive::record::tests::a_record_returns_to_its_pipeline_as_a_retry_without_failed_attempts",
+        )],
+    ),
+    mutant(
+        "redrive-without-ledger",
+        "A redrive writes no ledger entries. The next job redrives the same dead letters again.",
+        &[unit(
+            INSPECTOR,
+            "redrive::step::tests::a_step_writes_records_entries_progress_outcomes_and_the_audit",
+        )],
+    ),
+    mutant(
+        "redrive-writes-anywhere",
+        "A redrive writes to the topic that the headers name. Whoever can write to a dead-letter topic can write to any topic.",
+        &[unit(
+            INSPECTOR,
+            "redrive::record::tests::forged_headers_choose_no_topic_that_is_not_allowed",
+        )],
+    ),
+    mutant(
+        "transaction-commits-undelivered-records",
+        "A transaction does not wait for its deliveries. A refused record is not reported, and its transaction fails for ever.",
+        &[integration(
+            KAFKA,
+            "errors::a_record_that_is_refused_on_its_own_is_reported",
+        )],
+    ),
+    mutant(
+        "lane-reads-uncommitted",
+        "A lane also reads records of open and aborted transactions. Records that were never accepted are processed.",
+        &[integration(
+            KAFKA,
+            "isolation::a_lane_does_not_read_records_of_aborted_transactions",
+        )],
+    ),
+    mutant(
+        "tracker-commits-one-too-many",
+        "The committed offset is one too high. The first incomplete record is lost after a restart.",
+        &[TRACKER_MODEL],
+    ),
+    mutant(
+        "tracker-commits-the-position",
+        "The next offset to read is committed, not the lowest incomplete one. Records in flight are lost after a restart.",
+        &[TRACKER_MODEL],
+    ),
+    mutant(
+        "tracker-marks-the-position-committed",
+        "Completions during a transaction count as committed with it. They are processed again after a restart.",
+        &[
+            TRACKER_MODEL,
+            unit(
+                KAFKA,
+                "tracker::tests::a_position_is_returned_until_it_is_committed",
+            ),
+        ],
+    ),
+    mutant(
+        "tracker-loses-metadata",
+        "The commit lacks the completed set. Records after an incomplete one are processed again after a restart.",
+        &[
+            TRACKER_MODEL,
+            integration(
+                KAFKA,
+                "lane::completed_records_after_an_incomplete_one_are_not_processed_again_after_a_restart",
+            ),
+        ],
+    ),
+    mutant(
+        "tracker-drops-a-hole",
+        "Only the first incomplete record is missing from the completed set. The others are lost after a restart.",
+        &[TRACKER_MODEL],
+    ),
+    mutant(
+        "tracker-drops-unread-holes",
+        "Records that were incomplete before a restart and are not read again yet count as completed. They are lost.",
+        &[
+            TRACKER_MODEL,
+            unit(
+                KAFKA,
+                "tracker::tests::restored_offsets_survive_a_commit_before_they_are_read_again",
+            ),
+        ],
+    ),
+    mutant(
+        "tracker-admits-completed-records",
+        "Records of the completed set are processed again.",
+        &[TRACKER_MODEL],
+    ),
+    mutant(
+        "tracker-admits-stale-records",
+        "Records from a fetch before a rewind are processed again.",
+        &[unit(
+            KAFKA,
+            "tracker::tests::offsets_below_the_position_are_stale",
+        )],
+    ),
+    mutant(
+        "tracker-completes-twice",
+        "A second completion of a record is accepted. Its results are written twice.",
+        &[unit(
+            KAFKA,
+            "tracker::tests::a_record_in_flight_can_be_completed_once",
+        )],
+    ),
+    mutant(
+        "tracker-ignores-its-weight",
+        "Records are admitted although the completed set may not fit into the metadata. The process fails.",
+        &[unit(
+            KAFKA,
+            "tracker::tests::a_full_tracker_admits_nothing_until_enough_records_complete",
+        )],
+    ),
+    mutant(
+        "metadata-drops-a-bit",
+        "Some incomplete records of a bitmap are encoded as completed. They are lost after a restart.",
+        &[
+            TRACKER_MODEL,
+            unit(
+                KAFKA,
+                "tracker::metadata::tests::each_form_fits_its_weight_and_decodes_to_the_same_set",
+            ),
+        ],
+    ),
+    mutant(
+        "metadata-omits-the-fingerprint",
+        "A commit does not identify its topic. Records of a topic that was created again are skipped.",
+        &[unit(
+            KAFKA,
+            "tracker::tests::a_commit_of_an_earlier_topic_of_the_same_name_is_recognised",
         )],
     ),
     mutant(

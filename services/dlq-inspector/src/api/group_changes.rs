@@ -134,7 +134,7 @@ pub(super) fn check_why(field: &str, why: &str) -> Result<(), Status> {
     check_text(field, why, MAX_WHY, "WHY_INVALID")
 }
 
-fn check_text(field: &str, text: &str, limit: usize, reason: &str) -> Result<(), Status> {
+pub(super) fn check_text(field: &str, text: &str, limit: usize, reason: &str) -> Result<(), Status> {
     if text.len() <= limit && !text.contains(|c: char| c.is_control() && c != '\n') {
         return Ok(());
     }

@@ -8,6 +8,7 @@ mod group_states;
 mod groups;
 mod lifecycle;
 mod rebuild;
+mod redrive;
 mod server;
 mod support;
 mod watch;

@@ -59,6 +59,7 @@ async fn both_versions_of_reflection_list_the_services() {
             "grpc.health.v1.Health",
             "redeliver.v1.AuditService",
             "redeliver.v1.DeadLetterService",
+            "redeliver.v1.RedriveService",
         ]
         .map(str::to_owned);
         services.sort();

@@ -70,11 +70,21 @@ impl InspectorEnv {
 
     /// On another broker than the shared one.
     pub(crate) fn on(name: &str, brokers: &str) -> Self {
-        let base = EnvBuilder::new(name)
-            .brokers(brokers)
+        Self::of(EnvBuilder::new(name).brokers(brokers), brokers)
+    }
+
+    /// With this in its configuration file.
+    pub(crate) fn with_yaml(name: &str, yaml: &str) -> Self {
+        let brokers = brokers();
+        Self::of(EnvBuilder::new(name).brokers(&brokers).yaml(yaml), &brokers)
+    }
+
+    fn of(builder: EnvBuilder, brokers: &str) -> Self {
+        let base = builder
             .creates_topics()
             .set("dlq_inspector.listen", "127.0.0.1:0")
             .set("audit.topic", "{name}-audit")
+            .set("dlq_inspector.redrive.topic", "{name}-redrives")
             .set("dlq_inspector.topics", "[\"{name}-*-dlq\"]")
             .set("dlq_inspector.data_dir", "{dir}/data")
             .build();
@@ -168,10 +178,12 @@ impl InspectorEnv {
             .set("dlq_inspector.data_dir", &directory.display().to_string());
     }
 
-    /// Starts an inspector without waiting for it.
+    /// Starts an inspector without waiting for it. Its instance has the name of its directory: several inspectors need different ones.
     pub(crate) fn spawn(&self) -> Inspector {
+        let directory = PathBuf::from(&self.base.settings()["dlq_inspector.data_dir"]);
+        let instance = directory.file_name().and_then(|name| name.to_str()).unwrap();
         Inspector {
-            process: self.base.spawn("dlq-inspector", "a", &[]),
+            process: self.base.spawn("dlq-inspector", instance, &[]),
         }
     }
 

@@ -12,7 +12,6 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use redeliver_core::headers::Origin;
 use redeliver_core::mutant;
 use redeliver_runtime::config::BatchValues;
 use redeliver_worker::Attempt;
@@ -104,7 +103,7 @@ pub(super) fn body(attempts: &[Attempt], values: BatchValues) -> Result<Bytes, s
     let mut records = Vec::with_capacity(attempts.len());
     let mut ids = HashSet::with_capacity(attempts.len());
     for attempt in attempts {
-        let id = attempt.origin.id();
+        let id = request::id(attempt);
         // A partition that moves between lanes is read again while the former attempts are still in progress.
         if !ids.insert(id.clone()) {
             continue;
@@ -126,13 +125,13 @@ pub(super) fn body(attempts: &[Attempt], values: BatchValues) -> Result<Bytes, s
     serde_json::to_vec(&Request { records }).map(Bytes::from)
 }
 
-/// The result of each record, in the order of `origins`. `None` if the response has none for it.
+/// The result of each record, in the order of `ids`. `None` if the response has none for it.
 ///
 /// # Errors
 /// What is wrong with the response. Contains no payload.
-pub(super) fn results<'a>(
+pub(super) fn results(
     body: &Bytes,
-    origins: impl Iterator<Item = &'a Origin>,
+    ids: impl Iterator<Item = String>,
     values: BatchValues,
     max_retry_after: Duration,
 ) -> Result<Vec<Option<RecordResult>>, String> {
@@ -155,9 +154,8 @@ pub(super) fn results<'a>(
         }
     }
     let mut known = HashSet::with_capacity(by_id.len());
-    let of_records: Vec<_> = origins
-        .map(|origin| {
-            let id = origin.id();
+    let of_records: Vec<_> = ids
+        .map(|id| {
             let result = by_id.get(id.as_str()).cloned();
             known.insert(id);
             result

@@ -1,11 +1,11 @@
 //! The headers of a request: the configured ones, the content type, the idempotency key, and the trace context.
 
-use redeliver_core::headers::{self, Origin, TraceContext};
-use redeliver_core::{Failure, Headers};
+use redeliver_core::headers::{self, TraceContext};
+use redeliver_core::{Failure, Headers, redrive};
 use redeliver_worker::Attempt;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 
-/// The same for all calls of a record, so that the endpoint can recognise repeated calls.
+/// The same for all calls of a record until it is redriven, so that the endpoint can recognise repeated calls.
 pub(super) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 pub(super) const TRACEPARENT: HeaderName = HeaderName::from_static(headers::TRACEPARENT);
 pub(super) const TRACESTATE: HeaderName = HeaderName::from_static(headers::TRACESTATE);
@@ -21,7 +21,7 @@ pub(super) fn headers_for(attempt: &Attempt, configured: &HeaderMap) -> Result<H
             content_type(&attempt.record.headers).unwrap_or_else(octets),
         );
     }
-    headers.insert(IDEMPOTENCY_KEY, idempotency_key(&attempt.origin)?);
+    headers.insert(IDEMPOTENCY_KEY, idempotency_key(attempt)?);
     insert_trace(&mut headers, trace(attempt));
     Ok(headers)
 }
@@ -50,8 +50,13 @@ pub(super) fn headers_for_batch(configured: &HeaderMap) -> HeaderMap {
     headers
 }
 
-fn idempotency_key(origin: &Origin) -> Result<HeaderValue, Failure> {
-    HeaderValue::try_from(origin.id()).map_err(|_| {
+/// What identifies a record in calls.
+pub(super) fn id(attempt: &Attempt) -> String {
+    redrive::idempotency_id(&attempt.origin, &attempt.record.headers)
+}
+
+fn idempotency_key(attempt: &Attempt) -> Result<HeaderValue, Failure> {
+    HeaderValue::try_from(id(attempt)).map_err(|_| {
         let message = "the name of the original topic is not a valid value of the header `Idempotency-Key`";
         Failure::permanent("http.invalid-request", message)
     })

@@ -119,6 +119,17 @@ async fn request_and_response_bodies_are_byte_exact() {
 }
 
 #[tokio::test]
+async fn an_endpoint_does_not_take_a_redriven_record_for_one_that_it_has_answered() {
+    let endpoint = FakeEndpoint::start(|request| {
+        assert_eq!(request.headers["idempotency-key"], "docs-3-44-r2");
+        Reply::ok("done")
+    });
+    let handler = HttpHandler::new(settings(endpoint.url()), Arc::new(SystemClock)).unwrap();
+    let redriven = attempt(Some(b"doc"), &[("redrive-count", "2")]);
+    assert_eq!(value(&run(&handler, redriven).await.unwrap()), b"done");
+}
+
+#[tokio::test]
 async fn the_method_path_and_configured_headers_are_sent_without_headers_of_the_producer() {
     let endpoint = FakeEndpoint::start(|request| {
         assert_eq!(

@@ -8,7 +8,7 @@ use redeliver_core::Pipeline;
 use redeliver_core::pipeline::{TopicRole, retry_tier_group};
 use redeliver_core::scheduler::SchedulerRole;
 use redeliver_dlq_inspector::pattern::Patterns;
-use redeliver_dlq_inspector::{group_states, ledger};
+use redeliver_dlq_inspector::{group_states, ledger, redrive};
 use redeliver_kafka::topology::{Role, TopologySpec};
 use redeliver_runtime::Config;
 use redeliver_runtime::config::PipelineConfig;
@@ -197,11 +197,25 @@ impl Permissions {
     fn dlq_inspector(&mut self, config: &Config) {
         self.checked(config, &redeliver_dlq_inspector::topics(config));
         self.checked(config, &topics::of_audit(config));
-        for topic in [ledger::TOPIC, group_states::TOPIC, &*config.audit_topic()] {
+        let redrives = config.redrives_topic();
+        for topic in [
+            ledger::TOPIC,
+            group_states::TOPIC,
+            &redrives,
+            &*config.audit_topic(),
+        ] {
             self.topic(topic, &[Operation::Read, Operation::Write]);
         }
-        let writer = Name::Literal(group_states::TRANSACTIONAL_ID.to_owned());
-        self.allow(Resource::TransactionalId(writer), &[Operation::Write]);
+        for id in [
+            group_states::TRANSACTIONAL_ID.to_owned(),
+            redrive::own_id(&redrives),
+        ] {
+            let writer = Name::Literal(id);
+            self.allow(Resource::TransactionalId(writer), &[Operation::Write]);
+        }
+        if config.dlq_inspector.redrive.execute {
+            self.redrives(config);
+        }
         let patterns = &config.dlq_inspector.topics;
         let selected = Patterns::new(patterns);
         for topic in dead_letter_topics(config) {
@@ -221,6 +235,33 @@ impl Permissions {
             }
         }
         self.reader(config);
+    }
+
+    /// Executing redrives: writing to pipelines and to allowed topics.
+    fn redrives(&mut self, config: &Config) {
+        for pipeline in topics::pipelines(config) {
+            self.topic(&pipeline.return_topic(), &[Operation::Write]);
+            if !pipeline.retired {
+                self.topic(&pipeline.source, &[Operation::Write]);
+            }
+        }
+        for pattern in &config.dlq_inspector.redrive.destinations {
+            match pattern.split_once('*') {
+                None => self.topic(pattern, &[Operation::Write]),
+                Some((prefix, "")) if !prefix.is_empty() => {
+                    self.allow(
+                        Resource::Topic(Name::Prefix(prefix.to_owned())),
+                        &[Operation::Write],
+                    );
+                }
+                Some(_) => {
+                    self.patterns.insert(pattern.clone());
+                }
+            }
+        }
+        let group = Name::Literal(redrive::own_id(&config.redrives_topic()));
+        self.allow(Resource::Group(group), &[Operation::Read]);
+        self.transactions(config);
     }
 
     /// `topics check`, `topics apply`, `topics migrate-offsets`, `status` and `audit`.

@@ -393,7 +393,7 @@ Commands:
   resume     Resume an application, also if the configuration pauses it
   rate       Limit how many jobs of an application are dispatched per second
   controls   List what is paused, limited or changed, by whom and why
-  dlq        List, show, watch and export dead letters
+  dlq        List, show, watch, export, redrive and discard dead letters
   tokens     Create tokens for the APIs of the scheduler and the inspector
   help       Print this message or the help of the given subcommand(s)
 
@@ -454,8 +454,8 @@ fn services_do_not_start_without_their_topics_which_apply_creates() {
     };
     let with = |word: &str| -> String { names.iter().map(|name| format!("{word:<8} {name}\n")).collect() };
     assert_eq!(printed(&["topics", "check"]), (Some(1), missing("")));
-    let sound = "all 9 topics OK\n";
-    let ledger = "exists   redeliver.control\nexists   redeliver.audit\nexists   redeliver.dlq.ledger\nexists   redeliver.dlq.groups\n";
+    let sound = "all 10 topics OK\n";
+    let ledger = "exists   redeliver.control\nexists   redeliver.audit\nexists   redeliver.dlq.ledger\nexists   redeliver.dlq.groups\nexists   redeliver.dlq.redrives\n";
     assert_eq!(
         printed(&["topics", "apply"]),
         (Some(0), with("created") + ledger + sound)
@@ -491,7 +491,7 @@ fn warnings_are_counted_and_do_not_fail_the_command() {
     for verb in ["apply", "check"] {
         let printed = pipe.redeliver(&["topics", verb]);
         assert_eq!(printed.code, Some(0), "{printed:?}");
-        let expected = format!("{warning}9 topics, 1 warning\n");
+        let expected = format!("{warning}10 topics, 1 warning\n");
         let stdout = without_other_tests(&printed.stdout);
         assert!(stdout.ends_with(&expected), "{printed:?}");
     }

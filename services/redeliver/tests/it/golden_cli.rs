@@ -63,20 +63,24 @@ Options:
   -h, --help  Print help
 ";
     let dlq = "\
-List, show, watch and export dead letters
+List, show, watch, export, redrive and discard dead letters
 
 Usage: redeliver dlq <COMMAND>
 
 Commands:
-  ls      List dead letters, newest first
-  show    Show a dead letter: failure, origin, headers and payload
-  watch   Print dead letters as they arrive, one line each
-  export  Write dead letters to a file or to stdout, byte for byte; exits with status 3 if parts are missing
-  stats   Count dead letters by topic and class
-  groups  List groups of dead letters that fail for the same reason
-  group   Show or change a group: resolve, mute, reopen, note
-  audit   Show who has changed or seen what, oldest first
-  help    Print this message or the help of the given subcommand(s)
+  ls        List dead letters, newest first
+  show      Show a dead letter: failure, origin, headers and payload
+  watch     Print dead letters as they arrive, one line each
+  export    Write dead letters to a file or to stdout, byte for byte; exits with status 3 if parts are missing
+  stats     Count dead letters by topic and class
+  groups    List groups of dead letters that fail for the same reason
+  group     Show or change a group: resolve, mute, reopen, note
+  redrive   Write the records of dead letters to their pipelines again; exits with status 3 if not all were done
+  redrives  List or change redrives, discards and restores
+  discard   Discard dead letters, so that no redrive takes them; exits with status 3 if not all were done
+  restore   Open discarded dead letters again; exits with status 3 if not all were done
+  audit     Show who has changed or seen what, oldest first
+  help      Print this message or the help of the given subcommand(s)
 
 Options:
   -h, --help  Print help

@@ -170,7 +170,7 @@ fn the_audit_counts_records_that_wait_in_the_scheduler() {
     let checked = pipe.redeliver(&["topics", "check"]);
     assert_eq!(
         (checked.code, &*without_other_tests(&checked.stdout)),
-        (Some(0), "all 14 topics OK\n")
+        (Some(0), "all 15 topics OK\n")
     );
 }
 

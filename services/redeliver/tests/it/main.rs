@@ -13,6 +13,7 @@ mod clock;
 mod demo;
 mod deployment;
 mod dlq_export;
+mod dlq_redrive;
 mod docs;
 mod due;
 mod e2e;

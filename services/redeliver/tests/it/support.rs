@@ -124,6 +124,7 @@ impl PipeBuilder {
         self.set("dlq_inspector.listen", "127.0.0.1:0")
             .set("dlq_inspector.topics", "[{name}-dlq]")
             .set("dlq_inspector.data_dir", "{dir}/index")
+            .set("dlq_inspector.redrive.topic", "{name}-redrives")
     }
 
     /// A setting of the pipeline, such as `http.timeout` or `return_to`.

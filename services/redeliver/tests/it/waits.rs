@@ -388,10 +388,10 @@ fn without_retry_settings_there_are_the_tiers_5s_30s_and_1m_and_the_first_retry_
     let services = pipe.variant(unset, &[]);
     services.apply_topics();
     let listed = services.env.run("redeliver", &["topics", "check"]);
-    // Source, output, three tiers, due topic, dead letters, the control topic, the audit topic, and the two topics of the inspector.
+    // Source, output, three tiers, due topic, dead letters, the control topic, the audit topic, and the three topics of the inspector.
     assert_eq!(
         without_other_tests(&listed.stdout),
-        "all 11 topics OK\n",
+        "all 12 topics OK\n",
         "{listed:?}"
     );
     let _running = services.start("a");

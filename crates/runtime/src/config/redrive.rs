@@ -1,0 +1,94 @@
+//! `dlq_inspector.redrive`: redrives, discards and restores of dead letters.
+
+use redeliver_core::pipeline::is_topic_name;
+use serde::{Deserialize, Serialize};
+
+use super::Config;
+use super::error::Findings;
+
+/// The topic of the jobs, without a prefix.
+const TOPIC: &str = "redeliver.dlq.redrives";
+/// Maximum number of entries of `dlq_inspector.redrive.destinations`.
+const MAX_DESTINATIONS: usize = 64;
+
+/// `dlq_inspector.redrive`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RedriveConfig {
+    /// Whether this process executes jobs. All inspectors accept them.
+    pub execute: bool,
+    /// The topic of the jobs. `None`: `redeliver.dlq.redrives`, after `kafka.id_prefix`.
+    pub topic: Option<String>,
+    /// Topics to which dead letters may be written besides those of pipelines. `*` matches any text.
+    pub destinations: Vec<String>,
+    /// How often a record is redriven without `force`.
+    pub max_count: u32,
+}
+
+impl Default for RedriveConfig {
+    fn default() -> Self {
+        Self {
+            execute: true,
+            topic: None,
+            destinations: Vec::new(),
+            max_count: 3,
+        }
+    }
+}
+
+impl RedriveConfig {
+    pub(super) fn check(&self, findings: &mut Findings<'_>) {
+        if let Some(topic) = &self.topic {
+            findings.topic("redrive.topic", topic);
+        }
+        if self.destinations.len() > MAX_DESTINATIONS {
+            findings.report(
+                "redrive.destinations",
+                format!("has more than {MAX_DESTINATIONS} entries"),
+            );
+        }
+        for topic in &self.destinations {
+            if !is_topic_name(&topic.replace('*', "x")) {
+                findings.report(
+                    "redrive.destinations",
+                    format!("`{topic}` is not a topic name or a pattern such as orders-*"),
+                );
+            }
+        }
+        findings.range("redrive.max_count", self.max_count, 1..=1_000);
+    }
+}
+
+impl Config {
+    /// The topic of redrives. Installations with different prefixes of ids have different ones: each has the pipelines to which it writes.
+    #[must_use]
+    pub fn redrives_topic(&self) -> String {
+        let topic = self.dlq_inspector.redrive.topic.clone();
+        topic.unwrap_or_else(|| self.kafka.id(TOPIC))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_topic_follows_from_the_prefix_and_destinations_are_checked() {
+        let topic = |text: &str| Config::from_yaml(text).unwrap().redrives_topic();
+        assert_eq!(topic("{}"), TOPIC);
+        assert_eq!(
+            topic("kafka: { id_prefix: staging- }"),
+            "staging-redeliver.dlq.redrives"
+        );
+        assert_eq!(topic("dlq_inspector: { redrive: { topic: mine } }"), "mine");
+        for (text, field) in [
+            ("topic: 'a b'", "redrive.topic"),
+            ("destinations: ['a b']", "redrive.destinations"),
+            ("max_count: 0", "redrive.max_count"),
+        ] {
+            let refused = Config::from_yaml(&format!("dlq_inspector: {{ redrive: {{ {text} }} }}"));
+            let error = refused.unwrap_err().to_string();
+            assert!(error.contains(field), "{error}");
+        }
+    }
+}

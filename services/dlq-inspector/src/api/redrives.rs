@@ -1,0 +1,377 @@
+//! The gRPC service `redeliver.v1.RedriveService`. How changes are written and executed is in [`crate::redrive`].
+
+mod plan;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use redeliver_core::error_chain::error_chain;
+use redeliver_kafka::exclusive::ExclusiveError;
+use redeliver_proto::convert::{from_timestamp, to_timestamp};
+use redeliver_proto::error::{invalid, status};
+use redeliver_proto::v1;
+use redeliver_proto::v1::redrive_service_server::RedriveService;
+use redeliver_service::followed::Followed;
+use tonic::{Code, Request, Response, Status};
+
+use super::list::page_size;
+use super::token::{PageToken, query_hash};
+use super::{Api, bounded};
+use crate::access::Viewer;
+use crate::index::Cursor;
+use crate::redrive::change::{Change, ChangeError, ChangeRequest, JobChange, JobWriter, RefusedChange};
+use crate::redrive::job::{self, CHUNK, Job, Kind};
+use crate::redrive::jobs::{Entry, Jobs};
+use crate::redrive::pace::waits_until;
+use crate::redrive::record::Destinations;
+use crate::redrive::source::count_returned;
+
+/// The maximum length of the id of a job.
+const MAX_ID: usize = 32;
+
+/// The jobs. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Redrives {
+    pub(crate) jobs: Followed<Jobs>,
+    pub(crate) writer: JobWriter,
+    pub(crate) destinations: Arc<Destinations>,
+}
+
+#[tonic::async_trait]
+impl RedriveService for Api {
+    async fn plan_redrive(
+        &self,
+        request: Request<v1::PlanRedriveRequest>,
+    ) -> Result<Response<v1::Redrive>, Status> {
+        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+        let response = self.plan(&viewer, request);
+        self.call("PlanRedrive", &viewer, response).await
+    }
+
+    async fn start_redrive(
+        &self,
+        request: Request<v1::ChangeRedriveRequest>,
+    ) -> Result<Response<v1::Redrive>, Status> {
+        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+        let response = async {
+            let start_at = request.start_at.as_ref().map(|at| {
+                let at = from_timestamp(at).filter(|at| *at > self.clock.now());
+                let problem = "must be a time in the future; leave it out to start now";
+                at.ok_or_else(|| invalid("start_at", problem, "START_INVALID", []))
+            });
+            let change = JobChange::Start(start_at.transpose()?);
+            self.change_job(&viewer, &request, change).await
+        };
+        self.observed("StartRedrive", response).await
+    }
+
+    async fn pause_redrive(
+        &self,
+        request: Request<v1::ChangeRedriveRequest>,
+    ) -> Result<Response<v1::Redrive>, Status> {
+        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+        let response = self.change_running(&viewer, &request, JobChange::Pause);
+        self.observed("PauseRedrive", response).await
+    }
+
+    async fn resume_redrive(
+        &self,
+        request: Request<v1::ChangeRedriveRequest>,
+    ) -> Result<Response<v1::Redrive>, Status> {
+        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+        let response = self.change_running(&viewer, &request, JobChange::Resume);
+        self.observed("ResumeRedrive", response).await
+    }
+
+    async fn cancel_redrive(
+        &self,
+        request: Request<v1::ChangeRedriveRequest>,
+    ) -> Result<Response<v1::Redrive>, Status> {
+        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+        let response = self.change_running(&viewer, &request, JobChange::Cancel);
+        self.observed("CancelRedrive", response).await
+    }
+
+    async fn set_redrive_rate(
+        &self,
+        request: Request<v1::SetRedriveRateRequest>,
+    ) -> Result<Response<v1::Redrive>, Status> {
+        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+        let change = JobChange::Rate(request.rate_per_second);
+        let request = v1::ChangeRedriveRequest {
+            id: request.id,
+            expected_revision: request.expected_revision,
+            start_at: None,
+        };
+        let response = self.change_job(&viewer, &request, change);
+        self.observed("SetRedriveRate", response).await
+    }
+
+    async fn get_redrive(
+        &self,
+        request: Request<v1::GetRedriveRequest>,
+    ) -> Result<Response<v1::Redrive>, Status> {
+        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+        let response = async {
+            self.visible_job(&viewer, &request.id).await?;
+            self.redrive_message(&request.id).await
+        };
+        self.observed("GetRedrive", response).await
+    }
+
+    async fn list_redrives(
+        &self,
+        request: Request<v1::ListRedrivesRequest>,
+    ) -> Result<Response<v1::ListRedrivesResponse>, Status> {
+        let viewer = self.viewer(&request)?;
+        let response = async {
+            let jobs = self.jobs()?;
+            let visible = jobs.iter().rev().filter(|(_, _, job)| sees(&viewer, job));
+            let messages = visible.map(|(_, entry, job)| self.message(entry, &job));
+            Ok(v1::ListRedrivesResponse {
+                redrives: messages.collect(),
+            })
+        };
+        self.observed("ListRedrives", response).await
+    }
+
+    async fn list_redrive_items(
+        &self,
+        request: Request<v1::ListRedriveItemsRequest>,
+    ) -> Result<Response<v1::ListRedriveItemsResponse>, Status> {
+        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+        let response = self.items(&viewer, &request);
+        self.observed("ListRedriveItems", response).await
+    }
+}
+
+impl Api {
+    /// Runs a call that does not need the index, such as a pause, and records its duration.
+    async fn observed<T>(
+        &self,
+        method: &'static str,
+        response: impl Future<Output = Result<T, Status>>,
+    ) -> Result<Response<T>, Status> {
+        let started = Instant::now();
+        let result = response.await;
+        let code = result.as_ref().map_or_else(Status::code, |_| Code::Ok);
+        self.metrics.observe_call(method, started, code);
+        result.map(Response::new)
+    }
+
+    fn jobs(&self) -> Result<Arc<Jobs>, Status> {
+        self.redrives.jobs.contents().ok_or_else(|| {
+            let text = "the topic of redrives was not read yet; retry later";
+            status(Code::Unavailable, text, "REDRIVES_UNKNOWN", [])
+        })
+    }
+
+    /// The job with this id, if the caller sees it. One that this process does not know may have been planned by another one a moment ago.
+    async fn visible_job(&self, viewer: &Viewer, id: &str) -> Result<(Arc<Entry>, Job), Status> {
+        let is_id = id.len() <= MAX_ID && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if self.jobs()?.get(id).is_none() && is_id {
+            self.redrives.jobs.until_read(|jobs| jobs.get(id).is_some()).await;
+        }
+        let jobs = self.jobs()?;
+        let found = jobs.get(id).and_then(|entry| Some((entry.clone(), entry.job()?)));
+        found
+            .filter(|(_, job)| sees(viewer, job))
+            .ok_or_else(|| no_job(id))
+    }
+
+    async fn change_running(
+        &self,
+        viewer: &Viewer,
+        request: &v1::ChangeRedriveRequest,
+        change: JobChange,
+    ) -> Result<v1::Redrive, Status> {
+        if request.start_at.is_some() {
+            let problem = "is only for StartRedrive";
+            return Err(invalid("start_at", problem, "START_INVALID", []));
+        }
+        self.change_job(viewer, request, change).await
+    }
+
+    async fn change_job(
+        &self,
+        viewer: &Viewer,
+        request: &v1::ChangeRedriveRequest,
+        change: JobChange,
+    ) -> Result<v1::Redrive, Status> {
+        let (_, job) = self.visible_job(viewer, &request.id).await?;
+        // Neither topics nor destinations of a job ever change.
+        let topics =
+            |counts: &[v1::RedriveCount]| counts.iter().map(|count| count.topic.clone()).collect::<Vec<_>>();
+        let (sources, destinations) = (topics(&job.spec().sources), topics(&job.spec().destinations));
+        viewer.require_operating(sources.iter().map(String::as_str))?;
+        for destination in &destinations {
+            viewer.require_destination(destination)?;
+        }
+        let change = Change::Job(request.id.clone(), request.expected_revision, change);
+        self.write_job(viewer, change).await
+    }
+
+    async fn write_job(&self, viewer: &Viewer, change: Change) -> Result<v1::Redrive, Status> {
+        let changing = self.redrives.writer.change(ChangeRequest {
+            change,
+            by: viewer.author(),
+            at: self.clock.now(),
+        });
+        let id = changing.await.map_err(|error| change_failed(&error))?;
+        self.redrive_message(&id).await
+    }
+
+    /// A job, with what has come back up to now.
+    async fn redrive_message(&self, id: &str) -> Result<v1::Redrive, Status> {
+        let jobs = self.jobs()?;
+        let found = jobs.get(id).and_then(|entry| Some((entry.clone(), entry.job()?)));
+        let (entry, job) = found.ok_or_else(|| no_job(id))?;
+        let mut message = self.message(&entry, &job);
+        if job.kind == Kind::Redrive && message.done > 0 && *self.shared.caught_up.borrow() {
+            let (id, now) = (id.to_owned(), self.clock.now());
+            let counting = self
+                .pool
+                .query(move |connection| count_returned(connection, &id, now));
+            // Without an answer of the index, what the executor has counted last is shown.
+            if let Ok(returned) = counting.await {
+                message.returned = returned;
+            }
+        }
+        Ok(message)
+    }
+
+    fn message(&self, entry: &Entry, job: &Job) -> v1::Redrive {
+        let progress = entry.progress();
+        let state = job::state(job, &progress);
+        let waits = (state == v1::RedriveState::Running)
+            .then(|| waits_until(job, &progress, self.clock.now()))
+            .flatten();
+        let brake = job::is_braked(job, &progress) && state == v1::RedriveState::Paused;
+        v1::Redrive {
+            revision: job.record.revision,
+            state: state.into(),
+            done: progress.done,
+            failed: progress.failed,
+            skipped: progress.skipped,
+            pending: job.spec().total.saturating_sub(progress.next),
+            returned: progress.returned,
+            brake: if brake { progress.brake } else { String::new() },
+            waits_until: waits.map(to_timestamp),
+            ..job.spec().clone()
+        }
+    }
+
+    async fn items(
+        &self,
+        viewer: &Viewer,
+        request: &v1::ListRedriveItemsRequest,
+    ) -> Result<v1::ListRedriveItemsResponse, Status> {
+        let (entry, job) = self.visible_job(viewer, &request.id).await?;
+        let size = page_size(request.page_size)?;
+        let query = query_hash(&["redrive-items", &request.id]);
+        let after = PageToken::decode(query, &request.page_token)?;
+        let from = after.map_or(0, |cursor| u32::try_from(cursor.dead_at).unwrap_or(u32::MAX));
+        let to = from
+            .saturating_add(u32::try_from(size).unwrap_or(u32::MAX))
+            .min(job.spec().total);
+        let mut items = Vec::with_capacity(size);
+        for chunk in from / CHUNK..to.div_ceil(CHUNK) {
+            let (planned, outcomes) = (entry.items(chunk).unwrap_or_default(), entry.outcomes(chunk));
+            for (number, item) in (chunk * CHUNK..).zip(planned) {
+                if (from..to).contains(&number) {
+                    let outcome = outcomes.get((number % CHUNK) as usize);
+                    items.push(v1::RedriveItem {
+                        id: item.id.to_string(),
+                        outcome: outcome.copied().unwrap_or_default().into(),
+                    });
+                }
+            }
+        }
+        let token = |next: u32| {
+            let cursor = Cursor {
+                dead_at: next.into(),
+                id_hash: 0,
+            };
+            PageToken::encode(query, cursor)
+        };
+        Ok(v1::ListRedriveItemsResponse {
+            items,
+            next_page_token: if to < job.spec().total {
+                token(to)
+            } else {
+                String::new()
+            },
+        })
+    }
+}
+
+/// Whether a caller sees the topics of all dead letters of a job.
+fn sees(viewer: &Viewer, job: &Job) -> bool {
+    job.spec().sources.iter().all(|count| viewer.sees(&count.topic))
+}
+
+fn no_job(id: &str) -> Status {
+    let text = format!("no such redrive: `{}`", bounded(id));
+    status(Code::NotFound, text, "REDRIVE_NOT_FOUND", [("id", bounded(id))])
+}
+
+fn change_failed(error: &ChangeError) -> Status {
+    let (code, reason, text) = match error {
+        ExclusiveError::Refused(refused) => match refused {
+            RefusedChange::Missing => (
+                Code::NotFound,
+                "REDRIVE_NOT_FOUND",
+                "no such redrive; it was removed meanwhile".to_owned(),
+            ),
+            RefusedChange::Revised(revision) => (
+                Code::Aborted,
+                "REDRIVE_REVISED",
+                format!("the redrive has revision {revision}; get it again before you change it"),
+            ),
+            RefusedChange::State(state) => (
+                Code::FailedPrecondition,
+                "REDRIVE_STATE",
+                format!(
+                    "the redrive is {}, so that this change makes no sense",
+                    state.as_str_name().trim_start_matches("REDRIVE_STATE_")
+                ),
+            ),
+            RefusedChange::Unknown(problem) => (
+                Code::FailedPrecondition,
+                "REDRIVE_UNKNOWN_FORMAT",
+                format!("the redrive {problem}; change it with the version that wrote it"),
+            ),
+            RefusedChange::TooMany => (
+                Code::ResourceExhausted,
+                "TOO_MANY_REDRIVES",
+                "there are too many redrives that have not ended; cancel some".to_owned(),
+            ),
+        },
+        ExclusiveError::Unavailable { .. } => (
+            Code::Unavailable,
+            "KAFKA_UNAVAILABLE",
+            format!(
+                "Kafka did not take the change; nothing was written ({})",
+                error_chain_of(error)
+            ),
+        ),
+        ExclusiveError::Unknown(_) => (
+            Code::Unknown,
+            "UNCONFIRMED",
+            format!(
+                "Kafka did not confirm the change, so it may or may not take effect; repeat it with the request id or the expected revision ({})",
+                error_chain_of(error)
+            ),
+        ),
+    };
+    status(code, text, reason, [])
+}
+
+/// The causes of a failure that is no refusal.
+fn error_chain_of(error: &ChangeError) -> String {
+    match error {
+        ExclusiveError::Refused(_) => String::new(),
+        ExclusiveError::Unavailable { step, source } => format!("{step}: {}", error_chain(&**source)),
+        ExclusiveError::Unknown(source) => error_chain(&**source),
+    }
+}

@@ -1,0 +1,469 @@
+//! `PlanRedrive`: freezes what matches, and says what would be done.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redeliver_core::{HumanDuration, redrive};
+use redeliver_kafka::reader::{ReadError as KafkaReadError, partitions};
+use redeliver_proto::convert::{from_duration, to_duration};
+use redeliver_proto::error::{invalid, status};
+use redeliver_proto::v1;
+use tonic::{Code, Status};
+
+use super::super::group_changes::check_text;
+use super::super::groups::{group_id, in_group};
+use super::super::{Api, bounded, kafka_unavailable, query_failed};
+use crate::access::Viewer;
+use crate::filter::{Comparison, Expr, NumberField, NumberTest, Restriction};
+use crate::header_list;
+use crate::id::LetterId;
+use crate::index::{self, Cursor, Direction, IndexedLetter, Page, PageLimit};
+use crate::ledger::State;
+use crate::redrive::change::Change;
+use crate::redrive::job::{CHUNK, Item, Kind, MAX_ITEMS, Outcome, Skip};
+use crate::redrive::record::{Destinations, Wish};
+
+/// The maximum number of ids in a request.
+const MAX_IDS: usize = 1_000;
+/// The maximum size of a reason, in bytes.
+const MAX_WHY: usize = 1_000;
+/// The maximum size of the id of a request, in bytes.
+const MAX_REQUEST_ID: usize = 100;
+/// The maximum rate.
+const MAX_RATE: u32 = 1_000_000;
+/// The number of ids that a plan shows.
+const SAMPLES: usize = 5;
+/// How many dead letters are read from the index at once.
+const PAGE: PageLimit = PageLimit {
+    letters: 1_000,
+    bytes: 4 << 20,
+};
+const DEFAULT_SHARE: f64 = 0.2;
+const DEFAULT_OBSERVE: HumanDuration = HumanDuration::from_secs(30);
+const MAX_OBSERVE: Duration = Duration::from_secs(86_400);
+
+/// Which dead letters.
+enum Selection {
+    Matching(Expr),
+    Ids(Vec<LetterId>),
+}
+
+impl Api {
+    pub(super) async fn plan(
+        &self,
+        viewer: &Viewer,
+        request: v1::PlanRedriveRequest,
+    ) -> Result<v1::Redrive, Status> {
+        let problem = "must be REDRIVE, DISCARD or RESTORE";
+        let kind =
+            Kind::from_wire(request.kind()).ok_or_else(|| invalid("kind", problem, "KIND_INVALID", []))?;
+        let spec = checked(&request)?;
+        let completeness = self.completeness();
+        // A dead letter whose state is unknown could have been redriven.
+        Self::check_states(true, &completeness)?;
+        let selection = self.selection(viewer, &request).await?;
+        let wish = Wish {
+            destination: request.destination.clone(),
+            force: request.force,
+        };
+        let mut plan = Plan::new(kind, wish, self.redrives.destinations.clone());
+        match selection {
+            Selection::Matching(filter) => self.add_matching(viewer, filter, &mut plan).await?,
+            Selection::Ids(ids) => self.add_ids(viewer, ids, &mut plan).await?,
+        }
+        let completeness = self.completeness_since(&completeness);
+        Self::check_states(true, &completeness)?;
+        viewer.require_operating(plan.sources.keys().map(String::as_str))?;
+        for destination in plan.destinations.keys() {
+            viewer.require_destination(destination)?;
+        }
+        if plan.items.is_empty() {
+            return Err(nothing(&plan));
+        }
+        let mut warnings = plan.warnings();
+        if !self.completeness_message(&completeness, viewer).complete {
+            warnings.push("the index is incomplete: there may be more dead letters that match".to_owned());
+        }
+        warnings.extend(self.missing_destinations(&plan).await?);
+        let record = v1::RedriveRecord {
+            wanted: v1::RedriveState::Planned.into(),
+            request_id: request.request_id,
+            redrive: Some(v1::Redrive {
+                warnings,
+                ..plan.describe(spec)
+            }),
+            ..v1::RedriveRecord::default()
+        };
+        let mut items = plan.items;
+        // So that they are read from Kafka one after the other.
+        items.sort_by(|one, other| {
+            let key = |item: &Item| (item.id.partition, item.id.offset);
+            one.id.topic.cmp(&other.id.topic).then(key(one).cmp(&key(other)))
+        });
+        self.write_job(viewer, Change::Plan(Box::new(record), items.into()))
+            .await
+    }
+
+    async fn selection(
+        &self,
+        viewer: &Viewer,
+        request: &v1::PlanRedriveRequest,
+    ) -> Result<Selection, Status> {
+        let given = [
+            !request.filter.is_empty(),
+            request.all,
+            !request.ids.is_empty(),
+            !request.group.is_empty(),
+            !request.retry_of.is_empty(),
+        ];
+        if given.into_iter().filter(|given| *given).count() != 1 {
+            let problem = "set exactly one of filter, all, ids, group and retry_of";
+            return Err(invalid("filter", problem, "SELECTION_INVALID", []));
+        }
+        if !request.ids.is_empty() {
+            if request.ids.len() > MAX_IDS {
+                let problem = format!("has more than {MAX_IDS} entries; use a filter");
+                return Err(invalid("ids", problem, "IDS_INVALID", []));
+            }
+            let parse = |id: &String| {
+                let parsed: Result<LetterId, _> = id.parse();
+                parsed.map_err(|error| invalid("ids", format!("`{}` {error}", bounded(id)), "ID_INVALID", []))
+            };
+            let ids: Vec<LetterId> = request.ids.iter().map(parse).collect::<Result<_, _>>()?;
+            return Ok(Selection::Ids(ids));
+        }
+        if !request.retry_of.is_empty() {
+            let (entry, job) = self.visible_job(viewer, &request.retry_of).await?;
+            let mut ids = Vec::new();
+            for chunk in 0..job.record.chunks {
+                let outcomes = entry.outcomes(chunk);
+                let items = entry.items(chunk).unwrap_or_default().into_iter().enumerate();
+                let not_done =
+                    items.filter(|(index, _)| outcomes.get(*index) != Some(&Outcome::Done.number()));
+                ids.extend(not_done.map(|(_, item)| item.id));
+            }
+            return Ok(Selection::Ids(ids));
+        }
+        if !request.group.is_empty() {
+            return Ok(Selection::Matching(in_group(group_id(&request.group)?)));
+        }
+        Ok(Selection::Matching(self.parse_filter(&request.filter)?))
+    }
+
+    async fn add_matching(&self, viewer: &Viewer, filter: Expr, plan: &mut Plan) -> Result<(), Status> {
+        let state = NumberTest::Compare(Comparison::Equal, plan.kind.takes() as i64);
+        let in_state = Expr::Is(Restriction::Number(NumberField::State, state));
+        let filter = Arc::new(viewer.limit(Expr::And(vec![filter, in_state]))?);
+        let mut after: Option<Cursor> = None;
+        loop {
+            let filter = filter.clone();
+            let listing = self.pool.query(move |connection| {
+                let filter = filter.resolve(connection)?;
+                index::list(connection, &filter, Direction::Ascending, after, PAGE)
+            });
+            let Page { letters, has_more } = listing.await.map_err(|error| query_failed(&error))?;
+            for letter in &letters {
+                if plan.items.len() >= MAX_ITEMS as usize {
+                    plan.has_more = true;
+                    return Ok(());
+                }
+                plan.add(letter);
+            }
+            after = letters.last().map(IndexedLetter::cursor);
+            if !has_more || after.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn add_ids(&self, viewer: &Viewer, ids: Vec<LetterId>, plan: &mut Plan) -> Result<(), Status> {
+        for id in &ids {
+            viewer.require(&id.topic)?;
+        }
+        let mut ids = ids;
+        let key = |id: &LetterId| (id.topic.clone(), id.partition, id.offset);
+        ids.sort_by_key(key);
+        ids.dedup();
+        for some in ids.chunks(CHUNK as usize) {
+            let wanted = some.to_vec();
+            let getting = self.pool.query(move |connection| {
+                let found = wanted.iter().map(|id| index::get(connection, id));
+                found.collect::<rusqlite::Result<Vec<_>>>()
+            });
+            let found = getting.await.map_err(|error| query_failed(&error))?;
+            for (id, letter) in some.iter().zip(found) {
+                match letter {
+                    Some(letter) => plan.add(&letter),
+                    None => plan.refuse(Skip::Gone, id),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn missing_destinations(&self, plan: &Plan) -> Result<Vec<String>, Status> {
+        let (kafka, topics) = (
+            self.kafka.clone(),
+            plan.destinations.keys().cloned().collect::<Vec<_>>(),
+        );
+        let looking = tokio::task::spawn_blocking(move || {
+            let mut warnings = Vec::new();
+            for topic in topics {
+                match partitions(&kafka, &topic) {
+                    Ok(_) => {}
+                    Err(KafkaReadError::Missing(_)) => {
+                        warnings.push(format!("the destination `{topic}` does not exist"));
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(warnings)
+        });
+        match looking.await {
+            Ok(warnings) => warnings.map_err(|error| kafka_unavailable(&error)),
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // Cancelled, because the runtime is shutting down.
+                Err(_) => Err(super::super::shutting_down()),
+            },
+        }
+    }
+}
+
+/// The part of a job that follows from the request alone.
+fn checked(request: &v1::PlanRedriveRequest) -> Result<v1::Redrive, Status> {
+    check_text("why", &request.why, MAX_WHY, "WHY_INVALID")?;
+    check_text(
+        "request_id",
+        &request.request_id,
+        MAX_REQUEST_ID,
+        "REQUEST_ID_INVALID",
+    )?;
+    if request.rate_per_second > MAX_RATE {
+        let problem = format!("must be at most {MAX_RATE}");
+        return Err(invalid("rate_per_second", problem, "RATE_INVALID", []));
+    }
+    let share = request.max_returned_share.unwrap_or(DEFAULT_SHARE);
+    if !(0.0..=1.0).contains(&share) {
+        let problem = "must be a number from 0 to 1";
+        return Err(invalid("max_returned_share", problem, "SHARE_INVALID", []));
+    }
+    let observe = match &request.observe {
+        None => DEFAULT_OBSERVE,
+        Some(observe) => from_duration(observe)
+            .filter(|observe| observe.duration() <= MAX_OBSERVE)
+            .ok_or_else(|| invalid("observe", "must be at most one day", "OBSERVE_INVALID", []))?,
+    };
+    let is_redrive = request.kind() == v1::RedriveKind::Redrive;
+    if !is_redrive && (!request.destination.is_empty() || request.force) {
+        let problem = "is only for a redrive, and so is force";
+        return Err(invalid("destination", problem, "DESTINATION_INVALID", []));
+    }
+    if !request.destination.is_empty() && !redeliver_core::pipeline::is_topic_name(&request.destination) {
+        let problem = "is not the name of a topic";
+        return Err(invalid("destination", problem, "DESTINATION_INVALID", []));
+    }
+    Ok(v1::Redrive {
+        kind: request.kind,
+        filter: if request.group.is_empty() {
+            request.filter.clone()
+        } else {
+            format!("group = {}", request.group)
+        },
+        why: request.why.clone(),
+        rate_per_second: request.rate_per_second,
+        all_at_once: request.all_at_once,
+        max_returned_share: share,
+        observe: Some(to_duration(observe)),
+        force: request.force,
+        destination: request.destination.clone(),
+        retry_of: request.retry_of.clone(),
+        ..v1::Redrive::default()
+    })
+}
+
+/// A plan that grows.
+struct Plan {
+    kind: Kind,
+    wish: Wish,
+    allowed: Arc<Destinations>,
+    items: Vec<Item>,
+    sources: BTreeMap<String, u32>,
+    destinations: BTreeMap<String, u32>,
+    refused: BTreeMap<Skip, (u32, String)>,
+    /// How many have come back from an earlier redrive.
+    came_back: u32,
+    has_more: bool,
+}
+
+impl Plan {
+    fn new(kind: Kind, wish: Wish, allowed: Arc<Destinations>) -> Self {
+        Self {
+            kind,
+            wish,
+            allowed,
+            items: Vec::new(),
+            sources: BTreeMap::new(),
+            destinations: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            came_back: 0,
+            has_more: false,
+        }
+    }
+
+    fn refuse(&mut self, skip: Skip, id: &LetterId) {
+        let (count, _) = self.refused.entry(skip).or_insert_with(|| (0, id.to_string()));
+        *count += 1;
+    }
+
+    fn add(&mut self, letter: &IndexedLetter) {
+        if letter.state != self.kind.takes() {
+            let skip = match letter.state {
+                State::Open => Skip::Open,
+                State::Redriven => Skip::Redriven,
+                State::Discarded => Skip::Discarded,
+            };
+            return self.refuse(skip, &letter.id);
+        }
+        if self.kind == Kind::Redrive {
+            let headers = header_list::decode(&letter.headers);
+            match self.allowed.target(&letter.id.topic, &headers, &self.wish) {
+                Ok(target) => *self.destinations.entry(target.topic.to_string()).or_default() += 1,
+                Err(skip) => return self.refuse(skip, &letter.id),
+            }
+            self.came_back += u32::from(redrive::count(&headers) > 0);
+        }
+        *self.sources.entry(letter.id.topic.clone()).or_default() += 1;
+        self.items.push(Item {
+            id: letter.id.clone(),
+            content: letter.content,
+        });
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if self.has_more {
+            warnings.push(format!(
+                "more dead letters match: a plan takes the oldest {MAX_ITEMS}"
+            ));
+        }
+        if self.came_back > 0 {
+            warnings.push(format!(
+                "{} have come back from an earlier redrive",
+                self.came_back
+            ));
+        }
+        warnings
+    }
+
+    /// What the plan contains.
+    fn describe(&self, spec: v1::Redrive) -> v1::Redrive {
+        let counts = |counts: &BTreeMap<String, u32>| {
+            let counts = counts.iter();
+            let counts = counts.map(|(topic, count)| v1::RedriveCount {
+                topic: topic.clone(),
+                count: *count,
+            });
+            counts.collect()
+        };
+        let refused = self
+            .refused
+            .iter()
+            .map(|(skip, (count, sample))| v1::RedriveRefusal {
+                reason: Outcome::Skipped(*skip).number().into(),
+                count: *count,
+                sample: sample.clone(),
+            });
+        v1::Redrive {
+            total: u32::try_from(self.items.len()).unwrap_or(u32::MAX),
+            sources: counts(&self.sources),
+            destinations: counts(&self.destinations),
+            refused: refused.collect(),
+            samples: self
+                .items
+                .iter()
+                .take(SAMPLES)
+                .map(|item| item.id.to_string())
+                .collect(),
+            ..spec
+        }
+    }
+}
+
+fn nothing(plan: &Plan) -> Status {
+    let refused = plan.refused.iter().map(|(skip, (count, sample))| {
+        let reason = v1::RedriveOutcome::try_from(i32::from(Outcome::Skipped(*skip).number()));
+        let reason = reason
+            .unwrap_or_default()
+            .as_str_name()
+            .trim_start_matches("REDRIVE_OUTCOME_");
+        format!("{count} {reason}, such as `{sample}`")
+    });
+    let refused: Vec<String> = refused.collect();
+    let text = if refused.is_empty() {
+        format!("no dead letter matches that is {}", plan.kind.takes().name())
+    } else {
+        format!("no dead letter can be taken: {}", refused.join("; "))
+    };
+    status(Code::NotFound, text, "NOTHING_TO_REDRIVE", [])
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_proto::error::reason;
+
+    use super::*;
+
+    #[test]
+    fn a_request_is_checked_field_by_field() {
+        let valid = || v1::PlanRedriveRequest {
+            kind: v1::RedriveKind::Redrive.into(),
+            ..v1::PlanRedriveRequest::default()
+        };
+        let checked = |change: &dyn Fn(&mut v1::PlanRedriveRequest)| {
+            let mut request = valid();
+            change(&mut request);
+            super::checked(&request).map_err(|status| reason(&status).unwrap())
+        };
+        let spec = checked(&|_| {}).unwrap();
+        assert_eq!(
+            (spec.max_returned_share, spec.observe.unwrap().seconds),
+            (0.2, 30)
+        );
+        for (change, expected) in [
+            (
+                &(|request: &mut v1::PlanRedriveRequest| request.why = "x".repeat(1_001))
+                    as &dyn Fn(&mut v1::PlanRedriveRequest),
+                "WHY_INVALID",
+            ),
+            (
+                &|request| request.request_id = "\u{1b}".to_owned(),
+                "REQUEST_ID_INVALID",
+            ),
+            (&|request| request.rate_per_second = MAX_RATE + 1, "RATE_INVALID"),
+            (&|request| request.max_returned_share = Some(1.1), "SHARE_INVALID"),
+            (
+                &|request| request.max_returned_share = Some(f64::NAN),
+                "SHARE_INVALID",
+            ),
+            (
+                &|request| request.observe = Some(to_duration(HumanDuration::from_secs(86_401))),
+                "OBSERVE_INVALID",
+            ),
+            (
+                &|request| request.destination = "../x".to_owned(),
+                "DESTINATION_INVALID",
+            ),
+            (
+                &|request| {
+                    request.kind = v1::RedriveKind::Discard.into();
+                    request.force = true;
+                },
+                "DESTINATION_INVALID",
+            ),
+        ] {
+            assert_eq!(checked(change).unwrap_err(), expected);
+        }
+    }
+}

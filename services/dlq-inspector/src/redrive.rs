@@ -1,0 +1,33 @@
+//! Redrives, discards and restores of dead letters, as jobs.
+//!
+//! The truth is the topic `dlq_inspector.redrive.topic`: compacted, with one partition. Each inspector follows it, callers change it by compare-and-set, and the
+//! inspector whose lane owns the partition executes the jobs, see `docs/adr/0042-redrive.md`.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`record`] | where a dead letter may go, and the record that is written there |
+//! | [`job`] | a job, its progress and its state |
+//! | [`jobs`] | what the topic contains |
+//! | [`change`] | changes by callers |
+//! | [`pace`] | what the executor does next |
+//! | [`step`] | what becomes of some dead letters of a job, and what is written |
+//! | `source` | reads the ledger and the records, on a thread of its own |
+//! | `executor` | the processor of the lane |
+//! | `start` | starts the lane |
+
+pub mod change;
+pub(crate) mod executor;
+pub mod job;
+pub mod jobs;
+pub mod pace;
+pub mod record;
+pub(crate) mod source;
+pub(crate) mod start;
+pub mod step;
+
+/// The consumer group of all inspectors that execute jobs of this topic, and the transactional id of all changes by callers. It depends on nothing
+/// else, not even on `kafka.id_prefix`: each job is executed by one process, and writers with different ids would not fence each other.
+#[must_use]
+pub fn own_id(topic: &str) -> String {
+    format!("redeliver-redrives-{topic}")
+}

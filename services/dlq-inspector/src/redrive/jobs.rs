@@ -1,0 +1,372 @@
+//! What the topic of jobs contains.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use redeliver_core::Record;
+use redeliver_core::failure::bounded_text;
+use redeliver_proto::{Message as _, v1};
+use redeliver_service::followed::Contents;
+
+use super::job::{self, CHUNK, InvalidValue, Item, Job, Progress};
+
+/// The maximum length of a key in a report, in bytes.
+const MAX_KEY: usize = 80;
+
+/// All jobs, by id. Ids increase with the time. Cheap to clone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Jobs {
+    entries: BTreeMap<String, Arc<Entry>>,
+    unknown: BTreeMap<String, Problem>,
+}
+
+/// What is known of a job. The encoded values take less memory than the decoded ones.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Entry {
+    job: Option<Bytes>,
+    progress: Option<Bytes>,
+    plan: BTreeMap<u32, Bytes>,
+    outcomes: BTreeMap<u32, Bytes>,
+}
+
+/// Why a value is not, or not completely, obeyed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// Its key is unknown.
+    #[error("is unknown to this version")]
+    Key,
+    /// It cannot be read. Its job is neither shown nor executed.
+    #[error("{0}")]
+    Value(InvalidValue),
+}
+
+/// What a key names.
+enum Part {
+    Job,
+    Progress,
+    Plan(u32),
+    Outcomes(u32),
+}
+
+fn parse(key: &str) -> Option<(Part, &str)> {
+    let (kind, rest) = key.split_once('/')?;
+    let numbered = || {
+        let (id, number) = rest.split_once('/')?;
+        Some((id, number.parse().ok()?))
+    };
+    let (part, id) = match kind {
+        "job" => (Part::Job, rest),
+        "progress" => (Part::Progress, rest),
+        "plan" => numbered().map(|(id, number)| (Part::Plan(number), id))?,
+        "outcomes" => numbered().map(|(id, number)| (Part::Outcomes(number), id))?,
+        _ => return None,
+    };
+    let is_id = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_id.then_some((part, id))
+}
+
+/// The key of a job.
+#[must_use]
+pub fn job_key(id: &str) -> String {
+    format!("job/{id}")
+}
+
+/// The key of a job's progress.
+#[must_use]
+pub fn progress_key(id: &str) -> String {
+    format!("progress/{id}")
+}
+
+/// The key of a chunk of a job's plan.
+#[must_use]
+pub fn plan_key(id: &str, chunk: u32) -> String {
+    format!("plan/{id}/{chunk}")
+}
+
+/// The key of the outcomes of a chunk.
+#[must_use]
+pub fn outcomes_key(id: &str, chunk: u32) -> String {
+    format!("outcomes/{id}/{chunk}")
+}
+
+impl Jobs {
+    /// What is known of a job; `None` if it does not exist or cannot be read.
+    #[must_use]
+    pub fn get(&self, id: &str) -> Option<&Arc<Entry>> {
+        self.entries.get(id).filter(|entry| entry.job().is_some())
+    }
+
+    /// All jobs that can be read, oldest first.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&str, &Arc<Entry>, Job)> {
+        let entries = self.entries.iter();
+        entries.filter_map(|(id, entry)| Some((id.as_str(), entry, entry.job()?)))
+    }
+
+    /// Takes note of a record as the executor does, which knows its own progress and outcomes: those that it reads are older or the same.
+    pub(crate) fn apply_of_callers(&mut self, record: &Record) {
+        let key = record
+            .key
+            .as_deref()
+            .and_then(|key| std::str::from_utf8(key).ok());
+        let part = key.and_then(parse);
+        let is_own = matches!(part, Some((Part::Progress | Part::Outcomes(_), _)));
+        if !is_own || record.value.is_none() {
+            self.apply(record);
+        }
+    }
+
+    /// Takes note of what the executor has written.
+    pub(crate) fn apply_own(&mut self, id: &str, progress: &Progress, outcomes: Option<(u32, Bytes)>) {
+        let entry = Arc::make_mut(self.entries.entry(id.to_owned()).or_default());
+        entry.progress = Some(progress.to_record().encode_to_vec().into());
+        if let Some((chunk, outcomes)) = outcomes {
+            entry.outcomes.insert(chunk, outcomes);
+        }
+    }
+}
+
+impl Entry {
+    /// The job; `None` if it cannot be read.
+    #[must_use]
+    pub fn job(&self) -> Option<Job> {
+        read_job(self.job.as_ref()?).ok()
+    }
+
+    /// Its progress.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        let read = self.progress.clone().map(v1::RedriveProgress::decode);
+        let record = read.and_then(Result::ok).unwrap_or_default();
+        Progress::read(record).unwrap_or_default()
+    }
+
+    /// Whether what was written about its progress can be read. Otherwise, nobody knows what was done.
+    #[must_use]
+    pub fn is_progress_known(&self) -> bool {
+        self.progress.as_ref().is_none_or(|value| {
+            let read = v1::RedriveProgress::decode(value.clone()).ok();
+            read.is_some_and(|record| Progress::read(record).is_ok())
+        })
+    }
+
+    /// The items of a chunk of its plan; `None` if the chunk is missing or cannot be read.
+    #[must_use]
+    pub fn items(&self, chunk: u32) -> Option<Vec<Item>> {
+        let chunk = v1::RedrivePlanChunk::decode(self.plan.get(&chunk)?.clone()).ok()?;
+        job::items(&chunk).ok()
+    }
+
+    /// The numbers of the outcomes of a chunk, as far as they are known.
+    #[must_use]
+    pub fn outcomes(&self, chunk: u32) -> Vec<u8> {
+        let read = self
+            .outcomes
+            .get(&chunk)
+            .cloned()
+            .map(v1::RedriveOutcomes::decode);
+        let record = read.and_then(Result::ok).unwrap_or_default();
+        record.outcomes.to_vec()
+    }
+
+    /// The keys of all its values.
+    #[must_use]
+    pub fn keys(&self, id: &str) -> Vec<String> {
+        let mut keys = vec![job_key(id)];
+        if self.progress.is_some() {
+            keys.push(progress_key(id));
+        }
+        keys.extend(self.plan.keys().map(|chunk| plan_key(id, *chunk)));
+        keys.extend(self.outcomes.keys().map(|chunk| outcomes_key(id, *chunk)));
+        keys
+    }
+
+    /// The number of dead letters of its plan, as an upper limit.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        u32::try_from(self.plan.len())
+            .unwrap_or(u32::MAX)
+            .saturating_mul(CHUNK)
+    }
+}
+
+fn read_job(value: &Bytes) -> Result<Job, InvalidValue> {
+    let record = v1::RedriveRecord::decode(value.clone()).map_err(|_| InvalidValue::Malformed)?;
+    Job::read(record)
+}
+
+impl Contents for Jobs {
+    type Problem = Problem;
+
+    const TOPIC: &'static str = "topic of redrives";
+    const NAME: &'static str = "dlq_redrives";
+    // Nobody has planned anything then.
+    const IS_OPTIONAL: bool = true;
+
+    fn apply(&mut self, record: &Record) {
+        let key = record.key.as_deref().unwrap_or_default();
+        let Some((part, id)) = std::str::from_utf8(key).ok().and_then(parse) else {
+            let key = bounded_text(&String::from_utf8_lossy(key), MAX_KEY);
+            match record.value {
+                Some(_) => drop(self.unknown.insert(key, Problem::Key)),
+                None => drop(self.unknown.remove(&key)),
+            }
+            return;
+        };
+        let value = record.value.clone();
+        let entry = Arc::make_mut(self.entries.entry(id.to_owned()).or_default());
+        let set = |chunks: &mut BTreeMap<u32, Bytes>, number, value| match value {
+            Some(value) => drop(chunks.insert(number, value)),
+            None => drop(chunks.remove(&number)),
+        };
+        match part {
+            Part::Job => entry.job = value,
+            Part::Progress => entry.progress = value,
+            Part::Plan(number) => set(&mut entry.plan, number, value),
+            Part::Outcomes(number) => set(&mut entry.outcomes, number, value),
+        }
+        if *entry == Entry::default() {
+            self.entries.remove(id);
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.iter().count()
+    }
+
+    fn problems(&self) -> BTreeMap<String, Problem> {
+        let unreadable = self.entries.iter().filter_map(|(id, entry)| {
+            let invalid = match &entry.job {
+                Some(value) => read_job(value).err()?,
+                // A part of a job that was removed, which compaction has kept.
+                None => return None,
+            };
+            Some((job_key(id), Problem::Value(invalid)))
+        });
+        let unknown = self.unknown.iter().map(|(key, problem)| (key.clone(), *problem));
+        unreadable.chain(unknown).collect()
+    }
+
+    fn is_unreadable(problem: &Problem) -> bool {
+        matches!(problem, Problem::Value(InvalidValue::Malformed))
+    }
+
+    fn log_changes(&self, topic: &str, before: &Self) {
+        let gone = before.entries.iter().filter(|(id, entry)| {
+            let has_ended = entry
+                .job()
+                .is_none_or(|job| job::has_ended(job::state(&job, &entry.progress())));
+            !has_ended && !self.entries.contains_key(*id)
+        });
+        let gone = gone.count();
+        if gone > 0 {
+            tracing::warn!(topic, jobs = gone, "redrives that had not ended are gone");
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use redeliver_core::{Headers, Position};
+
+    use super::super::job::tests::{item, job};
+    use super::super::job::{Outcome, Wanted};
+    use super::*;
+
+    pub(crate) fn record(key: &str, value: Option<Bytes>) -> Record {
+        Record {
+            position: Position {
+                topic: "redrives".into(),
+                partition: 0,
+                offset: 0,
+            },
+            timestamp: None,
+            key: Some(Bytes::copy_from_slice(key.as_bytes())),
+            value,
+            headers: Headers::new(),
+            unreadable_headers: 0,
+        }
+    }
+
+    /// A job `1f` with a plan of this many items.
+    pub(crate) fn jobs(total: u32, wanted: Wanted) -> Jobs {
+        let mut jobs = Jobs::default();
+        let planned: Vec<Item> = (0..i64::from(total))
+            .map(|offset| item("a-dlq", offset))
+            .collect();
+        for (chunk, value) in (0..).zip(job::chunks(&planned)) {
+            jobs.apply(&record(
+                &plan_key("1f", chunk),
+                Some(value.encode_to_vec().into()),
+            ));
+        }
+        let mut written = job(total, wanted).record;
+        if let Some(redrive) = &mut written.redrive {
+            redrive.id = "1f".to_owned();
+        }
+        jobs.apply(&record(&job_key("1f"), Some(written.encode_to_vec().into())));
+        jobs
+    }
+
+    #[test]
+    fn a_job_has_its_plan_its_progress_and_its_outcomes_until_it_is_removed() {
+        let mut jobs = jobs(501, Wanted::Running);
+        let entry = jobs.get("1f").unwrap();
+        assert_eq!(entry.items(1).unwrap(), [item("a-dlq", 500)]);
+        assert_eq!((entry.items(2), entry.progress()), (None, Progress::default()));
+        let mut progress = Progress::default();
+        progress.count(Outcome::Done);
+        let outcomes = v1::RedriveOutcomes {
+            outcomes: vec![1].into(),
+        };
+        jobs.apply_own("1f", &progress, Some((0, outcomes.encode_to_vec().into())));
+        // What the executor reads of its own is not newer than what it knows.
+        jobs.apply_of_callers(&record(
+            "progress/1f",
+            Some(Progress::default().to_record().encode_to_vec().into()),
+        ));
+        let entry = jobs.get("1f").unwrap().clone();
+        assert_eq!((entry.progress(), entry.outcomes(0)), (progress, vec![1]));
+        for key in entry.keys("1f") {
+            assert_ne!(jobs, Jobs::default());
+            jobs.apply_of_callers(&record(&key, None));
+        }
+        assert_eq!(jobs, Jobs::default());
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_reported_and_not_executed() {
+        let mut jobs = Jobs::default();
+        jobs.apply(&record("job/1f", Some(Bytes::from_static(b"\xff"))));
+        let newer = v1::RedriveRecord {
+            format: 1,
+            ..job(1, Wanted::Running).record
+        };
+        jobs.apply(&record("job/2f", Some(newer.encode_to_vec().into())));
+        jobs.apply(&record("task/1", Some(Bytes::new())));
+        assert_eq!((jobs.count(), jobs.get("1f")), (0, None));
+        let problems: Vec<(String, String)> = jobs
+            .problems()
+            .into_iter()
+            .map(|(key, problem)| (key, problem.to_string()))
+            .collect();
+        let expected = [
+            ("job/1f", "cannot be read"),
+            ("job/2f", "was written by a newer version"),
+            ("task/1", "is unknown to this version"),
+        ];
+        assert_eq!(
+            problems,
+            expected.map(|(key, problem)| (key.to_owned(), problem.to_owned()))
+        );
+        let progress = v1::RedriveProgress {
+            next: 2,
+            ..v1::RedriveProgress::default()
+        };
+        let broken = Entry {
+            progress: Some(progress.encode_to_vec().into()),
+            ..Entry::default()
+        };
+        assert!(!broken.is_progress_known());
+    }
+}

@@ -1,0 +1,220 @@
+//! What the executor does next with a job: take items, wait, or brake. No IO.
+//!
+//! A redrive begins with a few items. After each batch, the executor waits for a while and looks how many of them have come back.
+
+use redeliver_core::Timestamp;
+use redeliver_proto::v1;
+
+use super::job::{self, CHUNK, Job, Kind, Progress};
+
+/// The ends of the first batches.
+const BATCHES: [u32; 2] = [10, 110];
+/// With fewer redriven records, a share says nothing.
+const MIN_DONE: u32 = 10;
+
+/// What to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Try items up to this number, exclusively. They are in one chunk.
+    Take(u32),
+    /// A batch has ended: count what has come back, then decide again.
+    Observe,
+    /// Nothing before this time.
+    Wait(Timestamp),
+    /// Nothing, until somebody changes the job.
+    Nothing,
+}
+
+/// What the executor remembers of a job besides its progress. A new executor begins without it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// What has come back was counted after this number of items were tried.
+    pub observed: u32,
+    /// The rate permits nothing before this time.
+    pub not_before: Option<Timestamp>,
+}
+
+/// What to do next with a job.
+#[must_use]
+pub fn next(job: &Job, progress: &Progress, memory: Memory, now: Timestamp) -> Next {
+    if job::state(job, progress) != v1::RedriveState::Running {
+        return Next::Nothing;
+    }
+    if let Some(begin) = waits_until(job, progress, now).or(memory.not_before.filter(|begin| *begin > now)) {
+        return Next::Wait(begin);
+    }
+    let total = job.spec().total;
+    let has_batches = job.kind == Kind::Redrive && !job.spec().all_at_once;
+    if has_batches && BATCHES.contains(&progress.next) && memory.observed != progress.next {
+        return Next::Observe;
+    }
+    let mut to = total.min((progress.next / CHUNK + 1) * CHUNK);
+    if has_batches && let Some(end) = BATCHES.into_iter().find(|end| *end > progress.next) {
+        to = to.min(end);
+    }
+    if job.spec().rate_per_second > 0 {
+        // At least ten steps per second, so that a pause takes effect soon.
+        let most = (job.spec().rate_per_second / 10).max(1);
+        to = to.min(progress.next.saturating_add(most));
+    }
+    Next::Take(to)
+}
+
+/// Until when a running job waits, because its start is delayed or a batch is observed.
+#[must_use]
+pub fn waits_until(job: &Job, progress: &Progress, now: Timestamp) -> Option<Timestamp> {
+    if progress.next == 0 {
+        return job.start_at().filter(|start| *start > now);
+    }
+    let has_batches = job.kind == Kind::Redrive && !job.spec().all_at_once;
+    if !has_batches || !BATCHES.contains(&progress.next) {
+        return None;
+    }
+    let end = progress.time?.after(job.observe());
+    (end > now).then_some(end)
+}
+
+/// The time before which a job takes nothing more after this many items, because of its rate.
+#[must_use]
+pub fn not_before(job: &Job, taken: u32, now: Timestamp) -> Option<Timestamp> {
+    let rate = u64::from(job.spec().rate_per_second);
+    let pause = (u64::from(taken) * 1_000).checked_div(rate)?;
+    Some(now.after(std::time::Duration::from_millis(pause)))
+}
+
+/// Why the brake pauses a job; `None` if it does not.
+#[must_use]
+pub fn brake(job: &Job, progress: &Progress) -> Option<String> {
+    let (done_before, returned_before) = progress.braked_at;
+    let done = progress.done.saturating_sub(done_before);
+    let returned = progress.returned.saturating_sub(returned_before);
+    let bound = job.spec().max_returned_share;
+    let is_over = job.kind == Kind::Redrive
+        && done >= MIN_DONE
+        && f64::from(returned) > bound * f64::from(done)
+        && bound < 1.0;
+    is_over
+        .then(|| format!("{returned} of {done} redriven records have come back, more than {bound} of them"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::job::Wanted;
+    use super::super::job::tests::job;
+    use super::*;
+
+    fn at(millis: i64) -> Timestamp {
+        Timestamp::from_millis(millis)
+    }
+
+    fn tried(next: u32, time: i64) -> Progress {
+        Progress {
+            next,
+            done: next,
+            time: Some(at(time)),
+            ..Progress::default()
+        }
+    }
+
+    fn with(job: &Job, change: impl FnOnce(&mut v1::Redrive)) -> Job {
+        let mut record = job.record.clone();
+        change(record.redrive.as_mut().unwrap());
+        Job::read(record).unwrap()
+    }
+
+    #[test]
+    fn batches_grow_and_each_is_observed() {
+        let observe = redeliver_core::HumanDuration::from_secs(30);
+        let job = with(&job(1_200, Wanted::Running), |spec| {
+            spec.observe = Some(redeliver_proto::convert::to_duration(observe));
+        });
+        let next = |next_item, observed, now| {
+            let memory = Memory {
+                observed,
+                not_before: None,
+            };
+            super::next(&job, &tried(next_item, 1_000), memory, at(now))
+        };
+        assert_eq!(
+            super::next(&job, &Progress::default(), Memory::default(), at(0)),
+            Next::Take(10)
+        );
+        assert_eq!(next(4, 0, 1_000), Next::Take(10));
+        assert_eq!(next(10, 0, 1_000), Next::Wait(at(31_000)));
+        assert_eq!(next(10, 0, 31_000), Next::Observe);
+        assert_eq!(next(10, 10, 31_000), Next::Take(110));
+        assert_eq!(next(110, 10, 31_000), Next::Observe);
+        assert_eq!(next(110, 110, 31_000), Next::Take(500));
+        // A step does not cross chunks.
+        assert_eq!(next(500, 110, 31_000), Next::Take(1_000));
+        assert_eq!(next(1_000, 110, 31_000), Next::Take(1_200));
+        assert_eq!(next(1_200, 110, 31_000), Next::Nothing);
+        let at_once = with(&job, |spec| spec.all_at_once = true);
+        assert_eq!(
+            super::next(&at_once, &Progress::default(), Memory::default(), at(0)),
+            Next::Take(500)
+        );
+    }
+
+    #[test]
+    fn nothing_is_taken_before_the_start_or_faster_than_the_rate() {
+        let running = job(1_000, Wanted::Running);
+        let delayed = with(&running, |spec| {
+            spec.start_at = Some(redeliver_proto::convert::to_timestamp(at(5_000)));
+        });
+        let first = |job: &Job, now| next(job, &Progress::default(), Memory::default(), at(now));
+        assert_eq!(
+            (first(&delayed, 4_999), first(&delayed, 5_000)),
+            (Next::Wait(at(5_000)), Next::Take(10))
+        );
+        let slow = with(&running, |spec| {
+            spec.rate_per_second = 20;
+            spec.all_at_once = true;
+        });
+        assert_eq!(first(&slow, 0), Next::Take(2));
+        let not_before = not_before(&slow, 2, at(1_000));
+        assert_eq!(not_before, Some(at(1_100)));
+        let memory = Memory {
+            observed: 0,
+            not_before,
+        };
+        assert_eq!(
+            next(&slow, &tried(2, 1_000), memory, at(1_099)),
+            Next::Wait(at(1_100))
+        );
+        assert_eq!(next(&slow, &tried(2, 1_000), memory, at(1_100)), Next::Take(4));
+        assert_eq!(super::not_before(&running, 2, at(1_000)), None);
+        for wanted in [Wanted::Planned, Wanted::Paused, Wanted::Cancelled] {
+            assert_eq!(first(&job(5, wanted), 0), Next::Nothing, "{wanted:?}");
+        }
+    }
+
+    #[test]
+    fn the_brake_counts_from_where_it_acted_last() {
+        let job = job(1_000, Wanted::Running);
+        let brake = |done, returned, braked_at| {
+            let progress = Progress {
+                next: done,
+                done,
+                returned,
+                braked_at,
+                ..Progress::default()
+            };
+            brake(&job, &progress).is_some()
+        };
+        assert!(!brake(9, 9, (0, 0)) && !brake(10, 2, (0, 0)) && brake(10, 3, (0, 0)));
+        assert!(!brake(19, 12, (10, 3)) && !brake(30, 7, (10, 3)) && brake(30, 8, (10, 3)));
+        let never = with(&job, |spec| spec.max_returned_share = 1.0);
+        assert_eq!(
+            super::brake(
+                &never,
+                &Progress {
+                    done: 10,
+                    returned: 20,
+                    ..Progress::default()
+                }
+            ),
+            None
+        );
+    }
+}

@@ -1,0 +1,409 @@
+//! Where a dead letter may go, and the record that is written there. No IO.
+//!
+//! Headers are untrusted: they choose among topics that the configuration allows.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use redeliver_core::headers::{self, ReservedHeaders};
+use redeliver_core::pattern::matches;
+use redeliver_core::pipeline::is_topic_name;
+use redeliver_core::redrive::{self, REDRIVE_COUNT, REDRIVE_ID, REDRIVE_TIME};
+use redeliver_core::{Headers, Output, Pipeline, Record, Timestamp, mutant};
+
+use super::job::Skip;
+use crate::dialect::{Facts, is_of_failure};
+
+/// The topics to which dead letters may be written.
+#[derive(Clone, Debug, Default)]
+pub struct Destinations {
+    /// By dead-letter topic.
+    pipelines: BTreeMap<Arc<str>, OwnTopics>,
+    /// Other topics, as patterns.
+    others: Vec<String>,
+    /// Topics that are never a destination: their records have a form of their own.
+    excluded: Vec<Arc<str>>,
+    max_count: u32,
+}
+
+/// The topics of a pipeline in which it accepts a record again.
+#[derive(Clone, Debug)]
+struct OwnTopics {
+    pipeline: Arc<str>,
+    return_topic: Arc<str>,
+    source: Option<Arc<str>>,
+}
+
+/// What a caller wants of all dead letters of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wish {
+    /// The destination; empty: that of each dead letter.
+    pub destination: String,
+    /// Whether to redrive what was redriven often.
+    pub force: bool,
+}
+
+/// Where a dead letter goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The topic.
+    pub topic: Arc<str>,
+    /// Whether it is a topic of the pipeline that gave up on the record, which goes on with the record's history.
+    is_own: bool,
+    /// Whether the pipeline accepts retries in it only if they name it as their return topic.
+    is_source: bool,
+}
+
+impl Destinations {
+    /// The topics of these pipelines and those that match a pattern.
+    #[must_use]
+    pub fn new<'p>(
+        pipelines: impl IntoIterator<Item = &'p Pipeline>,
+        others: &[String],
+        excluded: Vec<Arc<str>>,
+        max_count: u32,
+    ) -> Self {
+        let own = |pipeline: &Pipeline| OwnTopics {
+            pipeline: pipeline.name.clone(),
+            return_topic: pipeline.return_topic(),
+            source: (!pipeline.retired).then(|| pipeline.source.clone()),
+        };
+        Self {
+            pipelines: pipelines
+                .into_iter()
+                .map(|pipeline| (pipeline.dead_letter_topic(), own(pipeline)))
+                .collect(),
+            others: others.to_vec(),
+            excluded,
+            max_count,
+        }
+    }
+
+    /// The topics of all pipelines.
+    pub fn of_pipelines(&self) -> impl Iterator<Item = &Arc<str>> {
+        let own = self.pipelines.values();
+        own.flat_map(|own| own.source.iter().chain([&own.return_topic]))
+    }
+
+    /// Where a dead letter of this topic with these headers goes.
+    ///
+    /// # Errors
+    /// Why it goes nowhere.
+    pub fn target(&self, topic: &str, headers: &Headers, wish: &Wish) -> Result<Target, Skip> {
+        if headers.last(headers::PAYLOAD_OMITTED).is_some() {
+            return Err(Skip::PayloadOmitted);
+        }
+        if redrive::count(headers) >= self.max_count && !wish.force {
+            return Err(Skip::TooOften);
+        }
+        let own = self.pipelines.get(topic).filter(|own| {
+            // The topic may contain records of others, such as an older pipeline.
+            headers.last(headers::PIPELINE) == Some(own.pipeline.as_bytes())
+        });
+        if let Some(own) = own {
+            let reserved = ReservedHeaders::from_headers(headers).map_err(|_| Skip::InvalidHeaders)?;
+            // Only the pipeline itself looks at them: in another topic, the record is a new one.
+            let is_valid = reserved.origin().is_ok() && reserved.retry_count().is_ok();
+            let wanted = match &*wish.destination {
+                "" => &own.return_topic,
+                wanted => match [Some(&own.return_topic), own.source.as_ref()]
+                    .into_iter()
+                    .flatten()
+                    .find(|topic| ***topic == *wanted)
+                {
+                    Some(topic) => topic,
+                    None => return self.other(wanted),
+                },
+            };
+            if !is_valid {
+                return Err(Skip::InvalidHeaders);
+            }
+            return Ok(Target {
+                topic: wanted.clone(),
+                is_own: true,
+                is_source: own.source.as_ref() == Some(wanted),
+            });
+        }
+        if !wish.destination.is_empty() {
+            return self.other(&wish.destination);
+        }
+        let origin = Facts::read(headers).origin.ok_or(Skip::NoDestination)?;
+        self.other(&origin.topic)
+    }
+
+    /// A topic in which the record is a new one.
+    fn other(&self, topic: &str) -> Result<Target, Skip> {
+        let is_excluded = self.excluded.iter().any(|excluded| **excluded == *topic);
+        let mut sources = self.pipelines.values().filter_map(|own| own.source.as_ref());
+        let is_allowed = !is_excluded
+            && is_topic_name(topic)
+            && (sources.any(|source| **source == *topic)
+                || self.others.iter().any(|pattern| matches(pattern, topic))
+                || mutant!("redrive-writes-anywhere"));
+        if !is_allowed {
+            return Err(Skip::DestinationNotAllowed);
+        }
+        Ok(Target {
+            topic: topic.into(),
+            is_own: false,
+            is_source: false,
+        })
+    }
+}
+
+/// The record to write for a dead letter.
+#[must_use]
+pub fn redriven(letter: &Record, target: &Target, redrive_id: &str, now: Timestamp) -> Output {
+    let is_dropped = |name: &str| {
+        if redrive::is_redrive_header(name) || is_of_failure(name) {
+            return true;
+        }
+        let is_lineage = [
+            headers::PIPELINE,
+            headers::ORIGINAL_TOPIC,
+            headers::ORIGINAL_PARTITION,
+            headers::ORIGINAL_OFFSET,
+            headers::ORIGINAL_TIMESTAMP,
+        ]
+        .contains(&name);
+        headers::is_reserved(name) && !(target.is_own && is_lineage)
+    };
+    let mut headers = letter.headers.filtered(|name| !is_dropped(name));
+    if target.is_own {
+        headers.push_text(headers::RETRY_COUNT, mutant!("redrive-keeps-attempts", "0", "4"));
+        if target.is_source {
+            headers.push_text(headers::RETURN_TOPIC, &target.topic);
+        }
+    }
+    headers.push_text(REDRIVE_ID, redrive_id);
+    let count = redrive::count(&letter.headers).saturating_add(1);
+    headers.push_text(REDRIVE_COUNT, &count.to_string());
+    headers.push_text(REDRIVE_TIME, &now.to_string());
+    Output {
+        topic: target.topic.clone(),
+        partition: None,
+        key: letter.key.clone(),
+        value: letter.value.clone(),
+        headers,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use proptest::prelude::*;
+    use redeliver_core::pipeline::ReturnTo;
+    use redeliver_core::route::{Arrival, reject};
+    use redeliver_core::{Failure, Position};
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
+
+    fn pipeline(return_to: ReturnTo) -> Pipeline {
+        Pipeline {
+            return_to,
+            ..Pipeline::new("docs")
+        }
+    }
+
+    fn destinations(return_to: ReturnTo) -> Destinations {
+        Destinations::new(
+            &[pipeline(return_to)],
+            &["legacy-*".to_owned()],
+            vec!["legacy-ingest".into()],
+            3,
+        )
+    }
+
+    fn record(topic: &str, headers: Headers) -> Record {
+        Record {
+            position: Position {
+                topic: topic.into(),
+                partition: 2,
+                offset: 7,
+            },
+            timestamp: Some(NOW),
+            key: Some(Bytes::from_static(b"k\0")),
+            value: Some(Bytes::from_static(b"\xff\0v")),
+            headers,
+            unreadable_headers: 0,
+        }
+    }
+
+    /// The dead letter of a record of `docs` with these headers.
+    fn dead(headers: Headers) -> Record {
+        let failure = Failure::permanent("x", "y");
+        let letter = reject(&Pipeline::new("docs"), &record("docs", headers), &failure, NOW);
+        Record {
+            key: letter.key,
+            value: letter.value,
+            ..record("docs-dlq", letter.headers)
+        }
+    }
+
+    fn headers_of(pairs: &[(&str, &[u8])]) -> Headers {
+        pairs.iter().map(|(name, value)| (*name, Some(*value))).collect()
+    }
+
+    fn wish(destination: &str) -> Wish {
+        Wish {
+            destination: destination.to_owned(),
+            force: false,
+        }
+    }
+
+    #[test]
+    fn a_record_returns_to_its_pipeline_as_a_retry_without_failed_attempts() {
+        for (return_to, wanted, expected) in [
+            (ReturnTo::Due, "", "docs-retry-due"),
+            (ReturnTo::Source, "", "docs"),
+            (ReturnTo::Due, "docs", "docs"),
+        ] {
+            let letter = dead(headers_of(&[("tenant", b"a"), ("tenant", b"b")]));
+            let target = destinations(return_to).target("docs-dlq", &letter.headers, &wish(wanted));
+            let output = redriven(&letter, &target.unwrap(), "r1", NOW);
+            assert_eq!(&*output.topic, expected);
+            assert_eq!((&output.key, &output.value), (&letter.key, &letter.value));
+            let back = Record {
+                key: output.key,
+                value: output.value,
+                ..record(expected, output.headers.clone())
+            };
+            let arrival = Arrival::read(&pipeline(return_to), &back).unwrap();
+            assert_eq!(arrival.failed_attempts, 0);
+            assert_eq!(arrival.origin.id(), "docs-2-7");
+            assert_eq!(arrival.origin.timestamp, Some(NOW));
+            assert!(output.headers.last(headers::ERROR_CODE).is_none());
+            assert_eq!(output.headers.last(REDRIVE_ID), Some(&b"r1"[..]));
+            assert_eq!(
+                (redrive::count(&output.headers), redrive::time(&output.headers)),
+                (1, Some(NOW))
+            );
+        }
+    }
+
+    #[test]
+    fn forged_headers_choose_no_topic_that_is_not_allowed() {
+        let destinations = destinations(ReturnTo::Due);
+        let spring = |topic: &[u8]| {
+            headers_of(&[
+                ("kafka_dlt-original-topic", topic),
+                ("kafka_dlt-exception-fqcn", b"E"),
+            ])
+        };
+        let target = |topic: &str, headers: &Headers, wanted: &str| {
+            let target = destinations.target(topic, headers, &wish(wanted));
+            target.map(|target| target.topic.to_string())
+        };
+        assert_eq!(
+            target("s-dlt", &spring(b"legacy-orders"), ""),
+            Ok("legacy-orders".to_owned())
+        );
+        assert_eq!(target("s-dlt", &spring(b"docs"), ""), Ok("docs".to_owned()));
+        for forged in [
+            "payments",
+            "docs-dlq",
+            "docs-retry-due",
+            "legacy-ingest",
+            "__consumer_offsets",
+        ] {
+            let refused = Err(Skip::DestinationNotAllowed);
+            assert_eq!(
+                target("s-dlt", &spring(forged.as_bytes()), ""),
+                refused,
+                "{forged}"
+            );
+            assert_eq!(target("s-dlt", &Headers::new(), forged), refused, "{forged}");
+        }
+        assert_eq!(target("s-dlt", &Headers::new(), ""), Err(Skip::NoDestination));
+        // A record that only says that it is of the pipeline is in another topic.
+        let letter = dead(Headers::new());
+        assert_eq!(target("s-dlt", &letter.headers, ""), Ok("docs".to_owned()));
+        assert_eq!(
+            target("docs-dlq", &letter.headers, "payments"),
+            Err(Skip::DestinationNotAllowed)
+        );
+    }
+
+    #[test]
+    fn what_would_not_be_the_record_is_not_redriven() {
+        let destinations = destinations(ReturnTo::Due);
+        let target = |add: &[(&str, &[u8])], force| {
+            let mut headers = dead(Headers::new()).headers;
+            for (name, value) in add {
+                headers.push(name, Some(value));
+            }
+            let wish = Wish { force, ..wish("") };
+            destinations.target("docs-dlq", &headers, &wish).map(|_| ())
+        };
+        assert_eq!(
+            target(&[("payload-omitted", b"value")], true),
+            Err(Skip::PayloadOmitted)
+        );
+        assert_eq!(target(&[("redrive-count", b"2")], false), Ok(()));
+        assert_eq!(target(&[("redrive-count", b"3")], false), Err(Skip::TooOften));
+        assert_eq!(target(&[("redrive-count", b"3")], true), Ok(()));
+        assert_eq!(
+            target(&[("original-offset", b"1")], false),
+            Err(Skip::InvalidHeaders)
+        );
+    }
+
+    #[test]
+    fn headers_of_failures_are_removed_in_all_dialects() {
+        let failures = [
+            "kafka_dlt-exception-stacktrace",
+            "retry_topic-backoff-timestamp",
+            "kafka_deliveryAttempt",
+            "__connect.errors.stage",
+            "__connect.errors.task.id",
+            "__streams.errors.stacktrace",
+            "dead-letter-cause",
+            "__dlq.errors.message",
+            "springDeserializerExceptionValue",
+            "error-message",
+            "process-after",
+            "redrive-id",
+        ];
+        let mut headers: Headers = failures.iter().map(|name| (*name, Some(&b"1"[..]))).collect();
+        headers.push("kafka_correlationId", None);
+        headers.push("dead-letter-office", Some(b"x"));
+        let letter = record("s-dlt", headers);
+        let target = destinations(ReturnTo::Due).target("s-dlt", &letter.headers, &wish("legacy-a"));
+        let output = redriven(&letter, &target.unwrap(), "r1", NOW);
+        let names: Vec<&str> = output.headers.iter().map(|(name, _)| name).collect();
+        assert_eq!(
+            names,
+            [
+                "kafka_correlationId",
+                "dead-letter-office",
+                REDRIVE_ID,
+                REDRIVE_COUNT,
+                REDRIVE_TIME
+            ]
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn user_headers_stay_byte_for_byte(
+            user in proptest::collection::vec(("[a-z]{1,3}", proptest::option::of(proptest::collection::vec(any::<u8>(), 0..4))), 0..8),
+        ) {
+            let user: Headers = user.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
+            let mut letter = dead(user.clone());
+            for count in 1..3_u32 {
+                let target = destinations(ReturnTo::Due).target("docs-dlq", &letter.headers, &wish("")).unwrap();
+                let output = redriven(&letter, &target, "r1", NOW);
+                let kept = output.headers.filtered(|name| !headers::is_reserved(name) && !redrive::is_redrive_header(name));
+                prop_assert_eq!(&kept, &user);
+                prop_assert_eq!(redrive::count(&output.headers), count);
+                // It fails again.
+                let failure = Failure::permanent("x", "y");
+                let back = Record { headers: output.headers, ..record("docs-retry-due", Headers::new()) };
+                let again = reject(&Pipeline::new("docs"), &back, &failure, NOW);
+                letter = Record { headers: again.headers, ..letter };
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Starts the execution of jobs, and counts them for the metrics.
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
+
+use redeliver_kafka::{TopicState, Waker};
+use redeliver_proto::v1;
+use redeliver_service::Host;
+use redeliver_service::audit::AuditLog;
+use redeliver_service::followed::Followed;
+use redeliver_service::host::{NewLane, lane_spec};
+use redeliver_service::metrics::Serves;
+use redeliver_service::topics;
+use tokio_util::sync::CancellationToken;
+
+use super::executor::Executor;
+use super::job::{self, Job, Progress};
+use super::jobs::Jobs;
+use super::own_id;
+use super::record::Destinations;
+use super::source::Source;
+use crate::index::Pool;
+use crate::metrics::Metrics;
+use crate::shared::SharedState;
+
+/// The name of the lane, which is a part of its transactional ids.
+const LANE: &str = "dlq-redrive";
+/// The capacity of the queues between the lane and its source. There is one request at a time, and those of former assignments.
+const REQUESTS: usize = 8;
+/// How often to look whether the topic exists.
+const LOOK: Duration = Duration::from_secs(1);
+/// Time between two updates of the gauges.
+const INTERVAL: Duration = Duration::from_secs(5);
+
+/// The destinations that the configuration allows.
+pub(crate) fn destinations(host: &Host) -> Destinations {
+    let config = &host.config;
+    let pipelines = topics::pipelines(config);
+    let settings = &config.dlq_inspector.redrive;
+    let scheduler = config.scheduler.topics();
+    // Commands of the scheduler are in partitions that follow from their keys, and internal topics belong to their services.
+    let excluded = [
+        scheduler.ingest.clone(),
+        scheduler.state.clone(),
+        config.redrives_topic().into(),
+        crate::ledger::TOPIC.into(),
+        crate::group_states::TOPIC.into(),
+        config.audit_topic().into(),
+        config.control_topic().into(),
+    ];
+    Destinations::new(
+        &pipelines,
+        &settings.destinations,
+        excluded.into(),
+        settings.max_count,
+    )
+}
+
+/// Executes jobs whenever the group assigns the partition to this process, once the topic exists: an installation without it serves as before.
+///
+/// # Errors
+/// When a thread or the watch of the topics cannot be started.
+pub(crate) fn execute(
+    host: &mut Host,
+    destinations: Arc<Destinations>,
+    pool: Pool,
+    shared: Arc<SharedState>,
+    metrics: Metrics,
+) -> io::Result<()> {
+    let stop = host.tasks.shutdown().clone();
+    let waker = Waker::new();
+    let topic: Arc<str> = host.config.redrives_topic().into();
+    let (request_sender, requests) = sync_channel(REQUESTS);
+    let (answer_sender, answers) = sync_channel(REQUESTS);
+    let source = Source {
+        kafka: host.kafka.clone(),
+        topic: topic.clone(),
+        pool,
+        shared,
+        destinations,
+        clock: host.clock.clone(),
+        requests,
+        answers: answer_sender,
+        waker: waker.clone(),
+        stop: stop.clone(),
+    };
+    let audit = AuditLog::new(&host.config, "dlq-inspector");
+    let lane = NewLane {
+        kafka: host.kafka.clone(),
+        spec: lane_spec(&host.config, LANE.to_owned(), own_id(&topic), vec![topic.clone()]),
+        serves: Serves::default(),
+        waker,
+        processor: Executor::new(topic.clone(), audit, metrics, request_sender, answers),
+    };
+    host.tasks
+        .spawn_thread("dlq-redrive-source", move || source.run())?;
+    // An inspector answers also while no group, or another member of it, executes jobs.
+    let starter = host.starter()?.aside();
+    host.tasks.spawn("dlq-redrive-start", async move {
+        while !matches!(starter.topic_watch().state(&topic), TopicState::Exists { .. }) {
+            tokio::select! {
+                () = tokio::time::sleep(LOOK) => {}
+                () = stop.cancelled() => return Ok(()),
+            }
+        }
+        starter.start(lane, stop).await
+    });
+    Ok(())
+}
+
+/// Counts the jobs that have not ended, by state, until shutdown.
+pub(crate) async fn count(
+    jobs: Followed<Jobs>,
+    metrics: Metrics,
+    stop: CancellationToken,
+) -> Result<(), Infallible> {
+    loop {
+        if let Some(jobs) = jobs.contents() {
+            let states: Vec<&str> = jobs
+                .iter()
+                .map(|(_, entry, job)| shown(&job, &entry.progress()))
+                .collect();
+            for state in STATES {
+                let count = states.iter().filter(|found| **found == state).count();
+                metrics.set_redrives(state, i64::try_from(count).unwrap_or(i64::MAX));
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(INTERVAL) => {}
+            () = stop.cancelled() => return Ok(()),
+        }
+    }
+}
+
+/// The states in metrics.
+const STATES: [&str; 4] = ["planned", "running", "paused", "braked"];
+
+/// The state of a job in metrics; empty if it has ended.
+fn shown(job: &Job, progress: &Progress) -> &'static str {
+    match job::state(job, progress) {
+        v1::RedriveState::Planned => "planned",
+        v1::RedriveState::Running => "running",
+        v1::RedriveState::Paused if job::is_braked(job, progress) => "braked",
+        v1::RedriveState::Paused => "paused",
+        _ => "",
+    }
+}

@@ -1,0 +1,421 @@
+//! What becomes of some dead letters of a job, and what is written: all of it in one transaction. No IO.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use redeliver_core::{Headers, Output, Record, Timestamp, mutant};
+use redeliver_proto::convert::to_timestamp;
+use redeliver_proto::{Message as _, v1};
+use redeliver_service::audit::{Action, AuditLog, Entry as AuditEntry, MAX_IDS};
+
+use super::job::{CHUNK, Item, Job, Kind, Outcome, Progress, Skip};
+use super::jobs::{outcomes_key, progress_key};
+use super::record::{Destinations, redriven};
+use crate::ledger::{self, State};
+use crate::letter::content_hash;
+
+/// What became of an item, and the record that is written for it.
+#[derive(Clone, Debug)]
+pub struct Tried {
+    /// The item.
+    pub item: Item,
+    /// What became of it.
+    pub outcome: Outcome,
+    /// The record at the destination; only for a redrive that is done.
+    pub output: Option<Output>,
+}
+
+/// What an item is tried with.
+pub struct Context<'c> {
+    /// The job.
+    pub job: &'c Job,
+    /// Where dead letters may go.
+    pub destinations: &'c Destinations,
+    /// Whether a topic exists.
+    pub exists: &'c dyn Fn(&str) -> bool,
+    /// The time of the step.
+    pub now: Timestamp,
+}
+
+impl Context<'_> {
+    /// Tries an item. `state` is what the ledger says, read to its end. `found` is the record at its position.
+    #[must_use]
+    pub fn try_item(&self, item: Item, state: State, found: Option<&Record>) -> Tried {
+        let (outcome, output) = match self.decide(&item, state, found) {
+            Ok(output) => (Outcome::Done, output),
+            Err(skip) => (Outcome::Skipped(skip), None),
+        };
+        Tried {
+            item,
+            outcome,
+            output,
+        }
+    }
+
+    fn decide(&self, item: &Item, state: State, found: Option<&Record>) -> Result<Option<Output>, Skip> {
+        let kind = self.job.kind;
+        if state != kind.takes() && !mutant!("redrive-ignores-the-ledger") {
+            return Err(match state {
+                State::Open => Skip::Open,
+                State::Redriven => Skip::Redriven,
+                State::Discarded => Skip::Discarded,
+            });
+        }
+        if kind != Kind::Redrive {
+            // The entry has the hash of the content, so it applies to no other record.
+            return Ok(None);
+        }
+        let found = found.ok_or(Skip::Gone)?;
+        if content_hash(found) != item.content && !mutant!("redrive-ignores-the-content") {
+            return Err(Skip::Changed);
+        }
+        if found.unreadable_headers > 0 {
+            return Err(Skip::UnreadableHeaders);
+        }
+        let wish = self.job.wish();
+        let target = self.destinations.target(&item.id.topic, &found.headers, &wish)?;
+        if !(self.exists)(&target.topic) {
+            return Err(Skip::DestinationMissing);
+        }
+        Ok(Some(redriven(found, &target, &self.job.spec().id, self.now)))
+    }
+}
+
+/// A step of a job that was decided.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// The job.
+    pub job: Job,
+    /// Its progress before.
+    pub before: Progress,
+    /// What became of the outcomes of the chunk before.
+    pub outcomes: Vec<u8>,
+    /// The items, from `before.next`.
+    pub tried: Vec<Tried>,
+    /// How many records have come back, if they were counted.
+    pub returned: Option<u32>,
+    /// Why the brake pauses the job.
+    pub brake: Option<String>,
+    /// When it was decided.
+    pub now: Timestamp,
+}
+
+/// What a step writes.
+#[derive(Clone, Debug)]
+pub struct Written {
+    /// All records: first those at destinations.
+    pub outputs: Vec<Output>,
+    /// The index in [`Step::tried`] of each record at a destination.
+    pub tried: Vec<usize>,
+    /// The progress after it.
+    pub progress: Progress,
+    /// The number of the chunk and the value with its outcomes.
+    pub outcomes: Option<(u32, Bytes)>,
+}
+
+impl Step {
+    /// The destinations refuse the records of these items.
+    pub fn refuse(&mut self, tried: &[usize]) {
+        for index in tried {
+            if let Some(tried) = self.tried.get_mut(*index) {
+                tried.outcome = Outcome::Failed;
+                tried.output = None;
+            }
+        }
+    }
+
+    /// What is written.
+    #[must_use]
+    pub fn written(&self, topic: &Arc<str>, audit: &AuditLog) -> Written {
+        let mut progress = self.before.clone();
+        let mut outcomes = self.outcomes.clone();
+        // The outcomes of another chunk are complete.
+        outcomes.truncate((progress.next % CHUNK) as usize);
+        let chunk = progress.next / CHUNK;
+        let (mut outputs, mut tried) = (Vec::new(), Vec::new());
+        for (index, item) in self.tried.iter().enumerate() {
+            progress.count(item.outcome);
+            outcomes.push(item.outcome.number());
+            if let Some(output) = &item.output {
+                outputs.push(output.clone());
+                tried.push(index);
+            }
+        }
+        let is_done = |tried: &&Tried| tried.outcome == Outcome::Done;
+        if !mutant!("redrive-without-ledger") {
+            outputs.extend(self.tried.iter().filter(is_done).map(|tried| self.entry(tried)));
+        }
+        if let Some(returned) = self.returned {
+            progress.returned = returned;
+        }
+        if !self.tried.is_empty() {
+            progress.time = Some(self.now);
+        }
+        if let Some(brake) = &self.brake {
+            progress.braked_run = self.job.record.run;
+            progress.brake.clone_from(brake);
+            progress.braked_at = (progress.done, progress.returned);
+        }
+        let id = &self.job.spec().id;
+        let value = |key: String, value: Vec<u8>| Output {
+            topic: topic.clone(),
+            partition: Some(0),
+            key: Some(key.into()),
+            value: Some(value.into()),
+            headers: Headers::new(),
+        };
+        outputs.push(value(progress_key(id), progress.to_record().encode_to_vec()));
+        let outcomes = (!self.tried.is_empty()).then(|| {
+            let record = v1::RedriveOutcomes {
+                outcomes: outcomes.into(),
+            };
+            let record = record.encode_to_vec();
+            outputs.push(value(outcomes_key(id, chunk), record.clone()));
+            (chunk, Bytes::from(record))
+        });
+        let done: Vec<&Tried> = self.tried.iter().filter(is_done).collect();
+        outputs.extend(
+            done.chunks(MAX_IDS)
+                .map(|done| audit.record(self.audited(done), self.now)),
+        );
+        Written {
+            outputs,
+            tried,
+            progress,
+            outcomes,
+        }
+    }
+
+    /// The ledger entry of a dead letter that is done.
+    fn entry(&self, tried: &Tried) -> Output {
+        let spec = self.job.spec();
+        let destination = tried.output.as_ref().map(|output| output.topic.to_string());
+        let entry = v1::LedgerEntry {
+            state: (self.job.kind.leaves() as i32),
+            time: Some(to_timestamp(self.now)),
+            by: spec.created_by.clone(),
+            note: spec.why.clone(),
+            content_hash: tried.item.content.to_vec().into(),
+            redrive_id: spec.id.clone(),
+            destination: destination.unwrap_or_default(),
+        };
+        Output {
+            topic: ledger::TOPIC.into(),
+            partition: None,
+            key: Some(tried.item.id.to_string().into()),
+            value: Some(entry.encode_to_vec().into()),
+            headers: Headers::new(),
+        }
+    }
+
+    fn audited(&self, done: &[&Tried]) -> AuditEntry {
+        let action = match self.job.kind {
+            Kind::Redrive => Action::RedriveDeadLetters,
+            Kind::Discard => Action::DiscardDeadLetters,
+            Kind::Restore => Action::RestoreDeadLetters,
+        };
+        AuditEntry {
+            target: self.job.spec().id.clone(),
+            why: self.job.spec().why.clone(),
+            count: done.len() as u64,
+            ids: done.iter().map(|tried| tried.item.id.to_string()).collect(),
+            ..AuditEntry::new(self.job.author(), action)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_core::{Pipeline, Position};
+    use redeliver_runtime::Config;
+
+    use super::super::job::Wanted;
+    use super::super::job::tests::{item, job};
+    use super::*;
+    use crate::ledger::Update;
+
+    const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
+
+    fn found(offset: i64) -> Record {
+        Record {
+            position: Position {
+                topic: "s-dlt".into(),
+                partition: 0,
+                offset,
+            },
+            timestamp: Some(NOW),
+            key: None,
+            value: Some(Bytes::from_static(b"v")),
+            headers: [("kafka_dlt-original-topic", Some(&b"docs"[..]))]
+                .into_iter()
+                .collect(),
+            unreadable_headers: 0,
+        }
+    }
+
+    fn planned(offset: i64) -> Item {
+        Item {
+            content: content_hash(&found(offset)),
+            ..item("s-dlt", offset)
+        }
+    }
+
+    fn kind_of(job: &Job, kind: v1::RedriveKind) -> Job {
+        let mut record = job.record.clone();
+        record.redrive.as_mut().unwrap().kind = kind.into();
+        Job::read(record).unwrap()
+    }
+
+    #[test]
+    fn only_the_planned_record_in_the_state_of_the_plan_is_done() {
+        let destinations = Destinations::new(&[Pipeline::new("docs")], &[], Vec::new(), 3);
+        let job = job(1, Wanted::Running);
+        let outcome = |kind, state, found: Option<&Record>, exists: bool| {
+            let job = kind_of(&job, kind);
+            let context = Context {
+                job: &job,
+                destinations: &destinations,
+                exists: &|_| exists,
+                now: NOW,
+            };
+            context.try_item(planned(1), state, found).outcome
+        };
+        let record = found(1);
+        let redrive = |state, found, exists| outcome(v1::RedriveKind::Redrive, state, found, exists);
+        let skipped = Outcome::Skipped;
+        assert_eq!(redrive(State::Open, Some(&record), true), Outcome::Done);
+        assert_eq!(
+            redrive(State::Redriven, Some(&record), true),
+            skipped(Skip::Redriven)
+        );
+        assert_eq!(
+            redrive(State::Discarded, Some(&record), true),
+            skipped(Skip::Discarded)
+        );
+        assert_eq!(redrive(State::Open, None, true), skipped(Skip::Gone));
+        assert_eq!(
+            redrive(State::Open, Some(&record), false),
+            skipped(Skip::DestinationMissing)
+        );
+        let other = Record {
+            value: None,
+            ..record.clone()
+        };
+        assert_eq!(redrive(State::Open, Some(&other), true), skipped(Skip::Changed));
+        let unreadable = Record {
+            unreadable_headers: 1,
+            ..record.clone()
+        };
+        assert_eq!(
+            redrive(State::Open, Some(&unreadable), true),
+            skipped(Skip::UnreadableHeaders)
+        );
+        let discard = |state| outcome(v1::RedriveKind::Discard, state, None, true);
+        assert_eq!(
+            (discard(State::Open), discard(State::Redriven)),
+            (Outcome::Done, skipped(Skip::Redriven))
+        );
+        let restore = |state| outcome(v1::RedriveKind::Restore, state, None, true);
+        assert_eq!(
+            (restore(State::Discarded), restore(State::Open)),
+            (Outcome::Done, skipped(Skip::Open))
+        );
+    }
+
+    #[test]
+    fn a_step_writes_records_entries_progress_outcomes_and_the_audit() {
+        let destinations = Destinations::new(&[Pipeline::new("docs")], &[], Vec::new(), 3);
+        let job = job(502, Wanted::Running);
+        let context = Context {
+            job: &job,
+            destinations: &destinations,
+            exists: &|_| true,
+            now: NOW,
+        };
+        let tried = vec![
+            context.try_item(planned(1), State::Open, Some(&found(1))),
+            context.try_item(planned(2), State::Discarded, Some(&found(2))),
+        ];
+        let mut step = Step {
+            job: job.clone(),
+            before: Progress {
+                next: 500,
+                done: 500,
+                ..Progress::default()
+            },
+            outcomes: vec![1; 500],
+            tried,
+            returned: Some(7),
+            brake: None,
+            now: NOW,
+        };
+        let audit = AuditLog::new(&Config::default(), "dlq-inspector");
+        let topics = |written: &Written| -> Vec<String> {
+            written
+                .outputs
+                .iter()
+                .map(|output| output.topic.to_string())
+                .collect()
+        };
+        let topic: Arc<str> = "redrives".into();
+        let written = step.written(&topic, &audit);
+        assert_eq!(
+            topics(&written),
+            ["docs", ledger::TOPIC, &topic, &topic, audit.topic()].map(str::to_owned)
+        );
+        assert_eq!(written.tried, [0]);
+        let Progress {
+            next,
+            done,
+            skipped,
+            returned,
+            ..
+        } = written.progress;
+        assert_eq!((next, done, skipped, returned), (502, 501, 1, 7));
+        let (chunk, outcomes) = written.outcomes.unwrap();
+        let outcomes = v1::RedriveOutcomes::decode(outcomes).unwrap().outcomes;
+        assert_eq!((chunk, &*outcomes), (1, &[1, 19][..]));
+        let entry = Record {
+            key: written.outputs[1].key.clone(),
+            value: written.outputs[1].value.clone(),
+            ..found(0)
+        };
+        let update = Update::read(&entry).unwrap();
+        assert_eq!(update.id, planned(1).id);
+        let entry = update.entry.unwrap();
+        assert_eq!(
+            (entry.state, entry.content),
+            (State::Redriven, Some(planned(1).content))
+        );
+        // The destination refuses the record: no entry says that it was redriven.
+        step.refuse(&[0]);
+        let written = step.written(&topic, &audit);
+        assert_eq!(topics(&written), [&*topic, &*topic].map(str::to_owned));
+        assert_eq!((written.progress.done, written.progress.failed), (500, 1));
+    }
+
+    #[test]
+    fn a_brake_is_of_one_run() {
+        let step = Step {
+            job: job(500, Wanted::Running),
+            before: Progress {
+                next: 10,
+                done: 10,
+                ..Progress::default()
+            },
+            outcomes: Vec::new(),
+            tried: Vec::new(),
+            returned: Some(5),
+            brake: Some("too many".to_owned()),
+            now: NOW,
+        };
+        let audit = AuditLog::new(&Config::default(), "dlq-inspector");
+        let written = step.written(&"redrives".into(), &audit);
+        assert_eq!((written.outputs.len(), written.outcomes), (1, None));
+        assert_eq!(
+            (written.progress.braked_run, written.progress.braked_at),
+            (1, (10, 5))
+        );
+        assert_eq!(written.progress.time, None);
+    }
+}

@@ -1,0 +1,734 @@
+//! Redrives, discards and restores: each dead letter once, whatever is killed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use redeliver_core::route::reject;
+use redeliver_core::{Failure, Headers, Pipeline, Position, Record, Timestamp, redrive};
+use redeliver_kafka::reader::TopicReader;
+use redeliver_proto::auth::SendToken;
+use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
+use redeliver_proto::{Message as _, error, v1};
+use redeliver_service::identity::new_token;
+use redeliver_testkit::eventually_async;
+use serde_json::json;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv};
+
+/// A pipeline with its topics, and an inspector that knows it.
+struct World {
+    env: InspectorEnv,
+    pipeline: Pipeline,
+    dlq: Arc<str>,
+    due: Arc<str>,
+}
+
+impl World {
+    async fn new(name: &str, settings: &str) -> Self {
+        let yaml = format!("pipelines:\n  {{name}}-p:\n    output: {{name}}-out\n{settings}");
+        let env = InspectorEnv::with_yaml(name, &yaml);
+        let pipeline = Pipeline::new(&format!("{}-p", env.base.name()));
+        let (dlq, due) = (pipeline.dead_letter_topic(), pipeline.due_topic());
+        env.recreate_topic(&dlq, 2).await;
+        env.recreate_topic(&due, 2).await;
+        Self {
+            env,
+            pipeline,
+            dlq,
+            due,
+        }
+    }
+
+    /// The dead letter of a record of the pipeline at this offset.
+    fn dead(&self, offset: i64, value: Option<&[u8]>, headers: Headers) -> Dead {
+        let record = Record {
+            position: Position {
+                topic: self.pipeline.source.clone(),
+                partition: 0,
+                offset,
+            },
+            timestamp: Some(Timestamp::from_millis(1_700_000_000_000)),
+            key: Some(Bytes::from(offset.to_string())),
+            value: value.map(Bytes::copy_from_slice),
+            headers,
+            unreadable_headers: 0,
+        };
+        let failure = Failure::permanent("test", "refused");
+        let letter = reject(&self.pipeline, &record, &failure, Timestamp::from_millis(1));
+        Dead {
+            key: letter.key,
+            value: letter.value,
+            headers: letter.headers,
+        }
+    }
+
+    /// Writes dead letters of the offsets up to this one.
+    async fn put(&self, count: i64) {
+        let mut partitions = [Vec::new(), Vec::new()];
+        for offset in 0..count {
+            let value = format!("value {offset}");
+            let dead = self.dead(offset, Some(value.as_bytes()), Headers::new());
+            partitions[usize::try_from(offset % 2).unwrap()].push(dead);
+        }
+        for (partition, letters) in (0..).zip(partitions) {
+            self.env.put(&self.dlq, partition, letters).await;
+        }
+    }
+
+    /// What is in the due topic.
+    fn redriven(&self) -> Vec<Record> {
+        read(&self.env, &self.due)
+    }
+}
+
+fn read(env: &InspectorEnv, topic: &Arc<str>) -> Vec<Record> {
+    let mut records = Vec::new();
+    let mut reader = TopicReader::new(&env.kafka, std::slice::from_ref(topic)).unwrap();
+    reader
+        .read_to_end(DEADLINE, |record| records.push(record))
+        .unwrap();
+    records
+}
+
+fn plan(kind: v1::RedriveKind, filter: &str) -> v1::PlanRedriveRequest {
+    v1::PlanRedriveRequest {
+        kind: kind.into(),
+        filter: filter.to_owned(),
+        all: filter.is_empty(),
+        all_at_once: true,
+        why: "fixed".to_owned(),
+        ..v1::PlanRedriveRequest::default()
+    }
+}
+
+fn change(id: &str) -> v1::ChangeRedriveRequest {
+    v1::ChangeRedriveRequest {
+        id: id.to_owned(),
+        ..v1::ChangeRedriveRequest::default()
+    }
+}
+
+async fn client(inspector: &mut Inspector) -> RedriveServiceClient<Channel> {
+    RedriveServiceClient::new(inspector.channel().await).max_decoding_message_size(64 << 20)
+}
+
+async fn planned(inspector: &mut Inspector, request: v1::PlanRedriveRequest) -> Result<v1::Redrive, Status> {
+    let answer = client(inspector).await.plan_redrive(request).await?;
+    Ok(answer.into_inner())
+}
+
+async fn start(inspector: &mut Inspector, id: &str) -> v1::Redrive {
+    let started = client(inspector).await.start_redrive(change(id)).await;
+    started.unwrap().into_inner()
+}
+
+async fn get(inspector: &mut Inspector, id: &str) -> Result<v1::Redrive, Status> {
+    let request = v1::GetRedriveRequest { id: id.to_owned() };
+    let answer = client(inspector).await.get_redrive(request).await?;
+    Ok(answer.into_inner())
+}
+
+async fn until(inspector: &mut Inspector, id: &str, states: &[v1::RedriveState]) -> v1::Redrive {
+    eventually_async("the state of the redrive", DEADLINE * 3, async || {
+        let job = get(inspector, id).await.map_err(|status| status.to_string())?;
+        let sum = job.done + job.failed + job.skipped + job.pending;
+        assert_eq!(sum, job.total, "{job:?}");
+        if states.contains(&job.state()) {
+            Ok(job)
+        } else {
+            Err(format!("{job:?}\n{}", inspector.process.output()))
+        }
+    })
+    .await
+}
+
+const ENDED: [v1::RedriveState; 3] = [
+    v1::RedriveState::Succeeded,
+    v1::RedriveState::PartiallySucceeded,
+    v1::RedriveState::Failed,
+];
+
+async fn outcomes(inspector: &mut Inspector, id: &str) -> Vec<v1::RedriveOutcome> {
+    let (mut items, mut token) = (Vec::new(), String::new());
+    loop {
+        let request = v1::ListRedriveItemsRequest {
+            id: id.to_owned(),
+            page_size: 700,
+            page_token: token,
+        };
+        let page = client(inspector).await.list_redrive_items(request).await;
+        let page = page.unwrap().into_inner();
+        items.extend(page.items.iter().map(v1::RedriveItem::outcome));
+        token = page.next_page_token;
+        if token.is_empty() {
+            return items;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_record_returns_byte_for_byte_and_only_once() {
+    let world = World::new("redrive-bytes", "").await;
+    let headers: Headers = [
+        ("tenant", Some(&b"a\0\xff"[..])),
+        ("tenant", None),
+        ("tenant", Some(b"")),
+    ]
+    .into_iter()
+    .collect();
+    let letters = vec![
+        world.dead(1, Some(b"\0\xffvalue"), headers.clone()),
+        world.dead(2, None, headers.clone()),
+        // Its payload was left out.
+        world.dead(
+            3,
+            None,
+            [("payload-omitted", Some(&b"value"[..]))].into_iter().collect(),
+        ),
+    ];
+    world.env.put(&world.dlq, 0, letters).await;
+    let mut omitted = world.dead(4, None, Headers::new());
+    omitted.headers.push_text("payload-omitted", "value");
+    world.env.put(&world.dlq, 1, vec![omitted]).await;
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 4).await;
+
+    let job = planned(&mut inspector, plan(v1::RedriveKind::Redrive, ""))
+        .await
+        .unwrap();
+    assert_eq!(
+        (job.state(), job.total, job.pending),
+        (v1::RedriveState::Planned, 3, 3)
+    );
+    assert_eq!(job.refused[0].reason(), v1::RedriveOutcome::PayloadOmitted);
+    assert_eq!(job.destinations[0].topic, &*world.due);
+    assert_eq!(world.redriven().len(), 0, "a plan does nothing");
+    start(&mut inspector, &job.id).await;
+    let job = until(&mut inspector, &job.id, &ENDED).await;
+    assert_eq!((job.state(), job.done), (v1::RedriveState::Succeeded, 3));
+
+    let redriven = world.redriven();
+    assert_eq!(redriven.len(), 3);
+    let none = Headers::new();
+    for record in &redriven {
+        let user = record.headers.filtered(|name| {
+            !redeliver_core::headers::is_reserved(name) && !redrive::is_redrive_header(name)
+        });
+        let offset = record.headers.last("original-offset").unwrap();
+        let (value, kept): (Option<&[u8]>, &Headers) = match offset {
+            b"1" => (Some(b"\0\xffvalue"), &headers),
+            b"2" => (None, &headers),
+            // The header was not reserved in its record: the worker has removed it.
+            _ => (None, &none),
+        };
+        assert_eq!((record.value.as_deref(), &user), (value, kept));
+        assert_eq!(record.key.as_deref(), Some(offset));
+        assert_eq!(record.headers.last("retry-count"), Some(&b"0"[..]));
+        assert_eq!(record.headers.last("error-code"), None);
+        assert_eq!(record.headers.last("redrive-id"), Some(job.id.as_bytes()));
+        assert_eq!(redrive::count(&record.headers), 1);
+    }
+    inspector.until_listed("state = REDRIVEN", 3).await;
+    // All again: nothing is left, and a stale plan does nothing either.
+    let again = planned(&mut inspector, plan(v1::RedriveKind::Redrive, ""))
+        .await
+        .unwrap_err();
+    assert_eq!(error::reason(&again).as_deref(), Some("NOTHING_TO_REDRIVE"));
+    assert_eq!(
+        outcomes(&mut inspector, &job.id).await,
+        [v1::RedriveOutcome::Done; 3]
+    );
+
+    let audited = read(&world.env, &format!("{}-audit", world.env.base.name()).into());
+    let entries = audited
+        .iter()
+        .map(|record| v1::AuditEntry::decode(record.value.clone().unwrap()).unwrap());
+    let actions: Vec<(String, u64, usize)> = entries
+        .filter(|entry| entry.target == job.id)
+        .map(|entry| (entry.action, entry.count, entry.ids.len()))
+        .collect();
+    let expected = [
+        ("redrives.plan", 3, 3),
+        ("redrives.start", 0, 0),
+        ("dead-letters.redrive", 3, 3),
+    ];
+    assert_eq!(
+        actions,
+        expected.map(|(action, count, ids)| (action.to_owned(), count, ids))
+    );
+}
+
+#[tokio::test]
+async fn two_plans_with_the_same_dead_letters_redrive_each_once() {
+    let world = World::new("redrive-two", "").await;
+    world.put(30).await;
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 30).await;
+    let mut ids = Vec::new();
+    for request_id in ["a", "a", "b"] {
+        let request = v1::PlanRedriveRequest {
+            request_id: request_id.to_owned(),
+            ..plan(v1::RedriveKind::Redrive, "")
+        };
+        ids.push(planned(&mut inspector, request).await.unwrap().id);
+    }
+    assert_eq!(ids[0], ids[1], "a repeated request is the same job");
+    assert_ne!(ids[0], ids[2]);
+    start(&mut inspector, &ids[0]).await;
+    start(&mut inspector, &ids[2]).await;
+    let one = until(&mut inspector, &ids[0], &ENDED).await;
+    let other = until(&mut inspector, &ids[2], &ENDED).await;
+    assert_eq!(one.done + other.done, 30);
+    assert_eq!(world.redriven().len(), 30);
+    let mut all = outcomes(&mut inspector, &ids[0]).await;
+    all.extend(outcomes(&mut inspector, &ids[2]).await);
+    let skipped = all
+        .iter()
+        .filter(|outcome| **outcome == v1::RedriveOutcome::Redriven);
+    assert_eq!(skipped.count(), 30);
+}
+
+#[tokio::test]
+async fn what_was_discarded_is_not_redriven_until_it_is_restored() {
+    let world = World::new("redrive-discard", "").await;
+    world.put(5).await;
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 5).await;
+    let done = async |inspector: &mut Inspector, request| {
+        let job = planned(inspector, request).await.unwrap();
+        start(inspector, &job.id).await;
+        until(inspector, &job.id, &ENDED).await
+    };
+    let two = v1::PlanRedriveRequest {
+        all: false,
+        ids: vec![format!("{}/0/0", world.dlq), format!("{}/0/1", world.dlq)],
+        ..plan(v1::RedriveKind::Discard, "")
+    };
+    let discarded = done(&mut inspector, two).await;
+    assert_eq!(
+        (discarded.state(), discarded.done),
+        (v1::RedriveState::Succeeded, 2)
+    );
+    let listed = inspector.until_listed("state = DISCARDED", 2).await;
+    assert_eq!(listed[0].state_note, "fixed");
+    let redriven = done(&mut inspector, plan(v1::RedriveKind::Redrive, "")).await;
+    assert_eq!((redriven.done, world.redriven().len()), (3, 3));
+    let restored = done(&mut inspector, plan(v1::RedriveKind::Restore, "")).await;
+    assert_eq!(restored.done, 2);
+    inspector.until_listed("state = OPEN", 2).await;
+    let rest = done(&mut inspector, plan(v1::RedriveKind::Redrive, "")).await;
+    assert_eq!((rest.done, world.redriven().len()), (2, 5));
+}
+
+#[tokio::test]
+async fn the_brake_pauses_a_redrive_whose_records_come_back() {
+    let world = World::new("redrive-brake", "").await;
+    world.put(40).await;
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 40).await;
+    let request = v1::PlanRedriveRequest {
+        all_at_once: false,
+        observe: Some(redeliver_proto::convert::to_duration(
+            redeliver_core::HumanDuration::from_secs(3),
+        )),
+        ..plan(v1::RedriveKind::Redrive, "")
+    };
+    let job = planned(&mut inspector, request).await.unwrap();
+    start(&mut inspector, &job.id).await;
+    let first = eventually_async("the first batch", DEADLINE, async || {
+        let redriven = world.redriven();
+        if redriven.len() == 10 {
+            Ok(redriven)
+        } else {
+            Err(redriven.len().to_string())
+        }
+    })
+    .await;
+    // Five of ten come back.
+    let dead = first.into_iter().take(5).map(|record| Dead {
+        key: record.key,
+        value: record.value,
+        headers: record.headers,
+    });
+    world.env.put(&world.dlq, 0, dead.collect()).await;
+    let paused = until(&mut inspector, &job.id, &[v1::RedriveState::Paused]).await;
+    assert_eq!((paused.done, paused.returned, paused.pending), (10, 5, 30));
+    assert!(paused.brake.contains("5 of 10"), "{}", paused.brake);
+    assert_eq!(world.redriven().len(), 10);
+    let resumed = client(&mut inspector).await.resume_redrive(change(&job.id)).await;
+    assert_ne!(resumed.unwrap().into_inner().state(), v1::RedriveState::Paused);
+    let ended = until(&mut inspector, &job.id, &ENDED).await;
+    assert_eq!((ended.done, world.redriven().len()), (40, 40));
+}
+
+#[tokio::test]
+async fn a_paused_or_cancelled_redrive_does_nothing_and_keeps_what_was_done() {
+    let world = World::new("redrive-pause", "").await;
+    world.put(60).await;
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 60).await;
+    let request = v1::PlanRedriveRequest {
+        rate_per_second: 10,
+        ..plan(v1::RedriveKind::Redrive, "")
+    };
+    let job = planned(&mut inspector, request).await.unwrap();
+    start(&mut inspector, &job.id).await;
+    eventually_async("some are redriven", DEADLINE, async || {
+        let job = get(&mut inspector, &job.id).await.unwrap();
+        if job.done >= 2 {
+            Ok(())
+        } else {
+            Err(format!("{job:?}"))
+        }
+    })
+    .await;
+    let paused = client(&mut inspector).await.pause_redrive(change(&job.id)).await;
+    assert_eq!(paused.unwrap().into_inner().state(), v1::RedriveState::Paused);
+    // It is paused once two looks, a second apart, see the same.
+    let done = eventually_async("it is paused", DEADLINE, async || {
+        let before = get(&mut inspector, &job.id).await.unwrap().done;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let after = get(&mut inspector, &job.id).await.unwrap().done;
+        if before == after {
+            Ok(after)
+        } else {
+            Err(format!("{before}, {after}"))
+        }
+    })
+    .await;
+    assert!(done < 60);
+    let cancelled = client(&mut inspector).await.cancel_redrive(change(&job.id)).await;
+    let cancelled = cancelled.unwrap().into_inner();
+    assert_eq!(
+        (cancelled.state(), cancelled.done),
+        (v1::RedriveState::Cancelled, done)
+    );
+    assert_eq!(world.redriven().len(), done as usize);
+    let refused = client(&mut inspector).await.resume_redrive(change(&job.id)).await;
+    assert_eq!(refused.unwrap_err().code(), Code::FailedPrecondition);
+    // The others are taken by a job for what was not done.
+    let retry = v1::PlanRedriveRequest {
+        all: false,
+        retry_of: job.id.clone(),
+        ..plan(v1::RedriveKind::Redrive, "")
+    };
+    let retry = planned(&mut inspector, retry).await.unwrap();
+    assert_eq!(retry.total, 60 - done);
+    start(&mut inspector, &retry.id).await;
+    until(&mut inspector, &retry.id, &ENDED).await;
+    assert_eq!(world.redriven().len(), 60);
+}
+
+#[tokio::test]
+async fn records_of_other_frameworks_return_to_allowed_topics_only() {
+    let yaml = "dlq_inspector:\n  redrive:\n    destinations: ['{name}-legacy']\n";
+    let world = World::new("redrive-foreign", yaml).await;
+    let name = world.env.base.name().to_owned();
+    let legacy: Arc<str> = format!("{name}-legacy").into();
+    world.env.recreate_topic(&legacy, 1).await;
+    let foreign = world.env.create_topic("spring", 1).await;
+    let spring = |topic: &str| Dead {
+        key: None,
+        value: Some(Bytes::from_static(b"v")),
+        headers: [
+            ("kafka_dlt-original-topic", Some(topic.as_bytes())),
+            ("kafka_dlt-exception-stacktrace", Some(b"at com.example")),
+            ("kafka_correlationId", Some(b"\0\x01")),
+        ]
+        .into_iter()
+        .collect(),
+    };
+    let forged = format!("{name}-payments");
+    world.env.recreate_topic(&forged.as_str().into(), 1).await;
+    world
+        .env
+        .put(&foreign, 0, vec![spring(&legacy), spring(&forged)])
+        .await;
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 2).await;
+    let job = planned(&mut inspector, plan(v1::RedriveKind::Redrive, ""))
+        .await
+        .unwrap();
+    assert_eq!(
+        (job.total, job.refused[0].reason()),
+        (1, v1::RedriveOutcome::DestinationNotAllowed)
+    );
+    let request = v1::PlanRedriveRequest {
+        destination: forged.clone(),
+        ..plan(v1::RedriveKind::Redrive, "")
+    };
+    let refused = planned(&mut inspector, request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::NotFound);
+    start(&mut inspector, &job.id).await;
+    until(&mut inspector, &job.id, &ENDED).await;
+    let records = read(&world.env, &legacy);
+    let names: Vec<&str> = records[0].headers.iter().map(|(name, _)| name).collect();
+    assert_eq!(records.len(), 1);
+    assert_eq!(
+        names,
+        [
+            "kafka_correlationId",
+            "redrive-id",
+            "redrive-count",
+            "redrive-time"
+        ]
+    );
+    assert_eq!(read(&world.env, &forged.as_str().into()).len(), 0);
+}
+
+/// Redrives dead letters while one of two inspectors after the other is killed.
+async fn each_is_redriven_once(name: &str, count: i64, rate: u32, kills: usize) {
+    let mut world = World::new(name, "").await;
+    world.put(count).await;
+    let mut inspectors = Vec::new();
+    for instance in ["a", "b"] {
+        world.env.use_data_dir(instance);
+        inspectors.push(world.env.spawn());
+    }
+    for inspector in &mut inspectors {
+        inspector.until_serving().await;
+    }
+    let total = u32::try_from(count).unwrap();
+    let job = eventually_async("the plan", DEADLINE * 3, async || {
+        let request = v1::PlanRedriveRequest {
+            rate_per_second: rate,
+            ..plan(v1::RedriveKind::Redrive, "")
+        };
+        let job = planned(&mut inspectors[0], request)
+            .await
+            .map_err(|status| status.to_string())?;
+        if job.total == total {
+            Ok(job)
+        } else {
+            Err(job.total.to_string())
+        }
+    })
+    .await;
+    start(&mut inspectors[1], &job.id).await;
+    let mut reader = TopicReader::new(&world.env.kafka, std::slice::from_ref(&world.due)).unwrap();
+    let mut redriven: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
+    let mut seen = 0;
+    let mut read_more = |redriven: &mut BTreeMap<Vec<u8>, u32>| {
+        let read = reader.read_to_end(DEADLINE, |record| {
+            let origin = record.headers.last("original-offset").unwrap().to_vec();
+            *redriven.entry(origin).or_default() += 1;
+            seen += 1;
+        });
+        read.map(|()| seen).map_err(|error| error.to_string())
+    };
+    for kill in 1..=kills {
+        let wanted = usize::try_from(count).unwrap() * kill / (kills + 2);
+        eventually_async("more records are redriven", DEADLINE * 3, async || {
+            let seen = read_more(&mut redriven)?;
+            if seen >= wanted {
+                Ok(())
+            } else {
+                Err(format!("{seen} of {wanted}"))
+            }
+        })
+        .await;
+        // The one that executes, as far as anybody knows: the other takes over, or it comes back first.
+        let victim = &mut inspectors[kill % 2].process;
+        victim.kill_9();
+        victim.start_again();
+    }
+    for inspector in &mut inspectors {
+        inspector.until_serving().await;
+    }
+    let ended = until(&mut inspectors[0], &job.id, &ENDED).await;
+    assert_eq!(
+        (ended.state(), ended.done),
+        (v1::RedriveState::Succeeded, total),
+        "{ended:?}"
+    );
+    read_more(&mut redriven).unwrap();
+    let not_once: Vec<_> = redriven
+        .iter()
+        .filter(|(_, times)| **times != 1)
+        .take(5)
+        .collect();
+    assert!(not_once.is_empty(), "{not_once:?}");
+    assert_eq!(redriven.len(), usize::try_from(count).unwrap());
+    // The other one reads them within about a second.
+    let expected = vec![v1::RedriveOutcome::Done; usize::try_from(count).unwrap()];
+    eventually_async("the outcomes", DEADLINE, async || {
+        let all = outcomes(&mut inspectors[1], &job.id).await;
+        let done = all
+            .iter()
+            .filter(|outcome| **outcome == v1::RedriveOutcome::Done)
+            .count();
+        if all == expected {
+            Ok(())
+        } else {
+            Err(format!("{done} of {}", all.len()))
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn each_dead_letter_is_redriven_once_while_inspectors_are_killed() {
+    each_is_redriven_once("redrive-killed", 1_500, 300, 4).await;
+}
+
+#[tokio::test]
+#[ignore = "long"]
+async fn each_of_50000_dead_letters_is_redriven_once_through_ten_kills() {
+    each_is_redriven_once("redrive-long", 50_000, 0, 10).await;
+}
+
+/// The text that an inspector logs when it begins to execute jobs.
+const EXECUTES: &str = "this inspector executes redrives now";
+
+#[tokio::test]
+async fn an_inspector_that_was_frozen_writes_nothing_after_another_has_taken_over() {
+    let mut world = World::new("redrive-frozen", "").await;
+    world.env.base.set("kafka.session_timeout", "6s");
+    world.put(600).await;
+    let mut inspectors = Vec::new();
+    for instance in ["a", "b"] {
+        world.env.use_data_dir(instance);
+        let mut inspector = world.env.spawn();
+        inspector.until_serving().await;
+        inspector.until_listed("", 600).await;
+        inspectors.push(inspector);
+    }
+    let request = v1::PlanRedriveRequest {
+        rate_per_second: 50,
+        ..plan(v1::RedriveKind::Redrive, "")
+    };
+    let job = planned(&mut inspectors[0], request).await.unwrap();
+    start(&mut inspectors[0], &job.id).await;
+    eventually_async("some are redriven", DEADLINE, async || {
+        let redriven = world.redriven().len();
+        if redriven > 50 {
+            Ok(())
+        } else {
+            Err(redriven.to_string())
+        }
+    })
+    .await;
+    let executes = |inspector: &Inspector| inspector.process.output().contains(EXECUTES);
+    let executor = inspectors.iter().position(executes).unwrap();
+    let mut frozen = inspectors.swap_remove(executor);
+    let mut other = inspectors.remove(0);
+    frozen.process.freeze();
+    let _ = other.process.wait_for_output(EXECUTES, DEADLINE * 2);
+    frozen.process.thaw();
+    let ended = until(&mut other, &job.id, &ENDED).await;
+    assert_eq!(
+        (ended.state(), ended.done),
+        (v1::RedriveState::Succeeded, 600),
+        "{ended:?}"
+    );
+    // It has noticed by then that it was replaced.
+    frozen.until_serving().await;
+    let mut origins: Vec<Vec<u8>> = world
+        .redriven()
+        .iter()
+        .map(|record| record.headers.last("original-offset").unwrap().to_vec())
+        .collect();
+    assert_eq!(origins.len(), 600);
+    origins.sort();
+    origins.dedup();
+    assert_eq!(origins.len(), 600);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redrive_needs_the_scope_for_the_dead_letters_and_the_destination() {
+    let mut world = World::new("redrive-access", "").await;
+    world.put(2).await;
+    let scopes = [
+        ("stranger", vec!["dead-letters:*:other-*".to_owned()]),
+        ("reader", vec!["dead-letters:read".to_owned()]),
+        (
+            "half",
+            vec![
+                "dead-letters:read".to_owned(),
+                format!("dead-letters:operate:{}", world.dlq),
+            ],
+        ),
+        (
+            "operator",
+            vec![
+                "dead-letters:read".to_owned(),
+                format!("dead-letters:operate:{}*", world.pipeline.name),
+            ],
+        ),
+    ];
+    let mut tokens = BTreeMap::new();
+    let mut entries = Vec::new();
+    for (name, scopes) in scopes {
+        let token = new_token().unwrap();
+        entries.push(json!({ "name": name, "sha256": token.sha256.to_string(), "scopes": scopes }));
+        tokens.insert(name, token);
+    }
+    let file = world.env.base.directory().join("tokens");
+    std::fs::write(&file, json!({ "tokens": entries }).to_string()).unwrap();
+    world
+        .env
+        .base
+        .set("dlq_inspector.auth.tokens_file", &file.display().to_string());
+    let mut inspector = world.env.start().await;
+    let channel = inspector.channel().await;
+    let client = |name: &str| {
+        let interceptor = SendToken::new(Some(&tokens[name].token)).unwrap();
+        RedriveServiceClient::with_interceptor(channel.clone(), interceptor)
+    };
+    let all = || plan(v1::RedriveKind::Redrive, "");
+    let job = eventually_async("the plan", DEADLINE, async || {
+        let job = client("operator")
+            .plan_redrive(all())
+            .await
+            .map_err(|status| status.to_string())?;
+        let job = job.into_inner();
+        if job.total == 2 {
+            Ok(job)
+        } else {
+            Err(job.total.to_string())
+        }
+    })
+    .await;
+    let code = |refused: Result<_, Status>| {
+        refused
+            .map(|_: tonic::Response<v1::Redrive>| ())
+            .unwrap_err()
+            .code()
+    };
+    for (name, expected) in [
+        ("reader", Code::PermissionDenied),
+        ("half", Code::PermissionDenied),
+    ] {
+        assert_eq!(code(client(name).plan_redrive(all()).await), expected, "{name}");
+        assert_eq!(
+            code(client(name).start_redrive(change(&job.id)).await),
+            expected,
+            "{name}"
+        );
+        assert_eq!(
+            code(client(name).cancel_redrive(change(&job.id)).await),
+            expected,
+            "{name}"
+        );
+    }
+    let request = v1::GetRedriveRequest { id: job.id.clone() };
+    assert!(client("reader").get_redrive(request.clone()).await.is_ok());
+    assert_eq!(
+        code(client("stranger").get_redrive(request).await),
+        Code::NotFound
+    );
+    assert_eq!(
+        code(client("stranger").start_redrive(change(&job.id)).await),
+        Code::NotFound
+    );
+    // Discarding has no destination.
+    let discarded = client("half")
+        .plan_redrive(plan(v1::RedriveKind::Discard, ""))
+        .await;
+    assert_eq!(discarded.unwrap().into_inner().total, 2);
+    assert_eq!(world.redriven().len(), 0);
+}

@@ -1,0 +1,525 @@
+//! `redeliver dlq redrive`, `discard`, `restore` and `redrives`: jobs that change dead letters.
+
+use std::io::{BufRead as _, IsTerminal as _};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use redeliver_client::{
+    ClientError, PlanRedrive, Redrive, RedriveChange, RedriveClient, RedriveItem, RedriveKind,
+    RedriveSelection, RedriveState, Timestamp,
+};
+use redeliver_core::HumanDuration;
+use redeliver_runtime::cli::EXIT_USAGE;
+use serde_json::{Value, json};
+
+use super::InspectorArgs;
+use super::completeness::EXIT_INCOMPLETE;
+use super::outage::Outage;
+use super::progress::Progress;
+use crate::connection::CliError;
+use crate::jobs::time;
+use crate::output::{
+    Format, OutputArgs, fields, in_one_line, print_item, print_items, print_line, shortened,
+};
+
+/// The time between two looks at a job.
+const LOOK: Duration = Duration::from_millis(500);
+/// How long to wait for an inspector that went away. The job goes on without it, or with another one.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// The inspector's limit of a page.
+const PAGE: u16 = 1_000;
+
+#[derive(Args)]
+#[group(id = "selection", required = true, multiple = false)]
+struct SelectionArgs {
+    /// Those that match, such as 'pipeline = "greetings" AND error_code = "http.503"'
+    #[arg(long, value_name = "FILTER", group = "selection")]
+    filter: Option<String>,
+    /// All
+    #[arg(long, group = "selection")]
+    all: bool,
+    /// Those with these ids, at most 1000; can be repeated
+    #[arg(long = "id", value_name = "ID", group = "selection", num_args = 1..)]
+    ids: Vec<String>,
+    /// Those of a group, see `redeliver dlq groups`
+    #[arg(long, value_name = "GROUP", group = "selection")]
+    group: Option<String>,
+    /// Those of another job that were not done
+    #[arg(long, value_name = "ID", group = "selection")]
+    retry_of: Option<String>,
+}
+
+#[derive(Args)]
+struct JobArgs {
+    #[command(flatten)]
+    selection: SelectionArgs,
+    /// Why, for others; at most 1000 bytes
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    why: String,
+    /// Dead letters per second (default: as fast as possible)
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    rate: u32,
+    /// A text that is different for each command, so that a repeated one continues with the same job
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    request_id: String,
+    /// Show the plan only; `redeliver dlq redrives start` starts it
+    #[arg(long, conflicts_with_all = ["yes", "no_wait"])]
+    plan: bool,
+    /// Do not ask; required if stdin is no terminal
+    #[arg(long)]
+    yes: bool,
+    /// Do not wait for the end
+    #[arg(long)]
+    no_wait: bool,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    inspector: InspectorArgs,
+}
+
+#[derive(Args)]
+pub(super) struct RedriveArgs {
+    #[command(flatten)]
+    job: JobArgs,
+    /// Topic to write to, one of the pipeline or of dlq_inspector.redrive.destinations (default: the return topic of the pipeline, or the
+    /// original topic)
+    #[arg(long, value_name = "TOPIC", default_value = "", hide_default_value = true)]
+    destination: String,
+    /// Redrive also what has come back dlq_inspector.redrive.max_count times
+    #[arg(long)]
+    force: bool,
+    /// Begin with all, instead of 10, then 100, then the rest
+    #[arg(long)]
+    all_at_once: bool,
+    /// Pause when a larger share of the redriven records has come back; 1: never (default: 0.2)
+    #[arg(long, value_name = "SHARE")]
+    max_returned: Option<f64>,
+    /// How long to wait after each of the first batches for what comes back (default: 30s)
+    #[arg(long, value_name = "DURATION")]
+    observe: Option<HumanDuration>,
+    /// When to start, such as 2026-11-30T02:00:00Z (default: now); does not wait for the end
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    start_at: Option<Timestamp>,
+}
+
+#[derive(Args)]
+pub(super) struct DiscardArgs {
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+#[derive(Args)]
+pub(super) struct RedrivesArgs {
+    #[command(subcommand)]
+    verb: RedrivesVerb,
+}
+
+#[derive(Subcommand)]
+enum RedrivesVerb {
+    /// List redrives, discards and restores, newest first
+    Ls(ListArgs),
+    /// Show one
+    Show(ChangeArgs),
+    /// List what became of each of its dead letters
+    Items(ItemsArgs),
+    /// Start a planned one
+    Start(StartArgs),
+    /// Pause one; within about a second, some more dead letters may be done
+    Pause(ChangeArgs),
+    /// Continue a paused one, also if too many records came back
+    Resume(ChangeArgs),
+    /// Cancel one for good; what was done stays done
+    Cancel(ChangeArgs),
+    /// Change the rate of one
+    Rate(RateArgs),
+    /// Wait for the end of one; exits with status 3 if not all were done
+    Wait(ChangeArgs),
+}
+
+#[derive(Args)]
+struct ListArgs {
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    inspector: InspectorArgs,
+}
+
+#[derive(Args)]
+struct ChangeArgs {
+    /// The id of the job
+    #[arg(value_name = "ID")]
+    id: String,
+    /// Fail unless it has this revision
+    #[arg(long, value_name = "N")]
+    expected_revision: Option<u64>,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    inspector: InspectorArgs,
+}
+
+#[derive(Args)]
+struct StartArgs {
+    /// When, such as 2026-11-30T02:00:00Z (default: now)
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    at: Option<Timestamp>,
+    #[command(flatten)]
+    change: ChangeArgs,
+}
+
+#[derive(Args)]
+struct RateArgs {
+    #[command(flatten)]
+    change: ChangeArgs,
+    /// Dead letters per second; 0: as fast as possible
+    #[arg(value_name = "N")]
+    rate: u32,
+}
+
+#[derive(Args)]
+struct ItemsArgs {
+    /// Only those that were tried and not done
+    #[arg(long)]
+    not_done: bool,
+    #[command(flatten)]
+    change: ChangeArgs,
+}
+
+impl RedriveArgs {
+    pub(super) fn inspector(&self) -> &InspectorArgs {
+        &self.job.inspector
+    }
+}
+
+impl DiscardArgs {
+    pub(super) fn inspector(&self) -> &InspectorArgs {
+        &self.job.inspector
+    }
+}
+
+impl RedrivesArgs {
+    pub(super) fn inspector(&self) -> &InspectorArgs {
+        match &self.verb {
+            RedrivesVerb::Ls(args) => &args.inspector,
+            RedrivesVerb::Show(args)
+            | RedrivesVerb::Pause(args)
+            | RedrivesVerb::Resume(args)
+            | RedrivesVerb::Cancel(args)
+            | RedrivesVerb::Wait(args) => &args.inspector,
+            RedrivesVerb::Items(args) => &args.change.inspector,
+            RedrivesVerb::Start(args) => &args.change.inspector,
+            RedrivesVerb::Rate(args) => &args.change.inspector,
+        }
+    }
+}
+
+impl ChangeArgs {
+    fn change(&self) -> RedriveChange {
+        RedriveChange {
+            id: self.id.clone(),
+            expected_revision: self.expected_revision,
+        }
+    }
+}
+
+impl SelectionArgs {
+    fn selection(&self) -> RedriveSelection {
+        if self.all {
+            RedriveSelection::All
+        } else if let Some(filter) = &self.filter {
+            RedriveSelection::Filter(filter.clone())
+        } else if let Some(group) = &self.group {
+            RedriveSelection::Group(group.clone())
+        } else if let Some(id) = &self.retry_of {
+            RedriveSelection::RetryOf(id.clone())
+        } else {
+            RedriveSelection::Ids(self.ids.clone())
+        }
+    }
+}
+
+pub(super) async fn redrive(client: &RedriveClient, args: &RedriveArgs) -> Result<ExitCode, CliError> {
+    let plan = PlanRedrive {
+        destination: args.destination.clone(),
+        all_at_once: args.all_at_once,
+        max_returned_share: args.max_returned,
+        observe: args.observe.map(HumanDuration::duration),
+        force: args.force,
+        ..planned(&args.job, RedriveKind::Redrive)
+    };
+    execute(client, &args.job, &plan, args.start_at).await
+}
+
+pub(super) async fn discard(
+    client: &RedriveClient,
+    args: &DiscardArgs,
+    kind: RedriveKind,
+) -> Result<ExitCode, CliError> {
+    execute(client, &args.job, &planned(&args.job, kind), None).await
+}
+
+fn planned(args: &JobArgs, kind: RedriveKind) -> PlanRedrive {
+    PlanRedrive {
+        why: args.why.clone(),
+        request_id: args.request_id.clone(),
+        rate_per_second: args.rate,
+        ..PlanRedrive::new(kind, args.selection.selection())
+    }
+}
+
+/// Plans a job, shows the plan, asks, starts it, and waits for its end.
+async fn execute(
+    client: &RedriveClient,
+    args: &JobArgs,
+    plan: &PlanRedrive,
+    start_at: Option<Timestamp>,
+) -> Result<ExitCode, CliError> {
+    if !args.yes && !args.plan && !std::io::stdin().is_terminal() {
+        eprintln!("error: --yes: is required if stdin is no terminal; --plan shows what would be done");
+        return Ok(ExitCode::from(EXIT_USAGE));
+    }
+    let job = client.plan(plan).await?;
+    if args.plan {
+        print_item(args.output.format, || as_text(&job), || as_json(&job));
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprint!("{}", as_text(&job));
+    if !args.yes && !is_confirmed(&job)? {
+        client.cancel(&change_of(&job)).await?;
+        eprintln!("nothing was done");
+        return Ok(ExitCode::from(super::completeness::EXIT_INCOMPLETE));
+    }
+    let started = client.start(&change_of(&job), start_at).await?;
+    if args.no_wait || start_at.is_some() {
+        print_item(args.output.format, || as_text(&started), || as_json(&started));
+        return Ok(ExitCode::SUCCESS);
+    }
+    wait(client, &started.id, args.output.format).await
+}
+
+fn change_of(job: &Redrive) -> RedriveChange {
+    RedriveChange {
+        id: job.id.clone(),
+        expected_revision: None,
+    }
+}
+
+fn is_confirmed(job: &Redrive) -> Result<bool, CliError> {
+    eprint!("{} {} dead letters? [y/N] ", job.kind.as_str(), job.total);
+    let mut answer = String::new();
+    let read = std::io::stdin().lock().read_line(&mut answer);
+    read.map_err(|error| CliError::Io("reading the answer", error))?;
+    Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
+}
+
+/// Shows the progress of a job until it ends or pauses.
+async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<ExitCode, CliError> {
+    let (mut progress, mut outage) = (Progress::new(), Outage::new(Some(PATIENCE)));
+    let job = loop {
+        let job = match client.get(id).await {
+            Ok(job) => job,
+            Err(error) => {
+                progress.clear();
+                outage.wait(error).await?;
+                continue;
+            }
+        };
+        outage.ends();
+        progress.set_total(job.total.into());
+        progress.draw((job.total - job.pending).into());
+        if job.state.has_ended() || job.state == RedriveState::Paused {
+            break job;
+        }
+        tokio::time::sleep(LOOK).await;
+    };
+    progress.clear();
+    print_item(format, || as_text(&job), || as_json(&job));
+    if let Some(brake) = &job.brake {
+        eprintln!(
+            "paused: {}; `redeliver dlq redrives resume {id}` continues",
+            in_one_line(brake)
+        );
+    }
+    Ok(exit_code(&job))
+}
+
+/// 0 if all dead letters that matched were done, otherwise 3.
+fn exit_code(job: &Redrive) -> ExitCode {
+    match job.state {
+        RedriveState::Succeeded if job.refused.is_empty() => ExitCode::SUCCESS,
+        _ => ExitCode::from(EXIT_INCOMPLETE),
+    }
+}
+
+pub(super) async fn run(client: &RedriveClient, args: &RedrivesArgs) -> Result<ExitCode, CliError> {
+    let (job, args) = match &args.verb {
+        RedrivesVerb::Ls(args) => return list(client, args).await,
+        RedrivesVerb::Items(args) => return items(client, args).await,
+        RedrivesVerb::Wait(args) => return wait(client, &args.id, args.output.format).await,
+        RedrivesVerb::Show(args) => (client.get(&args.id).await, args),
+        RedrivesVerb::Start(args) => (client.start(&args.change.change(), args.at).await, &args.change),
+        RedrivesVerb::Pause(args) => (client.pause(&args.change()).await, args),
+        RedrivesVerb::Resume(args) => (client.resume(&args.change()).await, args),
+        RedrivesVerb::Cancel(args) => (client.cancel(&args.change()).await, args),
+        RedrivesVerb::Rate(args) => {
+            let changed = client.set_rate(&args.change.change(), args.rate).await;
+            (changed, &args.change)
+        }
+    };
+    let job = job?;
+    print_item(args.output.format, || as_text(&job), || as_json(&job));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn list(client: &RedriveClient, args: &ListArgs) -> Result<ExitCode, CliError> {
+    let jobs = client.list().await?;
+    let columns = [
+        "id", "kind", "state", "total", "done", "failed", "skipped", "returned", "by", "created", "why",
+    ];
+    print_items(args.output.format, &columns, &jobs, row, as_json);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn row(job: &Redrive) -> Vec<String> {
+    vec![
+        job.id.clone(),
+        job.kind.as_str().to_owned(),
+        state(job),
+        job.total.to_string(),
+        job.done.to_string(),
+        job.failed.to_string(),
+        job.skipped.to_string(),
+        job.returned.to_string(),
+        shortened(&job.created_by, 40),
+        job.created_at.map(|at| at.to_string()).unwrap_or_default(),
+        shortened(job.why.as_deref().unwrap_or_default(), 60),
+    ]
+}
+
+async fn items(client: &RedriveClient, args: &ItemsArgs) -> Result<ExitCode, CliError> {
+    let format = args.change.output.format;
+    let (mut found, mut token): (Vec<RedriveItem>, String) = (Vec::new(), String::new());
+    loop {
+        let page: Result<_, ClientError> = client.items(&args.change.id, PAGE, &token).await;
+        let (items, next) = page?;
+        let is_shown =
+            |item: &RedriveItem| !args.not_done || !["done", "pending"].contains(&item.outcome.as_str());
+        let items = items.into_iter().filter(is_shown);
+        if format == Format::Jsonl {
+            for item in items {
+                if !print_line(item_json(&item)) {
+                    return Ok(ExitCode::SUCCESS);
+                }
+            }
+        } else {
+            found.extend(items);
+        }
+        match next {
+            Some(next) => token = next,
+            None => break,
+        }
+    }
+    if format != Format::Jsonl {
+        let row = |item: &RedriveItem| vec![item.id.clone(), item.outcome.clone()];
+        print_items(format, &["id", "outcome"], &found, row, item_json);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn item_json(item: &RedriveItem) -> Value {
+    json!({ "id": item.id, "outcome": item.outcome })
+}
+
+fn state(job: &Redrive) -> String {
+    let state = job.state.as_str();
+    if job.brake.is_some() {
+        format!("{state} (brake)")
+    } else {
+        state.to_owned()
+    }
+}
+
+fn as_text(job: &Redrive) -> String {
+    let counts = |counts: &[(String, u32)]| {
+        let counts = counts.iter().map(|(topic, count)| format!("{topic} {count}"));
+        Some(counts.collect::<Vec<_>>().join(", ")).filter(|text| !text.is_empty())
+    };
+    let refused = job
+        .refused
+        .iter()
+        .map(|(reason, count, sample)| format!("{reason} {count}, such as {sample}"));
+    let refused = refused.collect::<Vec<_>>().join("; ");
+    let some = |text: String| (!text.is_empty()).then_some(text);
+    let number = |count: u32| Some(count.to_string());
+    let mut text = fields(&[
+        ("id", Some(job.id.clone())),
+        ("kind", Some(job.kind.as_str().to_owned())),
+        ("state", Some(state(job))),
+        ("brake", job.brake.clone()),
+        ("filter", job.filter.clone()),
+        ("retry of", job.retry_of.clone()),
+        ("why", job.why.clone()),
+        ("created by", Some(job.created_by.clone())),
+        ("created", job.created_at.map(|at| at.to_string())),
+        ("total", number(job.total)),
+        ("done", number(job.done)),
+        ("failed", number(job.failed)),
+        ("skipped", number(job.skipped)),
+        ("pending", number(job.pending)),
+        ("returned", number(job.returned)),
+        ("from", counts(&job.sources)),
+        ("to", counts(&job.destinations)),
+        ("not planned", some(refused)),
+        ("such as", some(job.samples.join(", "))),
+        (
+            "rate",
+            (job.rate_per_second > 0).then(|| format!("{}/s", job.rate_per_second)),
+        ),
+        ("waits until", job.waits_until.map(|at| at.to_string())),
+    ]);
+    for warning in &job.warnings {
+        text += &format!("warning: {}\n", in_one_line(warning));
+    }
+    text
+}
+
+fn as_json(job: &Redrive) -> Value {
+    let counts = |counts: &[(String, u32)]| {
+        let counts = counts
+            .iter()
+            .map(|(topic, count)| json!({ "topic": topic, "count": count }));
+        counts.collect::<Vec<_>>()
+    };
+    let refused = job
+        .refused
+        .iter()
+        .map(|(reason, count, sample)| json!({ "reason": reason, "count": count, "sample": sample }));
+    json!({
+        "id": job.id,
+        "revision": job.revision,
+        "kind": job.kind.as_str(),
+        "state": job.state.as_str(),
+        "brake": job.brake,
+        "filter": job.filter,
+        "retry_of": job.retry_of,
+        "why": job.why,
+        "created_by": job.created_by,
+        "created_at": job.created_at.map(|at| at.to_string()),
+        "changed_by": job.changed_by,
+        "changed_at": job.changed_at.map(|at| at.to_string()),
+        "total": job.total,
+        "done": job.done,
+        "failed": job.failed,
+        "skipped": job.skipped,
+        "pending": job.pending,
+        "returned": job.returned,
+        "sources": counts(&job.sources),
+        "destinations": counts(&job.destinations),
+        "refused": refused.collect::<Vec<_>>(),
+        "samples": job.samples,
+        "warnings": job.warnings,
+        "rate_per_second": job.rate_per_second,
+        "waits_until": job.waits_until.map(|at| at.to_string()),
+    })
+}
