@@ -169,7 +169,15 @@ impl Verb {
             Self::Show(args) => &args.reason,
             Self::Watch(args) => &args.reason,
             Self::Export(args) => &args.reason,
-            Self::Ls(_) | Self::Stats(_) | Self::Groups(_) | Self::Group(_) | Self::Audit(_) => return None,
+            Self::Ls(_)
+            | Self::Stats(_)
+            | Self::Groups(_)
+            | Self::Group(_)
+            | Self::Redrive(_)
+            | Self::Redrives(_)
+            | Self::Discard(_)
+            | Self::Restore(_)
+            | Self::Audit(_) => return None,
         };
         reason.why.as_deref()
     }
