@@ -380,8 +380,8 @@ impl RequestError {
         let parts = self.parts();
         Problem {
             status: parts.http,
-            code: code.unwrap_or_else(|| parts.reason.to_lowercase()),
-            detail: parts.message,
+            code: code.unwrap_or_else(|| parts.reason.to_lowercase()).into(),
+            detail: parts.message.into(),
             field: field.map(|field| field.name(Format::Json)),
             job_id: parts.job.map(|id| id.to_string().into()),
             job,
@@ -557,7 +557,7 @@ mod tests {
             assert!(problem.retry_after.unwrap() > 0);
             assert_eq!(
                 error::reason(&status).unwrap().to_lowercase(),
-                problem.code,
+                *problem.code,
                 "{status:?}"
             );
         }

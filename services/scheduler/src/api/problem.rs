@@ -15,9 +15,9 @@ use super::view::{JobView, outcome};
 pub(crate) struct Problem {
     pub(crate) status: StatusCode,
     /// Stable, for programs.
-    pub(crate) code: String,
+    pub(crate) code: Box<str>,
     /// For people.
-    pub(crate) detail: String,
+    pub(crate) detail: Box<str>,
     /// The invalid field of the request.
     pub(crate) field: Option<&'static str>,
     pub(crate) job_id: Option<Box<str>>,
@@ -45,8 +45,8 @@ impl Problem {
     pub(crate) fn new(status: StatusCode, code: &str, detail: &str) -> Self {
         Self {
             status,
-            code: code.to_owned(),
-            detail: detail.to_owned(),
+            code: code.into(),
+            detail: detail.into(),
             field: None,
             job_id: None,
             job: None,
@@ -65,8 +65,8 @@ impl Problem {
 pub(crate) struct ProblemBody {
     title: &'static str,
     status: u16,
-    code: String,
-    detail: String,
+    code: Box<str>,
+    detail: Box<str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     field: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
