@@ -16,6 +16,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         "dead_letters",
         "control",
         "audit",
+        "waiting",
     ]
     .map(|name| format!("redeliver/v1/{name}.proto"));
     let descriptors = protox::compile(files, [root])?;

@@ -3,10 +3,8 @@
 use std::hash::{DefaultHasher, Hasher as _};
 
 use redeliver_core::Record;
-use redeliver_core::headers::{self, TRACEPARENT, TRACESTATE};
+use redeliver_core::headers::{self, REDRIVE_COUNT, TRACEPARENT, TRACESTATE};
 
-/// The header with the number of redrives of a record.
-pub(crate) const REDRIVE_COUNT: &str = "redrive-count";
 const REDRIVE_ID: &str = "redrive-id";
 
 /// Hashes of a record. They are only compared within one process, so the fixed keys of [`DefaultHasher`] suffice.

@@ -38,6 +38,8 @@ pub const PIPELINE: &str = "pipeline";
 /// What was removed from a dead letter that is too large for its topic: `value`, or `key, value, headers`. The original
 /// record is at the position that the other headers name.
 pub const PAYLOAD_OMITTED: &str = "payload-omitted";
+/// How often a record has been redriven. It is not reserved: later hops pass it on.
+pub const REDRIVE_COUNT: &str = "redrive-count";
 /// The id of the job from which the record was dispatched. Headers of jobs are not reserved: pipelines pass them on
 /// like user headers.
 pub const JOB_ID: &str = "job-id";

@@ -8,6 +8,7 @@ mod list;
 mod payload;
 mod stats;
 mod token;
+mod waiting;
 mod watch;
 
 use std::pin::Pin;
@@ -40,6 +41,7 @@ use crate::lookup_pool::LookupPool;
 use crate::masking::Masking;
 use crate::metrics::Metrics;
 use crate::shared::SharedState;
+use crate::waiting::scans::Scans;
 
 /// Maximum number of concurrent watchers.
 const WATCHERS: usize = 256;
@@ -53,12 +55,13 @@ pub(crate) struct Api {
     pub(crate) masking: Arc<Masking>,
     pub(crate) audit: Audit,
     pub(crate) lookups: LookupPool,
+    pub(crate) scans: Scans,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) groups: Groups,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: Metrics,
     pub(crate) stop: CancellationToken,
-    /// The tasks of watchers. Each ends with its client or when `stop` is cancelled.
+    /// The tasks of watchers and scans. Each ends with its client or when `stop` is cancelled.
     pub(crate) watchers: TaskTracker,
     watcher_permits: Arc<Semaphore>,
     /// One permit per KiB that all watchers together hold in memory.
@@ -86,6 +89,7 @@ impl Api {
         masking: Arc<Masking>,
         audit: Audit,
         lookups: LookupPool,
+        scans: Scans,
         shared: Arc<SharedState>,
         groups: Groups,
         clock: Arc<dyn Clock>,
@@ -99,6 +103,7 @@ impl Api {
             masking,
             audit,
             lookups,
+            scans,
             shared,
             groups,
             clock,

@@ -16,6 +16,7 @@
 //! | [`group_states`] | states and notes of groups, and the topic that holds them |
 //! | `access` | what each call requires, and what its caller sees |
 //! | `masking` | what callers see of values, keys, headers and messages |
+//! | `waiting` | records that wait for their next attempt, and the life of a record, read from Kafka on demand |
 //! | `audit` | the audit topic: recording who gets payloads, and reading it |
 //! | `api` | the gRPC services |
 //! | [`server`] | the gRPC server: health, reflection, identities, graceful shutdown |
@@ -43,6 +44,7 @@ mod lookup_pool;
 mod masking;
 mod metrics;
 mod shared;
+mod waiting;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -79,6 +81,7 @@ use crate::masking::Masking;
 use crate::metrics::Metrics;
 use crate::pattern::Patterns;
 use crate::shared::SharedState;
+use crate::waiting::scans::Scans;
 
 /// Capacity of the queue of batches between the reader and the writer.
 const QUEUED_BATCHES: usize = 4;
@@ -182,6 +185,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         stop: stop.clone(),
     };
     let surveyor = Surveyor::new(&host.kafka)?;
+    let scans = Scans::new(&host.config, &host.kafka, surveyor.clone());
     let survey = SurveyTask {
         patterns: Patterns::new(&config.topics)
             .without([host.config.audit_topic(), host.config.control_topic()]),
@@ -212,6 +216,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         masking,
         audit,
         lookups,
+        scans,
         shared,
         Groups {
             writer: GroupWriter::new(

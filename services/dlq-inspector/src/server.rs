@@ -1,9 +1,12 @@
-//! The gRPC server: dead letters, health, reflection.
+//! The gRPC server: dead letters, waiting records, the audit log, health, reflection.
 
 use std::time::Duration;
 
 use redeliver_proto::v1::audit_service_server::{AuditServiceServer, SERVICE_NAME as AUDIT_SERVICE_NAME};
 use redeliver_proto::v1::dead_letter_service_server::{DeadLetterServiceServer, SERVICE_NAME};
+use redeliver_proto::v1::waiting_service_server::{
+    SERVICE_NAME as WAITING_SERVICE_NAME, WaitingServiceServer,
+};
 use redeliver_runtime::listen::Listener;
 use redeliver_service::followed::Followed;
 use redeliver_service::identity::{self, AuthenticateLayer, Authenticator};
@@ -52,7 +55,13 @@ pub(crate) async fn serve(
             .register_encoded_file_descriptor_set(redeliver_proto::DESCRIPTORS)
             .register_encoded_file_descriptor_set(redeliver_proto::error::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
-        let names = [SERVICE_NAME, AUDIT_SERVICE_NAME, HEALTH, version];
+        let names = [
+            SERVICE_NAME,
+            WAITING_SERVICE_NAME,
+            AUDIT_SERVICE_NAME,
+            HEALTH,
+            version,
+        ];
         names
             .into_iter()
             .fold(builder, tonic_reflection::server::Builder::with_service_name)
@@ -69,6 +78,7 @@ pub(crate) async fn serve(
         .add_service(reflection(REFLECTION).build_v1()?)
         .add_service(reflection(REFLECTION_V1ALPHA).build_v1alpha()?)
         .add_service(authenticate.layer(AuditServiceServer::new(api.clone())))
+        .add_service(authenticate.layer(WaitingServiceServer::new(api.clone())))
         .add_service(authenticate.layer(DeadLetterServiceServer::new(api)))
         .serve_with_incoming_shutdown(listener.incoming(), stop.clone().cancelled_owned());
     let server = async {
