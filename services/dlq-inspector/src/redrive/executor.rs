@@ -37,6 +37,8 @@ pub(crate) struct Executor {
     number: u64,
     is_asked: bool,
     jobs: Option<Jobs>,
+    /// The end of what `jobs` were loaded from.
+    loaded_to: i64,
     /// Records that the lane has read before the jobs were loaded.
     early: Vec<Record>,
     completed: Vec<(AssignmentId, i64)>,
@@ -79,6 +81,7 @@ impl Executor {
             number: 0,
             is_asked: false,
             jobs: None,
+            loaded_to: 0,
             early: Vec::new(),
             completed: Vec::new(),
             ready: None,
@@ -131,6 +134,7 @@ impl Executor {
                     }
                     tracing::info!("this inspector executes redrives now");
                     self.jobs = Some(jobs);
+                    self.loaded_to = end;
                     self.log = LogThrottle::default();
                 }
                 Answer::Step(step) => self.ready = (!self.is_stopping).then_some(*step),
@@ -231,7 +235,9 @@ impl Processor for Executor {
         }
         self.completed.push((assignment, record.position.offset));
         match &mut self.jobs {
-            Some(jobs) => jobs.apply_of_callers(&record),
+            Some(jobs) if record.position.offset >= self.loaded_to => jobs.apply_of_callers(&record),
+            // It was read already, maybe followed by newer ones. The group may have committed nothing yet.
+            Some(_) => {}
             None => self.early.push(record),
         }
     }

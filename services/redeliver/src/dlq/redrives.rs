@@ -285,7 +285,9 @@ async fn execute(
         return Ok(ExitCode::SUCCESS);
     }
     eprint!("{}", as_text(&job));
-    if !args.yes && !is_confirmed(&job)? {
+    // A repeated request can return a job that runs. Nobody wants to cancel that one with the answer to this question.
+    let is_asked = !args.yes && job.state == RedriveState::Planned;
+    if is_asked && !is_confirmed(&job)? {
         client.cancel(&change_of(&job)).await?;
         eprintln!("nothing was done");
         return Ok(ExitCode::from(super::completeness::EXIT_INCOMPLETE));

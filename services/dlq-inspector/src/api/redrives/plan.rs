@@ -58,7 +58,11 @@ impl Api {
         let problem = "must be REDRIVE, DISCARD or RESTORE";
         let kind =
             Kind::from_wire(request.kind()).ok_or_else(|| invalid("kind", problem, "KIND_INVALID", []))?;
-        let spec = checked(&request)?;
+        let mut spec = checked(&request)?;
+        if request.group.is_empty() {
+            // Other callers may see the job without seeing payloads.
+            spec.filter = self.recorded_filter(&request.filter)?;
+        }
         let completeness = self.completeness();
         // A dead letter whose state is unknown could have been redriven.
         Self::check_states(true, &completeness)?;
@@ -267,7 +271,7 @@ fn checked(request: &v1::PlanRedriveRequest) -> Result<v1::Redrive, Status> {
     Ok(v1::Redrive {
         kind: request.kind,
         filter: if request.group.is_empty() {
-            request.filter.clone()
+            String::new()
         } else {
             format!("group = {}", request.group)
         },
