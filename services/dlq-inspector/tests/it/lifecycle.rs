@@ -97,8 +97,10 @@ async fn it_serves_once_the_index_has_caught_up_and_during_outages() {
 #[tokio::test(flavor = "multi_thread")]
 async fn it_works_with_the_embedded_broker() {
     let topic: Arc<str> = unique("embedded-a-dlq").into();
-    let broker = EmbeddedBroker::start(&[(topic.to_string(), 2)]).unwrap();
+    let audit = unique("embedded-audit");
+    let broker = EmbeddedBroker::start(&[(topic.to_string(), 2), (audit.clone(), 1)]).unwrap();
     let mut env = InspectorEnv::on("embedded", broker.brokers());
+    env.base.set("audit.topic", &audit);
     env.base.set("kafka.topics.create", "false");
     env.base.set("dlq_inspector.topics", &format!("[{topic}]"));
     env.put(
