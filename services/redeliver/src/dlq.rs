@@ -6,7 +6,6 @@ mod export;
 mod groups;
 mod outage;
 mod payload;
-mod progress;
 mod show;
 mod watch;
 
@@ -14,13 +13,13 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use redeliver_client::{
-    AuditClient, Completeness, DeadLetter, DeadLetterClient, ListDeadLetters, Removal, TopicStats,
+    AuditClient, Completeness, DeadLetter, DeadLetterClient, Endpoint, ListDeadLetters, Removal, TopicStats,
 };
 use redeliver_core::{Clock as _, HumanDuration, SystemClock};
 use redeliver_runtime::cli::{CommonArgs, report};
 use serde_json::{Value, json};
 
-use crate::connection::{CliError, ConnectionArgs, conclude, inspector};
+use crate::connection::{CliError, ConnectionArgs, Service, conclude, inspector};
 use crate::output::{Format, OutputArgs, print_item, print_items, print_line, shortened};
 use completeness::CompleteArgs;
 pub(crate) use completeness::{completeness_json, problem};
@@ -53,7 +52,7 @@ enum Verb {
 }
 
 #[derive(Args)]
-struct InspectorArgs {
+pub(crate) struct InspectorArgs {
     #[command(flatten)]
     common: CommonArgs,
     /// URL of the inspector, such as http://inspector:50051; overrides REDELIVER_DLQ (default: dlq_inspector.listen)
@@ -151,20 +150,9 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
         Verb::Group(args) => args.inspector(),
         Verb::Audit(args) => &args.inspector,
     };
-    let config = match inspector.common.load() {
-        Ok(config) => config,
-        Err(error) => return report(&error),
-    };
-    if let Some(code) = inspector.common.handle_config_flags(&config, |_| Ok(())) {
-        return code;
-    }
-    conclude(async {
-        let service = self::inspector(&config);
-        let endpoint = inspector
-            .connection
-            .endpoint(inspector.server.as_deref(), &service)?;
+    with_inspector(inspector, async |endpoint, service| {
         let dead_letters = async || {
-            let client = DeadLetterClient::connect(&endpoint).await;
+            let client = DeadLetterClient::connect(endpoint).await;
             client.map_err(|error| service.failure(error))
         };
         match &args.verb {
@@ -179,10 +167,29 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
             Verb::Groups(args) => groups::list(&dead_letters().await?, args).await,
             Verb::Group(args) => groups::run(&dead_letters().await?, args).await,
             Verb::Audit(args) => {
-                let client = AuditClient::connect(&endpoint).await;
+                let client = AuditClient::connect(endpoint).await;
                 audit::run(&client.map_err(|error| service.failure(error))?, args).await
             }
         }
+    })
+}
+
+/// Runs a command that asks the inspector.
+pub(crate) fn with_inspector(
+    args: &InspectorArgs,
+    run: impl AsyncFnOnce(&Endpoint, &Service) -> Result<ExitCode, CliError>,
+) -> ExitCode {
+    let config = match args.common.load() {
+        Ok(config) => config,
+        Err(error) => return report(&error),
+    };
+    if let Some(code) = args.common.handle_config_flags(&config, |_| Ok(())) {
+        return code;
+    }
+    conclude(async {
+        let service = inspector(&config);
+        let endpoint = args.connection.endpoint(args.server.as_deref(), &service)?;
+        run(&endpoint, &service).await
     })
 }
 

@@ -10,4 +10,5 @@ mod lifecycle;
 mod rebuild;
 mod server;
 mod support;
+mod waiting;
 mod watch;
