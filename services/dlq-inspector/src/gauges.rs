@@ -102,7 +102,7 @@ mod tests {
 
     use super::*;
     use crate::completeness::{Completeness, Reason};
-    use crate::index::{Change, Index};
+    use crate::index::{Change, Index, Writer};
     use crate::ledger;
     use crate::letter::Letter;
     use crate::shared::TopicStatus;
@@ -129,31 +129,61 @@ mod tests {
         }
     }
 
+    /// Gauges of an index with the topic `t-dlq`.
+    struct Fixture {
+        writer: Writer,
+        gauges: Gauges,
+        shared: Arc<SharedState>,
+        registry: Registry,
+        _directory: tempfile::TempDir,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let Index { writer, pool, .. } = Index::open(directory.path(), &[]).unwrap();
+            let mut registry = Registry::default();
+            let shared = Arc::new(SharedState::new());
+            shared.topics().insert("t-dlq".to_owned(), TopicStatus::default());
+            let (group_states, _) = Followed::fixed(Some(GroupStates::default()));
+            let gauges = Gauges {
+                pool,
+                metrics: Metrics::register(&mut registry),
+                shared: shared.clone(),
+                directory: directory.path().to_owned(),
+                group_states,
+                clock: Arc::new(redeliver_core::SystemClock),
+            };
+            Self {
+                writer,
+                gauges,
+                shared,
+                registry,
+                _directory: directory,
+            }
+        }
+    }
+
+    /// The exported number of open dead letters.
+    fn open(registry: &Registry) -> Option<String> {
+        let mut text = String::new();
+        encode(&mut text, registry).unwrap();
+        let mut lines = text.lines();
+        lines
+            .find_map(|line| line.strip_prefix("dlq_open{topic=\"t-dlq\"} "))
+            .map(str::to_owned)
+    }
+
     #[tokio::test]
     async fn the_number_of_open_dead_letters_stays_while_it_is_not_known() {
-        let directory = tempfile::tempdir().unwrap();
-        let Index { mut writer, pool, .. } = Index::open(directory.path(), &[]).unwrap();
-        let mut registry = Registry::default();
-        let metrics = Metrics::register(&mut registry);
-        let shared = Arc::new(SharedState::new());
-        shared.topics().insert("t-dlq".to_owned(), TopicStatus::default());
-        let (group_states, _) = Followed::fixed(Some(GroupStates::default()));
-        let gauges = Gauges {
-            pool,
-            metrics,
-            shared: shared.clone(),
-            directory: directory.path().to_owned(),
-            group_states,
-            clock: Arc::new(redeliver_core::SystemClock),
-        };
-        let open = || {
-            let mut text = String::new();
-            encode(&mut text, &registry).unwrap();
-            let mut lines = text.lines();
-            lines
-                .find_map(|line| line.strip_prefix("dlq_open{topic=\"t-dlq\"} "))
-                .map(str::to_owned)
-        };
+        let Fixture {
+            mut writer,
+            gauges,
+            shared,
+            registry,
+            _directory,
+        } = Fixture::new();
+        let open = || open(&registry);
         let mut put = |offset| {
             let letters = [Change::Letters(vec![letter(offset)])];
             writer.write(&letters, Timestamp::from_millis(1)).unwrap();
@@ -182,29 +212,14 @@ mod tests {
 
     #[tokio::test]
     async fn the_number_of_open_dead_letters_of_a_topic_does_not_fall_while_the_topic_is_read_again() {
-        let directory = tempfile::tempdir().unwrap();
-        let Index { mut writer, pool, .. } = Index::open(directory.path(), &[]).unwrap();
-        let mut registry = Registry::default();
-        let metrics = Metrics::register(&mut registry);
-        let shared = Arc::new(SharedState::new());
-        shared.topics().insert("t-dlq".to_owned(), TopicStatus::default());
-        let (group_states, _) = Followed::fixed(Some(GroupStates::default()));
-        let gauges = Gauges {
-            pool,
-            metrics,
-            shared: shared.clone(),
-            directory: directory.path().to_owned(),
-            group_states,
-            clock: Arc::new(redeliver_core::SystemClock),
-        };
-        let open = || {
-            let mut text = String::new();
-            encode(&mut text, &registry).unwrap();
-            let mut lines = text.lines();
-            lines
-                .find_map(|line| line.strip_prefix("dlq_open{topic=\"t-dlq\"} "))
-                .map(str::to_owned)
-        };
+        let Fixture {
+            mut writer,
+            gauges,
+            shared,
+            registry,
+            _directory,
+        } = Fixture::new();
+        let open = || open(&registry);
         let time = Timestamp::from_millis(1);
         let of_partition = |partition, reason| Completeness {
             missing: [(("t-dlq".into(), partition), reason)].into(),
