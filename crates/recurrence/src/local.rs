@@ -5,6 +5,8 @@
 //! as they are, and expressions for every hour or minute get no additional occurrence, because the shifted one coincides with
 //! a regular one.
 
+use std::sync::Arc;
+
 use jiff::civil::DateTime;
 
 use crate::cron::Calendar;
@@ -33,7 +35,7 @@ pub enum Overlap {
 /// A cron expression in a time zone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LocalCalendar {
-    pub(crate) calendar: Calendar,
+    pub(crate) calendar: Arc<Calendar>,
     pub(crate) zone: Zone,
     pub(crate) gap: Gap,
     pub(crate) overlap: Overlap,

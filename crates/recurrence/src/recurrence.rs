@@ -101,7 +101,7 @@ impl Recurrence {
                 gap,
                 overlap,
             } => {
-                let calendar = cron::parse(expression)?;
+                let calendar = cron::calendar(expression)?;
                 let found = Zone::named(zone)?;
                 found.name().clone_into(zone);
                 let default = if calendar.is_every_hour() {

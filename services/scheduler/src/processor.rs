@@ -30,12 +30,13 @@ use crate::settings::Settings;
 use crate::shard::{Obstacle, RefusedJob, Room, Shard, Taken, Tally, Target, Writes};
 use crate::topics::Presence;
 use crate::urgent::UrgentCopies;
+use crate::window::Backlog;
 
 /// The capacity of the channel to an indexer: at least one per kind of request, since one of each can be in progress.
 const INDEX_REQUESTS: usize = 8;
 
-/// The maximum number of records of a transaction while jobs of another application become due soon. The fewer records, the sooner
-/// these jobs are dispatched, and the more transactions a burst takes.
+/// The maximum number of records of a transaction while there is a backlog, and jobs of an application without one are due or become due
+/// soon. The fewer records, the sooner these jobs are dispatched, and the more transactions a burst takes.
 const SHORT_TURN: usize = 1_000;
 
 /// The scheduler's [`Processor`].
@@ -107,8 +108,9 @@ impl LaneShards {
     /// Collects the writes of the shards: each shard up to its share first, then each up to the remaining room. All writes
     /// together, including dead letters, are one transaction, so they share its maximum size.
     fn collect(&mut self, now: Timestamp, limit: usize, turn: &mut TransactionBatch) {
-        let mut shards = self.shards.values();
-        let limit = if shards.any(|handle| handle.shard.delays_others(now)) {
+        let backlogs = self.shards.values().map(|handle| handle.shard.backlog(now));
+        let backlog = backlogs.fold(Backlog::default(), Backlog::merge);
+        let limit = if backlog.is_long && backlog.has_others {
             limit.min(SHORT_TURN)
         } else {
             limit

@@ -32,7 +32,7 @@ use crate::request::{
 use crate::schedules;
 use crate::settings::Settings;
 use crate::topics::Presence;
-use crate::window::{Inserted, Window};
+use crate::window::{Backlog, Inserted, Window};
 
 use self::conflict::{NamedJob, Resolution};
 use self::look_ahead::{LookAhead, Release};
@@ -415,9 +415,13 @@ impl Shard {
         self.window.next_due().filter(|_| self.may_dispatch())
     }
 
-    /// Whether a long transaction with queued jobs would delay a job of another application.
-    pub(crate) fn delays_others(&self, now: Timestamp) -> bool {
-        self.is_live() && self.window.delays_others(now, now.after(LONG_TURN))
+    /// What is due, and who becomes due before a transaction of the maximum size has ended; nothing until the shard dispatches jobs.
+    pub(crate) fn backlog(&self, now: Timestamp) -> Backlog {
+        if self.is_live() {
+            self.window.backlog(now, now.after(LONG_TURN))
+        } else {
+            Backlog::default()
+        }
     }
 
     /// The jobs that wait for their due time; none until the shard dispatches jobs.

@@ -45,6 +45,28 @@ impl Limits {
     }
 }
 
+/// More due jobs than these are a backlog. A short turn dispatches more occurrences of schedules, which take the most records.
+const BACKLOG: usize = 100;
+
+/// What a window tells about the lateness that a long turn would cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Backlog {
+    /// Whether there are so many due jobs that a turn has the maximum size.
+    pub(crate) is_long: bool,
+    /// Whether an application without a backlog of its own has a job that is due soon or already.
+    pub(crate) has_others: bool,
+}
+
+impl Backlog {
+    /// Of several windows that share turns.
+    pub(crate) fn merge(self, other: Self) -> Self {
+        Self {
+            is_long: self.is_long || other.is_long,
+            has_others: self.has_others || other.has_others,
+        }
+    }
+}
+
 /// The window of a shard.
 #[derive(Debug)]
 pub(crate) struct Window {
@@ -380,18 +402,23 @@ impl Window {
         !(self.rotation.is_empty() && self.schedules.is_empty())
     }
 
-    /// Whether due jobs are queued while a job of an application without any becomes due until `soon`. A long transaction would make
-    /// that one late.
-    pub(crate) fn delays_others(&self, now: Timestamp, soon: Timestamp) -> bool {
+    /// What is due at `now`, and who becomes due until `soon`. Applications that are held back do not count.
+    pub(crate) fn backlog(&self, now: Timestamp, soon: Timestamp) -> Backlog {
         let upcoming = self.upcoming.range(..=(soon, FlowIndex::MAX));
-        let (due, next): (Vec<_>, Vec<_>) = upcoming
-            .map(|(due, flow)| (*due, self.flows[*flow].app))
-            .partition(|(due, _)| *due <= now);
-        let is_queued = |app: &usize| {
-            let mut queued = self.rotation.iter().chain(&self.schedules);
-            queued.any(|other| other == app) || due.iter().any(|(_, other)| other == app)
-        };
-        (self.has_backlog() || !due.is_empty()) && next.iter().any(|(_, app)| !is_queued(app))
+        let queued = self.rotation.iter().chain(&self.schedules);
+        let flows = queued.flat_map(|app| &self.apps[*app].due);
+        let mut due_of: HashMap<usize, usize> = HashMap::new();
+        for flow in upcoming.map(|(_, index)| index).chain(flows) {
+            let flow = &self.flows[*flow];
+            // A flow whose job has just left can be in a queue until its next turn.
+            if flow.is_due(soon) {
+                *due_of.entry(flow.app).or_default() += flow.count_due(now);
+            }
+        }
+        Backlog {
+            is_long: due_of.values().sum::<usize>() > BACKLOG,
+            has_others: due_of.values().any(|due| *due <= BACKLOG),
+        }
     }
 
     /// Whether the rate of an application holds back its due jobs.
@@ -681,24 +708,48 @@ mod tests {
     }
 
     #[test]
-    fn a_backlog_delays_only_applications_without_one() {
+    fn a_backlog_delays_applications_without_one_whether_their_jobs_are_due_already_or_soon() {
+        let at = Timestamp::from_millis;
         let mut window = window();
-        let delays = |window: &Window, soon| {
-            window.delays_others(Timestamp::from_millis(100), Timestamp::from_millis(soon))
-        };
-        for number in 0..10 {
-            window.insert(job(number, "burst", number, Priority::Normal));
-            // Another flow of the application, which takes its turns.
-            window.insert(job(100 + number, "burst", 500, Priority::High));
+        let backlog = |is_long, has_others| Backlog { is_long, has_others };
+        assert_eq!(window.backlog(at(100), at(600)), backlog(false, false));
+        for number in 0..=BACKLOG as i64 {
+            window.insert(job(number, "burst", 90, Priority::Normal));
+            // Another flow of the application.
+            window.insert(job(1_000 + number, "burst", 500, Priority::High));
         }
-        window.insert(job(1000, "trickle", 500, Priority::Normal));
-        let before = window.delays_others(Timestamp::from_millis(-1), Timestamp::from_millis(500));
-        assert!(!before, "nothing is due");
-        assert!(delays(&window, 500) && !delays(&window, 499));
-        window.pop_due(Timestamp::from_millis(100));
-        assert!(delays(&window, 500) && !delays(&window, 499));
-        window.remove(JobId::new(Timestamp::from_millis(0), 0, 1000));
-        assert!(!delays(&window, 500));
+        assert_eq!(window.backlog(at(80), at(89)), backlog(false, false));
+        assert_eq!(window.backlog(at(80), at(90)), backlog(false, true), "due soon");
+        assert_eq!(window.backlog(at(100), at(600)), backlog(true, false));
+        window.insert(job(5_000, "trickle", 500, Priority::Normal));
+        window.insert(job(5_001, "trickle", 700, Priority::Normal));
+        for _ in 0..2 {
+            assert_eq!(window.backlog(at(100), at(499)), backlog(true, false));
+            assert_eq!(window.backlog(at(100), at(500)), backlog(true, true), "due soon");
+            assert_eq!(window.backlog(at(501), at(601)), backlog(true, true), "due");
+            // The flows that are due move to the queue.
+            window.pop_due(at(100));
+            window.insert(job(6_000, "burst", 90, Priority::Normal));
+        }
+        let popped: Vec<_> = (0..2).filter_map(|_| window.pop_due(at(501))).collect();
+        assert!(popped.iter().any(|job| job.id.offset() == 5_000), "{popped:?}");
+        // It is in the queue until its next turn, but its next job is due later.
+        assert_eq!(window.backlog(at(501), at(601)), backlog(true, false));
+        assert_eq!(window.backlog(at(601), at(701)), backlog(true, true));
+    }
+
+    #[test]
+    fn many_small_applications_are_a_backlog_together() {
+        let at = Timestamp::from_millis;
+        let mut window = window();
+        for number in 0..=BACKLOG as i64 {
+            window.insert(job(number, &format!("app-{number}"), 0, Priority::Normal));
+        }
+        let expected = Backlog {
+            is_long: true,
+            has_others: true,
+        };
+        assert_eq!(window.backlog(at(0), at(100)), expected);
     }
 
     #[test]

@@ -14,9 +14,11 @@ use super::PARTITIONS;
 use super::env::TIMEOUT;
 use crate::figures::millis_since;
 use crate::kafka::Broker;
+use crate::process::wait_until;
 
 pub(super) struct Arrival {
     pub(super) number: u64,
+    pub(super) due: Timestamp,
     /// Arrival minus due time in milliseconds. A negative value would be early.
     pub(super) lateness: f64,
 }
@@ -26,6 +28,8 @@ pub(super) struct Arrivals {
     reader: JoinHandle<anyhow::Result<Vec<Arrival>>>,
     /// The number of jobs to wait for, once it is known.
     expected: Arc<AtomicU64>,
+    /// The number of jobs that have arrived.
+    arrived: Arc<AtomicU64>,
 }
 
 impl Arrivals {
@@ -38,11 +42,23 @@ impl Arrivals {
     pub(super) fn of(broker: &Broker, topic: &str, identify: Identify) -> anyhow::Result<Self> {
         let consumer = broker.tail(topic, PARTITIONS)?;
         let expected = Arc::new(AtomicU64::new(u64::MAX));
+        let arrived = Arc::new(AtomicU64::new(0));
         let reader = std::thread::spawn({
-            let expected = expected.clone();
-            move || read(&consumer, &expected, identify)
+            let (expected, arrived) = (expected.clone(), arrived.clone());
+            move || read(&consumer, &expected, &arrived, identify)
         });
-        Ok(Self { reader, expected })
+        Ok(Self {
+            reader,
+            expected,
+            arrived,
+        })
+    }
+
+    /// Waits until this many jobs have arrived.
+    pub(super) fn wait_for(&self, count: usize) -> anyhow::Result<()> {
+        wait_until(&format!("{count} jobs have arrived"), TIMEOUT, || {
+            Ok(self.arrived.load(Ordering::SeqCst) >= count as u64)
+        })
     }
 
     /// Waits for the expected number of jobs, and checks that each arrived once and none early.
@@ -75,7 +91,12 @@ impl Arrivals {
 
 type Identify = fn(&BorrowedMessage<'_>) -> anyhow::Result<(u64, Timestamp)>;
 
-fn read(consumer: &BaseConsumer, expected: &AtomicU64, identify: Identify) -> anyhow::Result<Vec<Arrival>> {
+fn read(
+    consumer: &BaseConsumer,
+    expected: &AtomicU64,
+    arrived: &AtomicU64,
+    identify: Identify,
+) -> anyhow::Result<Vec<Arrival>> {
     let mut arrivals = Vec::new();
     let mut last = Instant::now();
     while (arrivals.len() as u64) < expected.load(Ordering::SeqCst) {
@@ -93,8 +114,10 @@ fn read(consumer: &BaseConsumer, expected: &AtomicU64, identify: Identify) -> an
         let (number, due) = identify(&message)?;
         arrivals.push(Arrival {
             number,
+            due,
             lateness: millis_since(due),
         });
+        arrived.store(arrivals.len() as u64, Ordering::SeqCst);
     }
     Ok(arrivals)
 }

@@ -112,7 +112,7 @@ fn finish(trickle: Trickle, arrivals: Arrivals, survivor: &Running) -> anyhow::R
     std::thread::sleep(Duration::from_secs(2));
     let sent = trickle.stop()?;
     let mut latest = vec![0.0_f64; PARTITIONS as usize];
-    for Arrival { number, lateness } in arrivals.all(sent)? {
+    for Arrival { number, lateness, .. } in arrivals.all(sent)? {
         let shard = partition(usize::try_from(number)?) as usize;
         latest[shard] = latest[shard].max(lateness);
     }
