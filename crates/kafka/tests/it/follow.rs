@@ -97,7 +97,7 @@ fn start(topic: &Arc<str>, partition: i32, from: Option<i64>) -> Start {
     Start {
         topic: topic.clone(),
         partition,
-        from,
+        from: from.into(),
     }
 }
 
@@ -167,8 +167,8 @@ async fn an_uncommitted_follower_returns_aborted_records_and_knows_the_end_of_an
     let ends = BTreeMap::from([(0, 3)]);
     received.until(&mut follower, "the end", |received| received.ends == ends);
     assert_eq!(received.values(0), ["aborted", "a"]);
-    assert_eq!(follower.end_of(&other, 1).unwrap(), 2);
-    follower.end_of(&other, 2).unwrap_err();
+    assert_eq!(follower.ends().of(&other, 1).unwrap(), 2);
+    follower.ends().of(&other, 2).unwrap_err();
 }
 
 #[tokio::test(flavor = "multi_thread")]
