@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use redeliver_core::mutant;
 use redeliver_core::wait::Backoff;
+use redeliver_kafka::follow::Begin;
 
 use super::inbox::{Pushed, UrgentCopies};
 use crate::metrics::UrgentMetrics;
@@ -15,6 +16,8 @@ use crate::shard::UrgentCopy;
 
 /// The maximum number of copies of a partition that were read and not passed on.
 pub(super) const MAX_WAITING: usize = 1_000;
+/// How many copies of a partition are read at a take-over, from the end. A shard has room for a tenth of them.
+const MAX_TAKEN_OVER: i64 = 100_000;
 /// How often the reader compares its position with the end of the partition. If it is behind that twice at the same position, the client
 /// is stuck: after a restart of the broker, a fetch may hang forever.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
@@ -38,8 +41,8 @@ pub(super) struct Partition {
     unknown: Vec<UrgentCopy>,
     /// Where the ingest topic ended when that was last asked for.
     end: i64,
-    /// The next offset to read, once something was read.
-    next: Option<i64>,
+    /// Where to read on.
+    next: Begin,
     /// The partition was read to its end, and nothing has failed since.
     is_at_end: bool,
     /// The number of the question that was asked last, until its answer comes.
@@ -50,7 +53,7 @@ pub(super) struct Partition {
     question_delays: Backoff,
     next_check: Instant,
     /// The position at the last check, if the partition was not read to its end.
-    behind_at: Option<Option<i64>>,
+    behind_at: Option<Begin>,
     /// When the partition is to be followed from where it was read to.
     start: Option<Instant>,
     start_delays: Backoff,
@@ -67,7 +70,7 @@ impl Partition {
             asked: Vec::new(),
             unknown: Vec::new(),
             end: 0,
-            next: None,
+            next: Begin::Last(MAX_TAKEN_OVER),
             is_at_end: false,
             open_question: None,
             unanswered: None,
@@ -94,7 +97,7 @@ impl Partition {
     }
 
     fn reached(&mut self, next: i64) {
-        self.next = Some(next);
+        self.next = Begin::At(next);
         self.start = None;
         self.start_delays.reset();
     }
@@ -113,8 +116,8 @@ impl Partition {
         self.start.get_or_insert(now + delay);
     }
 
-    /// Whether the partition is to be followed now. Its next offset, if anything was read.
-    pub(super) fn take_start(&mut self, now: Instant) -> Option<Option<i64>> {
+    /// Where to follow the partition from, if that is to be done now.
+    pub(super) fn take_start(&mut self, now: Instant) -> Option<Begin> {
         self.start.take_if(|at| *at <= now).map(|_| self.next)
     }
 
@@ -207,7 +210,7 @@ impl Partition {
             self.is_at_end = false;
             return;
         };
-        if self.next.is_some_and(|next| next >= end) {
+        if matches!(self.next, Begin::At(next) if next >= end) {
             self.is_at_end = true;
             self.behind_at = None;
         } else if self.is_full() {
@@ -427,12 +430,13 @@ mod tests {
     #[test]
     fn a_partition_that_is_refused_is_read_again_from_where_it_was_read_to_and_counts_as_incomplete_until_then() {
         let mut bench = Bench::new();
-        assert_eq!(bench.partition.take_start(bench.now), Some(None));
+        let first = Some(Begin::Last(MAX_TAKEN_OVER));
+        assert_eq!(bench.partition.take_start(bench.now), first);
         bench.partition.refused(bench.now);
         assert!(!bench.may_dispatch());
         assert_eq!(bench.partition.take_start(bench.now), None);
         bench.now += DELAY;
-        assert_eq!(bench.partition.take_start(bench.now), Some(None), "from the start");
+        assert_eq!(bench.partition.take_start(bench.now), first);
         assert_eq!(bench.partition.take_start(bench.now), None, "once");
         bench.read(1, 9);
         assert!(!bench.may_dispatch());
@@ -443,7 +447,7 @@ mod tests {
         bench.partition.refused(bench.now);
         assert!(bench.may_dispatch() && bench.is_unprotected());
         bench.now += DELAY;
-        assert_eq!(bench.partition.take_start(bench.now), Some(Some(1)));
+        assert_eq!(bench.partition.take_start(bench.now), Some(Begin::At(1)));
         bench.end();
         assert!(!bench.is_unprotected());
         // The client may go on by itself.
@@ -470,7 +474,7 @@ mod tests {
         assert!(!bench.is_unprotected(), "there was progress");
         bench.check(Some(3));
         assert!(bench.is_unprotected());
-        assert_eq!(bench.partition.take_start(bench.now), Some(Some(2)));
+        assert_eq!(bench.partition.take_start(bench.now), Some(Begin::At(2)));
         bench.read(1, 9);
         bench.end();
         assert!(!bench.is_unprotected());

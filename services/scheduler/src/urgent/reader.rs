@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use redeliver_core::Clock;
 use redeliver_core::wait::{Backoff, LogThrottle};
-use redeliver_kafka::follow::{Begin, Ends, Event, Follower, Start};
+use redeliver_kafka::follow::{Ends, Event, Follower, Start};
 use redeliver_kafka::reader::ReadError;
 use redeliver_kafka::{KafkaSettings, Waker};
 use redeliver_runtime::error_chain::error_chain;
@@ -25,8 +25,6 @@ use crate::settings::Settings;
 
 /// The maximum time until the reader notices a new shard, or the end of the process, and between two attempts to pass copies on.
 const POLL: Duration = Duration::from_millis(200);
-/// How many copies of a partition are read at a take-over, from the end. A shard has room for a tenth of them.
-const MAX_TAKEN_OVER: i64 = 100_000;
 /// The maximum number of questions at the same time, and how many of them may concern partitions whose last question was not answered.
 const MAX_QUESTIONS: usize = 16;
 const MAX_REPEATED_QUESTIONS: usize = 8;
@@ -155,11 +153,11 @@ impl Reader {
         }
         let mut starts = Vec::new();
         for (number, partition) in &mut partitions.known {
-            if let Some(next) = partition.take_start(now) {
+            if let Some(from) = partition.take_start(now) {
                 starts.push(Start {
                     topic: self.copies.topic.clone(),
                     partition: *number,
-                    from: next.map_or(Begin::Last(MAX_TAKEN_OVER), Begin::At),
+                    from,
                 });
             }
         }
@@ -280,9 +278,9 @@ impl Partitions {
 
     /// What is to be asked now, with the numbers of the questions. Some of the questions remain for partitions whose brokers answer.
     fn questions(&mut self, now: Instant) -> Vec<(i32, Question, u64)> {
-        let mut open = self.known.values().filter(|partition| partition.is_asking());
-        let repeated = open.clone().filter(|partition| partition.is_unanswered()).count();
-        let (mut open, mut repeated) = (open.by_ref().count(), repeated);
+        let asking = || self.known.values().filter(|partition| partition.is_asking());
+        let mut open = asking().count();
+        let mut repeated = asking().filter(|partition| partition.is_unanswered()).count();
         let mut questions = Vec::new();
         for (number, partition) in &mut self.known {
             let is_repeated = partition.is_unanswered();
