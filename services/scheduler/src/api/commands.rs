@@ -207,12 +207,7 @@ mod tests {
             gave_up: CancellationToken::new(),
         };
         let job = JobId::new(Timestamp::from_millis(1), 0, 0);
-        let command = writer.record(
-            &ParsedRequest::Cancel(JobRef::Id(job)),
-            0,
-            "",
-            Headers::new(),
-        );
+        let command = writer.record(&ParsedRequest::Cancel(JobRef::Id(job)), 0, "", Headers::new());
         let deadline = Instant::now() + DEADLINE;
         let registered = outcomes.register_write().unwrap();
         let mut write = Box::pin(writer.write_with_copy(command, deadline, registered));

@@ -46,9 +46,7 @@ use crate::answers::{PendingOutcome, PendingOutcomes};
 use crate::codec;
 use crate::index::{Index, Lookup, ShardStats};
 use crate::job::{JobId, Kind};
-use crate::request::{
-    Command, Draft, Envelope, Field, Format, JobRef, ParsedRequest, Rules, When,
-};
+use crate::request::{Command, Draft, Envelope, Field, Format, JobRef, ParsedRequest, Rules, When};
 
 /// How long to wait for an outcome.
 pub(super) const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);

@@ -195,9 +195,7 @@ impl UrgentCopies {
     pub(super) fn give_up(&self, shard: i32) -> bool {
         let mut shards = self.lock();
         let inbox = shards.get_mut(&shard).filter(|inbox| !inbox.may_dispatch);
-        inbox
-            .map(|inbox| inbox.has_given_up = true)
-            .is_some()
+        inbox.map(|inbox| inbox.has_given_up = true).is_some()
     }
 
     /// No partition is read any more.

@@ -236,7 +236,10 @@ impl Partition {
             passed_on += 1;
         }
         self.known.drain(..passed_on);
-        is_new | self.are_all_passed_on().is_some_and(|all| copies.set_current(shard, all))
+        is_new
+            | self
+                .are_all_passed_on()
+                .is_some_and(|all| copies.set_current(shard, all))
     }
 
     /// Whether the shard has all copies that the partition contains. `None` while some are on their way.
@@ -338,6 +341,7 @@ mod tests {
         /// Whether the shard dispatches jobs although copies are missing.
         fn is_unprotected(&mut self) -> bool {
             self.pass_on();
+            self.copies.note_progress(self.now);
             self.copies.unprotected(self.now) > 0
         }
 
@@ -428,7 +432,8 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_that_is_refused_is_read_again_from_where_it_was_read_to_and_counts_as_incomplete_until_then() {
+    fn a_partition_that_is_refused_is_read_again_from_where_it_was_read_to_and_counts_as_incomplete_until_then()
+     {
         let mut bench = Bench::new();
         let first = Some(Begin::Last(MAX_TAKEN_OVER));
         assert_eq!(bench.partition.take_start(bench.now), first);

@@ -379,7 +379,11 @@ mod tests {
         // They wait. A new partition does not.
         partitions.known.insert(shards, Partition::new(now));
         read(&mut partitions, shards, 0);
-        let questions: Vec<i32> = partitions.questions(now).into_iter().map(|(shard, ..)| shard).collect();
+        let questions: Vec<i32> = partitions
+            .questions(now)
+            .into_iter()
+            .map(|(shard, ..)| shard)
+            .collect();
         assert_eq!(questions, [shards]);
     }
 }
