@@ -3,6 +3,7 @@
 //! the same servers.
 
 mod arrivals;
+mod backlog;
 mod burst;
 mod env;
 mod lateness;
@@ -59,6 +60,7 @@ pub(crate) struct Options {
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
     Accept,
+    Backlog,
     Burst,
     Lateness,
     Waiting,
@@ -95,6 +97,9 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
     burst::report(&dispatched, figures);
     polling::report(&polled, figures);
 
+    if is_selected(Part::Backlog) {
+        backlog::run(broker, &mut redis, options.count, figures).await?;
+    }
     if is_selected(Part::Lateness) {
         let rate = |rates: Vec<f64>, default| {
             if rates.is_empty() { default } else { median(&rates) }

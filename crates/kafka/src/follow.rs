@@ -51,6 +51,8 @@ pub enum Event {
         partition: i32,
         /// The error of the broker.
         error: RDKafkaErrorCode,
+        /// Whether access is denied. Other errors may pass soon.
+        is_denied: bool,
     },
 }
 
@@ -61,8 +63,51 @@ pub struct Start {
     pub topic: Arc<str>,
     /// The partition.
     pub partition: i32,
-    /// The first offset to read; `None` means the beginning, and so does an offset that is out of range.
-    pub from: Option<i64>,
+    /// Where to begin. An offset that is out of range means the beginning.
+    pub from: Begin,
+}
+
+/// The first record to read of a partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begin {
+    /// The first one that exists.
+    Beginning,
+    /// The one at this offset.
+    At(i64),
+    /// So many records before the end. The client asks for the end, which blocks no other partition.
+    Last(i64),
+}
+
+impl From<Option<i64>> for Begin {
+    fn from(offset: Option<i64>) -> Self {
+        offset.map_or(Self::Beginning, Self::At)
+    }
+}
+
+impl Begin {
+    fn offset(self) -> Offset {
+        match self {
+            Self::Beginning => Offset::Beginning,
+            Self::At(offset) => Offset::Offset(offset),
+            Self::Last(count) => Offset::OffsetTail(count),
+        }
+    }
+}
+
+/// Asks for the ends of partitions, from any thread.
+#[derive(Clone)]
+pub struct Ends(Arc<BaseConsumer<EndContext>>);
+
+impl Ends {
+    /// The current end of any partition: for [`Follower::uncommitted`], the high watermark, which passes every record that was acknowledged
+    /// before this call. A leader that does not know it yet does not answer. Blocks for up to 3 s.
+    ///
+    /// # Errors
+    /// If the broker does not answer.
+    pub fn of(&self, topic: &str, partition: i32) -> Result<i64, ReadError> {
+        let deadline = Instant::now() + Duration::from_secs(1);
+        watermarks(&self.0, topic, partition, deadline).map(|(_, end)| end)
+    }
 }
 
 /// Reads partitions from given offsets. All calls must come from one thread.
@@ -117,7 +162,7 @@ struct FollowedPartition {
     queue: PartitionQueue<EndContext>,
     topic: Arc<str>,
     partition: i32,
-    next: Option<i64>,
+    next: Begin,
 }
 
 /// The maximum number of records of one partition per poll.
@@ -180,14 +225,10 @@ impl Follower {
         self.rounds
     }
 
-    /// The current end of any partition: for [`Follower::uncommitted`], the high watermark, which passes every record that was acknowledged
-    /// before this call. A leader that does not know it yet does not answer. Blocks for up to 3 s.
-    ///
-    /// # Errors
-    /// If the broker does not answer.
-    pub fn end_of(&self, topic: &str, partition: i32) -> Result<i64, ReadError> {
-        let deadline = Instant::now() + Duration::from_secs(1);
-        watermarks(&self.consumer, topic, partition, deadline).map(|(_, end)| end)
+    /// Asks for the ends of partitions with the current client, which exists as long as the answer.
+    #[must_use]
+    pub fn ends(&self) -> Ends {
+        Ends(self.consumer.clone())
     }
 
     /// Follows more partitions. A partition that is already followed continues from the given offset.
@@ -288,6 +329,20 @@ impl Follower {
     pub fn poll(
         &mut self,
         wait: Duration,
+        visit: impl FnMut(Event) -> ControlFlow<()>,
+    ) -> Result<(), ReadError> {
+        self.poll_some(wait, |_, _| true, visit)
+    }
+
+    /// As [`Follower::poll`], but leaves the events of partitions that are not wanted now in their queues. The client stops prefetching
+    /// when a queue is full.
+    ///
+    /// # Errors
+    /// On a fatal error of the client.
+    pub fn poll_some(
+        &mut self,
+        wait: Duration,
+        is_wanted: impl Fn(&Arc<str>, i32) -> bool,
         mut visit: impl FnMut(Event) -> ControlFlow<()>,
     ) -> Result<(), ReadError> {
         self.waker.attach_current_thread();
@@ -302,7 +357,11 @@ impl Follower {
         let partitions = self.partitions.len();
         for step in 0..partitions {
             let index = (self.first + step) % partitions;
-            let (count, flow) = self.partitions[index].drain(self.consumer.context(), &mut visit)?;
+            let followed = &mut self.partitions[index];
+            let (count, flow) = match is_wanted(&followed.topic, followed.partition) {
+                true => followed.drain(self.consumer.context(), &mut visit)?,
+                false => (0, ControlFlow::Continue(())),
+            };
             is_idle &= count == 0;
             self.turns += 1;
             if flow.is_break() {
@@ -324,8 +383,7 @@ impl Follower {
         let assigning = kafka("assigning");
         let mut list = TopicPartitionList::new();
         for start in starts {
-            let offset = start.from.map_or(Offset::Beginning, Offset::Offset);
-            list.add_partition_offset(&start.topic, start.partition, offset)
+            list.add_partition_offset(&start.topic, start.partition, start.from.offset())
                 .map_err(&assigning)?;
             // The queue is split before fetching begins, so that all records arrive in it.
             let queue = self.consumer.split_partition_queue(&start.topic, start.partition);
@@ -374,7 +432,7 @@ impl FollowedPartition {
             let event = match self.queue.poll(Duration::ZERO) {
                 None => return Ok((count, ControlFlow::Continue(()))),
                 Some(Ok(message)) => {
-                    self.next = Some(message.offset() + 1);
+                    self.next = Begin::At(message.offset() + 1);
                     Event::Record(convert::record(&message, &self.topic))
                 }
                 Some(Err(KafkaError::PartitionEOF(_))) => {
@@ -393,6 +451,7 @@ impl FollowedPartition {
                         topic: self.topic.clone(),
                         partition: self.partition,
                         error: code,
+                        is_denied: code == RDKafkaErrorCode::TopicAuthorizationFailed,
                     },
                     _ => {
                         fatal(error)?;

@@ -45,7 +45,7 @@ use redeliver_service::audit::AuditLog;
 use redeliver_service::control::change::ControlWriter;
 use redeliver_service::host::{Host, api_tls};
 use redeliver_service::identity::{self, AuthenticateLayer, Authenticator};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health, HealthServer};
@@ -56,6 +56,7 @@ use crate::controls::AppSettings;
 use crate::index::Index;
 
 mod body_budget;
+mod commands;
 mod completeness;
 mod control;
 mod error;
@@ -74,9 +75,10 @@ mod state_end;
 mod view;
 
 use body_budget::{BodyBudget, reserve_body};
+use commands::{CommandWriter, UrgentTopic, WRITES, run_writes};
 use control::Controls;
 use hosts::{Host as AcceptedHost, check_host};
-use jobs::{Jobs, UrgentTopic};
+use jobs::Jobs;
 use limits::{LimitMetrics, is_grpc, with_status_of_timeout};
 use rates::{CallerRates, limit_rate};
 use state_end::StateEnd;
@@ -159,21 +161,28 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         Some(topic) => {
             let (name, watch): (Arc<str>, _) = (topic.as_str().into(), host.topic_watch()?);
             watch.watch([name.clone()], &Waker::new());
-            Some(UrgentTopic {
+            let (writes, starting_writes) = mpsc::channel(WRITES);
+            host.tasks
+                .spawn("scheduler-urgent-writes", run_writes(starting_writes));
+            Some(Arc::new(UrgentTopic {
                 name,
                 watch,
                 // A partition that cannot be written to fills only the queue of this one.
                 producer: Producer::new(&host.kafka)?,
                 unwritten,
-            })
+                writes,
+            }))
         }
         None => None,
     };
     let jobs = Arc::new(Jobs {
         index,
-        producer: Producer::new(&host.kafka)?,
-        ingest,
-        urgent,
+        commands: CommandWriter {
+            producer: Producer::new(&host.kafka)?,
+            ingest,
+            urgent,
+            gave_up: ending.gave_up.clone(),
+        },
         partitions,
         rules: rules(&config)?,
         controls: Controls {

@@ -66,6 +66,7 @@ pub(crate) struct SchedulerFamilies {
     index_lag: Family<LaneLabel, Gauge>,
     live: Family<LaneLabel, Gauge>,
     pinned: Family<LaneLabel, Gauge>,
+    unprotected: Family<LaneLabel, Gauge>,
     index_memory: Gauge<f64, AtomicU64>,
     parked_jobs: Family<ParkedLabel, Gauge>,
     missing_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
@@ -91,6 +92,7 @@ impl SchedulerFamilies {
             index_lag: Family::default(),
             live: Family::default(),
             pinned: Family::default(),
+            unprotected: Family::default(),
             index_memory: Gauge::default(),
             parked_jobs: Family::default(),
             missing_seconds: Family::default(),
@@ -115,8 +117,13 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_urgent_gave_up",
-            "Shards that dispatch jobs although the urgent topic could not be read to its end",
+            "Shards that have begun to dispatch jobs although the urgent topic could not be read to its end",
             families.urgent_gave_up.clone(),
+        );
+        registry.register(
+            "scheduler_unprotected_shards",
+            "Shards that dispatch jobs although the urgent topic is not read to its end at the moment, so that jobs may be dispatched before commands that name them",
+            families.unprotected.clone(),
         );
         registry.register(
             "scheduler_pinned_jobs",
@@ -238,6 +245,7 @@ impl SchedulerFamilies {
             index_lag: self.index_lag.get_or_create(&label).clone(),
             live: self.live.get_or_create(&label).clone(),
             pinned: self.pinned.get_or_create(&label).clone(),
+            unprotected: self.unprotected.get_or_create(&label).clone(),
             index_memory: self.index_memory.clone(),
             dead: ended("dead"),
             lane: lane.to_owned(),
@@ -291,6 +299,7 @@ pub(crate) struct SchedulerMetrics {
     index_lag: Gauge,
     live: Gauge,
     pinned: Gauge,
+    unprotected: Gauge,
     index_memory: Gauge<f64, AtomicU64>,
     dead: Counter,
     lane: String,
@@ -376,6 +385,11 @@ impl SchedulerMetrics {
         };
         let jobs = i64::try_from(jobs).unwrap_or(i64::MAX);
         gauges.get_or_create(&label).set(jobs);
+    }
+
+    /// Sets how many shards dispatch jobs although copies in the urgent topic may not have been read.
+    pub(crate) fn set_unprotected(&self, shards: usize) {
+        self.unprotected.set(i64::try_from(shards).unwrap_or(i64::MAX));
     }
 
     pub(crate) fn gauges(&self, window_jobs: usize, index_lag: usize, live: usize, pinned: usize) {

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Clock, Output, Record, Timestamp, mutant};
@@ -79,6 +79,8 @@ pub(crate) struct LaneShards {
     /// The end of the state topic after the current turn, by partition.
     changelog_ends: HashMap<i32, i64>,
     growth_log: LogThrottle,
+    /// The number of shards whose jobs are dispatched although the urgent topic was not read to its end.
+    unprotected: usize,
 }
 
 struct ShardHandle {
@@ -193,7 +195,7 @@ impl<I: Index> Scheduler<I> {
         let presence = self.settings.topics.presence(&urgent.topic);
         let is_missing = matches!(presence, Presence::Missing { .. });
         for (id, handle) in &mut self.lane.shards {
-            let delivery = urgent.take(*id, handle.number, handle.shard.passed());
+            let delivery = urgent.take(*id, handle.number, handle.shard.passed(), !is_missing);
             let metrics = &self.metrics.urgent;
             for copy in &delivery.copies {
                 let counter = match handle.shard.take_copy(copy) {
@@ -203,7 +205,7 @@ impl<I: Index> Scheduler<I> {
                 };
                 counter.inc();
             }
-            if delivery.gave_up && !is_missing {
+            if delivery.gave_up {
                 metrics.gave_up.inc();
                 tracing::warn!(
                     shard = handle.number,
@@ -211,8 +213,30 @@ impl<I: Index> Scheduler<I> {
                     "the urgent topic was not read to its end in time; dispatching jobs without"
                 );
             }
-            handle.shard.set_pins_complete(delivery.is_complete || is_missing);
+            handle.shard.set_pins_complete(delivery.may_dispatch);
         }
+        self.update_unprotected();
+    }
+
+    /// Reads how many shards dispatch jobs although copies may not have been read, and reports a change.
+    fn update_unprotected(&mut self) {
+        let Some(urgent) = &self.urgent else { return };
+        let now = urgent.unprotected(Instant::now());
+        self.metrics.set_unprotected(now);
+        let before = std::mem::replace(&mut self.lane.unprotected, now);
+        if (before == 0) == (now == 0) {
+            return;
+        }
+        let topic = &*urgent.topic;
+        match now {
+            0 => tracing::info!(topic, "the urgent topic is read to its end again"),
+            _ => tracing::warn!(
+                topic,
+                shards = now,
+                "the urgent topic is not read to its end; jobs may be dispatched before commands that name them"
+            ),
+        }
+        self.update_readiness_note();
     }
 
     fn send_index_requests(&mut self, now: Timestamp) {
@@ -356,6 +380,12 @@ impl<I: Index> Scheduler<I> {
                 notes.push("Redis is full: rejecting jobs that are not due soon".to_owned());
             }
         }
+        if self.lane.unprotected > 0 {
+            notes.push(
+                "the urgent topic is not read to its end: jobs may be dispatched before commands that name them"
+                    .to_owned(),
+            );
+        }
         let paused = &self.lane.app_states.paused;
         if !paused.is_empty() {
             let paused: Vec<&str> = paused.iter().map(String::as_str).collect();
@@ -487,6 +517,7 @@ impl<I: Index> Processor for Scheduler<I> {
         self.lane.turn_tallies.retain(|(id, _)| *id != assignment);
         self.update_memory();
         self.update_gauges();
+        self.update_unprotected();
         self.report_waiting(self.clock.now());
     }
 

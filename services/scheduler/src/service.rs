@@ -11,6 +11,7 @@ use redeliver_runtime::config::{ConfigError, SchedulerConfig};
 use redeliver_service::host::{Host, NewLane, lane_spec};
 use redeliver_service::metrics::Serves;
 use redeliver_service::topics;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use crate::api;
@@ -138,6 +139,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
                     clock: host.clock.clone(),
                     copies: copies.clone(),
                     metrics: metrics.urgent.clone(),
+                    runtime: Handle::current(),
                     stop: host.tasks.shutdown().clone(),
                 };
                 host.tasks

@@ -2,11 +2,12 @@
 //!
 //! A copy is written after its original, to the same partition, with the lineage of the original: a forwarded command has the same
 //! headers. A thread per lane reads the partitions of the lane's shards, outside of the consumer group. There is no committed
-//! position: a shard that moves reads the topic from its beginning, before it dispatches jobs, and ignores copies whose originals have
-//! had their turn. If the topic cannot be read, commands wait for their turn in the ingest topic.
+//! position: a shard that moves reads the last copies, before it dispatches jobs, and ignores those whose originals have had their turn.
+//! If the topic cannot be read, commands wait for their turn in the ingest topic, and a metric tells that jobs are not protected.
 
 mod copy;
 mod inbox;
+mod partition;
 mod reader;
 
 pub(crate) use self::copy::copy_of;

@@ -12,8 +12,8 @@ use super::{ActualTopic, Cleanup, Role, TopicSettings, TopicSpec, TopologySpec};
 const TIER_MARGIN: HumanDuration = HumanDuration::from_secs(86_400);
 /// A shorter retention of a topic between services is an error.
 const MIN_RETENTION: HumanDuration = HumanDuration::from_secs(3_600);
-/// A shard reads the urgent topic from its beginning when it moves to another process, so that is kept short. It is longer than backlogs
-/// usually last.
+/// How long the urgent topic is kept: longer than backlogs usually last. A shard reads the last copies again when it moves to another
+/// process.
 const URGENT_RETENTION: HumanDuration = HumanDuration::from_secs(3_600);
 /// Kafka deletes whole segments. With its default of seven days, one that is written to would keep all copies of that time.
 const URGENT_SEGMENT: HumanDuration = HumanDuration::from_secs(600);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rdkafka::TopicPartitionList;
 use redeliver_core::{Headers, Output, Position};
-use redeliver_kafka::follow::{Event, Follower, Start};
+use redeliver_kafka::follow::{Begin, Event, Follower, Start};
 use redeliver_kafka::lookup::Lookup;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::survey::{Extent, Retention, Surveyor};
@@ -59,10 +59,22 @@ struct Received {
 }
 
 impl Received {
-    fn until(&mut self, follower: &mut Follower, what: &str, mut is_expected: impl FnMut(&Self) -> bool) {
+    fn until(&mut self, follower: &mut Follower, what: &str, is_expected: impl FnMut(&Self) -> bool) {
+        self.until_of(follower, |_| true, what, is_expected);
+    }
+
+    /// Reads only some partitions.
+    fn until_of(
+        &mut self,
+        follower: &mut Follower,
+        is_wanted: impl Fn(i32) -> bool,
+        what: &str,
+        mut is_expected: impl FnMut(&Self) -> bool,
+    ) {
+        let is_wanted = |_: &Arc<str>, partition| is_wanted(partition);
         eventually(what, DEADLINE, || {
             follower
-                .poll(Duration::from_millis(20), |event| {
+                .poll_some(Duration::from_millis(20), is_wanted, |event| {
                     match event {
                         Event::Record(record) => {
                             let value = String::from_utf8(record.value.unwrap().to_vec()).unwrap();
@@ -97,7 +109,7 @@ fn start(topic: &Arc<str>, partition: i32, from: Option<i64>) -> Start {
     Start {
         topic: topic.clone(),
         partition,
-        from,
+        from: from.into(),
     }
 }
 
@@ -152,6 +164,33 @@ async fn partitions_are_followed_from_given_offsets_without_aborted_records() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_last_records_are_followed_and_partitions_that_are_not_wanted_wait() {
+    let settings = settings("last");
+    let topic: Arc<str> = unique("last").into();
+    create_topic(&settings, &topic, 2).await;
+    produce(&settings, &topic, 0, &["a", "b"]).await;
+    produce(&settings, &topic, 1, &["x", "y", "z"]).await;
+    let mut follower = Follower::uncommitted(&settings, Waker::new()).unwrap();
+    let last = |partition, count| Start {
+        topic: topic.clone(),
+        partition,
+        from: Begin::Last(count),
+    };
+    follower.add(&[last(0, 10), last(1, 2)]).unwrap();
+    let mut received = Received::default();
+    received.until_of(
+        &mut follower,
+        |partition| partition == 1,
+        "the end of one",
+        |received| received.ends.contains_key(&1),
+    );
+    assert_eq!((received.values(0), received.values(1)), (vec![], vec!["y", "z"]));
+    let ends = BTreeMap::from([(0, 2), (1, 3)]);
+    received.until(&mut follower, "both ends", |received| received.ends == ends);
+    assert_eq!(received.values(0), ["a", "b"], "all, as there are fewer");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_uncommitted_follower_returns_aborted_records_and_knows_the_end_of_any_topic() {
     let settings = settings("uncommitted");
     let topic: Arc<str> = unique("uncommitted").into();
@@ -167,8 +206,8 @@ async fn an_uncommitted_follower_returns_aborted_records_and_knows_the_end_of_an
     let ends = BTreeMap::from([(0, 3)]);
     received.until(&mut follower, "the end", |received| received.ends == ends);
     assert_eq!(received.values(0), ["aborted", "a"]);
-    assert_eq!(follower.end_of(&other, 1).unwrap(), 2);
-    follower.end_of(&other, 2).unwrap_err();
+    assert_eq!(follower.ends().of(&other, 1).unwrap(), 2);
+    follower.ends().of(&other, 2).unwrap_err();
 }
 
 #[tokio::test(flavor = "multi_thread")]

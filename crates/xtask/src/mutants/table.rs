@@ -502,7 +502,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A copy that names an offset which does not exist pins its job, for as long as no record has that offset.",
         &[unit(
             SCHEDULER,
-            "urgent::reader::tests::copies_of_offsets_that_do_not_exist_pin_nothing",
+            "urgent::partition::tests::copies_of_offsets_that_do_not_exist_pin_nothing",
         )],
     ),
     mutant(

@@ -268,6 +268,7 @@ impl Batch {
                 topic,
                 partition,
                 error,
+                ..
             } => {
                 let error = error.to_string();
                 topics.refused(&topic, partition, &error);

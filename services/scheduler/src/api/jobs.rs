@@ -18,18 +18,14 @@
 //! A job of an application that the caller may neither read nor write is unknown to the caller: it is looked up as often as
 //! one that does not exist. So neither an answer nor the time that it takes tells which ids exist.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use prometheus_client::metrics::counter::Counter;
 use redeliver_core::headers::{TRACEPARENT, TRACESTATE};
-use redeliver_core::{Clock, Headers, Output, Timestamp};
+use redeliver_core::{Clock, Headers, Timestamp};
 use redeliver_kafka::murmur2::shard_of;
-use redeliver_kafka::producer::Producer;
-use redeliver_kafka::{TopicState, TopicWatch};
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1;
 use redeliver_runtime::config::{Area, Verb};
@@ -39,6 +35,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::body_budget::BodyBudget;
+use super::commands::CommandWriter;
 use super::completeness::{self, Completeness, KafkaWait, PartitionEnd, StatePartition, read_complete};
 use super::control::Controls;
 use super::error::{RequestError, Undecided, UndecidedJob};
@@ -49,10 +46,7 @@ use crate::answers::{PendingOutcome, PendingOutcomes};
 use crate::codec;
 use crate::index::{Index, Lookup, ShardStats};
 use crate::job::{JobId, Kind};
-use crate::request::{
-    Command, Draft, Envelope, Field, Format, JobRef, ParsedRequest, Rules, When, write_protobuf,
-};
-use crate::urgent;
+use crate::request::{Command, Draft, Envelope, Field, Format, JobRef, ParsedRequest, Rules, When};
 
 /// How long to wait for an outcome.
 pub(super) const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);
@@ -73,10 +67,7 @@ const MAX_MINUTES: u32 = 1_440;
 /// The operations of the API.
 pub(crate) struct Jobs<I> {
     pub(crate) index: I,
-    pub(crate) producer: Producer,
-    pub(crate) ingest: Arc<str>,
-    /// The urgent topic, if there is one.
-    pub(crate) urgent: Option<UrgentTopic>,
+    pub(crate) commands: CommandWriter,
     /// The number of partitions of the ingest topic, which is the number of shards.
     pub(crate) partitions: i32,
     pub(crate) rules: Rules,
@@ -93,36 +84,6 @@ pub(crate) struct Jobs<I> {
     pub(crate) bodies: BodyBudget,
     /// The maximum size of a batch in bytes.
     pub(crate) max_batch: usize,
-}
-
-/// The urgent topic, for copies of commands that name a job.
-pub(crate) struct UrgentTopic {
-    pub(crate) name: Arc<str>,
-    pub(crate) watch: TopicWatch,
-    pub(crate) producer: Producer,
-    /// Copies that could not be written.
-    pub(crate) unwritten: Counter,
-}
-
-impl UrgentTopic {
-    /// Writes the copy of a command, unless the topic does not exist.
-    async fn send_copy_of(&self, original: &Output, id: JobId) {
-        let exists = match self.watch.state(&self.name) {
-            TopicState::Exists { partitions, .. } => id.shard() < partitions,
-            TopicState::Missing { .. } => false,
-            // If it does not exist, the write fails.
-            TopicState::Unknown => true,
-        };
-        let copy = urgent::copy_of(original, self.name.clone(), id).filter(|_| exists);
-        let Some(copy) = &copy else {
-            self.unwritten.inc();
-            return;
-        };
-        if let Err(error) = self.producer.send(copy).await {
-            self.unwritten.inc();
-            tracing::debug!(reason = error_chain(&error), "cannot write the copy of a command");
-        }
-    }
 }
 
 /// A request that was accepted.
@@ -492,22 +453,12 @@ impl<I: Index> Jobs<I> {
         };
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         let mut pending = self.outcomes.register()?;
-        let answer_to = pending.answer_to();
-        let id = self
-            .write(request, partition, &answer_to, trace, deadline)
-            .await?;
-        // The original takes effect in any case, so the answer does not wait for the copy.
-        let send_copy = async {
-            if let Some(urgent) = &self.urgent {
-                let original = self.command_record(request, partition, &answer_to, Headers::new());
-                urgent.send_copy_of(&original, id).await;
-            }
-            std::future::pending::<Infallible>().await
-        };
-        let outcome = tokio::select! {
-            outcome = self.outcome(&mut pending, deadline) => outcome,
-            never = send_copy => match never {},
-        };
+        let command = self
+            .commands
+            .record(request, partition, &pending.answer_to(), trace);
+        let writing = self.outcomes.register_write()?;
+        self.commands.write_with_copy(command, deadline, writing).await?;
+        let outcome = self.outcome(&mut pending, deadline).await;
         let outcome = outcome.map_err(|why| RequestError::Undecided(concerned, why))?;
         match outcome.outcome() {
             v1::Outcome::Rejected => Err(RequestError::Rejected(outcome.reason)),
@@ -524,46 +475,8 @@ impl<I: Index> Jobs<I> {
         trace: Headers,
         deadline: Instant,
     ) -> Result<JobId, RequestError> {
-        let output = self.command_record(request, partition, answer_to, trace);
-        let unconfirmed = |reason: &str| RequestError::Unconfirmed(reason.to_owned());
-        let sent = tokio::select! {
-            biased;
-            sent = self.producer.send(&output) => sent,
-            () = tokio::time::sleep_until(deadline) => return Err(unconfirmed("timed out")),
-            () = self.gave_up.cancelled() => return Err(unconfirmed("this scheduler is shutting down")),
-        };
-        let written = sent?;
-        let timestamp = written
-            .timestamp
-            .ok_or_else(|| unconfirmed("the topic keeps no timestamps"))?;
-        if written.position.offset < 0 {
-            // A retry of the client found that the command was written before.
-            return Err(unconfirmed("the offset of the request is unknown"));
-        }
-        Ok(JobId::new(
-            timestamp,
-            written.position.partition,
-            written.position.offset,
-        ))
-    }
-
-    /// The record of a command in the ingest topic.
-    fn command_record(
-        &self,
-        request: &ParsedRequest,
-        partition: i32,
-        answer_to: &str,
-        trace: Headers,
-    ) -> Output {
-        let mut headers = trace;
-        headers.push_text("content-type", redeliver_proto::CONTENT_TYPE);
-        Output {
-            topic: self.ingest.clone(),
-            partition: Some(partition),
-            key: None,
-            value: Some(write_protobuf(request, answer_to)),
-            headers,
-        }
+        let command = self.commands.record(request, partition, answer_to, trace);
+        self.commands.write(&command, deadline).await
     }
 
     /// Waits for the outcome of a command.

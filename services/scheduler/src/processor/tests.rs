@@ -212,7 +212,7 @@ fn a_lane_dispatches_jobs_once_the_urgent_topic_is_read_and_keeps_pinned_ones() 
         let names = names(job);
         assert_eq!(copies.push(0, UrgentCopy { names, original }), expected);
     }
-    copies.complete(0);
+    copies.set_current(0, true);
     let topics: Vec<String> = bench.turn().into_iter().map(|(topic, _)| topic).collect();
     assert_eq!(topics, ["jobs", "state"]);
     let metrics = &bench.processor.metrics;

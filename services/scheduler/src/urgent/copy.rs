@@ -44,9 +44,11 @@ pub(crate) fn read_copy(copy: &Record, settings: &Settings, now: Timestamp) -> O
     })
 }
 
-/// The copy of a protobuf command. The id contains the position and the timestamp of the original.
+/// The copy of a protobuf command, without its trace context, which can be long. The id contains the position and the timestamp of the
+/// original.
 pub(crate) fn copy_of(original: &Output, topic: Arc<str>, id: JobId) -> Option<Output> {
-    let mut list: Headers = headers::user_headers(&original.headers, None);
+    let mut list: Headers = headers::user_headers(&original.headers, None)
+        .filtered(|name| name != headers::TRACEPARENT && name != headers::TRACESTATE);
     let origin = headers::Origin {
         topic: original.topic.clone(),
         partition: id.shard(),
@@ -78,6 +80,7 @@ mod tests {
         let id = JobId::new(NOW, 0, 41);
         let command = JobId::new(NOW, 0, 42);
         let mut headers = Headers::new();
+        headers.push_text(headers::TRACESTATE, &"x".repeat(MAX_COPY_BYTES));
         headers.push_text("content-type", redeliver_proto::CONTENT_TYPE);
         let original = Output {
             topic: "ingest".into(),

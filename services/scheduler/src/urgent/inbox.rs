@@ -12,12 +12,16 @@ use crate::shard::{NamedBy, UrgentCopy};
 pub(super) const MAX_NAMES: usize = 10_000;
 /// How long a shard waits at most for the end of its partition.
 const MAX_WAIT: Duration = Duration::from_secs(10);
+/// A reader that has not looked at its partitions for so long is stuck. A round takes less than a second.
+const STUCK: Duration = Duration::from_secs(30);
 
 /// The inboxes of the shards of a lane.
 pub(crate) struct UrgentCopies {
     /// The urgent topic.
     pub(crate) topic: Arc<str>,
     shards: Mutex<HashMap<i32, Inbox>>,
+    /// When the reader last looked at its partitions.
+    progress: Mutex<Instant>,
     /// Of the lane.
     pub(super) waker: Waker,
     /// Of the reader.
@@ -34,8 +38,12 @@ struct Inbox {
     passed: i64,
     /// Whether the reader reads the partition for this assignment.
     is_read: bool,
-    /// Whether the reader has reached the end of the partition once, or cannot.
-    is_complete: bool,
+    /// Whether all copies that the partition contains were read, as far as the reader knows.
+    is_current: bool,
+    /// Whether the shard dispatches jobs: they were read once, or the wait is over.
+    may_dispatch: bool,
+    /// Whether the wait is over although they were not read. Reported once.
+    has_given_up: bool,
 }
 
 /// What becomes of a copy that was read.
@@ -58,8 +66,8 @@ pub(crate) enum Pushed {
 pub(crate) struct Delivery {
     pub(crate) copies: Vec<UrgentCopy>,
     /// Whether the copies are all that the partition contained when the shard began to wait for them, or the wait is over.
-    pub(crate) is_complete: bool,
-    /// Whether the wait has ended in this moment although the end of the partition was not reached.
+    pub(crate) may_dispatch: bool,
+    /// Whether the wait has just ended although the copies were not read.
     pub(crate) gave_up: bool,
 }
 
@@ -68,6 +76,7 @@ impl UrgentCopies {
         Arc::new(Self {
             topic,
             shards: Mutex::default(),
+            progress: Mutex::new(Instant::now()),
             waker,
             reader: Waker::new(),
         })
@@ -81,7 +90,9 @@ impl UrgentCopies {
             copies: HashMap::new(),
             passed: 0,
             is_read: false,
-            is_complete: false,
+            is_current: false,
+            may_dispatch: false,
+            has_given_up: false,
         };
         self.lock().insert(shard, inbox);
         self.reader.wake();
@@ -100,15 +111,19 @@ impl UrgentCopies {
         self.reader.wake();
     }
 
-    /// What has come for a shard that has `passed` the commands before an offset.
-    pub(crate) fn take(&self, assignment: AssignmentId, shard: i32, passed: i64) -> Delivery {
+    /// What has come for a shard that has `passed` the commands before an offset. It does not wait for the reader if the topic does not
+    /// exist.
+    pub(crate) fn take(&self, assignment: AssignmentId, shard: i32, passed: i64, exists: bool) -> Delivery {
         let mut shards = self.lock();
         let Some(inbox) = of(&mut shards, assignment, shard) else {
             return Delivery::default();
         };
         inbox.passed = passed;
-        let gave_up = !inbox.is_complete && inbox.since.elapsed() >= MAX_WAIT;
-        inbox.is_complete |= gave_up;
+        if exists && !inbox.may_dispatch && inbox.since.elapsed() >= MAX_WAIT {
+            inbox.has_given_up = true;
+        }
+        let gave_up = std::mem::take(&mut inbox.has_given_up);
+        inbox.may_dispatch |= gave_up || !exists;
         if inbox.copies.len() >= MAX_NAMES {
             self.reader.wake();
         }
@@ -117,9 +132,23 @@ impl UrgentCopies {
             copies: copies
                 .map(|(names, original)| UrgentCopy { names, original })
                 .collect(),
-            is_complete: inbox.is_complete,
+            may_dispatch: inbox.may_dispatch,
             gave_up,
         }
+    }
+
+    /// The number of shards that dispatch jobs although copies may not have been read.
+    pub(crate) fn unprotected(&self, now: Instant) -> usize {
+        let last = *self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_stuck = now.saturating_duration_since(last) >= STUCK;
+        let shards = self.lock();
+        let unprotected = |inbox: &&Inbox| inbox.may_dispatch && (is_stuck || !inbox.is_current);
+        shards.values().filter(unprotected).count()
+    }
+
+    /// The reader looks at its partitions.
+    pub(super) fn note_progress(&self, now: Instant) {
+        *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
     /// The shards, and those whose partitions the reader must read from the beginning now.
@@ -152,17 +181,28 @@ impl UrgentCopies {
         Pushed::Added
     }
 
-    /// The reader has reached the end of a partition, or cannot read it. Returns whether the shard has waited for that.
-    pub(crate) fn complete(&self, shard: i32) -> bool {
+    /// The reader has passed on all copies that a partition contains, or cannot read it. Returns whether the shard has waited for that.
+    pub(crate) fn set_current(&self, shard: i32, is_current: bool) -> bool {
         let mut shards = self.lock();
-        let inbox = shards.get_mut(&shard).filter(|inbox| inbox.is_read);
-        inbox.is_some_and(|inbox| !std::mem::replace(&mut inbox.is_complete, true))
+        let Some(inbox) = shards.get_mut(&shard).filter(|inbox| inbox.is_read) else {
+            return false;
+        };
+        inbox.is_current = is_current;
+        is_current && !std::mem::replace(&mut inbox.may_dispatch, true)
+    }
+
+    /// The reader cannot read a partition, and it does not help to wait. Returns whether the shard has waited.
+    pub(super) fn give_up(&self, shard: i32) -> bool {
+        let mut shards = self.lock();
+        let inbox = shards.get_mut(&shard).filter(|inbox| !inbox.may_dispatch);
+        inbox.map(|inbox| inbox.has_given_up = true).is_some()
     }
 
     /// No partition is read any more.
     pub(super) fn unread(&self) {
         for inbox in self.lock().values_mut() {
             inbox.is_read = false;
+            inbox.is_current = false;
         }
     }
 
@@ -190,11 +230,11 @@ mod tests {
     }
 
     fn taken(copies: &UrgentCopies, assignment: AssignmentId, passed: i64) -> (Vec<i64>, bool) {
-        let delivery = copies.take(assignment, 3, passed);
+        let delivery = copies.take(assignment, 3, passed, true);
         assert!(!delivery.gave_up);
         let mut originals: Vec<i64> = delivery.copies.iter().map(|copy| copy.original).collect();
         originals.sort_unstable();
-        (originals, delivery.is_complete)
+        (originals, delivery.may_dispatch)
     }
 
     #[test]
@@ -203,7 +243,7 @@ mod tests {
         let (former, current) = (AssignmentId::for_tests(0, 1), AssignmentId::for_tests(0, 2));
         copies.assigned(former, 3);
         assert_eq!(copies.push(3, copy(1, 1)), Pushed::Outdated, "not read yet");
-        assert!(!copies.complete(3));
+        assert!(!copies.set_current(3, true));
         assert_eq!(copies.begin(), ([3].into(), vec![3]));
         assert_eq!(copies.begin(), ([3].into(), vec![]));
         assert_eq!(copies.push(3, copy(1, 1)), Pushed::Added);
@@ -214,13 +254,13 @@ mod tests {
         copies.revoked(former);
         // What was read for the former assignment.
         assert_eq!(copies.push(3, copy(2, 2)), Pushed::Outdated);
-        assert!(!copies.complete(3));
+        assert!(!copies.set_current(3, true));
         assert_eq!(copies.begin(), ([3].into(), vec![3]));
         assert_eq!(copies.push(3, copy(1, 1)), Pushed::Added);
         assert_eq!(copies.push(3, copy(2, 2)), Pushed::Added);
         assert_eq!(taken(&copies, former, 0), (vec![], false));
         assert_eq!(taken(&copies, current, 0), (vec![1, 2], false));
-        assert!(copies.complete(3) && !copies.complete(3));
+        assert!(copies.set_current(3, true) && !copies.set_current(3, true));
         assert_eq!(taken(&copies, current, 0), (vec![], true));
         // A client that was replaced reads them again.
         copies.unread();
@@ -247,7 +287,57 @@ mod tests {
         let last = u16::MAX;
         assert_eq!(copies.push(3, copy(last, 10)), Pushed::Full);
         assert_eq!(copies.push(3, copy(0, 11)), Pushed::Merged);
-        assert_eq!(copies.take(assignment, 3, 6).copies.len(), MAX_NAMES);
+        assert_eq!(copies.take(assignment, 3, 6, true).copies.len(), MAX_NAMES);
         assert_eq!(copies.push(3, copy(last, 10)), Pushed::Added);
+    }
+
+    fn assigned() -> (Arc<UrgentCopies>, AssignmentId) {
+        let copies = UrgentCopies::new("urgent".into(), Waker::new());
+        let assignment = AssignmentId::for_tests(0, 1);
+        copies.assigned(assignment, 3);
+        copies.begin();
+        (copies, assignment)
+    }
+
+    #[test]
+    fn a_shard_that_dispatches_jobs_without_all_copies_is_unprotected() {
+        let (copies, assignment) = assigned();
+        let now = Instant::now();
+        let may_dispatch = |exists| copies.take(assignment, 3, 0, exists).may_dispatch;
+        assert!(!may_dispatch(true));
+        assert_eq!(copies.unprotected(now), 0, "it waits");
+        assert!(may_dispatch(false) && may_dispatch(true));
+        assert_eq!(copies.unprotected(now), 1);
+        assert!(!copies.set_current(3, true), "the shard has not waited");
+        assert_eq!(copies.unprotected(now), 0);
+        copies.set_current(3, false);
+        assert!(may_dispatch(true));
+        assert_eq!(copies.unprotected(now), 1);
+        copies.set_current(3, true);
+        copies.unread();
+        assert_eq!(copies.unprotected(now), 1);
+    }
+
+    #[test]
+    fn a_shard_gives_up_once_if_waiting_does_not_help() {
+        let (copies, assignment) = assigned();
+        assert!(copies.give_up(3));
+        let delivery = copies.take(assignment, 3, 0, true);
+        assert!(delivery.gave_up && delivery.may_dispatch);
+        assert!(!copies.give_up(3));
+        assert!(!copies.take(assignment, 3, 0, true).gave_up);
+        assert_eq!(copies.unprotected(Instant::now()), 1);
+    }
+
+    #[test]
+    fn no_shard_is_protected_by_a_reader_that_is_stuck() {
+        let (copies, _) = assigned();
+        copies.set_current(3, true);
+        let now = Instant::now();
+        copies.note_progress(now);
+        assert_eq!(copies.unprotected(now + STUCK / 2), 0);
+        assert_eq!(copies.unprotected(now + STUCK), 1);
+        copies.note_progress(now + STUCK);
+        assert_eq!(copies.unprotected(now + STUCK), 0);
     }
 }

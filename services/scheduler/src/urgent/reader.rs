@@ -1,28 +1,33 @@
 //! The thread that reads the urgent topic.
+//!
+//! No partition waits for another one: questions to brokers are asked in other threads, and of a partition whose copies cannot be passed
+//! on, no more are read.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use redeliver_core::Clock;
 use redeliver_core::wait::{Backoff, LogThrottle};
-use redeliver_core::{Clock, mutant};
-use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::follow::{Event, Follower, Start};
+use redeliver_kafka::follow::{Ends, Event, Follower, Start};
 use redeliver_kafka::reader::ReadError;
+use redeliver_kafka::{KafkaSettings, Waker};
 use redeliver_runtime::error_chain::error_chain;
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use super::copy::read_copy;
-use super::inbox::{Pushed, UrgentCopies};
+use super::inbox::UrgentCopies;
+use super::partition::{Partition, Question};
 use crate::metrics::UrgentMetrics;
 use crate::settings::Settings;
-use crate::shard::UrgentCopy;
 
 /// The maximum time until the reader notices a new shard, or the end of the process, and between two attempts to pass copies on.
 const POLL: Duration = Duration::from_millis(200);
-/// The maximum number of copies that were read and not passed on.
-const MAX_WAITING: usize = 10_000;
+/// The maximum number of questions at the same time, and how many of them may concern partitions whose last question was not answered.
+const MAX_QUESTIONS: usize = 16;
+const MAX_REPEATED_QUESTIONS: usize = 8;
 
 /// The thread that reads the urgent topic.
 pub(crate) struct Reader {
@@ -31,6 +36,8 @@ pub(crate) struct Reader {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) copies: Arc<UrgentCopies>,
     pub(crate) metrics: UrgentMetrics,
+    /// Runs the questions.
+    pub(crate) runtime: Handle,
     pub(crate) stop: CancellationToken,
 }
 
@@ -66,71 +73,143 @@ impl Reader {
     fn follow(&self, log: &mut LogThrottle) -> Result<(), ReadError> {
         // Uncommitted: a transaction holds up no copies behind it, and a pin for a command that was aborted ends by itself.
         let mut follower = Follower::uncommitted(&self.kafka, self.copies.reader.clone())?;
-        let mut waiting = Waiting::default();
+        let mut partitions = Partitions::default();
+        let (sender, answers) = mpsc::sync_channel(MAX_QUESTIONS);
         while !self.stop.is_cancelled() {
-            self.follow_shards(&mut follower, &mut waiting)?;
-            if waiting.is_full() {
-                std::thread::park_timeout(POLL);
-            } else {
-                follower.poll(POLL, |event| {
-                    self.visit(event, &mut waiting, log);
-                    match waiting.is_full() {
-                        true => ControlFlow::Break(()),
-                        false => ControlFlow::Continue(()),
-                    }
-                })?;
+            self.copies.note_progress(Instant::now());
+            self.follow_shards(&mut follower, &mut partitions)?;
+            let full = partitions.full();
+            follower.poll_some(
+                POLL,
+                |_, partition| !full.contains(&partition),
+                |event| {
+                    self.visit(event, &mut partitions, log);
+                    ControlFlow::Continue(())
+                },
+            )?;
+            let now = Instant::now();
+            for answer in answers.try_iter() {
+                self.take_answer(answer, &mut partitions, log);
             }
-            let end_of = |partition| {
-                let end = follower.end_of(&self.settings.ingest, partition);
-                end.map_err(|error| self.log(log, &error_chain(&error))).ok()
-            };
-            if waiting.pass_on(&self.copies, &self.metrics, end_of) {
+            for (partition, question, number) in partitions.questions(now) {
+                self.ask(follower.ends(), partition, question, number, &sender);
+            }
+            if partitions.pass_on(&self.copies, &self.metrics) {
                 self.copies.waker.wake();
             }
         }
         Ok(())
     }
 
-    fn visit(&self, event: Event, waiting: &mut Waiting, log: &mut LogThrottle) {
+    fn visit(&self, event: Event, partitions: &mut Partitions, log: &mut LogThrottle) {
         match event {
-            Event::Record(copy) => match read_copy(&copy, &self.settings, self.clock.now()) {
-                Some(read) => waiting.add(copy.position.partition, read),
-                None => {
+            Event::Record(copy) => {
+                let read = read_copy(&copy, &self.settings, self.clock.now());
+                if read.is_none() {
                     self.metrics.invalid.inc();
                     tracing::debug!(
                         position = %copy.position,
                         "record of the urgent topic is no copy of a command that names a job"
                     );
                 }
-            },
-            Event::End { partition, .. } => waiting.end(partition),
-            Event::Refused { partition, error, .. } => {
-                self.log(log, &format!("partition {partition}: {error}"));
-                if self.copies.complete(partition) {
-                    self.metrics.gave_up.inc();
+                if let Some(partition) = partitions.get(copy.position.partition) {
+                    partition.read(copy.position.offset, read);
+                }
+            }
+            Event::End {
+                partition, offset, ..
+            } => {
+                if let Some(partition) = partitions.get(partition) {
+                    partition.end(offset);
+                }
+            }
+            Event::Refused {
+                partition: number,
+                error,
+                is_denied,
+                ..
+            } => {
+                self.log(log, &format!("partition {number}: {error}"));
+                if let Some(partition) = partitions.get(number) {
+                    partition.refused(Instant::now());
+                }
+                // Waiting does not help.
+                if is_denied && self.copies.give_up(number) {
                     self.copies.waker.wake();
                 }
             }
         }
     }
 
-    /// Reads the shards that the lane has, each assignment from the beginning.
-    fn follow_shards(&self, follower: &mut Follower, waiting: &mut Waiting) -> Result<(), ReadError> {
+    /// Reads the shards that the lane has: each assignment from its last copies, and partitions that were refused from where they were read
+    /// to.
+    fn follow_shards(&self, follower: &mut Follower, partitions: &mut Partitions) -> Result<(), ReadError> {
+        let now = Instant::now();
         let (owned, new) = self.copies.begin();
-        waiting
-            .partitions
-            .retain(|partition, _| owned.contains(partition) && !new.contains(partition));
-        let starts = new.into_iter().map(|partition| Start {
-            topic: self.copies.topic.clone(),
-            partition,
-            from: None,
-        });
-        let starts: Vec<Start> = starts.collect();
+        partitions.known.retain(|partition, _| owned.contains(partition));
         follower.retain(|_, partition| owned.contains(&partition))?;
+        for partition in new {
+            partitions.known.insert(partition, Partition::new(now));
+        }
+        let mut starts = Vec::new();
+        for (number, partition) in &mut partitions.known {
+            if let Some(from) = partition.take_start(now) {
+                starts.push(Start {
+                    topic: self.copies.topic.clone(),
+                    partition: *number,
+                    from,
+                });
+            }
+        }
         if starts.is_empty() {
             return Ok(());
         }
         follower.add(&starts)
+    }
+
+    /// Asks a broker in another thread, so that one which does not answer holds up no other partition.
+    fn ask(
+        &self,
+        ends: Ends,
+        partition: i32,
+        question: Question,
+        number: u64,
+        answers: &mpsc::SyncSender<Answer>,
+    ) {
+        let topic = match question {
+            Question::Originals => self.settings.ingest.clone(),
+            Question::Copies => self.copies.topic.clone(),
+        };
+        let reply = Reply {
+            answer: Some(Answer {
+                partition,
+                question,
+                number,
+                end: Err("the question failed".to_owned()),
+            }),
+            answers: answers.clone(),
+            reader: self.copies.reader.clone(),
+        };
+        self.runtime.spawn_blocking(move || {
+            let end = ends.of(&topic, partition);
+            // It may be the last handle of a client that was replaced.
+            drop(ends);
+            reply.send(end.map_err(|error| error_chain(&error)));
+        });
+    }
+
+    fn take_answer(&self, answer: Answer, partitions: &mut Partitions, log: &mut LogThrottle) {
+        let Answer {
+            partition,
+            question,
+            number,
+            end,
+        } = answer;
+        let end = end.map_err(|reason| self.log(log, &reason)).ok();
+        if let Some(partition) = partitions.get(partition) {
+            let made_up = partition.answered(number, question, end, Instant::now());
+            self.metrics.invalid.inc_by(made_up as u64);
+        }
     }
 
     fn log(&self, log: &mut LogThrottle, reason: &str) {
@@ -144,204 +223,167 @@ impl Reader {
     }
 }
 
-/// Copies that were read and not passed on to their shards.
-#[derive(Default)]
-struct Waiting {
-    partitions: HashMap<i32, WaitingCopies>,
+/// The answer to a question about a partition.
+struct Answer {
+    partition: i32,
+    question: Question,
+    number: u64,
+    /// The end of the partition, or why it is not known.
+    end: Result<i64, String>,
 }
 
-#[derive(Default)]
-struct WaitingCopies {
-    copies: Vec<UrgentCopy>,
-    /// The end of the partition was reached after these copies.
-    is_at_end: bool,
-    /// Where the partition of the ingest topic ended when that was last asked for.
-    end: i64,
-    /// When to ask again after a failure.
-    next_attempt: Option<Instant>,
+/// Sends an answer, also if there is none.
+struct Reply {
+    answer: Option<Answer>,
+    answers: mpsc::SyncSender<Answer>,
+    reader: Waker,
 }
 
-impl Waiting {
-    fn add(&mut self, partition: i32, copy: UrgentCopy) {
-        self.partitions.entry(partition).or_default().copies.push(copy);
+impl Reply {
+    fn send(mut self, end: Result<i64, String>) {
+        if let Some(answer) = &mut self.answer {
+            answer.end = end;
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if let Some(answer) = self.answer.take() {
+            // There is room for all questions. The receiver is gone if the client was replaced or the process ends.
+            let _ = self.answers.try_send(answer);
+            self.reader.wake();
+        }
+    }
+}
+
+/// The partitions of the lane's shards.
+#[derive(Default)]
+struct Partitions {
+    known: HashMap<i32, Partition>,
+    /// The number of the next question.
+    next_question: u64,
+}
+
+impl Partitions {
+    fn get(&mut self, number: i32) -> Option<&mut Partition> {
+        self.known.get_mut(&number)
     }
 
-    fn end(&mut self, partition: i32) {
-        self.partitions.entry(partition).or_default().is_at_end = true;
+    /// The partitions of which nothing is to be read now.
+    fn full(&self) -> Vec<i32> {
+        let full = self.known.iter().filter(|(_, partition)| partition.is_full());
+        full.map(|(number, _)| *number).collect()
     }
 
-    fn is_full(&self) -> bool {
-        let copies = self.partitions.values().map(|waiting| waiting.copies.len());
-        copies.sum::<usize>() >= MAX_WAITING
-    }
-
-    /// Passes on what there is room for. `end_of` returns the current end of a partition of the ingest topic; `None` if it is not known.
-    /// Returns whether a shard has something to take.
-    fn pass_on(
-        &mut self,
-        copies: &UrgentCopies,
-        metrics: &UrgentMetrics,
-        mut end_of: impl FnMut(i32) -> Option<i64>,
-    ) -> bool {
-        let mut is_new = false;
-        for (partition, waiting) in &mut self.partitions {
-            if !waiting.knows_originals(|| end_of(*partition)) {
+    /// What is to be asked now, with the numbers of the questions. Some of the questions remain for partitions whose brokers answer.
+    fn questions(&mut self, now: Instant) -> Vec<(i32, Question, u64)> {
+        let asking = || self.known.values().filter(|partition| partition.is_asking());
+        let mut open = asking().count();
+        let mut repeated = asking().filter(|partition| partition.is_unanswered()).count();
+        let mut questions = Vec::new();
+        for (number, partition) in &mut self.known {
+            let is_repeated = partition.is_unanswered();
+            if open >= MAX_QUESTIONS || is_repeated && repeated >= MAX_REPEATED_QUESTIONS {
                 continue;
             }
-            is_new |= waiting.push(*partition, copies, metrics);
-            if waiting.copies.is_empty() && std::mem::take(&mut waiting.is_at_end) {
-                is_new |= copies.complete(*partition);
+            if let Some(question) = partition.ask(self.next_question, now) {
+                questions.push((*number, question, self.next_question));
+                self.next_question += 1;
+                open += 1;
+                repeated += usize::from(is_repeated);
             }
         }
-        is_new
-    }
-}
-
-impl WaitingCopies {
-    /// Whether the end of the partition of the ingest topic was asked for after the copies were read, if that is necessary.
-    fn knows_originals(&mut self, end_of: impl FnOnce() -> Option<i64>) -> bool {
-        let last = self.copies.iter().map(|copy| copy.original).max();
-        if last.is_none_or(|last| last < self.end) {
-            return true;
-        }
-        if self.next_attempt.is_some_and(|next| Instant::now() < next) {
-            return false;
-        }
-        let end = end_of();
-        self.end = end.unwrap_or(self.end);
-        self.next_attempt = end.is_none().then(|| Instant::now() + POLL);
-        end.is_some()
+        questions
     }
 
-    /// Passes copies on while there is room for them, except for those that name an offset which does not exist: an original is
-    /// acknowledged before its copy is written.
-    fn push(&mut self, partition: i32, copies: &UrgentCopies, metrics: &UrgentMetrics) -> bool {
+    /// Passes on what there is room for. Returns whether a shard has something to take.
+    fn pass_on(&mut self, copies: &UrgentCopies, metrics: &UrgentMetrics) -> bool {
         let mut is_new = false;
-        let mut passed_on = 0;
-        for copy in &self.copies {
-            if copy.original >= self.end && !mutant!("urgent-trusts-made-up-offsets") {
-                metrics.invalid.inc();
-            } else {
-                match copies.push(partition, *copy) {
-                    Pushed::Added => is_new = true,
-                    Pushed::Merged => drop(metrics.pins.inc()),
-                    Pushed::Late => drop(metrics.late.inc()),
-                    Pushed::Outdated => {}
-                    Pushed::Full => break,
-                }
-            }
-            passed_on += 1;
+        for (number, partition) in &mut self.known {
+            is_new |= partition.pass_on(*number, copies, metrics);
         }
-        self.copies.drain(..passed_on);
         is_new
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use redeliver_kafka::{AssignmentId, Waker};
+    use redeliver_kafka::AssignmentId;
 
     use super::*;
-    use crate::shard::NamedBy;
-    use crate::urgent::inbox::MAX_NAMES;
+    use crate::shard::{NamedBy, UrgentCopy};
+    use crate::urgent::partition::MAX_WAITING;
 
-    const SHARD: i32 = 3;
-
-    struct Bench {
-        copies: Arc<UrgentCopies>,
-        assignment: AssignmentId,
-        metrics: UrgentMetrics,
-        waiting: Waiting,
-        /// The number of requests for the end of the ingest topic.
-        requests: u32,
+    /// The lane has so many shards. A copy was read for each.
+    fn with_copies(shards: i32) -> (Arc<UrgentCopies>, AssignmentId, Partitions) {
+        let copies = UrgentCopies::new("urgent".into(), Waker::new());
+        let mut partitions = Partitions::default();
+        for shard in 0..shards {
+            copies.assigned(AssignmentId::for_tests(0, 1), shard);
+            partitions.known.insert(shard, Partition::new(Instant::now()));
+            read(&mut partitions, shard, 0);
+        }
+        copies.begin();
+        (copies, AssignmentId::for_tests(0, 1), partitions)
     }
 
-    impl Bench {
-        fn new() -> Self {
-            let copies = UrgentCopies::new("urgent".into(), Waker::new());
-            let assignment = AssignmentId::for_tests(0, 1);
-            copies.assigned(assignment, SHARD);
-            copies.begin();
-            Self {
-                copies,
-                assignment,
-                metrics: UrgentMetrics::default(),
-                waiting: Waiting::default(),
-                requests: 0,
+    fn read(partitions: &mut Partitions, shard: i32, offset: i64) {
+        let names = NamedBy::Key([7; 16]);
+        let copy = UrgentCopy { names, original: 5 };
+        partitions.get(shard).unwrap().read(offset, Some(copy));
+    }
+
+    #[test]
+    fn a_partition_whose_broker_does_not_answer_holds_up_no_other() {
+        let (copies, assignment, mut partitions) = with_copies(2);
+        let metrics = UrgentMetrics::default();
+        let now = Instant::now();
+        let questions = partitions.questions(now);
+        assert_eq!(questions.len(), 2);
+        for (shard, question, number) in questions {
+            if shard == 1 {
+                partitions
+                    .get(1)
+                    .unwrap()
+                    .answered(number, question, Some(10), now);
             }
         }
-
-        fn read(&mut self, name: u16, original: i64) {
-            let mut key = [7; 16];
-            key[..2].copy_from_slice(&name.to_be_bytes());
-            let names = NamedBy::Key(key);
-            self.waiting.add(SHARD, UrgentCopy { names, original });
+        for offset in 1..=i64::try_from(MAX_WAITING).unwrap() {
+            read(&mut partitions, 0, offset);
+            read(&mut partitions, 1, offset);
+            assert!(partitions.pass_on(&copies, &metrics) || offset > 1);
         }
-
-        fn pass_on(&mut self, end: Option<i64>) -> bool {
-            let requests = &mut self.requests;
-            self.waiting.pass_on(&self.copies, &self.metrics, |_| {
-                *requests += 1;
-                end
-            })
-        }
-
-        fn taken(&self) -> Vec<i64> {
-            let copies = self.copies.take(self.assignment, SHARD, 0).copies;
-            let mut originals: Vec<i64> = copies.iter().map(|copy| copy.original).collect();
-            originals.sort_unstable();
-            originals
-        }
+        assert_eq!(partitions.full(), [0], "the other one is read");
+        let taken = [0, 1].map(|shard| copies.take(assignment, shard, 0, true).copies.len());
+        assert_eq!(taken, [0, 1]);
     }
 
     #[test]
-    fn copies_of_offsets_that_do_not_exist_pin_nothing() {
-        let mut bench = Bench::new();
-        bench.read(1, 9);
-        bench.read(2, 10);
-        bench.read(3, i64::MAX);
-        assert!(bench.pass_on(Some(10)));
-        assert_eq!(bench.taken(), [9]);
-        assert_eq!(bench.metrics.invalid.get(), 2);
-        // The end is asked for only if an original is behind the known one.
-        bench.read(1, 8);
-        assert!(bench.pass_on(Some(20)));
-        bench.read(2, 10);
-        assert!(bench.pass_on(Some(20)));
-        assert_eq!(bench.taken(), [8, 10]);
-        assert_eq!(bench.requests, 2);
-    }
-
-    #[test]
-    fn copies_and_the_end_behind_them_wait_until_the_end_of_the_ingest_topic_is_known() {
-        let mut bench = Bench::new();
-        bench.read(1, 9);
-        bench.waiting.end(SHARD);
-        assert!(!bench.pass_on(None) && !bench.pass_on(Some(10)));
-        assert_eq!(bench.requests, 1, "not again at once");
-        assert!(!bench.copies.take(bench.assignment, SHARD, 0).is_complete);
-        for waiting in bench.waiting.partitions.values_mut() {
-            waiting.next_attempt = None;
+    fn partitions_whose_brokers_answer_can_be_asked_for_however_many_others_are_not() {
+        let shards = 2 * i32::try_from(MAX_QUESTIONS).unwrap();
+        let (_copies, _, mut partitions) = with_copies(shards);
+        let mut now = Instant::now();
+        // No partition is answered.
+        for _ in 0..4 {
+            for (shard, question, number) in partitions.questions(now) {
+                partitions
+                    .get(shard)
+                    .unwrap()
+                    .answered(number, question, None, now);
+            }
         }
-        assert!(bench.pass_on(Some(10)));
-        let delivery = bench.copies.take(bench.assignment, SHARD, 0);
-        assert_eq!((delivery.copies.len(), delivery.is_complete), (1, true));
-    }
-
-    #[test]
-    fn no_copy_is_dropped_while_an_inbox_is_full() {
-        let mut bench = Bench::new();
-        for name in 0..=u16::try_from(MAX_NAMES).unwrap() {
-            bench.read(name, i64::from(name));
-        }
-        bench.waiting.end(SHARD);
-        assert!(bench.waiting.is_full());
-        assert!(bench.pass_on(Some(1 << 20)));
-        assert!(!bench.waiting.is_full());
-        let delivery = bench.copies.take(bench.assignment, SHARD, 0);
-        assert_eq!((delivery.copies.len(), delivery.is_complete), (MAX_NAMES, false));
-        assert!(bench.pass_on(Some(1 << 20)));
-        let delivery = bench.copies.take(bench.assignment, SHARD, 0);
-        assert_eq!((delivery.copies.len(), delivery.is_complete), (1, true));
+        assert!(partitions.known.values().all(Partition::is_unanswered));
+        now += Duration::from_secs(60);
+        assert_eq!(partitions.questions(now).len(), MAX_REPEATED_QUESTIONS);
+        // They wait. A new partition does not.
+        partitions.known.insert(shards, Partition::new(now));
+        read(&mut partitions, shards, 0);
+        let questions: Vec<i32> = partitions
+            .questions(now)
+            .into_iter()
+            .map(|(shard, ..)| shard)
+            .collect();
+        assert_eq!(questions, [shards]);
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use fred::prelude::Value;
 use redeliver_testkit::{
     ChaosPermit, EnvBuilder, LocalKafka, LocalRedis, LocalRedisCluster, chaos_random, sleep_up_to,
-    until_second_broker_leads, until_shared,
+    until_in_sync, until_second_broker_leads, until_shared,
 };
 
 use crate::env::SchedulerEnv;
@@ -381,6 +381,39 @@ fn schedulers_continue_when_one_of_two_brokers_restarts_or_is_killed() {
             load.until_more_ended(150);
             second.start_again().unwrap();
         }
+        load.until_more_ended(150);
+    });
+    done.settle();
+    assert!(member.has_never_ended(), "{member}");
+}
+
+#[test]
+#[ignore = "long"]
+fn kills_of_each_of_three_brokers_lose_and_duplicate_nothing() {
+    const REPLICAS: usize = 3;
+    let _permit = ChaosPermit::acquire();
+    let mut random = chaos_random("three-brokers");
+    let mut brokers = LocalKafka::start_three().unwrap();
+    let mut env = SchedulerEnv::new(
+        setup("three-brokers")
+            .brokers(brokers.each_ref().map(LocalKafka::brokers).join(","))
+            .set("kafka.topics.replication", &REPLICAS.to_string())
+            .set("kafka.transaction_timeout", "5s")
+            .set("scheduler.topics.urgent", "{name}-jobs-urgent"),
+    );
+    env.write_one_by_one();
+    let member = env.start("a");
+    let done = under_load(&env, &mut random, 100, |load, random| {
+        for (id, broker) in (1..).zip(&mut brokers) {
+            until_in_sync(broker, REPLICAS, id);
+            load.until_more_ended(100);
+            sleep_up_to(random, Duration::from_millis(1_000));
+            broker.kill_9();
+            // They end only if the other two brokers do their work.
+            load.until_more_ended(150);
+            broker.start_again().unwrap();
+        }
+        until_in_sync(&brokers[0], REPLICAS, 3);
         load.until_more_ended(150);
     });
     done.settle();

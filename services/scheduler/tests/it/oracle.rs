@@ -218,6 +218,10 @@ impl fmt::Display for Report {
             self.waiting.len(),
             self.defects.len()
         )?;
+        for app in self.lateness.keys() {
+            let [median, p99, most] = [0.5, 0.99, 1.0].map(|share| self.lateness(app, share));
+            write!(f, "\n  lateness of {app}: p50 {median}, p99 {p99}, max {most} ms")?;
+        }
         for waiting in self.waiting.iter().take(SHOWN) {
             write!(f, "\n  waiting: {waiting}")?;
         }
