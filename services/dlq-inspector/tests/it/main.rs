@@ -10,6 +10,7 @@ mod groups;
 mod lifecycle;
 mod rebuild;
 mod redrive;
+mod replicas;
 mod server;
 mod support;
 mod watch;
