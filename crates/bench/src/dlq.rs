@@ -10,6 +10,8 @@ use redeliver_core::headers::{self, Origin};
 use redeliver_core::{Clock, Failure, Headers, Output, SystemClock, Timestamp};
 use redeliver_proto::v1;
 use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
+use redeliver_proto::v1::watch_dead_letters_response::Event;
+use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::figures::{Distribution, Figures, per_second, rate};
@@ -25,6 +27,11 @@ const TENANTS: usize = 50;
 const CODES: [&str; 4] = ["http.503", "http.404", "http.422", "tcp.refused"];
 /// Slow queries that run while fast ones are measured.
 const SCANS: usize = 4;
+/// Clients that watch large dead letters. Every other one reads nothing.
+const WATCHERS: usize = 200;
+const LARGE: usize = 20;
+/// With headers, nearly the largest record that brokers accept by default.
+const LARGE_VALUE: usize = 990_000;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -120,6 +127,10 @@ dlq_inspector: {{ listen: '{listen}', data_dir: '{}', topics: ['{name}-*'] }}
 enum Call {
     List(String),
     Stats(String),
+    Groups {
+        filter: &'static str,
+        order_by: &'static str,
+    },
 }
 
 impl Call {
@@ -138,6 +149,14 @@ impl Call {
                     filter: filter.clone(),
                 };
                 client.get_dead_letter_stats(request).await?;
+            }
+            Self::Groups { filter, order_by } => {
+                let request = v1::ListGroupsRequest {
+                    filter: (*filter).to_owned(),
+                    order_by: (*order_by).to_owned(),
+                    ..v1::ListGroupsRequest::default()
+                };
+                client.list_groups(request).await?;
             }
         }
         Ok(())
@@ -164,6 +183,10 @@ async fn measure(
 /// A kind of call, whose values depend on its number.
 type Kind = (&'static str, Box<dyn Fn(usize) -> Call>);
 
+fn groups(filter: &'static str, order_by: &'static str) -> Box<dyn Fn(usize) -> Call> {
+    Box::new(move |_| Call::Groups { filter, order_by })
+}
+
 /// The calls that an index should answer.
 fn kinds(topic: &str, count: usize) -> Vec<Kind> {
     let any = move |number: usize| number * 7_919 % count;
@@ -189,6 +212,15 @@ fn kinds(topic: &str, count: usize) -> Vec<Kind> {
         (
             "common header",
             Box::new(|number| Call::List(format!("headers.tenant = t{}", number % TENANTS))),
+        ),
+        (
+            "rare header",
+            Box::new(move |number| {
+                let index = any(number) + 1;
+                Call::List(format!(
+                    "headers.traceparent = \"00-{index:032x}-{index:016x}-01\""
+                ))
+            }),
         ),
         (
             "absent header",
@@ -222,6 +254,9 @@ fn kinds(topic: &str, count: usize) -> Vec<Kind> {
             "stats of a class",
             Box::new(|_| Call::Stats("error_class = permanent".to_owned())),
         ),
+        ("groups", groups("", "")),
+        ("groups of a class", groups("error_class = permanent", "")),
+        ("largest groups", groups("", "count desc")),
         (
             "message contains words",
             Box::new(|_| Call::List("error_message : \"no answer\"".to_owned())),
@@ -238,7 +273,8 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
     let topics: Vec<String> = (0..TOPICS)
         .map(|number| broker.name(&format!("dlq-{number}")))
         .collect();
-    let names: Vec<&str> = topics.iter().map(String::as_str).collect();
+    let large = broker.name("dlq-large");
+    let names: Vec<&str> = topics.iter().chain([&large]).map(String::as_str).collect();
     broker.create(&names, PARTITIONS).await?;
     let filler = broker.filler()?;
     for index in 0..count {
@@ -292,6 +328,18 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
         next_to_scans(&inspector, options, any).await?,
     );
 
+    let (most, elapsed) = watched(broker, &inspector, &large).await?;
+    figures.add(
+        format!(
+            "memory with {WATCHERS} watchers of values of {LARGE_VALUE} bytes, half of which read nothing"
+        ),
+        format!("{most:.0} MiB"),
+    );
+    figures.add(
+        "such values to those that read",
+        per_second(rate(LARGE * WATCHERS.div_ceil(2), elapsed)),
+    );
+
     inspector.process.kill()?;
     let again = Inspector::start(broker, options, &data)?;
     figures.add(
@@ -327,6 +375,67 @@ async fn next_to_scans(
         measured = measured => measured,
         _ = futures::future::join_all(scanners) => anyhow::bail!("the scans ended"),
     }
+}
+
+/// Clients that watch a topic while large dead letters are written to it. Every other one reads nothing. Returns the most memory of the inspector,
+/// and the time until the others have received all.
+async fn watched(broker: &Broker, inspector: &Inspector, topic: &str) -> anyhow::Result<(f64, Duration)> {
+    let watching = (0..WATCHERS).map(|_| async {
+        let request = v1::WatchDeadLettersRequest {
+            filter: format!("topic = {topic}"),
+            view: v1::DeadLetterView::Full.into(),
+            only_new: true,
+            ..v1::WatchDeadLettersRequest::default()
+        };
+        let mut client = inspector.client().await?;
+        let mut stream = client.watch_dead_letters(request).await?.into_inner();
+        // After this event, all dead letters are new.
+        while !matches!(next(&mut stream).await?, Event::Synced(_)) {}
+        anyhow::Ok(stream)
+    });
+    let (idle, reading): (Vec<_>, Vec<_>) = try_join_all(watching)
+        .await?
+        .into_iter()
+        .enumerate()
+        .partition(|(number, _)| number % 2 == 1);
+    let filler = broker.filler()?;
+    for number in 0..LARGE {
+        filler.send(&Output {
+            topic: topic.into(),
+            partition: None,
+            key: Some(format!("large-{number}").into()),
+            value: Some(vec![b'x'; LARGE_VALUE].into()),
+            headers: Headers::new(),
+        })?;
+    }
+    filler.flush()?;
+    let started = Instant::now();
+    let readers = reading.into_iter().map(|(_, mut stream)| async move {
+        let mut received = 0;
+        while received < LARGE {
+            received += usize::from(matches!(next(&mut stream).await?, Event::DeadLetter(_)));
+        }
+        anyhow::Ok(())
+    });
+    let mut readers = std::pin::pin!(try_join_all(readers));
+    let mut most = 0.0_f64;
+    loop {
+        most = most.max(inspector.process.rss_mib()?);
+        ensure!(started.elapsed() < TIMEOUT, "the watchers have not received all");
+        tokio::select! {
+            read = &mut readers => {
+                read?;
+                drop(idle);
+                return Ok((most, started.elapsed()));
+            }
+            () = tokio::time::sleep(Duration::from_millis(20)) => {}
+        }
+    }
+}
+
+async fn next(stream: &mut Streaming<v1::WatchDeadLettersResponse>) -> anyhow::Result<Event> {
+    let message = stream.message().await?.context("the watch has ended")?;
+    message.event.context("an event")
 }
 
 fn directory_size(directory: &Path) -> anyhow::Result<u64> {

@@ -92,7 +92,7 @@ pub struct DeadLetter {
     pub id: String,
     /// The position in the dead-letter topic.
     pub position: Position,
-    /// When it was written to the dead-letter topic: the timestamp of the record. `None` if the record has none, which is known only if the
+    /// The timestamp of the record in the dead-letter topic: when it was written, or what its producer has set, as Kafka Connect and Kafka Streams do. `None` if the record has none, which is known only if the
     /// request has `full`.
     pub dead_at: Option<Timestamp>,
     /// Who has set `dead_at`. `None` if that is not known, or if there is no timestamp.

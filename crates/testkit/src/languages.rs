@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 
 use crate::hash::stable_hash;
-use crate::kafka_jars;
+use crate::jars;
 use crate::kept::kept;
 
 /// The Python of a virtual environment with the packages of a `requirements.txt`.
@@ -63,13 +63,38 @@ pub fn node_modules(package: &Path) -> Result<PathBuf> {
     Ok(installed.join("node_modules"))
 }
 
+/// Where a Java program gets its libraries from.
+#[derive(Clone, Copy, Debug)]
+pub enum Libraries<'p> {
+    /// Those of Kafka, of the version that the tests use.
+    Kafka,
+    /// Those of Kafka, of another version.
+    KafkaOf(&'p str),
+    /// Those that a `pom.xml` lists.
+    Pom(&'p Path),
+}
+
 /// A command that runs a Java program in one file, whose class has the name of the file, with Kafka's libraries.
 ///
 /// # Errors
-/// If there is no JDK, the program does not compile, or Kafka's jars cannot be fetched.
+/// As [`java_with`].
 pub fn java(program: &Path) -> Result<Command> {
-    let (source, jars) = (read(program)?, kafka_jars::resolved()?);
-    let jars = jars.join("*");
+    java_with(program, Libraries::Kafka)
+}
+
+/// A command that runs a Java program in one file, whose class has the name of the file. The directory of the file is on the class path,
+/// for its `META-INF`.
+///
+/// # Errors
+/// If there is no JDK, the program does not compile, or the libraries cannot be fetched.
+pub fn java_with(program: &Path, libraries: Libraries<'_>) -> Result<Command> {
+    let source = read(program)?;
+    let jars = match libraries {
+        Libraries::Kafka => jars::resolved(),
+        Libraries::KafkaOf(version) => jars::of_version(version),
+        Libraries::Pom(pom) => jars::listed_in(pom),
+    };
+    let jars = jars?.join("*");
     let version = run(Command::new("javac").arg("--version"))?;
     let name = format!(
         "java-{:016x}",
@@ -77,7 +102,8 @@ pub fn java(program: &Path) -> Result<Command> {
     );
     let classes = kept(&name, "classes of Java", |place| {
         run(Command::new("javac")
-            .args(["-Werror", "-Xlint:all,-path", "-d"])
+            // Processors are in some jars.
+            .args(["-Werror", "-Xlint:all,-path", "-proc:none", "-d"])
             .arg(place)
             .arg("-cp")
             .arg(&jars)
@@ -85,9 +111,12 @@ pub fn java(program: &Path) -> Result<Command> {
         Ok(())
     })?;
     let class = program.file_stem().context("the program has no file name")?;
+    let directory = program.parent().context("the program has no directory")?;
     let mut path = classes.into_os_string();
-    path.push(":");
-    path.push(&jars);
+    for next in [directory, jars.as_path()] {
+        path.push(":");
+        path.push(next);
+    }
     let mut command = Command::new("java");
     // Starts faster, as for Kafka's own tools.
     command

@@ -48,9 +48,9 @@ mod hash;
 pub mod http;
 #[cfg(feature = "tls")]
 pub mod issuer;
+mod jars;
 #[cfg(feature = "jwt")]
 pub mod jwt;
-mod kafka_jars;
 mod kafka_probe;
 pub mod kafka_request;
 mod kept;

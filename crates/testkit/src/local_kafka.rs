@@ -26,7 +26,7 @@ use crate::daemon::Daemon;
 use crate::process::Process;
 use crate::scratch::Scratch;
 use crate::unique::random;
-use crate::{certificates, free_port, kafka_jars, kafka_probe};
+use crate::{certificates, free_port, jars, kafka_probe};
 
 /// A broker normally takes 4 s, but may have to start while the machine is compiling.
 const START_DEADLINE: Duration = Duration::from_secs(120);
@@ -49,6 +49,8 @@ pub struct LocalKafka {
 #[derive(Debug)]
 struct Installation {
     directory: PathBuf,
+    /// The program.
+    jars: PathBuf,
     /// Whether the broker leaves the process group of its parent, so that Ctrl-C does not reach it.
     own_group: bool,
     secured: Option<Secured>,
@@ -121,12 +123,21 @@ impl LocalKafka {
     /// As [`LocalKafka::start`].
     pub fn start_with(settings: &[(&str, &str)]) -> Result<Self> {
         let scratch = Scratch::new("kafka")?;
-        let installation = Installation {
-            directory: scratch.path().to_owned(),
-            own_group: false,
-            secured: None,
-        };
+        let installation = Installation::new(scratch.path())?;
         Self::create(installation, Some(scratch), settings)
+    }
+
+    /// As [`LocalKafka::start`], of another version than the other tests use.
+    ///
+    /// # Errors
+    /// As [`LocalKafka::start`].
+    pub fn start_version(version: &str) -> Result<Self> {
+        let scratch = Scratch::new("kafka")?;
+        let installation = Installation {
+            jars: jars::of_version(version)?,
+            ..Installation::new(scratch.path())?
+        };
+        Self::create(installation, Some(scratch), &[])
     }
 
     /// Starts a new, empty cluster of two brokers with two replicas of everything. The first one is also the controller and must
@@ -193,11 +204,7 @@ impl LocalKafka {
     /// One node of a cluster of several, not started yet.
     fn format(node: Node, cluster: &str, settings: &[(&str, &str)]) -> Result<Self> {
         let scratch = Scratch::new("kafka")?;
-        let installation = Installation {
-            directory: scratch.path().to_owned(),
-            own_group: false,
-            secured: None,
-        };
+        let installation = Installation::new(scratch.path())?;
         installation.format(node, cluster, settings)?;
         Ok(Self {
             port: node.port,
@@ -279,12 +286,11 @@ impl LocalKafka {
 
     fn start_with_login(scratch: Scratch, login: Login, settings: &[(&str, &str)]) -> Result<Self> {
         let installation = Installation {
-            directory: scratch.path().to_owned(),
-            own_group: false,
             secured: Some(Secured {
                 port: free_port(),
                 login,
             }),
+            ..Installation::new(scratch.path())?
         };
         Self::create(installation, Some(scratch), settings)
     }
@@ -296,9 +302,8 @@ impl LocalKafka {
     pub fn start_daemon(directory: &Path) -> Result<Daemon> {
         std::fs::create_dir_all(directory).with_context(|| format!("making {}", directory.display()))?;
         let installation = Installation {
-            directory: directory.to_owned(),
             own_group: true,
-            secured: None,
+            ..Installation::new(directory)?
         };
         let mut kafka = Self::create(installation, None, &[])?;
         let address = kafka.brokers();
@@ -431,10 +436,14 @@ impl LocalKafka {
 /// # Errors
 /// If Kafka's jars cannot be fetched.
 pub fn kafka_tool(class: &str) -> Result<Command> {
-    let mut command = java(&kafka_jars::resolved()?);
+    Ok(tool_of(&jars::resolved()?, class))
+}
+
+fn tool_of(jars: &Path, class: &str) -> Command {
+    let mut command = java(jars);
     // A tool ends before slower, more thorough compilation would pay off.
     command.args(["-XX:TieredStopAtLevel=1", class]);
-    Ok(command)
+    command
 }
 
 /// Whether the broker at `address` (`127.0.0.1:port`) serves clients.
@@ -459,6 +468,16 @@ fn java(jars: &Path) -> Command {
 }
 
 impl Installation {
+    /// In this directory, of the version that the tests use.
+    fn new(directory: &Path) -> Result<Self> {
+        Ok(Self {
+            directory: directory.to_owned(),
+            jars: jars::resolved()?,
+            own_group: false,
+            secured: None,
+        })
+    }
+
     /// Writes the configuration and formats the data directory, which Kafka requires before the first start.
     fn format(&self, node: Node, cluster: &str, settings: &[(&str, &str)]) -> Result<()> {
         let mut text = properties(&self.directory, node, settings);
@@ -467,7 +486,7 @@ impl Installation {
         }
         let file = self.properties_file();
         std::fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
-        let mut tool = kafka_tool("kafka.tools.StorageTool")?;
+        let mut tool = tool_of(&self.jars, "kafka.tools.StorageTool");
         // With a fixed id, clients could not distinguish the clusters of different tests.
         tool.args(["format", "--cluster-id", cluster, "--config"])
             .arg(&file);
@@ -496,7 +515,7 @@ impl Installation {
     }
 
     fn spawn(&self) -> Result<Process> {
-        let mut command = java(&kafka_jars::resolved()?);
+        let mut command = java(&self.jars);
         command.args(["-Xms256m", "-Xmx1g", "-XX:+ExitOnOutOfMemoryError"]);
         command.args(GARBAGE_COLLECTION);
         if let Some(Secured {

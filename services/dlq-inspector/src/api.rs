@@ -6,6 +6,7 @@ mod decoded;
 mod group_changes;
 mod groups;
 mod list;
+mod passed;
 mod payload;
 mod redrives;
 mod stats;
@@ -384,7 +385,7 @@ impl DeadLetterService for Api {
         request: Request<v1::WatchDeadLettersRequest>,
     ) -> Result<Response<Self::WatchDeadLettersStream>, Status> {
         let viewer = self.viewer(&request)?;
-        let response = async { self.watch(request.get_ref(), viewer.clone()) };
+        let response = self.watch(request.get_ref(), viewer.clone());
         self.call("WatchDeadLetters", &viewer, response).await
     }
 }

@@ -208,8 +208,8 @@ static RULES: &[Rule] = rules! {
     Streams    OriginTopic     "__streams.errors.topic",                  Text,      First, marks;
     Streams    OriginPartition "__streams.errors.partition",              Decimal,   First;
     Streams    OriginOffset    "__streams.errors.offset",                 Decimal,   First;
-    // SmallRye prepends its headers, so that the newest failure is the first.
-    SmallRye   ErrorCode       "dead-letter-cause-class-name",            Text,      First, marks;
+    // SmallRye prepends its headers, so that the newest failure is the first. Those of the cause are not read: the message is that of the
+    // exception, and the newest failure may have no cause while an older one has.
     SmallRye   ErrorCode       "dead-letter-exception-class-name",        Text,      First, marks;
     SmallRye   ErrorMessage    "dead-letter-reason",                      Text,      First, marks;
     SmallRye   OriginTopic     "dead-letter-topic",                       Text,      Last, marks;
@@ -232,13 +232,15 @@ pub(crate) fn headers_of(field: Field) -> impl Iterator<Item = &'static str> {
 }
 
 /// The beginnings of the names of headers that frameworks add to a record because it failed.
-const FAILURE_PREFIXES: [&str; 6] = [
+const FAILURE_PREFIXES: [&str; 7] = [
     "kafka_dlt-",
     "retry_topic-",
     "__connect.errors.",
     "__streams.errors.",
     "__dlq.errors.",
     "springDeserializerException",
+    // SmallRye, if it cannot deserialize the record.
+    "deserialization-failure-",
 ];
 
 /// The names of other such headers. Reserved headers are not among them: some of them stay when a record is redriven.
@@ -279,11 +281,12 @@ pub(crate) fn may_contain_message(header: &str) -> bool {
     MESSAGE_NAMES.iter().any(|part| name.contains(part))
 }
 
-/// Whether a header contains a copy of the key or the value: Spring serializes the exception of its deserializers, which has the data.
+/// Whether a header contains a copy of the key or the value: Spring serializes the exception of its deserializers, which has the data, and
+/// SmallRye writes the data.
 pub(crate) fn may_contain_record(header: &str) -> bool {
-    const PREFIX: &str = "springdeserializerexception";
-    let beginning = header.get(..PREFIX.len());
-    beginning.is_some_and(|beginning| beginning.eq_ignore_ascii_case(PREFIX))
+    let name = lower_case(header);
+    name.starts_with("springdeserializerexception")
+        || (name.starts_with("deserialization-failure-") && name.ends_with("data"))
 }
 
 /// Headers with binary numbers that say nothing about the failure.

@@ -45,7 +45,7 @@ pub(crate) use pool::{QUERY_TIMEOUT, QUEUE_TIMEOUT};
 pub use query::{Cursor, Direction, IndexedLetter, RecordDigest, TopicCounts};
 pub(crate) use query::{
     Page, PageLimit, Stretch, count_by_topic, first_and_last, get, list, list_by_sequence, open_by_topic,
-    read_positions, topics,
+    read_positions, read_topic_ids, topics,
 };
 pub use schema::Generation;
 use schema::OpenError;
@@ -160,7 +160,7 @@ pub struct Index {
 }
 
 /// The name of the database file if its contents depend on no settings.
-pub const FILE: &str = "dlq-index-v6.db";
+pub const FILE: &str = "dlq-index-v7.db";
 
 /// What the names of the files of all versions begin with.
 const PREFIX: &str = "dlq-index";

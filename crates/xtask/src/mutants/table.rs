@@ -734,6 +734,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         )],
     ),
     mutant(
+        "redrive-empties-records",
+        "A redrive takes the dead letter of a share group for a copy of the record, also if the broker has not copied it. A record without key and value is written.",
+        &[unit(
+            INSPECTOR,
+            "redrive::record::tests::a_dead_letter_of_a_share_group_without_key_and_value_is_no_record",
+        )],
+    ),
+    mutant(
         "redrive-forgets-requests",
         "A repeated request plans another job. A command that is repeated after a lost answer runs twice as many jobs.",
         &[unit(

@@ -1,7 +1,7 @@
 //! `WatchDeadLetters`: streams existing dead letters, then new ones as they are indexed.
 //!
-//! A watcher reads the index in the order of arrival, so that a single number is its resume token, and the index itself
-//! buffers bursts for slow clients. What is read ahead of a client is bounded in bytes, for each watcher and for all of them
+//! A watcher reads the index in the order of arrival, so that a single number says where it goes on, and the index itself
+//! buffers bursts for slow clients. Its resume tokens also contain what it has passed, for other indexes. What is read ahead of a client is bounded in bytes, for each watcher and for all of them
 //! together: memory is reserved before values are read from Kafka. A watch ends if its client accepts no message for
 //! [`SEND_TIMEOUT`], or when the client may no longer read dead letters.
 
@@ -20,12 +20,14 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tonic::{Code, Status};
 
 use super::list::{batches, is_full};
-use super::token::{QueryHash, ResumeToken, query_hash};
+use super::passed::{Passed, TopicKeys};
+use super::token::{QueryHash, Resume, ResumeToken, query_hash};
 use super::{Api, ResponseStream, WATCHERS, query_failed, shutting_down};
 use crate::access::{LimitedFilter, Viewer};
 use crate::audit::Disclosure;
 use crate::filter::NumberField;
 use crate::index::{self, Generation, IndexedLetter, MessageCache, Page, PageLimit, Stretch};
+use crate::ledger;
 use crate::metrics::WatcherGuard;
 
 /// Interval of heartbeats.
@@ -77,6 +79,10 @@ struct Watcher {
     is_full: bool,
     /// The number of the last dead letter that was read.
     last_read: i64,
+    /// Of this watch and of those that it resumes; `None` if it is not known.
+    passed: Option<Passed>,
+    /// Whether the watch has begun in another index: what it has passed may follow in this one.
+    skips_passed: bool,
     /// When the last message was sent.
     last_sent: Instant,
     sender: mpsc::Sender<Result<Buffered, Status>>,
@@ -88,7 +94,7 @@ struct Watcher {
 }
 
 impl Api {
-    pub(super) fn watch(
+    pub(super) async fn watch(
         &self,
         request: &v1::WatchDeadLettersRequest,
         viewer: Viewer,
@@ -104,10 +110,18 @@ impl Api {
             let text = format!("too many watchers; the limit is {WATCHERS}; retry later");
             return Err(status(Code::ResourceExhausted, text, "TOO_MANY_WATCHERS", []));
         };
-        let last_read = match token {
-            Some(sequence) => sequence,
-            None if request.only_new => *rows.borrow(),
-            None => 0,
+        let (skips_passed, last_read, passed) = match token {
+            Some(Resume::After {
+                sequence,
+                passed,
+                skips_passed,
+            }) => (skips_passed, sequence, passed),
+            Some(Resume::Elsewhere(passed)) => (true, 0, Some(passed)),
+            None if request.only_new => {
+                let (passed, last) = self.indexed(&viewer).await?;
+                (false, last, Some(passed))
+            }
+            None => (false, 0, Some(Passed::default())),
         };
         // One slot is reserved for the final status, so that sending it never blocks.
         let (sender, receiver) = mpsc::channel(BUFFER_MESSAGES + 1);
@@ -123,6 +137,8 @@ impl Api {
             query,
             is_full: is_full(request.view),
             last_read,
+            passed,
+            skips_passed,
             last_sent: Instant::now(),
             sender,
             accepted,
@@ -137,6 +153,25 @@ impl Api {
             Some((next.map(|buffered| buffered.message), (receiver, accepting)))
         });
         Ok(Box::pin(messages))
+    }
+
+    /// What the index contains of the topics that a caller sees, and the number of the last dead letter. The number is read last: what is
+    /// indexed in between is not sent, and is not passed either.
+    async fn indexed(&self, viewer: &Viewer) -> Result<(Passed, i64), Status> {
+        let reading = self.pool.watch(|connection| {
+            let ids = index::read_topic_ids(connection)?;
+            let (positions, last) = index::read_positions(connection)?;
+            Ok((ids, positions, last))
+        });
+        let (ids, positions, last) = reading.await.map_err(|error| query_failed(&error))?;
+        let keys = TopicKeys::new(ids);
+        let mut passed = Passed::default();
+        for position in positions {
+            if position.topic != ledger::TOPIC && viewer.sees(&position.topic) {
+                passed.pass(keys.of(&position.topic), position.partition, position.next);
+            }
+        }
+        Ok((passed, last))
     }
 }
 
@@ -195,7 +230,13 @@ impl Watcher {
         if self.api.pool.generation() == self.generation {
             return Ok(());
         }
-        Err(WatchEnd::Status(ResumeToken::expired()))
+        let text = "the index was rebuilt; resume the watch";
+        Err(WatchEnd::Status(status(
+            Code::Unavailable,
+            text,
+            "INDEX_REBUILT",
+            [],
+        )))
     }
 
     /// Sends the dead letters that match, up to a number. Sends heartbeats in between, whose tokens skip what does not match.
@@ -210,27 +251,40 @@ impl Watcher {
                 .pool
                 .watch(move |connection| {
                     let filter = filter.resolve(connection)?;
-                    index::list_by_sequence(connection, &filter, &messages, after, last, READ_LIMIT)
+                    let stretch =
+                        index::list_by_sequence(connection, &filter, &messages, after, last, READ_LIMIT)?;
+                    Ok((stretch, index::read_topic_ids(connection)?))
                 })
                 .await;
             self.check_generation()?;
-            let Stretch { page, end } = stretch.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
-            let Page { letters, has_more } = page;
+            let (Stretch { page, end }, ids) =
+                stretch.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
+            let keys = TopicKeys::new(ids);
+            let Page {
+                mut letters,
+                has_more,
+            } = page;
+            let last_of_page = letters.last().map(|letter| letter.sequence);
+            if self.skips_passed {
+                letters.retain(|letter| !self.has_passed(&keys, letter));
+            }
             let completeness = self.api.completeness_since(&completeness);
             Api::check_states(self.tests_states, &completeness).map_err(WatchEnd::Status)?;
             let are_states_known = completeness.are_states_known();
             if self.is_full {
                 for batch in batches(&letters, VALUE_BYTES) {
-                    self.send_batch(batch, are_states_known).await?;
+                    self.send_batch(&keys, batch, are_states_known).await?;
                 }
             } else if !letters.is_empty() {
-                self.send_batch(&letters, are_states_known).await?;
+                self.send_batch(&keys, &letters, are_states_known).await?;
             }
             if !has_more {
                 // Dead letters that do not match are skipped by later queries and resume tokens.
                 self.last_read = end;
+            } else if let Some(sequence) = last_of_page {
+                self.last_read = sequence;
             }
-            let is_silent = self.last_sent == last_sent && self.last_read < last;
+            let is_silent = !has_more && self.last_sent == last_sent && self.last_read < last;
             if is_silent || self.last_sent.elapsed() >= HEARTBEAT {
                 self.send_heartbeat().await?;
             }
@@ -238,8 +292,15 @@ impl Watcher {
         Ok(())
     }
 
+    fn has_passed(&self, keys: &TopicKeys, letter: &IndexedLetter) -> bool {
+        let id = &letter.id;
+        let passed = self.passed.as_ref();
+        passed.is_some_and(|passed| passed.has(keys.of(&id.topic), id.partition, id.offset))
+    }
+
     async fn send_batch(
         &mut self,
+        keys: &TopicKeys,
         letters: &[IndexedLetter],
         are_states_known: bool,
     ) -> Result<(), WatchEnd> {
@@ -267,6 +328,10 @@ impl Watcher {
         }
         for (letter, message) in letters.iter().zip(messages) {
             self.last_read = letter.sequence;
+            if let Some(passed) = &mut self.passed {
+                let id = &letter.id;
+                passed.pass(keys.of(&id.topic), id.partition, id.offset + 1);
+            }
             if let Some(message) = message {
                 self.send(Event::DeadLetter(message), Some(reserved.clone()))
                     .await?;
@@ -303,7 +368,13 @@ impl Watcher {
     async fn send(&mut self, event: Event, reserved: Option<Reserved>) -> Result<(), WatchEnd> {
         let message = v1::WatchDeadLettersResponse {
             event: Some(event),
-            resume_token: ResumeToken::encode(self.generation, self.query, self.last_read),
+            resume_token: ResumeToken::encode(
+                self.generation,
+                self.query,
+                self.last_read,
+                self.passed.as_ref(),
+                self.skips_passed,
+            ),
         };
         let size = kib(message.encoded_len() as u64);
         let sending = async {

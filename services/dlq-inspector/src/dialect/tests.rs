@@ -215,11 +215,14 @@ fn smallrye_headers_have_the_newest_failure_first() {
     let facts = Facts::read(&headers(&[
         ("dead-letter-exception-class-name", b"second.Failure"),
         ("dead-letter-reason", b"again"),
+        // Of an exception without a cause.
         ("dead-letter-topic", b"movies-dlq"),
         ("dead-letter-partition", b"1"),
         ("dead-letter-offset", b"2"),
         ("dead-letter-exception-class-name", b"first.Failure"),
         ("dead-letter-reason", b"once"),
+        ("dead-letter-cause-class-name", b"java.io.IOException"),
+        ("dead-letter-cause", b"connection refused"),
         ("dead-letter-topic", b"movies"),
         ("dead-letter-partition", b"3"),
         ("dead-letter-offset", b"4"),

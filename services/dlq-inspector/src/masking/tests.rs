@@ -228,13 +228,20 @@ fn records_that_deserializers_quote_are_masked_with_keys_and_fields() {
 
 #[test]
 fn copies_of_a_record_are_masked_with_its_fields() {
-    let given = headers(&[("springDeserializerExceptionValue", "4111"), ("a", "b")]);
+    let copies = [
+        "springDeserializerExceptionValue",
+        "deserialization-failure-data",
+        "deserialization-failure-key-data",
+        "deserialization-failure-value-data",
+    ];
+    let mut given: Headers = copies.iter().map(|name| (*name, Some(&b"4111"[..]))).collect();
+    given.push_text("deserialization-failure-topic", "orders");
     for rule in [
         r#"{"topics":["*"],"fields":["/pan"]}"#,
         r#"{"topics":["*"],"key":true}"#,
     ] {
         let shown = masking(&[rule]).of("t").headers(given.iter());
-        assert_eq!(shown.masked, ["springDeserializerExceptionValue"], "{rule}");
+        assert_eq!(shown.masked, copies, "{rule}");
     }
 }
 

@@ -12,7 +12,7 @@ use redeliver_core::redrive::{self, REDRIVE_COUNT, REDRIVE_ID, REDRIVE_TIME};
 use redeliver_core::{Headers, Output, Pipeline, Record, Timestamp, mutant};
 
 use super::job::Skip;
-use crate::dialect::{Facts, is_of_failure};
+use crate::dialect::{Dialect, Facts, is_of_failure};
 
 /// The topics to which dead letters may be written.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +32,40 @@ struct OwnTopics {
     pipeline: Arc<str>,
     return_topic: Arc<str>,
     source: Option<Arc<str>>,
+}
+
+/// What decides where a dead letter goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<'l> {
+    /// The dead-letter topic.
+    pub topic: &'l str,
+    /// Its headers.
+    pub headers: &'l Headers,
+    /// Whether it has neither a key nor a value.
+    pub is_empty: bool,
+}
+
+impl<'l> Candidate<'l> {
+    /// A record of a dead-letter topic.
+    #[must_use]
+    pub fn of(record: &'l Record) -> Self {
+        Self {
+            topic: &record.position.topic,
+            headers: &record.headers,
+            is_empty: record.key.is_none() && record.value.is_none(),
+        }
+    }
+
+    /// Whether it lacks the payload of the record whose failure it describes.
+    fn lacks_payload(&self) -> bool {
+        if self.headers.last(headers::PAYLOAD_OMITTED).is_some() {
+            return true;
+        }
+        // A broker leaves out key and value unless errors.deadletterqueue.copy.record.enable is set for the share group, and does not say so.
+        self.is_empty
+            && Facts::read(self.headers).dialect == Dialect::ShareGroup
+            && !mutant!("redrive-empties-records")
+    }
 }
 
 /// What a caller wants of all dead letters of a job.
@@ -85,12 +119,13 @@ impl Destinations {
         own.flat_map(|own| own.source.iter().chain([&own.return_topic]))
     }
 
-    /// Where a dead letter of this topic with these headers goes.
+    /// Where a dead letter goes.
     ///
     /// # Errors
     /// Why it goes nowhere.
-    pub fn target(&self, topic: &str, headers: &Headers, wish: &Wish) -> Result<Target, Skip> {
-        if headers.last(headers::PAYLOAD_OMITTED).is_some() {
+    pub fn target(&self, letter: Candidate<'_>, wish: &Wish) -> Result<Target, Skip> {
+        let Candidate { topic, headers, .. } = letter;
+        if letter.lacks_payload() {
             return Err(Skip::PayloadOmitted);
         }
         if redrive::count(headers) >= self.max_count && !wish.force {
@@ -261,7 +296,7 @@ mod tests {
             (ReturnTo::Due, "docs", "docs"),
         ] {
             let letter = dead(headers_of(&[("tenant", b"a"), ("tenant", b"b")]));
-            let target = destinations(return_to).target("docs-dlq", &letter.headers, &wish(wanted));
+            let target = destinations(return_to).target(Candidate::of(&letter), &wish(wanted));
             let output = redriven(&letter, &target.unwrap(), "r1", NOW);
             assert_eq!(&*output.topic, expected);
             assert_eq!((&output.key, &output.value), (&letter.key, &letter.value));
@@ -293,7 +328,12 @@ mod tests {
             ])
         };
         let target = |topic: &str, headers: &Headers, wanted: &str| {
-            let target = destinations.target(topic, headers, &wish(wanted));
+            let candidate = Candidate {
+                topic,
+                headers,
+                is_empty: false,
+            };
+            let target = destinations.target(candidate, &wish(wanted));
             target.map(|target| target.topic.to_string())
         };
         assert_eq!(
@@ -330,12 +370,12 @@ mod tests {
     fn what_would_not_be_the_record_is_not_redriven() {
         let destinations = destinations(ReturnTo::Due);
         let target = |add: &[(&str, &[u8])], force| {
-            let mut headers = dead(Headers::new()).headers;
+            let mut letter = dead(Headers::new());
             for (name, value) in add {
-                headers.push(name, Some(value));
+                letter.headers.push(name, Some(value));
             }
             let wish = Wish { force, ..wish("") };
-            destinations.target("docs-dlq", &headers, &wish).map(|_| ())
+            destinations.target(Candidate::of(&letter), &wish).map(|_| ())
         };
         assert_eq!(
             target(&[("payload-omitted", b"value")], true),
@@ -351,6 +391,31 @@ mod tests {
     }
 
     #[test]
+    fn a_dead_letter_of_a_share_group_without_key_and_value_is_no_record() {
+        let destinations = destinations(ReturnTo::Due);
+        let share = [("__dlq.errors.topic", &b"legacy-a"[..])];
+        let spring = [("kafka_dlt-original-topic", &b"legacy-a"[..])];
+        let target = |headers: &[(&str, &[u8])], key: Option<&'static str>, value: Option<&'static str>| {
+            let letter = Record {
+                key: key.map(Bytes::from),
+                value: value.map(Bytes::from),
+                ..record("s-dlt", headers_of(headers))
+            };
+            let target = destinations.target(Candidate::of(&letter), &wish(""));
+            target.map(|target| target.topic.to_string())
+        };
+        assert_eq!(target(&share, None, None), Err(Skip::PayloadOmitted));
+        for (headers, key, value) in [
+            (&share, Some("k"), None),
+            (&share, None, Some("v")),
+            // Other frameworks always copy the record.
+            (&spring, None, None),
+        ] {
+            assert_eq!(target(headers, key, value), Ok("legacy-a".to_owned()));
+        }
+    }
+
+    #[test]
     fn headers_of_failures_are_removed_in_all_dialects() {
         let failures = [
             "kafka_dlt-exception-stacktrace",
@@ -362,6 +427,8 @@ mod tests {
             "dead-letter-cause",
             "__dlq.errors.message",
             "springDeserializerExceptionValue",
+            "deserialization-failure-data",
+            "deserialization-failure-dlq",
             "error-message",
             "process-after",
             "redrive-id",
@@ -370,7 +437,7 @@ mod tests {
         headers.push("kafka_correlationId", None);
         headers.push("dead-letter-office", Some(b"x"));
         let letter = record("s-dlt", headers);
-        let target = destinations(ReturnTo::Due).target("s-dlt", &letter.headers, &wish("legacy-a"));
+        let target = destinations(ReturnTo::Due).target(Candidate::of(&letter), &wish("legacy-a"));
         let output = redriven(&letter, &target.unwrap(), "r1", NOW);
         let names: Vec<&str> = output.headers.iter().map(|(name, _)| name).collect();
         assert_eq!(
@@ -393,7 +460,7 @@ mod tests {
             let user: Headers = user.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
             let mut letter = dead(user.clone());
             for count in 1..3_u32 {
-                let target = destinations(ReturnTo::Due).target("docs-dlq", &letter.headers, &wish("")).unwrap();
+                let target = destinations(ReturnTo::Due).target(Candidate::of(&letter), &wish("")).unwrap();
                 let output = redriven(&letter, &target, "r1", NOW);
                 let kept = output.headers.filtered(|name| !headers::is_reserved(name) && !redrive::is_redrive_header(name));
                 prop_assert_eq!(&kept, &user);

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::job::{CHUNK, Item, Job, Kind, Progress};
 use super::jobs::{Entry, Jobs};
 use super::pace::brake;
-use super::record::Destinations;
+use super::record::{Candidate, Destinations};
 use super::step::{Context, Step, Tried};
 use crate::filter::{Expr, Restriction, TextTest};
 use crate::index::{self, Pool};
@@ -248,9 +248,9 @@ impl Source {
             Kind::Discard | Kind::Restore => items.iter().map(|_| None).collect(),
         };
         for record in found.iter().flatten() {
-            let target =
-                self.destinations
-                    .target(&record.record.position.topic, &record.record.headers, &job.wish());
+            let target = self
+                .destinations
+                .target(Candidate::of(&record.record), &job.wish());
             if let Ok(target) = target {
                 self.look_up_topic(known, &target.topic)?;
             }

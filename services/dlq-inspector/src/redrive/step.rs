@@ -10,7 +10,7 @@ use redeliver_service::audit::{Action, AuditLog, Entry as AuditEntry, MAX_IDS};
 
 use super::job::{CHUNK, Item, Job, Kind, Outcome, Progress, Skip};
 use super::jobs::{outcomes_key, progress_key};
-use super::record::{Destinations, redriven};
+use super::record::{Candidate, Destinations, redriven};
 use crate::ledger::{self, State};
 use crate::letter::content_hash;
 
@@ -73,7 +73,7 @@ impl Context<'_> {
             return Err(Skip::UnreadableHeaders);
         }
         let wish = self.job.wish();
-        let target = self.destinations.target(&item.id.topic, &found.headers, &wish)?;
+        let target = self.destinations.target(Candidate::of(found), &wish)?;
         if !(self.exists)(&target.topic) {
             return Err(Skip::DestinationMissing);
         }

@@ -3,12 +3,14 @@
 mod access;
 mod api;
 mod completeness;
+mod dialects;
 mod golden;
 mod group_states;
 mod groups;
 mod lifecycle;
 mod rebuild;
 mod redrive;
+mod replicas;
 mod server;
 mod support;
 mod watch;

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use redeliver_core::{Clock as _, SystemClock, Timestamp};
 use redeliver_dlq_inspector::index::FILE;
 use redeliver_proto::convert::to_timestamp;
+use redeliver_proto::error::reason;
 use redeliver_proto::v1;
+use redeliver_proto::v1::watch_dead_letters_response::Event;
 use redeliver_testkit::eventually_async;
 use redeliver_testkit::kafka_request::{delete_records, delete_topic};
 use tonic::Code;
@@ -218,6 +220,13 @@ async fn an_index_that_is_damaged_while_it_is_used_is_rebuilt_by_the_same_proces
         ..v1::ListDeadLettersRequest::default()
     };
     let mut client = inspector.client().await;
+    let watching = v1::WatchDeadLettersRequest {
+        only_new: true,
+        ..v1::WatchDeadLettersRequest::default()
+    };
+    let stream = client.watch_dead_letters(watching.clone()).await;
+    let mut stream = stream.unwrap().into_inner();
+    let synced = stream.message().await.unwrap().unwrap();
     eventually_async(
         "all dead letters are listed again",
         DEADLINE,
@@ -237,6 +246,25 @@ async fn an_index_that_is_damaged_while_it_is_used_is_rebuilt_by_the_same_proces
         metrics.contains("redeliver_dlq_index_rebuilds_total 1\n"),
         "{metrics}"
     );
+
+    // The watch has begun in the former index, and goes on in the new one.
+    let ended = stream.message().await.unwrap_err();
+    assert_eq!(
+        (ended.code(), reason(&ended).as_deref()),
+        (Code::Unavailable, Some("INDEX_REBUILT"))
+    );
+    let written = env.put(&topic, 0, numbered("new", 1)).await;
+    let resumed = v1::WatchDeadLettersRequest {
+        resume_token: synced.resume_token,
+        ..watching
+    };
+    let mut stream = client.watch_dead_letters(resumed).await.unwrap().into_inner();
+    let first = loop {
+        if let Some(Event::DeadLetter(letter)) = stream.message().await.unwrap().unwrap().event {
+            break letter.id;
+        }
+    };
+    assert_eq!(first, written[0].to_string());
 }
 
 #[tokio::test(flavor = "multi_thread")]

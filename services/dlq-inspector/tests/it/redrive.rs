@@ -85,7 +85,7 @@ impl World {
     }
 }
 
-fn read(env: &InspectorEnv, topic: &Arc<str>) -> Vec<Record> {
+pub(crate) fn read(env: &InspectorEnv, topic: &Arc<str>) -> Vec<Record> {
     let mut records = Vec::new();
     let mut reader = TopicReader::new(&env.kafka, std::slice::from_ref(topic)).unwrap();
     reader
@@ -94,7 +94,7 @@ fn read(env: &InspectorEnv, topic: &Arc<str>) -> Vec<Record> {
     records
 }
 
-fn plan(kind: v1::RedriveKind, filter: &str) -> v1::PlanRedriveRequest {
+pub(crate) fn plan(kind: v1::RedriveKind, filter: &str) -> v1::PlanRedriveRequest {
     v1::PlanRedriveRequest {
         kind: kind.into(),
         filter: filter.to_owned(),
@@ -116,12 +116,15 @@ async fn client(inspector: &mut Inspector) -> RedriveServiceClient<Channel> {
     RedriveServiceClient::new(inspector.channel().await).max_decoding_message_size(64 << 20)
 }
 
-async fn planned(inspector: &mut Inspector, request: v1::PlanRedriveRequest) -> Result<v1::Redrive, Status> {
+pub(crate) async fn planned(
+    inspector: &mut Inspector,
+    request: v1::PlanRedriveRequest,
+) -> Result<v1::Redrive, Status> {
     let answer = client(inspector).await.plan_redrive(request).await?;
     Ok(answer.into_inner())
 }
 
-async fn start(inspector: &mut Inspector, id: &str) -> v1::Redrive {
+pub(crate) async fn start(inspector: &mut Inspector, id: &str) -> v1::Redrive {
     let started = client(inspector).await.start_redrive(change(id)).await;
     started.unwrap().into_inner()
 }
@@ -132,7 +135,7 @@ async fn get(inspector: &mut Inspector, id: &str) -> Result<v1::Redrive, Status>
     Ok(answer.into_inner())
 }
 
-async fn until(inspector: &mut Inspector, id: &str, states: &[v1::RedriveState]) -> v1::Redrive {
+pub(crate) async fn until(inspector: &mut Inspector, id: &str, states: &[v1::RedriveState]) -> v1::Redrive {
     eventually_async("the state of the redrive", DEADLINE * 3, async || {
         let job = get(inspector, id).await.map_err(|status| status.to_string())?;
         let sum = job.done + job.failed + job.skipped + job.pending;
@@ -146,7 +149,7 @@ async fn until(inspector: &mut Inspector, id: &str, states: &[v1::RedriveState])
     .await
 }
 
-const ENDED: [v1::RedriveState; 3] = [
+pub(crate) const ENDED: [v1::RedriveState; 3] = [
     v1::RedriveState::Succeeded,
     v1::RedriveState::PartiallySucceeded,
     v1::RedriveState::Failed,

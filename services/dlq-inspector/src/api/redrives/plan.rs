@@ -22,7 +22,7 @@ use crate::index::{self, Cursor, Direction, IndexedLetter, Page, PageLimit};
 use crate::ledger::State;
 use crate::redrive::change::Change;
 use crate::redrive::job::{CHUNK, Item, Kind, MAX_ITEMS, Outcome, Skip};
-use crate::redrive::record::{Destinations, Wish};
+use crate::redrive::record::{Candidate, Destinations, Wish};
 
 /// The maximum number of ids in a request.
 const MAX_IDS: usize = 1_000;
@@ -332,7 +332,12 @@ impl Plan {
         }
         if self.kind == Kind::Redrive {
             let headers = header_list::decode(&letter.headers);
-            match self.allowed.target(&letter.id.topic, &headers, &self.wish) {
+            let candidate = Candidate {
+                topic: &letter.id.topic,
+                headers: &headers,
+                is_empty: letter.key.is_none() && letter.value_size.is_none(),
+            };
+            match self.allowed.target(candidate, &self.wish) {
                 Ok(target) => *self.destinations.entry(target.topic.to_string()).or_default() += 1,
                 Err(skip) => return self.refuse(skip, &letter.id),
             }
