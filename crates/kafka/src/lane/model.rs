@@ -80,6 +80,8 @@ pub(super) enum Outcome {
     /// The broker refuses the first output.
     Refused,
     MissingTopic,
+    /// The lane may not write to the topic of the first output.
+    Denied,
     /// Another process initialised a producer with the same id.
     Fenced,
     /// The commit succeeded, but the answer was lost.
@@ -141,7 +143,7 @@ fn random_op(random: &mut Random) -> Op {
         18..=19 => Op::Rebalance(random.below(8)),
         20 => Op::Evict,
         21..=24 => {
-            let outcome = match random.below(10) {
+            let outcome = match random.below(11) {
                 0 => Outcome::Committed,
                 1 => Outcome::Aborted,
                 2 => Outcome::TimedOut,
@@ -150,6 +152,7 @@ fn random_op(random: &mut Random) -> Op {
                 5 => Outcome::Fenced,
                 6 => Outcome::UnknownCommitted,
                 7 => Outcome::UnknownAborted,
+                8 => Outcome::Denied,
                 _ => Outcome::UnknownOpen(random.below(2) == 0),
             };
             Op::Outcomes(outcome, 1 + random.below(4))

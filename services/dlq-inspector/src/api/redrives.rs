@@ -24,7 +24,7 @@ use crate::redrive::job::{self, CHUNK, Job, Kind};
 use crate::redrive::jobs::{Entry, Jobs};
 use crate::redrive::pace::waits_until;
 use crate::redrive::record::Destinations;
-use crate::redrive::source::count_returned;
+use crate::redrive::source::{count_returned, returning_to};
 
 /// The maximum length of the id of a job.
 const MAX_ID: usize = 32;
@@ -229,9 +229,10 @@ impl Api {
         let mut message = self.message(&entry, &job);
         if job.kind == Kind::Redrive && message.done > 0 && *self.shared.caught_up.borrow() {
             let (id, now) = (id.to_owned(), self.clock.now());
+            let topics = returning_to(&job, &self.redrives.destinations);
             let counting = self
                 .pool
-                .query(move |connection| count_returned(connection, &id, now));
+                .query(move |connection| count_returned(connection, &id, &topics, now));
             // Without an answer of the index, what the executor has counted last is shown.
             if let Ok(returned) = counting.await {
                 message.returned = returned;
@@ -255,8 +256,17 @@ impl Api {
             skipped: progress.skipped,
             pending: job.spec().total.saturating_sub(progress.next),
             returned: progress.returned,
-            brake: if brake { progress.brake } else { String::new() },
+            brake: if brake {
+                progress.brake
+            } else {
+                String::new()
+            },
             waits_until: waits.map(to_timestamp),
+            problem: if state == v1::RedriveState::Running {
+                progress.problem
+            } else {
+                String::new()
+            },
             ..job.spec().clone()
         }
     }

@@ -1,7 +1,8 @@
 //! The processor of the lane whose owner executes the jobs.
 //!
 //! The lane reads the topic of jobs, and writes steps: transactions with everything that a step does and the position of the group, which only the
-//! owner of the partition can commit. One step is decided at a time, after the one before it was committed.
+//! owner of the partition can commit. One step is decided at a time, after the one before it was committed. The jobs take turns: a step that cannot be
+//! decided or written is tried again later, while others go on.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,10 +10,11 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::Duration;
 
 use redeliver_core::wait::LogThrottle;
-use redeliver_core::{Record, Timestamp};
+use redeliver_core::{Clock, Record, Timestamp};
 use redeliver_kafka::{AssignmentId, Processor, Refused, TransactionBatch};
 use redeliver_service::audit::AuditLog;
 
+use super::job::{Outcome, Skip};
 use super::jobs::{Entry, Jobs};
 use super::pace::{self, Memory, Next};
 use super::source::{Answer, Request};
@@ -21,7 +23,7 @@ use crate::metrics::Metrics;
 
 /// The number of records of the topic that are accepted before they are completed.
 const CAPACITY: usize = 1_000;
-/// The time before the next attempt after a failure.
+/// The time before the next attempt to read the jobs after a failure.
 const RETRY: Duration = Duration::from_secs(2);
 
 /// The processor.
@@ -29,6 +31,7 @@ pub(crate) struct Executor {
     topic: Arc<str>,
     audit: AuditLog,
     metrics: Metrics,
+    clock: Arc<dyn Clock>,
     requests: SyncSender<(u64, Request)>,
     answers: Receiver<(u64, Answer)>,
     /// The assignment of the partition, once its position is known: no transaction of a former owner can be committed any more.
@@ -45,11 +48,13 @@ pub(crate) struct Executor {
     ready: Option<Step>,
     writing: Option<Writing>,
     memory: HashMap<String, Memory>,
-    /// The job of the last step: the others have their turn first.
+    /// The job of the last request: the others have their turn first.
     last: String,
+    /// The job whose last step could not be written.
+    unwritten: Option<String>,
     /// When to look again.
     look_at: Option<Timestamp>,
-    /// When to ask again after a failure.
+    /// When to read the jobs again after a failure.
     retry_at: Option<Timestamp>,
     log: LogThrottle,
     is_stopping: bool,
@@ -68,6 +73,7 @@ impl Executor {
         topic: Arc<str>,
         audit: AuditLog,
         metrics: Metrics,
+        clock: Arc<dyn Clock>,
         requests: SyncSender<(u64, Request)>,
         answers: Receiver<(u64, Answer)>,
     ) -> Self {
@@ -75,6 +81,7 @@ impl Executor {
             topic,
             audit,
             metrics,
+            clock,
             requests,
             answers,
             owner: None,
@@ -88,6 +95,7 @@ impl Executor {
             writing: None,
             memory: HashMap::new(),
             last: String::new(),
+            unwritten: None,
             look_at: None,
             retry_at: None,
             log: LogThrottle::default(),
@@ -106,6 +114,7 @@ impl Executor {
         self.ready = None;
         self.writing = None;
         self.memory.clear();
+        self.unwritten = None;
         self.look_at = None;
         self.retry_at = None;
     }
@@ -139,13 +148,72 @@ impl Executor {
                 }
                 Answer::Step(step) => self.ready = (!self.is_stopping).then_some(*step),
                 Answer::Failed(reason) => {
-                    self.retry_at = Some(now.after(RETRY));
                     if self.log.should_log() {
-                        tracing::warn!(reason, "cannot execute redrives; retrying");
+                        tracing::warn!(reason, id = self.last, "cannot execute redrives; retrying");
+                    }
+                    if self.jobs.is_some() {
+                        let id = self.last.clone();
+                        self.failed(&id, Some(&reason), now);
+                    } else {
+                        self.retry_at = Some(now.after(RETRY));
                     }
                 }
             }
         }
+    }
+
+    /// Nothing was done for a job. Tries again later, and lets others know why.
+    fn failed(&mut self, id: &str, reason: Option<&str>, now: Timestamp) {
+        self.memory.entry(id.to_owned()).or_default().failed(now);
+        let entry = self.jobs.as_ref().and_then(|jobs| jobs.get(id));
+        let (Some(entry), Some(reason)) = (entry, reason) else {
+            return;
+        };
+        if let Some(job) = entry.job().filter(|_| entry.is_progress_known()) {
+            let step = Step::of_problem(job, entry.progress(), reason, now);
+            let is_known = step.problem == step.before.problem;
+            self.ready = (!is_known && !self.is_stopping).then_some(step);
+        }
+    }
+
+    /// Whether a step is still what callers want.
+    fn is_wanted(&self, step: &Step) -> bool {
+        let entry = self
+            .jobs
+            .as_ref()
+            .and_then(|jobs| jobs.get(&step.job.spec().id));
+        let job = entry.and_then(|entry| entry.job());
+        job.is_some_and(|job| job.record.revision == step.job.record.revision)
+    }
+
+    /// Gives up items whose records are at these positions in the batch, and replaces its outputs. Returns false if one of them is no
+    /// record at a destination.
+    fn give_up(&mut self, refused: &[Refused], outcome: Outcome, batch: &mut TransactionBatch) -> bool {
+        let Some(writing) = &mut self.writing else {
+            return false;
+        };
+        let tried_of = |refused: &Refused| {
+            let index = refused.index.checked_sub(writing.first)?;
+            writing.written.tried.get(index).copied()
+        };
+        let Some(tried) = refused.iter().map(tried_of).collect::<Option<Vec<usize>>>() else {
+            return false;
+        };
+        writing.step.give_up(&tried, outcome);
+        writing.written = writing.step.written(&self.topic, &self.audit);
+        batch.outputs.truncate(writing.first);
+        batch.outputs.append(&mut writing.written.outputs);
+        true
+    }
+
+    /// A step was not written.
+    fn give_back(&mut self, writing: &Writing, reason: Option<&str>, now: Timestamp) {
+        let Step { job, problem, .. } = &writing.step;
+        let id = job.spec().id.clone();
+        // Where a problem cannot be written, another one cannot either.
+        let reason = reason.filter(|_| problem.is_empty());
+        self.failed(&id, reason, now);
+        self.unwritten = Some(id);
     }
 
     /// Asks for what comes next.
@@ -154,17 +222,19 @@ impl Executor {
         if self.is_asked || self.ready.is_some() || self.owner.is_none() || self.is_stopping {
             return;
         }
-        if let Some(retry) = self.retry_at.filter(|retry| *retry > now) {
-            self.look_at = Some(retry);
-            return;
-        }
-        self.retry_at = None;
         let Some(jobs) = &self.jobs else {
-            return self.ask(Request::Load);
+            self.look_at = self.retry_at.filter(|retry| *retry > now);
+            if self.look_at.is_none() {
+                self.ask(Request::Load);
+            }
+            return;
         };
         let (request, look_at) = next_request(jobs, &self.memory, &self.last, now);
         self.look_at = look_at;
-        if let Some((id, request)) = request {
+        if let Some((id, mut request)) = request {
+            if let Request::Try { again, .. } = &mut request {
+                *again = self.unwritten.take_if(|unwritten| *unwritten == id).is_some();
+            }
             self.last = id;
             self.ask(request);
         }
@@ -190,6 +260,7 @@ fn next_request(
                 job: Box::new(job),
                 entry: Arc::<Entry>::clone(entry),
                 to,
+                again: false,
             },
             Next::Observe => Request::Observe {
                 job: Box::new(job),
@@ -250,6 +321,11 @@ impl Processor for Executor {
         let (Some(owner), Some(step)) = (self.owner, self.ready.take()) else {
             return;
         };
+        // Somebody has paused or cancelled the job, for example.
+        if !self.is_wanted(&step) {
+            self.look_at = Some(now);
+            return;
+        }
         let mut written = step.written(&self.topic, &self.audit);
         let first = batch.outputs.len();
         batch.outputs.append(&mut written.outputs);
@@ -258,26 +334,38 @@ impl Processor for Executor {
     }
 
     fn refused(&mut self, refused: &[Refused], batch: &mut TransactionBatch, _now: Timestamp) -> bool {
-        let Some(writing) = &mut self.writing else {
-            return false;
-        };
-        let mut tried = Vec::with_capacity(refused.len());
-        for refused in refused {
-            let index = refused.index.checked_sub(writing.first);
-            match index.and_then(|index| writing.written.tried.get(index)) {
-                Some(index) => tried.push(*index),
-                // Not a record at its destination.
-                None => return false,
-            }
-            tracing::warn!(
-                code = &*refused.failure.code,
-                "a destination refuses a redriven record"
-            );
+        let is_replaced = self.give_up(refused, Outcome::Failed, batch);
+        if is_replaced && self.log.should_log() {
+            let reason = refused.first().map(|refused| &*refused.failure.message);
+            tracing::warn!(reason, records = refused.len(), "a destination refuses records");
         }
-        writing.step.refuse(&tried);
-        writing.written = writing.step.written(&self.topic, &self.audit);
-        batch.outputs.truncate(writing.first);
-        batch.outputs.append(&mut writing.written.outputs);
+        is_replaced
+    }
+
+    fn denied(&mut self, denied: &[Refused], batch: &mut TransactionBatch, now: Timestamp) -> bool {
+        let reason = denied.first().map(|denied| denied.failure.message.clone());
+        if self.log.should_log() {
+            tracing::warn!(reason, records = denied.len(), "records are not redriven");
+        }
+        let outcome = Outcome::Skipped(Skip::DestinationDenied);
+        if self.give_up(denied, outcome, batch) {
+            return true;
+        }
+        // One of the topics that each step writes to, such as the ledger. The lane gives the step back.
+        if let Some(writing) = self.writing.take() {
+            self.give_back(&writing, reason.as_deref(), now);
+        }
+        false
+    }
+
+    fn take_back(&mut self, batch: &mut TransactionBatch) -> bool {
+        self.completed.splice(0..0, batch.completed.drain(..));
+        let now = self.clock.now();
+        // What is decided later is about the jobs as they are then: one that was cancelled meanwhile does nothing.
+        if let Some(writing) = self.writing.take() {
+            self.give_back(&writing, None, now);
+        }
+        self.look_at = Some(now);
         true
     }
 
@@ -287,11 +375,18 @@ impl Processor for Executor {
             return;
         };
         let id = &step.job.spec().id;
+        if !step.problem.is_empty() {
+            if let Some(jobs) = &mut self.jobs {
+                jobs.apply_own(id, &written.progress, None);
+            }
+            return;
+        }
         if let Some(jobs) = &mut self.jobs {
             jobs.apply_own(id, &written.progress, written.outcomes);
         }
         let taken = u32::try_from(step.tried.len()).unwrap_or(u32::MAX);
         let memory = self.memory.entry(id.clone()).or_default();
+        memory.succeeded();
         memory.not_before = pace::not_before(&step.job, taken, now);
         if taken == 0 {
             memory.observed = step.before.next;

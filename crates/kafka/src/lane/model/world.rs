@@ -571,6 +571,16 @@ impl World {
                     };
                     fail(RecoveryAction::Abort, FailureKind::Refused(vec![refused]))
                 }
+                Outcome::Denied => {
+                    let denied = (!transaction.values.is_empty()).then(|| Refused {
+                        index: 0,
+                        failure: Failure::permanent("output.denied", "planned"),
+                    });
+                    fail(
+                        RecoveryAction::Abort,
+                        FailureKind::Denied(denied.into_iter().collect()),
+                    )
+                }
                 Outcome::Aborted | Outcome::Refused => fail(RecoveryAction::Abort, FailureKind::Aborted),
                 Outcome::Fenced => fail(RecoveryAction::Fenced, FailureKind::Aborted),
                 Outcome::UnknownCommitted => {

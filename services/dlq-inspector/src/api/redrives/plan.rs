@@ -14,6 +14,7 @@ use tonic::{Code, Status};
 use super::super::group_changes::check_text;
 use super::super::groups::{group_id, in_group};
 use super::super::{Api, bounded, kafka_unavailable, query_failed};
+use super::sees;
 use crate::access::Viewer;
 use crate::filter::{Comparison, Expr, NumberField, NumberTest, Restriction};
 use crate::header_list;
@@ -22,6 +23,7 @@ use crate::index::{self, Cursor, Direction, IndexedLetter, Page, PageLimit};
 use crate::ledger::State;
 use crate::redrive::change::Change;
 use crate::redrive::job::{CHUNK, Item, Kind, MAX_ITEMS, Outcome, Skip};
+use crate::redrive::jobs::Jobs;
 use crate::redrive::record::{Destinations, Wish};
 
 /// The maximum number of ids in a request.
@@ -59,6 +61,10 @@ impl Api {
         let kind =
             Kind::from_wire(request.kind()).ok_or_else(|| invalid("kind", problem, "KIND_INVALID", []))?;
         let mut spec = checked(&request)?;
+        // What was done since leaves nothing to plan, and the repeated request would fail.
+        if let Some(job) = self.job_of_request(viewer, &request.request_id)? {
+            return self.redrive_message(&job).await;
+        }
         if request.group.is_empty() {
             // Other callers may see the job without seeing payloads.
             spec.filter = self.recorded_filter(&request.filter)?;
@@ -83,7 +89,12 @@ impl Api {
             viewer.require_destination(destination)?;
         }
         if plan.items.is_empty() {
-            return Err(nothing(&plan));
+            // The job may be new, and this inspector has not read it yet.
+            self.until_request(viewer, &request.request_id).await;
+            return match self.job_of_request(viewer, &request.request_id)? {
+                Some(job) => self.redrive_message(&job).await,
+                None => Err(nothing(&plan)),
+            };
         }
         let mut warnings = plan.warnings();
         if !self.completeness_message(&completeness, viewer).complete {
@@ -107,6 +118,24 @@ impl Api {
         });
         self.write_job(viewer, Change::Plan(Box::new(record), items.into()))
             .await
+    }
+
+    /// The id of the job that the caller has planned with this request id.
+    fn job_of_request(&self, viewer: &Viewer, request_id: &str) -> Result<Option<String>, Status> {
+        let author = viewer.author();
+        let jobs = self.jobs()?;
+        let found = jobs.of_request(&author.name, request_id);
+        Ok(found
+            .filter(|job| sees(viewer, job))
+            .map(|job| job.spec().id.clone()))
+    }
+
+    async fn until_request(&self, viewer: &Viewer, request_id: &str) {
+        if !request_id.is_empty() {
+            let author = viewer.author();
+            let has_read = |jobs: &Jobs| jobs.of_request(&author.name, request_id).is_some();
+            self.redrives.jobs.until_read(has_read).await;
+        }
     }
 
     async fn selection(
@@ -219,6 +248,9 @@ impl Api {
                     Err(KafkaReadError::Missing(_)) => {
                         warnings.push(format!("the destination `{topic}` does not exist"));
                     }
+                    Err(KafkaReadError::Denied(_)) => warnings.push(format!(
+                        "this inspector may not see the destination `{topic}` (Describe), and so perhaps not write to it"
+                    )),
                     Err(error) => return Err(error),
                 }
             }
@@ -380,6 +412,7 @@ impl Plan {
                 sample: sample.clone(),
             });
         v1::Redrive {
+            has_more: self.has_more,
             total: u32::try_from(self.items.len()).unwrap_or(u32::MAX),
             sources: counts(&self.sources),
             destinations: counts(&self.destinations),
