@@ -449,7 +449,12 @@ fn a_redriven_record_has_the_age_and_the_delays_of_its_redrive() {
     let mut redriven = record.clone();
     redriven.position.topic = pipeline.due_topic();
     redriven.headers = record.headers.filtered(|name| name != headers::RETRY_COUNT);
-    headers::write_lineage(&mut redriven.headers, &pipeline.name, &headers::Origin::of(&record), 0);
+    headers::write_lineage(
+        &mut redriven.headers,
+        &pipeline.name,
+        &headers::Origin::of(&record),
+        0,
+    );
     assert_eq!(waits(&redriven, 50_000), Ok(5));
     let expired = Err(Disposition::Dead(ErrorClass::Expired));
     assert_eq!(waits(&redriven, 56_000), expired);

@@ -334,6 +334,40 @@ fn a_batch_that_times_out_is_written_in_smaller_parts_without_another_call() {
 }
 
 #[test]
+fn a_processor_gets_back_what_cannot_be_written() {
+    for (outcome, count, first, sizes) in [
+        // The first retry has the same batch.
+        (Outcome::Aborted, 1, 10, &[10, 10, 10][..]),
+        (Outcome::Aborted, 2, 10, &[10, 10, 20]),
+        // The processor replaces an output of this one, and not of the other one.
+        (Outcome::Denied, 1, 10, &[10, 10, 10]),
+        (Outcome::Denied, 1, 9, &[9, 20]),
+    ] {
+        let finish = |records| Op::Finish {
+            records,
+            latest_first: false,
+        };
+        let mut world = world(true);
+        world.apply(Op::Outcomes(outcome, count)).unwrap();
+        let produce = Op::Produce {
+            partition: 0,
+            records: 20,
+            gap: 0,
+        };
+        for op in [produce, Op::Steps(200), finish(first)] {
+            world.apply(op).unwrap();
+        }
+        while world.sizes.len() < usize::from(count) {
+            world.apply(Op::Steps(1)).unwrap();
+        }
+        world.apply(finish(20 - first)).unwrap();
+        world.apply(Op::Steps(250)).unwrap();
+        world.settle().unwrap();
+        assert_eq!(world.sizes, sizes, "{outcome:?}");
+    }
+}
+
+#[test]
 fn a_batch_that_is_not_taken_back_is_given_up_after_three_timeouts() {
     let mut world = world(false);
     world.apply(Op::Outcomes(Outcome::TimedOut, 3)).unwrap();

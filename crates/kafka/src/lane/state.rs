@@ -34,7 +34,7 @@ use crate::transaction::{FailureKind, TransactionError};
 const UNANSWERED: Duration = Duration::from_secs(12);
 /// This many fencings within [`FENCE_WINDOW`] mean that two processes use the same instance name.
 const FENCE_LIMIT: usize = 5;
-const FENCE_WINDOW: Duration = Duration::from_secs(60);
+pub(super) const FENCE_WINDOW: Duration = Duration::from_secs(60);
 /// Minimum batch size after repeated failures.
 const MIN_BATCH: usize = 16;
 /// A batch that times out this often is too large to be written as it is.

@@ -205,3 +205,23 @@ impl ProducerContext for Deliveries {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_log_line_about_a_topic_that_may_not_be_written_is_parsed() {
+        let line = |problem: &str| {
+            format!(
+                "[thrd:TxnCoordinator]: TxnCoordinator/1: Failed to add partition \"docs\" [3] to transaction: {problem}"
+            )
+        };
+        let denied = line("Broker: Topic authorization failed");
+        assert_eq!(denied_topic("ADDPARTS", &denied), Some("docs"));
+        assert_eq!(denied_topic("TXNERR", &denied), None);
+        // Another partition of the same request was denied.
+        let skipped = line("Broker: Operation not attempted");
+        assert_eq!(denied_topic("ADDPARTS", &skipped), None);
+    }
+}

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use redeliver_core::error_chain::error_chain;
 use redeliver_kafka::exclusive::ExclusiveError;
+use redeliver_kafka::survey::Surveyor;
 use redeliver_proto::convert::{from_timestamp, to_timestamp};
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1;
@@ -35,6 +36,8 @@ pub(crate) struct Redrives {
     pub(crate) jobs: Followed<Jobs>,
     pub(crate) writer: JobWriter,
     pub(crate) destinations: Arc<Destinations>,
+    /// Tells what the destinations accept.
+    pub(crate) surveyor: Surveyor,
 }
 
 #[tonic::async_trait]
@@ -256,11 +259,7 @@ impl Api {
             skipped: progress.skipped,
             pending: job.spec().total.saturating_sub(progress.next),
             returned: progress.returned,
-            brake: if brake {
-                progress.brake
-            } else {
-                String::new()
-            },
+            brake: if brake { progress.brake } else { String::new() },
             waits_until: waits.map(to_timestamp),
             problem: if state == v1::RedriveState::Running {
                 progress.problem

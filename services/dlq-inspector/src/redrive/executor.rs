@@ -178,10 +178,7 @@ impl Executor {
 
     /// Whether a step is still what callers want.
     fn is_wanted(&self, step: &Step) -> bool {
-        let entry = self
-            .jobs
-            .as_ref()
-            .and_then(|jobs| jobs.get(&step.job.spec().id));
+        let entry = self.jobs.as_ref().and_then(|jobs| jobs.get(&step.job.spec().id));
         let job = entry.and_then(|entry| entry.job());
         job.is_some_and(|job| job.record.revision == step.job.record.revision)
     }
@@ -437,5 +434,276 @@ impl Processor for Executor {
 
     fn starting(&mut self) {
         self.is_stopping = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::sync_channel;
+
+    use bytes::Bytes;
+    use prometheus_client::registry::Registry;
+    use redeliver_core::{Failure, Headers, ManualClock, Output};
+    use redeliver_proto::{Message as _, v1};
+    use redeliver_runtime::Config;
+    use redeliver_service::followed::Contents as _;
+
+    use super::super::job::tests::{item, job};
+    use super::super::job::{Job, Wanted};
+    use super::super::jobs::tests::record;
+    use super::super::jobs::{job_key, plan_key};
+    use super::super::step::Tried;
+    use super::super::{job, jobs};
+    use super::*;
+
+    const TOPIC: &str = "redrives";
+
+    /// An executor that has read the jobs `1` and `2`, both running.
+    struct World {
+        executor: Executor,
+        clock: Arc<ManualClock>,
+        requests: Receiver<(u64, Request)>,
+        answers: SyncSender<(u64, Answer)>,
+        batch: TransactionBatch,
+    }
+
+    fn job_record(id: &str, wanted: Wanted, revision: u64) -> Record {
+        let mut written = job(10, wanted).record;
+        written.revision = revision;
+        if let Some(redrive) = &mut written.redrive {
+            redrive.id = id.to_owned();
+        }
+        record(&job_key(id), Some(written.encode_to_vec().into()))
+    }
+
+    fn owner() -> AssignmentId {
+        AssignmentId::for_tests(0, 1)
+    }
+
+    impl World {
+        fn new() -> Self {
+            let clock = Arc::new(ManualClock::new(Timestamp::from_millis(1_000_000)));
+            let (request_sender, requests) = sync_channel(8);
+            let (answers, answer_receiver) = sync_channel(8);
+            let executor = Executor::new(
+                TOPIC.into(),
+                AuditLog::new(&Config::default(), "dlq-inspector"),
+                Metrics::register(&mut Registry::default()),
+                clock.clone(),
+                request_sender,
+                answer_receiver,
+            );
+            let mut world = Self {
+                executor,
+                clock,
+                requests,
+                answers,
+                batch: TransactionBatch::default(),
+            };
+            world.executor.starts_at(owner(), 0);
+            world.finish();
+            let mut jobs = Jobs::default();
+            for id in ["1", "2"] {
+                jobs.apply(&job_record(id, Wanted::Running, 2));
+                let planned: Vec<_> = (0..10).map(|offset| item("a-dlq", offset)).collect();
+                let chunk = job::chunks(&planned).remove(0).encode_to_vec();
+                jobs.apply(&record(&plan_key(id, 0), Some(chunk.into())));
+            }
+            world.answer(|request| {
+                assert!(matches!(request, Request::Load));
+                Answer::Loaded(jobs, 0)
+            });
+            world
+        }
+
+        /// The lane asks for what is finished.
+        fn finish(&mut self) {
+            self.batch = TransactionBatch::default();
+            self.executor.finish(self.clock.now(), 1_000, &mut self.batch);
+        }
+
+        fn answer(&mut self, answer: impl FnOnce(Request) -> Answer) {
+            let (number, request) = self.requests.try_recv().expect("a request");
+            self.answers.try_send((number, answer(request))).unwrap();
+            self.finish();
+        }
+
+        /// Answers with a step that does everything up to the wanted item, and returns the id of its job.
+        fn step(&mut self) -> String {
+            let mut id = String::new();
+            self.answer(|request| {
+                let Request::Try { job, entry, to, .. } = request else {
+                    panic!("{request:?}");
+                };
+                id.clone_from(&job.spec().id);
+                Answer::Step(Box::new(done(*job, &entry, to)))
+            });
+            id
+        }
+
+        fn commit(&mut self) {
+            self.executor.committed(self.clock.now());
+            self.finish();
+        }
+
+        fn topics(&self) -> Vec<&str> {
+            self.batch.outputs.iter().map(|output| &*output.topic).collect()
+        }
+
+        fn progress(&self, id: &str) -> jobs::Entry {
+            let jobs = self.executor.jobs.as_ref().unwrap();
+            (**jobs.get(id).unwrap()).clone()
+        }
+    }
+
+    fn done(job: Job, entry: &Entry, to: u32) -> Step {
+        let items = entry.items(0).unwrap();
+        let before = entry.progress();
+        let tried = items[before.next as usize..to as usize].iter().map(|item| Tried {
+            item: item.clone(),
+            outcome: Outcome::Done,
+            output: Some(Output {
+                topic: "docs".into(),
+                partition: None,
+                key: None,
+                value: Some(Bytes::from_static(b"v")),
+                headers: Headers::new(),
+            }),
+        });
+        Step {
+            outcomes: entry.outcomes(0),
+            tried: tried.collect(),
+            before,
+            job,
+            returned: None,
+            brake: None,
+            problem: String::new(),
+            now: Timestamp::from_millis(1_000_000),
+        }
+    }
+
+    fn denied(index: usize) -> Refused {
+        Refused {
+            index,
+            failure: Failure::permanent("output.denied", "may not write to topic `docs`"),
+        }
+    }
+
+    #[test]
+    fn a_job_that_fails_tells_why_and_does_not_delay_others() {
+        let mut world = World::new();
+        world.answer(|request| {
+            assert!(matches!(request, Request::Try { job, .. } if job.spec().id == "1"));
+            Answer::Failed("no plan".to_owned())
+        });
+        assert_eq!(world.topics(), [TOPIC], "the problem");
+        world.commit();
+        assert_eq!(world.progress("1").progress().problem, "no plan");
+        assert_eq!(world.step(), "2");
+        world.commit();
+        assert_eq!(world.progress("2").progress().done, 10);
+        // Nothing else is to be done before the next attempt, after which the problem is gone.
+        assert!(world.requests.try_recv().is_err());
+        let retry = world.executor.next_due().unwrap();
+        assert_eq!(retry, world.clock.now().after(Duration::from_secs(2)));
+        world.clock.set(retry);
+        world.finish();
+        assert_eq!(world.step(), "1");
+        world.commit();
+        let progress = world.progress("1").progress();
+        assert_eq!((progress.done, &*progress.problem), (10, ""));
+    }
+
+    #[test]
+    fn jobs_take_turns() {
+        let mut world = World::new();
+        let mut turns = Vec::new();
+        for _ in 0..2 {
+            // A step with fewer items than were asked for, as with large records.
+            world.answer(|request| {
+                let Request::Try { job, entry, .. } = request else {
+                    panic!("{request:?}");
+                };
+                turns.push(job.spec().id.clone());
+                Answer::Step(Box::new(done(*job, &entry, 1)))
+            });
+            world.commit();
+        }
+        turns.push(world.step());
+        assert_eq!(turns, ["1", "2", "1"]);
+    }
+
+    #[test]
+    fn items_whose_destination_is_denied_are_given_up() {
+        let mut world = World::new();
+        world.step();
+        let all: Vec<Refused> = (0..10).map(denied).collect();
+        let now = world.clock.now();
+        assert!(world.executor.denied(&all, &mut world.batch, now));
+        // The progress and the outcomes; neither ledger entries nor an audit entry.
+        assert_eq!(world.topics(), [TOPIC; 2]);
+        world.commit();
+        let entry = world.progress("1");
+        assert_eq!((entry.progress().done, entry.progress().skipped), (0, 10));
+        assert_eq!(
+            entry.outcomes(0),
+            [Outcome::Skipped(Skip::DestinationDenied).number(); 10]
+        );
+        assert_eq!(world.step(), "2");
+    }
+
+    #[test]
+    fn a_step_that_could_not_be_written_is_not_written_once_its_job_is_cancelled() {
+        for is_denied in [true, false] {
+            let mut world = World::new();
+            world.step();
+            let now = world.clock.now();
+            if is_denied {
+                // The first ledger entry.
+                assert!(!world.executor.denied(&[denied(10)], &mut world.batch, now));
+            }
+            let mut batch = std::mem::take(&mut world.batch);
+            assert!(world.executor.take_back(&mut batch));
+            world
+                .executor
+                .accept(owner(), job_record("1", Wanted::Cancelled, 3), now);
+            world.finish();
+            // The reason is about a job that has changed: nobody needs it.
+            assert_eq!(world.topics(), Vec::<&str>::new());
+            assert_eq!(world.step(), "2");
+            world.commit();
+            world.clock.advance(Duration::from_secs(60));
+            world.finish();
+            assert!(world.requests.try_recv().is_err());
+            assert_eq!(world.progress("1").progress().done, 0);
+        }
+    }
+
+    #[test]
+    fn a_step_is_dropped_if_its_job_has_changed_before_it_is_written() {
+        let mut world = World::new();
+        let now = world.clock.now();
+        world
+            .executor
+            .accept(owner(), job_record("1", Wanted::Paused, 3), now);
+        world.step();
+        assert_eq!(world.topics(), Vec::<&str>::new());
+        world.finish();
+        assert_eq!(world.step(), "2");
+    }
+
+    #[test]
+    fn completed_records_of_the_topic_are_completed_again_after_an_abort() {
+        let mut world = World::new();
+        let now = world.clock.now();
+        world
+            .executor
+            .accept(owner(), job_record("3", Wanted::Planned, 1), now);
+        world.finish();
+        assert_eq!(world.batch.completed, [(owner(), 0)]);
+        let mut batch = std::mem::take(&mut world.batch);
+        assert!(world.executor.take_back(&mut batch));
+        world.finish();
+        assert_eq!(world.batch.completed, [(owner(), 0)]);
     }
 }

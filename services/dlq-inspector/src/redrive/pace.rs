@@ -68,7 +68,11 @@ pub fn next(job: &Job, progress: &Progress, memory: Memory, now: Timestamp) -> N
     if job::state(job, progress) != v1::RedriveState::Running {
         return Next::Nothing;
     }
-    let begins = [memory.not_before, memory.retry_at, waits_until(job, progress, now)];
+    let begins = [
+        memory.not_before,
+        memory.retry_at,
+        waits_until(job, progress, now),
+    ];
     if let Some(begin) = begins.into_iter().flatten().max().filter(|begin| *begin > now) {
         return Next::Wait(begin);
     }

@@ -147,7 +147,6 @@ impl Written {
             time: record.timestamp,
         }
     }
-
 }
 
 impl KnownEntry {
@@ -415,7 +414,10 @@ pub(crate) fn returning_to(job: &Job, destinations: &Destinations) -> BTreeSet<S
     let written = topics(&job.spec().destinations);
     let written: Vec<&str> = written.iter().map(String::as_str).collect();
     let of_pipelines = destinations.dead_letter_topics(&written).map(ToString::to_string);
-    topics(&job.spec().sources).into_iter().chain(of_pipelines).collect()
+    topics(&job.spec().sources)
+        .into_iter()
+        .chain(of_pipelines)
+        .collect()
 }
 
 /// How many dead letters a job has redriven that came back to one of these topics.
@@ -479,7 +481,11 @@ mod tests {
         let mut states = LedgerStates::default();
         states.apply(update(1, Some(State::Redriven), None), written(1, 0, 1_000));
         states.apply(update(1, Some(State::Open), None), written(0, 9, 1_000));
-        assert_eq!(states.state(&item("a-dlq", 1)), State::Redriven, "at the same time");
+        assert_eq!(
+            states.state(&item("a-dlq", 1)),
+            State::Redriven,
+            "at the same time"
+        );
         // Also if the newest one has no value.
         let mut states = LedgerStates::default();
         states.apply(update(1, None, None), written(1, 2, 4_000));

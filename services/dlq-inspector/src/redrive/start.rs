@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use redeliver_kafka::{TopicState, Waker};
+use redeliver_kafka::{IfFenced, LaneSpec, TopicState, Waker};
 use redeliver_proto::v1;
 use redeliver_runtime::Config;
 use redeliver_runtime::config::{AUDIT_TOPIC, CONTROL_TOPIC};
@@ -104,7 +104,11 @@ pub(crate) fn execute(
     let audit = AuditLog::new(&host.config, "dlq-inspector");
     let lane = NewLane {
         kafka: host.kafka.clone(),
-        spec: lane_spec(&host.config, LANE.to_owned(), own_id(&topic), vec![topic.clone()]),
+        spec: LaneSpec {
+            // The inspector goes on answering.
+            if_fenced: IfFenced::TryAgain,
+            ..lane_spec(&host.config, LANE.to_owned(), own_id(&topic), vec![topic.clone()])
+        },
         serves: Serves::default(),
         waker,
         processor: Executor::new(

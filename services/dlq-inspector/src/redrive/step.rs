@@ -493,10 +493,7 @@ mod tests {
             ..before.clone()
         };
         assert_eq!(written.progress, with_problem);
-        assert_eq!(
-            Progress::read(with_problem.to_record()),
-            Ok(with_problem.clone())
-        );
+        assert_eq!(Progress::read(with_problem.to_record()), Ok(with_problem.clone()));
         step.before = with_problem;
         step.problem.clear();
         assert_eq!(step.written(&"redrives".into(), &audit).progress, before);

@@ -101,6 +101,7 @@ impl Api {
             warnings.push("the index is incomplete: there may be more dead letters that match".to_owned());
         }
         warnings.extend(self.missing_destinations(&plan).await?);
+        warnings.extend(self.narrow_destinations(&plan).await?);
         let record = v1::RedriveRecord {
             wanted: v1::RedriveState::Planned.into(),
             request_id: request.request_id,
@@ -235,6 +236,13 @@ impl Api {
         Ok(())
     }
 
+    async fn narrow_destinations(&self, plan: &Plan) -> Result<Vec<String>, Status> {
+        let topics: Vec<Arc<str>> = plan.sizes.keys().map(|topic| topic.as_str().into()).collect();
+        let limits = self.redrives.surveyor.max_message_bytes(&topics).await;
+        let limits = limits.map_err(|error| kafka_unavailable(&error))?;
+        Ok(too_large(&plan.sizes, &limits))
+    }
+
     async fn missing_destinations(&self, plan: &Plan) -> Result<Vec<String>, Status> {
         let (kafka, topics) = (
             self.kafka.clone(),
@@ -265,6 +273,20 @@ impl Api {
             },
         }
     }
+}
+
+/// What to know about records that are larger than their destinations accept. `sizes` are those of keys and values, by destination: with the headers, the
+/// records are larger.
+fn too_large(sizes: &BTreeMap<String, Vec<u64>>, limits: &BTreeMap<String, u64>) -> Vec<String> {
+    let warning = |(topic, sizes): (&String, &Vec<u64>)| {
+        let limit = limits.get(topic)?;
+        let count = sizes.iter().filter(|size| *size > limit).count();
+        let text = format!(
+            "{count} are larger than the destination `{topic}` accepts, unless they can be compressed (max.message.bytes {limit})"
+        );
+        (count > 0).then_some(text)
+    };
+    sizes.iter().filter_map(warning).collect()
 }
 
 /// The part of a job that follows from the request alone.
@@ -327,6 +349,8 @@ struct Plan {
     items: Vec<Item>,
     sources: BTreeMap<String, u32>,
     destinations: BTreeMap<String, u32>,
+    /// The sizes of keys and values, by destination.
+    sizes: BTreeMap<String, Vec<u64>>,
     refused: BTreeMap<Skip, (u32, String)>,
     /// How many have come back from an earlier redrive.
     came_back: u32,
@@ -342,6 +366,7 @@ impl Plan {
             items: Vec::new(),
             sources: BTreeMap::new(),
             destinations: BTreeMap::new(),
+            sizes: BTreeMap::new(),
             refused: BTreeMap::new(),
             came_back: 0,
             has_more: false,
@@ -365,7 +390,13 @@ impl Plan {
         if self.kind == Kind::Redrive {
             let headers = header_list::decode(&letter.headers);
             match self.allowed.target(&letter.id.topic, &headers, &self.wish) {
-                Ok(target) => *self.destinations.entry(target.topic.to_string()).or_default() += 1,
+                Ok(target) => {
+                    let topic = target.topic.to_string();
+                    *self.destinations.entry(topic.clone()).or_default() += 1;
+                    let key = letter.key.as_ref().map_or(0, |key| key.len() as u64);
+                    let size = key + letter.value_size.unwrap_or(0);
+                    self.sizes.entry(topic).or_default().push(size);
+                }
                 Err(skip) => return self.refuse(skip, &letter.id),
             }
             self.came_back += u32::from(redrive::count(&headers) > 0);
@@ -451,6 +482,21 @@ mod tests {
     use redeliver_proto::error::reason;
 
     use super::*;
+
+    #[test]
+    fn a_plan_warns_about_records_that_a_destination_does_not_accept() {
+        let sizes = [("a", vec![10, 101, 102]), ("b", vec![1_000]), ("c", vec![1_000])];
+        let sizes = sizes.map(|(topic, sizes)| (topic.to_owned(), sizes)).into();
+        // Nobody knows what `c` accepts.
+        let limits = [("a", 100), ("b", 1_000)].map(|(topic, limit)| (topic.to_owned(), limit));
+        let warnings = too_large(&sizes, &limits.into());
+        assert_eq!(
+            warnings,
+            [
+                "2 are larger than the destination `a` accepts, unless they can be compressed (max.message.bytes 100)"
+            ]
+        );
+    }
 
     #[test]
     fn a_request_is_checked_field_by_field() {
