@@ -670,6 +670,7 @@ mod tests {
             world.finish();
             // The reason is about a job that has changed: nobody needs it.
             assert_eq!(world.topics(), Vec::<&str>::new());
+            world.finish();
             assert_eq!(world.step(), "2");
             world.commit();
             world.clock.advance(Duration::from_secs(60));

@@ -18,7 +18,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use crate::completeness::{AUTHORIZER, allow_again, allow_all, deny};
-use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv};
+use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv, dead};
 
 /// A pipeline with its topics, and an inspector that knows it.
 struct World {
@@ -340,8 +340,10 @@ async fn what_was_discarded_is_not_redriven_until_it_is_restored() {
 async fn the_brake_pauses_a_redrive_whose_records_come_back() {
     let world = World::new("redrive-brake", "").await;
     world.put(40).await;
+    let later = world.env.create_topic("later", 1).await;
+    world.env.put(&later, 0, vec![dead("k", "v", &[])]).await;
     let mut inspector = world.env.start().await;
-    inspector.until_listed("", 40).await;
+    inspector.until_listed("", 41).await;
     let request = v1::PlanRedriveRequest {
         all_at_once: false,
         observe: Some(redeliver_proto::convert::to_duration(
@@ -360,21 +362,18 @@ async fn the_brake_pauses_a_redrive_whose_records_come_back() {
         }
     })
     .await;
-    let dead = |records: &[Record]| -> Vec<Dead> {
+    let died = |records: &[Record]| -> Vec<Dead> {
         let records = records.iter().cloned();
-        let dead = records.map(|record| Dead {
+        let died = records.map(|record| Dead {
             key: record.key,
             value: record.value,
             headers: record.headers,
         });
-        dead.collect()
+        died.collect()
     };
-    // A later pipeline gives up on the results of the others: these records have not come back.
-    let later = world.env.create_topic("later", 1).await;
-    world.env.put(&later, 0, dead(&first[5..])).await;
-    inspector.until_listed(&format!("topic = \"{later}\""), 5).await;
-    // Five of ten come back.
-    world.env.put(&world.dlq, 0, dead(&first[..5])).await;
+    // Five of ten come back. A later pipeline gives up on the results of the others: these records have not come back.
+    world.env.put(&world.dlq, 0, died(&first[..5])).await;
+    world.env.put(&later, 0, died(&first[5..])).await;
     let paused = until(&mut inspector, &job.id, &[v1::RedriveState::Paused]).await;
     assert_eq!((paused.done, paused.returned, paused.pending), (10, 5, 30));
     assert!(paused.brake.contains("5 of 10"), "{}", paused.brake);
@@ -383,6 +382,8 @@ async fn the_brake_pauses_a_redrive_whose_records_come_back() {
     assert_ne!(resumed.unwrap().into_inner().state(), v1::RedriveState::Paused);
     let ended = until(&mut inspector, &job.id, &ENDED).await;
     assert_eq!((ended.done, world.redriven().len()), (40, 40));
+    inspector.until_listed(&format!("topic = \"{later}\""), 6).await;
+    assert_eq!(get(&mut inspector, &job.id).await.unwrap().returned, 5);
 }
 
 #[tokio::test]
