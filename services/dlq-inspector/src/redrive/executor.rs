@@ -444,7 +444,7 @@ mod tests {
     use bytes::Bytes;
     use prometheus_client::registry::Registry;
     use redeliver_core::{Failure, Headers, ManualClock, Output};
-    use redeliver_proto::{Message as _, v1};
+    use redeliver_proto::Message as _;
     use redeliver_runtime::Config;
     use redeliver_service::followed::Contents as _;
 
