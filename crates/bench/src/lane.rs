@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redeliver_core::{Output, Record, Timestamp};
 use redeliver_kafka::{
-    AssignmentId, IfRecreated, KafkaSettings, Lane, LaneContext, LaneObserver, LaneSpec, Processor,
+    AssignmentId, IfFenced, IfRecreated, KafkaSettings, Lane, LaneContext, LaneObserver, LaneSpec, Processor,
     TopicWatch, TransactionBatch,
 };
 use tokio_util::sync::CancellationToken;
@@ -83,6 +83,7 @@ pub(crate) fn start(
         changelog: None,
         if_recreated: IfRecreated::ReadFromBeginning,
         reports_ends: false,
+        if_fenced: IfFenced::End,
     };
     let stop = CancellationToken::new();
     let copy = Copy {

@@ -152,6 +152,10 @@ pub struct Redrive {
     pub waits_until: Option<Timestamp>,
     /// The job whose dead letters it tries again.
     pub retry_of: Option<String>,
+    /// Why the last attempt did nothing, while the job runs. The inspector tries again.
+    pub problem: Option<String>,
+    /// Whether more dead letters match than a plan can have.
+    pub has_more: bool,
 }
 
 /// What became of a dead letter.
@@ -447,6 +451,8 @@ impl TryFrom<v1::Redrive> for Redrive {
             brake: text(redrive.brake),
             waits_until: time(redrive.waits_until, "waits_until")?,
             retry_of: text(redrive.retry_of),
+            problem: text(redrive.problem),
+            has_more: redrive.has_more,
         })
     }
 }

@@ -33,6 +33,9 @@ pub struct Arrival {
     pub origin: Origin,
     /// How many attempts have failed so far.
     pub failed_attempts: u32,
+    /// When the record was redriven to this pipeline; `None` if it is new to it. Another pipeline leaves the header in its results, and a
+    /// producer can set it: neither makes a record younger.
+    pub redriven_at: Option<Timestamp>,
 }
 
 impl Arrival {
@@ -93,6 +96,7 @@ impl Arrival {
         let arrival = Self {
             origin: reserved.origin()?,
             failed_attempts: reserved.retry_count()?,
+            redriven_at: redrive::time(&record.headers),
         };
         Ok((arrival, Some(reserved)))
     }
@@ -103,6 +107,7 @@ impl Arrival {
         Self {
             origin: Origin::of(record),
             failed_attempts: 0,
+            redriven_at: None,
         }
     }
 
@@ -118,6 +123,7 @@ impl Arrival {
         Self {
             origin: reserved.origin().unwrap_or(fallback),
             failed_attempts: reserved.retry_count().unwrap_or(0),
+            redriven_at: None,
         }
     }
 }
@@ -266,7 +272,8 @@ impl RouteContext<'_> {
         // The anchor applies to the first retry only. An old anchor would put all later due times into the past, and a short
         // outage would use up all retries at once.
         // For the same reason, it does not apply to a redriven record.
-        let redriven_at = redrive::time(&record.headers);
+        // A time in the future would prolong its life.
+        let redriven_at = self.arrival.redriven_at.map(|at| at.min(now));
         let is_first =
             self.arrival.failed_attempts == 0 && redriven_at.is_none() || mutant!("route-keeps-the-anchor");
         let (delays, anchor) = match failure.class {

@@ -200,7 +200,7 @@ fn is_refused(error: &KafkaError) -> bool {
 impl<E> Failed<E> {
     fn is_permanent(&self) -> bool {
         match self {
-            Self::Refused(_) | Self::Reading(ReadError::Missing(_)) => true,
+            Self::Refused(_) | Self::Reading(ReadError::Missing(_) | ReadError::Denied(_)) => true,
             Self::At(_, error) => {
                 recovery_action(error) == RecoveryAction::Misconfigured || is_refused(error)
             }

@@ -48,7 +48,7 @@ use crate::topic_watch::TopicWatch;
 use crate::transaction::{Alternating, ClientError};
 use backoff::sleep_unless_stopped;
 use driver::Driver;
-use state::LaneState;
+use state::{FENCE_WINDOW, LaneState};
 use writer::Writer;
 
 /// What a lane reads, and the limits of one transaction.
@@ -70,6 +70,18 @@ pub struct LaneSpec {
     pub if_recreated: IfRecreated,
     /// Whether the lane calls [`Processor::reached_end`].
     pub reports_ends: bool,
+    /// What to do when other processes fence the lane repeatedly.
+    pub if_fenced: IfFenced,
+}
+
+/// What a lane does when other processes fence it repeatedly, because they have the same instance name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IfFenced {
+    /// Ends with [`LaneError::InstanceInUse`].
+    #[default]
+    End,
+    /// Says so in the log, and tries again after a minute. For a process that has other work.
+    TryAgain,
 }
 
 /// What a lane does when a topic that it reads is deleted and created again under the same name.
@@ -267,7 +279,7 @@ impl<P: Processor> Lane<P> {
             if !has_finished {
                 // The next process resolves the transaction.
                 return match ended {
-                    Ended::Fatal(error) => Err(error),
+                    Ended::Fatal(error) => self.client.fatal(error),
                     Ended::Broken(_) | Ended::Restart(_) | Ended::Halted(_) => Ok(()),
                 };
             }
@@ -285,7 +297,10 @@ impl<P: Processor> Lane<P> {
                     self.state.waiting(&reason);
                 }
                 Ended::Halted(reason) => self.halt(&reason),
-                Ended::Fatal(error) => return Err(error),
+                Ended::Fatal(error) => {
+                    self.client.fatal(error)?;
+                    self.rest();
+                }
             }
             sleep_unless_stopped(backoff.next_delay(), &self.client.stop);
         }
@@ -357,6 +372,14 @@ impl<P: Processor> Lane<P> {
         }
     }
 
+    /// Lets the other process have the partitions for a while, until this one is no longer counted as fenced.
+    fn rest(&mut self) {
+        let instance = &self.client.settings.instance;
+        let reason = format!("another process has the same instance name `{instance}`");
+        self.state.waiting(&reason);
+        sleep_unless_stopped(FENCE_WINDOW, &self.client.stop);
+    }
+
     /// Reads nothing and repeats the reason in the log until shutdown.
     fn halt(&mut self, reason: &str) {
         self.state.waiting(reason);
@@ -381,6 +404,18 @@ fn replaced() -> Ended {
 const TRANSACTIONS: &str = "transactions";
 
 impl LaneClient {
+    /// Whether the lane has to end because of this error.
+    fn fatal(&self, error: LaneError) -> Result<(), LaneError> {
+        match error {
+            LaneError::InstanceInUse { .. } if self.spec.if_fenced == IfFenced::TryAgain => {
+                let error = error_chain(&error);
+                tracing::error!(error, "the lane rests, and tries again in a minute");
+                Ok(())
+            }
+            error => Err(error),
+        }
+    }
+
     fn thread_ended(&self, thread: &'static str) -> Ended {
         Ended::Fatal(LaneError::ThreadEnded {
             lane: self.spec.name.clone(),

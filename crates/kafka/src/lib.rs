@@ -55,7 +55,7 @@ pub mod transaction;
 pub use credentials::{CredentialObserver, CredentialSource, Credentials, SecretProperties};
 
 pub use client::{ClientSettings, KafkaSettings, Prefetch};
-pub use lane::{IfRecreated, Lane, LaneContext, LaneError, LaneObserver, LaneSpec};
+pub use lane::{IfFenced, IfRecreated, Lane, LaneContext, LaneError, LaneObserver, LaneSpec};
 
 pub use login::{Login, LoginObserver, TokenError, TokenSource};
 pub use processor::{AssignmentId, Processor, Refused, TransactionBatch, Waker};

@@ -1,6 +1,7 @@
 //! Reads single records by offset, as a read_committed consumer.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -75,8 +76,12 @@ impl Lookup {
         let mut result = Ok(());
         for indexes in partitions.values_mut() {
             indexes.sort_unstable_by_key(|index| positions[*index].offset);
-            result = self.get_from_partition(positions, indexes, deadline, &mut found);
-            if result.is_err() {
+            let visited = self.visit_partition(positions, indexes, deadline, |index, stored| {
+                found[index] = stored;
+                ControlFlow::Continue(())
+            });
+            if let Err(error) = visited {
+                result = Err(error);
                 break;
             }
         }
@@ -84,13 +89,55 @@ impl Lookup {
         result.map(|()| found)
     }
 
-    fn get_from_partition(
+    /// As [`Lookup::get`], but ends once the records have this size together, in bytes: returns those at the first positions, at least one. Only
+    /// one record more than fits is in memory. Fast if positions in the same partition follow each other in the order of their offsets.
+    ///
+    /// # Errors
+    /// As for [`Lookup::get`].
+    pub fn get_first(
+        &self,
+        positions: &[Position],
+        bytes: usize,
+        timeout: Duration,
+    ) -> Result<Vec<Option<StoredRecord>>, ReadError> {
+        let deadline = Instant::now() + timeout;
+        let (mut found, mut size) = (Vec::new(), 0);
+        let runs = positions.chunk_by(|one, next| {
+            one.topic == next.topic && one.partition == next.partition && one.offset <= next.offset
+        });
+        let mut result = Ok(());
+        for run in runs {
+            let indexes: Vec<usize> = (0..run.len()).collect();
+            let visited = self.visit_partition(run, &indexes, deadline, |_, stored| {
+                size += stored.as_ref().map_or(0, |stored| stored.record.size());
+                found.push(stored);
+                if size < bytes {
+                    ControlFlow::Continue(())
+                } else {
+                    ControlFlow::Break(())
+                }
+            });
+            match visited {
+                Ok(ControlFlow::Continue(())) => {}
+                Ok(ControlFlow::Break(())) => break,
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        self.consumer.unassign().map_err(kafka("unassigning"))?;
+        result.map(|()| found)
+    }
+
+    /// Visits the records at these positions of one partition, in the order of `indexes`, which must be that of the offsets.
+    fn visit_partition(
         &self,
         positions: &[Position],
         indexes: &[usize],
         deadline: Instant,
-        found: &mut [Option<StoredRecord>],
-    ) -> Result<(), ReadError> {
+        mut visit: impl FnMut(usize, Option<StoredRecord>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, ReadError> {
         // The next offset that the client returns, once a partition is assigned.
         let mut next: Option<i64> = None;
         // The last record read, while its offset is at or after the current position.
@@ -111,14 +158,14 @@ impl Lookup {
                 ahead = self.read_up_to(position, deadline)?;
                 next = ahead.as_ref().map(|ahead| ahead.record.position.offset + 1);
             }
-            if let Some(stored) = ahead
+            let stored = ahead
                 .as_ref()
-                .filter(|ahead| ahead.record.position.offset == position.offset)
-            {
-                found[*index] = Some(stored.clone());
+                .filter(|ahead| ahead.record.position.offset == position.offset);
+            if visit(*index, stored.cloned()).is_break() {
+                return Ok(ControlFlow::Break(()));
             }
         }
-        Ok(())
+        Ok(ControlFlow::Continue(()))
     }
 
     fn assign(&self, position: &Position) -> Result<(), ReadError> {

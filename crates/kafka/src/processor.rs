@@ -45,7 +45,7 @@ impl TransactionBatch {
     }
 }
 
-/// An output that its topic refuses permanently.
+/// An output that its topic refuses permanently, or to whose topic the process may not write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// Its index in [`TransactionBatch::outputs`].
@@ -92,6 +92,12 @@ pub trait Processor {
     /// Topics refused these outputs, in ascending order of their index, and the transaction was aborted. Replaces them in
     /// the batch and returns true if the batch can be written again.
     fn refused(&mut self, _refused: &[Refused], _batch: &mut TransactionBatch, _now: Timestamp) -> bool {
+        false
+    }
+
+    /// This process may not write to the topics of these outputs, in ascending order of their index, and the transaction was aborted.
+    /// Replaces them in the batch and returns true if the batch can be written again. Returns false if they should wait for the permission.
+    fn denied(&mut self, _denied: &[Refused], _batch: &mut TransactionBatch, _now: Timestamp) -> bool {
         false
     }
 

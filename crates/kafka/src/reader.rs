@@ -13,6 +13,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionListElem};
+use rdkafka::types::RDKafkaRespErr;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::{Record, Timestamp};
 use redeliver_kafka_ffi::KafkaClient;
@@ -29,6 +30,9 @@ pub enum ReadError {
     /// A topic is missing.
     #[error("topic `{0}` does not exist")]
     Missing(String),
+    /// Kafka does not let this client see a topic, so that nobody knows whether it exists.
+    #[error("Kafka does not let this client see the topic `{0}` (Describe)")]
+    Denied(String),
     /// The broker or the client returned an error.
     #[error("{step}")]
     Kafka {
@@ -86,12 +90,17 @@ fn partition_count<C: ConsumerContext>(consumer: &BaseConsumer<C>, topic: &str) 
     let metadata = consumer
         .fetch_metadata(Some(topic), CALL)
         .map_err(kafka("requesting the partitions of a topic"))?;
-    let found = metadata
-        .topics()
-        .iter()
-        .find(|found| found.name() == topic && !found.partitions().is_empty());
+    let found = metadata.topics().iter().find(|found| found.name() == topic);
+    if found.is_some_and(|found| is_denied(found.error())) {
+        return Err(ReadError::Denied(topic.to_owned()));
+    }
+    let found = found.filter(|found| !found.partitions().is_empty());
     let found = found.ok_or_else(|| ReadError::Missing(topic.to_owned()))?;
     Ok(i32::try_from(found.partitions().len()).unwrap_or(i32::MAX))
+}
+
+fn is_denied(error: Option<RDKafkaRespErr>) -> bool {
+    error.is_some_and(|error| RDKafkaErrorCode::from(error) == RDKafkaErrorCode::TopicAuthorizationFailed)
 }
 
 /// The number of partitions of a topic. Blocks.
@@ -215,6 +224,20 @@ impl TopicReader {
             topics: topics.collect(),
             positions,
         })
+    }
+
+    /// Reads also the partitions that its topics have got since it was created, from their beginning.
+    ///
+    /// # Errors
+    /// If the broker does not answer or a topic is missing. The partitions are then looked up by the next call.
+    pub fn follow_partitions(&mut self) -> Result<(), ReadError> {
+        for topic in self.topics.keys() {
+            for partition in 0..partition_count(&self.committed, topic)? {
+                let position = self.positions.entry((topic.clone(), partition));
+                position.or_insert(Offset::Beginning);
+            }
+        }
+        Ok(())
     }
 
     /// From now on, reads only this partition of one of its topics, beginning at an offset.

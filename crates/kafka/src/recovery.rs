@@ -98,6 +98,20 @@ pub(crate) fn is_unknown_topic(error: &KafkaError) -> bool {
     )
 }
 
+/// Whether the broker denies a request, or the name of a topic is invalid. Only an operator can change that.
+pub(crate) fn is_denied(error: &KafkaError) -> bool {
+    error.rdkafka_error_code().is_some_and(|code| {
+        matches!(
+            code,
+            RDKafkaErrorCode::TopicAuthorizationFailed
+                | RDKafkaErrorCode::GroupAuthorizationFailed
+                | RDKafkaErrorCode::ClusterAuthorizationFailed
+                | RDKafkaErrorCode::TransactionalIdAuthorizationFailed
+                | RDKafkaErrorCode::InvalidTopic
+        )
+    })
+}
+
 /// Whether a delivery failed only because another one did. The client purges what it has not sent. The next transaction may
 /// fail like this too, since the broker lacks the sequence numbers of the records that it refused.
 pub(crate) fn is_secondary(error: &KafkaError) -> bool {

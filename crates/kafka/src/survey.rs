@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rdkafka::TopicPartitionList;
-use rdkafka::admin::{AdminClient, AdminOptions, OwnedResourceSpecifier, ResourceSpecifier};
+use rdkafka::admin::{AdminClient, AdminOptions, ConfigEntry, OwnedResourceSpecifier, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaResult, RDKafkaErrorCode};
@@ -153,8 +153,32 @@ impl Surveyor {
     /// # Errors
     /// If the broker does not answer.
     pub async fn retention(&self, topics: &[Arc<str>]) -> Result<BTreeMap<String, Retention>, ReadError> {
+        let mut known = BTreeMap::new();
+        for (name, entries) in self.settings(topics).await? {
+            let settings = ["cleanup.policy", "retention.ms", "retention.bytes"];
+            if let Some(retention) = retention(settings.map(|name| setting(&entries, name))) {
+                known.insert(name, retention);
+            }
+        }
+        Ok(known)
+    }
+
+    /// The size of the largest batch of records that each of these topics accepts, in bytes. Without topics that do not exist or whose configuration the
+    /// client may not see.
+    ///
+    /// # Errors
+    /// If the broker does not answer.
+    pub async fn max_message_bytes(&self, topics: &[Arc<str>]) -> Result<BTreeMap<String, u64>, ReadError> {
+        let limit = |entries: &[ConfigEntry]| setting(entries, "max.message.bytes")?.parse().ok();
+        let all = self.settings(topics).await?.into_iter();
+        Ok(all
+            .filter_map(|(name, entries)| Some((name, limit(&entries)?)))
+            .collect())
+    }
+
+    async fn settings(&self, topics: &[Arc<str>]) -> Result<Vec<(String, Vec<ConfigEntry>)>, ReadError> {
         if topics.is_empty() {
-            return Ok(BTreeMap::new());
+            return Ok(Vec::new());
         }
         let resources: Vec<_> = topics
             .iter()
@@ -169,25 +193,21 @@ impl Surveyor {
             .describe_configs(&resources, &options)
             .await
             .map_err(kafka("requesting the configuration of topics"))?;
-        let mut known = BTreeMap::new();
+        let mut known = Vec::new();
         for result in results {
             // An error means that access is denied or the topic was deleted.
             let Ok(resource) = result else { continue };
-            let OwnedResourceSpecifier::Topic(name) = resource.specifier else {
-                continue;
-            };
-            let value = |name: &str| {
-                let mut entries = resource.entries.iter();
-                let entry = entries.find(|entry| entry.name == name)?;
-                entry.value.as_deref()
-            };
-            let settings = ["cleanup.policy", "retention.ms", "retention.bytes"].map(value);
-            if let Some(retention) = retention(settings) {
-                known.insert(name, retention);
+            if let OwnedResourceSpecifier::Topic(name) = resource.specifier {
+                known.push((name, resource.entries));
             }
         }
         Ok(known)
     }
+}
+
+fn setting<'e>(entries: &'e [ConfigEntry], name: &str) -> Option<&'e str> {
+    let entry = entries.iter().find(|entry| entry.name == name)?;
+    entry.value.as_deref()
 }
 
 impl Clients {

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::ConsumerGroupMetadata;
-use rdkafka::error::KafkaError;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{BaseRecord, Producer as _, ThreadedProducer};
 use redeliver_core::{Failure, Output, mutant};
 use redeliver_kafka_ffi::KafkaClient;
@@ -28,8 +28,8 @@ use crate::convert::native_headers;
 use crate::fault;
 use crate::processor::Refused;
 use crate::recovery::{
-    RecoveryAction, Refusal, is_outdated_member, is_secondary, is_timeout, is_unknown_topic, recovery_action,
-    refusal,
+    RecoveryAction, Refusal, is_denied, is_outdated_member, is_secondary, is_timeout, is_unknown_topic,
+    recovery_action, refusal,
 };
 use crate::topic_watch::{TopicState, TopicWatch};
 pub(crate) use alternating::Alternating;
@@ -94,6 +94,8 @@ pub enum FailureKind {
     Refused(Vec<Refused>),
     /// It was aborted because the topic of an output is missing.
     MissingTopic,
+    /// It was aborted because this process may not write to the topics of these outputs; without outputs, because it lacks another permission.
+    Denied(Vec<Refused>),
     /// It took too long and is aborted.
     TimedOut,
     /// It is aborted, for another reason.
@@ -292,12 +294,15 @@ impl Transactions {
         } = failed;
         let refusal = refusal(&client_error);
         let is_unknown_topic = is_unknown_topic(&client_error);
+        let is_denied = is_denied(&client_error);
         let is_secondary =
             (1..=MAX_SECONDARY_FAILURES).contains(&self.secondary_failures) && is_secondary(&client_error);
         let mut error = self.error(step, client_error);
         error.topic = output.map(|(index, _)| outputs[index].topic.clone());
         // A commit request may have reached the broker, and aborting would not show that.
-        let ended = if step == COMMITTING {
+        let is_unknown = step == COMMITTING;
+        let denied = (is_denied && !is_unknown).then(|| self.denied(outputs, output.as_ref()));
+        let ended = if is_unknown {
             error.kind = FailureKind::Unknown;
             Err(match error.action {
                 RecoveryAction::Abort | RecoveryAction::Retry => RecoveryAction::Rebuild,
@@ -306,6 +311,9 @@ impl Transactions {
         } else {
             self.end(error.action)
         };
+        if let Some(denied) = denied {
+            error.kind = FailureKind::Denied(denied);
+        }
         if let Err(action) = ended {
             error.action = action;
             self.discard();
@@ -413,6 +421,16 @@ impl Transactions {
                 first_missing(watch.as_ref()?, &outputs[..sent], round)
             });
             waited.map_err(|(index, error)| {
+                let denied = is_secondary(&error)
+                    .then(|| first_of(&deliveries.denied(), &outputs[..sent]))
+                    .flatten();
+                let (index, error) = match denied {
+                    Some(index) => {
+                        let code = RDKafkaErrorCode::TopicAuthorizationFailed;
+                        (Some(index), KafkaError::MessageProduction(code))
+                    }
+                    None => (index, error),
+                };
                 let in_flight = |index: usize| InFlight::of(&outputs[index].topic, &outputs[first..sent]);
                 Box::new(AttemptError {
                     step: "delivering",
@@ -523,6 +541,32 @@ impl Transactions {
             .collect()
     }
 
+    /// The outputs whose topics this process may not write to: that of the output that failed, and those of which the client has reported it.
+    fn denied(&self, outputs: &[Output], failed: Option<&(usize, InFlight)>) -> Vec<Refused> {
+        let mut topics = self
+            .connection
+            .as_ref()
+            .map(|connection| connection.producer.client().context().denied())
+            .unwrap_or_default();
+        topics.extend(failed.map(|(index, _)| outputs[*index].topic.to_string()));
+        let denied = outputs
+            .iter()
+            .enumerate()
+            .filter(|(_, output)| topics.iter().any(|topic| **topic == *output.topic));
+        denied
+            .map(|(index, output)| Refused {
+                index,
+                failure: Failure::permanent(
+                    "output.denied",
+                    format!(
+                        "this process may not write to topic `{}`, or its name is invalid",
+                        output.topic
+                    ),
+                ),
+            })
+            .collect()
+    }
+
     fn abort(&self) -> Result<(), KafkaError> {
         let Connection { producer, .. } = self.connection.as_ref().ok_or(KafkaError::Canceled)?;
         // Aborting while the first produce request is in flight can cause a fatal error (librdkafka issue 4849), so this
@@ -611,6 +655,13 @@ fn first_missing(watch: &TopicWatch, outputs: &[Output], round: u32) -> Option<u
         .position(|output| watch.state(&output.topic).is_missing())
 }
 
+/// The index of the first output to one of these topics.
+fn first_of(topics: &[String], outputs: &[Output]) -> Option<usize> {
+    outputs
+        .iter()
+        .position(|output| topics.iter().any(|topic| **topic == *output.topic))
+}
+
 fn send(
     producer: &ThreadedProducer<Deliveries>,
     output: &Output,
@@ -641,8 +692,6 @@ fn send(
 
 #[cfg(test)]
 mod tests {
-    use rdkafka::error::RDKafkaErrorCode;
-
     use super::*;
 
     #[test]

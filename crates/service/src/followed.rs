@@ -300,7 +300,7 @@ impl<C: Contents> Follow<C> {
                 Err(error) => {
                     // Read again from the beginning: after an error, the topic may be another one.
                     session = None;
-                    missed = if matches!(error, ReadError::Missing(_)) {
+                    missed = if matches!(error, ReadError::Missing(_) | ReadError::Denied(_)) {
                         missed + 1
                     } else {
                         0
@@ -419,11 +419,7 @@ impl<C: Contents> Follow<C> {
     }
 
     fn report(&self, error: &ReadError, log: &mut LogThrottle) {
-        let mut reason = error_chain(error);
-        if matches!(error, ReadError::Missing(_)) {
-            // Kafka does not tell these apart.
-            reason += ", or this process may not describe it";
-        }
+        let reason = error_chain(error);
         self.reads.failed(&reason);
         self.metrics.readable.set(0);
         let applies = self.contents.borrow().is_some();

@@ -12,7 +12,8 @@ use prometheus_client::registry::Registry;
 use redeliver_core::{Clock, HumanDuration, Pipeline, SystemClock};
 use redeliver_kafka::topology::TopologySpec;
 use redeliver_kafka::{
-    IfRecreated, KafkaSettings, Lane, LaneContext, LaneError, LaneSpec, Processor, TopicWatch, Waker,
+    IfFenced, IfRecreated, KafkaSettings, Lane, LaneContext, LaneError, LaneSpec, Processor, TopicWatch,
+    Waker,
 };
 use redeliver_runtime::Config;
 use redeliver_runtime::admin::{self, Admin};
@@ -502,6 +503,7 @@ pub fn lane_spec(config: &Config, name: String, group: String, topics: Vec<Arc<s
         changelog: None,
         if_recreated: IfRecreated::ReadFromBeginning,
         reports_ends: false,
+        if_fenced: IfFenced::End,
     }
 }
 

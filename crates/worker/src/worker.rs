@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::{Failure, HumanDuration, Pipeline};
-use redeliver_kafka::{IfRecreated, LaneSpec, TopicState, Waker};
+use redeliver_kafka::{IfFenced, IfRecreated, LaneSpec, TopicState, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::config::{ConfigError, OrderingConfig, PipelineConfig};
 use redeliver_runtime::health::Part;
@@ -243,6 +243,7 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
                     changelog: None,
                     if_recreated: IfRecreated::ReadFromBeginning,
                     reports_ends: false,
+                    if_fenced: IfFenced::End,
                 },
                 serves: Serves {
                     tier: None,

@@ -215,6 +215,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         waker,
         stop: stop.clone(),
     };
+    let redrive_surveyor = surveyor.clone();
     let retention = refresh_retention(surveyor, shared.clone(), stop.clone());
     let gauges = Gauges {
         pool: pool.clone(),
@@ -257,6 +258,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
             ),
             jobs,
             destinations,
+            surveyor: redrive_surveyor,
         },
         host.kafka.clone(),
         host.clock.clone(),

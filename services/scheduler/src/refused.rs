@@ -61,6 +61,7 @@ pub(crate) fn replace(
     let arrival = origin.map(|origin| Arrival {
         origin,
         failed_attempts: 0,
+        redriven_at: None,
     });
     let letter = DeadLetter {
         topic: settings.dead_letters.clone(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use redeliver_kafka::{IfRecreated, LaneSpec, Waker, reader};
+use redeliver_kafka::{IfFenced, IfRecreated, LaneSpec, Waker, reader};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::{ConfigError, SchedulerConfig};
@@ -170,6 +170,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
             if_recreated: IfRecreated::Halt,
             // Pins of commands that will never come end there.
             reports_ends: names.urgent.is_some(),
+            if_fenced: IfFenced::End,
             ..lane_spec(&config, name, group.clone(), vec![ingest.clone()])
         };
         let lane_ended = host.spawn_lane(NewLane {

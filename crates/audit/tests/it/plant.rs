@@ -15,7 +15,7 @@ use redeliver_core::{Failure, Headers, HumanDuration, Jitter, Outcome, Output, P
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::topology::{self, TopicSettings, TopologySpec};
 use redeliver_kafka::{
-    AssignmentId, IfRecreated, KafkaSettings, Lane, LaneContext, LaneObserver, LaneSpec, Processor,
+    AssignmentId, IfFenced, IfRecreated, KafkaSettings, Lane, LaneContext, LaneObserver, LaneSpec, Processor,
     TopicWatch, TransactionBatch,
 };
 use redeliver_testkit::unique;
@@ -164,6 +164,7 @@ impl Plant {
             changelog: None,
             if_recreated: IfRecreated::ReadFromBeginning,
             reports_ends: false,
+            if_fenced: IfFenced::End,
         };
         let stop = CancellationToken::new();
         let machine = StageProcessor {

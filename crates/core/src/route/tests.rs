@@ -435,21 +435,37 @@ fn a_redriven_record_has_the_age_and_the_delays_of_its_redrive() {
     };
     let mut record = source_record();
     record.timestamp = Some(Timestamp::from_millis(NOW.as_millis() - 86_400_000));
-    let waits = |redriven_ago: Option<i64>| {
+    let waits = |record: &Record, redriven_ago: i64| {
         let mut record = record.clone();
-        if let Some(ago) = redriven_ago {
-            let time = Timestamp::from_millis(NOW.as_millis() - ago);
-            record.headers.push_text(redrive::REDRIVE_TIME, &time.to_string());
-        }
+        let time = Timestamp::from_millis(NOW.as_millis() - redriven_ago);
+        record.headers.push_text(redrive::REDRIVE_TIME, &time.to_string());
         let routing = decide(&pipeline, &record, Outcome::Failed(Failure::transient("x", "y")));
         match routing.disposition {
             Disposition::Waiting { due, .. } => Ok((due.as_millis() - NOW.as_millis()) / 1_000),
             other => Err(other),
         }
     };
-    assert_eq!(waits(Some(50_000)), Ok(5));
+    // As a redrive writes it: a retry without failed attempts.
+    let mut redriven = record.clone();
+    redriven.position.topic = pipeline.due_topic();
+    redriven.headers = record.headers.filtered(|name| name != headers::RETRY_COUNT);
+    headers::write_lineage(
+        &mut redriven.headers,
+        &pipeline.name,
+        &headers::Origin::of(&record),
+        0,
+    );
+    assert_eq!(waits(&redriven, 50_000), Ok(5));
     let expired = Err(Disposition::Dead(ErrorClass::Expired));
-    assert_eq!(waits(Some(56_000)), expired);
+    assert_eq!(waits(&redriven, 56_000), expired);
+    // A time in the future is as one of now.
+    assert_eq!(waits(&redriven, -86_400_000), Ok(5));
+    // A result of another pipeline whose record was redriven, or a forged header: the record is as old as it is.
+    assert_eq!(waits(&record, 0), expired);
+    let mut result = record.clone();
+    result.headers = record.headers.filtered(|name| name != headers::RETRY_COUNT);
+    headers::write_lineage(&mut result.headers, "before", &headers::Origin::of(&record), 0);
+    assert_eq!(waits(&result, 0), expired);
     // A record that was never redriven counts from its anchor.
     let unlimited = Pipeline {
         max_age: None,

@@ -80,6 +80,8 @@ pub(super) enum Outcome {
     /// The broker refuses the first output.
     Refused,
     MissingTopic,
+    /// The lane may not write to the topic of the first output.
+    Denied,
     /// Another process initialised a producer with the same id.
     Fenced,
     /// The commit succeeded, but the answer was lost.
@@ -141,7 +143,7 @@ fn random_op(random: &mut Random) -> Op {
         18..=19 => Op::Rebalance(random.below(8)),
         20 => Op::Evict,
         21..=24 => {
-            let outcome = match random.below(10) {
+            let outcome = match random.below(11) {
                 0 => Outcome::Committed,
                 1 => Outcome::Aborted,
                 2 => Outcome::TimedOut,
@@ -150,6 +152,7 @@ fn random_op(random: &mut Random) -> Op {
                 5 => Outcome::Fenced,
                 6 => Outcome::UnknownCommitted,
                 7 => Outcome::UnknownAborted,
+                8 => Outcome::Denied,
                 _ => Outcome::UnknownOpen(random.below(2) == 0),
             };
             Op::Outcomes(outcome, 1 + random.below(4))
@@ -328,6 +331,40 @@ fn a_batch_that_times_out_is_written_in_smaller_parts_without_another_call() {
     world.apply(Op::Steps(250)).unwrap();
     world.settle().unwrap();
     assert_eq!(world.sizes[..3], [40, 20, 16]);
+}
+
+#[test]
+fn a_processor_gets_back_what_cannot_be_written() {
+    for (outcome, count, first, sizes) in [
+        // The first retry has the same batch.
+        (Outcome::Aborted, 1, 10, &[10, 10, 10][..]),
+        (Outcome::Aborted, 2, 10, &[10, 10, 20]),
+        // The processor replaces an output of this one, and not of the other one.
+        (Outcome::Denied, 1, 10, &[10, 10, 10]),
+        (Outcome::Denied, 1, 9, &[9, 20]),
+    ] {
+        let finish = |records| Op::Finish {
+            records,
+            latest_first: false,
+        };
+        let mut world = world(true);
+        world.apply(Op::Outcomes(outcome, count)).unwrap();
+        let produce = Op::Produce {
+            partition: 0,
+            records: 20,
+            gap: 0,
+        };
+        for op in [produce, Op::Steps(200), finish(first)] {
+            world.apply(op).unwrap();
+        }
+        while world.sizes.len() < usize::from(count) {
+            world.apply(Op::Steps(1)).unwrap();
+        }
+        world.apply(finish(20 - first)).unwrap();
+        world.apply(Op::Steps(250)).unwrap();
+        world.settle().unwrap();
+        assert_eq!(world.sizes, sizes, "{outcome:?}");
+    }
 }
 
 #[test]

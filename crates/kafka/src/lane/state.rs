@@ -34,7 +34,7 @@ use crate::transaction::{FailureKind, TransactionError};
 const UNANSWERED: Duration = Duration::from_secs(12);
 /// This many fencings within [`FENCE_WINDOW`] mean that two processes use the same instance name.
 const FENCE_LIMIT: usize = 5;
-const FENCE_WINDOW: Duration = Duration::from_secs(60);
+pub(super) const FENCE_WINDOW: Duration = Duration::from_secs(60);
 /// Minimum batch size after repeated failures.
 const MIN_BATCH: usize = 16;
 /// A batch that times out this often is too large to be written as it is.
@@ -420,9 +420,15 @@ impl<P: Processor> LaneState<P> {
             self.committed(now, changelog_ends);
             return Ok(());
         };
-        if let FailureKind::Refused(refused) = &error.kind
-            && self.replace_refused(refused, error.action)
-        {
+        let is_replaced = match &error.kind {
+            FailureKind::Refused(refused) => self.replace_refused(refused, error.action),
+            // A producer that has to be replaced is a failure in any case.
+            FailureKind::Denied(denied) if error.action == RecoveryAction::Abort => {
+                self.replace_denied(denied, error.action)
+            }
+            _ => false,
+        };
+        if is_replaced {
             return Ok(());
         }
         self.failed(now, &error, changelog_ends)
@@ -476,6 +482,16 @@ impl<P: Processor> LaneState<P> {
         is_replaced
     }
 
+    /// Lets the processor replace the outputs to topics that this process may not write to.
+    fn replace_denied(&mut self, denied: &[Refused], action: RecoveryAction) -> bool {
+        let now = self.clock.now();
+        let is_replaced = !denied.is_empty() && self.processor.denied(denied, &mut self.batch, now);
+        if is_replaced {
+            self.observer.transaction_failed(action);
+        }
+        is_replaced
+    }
+
     fn failed(
         &mut self,
         now: Instant,
@@ -504,7 +520,12 @@ impl<P: Processor> LaneState<P> {
             return Ok(());
         };
         match &error.kind {
-            FailureKind::Aborted => {}
+            // The first retry comes at once, with the same batch.
+            FailureKind::Aborted if self.failures.count == 1 => {}
+            // What is kept would be written whenever that becomes possible, whatever the processor thinks of it by then.
+            FailureKind::Aborted | FailureKind::Denied(_) => {
+                self.give_back();
+            }
             FailureKind::Unknown => {
                 unwritten.unknown = Some(Unknown {
                     lookup: None,

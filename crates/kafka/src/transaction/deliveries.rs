@@ -28,6 +28,9 @@ pub(super) struct Deliveries {
     failed: AtomicBool,
     /// The first failure that was not caused by another one; until there is one, the latest failure.
     first_failure: Mutex<Option<(usize, KafkaError)>>,
+    /// The topics that the coordinator has not let the client add to the transaction. The client then purges the records of all topics, and
+    /// tells the reason only in its log.
+    denied: Mutex<Vec<String>>,
     changelog: Option<Arc<str>>,
     changelog_ends: Mutex<Vec<(i32, i64)>>,
     log: ClientLog,
@@ -46,6 +49,7 @@ impl Deliveries {
             awaited: AtomicUsize::new(usize::MAX),
             failed: AtomicBool::new(false),
             first_failure: Mutex::new(None),
+            denied: Mutex::default(),
             log: ClientLog::default(),
         }
     }
@@ -57,6 +61,7 @@ impl Deliveries {
         self.awaited.store(usize::MAX, Ordering::SeqCst);
         self.failed.store(false, Ordering::SeqCst);
         *lock(&self.first_failure) = None;
+        lock(&self.denied).clear();
         lock(&self.changelog_ends).clear();
         number
     }
@@ -114,6 +119,11 @@ impl Deliveries {
         std::mem::take(&mut *lock(&self.changelog_ends))
     }
 
+    /// The topics to which this client may not write, as far as the current transaction has shown it.
+    pub(super) fn denied(&self) -> Vec<String> {
+        lock(&self.denied).clone()
+    }
+
     /// The opaque value of an output.
     pub(super) const fn opaque(transaction: u32, index: usize) -> usize {
         ((transaction as usize) << 32) | index
@@ -126,8 +136,24 @@ impl Deliveries {
     }
 }
 
+/// Parses a log line of the client (librdkafka 2.12, `rd_kafka_txn_handle_AddPartitionsToTxn`) about a topic to which it may not write. It reports that only
+/// there, and before it purges the records.
+fn denied_topic<'a>(facility: &str, message: &'a str) -> Option<&'a str> {
+    if facility != "ADDPARTS" || !message.ends_with("Topic authorization failed") {
+        return None;
+    }
+    let (_, after) = message.split_once("Failed to add partition \"")?;
+    after.split_once('"').map(|(topic, _)| topic)
+}
+
 impl ClientContext for Deliveries {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        if let Some(topic) = denied_topic(facility, message) {
+            let mut denied = lock(&self.denied);
+            if !denied.iter().any(|known| known == topic) {
+                denied.push(topic.to_owned());
+            }
+        }
         self.log.log(level, facility, message);
     }
 
@@ -178,4 +204,24 @@ impl ProducerContext for Deliveries {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_log_line_about_a_topic_that_may_not_be_written_is_parsed() {
+        let line = |problem: &str| {
+            format!(
+                "[thrd:TxnCoordinator]: TxnCoordinator/1: Failed to add partition \"docs\" [3] to transaction: {problem}"
+            )
+        };
+        let denied = line("Broker: Topic authorization failed");
+        assert_eq!(denied_topic("ADDPARTS", &denied), Some("docs"));
+        assert_eq!(denied_topic("TXNERR", &denied), None);
+        // Another partition of the same request was denied.
+        let skipped = line("Broker: Operation not attempted");
+        assert_eq!(denied_topic("ADDPARTS", &skipped), None);
+    }
 }

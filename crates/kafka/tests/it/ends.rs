@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use redeliver_core::{Record, Timestamp};
-use redeliver_kafka::{AssignmentId, LaneSpec, Processor, TransactionBatch};
+use redeliver_kafka::{AssignmentId, IfFenced, LaneSpec, Processor, TransactionBatch};
 use redeliver_testkit::{DEADLINE, eventually, unique};
 
 use crate::copy::Observed;
@@ -79,6 +79,7 @@ async fn a_lane_reports_ends_behind_the_records_before_them_and_behind_aborted_o
     produce_and_abort(&settings, &topic, &["never"]);
     let spec = LaneSpec {
         reports_ends: true,
+        if_fenced: IfFenced::End,
         ..lane_spec(&format!("ends-{group}"), &group, &[&topic])
     };
     let witness = Witness::default();

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use rdkafka::TopicPartitionList;
 use redeliver_core::{Headers, Output, Position};
 use redeliver_kafka::follow::{Begin, Event, Follower, Start};
-use redeliver_kafka::lookup::Lookup;
+use redeliver_kafka::lookup::{Lookup, StoredRecord};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::survey::{Extent, Retention, Surveyor};
 use redeliver_kafka::transaction::Transactions;
@@ -290,6 +290,46 @@ async fn lookups_return_existing_records_and_none_for_missing_ones() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_lookup_ends_once_the_records_have_a_certain_size() {
+    let settings = settings("lookup-size");
+    let topic: Arc<str> = unique("lookup-size").into();
+    create_topic(&settings, &topic, 2).await;
+    // Small ones first, so that nobody can guess the size of the others.
+    let large = "x".repeat(100_000);
+    let values: Vec<&str> = std::iter::repeat_n("x", 40)
+        .chain(std::iter::repeat_n(large.as_str(), 40))
+        .collect();
+    for partition in 0..2 {
+        produce(&settings, &topic, partition, &values).await;
+    }
+    let lookup = Lookup::new(&settings).unwrap();
+    let position = |partition, offset| Position {
+        topic: topic.clone(),
+        partition,
+        offset,
+    };
+    let all: Vec<Position> = (0..80)
+        .map(|offset| position(0, offset))
+        .chain((0..80).map(|offset| position(1, offset)))
+        .collect();
+    let sizes = |positions: &[Position], bytes| -> Vec<Option<usize>> {
+        let found = lookup.get_first(positions, bytes, DEADLINE).unwrap();
+        let size = |stored: StoredRecord| stored.record.value.map(|value| value.len());
+        found.into_iter().map(|stored| stored.and_then(size)).collect()
+    };
+    let mut expected = vec![Some(1); 40];
+    expected.extend([Some(100_000); 3]);
+    assert_eq!(sizes(&all, 250_000), expected);
+    // One is read in any case, and missing ones have no size.
+    assert_eq!(sizes(&all[60..], 1), [Some(100_000)]);
+    let some = [position(0, 99), position(1, 79), position(1, 78), position(0, 0)];
+    assert_eq!(
+        sizes(&some, usize::MAX),
+        [None, Some(100_000), Some(100_000), Some(1)]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_survey_returns_offsets_and_retention() {
     let settings = settings("survey");
     let topic: Arc<str> = unique("survey").into();
@@ -314,6 +354,11 @@ async fn a_survey_returns_offsets_and_retention() {
         by_size: false,
     };
     assert_eq!(retention.get(&*topic), Some(&week));
+    let missing_topic: Arc<str> = unique("missing").into();
+    let limits = surveyor.max_message_bytes(&[topic.clone(), missing_topic]).await;
+    // The default of the broker.
+    let expected = BTreeMap::from([(topic.to_string(), 1_048_588)]);
+    assert_eq!(limits.unwrap(), expected);
     assert_eq!(surveyor.topics(|_| false).unwrap(), []);
     // A topic that does not exist is not refused.
     let missing = BTreeSet::from([Arc::from(unique("missing"))]);

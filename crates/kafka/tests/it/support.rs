@@ -8,8 +8,8 @@ use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use redeliver_kafka::survey::Surveyor;
 use redeliver_kafka::{
-    IfRecreated, KafkaClient, KafkaSettings, Lane, LaneContext, LaneError, LaneObserver, LaneSpec, Processor,
-    TopicWatch,
+    IfFenced, IfRecreated, KafkaClient, KafkaSettings, Lane, LaneContext, LaneError, LaneObserver, LaneSpec,
+    Processor, TopicWatch,
 };
 use redeliver_testkit::{eventually, kafka_request, unique};
 use tokio_util::sync::CancellationToken;
@@ -69,6 +69,7 @@ pub(crate) fn lane_spec(name: &str, group: &str, topics: &[&str]) -> LaneSpec {
         changelog: None,
         if_recreated: IfRecreated::ReadFromBeginning,
         reports_ends: false,
+        if_fenced: IfFenced::End,
     }
 }
 

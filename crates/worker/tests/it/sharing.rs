@@ -9,7 +9,7 @@ use std::time::Duration;
 use redeliver_core::{Headers, Outcome, Output, Pipeline, Record, Timestamp};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::{
-    AssignmentId, IfRecreated, KafkaSettings, Lane, LaneContext, LaneObserver, LaneSpec, Processor,
+    AssignmentId, IfFenced, IfRecreated, KafkaSettings, Lane, LaneContext, LaneObserver, LaneSpec, Processor,
     TopicWatch, TransactionBatch,
 };
 use redeliver_runtime::Config;
@@ -250,6 +250,7 @@ impl FormerVersion {
             changelog: None,
             if_recreated: IfRecreated::ReadFromBeginning,
             reports_ends: false,
+            if_fenced: IfFenced::End,
         };
         let observer = Arc::new(FormerObserver::default());
         let completed: Arc<Mutex<BTreeSet<String>>> = Arc::default();

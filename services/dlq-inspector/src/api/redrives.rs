@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use redeliver_core::error_chain::error_chain;
 use redeliver_kafka::exclusive::ExclusiveError;
+use redeliver_kafka::survey::Surveyor;
 use redeliver_proto::convert::{from_timestamp, to_timestamp};
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1;
@@ -24,7 +25,7 @@ use crate::redrive::job::{self, CHUNK, Job, Kind};
 use crate::redrive::jobs::{Entry, Jobs};
 use crate::redrive::pace::waits_until;
 use crate::redrive::record::Destinations;
-use crate::redrive::source::count_returned;
+use crate::redrive::source::{count_returned, returning_to};
 
 /// The maximum length of the id of a job.
 const MAX_ID: usize = 32;
@@ -35,6 +36,8 @@ pub(crate) struct Redrives {
     pub(crate) jobs: Followed<Jobs>,
     pub(crate) writer: JobWriter,
     pub(crate) destinations: Arc<Destinations>,
+    /// Tells what the destinations accept.
+    pub(crate) surveyor: Surveyor,
 }
 
 #[tonic::async_trait]
@@ -229,9 +232,10 @@ impl Api {
         let mut message = self.message(&entry, &job);
         if job.kind == Kind::Redrive && message.done > 0 && *self.shared.caught_up.borrow() {
             let (id, now) = (id.to_owned(), self.clock.now());
+            let topics = returning_to(&job, &self.redrives.destinations);
             let counting = self
                 .pool
-                .query(move |connection| count_returned(connection, &id, now));
+                .query(move |connection| count_returned(connection, &id, &topics, now));
             // Without an answer of the index, what the executor has counted last is shown.
             if let Ok(returned) = counting.await {
                 message.returned = returned;
@@ -257,6 +261,11 @@ impl Api {
             returned: progress.returned,
             brake: if brake { progress.brake } else { String::new() },
             waits_until: waits.map(to_timestamp),
+            problem: if state == v1::RedriveState::Running {
+                progress.problem
+            } else {
+                String::new()
+            },
             ..job.spec().clone()
         }
     }

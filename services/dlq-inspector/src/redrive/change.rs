@@ -164,13 +164,8 @@ impl Decide for PendingChange {
 impl PendingChange {
     fn plan(&self, record: &v1::RedriveRecord, items: &[Item]) -> Result<(Job, Vec<Output>), RefusedChange> {
         let ChangeRequest { by, at, .. } = &*self.request;
-        let same = self.jobs.iter().find(|(_, _, job)| {
-            !record.request_id.is_empty()
-                && job.record.request_id == record.request_id
-                && *job.spec().created_by == *by.name
-                && !mutant!("redrive-forgets-requests")
-        });
-        if let Some((_, _, job)) = same {
+        let same = self.jobs.of_request(&by.name, &record.request_id);
+        if let Some(job) = same.filter(|_| !mutant!("redrive-forgets-requests")) {
             return Ok((job, Vec::new()));
         }
         let chunks = job::chunks(items);

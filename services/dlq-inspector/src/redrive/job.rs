@@ -119,12 +119,14 @@ pub enum Skip {
     InvalidHeaders = 23,
     /// Its headers name no topic.
     NoDestination = 24,
-    /// The configuration does not allow the destination.
+    /// The configuration does not allow the destination, or the caller who has planned the job has not seen it.
     DestinationNotAllowed = 25,
     /// The destination does not exist.
     DestinationMissing = 26,
     /// It was redriven often, and came back each time.
     TooOften = 27,
+    /// The inspector that executes jobs may not write to the destination, or not see it.
+    DestinationDenied = 28,
 }
 
 /// What became of a dead letter.
@@ -268,6 +270,8 @@ pub struct Progress {
     pub brake: String,
     /// `done` and `returned` when the brake acted last.
     pub braked_at: (u32, u32),
+    /// Why the last attempt did nothing; empty if it did something. The executor tries again.
+    pub problem: String,
 }
 
 impl Progress {
@@ -300,6 +304,7 @@ impl Progress {
             braked_run: record.braked_run,
             brake: record.brake,
             braked_at: (record.braked_done, record.braked_returned),
+            problem: record.problem,
         })
     }
 
@@ -317,6 +322,7 @@ impl Progress {
             brake: self.brake.clone(),
             braked_done: self.braked_at.0,
             braked_returned: self.braked_at.1,
+            problem: self.problem.clone(),
         }
     }
 }
@@ -498,8 +504,8 @@ pub(crate) mod tests {
     #[test]
     fn outcomes_have_the_numbers_of_the_schema() {
         use Skip::{
-            Changed, DestinationMissing, DestinationNotAllowed, Discarded, Gone, InvalidHeaders,
-            NoDestination, Open, PayloadOmitted, Redriven, TooOften, UnreadableHeaders,
+            Changed, DestinationDenied, DestinationMissing, DestinationNotAllowed, Discarded, Gone,
+            InvalidHeaders, NoDestination, Open, PayloadOmitted, Redriven, TooOften, UnreadableHeaders,
         };
         let name = |outcome: Outcome| {
             let wire = v1::RedriveOutcome::try_from(i32::from(outcome.number())).unwrap();
@@ -521,6 +527,7 @@ pub(crate) mod tests {
             DestinationNotAllowed,
             DestinationMissing,
             TooOften,
+            DestinationDenied,
         ] {
             assert_eq!(name(Outcome::Skipped(skip)), format!("{skip:?}").to_lowercase());
         }

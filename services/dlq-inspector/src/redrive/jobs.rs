@@ -103,6 +103,14 @@ impl Jobs {
         entries.filter_map(|(id, entry)| Some((id.as_str(), entry, entry.job()?)))
     }
 
+    /// The job that a caller has planned with this request id; `None` without an id.
+    #[must_use]
+    pub fn of_request(&self, author: &str, request_id: &str) -> Option<Job> {
+        let is_same = |job: &Job| job.record.request_id == request_id && job.spec().created_by == author;
+        let mut jobs = self.iter().map(|(_, _, job)| job);
+        jobs.find(|job| !request_id.is_empty() && is_same(job))
+    }
+
     /// Takes note of a record as the executor does, which knows its own progress and outcomes: those that it reads are older or the same.
     pub(crate) fn apply_of_callers(&mut self, record: &Record) {
         let key = record

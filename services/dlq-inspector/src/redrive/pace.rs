@@ -2,6 +2,8 @@
 //!
 //! A redrive begins with a few items. After each batch, the executor waits for a while and looks how many of them have come back.
 
+use std::time::Duration;
+
 use redeliver_core::Timestamp;
 use redeliver_proto::v1;
 
@@ -11,6 +13,13 @@ use super::job::{self, CHUNK, Job, Kind, Progress};
 const BATCHES: [u32; 2] = [10, 110];
 /// With fewer redriven records, a share says nothing.
 const MIN_DONE: u32 = 10;
+
+/// The time before the next attempt after a problem, which doubles with each further one.
+const FIRST_RETRY: Duration = Duration::from_secs(2);
+/// The longest one.
+const LAST_RETRY: Duration = Duration::from_secs(30);
+/// After so many problems, the time is the longest one.
+const MAX_DOUBLINGS: u32 = 4;
 
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +41,25 @@ pub struct Memory {
     pub observed: u32,
     /// The rate permits nothing before this time.
     pub not_before: Option<Timestamp>,
+    /// How many attempts in a row did nothing because of a problem, and when the next one is.
+    pub failures: u32,
+    /// See `failures`.
+    pub retry_at: Option<Timestamp>,
+}
+
+impl Memory {
+    /// An attempt did nothing because of a problem.
+    pub fn failed(&mut self, now: Timestamp) {
+        let delay = FIRST_RETRY * 2_u32.saturating_pow(self.failures);
+        self.retry_at = Some(now.after(delay.min(LAST_RETRY)));
+        self.failures = self.failures.saturating_add(1).min(MAX_DOUBLINGS);
+    }
+
+    /// An attempt did something.
+    pub fn succeeded(&mut self) {
+        self.failures = 0;
+        self.retry_at = None;
+    }
 }
 
 /// What to do next with a job.
@@ -40,7 +68,12 @@ pub fn next(job: &Job, progress: &Progress, memory: Memory, now: Timestamp) -> N
     if job::state(job, progress) != v1::RedriveState::Running {
         return Next::Nothing;
     }
-    if let Some(begin) = waits_until(job, progress, now).or(memory.not_before.filter(|begin| *begin > now)) {
+    let begins = [
+        memory.not_before,
+        memory.retry_at,
+        waits_until(job, progress, now),
+    ];
+    if let Some(begin) = begins.into_iter().flatten().max().filter(|begin| *begin > now) {
         return Next::Wait(begin);
     }
     let total = job.spec().total;
@@ -79,7 +112,7 @@ pub fn waits_until(job: &Job, progress: &Progress, now: Timestamp) -> Option<Tim
 pub fn not_before(job: &Job, taken: u32, now: Timestamp) -> Option<Timestamp> {
     let rate = u64::from(job.spec().rate_per_second);
     let pause = (u64::from(taken) * 1_000).checked_div(rate)?;
-    Some(now.after(std::time::Duration::from_millis(pause)))
+    Some(now.after(Duration::from_millis(pause)))
 }
 
 /// Why the brake pauses a job; `None` if it does not.
@@ -131,7 +164,7 @@ mod tests {
         let next = |next_item, observed, now| {
             let memory = Memory {
                 observed,
-                not_before: None,
+                ..Memory::default()
             };
             super::next(&job, &tried(next_item, 1_000), memory, at(now))
         };
@@ -175,8 +208,8 @@ mod tests {
         let not_before = not_before(&slow, 2, at(1_000));
         assert_eq!(not_before, Some(at(1_100)));
         let memory = Memory {
-            observed: 0,
             not_before,
+            ..Memory::default()
         };
         assert_eq!(
             next(&slow, &tried(2, 1_000), memory, at(1_099)),
@@ -187,6 +220,20 @@ mod tests {
         for wanted in [Wanted::Planned, Wanted::Paused, Wanted::Cancelled] {
             assert_eq!(first(&job(5, wanted), 0), Next::Nothing, "{wanted:?}");
         }
+    }
+
+    #[test]
+    fn after_a_problem_a_job_waits_longer_each_time_until_it_succeeds() {
+        let running = job(500, Wanted::Running);
+        let next = |memory, now| next(&running, &Progress::default(), memory, at(now));
+        let mut memory = Memory::default();
+        for seconds in [2, 4, 8, 16, 30, 30] {
+            memory.failed(at(1_000));
+            assert_eq!(next(memory, 1_000), Next::Wait(at(1_000 + seconds * 1_000)));
+        }
+        assert_eq!(next(memory, 31_000), Next::Take(10));
+        memory.succeeded();
+        assert_eq!(next(memory, 1_000), Next::Take(10));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use redeliver_core::headers::{self, ReservedHeaders};
 use redeliver_core::pattern::matches;
-use redeliver_core::pipeline::is_topic_name;
+use redeliver_core::pipeline::{is_topic_name, parse_retry_topic};
 use redeliver_core::redrive::{self, REDRIVE_COUNT, REDRIVE_ID, REDRIVE_TIME};
 use redeliver_core::{Headers, Output, Pipeline, Record, Timestamp, mutant};
 
@@ -21,8 +21,10 @@ pub struct Destinations {
     pipelines: BTreeMap<Arc<str>, OwnTopics>,
     /// Other topics, as patterns.
     others: Vec<String>,
-    /// Topics that are never a destination: their records have a form of their own.
-    excluded: Vec<Arc<str>>,
+    /// Topics that are never a destination, as patterns: their records have a form of their own.
+    excluded: Vec<String>,
+    /// Topics with dead letters, as patterns. Nobody processes what is written there.
+    dead_letters: Vec<String>,
     max_count: u32,
 }
 
@@ -94,7 +96,7 @@ impl Destinations {
     pub fn new<'p>(
         pipelines: impl IntoIterator<Item = &'p Pipeline>,
         others: &[String],
-        excluded: Vec<Arc<str>>,
+        excluded: Vec<String>,
         max_count: u32,
     ) -> Self {
         let own = |pipeline: &Pipeline| OwnTopics {
@@ -109,8 +111,30 @@ impl Destinations {
                 .collect(),
             others: others.to_vec(),
             excluded,
+            dead_letters: Vec::new(),
             max_count,
         }
+    }
+
+    /// Without topics that match one of these patterns of dead-letter topics, unless a pipeline has one as its source.
+    #[must_use]
+    pub fn without_dead_letters(self, patterns: &[String]) -> Self {
+        Self {
+            dead_letters: patterns.to_vec(),
+            ..self
+        }
+    }
+
+    /// The dead-letter topics of the pipelines that read one of these topics: what is written there comes back here.
+    pub fn dead_letter_topics<'d>(&'d self, of: &'d [&str]) -> impl Iterator<Item = &'d Arc<str>> {
+        let reads_one = move |own: &OwnTopics| {
+            let mut topics = own.source.iter().chain([&own.return_topic]);
+            topics.any(|topic| of.contains(&&**topic))
+        };
+        self.pipelines
+            .iter()
+            .filter(move |(_, own)| reads_one(own))
+            .map(|(topic, _)| topic)
     }
 
     /// The topics of all pipelines.
@@ -168,12 +192,18 @@ impl Destinations {
 
     /// A topic in which the record is a new one.
     fn other(&self, topic: &str) -> Result<Target, Skip> {
-        let is_excluded = self.excluded.iter().any(|excluded| **excluded == *topic);
+        let is_one_of = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, topic));
+        // Only Kafka itself writes to its internal topics.
+        let is_excluded = topic.starts_with("__") || is_one_of(&self.excluded);
         let mut sources = self.pipelines.values().filter_map(|own| own.source.as_ref());
+        // Tiers, workers and the inspector expect headers in these topics that the record does not have.
+        let is_of_redeliver = parse_retry_topic(topic).is_some()
+            || self.pipelines.contains_key(topic)
+            || is_one_of(&self.dead_letters);
         let is_allowed = !is_excluded
             && is_topic_name(topic)
             && (sources.any(|source| **source == *topic)
-                || self.others.iter().any(|pattern| matches(pattern, topic))
+                || is_one_of(&self.others) && !is_of_redeliver
                 || mutant!("redrive-writes-anywhere"));
         if !is_allowed {
             return Err(Skip::DestinationNotAllowed);
@@ -246,7 +276,7 @@ mod tests {
         Destinations::new(
             &[pipeline(return_to)],
             &["legacy-*".to_owned()],
-            vec!["legacy-ingest".into()],
+            vec!["*-ingest".into()],
             3,
         )
     }
@@ -364,6 +394,43 @@ mod tests {
             target("docs-dlq", &letter.headers, "payments"),
             Err(Skip::DestinationNotAllowed)
         );
+    }
+
+    #[test]
+    fn no_pattern_admits_topics_whose_records_have_a_form_of_their_own() {
+        let reprocessed = Pipeline {
+            source: "orders-dlq".into(),
+            ..Pipeline::new("again")
+        };
+        let destinations = Destinations::new(
+            &[pipeline(ReturnTo::Due), reprocessed],
+            &["*".to_owned()],
+            vec!["*redeliver.dlq.ledger".to_owned()],
+            3,
+        );
+        let destinations = destinations.without_dead_letters(&["*-dlq".to_owned()]);
+        for (topic, is_allowed) in [
+            ("payments", true),
+            ("docs", true),
+            // The source of a pipeline.
+            ("orders-dlq", true),
+            ("docs-retry-due", false),
+            ("docs-retry-30s", false),
+            ("unknown-retry-5s", false),
+            ("docs-dlq", false),
+            ("payments-dlq", false),
+            ("__consumer_offsets", false),
+            ("staging-redeliver.dlq.ledger", false),
+        ] {
+            let target = destinations.target("s-dlt", &Headers::new(), &wish(topic));
+            assert_eq!(target.is_ok(), is_allowed, "{topic}: {target:?}");
+        }
+        let returning = |topics: &[&str]| -> Vec<String> {
+            let topics = destinations.dead_letter_topics(topics);
+            topics.map(ToString::to_string).collect()
+        };
+        assert_eq!(returning(&["docs-retry-due", "payments"]), ["docs-dlq"]);
+        assert_eq!(returning(&["orders-dlq", "docs"]), ["again-dlq", "docs-dlq"]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Reads what the executor decides with, on a thread of its own, because a lane must not block: the jobs, the ledger to its end, and the records of
 //! dead letters. Decides the steps.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::redrive::REDRIVE_ID;
-use redeliver_core::{Clock, Position, Timestamp};
+use redeliver_core::{Clock, Position, Record, Timestamp};
 use redeliver_kafka::lookup::{Lookup, StoredRecord};
 use redeliver_kafka::reader::{ReadError, TopicReader, partitions};
 use redeliver_kafka::{KafkaSettings, Waker};
+use redeliver_proto::v1;
 use redeliver_service::followed::Contents as _;
 use tokio_util::sync::CancellationToken;
 
@@ -20,7 +21,7 @@ use super::job::{CHUNK, Item, Job, Kind, Progress};
 use super::jobs::{Entry, Jobs};
 use super::pace::brake;
 use super::record::{Candidate, Destinations};
-use super::step::{Context, Step, Tried};
+use super::step::{Context, Presence, Step, Tried};
 use crate::filter::{Expr, Restriction, TextTest};
 use crate::index::{self, Pool};
 use crate::ledger::{self, State, Update};
@@ -33,14 +34,12 @@ const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
 const READ_TIMEOUT: Duration = Duration::from_secs(20);
 /// How often a thread looks whether the process shuts down.
 const POLL: Duration = Duration::from_millis(200);
-/// How long it is believed that a topic exists, or does not, and that the ledger has so many partitions.
+/// How long it is believed that a topic exists, or does not.
 const BELIEVED: Duration = Duration::from_secs(30);
 /// The interval between two counts of what has come back.
 const COUNTED: Duration = Duration::from_secs(2);
-/// The maximum size of the values of a step, unless a single one is larger, in bytes.
+/// The maximum size of the records of a step and one more, in bytes.
 const STEP_BYTES: usize = 8 << 20;
-/// The number of records that are read before their size is known.
-const FIRST_RECORDS: usize = 32;
 
 /// What the executor asks for.
 #[derive(Debug)]
@@ -52,6 +51,8 @@ pub(crate) enum Request {
         job: Box<Job>,
         entry: Arc<Entry>,
         to: u32,
+        /// Whether the last step of the job could not be written, so that what is known of its destinations may be outdated.
+        again: bool,
     },
     /// How many records of a job have come back.
     Observe { job: Box<Job>, entry: Arc<Entry> },
@@ -104,7 +105,7 @@ pub(crate) struct Source {
 struct Known {
     ledger: Option<Ledger>,
     lookup: Option<Lookup>,
-    topics: HashMap<Arc<str>, (bool, Instant)>,
+    topics: HashMap<Arc<str>, (Presence, Instant)>,
     counted: Option<(String, u32, Instant)>,
 }
 
@@ -112,26 +113,70 @@ struct Known {
 struct Ledger {
     reader: TopicReader,
     states: LedgerStates,
-    /// When the number of its partitions was looked up.
-    looked: Instant,
-    partitions: i32,
 }
 
 /// The states of all dead letters with an entry.
 #[derive(Debug, Default)]
 pub(crate) struct LedgerStates {
     topics: HashMap<String, u32>,
-    entries: HashMap<(u32, i32, i64), (State, Option<ContentHash>)>,
+    entries: HashMap<(u32, i32, i64), KnownEntry>,
+}
+
+/// The newest entry of a dead letter. A record without a value, which opens the dead letter, is one too.
+#[derive(Clone, Copy, Debug)]
+struct KnownEntry {
+    state: State,
+    content: Option<ContentHash>,
+    written: Written,
+}
+
+/// When and where an entry was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Written {
+    partition: i32,
+    offset: i64,
+    /// The timestamp of its record.
+    time: Option<Timestamp>,
+}
+
+impl Written {
+    fn of(record: &Record) -> Self {
+        Self {
+            partition: record.position.partition,
+            offset: record.position.offset,
+            time: record.timestamp,
+        }
+    }
+}
+
+impl KnownEntry {
+    /// Whether this entry was written after another one of the same dead letter. Once the ledger has got more partitions, entries of one dead letter can
+    /// be in two of them, which are read in any order. Of two in the same millisecond, one that closes the dead letter counts: it must not be redriven twice.
+    fn is_after(&self, other: &Self) -> bool {
+        if self.written.partition == other.written.partition {
+            return self.written.offset >= other.written.offset;
+        }
+        let order = |entry: &Self| (entry.written.time, entry.state != State::Open);
+        order(self) >= order(other)
+    }
 }
 
 impl LedgerStates {
-    pub(crate) fn apply(&mut self, update: Update) {
+    pub(crate) fn apply(&mut self, update: Update, written: Written) {
         let count = u32::try_from(self.topics.len()).unwrap_or(u32::MAX);
         let topic = *self.topics.entry(update.id.topic).or_insert(count);
         let key = (topic, update.id.partition, update.id.offset);
-        match update.entry {
-            Some(entry) => drop(self.entries.insert(key, (entry.state, entry.content))),
-            None => drop(self.entries.remove(&key)),
+        let (state, content) = update
+            .entry
+            .map_or((State::Open, None), |entry| (entry.state, entry.content));
+        let entry = KnownEntry {
+            state,
+            content,
+            written,
+        };
+        let is_older = |known: &KnownEntry| !entry.is_after(known);
+        if !self.entries.get(&key).is_some_and(is_older) {
+            self.entries.insert(key, entry);
         }
     }
 
@@ -140,7 +185,7 @@ impl LedgerStates {
         let topic = self.topics.get(&item.id.topic);
         let found = topic.and_then(|topic| self.entries.get(&(*topic, item.id.partition, item.id.offset)));
         match found {
-            Some((state, content)) if content.is_none_or(|content| content == item.content) => *state,
+            Some(known) if known.content.is_none_or(|content| content == item.content) => known.state,
             _ => State::Open,
         }
     }
@@ -182,7 +227,17 @@ impl Source {
                 known.ledger = Some(self.load_ledger()?);
                 Ok(Answer::Loaded(jobs, end))
             }
-            Request::Try { job, entry, to } => self.step(known, *job, &entry, to).map(boxed),
+            Request::Try {
+                job,
+                entry,
+                to,
+                again,
+            } => {
+                if again {
+                    known.topics.clear();
+                }
+                self.step(known, *job, &entry, to).map(boxed)
+            }
             Request::Observe { .. } if !*self.shared.caught_up.borrow() => Err(Problem::CatchingUp),
             Request::Observe { job, entry } => {
                 known.counted = None;
@@ -195,15 +250,9 @@ impl Source {
     fn load_ledger(&self) -> Result<Ledger, ReadError> {
         let mut states = LedgerStates::default();
         let topic: Arc<str> = ledger::TOPIC.into();
-        let count = partitions(&self.kafka, &topic)?;
         let mut reader = TopicReader::new(&self.kafka, &[topic])?;
         read_ledger(&mut reader, &mut states, LOAD_TIMEOUT)?;
-        Ok(Ledger {
-            reader,
-            states,
-            looked: Instant::now(),
-            partitions: count,
-        })
+        Ok(Ledger { reader, states })
     }
 
     /// Decides what becomes of the next items of a job, or of fewer if they are large.
@@ -221,6 +270,7 @@ impl Source {
             outcomes: entry.outcomes(chunk),
             tried: Vec::new(),
             brake,
+            problem: String::new(),
             returned,
             now,
             before,
@@ -257,18 +307,18 @@ impl Source {
         }
         // After everything that takes time, so that the decision is as late as it can be.
         let ledger = known.ledger.as_mut().ok_or(Problem::NotLoaded)?;
-        if ledger.looked.elapsed() > BELIEVED {
-            ledger.looked = Instant::now();
-            if partitions(&self.kafka, ledger::TOPIC)? != ledger.partitions {
-                *ledger = self.load_ledger()?;
-            }
-        }
+        // The last step may have written to a new partition.
+        ledger.reader.follow_partitions()?;
         read_ledger(&mut ledger.reader, &mut ledger.states, READ_TIMEOUT)?;
         let (topics, states) = (&known.topics, &ledger.states);
         let context = Context {
             job,
             destinations: &self.destinations,
-            exists: &|topic| topics.get(topic).is_some_and(|(exists, _)| *exists),
+            presence: &|topic| {
+                topics
+                    .get(topic)
+                    .map_or(Presence::Missing, |(presence, _)| *presence)
+            },
             now,
         };
         let tried = items.iter().zip(&found).map(|(item, found)| {
@@ -284,26 +334,12 @@ impl Source {
             Some(lookup) => lookup,
             None => known.lookup.insert(Lookup::new(&self.kafka)?),
         };
-        let mut found: Vec<Option<StoredRecord>> = Vec::with_capacity(items.len());
-        let (mut bytes, mut count) = (0, FIRST_RECORDS);
-        while found.len() < items.len() && bytes < STEP_BYTES {
-            let rest = &items[found.len()..];
-            let positions = rest.iter().take(count).map(|item| Position {
-                topic: item.id.topic.as_str().into(),
-                partition: item.id.partition,
-                offset: item.id.offset,
-            });
-            let read = lookup.get(&positions.collect::<Vec<_>>(), READ_TIMEOUT)?;
-            bytes += read
-                .iter()
-                .flatten()
-                .map(|found| found.record.size())
-                .sum::<usize>();
-            found.extend(read);
-            // As many as fit if the others have the same size.
-            count = ((STEP_BYTES.saturating_sub(bytes)) / (bytes / found.len()).max(1)).max(1);
-        }
-        Ok(found)
+        let positions = items.iter().map(|item| Position {
+            topic: item.id.topic.as_str().into(),
+            partition: item.id.partition,
+            offset: item.id.offset,
+        });
+        lookup.get_first(&positions.collect::<Vec<_>>(), STEP_BYTES, READ_TIMEOUT)
     }
 
     fn look_up_topic(&self, known: &mut Known, topic: &Arc<str>) -> Result<(), ReadError> {
@@ -314,12 +350,13 @@ impl Source {
         if is_known {
             return Ok(());
         }
-        let exists = match partitions(&self.kafka, topic) {
-            Ok(_) => true,
-            Err(ReadError::Missing(_)) => false,
+        let presence = match partitions(&self.kafka, topic) {
+            Ok(_) => Presence::Exists,
+            Err(ReadError::Missing(_)) => Presence::Missing,
+            Err(ReadError::Denied(_)) => Presence::Denied,
             Err(error) => return Err(error),
         };
-        known.topics.insert(topic.clone(), (exists, Instant::now()));
+        known.topics.insert(topic.clone(), (presence, Instant::now()));
         Ok(())
     }
 
@@ -335,6 +372,7 @@ impl Source {
             return Ok(None);
         }
         let id = &job.spec().id;
+        let topics = returning_to(job, &self.destinations);
         if let Some((of, count, at)) = &known.counted
             && of == id
             && at.elapsed() < COUNTED
@@ -343,7 +381,7 @@ impl Source {
         }
         let count = self
             .pool
-            .read_blocking(|connection| count_returned(connection, id, now))?;
+            .read_blocking(|connection| count_returned(connection, id, &topics, now))?;
         known.counted = Some((id.clone(), count, Instant::now()));
         Ok(Some(count))
     }
@@ -359,17 +397,34 @@ fn read_ledger(
     timeout: Duration,
 ) -> Result<(), ReadError> {
     reader.read_to_end(timeout, |record| {
+        let written = Written::of(&record);
         // An invalid entry is ignored, as the index does.
         if let Ok(update) = Update::read(&record) {
-            states.apply(update);
+            states.apply(update, written);
         }
     })
 }
 
-/// How many dead letters a job has redriven that came back.
+/// The topics in which the records of a job come back: those from which it takes dead letters, and those of the pipelines to which it writes. In others, a
+/// later pipeline has given up on a result.
+pub(crate) fn returning_to(job: &Job, destinations: &Destinations) -> BTreeSet<String> {
+    let topics = |counts: &'_ [v1::RedriveCount]| -> Vec<String> {
+        counts.iter().map(|count| count.topic.clone()).collect()
+    };
+    let written = topics(&job.spec().destinations);
+    let written: Vec<&str> = written.iter().map(String::as_str).collect();
+    let of_pipelines = destinations.dead_letter_topics(&written).map(ToString::to_string);
+    topics(&job.spec().sources)
+        .into_iter()
+        .chain(of_pipelines)
+        .collect()
+}
+
+/// How many dead letters a job has redriven that came back to one of these topics.
 pub(crate) fn count_returned(
     connection: &rusqlite::Connection,
     id: &str,
+    topics: &BTreeSet<String>,
     now: Timestamp,
 ) -> rusqlite::Result<u32> {
     let filter = Expr::Is(Restriction::Header(
@@ -377,7 +432,8 @@ pub(crate) fn count_returned(
         TextTest::Equal(id.to_owned()),
     ));
     let counts = index::count_by_topic(connection, &filter, [now; 3])?;
-    let count: u64 = counts.values().map(|counts| counts.total).sum();
+    let counts = counts.iter().filter(|(topic, _)| topics.contains(*topic));
+    let count: u64 = counts.map(|(_, counts)| counts.total).sum();
     Ok(u32::try_from(count).unwrap_or(u32::MAX))
 }
 
@@ -387,19 +443,64 @@ mod tests {
     use super::*;
     use crate::ledger::Entry as LedgerEntry;
 
+    fn update(offset: i64, state: Option<State>, content: Option<ContentHash>) -> Update {
+        Update {
+            id: item("a-dlq", offset).id,
+            entry: state.map(|state| LedgerEntry {
+                state,
+                content,
+                ..LedgerEntry::default()
+            }),
+        }
+    }
+
+    fn written(partition: i32, offset: i64, millis: i64) -> Written {
+        Written {
+            partition,
+            offset,
+            time: Some(Timestamp::from_millis(millis)),
+        }
+    }
+
+    #[test]
+    fn the_newest_entry_counts_in_whatever_order_partitions_are_read() {
+        // The ledger had one partition when the dead letter was discarded, then two.
+        let entries = [
+            (Some(State::Discarded), written(0, 4, 1_000)),
+            (Some(State::Open), written(1, 0, 2_000)),
+            (Some(State::Redriven), written(1, 1, 3_000)),
+        ];
+        for order in [[0, 1, 2], [1, 2, 0], [1, 0, 2]] {
+            let mut states = LedgerStates::default();
+            for index in order {
+                let (state, written) = entries[index];
+                states.apply(update(1, state, None), written);
+            }
+            assert_eq!(states.state(&item("a-dlq", 1)), State::Redriven, "{order:?}");
+        }
+        let mut states = LedgerStates::default();
+        states.apply(update(1, Some(State::Redriven), None), written(1, 0, 1_000));
+        states.apply(update(1, Some(State::Open), None), written(0, 9, 1_000));
+        assert_eq!(
+            states.state(&item("a-dlq", 1)),
+            State::Redriven,
+            "at the same time"
+        );
+        // Also if the newest one has no value.
+        let mut states = LedgerStates::default();
+        states.apply(update(1, None, None), written(1, 2, 4_000));
+        states.apply(update(1, Some(State::Redriven), None), written(0, 9, 3_000));
+        assert_eq!(states.state(&item("a-dlq", 1)), State::Open);
+    }
+
     #[test]
     fn the_newest_entry_of_the_same_record_counts() {
         let mut states = LedgerStates::default();
         let planned = item("a-dlq", 1);
+        let mut end = 0;
         let mut apply = |offset, state: Option<State>, content| {
-            states.apply(Update {
-                id: item("a-dlq", offset).id,
-                entry: state.map(|state| LedgerEntry {
-                    state,
-                    content,
-                    ..LedgerEntry::default()
-                }),
-            });
+            end += 1;
+            states.apply(update(offset, state, content), written(0, end, 0));
             states.state(&planned)
         };
         assert_eq!(apply(2, Some(State::Redriven), None), State::Open);

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use redeliver_kafka::{TopicState, Waker};
+use redeliver_kafka::{IfFenced, LaneSpec, TopicState, Waker};
 use redeliver_proto::v1;
+use redeliver_runtime::Config;
+use redeliver_runtime::config::{AUDIT_TOPIC, CONTROL_TOPIC};
 use redeliver_service::Host;
 use redeliver_service::audit::AuditLog;
 use redeliver_service::followed::Followed;
@@ -42,21 +44,33 @@ pub(crate) fn destinations(host: &Host) -> Destinations {
     let settings = &config.dlq_inspector.redrive;
     let scheduler = config.scheduler.topics();
     // Commands of the scheduler are in partitions that follow from their keys, and internal topics belong to their services.
-    let excluded = [
-        scheduler.ingest.clone(),
-        scheduler.state.clone(),
-        config.redrives_topic().into(),
-        crate::ledger::TOPIC.into(),
-        crate::group_states::TOPIC.into(),
-        config.audit_topic().into(),
-        config.control_topic().into(),
+    let own = [
+        scheduler.ingest.to_string(),
+        scheduler.state.to_string(),
+        config.redrives_topic(),
+        config.audit_topic(),
+        config.control_topic(),
     ];
+    // Those of other installations have a prefix, unless they are configured otherwise.
+    let others = Config::default();
+    let (redrives, scheduler) = (others.redrives_topic(), others.scheduler.topics());
+    let names = [
+        crate::ledger::TOPIC,
+        crate::group_states::TOPIC,
+        AUDIT_TOPIC,
+        CONTROL_TOPIC,
+        &*redrives,
+        &*scheduler.ingest,
+        &*scheduler.state,
+    ];
+    let excluded = own.into_iter().chain(names.map(|name| format!("*{name}")));
     Destinations::new(
         &pipelines,
         &settings.destinations,
-        excluded.into(),
+        excluded.collect(),
         settings.max_count,
     )
+    .without_dead_letters(&config.dlq_inspector.topics)
 }
 
 /// Executes jobs whenever the group assigns the partition to this process, once the topic exists: an installation without it serves as before.
@@ -90,10 +104,21 @@ pub(crate) fn execute(
     let audit = AuditLog::new(&host.config, "dlq-inspector");
     let lane = NewLane {
         kafka: host.kafka.clone(),
-        spec: lane_spec(&host.config, LANE.to_owned(), own_id(&topic), vec![topic.clone()]),
+        spec: LaneSpec {
+            // The inspector goes on answering.
+            if_fenced: IfFenced::TryAgain,
+            ..lane_spec(&host.config, LANE.to_owned(), own_id(&topic), vec![topic.clone()])
+        },
         serves: Serves::default(),
         waker,
-        processor: Executor::new(topic.clone(), audit, metrics, request_sender, answers),
+        processor: Executor::new(
+            topic.clone(),
+            audit,
+            metrics,
+            host.clock.clone(),
+            request_sender,
+            answers,
+        ),
     };
     host.tasks
         .spawn_thread("dlq-redrive-source", move || source.run())?;

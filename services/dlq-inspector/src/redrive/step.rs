@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use redeliver_core::failure::bounded_text;
 use redeliver_core::{Headers, Output, Record, Timestamp, mutant};
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::{Message as _, v1};
@@ -13,6 +14,9 @@ use super::jobs::{outcomes_key, progress_key};
 use super::record::{Candidate, Destinations, redriven};
 use crate::ledger::{self, State};
 use crate::letter::content_hash;
+
+/// The maximum length of a problem, in bytes.
+const MAX_PROBLEM: usize = 500;
 
 /// What became of an item, and the record that is written for it.
 #[derive(Clone, Debug)]
@@ -25,6 +29,17 @@ pub struct Tried {
     pub output: Option<Output>,
 }
 
+/// What is known of a topic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// It exists.
+    Exists,
+    /// It does not exist.
+    Missing,
+    /// Kafka does not let this process see it.
+    Denied,
+}
+
 /// What an item is tried with.
 pub struct Context<'c> {
     /// The job.
@@ -32,7 +47,7 @@ pub struct Context<'c> {
     /// Where dead letters may go.
     pub destinations: &'c Destinations,
     /// Whether a topic exists.
-    pub exists: &'c dyn Fn(&str) -> bool,
+    pub presence: &'c dyn Fn(&str) -> Presence,
     /// The time of the step.
     pub now: Timestamp,
 }
@@ -74,8 +89,15 @@ impl Context<'_> {
         }
         let wish = self.job.wish();
         let target = self.destinations.target(Candidate::of(found), &wish)?;
-        if !(self.exists)(&target.topic) {
-            return Err(Skip::DestinationMissing);
+        // The configuration may have changed since the plan, for which the caller needed a scope for each destination.
+        let mut planned = self.job.spec().destinations.iter();
+        if !planned.any(|planned| *planned.topic == *target.topic) {
+            return Err(Skip::DestinationNotAllowed);
+        }
+        match (self.presence)(&target.topic) {
+            Presence::Exists => {}
+            Presence::Missing => return Err(Skip::DestinationMissing),
+            Presence::Denied => return Err(Skip::DestinationDenied),
         }
         Ok(Some(redriven(found, &target, &self.job.spec().id, self.now)))
     }
@@ -96,6 +118,8 @@ pub struct Step {
     pub returned: Option<u32>,
     /// Why the brake pauses the job.
     pub brake: Option<String>,
+    /// Why nothing was tried; empty if nothing is wrong.
+    pub problem: String,
     /// When it was decided.
     pub now: Timestamp,
 }
@@ -114,11 +138,26 @@ pub struct Written {
 }
 
 impl Step {
-    /// The destinations refuse the records of these items.
-    pub fn refuse(&mut self, tried: &[usize]) {
+    /// A step that does nothing but tell why nothing is done.
+    #[must_use]
+    pub fn of_problem(job: Job, before: Progress, problem: &str, now: Timestamp) -> Self {
+        Self {
+            job,
+            before,
+            outcomes: Vec::new(),
+            tried: Vec::new(),
+            returned: None,
+            brake: None,
+            problem: bounded_text(problem, MAX_PROBLEM),
+            now,
+        }
+    }
+
+    /// The records of these items are not written, and this becomes of the items.
+    pub fn give_up(&mut self, tried: &[usize], outcome: Outcome) {
         for index in tried {
             if let Some(tried) = self.tried.get_mut(*index) {
-                tried.outcome = Outcome::Failed;
+                tried.outcome = outcome;
                 tried.output = None;
             }
         }
@@ -145,6 +184,7 @@ impl Step {
         if !mutant!("redrive-without-ledger") {
             outputs.extend(self.tried.iter().filter(is_done).map(|tried| self.entry(tried)));
         }
+        progress.problem.clone_from(&self.problem);
         if let Some(returned) = self.returned {
             progress.returned = returned;
         }
@@ -266,56 +306,71 @@ mod tests {
         Job::read(record).unwrap()
     }
 
+    fn to(destinations: &[&str], job: &Job) -> Job {
+        let mut record = job.record.clone();
+        let destinations = destinations.iter().map(|topic| v1::RedriveCount {
+            topic: (*topic).to_owned(),
+            count: 1,
+        });
+        record.redrive.as_mut().unwrap().destinations = destinations.collect();
+        Job::read(record).unwrap()
+    }
+
     #[test]
     fn only_the_planned_record_in_the_state_of_the_plan_is_done() {
         let destinations = Destinations::new(&[Pipeline::new("docs")], &[], Vec::new(), 3);
-        let job = job(1, Wanted::Running);
-        let outcome = |kind, state, found: Option<&Record>, exists: bool| {
+        let job = to(&["docs"], &job(1, Wanted::Running));
+        let outcome = |kind, state, found: Option<&Record>, presence: Presence| {
             let job = kind_of(&job, kind);
             let context = Context {
                 job: &job,
                 destinations: &destinations,
-                exists: &|_| exists,
+                presence: &|_| presence,
                 now: NOW,
             };
             context.try_item(planned(1), state, found).outcome
         };
         let record = found(1);
-        let redrive = |state, found, exists| outcome(v1::RedriveKind::Redrive, state, found, exists);
+        let redrive = |state, found, presence| outcome(v1::RedriveKind::Redrive, state, found, presence);
+        let exists = Presence::Exists;
         let skipped = Outcome::Skipped;
-        assert_eq!(redrive(State::Open, Some(&record), true), Outcome::Done);
+        assert_eq!(redrive(State::Open, Some(&record), exists), Outcome::Done);
         assert_eq!(
-            redrive(State::Redriven, Some(&record), true),
+            redrive(State::Redriven, Some(&record), exists),
             skipped(Skip::Redriven)
         );
         assert_eq!(
-            redrive(State::Discarded, Some(&record), true),
+            redrive(State::Discarded, Some(&record), exists),
             skipped(Skip::Discarded)
         );
-        assert_eq!(redrive(State::Open, None, true), skipped(Skip::Gone));
+        assert_eq!(redrive(State::Open, None, exists), skipped(Skip::Gone));
         assert_eq!(
-            redrive(State::Open, Some(&record), false),
+            redrive(State::Open, Some(&record), Presence::Missing),
             skipped(Skip::DestinationMissing)
+        );
+        assert_eq!(
+            redrive(State::Open, Some(&record), Presence::Denied),
+            skipped(Skip::DestinationDenied)
         );
         let other = Record {
             value: None,
             ..record.clone()
         };
-        assert_eq!(redrive(State::Open, Some(&other), true), skipped(Skip::Changed));
+        assert_eq!(redrive(State::Open, Some(&other), exists), skipped(Skip::Changed));
         let unreadable = Record {
             unreadable_headers: 1,
             ..record.clone()
         };
         assert_eq!(
-            redrive(State::Open, Some(&unreadable), true),
+            redrive(State::Open, Some(&unreadable), exists),
             skipped(Skip::UnreadableHeaders)
         );
-        let discard = |state| outcome(v1::RedriveKind::Discard, state, None, true);
+        let discard = |state| outcome(v1::RedriveKind::Discard, state, None, exists);
         assert_eq!(
             (discard(State::Open), discard(State::Redriven)),
             (Outcome::Done, skipped(Skip::Redriven))
         );
-        let restore = |state| outcome(v1::RedriveKind::Restore, state, None, true);
+        let restore = |state| outcome(v1::RedriveKind::Restore, state, None, exists);
         assert_eq!(
             (restore(State::Discarded), restore(State::Open)),
             (Outcome::Done, skipped(Skip::Open))
@@ -323,13 +378,35 @@ mod tests {
     }
 
     #[test]
+    fn a_destination_that_was_not_planned_is_not_written_to() {
+        // The pipeline has another name for its source than when the plan was made.
+        let destinations = Destinations::new(&[Pipeline::new("docs")], &[], Vec::new(), 3);
+        let outcome = |planned_destinations: &[&str]| {
+            let job = to(planned_destinations, &job(1, Wanted::Running));
+            let context = Context {
+                job: &job,
+                destinations: &destinations,
+                presence: &|_| Presence::Exists,
+                now: NOW,
+            };
+            let tried = context.try_item(planned(1), State::Open, Some(&found(1)));
+            assert_eq!(tried.output.is_some(), tried.outcome == Outcome::Done);
+            tried.outcome
+        };
+        assert_eq!(outcome(&["papers", "docs"]), Outcome::Done);
+        for planned in [&["papers"][..], &[]] {
+            assert_eq!(outcome(planned), Outcome::Skipped(Skip::DestinationNotAllowed));
+        }
+    }
+
+    #[test]
     fn a_step_writes_records_entries_progress_outcomes_and_the_audit() {
         let destinations = Destinations::new(&[Pipeline::new("docs")], &[], Vec::new(), 3);
-        let job = job(502, Wanted::Running);
+        let job = to(&["docs"], &job(502, Wanted::Running));
         let context = Context {
             job: &job,
             destinations: &destinations,
-            exists: &|_| true,
+            presence: &|_| Presence::Exists,
             now: NOW,
         };
         let tried = vec![
@@ -347,6 +424,7 @@ mod tests {
             tried,
             returned: Some(7),
             brake: None,
+            problem: String::new(),
             now: NOW,
         };
         let audit = AuditLog::new(&Config::default(), "dlq-inspector");
@@ -388,10 +466,37 @@ mod tests {
             (State::Redriven, Some(planned(1).content))
         );
         // The destination refuses the record: no entry says that it was redriven.
-        step.refuse(&[0]);
+        step.give_up(&[0], Outcome::Failed);
         let written = step.written(&topic, &audit);
         assert_eq!(topics(&written), [&*topic, &*topic].map(str::to_owned));
         assert_eq!((written.progress.done, written.progress.failed), (500, 1));
+        // This process may not write there.
+        step.give_up(&[0], Outcome::Skipped(Skip::DestinationDenied));
+        let written = step.written(&topic, &audit);
+        assert_eq!((written.progress.failed, written.progress.skipped), (0, 2));
+    }
+
+    #[test]
+    fn a_problem_is_written_once_and_gone_with_the_next_step() {
+        let before = Progress {
+            next: 10,
+            done: 10,
+            time: Some(NOW),
+            ..Progress::default()
+        };
+        let audit = AuditLog::new(&Config::default(), "dlq-inspector");
+        let mut step = Step::of_problem(job(500, Wanted::Running), before.clone(), "no index", NOW);
+        let written = step.written(&"redrives".into(), &audit);
+        assert_eq!((written.outputs.len(), written.outcomes), (1, None));
+        let with_problem = Progress {
+            problem: "no index".to_owned(),
+            ..before.clone()
+        };
+        assert_eq!(written.progress, with_problem);
+        assert_eq!(Progress::read(with_problem.to_record()), Ok(with_problem.clone()));
+        step.before = with_problem;
+        step.problem.clear();
+        assert_eq!(step.written(&"redrives".into(), &audit).progress, before);
     }
 
     #[test]
@@ -407,6 +512,7 @@ mod tests {
             tried: Vec::new(),
             returned: Some(5),
             brake: Some("too many".to_owned()),
+            problem: String::new(),
             now: NOW,
         };
         let audit = AuditLog::new(&Config::default(), "dlq-inspector");

@@ -13,7 +13,7 @@ use tonic::Code;
 use crate::support::{Client, DEADLINE, InspectorEnv, dead, ids};
 
 /// Permits everything that no rule forbids.
-const AUTHORIZER: [(&str, &str); 2] = [
+pub(crate) const AUTHORIZER: [(&str, &str); 2] = [
     (
         "authorizer.class.name",
         "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -34,13 +34,13 @@ fn change_acls(kafka: &LocalKafka, change: &[&str], topics: &[&str]) {
 }
 
 /// Permits everything on these topics, which otherwise nothing would be once they have a rule.
-fn allow_all(kafka: &LocalKafka, topics: &[&str]) {
+pub(crate) fn allow_all(kafka: &LocalKafka, topics: &[&str]) {
     let change = ["--add", "--allow-principal", "User:*", "--operation", "All"];
     change_acls(kafka, &change, topics);
 }
 
 /// Adds the rule that nobody may do this with these topics.
-fn deny(kafka: &LocalKafka, operation: &str, topics: &[&str]) {
+pub(crate) fn deny(kafka: &LocalKafka, operation: &str, topics: &[&str]) {
     let change = [
         "--add",
         "--deny-principal",
@@ -52,7 +52,7 @@ fn deny(kafka: &LocalKafka, operation: &str, topics: &[&str]) {
 }
 
 /// Removes the rule.
-fn allow_again(kafka: &LocalKafka, operation: &str, topics: &[&str]) {
+pub(crate) fn allow_again(kafka: &LocalKafka, operation: &str, topics: &[&str]) {
     let rule = ["--deny-principal", "User:ANONYMOUS", "--operation", operation];
     change_acls(kafka, &[&["--remove", "--force"], &rule[..]].concat(), topics);
 }

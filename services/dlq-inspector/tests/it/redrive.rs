@@ -12,12 +12,13 @@ use redeliver_proto::auth::SendToken;
 use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
 use redeliver_proto::{Message as _, error, v1};
 use redeliver_service::identity::new_token;
-use redeliver_testkit::eventually_async;
+use redeliver_testkit::{LocalKafka, brokers, eventually_async};
 use serde_json::json;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv};
+use crate::completeness::{AUTHORIZER, allow_again, allow_all, deny};
+use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv, dead};
 
 /// A pipeline with its topics, and an inspector that knows it.
 struct World {
@@ -29,8 +30,12 @@ struct World {
 
 impl World {
     async fn new(name: &str, settings: &str) -> Self {
+        Self::on(name, settings, &brokers()).await
+    }
+
+    async fn on(name: &str, settings: &str, brokers: &str) -> Self {
         let yaml = format!("pipelines:\n  {{name}}-p:\n    output: {{name}}-out\n{settings}");
-        let env = InspectorEnv::with_yaml(name, &yaml);
+        let env = InspectorEnv::with_yaml_on(name, &yaml, brokers);
         let pipeline = Pipeline::new(&format!("{}-p", env.base.name()));
         let (dlq, due) = (pipeline.dead_letter_topic(), pipeline.due_topic());
         env.recreate_topic(&dlq, 2).await;
@@ -293,6 +298,13 @@ async fn two_plans_with_the_same_dead_letters_redrive_each_once() {
         .iter()
         .filter(|outcome| **outcome == v1::RedriveOutcome::Redriven);
     assert_eq!(skipped.count(), 30);
+    // Nothing is left, and the repeated request still returns its job.
+    let again = v1::PlanRedriveRequest {
+        request_id: "a".to_owned(),
+        ..plan(v1::RedriveKind::Redrive, "")
+    };
+    let again = planned(&mut inspector, again).await.unwrap();
+    assert_eq!((again.id, again.done), (one.id, one.done));
 }
 
 #[tokio::test]
@@ -331,8 +343,10 @@ async fn what_was_discarded_is_not_redriven_until_it_is_restored() {
 async fn the_brake_pauses_a_redrive_whose_records_come_back() {
     let world = World::new("redrive-brake", "").await;
     world.put(40).await;
+    let later = world.env.create_topic("later", 1).await;
+    world.env.put(&later, 0, vec![dead("k", "v", &[])]).await;
     let mut inspector = world.env.start().await;
-    inspector.until_listed("", 40).await;
+    inspector.until_listed("", 41).await;
     let request = v1::PlanRedriveRequest {
         all_at_once: false,
         observe: Some(redeliver_proto::convert::to_duration(
@@ -351,13 +365,18 @@ async fn the_brake_pauses_a_redrive_whose_records_come_back() {
         }
     })
     .await;
-    // Five of ten come back.
-    let dead = first.into_iter().take(5).map(|record| Dead {
-        key: record.key,
-        value: record.value,
-        headers: record.headers,
-    });
-    world.env.put(&world.dlq, 0, dead.collect()).await;
+    let died = |records: &[Record]| -> Vec<Dead> {
+        let records = records.iter().cloned();
+        let died = records.map(|record| Dead {
+            key: record.key,
+            value: record.value,
+            headers: record.headers,
+        });
+        died.collect()
+    };
+    // Five of ten come back. A later pipeline gives up on the results of the others: these records have not come back.
+    world.env.put(&world.dlq, 0, died(&first[..5])).await;
+    world.env.put(&later, 0, died(&first[5..])).await;
     let paused = until(&mut inspector, &job.id, &[v1::RedriveState::Paused]).await;
     assert_eq!((paused.done, paused.returned, paused.pending), (10, 5, 30));
     assert!(paused.brake.contains("5 of 10"), "{}", paused.brake);
@@ -366,6 +385,8 @@ async fn the_brake_pauses_a_redrive_whose_records_come_back() {
     assert_ne!(resumed.unwrap().into_inner().state(), v1::RedriveState::Paused);
     let ended = until(&mut inspector, &job.id, &ENDED).await;
     assert_eq!((ended.done, world.redriven().len()), (40, 40));
+    inspector.until_listed(&format!("topic = \"{later}\""), 6).await;
+    assert_eq!(get(&mut inspector, &job.id).await.unwrap().returned, 5);
 }
 
 #[tokio::test]
@@ -734,4 +755,126 @@ async fn a_redrive_needs_the_scope_for_the_dead_letters_and_the_destination() {
         .await;
     assert_eq!(discarded.unwrap().into_inner().total, 2);
     assert_eq!(world.redriven().len(), 0);
+}
+
+/// The ids of the dead letters at these offsets of a partition.
+fn ids_at(world: &World, partition: i32, offsets: std::ops::Range<i64>) -> v1::PlanRedriveRequest {
+    v1::PlanRedriveRequest {
+        all: false,
+        ids: offsets
+            .map(|offset| format!("{}/{partition}/{offset}", world.dlq))
+            .collect(),
+        ..plan(v1::RedriveKind::Redrive, "")
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_may_not_write_does_nothing_while_others_go_on_and_nothing_later_once_it_is_cancelled() {
+    let kafka = LocalKafka::start_with(&AUTHORIZER).unwrap();
+    let yaml = "dlq_inspector:\n  redrive:\n    destinations: ['{name}-open']\n";
+    let world = World::on("redrive-denied", yaml, &kafka.brokers()).await;
+    let open: Arc<str> = format!("{}-open", world.env.base.name()).into();
+    world.env.recreate_topic(&open, 1).await;
+    world.put(20).await;
+    let ledger = redeliver_dlq_inspector::ledger::TOPIC;
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 20).await;
+    allow_all(&kafka, &[&world.due, ledger]);
+    deny(&kafka, "Write", &[&world.due]);
+
+    let closed = planned(&mut inspector, ids_at(&world, 0, 0..5)).await.unwrap();
+    let to_open = v1::PlanRedriveRequest {
+        destination: open.to_string(),
+        ..ids_at(&world, 1, 0..5)
+    };
+    let other = planned(&mut inspector, to_open.clone()).await.unwrap();
+    for job in [&closed, &other] {
+        start(&mut inspector, &job.id).await;
+    }
+    let ended = until(&mut inspector, &other.id, &ENDED).await;
+    assert_eq!((ended.done, ended.total), (5, 5));
+    let ended = until(&mut inspector, &closed.id, &ENDED).await;
+    assert_eq!((ended.state(), ended.skipped), (v1::RedriveState::Failed, 5));
+    assert_eq!(
+        outcomes(&mut inspector, &closed.id).await,
+        [v1::RedriveOutcome::DestinationDenied; 5]
+    );
+
+    // Without the ledger, nothing can be done at all.
+    deny(&kafka, "Write", &[ledger]);
+    let later = v1::PlanRedriveRequest {
+        destination: open.to_string(),
+        ..ids_at(&world, 1, 5..10)
+    };
+    let cancelled = planned(&mut inspector, later).await.unwrap();
+    start(&mut inspector, &cancelled.id).await;
+    eventually_async("the reason", DEADLINE * 2, async || {
+        let job = get(&mut inspector, &cancelled.id).await.unwrap();
+        if job.problem.contains(ledger) && job.pending == 5 {
+            Ok(())
+        } else {
+            Err(format!("{job:?}\n{}", inspector.process.output()))
+        }
+    })
+    .await;
+    let change = change(&cancelled.id);
+    client(&mut inspector).await.cancel_redrive(change).await.unwrap();
+    allow_again(&kafka, "Write", &[&world.due, ledger]);
+    let retry = v1::PlanRedriveRequest {
+        all: false,
+        retry_of: closed.id.clone(),
+        ..plan(v1::RedriveKind::Redrive, "")
+    };
+    let retry = planned(&mut inspector, retry).await.unwrap();
+    start(&mut inspector, &retry.id).await;
+    let ended = until(&mut inspector, &retry.id, &ENDED).await;
+    assert_eq!(
+        (ended.state(), ended.done, &*ended.problem),
+        (v1::RedriveState::Succeeded, 5, "")
+    );
+    assert_eq!((world.redriven().len(), read(&world.env, &open).len()), (5, 5));
+    let cancelled = get(&mut inspector, &cancelled.id).await.unwrap();
+    assert_eq!((cancelled.pending, &*cancelled.problem), (5, ""));
+
+    // What nobody may see is not missing.
+    deny(&kafka, "Describe", &[&world.due]);
+    let unseen = planned(&mut inspector, ids_at(&world, 0, 5..10)).await.unwrap();
+    assert!(
+        unseen.warnings.iter().any(|warning| warning.contains("Describe")),
+        "{:?}",
+        unseen.warnings
+    );
+}
+
+#[tokio::test]
+async fn an_inspector_goes_on_answering_while_another_process_has_its_instance_name() {
+    let mut world = World::new("redrive-twin", "").await;
+    world.put(4).await;
+    let mut first = world.env.start().await;
+    first.until_listed("", 4).await;
+    let _ = first.process.wait_for_output(EXECUTES, DEADLINE * 2);
+    let directory = world.env.base.directory().join("other");
+    world
+        .env
+        .base
+        .set("dlq_inspector.data_dir", &directory.display().to_string());
+    let mut twins = [
+        first,
+        Inspector {
+            process: world.env.base.spawn("dlq-inspector", "data", &[]),
+        },
+    ];
+    eventually_async("one of them gives way", DEADLINE * 3, async || {
+        let outputs = twins.each_ref().map(|twin| twin.process.output());
+        if outputs.iter().any(|output| output.contains("the lane rests")) {
+            Ok(())
+        } else {
+            Err(outputs.concat())
+        }
+    })
+    .await;
+    for twin in &mut twins {
+        twin.until_serving().await;
+        twin.until_listed("", 4).await;
+    }
 }

@@ -73,10 +73,9 @@ impl InspectorEnv {
         Self::of(EnvBuilder::new(name).brokers(brokers), brokers)
     }
 
-    /// With this in its configuration file.
-    pub(crate) fn with_yaml(name: &str, yaml: &str) -> Self {
-        let brokers = brokers();
-        Self::of(EnvBuilder::new(name).brokers(&brokers).yaml(yaml), &brokers)
+    /// On the broker, with this in its configuration file.
+    pub(crate) fn with_yaml_on(name: &str, yaml: &str, brokers: &str) -> Self {
+        Self::of(EnvBuilder::new(name).brokers(brokers).yaml(yaml), brokers)
     }
 
     fn of(builder: EnvBuilder, brokers: &str) -> Self {

@@ -318,6 +318,7 @@ fn is_confirmed(job: &Redrive) -> Result<bool, CliError> {
 /// Shows the progress of a job until it ends or pauses.
 async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<ExitCode, CliError> {
     let (mut progress, mut outage) = (Progress::new(), Outage::new(Some(PATIENCE)));
+    let mut problem = None;
     let job = loop {
         let job = match client.get(id).await {
             Ok(job) => job,
@@ -329,6 +330,13 @@ async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<ExitCo
         };
         outage.ends();
         progress.set_total(job.total.into());
+        if job.problem != problem {
+            problem.clone_from(&job.problem);
+            if let Some(problem) = &problem {
+                progress.clear();
+                eprintln!("the inspector tries again: {}", in_one_line(problem));
+            }
+        }
         progress.draw((job.total - job.pending).into());
         if job.state.has_ended() || job.state == RedriveState::Paused {
             break job;
@@ -348,10 +356,16 @@ async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<ExitCo
 
 /// 0 if all dead letters that matched were done, otherwise 3.
 fn exit_code(job: &Redrive) -> ExitCode {
-    match job.state {
-        RedriveState::Succeeded if job.refused.is_empty() => ExitCode::SUCCESS,
-        _ => ExitCode::from(EXIT_INCOMPLETE),
+    if has_done_all(job) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(EXIT_INCOMPLETE)
     }
+}
+
+/// Whether all dead letters that matched were done, also those for which there was no room in the plan.
+fn has_done_all(job: &Redrive) -> bool {
+    job.state == RedriveState::Succeeded && job.refused.is_empty() && !job.has_more
 }
 
 pub(super) async fn run(client: &RedriveClient, args: &RedrivesArgs) -> Result<ExitCode, CliError> {
@@ -459,6 +473,7 @@ fn as_text(job: &Redrive) -> String {
         ("kind", Some(job.kind.as_str().to_owned())),
         ("state", Some(state(job))),
         ("brake", job.brake.clone()),
+        ("problem", job.problem.as_deref().map(in_one_line)),
         ("filter", job.filter.clone()),
         ("retry of", job.retry_of.clone()),
         ("why", job.why.clone()),
@@ -503,6 +518,7 @@ fn as_json(job: &Redrive) -> Value {
         "kind": job.kind.as_str(),
         "state": job.state.as_str(),
         "brake": job.brake,
+        "problem": job.problem,
         "filter": job.filter,
         "retry_of": job.retry_of,
         "why": job.why,
@@ -511,6 +527,7 @@ fn as_json(job: &Redrive) -> Value {
         "changed_by": job.changed_by,
         "changed_at": job.changed_at.map(|at| at.to_string()),
         "total": job.total,
+        "has_more": job.has_more,
         "done": job.done,
         "failed": job.failed,
         "skipped": job.skipped,
@@ -524,4 +541,30 @@ fn as_json(job: &Redrive) -> Value {
         "rate_per_second": job.rate_per_second,
         "waits_until": job.waits_until.map(|at| at.to_string()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_proto::v1;
+
+    use super::*;
+
+    #[test]
+    fn all_are_done_only_if_the_plan_had_room_for_all() {
+        let done = |change: &dyn Fn(&mut v1::Redrive)| {
+            let mut job = v1::Redrive {
+                kind: v1::RedriveKind::Redrive.into(),
+                state: v1::RedriveState::Succeeded.into(),
+                ..v1::Redrive::default()
+            };
+            change(&mut job);
+            has_done_all(&Redrive::try_from(job).unwrap())
+        };
+        assert!(done(&|_| {}));
+        assert!(!done(&|job| job.has_more = true));
+        assert!(!done(&|job| job.refused.push(v1::RedriveRefusal::default())));
+        assert!(!done(
+            &|job| job.state = v1::RedriveState::PartiallySucceeded.into()
+        ));
+    }
 }

@@ -148,6 +148,11 @@ impl Processor for ModelProcessor {
         refused.iter().all(|refused| refused.index < batch.outputs.len())
     }
 
+    fn denied(&mut self, denied: &[Refused], batch: &mut TransactionBatch, now: Timestamp) -> bool {
+        // Some are replaced, others wait.
+        batch.outputs.len().is_multiple_of(2) && self.refused(denied, batch, now)
+    }
+
     fn take_back(&mut self, batch: &mut TransactionBatch) -> bool {
         if !self.takes_back {
             return false;

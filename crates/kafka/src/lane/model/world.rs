@@ -11,7 +11,7 @@ use super::{Answer, Op, Outcome, PARTITIONS, Random};
 use crate::client::KafkaSettings;
 use crate::lane::assignments::{Found, FoundPosition, Lookup, StoredCommit};
 use crate::lane::state::{LaneState, Step};
-use crate::lane::{Ended, IfRecreated, LaneObserver, LaneSpec};
+use crate::lane::{Ended, IfFenced, IfRecreated, LaneObserver, LaneSpec};
 use crate::processor::Refused;
 use crate::recovery::RecoveryAction;
 use crate::tracker::{Admission, Committed, OffsetTracker};
@@ -104,6 +104,7 @@ impl World {
             changelog: None,
             if_recreated: IfRecreated::ReadFromBeginning,
             reports_ends: false,
+            if_fenced: IfFenced::End,
         };
         let processor = ModelProcessor::new(random.below(2) == 0);
         let mut state = LaneState::new(
@@ -570,6 +571,16 @@ impl World {
                         failure: Failure::permanent("output.too-large", "planned"),
                     };
                     fail(RecoveryAction::Abort, FailureKind::Refused(vec![refused]))
+                }
+                Outcome::Denied => {
+                    let denied = (!transaction.values.is_empty()).then(|| Refused {
+                        index: 0,
+                        failure: Failure::permanent("output.denied", "planned"),
+                    });
+                    fail(
+                        RecoveryAction::Abort,
+                        FailureKind::Denied(denied.into_iter().collect()),
+                    )
                 }
                 Outcome::Aborted | Outcome::Refused => fail(RecoveryAction::Abort, FailureKind::Aborted),
                 Outcome::Fenced => fail(RecoveryAction::Fenced, FailureKind::Aborted),

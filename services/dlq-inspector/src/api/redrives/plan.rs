@@ -14,6 +14,7 @@ use tonic::{Code, Status};
 use super::super::group_changes::check_text;
 use super::super::groups::{group_id, in_group};
 use super::super::{Api, bounded, kafka_unavailable, query_failed};
+use super::sees;
 use crate::access::Viewer;
 use crate::filter::{Comparison, Expr, NumberField, NumberTest, Restriction};
 use crate::header_list;
@@ -22,6 +23,7 @@ use crate::index::{self, Cursor, Direction, IndexedLetter, Page, PageLimit};
 use crate::ledger::State;
 use crate::redrive::change::Change;
 use crate::redrive::job::{CHUNK, Item, Kind, MAX_ITEMS, Outcome, Skip};
+use crate::redrive::jobs::Jobs;
 use crate::redrive::record::{Candidate, Destinations, Wish};
 
 /// The maximum number of ids in a request.
@@ -59,6 +61,10 @@ impl Api {
         let kind =
             Kind::from_wire(request.kind()).ok_or_else(|| invalid("kind", problem, "KIND_INVALID", []))?;
         let mut spec = checked(&request)?;
+        // What was done since leaves nothing to plan, and the repeated request would fail.
+        if let Some(job) = self.job_of_request(viewer, &request.request_id)? {
+            return self.redrive_message(&job).await;
+        }
         if request.group.is_empty() {
             // Other callers may see the job without seeing payloads.
             spec.filter = self.recorded_filter(&request.filter)?;
@@ -83,13 +89,19 @@ impl Api {
             viewer.require_destination(destination)?;
         }
         if plan.items.is_empty() {
-            return Err(nothing(&plan));
+            // The job may be new, and this inspector has not read it yet.
+            self.until_request(viewer, &request.request_id).await;
+            return match self.job_of_request(viewer, &request.request_id)? {
+                Some(job) => self.redrive_message(&job).await,
+                None => Err(nothing(&plan)),
+            };
         }
         let mut warnings = plan.warnings();
         if !self.completeness_message(&completeness, viewer).complete {
             warnings.push("the index is incomplete: there may be more dead letters that match".to_owned());
         }
         warnings.extend(self.missing_destinations(&plan).await?);
+        warnings.extend(self.narrow_destinations(&plan).await?);
         let record = v1::RedriveRecord {
             wanted: v1::RedriveState::Planned.into(),
             request_id: request.request_id,
@@ -107,6 +119,24 @@ impl Api {
         });
         self.write_job(viewer, Change::Plan(Box::new(record), items.into()))
             .await
+    }
+
+    /// The id of the job that the caller has planned with this request id.
+    fn job_of_request(&self, viewer: &Viewer, request_id: &str) -> Result<Option<String>, Status> {
+        let author = viewer.author();
+        let jobs = self.jobs()?;
+        let found = jobs.of_request(&author.name, request_id);
+        Ok(found
+            .filter(|job| sees(viewer, job))
+            .map(|job| job.spec().id.clone()))
+    }
+
+    async fn until_request(&self, viewer: &Viewer, request_id: &str) {
+        if !request_id.is_empty() {
+            let author = viewer.author();
+            let has_read = |jobs: &Jobs| jobs.of_request(&author.name, request_id).is_some();
+            self.redrives.jobs.until_read(has_read).await;
+        }
     }
 
     async fn selection(
@@ -206,6 +236,13 @@ impl Api {
         Ok(())
     }
 
+    async fn narrow_destinations(&self, plan: &Plan) -> Result<Vec<String>, Status> {
+        let topics: Vec<Arc<str>> = plan.sizes.keys().map(|topic| topic.as_str().into()).collect();
+        let limits = self.redrives.surveyor.max_message_bytes(&topics).await;
+        let limits = limits.map_err(|error| kafka_unavailable(&error))?;
+        Ok(too_large(&plan.sizes, &limits))
+    }
+
     async fn missing_destinations(&self, plan: &Plan) -> Result<Vec<String>, Status> {
         let (kafka, topics) = (
             self.kafka.clone(),
@@ -219,6 +256,9 @@ impl Api {
                     Err(KafkaReadError::Missing(_)) => {
                         warnings.push(format!("the destination `{topic}` does not exist"));
                     }
+                    Err(KafkaReadError::Denied(_)) => warnings.push(format!(
+                        "this inspector may not see the destination `{topic}` (Describe), and so perhaps not write to it"
+                    )),
                     Err(error) => return Err(error),
                 }
             }
@@ -233,6 +273,20 @@ impl Api {
             },
         }
     }
+}
+
+/// What to know about records that are larger than their destinations accept. `sizes` are those of keys and values, by destination: with the headers, the
+/// records are larger.
+fn too_large(sizes: &BTreeMap<String, Vec<u64>>, limits: &BTreeMap<String, u64>) -> Vec<String> {
+    let warning = |(topic, sizes): (&String, &Vec<u64>)| {
+        let limit = limits.get(topic)?;
+        let count = sizes.iter().filter(|size| *size > limit).count();
+        let text = format!(
+            "{count} are larger than the destination `{topic}` accepts, unless they can be compressed (max.message.bytes {limit})"
+        );
+        (count > 0).then_some(text)
+    };
+    sizes.iter().filter_map(warning).collect()
 }
 
 /// The part of a job that follows from the request alone.
@@ -295,6 +349,8 @@ struct Plan {
     items: Vec<Item>,
     sources: BTreeMap<String, u32>,
     destinations: BTreeMap<String, u32>,
+    /// The sizes of keys and values, by destination.
+    sizes: BTreeMap<String, Vec<u64>>,
     refused: BTreeMap<Skip, (u32, String)>,
     /// How many have come back from an earlier redrive.
     came_back: u32,
@@ -310,6 +366,7 @@ impl Plan {
             items: Vec::new(),
             sources: BTreeMap::new(),
             destinations: BTreeMap::new(),
+            sizes: BTreeMap::new(),
             refused: BTreeMap::new(),
             came_back: 0,
             has_more: false,
@@ -338,7 +395,13 @@ impl Plan {
                 is_empty: letter.key.is_none() && letter.value_size.is_none(),
             };
             match self.allowed.target(candidate, &self.wish) {
-                Ok(target) => *self.destinations.entry(target.topic.to_string()).or_default() += 1,
+                Ok(target) => {
+                    let topic = target.topic.to_string();
+                    *self.destinations.entry(topic.clone()).or_default() += 1;
+                    let key = letter.key.as_ref().map_or(0, |key| key.len() as u64);
+                    let size = key + letter.value_size.unwrap_or(0);
+                    self.sizes.entry(topic).or_default().push(size);
+                }
                 Err(skip) => return self.refuse(skip, &letter.id),
             }
             self.came_back += u32::from(redrive::count(&headers) > 0);
@@ -385,6 +448,7 @@ impl Plan {
                 sample: sample.clone(),
             });
         v1::Redrive {
+            has_more: self.has_more,
             total: u32::try_from(self.items.len()).unwrap_or(u32::MAX),
             sources: counts(&self.sources),
             destinations: counts(&self.destinations),
@@ -423,6 +487,21 @@ mod tests {
     use redeliver_proto::error::reason;
 
     use super::*;
+
+    #[test]
+    fn a_plan_warns_about_records_that_a_destination_does_not_accept() {
+        let sizes = [("a", vec![10, 101, 102]), ("b", vec![1_000]), ("c", vec![1_000])];
+        let sizes = sizes.map(|(topic, sizes)| (topic.to_owned(), sizes)).into();
+        // Nobody knows what `c` accepts.
+        let limits = [("a", 100), ("b", 1_000)].map(|(topic, limit)| (topic.to_owned(), limit));
+        let warnings = too_large(&sizes, &limits.into());
+        assert_eq!(
+            warnings,
+            [
+                "2 are larger than the destination `a` accepts, unless they can be compressed (max.message.bytes 100)"
+            ]
+        );
+    }
 
     #[test]
     fn a_request_is_checked_field_by_field() {
