@@ -156,14 +156,15 @@ impl Host {
         paused: impl Fn(&Snapshot) -> Vec<String> + Send + 'static,
     ) {
         let Some(control) = self.control.clone() else { return };
-        let part = self.health.part(format!("paused-{part}"));
+        let name = format!("paused-{part}");
+        let part = self.health.part(name.as_str());
         let report = move |snapshot: &Snapshot| match paused(snapshot) {
             none if none.is_empty() => part.ready(),
             names => part.ready_but(format!("{title}: {}", names.join(", "))),
         };
         report(&control.snapshot());
         let mut changes = control.changes();
-        self.tasks.spawn("paused", async move {
+        self.tasks.spawn(name, async move {
             while changes.changed().await.is_ok() {
                 report(&control.snapshot());
             }

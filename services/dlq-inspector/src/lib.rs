@@ -69,6 +69,7 @@ use redeliver_service::control::Controls;
 use redeliver_service::host::api_tls;
 use redeliver_service::identity::Authenticator;
 use redeliver_service::topics::{of_audit, of_control, topic_settings, warn_about};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::api::{Api, Groups, Redrives};
@@ -180,7 +181,8 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         "dlq-inspector",
         control,
         authenticator.clone(),
-        stop.clone(),
+        // The server gives up calls in progress after its grace period.
+        CancellationToken::new(),
     );
     let waker = Waker::new();
     let (survey_sender, surveys) = sync_channel(1);

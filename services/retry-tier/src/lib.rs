@@ -78,8 +78,8 @@ pub async fn mount(host: &mut Host) -> anyhow::Result<()> {
         let (pipelines, tiers) = (pipelines.clone(), tiers.clone());
         move |snapshot| {
             let served = pipelines.iter().flat_map(|pipeline| {
-                let served = tiers.iter().filter(|tier| pipeline.policy.tiers().contains(tier));
-                served.map(|tier| (pipeline.name.clone(), *tier))
+                let served = tiers.iter().filter(move |tier| pipeline.policy.tiers().contains(tier));
+                served.map(move |tier| (pipeline.name.clone(), *tier))
             });
             let paused = served.filter(|(pipeline, tier)| snapshot.tier(pipeline, *tier).is_paused);
             paused.map(|(pipeline, tier)| format!("{pipeline}/{tier}")).collect()

@@ -260,8 +260,7 @@ impl Relay {
             if self.controls.state(topic.number).is_paused {
                 // More processes would release nothing either.
                 waiting = waiting.map(|_| due::Waiting::default());
-            }
-            if let Some(waiting) = waiting.as_mut().filter(|_| !has_to_count) {
+            } else if let Some(waiting) = waiting.as_mut().filter(|_| !has_to_count) {
                 let released = released.get(topic.number).copied().unwrap_or(0);
                 waiting.due = signal
                     .get()
