@@ -155,7 +155,9 @@ impl Host {
         title: &'static str,
         paused: impl Fn(&Snapshot) -> Vec<String> + Send + 'static,
     ) {
-        let Some(control) = self.control.clone() else { return };
+        let Some(control) = self.control.clone() else {
+            return;
+        };
         let name = format!("paused-{part}");
         let part = self.health.part(name.as_str());
         let report = move |snapshot: &Snapshot| match paused(snapshot) {

@@ -56,7 +56,11 @@ impl Pause {
         loop {
             let is_paused = self.is_paused();
             self.metrics.paused.set(is_paused.into());
-            for channel in self.channels.iter().filter(|channel| channel.is_paused() != is_paused) {
+            for channel in self
+                .channels
+                .iter()
+                .filter(|channel| channel.is_paused() != is_paused)
+            {
                 channel.set_paused(is_paused);
             }
             tokio::select! {

@@ -59,7 +59,9 @@ async fn run(start: Start) -> anyhow::Result<()> {
     redeliver_retry_tier::mount(&mut host).await?;
     redeliver_scheduler::mount(&mut host, MemoryIndex::new()).await?;
     let crawl = Crawl::from_config(&host.config)?;
-    crawl.mount(&mut host, vec!["127.0.0.1".to_owned()], fetch::client()?).await?;
+    crawl
+        .mount(&mut host, vec!["127.0.0.1".to_owned()], fetch::client()?)
+        .await?;
     let stop = host.tasks.shutdown().clone();
     let (sites, serving) = DemoSites::bind(&stop).await?;
     host.tasks.spawn("sites", serving);

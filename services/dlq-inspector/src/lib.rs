@@ -290,7 +290,9 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     host.tasks.spawn("dlq-survey", survey.run());
     host.tasks.spawn("dlq-retention", retention);
     host.tasks.spawn("dlq-measures", gauges);
-    host.tasks
-        .spawn("dlq-api", server::serve(listener, service, controls, authenticator, grace));
+    host.tasks.spawn(
+        "dlq-api",
+        server::serve(listener, service, controls, authenticator, grace),
+    );
     Ok(address)
 }

@@ -271,7 +271,10 @@ impl From<&PipelineControl> for Shown {
 
 impl From<&TierControl> for Shown {
     fn from(tier: &TierControl) -> Self {
-        let released_at = tier.release.as_ref().and_then(|release| release.released_at.as_ref());
+        let released_at = tier
+            .release
+            .as_ref()
+            .and_then(|release| release.released_at.as_ref());
         Self {
             state: tier.state(),
             rate: tier.rate.and_then(|rate| rate.limit),
@@ -369,10 +372,15 @@ fn as_text(control: &Control) -> String {
         ("state", effective.state().map(str::to_owned)),
         (
             "rate",
-            effective.rate().or_else(|| effective.has_rate.then(|| "unlimited".to_owned())),
+            effective
+                .rate()
+                .or_else(|| effective.has_rate.then(|| "unlimited".to_owned())),
         ),
         ("wanted state", wanted(desired.state().map(str::to_owned))),
-        ("wanted rate", wanted(desired.rate()).filter(|_| effective.has_rate)),
+        (
+            "wanted rate",
+            wanted(desired.rate()).filter(|_| effective.has_rate),
+        ),
         ("released at", effective.released_at.map(|at| at.to_string())),
         ("revision", Some(control.revision.to_string())),
         ("changed at", changed_at(control).map(|time| time.to_string())),
@@ -479,7 +487,10 @@ why           outage
             ..Control::default()
         };
         let state = RunState::Paused.into();
-        let pipeline = control("pipeline/docs", Effective::EffectivePipeline(PipelineControl { state }));
+        let pipeline = control(
+            "pipeline/docs",
+            Effective::EffectivePipeline(PipelineControl { state }),
+        );
         assert!(!as_text(&pipeline).contains("rate"), "{}", as_text(&pipeline));
         let released_at = Some(to_timestamp("2026-11-25T01:30:00Z".parse().unwrap()));
         let tier = control(
@@ -494,7 +505,11 @@ why           outage
             }),
         );
         let at = "2026-11-25T01:30:00.000Z";
-        assert!(as_text(&tier).contains(&format!("released at   {at}\n")), "{}", as_text(&tier));
+        assert!(
+            as_text(&tier).contains(&format!("released at   {at}\n")),
+            "{}",
+            as_text(&tier)
+        );
         let expected = json!({"state": "paused", "rate": null, "released_at": at});
         assert_eq!(as_json(&tier)["effective"], expected);
     }

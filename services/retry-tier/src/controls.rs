@@ -48,7 +48,10 @@ impl TierControls {
         if self.seen.as_ref().is_some_and(|seen| Arc::ptr_eq(seen, &now)) {
             return false;
         }
-        let states = self.pipelines.iter().map(|pipeline| now.tier(pipeline, self.tier));
+        let states = self
+            .pipelines
+            .iter()
+            .map(|pipeline| now.tier(pipeline, self.tier));
         self.states = states.collect();
         self.seen = Some(now);
         for (number, state) in self.states.iter().enumerate() {
@@ -143,8 +146,10 @@ mod tests {
         let mut controls = TierControls::new(TIER, control, vec!["docs".into()]);
         controls.refresh();
         let now = Timestamp::from_millis(0);
-        let mut taken = |controls: &mut TierControls, partition| {
-            (0..1_000).take_while(|_| controls.take(0, partition, || Some(4), now).is_ok()).count()
+        let taken = |controls: &mut TierControls, partition| {
+            (0..1_000)
+                .take_while(|_| controls.take(0, partition, || Some(4), now).is_ok())
+                .count()
         };
         assert_eq!((taken(&mut controls, 0), taken(&mut controls, 0)), (5, 0));
         assert_eq!(taken(&mut controls, 3), 5);

@@ -48,7 +48,8 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
     let pipelines = served_pipelines(&host.config);
     let pipelines: Vec<Pipeline> = pipelines.iter().map(|pipeline| (**pipeline).clone()).collect();
     let needed = TopologySpec::for_pipelines(&pipelines, &topic_settings(&host.config));
-    host.ensure_topics(&needed.join(topics::of_control(&host.config))).await?;
+    host.ensure_topics(&needed.join(topics::of_control(&host.config)))
+        .await?;
     mount(&mut host).await?;
     Ok(host.run().await?)
 }
@@ -78,11 +79,15 @@ pub async fn mount(host: &mut Host) -> anyhow::Result<()> {
         let (pipelines, tiers) = (pipelines.clone(), tiers.clone());
         move |snapshot| {
             let served = pipelines.iter().flat_map(|pipeline| {
-                let served = tiers.iter().filter(move |tier| pipeline.policy.tiers().contains(tier));
+                let served = tiers
+                    .iter()
+                    .filter(move |tier| pipeline.policy.tiers().contains(tier));
                 served.map(move |tier| (pipeline.name.clone(), *tier))
             });
             let paused = served.filter(|(pipeline, tier)| snapshot.tier(pipeline, *tier).is_paused);
-            paused.map(|(pipeline, tier)| format!("{pipeline}/{tier}")).collect()
+            paused
+                .map(|(pipeline, tier)| format!("{pipeline}/{tier}"))
+                .collect()
         }
     });
     let lanes = TierLanes::new(host, control)?;

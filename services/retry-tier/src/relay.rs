@@ -420,7 +420,9 @@ impl Processor for Relay {
                     checked = Some(next.return_topic.clone());
                 }
                 let partitions = || (self.partitions_of)(&next.record.position.topic);
-                let taken = self.controls.take(topic_number, partition.number, partitions, now);
+                let taken = self
+                    .controls
+                    .take(topic_number, partition.number, partitions, now);
                 partition.paced_until = taken.err();
                 if partition.paced_until.is_some() {
                     break;

@@ -21,8 +21,10 @@ impl AppStates {
     /// What follows from the settings and from what operators want. That also counts for applications that are not in the
     /// configuration any more: their jobs may still wait.
     pub(crate) fn combine(settings: &AppSettings, control: &Snapshot) -> Self {
-        let mut states: BTreeMap<String, AppState> =
-            settings.iter().map(|(app, state)| (app.to_owned(), state)).collect();
+        let mut states: BTreeMap<String, AppState> = settings
+            .iter()
+            .map(|(app, state)| (app.to_owned(), state))
+            .collect();
         for (app, control) in control.applications() {
             let state = states.entry(app.to_owned()).or_default();
             *state = state.controlled_by(&control);

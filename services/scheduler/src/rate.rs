@@ -81,7 +81,15 @@ mod tests {
         assert_eq!(taken(&mut rates.bucket("a").unwrap().lock(), 0), 2);
         let slow = rates.bucket("b").unwrap();
         assert_eq!(taken(&mut slow.lock(), 0), 1);
-        assert!((20_000..20_010).contains(&slow.lock().take(Timestamp::from_millis(0)).unwrap_err().as_millis()));
+        assert!(
+            (20_000..20_010).contains(
+                &slow
+                    .lock()
+                    .take(Timestamp::from_millis(0))
+                    .unwrap_err()
+                    .as_millis()
+            )
+        );
         assert!(rates.bucket("c").is_none());
     }
 

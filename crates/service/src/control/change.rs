@@ -8,7 +8,9 @@ use redeliver_kafka::exclusive::{Decide, ExclusiveError};
 
 use super::name::ControlName;
 use super::snapshot::{Problem, Snapshot};
-use super::value::{ApplicationControl, Desired, PipelineControl, RateLimit, Release, Run, TierControl, Value};
+use super::value::{
+    ApplicationControl, Desired, PipelineControl, RateLimit, Release, Run, TierControl, Value,
+};
 use super::{Control, transactional_id};
 use crate::audit::{Action, AuditLog, Author, Entry};
 use crate::followed::{Contents as _, FollowedWriter, change_id};
@@ -508,7 +510,12 @@ mod tests {
             name: name.parse().unwrap(),
             ..request(change, "test", None)
         };
-        next(current, &request, Timestamp::from_millis(7), &Bytes::from_static(b"own"))
+        next(
+            current,
+            &request,
+            Timestamp::from_millis(7),
+            &Bytes::from_static(b"own"),
+        )
     }
 
     fn release(ends: &[i64], at: i64) -> Change {
@@ -535,12 +542,17 @@ mod tests {
             (Change::Rate(Some(RateLimit::PerSecond(2.0))), [5, 9]),
             (Change::Reset, [5, 9]),
         ] {
-            let value = decide_about(NAME, current.as_ref(), change.clone()).unwrap().unwrap();
+            let value = decide_about(NAME, current.as_ref(), change.clone())
+                .unwrap()
+                .unwrap();
             assert_eq!(ends(&value), Some(expected.to_vec()), "{change:?}");
             current = Some(value);
         }
         let current = current.unwrap();
-        assert_eq!((current.revision, tier_of(&current).run, tier_of(&current).rate), (5, None, None));
+        assert_eq!(
+            (current.revision, tier_of(&current).run, tier_of(&current).rate),
+            (5, None, None)
+        );
         // Nothing has come since.
         assert_eq!(decide_about(NAME, Some(&current), release(&[5, 9], 3)), Ok(None));
     }

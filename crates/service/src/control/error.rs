@@ -179,7 +179,10 @@ mod tests {
             assert_eq!(error.retry_after().is_none(), is_unknown);
             assert_eq!(error.reason(), reason);
             let status = error.into_status();
-            assert_eq!((status.code(), error::retry_after(&status).is_none()), (code, is_unknown));
+            assert_eq!(
+                (status.code(), error::retry_after(&status).is_none()),
+                (code, is_unknown)
+            );
             assert!(status.message().contains("timed out"), "{}", status.message());
         }
     }

@@ -160,7 +160,9 @@ mod tests {
             "ResetControl",
         ] {
             assert!(required(method).is_some(), "{method}");
-            let is_known = DESCRIPTORS.windows(method.len()).any(|window| window == method.as_bytes());
+            let is_known = DESCRIPTORS
+                .windows(method.len())
+                .any(|window| window == method.as_bytes());
             assert!(is_known, "{method} is in the schema");
         }
         assert_eq!(required("ReleaseEverything"), None);

@@ -120,7 +120,10 @@ mod tests {
             assert_eq!(text.parse::<ControlName>().unwrap().to_string(), text);
         }
         // A tier has one name, however it is written.
-        assert_eq!("tier/docs/60s".parse::<ControlName>().unwrap().to_string(), "tier/docs/1m");
+        assert_eq!(
+            "tier/docs/60s".parse::<ControlName>().unwrap().to_string(),
+            "tier/docs/1m"
+        );
         let long = format!("app/{}", "x".repeat(MAX_NAME));
         for text in [
             "",

@@ -236,10 +236,12 @@ impl Controls {
         operation: &str,
     ) -> Result<(), ControlError> {
         let name = name.map(ControlName::in_scopes);
-        caller.require(Area::Control, verb, name.as_deref()).map_err(|refusal| {
-            self.authenticator.refused(&refusal, operation);
-            refusal.into()
-        })
+        caller
+            .require(Area::Control, verb, name.as_deref())
+            .map_err(|refusal| {
+                self.authenticator.refused(&refusal, operation);
+                refusal.into()
+            })
     }
 
     fn snapshot(&self) -> Result<Arc<Snapshot>, ControlError> {
@@ -305,9 +307,11 @@ impl Controls {
                     rate: state.rate.map(RateLimit::PerSecond),
                 }))
             }
-            ControlName::Pipeline(pipeline) => Effective::EffectivePipeline(write_pipeline(&PipelineControl {
-                run: Some(run(snapshot.is_pipeline_paused(pipeline))),
-            })),
+            ControlName::Pipeline(pipeline) => {
+                Effective::EffectivePipeline(write_pipeline(&PipelineControl {
+                    run: Some(run(snapshot.is_pipeline_paused(pipeline))),
+                }))
+            }
             ControlName::Tier(pipeline, tier) => {
                 let state = snapshot.tier(pipeline, *tier);
                 Effective::EffectiveTier(write_tier(&TierControl {
@@ -346,6 +350,9 @@ pub(super) fn invalid(field: &'static str, problem: impl Into<String>) -> Contro
 pub fn read_limit(rate: Option<&v1::RateLimit>) -> Result<Option<RateLimit>, ControlError> {
     rate.map(read_rate).transpose().map_err(|_| {
         let (least, most) = (RATES.start(), RATES.end());
-        invalid("rate", format!("must be from {least} to {most} per second, or unlimited"))
+        invalid(
+            "rate",
+            format!("must be from {least} to {most} per second, or unlimited"),
+        )
     })
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use redeliver_core::{HumanDuration, Record};
 use redeliver_core::failure::bounded_text;
+use redeliver_core::{HumanDuration, Record};
 
 use super::name::{ControlName, MAX_NAME};
 use super::value::{ApplicationControl, Desired, InvalidValue, RateLimit, Release, Run, TierControl, Value};
@@ -112,7 +112,8 @@ impl Snapshot {
     }
 
     fn is_paused(&self, name: &ControlName) -> bool {
-        self.obeyed(name).is_some_and(|desired| desired.run() == Some(Run::Paused))
+        self.obeyed(name)
+            .is_some_and(|desired| desired.run() == Some(Run::Paused))
     }
 
     /// Whether the workers of a pipeline are paused.
@@ -343,7 +344,11 @@ pub(super) mod tests {
             for before in [Some(running().encode()), Some(paused(1).encode()), None] {
                 snapshot.apply(&record(0, "app/sms", before));
                 snapshot.apply(&record(1, "app/sms", value.clone()));
-                assert_eq!(snapshot.obeyed(&name), Some(Desired::Application(FAIL_SAFE)), "{problem}");
+                assert_eq!(
+                    snapshot.obeyed(&name),
+                    Some(Desired::Application(FAIL_SAFE)),
+                    "{problem}"
+                );
                 assert_eq!(snapshot.applications().collect::<Vec<_>>(), [("sms", FAIL_SAFE)]);
                 assert_eq!(snapshot.problem(&name), Some(Problem::Unreadable(problem)));
                 assert!(snapshot.contains(&name) && snapshot.get(&name).is_none());
@@ -384,7 +389,10 @@ pub(super) mod tests {
         assert!(!of(&none, "docs"));
         let one = with(&[("tier/docs/30s", tier(Run::Paused))]);
         assert!(of(&one, "docs") && !of(&one, "mail"));
-        let other = with(&[("tier/docs/1m", tier(Run::Paused)), ("tier/5s", tier(Run::Paused))]);
+        let other = with(&[
+            ("tier/docs/1m", tier(Run::Paused)),
+            ("tier/5s", tier(Run::Paused)),
+        ]);
         assert!(!of(&other, "docs"));
         let all = with(&[
             ("tier/30s", tier(Run::Paused)),

@@ -92,7 +92,9 @@ impl Release {
     /// The offset before which the records of a partition are released; 0 in a topic that was created since.
     #[must_use]
     pub fn before(&self, topic: Option<TopicId>, partition: i32) -> i64 {
-        let end = usize::try_from(partition).ok().and_then(|partition| self.ends.get(partition));
+        let end = usize::try_from(partition)
+            .ok()
+            .and_then(|partition| self.ends.get(partition));
         end.copied().filter(|_| topic == Some(self.topic)).unwrap_or(0)
     }
 
@@ -160,7 +162,9 @@ impl fmt::Display for Desired {
             Self::Pipeline(pipeline) => f.write_str(state_text(pipeline.run)),
             Self::Tier(tier) => {
                 write!(f, "{}{}", state_text(tier.run), rate_text(tier.rate))?;
-                let Some(release) = &tier.release else { return Ok(()) };
+                let Some(release) = &tier.release else {
+                    return Ok(());
+                };
                 let at = release.at.and_then(Timestamp::to_rfc3339).unwrap_or_default();
                 write!(f, ", released what waited at {at}")
             }
@@ -296,11 +300,13 @@ fn read_tier(tier: &v1::TierControl) -> Result<TierControl, InvalidValue> {
 }
 
 fn read_run(state: i32) -> Result<Option<Run>, InvalidValue> {
-    Ok(match v1::RunState::try_from(state).map_err(|_| InvalidValue::State)? {
-        v1::RunState::Unspecified => None,
-        v1::RunState::Running => Some(Run::Running),
-        v1::RunState::Paused => Some(Run::Paused),
-    })
+    Ok(
+        match v1::RunState::try_from(state).map_err(|_| InvalidValue::State)? {
+            v1::RunState::Unspecified => None,
+            v1::RunState::Running => Some(Run::Running),
+            v1::RunState::Paused => Some(Run::Paused),
+        },
+    )
 }
 
 fn read_release(release: &v1::TierRelease) -> Result<Release, InvalidValue> {
@@ -449,7 +455,11 @@ mod tests {
             ends,
             released_at: None,
         };
-        for release in [release(b"", vec![1]), release(&[0; 17], vec![1]), release(&[0; 16], vec![-1])] {
+        for release in [
+            release(b"", vec![1]),
+            release(&[0; 17], vec![1]),
+            release(&[0; 16], vec![-1]),
+        ] {
             let record = v1::ControlRecord {
                 desired: Some(ProtoDesired::Tier(v1::TierControl {
                     release: Some(release.clone()),

@@ -476,7 +476,9 @@ async fn records_are_counted_by_what_they_wait_for() {
 
 #[tokio::test(start_paused = true)]
 async fn a_paused_pipeline_starts_no_attempt_and_accepts_nothing_until_it_runs_again() {
-    let mut rig = Rig::start(Grouping::default(), BreakerSettings::default(), |_, _| Outcome::unchanged());
+    let mut rig = Rig::start(Grouping::default(), BreakerSettings::default(), |_, _| {
+        Outcome::unchanged()
+    });
     let channel = rig.bench.channel.clone();
     rig.accept(0..2);
     assert_eq!(rig.after(SECOND).await.len(), 2);
@@ -498,7 +500,12 @@ async fn an_attempt_in_progress_ends_although_the_pipeline_is_paused() {
         tokio::time::sleep(10 * SECOND).await;
         Ok::<_, BoxError>(Outcome::unchanged())
     });
-    let mut rig = Rig::with_handler(Grouping::default(), BreakerSettings::default(), Limits::default(), handler);
+    let mut rig = Rig::with_handler(
+        Grouping::default(),
+        BreakerSettings::default(),
+        Limits::default(),
+        handler,
+    );
     rig.accept(0..1);
     assert!(rig.after(SECOND).await.is_empty());
     rig.bench.channel.set_paused(true);

@@ -20,7 +20,9 @@ fn recovers(request: &Request) -> Reply {
 }
 
 fn drafts(prefix: &str, count: usize) -> Vec<Draft> {
-    (0..count).map(|n| Draft::new(format!("{prefix}-{n}"), format!("{prefix} {n}"))).collect()
+    (0..count)
+        .map(|n| Draft::new(format!("{prefix}-{n}"), format!("{prefix} {n}")))
+        .collect()
 }
 
 /// A pipeline with an inspector, and a control topic that no other test uses.
@@ -79,10 +81,16 @@ fn released(pipe: &Pipe) -> usize {
 #[track_caller]
 fn until_all_are_due(pipe: &Pipe) {
     let waiting = pipe.read(&[pipe.first_tier()]);
-    let last: Timestamp = waiting.iter().map(|record| header(record, PROCESS_AFTER)).max().unwrap();
+    let last: Timestamp = waiting
+        .iter()
+        .map(|record| header(record, PROCESS_AFTER))
+        .max()
+        .unwrap();
     eventually("everything is due", DEADLINE, || {
         let now = SystemClock.now();
-        (now > last).then_some(()).ok_or_else(|| format!("{now}, due at {last}"))
+        (now > last)
+            .then_some(())
+            .ok_or_else(|| format!("{now}, due at {last}"))
     });
 }
 
@@ -125,9 +133,11 @@ fn pauses_of_a_pipeline_and_a_tier_hold_over_restarts_of_everything() {
     // The tiers of a paused pipeline go on.
     let cli = Cli::new(&pipe, &mut inspector);
     cli.change(&["resume", &tier]);
-    eventually("the tier has released everything", DEADLINE, || match released(&pipe) {
-        50 => Ok(()),
-        other => Err(other.to_string()),
+    eventually("the tier has released everything", DEADLINE, || {
+        match released(&pipe) {
+            50 => Ok(()),
+            other => Err(other.to_string()),
+        }
     });
     assert_eq!(pipe.endpoint.calls(), calls);
     cli.change(&["resume", &pipeline]);
@@ -135,8 +145,21 @@ fn pauses_of_a_pipeline_and_a_tier_hold_over_restarts_of_everything() {
     assert!(report.min_margin_ms >= Some(0), "{report}");
     // No attempt was lost to a pause.
     assert_eq!(report.retries, [(1, 70)].into(), "{report}");
-    let audited = cli.pipe.redeliver(&["dlq", "audit", "--action", "control.*", "-o", "json", "--server", &cli.server]);
-    assert_eq!(audited.stdout.matches("\"control.resume\"").count(), 2, "{audited:?}");
+    let audited = cli.pipe.redeliver(&[
+        "dlq",
+        "audit",
+        "--action",
+        "control.*",
+        "-o",
+        "json",
+        "--server",
+        &cli.server,
+    ]);
+    assert_eq!(
+        audited.stdout.matches("\"control.resume\"").count(),
+        2,
+        "{audited:?}"
+    );
 }
 
 /// Releases what waits in a tier whose delay no test waits for. The relay is killed in the middle.
@@ -170,7 +193,11 @@ fn check_release(count: usize, per_second: &str) {
     pipe.until_waiting(count + late.len());
     let report = pipe.audit();
     assert!(report.is_clean(), "{report}");
-    assert_eq!((report.output, report.waiting.total()), (count as u64, late.len() as u64), "{report}");
+    assert_eq!(
+        (report.output, report.waiting.total()),
+        (count as u64, late.len() as u64),
+        "{report}"
+    );
     assert_eq!(released(&pipe), count);
 
     cli.change(&["release", &tier]);
@@ -237,7 +264,10 @@ fn without_a_control_topic_what_applied_last_applies_and_nothing_starts() {
     assert_eq!(unavailable.code, Some(1), "{unavailable:?}");
 
     let check = pipe.redeliver(&["topics", "check"]);
-    assert!(check.code == Some(1) && check.stdout.contains(&*topic), "{check:?}");
+    assert!(
+        check.code == Some(1) && check.stdout.contains(&*topic),
+        "{check:?}"
+    );
     for process in [&mut enricher, &mut relay] {
         process.kill_9();
         process.start_again();
@@ -264,7 +294,10 @@ fn names_that_nothing_has_and_what_a_kind_cannot_do_are_refused() {
     let whole = format!("tier/{}", pipe.pipeline.policy.tiers()[0]);
     let other_tier = format!("tier/{}/7d", pipe.name());
     for (arguments, says) in [
-        (&["pause", "pipeline/elsewhere"][..], "pipeline/elsewhere not found"),
+        (
+            &["pause", "pipeline/elsewhere"][..],
+            "pipeline/elsewhere not found",
+        ),
         (&["pause", &other_tier], "not found"),
         (&["pause", "tier/7d"], "tier/7d not found"),
         (&["rate", &pipeline, "5"], "has no rate"),
@@ -273,13 +306,21 @@ fn names_that_nothing_has_and_what_a_kind_cannot_do_are_refused() {
         (&["release", &whole], "has nothing to release"),
     ] {
         let refused = cli.run(&[arguments, &["--why", "test"]].concat());
-        assert!(refused.code != Some(0) && refused.stderr.contains(says), "{arguments:?}: {refused:?}");
+        assert!(
+            refused.code != Some(0) && refused.stderr.contains(says),
+            "{arguments:?}: {refused:?}"
+        );
     }
     cli.change(&["rate", &tier, "0.5"]);
     cli.change(&["pause", &pipeline]);
     let listed = cli.run(&["controls"]);
     let listed: Value = serde_json::from_str(&listed.stdout).unwrap();
-    let names: Vec<&str> = listed.as_array().unwrap().iter().filter_map(|control| control["name"].as_str()).collect();
+    let names: Vec<&str> = listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|control| control["name"].as_str())
+        .collect();
     assert_eq!(names, [&*pipeline, &*tier]);
     let stale = cli.run(&["resume", &pipeline, "--expected-revision", "0"]);
     assert!(stale.stderr.contains("has revision 1"), "{stale:?}");

@@ -885,7 +885,9 @@ fn malformed_records_of_a_paused_tier_become_dead_letters() {
 #[test]
 fn what_waits_at_a_release_is_released_at_once_and_what_comes_later_when_it_is_due() {
     let mut bench = Bench::new(10);
-    bench.relay.reads_topic(bench.assignment, Some(TopicId::from_bits(7)));
+    bench
+        .relay
+        .reads_topic(bench.assignment, Some(TopicId::from_bits(7)));
     bench.accept(waiting_until(in_seconds(5)));
     bench.finish(in_seconds(1));
     bench.release(7, &[2]);
@@ -898,7 +900,10 @@ fn what_waits_at_a_release_is_released_at_once_and_what_comes_later_when_it_is_d
     for (topic, headers) in released {
         assert_eq!(topic, "docs-retry-due");
         // Its reader accepts it, and the rest is unchanged.
-        let due: Timestamp = std::str::from_utf8(headers.last(headers::PROCESS_AFTER).unwrap()).unwrap().parse().unwrap();
+        let due: Timestamp = std::str::from_utf8(headers.last(headers::PROCESS_AFTER).unwrap())
+            .unwrap()
+            .parse()
+            .unwrap();
         assert_eq!(due, in_seconds(1));
         let others = |headers: &Headers| headers.filtered(|name| name != headers::PROCESS_AFTER);
         assert_eq!(others(&headers), others(&waiting_until(due)));
@@ -921,7 +926,9 @@ fn a_release_of_another_topic_or_partition_releases_nothing() {
         (7, Some(7), &[0, 9]),
     ] {
         let mut bench = Bench::new(10);
-        bench.relay.reads_topic(bench.assignment, id.map(TopicId::from_bits));
+        bench
+            .relay
+            .reads_topic(bench.assignment, id.map(TopicId::from_bits));
         bench.release(topic, ends);
         bench.accept(waiting_until(in_seconds(5)));
         assert!(bench.finish(in_seconds(1)).is_empty(), "{id:?} {ends:?}");
@@ -959,7 +966,9 @@ fn a_release_holds_for_a_partition_that_is_read_again() {
 #[test]
 fn a_paused_tier_releases_what_was_released_when_it_runs_again() {
     let mut bench = Bench::new(10);
-    bench.relay.reads_topic(bench.assignment, Some(TopicId::from_bits(7)));
+    bench
+        .relay
+        .reads_topic(bench.assignment, Some(TopicId::from_bits(7)));
     let release = Some(Arc::new(Release {
         topic: TopicId::from_bits(7),
         ends: vec![1],

@@ -35,7 +35,9 @@ pub(super) fn parts_of(error: &ControlError) -> ErrorParts {
         ControlError::Refused(_) => StatusCode::FORBIDDEN,
         ControlError::Invalid { .. } => StatusCode::UNPROCESSABLE_ENTITY,
         ControlError::Unknown(_) => StatusCode::NOT_FOUND,
-        ControlError::Revised { .. } | ControlError::Newer(_) | ControlError::NoTopicIds => StatusCode::CONFLICT,
+        ControlError::Revised { .. } | ControlError::Newer(_) | ControlError::NoTopicIds => {
+            StatusCode::CONFLICT
+        }
         ControlError::NotReady | ControlError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
         ControlError::Unconfirmed(_) => UNKNOWN_OUTCOME.1,
     };

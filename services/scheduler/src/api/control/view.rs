@@ -82,9 +82,7 @@ impl From<v1::Control> for ControlView {
         };
         let effective = match control.effective {
             Some(v1::control::Effective::EffectiveApplication(app)) => StateView::from(app),
-            Some(
-                v1::control::Effective::EffectivePipeline(_) | v1::control::Effective::EffectiveTier(_),
-            )
+            Some(v1::control::Effective::EffectivePipeline(_) | v1::control::Effective::EffectiveTier(_))
             | None => StateView::default(),
         };
         let changed_at = control.changed_at.as_ref().and_then(from_timestamp);
