@@ -221,7 +221,7 @@ async fn throughput(
         let watch = broker.watch(&pipeline.due_topic(), PARTITIONS)?;
         let config = config(broker, &format!("relay-{round}"), &pipeline, tier);
         let cpu = cpu_time();
-        let service = Service::start(&config, redeliver_retry_tier::mount)?;
+        let service = Service::start(&config, redeliver_retry_tier::mount).await?;
         relays.push(rate(count, watch.time_until(total, TIMEOUT)?));
         service.stop().await?;
         broker.delete_of(&pipeline).await?;
@@ -305,11 +305,12 @@ async fn path(broker: &Broker, count: usize, round: usize) -> anyhow::Result<f64
     });
     let service = Service::start(
         &config(broker, &format!("path-{round}"), &pipeline, tier),
-        |host| {
-            redeliver_retry_tier::mount(host)?;
-            Ok(redeliver_worker::spawn(host, &spec, &fails_once)?)
+        async |host| {
+            redeliver_retry_tier::mount(host).await?;
+            Ok(redeliver_worker::spawn(host, &spec, &fails_once).await?)
         },
-    )?;
+    )
+    .await?;
     service.until_ready(TIMEOUT).await?;
     let started = Instant::now();
     gate.cancel();
@@ -364,7 +365,7 @@ async fn lateness(
     waiting: impl Fn(usize) -> anyhow::Result<Output>,
 ) -> anyhow::Result<Distribution> {
     broker.create_for(pipeline, PARTITIONS).await?;
-    let service = Service::start(&config(broker, name, pipeline, tier), redeliver_retry_tier::mount)?;
+    let service = Service::start(&config(broker, name, pipeline, tier), redeliver_retry_tier::mount).await?;
     let done = Arc::new(AtomicBool::new(false));
     let reader = std::thread::spawn({
         let (broker, topic, done) = (broker.clone(), pipeline.due_topic(), done.clone());

@@ -5,12 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
+use redeliver_kafka::topology;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::telemetry::Tracer;
-use redeliver_service::Host;
+use redeliver_service::{Host, topics};
 use tokio_util::sync::CancellationToken;
+
+const CREATE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running host.
 pub(crate) struct Service {
@@ -21,9 +24,9 @@ pub(crate) struct Service {
 
 impl Service {
     /// Starts a host with this configuration and the services that `mount` adds to it.
-    pub(crate) fn start(
+    pub(crate) async fn start(
         config: &str,
-        mount: impl FnOnce(&mut Host) -> anyhow::Result<()>,
+        mount: impl AsyncFnOnce(&mut Host) -> anyhow::Result<()>,
     ) -> anyhow::Result<Self> {
         let stop = CancellationToken::new();
         let admin = Listener::bind("admin.listen", SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
@@ -35,7 +38,10 @@ impl Service {
             admin,
         );
         let mut host = Host::new("bench", start);
-        mount(&mut host)?;
+        // Services wait for it.
+        let control = topics::of_control(&host.config);
+        topology::apply(&host.kafka.client(), &control, CREATE_TIMEOUT).await?;
+        mount(&mut host).await?;
         #[expect(
             clippy::disallowed_methods,
             reason = "joined below; the host supervises its own tasks"

@@ -346,9 +346,10 @@ async fn measure<H: Handler>(
         let (broker, count) = (broker.clone(), workload.count);
         move || read_results(&broker, &output, count)
     });
-    let service = Service::start(&config, |host| {
-        Ok(redeliver_worker::spawn(host, &spec, &handler)?)
-    })?;
+    let service = Service::start(&config, async |host| {
+        Ok(redeliver_worker::spawn(host, &spec, &handler).await?)
+    })
+    .await?;
     let (last, results) = reader
         .join()
         .map_err(|_| anyhow::anyhow!("the reader panicked"))??;

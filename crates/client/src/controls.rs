@@ -8,7 +8,7 @@ use tonic::{Response, Status};
 use crate::endpoint::{Connection, Endpoint, MAX_RESPONSE};
 use crate::error::{self, ClientError};
 
-/// Pauses, resumes and limits applications at run time. Clones share one connection.
+/// Pauses, resumes and limits applications, pipelines and tiers at run time. Clones share one connection.
 #[derive(Clone, Debug)]
 pub struct ControlClient {
     service: ControlServiceClient<Connection>,
@@ -18,7 +18,7 @@ pub struct ControlClient {
 /// A change of what runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ControlChange {
-    /// What to change, such as `app/sms`.
+    /// What to change, such as `app/sms`, `pipeline/docs` or `tier/docs/30s`.
     pub name: String,
     /// Why, for others; at most 1000 bytes.
     pub why: String,
@@ -38,10 +38,10 @@ pub enum RateLimit {
 }
 
 impl ControlClient {
-    /// Connects to a scheduler.
+    /// Connects to a scheduler or an inspector.
     ///
     /// # Errors
-    /// If the endpoint is invalid or the scheduler cannot be reached.
+    /// If the endpoint is invalid or the server cannot be reached.
     pub async fn connect(endpoint: &Endpoint) -> Result<Self, ClientError> {
         let connection = endpoint.connect().await?;
         Ok(Self {
@@ -64,7 +64,7 @@ impl ControlClient {
     /// What somebody has changed, and what the configuration pauses or limits, by name.
     ///
     /// # Errors
-    /// If the scheduler is unavailable.
+    /// If the server is unavailable.
     pub async fn list(&self) -> Result<Vec<Control>, ClientError> {
         let answer = self
             .service
@@ -114,6 +114,15 @@ impl ControlClient {
             expected_revision,
         };
         self.answer(self.service.clone().set_control_rate(request).await)
+            .await
+    }
+
+    /// Releases what waits now in a tier of a pipeline, without waiting for its due times. Each call releases what waits then.
+    ///
+    /// # Errors
+    /// As for [`ControlClient::pause`]; [`Code::InvalidArgument`](tonic::Code::InvalidArgument) if it is not a tier of a pipeline.
+    pub async fn release(&self, change: &ControlChange) -> Result<Control, ClientError> {
+        self.answer(self.service.clone().release_tier(request(change)).await)
             .await
     }
 

@@ -353,6 +353,12 @@ pub fn set_return_topic(headers: &mut Headers, topic: &str) {
     headers.push_text(RETURN_TOPIC, topic);
 }
 
+/// Replaces the header `process-after` of a record that is released before its due time. Otherwise, its reader would not accept it.
+pub fn set_process_after(headers: &mut Headers, due: Timestamp) {
+    *headers = headers.filtered(|name| name != PROCESS_AFTER);
+    headers.push_text(PROCESS_AFTER, &due.to_string());
+}
+
 /// Appends the pipeline, the origin and the number of failed attempts.
 pub fn write_lineage(headers: &mut Headers, pipeline: &str, origin: &Origin, retry_count: u32) {
     headers.push_text(PIPELINE, pipeline);

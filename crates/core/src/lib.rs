@@ -22,6 +22,7 @@
 //! | [`route`] | where a record goes after an attempt, and with which headers |
 //! | [`scheduler`] | the topics of the scheduler |
 //! | [`mutants`] | planted defects that the tests must catch; absent from normal builds |
+//! | [`token_bucket`] | how much may happen per second |
 //! | [`wait`] | backoff and log throttling while something is unavailable |
 
 pub mod backoff;
@@ -43,6 +44,7 @@ pub mod redrive;
 pub mod route;
 pub mod scheduler;
 pub mod time;
+pub mod token_bucket;
 pub mod wait;
 
 pub use backoff::{Jitter, RetryPolicy};

@@ -20,6 +20,7 @@
 //! | [`lookup`] | reading single records by offset |
 //! | [`survey`] | listing topics with their offsets and retention |
 //! | [`backlog`] | the number of records that a group has not completed |
+//! | [`ends`] | where the partitions of a topic end now |
 //! | [`producer`] | an idempotent producer without transactions |
 //! | [`topology`] | checking and creating topics |
 //! | [`topic_watch`] | which topics exist, and which were created again |
@@ -32,6 +33,7 @@ pub mod client;
 pub mod convert;
 pub mod credentials;
 pub mod embedded;
+pub mod ends;
 pub mod exclusive;
 pub mod fault;
 pub mod follow;

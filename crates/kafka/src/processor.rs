@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 
 use redeliver_core::{Failure, Output, Record, Timestamp};
+use redeliver_kafka_ffi::TopicId;
 
 /// One assignment of a partition to a lane. A partition that is assigned or read again gets a new id, so that a late
 /// result for an earlier assignment never matches a record of the current one.
@@ -61,6 +62,10 @@ pub trait Processor {
 
     /// The lane reads the partition of this assignment from this offset on. Called after [`Processor::assigned`].
     fn starts_at(&mut self, _assignment: AssignmentId, _offset: i64) {}
+
+    /// The topic of this assignment; `None` if it is not known. A topic that was created again has another id, and its partitions other
+    /// assignments. Called after [`Processor::assigned`].
+    fn reads_topic(&mut self, _assignment: AssignmentId, _topic: Option<TopicId>) {}
 
     /// Drops all state of this assignment: the partition was revoked, or the lane reads it again from its committed offset
     /// under a new id.

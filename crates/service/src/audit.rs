@@ -42,6 +42,8 @@ pub enum Action {
     ResumeControl,
     /// The rate of a control was changed.
     SetControlRate,
+    /// What waits in a tier is released.
+    ReleaseTier,
     /// A control is as the configuration says.
     ResetControl,
     /// A group was resolved.
@@ -126,6 +128,7 @@ impl Action {
             Self::PauseControl => "control.pause",
             Self::ResumeControl => "control.resume",
             Self::SetControlRate => "control.rate",
+            Self::ReleaseTier => "control.release",
             Self::ResetControl => "control.reset",
             Self::ResolveGroup => "groups.resolve",
             Self::MuteGroup => "groups.mute",

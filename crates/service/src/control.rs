@@ -9,6 +9,9 @@
 //! | [`value`] | values: reading and writing them |
 //! | [`snapshot`] | what the topic contains |
 //! | [`change`] | changes, which cannot overlap |
+//! | [`settings`] | what the configuration says about applications |
+//! | [`operations`] | what callers of an API may see and change |
+//! | [`grpc`] | `redeliver.v1.ControlService`, for every service that offers it |
 //!
 //! How the topic is followed and changed is in [`crate::followed`].
 //!
@@ -17,15 +20,24 @@
 //! read, for example because a newer version has written it, is paused, and reported. Names of an unknown kind are only reported.
 
 pub mod change;
+pub mod error;
+pub mod grpc;
 pub mod name;
+pub mod operations;
+pub mod settings;
 pub mod snapshot;
 pub mod value;
 
+use std::convert::Infallible;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use error::ControlError;
 pub use name::ControlName;
+pub use operations::Controls;
+use redeliver_kafka::Waker;
 pub use snapshot::Snapshot;
+use tokio::sync::watch;
 
 use crate::followed::Followed;
 use crate::host::Host;
@@ -39,13 +51,60 @@ pub fn transactional_id(topic: &str) -> String {
 
 /// What the control topic contains, as far as this process has read it. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Control(Followed<Snapshot>);
+pub struct Control {
+    followed: Followed<Snapshot>,
+    /// The lanes that look at it.
+    wakers: Arc<Mutex<Vec<Waker>>>,
+}
 
 impl Control {
+    fn new(followed: Followed<Snapshot>) -> Self {
+        Self {
+            followed,
+            wakers: Arc::default(),
+        }
+    }
+
+    /// A control topic that nobody follows, for tests: it has the contents that the returned sender is given.
+    #[must_use]
+    pub fn fixed(contents: Snapshot) -> (Self, watch::Sender<Option<Arc<Snapshot>>>) {
+        let (followed, sender) = Followed::fixed(Some(contents));
+        (Self::new(followed), sender)
+    }
+
     /// What applies now. Does not block. The same [`Arc`] is returned until something changes.
     #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
-        self.0.contents().unwrap_or_default()
+        self.followed.contents().unwrap_or_default()
+    }
+
+    /// Whether the topic was read to its end, so that it is known what applies.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.followed.contents().is_some()
+    }
+
+    /// Completes with each change of what applies. Fails at the end of the process.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<Option<Arc<Snapshot>>> {
+        self.followed.changes()
+    }
+
+    /// Wakes a lane with each change of what applies.
+    pub fn wake(&self, waker: &Waker) {
+        self.wakers().push(waker.clone());
+    }
+
+    fn wakers(&self) -> MutexGuard<'_, Vec<Waker>> {
+        self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn wake_all(self) -> Result<(), Infallible> {
+        let mut changes = self.changes();
+        while changes.changed().await.is_ok() {
+            self.wakers().iter().for_each(Waker::wake);
+        }
+        Ok(())
     }
 
     /// Waits until this process has read at least this revision, so that what it says next agrees with it. Gives up after a while: the change
@@ -55,7 +114,7 @@ impl Control {
             let value = snapshot.get(name);
             value.is_some_and(|value| value.revision >= revision)
         };
-        self.0.until_read(has_read).await;
+        self.followed.until_read(has_read).await;
     }
 }
 
@@ -66,14 +125,58 @@ impl Host {
     /// # Errors
     /// When a thread or the watch of the topics cannot be started.
     pub async fn control(&mut self) -> io::Result<Option<Control>> {
+        let control = if let Some(control) = &self.control {
+            control.clone()
+        } else {
+            let followed = self.follow(&self.config.control_topic())?;
+            self.add_control(followed)
+        };
+        let is_known = control.followed.until_known(self.tasks.shutdown()).await;
+        Ok(is_known.then_some(control))
+    }
+
+    /// The same for a process that runs nothing that can be paused: it does not wait for the topic, and is ready without it.
+    ///
+    /// # Errors
+    /// See [`Host::control`].
+    pub fn control_aside(&mut self) -> io::Result<Control> {
         if let Some(control) = &self.control {
-            return Ok(Some(control.clone()));
+            return Ok(control.clone());
         }
-        let topic = self.config.control_topic();
-        let followed = self.follow(&topic)?;
-        if !followed.until_known(self.tasks.shutdown()).await {
-            return Ok(None);
-        }
-        Ok(Some(self.control.insert(Control(followed)).clone()))
+        let followed = self.follow_aside(&self.config.control_topic())?;
+        Ok(self.add_control(followed))
+    }
+
+    /// Names in the readiness of the process what is paused of what it runs, without making it not ready. `paused` decides what that is.
+    /// Call it after [`Host::control`].
+    pub fn report_paused(
+        &mut self,
+        part: &str,
+        title: &'static str,
+        paused: impl Fn(&Snapshot) -> Vec<String> + Send + 'static,
+    ) {
+        let Some(control) = self.control.clone() else {
+            return;
+        };
+        let name = format!("paused-{part}");
+        let part = self.health.part(name.as_str());
+        let report = move |snapshot: &Snapshot| match paused(snapshot) {
+            none if none.is_empty() => part.ready(),
+            names => part.ready_but(format!("{title}: {}", names.join(", "))),
+        };
+        report(&control.snapshot());
+        let mut changes = control.changes();
+        self.tasks.spawn(name, async move {
+            while changes.changed().await.is_ok() {
+                report(&control.snapshot());
+            }
+            Ok::<(), Infallible>(())
+        });
+    }
+
+    fn add_control(&mut self, followed: Followed<Snapshot>) -> Control {
+        let control = Control::new(followed);
+        self.tasks.spawn("control-changes", control.clone().wake_all());
+        self.control.insert(control).clone()
     }
 }

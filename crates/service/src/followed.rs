@@ -21,7 +21,7 @@ use redeliver_core::wait::LogThrottle;
 use redeliver_kafka::exclusive::{Decide, ExclusiveError, ExclusiveWriter};
 use redeliver_kafka::reader::{ReadError, TopicReader};
 use redeliver_kafka::{KafkaSettings, TopicId, TopicState, TopicWatch};
-use redeliver_runtime::health::Part;
+use redeliver_runtime::health::{Health, Part};
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
@@ -141,6 +141,12 @@ impl<C: Contents> Followed<C> {
         self.contents.borrow().clone()
     }
 
+    /// Completes with each change of what applies. Fails at the end of the process.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<Option<Arc<C>>> {
+        self.contents.clone()
+    }
+
     /// A topic that nobody follows, for tests: it has the contents that the returned sender is given.
     #[must_use]
     pub fn fixed(contents: Option<C>) -> (Self, watch::Sender<Option<Arc<C>>>) {
@@ -231,6 +237,19 @@ impl Host {
     /// # Errors
     /// When a thread or the watch of the topics cannot be started.
     pub fn follow<C: Contents>(&mut self, topic: &str) -> io::Result<Followed<C>> {
+        let part = self.health.part(C::NAME);
+        self.follow_in(topic, part)
+    }
+
+    /// The same in a process that is ready without the topic.
+    ///
+    /// # Errors
+    /// See [`Host::follow`].
+    pub fn follow_aside<C: Contents>(&mut self, topic: &str) -> io::Result<Followed<C>> {
+        self.follow_in(topic, Health::new().part(C::NAME))
+    }
+
+    fn follow_in<C: Contents>(&mut self, topic: &str, part: Part) -> io::Result<Followed<C>> {
         let (sender, contents) = watch::channel(None);
         let (wake, woken) = sync_channel(1);
         let reads = Reads::default();
@@ -238,7 +257,7 @@ impl Host {
             kafka: self.kafka.clone(),
             topic: topic.into(),
             watch: self.topic_watch()?,
-            part: self.health.part(C::NAME),
+            part,
             metrics: FollowMetrics::register::<C>(&mut self.registry()),
             contents: sender,
             reads: reads.clone(),

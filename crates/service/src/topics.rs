@@ -56,9 +56,13 @@ pub fn topic_settings(config: &Config) -> TopicSettings {
     }
 }
 
-/// The topics of these pipelines, and the scheduler's topics if records of one of them can wait in the scheduler.
+/// The topics of these pipelines, the scheduler's topics if records of one of them can wait in the scheduler, and the control topic.
 #[must_use]
 pub fn of_pipelines(config: &Config, pipelines: &[Pipeline]) -> TopologySpec {
+    used_by(config, pipelines).join(of_control(config))
+}
+
+fn used_by(config: &Config, pipelines: &[Pipeline]) -> TopologySpec {
     let settings = topic_settings(config);
     let mut spec = TopologySpec::for_pipelines(pipelines, &settings);
     for pipeline in pipelines {
@@ -123,14 +127,18 @@ fn expect_results(spec: &mut TopologySpec, config: &Config, pipeline: &str) {
     }
 }
 
-/// The topics of all pipelines, and the scheduler's topics if it has applications or waiting records.
+/// The topics of all pipelines, the scheduler's topics if it has applications or waiting records, and the control topic. None without
+/// pipelines and applications.
 #[must_use]
 pub fn of_all(config: &Config) -> TopologySpec {
-    let spec = of_pipelines(config, &pipelines(config));
-    if config.scheduler.apps.is_empty() {
+    let mut spec = used_by(config, &pipelines(config));
+    if !config.scheduler.apps.is_empty() {
+        spec = spec.join(of_scheduler(config));
+    }
+    if spec.topics.is_empty() {
         return spec;
     }
-    spec.join(of_scheduler(config))
+    spec.join(of_control(config))
 }
 
 /// All configured pipelines, including retired ones.

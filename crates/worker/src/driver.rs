@@ -14,7 +14,7 @@ use futures::future::join_all;
 use redeliver_core::headers::TraceContext;
 use redeliver_core::pipeline::DelayQueue;
 use redeliver_core::route::{Disposition, RouteContext, Routing};
-use redeliver_core::{Clock, ErrorClass, Outcome, Pipeline, Timestamp};
+use redeliver_core::{Clock, ErrorClass, Outcome, Pipeline, Timestamp, mutant};
 use redeliver_proto::long_wait;
 use tokio::sync::Notify;
 use tokio::task::JoinError;
@@ -155,6 +155,10 @@ impl<H: Handler> Driver<H> {
 
     /// Starts attempts. Returns when to look again, if nothing else happens.
     fn start(&self, work: &mut Work) -> Option<Instant> {
+        // All lanes of a pipeline are paused together.
+        if self.lanes.iter().any(|lane| lane.is_paused()) && !mutant!("driver-ignores-pauses") {
+            return None;
+        }
         let wake_at = [self.repeat_held(work), self.unblock(work)];
         while work.slots < self.concurrency && !work.queue.is_empty() {
             let permit = match self.gate.start(work.queue.has_only_forgotten()) {

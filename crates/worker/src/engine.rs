@@ -109,6 +109,8 @@ pub(crate) struct LaneChannel {
     /// Wakes the driver when there are queued records, a partition was revoked, or the lane is stopping. All lanes of a driver share it.
     changed: Arc<Notify>,
     stopping: AtomicBool,
+    /// An operator has paused the pipeline.
+    paused: AtomicBool,
     /// Set when a partition is revoked.
     revoked: AtomicBool,
     waker: Waker,
@@ -131,6 +133,18 @@ impl LaneChannel {
     /// Whether no attempt may start any more.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// Pauses the lane and its driver, or lets them run. A paused lane accepts no record, and its driver starts no attempt. Records in
+    /// hand stay: their attempts in progress end, and the others wait.
+    pub(crate) fn set_paused(&self, is_paused: bool) {
+        self.paused.store(is_paused, Ordering::SeqCst);
+        self.changed.notify_one();
+        self.waker.wake();
+    }
+
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::SeqCst)
     }
 
     /// Whether partitions were revoked since the last call.
@@ -469,6 +483,9 @@ impl Processor for Engine {
     }
 
     fn capacity(&self, _assignment: AssignmentId) -> usize {
+        if self.channel.is_paused() {
+            return 0;
+        }
         self.in_flight.capacity()
     }
 

@@ -25,6 +25,7 @@ mod driver;
 mod engine;
 mod failure_log;
 mod groups;
+mod pause;
 mod rate_limit;
 mod schema;
 mod spans;

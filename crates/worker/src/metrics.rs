@@ -80,6 +80,7 @@ pub struct WorkerFamilies {
     handling: Family<PipelineOutcome, Histogram, fn() -> Histogram>,
     breaker_open: Family<PipelineLabel, Gauge>,
     breaker_openings: Family<PipelineLabel, Counter>,
+    paused: Family<PipelineLabel, Gauge>,
     forgotten: Family<PipelineLabel, Counter>,
     waiting: Family<PipelineReason, Gauge>,
     in_flight: Family<PipelineLane, Gauge>,
@@ -99,6 +100,7 @@ impl WorkerFamilies {
             handling: Family::new_with_constructor(seconds),
             breaker_open: Family::default(),
             breaker_openings: Family::default(),
+            paused: Family::default(),
             forgotten: Family::default(),
             waiting: Family::default(),
             in_flight: Family::default(),
@@ -143,6 +145,11 @@ impl WorkerFamilies {
             "worker_breaker_openings",
             "How often the circuit breaker has opened",
             families.breaker_openings.clone(),
+        );
+        registry.register(
+            "worker_paused",
+            "1 while an operator has paused the pipeline, else 0",
+            families.paused.clone(),
         );
         registry.register(
             "worker_forgotten",
@@ -227,6 +234,7 @@ impl WorkerFamilies {
             handling_of_failed: ErrorClass::ALL.map(|class| handling(of_attempt(class).as_str())),
             breaker_open: self.breaker_open.get_or_create(&label).clone(),
             breaker_openings: self.breaker_openings.get_or_create(&label).clone(),
+            paused: self.paused.get_or_create(&label).clone(),
             forgotten: self.forgotten.get_or_create(&label).clone(),
             waiting,
         }
@@ -324,6 +332,7 @@ pub(crate) struct WorkerMetrics {
     handling_of_failed: [Histogram; ErrorClass::ALL.len()],
     pub(crate) breaker_open: Gauge,
     pub(crate) breaker_openings: Counter,
+    pub(crate) paused: Gauge,
     pub(crate) forgotten: Counter,
     waiting: [Gauge; 6],
 }

@@ -29,6 +29,7 @@ use crate::failure_log::FailureLog;
 use crate::groups::{GroupBy, GroupLimit, Grouping, Ordering};
 use crate::handler::Handler;
 use crate::metrics::{WorkerFamilies, WorkerMetrics};
+use crate::pause::Pause;
 use crate::rate_limit::{Limiter, RateLimit};
 use crate::schema::Schema;
 
@@ -142,11 +143,15 @@ fn grouping_of(pipeline: &PipelineConfig) -> Grouping {
     }
 }
 
-/// Starts the lanes of a pipeline as supervised tasks of `host`. They end when the host shuts down.
+/// Starts the lanes of a pipeline as supervised tasks of `host`, once it has read whether the pipeline is paused. They end when the host
+/// shuts down. Does nothing if it shuts down before that. The control topic must exist, see [`redeliver_service::topics::of_pipelines`].
 ///
 /// # Errors
 /// When the operating system cannot create a thread.
-pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io::Result<()> {
+pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io::Result<()> {
+    let Some(control) = host.control().await? else {
+        return Ok(());
+    };
     let lanes = spec.lanes.max(1);
     let has_due_topic = host.has_topic(&spec.pipeline.due_topic());
     let families = host.metric_families(WorkerFamilies::register);
@@ -204,6 +209,7 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
         records: spec.in_flight,
         bytes: spec.in_flight_bytes,
     };
+    let mut pause = Pause::new(host, control, spec.pipeline.name.clone(), metrics.clone());
     for number in 0..lanes {
         let changed: Arc<Notify> = Arc::default();
         let mut channels = Vec::new();
@@ -231,6 +237,7 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
                 outputs,
                 in_flight,
             );
+            pause.applies_to(channel.clone());
             channels.push(channel);
             lanes_ended.push(host.spawn_lane(NewLane {
                 kafka: host.kafka.clone(),
@@ -269,6 +276,10 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
             Ok::<(), std::convert::Infallible>(())
         });
     }
+    host.tasks.spawn(
+        format!("worker-{}-pause", spec.pipeline.name),
+        pause.follow(host.tasks.shutdown().clone()),
+    );
     Ok(())
 }
 

@@ -39,7 +39,7 @@ fn prepare() -> anyhow::Result<(EmbeddedBroker, CommonArgs)> {
         ..CommonArgs::default()
     };
     let config = common.load()?;
-    let spec = topics::of_all(&config).join(topics::of_control(&config));
+    let spec = topics::of_all(&config);
     let names = spec.topics.iter().map(|topic| topic.name.to_string());
     let broker = EmbeddedBroker::start(&names.map(|name| (name, 4)).collect::<Vec<_>>())?;
     let settings = [
@@ -56,10 +56,12 @@ async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("crawl-demo", start);
     // The embedded broker has no consumer groups.
     host.kafka.takes_all_partitions = true;
-    redeliver_retry_tier::mount(&mut host)?;
+    redeliver_retry_tier::mount(&mut host).await?;
     redeliver_scheduler::mount(&mut host, MemoryIndex::new()).await?;
     let crawl = Crawl::from_config(&host.config)?;
-    crawl.mount(&mut host, vec!["127.0.0.1".to_owned()], fetch::client()?)?;
+    crawl
+        .mount(&mut host, vec!["127.0.0.1".to_owned()], fetch::client()?)
+        .await?;
     let stop = host.tasks.shutdown().clone();
     let (sites, serving) = DemoSites::bind(&stop).await?;
     host.tasks.spawn("sites", serving);

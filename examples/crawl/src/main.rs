@@ -55,7 +55,7 @@ async fn run(start: Start, args: Args) -> anyhow::Result<()> {
     let mut host = Host::new("crawl", start);
     let crawl = Crawl::from_config(&host.config)?;
     host.ensure_topics(&topics::of_all(&host.config)).await?;
-    crawl.mount(&mut host, args.within, fetch::client()?)?;
+    crawl.mount(&mut host, args.within, fetch::client()?).await?;
     crawl.schedule(&host, &args.pages).await?;
     Ok(host.run().await?)
 }

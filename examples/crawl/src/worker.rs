@@ -54,14 +54,14 @@ impl Crawl {
     }
 
     /// Adds the worker to a process.
-    pub(crate) fn mount(&self, host: &mut Host, within: Vec<String>, client: Client) -> io::Result<()> {
+    pub(crate) async fn mount(&self, host: &mut Host, within: Vec<String>, client: Client) -> io::Result<()> {
         let crawler = Crawler {
             crawl: self.clone(),
             client,
             within,
             sites: Sites::default(),
         };
-        spawn(host, &self.spec, &crawler.handler())
+        spawn(host, &self.spec, &crawler.handler()).await
     }
 
     /// Schedules pages. Those that were scheduled within `scheduler.idempotency_window` are not scheduled again.

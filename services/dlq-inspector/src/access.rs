@@ -16,10 +16,12 @@ use std::sync::Arc;
 
 use redeliver_core::mutant;
 use redeliver_proto::v1::audit_service_server::SERVICE_NAME as AUDIT_SERVICE_NAME;
+use redeliver_proto::v1::control_service_server::SERVICE_NAME as CONTROL_SERVICE_NAME;
 use redeliver_proto::v1::dead_letter_service_server::SERVICE_NAME;
 use redeliver_proto::v1::redrive_service_server::SERVICE_NAME as REDRIVE_SERVICE_NAME;
 use redeliver_runtime::config::{Area, Verb};
 use redeliver_service::audit::Author;
+use redeliver_service::control;
 use redeliver_service::identity::{self, Access, Identity, Refusal, Withdrawn};
 use rusqlite::Connection;
 use tonic::{Request, Status};
@@ -66,6 +68,7 @@ pub(crate) fn required(path: &str) -> Option<(Area, Verb)> {
         SERVICE_NAME => (Area::DeadLetters, &PERMISSIONS[..]),
         REDRIVE_SERVICE_NAME => (Area::DeadLetters, &OF_REDRIVES[..]),
         AUDIT_SERVICE_NAME => (Area::Audit, &OF_AUDIT[..]),
+        CONTROL_SERVICE_NAME => return control::grpc::required(method),
         _ => return None,
     };
     let (_, verb) = calls.iter().find(|(name, _)| *name == method)?;

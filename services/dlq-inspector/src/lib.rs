@@ -65,9 +65,11 @@ use redeliver_runtime::config::ConfigError;
 use redeliver_runtime::tls::Protocols;
 use redeliver_service::Host;
 use redeliver_service::audit::AuditLog;
+use redeliver_service::control::Controls;
 use redeliver_service::host::api_tls;
 use redeliver_service::identity::Authenticator;
-use redeliver_service::topics::{of_audit, topic_settings, warn_about};
+use redeliver_service::topics::{of_audit, of_control, topic_settings, warn_about};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::api::{Api, Groups, Redrives};
@@ -121,8 +123,10 @@ pub fn topics(config: &Config) -> TopologySpec {
 pub async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("dlq-inspector", start);
     // A missing topic is not an error if topics are created elsewhere: the inspector serves dead letters and groups without
-    // their states until the topics exist, and no payloads until the audit topic exists.
-    let topics = topics(&host.config).join(of_audit(&host.config));
+    // their states until the topics exist, no payloads until the audit topic exists, and no control until the control topic exists.
+    let topics = topics(&host.config)
+        .join(of_audit(&host.config))
+        .join(of_control(&host.config));
     if host.config.kafka.topics.create {
         host.ensure_topics(&topics).await?;
     } else {
@@ -171,6 +175,15 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let registry = config.schema_registry.as_ref();
     let schemas = registry.map(|registry| SchemaRegistry::new(registry, metrics.clone()));
     let schemas = schemas.transpose()?;
+    let control = host.control_aside()?;
+    let controls = Controls::new(
+        host,
+        "dlq-inspector",
+        control,
+        authenticator.clone(),
+        // The server gives up calls in progress after its grace period.
+        CancellationToken::new(),
+    );
     let waker = Waker::new();
     let (survey_sender, surveys) = sync_channel(1);
     let (work_sender, work) = sync_channel(QUEUED_BATCHES);
@@ -279,7 +292,9 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     host.tasks.spawn("dlq-survey", survey.run());
     host.tasks.spawn("dlq-retention", retention);
     host.tasks.spawn("dlq-measures", gauges);
-    host.tasks
-        .spawn("dlq-api", server::serve(listener, service, authenticator, grace));
+    host.tasks.spawn(
+        "dlq-api",
+        server::serve(listener, service, controls, authenticator, grace),
+    );
     Ok(address)
 }

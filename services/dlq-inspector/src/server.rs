@@ -1,13 +1,18 @@
-//! The gRPC server: dead letters, health, reflection.
+//! The gRPC server: dead letters, control, health, reflection.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_proto::v1::audit_service_server::{AuditServiceServer, SERVICE_NAME as AUDIT_SERVICE_NAME};
+use redeliver_proto::v1::control_service_server::{
+    ControlServiceServer, SERVICE_NAME as CONTROL_SERVICE_NAME,
+};
 use redeliver_proto::v1::dead_letter_service_server::{DeadLetterServiceServer, SERVICE_NAME};
 use redeliver_proto::v1::redrive_service_server::{
     RedriveServiceServer, SERVICE_NAME as REDRIVE_SERVICE_NAME,
 };
 use redeliver_runtime::listen::Listener;
+use redeliver_service::control::{self, Controls};
 use redeliver_service::followed::Followed;
 use redeliver_service::identity::{self, AuthenticateLayer, Authenticator};
 use tokio_util::sync::CancellationToken;
@@ -23,6 +28,9 @@ use crate::shared::SharedState;
 
 /// Interval of HTTP/2 pings on idle connections.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
+
+/// The maximum size of a message for control, in bytes. It contains a name and a reason.
+const SMALL_MESSAGE: usize = 4 << 10;
 
 const HEALTH: &str = "grpc.health.v1.Health";
 const REFLECTION: &str = "grpc.reflection.v1.ServerReflection";
@@ -44,6 +52,7 @@ pub enum ServerError {
 pub(crate) async fn serve(
     listener: Listener,
     api: Api,
+    controls: Controls,
     authenticator: Authenticator,
     grace: Duration,
 ) -> Result<(), ServerError> {
@@ -59,6 +68,7 @@ pub(crate) async fn serve(
             SERVICE_NAME,
             REDRIVE_SERVICE_NAME,
             AUDIT_SERVICE_NAME,
+            CONTROL_SERVICE_NAME,
             HEALTH,
             version,
         ];
@@ -72,11 +82,14 @@ pub(crate) async fn serve(
         identity::grpc::status(refusal).into_http()
     });
     let authenticate = authenticate.requiring(access::required);
+    let controls = control::grpc::Service::new(Arc::new(controls));
+    let controls = ControlServiceServer::new(controls).max_decoding_message_size(SMALL_MESSAGE);
     let server = Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .add_service(health_service)
         .add_service(reflection(REFLECTION).build_v1()?)
         .add_service(reflection(REFLECTION_V1ALPHA).build_v1alpha()?)
+        .add_service(authenticate.layer(controls))
         .add_service(authenticate.layer(AuditServiceServer::new(api.clone())))
         .add_service(authenticate.layer(RedriveServiceServer::new(api.clone())))
         .add_service(authenticate.layer(DeadLetterServiceServer::new(api)))

@@ -50,17 +50,17 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
         .collect();
     let topics = topics::of_pipelines(&host.config, &pipelines);
     host.ensure_topics(&topics).await?;
-    spawn(&mut host, &workers)?;
+    spawn(&mut host, &workers).await?;
     Ok(host.run().await?)
 }
 
-/// Adds the workers of all served pipelines to a host.
+/// Adds the workers of all served pipelines to a host, once it has read which of them are paused.
 ///
 /// # Errors
 /// When the settings of an endpoint are invalid, or the operating system cannot create a thread.
-pub fn mount(host: &mut Host) -> anyhow::Result<()> {
+pub async fn mount(host: &mut Host) -> anyhow::Result<()> {
     let workers = http_workers(&host.config, &host.clock)?;
-    Ok(spawn(host, &workers)?)
+    Ok(spawn(host, &workers).await?)
 }
 
 struct HttpWorker {
@@ -87,11 +87,11 @@ fn http_workers(config: &Config, clock: &Arc<dyn Clock>) -> Result<Vec<HttpWorke
     Ok(workers)
 }
 
-fn spawn(host: &mut Host, workers: &[HttpWorker]) -> io::Result<()> {
+async fn spawn(host: &mut Host, workers: &[HttpWorker]) -> io::Result<()> {
     for HttpWorker { spec, handler } in workers {
         handler.follow_files(host);
         handler.observe(host, &spec.pipeline.name);
-        redeliver_worker::spawn(host, spec, handler)?;
+        redeliver_worker::spawn(host, spec, handler).await?;
     }
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! `redeliver pause`, `resume`, `rate` and `controls`: what runs, and how fast.
+//! `redeliver pause`, `resume`, `rate`, `release` and `controls`: what runs, and how fast.
 
 use std::process::ExitCode;
 
 use clap::Args;
 use redeliver_client::messages::control::{Desired, Effective};
 use redeliver_client::messages::rate_limit::Limit;
-use redeliver_client::messages::{ApplicationControl, Control, RunState};
+use redeliver_client::messages::{ApplicationControl, Control, PipelineControl, RunState, TierControl};
 use redeliver_client::{ClientError, Code, ControlChange, ControlClient, RateLimit};
 use redeliver_core::Timestamp;
 use redeliver_proto::convert::from_timestamp;
@@ -14,13 +14,12 @@ use redeliver_runtime::cli::{CommonArgs, report};
 use redeliver_service::control::ControlName;
 use serde_json::{Value, json};
 
-use crate::connection::{CliError, conclude, scheduler};
-use crate::jobs::SchedulerArgs;
+use crate::connection::{CliError, ConnectionArgs, conclude, inspector, scheduler};
 use crate::output::{Format, OutputArgs, fields, print_item, print_items};
 
 #[derive(Args)]
 pub(crate) struct PauseArgs {
-    /// What to pause, such as app/sms
+    /// What to pause: app/APPLICATION, pipeline/PIPELINE, tier/PIPELINE/TIER or tier/TIER
     #[arg(value_name = "NAME")]
     name: ControlName,
     /// Why, for others; at most 1000 bytes
@@ -32,7 +31,7 @@ pub(crate) struct PauseArgs {
 
 #[derive(Args)]
 pub(crate) struct ResumeArgs {
-    /// What to resume, such as app/sms
+    /// What to resume, such as app/sms, pipeline/docs, tier/docs/30s or tier/30s
     #[arg(value_name = "NAME")]
     name: ControlName,
     /// Return to the configuration, also with the rate
@@ -47,7 +46,7 @@ pub(crate) struct ResumeArgs {
 
 #[derive(Args)]
 pub(crate) struct RateArgs {
-    /// What to limit, such as app/sms
+    /// What to limit, such as app/sms or tier/docs/30s
     #[arg(value_name = "NAME")]
     name: ControlName,
     /// How many per second at most, by all processes together; `unlimited`, or `configured`
@@ -61,14 +60,26 @@ pub(crate) struct RateArgs {
 }
 
 #[derive(Args)]
+pub(crate) struct ReleaseArgs {
+    /// The tier of a pipeline, such as tier/docs/30s
+    #[arg(value_name = "NAME")]
+    name: ControlName,
+    /// Why, for others; at most 1000 bytes
+    #[arg(long, value_name = "TEXT")]
+    why: String,
+    #[command(flatten)]
+    change: ChangeArgs,
+}
+
+#[derive(Args)]
 pub(crate) struct ControlsArgs {
-    /// Show only this one, such as app/sms
+    /// Show only this one, such as tier/docs/30s
     #[arg(value_name = "NAME")]
     name: Option<ControlName>,
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
-    scheduler: SchedulerArgs,
+    server: ServerArgs,
 }
 
 #[derive(Args)]
@@ -79,7 +90,47 @@ struct ChangeArgs {
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
-    scheduler: SchedulerArgs,
+    server: ServerArgs,
+}
+
+/// The scheduler and the inspector serve control.
+#[derive(Args)]
+struct ServerArgs {
+    #[command(flatten)]
+    common: CommonArgs,
+    /// URL of a scheduler or an inspector; overrides REDELIVER_SCHEDULER and REDELIVER_DLQ (default: scheduler.listen, or dlq_inspector.listen without
+    /// applications)
+    #[arg(long, value_name = "URL")]
+    server: Option<String>,
+    #[arg(long, hide = true, env = "REDELIVER_SCHEDULER", hide_env = true)]
+    scheduler: Option<String>,
+    #[arg(long, hide = true, env = "REDELIVER_DLQ", hide_env = true)]
+    inspector: Option<String>,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+impl ServerArgs {
+    /// Whether to ask an inspector: if only one is known, or if there is no application.
+    fn asks_inspector(&self, config: &Config) -> bool {
+        match (&self.scheduler, &self.inspector) {
+            (None, Some(_)) => true,
+            (Some(_), _) => false,
+            (None, None) => config.scheduler.apps.is_empty() && config.all_pipelines().next().is_some(),
+        }
+    }
+
+    async fn connect(&self, config: &Config) -> Result<ControlClient, CliError> {
+        let (service, url) = if self.asks_inspector(config) {
+            (inspector(config), &self.inspector)
+        } else {
+            (scheduler(config), &self.scheduler)
+        };
+        let url = self.server.as_deref().or(url.as_deref());
+        let endpoint = self.connection.endpoint(url, &service)?;
+        let connected = ControlClient::connect(&endpoint).await;
+        connected.map_err(|error| service.failure(error))
+    }
 }
 
 fn rate(text: &str) -> Result<RateLimit, String> {
@@ -115,9 +166,15 @@ pub(crate) fn set_rate(args: &RateArgs) -> ExitCode {
     })
 }
 
+pub(crate) fn release(args: &ReleaseArgs) -> ExitCode {
+    args.change.run(&args.name, &args.why, async |client, change| {
+        client.release(change).await
+    })
+}
+
 pub(crate) fn list(args: &ControlsArgs) -> ExitCode {
-    with_config(&args.scheduler.common, async |config| {
-        let client = connect(&args.scheduler, config).await?;
+    with_config(&args.server.common, async |config| {
+        let client = args.server.connect(config).await?;
         if let Some(name) = &args.name {
             let control = client
                 .get(&name.to_string())
@@ -139,8 +196,8 @@ impl ChangeArgs {
         why: &str,
         change: impl AsyncFnOnce(&ControlClient, &ControlChange) -> Result<Control, ClientError>,
     ) -> ExitCode {
-        with_config(&self.scheduler.common, async |config| {
-            let client = connect(&self.scheduler, config).await?;
+        with_config(&self.server.common, async |config| {
+            let client = self.server.connect(config).await?;
             let request = ControlChange {
                 name: name.to_string(),
                 why: why.to_owned(),
@@ -168,13 +225,6 @@ fn with_config(
     conclude(run(&config))
 }
 
-async fn connect(scheduler_args: &SchedulerArgs, config: &Config) -> Result<ControlClient, CliError> {
-    let service = scheduler(config);
-    let endpoint = scheduler_args.endpoint(&service)?;
-    let connected = ControlClient::connect(&endpoint).await;
-    connected.map_err(|error| service.failure(error))
-}
-
 fn failure(name: &ControlName, error: ClientError) -> CliError {
     match error.code() {
         Some(Code::NotFound) => CliError::failed(format_args!("{name} not found")),
@@ -188,42 +238,99 @@ fn print_control(format: Format, control: &Control) {
 
 const COLUMNS: [&str; 7] = ["name", "state", "rate", "revision", "changed", "by", "why"];
 
+/// What applies or is wanted, of any kind.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Shown {
+    state: RunState,
+    rate: Option<Limit>,
+    /// When what waited was released.
+    released_at: Option<Timestamp>,
+    /// Whether the kind has a rate.
+    has_rate: bool,
+}
+
+impl From<&ApplicationControl> for Shown {
+    fn from(app: &ApplicationControl) -> Self {
+        Self {
+            state: app.state(),
+            rate: app.rate.and_then(|rate| rate.limit),
+            released_at: None,
+            has_rate: true,
+        }
+    }
+}
+
+impl From<&PipelineControl> for Shown {
+    fn from(pipeline: &PipelineControl) -> Self {
+        Self {
+            state: pipeline.state(),
+            ..Self::default()
+        }
+    }
+}
+
+impl From<&TierControl> for Shown {
+    fn from(tier: &TierControl) -> Self {
+        let released_at = tier
+            .release
+            .as_ref()
+            .and_then(|release| release.released_at.as_ref());
+        Self {
+            state: tier.state(),
+            rate: tier.rate.and_then(|rate| rate.limit),
+            released_at: released_at.and_then(from_timestamp),
+            has_rate: true,
+        }
+    }
+}
+
 /// What applies.
-fn effective(control: &Control) -> ApplicationControl {
+fn effective(control: &Control) -> Shown {
     match &control.effective {
-        Some(Effective::EffectiveApplication(app)) => *app,
-        None => ApplicationControl::default(),
+        Some(Effective::EffectiveApplication(app)) => app.into(),
+        Some(Effective::EffectivePipeline(pipeline)) => pipeline.into(),
+        Some(Effective::EffectiveTier(tier)) => tier.into(),
+        None => Shown::default(),
     }
 }
 
 /// What is wanted.
-fn desired(control: &Control) -> ApplicationControl {
+fn desired(control: &Control) -> Shown {
     match &control.desired {
-        Some(Desired::Application(app)) => *app,
-        None => ApplicationControl::default(),
+        Some(Desired::Application(app)) => app.into(),
+        Some(Desired::Pipeline(pipeline)) => pipeline.into(),
+        Some(Desired::Tier(tier)) => tier.into(),
+        None => Shown::default(),
     }
 }
 
-fn state(app: &ApplicationControl) -> Option<&'static str> {
-    match app.state() {
-        RunState::Unspecified => None,
-        RunState::Running => Some("running"),
-        RunState::Paused => Some("paused"),
+impl Shown {
+    fn state(&self) -> Option<&'static str> {
+        match self.state {
+            RunState::Unspecified => None,
+            RunState::Running => Some("running"),
+            RunState::Paused => Some("paused"),
+        }
     }
-}
 
-fn rate_of(app: &ApplicationControl) -> Option<String> {
-    app.rate.as_ref()?.limit.map(|limit| match limit {
-        Limit::PerSecond(rate) => format!("{rate}/s"),
-        Limit::Unlimited(_) => "unlimited".to_owned(),
-    })
-}
+    fn rate(&self) -> Option<String> {
+        self.rate.map(|limit| match limit {
+            Limit::PerSecond(rate) => format!("{rate}/s"),
+            Limit::Unlimited(_) => "unlimited".to_owned(),
+        })
+    }
 
-fn rate_json(app: &ApplicationControl) -> Value {
-    match app.rate.as_ref().and_then(|rate| rate.limit) {
-        Some(Limit::PerSecond(rate)) => json!(rate),
-        Some(Limit::Unlimited(_)) => json!("unlimited"),
-        None => Value::Null,
+    fn to_json(&self) -> Value {
+        let rate = match self.rate {
+            Some(Limit::PerSecond(rate)) => json!(rate),
+            Some(Limit::Unlimited(_)) => json!("unlimited"),
+            None => Value::Null,
+        };
+        let mut json = json!({ "state": self.state(), "rate": rate });
+        if let Some(at) = self.released_at {
+            json["released_at"] = json!(at.to_string());
+        }
+        json
     }
 }
 
@@ -236,11 +343,13 @@ fn some(text: &str) -> Option<String> {
 }
 
 fn row(control: &Control) -> Vec<String> {
-    let app = effective(control);
+    let shown = effective(control);
     vec![
         control.name.clone(),
-        state(&app).unwrap_or_default().to_owned(),
-        rate_of(&app).unwrap_or_else(|| "unlimited".to_owned()),
+        shown.state().unwrap_or_default().to_owned(),
+        shown
+            .rate()
+            .unwrap_or_else(|| if shown.has_rate { "unlimited" } else { "" }.to_owned()),
         control.revision.to_string(),
         changed_at(control)
             .map(|time| time.to_string())
@@ -260,13 +369,19 @@ fn as_text(control: &Control) -> String {
     let wanted = |text: Option<String>| text.or_else(|| Some(missing.to_owned()));
     fields(&[
         ("name", Some(control.name.clone())),
-        ("state", state(&effective).map(str::to_owned)),
+        ("state", effective.state().map(str::to_owned)),
         (
             "rate",
-            rate_of(&effective).or_else(|| Some("unlimited".to_owned())),
+            effective
+                .rate()
+                .or_else(|| effective.has_rate.then(|| "unlimited".to_owned())),
         ),
-        ("wanted state", wanted(state(&desired).map(str::to_owned))),
-        ("wanted rate", wanted(rate_of(&desired))),
+        ("wanted state", wanted(desired.state().map(str::to_owned))),
+        (
+            "wanted rate",
+            wanted(desired.rate()).filter(|_| effective.has_rate),
+        ),
+        ("released at", effective.released_at.map(|at| at.to_string())),
         ("revision", Some(control.revision.to_string())),
         ("changed at", changed_at(control).map(|time| time.to_string())),
         ("changed by", some(&control.changed_by)),
@@ -276,15 +391,14 @@ fn as_text(control: &Control) -> String {
 }
 
 fn as_json(control: &Control) -> Value {
-    let state_json = |app: ApplicationControl| json!({ "state": state(&app), "rate": rate_json(&app) });
     json!({
         "name": control.name,
         "revision": control.revision,
         "changed_at": changed_at(control).map(|time| time.to_string()),
         "changed_by": some(&control.changed_by),
         "why": some(&control.why),
-        "desired": control.desired.is_some().then(|| state_json(desired(control))),
-        "effective": state_json(effective(control)),
+        "desired": control.desired.is_some().then(|| desired(control).to_json()),
+        "effective": effective(control).to_json(),
         "problem": some(&control.problem),
     })
 }
@@ -363,6 +477,41 @@ why           outage
             (&value["desired"], &value["problem"]),
             (&Value::Null, &json!(problem))
         );
+    }
+
+    #[test]
+    fn a_pipeline_has_no_rate_and_a_tier_shows_its_release() {
+        let control = |name: &str, effective| Control {
+            name: name.to_owned(),
+            effective: Some(effective),
+            ..Control::default()
+        };
+        let state = RunState::Paused.into();
+        let pipeline = control(
+            "pipeline/docs",
+            Effective::EffectivePipeline(PipelineControl { state }),
+        );
+        assert!(!as_text(&pipeline).contains("rate"), "{}", as_text(&pipeline));
+        let released_at = Some(to_timestamp("2026-11-25T01:30:00Z".parse().unwrap()));
+        let tier = control(
+            "tier/docs/30s",
+            Effective::EffectiveTier(TierControl {
+                state,
+                rate: None,
+                release: Some(redeliver_client::messages::TierRelease {
+                    released_at,
+                    ..Default::default()
+                }),
+            }),
+        );
+        let at = "2026-11-25T01:30:00.000Z";
+        assert!(
+            as_text(&tier).contains(&format!("released at   {at}\n")),
+            "{}",
+            as_text(&tier)
+        );
+        let expected = json!({"state": "paused", "rate": null, "released_at": at});
+        assert_eq!(as_json(&tier)["effective"], expected);
     }
 
     #[test]

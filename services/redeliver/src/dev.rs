@@ -117,8 +117,8 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     let mut host = Host::new("redeliver-dev", start);
     host.kafka.takes_all_partitions = true;
     let kafka = host.kafka.clone();
-    redeliver_enricher::mount(&mut host)?;
-    redeliver_retry_tier::mount(&mut host)?;
+    redeliver_enricher::mount(&mut host).await?;
+    redeliver_retry_tier::mount(&mut host).await?;
     let jobs = MemoryIndex::default().with_max_ended(host.config.scheduler.max_ended as usize);
     redeliver_scheduler::mount(&mut host, jobs.clone()).await?;
     let jobs_api = bind_or_free_port("scheduler.listen", host.config.scheduler.listen)?;

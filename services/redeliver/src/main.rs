@@ -50,12 +50,14 @@ enum Command {
     Jobs(jobs::JobsArgs),
     /// Create, preview, list and change recurring schedules
     Schedules(schedules::SchedulesArgs),
-    /// Pause an application at run time: its jobs are accepted, and none is dispatched
+    /// Pause an application, a pipeline or a tier at run time: nothing is lost, and nothing goes on
     Pause(controls::PauseArgs),
-    /// Resume an application, also if the configuration pauses it
+    /// Resume what is paused, also an application that the configuration pauses
     Resume(controls::ResumeArgs),
-    /// Limit how many jobs of an application are dispatched per second
+    /// Limit how many jobs of an application are dispatched, or records of a tier released, per second
     Rate(controls::RateArgs),
+    /// Release what waits now in a tier of a pipeline, before it is due
+    Release(controls::ReleaseArgs),
     /// List what is paused, limited or changed, by whom and why
     Controls(controls::ControlsArgs),
     /// List, show, watch, export, redrive and discard dead letters
@@ -80,6 +82,7 @@ fn main() -> ExitCode {
         Command::Pause(args) => controls::pause(&args),
         Command::Resume(args) => controls::resume(&args),
         Command::Rate(args) => controls::set_rate(&args),
+        Command::Release(args) => controls::release(&args),
         Command::Controls(args) => controls::list(&args),
         Command::Dlq(args) => dlq::main(&args),
         Command::Tokens(args) => tokens::main(&args),

@@ -4,14 +4,15 @@ use std::io;
 use std::sync::Arc;
 
 use redeliver_core::{Clock, HumanDuration, pipeline};
-use redeliver_kafka::{KafkaSettings, Prefetch, TopicWatch, Waker};
+use redeliver_kafka::{KafkaSettings, Prefetch, TopicState, TopicWatch, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::telemetry::Tracer;
+use redeliver_service::control::Control;
 use redeliver_service::host::{Host, NewLane, lane_spec};
 use redeliver_service::metrics::Serves;
 
 use crate::metrics::TierFamilies;
-use crate::relay::{LookAhead, Relay, ServedPipeline};
+use crate::relay::{LookAhead, Relay, RelayContext, ServedPipeline};
 
 /// What the lanes of all tiers share.
 pub(crate) struct TierLanes {
@@ -22,12 +23,13 @@ pub(crate) struct TierLanes {
     families: TierFamilies,
     tracer: Tracer,
     topic_watch: TopicWatch,
+    control: Control,
 }
 
 impl TierLanes {
     /// # Errors
     /// See [`Host::topic_watch`].
-    pub(crate) fn new(host: &mut Host) -> io::Result<Self> {
+    pub(crate) fn new(host: &mut Host, control: Control) -> io::Result<Self> {
         let config = host.config.clone();
         let settings = &config.retry_tier;
         let families = TierFamilies::register(&mut host.registry(), host.clock.clone());
@@ -44,6 +46,7 @@ impl TierLanes {
             families,
             tracer: host.tracer.clone(),
             topic_watch: host.topic_watch()?,
+            control,
             config,
         })
     }
@@ -71,12 +74,23 @@ impl TierLanes {
             tier,
             pipelines,
             self.look_ahead,
-            self.clock.clone(),
             |topic| self.families.of(&name, serves.labels_of(topic, &group)),
-            self.tracer.clone(),
-            is_missing,
+            RelayContext {
+                clock: self.clock.clone(),
+                tracer: self.tracer.clone(),
+                control: self.control.clone(),
+                is_missing,
+                partitions: Box::new({
+                    let watch = self.topic_watch.clone();
+                    move |topic| match watch.state(topic) {
+                        TopicState::Exists { partitions, .. } => u32::try_from(partitions).ok(),
+                        TopicState::Unknown | TopicState::Missing { .. } => None,
+                    }
+                }),
+            },
         );
         let waker = Waker::new();
+        self.control.wake(&waker);
         // The lane is woken when one of these topics is deleted or created.
         self.topic_watch.watch(relay.written_topics(), &waker);
         NewLane {

@@ -4,6 +4,7 @@
 //! more tiers. Each tier has its own lanes and its own consumer group, so that tiers scale independently. Leftover
 //! tiers are served until their topics are deleted.
 
+mod controls;
 mod lanes;
 mod leftovers;
 mod metrics;
@@ -47,8 +48,9 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
     let pipelines = served_pipelines(&host.config);
     let pipelines: Vec<Pipeline> = pipelines.iter().map(|pipeline| (**pipeline).clone()).collect();
     let needed = TopologySpec::for_pipelines(&pipelines, &topic_settings(&host.config));
-    host.ensure_topics(&needed).await?;
-    mount(&mut host)?;
+    host.ensure_topics(&needed.join(topics::of_control(&host.config)))
+        .await?;
+    mount(&mut host).await?;
     Ok(host.run().await?)
 }
 
@@ -60,16 +62,36 @@ fn disable_huge_pages() {
     }
 }
 
-/// Adds the lanes of all served tiers to a host.
+/// Adds the lanes of all served tiers to a host, once it has read which of them are paused. Does nothing if the process shuts down
+/// before that.
 ///
 /// # Errors
 /// When the operating system cannot create a thread.
-pub fn mount(host: &mut Host) -> anyhow::Result<()> {
+pub async fn mount(host: &mut Host) -> anyhow::Result<()> {
+    let Some(control) = host.control().await? else {
+        return Ok(());
+    };
     let config = host.config.clone();
     host.require_steady_clock();
-    let lanes = TierLanes::new(host)?;
     let pipelines = served_pipelines(&config);
-    for tier in config.served_tiers() {
+    let tiers = config.served_tiers();
+    host.report_paused("tiers", "paused tiers", {
+        let (pipelines, tiers) = (pipelines.clone(), tiers.clone());
+        move |snapshot| {
+            let served = pipelines.iter().flat_map(|pipeline| {
+                let served = tiers
+                    .iter()
+                    .filter(move |tier| pipeline.policy.tiers().contains(tier));
+                served.map(move |tier| (pipeline.name.clone(), *tier))
+            });
+            let paused = served.filter(|(pipeline, tier)| snapshot.tier(pipeline, *tier).is_paused);
+            paused
+                .map(|(pipeline, tier)| format!("{pipeline}/{tier}"))
+                .collect()
+        }
+    });
+    let lanes = TierLanes::new(host, control)?;
+    for tier in tiers {
         let pipelines = with_tier(&pipelines, tier, host);
         if pipelines.is_empty() {
             continue;

@@ -15,6 +15,8 @@ use redeliver_service::metrics::{LaneLabels, ServesLabels, seconds};
 #[derive(Clone)]
 pub(crate) struct TierFamilies {
     released: Family<ServesLabels, Counter>,
+    released_early: Family<ServesLabels, Counter>,
+    paused: Family<ServesLabels, Gauge>,
     rejected: Family<ServesLabels, Counter>,
     moved: Family<ServesLabels, Counter>,
     held: Family<LaneLabels, Gauge>,
@@ -26,6 +28,8 @@ impl TierFamilies {
     pub(crate) fn register(registry: &mut Registry, clock: Arc<dyn Clock>) -> Self {
         let families = Self {
             released: Family::default(),
+            released_early: Family::default(),
+            paused: Family::default(),
             rejected: Family::default(),
             moved: Family::default(),
             held: Family::default(),
@@ -36,6 +40,16 @@ impl TierFamilies {
             "tier_released",
             "Records released when due",
             families.released.clone(),
+        );
+        registry.register(
+            "tier_released_early",
+            "Records released before they were due, because an operator wanted it",
+            families.released_early.clone(),
+        );
+        registry.register(
+            "tier_paused",
+            "1 while an operator has paused the tier, else 0",
+            families.paused.clone(),
         );
         registry.register(
             "tier_rejected",
@@ -65,6 +79,8 @@ impl TierFamilies {
     pub(crate) fn of(&self, lane: &str, label: ServesLabels) -> TierMetrics {
         TierMetrics {
             released: self.released.get_or_create(&label).clone(),
+            released_early: self.released_early.get_or_create(&label).clone(),
+            paused: self.paused.get_or_create(&label).clone(),
             rejected: self.rejected.get_or_create(&label).clone(),
             moved: self.moved.get_or_create(&label).clone(),
             held: self
@@ -84,6 +100,8 @@ impl TierFamilies {
 #[derive(Debug)]
 pub(crate) struct TierMetrics {
     pub(crate) released: Counter,
+    pub(crate) released_early: Counter,
+    pub(crate) paused: Gauge,
     pub(crate) rejected: Counter,
     pub(crate) moved: Counter,
     pub(crate) held: Gauge,

@@ -3,6 +3,8 @@
 //! Time passes between transactions, never inside one, and the lane keeps polling while records wait. The look-ahead
 //! limits the records in memory per partition, so a million waiting records use disk space in Kafka, not memory here.
 //!
+//! Operators can pause a tier, limit its rate, and have it release what waits now before it is due, see [`TierControls`].
+//!
 //! After a step of the wall clock, nothing is released until the new time is confirmed. Dead letters of malformed records
 //! are written meanwhile.
 
@@ -16,11 +18,13 @@ use redeliver_core::pipeline::ReturnTopics;
 use redeliver_core::route;
 use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Clock, Failure, HumanDuration, Output, Pipeline, Record, Timestamp, mutant};
-use redeliver_kafka::{AssignmentId, Processor, Refused, TransactionBatch};
+use redeliver_kafka::{AssignmentId, Processor, Refused, TopicId, TransactionBatch};
 use redeliver_runtime::telemetry::{SpanKind, Tracer};
 use redeliver_runtime::trace_context::span_context;
+use redeliver_service::control::Control;
 use redeliver_service::due;
 
+use crate::controls::TierControls;
 use crate::metrics::TierMetrics;
 use crate::waiting::{Waiting, WaitingRecords};
 
@@ -72,6 +76,18 @@ struct TierTopic {
 /// Whether a topic is known to be missing.
 pub(crate) type IsMissing = Box<dyn Fn(&str) -> bool + Send>;
 
+/// The number of partitions of a topic; `None` if it is not known.
+pub(crate) type PartitionsOf = Box<dyn Fn(&str) -> Option<u32> + Send>;
+
+/// What a relay needs of its process.
+pub(crate) struct RelayContext {
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) tracer: Tracer,
+    pub(crate) control: Control,
+    pub(crate) is_missing: IsMissing,
+    pub(crate) partitions: PartitionsOf,
+}
+
 /// The relay's [`Processor`].
 pub(crate) struct Relay {
     tier: HumanDuration,
@@ -83,12 +99,14 @@ pub(crate) struct Relay {
     /// The index in `order` at which the next call starts, modulo its length.
     next: usize,
     clock: Arc<dyn Clock>,
+    controls: TierControls,
     /// The clock was not certain at the last call of `finish`.
     is_held: bool,
     /// When the due records were last counted.
     last_count: Option<Timestamp>,
     tracer: Tracer,
     is_missing: IsMissing,
+    partitions_of: PartitionsOf,
     log_throttle: LogThrottle,
     /// In the order of the transaction's outputs; each record has exactly one.
     in_transaction: Vec<(Arc<TierTopic>, Completion)>,
@@ -97,6 +115,12 @@ pub(crate) struct Relay {
 struct Partition {
     topic: Arc<TierTopic>,
     number: i32,
+    /// The topic, once it is known.
+    topic_id: Option<TopicId>,
+    /// The offset before which records do not wait until they are due.
+    released_before: i64,
+    /// When its rate allows the next release.
+    paced_until: Option<Timestamp>,
     waiting: WaitingRecords,
     /// Dead letters of malformed records, with the offsets of the records. They do not wait.
     rejected: VecDeque<(i64, Output)>,
@@ -110,6 +134,8 @@ struct Partition {
 enum Completion {
     /// Released; with its due time.
     Released(Timestamp),
+    /// Released before its due time, because an operator wants it.
+    ReleasedEarly,
     /// Moved to the end of a tier.
     Moved,
     /// Replaced by a dead letter.
@@ -136,11 +162,17 @@ impl Relay {
         tier: HumanDuration,
         pipelines: &[ServedPipeline],
         look_ahead: LookAhead,
-        clock: Arc<dyn Clock>,
         metrics: impl Fn(&str) -> TierMetrics,
-        tracer: Tracer,
-        is_missing: IsMissing,
+        context: RelayContext,
     ) -> Self {
+        let RelayContext {
+            clock,
+            tracer,
+            control,
+            is_missing,
+            partitions,
+        } = context;
+        let names = pipelines.iter().map(ServedPipeline::name).collect();
         let topics = pipelines.iter().enumerate().map(|(number, served)| {
             let pipeline = &served.pipeline;
             let tiers = pipeline.policy.tiers().iter();
@@ -161,10 +193,12 @@ impl Relay {
             order: Vec::new(),
             next: 0,
             clock,
+            controls: TierControls::new(tier, control, names),
             is_held: false,
             last_count: None,
             tracer,
             is_missing,
+            partitions_of: partitions,
             log_throttle: LogThrottle::default(),
             in_transaction: Vec::new(),
         }
@@ -184,6 +218,22 @@ impl Relay {
     /// The topics that the relay reads.
     pub(crate) fn topics(&self) -> Vec<Arc<str>> {
         self.topics.keys().cloned().collect()
+    }
+
+    /// Takes note of what operators want now.
+    fn follow_controls(&mut self) {
+        if !self.controls.refresh() {
+            return;
+        }
+        for topic in self.topics.values() {
+            let is_paused = self.controls.state(topic.number).is_paused;
+            topic.metrics.paused.set(is_paused.into());
+        }
+        let now = self.clock.now();
+        for partition in self.partitions.values_mut() {
+            partition.paced_until = None;
+            partition.release(&self.controls, now);
+        }
     }
 
     /// Reports what waits. `released`: how many due records each topic has released since the last call, by the number of the
@@ -207,7 +257,10 @@ impl Relay {
         for topic in self.topics.values() {
             let (mut waiting, held) = sums[topic.number];
             let signal = &topic.metrics.due;
-            if let Some(waiting) = waiting.as_mut().filter(|_| !has_to_count) {
+            if self.controls.state(topic.number).is_paused {
+                // More processes would release nothing either.
+                waiting = waiting.map(|_| due::Waiting::default());
+            } else if let Some(waiting) = waiting.as_mut().filter(|_| !has_to_count) {
                 let released = released.get(topic.number).copied().unwrap_or(0);
                 waiting.due = signal
                     .get()
@@ -230,6 +283,9 @@ impl Processor for Relay {
             Partition {
                 topic,
                 number: partition,
+                topic_id: None,
+                released_before: 0,
+                paced_until: None,
                 waiting: WaitingRecords::default(),
                 rejected: VecDeque::new(),
                 rejected_bytes: 0,
@@ -237,6 +293,14 @@ impl Processor for Relay {
             },
         );
         self.order.push(assignment);
+    }
+
+    fn reads_topic(&mut self, assignment: AssignmentId, topic: Option<TopicId>) {
+        let now = self.clock.now();
+        if let Some(partition) = self.partitions.get_mut(&assignment) {
+            partition.topic_id = topic;
+            partition.release(&self.controls, now);
+        }
     }
 
     fn revoked(&mut self, assignment: AssignmentId) {
@@ -273,11 +337,16 @@ impl Processor for Relay {
         let served = &partition.topic.served;
         // Read once, here: `finish` compares due times only.
         match read_time_lock(served, &mut record, now) {
-            Ok((due, return_topic)) => partition.waiting.push(Waiting {
-                due,
-                return_topic,
-                record,
-            }),
+            Ok((due, return_topic)) => {
+                let mut waiting = Waiting {
+                    due,
+                    return_topic,
+                    record,
+                    is_released_early: false,
+                };
+                waiting.release_before(partition.released_before, self.clock.now());
+                partition.waiting.push(waiting);
+            }
             Err(failure) => {
                 let offset = record.position.offset;
                 let letter = route::reject(&served.pipeline, &record, &failure, now);
@@ -288,6 +357,7 @@ impl Processor for Relay {
     }
 
     fn finish(&mut self, of_round: Timestamp, limit: usize, batch: &mut TransactionBatch) {
+        self.follow_controls();
         // Before records are taken out: they are not released until the transaction is committed.
         self.report_waiting(of_round, &[]);
         // Read again: the time of the round may be from before a step that another lane has seen since.
@@ -325,6 +395,11 @@ impl Processor for Relay {
                 self.in_transaction
                     .push((partition.topic.clone(), Completion::Rejected));
             }
+            let topic_number = partition.topic.number;
+            let is_paused = self.controls.state(topic_number).is_paused;
+            if is_paused && !mutant!("relay-ignores-pauses") {
+                continue;
+            }
             let Some(now) = confirmed else { continue };
             let now = mutant!("relay-releases-early", now, now.after(Duration::from_millis(1)));
             let mut checked: Option<Arc<str>> = None;
@@ -344,11 +419,24 @@ impl Processor for Relay {
                     }
                     checked = Some(next.return_topic.clone());
                 }
-                let Some(waiting) = partition.waiting.pop_due(now) else {
+                let partitions = || (self.partitions_of)(&next.record.position.topic);
+                let taken = self
+                    .controls
+                    .take(topic_number, partition.number, partitions, now);
+                partition.paced_until = taken.err();
+                if partition.paced_until.is_some() {
+                    break;
+                }
+                let Some(mut waiting) = partition.waiting.pop_due(now) else {
                     break;
                 };
-                self.in_transaction
-                    .push((partition.topic.clone(), Completion::Released(waiting.due)));
+                let completion = if waiting.is_released_early {
+                    headers::set_process_after(&mut waiting.record.headers, waiting.due);
+                    Completion::ReleasedEarly
+                } else {
+                    Completion::Released(waiting.due)
+                };
+                self.in_transaction.push((partition.topic.clone(), completion));
                 bytes += waiting.record.size();
                 trace_wait(&self.tracer, self.tier, &waiting, now);
                 let offset = waiting.record.position.offset;
@@ -432,6 +520,10 @@ impl Processor for Relay {
                     metrics.released.inc();
                     released[topic.number] += 1;
                 }
+                Completion::ReleasedEarly => {
+                    metrics.released_early.inc();
+                    released[topic.number] += 1;
+                }
                 Completion::Moved => {
                     metrics.moved.inc();
                 }
@@ -450,10 +542,12 @@ impl Processor for Relay {
         }
         self.partitions
             .values()
-            .filter_map(|partition| partition.waiting.next())
-            // The lane is woken when a missing topic is created. Until then, a due time in the past would make it spin.
-            .filter(|next| !(self.is_missing)(&next.return_topic))
-            .map(|next| next.due)
+            // The lane is woken when operators want something else, and when a missing topic is created. Until then, a due time in the
+            // past would make it spin.
+            .filter(|partition| !self.controls.state(partition.topic.number).is_paused)
+            .filter_map(|partition| Some((partition.waiting.next()?, partition.paced_until)))
+            .filter(|(next, _)| !(self.is_missing)(&next.return_topic))
+            .map(|(next, paced_until)| paced_until.map_or(next.due, |until| until.max(next.due)))
             .min()
     }
 
@@ -471,6 +565,16 @@ impl Partition {
         }
         let held = self.waiting.len() + self.rejected.len();
         look_ahead.records.saturating_sub(held)
+    }
+
+    /// Makes the records due that an operator has released, also those that are read later.
+    fn release(&mut self, controls: &TierControls, now: Timestamp) {
+        let release = controls.state(self.topic.number).release.as_ref();
+        let before = release.map_or(0, |release| release.before(self.topic_id, self.number));
+        if before > self.released_before {
+            self.waiting.release_before(before, now);
+        }
+        self.released_before = before;
     }
 
     fn may_search(&mut self, now: Timestamp) -> bool {

@@ -15,9 +15,19 @@ pub(crate) struct Waiting {
     pub(crate) due: Timestamp,
     pub(crate) return_topic: Arc<str>,
     pub(crate) record: Record,
+    /// An operator wants that it does not wait any longer. It is due since then.
+    pub(crate) is_released_early: bool,
 }
 
 impl Waiting {
+    /// Makes a record due now that is before this offset and not due yet.
+    pub(crate) fn release_before(&mut self, offset: i64, now: Timestamp) {
+        if self.record.position.offset < offset && self.due > now {
+            self.due = now;
+            self.is_released_early = true;
+        }
+    }
+
     /// Whether the record was written at least this long ago. True if its timestamp is missing or in the future, and so
     /// cannot be trusted.
     pub(crate) fn has_waited(&self, duration: HumanDuration, now: Timestamp) -> bool {
@@ -73,6 +83,17 @@ impl WaitingRecords {
         } else {
             self.in_order.push_back(waiting);
         }
+    }
+
+    /// Makes the records before this offset due now, unless they are due.
+    pub(crate) fn release_before(&mut self, offset: i64, now: Timestamp) {
+        let stragglers = self.stragglers.drain().map(|straggler| straggler.0);
+        let mut all: Vec<Waiting> = self.in_order.drain(..).chain(stragglers).collect();
+        for waiting in &mut all {
+            waiting.release_before(offset, now);
+        }
+        all.sort_by_key(|waiting| (waiting.due, waiting.record.position.offset));
+        self.in_order = all.into();
     }
 
     /// The record that is due first.
@@ -176,6 +197,7 @@ mod tests {
             due: Timestamp::from_millis(due),
             return_topic: "due".into(),
             record,
+            is_released_early: false,
         }
     }
 
@@ -206,6 +228,35 @@ mod tests {
             if records.len() == 0 {
                 prop_assert_eq!(records.bytes(), 0);
             }
+        }
+
+        #[test]
+        fn only_records_before_the_offset_of_a_release_are_due_at_once(
+            dues in proptest::collection::vec(0_i64..100, 0..50), before in 0_i64..60, now in 0_i64..100,
+        ) {
+            let mut records = WaitingRecords::default();
+            for (offset, due) in dues.iter().enumerate() {
+                records.push(waiting(*due, i64::try_from(offset).unwrap()));
+            }
+            let now = Timestamp::from_millis(now);
+            records.release_before(before, now);
+            let mut released = Vec::new();
+            while let Some(waiting) = records.pop_due(now) {
+                let due = dues[usize::try_from(waiting.record.position.offset).unwrap()];
+                prop_assert_eq!(waiting.is_released_early, due > now.as_millis());
+                prop_assert!(waiting.due <= now);
+                released.push(waiting.record.position.offset);
+            }
+            let expected = (0..).zip(&dues).filter(|(offset, due)| *offset < before || **due <= now.as_millis());
+            let expected: Vec<i64> = expected.map(|(offset, _)| offset).collect();
+            released.sort_unstable();
+            prop_assert_eq!(released, expected);
+            // The others wait as before.
+            while let Some(waiting) = records.pop_due(Timestamp::from_millis(100)) {
+                let due = dues[usize::try_from(waiting.record.position.offset).unwrap()];
+                prop_assert_eq!((waiting.due.as_millis(), waiting.is_released_early), (due, false));
+            }
+            prop_assert_eq!(records.bytes(), 0);
         }
 
         #[test]

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `jobs` | the operations: commands through Kafka, queries of the index |
 //! | `list` | the list of waiting jobs |
-//! | `control` | what operators pause and limit: the operations, `redeliver.v1.ControlService`, `/v1/controls` and `/v1/applications` |
+//! | `control` | what operators pause and limit, over REST: `/v1/controls` and `/v1/applications` |
 //! | `completeness` | whether the index contains everything that the state topic contains |
 //! | `error` | errors of requests |
 //! | `problem` | problem documents of REST |
@@ -41,8 +41,8 @@ use redeliver_runtime::config::{ConfigError, SchedulerConfig};
 use redeliver_runtime::http_server::{self, HttpLimits, ProtectedRequests};
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::tls::Protocols;
-use redeliver_service::audit::AuditLog;
-use redeliver_service::control::change::ControlWriter;
+use redeliver_service::control::Controls;
+use redeliver_service::control::grpc::Service as ControlService;
 use redeliver_service::host::{Host, api_tls};
 use redeliver_service::identity::{self, AuthenticateLayer, Authenticator};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -52,7 +52,6 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 
 use crate::answers::PendingOutcomes;
 use crate::config::rules;
-use crate::controls::AppSettings;
 use crate::index::Index;
 
 mod body_budget;
@@ -76,7 +75,6 @@ mod view;
 
 use body_budget::{BodyBudget, reserve_body};
 use commands::{CommandWriter, UrgentTopic, WRITES, run_writes};
-use control::Controls;
 use hosts::{Host as AcceptedHost, check_host};
 use jobs::Jobs;
 use limits::{LimitMetrics, is_grpc, with_status_of_timeout};
@@ -185,11 +183,13 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         },
         partitions,
         rules: rules(&config)?,
-        controls: Controls {
-            writer: ControlWriter::new(host, control.clone(), AuditLog::new(&host.config, "scheduler")),
+        controls: Arc::new(Controls::new(
+            host,
+            "scheduler",
             control,
-            settings: AppSettings::of(&config),
-        },
+            authenticator.clone(),
+            ending.gave_up.clone(),
+        )),
         window: config.scheduler.window.duration(),
         outcomes: outcomes.clone(),
         state_end,
@@ -339,7 +339,7 @@ fn router<I: Index>(
         JobServiceServer::new(grpc::Service::new(jobs.clone())).max_decoding_message_size(max_message);
     let schedules = ScheduleServiceServer::new(schedules::grpc::Service::new(jobs.clone()))
         .max_decoding_message_size(max_message);
-    let controls = ControlServiceServer::new(control::grpc::Service::new(jobs.clone()))
+    let controls = ControlServiceServer::new(ControlService::new(jobs.controls.clone()))
         .max_decoding_message_size(SMALL_MESSAGE);
     let refuse = |refusal: &identity::Refusal| identity::grpc::status(refusal).into_http();
     let (rates, bodies) = (jobs.rates.clone(), jobs.bodies.clone());

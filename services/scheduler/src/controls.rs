@@ -3,65 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use redeliver_runtime::Config;
-use redeliver_service::control::value::{ApplicationControl, RateLimit, Run};
+use redeliver_service::control::settings::{AppSettings, AppState};
 use redeliver_service::control::{Control, Snapshot};
 
 use crate::job::{Job, Kind};
-
-/// What applies to one application.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct AppState {
-    pub(crate) is_paused: bool,
-    /// How many of its jobs are dispatched per second, by all shards together.
-    pub(crate) rate: Option<f64>,
-}
-
-impl AppState {
-    /// What an operator wants comes first.
-    pub(crate) fn controlled_by(self, control: &ApplicationControl) -> Self {
-        Self {
-            is_paused: match control.run {
-                None => self.is_paused,
-                Some(Run::Running) => false,
-                Some(Run::Paused) => true,
-            },
-            rate: match control.rate {
-                None => self.rate,
-                Some(RateLimit::PerSecond(rate)) => Some(rate),
-                Some(RateLimit::Unlimited) => None,
-            },
-        }
-    }
-}
-
-/// The settings of applications, by name.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct AppSettings(BTreeMap<String, AppState>);
-
-impl AppSettings {
-    pub(crate) fn of(config: &Config) -> Self {
-        let apps = config.scheduler.apps.iter().map(|(name, app)| {
-            let state = AppState {
-                is_paused: app.paused,
-                rate: app.rate,
-            };
-            (name.clone(), state)
-        });
-        Self(apps.collect())
-    }
-
-    /// The setting of an application; `None` if it is not in the configuration.
-    pub(crate) fn get(&self, app: &str) -> Option<AppState> {
-        self.0.get(app).copied()
-    }
-
-    /// The applications that are paused or limited.
-    pub(crate) fn restricted(&self) -> impl Iterator<Item = &str> {
-        let restricted = self.0.iter().filter(|(_, state)| **state != AppState::default());
-        restricted.map(|(app, _)| app.as_str())
-    }
-}
 
 /// What applies to all applications. Those that are neither paused nor limited are not in here.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -76,7 +21,10 @@ impl AppStates {
     /// What follows from the settings and from what operators want. That also counts for applications that are not in the
     /// configuration any more: their jobs may still wait.
     pub(crate) fn combine(settings: &AppSettings, control: &Snapshot) -> Self {
-        let mut states = settings.0.clone();
+        let mut states: BTreeMap<String, AppState> = settings
+            .iter()
+            .map(|(app, state)| (app.to_owned(), state))
+            .collect();
         for (app, control) in control.applications() {
             let state = states.entry(app.to_owned()).or_default();
             *state = state.controlled_by(&control);
@@ -153,45 +101,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_takes_precedence_over_settings() {
-        let setting = AppState {
-            is_paused: true,
-            rate: Some(5.0),
-        };
-        let state = |is_paused, rate| AppState { is_paused, rate };
-        for (run, rate, expected) in [
-            (None, None, setting),
-            (Some(Run::Running), None, state(false, Some(5.0))),
-            (Some(Run::Paused), Some(RateLimit::Unlimited), state(true, None)),
-            (None, Some(RateLimit::PerSecond(0.5)), state(true, Some(0.5))),
-        ] {
-            let control = ApplicationControl { run, rate };
-            assert_eq!(setting.controlled_by(&control), expected, "{control:?}");
-        }
-    }
-
-    #[test]
     fn applications_without_a_restriction_are_left_out() {
-        let settings = AppSettings(
-            [
-                ("free".to_owned(), AppState::default()),
-                (
-                    "paused".to_owned(),
-                    AppState {
-                        is_paused: true,
-                        rate: None,
-                    },
-                ),
-                (
-                    "slow".to_owned(),
-                    AppState {
-                        is_paused: false,
-                        rate: Some(2.0),
-                    },
-                ),
-            ]
-            .into(),
-        );
+        let settings: AppSettings = [
+            ("free".to_owned(), AppState::default()),
+            (
+                "paused".to_owned(),
+                AppState {
+                    is_paused: true,
+                    rate: None,
+                },
+            ),
+            (
+                "slow".to_owned(),
+                AppState {
+                    is_paused: false,
+                    rate: Some(2.0),
+                },
+            ),
+        ]
+        .into_iter()
+        .collect();
         assert_eq!(settings.restricted().collect::<Vec<_>>(), ["paused", "slow"]);
         let states = AppStates::combine(&settings, &Snapshot::default());
         assert!(states.is_paused("paused") && !states.is_paused("free"));

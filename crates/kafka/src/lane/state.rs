@@ -818,6 +818,7 @@ impl<P: Processor> LaneState<P> {
                 continue;
             };
             self.processor.assigned(id, &topic, partition);
+            self.processor.reads_topic(id, topic_id);
             self.processor.starts_at(id, offset);
             // Add the fingerprint with the next transaction, so that the topic can be recognised from then on.
             if lacks_fingerprint && topic_id.is_some() && !is_fetched {
@@ -858,6 +859,7 @@ impl<P: Processor> LaneState<P> {
             .start(slot, topic_id, Committed::at(offset), stored);
         if let Some(id) = started {
             self.processor.assigned(id, &topic, partition);
+            self.processor.reads_topic(id, topic_id);
             self.processor.starts_at(id, offset);
             self.assignments.commit_soon(slot);
         }

@@ -12,7 +12,7 @@ pub const CONTROL_TOPIC: &str = "redeliver.control";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ControlConfig {
-    /// The topic with what operators have paused or limited. `None`: `redeliver.control`, after `kafka.id_prefix`.
+    /// The topic with what operators have paused, limited or released. `None`: `redeliver.control`, after `kafka.id_prefix`.
     pub topic: Option<String>,
 }
 

@@ -6,6 +6,7 @@
 //! | `jobs:write:billing-*` | to schedule, cancel and reschedule jobs of the applications whose name matches |
 //! | `jobs:*` | to do everything with all jobs |
 //! | `control:write:billing-*` | to pause and limit the applications whose name matches |
+//! | `control:write:tier/docs/*` | to pause, limit and release the tiers of the pipeline `docs` |
 //! | `dead-letters:read` | to see what is known of the dead letters of all topics, but not their keys, values and headers |
 //! | `dead-letters:payload:*-dlq` | to see their keys, values and headers as well, in the topics whose name matches |
 //! | `dead-letters:operate:*-dlq` | to decide about them, such as to resolve or mute a group, in the topics whose name matches |
@@ -30,7 +31,7 @@ const ANY: &str = "*";
 pub enum Area {
     /// Jobs, by the name of their application.
     Jobs,
-    /// What runs and how fast, by the name of the application. Those who write jobs must not lift what an operator has paused.
+    /// What runs and how fast, by the name of the application, or by the whole name of a pipeline or tier, such as `pipeline/docs`. Those who write jobs must not lift what an operator has paused.
     Control,
     /// Dead letters, by the name of their topic.
     DeadLetters,

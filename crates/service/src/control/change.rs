@@ -8,7 +8,9 @@ use redeliver_kafka::exclusive::{Decide, ExclusiveError};
 
 use super::name::ControlName;
 use super::snapshot::{Problem, Snapshot};
-use super::value::{ApplicationControl, Desired, RateLimit, Run, Value};
+use super::value::{
+    ApplicationControl, Desired, PipelineControl, RateLimit, Release, Run, TierControl, Value,
+};
 use super::{Control, transactional_id};
 use crate::audit::{Action, AuditLog, Author, Entry};
 use crate::followed::{Contents as _, FollowedWriter, change_id};
@@ -30,14 +32,29 @@ pub struct ChangeRequest {
 }
 
 /// What to change.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     /// Pauses it, or lets it run.
     Run(Run),
     /// Limits its rate. `None`: as the configuration says.
     Rate(Option<RateLimit>),
-    /// Everything is as the configuration says.
+    /// Releases what waits in a tier of a pipeline.
+    Release(Arc<Release>),
+    /// Everything is as the configuration says. A release goes on.
     Reset,
+}
+
+impl Change {
+    /// Whether it can be made of what has this name.
+    #[must_use]
+    pub fn is_possible(&self, name: &ControlName) -> bool {
+        match (self, name) {
+            (Self::Run(_) | Self::Reset, _)
+            | (Self::Rate(_), ControlName::Application(_) | ControlName::Tier(..))
+            | (Self::Release(_), ControlName::Tier(..)) => true,
+            (Self::Rate(_) | Self::Release(_), _) => false,
+        }
+    }
 }
 
 /// Why a change is refused. Nothing was written.
@@ -49,6 +66,9 @@ pub enum RefusedChange {
     /// This version would lose something of the value.
     #[error("has a value that this version cannot change: it {0}")]
     Unknown(Problem),
+    /// It has no rate, or nothing that can be released.
+    #[error("cannot be changed like this")]
+    Impossible,
 }
 
 /// Why a change has failed.
@@ -175,13 +195,13 @@ fn entry(request: &ChangeRequest, value: &Value, id: u128) -> Entry {
         Change::Run(Run::Paused) => Action::PauseControl,
         Change::Run(Run::Running) => Action::ResumeControl,
         Change::Rate(_) => Action::SetControlRate,
+        Change::Release(_) => Action::ReleaseTier,
         Change::Reset => Action::ResetControl,
     };
-    let Desired::Application(app) = value.desired;
     Entry {
         target: request.name.to_string(),
         why: request.why.clone(),
-        details: format!("revision {}: {app}", value.revision),
+        details: format!("revision {}: {}", value.revision, value.desired),
         id,
         ..Entry::new(request.by.clone(), action)
     }
@@ -194,17 +214,12 @@ fn next(
     now: Timestamp,
     change_id: &Bytes,
 ) -> Result<Option<Value>, RefusedChange> {
-    let before = current.map_or(ApplicationControl::default(), |value| match value.desired {
-        Desired::Application(app) => app,
-    });
-    let app = match request.change {
-        Change::Run(run) => ApplicationControl {
-            run: Some(run),
-            ..before
-        },
-        Change::Rate(rate) => ApplicationControl { rate, ..before },
-        Change::Reset => ApplicationControl::default(),
-    };
+    let before = current.map_or_else(
+        || Desired::default_of(&request.name),
+        |value| value.desired.clone(),
+    );
+    let desired = changed(&before, &request.change).filter(|_| request.change.is_possible(&request.name));
+    let desired = desired.ok_or(RefusedChange::Impossible)?;
     let revision = current.map_or(0, |value| value.revision);
     if request
         .expected_revision
@@ -214,7 +229,7 @@ fn next(
     }
     // Another reason is a change, and a missing one is none. Without a value, nothing was changed that has a reason.
     let is_same_reason = request.why.is_empty() || current.is_none_or(|value| value.why == request.why);
-    if app == before && is_same_reason {
+    if !has_effect(&before, &desired) && is_same_reason {
         return Ok(None);
     }
     Ok(Some(Value {
@@ -224,9 +239,65 @@ fn next(
         changed_by: request.by.name.to_string(),
         why: request.why.clone(),
         change_id: change_id.clone(),
-        desired: Desired::Application(app),
+        desired,
         is_newer: false,
     }))
+}
+
+/// What follows from a change; `None` if it is not possible.
+fn changed(before: &Desired, change: &Change) -> Option<Desired> {
+    Some(match (before, change) {
+        (Desired::Application(app), change) => Desired::Application(match change {
+            Change::Run(run) => ApplicationControl {
+                run: Some(*run),
+                ..*app
+            },
+            Change::Rate(rate) => ApplicationControl { rate: *rate, ..*app },
+            Change::Reset => ApplicationControl::default(),
+            Change::Release(_) => return None,
+        }),
+        (Desired::Pipeline(_), change) => Desired::Pipeline(match change {
+            Change::Run(run) => PipelineControl { run: Some(*run) },
+            Change::Reset => PipelineControl::default(),
+            Change::Rate(_) | Change::Release(_) => return None,
+        }),
+        (Desired::Tier(tier), change) => {
+            let tier = tier.clone();
+            Desired::Tier(match change {
+                Change::Run(run) => TierControl {
+                    run: Some(*run),
+                    ..tier
+                },
+                Change::Rate(rate) => TierControl { rate: *rate, ..tier },
+                Change::Release(release) => TierControl {
+                    release: Some(Arc::new((**release).clone().and(tier.release.as_deref()))),
+                    ..tier
+                },
+                // Some of the records may have been released.
+                Change::Reset => TierControl {
+                    release: tier.release,
+                    ..TierControl::default()
+                },
+            })
+        }
+    })
+}
+
+/// Whether something differs. A release of the same records has no effect, whenever it was wanted.
+fn has_effect(before: &Desired, after: &Desired) -> bool {
+    let without_time = |desired: &Desired| match desired {
+        Desired::Tier(tier) => Desired::Tier(TierControl {
+            release: tier.release.as_deref().map(|release| {
+                Arc::new(Release {
+                    at: None,
+                    ..release.clone()
+                })
+            }),
+            ..tier.clone()
+        }),
+        other => other.clone(),
+    };
+    without_time(before) != without_time(after)
 }
 
 #[cfg(test)]
@@ -287,7 +358,9 @@ mod tests {
 
     fn desired(value: Option<Value>) -> (u64, ApplicationControl) {
         let value = value.unwrap();
-        let Desired::Application(app) = value.desired;
+        let Desired::Application(app) = value.desired else {
+            panic!("{value:?}");
+        };
         (value.revision, app)
     }
 
@@ -361,24 +434,24 @@ mod tests {
     #[test]
     fn another_revision_than_the_expected_one_is_refused() {
         let before = [record(0, "app/sms", Some(paused(4).encode()))];
-        let resume = Change::Run(Run::Running);
-        assert_eq!(decide(&before, resume, Some(4)).unwrap().1, 1);
+        let resume = || Change::Run(Run::Running);
+        assert_eq!(decide(&before, resume(), Some(4)).unwrap().1, 1);
         assert_eq!(
-            decide(&before, resume, Some(3)),
+            decide(&before, resume(), Some(3)),
             Err(RefusedChange::Revised(Some(Box::new(paused(4)))))
         );
-        assert_eq!(decide(&[], resume, Some(0)).unwrap().1, 1);
-        assert_eq!(decide(&[], resume, Some(1)), Err(RefusedChange::Revised(None)));
+        assert_eq!(decide(&[], resume(), Some(0)).unwrap().1, 1);
+        assert_eq!(decide(&[], resume(), Some(1)), Err(RefusedChange::Revised(None)));
     }
 
     #[test]
     fn a_change_without_an_effect_can_be_repeated() {
         let before = [record(0, "app/sms", Some(paused(4).encode()))];
-        let pause = Change::Run(Run::Paused);
+        let pause = || Change::Run(Run::Paused);
         // With its reason, or without one.
         for why in ["outage", ""] {
             for expected in [None, Some(4)] {
-                let (value, written) = decide_because(&before, pause, why, expected).unwrap();
+                let (value, written) = decide_because(&before, pause(), why, expected).unwrap();
                 assert_eq!((value, written), (Some(paused(4)), 0));
             }
         }
@@ -426,5 +499,82 @@ mod tests {
         // Of others, it does not matter.
         let other = [record(0, "app/mail", Some(Bytes::from_static(b"\xff")))];
         assert_eq!(decide(&other, Change::Run(Run::Paused), None).unwrap().1, 1);
+    }
+
+    fn decide_about(
+        name: &str,
+        current: Option<&Value>,
+        change: Change,
+    ) -> Result<Option<Value>, RefusedChange> {
+        let request = ChangeRequest {
+            name: name.parse().unwrap(),
+            ..request(change, "test", None)
+        };
+        next(
+            current,
+            &request,
+            Timestamp::from_millis(7),
+            &Bytes::from_static(b"own"),
+        )
+    }
+
+    fn release(ends: &[i64], at: i64) -> Change {
+        Change::Release(Arc::new(Release {
+            topic: redeliver_kafka::TopicId::from_bits(1),
+            ends: ends.to_vec(),
+            at: Some(Timestamp::from_millis(at)),
+        }))
+    }
+
+    #[test]
+    fn a_release_is_kept_by_every_other_change_and_takes_back_nothing() {
+        const NAME: &str = "tier/docs/30s";
+        let tier_of = |value: &Value| match &value.desired {
+            Desired::Tier(tier) => tier.clone(),
+            other => panic!("{other:?}"),
+        };
+        let ends = |value: &Value| tier_of(value).release.map(|release| release.ends.clone());
+        let mut current = None;
+        for (change, expected) in [
+            (release(&[5, 0], 1), [5, 0]),
+            (Change::Run(Run::Paused), [5, 0]),
+            (release(&[4, 9], 2), [5, 9]),
+            (Change::Rate(Some(RateLimit::PerSecond(2.0))), [5, 9]),
+            (Change::Reset, [5, 9]),
+        ] {
+            let value = decide_about(NAME, current.as_ref(), change.clone())
+                .unwrap()
+                .unwrap();
+            assert_eq!(ends(&value), Some(expected.to_vec()), "{change:?}");
+            current = Some(value);
+        }
+        let current = current.unwrap();
+        assert_eq!(
+            (current.revision, tier_of(&current).run, tier_of(&current).rate),
+            (5, None, None)
+        );
+        // Nothing has come since.
+        assert_eq!(decide_about(NAME, Some(&current), release(&[5, 9], 3)), Ok(None));
+    }
+
+    #[test]
+    fn what_a_kind_cannot_do_is_refused() {
+        let rate = Change::Rate(Some(RateLimit::PerSecond(1.0)));
+        for (name, change, is_possible) in [
+            ("app/sms", rate.clone(), true),
+            ("app/sms", release(&[1], 1), false),
+            ("pipeline/docs", Change::Run(Run::Paused), true),
+            ("pipeline/docs", rate.clone(), false),
+            ("pipeline/docs", release(&[1], 1), false),
+            ("tier/docs/30s", rate.clone(), true),
+            ("tier/docs/30s", release(&[1], 1), true),
+            ("tier/30s", Change::Run(Run::Paused), true),
+            ("tier/30s", rate, false),
+            ("tier/30s", release(&[1], 1), false),
+        ] {
+            let decided = decide_about(name, None, change.clone());
+            assert_eq!(decided.is_ok(), is_possible, "{name} {change:?}");
+            assert!(is_possible || decided == Err(RefusedChange::Impossible));
+        }
     }
 }

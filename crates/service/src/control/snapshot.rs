@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 
-use redeliver_core::Record;
 use redeliver_core::failure::bounded_text;
+use redeliver_core::{HumanDuration, Record};
 
 use super::name::{ControlName, MAX_NAME};
-use super::value::{ApplicationControl, Desired, InvalidValue, Run, Value};
+use super::value::{ApplicationControl, Desired, InvalidValue, RateLimit, Release, Run, TierControl, Value};
 use crate::followed::Contents;
 
 /// The values of the topic. The newest one of each key counts.
@@ -29,11 +30,16 @@ pub enum Problem {
     Newer,
 }
 
-/// What applies while a value cannot be read: to run by mistake could do harm, and to wait does not.
-const FAIL_SAFE: ApplicationControl = ApplicationControl {
-    run: Some(Run::Paused),
-    rate: None,
-};
+/// What applies to a tier of a pipeline.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TierState {
+    /// It releases nothing.
+    pub is_paused: bool,
+    /// How many records it releases per second, by all partitions together.
+    pub rate: Option<f64>,
+    /// What does not wait for its due time.
+    pub release: Option<Arc<Release>>,
+}
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -63,6 +69,11 @@ impl Snapshot {
         self.values.get(name)?.as_ref().ok()
     }
 
+    /// Adds a value, as if it had been read.
+    pub fn insert(&mut self, name: ControlName, value: Value) {
+        self.values.insert(name, Ok(value));
+    }
+
     /// Whether there is a value of a name, also one that cannot be read.
     #[must_use]
     pub fn contains(&self, name: &ControlName) -> bool {
@@ -76,18 +87,58 @@ impl Snapshot {
             .filter_map(|(name, value)| Some((name, value.as_ref().ok()?)))
     }
 
+    /// All names that have a value, also one that cannot be read.
+    pub fn names(&self) -> impl Iterator<Item = &ControlName> {
+        self.values.keys()
+    }
+
     /// What applies to applications, by name. One whose value cannot be read is paused.
     pub fn applications(&self) -> impl Iterator<Item = (&str, ApplicationControl)> {
-        self.values.iter().map(|(name, value)| {
-            let ControlName::Application(app) = name;
-            (&**app, obeyed(value))
+        self.values.iter().filter_map(|(name, value)| {
+            let ControlName::Application(app) = name else {
+                return None;
+            };
+            match obeyed(name, value) {
+                Desired::Application(control) => Some((&**app, control)),
+                Desired::Pipeline(_) | Desired::Tier(_) => None,
+            }
         })
     }
 
     /// What applies to a name; `None`: what the configuration says.
     #[must_use]
-    pub fn application(&self, name: &ControlName) -> Option<ApplicationControl> {
-        self.values.get(name).map(obeyed)
+    pub fn obeyed(&self, name: &ControlName) -> Option<Desired> {
+        self.values.get(name).map(|value| obeyed(name, value))
+    }
+
+    fn is_paused(&self, name: &ControlName) -> bool {
+        self.obeyed(name)
+            .is_some_and(|desired| desired.run() == Some(Run::Paused))
+    }
+
+    /// Whether the workers of a pipeline are paused.
+    #[must_use]
+    pub fn is_pipeline_paused(&self, pipeline: &str) -> bool {
+        self.is_paused(&ControlName::pipeline(pipeline))
+    }
+
+    /// What applies to a tier of a pipeline.
+    #[must_use]
+    pub fn tier(&self, pipeline: &str, tier: HumanDuration) -> TierState {
+        let own = self.obeyed(&ControlName::tier(pipeline, tier));
+        let TierControl { run, rate, release } = match own {
+            Some(Desired::Tier(own)) => own,
+            Some(Desired::Application(_) | Desired::Pipeline(_)) | None => TierControl::default(),
+        };
+        TierState {
+            // No configuration pauses a tier. So one that was resumed must not run while all are paused.
+            is_paused: run == Some(Run::Paused) || self.is_paused(&ControlName::WholeTier(tier)),
+            rate: match rate {
+                Some(RateLimit::PerSecond(rate)) => Some(rate),
+                Some(RateLimit::Unlimited) | None => None,
+            },
+            release,
+        }
     }
 
     /// The problem of a name, if there is one.
@@ -109,8 +160,16 @@ impl Contents for Snapshot {
         let key = record.key.as_deref().unwrap_or_default();
         let name = std::str::from_utf8(key).ok().and_then(|key| key.parse().ok());
         match (name, record.value.as_ref()) {
-            (Some(name), Some(value)) => drop(self.values.insert(name, Value::decode(value))),
-            (Some(name), None) => drop(self.values.remove(&name)),
+            (Some(name), Some(value)) => {
+                let value = Value::decode(value).and_then(|value| {
+                    let fits = value.desired.fits(&name);
+                    fits.then_some(value).ok_or(InvalidValue::Kind)
+                });
+                self.values.insert(name, value);
+            }
+            (Some(name), None) => {
+                self.values.remove(&name);
+            }
             // No name is longer. Keys that are stand for each other, so that the memory is bounded.
             (None, value) => {
                 let key = bounded_text(&String::from_utf8_lossy(key), MAX_NAME);
@@ -165,13 +224,10 @@ fn lost(before: &Snapshot, now: &Snapshot) -> Vec<String> {
     lost.map(|(name, _)| name.to_string()).collect()
 }
 
-fn obeyed(value: &Result<Value, InvalidValue>) -> ApplicationControl {
+fn obeyed(name: &ControlName, value: &Result<Value, InvalidValue>) -> Desired {
     match value {
-        Ok(value) => {
-            let Desired::Application(app) = value.desired;
-            app
-        }
-        Err(_) => FAIL_SAFE,
+        Ok(value) => value.desired.clone(),
+        Err(_) => Desired::fail_safe(name),
     }
 }
 
@@ -182,6 +238,11 @@ pub(super) mod tests {
     use redeliver_proto::{Message as _, v1};
 
     use super::*;
+
+    const FAIL_SAFE: ApplicationControl = ApplicationControl {
+        run: Some(Run::Paused),
+        rate: None,
+    };
 
     pub(crate) fn record(offset: i64, key: &str, value: Option<Bytes>) -> Record {
         Record {
@@ -283,7 +344,11 @@ pub(super) mod tests {
             for before in [Some(running().encode()), Some(paused(1).encode()), None] {
                 snapshot.apply(&record(0, "app/sms", before));
                 snapshot.apply(&record(1, "app/sms", value.clone()));
-                assert_eq!(snapshot.application(&name), Some(FAIL_SAFE), "{problem}");
+                assert_eq!(
+                    snapshot.obeyed(&name),
+                    Some(Desired::Application(FAIL_SAFE)),
+                    "{problem}"
+                );
                 assert_eq!(snapshot.applications().collect::<Vec<_>>(), [("sms", FAIL_SAFE)]);
                 assert_eq!(snapshot.problem(&name), Some(Problem::Unreadable(problem)));
                 assert!(snapshot.contains(&name) && snapshot.get(&name).is_none());
@@ -292,7 +357,76 @@ pub(super) mod tests {
         // A value that can be read ends it.
         snapshot.apply(&record(2, "app/sms", Some(running().encode())));
         assert_eq!(snapshot.problems().len(), 0);
-        assert_eq!(snapshot.application(&name).unwrap().run, Some(Run::Running));
+        assert_eq!(snapshot.obeyed(&name).unwrap().run(), Some(Run::Running));
+    }
+
+    fn with(values: &[(&str, Desired)]) -> Snapshot {
+        let mut snapshot = Snapshot::default();
+        for (name, desired) in values {
+            let value = Value {
+                desired: desired.clone(),
+                ..paused(1)
+            };
+            snapshot.apply(&record(0, name, Some(value.encode())));
+        }
+        snapshot
+    }
+
+    fn tier(run: Run) -> Desired {
+        Desired::Tier(TierControl {
+            run: Some(run),
+            ..TierControl::default()
+        })
+    }
+
+    #[test]
+    fn a_tier_is_paused_if_it_is_or_if_that_of_all_pipelines_is() {
+        let of = |snapshot: &Snapshot, pipeline| {
+            let tier = snapshot.tier(pipeline, HumanDuration::from_secs(30));
+            tier.is_paused
+        };
+        let none = Snapshot::default();
+        assert!(!of(&none, "docs"));
+        let one = with(&[("tier/docs/30s", tier(Run::Paused))]);
+        assert!(of(&one, "docs") && !of(&one, "mail"));
+        let other = with(&[
+            ("tier/docs/1m", tier(Run::Paused)),
+            ("tier/5s", tier(Run::Paused)),
+        ]);
+        assert!(!of(&other, "docs"));
+        let all = with(&[
+            ("tier/30s", tier(Run::Paused)),
+            ("tier/docs/30s", tier(Run::Running)),
+        ]);
+        assert!(of(&all, "docs") && of(&all, "mail"));
+        let none = with(&[("tier/30s", tier(Run::Running))]);
+        assert!(!of(&none, "docs"));
+    }
+
+    #[test]
+    fn what_applies_to_a_pipeline_and_to_an_application_of_its_name_differs() {
+        let run = Some(Run::Paused);
+        let pipeline = Desired::Pipeline(super::super::value::PipelineControl { run });
+        let snapshot = with(&[("pipeline/sms", pipeline)]);
+        assert!(snapshot.is_pipeline_paused("sms") && !snapshot.is_pipeline_paused("docs"));
+        assert_eq!(snapshot.applications().count(), 0);
+        let snapshot = with(&[("app/sms", Desired::Application(FAIL_SAFE))]);
+        assert!(!snapshot.is_pipeline_paused("sms"));
+    }
+
+    #[test]
+    fn a_pipeline_or_a_tier_whose_value_cannot_be_read_is_paused() {
+        // Also one of another kind.
+        let of_another_kind = Some(paused(1).encode());
+        for value in [broken(), of_another_kind] {
+            let mut snapshot = Snapshot::default();
+            for name in ["pipeline/docs", "tier/docs/30s", "tier/1m"] {
+                snapshot.apply(&record(0, name, value.clone()));
+            }
+            let is_paused = |tier| snapshot.tier("docs", HumanDuration::from_secs(tier)).is_paused;
+            assert!(snapshot.is_pipeline_paused("docs") && is_paused(30) && is_paused(60));
+            assert!(!is_paused(5) && snapshot.problems().len() == 3);
+        }
     }
 
     #[test]

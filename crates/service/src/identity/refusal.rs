@@ -6,6 +6,7 @@ use std::sync::Arc;
 use redeliver_runtime::config::{Area, Scope, Verb};
 
 use super::Identity;
+use crate::control::ControlName;
 
 /// The kind of a refusal, for programs and metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,8 +86,12 @@ impl Refusal {
         let what = match (area, name) {
             (Area::Jobs, Some(app)) => format!("jobs of the application `{}`", shown(app)),
             (Area::Jobs, None) => "jobs of all applications".to_owned(),
+            // Scopes name everything but applications with its kind.
+            (Area::Control, Some(name)) if matches!(name.parse(), Ok::<ControlName, _>(_)) => {
+                format!("the control of `{}`", shown(name))
+            }
             (Area::Control, Some(app)) => format!("the control of the application `{}`", shown(app)),
-            (Area::Control, None) => "the control of all applications".to_owned(),
+            (Area::Control, None) => "the control of everything".to_owned(),
             (Area::DeadLetters, Some(topic)) => format!("dead letters of the topic `{}`", shown(topic)),
             (Area::DeadLetters, None) => "dead letters of all topics".to_owned(),
             (Area::Audit, _) => "the audit log".to_owned(),

@@ -473,3 +473,41 @@ async fn records_are_counted_by_what_they_wait_for() {
     held.after(Duration::from_millis(1)).await;
     assert_eq!(held.waiting("held"), "1");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_paused_pipeline_starts_no_attempt_and_accepts_nothing_until_it_runs_again() {
+    let mut rig = Rig::start(Grouping::default(), BreakerSettings::default(), |_, _| {
+        Outcome::unchanged()
+    });
+    let channel = rig.bench.channel.clone();
+    rig.accept(0..2);
+    assert_eq!(rig.after(SECOND).await.len(), 2);
+    channel.set_paused(true);
+    // In hand at the moment of the pause.
+    rig.accept(2..4);
+    assert_eq!(rig.after(3_600 * SECOND).await.len(), 2);
+    assert_eq!(rig.calls(), [0, 1]);
+    assert_eq!(rig.bench.engine.capacity(rig.bench.assignment), 0);
+    channel.set_paused(false);
+    assert_eq!(rig.after(SECOND).await.len(), 4);
+    assert_eq!(rig.calls(), [0, 1, 2, 3]);
+    assert!(rig.bench.engine.capacity(rig.bench.assignment) > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_in_progress_ends_although_the_pipeline_is_paused() {
+    let handler = service_fn(|_: Attempt| async {
+        tokio::time::sleep(10 * SECOND).await;
+        Ok::<_, BoxError>(Outcome::unchanged())
+    });
+    let mut rig = Rig::with_handler(
+        Grouping::default(),
+        BreakerSettings::default(),
+        Limits::default(),
+        handler,
+    );
+    rig.accept(0..1);
+    assert!(rig.after(SECOND).await.is_empty());
+    rig.bench.channel.set_paused(true);
+    assert_eq!(rig.after(20 * SECOND).await.len(), 1);
+}

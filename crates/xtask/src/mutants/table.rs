@@ -641,6 +641,22 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[RELAY_HOLD],
     ),
     mutant(
+        "relay-ignores-pauses",
+        "A tier releases records although an operator has paused it.",
+        &[unit(
+            RELAY,
+            "relay::tests::a_paused_tier_releases_nothing_and_what_is_due_afterwards",
+        )],
+    ),
+    mutant(
+        "driver-ignores-pauses",
+        "A worker starts attempts although an operator has paused the pipeline.",
+        &[unit(
+            WORKER,
+            "driver::tests::a_paused_pipeline_starts_no_attempt_and_accepts_nothing_until_it_runs_again",
+        )],
+    ),
+    mutant(
         "scheduler-ignores-holds",
         "Jobs are dispatched by a time that is not confirmed. They may be early.",
         &[SCHEDULER_HOLD],

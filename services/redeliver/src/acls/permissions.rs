@@ -127,13 +127,24 @@ impl Permissions {
         for pipeline in &waiting {
             self.topic(&pipeline.return_topic(), &[Operation::Write]);
         }
-        let topic = config.control_topic();
-        self.topic(&topic, &[Operation::Read, Operation::Write]);
+        self.control_service(config);
         self.topic(&config.audit_topic(), &[Operation::Write]);
-        let writer = Name::Literal(control::transactional_id(&topic));
-        self.allow(Resource::TransactionalId(writer), &[Operation::Write]);
         self.group(config, &config.scheduler.group);
         self.transactions(config);
+    }
+
+    /// `redeliver.v1.ControlService`.
+    fn control_service(&mut self, config: &Config) {
+        let topic = config.control_topic();
+        self.topic(&topic, &[Operation::Read, Operation::Write]);
+        let writer = Name::Literal(control::transactional_id(&topic));
+        self.allow(Resource::TransactionalId(writer), &[Operation::Write]);
+        // A release looks up where the topics of a tier end.
+        for pipeline in topics::pipelines(config) {
+            for &tier in pipeline.policy.tiers() {
+                self.topic(&pipeline.tier_topic(tier), &[Operation::Describe]);
+            }
+        }
     }
 
     fn retry_tier(&mut self, config: &Config) {
@@ -145,6 +156,7 @@ impl Permissions {
             return;
         }
         self.checked(config, &topics::of_pipelines(config, &pipelines));
+        self.topic(&config.control_topic(), &[Operation::Read]);
         let tiers = config.served_tiers();
         for pipeline in &pipelines {
             // Records that wait in the wrong tier move to another one.
@@ -182,6 +194,7 @@ impl Permissions {
         let is_served = |pipeline: &Pipeline| served.iter().any(|(name, _)| **name == *pipeline.name);
         let pipelines: Vec<Pipeline> = topics::pipelines(config).into_iter().filter(is_served).collect();
         self.checked(config, &topics::of_pipelines(config, &pipelines));
+        self.topic(&config.control_topic(), &[Operation::Read]);
         for pipeline in &pipelines {
             for topic in pipeline.worker_topics(true) {
                 self.topic(&topic, &[Operation::Read]);
@@ -197,6 +210,8 @@ impl Permissions {
     fn dlq_inspector(&mut self, config: &Config) {
         self.checked(config, &redeliver_dlq_inspector::topics(config));
         self.checked(config, &topics::of_audit(config));
+        self.checked(config, &topics::of_control(config));
+        self.control_service(config);
         let redrives = config.redrives_topic();
         for topic in [
             ledger::TOPIC,

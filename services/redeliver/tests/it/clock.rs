@@ -50,7 +50,7 @@ impl Running {
             host.set_clock(clock.clone());
             let needed = topics::of_pipelines(&host.config, std::slice::from_ref(&pipe.pipeline));
             host.ensure_topics(&needed).await.unwrap();
-            redeliver_retry_tier::mount(&mut host).unwrap();
+            redeliver_retry_tier::mount(&mut host).await.unwrap();
             host
         });
         let health = host.health.clone();

@@ -256,7 +256,7 @@ fn the_help_of_control_says_what_is_changed_and_how() {
       --set <KEY=VALUE>        Override a setting, such as kafka.brokers=kafka:9092; may be repeated
       --print-config           Print the effective configuration without secrets and exit
       --check                  Validate the configuration and exit
-      --server <URL>           URL of the scheduler, such as http://scheduler:50052; overrides REDELIVER_SCHEDULER (default: scheduler.listen)
+      --server <URL>           URL of a scheduler or an inspector; overrides REDELIVER_SCHEDULER and REDELIVER_DLQ (default: scheduler.listen, or dlq_inspector.listen without applications)
       --token-file <FILE>      File with the bearer token; overrides REDELIVER_TOKEN_FILE (default: from the configuration)
       --ca-file <FILE>         Additional CA certificates (PEM) for https; overrides REDELIVER_CA_FILE
       --cert-file <FILE>       Client certificate (PEM) for https; overrides REDELIVER_CERT_FILE
@@ -268,12 +268,12 @@ fn the_help_of_control_says_what_is_changed_and_how() {
         (
             "pause",
             "\
-Pause an application at run time: its jobs are accepted, and none is dispatched
+Pause an application, a pipeline or a tier at run time: nothing is lost, and nothing goes on
 
 Usage: redeliver pause [OPTIONS] --why <TEXT> <NAME>
 
 Arguments:
-  <NAME>  What to pause, such as app/sms
+  <NAME>  What to pause: app/APPLICATION, pipeline/PIPELINE, tier/PIPELINE/TIER or tier/TIER
 
 Options:
       --why <TEXT>             Why, for others; at most 1000 bytes
@@ -282,12 +282,12 @@ Options:
         (
             "resume",
             "\
-Resume an application, also if the configuration pauses it
+Resume what is paused, also an application that the configuration pauses
 
 Usage: redeliver resume [OPTIONS] <NAME>
 
 Arguments:
-  <NAME>  What to resume, such as app/sms
+  <NAME>  What to resume, such as app/sms, pipeline/docs, tier/docs/30s or tier/30s
 
 Options:
       --as-configured          Return to the configuration, also with the rate
@@ -297,13 +297,27 @@ Options:
         (
             "rate",
             "\
-Limit how many jobs of an application are dispatched per second
+Limit how many jobs of an application are dispatched, or records of a tier released, per second
 
 Usage: redeliver rate [OPTIONS] --why <TEXT> <NAME> <RATE>
 
 Arguments:
-  <NAME>  What to limit, such as app/sms
+  <NAME>  What to limit, such as app/sms or tier/docs/30s
   <RATE>  How many per second at most, by all processes together; `unlimited`, or `configured`
+
+Options:
+      --why <TEXT>             Why, for others; at most 1000 bytes
+",
+        ),
+        (
+            "release",
+            "\
+Release what waits now in a tier of a pipeline, before it is due
+
+Usage: redeliver release [OPTIONS] --why <TEXT> <NAME>
+
+Arguments:
+  <NAME>  The tier of a pipeline, such as tier/docs/30s
 
 Options:
       --why <TEXT>             Why, for others; at most 1000 bytes
@@ -319,7 +333,7 @@ List what is paused, limited or changed, by whom and why
 Usage: redeliver controls [OPTIONS] [NAME]
 
 Arguments:
-  [NAME]  Show only this one, such as app/sms
+  [NAME]  Show only this one, such as tier/docs/30s
 
 Options:
   -o, --output <FORMAT>     Output format: table, json or jsonl [default: table]
@@ -327,7 +341,7 @@ Options:
       --set <KEY=VALUE>     Override a setting, such as kafka.brokers=kafka:9092; may be repeated
       --print-config        Print the effective configuration without secrets and exit
       --check               Validate the configuration and exit
-      --server <URL>        URL of the scheduler, such as http://scheduler:50052; overrides REDELIVER_SCHEDULER (default: scheduler.listen)
+      --server <URL>        URL of a scheduler or an inspector; overrides REDELIVER_SCHEDULER and REDELIVER_DLQ (default: scheduler.listen, or dlq_inspector.listen without applications)
       --token-file <FILE>   File with the bearer token; overrides REDELIVER_TOKEN_FILE (default: from the configuration)
       --ca-file <FILE>      Additional CA certificates (PEM) for https; overrides REDELIVER_CA_FILE
       --cert-file <FILE>    Client certificate (PEM) for https; overrides REDELIVER_CERT_FILE

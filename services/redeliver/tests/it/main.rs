@@ -10,6 +10,7 @@ mod cli;
 mod cli_schedules;
 mod client;
 mod clock;
+mod control;
 mod demo;
 mod deployment;
 mod dlq_export;

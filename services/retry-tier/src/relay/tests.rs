@@ -5,7 +5,10 @@ use prometheus_client::registry::Registry;
 use proptest::prelude::*;
 use redeliver_core::headers::{self, Origin};
 use redeliver_core::{ClockLimits, GuardedClock, Headers, ManualClock, Position};
+use redeliver_service::control::Snapshot;
+use redeliver_service::control::value::{Desired, RateLimit, Release, Run, TierControl, Value};
 use redeliver_service::metrics::ServesLabels;
+use tokio::sync::watch;
 
 use super::*;
 use crate::metrics::{TierFamilies, TierMetrics};
@@ -16,6 +19,7 @@ const TIER: HumanDuration = HumanDuration::from_secs(5);
 /// A relay with one partition assigned.
 struct Bench {
     topic: Arc<str>,
+    wanted: watch::Sender<Option<Arc<Snapshot>>>,
     relay: Relay,
     clock: Arc<ManualClock>,
     assignment: AssignmentId,
@@ -45,6 +49,7 @@ impl Bench {
         let topic = pipeline.tier_topic(tier);
         let served = ServedPipeline::new(Arc::new(pipeline), true);
         let is_missing = Box::new(|_: &str| false);
+        let (control, wanted) = Control::fixed(Snapshot::default());
         let clock = Arc::new(ManualClock::new(NOW));
         let guarded = Arc::new(GuardedClock::new(clock.clone(), LIMITS, Box::new(|_| {})));
         let families = TierFamilies::register(&mut Registry::default(), guarded.clone());
@@ -52,15 +57,20 @@ impl Bench {
             tier,
             &[served],
             look_ahead,
-            guarded,
             |_| families.of("lane", ServesLabels::default()),
-            Tracer::off(),
-            is_missing,
+            RelayContext {
+                clock: guarded,
+                tracer: Tracer::off(),
+                control,
+                is_missing,
+                partitions: Box::new(|_| Some(2)),
+            },
         );
         let assignment = AssignmentId::for_tests(0, 1);
         relay.assigned(assignment, &topic, 0);
         Self {
             topic,
+            wanted,
             relay,
             clock,
             assignment,
@@ -792,4 +802,205 @@ proptest! {
         prop_assert_eq!(world.completed.len(), world.log.len());
         prop_assert_eq!(world.left.len(), world.records);
     }
+}
+
+impl Bench {
+    fn want(&mut self, name: &str, tier: TierControl) {
+        let mut snapshot = Snapshot::default();
+        let value = Value {
+            revision: 1,
+            changed_at: None,
+            changed_by: String::new(),
+            why: String::new(),
+            change_id: bytes::Bytes::new(),
+            desired: Desired::Tier(tier),
+            is_newer: false,
+        };
+        snapshot.insert(name.parse().unwrap(), value);
+        self.wanted.send_replace(Some(Arc::new(snapshot)));
+    }
+
+    fn release(&mut self, topic: u128, ends: &[i64]) {
+        let release = Release {
+            topic: TopicId::from_bits(topic),
+            ends: ends.to_vec(),
+            at: None,
+        };
+        let tier = TierControl {
+            release: Some(Arc::new(release)),
+            ..TierControl::default()
+        };
+        self.want("tier/docs/5s", tier);
+    }
+}
+
+fn paused() -> TierControl {
+    TierControl {
+        run: Some(Run::Paused),
+        ..TierControl::default()
+    }
+}
+
+#[test]
+fn a_paused_tier_releases_nothing_and_what_is_due_afterwards() {
+    for name in ["tier/docs/5s", "tier/5s"] {
+        let mut bench = Bench::new(2);
+        bench.want(name, paused());
+        for seconds in [5, 40, 60] {
+            if bench.relay.capacity(bench.assignment) > 0 {
+                bench.accept(waiting_until(in_seconds(seconds)));
+            }
+        }
+        for seconds in [1, 6, 50] {
+            // Nothing moves either, and the lane does not spin.
+            assert!(bench.finish(in_seconds(seconds)).is_empty(), "after {seconds} s");
+            assert_eq!(bench.relay.next_due(), None);
+            assert_eq!(bench.metrics().due.get(), Some(due::Waiting::default()));
+        }
+        assert_eq!(bench.metrics().paused.get(), 1);
+        bench.want(name, TierControl::default());
+        assert_eq!(bench.finish(in_seconds(50)).len(), 2);
+        assert_eq!(bench.metrics().paused.get(), 0);
+    }
+}
+
+#[test]
+fn another_tier_or_pipeline_is_not_paused() {
+    for name in ["tier/docs/30s", "tier/mail/5s", "tier/30s"] {
+        let mut bench = Bench::new(2);
+        bench.want(name, paused());
+        bench.accept(waiting_until(in_seconds(5)));
+        assert_eq!(bench.finish(in_seconds(5)).len(), 1, "{name}");
+    }
+}
+
+#[test]
+fn malformed_records_of_a_paused_tier_become_dead_letters() {
+    let mut bench = Bench::new(2);
+    bench.want("tier/5s", paused());
+    bench.accept(Headers::new());
+    assert_eq!(bench.finish(NOW)[0].0, "docs-dlq");
+}
+
+#[test]
+fn what_waits_at_a_release_is_released_at_once_and_what_comes_later_when_it_is_due() {
+    let mut bench = Bench::new(10);
+    bench
+        .relay
+        .reads_topic(bench.assignment, Some(TopicId::from_bits(7)));
+    bench.accept(waiting_until(in_seconds(5)));
+    bench.finish(in_seconds(1));
+    bench.release(7, &[2]);
+    // One that waited, but was not read yet, and one that came later.
+    for _ in 0..2 {
+        bench.accept(waiting_until(in_seconds(5)));
+    }
+    let released = bench.finish(in_seconds(1));
+    assert_eq!(released.len(), 2);
+    for (topic, headers) in released {
+        assert_eq!(topic, "docs-retry-due");
+        // Its reader accepts it, and the rest is unchanged.
+        let due: Timestamp = std::str::from_utf8(headers.last(headers::PROCESS_AFTER).unwrap())
+            .unwrap()
+            .parse()
+            .unwrap();
+        assert_eq!(due, in_seconds(1));
+        let others = |headers: &Headers| headers.filtered(|name| name != headers::PROCESS_AFTER);
+        assert_eq!(others(&headers), others(&waiting_until(due)));
+    }
+    let metrics = bench.metrics();
+    assert_eq!((metrics.released_early.get(), metrics.released.get()), (2, 0));
+    assert!(bench.finish(in_seconds(4)).is_empty());
+    assert_eq!(bench.finish(in_seconds(5)).len(), 1);
+    assert_eq!(bench.metrics().released.get(), 1);
+}
+
+#[test]
+fn a_release_of_another_topic_or_partition_releases_nothing() {
+    for (topic, id, ends) in [
+        // The topic was created again, or its id is not known.
+        (7, Some(8), &[9][..]),
+        (7, None, &[9]),
+        // The partition was added later, or was empty.
+        (7, Some(7), &[]),
+        (7, Some(7), &[0, 9]),
+    ] {
+        let mut bench = Bench::new(10);
+        bench
+            .relay
+            .reads_topic(bench.assignment, id.map(TopicId::from_bits));
+        bench.release(topic, ends);
+        bench.accept(waiting_until(in_seconds(5)));
+        assert!(bench.finish(in_seconds(1)).is_empty(), "{id:?} {ends:?}");
+        assert_eq!(bench.finish(in_seconds(5)).len(), 1);
+    }
+}
+
+#[test]
+fn a_release_holds_for_a_partition_that_is_read_again() {
+    let mut bench = Bench::new(10);
+    bench.release(7, &[1]);
+    bench.finish(NOW);
+    let again = AssignmentId::for_tests(3, 2);
+    let topic = bench.topic.clone();
+    bench.relay.revoked(bench.assignment);
+    bench.relay.assigned(again, &topic, 0);
+    bench.relay.reads_topic(again, Some(TopicId::from_bits(7)));
+    let position = Position {
+        topic,
+        partition: 0,
+        offset: 0,
+    };
+    let record = Record {
+        position,
+        timestamp: Some(NOW),
+        key: None,
+        value: None,
+        headers: waiting_until(in_seconds(5)),
+        unreadable_headers: 0,
+    };
+    bench.relay.accept(again, record, NOW);
+    assert_eq!(bench.finish(in_seconds(1)).len(), 1);
+}
+
+#[test]
+fn a_paused_tier_releases_what_was_released_when_it_runs_again() {
+    let mut bench = Bench::new(10);
+    bench
+        .relay
+        .reads_topic(bench.assignment, Some(TopicId::from_bits(7)));
+    let release = Some(Arc::new(Release {
+        topic: TopicId::from_bits(7),
+        ends: vec![1],
+        at: None,
+    }));
+    let tier = TierControl { release, ..paused() };
+    bench.want("tier/docs/5s", tier.clone());
+    bench.accept(waiting_until(in_seconds(5)));
+    assert!(bench.finish(in_seconds(1)).is_empty());
+    bench.want("tier/docs/5s", TierControl { run: None, ..tier });
+    assert_eq!(bench.finish(in_seconds(1)).len(), 1);
+}
+
+#[test]
+fn a_tier_with_a_rate_releases_so_many_per_second_and_waits_for_the_next_one() {
+    let mut bench = Bench::new(100);
+    let rate = Some(RateLimit::PerSecond(20.0));
+    bench.want(
+        "tier/docs/5s",
+        TierControl {
+            rate,
+            ..TierControl::default()
+        },
+    );
+    for _ in 0..30 {
+        bench.accept(waiting_until(in_seconds(5)));
+    }
+    // Half of the rate: the topic has two partitions.
+    assert_eq!(bench.finish(in_seconds(5)).len(), 10);
+    let next = bench.relay.next_due().unwrap();
+    assert!(next > in_seconds(5) && next < in_seconds(6), "{next}");
+    assert_eq!(bench.finish(in_seconds(6)).len(), 10);
+    bench.want("tier/docs/5s", TierControl::default());
+    assert_eq!(bench.finish(in_seconds(6)).len(), 10);
 }

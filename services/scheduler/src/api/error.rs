@@ -7,10 +7,11 @@ use redeliver_core::{ErrorClass, Failure};
 use redeliver_kafka::producer::ProduceError;
 use redeliver_proto::{error, v1};
 use redeliver_runtime::error_chain::error_chain;
+use redeliver_service::control::ControlError;
 use redeliver_service::identity::{self, Reason, Refusal};
 use tonic::{Code, Status};
 
-use super::control::ControlError;
+use super::control;
 use super::problem::{ConcernedSchedule, Problem};
 use super::schedules::ScheduleError;
 use crate::admission::{INDEX_FULL, RETRY_AFTER};
@@ -189,7 +190,7 @@ impl RequestError {
                 )
             },
             Self::Schedule(error) => error.into_parts(),
-            Self::Control(error) => error.into_parts(),
+            Self::Control(error) => control::parts_of(&error),
             Self::Undecided(job, why) => {
                 let (id, message) = match job {
                     UndecidedJob::Key => (

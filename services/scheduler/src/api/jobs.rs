@@ -30,6 +30,7 @@ use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1;
 use redeliver_runtime::config::{Area, Verb};
 use redeliver_runtime::error_chain::error_chain;
+use redeliver_service::control::Controls;
 use redeliver_service::identity::{Authenticator, Identity};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -37,7 +38,6 @@ use tokio_util::sync::CancellationToken;
 use super::body_budget::BodyBudget;
 use super::commands::CommandWriter;
 use super::completeness::{self, Completeness, KafkaWait, PartitionEnd, StatePartition, read_complete};
-use super::control::Controls;
 use super::error::{RequestError, Undecided, UndecidedJob};
 use super::rates::CallerRates;
 use super::state_end::StateEnd;
@@ -71,7 +71,7 @@ pub(crate) struct Jobs<I> {
     /// The number of partitions of the ingest topic, which is the number of shards.
     pub(crate) partitions: i32,
     pub(crate) rules: Rules,
-    pub(crate) controls: Controls,
+    pub(crate) controls: Arc<Controls>,
     /// The scheduler's window: jobs that are due within it need no index.
     pub(crate) window: Duration,
     pub(crate) outcomes: PendingOutcomes,

@@ -13,14 +13,15 @@ use axum::extract::{FromRequest, Path, Request, State};
 use axum::{Extension, Json};
 use redeliver_proto::v1;
 use redeliver_proto::v1::rate_limit::Limit;
-use redeliver_service::control::change::Change;
-use redeliver_service::control::value::Run;
+use redeliver_service::control::ControlName;
+use redeliver_service::control::operations::{ChangeVerb, WantedChange, read_limit};
+use redeliver_service::control::value::RateLimit;
 use redeliver_service::identity::Identity;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::{ChangeControl, ControlView, read_limit};
+use super::{ControlView, is_application};
 use crate::api::error::RequestError;
 use crate::api::jobs::Jobs;
 use crate::api::openapi::{BodyProblems, ControlProblems, DocumentedRouter, Problems};
@@ -66,8 +67,9 @@ async fn list<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
 ) -> Result<Json<ControlsResponse>, Problem> {
-    let controls = jobs.list_controls(&caller)?;
-    let controls = controls.into_iter().map(ControlView::from).collect();
+    let controls = jobs.controls.list(&caller).map_err(RequestError::from)?;
+    let controls = controls.into_iter().filter(is_application).map(ControlView::from);
+    let controls = controls.collect();
     Ok(Json(ControlsResponse { controls }))
 }
 
@@ -94,7 +96,8 @@ async fn show<I: Index>(
     Extension(caller): Extension<Identity>,
     Path(ApplicationPath { app }): Path<ApplicationPath>,
 ) -> Result<Json<ControlView>, Problem> {
-    Ok(Json(jobs.get_control(&caller, &app)?.into()))
+    let control = jobs.controls.get(&caller, &ControlName::application(&app));
+    Ok(Json(control.map_err(RequestError::from)?.into()))
 }
 
 /// The body of a request, in JSON; a missing body has no options.
@@ -138,7 +141,7 @@ pub(in crate::api) struct ControlRate {
 }
 
 impl ControlRate {
-    fn limit(&self) -> Result<Change, RequestError> {
+    fn limit(&self) -> Result<Option<RateLimit>, RequestError> {
         let limit = match (self.rate_per_second, self.unlimited) {
             (Some(_), Some(_)) => {
                 let problem = "has both `ratePerSecond` and `unlimited`; write one of them";
@@ -149,7 +152,7 @@ impl ControlRate {
             (None, None) => None,
         };
         let rate = limit.map(|limit| v1::RateLimit { limit: Some(limit) });
-        read_limit(rate.as_ref(), FORMAT)
+        Ok(read_limit(rate.as_ref())?)
     }
 }
 
@@ -173,7 +176,7 @@ async fn pause<I: Index>(
     Path(ApplicationPath { app }): Path<ApplicationPath>,
     Options(options): Options<ControlChange>,
 ) -> Result<Json<ControlView>, Problem> {
-    change(&jobs, &caller, app, Change::Run(Run::Paused), options).await
+    change(&jobs, &caller, app, ChangeVerb::Pause, options).await
 }
 
 /// Resumes an application
@@ -196,7 +199,7 @@ async fn resume<I: Index>(
     Path(ApplicationPath { app }): Path<ApplicationPath>,
     Options(options): Options<ControlChange>,
 ) -> Result<Json<ControlView>, Problem> {
-    change(&jobs, &caller, app, Change::Run(Run::Running), options).await
+    change(&jobs, &caller, app, ChangeVerb::Resume, options).await
 }
 
 /// Sets or removes the limit of the rate of an application
@@ -219,14 +222,12 @@ async fn set_rate<I: Index>(
     Path(ApplicationPath { app }): Path<ApplicationPath>,
     Options(options): Options<ControlRate>,
 ) -> Result<Json<ControlView>, Problem> {
-    let request = ChangeControl {
-        app,
-        change: options.limit()?,
+    let verb = ChangeVerb::Rate(options.limit()?);
+    let options = ControlChange {
         why: options.why,
         expected_revision: options.expected_revision,
     };
-    let control = jobs.change_control(&caller, request, FORMAT).await?;
-    Ok(Json(control.into()))
+    change(&jobs, &caller, app, verb, options).await
 }
 
 /// Returns an application to the configuration
@@ -249,22 +250,22 @@ async fn reset<I: Index>(
     Path(ApplicationPath { app }): Path<ApplicationPath>,
     Options(options): Options<ControlChange>,
 ) -> Result<Json<ControlView>, Problem> {
-    change(&jobs, &caller, app, Change::Reset, options).await
+    change(&jobs, &caller, app, ChangeVerb::Reset, options).await
 }
 
 async fn change<I: Index>(
     jobs: &Jobs<I>,
     caller: &Identity,
     app: String,
-    change: Change,
+    verb: ChangeVerb,
     options: ControlChange,
 ) -> Result<Json<ControlView>, Problem> {
-    let request = ChangeControl {
-        app,
-        change,
+    let wanted = WantedChange {
+        name: ControlName::application(&app),
+        verb,
         why: options.why,
         expected_revision: options.expected_revision,
     };
-    let control = jobs.change_control(caller, request, FORMAT).await?;
-    Ok(Json(control.into()))
+    let changed = jobs.controls.change(caller, wanted).await;
+    Ok(Json(changed.map_err(RequestError::from)?.into()))
 }

@@ -65,14 +65,26 @@ impl From<v1::ApplicationControl> for StateView {
     }
 }
 
+/// Whether it is an application: REST has nothing else.
+pub(crate) fn is_application(control: &v1::Control) -> bool {
+    matches!(
+        control.effective,
+        Some(v1::control::Effective::EffectiveApplication(_))
+    )
+}
+
+/// Of an application.
 impl From<v1::Control> for ControlView {
     fn from(control: v1::Control) -> Self {
-        let desired = control.desired.map(|desired| match desired {
-            v1::control::Desired::Application(app) => StateView::from(app),
-        });
-        let effective = control.effective.map(|effective| match effective {
-            v1::control::Effective::EffectiveApplication(app) => StateView::from(app),
-        });
+        let desired = match control.desired {
+            Some(v1::control::Desired::Application(app)) => Some(StateView::from(app)),
+            Some(v1::control::Desired::Pipeline(_) | v1::control::Desired::Tier(_)) | None => None,
+        };
+        let effective = match control.effective {
+            Some(v1::control::Effective::EffectiveApplication(app)) => StateView::from(app),
+            Some(v1::control::Effective::EffectivePipeline(_) | v1::control::Effective::EffectiveTier(_))
+            | None => StateView::default(),
+        };
         let changed_at = control.changed_at.as_ref().and_then(from_timestamp);
         Self {
             name: control.name,
@@ -81,7 +93,7 @@ impl From<v1::Control> for ControlView {
             changed_by: control.changed_by,
             why: control.why,
             desired,
-            effective: effective.unwrap_or_default(),
+            effective,
             problem: control.problem,
         }
     }

@@ -1,0 +1,170 @@
+//! `redeliver.v1.ControlService`.
+
+use std::sync::Arc;
+
+use redeliver_proto::v1;
+use redeliver_proto::v1::control_service_server::ControlService;
+use redeliver_runtime::config::{Area, Verb};
+use tonic::{Request, Response, Status};
+
+use super::operations::{ChangeVerb, WantedChange, invalid, read_limit};
+use super::{ControlError, ControlName, Controls};
+use crate::identity::Identity;
+
+/// What each call requires, of the name that it is about.
+const PERMISSIONS: [(&str, Verb); 7] = [
+    ("GetControl", Verb::Read),
+    ("ListControls", Verb::Read),
+    ("PauseControl", Verb::Write),
+    ("ResumeControl", Verb::Write),
+    ("SetControlRate", Verb::Write),
+    ("ReleaseTier", Verb::Write),
+    ("ResetControl", Verb::Write),
+];
+
+/// What the call of this method requires of any name; `None` if nobody may make it.
+#[must_use]
+pub fn required(method: &str) -> Option<(Area, Verb)> {
+    let (_, verb) = PERMISSIONS.iter().find(|(name, _)| *name == method)?;
+    Some((Area::Control, *verb))
+}
+
+/// The gRPC service.
+pub struct Service(Arc<Controls>);
+
+impl Service {
+    /// A service for these operations.
+    #[must_use]
+    pub fn new(controls: Arc<Controls>) -> Self {
+        Self(controls)
+    }
+
+    async fn change(
+        &self,
+        request: Request<v1::ChangeControlRequest>,
+        verb: ChangeVerb,
+    ) -> Result<Response<v1::Control>, Status> {
+        let caller = caller(&request)?;
+        let v1::ChangeControlRequest {
+            name,
+            why,
+            expected_revision,
+        } = request.into_inner();
+        let wanted = WantedChange {
+            name: read_name(&name)?,
+            verb,
+            why,
+            expected_revision,
+        };
+        answer(self.0.change(&caller, wanted).await)
+    }
+}
+
+/// The caller. The layer that authenticates requests has added it.
+fn caller<T>(request: &Request<T>) -> Result<Identity, Status> {
+    let caller = request.extensions().get::<Identity>().cloned();
+    caller.ok_or_else(|| Status::internal("the request was not authenticated"))
+}
+
+fn read_name(name: &str) -> Result<ControlName, Status> {
+    let read = name.parse::<ControlName>();
+    read.map_err(|error| invalid("name", error.to_string()).into_status())
+}
+
+fn answer<T>(result: Result<T, ControlError>) -> Result<Response<T>, Status> {
+    result.map(Response::new).map_err(ControlError::into_status)
+}
+
+#[tonic::async_trait]
+impl ControlService for Service {
+    async fn get_control(
+        &self,
+        request: Request<v1::GetControlRequest>,
+    ) -> Result<Response<v1::Control>, Status> {
+        let name = read_name(&request.get_ref().name)?;
+        answer(self.0.get(&caller(&request)?, &name))
+    }
+
+    async fn list_controls(
+        &self,
+        request: Request<v1::ListControlsRequest>,
+    ) -> Result<Response<v1::ListControlsResponse>, Status> {
+        let controls = self.0.list(&caller(&request)?);
+        answer(controls.map(|controls| v1::ListControlsResponse { controls }))
+    }
+
+    async fn pause_control(
+        &self,
+        request: Request<v1::ChangeControlRequest>,
+    ) -> Result<Response<v1::Control>, Status> {
+        self.change(request, ChangeVerb::Pause).await
+    }
+
+    async fn resume_control(
+        &self,
+        request: Request<v1::ChangeControlRequest>,
+    ) -> Result<Response<v1::Control>, Status> {
+        self.change(request, ChangeVerb::Resume).await
+    }
+
+    async fn set_control_rate(
+        &self,
+        request: Request<v1::SetControlRateRequest>,
+    ) -> Result<Response<v1::Control>, Status> {
+        let caller = caller(&request)?;
+        let v1::SetControlRateRequest {
+            name,
+            rate,
+            why,
+            expected_revision,
+        } = request.into_inner();
+        let wanted = WantedChange {
+            name: read_name(&name)?,
+            verb: ChangeVerb::Rate(read_limit(rate.as_ref()).map_err(ControlError::into_status)?),
+            why,
+            expected_revision,
+        };
+        answer(self.0.change(&caller, wanted).await)
+    }
+
+    async fn release_tier(
+        &self,
+        request: Request<v1::ChangeControlRequest>,
+    ) -> Result<Response<v1::Control>, Status> {
+        self.change(request, ChangeVerb::Release).await
+    }
+
+    async fn reset_control(
+        &self,
+        request: Request<v1::ChangeControlRequest>,
+    ) -> Result<Response<v1::Control>, Status> {
+        self.change(request, ChangeVerb::Reset).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_proto::DESCRIPTORS;
+
+    use super::*;
+
+    #[test]
+    fn every_call_of_the_service_has_a_requirement() {
+        for method in [
+            "GetControl",
+            "ListControls",
+            "PauseControl",
+            "ResumeControl",
+            "SetControlRate",
+            "ReleaseTier",
+            "ResetControl",
+        ] {
+            assert!(required(method).is_some(), "{method}");
+            let is_known = DESCRIPTORS
+                .windows(method.len())
+                .any(|window| window == method.as_bytes());
+            assert!(is_known, "{method} is in the schema");
+        }
+        assert_eq!(required("ReleaseEverything"), None);
+    }
+}

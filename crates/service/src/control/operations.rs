@@ -1,0 +1,358 @@
+//! The operations on control, independent of the protocol. Every service with an API can offer them.
+//!
+//! | operation | scope |
+//! |---|---|
+//! | get | `control:read` for the name |
+//! | list | `control:read` for some name; the list contains those for which the caller has it |
+//! | pause, resume, set the rate, release, reset | `control:write` for the name |
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use redeliver_core::{Clock, Pipeline};
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::ends::topic_ends;
+use redeliver_proto::convert::to_timestamp;
+use redeliver_proto::v1;
+use redeliver_runtime::config::{Area, Verb};
+use tokio_util::sync::CancellationToken;
+
+use super::change::{Change, ChangeRequest, ControlWriter};
+use super::settings::AppSettings;
+use super::snapshot::Problem;
+use super::value::{
+    ApplicationControl, Desired, PipelineControl, RATES, RateLimit, Release, Run, TierControl, read_rate,
+    write_application, write_pipeline, write_tier,
+};
+use super::{Control, ControlError, ControlName, Snapshot};
+use crate::audit::{AuditLog, Author};
+use crate::host::Host;
+use crate::identity::{Authenticator, Identity};
+use crate::topics;
+
+/// The maximum size of a reason, in bytes.
+const MAX_WHY: usize = 1_000;
+
+/// The operations.
+pub struct Controls {
+    control: Control,
+    writer: ControlWriter,
+    apps: AppSettings,
+    pipelines: Vec<Pipeline>,
+    kafka: KafkaSettings,
+    clock: Arc<dyn Clock>,
+    authenticator: Authenticator,
+    /// Callers get no answer any more.
+    gave_up: CancellationToken,
+}
+
+/// A change that a caller wants.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WantedChange {
+    /// What to change.
+    pub name: ControlName,
+    /// How.
+    pub verb: ChangeVerb,
+    /// Why.
+    pub why: String,
+    /// The revision that it must have; 0: nobody has changed it yet.
+    pub expected_revision: Option<u64>,
+}
+
+/// What a caller can do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ChangeVerb {
+    /// Pauses it.
+    Pause,
+    /// Lets it run.
+    Resume,
+    /// Limits its rate. `None`: as the configuration says.
+    Rate(Option<RateLimit>),
+    /// Releases what waits now.
+    Release,
+    /// Returns it to the configuration.
+    Reset,
+}
+
+impl ChangeVerb {
+    /// The name of the operation, for logs and metrics.
+    const fn operation(self) -> &'static str {
+        match self {
+            Self::Pause => "pause_control",
+            Self::Resume => "resume_control",
+            Self::Rate(_) => "set_control_rate",
+            Self::Release => "release_tier",
+            Self::Reset => "reset_control",
+        }
+    }
+}
+
+impl Controls {
+    /// The operations of a service with this name, whose callers this authenticates. When `gave_up` is cancelled, changes in progress
+    /// are not waited for.
+    #[must_use]
+    pub fn new(
+        host: &Host,
+        service: &'static str,
+        control: Control,
+        authenticator: Authenticator,
+        gave_up: CancellationToken,
+    ) -> Self {
+        Self {
+            writer: ControlWriter::new(host, control.clone(), AuditLog::new(&host.config, service)),
+            control,
+            apps: AppSettings::of(&host.config),
+            pipelines: topics::pipelines(&host.config),
+            kafka: host.kafka.clone(),
+            clock: host.clock.clone(),
+            authenticator,
+            gave_up,
+        }
+    }
+
+    /// What is wanted, and what applies.
+    ///
+    /// # Errors
+    /// When the caller may not see it, or nothing has this name.
+    pub fn get(&self, caller: &Identity, name: &ControlName) -> Result<v1::Control, ControlError> {
+        self.require(caller, Verb::Read, Some(name), "get_control")?;
+        let snapshot = self.snapshot()?;
+        self.known(name, &snapshot)?;
+        Ok(self.show(name, &snapshot))
+    }
+
+    /// What somebody has changed or the settings restrict, by name.
+    ///
+    /// # Errors
+    /// When the caller may see nothing.
+    pub fn list(&self, caller: &Identity) -> Result<Vec<v1::Control>, ControlError> {
+        if !caller.may_some(Area::Control, Verb::Read) {
+            self.require(caller, Verb::Read, None, "list_controls")?;
+        }
+        let snapshot = self.snapshot()?;
+        let restricted = self.apps.restricted().map(ControlName::application);
+        let names: BTreeSet<ControlName> = snapshot.names().cloned().chain(restricted).collect();
+        let visible = names
+            .into_iter()
+            .filter(|name| caller.may(Area::Control, Verb::Read, Some(&name.in_scopes())));
+        Ok(visible.map(|name| self.show(&name, &snapshot)).collect())
+    }
+
+    /// Changes what is wanted.
+    ///
+    /// # Errors
+    /// [`ControlError`] says whether something may have been written.
+    pub async fn change(&self, caller: &Identity, wanted: WantedChange) -> Result<v1::Control, ControlError> {
+        let WantedChange {
+            name,
+            verb,
+            why,
+            expected_revision,
+        } = wanted;
+        // Before the name is looked up, so that the answer does not reveal what exists.
+        self.require(caller, Verb::Write, Some(&name), verb.operation())?;
+        if why.len() > MAX_WHY || why.contains(|c: char| c.is_control() && c != '\n') {
+            let problem = format!("must have at most {MAX_WHY} bytes, without control characters");
+            return Err(invalid("why", problem));
+        }
+        self.known(&name, &*self.snapshot()?)?;
+        let change = async {
+            let request = ChangeRequest {
+                change: self.change_of(&name, verb).await?,
+                name: name.clone(),
+                by: Author::of(caller),
+                why,
+                expected_revision,
+            };
+            let changed = self.writer.change(request).await;
+            changed.map_err(|error| ControlError::of(&name, error))
+        };
+        let value = tokio::select! {
+            biased;
+            value = change => value?,
+            () = self.gave_up.cancelled() => {
+                return Err(ControlError::Unconfirmed("this process is shutting down".to_owned()));
+            }
+        };
+        // It may not have read its own change yet.
+        let mut snapshot = (*self.control.snapshot()).clone();
+        if let Some(value) = value {
+            snapshot.insert(name.clone(), value);
+        }
+        Ok(self.show(&name, &snapshot))
+    }
+
+    async fn change_of(&self, name: &ControlName, verb: ChangeVerb) -> Result<Change, ControlError> {
+        let change = match verb {
+            ChangeVerb::Pause => Change::Run(Run::Paused),
+            ChangeVerb::Resume => Change::Run(Run::Running),
+            ChangeVerb::Rate(rate) => Change::Rate(rate),
+            ChangeVerb::Reset => Change::Reset,
+            ChangeVerb::Release => return self.release(name).await,
+        };
+        if change.is_possible(name) {
+            return Ok(change);
+        }
+        let problem = "has no rate; name an application or a tier of a pipeline, such as tier/docs/30s";
+        Err(invalid("name", problem))
+    }
+
+    /// The release of what waits in a tier now.
+    async fn release(&self, name: &ControlName) -> Result<Change, ControlError> {
+        let ControlName::Tier(pipeline, tier) = name else {
+            let problem = "has nothing to release; name a tier of a pipeline, such as tier/docs/30s";
+            return Err(invalid("name", problem));
+        };
+        let pipeline = self.pipelines.iter().find(|known| known.name == *pipeline);
+        let Some(pipeline) = pipeline else {
+            return Err(ControlError::Unknown(name.clone()));
+        };
+        let (kafka, topic, at) = (self.kafka.clone(), pipeline.tier_topic(*tier), self.clock.now());
+        let read = tokio::task::spawn_blocking(move || topic_ends(&kafka, &topic)).await;
+        let ends = match read {
+            Ok(read) => read.map_err(|error| {
+                ControlError::Unavailable(redeliver_core::error_chain::error_chain(&error))
+            })?,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(cancelled) => return Err(ControlError::Unavailable(cancelled.to_string())),
+            },
+        };
+        let Some(topic) = ends.topic else {
+            return Err(ControlError::NoTopicIds);
+        };
+        Ok(Change::Release(Arc::new(Release {
+            topic,
+            ends: ends.ends,
+            at: Some(at),
+        })))
+    }
+
+    fn require(
+        &self,
+        caller: &Identity,
+        verb: Verb,
+        name: Option<&ControlName>,
+        operation: &str,
+    ) -> Result<(), ControlError> {
+        let name = name.map(ControlName::in_scopes);
+        caller
+            .require(Area::Control, verb, name.as_deref())
+            .map_err(|refusal| {
+                self.authenticator.refused(&refusal, operation);
+                refusal.into()
+            })
+    }
+
+    fn snapshot(&self) -> Result<Arc<Snapshot>, ControlError> {
+        if self.control.is_known() {
+            Ok(self.control.snapshot())
+        } else {
+            Err(ControlError::NotReady)
+        }
+    }
+
+    /// Refuses what neither the configuration nor control knows: a name with a mistake would pause nothing.
+    fn known(&self, name: &ControlName, snapshot: &Snapshot) -> Result<(), ControlError> {
+        let has_tier = |pipeline: &Pipeline, tier| pipeline.policy.tiers().contains(tier);
+        let mut pipelines = self.pipelines.iter();
+        let is_configured = match name {
+            ControlName::Application(app) => self.apps.get(app).is_some(),
+            ControlName::Pipeline(name) => pipelines.any(|pipeline| pipeline.name == *name),
+            ControlName::Tier(name, tier) => {
+                pipelines.any(|pipeline| pipeline.name == *name && has_tier(pipeline, tier))
+            }
+            ControlName::WholeTier(tier) => pipelines.any(|pipeline| has_tier(pipeline, tier)),
+        };
+        if is_configured || snapshot.contains(name) {
+            return Ok(());
+        }
+        Err(ControlError::Unknown(name.clone()))
+    }
+
+    /// What is wanted, and what applies.
+    fn show(&self, name: &ControlName, snapshot: &Snapshot) -> v1::Control {
+        let (value, problem) = (snapshot.get(name), snapshot.problem(name));
+        let desired = value.map_or_else(|| Desired::default_of(name), |value| value.desired.clone());
+        // What cannot be read is not known to be as the configuration says.
+        let is_unreadable = matches!(problem, Some(Problem::Unreadable(_)));
+        v1::Control {
+            name: name.to_string(),
+            revision: value.map_or(0, |value| value.revision),
+            changed_at: value.and_then(|value| value.changed_at).map(to_timestamp),
+            changed_by: value.map(|value| value.changed_by.clone()).unwrap_or_default(),
+            why: value.map(|value| value.why.clone()).unwrap_or_default(),
+            desired: (!is_unreadable).then(|| match &desired {
+                Desired::Application(app) => v1::control::Desired::Application(write_application(app)),
+                Desired::Pipeline(pipeline) => v1::control::Desired::Pipeline(write_pipeline(pipeline)),
+                Desired::Tier(tier) => v1::control::Desired::Tier(write_tier(tier)),
+            }),
+            effective: Some(self.effective(name, snapshot)),
+            problem: problem.map(|problem| problem.to_string()).unwrap_or_default(),
+        }
+    }
+
+    /// What applies.
+    fn effective(&self, name: &ControlName, snapshot: &Snapshot) -> v1::control::Effective {
+        use v1::control::Effective;
+        match name {
+            ControlName::Application(app) => {
+                let obeyed = match snapshot.obeyed(name) {
+                    Some(Desired::Application(app)) => app,
+                    Some(Desired::Pipeline(_) | Desired::Tier(_)) | None => ApplicationControl::default(),
+                };
+                let state = self.apps.get(app).unwrap_or_default().controlled_by(&obeyed);
+                Effective::EffectiveApplication(write_application(&ApplicationControl {
+                    run: Some(run(state.is_paused)),
+                    rate: state.rate.map(RateLimit::PerSecond),
+                }))
+            }
+            ControlName::Pipeline(pipeline) => {
+                Effective::EffectivePipeline(write_pipeline(&PipelineControl {
+                    run: Some(run(snapshot.is_pipeline_paused(pipeline))),
+                }))
+            }
+            ControlName::Tier(pipeline, tier) => {
+                let state = snapshot.tier(pipeline, *tier);
+                Effective::EffectiveTier(write_tier(&TierControl {
+                    run: Some(run(state.is_paused)),
+                    rate: state.rate.map(RateLimit::PerSecond),
+                    release: state.release,
+                }))
+            }
+            ControlName::WholeTier(_) => {
+                let desired = snapshot.obeyed(name).and_then(|desired| desired.run());
+                Effective::EffectiveTier(write_tier(&TierControl {
+                    run: Some(run(desired == Some(Run::Paused))),
+                    ..TierControl::default()
+                }))
+            }
+        }
+    }
+}
+
+const fn run(is_paused: bool) -> Run {
+    if is_paused { Run::Paused } else { Run::Running }
+}
+
+/// An invalid field of a request.
+pub(super) fn invalid(field: &'static str, problem: impl Into<String>) -> ControlError {
+    ControlError::Invalid {
+        field,
+        problem: problem.into(),
+    }
+}
+
+/// Reads a limit of a rate; `None` means as the settings say.
+///
+/// # Errors
+/// When it is missing or out of range.
+pub fn read_limit(rate: Option<&v1::RateLimit>) -> Result<Option<RateLimit>, ControlError> {
+    rate.map(read_rate).transpose().map_err(|_| {
+        let (least, most) = (RATES.start(), RATES.end());
+        invalid(
+            "rate",
+            format!("must be from {least} to {most} per second, or unlimited"),
+        )
+    })
+}

@@ -1,0 +1,327 @@
+//! Pausing, limiting and releasing pipelines and tiers at run time, over the inspector. Applications: the tests of the scheduler.
+
+use std::sync::Arc;
+
+use redeliver_core::headers::PROCESS_AFTER;
+use redeliver_core::{Clock, SystemClock, Timestamp};
+use redeliver_testkit::kafka_request::delete_topic;
+use redeliver_testkit::{CommandOutput, Reply, Request, ServiceProcess, eventually};
+use serde_json::{Value, json};
+
+use crate::retries::header;
+use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, Sent};
+
+/// Fails once for each record.
+fn recovers(request: &Request) -> Reply {
+    match request.earlier_calls_of_key {
+        0 => Reply::status(503),
+        _ => Reply::ok(request.body.clone()),
+    }
+}
+
+fn drafts(prefix: &str, count: usize) -> Vec<Draft> {
+    (0..count)
+        .map(|n| Draft::new(format!("{prefix}-{n}"), format!("{prefix} {n}")))
+        .collect()
+}
+
+/// A pipeline with an inspector, and a control topic that no other test uses.
+fn setup(name: &str, tier: u64) -> Pipe {
+    PipeBuilder::new(name)
+        .tiers(&[tier])
+        .with_inspector()
+        .set("control.topic", "{name}-control")
+        .set("audit.topic", "{name}-audit")
+        .behave(recovers)
+        .create()
+}
+
+/// The commands, with the address of an inspector.
+struct Cli<'p> {
+    pipe: &'p Pipe,
+    server: String,
+}
+
+impl<'p> Cli<'p> {
+    fn new(pipe: &'p Pipe, inspector: &mut ServiceProcess) -> Self {
+        Self {
+            pipe,
+            server: format!("http://{}", inspector.word_after(" api=")),
+        }
+    }
+
+    fn run(&self, arguments: &[&str]) -> CommandOutput {
+        let server = ["--server", &self.server, "-o", "json"];
+        self.pipe.redeliver(&[arguments, &server[..]].concat())
+    }
+
+    /// Changes something, and returns what applies then.
+    #[track_caller]
+    fn change(&self, arguments: &[&str]) -> Value {
+        let printed = self.run(&[arguments, &["--why", "test"]].concat());
+        assert_eq!(printed.code, Some(0), "{printed:?}");
+        let mut json: Value = serde_json::from_str(&printed.stdout).unwrap();
+        json["effective"].take()
+    }
+}
+
+fn tier_of(pipe: &Pipe) -> String {
+    format!("tier/{}/{}", pipe.name(), pipe.pipeline.policy.tiers()[0])
+}
+
+fn pipeline_of(pipe: &Pipe) -> String {
+    format!("pipeline/{}", pipe.name())
+}
+
+fn released(pipe: &Pipe) -> usize {
+    pipe.read(&[pipe.pipeline.due_topic()]).len()
+}
+
+/// Waits until everything that waits in the tier is due.
+#[track_caller]
+fn until_all_are_due(pipe: &Pipe) {
+    let waiting = pipe.read(&[pipe.first_tier()]);
+    let last: Timestamp = waiting
+        .iter()
+        .map(|record| header(record, PROCESS_AFTER))
+        .max()
+        .unwrap();
+    eventually("everything is due", DEADLINE, || {
+        let now = SystemClock.now();
+        (now > last)
+            .then_some(())
+            .ok_or_else(|| format!("{now}, due at {last}"))
+    });
+}
+
+#[test]
+fn pauses_of_a_pipeline_and_a_tier_hold_over_restarts_of_everything() {
+    let pipe = setup("control-pause", 2_000);
+    let mut enricher = pipe.enricher("a");
+    let mut relay = pipe.retry_tier("a");
+    let mut inspector = pipe.start("dlq-inspector", "a", &[]);
+    let (tier, pipeline) = (tier_of(&pipe), pipeline_of(&pipe));
+    let notes = [
+        format!("paused tiers: {}", tier.trim_start_matches("tier/")),
+        format!("paused pipelines: {}", pipe.name()),
+    ];
+    let cli = Cli::new(&pipe, &mut inspector);
+    assert_eq!(
+        cli.change(&["pause", &tier]),
+        json!({"state": "paused", "rate": null})
+    );
+    relay.until_ready_but(&notes[0]);
+    let mut sent = pipe.produce(drafts("first", 50));
+    pipe.until_waiting(50);
+    cli.change(&["pause", &pipeline]);
+    enricher.until_ready_but(&notes[1]);
+    let calls = pipe.endpoint.calls();
+    sent.extend(pipe.produce(drafts("second", 20)));
+
+    for process in [&mut enricher, &mut relay, &mut inspector] {
+        process.kill_9();
+        process.start_again();
+    }
+    relay.until_ready_but(&notes[0]);
+    enricher.until_ready_but(&notes[1]);
+    inspector.until_ready();
+    assert_eq!(relay.metric("redeliver_tier_paused"), 1);
+    assert_eq!(enricher.metric("redeliver_worker_paused"), 1);
+    until_all_are_due(&pipe);
+    assert_eq!((released(&pipe), pipe.endpoint.calls()), (0, calls));
+
+    // The tiers of a paused pipeline go on.
+    let cli = Cli::new(&pipe, &mut inspector);
+    cli.change(&["resume", &tier]);
+    eventually("the tier has released everything", DEADLINE, || {
+        match released(&pipe) {
+            50 => Ok(()),
+            other => Err(other.to_string()),
+        }
+    });
+    assert_eq!(pipe.endpoint.calls(), calls);
+    cli.change(&["resume", &pipeline]);
+    let report = pipe.settle(&sent, DEADLINE).report;
+    assert!(report.min_margin_ms >= Some(0), "{report}");
+    // No attempt was lost to a pause.
+    assert_eq!(report.retries, [(1, 70)].into(), "{report}");
+    let audited = cli.pipe.redeliver(&[
+        "dlq",
+        "audit",
+        "--action",
+        "control.*",
+        "-o",
+        "json",
+        "--server",
+        &cli.server,
+    ]);
+    assert_eq!(
+        audited.stdout.matches("\"control.resume\"").count(),
+        2,
+        "{audited:?}"
+    );
+}
+
+/// Releases what waits in a tier whose delay no test waits for. The relay is killed in the middle.
+#[track_caller]
+fn check_release(count: usize, per_second: &str) {
+    let pipe = setup("control-release", 3_600_000);
+    let _enricher = pipe.enricher("a");
+    let mut relay = pipe.retry_tier("a");
+    let mut inspector = pipe.start("dlq-inspector", "a", &[]);
+    let cli = Cli::new(&pipe, &mut inspector);
+    let tier = tier_of(&pipe);
+    // So that a release takes long enough to be interrupted.
+    cli.change(&["rate", &tier, per_second]);
+    let sent = pipe.produce(drafts("waits", count));
+    pipe.until_waiting(count);
+    let released_at = cli.change(&["release", &tier])["released_at"].clone();
+    assert!(released_at.is_string(), "{released_at}");
+    let late = pipe.produce(drafts("late", 20));
+    for _ in 0..3 {
+        let before = released(&pipe);
+        eventually("more is released", DEADLINE, || match released(&pipe) {
+            now if now > before || now >= count => Ok(()),
+            now => Err(now.to_string()),
+        });
+        relay.kill_9();
+        relay.start_again();
+    }
+    // Exactly once, and not what came later.
+    let mut watch = pipe.watch();
+    watch.until_ended(count, DEADLINE);
+    pipe.until_waiting(count + late.len());
+    let report = pipe.audit();
+    assert!(report.is_clean(), "{report}");
+    assert_eq!(
+        (report.output, report.waiting.total()),
+        (count as u64, late.len() as u64),
+        "{report}"
+    );
+    assert_eq!(released(&pipe), count);
+
+    cli.change(&["release", &tier]);
+    let all: Vec<Sent> = sent.into_iter().chain(late).collect();
+    let report = pipe.settle(&all, DEADLINE).report;
+    assert_eq!((report.output, report.dead), (all.len() as u64, 0), "{report}");
+}
+
+#[test]
+fn a_release_releases_what_waits_exactly_once_although_the_tier_is_killed() {
+    check_release(3_000, "600");
+}
+
+#[test]
+#[ignore = "long"]
+fn a_release_of_100_000_records_releases_each_exactly_once_although_the_tier_is_killed() {
+    check_release(100_000, "10000");
+}
+
+#[test]
+fn a_paused_tier_keeps_its_release_until_it_runs() {
+    let pipe = setup("control-both", 3_600_000);
+    let _enricher = pipe.enricher("a");
+    let mut relay = pipe.retry_tier("a");
+    let mut inspector = pipe.start("dlq-inspector", "a", &[]);
+    let cli = Cli::new(&pipe, &mut inspector);
+    let tier = tier_of(&pipe);
+    // Of all pipelines.
+    let whole = format!("tier/{}", pipe.pipeline.policy.tiers()[0]);
+    cli.change(&["pause", &whole]);
+    relay.until_ready_but("paused tiers: ");
+    let sent = pipe.produce(drafts("waits", 40));
+    pipe.until_waiting(40);
+    assert_eq!(cli.change(&["release", &tier])["state"], "paused");
+    relay.kill_9();
+    relay.start_again();
+    relay.until_ready_but("paused tiers: ");
+    assert_eq!(released(&pipe), 0);
+    cli.change(&["resume", &whole]);
+    pipe.settle(&sent, DEADLINE);
+    assert_eq!(relay.metric("redeliver_tier_released_early_total"), 40);
+}
+
+#[test]
+fn without_a_control_topic_what_applied_last_applies_and_nothing_starts() {
+    let pipe = setup("control-gone", 1_000);
+    let mut enricher = pipe.enricher("a");
+    let mut relay = pipe.retry_tier("a");
+    let mut inspector = pipe.start("dlq-inspector", "a", &[]);
+    let cli = Cli::new(&pipe, &mut inspector);
+    let tier = tier_of(&pipe);
+    cli.change(&["pause", &tier]);
+    relay.until_ready_but("paused tiers: ");
+    let sent = pipe.produce(drafts("waits", 30));
+    pipe.until_waiting(30);
+    let topic: Arc<str> = format!("{}-control", pipe.name()).into();
+    delete_topic(pipe.env.brokers(), &topic);
+    let last = "the control topic cannot be read, so what it contained last applies";
+    relay.until_ready_but(last);
+    enricher.until_ready_but(last);
+    until_all_are_due(&pipe);
+    assert_eq!(released(&pipe), 0);
+    let unavailable = cli.run(&["resume", &tier]);
+    assert_eq!(unavailable.code, Some(1), "{unavailable:?}");
+
+    let check = pipe.redeliver(&["topics", "check"]);
+    assert!(
+        check.code == Some(1) && check.stdout.contains(&*topic),
+        "{check:?}"
+    );
+    for process in [&mut enricher, &mut relay] {
+        process.kill_9();
+        process.start_again();
+        let output = process.wait_for_output("redeliver topics apply", DEADLINE);
+        assert!(output.contains(&*topic), "{output}");
+        process.wait(DEADLINE);
+    }
+    assert_eq!(released(&pipe), 0);
+    let applied = pipe.redeliver(&["topics", "apply"]);
+    assert_eq!(applied.code, Some(0), "{applied:?}");
+    for process in [&mut enricher, &mut relay] {
+        process.start_again();
+        process.until_ready();
+    }
+    pipe.settle(&sent, DEADLINE);
+}
+
+#[test]
+fn names_that_nothing_has_and_what_a_kind_cannot_do_are_refused() {
+    let pipe = setup("control-names", 1_000);
+    let mut inspector = pipe.start("dlq-inspector", "a", &[]);
+    let cli = Cli::new(&pipe, &mut inspector);
+    let (tier, pipeline) = (tier_of(&pipe), pipeline_of(&pipe));
+    let whole = format!("tier/{}", pipe.pipeline.policy.tiers()[0]);
+    let other_tier = format!("tier/{}/7d", pipe.name());
+    for (arguments, says) in [
+        (
+            &["pause", "pipeline/elsewhere"][..],
+            "pipeline/elsewhere not found",
+        ),
+        (&["pause", &other_tier], "not found"),
+        (&["pause", "tier/7d"], "tier/7d not found"),
+        (&["rate", &pipeline, "5"], "has no rate"),
+        (&["rate", &whole, "5"], "has no rate"),
+        (&["release", &pipeline], "has nothing to release"),
+        (&["release", &whole], "has nothing to release"),
+    ] {
+        let refused = cli.run(&[arguments, &["--why", "test"]].concat());
+        assert!(
+            refused.code != Some(0) && refused.stderr.contains(says),
+            "{arguments:?}: {refused:?}"
+        );
+    }
+    cli.change(&["rate", &tier, "0.5"]);
+    cli.change(&["pause", &pipeline]);
+    let listed = cli.run(&["controls"]);
+    let listed: Value = serde_json::from_str(&listed.stdout).unwrap();
+    let names: Vec<&str> = listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|control| control["name"].as_str())
+        .collect();
+    assert_eq!(names, [&*pipeline, &*tier]);
+    let stale = cli.run(&["resume", &pipeline, "--expected-revision", "0"]);
+    assert!(stale.stderr.contains("has revision 1"), "{stale:?}");
+}
