@@ -307,7 +307,7 @@ async fn path(broker: &Broker, count: usize, round: usize) -> anyhow::Result<f64
         &config(broker, &format!("path-{round}"), &pipeline, tier),
         async |host| {
             redeliver_retry_tier::mount(host).await?;
-            Ok(redeliver_worker::spawn(host, &spec, &fails_once).await?)
+            Ok(redeliver_worker::spawn(host, &spec, fails_once.clone()).await?)
         },
     )
     .await?;

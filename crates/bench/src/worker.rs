@@ -347,7 +347,7 @@ async fn measure<H: Handler>(
         move || read_results(&broker, &output, count)
     });
     let service = Service::start(&config, async |host| {
-        Ok(redeliver_worker::spawn(host, &spec, &handler).await?)
+        Ok(redeliver_worker::spawn(host, &spec, handler).await?)
     })
     .await?;
     let (last, results) = reader

@@ -129,7 +129,7 @@ impl Worker {
         let topics = topics::of_pipelines(&host.config, &pipelines);
         host.ensure_topics(&topics).await?;
         for (spec, handler) in specs {
-            spawn(&mut host, &spec, handler).await?;
+            spawn(&mut host, &spec, handler.clone()).await?;
         }
         Ok(host.run().await?)
     }

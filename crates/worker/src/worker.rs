@@ -148,7 +148,7 @@ fn grouping_of(pipeline: &PipelineConfig) -> Grouping {
 ///
 /// # Errors
 /// When the operating system cannot create a thread.
-pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io::Result<()> {
+pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: H) -> io::Result<()> {
     let Some(control) = host.control().await? else {
         return Ok(());
     };

@@ -61,7 +61,7 @@ impl Crawl {
             within,
             sites: Sites::default(),
         };
-        spawn(host, &self.spec, &crawler.handler()).await
+        spawn(host, &self.spec, crawler.handler()).await
     }
 
     /// Schedules pages. Those that were scheduled within `scheduler.idempotency_window` are not scheduled again.

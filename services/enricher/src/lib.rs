@@ -91,7 +91,7 @@ async fn spawn(host: &mut Host, workers: &[HttpWorker]) -> io::Result<()> {
     for HttpWorker { spec, handler } in workers {
         handler.follow_files(host);
         handler.observe(host, &spec.pipeline.name);
-        redeliver_worker::spawn(host, spec, handler).await?;
+        redeliver_worker::spawn(host, spec, handler.clone()).await?;
     }
     Ok(())
 }

@@ -87,7 +87,7 @@ impl Refusal {
             (Area::Jobs, Some(app)) => format!("jobs of the application `{}`", shown(app)),
             (Area::Jobs, None) => "jobs of all applications".to_owned(),
             // Scopes name everything but applications with its kind.
-            (Area::Control, Some(name)) if matches!(name.parse(), Ok::<ControlName, _>(_)) => {
+            (Area::Control, Some(name)) if name.parse::<ControlName>().is_ok() => {
                 format!("the control of `{}`", shown(name))
             }
             (Area::Control, Some(app)) => format!("the control of the application `{}`", shown(app)),

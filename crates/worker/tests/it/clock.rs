@@ -68,7 +68,7 @@ fn a_retry_never_waits_from_a_time_that_is_not_confirmed() {
         host.ensure_topics(&needed).await.unwrap();
         let section = host.config.pipelines[&name].clone();
         let spec = WorkerSpec::from_config(&host.config, &name, &section).unwrap();
-        spawn(&mut host, &spec, &handler).await.unwrap();
+        spawn(&mut host, &spec, handler).await.unwrap();
         host
     });
     let working = runtime.spawn(host.run());

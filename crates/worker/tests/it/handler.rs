@@ -65,7 +65,7 @@ pub(crate) async fn work_with<H: Handler>(
         grace: Duration::from_secs(10),
         ..WorkerSpec::from_config(&config, &name, &config.pipelines[&name]).unwrap()
     };
-    spawn(&mut host, &spec, &handler).await.unwrap();
+    spawn(&mut host, &spec, handler).await.unwrap();
     host.run().await.unwrap();
 }
 

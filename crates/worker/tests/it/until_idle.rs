@@ -67,7 +67,7 @@ fn a_worker_ends_by_itself_when_its_handler_has_had_all_records() {
         });
         let section = host.config.pipelines[&name].clone();
         let spec = WorkerSpec::from_config(&host.config, &name, &section).unwrap();
-        spawn(&mut host, &spec, &handler).await.unwrap();
+        spawn(&mut host, &spec, handler).await.unwrap();
         let ended = tokio::time::timeout(DEADLINE, host.run()).await;
         ended.expect("it ends").unwrap();
     });

@@ -422,7 +422,12 @@ mod tests {
             ("__consumer_offsets", false),
             ("staging-redeliver.dlq.ledger", false),
         ] {
-            let target = destinations.target("s-dlt", &Headers::new(), &wish(topic));
+            let candidate = Candidate {
+                topic: "s-dlt",
+                headers: &Headers::new(),
+                is_empty: false,
+            };
+            let target = destinations.target(candidate, &wish(topic));
             assert_eq!(target.is_ok(), is_allowed, "{topic}: {target:?}");
         }
         let returning = |topics: &[&str]| -> Vec<String> {
