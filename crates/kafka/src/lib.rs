@@ -20,6 +20,7 @@
 //! | [`lookup`] | reading single records by offset |
 //! | [`survey`] | listing topics with their offsets and retention |
 //! | [`backlog`] | the number of records that a group has not completed |
+//! | [`scan`] | reading what groups have not completed, or topics since a time, with progress |
 //! | [`producer`] | an idempotent producer without transactions |
 //! | [`topology`] | checking and creating topics |
 //! | [`topic_watch`] | which topics exist, and which were created again |
@@ -46,6 +47,7 @@ pub mod processor;
 pub mod producer;
 pub mod reader;
 pub mod recovery;
+pub mod scan;
 pub mod survey;
 pub mod topic_watch;
 pub mod topology;
