@@ -1,4 +1,4 @@
-//! The gRPC server: dead letters, health, reflection.
+//! The gRPC server: dead letters, redrives, waiting records, the audit log, health, reflection.
 
 use std::time::Duration;
 
@@ -6,6 +6,9 @@ use redeliver_proto::v1::audit_service_server::{AuditServiceServer, SERVICE_NAME
 use redeliver_proto::v1::dead_letter_service_server::{DeadLetterServiceServer, SERVICE_NAME};
 use redeliver_proto::v1::redrive_service_server::{
     RedriveServiceServer, SERVICE_NAME as REDRIVE_SERVICE_NAME,
+};
+use redeliver_proto::v1::waiting_service_server::{
+    SERVICE_NAME as WAITING_SERVICE_NAME, WaitingServiceServer,
 };
 use redeliver_runtime::listen::Listener;
 use redeliver_service::followed::Followed;
@@ -58,6 +61,7 @@ pub(crate) async fn serve(
         let names = [
             SERVICE_NAME,
             REDRIVE_SERVICE_NAME,
+            WAITING_SERVICE_NAME,
             AUDIT_SERVICE_NAME,
             HEALTH,
             version,
@@ -79,6 +83,7 @@ pub(crate) async fn serve(
         .add_service(reflection(REFLECTION_V1ALPHA).build_v1alpha()?)
         .add_service(authenticate.layer(AuditServiceServer::new(api.clone())))
         .add_service(authenticate.layer(RedriveServiceServer::new(api.clone())))
+        .add_service(authenticate.layer(WaitingServiceServer::new(api.clone())))
         .add_service(authenticate.layer(DeadLetterServiceServer::new(api)))
         .serve_with_incoming_shutdown(listener.incoming(), stop.clone().cancelled_owned());
     let server = async {
