@@ -357,16 +357,19 @@ impl<S: Fn(v1::ScanProgress)> Reporter<S> {
         }
         ControlFlow::Continue(())
     }
+}
 
+impl<S> Reporter<S> {
     fn count(&mut self) {
-        self.metrics.add_scanned(self.last.read - self.counted);
+        self.metrics
+            .add_scanned(self.last.read.saturating_sub(self.counted));
         self.counted = self.last.read;
     }
 }
 
 impl<S> Drop for Reporter<S> {
     fn drop(&mut self) {
-        self.metrics.add_scanned(self.last.read - self.counted);
+        self.count();
     }
 }
 

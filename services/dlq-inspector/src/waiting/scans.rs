@@ -189,7 +189,7 @@ impl Scans {
             return Err(TraceError::OtherTopic(position.topic.clone()));
         }
         let found = self.lookup(position)?;
-        let mut traced = Vec::new();
+        let (mut traced, mut before) = (Vec::new(), Progress::default());
         for (pipeline, roles) in having {
             let Some(origin) = self.origin_at(pipeline, position, found.as_ref()) else {
                 continue;
@@ -204,7 +204,15 @@ impl Scans {
                 mask,
                 now,
             };
-            traced.push(search.run(from_beginning, on_progress)?);
+            let mut now = before;
+            traced.push(search.run(from_beginning, &mut |progress| {
+                now = Progress {
+                    read: before.read + progress.read,
+                    total: before.total + progress.total,
+                };
+                on_progress(now)
+            })?);
+            before = now;
         }
         match found {
             _ if !traced.is_empty() => Ok(traced),
