@@ -11,4 +11,5 @@ mod rebuild;
 mod redrive;
 mod server;
 mod support;
+mod waiting;
 mod watch;
