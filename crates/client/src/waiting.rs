@@ -198,6 +198,10 @@ pub enum TraceOutcome {
     Succeeded,
     /// It is a dead letter.
     Dead,
+    /// It is a dead letter that was discarded.
+    Discarded,
+    /// It was redriven to a topic that is none of the pipeline.
+    Redriven,
     /// Its last copy is complete, and the next one is not there.
     Unknown,
 }
@@ -207,9 +211,9 @@ pub enum TraceOutcome {
 pub struct TraceStep {
     /// What has happened.
     pub event: TraceEvent,
-    /// When the copy was written.
+    /// When the copy was written; without a copy, when it was decided.
     pub time: Option<Timestamp>,
-    /// The position of the copy.
+    /// The position of the copy; without a copy, that of the dead letter.
     pub position: Position,
     /// Where it is: `source`, `due`, `scheduler`, `output`, `dead-letters` or a tier such as `30s`.
     pub place: String,
@@ -227,8 +231,16 @@ pub struct TraceStep {
     pub due_at: Option<Timestamp>,
     /// How long the wait is.
     pub wait: Option<Duration>,
-    /// How often the record has been redriven before.
+    /// How often the record has been redriven before; a redrive that has written a copy counts.
     pub redrives: u32,
+    /// Who has redriven, discarded or restored the dead letter.
+    pub by: Option<String>,
+    /// Why.
+    pub why: Option<String>,
+    /// The job that did so.
+    pub redrive_id: Option<String>,
+    /// The topic to which a redrive has written the record.
+    pub destination: Option<String>,
 }
 
 /// What has happened to a record.
@@ -248,6 +260,10 @@ pub enum TraceEvent {
     Died,
     /// A dead letter was sent back to its pipeline.
     Redriven,
+    /// A dead letter was discarded.
+    Discarded,
+    /// A discarded dead letter was opened again.
+    Restored,
 }
 
 impl TraceOutcome {
@@ -260,6 +276,8 @@ impl TraceOutcome {
             Self::Due => "due",
             Self::Succeeded => "succeeded",
             Self::Dead => "dead",
+            Self::Discarded => "discarded",
+            Self::Redriven => "redriven",
             Self::Unknown => "unknown",
         }
     }
@@ -277,6 +295,8 @@ impl TraceEvent {
             Self::Succeeded => "succeeded",
             Self::Died => "died",
             Self::Redriven => "redriven",
+            Self::Discarded => "discarded",
+            Self::Restored => "restored",
         }
     }
 }
@@ -470,6 +490,8 @@ impl TryFrom<v1::PipelineTrace> for RecordTrace {
             v1::TraceOutcome::Due => TraceOutcome::Due,
             v1::TraceOutcome::Succeeded => TraceOutcome::Succeeded,
             v1::TraceOutcome::Dead => TraceOutcome::Dead,
+            v1::TraceOutcome::Discarded => TraceOutcome::Discarded,
+            v1::TraceOutcome::Redriven => TraceOutcome::Redriven,
             v1::TraceOutcome::Unknown | v1::TraceOutcome::Unspecified => TraceOutcome::Unknown,
         };
         let steps = trace.steps.into_iter().map(TraceStep::try_from);
@@ -499,6 +521,8 @@ impl TryFrom<v1::TraceStep> for TraceStep {
             v1::TraceEvent::Succeeded => TraceEvent::Succeeded,
             v1::TraceEvent::Died => TraceEvent::Died,
             v1::TraceEvent::Redriven => TraceEvent::Redriven,
+            v1::TraceEvent::Discarded => TraceEvent::Discarded,
+            v1::TraceEvent::Restored => TraceEvent::Restored,
         };
         let wait = step
             .wait
@@ -517,6 +541,10 @@ impl TryFrom<v1::TraceStep> for TraceStep {
             due_at: time(step.due_at, "due_at")?,
             wait: wait.map(Duration::from),
             redrives: step.redrives,
+            by: text(step.by),
+            why: text(step.why),
+            redrive_id: text(step.redrive_id),
+            destination: text(step.destination),
         })
     }
 }

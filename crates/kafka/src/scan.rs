@@ -17,6 +17,7 @@ use redeliver_kafka_ffi::KafkaClient;
 use crate::backlog::{Groups, Unfinished};
 use crate::client::KafkaSettings;
 use crate::reader::{ReadError, TopicReader, is_unknown, kafka, offsets_since, partition_count};
+use crate::shared_prefetch::SharedPrefetch;
 use crate::tracker::Committed;
 
 /// Timeout of one request.
@@ -91,8 +92,9 @@ impl Scan {
             of_topic.insert(partition, part);
             from.push(((topic, partition), begin));
         }
+        let settings = SharedPrefetch::of(from.len()).limit(settings);
         Ok(Self {
-            reader: TopicReader::from_offsets(settings, from)?,
+            reader: TopicReader::from_offsets(&settings, from)?,
             parts,
             total,
         })

@@ -74,6 +74,8 @@ fn as_text(trace: &RecordTrace) -> String {
         TraceOutcome::Due => "due, and not processed yet".to_owned(),
         TraceOutcome::Succeeded => "succeeded".to_owned(),
         TraceOutcome::Dead => "dead".to_owned(),
+        TraceOutcome::Discarded => "discarded".to_owned(),
+        TraceOutcome::Redriven => "redriven to another topic".to_owned(),
         TraceOutcome::Unknown => "unknown".to_owned(),
     };
     let mut text = fields(&[
@@ -101,8 +103,6 @@ fn as_text(trace: &RecordTrace) -> String {
 }
 
 fn row(step: &TraceStep) -> Vec<String> {
-    let reason = [&step.error_class, &step.error_code, &step.error_message];
-    let reason: Vec<&str> = reason.into_iter().flatten().map(String::as_str).collect();
     let event = match (step.event, step.redrives) {
         (TraceEvent::Redriven, redrives) if redrives > 1 => format!("redriven ({redrives})"),
         (event, _) => event.as_str().to_owned(),
@@ -112,10 +112,27 @@ fn row(step: &TraceStep) -> Vec<String> {
         event,
         step.place.clone(),
         step.attempts.to_string(),
-        crate::output::shortened(&reason.join(" "), 100),
+        crate::output::shortened(&reason(step), 100),
         step.wait.map(wait).unwrap_or_default(),
         step.position.to_string(),
     ]
+}
+
+/// Why a step was taken: the failure, or who has decided it.
+fn reason(step: &TraceStep) -> String {
+    let failure = [&step.error_class, &step.error_code, &step.error_message];
+    let mut parts: Vec<String> = failure.into_iter().flatten().cloned().collect();
+    // Where the copy is, its position says.
+    let destination = step.destination.as_ref();
+    let elsewhere = destination.filter(|topic| step.place == "dead-letters" && !topic.is_empty());
+    parts.extend(elsewhere.map(|topic| format!("to {topic}")));
+    parts.extend(step.redrive_id.as_ref().map(|id| format!("job {id}")));
+    parts.extend(step.by.as_ref().map(|by| format!("by {by}")));
+    let decided = parts.join(" ");
+    match &step.why {
+        Some(why) => format!("{decided}: {why}"),
+        None => decided,
+    }
 }
 
 fn wait(wait: Duration) -> String {
@@ -138,6 +155,10 @@ fn as_json(trace: &RecordTrace) -> Value {
             "due_at": time(step.due_at),
             "wait": step.wait.map(wait),
             "redrives": step.redrives,
+            "redrive_id": step.redrive_id,
+            "by": step.by,
+            "why": step.why,
+            "destination": step.destination,
         })
     });
     json!({

@@ -17,7 +17,6 @@ use redeliver_proto::v1;
 use redeliver_proto::v1::waiting_service_server::WaitingService;
 use redeliver_service::identity::{self, Withdrawn};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 
@@ -27,12 +26,11 @@ use crate::access::Viewer;
 use crate::metrics::Metrics;
 use crate::waiting::counts::Counts;
 use crate::waiting::life::{Event, Outcome, Step};
+use crate::waiting::limit::QUEUE_TIMEOUT;
 use crate::waiting::page::Row;
 use crate::waiting::scans::{OnProgress, TIMEOUT, TraceError, Traced};
 use crate::waiting::tally::{Filter, Found};
 
-/// How long a scan may wait for others to end.
-const QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time between two messages about the progress of a scan.
 const PROGRESS: Duration = Duration::from_millis(200);
 /// How many error codes an answer contains.
@@ -264,8 +262,7 @@ impl Api {
         T: Send + 'static,
         R: Send + 'static,
     {
-        let permit = timeout(QUEUE_TIMEOUT, self.scans.permits.clone().acquire_owned()).await;
-        let Ok(Ok(permit)) = permit else {
+        let Some(permit) = self.scans.limit.enter().await else {
             let text = format!(
                 "other scans took more than {} s; retry later",
                 QUEUE_TIMEOUT.as_secs()
@@ -540,6 +537,8 @@ fn trace_message(traced: Traced) -> v1::PipelineTrace {
         Outcome::Due => v1::TraceOutcome::Due,
         Outcome::Succeeded => v1::TraceOutcome::Succeeded,
         Outcome::Dead => v1::TraceOutcome::Dead,
+        Outcome::Discarded => v1::TraceOutcome::Discarded,
+        Outcome::Redriven => v1::TraceOutcome::Redriven,
         Outcome::Unknown => v1::TraceOutcome::Unknown,
     };
     v1::PipelineTrace {
@@ -555,7 +554,13 @@ fn trace_message(traced: Traced) -> v1::PipelineTrace {
     }
 }
 
-fn step_message(Step { event, copy }: Step) -> v1::TraceStep {
+fn step_message(
+    Step {
+        event,
+        copy,
+        decision,
+    }: Step,
+) -> v1::TraceStep {
     let name = match event {
         Event::Entered => v1::TraceEvent::Entered,
         Event::Waits => v1::TraceEvent::Waits,
@@ -563,6 +568,8 @@ fn step_message(Step { event, copy }: Step) -> v1::TraceStep {
         Event::Succeeded => v1::TraceEvent::Succeeded,
         Event::Died => v1::TraceEvent::Died,
         Event::Redriven => v1::TraceEvent::Redriven,
+        Event::Discarded => v1::TraceEvent::Discarded,
+        Event::Restored => v1::TraceEvent::Restored,
     };
     let facts = copy.facts;
     let due = facts.due.filter(|_| event == Event::Waits);
@@ -573,9 +580,17 @@ fn step_message(Step { event, copy }: Step) -> v1::TraceStep {
     let wait = due
         .zip(failed_at.or(facts.written))
         .map(|(due, from)| to_duration(due.since(from).into()));
+    // Nothing was written for it, or it is not there.
+    let is_decided_only = decision.is_some() && copy.is_dead();
+    let written = if is_decided_only { None } else { facts.written };
+    let decision = decision.unwrap_or_default();
+    let redrive_id = match &*decision.redrive_id {
+        "" if event == Event::Redriven => facts.redrive_id.unwrap_or_default(),
+        _ => decision.redrive_id,
+    };
     v1::TraceStep {
         event: name.into(),
-        time: facts.written.map(to_timestamp),
+        time: written.or(decision.time).map(to_timestamp),
         position: Some(position_message(&copy.position)),
         place: copy.spot.to_string(),
         attempts: facts.attempts.unwrap_or(0),
@@ -586,5 +601,63 @@ fn step_message(Step { event, copy }: Step) -> v1::TraceStep {
         due_at: due.map(to_timestamp),
         wait,
         redrives: facts.redrives,
+        by: decision.by,
+        why: decision.why,
+        redrive_id,
+        destination: decision.destination,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{SyncSender, sync_channel};
+
+    use prometheus_client::registry::Registry;
+
+    use super::*;
+
+    fn reporter(cancelled: &CancellationToken, sent: SyncSender<u64>) -> Reporter<impl Fn(v1::ScanProgress)> {
+        Reporter {
+            send: move |progress: v1::ScanProgress| sent.send(progress.read).unwrap(),
+            metrics: Metrics::register(&mut Registry::default()),
+            cancelled: cancelled.clone(),
+            last: Progress::default(),
+            counted: 0,
+            calls: 0,
+            sent: None,
+        }
+    }
+
+    #[test]
+    fn a_scan_ends_once_nobody_waits_for_it_while_records_arrive_and_while_none_does() {
+        for arrives in [1, 0] {
+            let cancelled = CancellationToken::new();
+            let (sender, _receiver) = sync_channel(10_000);
+            let mut reporter = reporter(&cancelled, sender);
+            let mut progress = Progress { read: 0, total: 10_000 };
+            let mut report = || {
+                progress.read += arrives;
+                reporter.report(progress)
+            };
+            for _ in 0..1_000 {
+                assert!(report().is_continue());
+            }
+            cancelled.cancel();
+            let more = (0..1_000).take_while(|_| report().is_continue()).count();
+            assert!(more < 256, "{more} more records");
+        }
+    }
+
+    #[test]
+    fn progress_begins_at_once_and_is_not_sent_for_each_record() {
+        let (sender, receiver) = sync_channel(10_000);
+        let mut reporter = reporter(&CancellationToken::new(), sender);
+        for read in 1..=10_000 {
+            let progress = Progress { read, total: 10_000 };
+            assert!(reporter.report(progress).is_continue());
+        }
+        drop(reporter);
+        let sent: Vec<u64> = receiver.iter().collect();
+        assert!(sent[0] == 1 && sent.len() < 100, "{sent:?}");
     }
 }

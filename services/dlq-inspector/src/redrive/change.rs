@@ -277,7 +277,7 @@ impl PendingChange {
     }
 }
 
-/// The id of a new job. Ids increase with the time.
+/// The id of a new job. Ids increase with the time. [`is_job_id`](super::is_job_id) recognises them.
 fn new_id(now: Timestamp, random: u128) -> String {
     let millis = now.as_millis().max(0);
     format!("{millis:012x}{:04x}", random & 0xffff)

@@ -5,12 +5,13 @@ use std::borrow::Cow;
 use redeliver_core::backoff::MAX_WAIT;
 use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
 use redeliver_core::headers::{
-    self, ERROR_CLASS, ERROR_CODE, ERROR_MESSAGE, ERROR_TIMESTAMP, Origin, PROCESS_AFTER, REDRIVE_COUNT,
-    ReservedHeaders,
+    self, ERROR_CLASS, ERROR_CODE, ERROR_MESSAGE, ERROR_TIMESTAMP, Origin, PROCESS_AFTER, ReservedHeaders,
 };
+use redeliver_core::redrive::{self, REDRIVE_ID};
 use redeliver_core::{Headers, Record, Timestamp};
 
 use crate::masking::Mask;
+use crate::redrive::is_job_id;
 
 /// The maximum length of a code in answers, in bytes. Workers write no longer ones.
 const MAX_CODE: usize = 120;
@@ -26,7 +27,10 @@ pub(crate) struct Facts {
     pub(crate) origin: Option<Origin>,
     /// When the copy was written.
     pub(crate) written: Option<Timestamp>,
+    /// How often the record was redriven before.
     pub(crate) redrives: u32,
+    /// The job that has redriven it last. Headers of users can have this name, too: a text that no job has as its id is not shown.
+    pub(crate) redrive_id: Option<String>,
     /// Whether a service would treat the copy as malformed.
     pub(crate) is_malformed: bool,
 }
@@ -40,7 +44,7 @@ impl<'r> Visible<'r> {
             return Self(Cow::Borrowed(&record.headers));
         }
         let own = record.headers.iter();
-        let own = own.filter(|(name, _)| headers::is_reserved(name) || *name == REDRIVE_COUNT);
+        let own = own.filter(|(name, _)| headers::is_reserved(name) || redrive::is_redrive_header(name));
         Self(Cow::Owned(mask.headers(own).headers))
     }
 
@@ -69,7 +73,8 @@ impl<'r> Visible<'r> {
             failed_at: self.parsed(ERROR_TIMESTAMP),
             origin: visible.origin().ok(),
             written: record.timestamp,
-            redrives: self.parsed(REDRIVE_COUNT).unwrap_or(0),
+            redrives: redrive::count(&self.0),
+            redrive_id: self.parsed(REDRIVE_ID).filter(|id: &String| is_job_id(id)),
             is_malformed: waits && is_malformed(record, now),
         }
     }

@@ -1,13 +1,17 @@
 //! The steps of a record's life in a pipeline, from the copies that Kafka still contains.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
-use redeliver_core::pipeline::TopicRole;
+use redeliver_core::pipeline::{ReturnTo, TopicRole};
 use redeliver_core::{Pipeline, Position, Timestamp};
 
+use super::decision::Decision;
 use super::facts::Facts;
+use crate::id::LetterId;
+use crate::ledger::State;
+use crate::letter::ContentHash;
 
 /// The maximum number of copies of a record that a trace remembers.
 pub(crate) const MAX_COPIES: usize = 1_000;
@@ -28,6 +32,8 @@ pub(crate) struct Copy {
     pub(crate) position: Position,
     pub(crate) facts: Facts,
     pub(crate) message: Option<String>,
+    /// Of a dead letter.
+    pub(crate) content: Option<ContentHash>,
     /// Whether its reader has not completed it. False in topics that nobody of ours reads.
     pub(crate) is_unread: bool,
 }
@@ -50,12 +56,17 @@ pub(crate) enum Event {
     Succeeded,
     Died,
     Redriven,
+    Discarded,
+    Restored,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) event: Event,
+    /// What was written. If somebody has decided about a dead letter and nothing was written, or the copy is not there, the dead letter.
     pub(crate) copy: Copy,
+    /// Who has decided it, when, and why.
+    pub(crate) decision: Option<Decision>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +76,9 @@ pub(crate) enum Outcome {
     Due,
     Succeeded,
     Dead,
+    Discarded,
+    /// To a topic of others, where it is a new record.
+    Redriven,
     Unknown,
 }
 
@@ -106,10 +120,51 @@ impl Copy {
         let wait = |copy: &Self| (copy.facts.redrives, copy.facts.attempts, copy.facts.due);
         self.spot == Spot::Scheduler && other.spot == Spot::Scheduler && wait(self) == wait(other)
     }
+
+    /// The id of the dead letter.
+    pub(crate) fn letter_id(&self) -> LetterId {
+        LetterId {
+            topic: self.position.topic.to_string(),
+            partition: self.position.partition,
+            offset: self.position.offset,
+        }
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.spot == Spot::Topic(TopicRole::DeadLetter)
+    }
+
+    /// Whether the redrive of this dead letter has written the other copy.
+    fn was_redriven_as(&self, decision: &Decision, other: &Self) -> bool {
+        let can_be = matches!(other.spot, Spot::Topic(TopicRole::Due | TopicRole::Source))
+            && other.facts.redrives > self.facts.redrives;
+        // Later copies have the header, too.
+        let is_first = other.facts.attempts.unwrap_or(0) == 0;
+        let is_same = match (&other.facts.redrive_id, &*decision.redrive_id) {
+            (Some(of), id) if !id.is_empty() => of == id,
+            _ => other.facts.redrives == self.facts.redrives + 1,
+        };
+        can_be && is_first && is_same
+    }
 }
 
-/// The life of a record from its copies, in any order. `entered`: its place in the source.
-pub(crate) fn life(pipeline: &Pipeline, entered: &Entered, mut copies: Vec<Copy>) -> Life {
+impl Step {
+    fn new(event: Event, copy: Copy) -> Self {
+        Self {
+            event,
+            copy,
+            decision: None,
+        }
+    }
+}
+
+/// The life of a record from its copies, in any order. `entered`: its place in the source. `decisions`: what was done with its dead letters.
+pub(crate) fn life(
+    pipeline: &Pipeline,
+    entered: &Entered,
+    mut copies: Vec<Copy>,
+    mut decisions: HashMap<LetterId, Decision>,
+) -> Life {
     // Clocks of different processes differ, so the number of attempts comes first.
     copies.sort_by_key(|copy| {
         let facts = &copy.facts;
@@ -125,23 +180,12 @@ pub(crate) fn life(pipeline: &Pipeline, entered: &Entered, mut copies: Vec<Copy>
 
     let mut steps = Vec::new();
     if entered.is_found {
-        steps.push(Step {
-            event: Event::Entered,
-            copy: Copy {
-                spot: Spot::Topic(TopicRole::Source),
-                position: entered.position.clone(),
-                facts: Facts {
-                    attempts: Some(0),
-                    written: entered.timestamp,
-                    ..Facts::default()
-                },
-                message: None,
-                is_unread: entered.is_unread,
-            },
-        });
+        steps.push(entry(entered));
     }
+    // The decisions that have written copies, by the index of the copy.
+    let mut written: HashMap<usize, Decision> = HashMap::new();
     let mut redrives = 0;
-    for copy in copies {
+    for (index, copy) in copies.iter().enumerate() {
         let event = match copy.spot {
             Spot::Scheduler | Spot::Topic(TopicRole::Tier(_)) => Event::Waits,
             Spot::Topic(TopicRole::Output) => Event::Succeeded,
@@ -152,26 +196,39 @@ pub(crate) fn life(pipeline: &Pipeline, entered: &Entered, mut copies: Vec<Copy>
             Spot::Topic(TopicRole::Due | TopicRole::Source) => Event::Released,
         };
         redrives = redrives.max(copy.facts.redrives);
-        steps.push(Step { event, copy });
+        steps.push(Step {
+            decision: written.remove(&index),
+            ..Step::new(event, copy.clone())
+        });
+        let decided = copy.is_dead().then(|| decisions.remove(&copy.letter_id()));
+        let Some(decision) = decided.flatten() else {
+            continue;
+        };
+        let event = match decision.state {
+            State::Open => Event::Restored,
+            State::Discarded => Event::Discarded,
+            State::Redriven => {
+                let mut others = copies.iter().enumerate().skip(index + 1);
+                let is_next = |(_, other): &(usize, &Copy)| copy.was_redriven_as(&decision, other);
+                if let Some((next, _)) = others.find(is_next) {
+                    written.insert(next, decision);
+                    continue;
+                }
+                Event::Redriven
+            }
+        };
+        steps.push(Step {
+            decision: Some(decision),
+            ..Step::new(event, copy.clone())
+        });
     }
 
     let last = steps.last();
-    let outcome = match last.map(|step| (step.event, step.copy.is_unread)) {
-        Some((Event::Succeeded, _)) => Outcome::Succeeded,
-        Some((Event::Died, _)) => Outcome::Dead,
-        Some((Event::Entered, true)) => Outcome::New,
-        Some((Event::Waits, true)) => Outcome::Waits,
-        Some((Event::Released | Event::Redriven, true)) => Outcome::Due,
-        Some((_, false)) | None => Outcome::Unknown,
-    };
-    if outcome == Outcome::Unknown && last.is_some() {
-        gaps.push(if pipeline.output.is_none() || pipeline.drops_results {
-            "the last copy is complete and nothing follows it: the record has succeeded without a result, or retention has removed what \
-             follows"
-                .to_owned()
-        } else {
-            "the last copy is complete and nothing follows it: retention has removed what follows, or the search began too late".to_owned()
-        });
+    let outcome = last.map_or(Outcome::Unknown, |step| outcome(pipeline, step));
+    if outcome == Outcome::Unknown
+        && let Some(last) = last
+    {
+        gaps.push(end_unknown(pipeline, last));
     }
     Life {
         next_due: last
@@ -181,6 +238,75 @@ pub(crate) fn life(pipeline: &Pipeline, entered: &Entered, mut copies: Vec<Copy>
         steps,
         gaps,
     }
+}
+
+/// Whether copies may be in the source although retries are not: a redrive can choose it.
+pub(crate) fn may_be_in_source(
+    pipeline: &Pipeline,
+    copies: &[Copy],
+    decisions: &HashMap<LetterId, Decision>,
+) -> bool {
+    if pipeline.return_to == ReturnTo::Source {
+        return false;
+    }
+    // Each redrive to the due topic has left a copy there.
+    let begun = copies.iter().filter(|copy| copy.spot == Spot::Topic(TopicRole::Due));
+    let begun: BTreeSet<u32> = begun.map(|copy| copy.facts.redrives).collect();
+    let mut redrives = copies.iter().map(|copy| copy.facts.redrives);
+    let mut decisions = decisions.values();
+    redrives.any(|redrives| redrives > 0 && !begun.contains(&redrives))
+        || decisions.any(|decision| *decision.destination == *pipeline.source)
+}
+
+/// The first step.
+fn entry(entered: &Entered) -> Step {
+    let copy = Copy {
+        spot: Spot::Topic(TopicRole::Source),
+        position: entered.position.clone(),
+        facts: Facts {
+            attempts: Some(0),
+            written: entered.timestamp,
+            ..Facts::default()
+        },
+        message: None,
+        content: None,
+        is_unread: entered.is_unread,
+    };
+    Step::new(Event::Entered, copy)
+}
+
+/// Where a record is after its last step.
+fn outcome(pipeline: &Pipeline, last: &Step) -> Outcome {
+    match (last.event, last.copy.is_unread) {
+        (Event::Succeeded, _) => Outcome::Succeeded,
+        (Event::Died | Event::Restored, _) => Outcome::Dead,
+        (Event::Discarded, _) => Outcome::Discarded,
+        (Event::Redriven, _) if last.copy.is_dead() => {
+            let destination = last.decision.as_ref().map(|decision| &*decision.destination);
+            match destination.filter(|topic| !topic.is_empty()) {
+                Some(topic) if *topic != *pipeline.source && *topic != *pipeline.due_topic() => Outcome::Redriven,
+                _ => Outcome::Unknown,
+            }
+        }
+        (Event::Entered, true) => Outcome::New,
+        (Event::Waits, true) => Outcome::Waits,
+        (Event::Released | Event::Redriven, true) => Outcome::Due,
+        (Event::Entered | Event::Waits | Event::Released | Event::Redriven, false) => Outcome::Unknown,
+    }
+}
+
+/// Why it is unknown what follows the last step.
+fn end_unknown(pipeline: &Pipeline, last: &Step) -> String {
+    if last.event == Event::Redriven && last.copy.is_dead() {
+        return "the copy that the redrive has written is not there: it was written after the search, or retention has removed it"
+            .to_owned();
+    }
+    if pipeline.output.is_none() || pipeline.drops_results {
+        return "the last copy is complete and nothing follows it: the record has succeeded without a result, or retention has removed \
+                what follows"
+            .to_owned();
+    }
+    "the last copy is complete and nothing follows it: retention has removed what follows, or the search began too late".to_owned()
 }
 
 /// What retention has removed.
@@ -237,6 +363,12 @@ impl Copies {
         }
     }
 
+    pub(crate) fn extend(&mut self, copies: impl IntoIterator<Item = Copy>) {
+        for copy in copies {
+            self.add(copy);
+        }
+    }
+
     fn shrink(&mut self) {
         if self.list.len() > MAX_COPIES {
             self.list.sort_by_key(|copy| Reverse(copy.facts.written));
@@ -282,6 +414,7 @@ mod tests {
                 ..Facts::default()
             },
             message: None,
+            content: None,
             is_unread: false,
         }
     }
@@ -315,7 +448,22 @@ mod tests {
             output: Some("out".into()),
             ..Pipeline::new("p")
         };
-        life(&pipeline, &entered(), copies)
+        life(&pipeline, &entered(), copies, HashMap::new())
+    }
+
+    fn decided(copies: Vec<Copy>, decisions: &[(&Copy, Decision)]) -> Life {
+        let decisions = decisions.iter();
+        let decisions = decisions.map(|(copy, decision)| (copy.letter_id(), decision.clone()));
+        life(&Pipeline::new("p"), &entered(), copies, decisions.collect())
+    }
+
+    fn redrive(id: &str, destination: &str) -> Decision {
+        Decision {
+            state: State::Redriven,
+            redrive_id: id.to_owned(),
+            destination: destination.to_owned(),
+            ..Decision::default()
+        }
     }
 
     fn events(life: &Life) -> Vec<Event> {
@@ -370,6 +518,84 @@ mod tests {
     }
 
     #[test]
+    fn a_decision_belongs_to_the_copy_that_it_has_written() {
+        let first = copy(DEAD, 1, 10);
+        let second = redriven(copy(DEAD, 1, 30), 1);
+        let by = |id: &str, copy: Copy| {
+            let facts = Facts {
+                redrive_id: Some(id.to_owned()),
+                ..copy.facts
+            };
+            Copy { facts, ..copy }
+        };
+        let copies = vec![
+            first.clone(),
+            by("a", redriven(copy(DUE, 0, 20), 1)),
+            second.clone(),
+            // The endpoint works, and a redrive of somebody else is in the ledger.
+            unread(by("c", redriven(copy(DUE, 0, 40), 2))),
+        ];
+        let decisions = [
+            (&first, redrive("a", "p-retry-due")),
+            (&second, redrive("b", "p-retry-due")),
+        ];
+        let life = decided(copies, &decisions);
+        let ids = life.steps.iter().map(|step| {
+            let id = step.decision.as_ref().map(|decision| &*decision.redrive_id);
+            (step.event, id)
+        });
+        let expected = [
+            (Event::Entered, None),
+            (Event::Died, None),
+            (Event::Redriven, Some("a")),
+            (Event::Died, None),
+            (Event::Redriven, Some("b")),
+            (Event::Redriven, None),
+        ];
+        assert_eq!(ids.collect::<Vec<_>>(), expected);
+        assert_eq!(life.outcome, Outcome::Due);
+    }
+
+    #[test]
+    fn the_decision_about_the_last_dead_letter_decides_where_a_record_is_now() {
+        let dead = copy(DEAD, 1, 10);
+        let of = |decision| {
+            let life = decided(vec![dead.clone()], &[(&dead, decision)]);
+            assert_eq!(life.steps.len(), 3);
+            (life.steps[2].event, life.outcome, life.gaps.len())
+        };
+        let state = |state| Decision {
+            state,
+            ..Decision::default()
+        };
+        assert_eq!(of(state(State::Discarded)), (Event::Discarded, Outcome::Discarded, 0));
+        assert_eq!(of(state(State::Open)), (Event::Restored, Outcome::Dead, 0));
+        let elsewhere = redrive("a", "other");
+        assert_eq!(of(elsewhere), (Event::Redriven, Outcome::Redriven, 0));
+        // Its copy should be there.
+        for topic in ["p", "p-retry-due", ""] {
+            assert_eq!(of(redrive("a", topic)), (Event::Redriven, Outcome::Unknown, 1));
+        }
+    }
+
+    #[test]
+    fn the_source_is_searched_only_if_a_redrive_may_have_chosen_it() {
+        let pipeline = Pipeline::new("p");
+        let is = |copies: &[Copy], decisions: &[Decision]| {
+            let decisions = decisions.iter().map(|decision| (copy(DEAD, 1, 10).letter_id(), decision.clone()));
+            may_be_in_source(&pipeline, copies, &decisions.collect())
+        };
+        let died = [copy(TIER, 1, 5), copy(DUE, 1, 7), copy(DEAD, 1, 10)];
+        assert!(!is(&died, &[]));
+        assert!(!is(&died, &[redrive("a", "p-retry-due")]));
+        assert!(is(&died, &[redrive("a", "p")]));
+        let again = redriven(copy(DEAD, 1, 20), 1);
+        assert!(!is(&[redriven(copy(DUE, 0, 15), 1), again.clone()], &[]));
+        // The first dead letter, whose entry in the ledger would say it, may be gone.
+        assert!(is(&[again], &[]));
+    }
+
+    #[test]
     fn the_last_copy_decides_where_a_record_is_now() {
         let outcome = |copies| of(copies).outcome;
         assert_eq!(outcome(vec![unread(copy(TIER, 1, 10))]), Outcome::Waits);
@@ -387,7 +613,7 @@ mod tests {
             is_unread: true,
             ..entered()
         };
-        assert_eq!(life(&Pipeline::new("p"), &new, Vec::new()).outcome, Outcome::New);
+        assert_eq!(life(&Pipeline::new("p"), &new, Vec::new(), HashMap::new()).outcome, Outcome::New);
         let waits = of(vec![unread(copy(TIER, 1, 10))]);
         assert_eq!(waits.next_due, Some(Timestamp::from_millis(15)));
     }
@@ -413,6 +639,7 @@ mod tests {
             &Pipeline::new("p"),
             &gone,
             vec![copy(TIER, 3, 10), copy(DEAD, 4, 20)],
+            HashMap::new(),
         );
         assert_eq!(
             life.gaps,

@@ -18,17 +18,19 @@ use redeliver_kafka::survey::Surveyor;
 use redeliver_proto::long_wait;
 use redeliver_runtime::Config;
 use redeliver_service::topics;
-use tokio::sync::Semaphore;
 
 use super::Place;
+use super::decision::{Decision, Decisions};
 use super::facts::Visible;
-use super::life::{Copies, Copy, Entered, Life, Spot, life};
+use super::life::{Copies, Copy, Entered, Life, Spot, life, may_be_in_source};
+use super::limit::ScanLimit;
 use super::tally::{Filter, Found, Tally};
 use crate::access::Viewer;
+use crate::id::LetterId;
+use crate::ledger;
+use crate::letter::content_hash;
 use crate::masking::Mask;
 
-/// How many scans run at the same time.
-const SCANS: usize = 2;
 /// The maximum duration of a scan.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(600);
 /// The maximum time to find a single record.
@@ -44,7 +46,7 @@ pub(crate) struct Scans {
     pipelines: Arc<[Pipeline]>,
     /// The group and the topics of the scheduler.
     scheduler: Arc<(String, SchedulerTopics)>,
-    pub(crate) permits: Arc<Semaphore>,
+    pub(crate) limit: ScanLimit,
 }
 
 /// Is told how much was read, and breaks if nobody waits for the rest.
@@ -85,7 +87,7 @@ impl Scans {
             surveyor,
             pipelines: topics::pipelines(config).into(),
             scheduler: Arc::new((kafka.id(&scheduler.group), scheduler.topics())),
-            permits: Arc::new(Semaphore::new(SCANS)),
+            limit: ScanLimit::new(),
         }
     }
 
@@ -189,30 +191,25 @@ impl Scans {
             return Err(TraceError::OtherTopic(position.topic.clone()));
         }
         let found = self.lookup(position)?;
-        let (mut traced, mut before) = (Vec::new(), Progress::default());
+        let mut parts = Parts {
+            before: Progress::default(),
+            on_progress,
+        };
+        let mut traced = Vec::new();
         for (pipeline, roles) in having {
             let Some(origin) = self.origin_at(pipeline, position, found.as_ref()) else {
                 continue;
             };
-            let mask = viewer.mask(&pipeline.dead_letter_topic());
             let search = Search {
                 scans: self,
                 pipeline,
                 roles,
                 offset: origin.offset.to_string(),
                 origin,
-                mask,
+                mask: viewer.mask(&pipeline.dead_letter_topic()),
                 now,
             };
-            let mut now = before;
-            traced.push(search.run(from_beginning, &mut |progress| {
-                now = Progress {
-                    read: before.read + progress.read,
-                    total: before.total + progress.total,
-                };
-                on_progress(now)
-            })?);
-            before = now;
+            traced.push(search.run(from_beginning, &mut parts)?);
         }
         match found {
             _ if !traced.is_empty() => Ok(traced),
@@ -267,6 +264,38 @@ fn job_id(state: &Record) -> Option<JobId> {
     std::str::from_utf8(state.key.as_deref()?).ok()?.parse().ok()
 }
 
+/// Several scans, whose progress adds up.
+struct Parts<'p> {
+    before: Progress,
+    on_progress: OnProgress<'p>,
+}
+
+impl Parts<'_> {
+    /// Reads topics, each from a time on; `None` means from their beginning.
+    fn read(
+        &mut self,
+        kafka: &KafkaSettings,
+        topics: &[(Arc<str>, Option<Timestamp>)],
+        mut visit: impl FnMut(&Record),
+    ) -> Result<(), ReadError> {
+        let scan = Scan::new(kafka, topics, &[])?;
+        let before = self.before;
+        let mut sum = Progress {
+            total: before.total + scan.total(),
+            ..before
+        };
+        scan.run(TIMEOUT, |record, progress| {
+            if let Some(record) = &record {
+                visit(record);
+            }
+            sum.read = before.read + progress.read;
+            (self.on_progress)(sum)
+        })?;
+        self.before = sum;
+        Ok(())
+    }
+}
+
 /// The search for the copies of a record in a pipeline.
 struct Search<'s> {
     scans: &'s Scans,
@@ -280,14 +309,13 @@ struct Search<'s> {
 }
 
 impl Search<'_> {
-    fn run(self, from_beginning: bool, on_progress: OnProgress<'_>) -> Result<Traced, ReadError> {
+    fn run(self, from_beginning: bool, parts: &mut Parts<'_>) -> Result<Traced, ReadError> {
         let Self {
             scans,
             pipeline,
             origin,
             ..
         } = &self;
-        let (group, scheduler) = &*scans.scheduler;
         let position = Position {
             topic: origin.topic.clone(),
             partition: origin.partition,
@@ -300,57 +328,16 @@ impl Search<'_> {
         // A time in the future says nothing about when copies were written.
         let since = timestamp
             .filter(|timestamp| !from_beginning && *timestamp <= self.now)
-            .map(|timestamp| Timestamp::from_millis(timestamp.as_millis().saturating_sub(SLACK_MILLIS)));
+            .map(with_slack);
 
-        let groups = self.roles.iter().filter_map(|(topic, role)| {
-            let group = pipeline.reading_group(*role, &scans.kafka.id_prefix)?;
-            Some((group, topic.clone()))
-        });
-        let mut groups: Vec<(String, Arc<str>)> = groups.collect();
-        let mut whole: Vec<(Arc<str>, Option<Timestamp>)> = Vec::new();
-        if pipeline.long_waits.is_some() {
-            groups.push((group.clone(), scheduler.ingest.clone()));
-            whole.push((scheduler.state.clone(), since));
-            whole.push((scheduler.ingest.clone(), since));
-        }
-        for (topic, role) in &self.roles {
-            let holds_copies = *role != TopicRole::Source || pipeline.return_to == ReturnTo::Source;
-            if holds_copies {
-                whole.push((topic.clone(), since));
-            }
-        }
-        // What is complete now has its next copy before the ends that the scan looks up.
-        let positions = GroupPositions::read(&scans.kafka, &groups)?;
-        let scan = Scan::new(&scans.kafka, &whole, &[])?;
-        let mut copies = Copies::default();
-        let mut jobs: HashMap<JobId, Copy> = HashMap::new();
-        scan.run(TIMEOUT, |record, progress| {
-            if let Some(record) = &record {
-                let topic = &record.position.topic;
-                if *topic == scheduler.state {
-                    self.job(record, &mut jobs, &mut copies);
-                } else if *topic == scheduler.ingest {
-                    let waiting = long_wait::unwrap(&pipeline.name, record);
-                    let is_unread = positions.is_unread(&record.position);
-                    if let Some(waiting) = waiting.filter(|waiting| self.is_copy(waiting)) {
-                        copies.add(self.copy(Spot::Scheduler, &waiting, is_unread));
-                    }
-                } else if let Some(role) = self.roles.get(topic)
-                    && record.position != position
-                    && self.is_copy(record)
-                {
-                    let is_read = pipeline.reading_group(*role, "").is_some();
-                    let is_unread = is_read && positions.is_unread(&record.position);
-                    copies.add(self.copy(Spot::Topic(*role), record, is_unread));
-                }
-            }
-            on_progress(progress)
-        })?;
-        for (_, job) in jobs {
-            copies.add(Copy {
-                is_unread: true,
-                ..job
-            });
+        // What is complete now has its next copy before the ends that the scans look up.
+        let positions = GroupPositions::read(&scans.kafka, &self.groups())?;
+        let mut copies = self.copies(since, &positions, parts)?;
+        let decisions = self.decisions(&copies.list, from_beginning, parts)?;
+        if may_be_in_source(pipeline, &copies.list, &decisions) {
+            parts.read(&scans.kafka, &[(pipeline.source.clone(), since)], |record| {
+                copies.extend(self.copy_at(record, &position, &positions));
+            })?;
         }
         let entered = Entered {
             is_unread: positions.is_unread(&position),
@@ -361,12 +348,109 @@ impl Search<'_> {
         let (copies, is_truncated) = copies.finish();
         Ok(Traced {
             pipeline: pipeline.name.clone(),
-            life: life(pipeline, &entered, copies),
+            life: life(pipeline, &entered, copies, decisions),
             origin: entered.position,
             origin_timestamp: timestamp,
             is_truncated,
             since,
         })
+    }
+
+    /// The groups that read the topics of the pipeline.
+    fn groups(&self) -> Vec<(String, Arc<str>)> {
+        let of_pipeline = self.roles.iter().filter_map(|(topic, role)| {
+            let group = self
+                .pipeline
+                .reading_group(*role, &self.scans.kafka.id_prefix)?;
+            Some((group, topic.clone()))
+        });
+        let (group, scheduler) = &*self.scans.scheduler;
+        let waits_long = self.pipeline.long_waits.is_some();
+        let of_scheduler = waits_long.then(|| (group.clone(), scheduler.ingest.clone()));
+        of_pipeline.chain(of_scheduler).collect()
+    }
+
+    /// The copies in the topics in which the pipeline writes some.
+    fn copies(
+        &self,
+        since: Option<Timestamp>,
+        positions: &GroupPositions,
+        parts: &mut Parts<'_>,
+    ) -> Result<Copies, ReadError> {
+        let (_, scheduler) = &*self.scans.scheduler;
+        let mut topics: Vec<(Arc<str>, Option<Timestamp>)> = Vec::new();
+        if self.pipeline.long_waits.is_some() {
+            topics.push((scheduler.state.clone(), since));
+            topics.push((scheduler.ingest.clone(), since));
+        }
+        for (topic, role) in &self.roles {
+            if *role != TopicRole::Source || self.pipeline.return_to == ReturnTo::Source {
+                topics.push((topic.clone(), since));
+            }
+        }
+        let origin = Position {
+            topic: self.origin.topic.clone(),
+            partition: self.origin.partition,
+            offset: self.origin.offset,
+        };
+        let mut copies = Copies::default();
+        let mut jobs: HashMap<JobId, Copy> = HashMap::new();
+        parts.read(&self.scans.kafka, &topics, |record| {
+            let topic = &record.position.topic;
+            if *topic == scheduler.state {
+                self.job(record, &mut jobs, &mut copies);
+            } else if *topic == scheduler.ingest {
+                let waiting = long_wait::unwrap(&self.pipeline.name, record);
+                let is_unread = positions.is_unread(&record.position);
+                if let Some(waiting) = waiting.filter(|waiting| self.is_copy(waiting)) {
+                    copies.add(self.copy(Spot::Scheduler, &waiting, is_unread));
+                }
+            } else {
+                copies.extend(self.copy_at(record, &origin, positions));
+            }
+        })?;
+        for (_, job) in jobs {
+            copies.add(Copy {
+                is_unread: true,
+                ..job
+            });
+        }
+        Ok(copies)
+    }
+
+    /// A record of a topic of the pipeline, if it is a copy.
+    fn copy_at(&self, record: &Record, origin: &Position, positions: &GroupPositions) -> Option<Copy> {
+        let role = self.roles.get(&record.position.topic)?;
+        if record.position == *origin || !self.is_copy(record) {
+            return None;
+        }
+        let is_read = self.pipeline.reading_group(*role, "").is_some();
+        let is_unread = is_read && positions.is_unread(&record.position);
+        Some(self.copy(Spot::Topic(*role), record, is_unread))
+    }
+
+    /// What was done with the dead letters among the copies.
+    fn decisions(
+        &self,
+        copies: &[Copy],
+        from_beginning: bool,
+        parts: &mut Parts<'_>,
+    ) -> Result<HashMap<LetterId, Decision>, ReadError> {
+        let dead = || copies.iter().filter(|copy| copy.is_dead());
+        let wanted: HashMap<LetterId, _> = dead()
+            .filter_map(|copy| Some((copy.letter_id(), copy.content?)))
+            .collect();
+        if wanted.is_empty() {
+            return Ok(HashMap::new());
+        }
+        // An entry is written after its dead letter.
+        let since = dead().map(|copy| copy.facts.written).min().flatten();
+        let since = since.filter(|_| !from_beginning).map(with_slack);
+        let mut decisions = Decisions::of(wanted);
+        parts.read(&self.scans.kafka, &[(ledger::TOPIC.into(), since)], |record| {
+            decisions.apply(record);
+        })?;
+        Ok(decisions.finish())
     }
 
     /// A state of a job. Those that are scheduled are in `jobs` until a newer state has ended.
@@ -404,7 +488,9 @@ impl Search<'_> {
 
     fn copy(&self, spot: Spot, record: &Record, is_unread: bool) -> Copy {
         let visible = Visible::of(record, &self.mask);
+        let is_dead = spot == Spot::Topic(TopicRole::DeadLetter);
         Copy {
+            content: is_dead.then(|| content_hash(record)),
             spot,
             position: record.position.clone(),
             facts: visible.facts(record, false, self.now),
@@ -412,4 +498,9 @@ impl Search<'_> {
             is_unread,
         }
     }
+}
+
+/// The earliest timestamp of what was written after this time.
+fn with_slack(time: Timestamp) -> Timestamp {
+    Timestamp::from_millis(time.as_millis().saturating_sub(SLACK_MILLIS))
 }

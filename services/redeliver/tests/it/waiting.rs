@@ -1,10 +1,10 @@
 //! `redeliver waiting` and `redeliver trace` of pipelines that run.
 
-use redeliver_testkit::eventually;
+use redeliver_testkit::{Reply, eventually};
 use serde_json::{Value, json};
 
 use crate::services::{Services, id};
-use crate::support::{DEADLINE, Draft, Sent};
+use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, Sent};
 
 /// Produces records, and returns them in order.
 fn produce(services: &Services, bodies: &[&str]) -> Vec<Sent> {
@@ -218,4 +218,163 @@ fn a_trace_shows_what_has_happened_to_a_record() {
     let beyond = format!("{}/0/999999", services.pipe.pipeline.dead_letter_topic());
     let gone = services.fails(1, &["trace", &beyond]);
     assert!(gone.stderr.contains("there is no record at"), "{gone:?}");
+}
+
+/// A pipeline with an inspector that redrives.
+struct Redriven {
+    pipe: Pipe,
+    server: String,
+}
+
+impl Redriven {
+    #[track_caller]
+    fn run(&self, arguments: &[&str]) -> String {
+        let printed = self
+            .pipe
+            .redeliver(&[arguments, &["--server", &self.server]].concat());
+        assert_eq!(printed.code, Some(0), "{printed:?}");
+        printed.stdout
+    }
+
+    #[track_caller]
+    fn json(&self, arguments: &[&str]) -> Value {
+        let printed = self.run(&[arguments, &["-o", "json"]].concat());
+        serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"))
+    }
+
+    /// Waits until the trace of a record has this outcome and number of steps.
+    #[track_caller]
+    fn until(&self, position: &str, outcome: &str, steps: usize) -> Value {
+        eventually(&format!("{position} is {outcome}"), DEADLINE, || {
+            let trace = self.json(&["trace", position])[0].clone();
+            let count = trace["steps"].as_array().map_or(0, Vec::len);
+            if trace["outcome"] == outcome && count == steps {
+                Ok(trace)
+            } else {
+                Err(trace)
+            }
+        })
+    }
+
+    /// Waits until the inspector lists this many open dead letters, and returns the id of the newest.
+    #[track_caller]
+    fn until_open(&self, count: usize) -> String {
+        eventually(&format!("{count} open dead letters"), DEADLINE, || {
+            let list = self.json(&["dlq", "ls", "--filter", "state = OPEN"]);
+            let letters = list["dead_letters"].as_array().unwrap();
+            match letters.first() {
+                Some(letter) if letters.len() == count => Ok(letter["id"].as_str().unwrap().to_owned()),
+                _ => Err(list),
+            }
+        })
+    }
+}
+
+#[test]
+fn a_trace_follows_a_record_through_death_and_redrive_to_its_second_death_and_its_success() {
+    let pipe = PipeBuilder::new("redriven")
+        .with_inspector()
+        .tiers(&[300])
+        // Each life begins with an error that is worth a retry.
+        .behave(|request| match request.earlier_calls_of_body {
+            0 | 2 => Reply::status(503),
+            1 | 3 => Reply::status(422),
+            _ => Reply::ok(request.body.clone()),
+        })
+        .create();
+    let _services = ["enricher", "retry-tier"].map(|service| pipe.start(service, "a", &[]));
+    let mut inspector = pipe.start("dlq-inspector", "a", &[]);
+    let server = format!("http://{}", inspector.word_after(" api="));
+    let redriven = Redriven { pipe, server };
+    let (pipe, name) = (&redriven.pipe, redriven.pipe.name());
+    let draft = Draft::new("key-secret", "body-secret").header("tenant", b"user-secret");
+    let sent = pipe.produce(vec![draft]);
+    let position = sent[0].position.to_string();
+    let tier = pipe.pipeline.policy.tiers()[0].to_string();
+
+    let first = redriven.until(&position, "dead", 4);
+    let letter = redriven.until_open(1);
+    assert_eq!(first["steps"][3]["position"], *letter);
+
+    // Somebody changes their mind about it.
+    let discarded = redriven.json(&["dlq", "discard", "--id", &letter, "--yes", "--why", "who needs it"]);
+    let trace = redriven.until(&position, "discarded", 5);
+    let step = &trace["steps"][4];
+    assert_eq!(
+        (&step["event"], &step["why"], &step["redrive_id"]),
+        (&json!("discarded"), &json!("who needs it"), &discarded["id"]),
+        "{trace}"
+    );
+    redriven.json(&["dlq", "restore", "--all", "--yes", "--why", "the customer"]);
+    let trace = redriven.until(&position, "dead", 5);
+    assert_eq!(trace["steps"][4]["event"], "restored", "{trace}");
+
+    let redrive = |why: &str, more: &[&str]| {
+        redriven.until_open(1);
+        let command = ["dlq", "redrive", "--all", "--yes", "--all-at-once", "--why", why];
+        let job = redriven.json(&[&command, more].concat());
+        assert_eq!(job["done"], 1, "{job}");
+        job["id"].as_str().unwrap().to_owned()
+    };
+    let one = redrive("too early", &[]);
+    redriven.until(&position, "dead", 8);
+    // To the source, in which nothing but new records would be otherwise.
+    let other = redrive("INC-17 is over", &["--destination", name]);
+    let last = redriven.until(&position, "succeeded", 10);
+
+    let steps = last["steps"].as_array().unwrap();
+    let shown: Vec<Value> = steps
+        .iter()
+        .map(|step| {
+            let names = ["event", "place", "attempts", "redrives", "error_code", "redrive_id", "why"];
+            Value::from_iter(names.map(|name| step[name].clone()))
+        })
+        .collect();
+    let expected = json!([
+        ["entered", "source", 0, 0, null, null, null],
+        ["waits", tier, 1, 0, "http.503", null, null],
+        ["released", "due", 1, 0, null, null, null],
+        ["died", "dead-letters", 2, 0, "http.422", null, null],
+        ["redriven", "due", 0, 1, null, one, "too early"],
+        ["waits", tier, 1, 1, "http.503", null, null],
+        ["released", "due", 1, 1, null, null, null],
+        ["died", "dead-letters", 2, 1, "http.422", null, null],
+        ["redriven", "source", 0, 2, null, other, "INC-17 is over"],
+        ["succeeded", "output", 0, 2, null, null, null],
+    ]);
+    assert_eq!(Value::from(shown), expected, "{last}");
+    assert!(steps.iter().all(|step| step["time"].is_string()), "{last}");
+    assert_eq!(last["gaps"], json!([]));
+    for step in [&steps[1], &steps[5]] {
+        assert!(step["due_at"].is_string() && step["wait"] == *tier, "{step}");
+    }
+    // From each copy, it is the same record.
+    for step in steps {
+        let position = step["position"].as_str().unwrap();
+        assert_eq!(redriven.json(&["trace", position])[0], last, "{position}");
+    }
+
+    let text = redriven.run(&["trace", &position]);
+    let events: Vec<&str> = text
+        .lines()
+        .skip_while(|line| !line.starts_with("TIME"))
+        .skip(1)
+        .filter_map(|line| line.split_whitespace().nth(1))
+        .collect();
+    let expected = [
+        "entered", "waits", "released", "died", "redriven", "waits", "released", "died", "redriven", "succeeded",
+    ];
+    assert_eq!(events[..10], expected, "{text}");
+    for part in [
+        "now        succeeded".to_owned(),
+        format!("job {one} by "),
+        ": too early".to_owned(),
+        format!("job {other} by "),
+        ": INC-17 is over".to_owned(),
+        "permanent http.422".to_owned(),
+    ] {
+        assert!(text.contains(&part), "{part}\n{text}");
+    }
+    assert!(!(text + &last.to_string()).contains("secret"), "{last}");
+    inspector.shut_down();
 }
