@@ -63,7 +63,7 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
         }
         figures.add(
             format!("{kind} of {} waiting records", options.count),
-            per_second(median(rates)),
+            per_second(median(&rates)),
         );
     }
     figures.add(

@@ -23,7 +23,9 @@ impl SharedPrefetch {
 
     /// Whether the configuration sets it, and so has the last word.
     pub(crate) fn is_configured(settings: &KafkaSettings) -> bool {
-        PROPERTIES.iter().any(|name| settings.properties.contains_key(*name))
+        PROPERTIES
+            .iter()
+            .any(|name| settings.properties.contains_key(*name))
     }
 
     /// The prefetch for a number of partitions. It is a power of two, so that it seldom changes.
@@ -74,7 +76,11 @@ mod tests {
             (5_000, 16),
             (100_000, 16),
         ] {
-            assert_eq!(SharedPrefetch::of(partitions), SharedPrefetch(expected), "{partitions}");
+            assert_eq!(
+                SharedPrefetch::of(partitions),
+                SharedPrefetch(expected),
+                "{partitions}"
+            );
         }
     }
 
@@ -85,6 +91,9 @@ mod tests {
         assert_eq!(limited["queued.max.messages.kbytes"], "1024");
         let own = ("max.partition.fetch.bytes".to_owned(), "1000".to_owned());
         settings.properties.extend([own]);
-        assert_eq!(SharedPrefetch::of(1).limit(&settings).properties, settings.properties);
+        assert_eq!(
+            SharedPrefetch::of(1).limit(&settings).properties,
+            settings.properties
+        );
     }
 }

@@ -15,8 +15,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use redeliver_client::{
-    AuditClient, Completeness, DeadLetter, DeadLetterClient, Endpoint, ListDeadLetters, RedriveClient, RedriveKind,
-    Removal, TopicStats,
+    AuditClient, Completeness, DeadLetter, DeadLetterClient, Endpoint, ListDeadLetters, RedriveClient,
+    RedriveKind, Removal, TopicStats,
 };
 use redeliver_core::{Clock as _, HumanDuration, SystemClock};
 use redeliver_runtime::cli::{CommonArgs, report};

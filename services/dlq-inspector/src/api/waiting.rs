@@ -53,10 +53,9 @@ impl WaitingService for Api {
         &self,
         request: Request<v1::ListWaitingRequest>,
     ) -> Result<Response<Self::ListWaitingStream>, Status> {
-        let started = Instant::now();
         let viewer = self.viewer(&request)?;
-        let result = self.list_of_waiting(&viewer, request.into_inner()).await;
-        self.observe("ListWaiting", started, result)
+        let stream = self.list_of_waiting(&viewer, request.into_inner());
+        self.observe("ListWaiting", stream).await
     }
 
     type GetWaitingStatsStream = ResponseStream<v1::GetWaitingStatsResponse>;
@@ -65,10 +64,9 @@ impl WaitingService for Api {
         &self,
         request: Request<v1::GetWaitingStatsRequest>,
     ) -> Result<Response<Self::GetWaitingStatsStream>, Status> {
-        let started = Instant::now();
         let viewer = self.viewer(&request)?;
-        let result = self.waiting_stats(&viewer, request.into_inner()).await;
-        self.observe("GetWaitingStats", started, result)
+        let stream = self.waiting_stats(&viewer, request.into_inner());
+        self.observe("GetWaitingStats", stream).await
     }
 
     type TraceRecordStream = ResponseStream<v1::TraceRecordResponse>;
@@ -77,25 +75,13 @@ impl WaitingService for Api {
         &self,
         request: Request<v1::TraceRecordRequest>,
     ) -> Result<Response<Self::TraceRecordStream>, Status> {
-        let started = Instant::now();
         let viewer = self.viewer(&request)?;
-        let result = self.trace(&viewer, request.into_inner()).await;
-        self.observe("TraceRecord", started, result)
+        let stream = self.trace(&viewer, request.into_inner());
+        self.observe("TraceRecord", stream).await
     }
 }
 
 impl Api {
-    fn observe<T>(
-        &self,
-        method: &'static str,
-        started: Instant,
-        result: Result<T, Status>,
-    ) -> Result<Response<T>, Status> {
-        let code = result.as_ref().map_or_else(Status::code, |_| Code::Ok);
-        self.metrics.observe_call(method, started, code);
-        result.map(Response::new)
-    }
-
     async fn list_of_waiting(
         &self,
         viewer: &Viewer,
@@ -103,7 +89,7 @@ impl Api {
     ) -> Result<ResponseStream<v1::ListWaitingResponse>, Status> {
         use v1::list_waiting_response::Event;
         let limit = page_size(request.limit)?;
-        let selection = self.selection(viewer, request.filter.unwrap_or_default())?;
+        let selection = self.waiting_selection(viewer, request.filter.unwrap_or_default())?;
         let scan = self.waiting(viewer, selection, limit, |selection, found| {
             let rows = found.rows.iter();
             let rows = rows.map(|row| record_message(row, &selection.pipelines[row.pipeline]));
@@ -129,7 +115,7 @@ impl Api {
         request: v1::GetWaitingStatsRequest,
     ) -> Result<ResponseStream<v1::GetWaitingStatsResponse>, Status> {
         use v1::get_waiting_stats_response::Event;
-        let selection = self.selection(viewer, request.filter.unwrap_or_default())?;
+        let selection = self.waiting_selection(viewer, request.filter.unwrap_or_default())?;
         let scan = self.waiting(viewer, selection, 0, |selection, found| {
             let places = found.counts.iter();
             let places = places.map(|((pipeline, place), counts)| v1::WaitingPlace {
@@ -240,7 +226,7 @@ impl Api {
         Ok(found)
     }
 
-    fn selection(&self, viewer: &Viewer, filter: v1::WaitingFilter) -> Result<Selection, Status> {
+    fn waiting_selection(&self, viewer: &Viewer, filter: v1::WaitingFilter) -> Result<Selection, Status> {
         let now = self.clock.now();
         let pipelines = self.pipelines(viewer, &filter.pipeline)?;
         Ok(Selection {
@@ -571,6 +557,8 @@ fn step_message(
         Event::Discarded => v1::TraceEvent::Discarded,
         Event::Restored => v1::TraceEvent::Restored,
     };
+    // Nothing was written for it, or it is not there.
+    let has_copy = decision.is_none() || !copy.is_dead();
     let facts = copy.facts;
     let due = facts.due.filter(|_| event == Event::Waits);
     // Released copies still have the headers of their last failure.
@@ -580,9 +568,6 @@ fn step_message(
     let wait = due
         .zip(failed_at.or(facts.written))
         .map(|(due, from)| to_duration(due.since(from).into()));
-    // Nothing was written for it, or it is not there.
-    let is_decided_only = decision.is_some() && copy.is_dead();
-    let written = if is_decided_only { None } else { facts.written };
     let decision = decision.unwrap_or_default();
     let redrive_id = match &*decision.redrive_id {
         "" if event == Event::Redriven => facts.redrive_id.unwrap_or_default(),
@@ -590,7 +575,11 @@ fn step_message(
     };
     v1::TraceStep {
         event: name.into(),
-        time: written.or(decision.time).map(to_timestamp),
+        time: facts
+            .written
+            .filter(|_| has_copy)
+            .or(decision.time)
+            .map(to_timestamp),
         position: Some(position_message(&copy.position)),
         place: copy.spot.to_string(),
         attempts: facts.attempts.unwrap_or(0),
@@ -634,7 +623,10 @@ mod tests {
             let cancelled = CancellationToken::new();
             let (sender, _receiver) = sync_channel(10_000);
             let mut reporter = reporter(&cancelled, sender);
-            let mut progress = Progress { read: 0, total: 10_000 };
+            let mut progress = Progress {
+                read: 0,
+                total: 10_000,
+            };
             let mut report = || {
                 progress.read += arrives;
                 reporter.report(progress)

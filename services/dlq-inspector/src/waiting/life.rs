@@ -250,7 +250,9 @@ pub(crate) fn may_be_in_source(
         return false;
     }
     // Each redrive to the due topic has left a copy there.
-    let begun = copies.iter().filter(|copy| copy.spot == Spot::Topic(TopicRole::Due));
+    let begun = copies
+        .iter()
+        .filter(|copy| copy.spot == Spot::Topic(TopicRole::Due));
     let begun: BTreeSet<u32> = begun.map(|copy| copy.facts.redrives).collect();
     let mut redrives = copies.iter().map(|copy| copy.facts.redrives);
     let mut decisions = decisions.values();
@@ -284,7 +286,9 @@ fn outcome(pipeline: &Pipeline, last: &Step) -> Outcome {
         (Event::Redriven, _) if last.copy.is_dead() => {
             let destination = last.decision.as_ref().map(|decision| &*decision.destination);
             match destination.filter(|topic| !topic.is_empty()) {
-                Some(topic) if *topic != *pipeline.source && *topic != *pipeline.due_topic() => Outcome::Redriven,
+                Some(topic) if *topic != *pipeline.source && *topic != *pipeline.due_topic() => {
+                    Outcome::Redriven
+                }
                 _ => Outcome::Unknown,
             }
         }
@@ -568,7 +572,10 @@ mod tests {
             state,
             ..Decision::default()
         };
-        assert_eq!(of(state(State::Discarded)), (Event::Discarded, Outcome::Discarded, 0));
+        assert_eq!(
+            of(state(State::Discarded)),
+            (Event::Discarded, Outcome::Discarded, 0)
+        );
         assert_eq!(of(state(State::Open)), (Event::Restored, Outcome::Dead, 0));
         let elsewhere = redrive("a", "other");
         assert_eq!(of(elsewhere), (Event::Redriven, Outcome::Redriven, 0));
@@ -582,7 +589,9 @@ mod tests {
     fn the_source_is_searched_only_if_a_redrive_may_have_chosen_it() {
         let pipeline = Pipeline::new("p");
         let is = |copies: &[Copy], decisions: &[Decision]| {
-            let decisions = decisions.iter().map(|decision| (copy(DEAD, 1, 10).letter_id(), decision.clone()));
+            let decisions = decisions
+                .iter()
+                .map(|decision| (copy(DEAD, 1, 10).letter_id(), decision.clone()));
             may_be_in_source(&pipeline, copies, &decisions.collect())
         };
         let died = [copy(TIER, 1, 5), copy(DUE, 1, 7), copy(DEAD, 1, 10)];
@@ -613,7 +622,10 @@ mod tests {
             is_unread: true,
             ..entered()
         };
-        assert_eq!(life(&Pipeline::new("p"), &new, Vec::new(), HashMap::new()).outcome, Outcome::New);
+        assert_eq!(
+            life(&Pipeline::new("p"), &new, Vec::new(), HashMap::new()).outcome,
+            Outcome::New
+        );
         let waits = of(vec![unread(copy(TIER, 1, 10))]);
         assert_eq!(waits.next_due, Some(Timestamp::from_millis(15)));
     }

@@ -359,9 +359,7 @@ impl Search<'_> {
     /// The groups that read the topics of the pipeline.
     fn groups(&self) -> Vec<(String, Arc<str>)> {
         let of_pipeline = self.roles.iter().filter_map(|(topic, role)| {
-            let group = self
-                .pipeline
-                .reading_group(*role, &self.scans.kafka.id_prefix)?;
+            let group = self.pipeline.reading_group(*role, &self.scans.kafka.id_prefix)?;
             Some((group, topic.clone()))
         });
         let (group, scheduler) = &*self.scans.scheduler;

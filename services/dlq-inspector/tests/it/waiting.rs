@@ -202,6 +202,13 @@ async fn a_caller_sees_how_records_wait_if_it_sees_how_they_die() {
         assert!(status.message().starts_with(field), "{status:?}");
     }
 
+    let metrics = inspector.metrics();
+    assert!(metrics.contains("redeliver_dlq_scans 0\n"), "{metrics}");
+    let scanned = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("redeliver_dlq_scanned_offsets_total "));
+    assert!(scanned.unwrap().parse::<u64>().unwrap() > 0, "{metrics}");
+
     let mut nobody = client(&callers, &channel, "jobs");
     is_denied(listed(&mut nobody, "").await);
     is_denied(counted(&mut nobody, of_people).await);

@@ -297,7 +297,15 @@ fn a_trace_follows_a_record_through_death_and_redrive_to_its_second_death_and_it
     assert_eq!(first["steps"][3]["position"], *letter);
 
     // Somebody changes their mind about it.
-    let discarded = redriven.json(&["dlq", "discard", "--id", &letter, "--yes", "--why", "who needs it"]);
+    let discarded = redriven.json(&[
+        "dlq",
+        "discard",
+        "--id",
+        &letter,
+        "--yes",
+        "--why",
+        "who needs it",
+    ]);
     let trace = redriven.until(&position, "discarded", 5);
     let step = &trace["steps"][4];
     assert_eq!(
@@ -326,7 +334,15 @@ fn a_trace_follows_a_record_through_death_and_redrive_to_its_second_death_and_it
     let shown: Vec<Value> = steps
         .iter()
         .map(|step| {
-            let names = ["event", "place", "attempts", "redrives", "error_code", "redrive_id", "why"];
+            let names = [
+                "event",
+                "place",
+                "attempts",
+                "redrives",
+                "error_code",
+                "redrive_id",
+                "why",
+            ];
             Value::from_iter(names.map(|name| step[name].clone()))
         })
         .collect();
@@ -362,7 +378,16 @@ fn a_trace_follows_a_record_through_death_and_redrive_to_its_second_death_and_it
         .filter_map(|line| line.split_whitespace().nth(1))
         .collect();
     let expected = [
-        "entered", "waits", "released", "died", "redriven", "waits", "released", "died", "redriven", "succeeded",
+        "entered",
+        "waits",
+        "released",
+        "died",
+        "redriven",
+        "waits",
+        "released",
+        "died",
+        "redriven",
+        "succeeded",
     ];
     assert_eq!(events[..10], expected, "{text}");
     for part in [
