@@ -499,4 +499,13 @@ mod tests {
         };
         assert_eq!(removed(&running, 1, later), None);
     }
+
+    #[test]
+    fn the_id_of_a_job_is_recognised() {
+        use super::super::is_job_id;
+        assert!(is_job_id(&new_id(NOW, u128::MAX)));
+        for other in ["", "0123456789abcdeF", "0123456789abcdef0", "customer-4711-xy"] {
+            assert!(!is_job_id(other), "{other}");
+        }
+    }
 }

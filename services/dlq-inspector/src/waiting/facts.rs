@@ -99,3 +99,40 @@ fn is_malformed(record: &Record, now: Timestamp) -> bool {
         || reserved.retry_count().is_err()
         || (has_due && reserved.process_after(now, MAX_WAIT).is_err())
 }
+
+#[cfg(test)]
+mod tests {
+    use redeliver_core::Position;
+    use redeliver_core::redrive::REDRIVE_COUNT;
+
+    use super::*;
+
+    #[test]
+    fn a_header_of_a_user_with_the_name_of_ours_is_not_shown() {
+        let facts = |id: &str, count: &str| {
+            let mut headers = Headers::new();
+            headers.push_text(REDRIVE_ID, id);
+            headers.push_text(REDRIVE_COUNT, count);
+            let record = Record {
+                position: Position {
+                    topic: "p-retry-due".into(),
+                    partition: 0,
+                    offset: 0,
+                },
+                timestamp: None,
+                key: None,
+                value: None,
+                headers,
+                unreadable_headers: 0,
+            };
+            let facts =
+                Visible::of(&record, &Mask::default()).facts(&record, false, Timestamp::from_millis(0));
+            (facts.redrive_id, facts.redrives)
+        };
+        assert_eq!(
+            facts("01a212ee742fea04", "2"),
+            (Some("01a212ee742fea04".to_owned()), 2)
+        );
+        assert_eq!(facts("customer 4711", "often"), (None, 0));
+    }
+}
