@@ -256,14 +256,16 @@ impl Redriven {
         })
     }
 
-    /// Waits until the inspector lists this many open dead letters, and returns the id of the newest.
+    /// Waits until the index has exactly this open dead letter, the last step of a trace.
     #[track_caller]
-    fn until_open(&self, count: usize) -> String {
-        eventually(&format!("{count} open dead letters"), DEADLINE, || {
+    fn until_open(&self, trace: &Value) -> String {
+        let steps = trace["steps"].as_array().unwrap();
+        let id = steps.last().unwrap()["position"].as_str().unwrap();
+        eventually(&format!("{id} is open"), DEADLINE, || {
             let list = self.json(&["dlq", "ls", "--filter", "state = OPEN"]);
             let letters = list["dead_letters"].as_array().unwrap();
-            match letters.first() {
-                Some(letter) if letters.len() == count => Ok(letter["id"].as_str().unwrap().to_owned()),
+            match &letters[..] {
+                [letter] if letter["id"] == id => Ok(id.to_owned()),
                 _ => Err(list),
             }
         })
@@ -293,8 +295,7 @@ fn a_trace_follows_a_record_through_death_and_redrive_to_its_second_death_and_it
     let tier = pipe.pipeline.policy.tiers()[0].to_string();
 
     let first = redriven.until(&position, "dead", 4);
-    let letter = redriven.until_open(1);
-    assert_eq!(first["steps"][3]["position"], *letter);
+    let letter = redriven.until_open(&first);
 
     // Somebody changes their mind about it.
     let discarded = redriven.json(&[
@@ -314,20 +315,20 @@ fn a_trace_follows_a_record_through_death_and_redrive_to_its_second_death_and_it
         "{trace}"
     );
     redriven.json(&["dlq", "restore", "--all", "--yes", "--why", "the customer"]);
-    let trace = redriven.until(&position, "dead", 5);
-    assert_eq!(trace["steps"][4]["event"], "restored", "{trace}");
+    let restored = redriven.until(&position, "dead", 5);
+    assert_eq!(restored["steps"][4]["event"], "restored", "{restored}");
 
-    let redrive = |why: &str, more: &[&str]| {
-        redriven.until_open(1);
+    let redrive = |died: &Value, why: &str, more: &[&str]| {
+        redriven.until_open(died);
         let command = ["dlq", "redrive", "--all", "--yes", "--all-at-once", "--why", why];
         let job = redriven.json(&[&command, more].concat());
         assert_eq!(job["done"], 1, "{job}");
         job["id"].as_str().unwrap().to_owned()
     };
-    let one = redrive("too early", &[]);
-    redriven.until(&position, "dead", 8);
+    let one = redrive(&restored, "too early", &[]);
+    let second = redriven.until(&position, "dead", 8);
     // To the source, in which nothing but new records would be otherwise.
-    let other = redrive("INC-17 is over", &["--destination", name]);
+    let other = redrive(&second, "INC-17 is over", &["--destination", name]);
     let last = redriven.until(&position, "succeeded", 10);
 
     let steps = last["steps"].as_array().unwrap();
