@@ -139,11 +139,11 @@ pub(crate) fn main(args: &WaitingArgs) -> ExitCode {
 /// Shows the progress of a scan until it ends.
 pub(crate) async fn with_progress<T>(run: impl AsyncFnOnce(&mut dyn FnMut(ScanProgress)) -> T) -> T {
     let mut shown = Progress::new("offsets");
-    let result = run(&mut |progress| {
+    let mut show = |progress: ScanProgress| {
         shown.set_total(progress.total);
         shown.draw(progress.read);
-    });
-    let result = result.await;
+    };
+    let result = run(&mut show).await;
     shown.clear();
     result
 }
