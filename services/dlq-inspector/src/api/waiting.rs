@@ -643,7 +643,8 @@ mod tests {
     #[test]
     fn progress_begins_at_once_and_is_not_sent_for_each_record() {
         let (sender, receiver) = sync_channel(10_000);
-        let mut reporter = reporter(&CancellationToken::new(), sender);
+        let cancelled = CancellationToken::new();
+        let mut reporter = reporter(&cancelled, sender);
         for read in 1..=10_000 {
             let progress = Progress { read, total: 10_000 };
             assert!(reporter.report(progress).is_continue());

@@ -114,7 +114,7 @@ fn the_scan_counts_what_the_audit_counts() {
     let _scheduler = services.pipe.scheduler("a");
     let (_, topics) = services.pipe.jobs.as_ref().unwrap();
     eventually("the long waits are jobs", DEADLINE, || {
-        match services.pipe.read(&[topics.state.clone()]).len() {
+        match services.pipe.read(std::slice::from_ref(&topics.state)).len() {
             count if count >= 2 => Ok(()),
             count => Err(count),
         }
