@@ -280,11 +280,10 @@ impl Api {
             let answer = tokio::select! {
                 answer = reading => match answer {
                     Ok(answer) => answer.map(to_answer),
-                    Err(error) => match error.try_into_panic() {
-                        Ok(panic) => std::panic::resume_unwind(panic),
-                        // The runtime is shutting down.
-                        Err(_) => Err(shutting_down()),
-                    },
+                    // Without a status, the stream would just end. The log has the panic.
+                    Err(error) if error.is_panic() => Err(Status::internal("the scan has failed")),
+                    // The runtime is shutting down.
+                    Err(_) => Err(shutting_down()),
                 },
                 () = stop.cancelled() => Err(shutting_down()),
                 withdrawn = viewer.withdrawn() => Err(match withdrawn {

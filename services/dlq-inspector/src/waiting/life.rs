@@ -334,7 +334,7 @@ fn gaps(entered: &Entered, copies: &[Copy]) -> Vec<String> {
             .filter(|copy| copy.spot.rank() == 0)
             .map(attempts)
             .collect();
-        let kept = waits.range(1..=waited).count();
+        let kept = waits.iter().filter(|wait| (1..=waited).contains(*wait)).count();
         let missing = (waited as usize).saturating_sub(kept);
         if missing > 0 {
             let waits = if missing == 1 { "wait" } else { "waits" };
@@ -639,6 +639,13 @@ mod tests {
         assert_eq!(events(&life), [Event::Entered, Event::Waits]);
         assert_eq!(life.outcome, Outcome::Waits);
         assert_eq!(life.steps[1].copy.position.offset, 10);
+    }
+
+    #[test]
+    fn a_throttled_record_waits_without_a_failed_attempt() {
+        let life = of(vec![unread(copy(Spot::Scheduler, 0, 10))]);
+        assert_eq!(events(&life), [Event::Entered, Event::Waits]);
+        assert_eq!((life.outcome, life.gaps), (Outcome::Waits, Vec::new()));
     }
 
     #[test]
