@@ -17,6 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         "control",
         "audit",
         "redrive",
+        "waiting",
     ]
     .map(|name| format!("redeliver/v1/{name}.proto"));
     let descriptors = protox::compile(files, [root])?;

@@ -314,6 +314,8 @@ def overview():
               total("redeliver_dlq_groups", INSTANCE, "state", "max"), stacked=True),
         graph("Redriven", "Dead letters per second that were redriven, discarded or restored, or tried to be.",
               rate("redeliver_dlq_redrive_items_total", INSTANCE, "kind, outcome"), unit="cps"),
+        graph("Scans", "Offsets per second that scans of waiting records and traces read.",
+              rate("redeliver_dlq_scanned_offsets_total", INSTANCE, "instance"), unit="cps"),
     ]
     processes = [
         graph("Partitions", "Partitions that the processes own, by consumer group.",

@@ -38,16 +38,16 @@
 //! ended.
 
 use std::collections::{BTreeMap, HashMap};
+use std::slice;
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use redeliver_core::pipeline::{TopicRole, parse_retry_topic, retry_tier_group};
+use redeliver_core::pipeline::TopicRole;
 use redeliver_core::{JobId, Pipeline, Position, Record, SchedulerTopics};
 use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::reader::{ReadError, TopicReader, group_positions};
+use redeliver_kafka::backlog::GroupPositions;
+use redeliver_kafka::reader::{ReadError, TopicReader};
 use redeliver_kafka::survey::Surveyor;
-use redeliver_kafka::tracker::Committed;
 use redeliver_proto::long_wait;
 
 use crate::ledger::{Ledger, OutputCheck, Scheduled};
@@ -125,7 +125,7 @@ pub fn audit(
         .map_err(failed("read the output and the dead letters"))?;
 
     let positions =
-        Positions::read(settings, pipeline, &roles, options).map_err(failed("read the committed offsets"))?;
+        positions(settings, pipeline, &roles, options).map_err(failed("read the committed offsets"))?;
     ledger.positions_known();
 
     if let Some((_, scheduler)) = &options.scheduler {
@@ -169,19 +169,27 @@ pub fn audit(
     Ok(ledger.report())
 }
 
-/// The topics of a pipeline with their roles: those that it has now, and those that it had before its settings were
-/// changed, in which records may wait.
+/// The topics of a pipeline with their roles.
 fn roles(settings: &KafkaSettings, pipeline: &Pipeline) -> Result<HashMap<Arc<str>, TopicRole>, ReadError> {
-    let of_pipeline = |name: &str| match parse_retry_topic(name)? {
-        (named, tier) if *named == *pipeline.name => Some(tier.map_or(TopicRole::Due, TopicRole::Tier)),
-        _ => None,
-    };
-    let existing = Surveyor::new(settings)?.topics(|name| of_pipeline(name).is_some())?;
-    let left = existing
-        .into_iter()
-        .filter_map(|topic| Some((topic.name.clone(), of_pipeline(&topic.name)?)));
-    let source = [(pipeline.source.clone(), TopicRole::Source)];
-    Ok(left.chain(source).chain(pipeline.topics()).collect())
+    let of_pipelines = Surveyor::new(settings)?.roles(slice::from_ref(pipeline))?;
+    Ok(of_pipelines.into_iter().flatten().collect())
+}
+
+/// The committed offsets of the groups of a pipeline.
+fn positions(
+    settings: &KafkaSettings,
+    pipeline: &Pipeline,
+    roles: &HashMap<Arc<str>, TopicRole>,
+    options: &AuditOptions,
+) -> Result<GroupPositions, ReadError> {
+    let of_pipeline = roles.iter().filter_map(|(topic, role)| {
+        let group = pipeline.reading_group(*role, &settings.id_prefix)?;
+        Some((group, topic.clone()))
+    });
+    let of_scheduler = options.scheduler.iter();
+    let of_scheduler = of_scheduler.map(|(group, topics)| (group.clone(), topics.ingest.clone()));
+    let topics: Vec<(String, Arc<str>)> = of_pipeline.chain(of_scheduler).collect();
+    GroupPositions::read(settings, &topics)
 }
 
 /// Reads the commands and jobs of the scheduler.
@@ -190,7 +198,7 @@ fn read_scheduler(
     pipeline: &Pipeline,
     scheduler: &SchedulerTopics,
     timeout: Duration,
-    positions: &Positions,
+    positions: &GroupPositions,
     ledger: &mut Ledger,
 ) -> Result<(), ReadError> {
     let mut commands = Sweep::new(settings, std::slice::from_ref(&scheduler.ingest))?;
@@ -247,76 +255,6 @@ impl Sweep {
                 *next = *offset + 1;
                 visit(&record);
             }
-        })
-    }
-}
-
-/// Retries until the broker returns offsets: while a transaction is committed but not applied yet, it returns an error.
-fn positions_of(
-    settings: &KafkaSettings,
-    group: &str,
-    topics: &[Arc<str>],
-    deadline: Instant,
-) -> Result<BTreeMap<(String, i32), Option<Committed>>, ReadError> {
-    loop {
-        match group_positions(settings, group, topics) {
-            Err(ReadError::Kafka { .. }) if Instant::now() < deadline => {
-                thread::park_timeout(Duration::from_millis(50));
-            }
-            result => return result,
-        }
-    }
-}
-
-/// How long the broker may fail to return committed offsets. Transactions are usually applied within milliseconds.
-const OFFSETS_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// The committed offsets of the groups of a pipeline.
-struct Positions(HashMap<Arc<str>, HashMap<i32, Committed>>);
-
-impl Positions {
-    fn read(
-        settings: &KafkaSettings,
-        pipeline: &Pipeline,
-        roles: &HashMap<Arc<str>, TopicRole>,
-        options: &AuditOptions,
-    ) -> Result<Self, ReadError> {
-        let mut topics_of: BTreeMap<String, Vec<Arc<str>>> = BTreeMap::new();
-        for (topic, role) in roles {
-            let group = match role {
-                TopicRole::Source | TopicRole::Due => pipeline.worker_group(&settings.id_prefix),
-                TopicRole::Tier(tier) => retry_tier_group(&settings.id_prefix, *tier),
-                TopicRole::Output | TopicRole::DeadLetter => continue,
-            };
-            topics_of.entry(group).or_default().push(topic.clone());
-        }
-        if let Some((group, scheduler)) = &options.scheduler {
-            let topics = topics_of.entry(group.clone()).or_default();
-            topics.push(scheduler.ingest.clone());
-        }
-        let mut positions: HashMap<Arc<str>, HashMap<i32, Committed>> = HashMap::new();
-        let deadline = Instant::now() + options.timeout.min(OFFSETS_TIMEOUT);
-        for (group, topics) in topics_of {
-            for ((topic, partition), committed) in positions_of(settings, &group, &topics, deadline)? {
-                if let Some(committed) = committed {
-                    positions
-                        .entry(topic.into())
-                        .or_default()
-                        .insert(partition, committed);
-                }
-            }
-        }
-        Ok(Self(positions))
-    }
-
-    /// Without a committed offset, a group starts at the beginning.
-    fn is_unread(&self, position: &Position) -> bool {
-        let committed = self
-            .0
-            .get(&position.topic)
-            .and_then(|partitions| partitions.get(&position.partition));
-        committed.is_none_or(|committed| {
-            position.offset >= committed.offset && !committed.completed.contains(position.offset)
         })
     }
 }

@@ -79,21 +79,23 @@ fn dead(topics: &[String], index: usize, now: Timestamp) -> anyhow::Result<Outpu
     })
 }
 
-struct Inspector {
-    process: Running,
+/// An inspector process.
+pub(crate) struct Inspector {
+    pub(crate) process: Running,
     listen: SocketAddr,
 }
 
 impl Inspector {
-    fn start(broker: &Broker, options: &Options, data: &Path) -> anyhow::Result<Self> {
+    /// Starts a program. `more`: a part of its configuration.
+    pub(crate) fn start(broker: &Broker, program: &Path, data: &Path, more: &str) -> anyhow::Result<Self> {
         // The port is free once the listener is dropped. If another process takes it first, the inspector does not start.
         let listen = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
-        let program = options.inspector.to_str().context("the path of the inspector")?;
+        let program = program.to_str().context("the path of the inspector")?;
         let config = format!(
             "instance: {name}
 kafka: {{ brokers: '{}', topics: {{ create: true }} }}
 dlq_inspector: {{ listen: '{listen}', data_dir: '{}', topics: ['{name}-*'] }}
-",
+{more}",
             broker.address,
             data.display(),
             name = broker.name("dlq"),
@@ -105,7 +107,7 @@ dlq_inspector: {{ listen: '{listen}', data_dir: '{}', topics: ['{name}-*'] }}
     }
 
     /// Waits until the inspector is ready. Returns the time and the most memory meanwhile.
-    fn until_ready(&self) -> anyhow::Result<(Duration, f64)> {
+    pub(crate) fn until_ready(&self) -> anyhow::Result<(Duration, f64)> {
         let (started, mut most) = (Instant::now(), 0.0_f64);
         while !self.process.is_ready() {
             ensure!(started.elapsed() < TIMEOUT, "the inspector is not ready");
@@ -116,9 +118,13 @@ dlq_inspector: {{ listen: '{listen}', data_dir: '{}', topics: ['{name}-*'] }}
     }
 
     async fn client(&self) -> anyhow::Result<DeadLetterServiceClient<Channel>> {
-        let endpoint = Endpoint::from_shared(format!("http://{}", self.listen))?;
-        let client = DeadLetterServiceClient::new(endpoint.connect().await?);
+        let client = DeadLetterServiceClient::new(self.channel().await?);
         Ok(client.max_decoding_message_size(64 << 20))
+    }
+
+    pub(crate) async fn channel(&self) -> anyhow::Result<Channel> {
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.listen))?;
+        Ok(endpoint.connect().await?)
     }
 }
 
@@ -285,7 +291,7 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
     let data = std::env::temp_dir()
         .join("redeliver-bench")
         .join(broker.name("dlq-data"));
-    let inspector = Inspector::start(broker, options, &data)?;
+    let inspector = Inspector::start(broker, &options.inspector, &data, "")?;
     let (elapsed, most) = inspector.until_ready()?;
     let cpu = inspector.process.cpu_time().as_secs_f64() * 1e6 / count as f64;
     figures.add(
@@ -341,7 +347,7 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
     );
 
     inspector.process.kill()?;
-    let again = Inspector::start(broker, options, &data)?;
+    let again = Inspector::start(broker, &options.inspector, &data, "")?;
     figures.add(
         "ready after a crash",
         format!("{:.1} s", again.until_ready()?.0.as_secs_f64()),

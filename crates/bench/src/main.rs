@@ -21,6 +21,7 @@ mod scheduler;
 mod service;
 mod state_reads;
 mod transactions;
+mod waiting;
 mod worker;
 
 use clap::{Parser, Subcommand};
@@ -79,6 +80,8 @@ enum Bench {
     Scheduler(scheduler::Options),
     /// Indexing, memory, disk and queries of an inspector process
     Dlq(dlq::Options),
+    /// Scans of waiting records by an inspector process
+    Waiting(waiting::Options),
 }
 
 #[tokio::main]
@@ -98,6 +101,7 @@ async fn main() -> anyhow::Result<()> {
         Bench::Memory { count } => memory::run(&broker, count, &mut figures).await?,
         Bench::StateReads(options) => state_reads::run(&broker, &options, &mut figures).await?,
         Bench::Dlq(options) => dlq::run(&broker, &options, &mut figures).await?,
+        Bench::Waiting(options) => waiting::run(&broker, &options, &mut figures).await?,
         Bench::Scheduler(options) => scheduler::run(&broker, &options, &mut figures).await?,
     }
     println!("{}", figures.table());

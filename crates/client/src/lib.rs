@@ -9,6 +9,7 @@
 //! | [`IngestTopic`] | builds the records of [`JobProducer`] for a producer of your own, for example in a transaction |
 //! | [`DeadLetterClient`] | lists, reads and watches the dead letters of all pipelines over gRPC |
 //! | [`RedriveClient`] | redrives, discards and restores dead letters over gRPC |
+//! | [`WaitingClient`] | lists and counts records that wait for their next attempt, and traces single records, over gRPC |
 //! | [`AuditClient`] | lists who has changed or seen what over gRPC |
 //!
 //! Schedule a job, and list the dead letters of a pipeline:
@@ -52,6 +53,7 @@ mod redrives;
 mod request;
 mod schedules;
 mod scheme;
+mod waiting;
 
 pub use audit::{AuditClient, AuditEntry, AuditPage, DisclosedRange, ListAuditEntries};
 pub use controls::{ControlChange, ControlClient, RateLimit};
@@ -78,6 +80,10 @@ pub use redrives::{
 pub use request::{InvalidRequest, JobRequest, When};
 pub use schedules::{ListSchedules, PreviewOf, Resumed, ScheduleClient, SchedulePage};
 pub use tonic::Code;
+pub use waiting::{
+    RecordTrace, ScanProgress, TraceEvent, TraceOutcome, TraceRecord, TraceStep, WaitingClient,
+    WaitingCounts, WaitingCoverage, WaitingFilter, WaitingList, WaitingPlace, WaitingRecord, WaitingStats,
+};
 
 /// The default ingest topic of the scheduler.
 pub const INGEST_TOPIC: &str = "scheduler.jobs.ingest";

@@ -210,6 +210,17 @@ impl Pipeline {
         format!("{prefix}redeliver-{}", self.name)
     }
 
+    /// The consumer group that reads the topics of a role of this pipeline, with the prefix of all ids of this installation. `None` if
+    /// none of ours does.
+    #[must_use]
+    pub fn reading_group(&self, role: TopicRole, prefix: &str) -> Option<String> {
+        match role {
+            TopicRole::Source | TopicRole::Due => Some(self.worker_group(prefix)),
+            TopicRole::Tier(tier) => Some(retry_tier_group(prefix, tier)),
+            TopicRole::Output | TopicRole::DeadLetter => None,
+        }
+    }
+
     /// Every topic that the pipeline needs, with its role. A retired pipeline does not need its source.
     #[must_use]
     pub fn topics(&self) -> Vec<(Arc<str>, TopicRole)> {

@@ -8,7 +8,7 @@
 //! A committed offset can be that of a deleted topic of the same name. A lane then reads the new topic from its beginning, so
 //! all of its records count.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::{ControlFlow, Range};
 use std::panic::resume_unwind;
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::KafkaError;
-use redeliver_core::Record;
+use redeliver_core::{Position, Record};
 use redeliver_kafka_ffi::{KafkaClient, TopicId, describe_topics};
 
 use crate::client::KafkaSettings;
@@ -171,43 +171,34 @@ fn count<T>(
     timeout: Duration,
     read: impl Fn(Record) -> T,
 ) -> Result<BTreeMap<Arc<str>, Head<T>>, ReadError> {
-    let mut by_group: BTreeMap<&str, Vec<Arc<str>>> = BTreeMap::new();
-    for (group, topic) in topics {
-        by_group.entry(group).or_default().push(topic.clone());
-    }
     let consumer: KafkaClient<BaseConsumer> = settings
         .reader("read_committed")
         .create()
         .map_err(kafka("creating a client"))?;
     let mut counted: BTreeMap<Arc<str>, Head<T>> = BTreeMap::new();
     let mut parts: BTreeMap<(String, i32), Part> = BTreeMap::new();
-    let positions = positions_of(settings, &by_group)?;
-    // Requested after the positions: a lane can commit for a new topic only after it was created.
-    let ids = ids_of(&consumer, topics)?;
-    for positions in positions {
-        for ((topic, partition), committed) in positions {
-            // For a read_committed client, the broker returns the last stable offset instead of the high watermark.
-            let (low, end) = match consumer.fetch_watermarks(&topic, partition, CALL) {
-                Ok(watermarks) => watermarks,
-                Err(error) if is_unknown(&error) => continue,
-                Err(error) => return Err(kafka("requesting the end of a partition")(error)),
+    let groups = Groups::read(settings, &consumer, topics)?;
+    for Unfinished {
+        topic,
+        partition,
+        committed,
+        end,
+    } in groups.unfinished(&consumer)?
+    {
+        let head = counted.entry(topic.as_str().into()).or_insert_with(Head::empty);
+        let distance = end - committed.offset;
+        let is_all = distance <= near;
+        if !is_all {
+            head.backlog.records += u64::try_from(distance).unwrap_or(0);
+            head.backlog.is_exact = false;
+        }
+        if distance > 0 && (is_all || reads_heads) {
+            let part = Part {
+                end: end.min(committed.offset.saturating_add(near)),
+                committed,
+                is_all,
             };
-            let head = counted.entry(topic.as_str().into()).or_insert_with(Head::empty);
-            let committed = first_unread(committed, low..end, ids.get(&*topic).copied());
-            let distance = end - committed.offset;
-            let is_all = distance <= near;
-            if !is_all {
-                head.backlog.records += u64::try_from(distance).unwrap_or(0);
-                head.backlog.is_exact = false;
-            }
-            if distance > 0 && (is_all || reads_heads) {
-                let part = Part {
-                    end: end.min(committed.offset.saturating_add(near)),
-                    committed,
-                    is_all,
-                };
-                parts.insert((topic, partition), part);
-            }
+            parts.insert((topic, partition), part);
         }
     }
     if parts.is_empty() {
@@ -217,7 +208,7 @@ fn count<T>(
         .iter()
         .map(|(partition, part)| (partition.clone(), part.committed.offset));
     let mut reader = TopicReader::from_offsets(settings, from)?;
-    let visit = |record: Record| {
+    let mut visit = |record: Record| {
         let position = &record.position;
         let partition = (position.topic.to_string(), position.partition);
         let part = parts.get(&partition);
@@ -234,12 +225,104 @@ fn count<T>(
         let ends = parts
             .iter()
             .map(|(partition, part)| (partition.clone(), part.end));
+        let visit = |record: Option<Record>| record.map_or(ControlFlow::Continue(()), &mut visit);
         reader.read_parts(ends.collect(), timeout, visit)?;
     } else {
         // Waits for open transactions: a topic is not empty while one of them may add records.
         reader.read_while(timeout, visit)?;
     }
     Ok(counted)
+}
+
+/// The positions of groups, and the ids of their topics.
+pub(crate) struct Groups {
+    positions: Vec<Positions>,
+    ids: BTreeMap<String, TopicId>,
+}
+
+/// What a group has not completed in a partition: from the committed offset to the end, except for the completed set.
+pub(crate) struct Unfinished {
+    pub(crate) topic: String,
+    pub(crate) partition: i32,
+    pub(crate) committed: Committed,
+    /// The last stable offset.
+    pub(crate) end: i64,
+}
+
+impl Groups {
+    /// The positions of these pairs of a group and a topic. Leaves out topics that do not exist.
+    pub(crate) fn read(
+        settings: &KafkaSettings,
+        consumer: &BaseConsumer,
+        topics: &[(String, Arc<str>)],
+    ) -> Result<Self, ReadError> {
+        let positions = positions_of(settings, &by_group(topics))?;
+        // Requested after the positions: a lane can commit for a new topic only after it was created.
+        let ids = ids_of(consumer, topics)?;
+        Ok(Self { positions, ids })
+    }
+
+    /// What the groups have not completed of what the partitions contain now. Leaves out topics that are deleted meanwhile.
+    pub(crate) fn unfinished(self, consumer: &BaseConsumer) -> Result<Vec<Unfinished>, ReadError> {
+        let mut unfinished = Vec::new();
+        for ((topic, partition), committed) in self.positions.into_iter().flatten() {
+            // For a read_committed client, the broker returns the last stable offset instead of the high watermark.
+            let (low, end) = match consumer.fetch_watermarks(&topic, partition, CALL) {
+                Ok(watermarks) => watermarks,
+                Err(error) if is_unknown(&error) => continue,
+                Err(error) => return Err(kafka("requesting the end of a partition")(error)),
+            };
+            unfinished.push(Unfinished {
+                committed: first_unread(committed, low..end, self.ids.get(&topic).copied()),
+                topic,
+                partition,
+                end,
+            });
+        }
+        Ok(unfinished)
+    }
+}
+
+/// What groups have completed, at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct GroupPositions(HashMap<Arc<str>, HashMap<i32, Committed>>);
+
+impl GroupPositions {
+    /// The positions of these pairs of a group and a topic; each topic may occur once. Leaves out topics that do not exist.
+    /// Blocks.
+    ///
+    /// # Errors
+    /// If the broker does not answer.
+    pub fn read(settings: &KafkaSettings, topics: &[(String, Arc<str>)]) -> Result<Self, ReadError> {
+        let mut positions: HashMap<Arc<str>, HashMap<i32, Committed>> = HashMap::new();
+        for ((topic, partition), committed) in
+            positions_of(settings, &by_group(topics))?.into_iter().flatten()
+        {
+            if let Some(committed) = committed {
+                let of_topic = positions.entry(topic.into()).or_default();
+                of_topic.insert(partition, committed);
+            }
+        }
+        Ok(Self(positions))
+    }
+
+    /// Whether the group has not completed the record at this position. Without a committed offset, it starts at the beginning.
+    #[must_use]
+    pub fn is_unread(&self, position: &Position) -> bool {
+        let partitions = self.0.get(&position.topic);
+        let committed = partitions.and_then(|partitions| partitions.get(&position.partition));
+        committed.is_none_or(|committed| {
+            position.offset >= committed.offset && !committed.completed.contains(position.offset)
+        })
+    }
+}
+
+fn by_group(topics: &[(String, Arc<str>)]) -> BTreeMap<&str, Vec<Arc<str>>> {
+    let mut by_group: BTreeMap<&str, Vec<Arc<str>>> = BTreeMap::new();
+    for (group, topic) in topics {
+        by_group.entry(group).or_default().push(topic.clone());
+    }
+    by_group
 }
 
 /// The current ids of topics. Leaves out topics that do not exist, and all if the broker does not support ids.

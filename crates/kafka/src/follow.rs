@@ -27,6 +27,7 @@ use crate::credentials::Renewal;
 use crate::partition_end::EndContext;
 use crate::processor::Waker;
 use crate::reader::{ReadError, kafka, watermarks};
+use crate::shared_prefetch::SharedPrefetch;
 
 /// An event of a followed partition.
 #[derive(Debug)]
@@ -114,7 +115,7 @@ impl Ends {
 pub struct Follower {
     config: ClientSettings,
     /// The prefetch of the current client; `None` if the configuration sets it.
-    prefetch: Option<Prefetch>,
+    prefetch: Option<SharedPrefetch>,
     waker: Waker,
     renewal: Renewal,
     // Declared before the consumer, so that the queues are dropped before it.
@@ -126,37 +127,6 @@ pub struct Follower {
     turns: usize,
     rounds: u64,
 }
-
-/// How much the client prefetches for each partition, in KiB.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Prefetch(usize);
-
-impl Prefetch {
-    /// Maximum for all partitions together, in KiB. A queue can exceed its share by one response.
-    const ALL: usize = 64 << 10;
-    const MIN: usize = 16;
-    const MAX: usize = 1 << 10;
-
-    /// The prefetch for a number of partitions. It is a power of two, so that it seldom changes.
-    fn of(partitions: usize) -> Self {
-        let share = (Self::ALL / partitions.max(1)).clamp(Self::MIN, Self::MAX);
-        // The largest power of two that is not greater.
-        Self(1 << share.ilog2())
-    }
-
-    fn configure(self, config: &mut ClientSettings) {
-        config.set("queued.max.messages.kbytes", self.0.to_string());
-        // The size of a partition's part of a response. A single batch can be larger.
-        config.set("fetch.message.max.bytes", (self.0 << 10).to_string());
-    }
-}
-
-/// The properties of the prefetch. If the configuration sets one of them, it sets them all.
-const PREFETCH_PROPERTIES: [&str; 3] = [
-    "queued.max.messages.kbytes",
-    "fetch.message.max.bytes",
-    "max.partition.fetch.bytes",
-];
 
 struct FollowedPartition {
     queue: PartitionQueue<EndContext>,
@@ -200,9 +170,7 @@ impl Follower {
                 config.set(name, value);
             }
         }
-        let is_set = |name: &&str| settings.properties.contains_key(*name);
-        let has_prefetch = PREFETCH_PROPERTIES.iter().any(is_set);
-        let prefetch = (!has_prefetch).then(|| Prefetch::of(1));
+        let prefetch = (!SharedPrefetch::is_configured(settings)).then(|| SharedPrefetch::of(1));
         if let Some(prefetch) = prefetch {
             prefetch.configure(&mut config);
         }
@@ -250,9 +218,9 @@ impl Follower {
                 .iter()
                 .any(|(known, number)| known == topic && *number == partition)
         })?;
-        let prefetch = Prefetch::of(self.partitions.len() + starts.len());
+        let prefetch = SharedPrefetch::of(self.partitions.len() + starts.len());
         // The client stays if there are fewer partitions: each queue could have more memory, but needs none.
-        if self.prefetch.is_some_and(|current| prefetch.0 < current.0) {
+        if self.prefetch.is_some_and(|current| prefetch < current) {
             self.prefetch = Some(prefetch);
             prefetch.configure(&mut self.config);
             self.renew()?;
@@ -503,26 +471,6 @@ fn fatal(error: KafkaError) -> Result<(), ReadError> {
         _ => {
             tracing::debug!(%error, "consumer error");
             Ok(())
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_prefetch_of_all_partitions_together_is_bounded() {
-        for (partitions, expected) in [
-            (0, 1024),
-            (1, 1024),
-            (64, 1024),
-            (65, 512),
-            (1_000, 64),
-            (5_000, 16),
-            (100_000, 16),
-        ] {
-            assert_eq!(Prefetch::of(partitions), Prefetch(expected), "{partitions}");
         }
     }
 }

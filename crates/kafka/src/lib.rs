@@ -21,6 +21,8 @@
 //! | [`survey`] | listing topics with their offsets and retention |
 //! | [`backlog`] | the number of records that a group has not completed |
 //! | [`ends`] | where the partitions of a topic end now |
+//! | [`scan`] | reading what groups have not completed, or topics since a time, with progress |
+//! | `shared_prefetch` | how much clients of many partitions prefetch |
 //! | [`producer`] | an idempotent producer without transactions |
 //! | [`topology`] | checking and creating topics |
 //! | [`topic_watch`] | which topics exist, and which were created again |
@@ -48,6 +50,8 @@ pub mod processor;
 pub mod producer;
 pub mod reader;
 pub mod recovery;
+pub mod scan;
+mod shared_prefetch;
 pub mod survey;
 pub mod topic_watch;
 pub mod topology;

@@ -86,7 +86,10 @@ fn create_consumer(settings: &KafkaSettings, isolation: &str) -> Result<EndConsu
         .map_err(kafka("creating a consumer"))
 }
 
-fn partition_count<C: ConsumerContext>(consumer: &BaseConsumer<C>, topic: &str) -> Result<i32, ReadError> {
+pub(crate) fn partition_count<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    topic: &str,
+) -> Result<i32, ReadError> {
     let metadata = consumer
         .fetch_metadata(Some(topic), CALL)
         .map_err(kafka("requesting the partitions of a topic"))?;
@@ -184,20 +187,8 @@ impl TopicReader {
         let mut reader = Self::of_partition(settings, topic, partition, Some(from))?;
         let watermarks = reader.committed.fetch_watermarks(topic, partition, CALL);
         let (low, high) = watermarks.map_err(kafka("requesting the ends of a partition"))?;
-        let mut times = TopicPartitionList::new();
-        times
-            // Negative times have other meanings.
-            .add_partition_offset(topic, partition, Offset::Offset(since.as_millis().max(0)))
-            .map_err(kafka("looking up an offset by time"))?;
-        let found = reader
-            .committed
-            .offsets_for_times(times, CALL)
-            .map_err(kafka("looking up an offset by time"))?;
-        let since = match found.find_partition(topic, partition).map(|found| found.offset()) {
-            Some(Offset::Offset(offset)) => offset,
-            // All records are older.
-            _ => high,
-        };
+        let found = offsets_since(&reader.committed, topic, [partition], since)?;
+        let since = found.get(&partition).copied().unwrap_or(high);
         reader.seek(topic, partition, since.max(from).max(low));
         Ok(reader)
     }
@@ -304,7 +295,7 @@ impl TopicReader {
     pub fn read_while(
         &mut self,
         timeout: Duration,
-        visit: impl FnMut(Record) -> ControlFlow<()>,
+        mut visit: impl FnMut(Record) -> ControlFlow<()>,
     ) -> Result<(), ReadError> {
         let deadline = Instant::now() + timeout;
         let mut ends = BTreeMap::new();
@@ -314,11 +305,13 @@ impl TopicReader {
                 ends.insert((topic, partition), end);
             }
         }
+        let visit = |record: Option<Record>| record.map_or(ControlFlow::Continue(()), &mut visit);
         self.read_up_to(ends, false, deadline, visit)
     }
 
     /// Reads a part of each partition, up to these ends, which are at most the ends of the partitions. One record after the
-    /// part may be visited. Does not wait for open transactions.
+    /// part may be visited. Does not wait for open transactions. Visits `None` while no record arrives, so that a visitor can give
+    /// up.
     ///
     /// # Errors
     /// If the broker returns an error or the ends are not reached within `timeout`.
@@ -326,7 +319,7 @@ impl TopicReader {
         &mut self,
         ends: BTreeMap<(String, i32), i64>,
         timeout: Duration,
-        visit: impl FnMut(Record) -> ControlFlow<()>,
+        visit: impl FnMut(Option<Record>) -> ControlFlow<()>,
     ) -> Result<(), ReadError> {
         self.read_up_to(ends, true, Instant::now() + timeout, visit)
     }
@@ -337,7 +330,7 @@ impl TopicReader {
         ends: BTreeMap<(String, i32), i64>,
         are_parts: bool,
         deadline: Instant,
-        mut visit: impl FnMut(Record) -> ControlFlow<()>,
+        mut visit: impl FnMut(Option<Record>) -> ControlFlow<()>,
     ) -> Result<(), ReadError> {
         let unread = ends.into_iter().map(|((topic, partition), end)| Unread {
             topic,
@@ -377,7 +370,7 @@ impl TopicReader {
         &mut self,
         unread: &mut Vec<Unread>,
         deadline: Instant,
-        visit: &mut impl FnMut(Record) -> ControlFlow<()>,
+        visit: &mut impl FnMut(Option<Record>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, ReadError> {
         let consumer = self.committed.clone();
         let mut list = TopicPartitionList::new();
@@ -411,6 +404,8 @@ impl TopicReader {
             }
             if progress {
                 last_progress = Instant::now();
+            } else if visit(None).is_break() {
+                flow = ControlFlow::Break(());
             } else {
                 std::thread::park_timeout(Duration::from_millis(2));
             }
@@ -430,7 +425,7 @@ impl TopicReader {
         &mut self,
         unread: &Unread,
         progress: &mut bool,
-        visit: &mut impl FnMut(Record) -> ControlFlow<()>,
+        visit: &mut impl FnMut(Option<Record>) -> ControlFlow<()>,
     ) -> Result<Drained, ReadError> {
         let Some(queue) = &unread.queue else {
             return Ok(Drained::Partly);
@@ -442,7 +437,7 @@ impl TopicReader {
             match queue.poll(Duration::ZERO) {
                 Some(Ok(message)) => {
                     next = Offset::Offset(message.offset() + 1);
-                    if visit(convert::record(&message, &shared)).is_break() {
+                    if visit(Some(convert::record(&message, &shared))).is_break() {
                         drained = Drained::Stopped;
                         break;
                     }
@@ -510,6 +505,33 @@ impl TopicReader {
             std::thread::park_timeout(Duration::from_millis(20));
         }
     }
+}
+
+/// The offsets of the first records with this timestamp or a later one. Leaves out partitions whose records are all older.
+pub(crate) fn offsets_since<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    topic: &str,
+    partitions: impl IntoIterator<Item = i32>,
+    since: Timestamp,
+) -> Result<BTreeMap<i32, i64>, ReadError> {
+    let failed = kafka("looking up an offset by time");
+    let mut times = TopicPartitionList::new();
+    for partition in partitions {
+        // Negative times have other meanings.
+        let since = Offset::Offset(since.as_millis().max(0));
+        times
+            .add_partition_offset(topic, partition, since)
+            .map_err(&failed)?;
+    }
+    let found = consumer.offsets_for_times(times, CALL).map_err(&failed)?;
+    let mut offsets = BTreeMap::new();
+    for element in found.elements() {
+        element.error().map_err(&failed)?;
+        if let Offset::Offset(offset) = element.offset() {
+            offsets.insert(element.partition(), offset);
+        }
+    }
+    Ok(offsets)
 }
 
 /// The first and the end offset of a partition. Retries transient errors, such as a change of the leader, until the deadline.
@@ -859,7 +881,7 @@ mod tests {
             });
             let end = BTreeMap::from([((topic.to_string(), 0), 10)]);
             let read = reader.read_up_to(end, false, Instant::now() + DEADLINE, |record| {
-                offsets.push(record.position.offset);
+                offsets.extend(record.map(|record| record.position.offset));
                 ControlFlow::Continue(())
             });
             read.unwrap();

@@ -3,7 +3,7 @@
 //! The number of requests follows from the number of brokers, not from the number of partitions: the offsets of all partitions of a
 //! leader are requested at once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,8 +15,8 @@ use rdkafka::error::{KafkaResult, RDKafkaErrorCode};
 use rdkafka::metadata::MetadataTopic;
 use rdkafka::topic_partition_list::Offset;
 use rdkafka::types::RDKafkaRespErr;
-use redeliver_core::HumanDuration;
-use redeliver_core::pipeline::is_topic_name;
+use redeliver_core::pipeline::{TopicRole, is_topic_name, parse_retry_topic};
+use redeliver_core::{HumanDuration, Pipeline};
 use redeliver_kafka_ffi::{KafkaClient, TopicId, describe_topics};
 
 use crate::client::KafkaSettings;
@@ -146,6 +146,31 @@ impl Surveyor {
         }));
         topics.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         Ok(topics)
+    }
+
+    /// The topics of each of these pipelines with their roles: those that it has now, and the retry topics that exist since its settings
+    /// were changed, in which records may wait. Blocks.
+    ///
+    /// # Errors
+    /// If the broker does not answer.
+    pub fn roles(&self, pipelines: &[Pipeline]) -> Result<Vec<HashMap<Arc<str>, TopicRole>>, ReadError> {
+        let role_in = |pipeline: &Pipeline, topic: &str| match parse_retry_topic(topic)? {
+            (named, tier) if *named == *pipeline.name => Some(tier.map_or(TopicRole::Due, TopicRole::Tier)),
+            _ => None,
+        };
+        let clients = self.0.get();
+        let (existing, _) = clients.leaders(|topic| {
+            let mut pipelines = pipelines.iter();
+            pipelines.any(|pipeline| role_in(pipeline, topic).is_some())
+        })?;
+        let of_pipeline = |pipeline: &Pipeline| {
+            let left = existing
+                .keys()
+                .filter_map(|topic| Some((topic.clone(), role_in(pipeline, topic)?)));
+            let source = [(pipeline.source.clone(), TopicRole::Source)];
+            left.chain(source).chain(pipeline.topics()).collect()
+        };
+        Ok(pipelines.iter().map(of_pipeline).collect())
     }
 
     /// The retention of these topics. Leaves out topics whose configuration cannot be read.

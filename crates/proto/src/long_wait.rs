@@ -42,6 +42,13 @@ pub fn wrap(pipeline: &str, due: Timestamp, record: Output) -> Output {
 /// command is not a long wait of this pipeline.
 #[must_use]
 pub fn unwrap(pipeline: &str, command: &Record) -> Option<Record> {
+    let (of, record) = unwrap_any(command)?;
+    (of == pipeline).then_some(record)
+}
+
+/// As [`unwrap`], of any pipeline, with its name.
+#[must_use]
+pub fn unwrap_any(command: &Record) -> Option<(String, Record)> {
     if command.headers.last(CONTENT_TYPE_HEADER) != Some(CONTENT_TYPE.as_bytes()) {
         return None;
     }
@@ -49,19 +56,29 @@ pub fn unwrap(pipeline: &str, command: &Record) -> Option<Record> {
     let Some(v1::job_command::Command::LongWait(wait)) = decoded.command else {
         return None;
     };
-    (wait.pipeline == pipeline).then(|| at_position_of(command, wait.key, wait.value, &wait.headers))
+    let record = at_position_of(command, wait.key, wait.value, &wait.headers);
+    Some((wait.pipeline, record))
 }
 
 /// The record of this pipeline in a job of the state topic, with the position of the job. `None` if the job is not a
 /// scheduled long wait of this pipeline.
 #[must_use]
 pub fn unwrap_state(pipeline: &str, state: &Record) -> Option<Record> {
+    let (of, record) = unwrap_any_state(state)?;
+    (of == pipeline).then_some(record)
+}
+
+/// As [`unwrap_state`], of any pipeline, with its name.
+#[must_use]
+pub fn unwrap_any_state(state: &Record) -> Option<(String, Record)> {
     let job = v1::JobRecord::decode(state.value.clone()?).ok()?;
     if !job.long_wait || job.state() != v1::JobState::Scheduled {
         return None;
     }
     let record = at_position_of(state, job.key, job.data, &job.headers);
-    (record.headers.last(PIPELINE) == Some(pipeline.as_bytes())).then_some(record)
+    let pipeline = record.headers.last(PIPELINE)?;
+    let pipeline = std::str::from_utf8(pipeline).ok()?.to_owned();
+    Some((pipeline, record))
 }
 
 fn at_position_of(

@@ -3,7 +3,7 @@
 //!
 //! | scope | permits |
 //! |---|---|
-//! | `dead-letters:read:PATTERN` | to see what is known of the dead letters of these topics |
+//! | `dead-letters:read:PATTERN` | to see what is known of the dead letters of these topics, and how records of their pipelines wait |
 //! | `dead-letters:payload:PATTERN` | to see their keys, values and headers, and to filter by them |
 //! | `dead-letters:unmasked:PATTERN` | to see what is masked for others, of what the other scopes show, and to filter by it |
 //! | `dead-letters:operate:PATTERN` | to change groups that have dead letters in these topics only; to redrive, discard and restore dead letters of these topics, and to redrive to them |
@@ -19,6 +19,7 @@ use redeliver_proto::v1::audit_service_server::SERVICE_NAME as AUDIT_SERVICE_NAM
 use redeliver_proto::v1::control_service_server::SERVICE_NAME as CONTROL_SERVICE_NAME;
 use redeliver_proto::v1::dead_letter_service_server::SERVICE_NAME;
 use redeliver_proto::v1::redrive_service_server::SERVICE_NAME as REDRIVE_SERVICE_NAME;
+use redeliver_proto::v1::waiting_service_server::SERVICE_NAME as WAITING_SERVICE_NAME;
 use redeliver_runtime::config::{Area, Verb};
 use redeliver_service::audit::Author;
 use redeliver_service::control;
@@ -46,6 +47,13 @@ const OF_REDRIVES: [(&str, Verb); 9] = [
     ("ListRedriveItems", Verb::Read),
 ];
 
+/// What each call about waiting records requires, of the dead-letter topics of their pipelines.
+const OF_WAITING: [(&str, Verb); 3] = [
+    ("ListWaiting", Verb::Read),
+    ("GetWaitingStats", Verb::Read),
+    ("TraceRecord", Verb::Read),
+];
+
 /// What each call requires, of the topics that it is about.
 const PERMISSIONS: [(&str, Verb); 11] = [
     ("ListDeadLetters", Verb::Read),
@@ -67,6 +75,7 @@ pub(crate) fn required(path: &str) -> Option<(Area, Verb)> {
     let (area, calls) = match service {
         SERVICE_NAME => (Area::DeadLetters, &PERMISSIONS[..]),
         REDRIVE_SERVICE_NAME => (Area::DeadLetters, &OF_REDRIVES[..]),
+        WAITING_SERVICE_NAME => (Area::DeadLetters, &OF_WAITING[..]),
         AUDIT_SERVICE_NAME => (Area::Audit, &OF_AUDIT[..]),
         CONTROL_SERVICE_NAME => return control::grpc::required(method),
         _ => return None,
@@ -315,6 +324,7 @@ mod tests {
         let descriptors = FileDescriptorSet::decode(redeliver_proto::DESCRIPTORS).unwrap();
         for (of, permissions) in [
             (SERVICE_NAME, &PERMISSIONS[..]),
+            (WAITING_SERVICE_NAME, &OF_WAITING[..]),
             (AUDIT_SERVICE_NAME, &OF_AUDIT[..]),
             (REDRIVE_SERVICE_NAME, &OF_REDRIVES[..]),
         ] {

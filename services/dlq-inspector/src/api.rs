@@ -12,6 +12,7 @@ mod redrives;
 mod stats;
 mod token;
 mod value;
+mod waiting;
 mod watch;
 
 use std::pin::Pin;
@@ -46,6 +47,7 @@ use crate::masking::Masking;
 use crate::metrics::Metrics;
 use crate::schema_registry::SchemaRegistry;
 use crate::shared::SharedState;
+use crate::waiting::scans::Scans;
 
 pub(crate) use redrives::Redrives;
 
@@ -63,6 +65,7 @@ pub(crate) struct Api {
     pub(crate) lookups: LookupPool,
     /// `None`: values are not decoded.
     pub(crate) schemas: Option<SchemaRegistry>,
+    pub(crate) scans: Scans,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) groups: Groups,
     pub(crate) redrives: Redrives,
@@ -70,7 +73,7 @@ pub(crate) struct Api {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: Metrics,
     pub(crate) stop: CancellationToken,
-    /// The tasks of watchers. Each ends with its client or when `stop` is cancelled.
+    /// The tasks of watchers and scans. Each ends with its client or when `stop` is cancelled.
     pub(crate) watchers: TaskTracker,
     watcher_permits: Arc<Semaphore>,
     /// One permit per KiB that all watchers together hold in memory.
@@ -99,6 +102,7 @@ impl Api {
         audit: Audit,
         lookups: LookupPool,
         schemas: Option<SchemaRegistry>,
+        scans: Scans,
         shared: Arc<SharedState>,
         groups: Groups,
         redrives: Redrives,
@@ -115,6 +119,7 @@ impl Api {
             audit,
             lookups,
             schemas,
+            scans,
             shared,
             groups,
             redrives,

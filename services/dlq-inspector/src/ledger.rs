@@ -93,32 +93,45 @@ impl Update {
     /// # Errors
     /// If its key or value is invalid.
     pub fn read(record: &Record) -> Result<Self, InvalidEntry> {
-        let key = record
-            .key
-            .as_deref()
-            .and_then(|key| std::str::from_utf8(key).ok());
-        let id = key.and_then(|key| key.parse().ok()).ok_or(InvalidEntry::Key)?;
-        let Some(value) = &record.value else {
-            return Ok(Self { id, entry: None });
-        };
-        let entry = v1::LedgerEntry::decode(value.clone()).map_err(|_| InvalidEntry::Value)?;
+        let (id, entry) = decode(record)?;
+        let entry = entry.map(Entry::read).transpose()?;
+        Ok(Self { id, entry })
+    }
+}
+
+impl Entry {
+    /// Checks a value of the ledger.
+    ///
+    /// # Errors
+    /// If its state or its hash is invalid.
+    pub(crate) fn read(entry: v1::LedgerEntry) -> Result<Self, InvalidEntry> {
         let state = State::from_number(entry.state.into()).ok_or(InvalidEntry::State)?;
         let content = match &*entry.content_hash {
             [] => None,
             bytes => Some(ContentHash::try_from(bytes).map_err(|_| InvalidEntry::Hash)?),
         };
-        let entry = Entry {
+        Ok(Self {
             state,
             time: entry.time.as_ref().and_then(from_timestamp),
             by: entry.by,
             note: entry.note,
             content,
-        };
-        Ok(Self {
-            id,
-            entry: Some(entry),
         })
     }
+}
+
+/// The dead letter that a record of the ledger is about, and its value, which is not checked yet; `None` for a null value.
+///
+/// # Errors
+/// If the key is invalid, or the value is not of the ledger.
+pub(crate) fn decode(record: &Record) -> Result<(LetterId, Option<v1::LedgerEntry>), InvalidEntry> {
+    let id = key(record).ok_or(InvalidEntry::Key)?;
+    let value = record.value.clone().map(v1::LedgerEntry::decode).transpose();
+    Ok((id, value.map_err(|_| InvalidEntry::Value)?))
+}
+
+fn key(record: &Record) -> Option<LetterId> {
+    std::str::from_utf8(record.key.as_deref()?).ok()?.parse().ok()
 }
 
 #[cfg(test)]

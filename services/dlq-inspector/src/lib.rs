@@ -19,6 +19,7 @@
 //! | `masking` | what callers see of values, keys, headers and messages |
 //! | `decoding` | values that were written with a schema, as JSON |
 //! | `schema_registry` | fetches and keeps schemas |
+//! | `waiting` | records that wait for their next attempt, and the life of a record, read from Kafka on demand |
 //! | `audit` | the audit topic: recording who gets payloads, and reading it |
 //! | `api` | the gRPC services |
 //! | [`server`] | the gRPC server: health, reflection, identities, graceful shutdown |
@@ -49,6 +50,7 @@ mod masking;
 mod metrics;
 mod schema_registry;
 mod shared;
+mod waiting;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -89,6 +91,7 @@ use crate::pattern::Patterns;
 use crate::redrive::change::JobWriter;
 use crate::schema_registry::SchemaRegistry;
 use crate::shared::SharedState;
+use crate::waiting::scans::Scans;
 
 /// Capacity of the queue of batches between the reader and the writer.
 const QUEUED_BATCHES: usize = 4;
@@ -212,6 +215,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         stop: stop.clone(),
     };
     let surveyor = Surveyor::new(&host.kafka)?;
+    let scans = Scans::new(&host.config, &host.kafka, surveyor.clone());
     let survey = SurveyTask {
         patterns: Patterns::new(&config.topics).without([
             host.config.audit_topic(),
@@ -253,6 +257,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         audit,
         lookups,
         schemas,
+        scans,
         shared,
         Groups {
             writer: GroupWriter::new(

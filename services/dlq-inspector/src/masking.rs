@@ -198,6 +198,13 @@ impl<'m> Mask<'m> {
             }
     }
 
+    /// Whether the place where a record entered its pipeline is masked.
+    pub(crate) fn hides_origin(&self) -> bool {
+        [Field::OriginTopic, Field::OriginPartition, Field::OriginOffset]
+            .into_iter()
+            .any(|field| self.hides(Fact::Of(field)))
+    }
+
     /// Whether what a filter tests may be masked. Its answer would tell it.
     pub(crate) fn hides_tested(&self, restriction: &Restriction) -> bool {
         if self.is_empty() {

@@ -68,6 +68,8 @@ pub(crate) struct Metrics {
     watchers: Gauge,
     redriven: Family<RedrivenLabels, Counter>,
     redrives: Family<StateLabel, Gauge>,
+    scans: Gauge,
+    scanned: Counter,
     calls: Family<CallLabels, Histogram, fn() -> Histogram>,
 }
 
@@ -90,6 +92,8 @@ impl Metrics {
             watchers: Gauge::default(),
             redriven: Family::default(),
             redrives: Family::default(),
+            scans: Gauge::default(),
+            scanned: Counter::default(),
             calls: Family::new_with_constructor(|| Histogram::new(CALL_SECONDS)),
         };
         registry.register(
@@ -181,6 +185,16 @@ impl Metrics {
             "dlq_watchers",
             "Clients that are watching dead letters",
             metrics.watchers.clone(),
+        );
+        registry.register(
+            "dlq_scans",
+            "Scans of waiting records and traces that are running",
+            metrics.scans.clone(),
+        );
+        registry.register(
+            "dlq_scanned_offsets",
+            "Offsets that scans of waiting records and traces have read",
+            metrics.scanned.clone(),
         );
         registry.register_with_unit(
             "dlq_call",
@@ -302,6 +316,15 @@ impl Metrics {
         self.size.set(saturating(bytes));
     }
 
+    pub(crate) fn count_scan(&self) -> ScanGuard {
+        self.scans.inc();
+        ScanGuard(self.scans.clone())
+    }
+
+    pub(crate) fn add_scanned(&self, offsets: u64) {
+        self.scanned.inc_by(offsets);
+    }
+
     pub(crate) fn count_watcher(&self) -> WatcherGuard {
         self.watchers.inc();
         WatcherGuard(self.watchers.clone())
@@ -322,6 +345,15 @@ impl Metrics {
 pub(crate) struct WatcherGuard(Gauge);
 
 impl Drop for WatcherGuard {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// Counts a scan until it is dropped.
+pub(crate) struct ScanGuard(Gauge);
+
+impl Drop for ScanGuard {
     fn drop(&mut self) {
         self.0.dec();
     }

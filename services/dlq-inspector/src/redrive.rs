@@ -31,3 +31,8 @@ pub mod step;
 pub fn own_id(topic: &str) -> String {
     format!("redeliver-redrives-{topic}")
 }
+
+/// Whether a text has the form of the id of a job.
+pub(crate) fn is_job_id(text: &str) -> bool {
+    text.len() == 16 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}

@@ -1,4 +1,4 @@
-//! The gRPC server: dead letters, control, health, reflection.
+//! The gRPC server: dead letters, redrives, waiting records, control, the audit log, health, reflection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +10,9 @@ use redeliver_proto::v1::control_service_server::{
 use redeliver_proto::v1::dead_letter_service_server::{DeadLetterServiceServer, SERVICE_NAME};
 use redeliver_proto::v1::redrive_service_server::{
     RedriveServiceServer, SERVICE_NAME as REDRIVE_SERVICE_NAME,
+};
+use redeliver_proto::v1::waiting_service_server::{
+    SERVICE_NAME as WAITING_SERVICE_NAME, WaitingServiceServer,
 };
 use redeliver_runtime::listen::Listener;
 use redeliver_service::control::{self, Controls};
@@ -67,6 +70,7 @@ pub(crate) async fn serve(
         let names = [
             SERVICE_NAME,
             REDRIVE_SERVICE_NAME,
+            WAITING_SERVICE_NAME,
             AUDIT_SERVICE_NAME,
             CONTROL_SERVICE_NAME,
             HEALTH,
@@ -92,6 +96,7 @@ pub(crate) async fn serve(
         .add_service(authenticate.layer(controls))
         .add_service(authenticate.layer(AuditServiceServer::new(api.clone())))
         .add_service(authenticate.layer(RedriveServiceServer::new(api.clone())))
+        .add_service(authenticate.layer(WaitingServiceServer::new(api.clone())))
         .add_service(authenticate.layer(DeadLetterServiceServer::new(api)))
         .serve_with_incoming_shutdown(listener.incoming(), stop.clone().cancelled_owned());
     let server = async {

@@ -7,7 +7,6 @@ mod export;
 mod groups;
 mod outage;
 mod payload;
-mod progress;
 mod redrives;
 mod show;
 mod watch;
@@ -16,14 +15,14 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use redeliver_client::{
-    AuditClient, Completeness, DeadLetter, DeadLetterClient, ListDeadLetters, RedriveClient, RedriveKind,
-    Removal, TopicStats,
+    AuditClient, Completeness, DeadLetter, DeadLetterClient, Endpoint, ListDeadLetters, RedriveClient,
+    RedriveKind, Removal, TopicStats,
 };
 use redeliver_core::{Clock as _, HumanDuration, SystemClock};
 use redeliver_runtime::cli::{CommonArgs, report};
 use serde_json::{Value, json};
 
-use crate::connection::{CliError, ConnectionArgs, conclude, inspector};
+use crate::connection::{CliError, ConnectionArgs, Service, conclude, inspector};
 use crate::output::{Format, OutputArgs, print_item, print_items, print_line, shortened};
 use completeness::CompleteArgs;
 pub(crate) use completeness::{completeness_json, problem};
@@ -64,7 +63,7 @@ enum Verb {
 }
 
 #[derive(Args)]
-struct InspectorArgs {
+pub(crate) struct InspectorArgs {
     #[command(flatten)]
     common: CommonArgs,
     /// URL of the inspector, such as http://inspector:50051; overrides REDELIVER_DLQ (default: dlq_inspector.listen)
@@ -197,27 +196,13 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
         Verb::Discard(args) | Verb::Restore(args) => args.inspector(),
         Verb::Audit(args) => &args.inspector,
     };
-    let config = match inspector.common.load() {
-        Ok(config) => config,
-        Err(error) => return report(&error),
-    };
-    if let Some(code) = inspector.common.handle_config_flags(&config, |_| Ok(())) {
-        return code;
-    }
-    conclude(async {
-        let service = self::inspector(&config);
-        let mut endpoint = inspector
-            .connection
-            .endpoint(inspector.server.as_deref(), &service)?;
-        if let Some(why) = args.verb.reason() {
-            endpoint = endpoint.reason(why);
-        }
+    with_inspector(inspector, args.verb.reason(), async |endpoint, service| {
         let dead_letters = async || {
-            let client = DeadLetterClient::connect(&endpoint).await;
+            let client = DeadLetterClient::connect(endpoint).await;
             client.map_err(|error| service.failure(error))
         };
         let redrives = async || {
-            let client = RedriveClient::connect(&endpoint).await;
+            let client = RedriveClient::connect(endpoint).await;
             client.map_err(|error| service.failure(error))
         };
         match &args.verb {
@@ -236,10 +221,33 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
             Verb::Discard(args) => redrives::discard(&redrives().await?, args, RedriveKind::Discard).await,
             Verb::Restore(args) => redrives::discard(&redrives().await?, args, RedriveKind::Restore).await,
             Verb::Audit(args) => {
-                let client = AuditClient::connect(&endpoint).await;
+                let client = AuditClient::connect(endpoint).await;
                 audit::run(&client.map_err(|error| service.failure(error))?, args).await
             }
         }
+    })
+}
+
+/// Runs a command that asks the inspector. `why`: why payloads are read.
+pub(crate) fn with_inspector(
+    args: &InspectorArgs,
+    why: Option<&str>,
+    run: impl AsyncFnOnce(&Endpoint, &Service) -> Result<ExitCode, CliError>,
+) -> ExitCode {
+    let config = match args.common.load() {
+        Ok(config) => config,
+        Err(error) => return report(&error),
+    };
+    if let Some(code) = args.common.handle_config_flags(&config, |_| Ok(())) {
+        return code;
+    }
+    conclude(async {
+        let service = inspector(&config);
+        let mut endpoint = args.connection.endpoint(args.server.as_deref(), &service)?;
+        if let Some(why) = why {
+            endpoint = endpoint.reason(why);
+        }
+        run(&endpoint, &service).await
     })
 }
 

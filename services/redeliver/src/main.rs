@@ -8,12 +8,15 @@ mod dev;
 mod dlq;
 mod jobs;
 mod output;
+mod progress;
 mod record;
 mod render;
 mod schedules;
 mod status;
 mod tokens;
 mod topics;
+mod trace;
+mod waiting;
 
 use std::fmt::Display;
 use std::io::Write as _;
@@ -62,6 +65,10 @@ enum Command {
     Controls(controls::ControlsArgs),
     /// List, show, watch, export, redrive and discard dead letters
     Dlq(dlq::DlqArgs),
+    /// List and count the failed records that wait for their next attempt
+    Waiting(waiting::WaitingArgs),
+    /// Show the life of one record: attempts, waits, death and redrive
+    Trace(trace::TraceArgs),
     /// Create tokens for the APIs of the scheduler and the inspector
     Tokens(tokens::TokensArgs),
 }
@@ -85,6 +92,8 @@ fn main() -> ExitCode {
         Command::Release(args) => controls::release(&args),
         Command::Controls(args) => controls::list(&args),
         Command::Dlq(args) => dlq::main(&args),
+        Command::Waiting(args) => waiting::main(&args),
+        Command::Trace(args) => trace::main(&args),
         Command::Tokens(args) => tokens::main(&args),
     }
 }

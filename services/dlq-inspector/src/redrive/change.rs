@@ -272,7 +272,7 @@ impl PendingChange {
     }
 }
 
-/// The id of a new job. Ids increase with the time.
+/// The id of a new job. Ids increase with the time. [`is_job_id`](super::is_job_id) recognises them.
 fn new_id(now: Timestamp, random: u128) -> String {
     let millis = now.as_millis().max(0);
     format!("{millis:012x}{:04x}", random & 0xffff)
@@ -493,5 +493,14 @@ mod tests {
             running
         };
         assert_eq!(removed(&running, 1, later), None);
+    }
+
+    #[test]
+    fn the_id_of_a_job_is_recognised() {
+        use super::super::is_job_id;
+        assert!(is_job_id(&new_id(NOW, u128::MAX)));
+        for other in ["", "0123456789abcdeF", "0123456789abcdef0", "customer-4711-xy"] {
+            assert!(!is_job_id(other), "{other}");
+        }
     }
 }

@@ -156,11 +156,11 @@ async fn get(client: &mut TokenClient, id: &str) -> Result<v1::DeadLetter, Statu
         .map(tonic::Response::into_inner)
 }
 
-struct Callers {
-    env: InspectorEnv,
-    tokens: Vec<(&'static str, NewToken)>,
+pub(crate) struct Callers {
+    pub(crate) env: InspectorEnv,
+    pub(crate) tokens: Vec<(&'static str, NewToken)>,
     /// The topics `orders` and `people`.
-    topics: [Arc<str>; 2],
+    pub(crate) topics: [Arc<str>; 2],
 }
 
 impl Callers {
@@ -182,7 +182,7 @@ impl Callers {
         callers
     }
 
-    async fn without_dead_letters(name: &str, scopes: &[(&'static str, &[&str])]) -> Self {
+    pub(crate) async fn without_dead_letters(name: &str, scopes: &[(&'static str, &[&str])]) -> Self {
         let mut env = InspectorEnv::new(name);
         let topics = [
             env.create_topic("orders", 1).await,

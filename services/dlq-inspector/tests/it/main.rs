@@ -13,4 +13,5 @@ mod redrive;
 mod replicas;
 mod server;
 mod support;
+mod waiting;
 mod watch;

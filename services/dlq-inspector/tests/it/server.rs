@@ -60,6 +60,7 @@ async fn both_versions_of_reflection_list_the_services() {
             "redeliver.v1.AuditService",
             "redeliver.v1.DeadLetterService",
             "redeliver.v1.RedriveService",
+            "redeliver.v1.WaitingService",
         ]
         .map(str::to_owned);
         services.sort();

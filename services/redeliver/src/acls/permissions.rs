@@ -231,6 +231,7 @@ impl Permissions {
         if config.dlq_inspector.redrive.execute {
             self.redrives(config);
         }
+        self.scans(config);
         let patterns = &config.dlq_inspector.topics;
         let selected = Patterns::new(patterns);
         for topic in dead_letter_topics(config) {
@@ -277,6 +278,37 @@ impl Permissions {
         let group = Name::Literal(redrive::own_id(&config.redrives_topic()));
         self.allow(Resource::Group(group), &[Operation::Read]);
         self.transactions(config);
+    }
+
+    /// What the inspector reads for waiting records and traces.
+    fn scans(&mut self, config: &Config) {
+        let mut waits_long = false;
+        for pipeline in topics::pipelines(config) {
+            for (topic, _) in pipeline.topics() {
+                self.topic(&topic, &[Operation::Read]);
+            }
+            // A retired pipeline has a source, too.
+            self.topic(&pipeline.source, &[Operation::Read]);
+            let retries = Name::Prefix(format!("{}-retry-", pipeline.name));
+            self.allow(Resource::Topic(retries), &[Operation::Read]);
+            self.offsets(config, &pipeline.worker_group(""));
+            // Also those of tiers that it no longer has.
+            let of_tiers = Name::Prefix(config.kafka.id(OF_TIERS));
+            self.allow(Resource::Group(of_tiers), &[Operation::Describe]);
+            waits_long |= pipeline.long_waits.is_some();
+        }
+        if waits_long {
+            let scheduler = config.scheduler.topics();
+            self.topic(&scheduler.ingest, &[Operation::Read]);
+            self.topic(&scheduler.state, &[Operation::Read]);
+            self.offsets(config, &config.scheduler.group);
+        }
+    }
+
+    /// To see what a group has committed.
+    fn offsets(&mut self, config: &Config, group: &str) {
+        let name = Name::Literal(config.kafka.id(group));
+        self.allow(Resource::Group(name), &[Operation::Describe]);
     }
 
     /// `topics check`, `topics apply`, `topics migrate-offsets`, `status` and `audit`.

@@ -18,9 +18,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::completeness::{EXIT_INCOMPLETE, warn};
 use super::outage::Outage;
-use super::progress::Progress;
 use super::{InspectorArgs, ReasonArgs};
 use crate::connection::CliError;
+use crate::progress::Progress;
 use target::Target;
 
 /// The inspector reads the value of each dead letter from Kafka, so that a page takes much longer than one without values.
@@ -99,7 +99,7 @@ impl<'a> Export<'a> {
             filter: args.filter.as_deref().unwrap_or_default(),
             timeout: args.inspector.connection.timeout(),
             outage: Outage::new(Some(PATIENCE)),
-            progress: Progress::new(),
+            progress: Progress::new("dead letters"),
             partial: BTreeMap::new(),
         }
     }

@@ -16,12 +16,12 @@ use serde_json::{Value, json};
 use super::InspectorArgs;
 use super::completeness::EXIT_INCOMPLETE;
 use super::outage::Outage;
-use super::progress::Progress;
 use crate::connection::CliError;
 use crate::jobs::time;
 use crate::output::{
     Format, OutputArgs, fields, in_one_line, print_item, print_items, print_line, shortened,
 };
+use crate::progress::Progress;
 
 /// The time between two looks at a job.
 const LOOK: Duration = Duration::from_millis(500);
@@ -317,7 +317,7 @@ fn is_confirmed(job: &Redrive) -> Result<bool, CliError> {
 
 /// Shows the progress of a job until it ends or pauses.
 async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<ExitCode, CliError> {
-    let (mut progress, mut outage) = (Progress::new(), Outage::new(Some(PATIENCE)));
+    let (mut progress, mut outage) = (Progress::new("dead letters"), Outage::new(Some(PATIENCE)));
     let mut problem = None;
     let job = loop {
         let job = match client.get(id).await {

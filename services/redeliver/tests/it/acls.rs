@@ -120,6 +120,12 @@ fn every_program_works_with_the_permissions_that_are_rendered_for_it_and_asks_fo
         let output = redeliver(&[command]);
         assert_eq!(output.code, Some(0), "{output:?}");
     }
+    let inspector = format!("http://{}", services[3].word_after(" api="));
+    let copy = sent[0].position.to_string();
+    for question in [&["waiting", "stats"][..], &["waiting", "ls"], &["trace", &copy]] {
+        let answer = pipe.redeliver(&[question, &["--server", &inspector]].concat());
+        assert_eq!(answer.code, Some(0), "{answer:?}");
+    }
     for service in &mut services {
         service.shut_down();
     }

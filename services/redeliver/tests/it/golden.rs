@@ -394,6 +394,8 @@ Commands:
   rate       Limit how many jobs of an application are dispatched per second
   controls   List what is paused, limited or changed, by whom and why
   dlq        List, show, watch, export, redrive and discard dead letters
+  waiting    List and count the failed records that wait for their next attempt
+  trace      Show the life of one record: attempts, waits, death and redrive
   tokens     Create tokens for the APIs of the scheduler and the inspector
   help       Print this message or the help of the given subcommand(s)
 

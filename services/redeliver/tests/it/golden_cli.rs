@@ -120,8 +120,22 @@ Commands:
 Options:
   -h, --help  Print help
 ";
+    let waiting = "\
+List and count the failed records that wait for their next attempt
+
+Usage: redeliver waiting <COMMAND>
+
+Commands:
+  ls     List waiting records, those that are due first
+  stats  Count waiting records by pipeline and place, with their attempts, due times and error codes
+  help   Print this message or the help of the given subcommand(s)
+
+Options:
+  -h, --help  Print help
+";
     for (command, expected) in [
         ("jobs", jobs),
+        ("waiting", waiting),
         ("schedules", schedules),
         ("dlq", dlq),
         ("topics", topics),
@@ -471,6 +485,18 @@ fn wrong_usage_is_reported_with_valid_values() {
         "error: --file: cannot create /nowhere/letters.jsonl: entity not found\n",
     );
     refuses(
+        &["waiting", "ls", "--origin", "a/x"],
+        &format!(
+            "error: invalid value 'a/x' for '--origin <ORIGIN>': write topic, topic/partition or topic/partition/offset{more}"
+        ),
+    );
+    refuses(
+        &["trace", "a"],
+        &format!(
+            "error: invalid value 'a' for '<POSITION>': is not topic/partition/offset, such as crawl-jobs-dlq/3/1024{more}"
+        ),
+    );
+    refuses(
         &["dlq", "ls", "--server", "ftp://inspector:50051"],
         "error: `ftp://inspector:50051` must begin with http:// or https://\n",
     );
@@ -497,7 +523,7 @@ fn wrong_usage_is_reported_with_valid_values() {
 fn an_unavailable_service_is_reported_with_its_address() {
     let address = format!("127.0.0.1:{}", free_port());
     let id = "01KAJQ6Z2B0003000000000A7X";
-    let cases: [(&[&str], &str, &str); 15] = [
+    let cases: [(&[&str], &str, &str); 18] = [
         (
             &["jobs", "schedule", "--app", "a", "--in", "1s"],
             "scheduler",
@@ -521,6 +547,9 @@ fn an_unavailable_service_is_reported_with_its_address() {
             "dlq_inspector",
         ),
         (&["dlq", "group", "note", "00", "x"], "inspector", "dlq_inspector"),
+        (&["waiting", "ls"], "inspector", "dlq_inspector"),
+        (&["waiting", "stats"], "inspector", "dlq_inspector"),
+        (&["trace", "a/0/1"], "inspector", "dlq_inspector"),
     ];
     for (arguments, service, section) in cases {
         let expected = CommandOutput {
@@ -579,6 +608,8 @@ fn a_check_of_the_configuration_does_nothing_else() {
         &["jobs", "schedule", "--app", "a", "--in", "1s"],
         &["dlq", "ls"],
         &["dlq", "watch"],
+        &["waiting", "stats"],
+        &["trace", "a/0/1"],
     ] {
         let printed = output_of(&[arguments, &["--check", "--config", file]].concat());
         assert_eq!(printed.stdout, "the configuration is valid\n", "{printed:?}");

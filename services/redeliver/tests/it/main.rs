@@ -53,4 +53,5 @@ mod traces;
 mod transactional;
 mod tuning;
 mod until_idle;
+mod waiting;
 mod waits;

@@ -24,7 +24,7 @@ pub(crate) struct Services {
 
 impl Services {
     /// Creates the configuration and the topics. Bodies that contain `hopeless` fail permanently, those with `busy` fail at
-    /// each attempt, and those with `later` must be retried in an hour.
+    /// each attempt, those with `shaky` fail at the first one, and those with `later` must be retried in an hour.
     pub(crate) fn new(name: &str) -> Self {
         let data = Scratch::new("inspector").unwrap();
         let address = || format!("127.0.0.1:{}", free_port());
@@ -33,7 +33,8 @@ impl Services {
             let body = String::from_utf8_lossy(&request.body);
             if body.contains("hopeless") {
                 Reply::Status(404, Vec::new(), "no such page".into())
-            } else if body.contains("busy") {
+            } else if body.contains("busy") || (body.contains("shaky") && request.earlier_calls_of_body == 0)
+            {
                 Reply::status(503)
             } else if body.contains("later") {
                 let hour = vec![("retry-after".to_owned(), "3600".to_owned())];

@@ -10,7 +10,9 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// The width of the bar.
 const BAR: u64 = 30;
 
-pub(super) struct Progress {
+pub(crate) struct Progress {
+    /// What is counted, such as `dead letters`.
+    unit: &'static str,
     is_shown: bool,
     /// How many there are, if that is known.
     total: Option<u64>,
@@ -19,8 +21,9 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new(unit: &'static str) -> Self {
         Self {
+            unit,
             is_shown: std::io::stderr().is_terminal(),
             total: None,
             started: Instant::now(),
@@ -29,52 +32,49 @@ impl Progress {
     }
 
     /// Whether anybody sees it.
-    pub(super) fn is_shown(&self) -> bool {
+    pub(crate) fn is_shown(&self) -> bool {
         self.is_shown
     }
 
-    pub(super) fn set_total(&mut self, total: u64) {
+    pub(crate) fn set_total(&mut self, total: u64) {
         self.total = Some(total);
     }
 
-    pub(super) fn draw(&mut self, done: u64) {
+    pub(crate) fn draw(&mut self, done: u64) {
         let is_due = self.drawn.is_none_or(|drawn| drawn.elapsed() >= INTERVAL);
         if !self.is_shown || !is_due {
             return;
         }
         self.drawn = Some(Instant::now());
         let mut stderr = std::io::stderr().lock();
-        // An export does not fail because nobody can see its progress.
+        // A command does not fail because nobody can see its progress.
         let _ = write!(
             stderr,
             "\r\u{1b}[K{}",
-            line(done, self.total, self.started.elapsed())
+            line(self.unit, done, self.total, self.started.elapsed())
         );
         let _ = stderr.flush();
     }
 
     /// Removes the line, so that another one can be printed.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         if self.drawn.take().is_some() {
             eprint!("\r\u{1b}[K");
         }
     }
 }
 
-fn line(done: u64, total: Option<u64>, elapsed: Duration) -> String {
+fn line(unit: &str, done: u64, total: Option<u64>, elapsed: Duration) -> String {
     let rate = u128::from(done) * 1_000 / elapsed.as_millis().max(1);
     // More can arrive than there were at the start.
     let Some(total) = total.filter(|total| *total > 0).map(|total| total.max(done)) else {
-        return format!("{done} dead letters, {rate}/s");
+        return format!("{done} {unit}, {rate}/s");
     };
     let share = |of: u64| u64::try_from(u128::from(done) * u128::from(of) / u128::from(total)).unwrap_or(of);
     let bar: String = (0..BAR)
         .map(|cell| if cell < share(BAR) { '#' } else { '.' })
         .collect();
-    format!(
-        "[{bar}] {:>3} %  {done} of {total} dead letters, {rate}/s",
-        share(100)
-    )
+    format!("[{bar}] {:>3} %  {done} of {total} {unit}, {rate}/s", share(100))
 }
 
 #[cfg(test)]
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn progress_is_a_bar_if_the_total_is_known() {
-        let line = |done, total| line(done, total, Duration::from_secs(2));
+        let line = |done, total| line("dead letters", done, total, Duration::from_secs(2));
         assert_eq!(line(10, None), "10 dead letters, 5/s");
         assert_eq!(line(0, Some(0)), "0 dead letters, 0/s");
         assert_eq!(

@@ -1,0 +1,655 @@
+//! The gRPC service `redeliver.v1.WaitingService`.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use futures::stream;
+use redeliver_core::backoff::MAX_WAIT;
+use redeliver_core::error_chain::error_chain;
+use redeliver_core::headers::Origin;
+use redeliver_core::pipeline::is_topic_name;
+use redeliver_core::{ErrorClass, Pipeline, Position, Timestamp};
+use redeliver_kafka::reader::ReadError;
+use redeliver_kafka::scan::Progress;
+use redeliver_proto::convert::{from_duration, to_duration, to_timestamp};
+use redeliver_proto::error::{invalid, status};
+use redeliver_proto::v1;
+use redeliver_proto::v1::waiting_service_server::WaitingService;
+use redeliver_service::identity::{self, Withdrawn};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Request, Response, Status};
+
+use super::list::page_size;
+use super::{Api, ResponseStream, bounded, shutting_down};
+use crate::access::Viewer;
+use crate::metrics::Metrics;
+use crate::waiting::counts::Counts;
+use crate::waiting::life::{Event, Outcome, Step};
+use crate::waiting::limit::QUEUE_TIMEOUT;
+use crate::waiting::page::Row;
+use crate::waiting::scans::{OnProgress, TIMEOUT, TraceError, Traced};
+use crate::waiting::tally::{Filter, Found};
+
+/// The time between two messages about the progress of a scan.
+const PROGRESS: Duration = Duration::from_millis(200);
+/// How many error codes an answer contains.
+const CODES: usize = 20;
+/// Maximum length of a text in a filter in bytes.
+const MAX_TEXT: usize = 250;
+
+/// What a call is about.
+struct Selection {
+    pipelines: Vec<Pipeline>,
+    filter: Filter,
+    now: Timestamp,
+}
+
+#[tonic::async_trait]
+impl WaitingService for Api {
+    type ListWaitingStream = ResponseStream<v1::ListWaitingResponse>;
+
+    async fn list_waiting(
+        &self,
+        request: Request<v1::ListWaitingRequest>,
+    ) -> Result<Response<Self::ListWaitingStream>, Status> {
+        let viewer = self.viewer(&request)?;
+        let stream = self.list_of_waiting(&viewer, request.into_inner());
+        self.observe("ListWaiting", stream).await
+    }
+
+    type GetWaitingStatsStream = ResponseStream<v1::GetWaitingStatsResponse>;
+
+    async fn get_waiting_stats(
+        &self,
+        request: Request<v1::GetWaitingStatsRequest>,
+    ) -> Result<Response<Self::GetWaitingStatsStream>, Status> {
+        let viewer = self.viewer(&request)?;
+        let stream = self.waiting_stats(&viewer, request.into_inner());
+        self.observe("GetWaitingStats", stream).await
+    }
+
+    type TraceRecordStream = ResponseStream<v1::TraceRecordResponse>;
+
+    async fn trace_record(
+        &self,
+        request: Request<v1::TraceRecordRequest>,
+    ) -> Result<Response<Self::TraceRecordStream>, Status> {
+        let viewer = self.viewer(&request)?;
+        let stream = self.trace(&viewer, request.into_inner());
+        self.observe("TraceRecord", stream).await
+    }
+}
+
+impl Api {
+    async fn list_of_waiting(
+        &self,
+        viewer: &Viewer,
+        request: v1::ListWaitingRequest,
+    ) -> Result<ResponseStream<v1::ListWaitingResponse>, Status> {
+        use v1::list_waiting_response::Event;
+        let limit = page_size(request.limit)?;
+        let selection = self.waiting_selection(viewer, request.filter.unwrap_or_default())?;
+        let scan = self.waiting(viewer, selection, limit, |selection, found| {
+            let rows = found.rows.iter();
+            let rows = rows.map(|row| record_message(row, &selection.pipelines[row.pipeline]));
+            v1::WaitingRecords {
+                records: rows.collect(),
+                matching: found.counts.values().map(|counts| counts.records).sum(),
+                coverage: Some(coverage(selection, found)),
+            }
+        });
+        let event = |event| v1::ListWaitingResponse { event: Some(event) };
+        self.stream(
+            viewer,
+            scan,
+            move |progress| event(Event::Progress(progress)),
+            move |records| event(Event::Records(records)),
+        )
+        .await
+    }
+
+    async fn waiting_stats(
+        &self,
+        viewer: &Viewer,
+        request: v1::GetWaitingStatsRequest,
+    ) -> Result<ResponseStream<v1::GetWaitingStatsResponse>, Status> {
+        use v1::get_waiting_stats_response::Event;
+        let selection = self.waiting_selection(viewer, request.filter.unwrap_or_default())?;
+        let scan = self.waiting(viewer, selection, 0, |selection, found| {
+            let places = found.counts.iter();
+            let places = places.map(|((pipeline, place), counts)| v1::WaitingPlace {
+                pipeline: selection.pipelines[*pipeline].name.to_string(),
+                place: place.to_string(),
+                counts: Some(counts_message(counts)),
+            });
+            v1::WaitingStats {
+                places: places.collect(),
+                total: Some(counts_message(&found.total())),
+                coverage: Some(coverage(selection, found)),
+            }
+        });
+        let event = |event| v1::GetWaitingStatsResponse { event: Some(event) };
+        self.stream(
+            viewer,
+            scan,
+            move |progress| event(Event::Progress(progress)),
+            move |stats| event(Event::Stats(stats)),
+        )
+        .await
+    }
+
+    /// A scan for what waits, whose answer is made of what it finds.
+    fn waiting<R>(
+        &self,
+        viewer: &Viewer,
+        selection: Selection,
+        limit: usize,
+        answer: impl FnOnce(&Selection, &Found) -> R + Send + 'static,
+    ) -> Work<R> {
+        let (scans, viewer) = (self.scans.clone(), viewer.clone());
+        Box::new(move |on_progress| {
+            let Selection {
+                pipelines,
+                filter,
+                now,
+            } = &selection;
+            let found = scans.waiting(&viewer, pipelines, filter.clone(), limit, *now, on_progress);
+            let found = found.map_err(|error| scan_failed(&error))?;
+            Ok(answer(&selection, &found))
+        })
+    }
+
+    async fn trace(
+        &self,
+        viewer: &Viewer,
+        request: v1::TraceRecordRequest,
+    ) -> Result<ResponseStream<v1::TraceRecordResponse>, Status> {
+        use v1::trace_record_response::Event;
+        let position = requested_position(request.position)?;
+        let pipelines = self.pipelines(viewer, &request.pipeline)?;
+        if pipelines.is_empty() {
+            // Says nothing about what exists.
+            viewer.require(&position.topic)?;
+        }
+        for pipeline in &pipelines {
+            let topic = pipeline.dead_letter_topic();
+            if viewer.mask(&topic).hides_origin() {
+                viewer.require_unmasked(&topic)?;
+            }
+        }
+        let (scans, of_viewer) = (self.scans.clone(), viewer.clone());
+        let (now, from_beginning) = (self.clock.now(), request.from_beginning);
+        let scan: Work<v1::Trace> = Box::new(move |on_progress| {
+            let traced = scans.trace(
+                &of_viewer,
+                &pipelines,
+                &position,
+                from_beginning,
+                now,
+                on_progress,
+            );
+            let traced = traced.map_err(trace_failed)?;
+            Ok(v1::Trace {
+                pipelines: traced.into_iter().map(trace_message).collect(),
+            })
+        });
+        let event = |event| v1::TraceRecordResponse { event: Some(event) };
+        self.stream(
+            viewer,
+            scan,
+            move |progress| event(Event::Progress(progress)),
+            move |trace| event(Event::Trace(trace)),
+        )
+        .await
+    }
+
+    /// The pipelines that the caller sees, or the one with this name, which the caller must see.
+    fn pipelines(&self, viewer: &Viewer, name: &str) -> Result<Vec<Pipeline>, Status> {
+        if name.is_empty() {
+            return Ok(self.scans.visible(viewer, ""));
+        }
+        if !is_topic_name(name) {
+            return Err(invalid(
+                "pipeline",
+                "is not the name of a pipeline",
+                "PIPELINE_UNKNOWN",
+                [],
+            ));
+        }
+        viewer.require(&Pipeline::new(name).dead_letter_topic())?;
+        let found = self.scans.visible(viewer, name);
+        if found.is_empty() {
+            let problem = format!("`{name}` is not in the configuration of the server");
+            return Err(invalid("pipeline", problem, "PIPELINE_UNKNOWN", []));
+        }
+        Ok(found)
+    }
+
+    fn waiting_selection(&self, viewer: &Viewer, filter: v1::WaitingFilter) -> Result<Selection, Status> {
+        let now = self.clock.now();
+        let pipelines = self.pipelines(viewer, &filter.pipeline)?;
+        Ok(Selection {
+            pipelines,
+            filter: parse_filter(filter, now)?,
+            now,
+        })
+    }
+
+    /// Runs a scan in a thread of its own, and streams its progress and its answer. It ends with its caller.
+    async fn stream<T, R>(
+        &self,
+        viewer: &Viewer,
+        scan: Work<R>,
+        to_progress: impl Fn(v1::ScanProgress) -> T + Send + 'static,
+        to_answer: impl FnOnce(R) -> T + Send + 'static,
+    ) -> Result<ResponseStream<T>, Status>
+    where
+        T: Send + 'static,
+        R: Send + 'static,
+    {
+        let Some(permit) = self.scans.limit.enter().await else {
+            let text = format!(
+                "other scans took more than {} s; retry later",
+                QUEUE_TIMEOUT.as_secs()
+            );
+            return Err(status(Code::ResourceExhausted, text, "TOO_MANY_SCANS", []));
+        };
+        let (sender, receiver) = mpsc::channel(4);
+        let (stop, viewer, metrics) = (self.stop.clone(), viewer.clone(), self.metrics.clone());
+        let (cancelled, progress) = (CancellationToken::new(), sender.clone());
+        let mut reporter = Reporter {
+            send: move |message| {
+                // A slow caller does not hold up the scan.
+                let _ = progress.try_send(Ok(to_progress(message)));
+            },
+            metrics: metrics.clone(),
+            cancelled: cancelled.clone(),
+            last: Progress::default(),
+            counted: 0,
+            calls: 0,
+            sent: None,
+        };
+        let reading = tokio::task::spawn_blocking(move || {
+            let (_permit, _count) = (permit, metrics.count_scan());
+            scan(&mut |progress| reporter.report(progress))
+        });
+        self.watchers.spawn(async move {
+            // However the call ends, nobody waits for the rest.
+            let _cancels = cancelled.drop_guard();
+            let answer = tokio::select! {
+                answer = reading => match answer {
+                    Ok(answer) => answer.map(to_answer),
+                    // Without a status, the stream would just end. The log has the panic.
+                    Err(error) if error.is_panic() => Err(Status::internal("the scan has failed")),
+                    // The runtime is shutting down.
+                    Err(_) => Err(shutting_down()),
+                },
+                () = stop.cancelled() => Err(shutting_down()),
+                withdrawn = viewer.withdrawn() => Err(match withdrawn {
+                    Withdrawn::Refused(refusal) => identity::grpc::status(&refusal),
+                    Withdrawn::ScopesChanged => scopes_changed(),
+                }),
+                () = sender.closed() => return,
+            };
+            // Fails if the caller has gone.
+            let _ = sender.send(answer).await;
+        });
+        let messages = stream::unfold(receiver, |mut receiver| async move {
+            let next: Result<T, Status> = receiver.recv().await?;
+            Some((next, receiver))
+        });
+        Ok(Box::pin(messages))
+    }
+}
+
+/// A scan, which returns its answer. Blocks.
+type Work<R> = Box<dyn FnOnce(OnProgress<'_>) -> Result<R, Status> + Send>;
+
+/// Reports the progress of a scan to its caller and in the metrics.
+struct Reporter<S> {
+    send: S,
+    metrics: Metrics,
+    cancelled: CancellationToken,
+    last: Progress,
+    /// How much the metrics contain.
+    counted: u64,
+    calls: u64,
+    sent: Option<Instant>,
+}
+
+impl<S: Fn(v1::ScanProgress)> Reporter<S> {
+    /// Breaks if nobody waits for the answer.
+    fn report(&mut self, progress: Progress) -> ControlFlow<()> {
+        let is_idle = progress == self.last;
+        self.last = progress;
+        self.calls += 1;
+        // Looking at the clock for each record would cost as much as counting it.
+        if !is_idle && self.calls % 256 != 1 {
+            return ControlFlow::Continue(());
+        }
+        self.count();
+        if self.cancelled.is_cancelled() {
+            return ControlFlow::Break(());
+        }
+        if self.sent.is_none_or(|sent| sent.elapsed() >= PROGRESS) {
+            self.sent = Some(Instant::now());
+            let Progress { read, total } = progress;
+            (self.send)(v1::ScanProgress { read, total });
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+impl<S> Reporter<S> {
+    fn count(&mut self) {
+        self.metrics
+            .add_scanned(self.last.read.saturating_sub(self.counted));
+        self.counted = self.last.read;
+    }
+}
+
+impl<S> Drop for Reporter<S> {
+    fn drop(&mut self) {
+        self.count();
+    }
+}
+
+fn parse_filter(filter: v1::WaitingFilter, now: Timestamp) -> Result<Filter, Status> {
+    let wrong = |field: &str, problem: String| invalid(field, problem, "FILTER_INVALID", []);
+    for (field, text) in [
+        ("place", &filter.place),
+        ("error_code", &filter.error_code),
+        ("error_class", &filter.error_class),
+        ("origin_topic", &filter.origin_topic),
+    ] {
+        if text.len() > MAX_TEXT {
+            return Err(wrong(field, format!("must have at most {MAX_TEXT} bytes")));
+        }
+    }
+    let text = |text: String| (!text.is_empty()).then_some(text);
+    let place = text(filter.place).map(|place| {
+        place.parse().map_err(|_| {
+            let problem = format!(
+                "`{}` is not due, scheduler or a tier such as 30s",
+                bounded(&place)
+            );
+            wrong("place", problem)
+        })
+    });
+    let class = text(filter.error_class);
+    if let Some(class) = &class
+        && class.parse::<ErrorClass>().is_err()
+    {
+        let known = ErrorClass::ALL.map(ErrorClass::as_str).join(", ");
+        return Err(wrong(
+            "error_class",
+            format!("`{}` is not one of {known}", bounded(class)),
+        ));
+    }
+    let entered_before = filter.older_than.map(|age| -> Result<Timestamp, Status> {
+        let age = from_duration(&age).filter(|age| *age <= MAX_WAIT);
+        let age =
+            age.ok_or_else(|| wrong("older_than", format!("must be a duration from 0 to {MAX_WAIT}")))?;
+        let age = i64::try_from(age.as_millis()).unwrap_or(i64::MAX);
+        Ok(Timestamp::from_millis(now.as_millis().saturating_sub(age)))
+    });
+    Ok(Filter {
+        place: place.transpose()?,
+        code: text(filter.error_code),
+        class,
+        entered_before: entered_before.transpose()?,
+        more_attempts_than: filter.more_attempts_than,
+        origin_topic: text(filter.origin_topic),
+        origin_partition: filter.origin_partition,
+        origin_offset: filter.origin_offset,
+    })
+}
+
+fn requested_position(position: Option<v1::Position>) -> Result<Position, Status> {
+    let position = position
+        .filter(|position| is_topic_name(&position.topic) && position.partition >= 0 && position.offset >= 0);
+    let position = position.ok_or_else(|| {
+        let problem = "must have the name of a topic, and a partition and an offset of at least 0";
+        invalid("position", problem, "POSITION_INVALID", [])
+    })?;
+    Ok(Position {
+        topic: position.topic.into(),
+        partition: position.partition,
+        offset: position.offset,
+    })
+}
+
+fn scan_failed(error: &ReadError) -> Status {
+    match error {
+        ReadError::Late { .. } => {
+            let text = format!(
+                "the scan took more than {} s; narrow the filter",
+                TIMEOUT.as_secs()
+            );
+            status(Code::DeadlineExceeded, text, "SCAN_TOO_LONG", [])
+        }
+        error => {
+            let text = format!("cannot read from Kafka: {}", error_chain(error));
+            status(Code::Unavailable, text, "KAFKA_UNAVAILABLE", [])
+        }
+    }
+}
+
+fn trace_failed(error: TraceError) -> Status {
+    match error {
+        TraceError::Read(error) => scan_failed(&error),
+        error @ TraceError::OtherTopic(_) => invalid("position", error.to_string(), "POSITION_INVALID", []),
+        error @ TraceError::Gone(_) => status(Code::NotFound, error.to_string(), "RECORD_NOT_FOUND", []),
+        error @ TraceError::NoOrigin(_) => status(Code::NotFound, error.to_string(), "ORIGIN_UNKNOWN", []),
+    }
+}
+
+/// A new call with the same credentials has the new scopes from its start.
+fn scopes_changed() -> Status {
+    let text = "the scopes of the caller have changed; repeat the call";
+    status(Code::Unavailable, text, "SCOPES_CHANGED", [])
+}
+
+fn coverage(selection: &Selection, found: &Found) -> v1::WaitingCoverage {
+    v1::WaitingCoverage {
+        as_of: Some(to_timestamp(selection.now)),
+        scheduler_truncated: found.is_truncated,
+    }
+}
+
+fn counts_message(counts: &Counts) -> v1::WaitingCounts {
+    let (codes, other_codes) = counts.codes(CODES);
+    v1::WaitingCounts {
+        records: counts.records,
+        overdue: counts.overdue,
+        malformed: counts.malformed,
+        average_attempts: counts.average_attempts(),
+        max_attempts: counts.max_attempts,
+        next_due: counts.next_due.map(to_timestamp),
+        oldest: counts.oldest.map(to_timestamp),
+        codes: codes
+            .into_iter()
+            .map(|(code, records)| v1::WaitingCode {
+                error_code: code.to_owned(),
+                records,
+            })
+            .collect(),
+        other_codes,
+    }
+}
+
+fn position_message(position: &Position) -> v1::Position {
+    v1::Position {
+        topic: position.topic.to_string(),
+        partition: position.partition,
+        offset: position.offset,
+    }
+}
+
+fn origin_message(origin: &Origin) -> v1::Position {
+    v1::Position {
+        topic: origin.topic.to_string(),
+        partition: origin.partition,
+        offset: origin.offset,
+    }
+}
+
+fn record_message(row: &Row, pipeline: &Pipeline) -> v1::WaitingRecord {
+    let facts = &row.facts;
+    let origin = facts.origin.as_ref();
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    v1::WaitingRecord {
+        pipeline: pipeline.name.to_string(),
+        place: row.place.to_string(),
+        position: Some(position_message(&row.position)),
+        due_at: facts.due.map(to_timestamp),
+        attempts: facts.attempts.unwrap_or(0),
+        error_class: text(&facts.class),
+        error_code: text(&facts.code),
+        error_message: text(&row.message),
+        failed_at: facts.failed_at.map(to_timestamp),
+        origin: origin.map(origin_message),
+        origin_timestamp: origin.and_then(|origin| origin.timestamp).map(to_timestamp),
+        malformed: facts.is_malformed,
+    }
+}
+
+fn trace_message(traced: Traced) -> v1::PipelineTrace {
+    let outcome = match traced.life.outcome {
+        Outcome::New => v1::TraceOutcome::New,
+        Outcome::Waits => v1::TraceOutcome::Waits,
+        Outcome::Due => v1::TraceOutcome::Due,
+        Outcome::Succeeded => v1::TraceOutcome::Succeeded,
+        Outcome::Dead => v1::TraceOutcome::Dead,
+        Outcome::Discarded => v1::TraceOutcome::Discarded,
+        Outcome::Redriven => v1::TraceOutcome::Redriven,
+        Outcome::Unknown => v1::TraceOutcome::Unknown,
+    };
+    v1::PipelineTrace {
+        pipeline: traced.pipeline.to_string(),
+        origin: Some(position_message(&traced.origin)),
+        origin_timestamp: traced.origin_timestamp.map(to_timestamp),
+        steps: traced.life.steps.into_iter().map(step_message).collect(),
+        truncated: traced.is_truncated,
+        outcome: outcome.into(),
+        next_due: traced.life.next_due.map(to_timestamp),
+        gaps: traced.life.gaps,
+        searched_since: traced.since.map(to_timestamp),
+    }
+}
+
+fn step_message(
+    Step {
+        event,
+        copy,
+        decision,
+    }: Step,
+) -> v1::TraceStep {
+    let name = match event {
+        Event::Entered => v1::TraceEvent::Entered,
+        Event::Waits => v1::TraceEvent::Waits,
+        Event::Released => v1::TraceEvent::Released,
+        Event::Succeeded => v1::TraceEvent::Succeeded,
+        Event::Died => v1::TraceEvent::Died,
+        Event::Redriven => v1::TraceEvent::Redriven,
+        Event::Discarded => v1::TraceEvent::Discarded,
+        Event::Restored => v1::TraceEvent::Restored,
+    };
+    // Nothing was written for it, or it is not there.
+    let has_copy = decision.is_none() || !copy.is_dead();
+    let facts = copy.facts;
+    let due = facts.due.filter(|_| event == Event::Waits);
+    // Released copies still have the headers of their last failure.
+    let has_failed = matches!(event, Event::Waits | Event::Died);
+    let text = |text: Option<String>| text.filter(|_| has_failed).unwrap_or_default();
+    let failed_at = facts.failed_at.filter(|_| has_failed);
+    let wait = due
+        .zip(failed_at.or(facts.written))
+        .map(|(due, from)| to_duration(due.since(from).into()));
+    let decision = decision.unwrap_or_default();
+    let redrive_id = match &*decision.redrive_id {
+        "" if event == Event::Redriven => facts.redrive_id.unwrap_or_default(),
+        _ => decision.redrive_id,
+    };
+    v1::TraceStep {
+        event: name.into(),
+        time: facts
+            .written
+            .filter(|_| has_copy)
+            .or(decision.time)
+            .map(to_timestamp),
+        position: Some(position_message(&copy.position)),
+        place: copy.spot.to_string(),
+        attempts: facts.attempts.unwrap_or(0),
+        error_class: text(facts.class),
+        error_code: text(facts.code),
+        error_message: text(copy.message),
+        failed_at: failed_at.map(to_timestamp),
+        due_at: due.map(to_timestamp),
+        wait,
+        redrives: facts.redrives,
+        by: decision.by,
+        why: decision.why,
+        redrive_id,
+        destination: decision.destination,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{SyncSender, sync_channel};
+
+    use prometheus_client::registry::Registry;
+
+    use super::*;
+
+    fn reporter(cancelled: &CancellationToken, sent: SyncSender<u64>) -> Reporter<impl Fn(v1::ScanProgress)> {
+        Reporter {
+            send: move |progress: v1::ScanProgress| sent.send(progress.read).unwrap(),
+            metrics: Metrics::register(&mut Registry::default()),
+            cancelled: cancelled.clone(),
+            last: Progress::default(),
+            counted: 0,
+            calls: 0,
+            sent: None,
+        }
+    }
+
+    #[test]
+    fn a_scan_ends_once_nobody_waits_for_it_while_records_arrive_and_while_none_does() {
+        for arrives in [1, 0] {
+            let cancelled = CancellationToken::new();
+            let (sender, _receiver) = sync_channel(10_000);
+            let mut reporter = reporter(&cancelled, sender);
+            let mut progress = Progress {
+                read: 0,
+                total: 10_000,
+            };
+            let mut report = || {
+                progress.read += arrives;
+                reporter.report(progress)
+            };
+            for _ in 0..1_000 {
+                assert!(report().is_continue());
+            }
+            cancelled.cancel();
+            let more = (0..1_000).take_while(|_| report().is_continue()).count();
+            assert!(more < 256, "{more} more records");
+        }
+    }
+
+    #[test]
+    fn progress_begins_at_once_and_is_not_sent_for_each_record() {
+        let (sender, receiver) = sync_channel(10_000);
+        let cancelled = CancellationToken::new();
+        let mut reporter = reporter(&cancelled, sender);
+        for read in 1..=10_000 {
+            let progress = Progress { read, total: 10_000 };
+            assert!(reporter.report(progress).is_continue());
+        }
+        drop(reporter);
+        let sent: Vec<u64> = receiver.iter().collect();
+        assert!(sent[0] == 1 && sent.len() < 100, "{sent:?}");
+    }
+}

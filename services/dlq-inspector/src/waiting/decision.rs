@@ -1,0 +1,153 @@
+//! What was done with a dead letter, from its entry in the ledger.
+
+use std::collections::HashMap;
+
+use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
+use redeliver_core::{Record, Timestamp};
+
+use crate::id::LetterId;
+use crate::ledger::{self, Entry, State};
+use crate::letter::ContentHash;
+
+/// The maximum length of names in answers, in bytes.
+const MAX_NAME: usize = 250;
+
+/// An entry of the ledger.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Decision {
+    pub(crate) state: State,
+    pub(crate) time: Option<Timestamp>,
+    pub(crate) by: String,
+    pub(crate) why: String,
+    /// The job that has written it; empty if it was none.
+    pub(crate) redrive_id: String,
+    /// The topic to which the record was written; empty if that is not known.
+    pub(crate) destination: String,
+}
+
+/// The newest entries of some dead letters.
+#[derive(Debug)]
+pub(crate) struct Decisions {
+    /// The dead letters, with the hashes of their contents.
+    wanted: HashMap<LetterId, ContentHash>,
+    found: HashMap<LetterId, Decision>,
+}
+
+impl Decisions {
+    pub(crate) fn of(wanted: HashMap<LetterId, ContentHash>) -> Self {
+        Self {
+            wanted,
+            found: HashMap::new(),
+        }
+    }
+
+    /// Applies a record of the ledger. One that is invalid is ignored, as in the index.
+    pub(crate) fn apply(&mut self, record: &Record) {
+        let Ok((id, value)) = ledger::decode(record) else {
+            return;
+        };
+        let Some(content) = self.wanted.get(&id) else {
+            return;
+        };
+        let Some(value) = value else {
+            self.found.remove(&id);
+            return;
+        };
+        let names = [&value.redrive_id, &value.destination].map(|name| bounded_text(name, MAX_NAME));
+        let Ok(entry) = Entry::read(value) else { return };
+        // An entry of another record at this position replaces the former one, and says nothing about this record.
+        if entry.content.is_some_and(|of| of != *content) {
+            self.found.remove(&id);
+            return;
+        }
+        let [redrive_id, destination] = names;
+        let decision = Decision {
+            state: entry.state,
+            time: entry.time,
+            by: bounded_text(&entry.by, MAX_NAME),
+            why: bounded_text(&entry.note, MESSAGE_LIMIT),
+            redrive_id,
+            destination,
+        };
+        self.found.insert(id, decision);
+    }
+
+    /// What was found.
+    pub(crate) fn finish(self) -> HashMap<LetterId, Decision> {
+        self.found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_core::{Headers, Position};
+    use redeliver_proto::{Message as _, v1};
+
+    use super::*;
+
+    fn id(offset: i64) -> LetterId {
+        LetterId {
+            topic: "p-dlq".to_owned(),
+            partition: 0,
+            offset,
+        }
+    }
+
+    fn entry(offset: i64, state: State, content: &[u8]) -> Record {
+        let value = v1::LedgerEntry {
+            state: state as i32,
+            by: "ann".to_owned(),
+            note: "n".repeat(10 * MESSAGE_LIMIT),
+            redrive_id: "0123456789abcdef".to_owned(),
+            destination: "p-retry-due".to_owned(),
+            content_hash: content.to_vec().into(),
+            ..v1::LedgerEntry::default()
+        };
+        record(offset, Some(value.encode_to_vec()))
+    }
+
+    fn record(offset: i64, value: Option<Vec<u8>>) -> Record {
+        Record {
+            position: Position {
+                topic: ledger::TOPIC.into(),
+                partition: 0,
+                offset: 0,
+            },
+            timestamp: None,
+            key: Some(id(offset).to_string().into_bytes().into()),
+            value: value.map(Into::into),
+            headers: Headers::new(),
+            unreadable_headers: 0,
+        }
+    }
+
+    #[test]
+    fn the_newest_entry_of_the_same_record_counts() {
+        let found = |records: &[Record]| {
+            let mut decisions = Decisions::of(HashMap::from([(id(1), [7; 16])]));
+            for record in records {
+                decisions.apply(record);
+            }
+            decisions.finish().remove(&id(1))
+        };
+        assert_eq!(found(&[entry(2, State::Redriven, &[])]), None);
+        let decision = found(&[entry(1, State::Redriven, &[7; 16])]).unwrap();
+        assert_eq!(
+            (decision.state, &*decision.by, &*decision.destination),
+            (State::Redriven, "ann", "p-retry-due")
+        );
+        assert!(decision.why.len() <= MESSAGE_LIMIT);
+        let discarded = entry(1, State::Discarded, &[]);
+        assert_eq!(
+            found(&[entry(1, State::Redriven, &[]), discarded.clone()]).map(|decision| decision.state),
+            Some(State::Discarded)
+        );
+        for newer in [record(1, None), entry(1, State::Redriven, &[8; 16])] {
+            assert_eq!(found(&[discarded.clone(), newer]), None);
+        }
+        // Invalid.
+        for ignored in [record(1, Some(vec![0xff])), entry(1, State::Redriven, &[7])] {
+            assert!(found(&[discarded.clone(), ignored]).is_some());
+        }
+    }
+}

@@ -1,0 +1,683 @@
+//! The steps of a record's life in a pipeline, from the copies that Kafka still contains.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+
+use redeliver_core::pipeline::{ReturnTo, TopicRole};
+use redeliver_core::{Pipeline, Position, Timestamp};
+
+use super::decision::Decision;
+use super::facts::Facts;
+use crate::id::LetterId;
+use crate::ledger::State;
+use crate::letter::ContentHash;
+
+/// The maximum number of copies of a record that a trace remembers.
+pub(crate) const MAX_COPIES: usize = 1_000;
+
+/// Where a copy is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spot {
+    /// In a topic of the pipeline.
+    Topic(TopicRole),
+    /// With the scheduler.
+    Scheduler,
+}
+
+/// A copy of a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Copy {
+    pub(crate) spot: Spot,
+    pub(crate) position: Position,
+    pub(crate) facts: Facts,
+    pub(crate) message: Option<String>,
+    /// Of a dead letter.
+    pub(crate) content: Option<ContentHash>,
+    /// Whether its reader has not completed it. False in topics that nobody of ours reads.
+    pub(crate) is_unread: bool,
+}
+
+/// The record in the source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entered {
+    pub(crate) position: Position,
+    pub(crate) timestamp: Option<Timestamp>,
+    /// Whether Kafka still has it.
+    pub(crate) is_found: bool,
+    pub(crate) is_unread: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    Entered,
+    Waits,
+    Released,
+    Succeeded,
+    Died,
+    Redriven,
+    Discarded,
+    Restored,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) event: Event,
+    /// What was written. If somebody has decided about a dead letter and nothing was written, or the copy is not there, the dead letter.
+    pub(crate) copy: Copy,
+    /// Who has decided it, when, and why.
+    pub(crate) decision: Option<Decision>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    New,
+    Waits,
+    Due,
+    Succeeded,
+    Dead,
+    Discarded,
+    /// To a topic of others, where it is a new record.
+    Redriven,
+    Unknown,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Life {
+    pub(crate) steps: Vec<Step>,
+    pub(crate) outcome: Outcome,
+    pub(crate) next_due: Option<Timestamp>,
+    pub(crate) gaps: Vec<String>,
+}
+
+impl fmt::Display for Spot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Topic(TopicRole::Source) => f.write_str("source"),
+            Self::Topic(TopicRole::Output) => f.write_str("output"),
+            Self::Topic(TopicRole::Tier(tier)) => tier.fmt(f),
+            Self::Topic(TopicRole::Due) => f.write_str("due"),
+            Self::Topic(TopicRole::DeadLetter) => f.write_str("dead-letters"),
+            Self::Scheduler => f.write_str("scheduler"),
+        }
+    }
+}
+
+impl Spot {
+    /// The place in a life of copies with equal attempts and times.
+    fn rank(self) -> u8 {
+        match self {
+            Self::Topic(TopicRole::Tier(_)) | Self::Scheduler => 0,
+            Self::Topic(TopicRole::Due | TopicRole::Source) => 1,
+            Self::Topic(TopicRole::Output | TopicRole::DeadLetter) => 2,
+        }
+    }
+}
+
+impl Copy {
+    /// Whether both are the same wait: the scheduler has a command and a job of each.
+    fn is_same_wait(&self, other: &Self) -> bool {
+        let wait = |copy: &Self| (copy.facts.redrives, copy.facts.attempts, copy.facts.due);
+        self.spot == Spot::Scheduler && other.spot == Spot::Scheduler && wait(self) == wait(other)
+    }
+
+    /// The id of the dead letter.
+    pub(crate) fn letter_id(&self) -> LetterId {
+        LetterId {
+            topic: self.position.topic.to_string(),
+            partition: self.position.partition,
+            offset: self.position.offset,
+        }
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.spot == Spot::Topic(TopicRole::DeadLetter)
+    }
+
+    /// Whether the redrive of this dead letter has written the other copy.
+    fn was_redriven_as(&self, decision: &Decision, other: &Self) -> bool {
+        let can_be = matches!(other.spot, Spot::Topic(TopicRole::Due | TopicRole::Source))
+            && other.facts.redrives > self.facts.redrives;
+        // Later copies have the header, too.
+        let is_first = other.facts.attempts.unwrap_or(0) == 0;
+        let is_same = match (&other.facts.redrive_id, &*decision.redrive_id) {
+            (Some(of), id) if !id.is_empty() => of == id,
+            _ => other.facts.redrives == self.facts.redrives + 1,
+        };
+        can_be && is_first && is_same
+    }
+}
+
+impl Step {
+    fn new(event: Event, copy: Copy) -> Self {
+        Self {
+            event,
+            copy,
+            decision: None,
+        }
+    }
+}
+
+/// The life of a record from its copies, in any order. `entered`: its place in the source. `decisions`: what was done with its dead letters.
+pub(crate) fn life(
+    pipeline: &Pipeline,
+    entered: &Entered,
+    mut copies: Vec<Copy>,
+    mut decisions: HashMap<LetterId, Decision>,
+) -> Life {
+    // Clocks of different processes differ, so the number of attempts comes first.
+    copies.sort_by_key(|copy| {
+        let facts = &copy.facts;
+        let order = (facts.redrives, facts.attempts, facts.written, copy.spot.rank());
+        (order, copy.position.clone())
+    });
+    copies.dedup_by(|later, first| {
+        let is_same = later.is_same_wait(first);
+        first.is_unread |= is_same && later.is_unread;
+        is_same
+    });
+    let mut gaps = gaps(entered, &copies);
+
+    let mut steps = Vec::new();
+    if entered.is_found {
+        steps.push(entry(entered));
+    }
+    // The decisions that have written copies, by the index of the copy.
+    let mut written: HashMap<usize, Decision> = HashMap::new();
+    let mut redrives = 0;
+    for (index, copy) in copies.iter().enumerate() {
+        let event = match copy.spot {
+            Spot::Scheduler | Spot::Topic(TopicRole::Tier(_)) => Event::Waits,
+            Spot::Topic(TopicRole::Output) => Event::Succeeded,
+            Spot::Topic(TopicRole::DeadLetter) => Event::Died,
+            Spot::Topic(TopicRole::Due | TopicRole::Source) if copy.facts.redrives > redrives => {
+                Event::Redriven
+            }
+            Spot::Topic(TopicRole::Due | TopicRole::Source) => Event::Released,
+        };
+        redrives = redrives.max(copy.facts.redrives);
+        steps.push(Step {
+            decision: written.remove(&index),
+            ..Step::new(event, copy.clone())
+        });
+        let decided = copy.is_dead().then(|| decisions.remove(&copy.letter_id()));
+        let Some(decision) = decided.flatten() else {
+            continue;
+        };
+        let event = match decision.state {
+            State::Open => Event::Restored,
+            State::Discarded => Event::Discarded,
+            State::Redriven => {
+                let mut others = copies.iter().enumerate().skip(index + 1);
+                let is_next = |(_, other): &(usize, &Copy)| copy.was_redriven_as(&decision, other);
+                if let Some((next, _)) = others.find(is_next) {
+                    written.insert(next, decision);
+                    continue;
+                }
+                Event::Redriven
+            }
+        };
+        steps.push(Step {
+            decision: Some(decision),
+            ..Step::new(event, copy.clone())
+        });
+    }
+
+    let last = steps.last();
+    let outcome = last.map_or(Outcome::Unknown, |step| outcome(pipeline, step));
+    if outcome == Outcome::Unknown
+        && let Some(last) = last
+    {
+        gaps.push(end_unknown(pipeline, last));
+    }
+    Life {
+        next_due: last
+            .filter(|_| outcome == Outcome::Waits)
+            .and_then(|step| step.copy.facts.due),
+        outcome,
+        steps,
+        gaps,
+    }
+}
+
+/// Whether copies may be in the source although retries are not: a redrive can choose it.
+pub(crate) fn may_be_in_source(
+    pipeline: &Pipeline,
+    copies: &[Copy],
+    decisions: &HashMap<LetterId, Decision>,
+) -> bool {
+    if pipeline.return_to == ReturnTo::Source {
+        return false;
+    }
+    // Each redrive to the due topic has left a copy there.
+    let begun = copies
+        .iter()
+        .filter(|copy| copy.spot == Spot::Topic(TopicRole::Due));
+    let begun: BTreeSet<u32> = begun.map(|copy| copy.facts.redrives).collect();
+    let mut redrives = copies.iter().map(|copy| copy.facts.redrives);
+    let mut decisions = decisions.values();
+    redrives.any(|redrives| redrives > 0 && !begun.contains(&redrives))
+        || decisions.any(|decision| *decision.destination == *pipeline.source)
+}
+
+/// The first step.
+fn entry(entered: &Entered) -> Step {
+    let copy = Copy {
+        spot: Spot::Topic(TopicRole::Source),
+        position: entered.position.clone(),
+        facts: Facts {
+            attempts: Some(0),
+            written: entered.timestamp,
+            ..Facts::default()
+        },
+        message: None,
+        content: None,
+        is_unread: entered.is_unread,
+    };
+    Step::new(Event::Entered, copy)
+}
+
+/// Where a record is after its last step.
+fn outcome(pipeline: &Pipeline, last: &Step) -> Outcome {
+    match (last.event, last.copy.is_unread) {
+        (Event::Succeeded, _) => Outcome::Succeeded,
+        (Event::Died | Event::Restored, _) => Outcome::Dead,
+        (Event::Discarded, _) => Outcome::Discarded,
+        (Event::Redriven, _) if last.copy.is_dead() => {
+            let destination = last.decision.as_ref().map(|decision| &*decision.destination);
+            match destination.filter(|topic| !topic.is_empty()) {
+                Some(topic) if *topic != *pipeline.source && *topic != *pipeline.due_topic() => {
+                    Outcome::Redriven
+                }
+                _ => Outcome::Unknown,
+            }
+        }
+        (Event::Entered, true) => Outcome::New,
+        (Event::Waits, true) => Outcome::Waits,
+        (Event::Released | Event::Redriven, true) => Outcome::Due,
+        (Event::Entered | Event::Waits | Event::Released | Event::Redriven, false) => Outcome::Unknown,
+    }
+}
+
+/// Why it is unknown what follows the last step.
+fn end_unknown(pipeline: &Pipeline, last: &Step) -> String {
+    if last.event == Event::Redriven && last.copy.is_dead() {
+        return "the copy that the redrive has written is not there: it was written after the search, or retention has removed it"
+            .to_owned();
+    }
+    if pipeline.output.is_none() || pipeline.drops_results {
+        return "the last copy is complete and nothing follows it: the record has succeeded without a result, or retention has removed \
+                what follows"
+            .to_owned();
+    }
+    "the last copy is complete and nothing follows it: retention has removed what follows, or the search began too late".to_owned()
+}
+
+/// What retention has removed.
+fn gaps(entered: &Entered, copies: &[Copy]) -> Vec<String> {
+    let mut gaps = Vec::new();
+    if !entered.is_found {
+        gaps.push(format!(
+            "the source record {} is not in Kafka any more",
+            entered.position
+        ));
+    }
+    let attempts = |copy: &Copy| copy.facts.attempts.unwrap_or(0);
+    let lives: BTreeSet<u32> = copies.iter().map(|copy| copy.facts.redrives).collect();
+    for life in lives {
+        let of_life = || copies.iter().filter(|copy| copy.facts.redrives == life);
+        // A record waits after each failed attempt, except for the one that killed it.
+        let is_end = |copy: &&Copy| copy.spot == Spot::Topic(TopicRole::DeadLetter);
+        let waited = of_life().map(|copy| attempts(copy).saturating_sub(u32::from(is_end(&copy))));
+        let waited = waited.max().unwrap_or(0);
+        let waits: BTreeSet<u32> = of_life()
+            .filter(|copy| copy.spot.rank() == 0)
+            .map(attempts)
+            .collect();
+        let kept = waits.iter().filter(|wait| (1..=waited).contains(*wait)).count();
+        let missing = (waited as usize).saturating_sub(kept);
+        if missing > 0 {
+            let waits = if missing == 1 { "wait" } else { "waits" };
+            gaps.push(format!(
+                "{missing} {waits} after failed attempts {} not in Kafka any more{}",
+                if missing == 1 { "is" } else { "are" },
+                if life > 0 {
+                    format!(", since redrive {life}")
+                } else {
+                    String::new()
+                }
+            ));
+        }
+    }
+    gaps
+}
+
+/// Copies of a record, of which only the newest are kept.
+#[derive(Debug, Default)]
+pub(crate) struct Copies {
+    pub(crate) list: Vec<Copy>,
+    pub(crate) is_truncated: bool,
+}
+
+impl Copies {
+    pub(crate) fn add(&mut self, copy: Copy) {
+        self.list.push(copy);
+        if self.list.len() >= 2 * MAX_COPIES {
+            self.shrink();
+        }
+    }
+
+    pub(crate) fn extend(&mut self, copies: impl IntoIterator<Item = Copy>) {
+        for copy in copies {
+            self.add(copy);
+        }
+    }
+
+    fn shrink(&mut self) {
+        if self.list.len() > MAX_COPIES {
+            self.list.sort_by_key(|copy| Reverse(copy.facts.written));
+            self.list.truncate(MAX_COPIES);
+            self.is_truncated = true;
+        }
+    }
+
+    /// The copies, and whether there are more.
+    pub(crate) fn finish(mut self) -> (Vec<Copy>, bool) {
+        self.shrink();
+        (self.list, self.is_truncated)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_core::HumanDuration;
+
+    use super::*;
+
+    const TIER: Spot = Spot::Topic(TopicRole::Tier(HumanDuration::from_secs(5)));
+    const DUE: Spot = Spot::Topic(TopicRole::Due);
+    const DEAD: Spot = Spot::Topic(TopicRole::DeadLetter);
+    const OUTPUT: Spot = Spot::Topic(TopicRole::Output);
+
+    fn position(offset: i64) -> Position {
+        Position {
+            topic: "p".into(),
+            partition: 0,
+            offset,
+        }
+    }
+
+    fn copy(spot: Spot, attempts: u32, written: i64) -> Copy {
+        Copy {
+            spot,
+            position: position(written),
+            facts: Facts {
+                attempts: Some(attempts),
+                written: Some(Timestamp::from_millis(written)),
+                due: Some(Timestamp::from_millis(written + 5)),
+                ..Facts::default()
+            },
+            message: None,
+            content: None,
+            is_unread: false,
+        }
+    }
+
+    fn unread(copy: Copy) -> Copy {
+        Copy {
+            is_unread: true,
+            ..copy
+        }
+    }
+
+    fn redriven(copy: Copy, redrives: u32) -> Copy {
+        let facts = Facts {
+            redrives,
+            ..copy.facts
+        };
+        Copy { facts, ..copy }
+    }
+
+    fn entered() -> Entered {
+        Entered {
+            position: position(0),
+            timestamp: Some(Timestamp::from_millis(0)),
+            is_found: true,
+            is_unread: false,
+        }
+    }
+
+    fn of(copies: Vec<Copy>) -> Life {
+        let pipeline = Pipeline {
+            output: Some("out".into()),
+            ..Pipeline::new("p")
+        };
+        life(&pipeline, &entered(), copies, HashMap::new())
+    }
+
+    fn decided(copies: Vec<Copy>, decisions: &[(&Copy, Decision)]) -> Life {
+        let decisions = decisions.iter();
+        let decisions = decisions.map(|(copy, decision)| (copy.letter_id(), decision.clone()));
+        life(&Pipeline::new("p"), &entered(), copies, decisions.collect())
+    }
+
+    fn redrive(id: &str, destination: &str) -> Decision {
+        Decision {
+            state: State::Redriven,
+            redrive_id: id.to_owned(),
+            destination: destination.to_owned(),
+            ..Decision::default()
+        }
+    }
+
+    fn events(life: &Life) -> Vec<Event> {
+        life.steps.iter().map(|step| step.event).collect()
+    }
+
+    #[test]
+    fn a_life_has_its_steps_in_order_whatever_the_order_of_the_copies_and_the_clocks() {
+        let mut copies = vec![
+            copy(TIER, 1, 10),
+            // The clock of the retry tier is behind.
+            copy(DUE, 1, 12),
+            copy(TIER, 2, 11),
+            copy(DUE, 2, 30),
+            copy(DEAD, 3, 40),
+        ];
+        for _ in 0..copies.len() {
+            copies.rotate_left(1);
+            let life = of(copies.clone());
+            let expected = [
+                Event::Entered,
+                Event::Waits,
+                Event::Released,
+                Event::Waits,
+                Event::Released,
+                Event::Died,
+            ];
+            assert_eq!(events(&life), expected);
+            assert_eq!((life.outcome, life.gaps), (Outcome::Dead, Vec::new()));
+        }
+    }
+
+    #[test]
+    fn a_redrive_starts_a_new_life() {
+        let life = of(vec![
+            copy(DEAD, 1, 10),
+            redriven(copy(DUE, 0, 20), 1),
+            redriven(copy(TIER, 1, 30), 1),
+            redriven(copy(DUE, 1, 40), 1),
+            redriven(copy(OUTPUT, 1, 50), 1),
+        ]);
+        let expected = [
+            Event::Entered,
+            Event::Died,
+            Event::Redriven,
+            Event::Waits,
+            Event::Released,
+            Event::Succeeded,
+        ];
+        assert_eq!(events(&life), expected);
+        assert_eq!((life.outcome, life.gaps), (Outcome::Succeeded, Vec::new()));
+    }
+
+    #[test]
+    fn a_decision_belongs_to_the_copy_that_it_has_written() {
+        let first = copy(DEAD, 1, 10);
+        let second = redriven(copy(DEAD, 1, 30), 1);
+        let by = |id: &str, copy: Copy| {
+            let facts = Facts {
+                redrive_id: Some(id.to_owned()),
+                ..copy.facts
+            };
+            Copy { facts, ..copy }
+        };
+        let copies = vec![
+            first.clone(),
+            by("a", redriven(copy(DUE, 0, 20), 1)),
+            second.clone(),
+            // The endpoint works, and a redrive of somebody else is in the ledger.
+            unread(by("c", redriven(copy(DUE, 0, 40), 2))),
+        ];
+        let decisions = [
+            (&first, redrive("a", "p-retry-due")),
+            (&second, redrive("b", "p-retry-due")),
+        ];
+        let life = decided(copies, &decisions);
+        let ids = life.steps.iter().map(|step| {
+            let id = step.decision.as_ref().map(|decision| &*decision.redrive_id);
+            (step.event, id)
+        });
+        let expected = [
+            (Event::Entered, None),
+            (Event::Died, None),
+            (Event::Redriven, Some("a")),
+            (Event::Died, None),
+            (Event::Redriven, Some("b")),
+            (Event::Redriven, None),
+        ];
+        assert_eq!(ids.collect::<Vec<_>>(), expected);
+        assert_eq!(life.outcome, Outcome::Due);
+    }
+
+    #[test]
+    fn the_decision_about_the_last_dead_letter_decides_where_a_record_is_now() {
+        let dead = copy(DEAD, 1, 10);
+        let of = |decision| {
+            let life = decided(vec![dead.clone()], &[(&dead, decision)]);
+            assert_eq!(life.steps.len(), 3);
+            (life.steps[2].event, life.outcome, life.gaps.len())
+        };
+        let state = |state| Decision {
+            state,
+            ..Decision::default()
+        };
+        assert_eq!(
+            of(state(State::Discarded)),
+            (Event::Discarded, Outcome::Discarded, 0)
+        );
+        assert_eq!(of(state(State::Open)), (Event::Restored, Outcome::Dead, 0));
+        let elsewhere = redrive("a", "other");
+        assert_eq!(of(elsewhere), (Event::Redriven, Outcome::Redriven, 0));
+        // Its copy should be there.
+        for topic in ["p", "p-retry-due", ""] {
+            assert_eq!(of(redrive("a", topic)), (Event::Redriven, Outcome::Unknown, 1));
+        }
+    }
+
+    #[test]
+    fn the_source_is_searched_only_if_a_redrive_may_have_chosen_it() {
+        let pipeline = Pipeline::new("p");
+        let is = |copies: &[Copy], decisions: &[Decision]| {
+            let decisions = decisions
+                .iter()
+                .map(|decision| (copy(DEAD, 1, 10).letter_id(), decision.clone()));
+            may_be_in_source(&pipeline, copies, &decisions.collect())
+        };
+        let died = [copy(TIER, 1, 5), copy(DUE, 1, 7), copy(DEAD, 1, 10)];
+        assert!(!is(&died, &[]));
+        assert!(!is(&died, &[redrive("a", "p-retry-due")]));
+        assert!(is(&died, &[redrive("a", "p")]));
+        let again = redriven(copy(DEAD, 1, 20), 1);
+        assert!(!is(&[redriven(copy(DUE, 0, 15), 1), again.clone()], &[]));
+        // The first dead letter, whose entry in the ledger would say it, may be gone.
+        assert!(is(&[again], &[]));
+    }
+
+    #[test]
+    fn the_last_copy_decides_where_a_record_is_now() {
+        let outcome = |copies| of(copies).outcome;
+        assert_eq!(outcome(vec![unread(copy(TIER, 1, 10))]), Outcome::Waits);
+        assert_eq!(outcome(vec![copy(TIER, 1, 10)]), Outcome::Unknown);
+        assert_eq!(
+            outcome(vec![copy(TIER, 1, 10), unread(copy(DUE, 1, 20))]),
+            Outcome::Due
+        );
+        assert_eq!(
+            outcome(vec![copy(TIER, 1, 10), copy(DUE, 1, 20)]),
+            Outcome::Unknown
+        );
+        assert_eq!(outcome(Vec::new()), Outcome::Unknown);
+        let new = Entered {
+            is_unread: true,
+            ..entered()
+        };
+        assert_eq!(
+            life(&Pipeline::new("p"), &new, Vec::new(), HashMap::new()).outcome,
+            Outcome::New
+        );
+        let waits = of(vec![unread(copy(TIER, 1, 10))]);
+        assert_eq!(waits.next_due, Some(Timestamp::from_millis(15)));
+    }
+
+    #[test]
+    fn a_wait_with_the_scheduler_is_one_step_and_goes_on_while_its_job_does() {
+        let command = copy(Spot::Scheduler, 1, 10);
+        let mut job = unread(copy(Spot::Scheduler, 1, 12));
+        job.facts.due = command.facts.due;
+        let life = of(vec![job, command]);
+        assert_eq!(events(&life), [Event::Entered, Event::Waits]);
+        assert_eq!(life.outcome, Outcome::Waits);
+        assert_eq!(life.steps[1].copy.position.offset, 10);
+    }
+
+    #[test]
+    fn a_throttled_record_waits_without_a_failed_attempt() {
+        let life = of(vec![unread(copy(Spot::Scheduler, 0, 10))]);
+        assert_eq!(events(&life), [Event::Entered, Event::Waits]);
+        assert_eq!((life.outcome, life.gaps), (Outcome::Waits, Vec::new()));
+    }
+
+    #[test]
+    fn what_is_missing_is_said() {
+        let gone = Entered {
+            is_found: false,
+            ..entered()
+        };
+        let life = life(
+            &Pipeline::new("p"),
+            &gone,
+            vec![copy(TIER, 3, 10), copy(DEAD, 4, 20)],
+            HashMap::new(),
+        );
+        assert_eq!(
+            life.gaps,
+            [
+                "the source record p/0/0 is not in Kafka any more",
+                "2 waits after failed attempts are not in Kafka any more"
+            ]
+        );
+        assert_eq!(life.outcome, Outcome::Dead);
+    }
+
+    #[test]
+    fn the_newest_copies_are_kept() {
+        let mut copies = Copies::default();
+        for number in 0..5_000 {
+            copies.add(copy(TIER, 1, number));
+        }
+        let (kept, is_truncated) = copies.finish();
+        assert_eq!((kept.len(), is_truncated), (MAX_COPIES, true));
+        assert!(kept.iter().all(|copy| copy.position.offset >= 4_000));
+    }
+}

@@ -1,0 +1,335 @@
+//! Which waiting records match a filter, and what is known of them.
+
+use std::collections::{BTreeMap, HashMap};
+
+use redeliver_core::{JobId, Record, Timestamp};
+
+use super::Place;
+use super::counts::Counts;
+use super::facts::{Facts, Visible};
+use super::page::{Page, Row};
+use crate::masking::Mask;
+
+/// The maximum number of long waits that a scan remembers. Which of them still wait is known at the end of the scan.
+const MAX_SCHEDULED: usize = 200_000;
+
+/// Which records count. What is not set applies to all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Filter {
+    pub(crate) place: Option<Place>,
+    pub(crate) code: Option<String>,
+    pub(crate) class: Option<String>,
+    pub(crate) entered_before: Option<Timestamp>,
+    pub(crate) more_attempts_than: Option<u32>,
+    pub(crate) origin_topic: Option<String>,
+    pub(crate) origin_partition: Option<i32>,
+    pub(crate) origin_offset: Option<i64>,
+}
+
+impl Filter {
+    /// Whether records match that wait at this place.
+    pub(crate) fn has_place(&self, place: Place) -> bool {
+        self.place.is_none_or(|wanted| wanted == place)
+    }
+
+    /// What the caller does not see does not match.
+    pub(crate) fn matches(&self, facts: &Facts) -> bool {
+        let origin = facts.origin.as_ref();
+        let is = |wanted: &Option<String>, found: Option<&str>| {
+            wanted
+                .as_ref()
+                .is_none_or(|wanted| found == Some(wanted.as_str()))
+        };
+        is(&self.code, facts.code.as_deref())
+            && is(&self.class, facts.class.as_deref())
+            && self
+                .entered_before
+                .is_none_or(|before| facts.entered().is_some_and(|entered| entered < before))
+            && self
+                .more_attempts_than
+                .is_none_or(|than| facts.attempts.is_some_and(|attempts| attempts > than))
+            && is(&self.origin_topic, origin.map(|origin| &*origin.topic))
+            && self
+                .origin_partition
+                .is_none_or(|wanted| origin.is_some_and(|origin| origin.partition == wanted))
+            && self
+                .origin_offset
+                .is_none_or(|wanted| origin.is_some_and(|origin| origin.offset == wanted))
+    }
+}
+
+/// Counts the records of pipelines that match.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    filter: Filter,
+    now: Timestamp,
+    /// By pipeline and place.
+    counts: BTreeMap<(usize, Place), Counts>,
+    page: Page,
+    /// Long waits that were scheduled when their newest state was read, and match.
+    scheduled: HashMap<JobId, Row>,
+    max_scheduled: usize,
+    is_truncated: bool,
+}
+
+/// What a scan has found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) counts: BTreeMap<(usize, Place), Counts>,
+    pub(crate) rows: Vec<Row>,
+    /// Long waits are missing.
+    pub(crate) is_truncated: bool,
+}
+
+impl Found {
+    pub(crate) fn total(&self) -> Counts {
+        let mut total = Counts::default();
+        for counts in self.counts.values() {
+            total.merge(counts);
+        }
+        total
+    }
+}
+
+impl Tally {
+    /// Keeps up to `limit` rows.
+    pub(crate) fn new(filter: Filter, limit: usize, now: Timestamp) -> Self {
+        Self {
+            filter,
+            now,
+            counts: BTreeMap::new(),
+            page: Page::new(limit),
+            scheduled: HashMap::new(),
+            max_scheduled: MAX_SCHEDULED,
+            is_truncated: false,
+        }
+    }
+
+    /// Adds a record that waits.
+    pub(crate) fn add(&mut self, pipeline: usize, place: Place, record: &Record, mask: &Mask<'_>) {
+        let visible = Visible::of(record, mask);
+        if let Some(row) = self.row(pipeline, place, record, &visible) {
+            self.count(row, || visible.message());
+        }
+    }
+
+    /// Adds the state of a job: a record that waits with the scheduler, or `None`. The newest state of a job counts.
+    pub(crate) fn add_state(&mut self, job: JobId, waiting: Option<(usize, &Record, &Mask<'_>)>) {
+        let row = waiting.and_then(|(pipeline, record, mask)| {
+            self.row(pipeline, Place::Scheduler, record, &Visible::of(record, mask))
+        });
+        match row {
+            None => drop(self.scheduled.remove(&job)),
+            Some(row) if self.scheduled.len() < self.max_scheduled || self.scheduled.contains_key(&job) => {
+                self.scheduled.insert(job, row);
+            }
+            Some(_) => self.is_truncated = true,
+        }
+    }
+
+    fn row(&self, pipeline: usize, place: Place, record: &Record, visible: &Visible<'_>) -> Option<Row> {
+        let facts = visible.facts(record, true, self.now);
+        self.filter.matches(&facts).then(|| Row {
+            pipeline,
+            place,
+            position: record.position.clone(),
+            facts,
+            message: None,
+        })
+    }
+
+    fn count(&mut self, row: Row, message: impl FnOnce() -> Option<String>) {
+        let counts = self.counts.entry((row.pipeline, row.place)).or_default();
+        counts.add(&row.facts, self.now);
+        self.page.offer(row, message);
+    }
+
+    pub(crate) fn finish(mut self) -> Found {
+        for row in std::mem::take(&mut self.scheduled).into_values() {
+            self.count(row, || None);
+        }
+        Found {
+            counts: self.counts,
+            rows: self.page.into_rows(),
+            is_truncated: self.is_truncated,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_core::headers::{self, Origin};
+    use redeliver_core::{Failure, Headers, HumanDuration, Position};
+    use redeliver_runtime::config::MaskingRule;
+
+    use super::*;
+    use crate::masking::Masking;
+
+    const NOW: Timestamp = Timestamp::from_millis(1_000_000);
+    const TIER: Place = Place::Tier(HumanDuration::from_secs(30));
+
+    fn waiting(offset: i64, attempts: u32, code: &str, due: i64) -> Record {
+        let mut list = Headers::new();
+        let origin = Origin {
+            topic: "p".into(),
+            partition: 1,
+            offset,
+            timestamp: Some(Timestamp::from_millis(offset)),
+        };
+        headers::write_lineage(&mut list, "p", &origin, attempts);
+        headers::write_failure(&mut list, &Failure::transient(code, "secret 4711"), NOW);
+        list.push_text(headers::PROCESS_AFTER, &Timestamp::from_millis(due).to_string());
+        Record {
+            position: Position {
+                topic: "p-retry-30s".into(),
+                partition: 0,
+                offset,
+            },
+            timestamp: Some(NOW),
+            key: None,
+            value: None,
+            headers: list,
+            unreadable_headers: 0,
+        }
+    }
+
+    fn found(filter: Filter, mask: &Mask<'_>) -> Found {
+        let mut tally = Tally::new(filter, 10, NOW);
+        tally.add(0, TIER, &waiting(10, 1, "a", 2_000_000), mask);
+        tally.add(0, TIER, &waiting(20, 3, "b", 900_000), mask);
+        tally.add(1, Place::Due, &waiting(30, 2, "a", 500_000), mask);
+        tally.finish()
+    }
+
+    fn offsets(found: &Found) -> Vec<i64> {
+        found.rows.iter().map(|row| row.position.offset).collect()
+    }
+
+    #[test]
+    fn records_match_if_all_conditions_apply() {
+        let is = |filter: Filter, expected: &[i64]| {
+            let found = found(filter.clone(), &Mask::default());
+            assert_eq!(offsets(&found), expected, "{filter:?}");
+            assert_eq!(found.total().records, expected.len() as u64);
+        };
+        let all = Filter::default;
+        is(all(), &[30, 20, 10]);
+        is(
+            Filter {
+                code: Some("a".into()),
+                ..all()
+            },
+            &[30, 10],
+        );
+        is(
+            Filter {
+                class: Some("throttled".into()),
+                ..all()
+            },
+            &[],
+        );
+        is(
+            Filter {
+                entered_before: Some(Timestamp::from_millis(20)),
+                ..all()
+            },
+            &[10],
+        );
+        is(
+            Filter {
+                more_attempts_than: Some(2),
+                ..all()
+            },
+            &[20],
+        );
+        is(
+            Filter {
+                origin_topic: Some("p".into()),
+                origin_offset: Some(30),
+                ..all()
+            },
+            &[30],
+        );
+        is(
+            Filter {
+                origin_topic: Some("q".into()),
+                ..all()
+            },
+            &[],
+        );
+        is(
+            Filter {
+                origin_partition: Some(0),
+                ..all()
+            },
+            &[],
+        );
+    }
+
+    #[test]
+    fn what_is_masked_is_not_shown_and_does_not_match() {
+        let rule = MaskingRule {
+            topics: vec!["*".to_owned()],
+            key: false,
+            fields: Vec::new(),
+            headers: vec!["error-code".to_owned(), "retry-count".to_owned()],
+            messages: vec!["[0-9]+".parse().unwrap()],
+        };
+        let masking = Masking::new(&[rule]);
+        let mask = masking.of("p-dlq");
+        let all = found(Filter::default(), &mask);
+        for row in &all.rows {
+            assert_eq!(row.facts.code.as_deref(), Some("<masked>"));
+            assert_eq!(row.facts.attempts, None);
+            assert_eq!(row.message.as_deref(), Some("secret <masked>"));
+            assert!(!row.facts.is_malformed);
+        }
+        assert_eq!(all.total().codes(9).0, [("<masked>", 3)]);
+        assert_eq!(all.total().max_attempts, 0);
+        for filter in [
+            Filter {
+                code: Some("a".into()),
+                ..Filter::default()
+            },
+            Filter {
+                more_attempts_than: Some(0),
+                ..Filter::default()
+            },
+        ] {
+            assert_eq!(offsets(&found(filter, &mask)), [0_i64; 0]);
+        }
+    }
+
+    #[test]
+    fn the_newest_state_of_a_job_decides_whether_it_waits() {
+        let mask = Mask::default();
+        let id = |number| JobId::new(NOW, 0, number);
+        let record = |offset| waiting(offset, 1, "a", 2_000_000);
+        let mut tally = Tally::new(Filter::default(), 10, NOW);
+        tally.max_scheduled = 2;
+        tally.add_state(id(1), Some((0, &record(1), &mask)));
+        tally.add_state(id(2), Some((0, &record(2), &mask)));
+        // Too many, which is said.
+        tally.add_state(id(3), Some((0, &record(3), &mask)));
+        tally.add_state(id(1), None);
+        tally.add_state(id(2), Some((0, &record(4), &mask)));
+        let found = tally.finish();
+        assert_eq!((offsets(&found), found.is_truncated), (vec![4], true));
+        assert_eq!(found.counts[&(0, Place::Scheduler)].records, 1);
+    }
+
+    #[test]
+    fn a_record_with_invalid_headers_is_malformed_and_last() {
+        let mut record = waiting(40, 1, "a", 1);
+        record.headers = record.headers.filtered(|name| name != headers::RETRY_COUNT);
+        let mut tally = Tally::new(Filter::default(), 10, NOW);
+        let mut without_due = waiting(50, 1, "a", 1);
+        without_due.headers.push_text(headers::PROCESS_AFTER, "soon");
+        for record in [&without_due, &record, &waiting(60, 1, "a", 2)] {
+            tally.add(0, TIER, record, &Mask::default());
+        }
+        let found = tally.finish();
+        assert_eq!((found.total().records, found.total().malformed), (3, 2));
+        assert_eq!(offsets(&found), [40, 60, 50]);
+    }
+}
