@@ -175,22 +175,38 @@ impl TopicReader {
         let mut reader = Self::of_partition(settings, topic, partition, Some(from))?;
         let watermarks = reader.committed.fetch_watermarks(topic, partition, CALL);
         let (low, high) = watermarks.map_err(kafka("requesting the ends of a partition"))?;
+        // Otherwise, all records are older.
+        let since = reader.offset_of_time(topic, partition, since)?.unwrap_or(high);
+        reader.seek(topic, partition, since.max(from).max(low));
+        Ok(reader)
+    }
+
+    /// The offset of the first record with this timestamp or a later one; `None` if there is none yet.
+    ///
+    /// # Errors
+    /// If the broker does not answer.
+    pub fn offset_of_time(
+        &self,
+        topic: &str,
+        partition: i32,
+        time: Timestamp,
+    ) -> Result<Option<i64>, ReadError> {
+        let step = "looking up an offset by time";
         let mut times = TopicPartitionList::new();
         times
             // Negative times have other meanings.
-            .add_partition_offset(topic, partition, Offset::Offset(since.as_millis().max(0)))
-            .map_err(kafka("looking up an offset by time"))?;
-        let found = reader
+            .add_partition_offset(topic, partition, Offset::Offset(time.as_millis().max(0)))
+            .map_err(kafka(step))?;
+        let found = self
             .committed
             .offsets_for_times(times, CALL)
-            .map_err(kafka("looking up an offset by time"))?;
-        let since = match found.find_partition(topic, partition).map(|found| found.offset()) {
-            Some(Offset::Offset(offset)) => offset,
-            // All records are older.
-            _ => high,
-        };
-        reader.seek(topic, partition, since.max(from).max(low));
-        Ok(reader)
+            .map_err(kafka(step))?;
+        Ok(
+            match found.find_partition(topic, partition).map(|found| found.offset()) {
+                Some(Offset::Offset(offset)) => Some(offset),
+                _ => None,
+            },
+        )
     }
 
     /// A reader of existing partitions that begins at offsets that are in range.
@@ -292,6 +308,34 @@ impl TopicReader {
             }
         }
         self.read_up_to(ends, false, deadline, visit)
+    }
+
+    /// As [`TopicReader::read_while`], but does not wait for open transactions, and reads each partition up to this offset at most. One record after it
+    /// may be visited. Returns whether a transaction that is open now hides records before it.
+    ///
+    /// # Errors
+    /// If the broker returns an error or the ends are not reached within `timeout`.
+    pub fn read_stable(
+        &mut self,
+        limit: Option<i64>,
+        timeout: Duration,
+        visit: impl FnMut(Record) -> ControlFlow<()>,
+    ) -> Result<bool, ReadError> {
+        let deadline = Instant::now() + timeout;
+        let limit = limit.unwrap_or(i64::MAX);
+        let (mut ends, mut are_hidden) = (BTreeMap::new(), false);
+        for ((topic, partition), position) in self.positions.clone() {
+            let (low, end) = watermarks(&self.uncommitted, &topic, partition, deadline)?;
+            // For a read_committed client, the broker returns the last stable offset instead of the high watermark.
+            let (_, stable) = watermarks(&self.committed, &topic, partition, deadline)?;
+            are_hidden |= stable < end.min(limit);
+            let end = stable.min(limit);
+            if end > low && position.to_raw().is_none_or(|at| at < end) {
+                ends.insert((topic, partition), end);
+            }
+        }
+        self.read_up_to(ends, true, deadline, visit)?;
+        Ok(are_hidden)
     }
 
     /// Reads a part of each partition, up to these ends, which are at most the ends of the partitions. One record after the

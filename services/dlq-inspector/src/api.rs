@@ -34,6 +34,7 @@ use tonic::{Code, Request, Response, Status};
 use crate::access::Viewer;
 use crate::audit::Audit;
 use crate::completeness::Completeness;
+use crate::decoding_pool::DecodingPool;
 use crate::filter::{self, Expr, FilterError};
 use crate::group_states::change::{Change, GroupWriter};
 use crate::group_states::{Decided, GroupStates};
@@ -62,6 +63,7 @@ pub(crate) struct Api {
     pub(crate) lookups: LookupPool,
     /// `None`: values are not decoded.
     pub(crate) schemas: Option<SchemaRegistry>,
+    pub(crate) decoding: DecodingPool,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) groups: Groups,
     pub(crate) redrives: Redrives,
@@ -98,6 +100,7 @@ impl Api {
         audit: Audit,
         lookups: LookupPool,
         schemas: Option<SchemaRegistry>,
+        decoding: DecodingPool,
         shared: Arc<SharedState>,
         groups: Groups,
         redrives: Redrives,
@@ -114,6 +117,7 @@ impl Api {
             audit,
             lookups,
             schemas,
+            decoding,
             shared,
             groups,
             redrives,

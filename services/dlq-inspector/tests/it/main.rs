@@ -3,6 +3,7 @@
 mod access;
 mod api;
 mod completeness;
+mod fuzz;
 mod golden;
 mod group_states;
 mod groups;
