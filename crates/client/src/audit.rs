@@ -42,6 +42,8 @@ pub struct AuditPage {
     pub entries: Vec<AuditEntry>,
     /// The token for the next page; `None` on the last page.
     pub next_page_token: Option<String>,
+    /// Whether later entries are missing on the last page, because a transaction of a writer is open.
+    pub is_incomplete: bool,
 }
 
 /// Who has changed or seen what. Of an entry that the inspector cannot read, only the position is known.
@@ -131,6 +133,7 @@ impl AuditClient {
         Ok(AuditPage {
             entries: entries.collect::<Result<_, _>>()?,
             next_page_token: text(answer.next_page_token),
+            is_incomplete: answer.incomplete,
         })
     }
 }

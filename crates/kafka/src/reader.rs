@@ -193,6 +193,20 @@ impl TopicReader {
         Ok(reader)
     }
 
+    /// The offset of the first record with this timestamp or a later one; `None` if there is none yet.
+    ///
+    /// # Errors
+    /// If the broker does not answer.
+    pub fn offset_of_time(
+        &self,
+        topic: &str,
+        partition: i32,
+        time: Timestamp,
+    ) -> Result<Option<i64>, ReadError> {
+        let found = offsets_since(&self.committed, topic, [partition], time)?;
+        Ok(found.get(&partition).copied())
+    }
+
     /// A reader of existing partitions that begins at offsets that are in range.
     ///
     /// # Errors
@@ -307,6 +321,35 @@ impl TopicReader {
         }
         let visit = |record: Option<Record>| record.map_or(ControlFlow::Continue(()), &mut visit);
         self.read_up_to(ends, false, deadline, visit)
+    }
+
+    /// As [`TopicReader::read_while`], but does not wait for open transactions, and reads each partition up to this offset at most. One record after it
+    /// may be visited. Returns whether a transaction that is open now hides records before it.
+    ///
+    /// # Errors
+    /// If the broker returns an error or the ends are not reached within `timeout`.
+    pub fn read_stable(
+        &mut self,
+        limit: Option<i64>,
+        timeout: Duration,
+        mut visit: impl FnMut(Record) -> ControlFlow<()>,
+    ) -> Result<bool, ReadError> {
+        let deadline = Instant::now() + timeout;
+        let limit = limit.unwrap_or(i64::MAX);
+        let (mut ends, mut are_hidden) = (BTreeMap::new(), false);
+        for ((topic, partition), position) in self.positions.clone() {
+            let (low, end) = watermarks(&self.uncommitted, &topic, partition, deadline)?;
+            // For a read_committed client, the broker returns the last stable offset instead of the high watermark.
+            let (_, stable) = watermarks(&self.committed, &topic, partition, deadline)?;
+            are_hidden |= stable < end.min(limit);
+            let end = stable.min(limit);
+            if end > low && position.to_raw().is_none_or(|at| at < end) {
+                ends.insert((topic, partition), end);
+            }
+        }
+        let visit = |record: Option<Record>| record.map_or(ControlFlow::Continue(()), &mut visit);
+        self.read_up_to(ends, true, deadline, visit)?;
+        Ok(are_hidden)
     }
 
     /// Reads a part of each partition, up to these ends, which are at most the ends of the partitions. One record after the

@@ -36,6 +36,7 @@ use tonic::{Code, Request, Response, Status};
 use crate::access::Viewer;
 use crate::audit::Audit;
 use crate::completeness::Completeness;
+use crate::decoding_pool::DecodingPool;
 use crate::filter::{self, Expr, FilterError};
 use crate::group_states::change::{Change, GroupWriter};
 use crate::group_states::{Decided, GroupStates};
@@ -66,6 +67,7 @@ pub(crate) struct Api {
     /// `None`: values are not decoded.
     pub(crate) schemas: Option<SchemaRegistry>,
     pub(crate) scans: Scans,
+    pub(crate) decoding: DecodingPool,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) groups: Groups,
     pub(crate) redrives: Redrives,
@@ -103,6 +105,7 @@ impl Api {
         lookups: LookupPool,
         schemas: Option<SchemaRegistry>,
         scans: Scans,
+        decoding: DecodingPool,
         shared: Arc<SharedState>,
         groups: Groups,
         redrives: Redrives,
@@ -120,6 +123,7 @@ impl Api {
             lookups,
             schemas,
             scans,
+            decoding,
             shared,
             groups,
             redrives,

@@ -43,6 +43,9 @@ const MAX_READ_BYTES: usize = 32 << 20;
 const PAGE_BYTES: usize = 2 << 20;
 /// The timestamp of a record can be earlier than its entry says by this much, by another clock.
 const SLACK_MILLIS: i64 = 60_000;
+/// The timestamp of a record can be later than its entry says by this much: another clock, a broker that could not be reached, and a transaction that is
+/// committed late.
+const LATE_MILLIS: i64 = 10 * 60_000;
 /// The filters of callers are recorded up to this many bytes.
 const MAX_FILTER: usize = 1_000;
 /// That the topic exists is checked again after this time.
@@ -96,6 +99,8 @@ pub(crate) struct EntryPage {
     pub(crate) entries: Vec<v1::ListedAuditEntry>,
     /// The offset where the next page begins; `None` at the end.
     pub(crate) next: Option<i64>,
+    /// Whether a transaction that is open hides entries after these.
+    pub(crate) is_incomplete: bool,
 }
 
 impl Disclosure {
@@ -299,7 +304,11 @@ fn read(
     let mut reader = TopicReader::of_partition_since(kafka, topic, 0, since, from.unwrap_or(0))?;
     let mut page = PageBuilder::new(wanted, size);
     let started = Instant::now();
-    let result = reader.read_while(READ_TIMEOUT, |record| page.add(&record, started.elapsed()));
+    let limit = match wanted.last_timestamp() {
+        Some(time) => reader.offset_of_time(topic, 0, time)?,
+        None => None,
+    };
+    let result = reader.read_stable(limit, READ_TIMEOUT, |record| page.add(&record, started.elapsed()));
     page.end(result, reader.position(topic, 0))
 }
 
@@ -325,7 +334,7 @@ impl<'w> PageBuilder<'w> {
         }
     }
 
-    /// Adds a record that was read after this time, unless it is not wanted. Breaks if the page is full. A record that is later than all wanted ones ends
+    /// Adds a record that was read after this time, unless it is not wanted. Breaks if the page is full. An entry that is later than all wanted ones ends
     /// nothing: its writer may have another clock, and others follow.
     fn add(&mut self, record: &Record, after: Duration) -> ControlFlow<()> {
         let bytes = record.value.as_ref().map_or(0, bytes::Bytes::len);
@@ -353,17 +362,24 @@ impl<'w> PageBuilder<'w> {
         ControlFlow::Continue(())
     }
 
-    /// The page, after reading has ended. If it took too long, the next page goes on at this position. Without any progress, that is an error.
-    fn end(mut self, result: Result<(), ReadError>, position: Option<i64>) -> Result<EntryPage, ReadError> {
+    /// The page, after reading has ended: whether a transaction hides entries, or why it has failed. If it took too long, the next page goes on at this
+    /// position. Without any progress, that is an error.
+    fn end(mut self, result: Result<bool, ReadError>, position: Option<i64>) -> Result<EntryPage, ReadError> {
         match result {
             Err(ReadError::Late { .. }) if self.read > 0 && position.is_some() => self.page.next = position,
-            result => result?,
+            result => self.page.is_incomplete = result? && self.page.next.is_none(),
         }
         Ok(self.page)
     }
 }
 
 impl Wanted {
+    /// The timestamp after which no record has a wanted entry; `None` if none is too late.
+    fn last_timestamp(&self) -> Option<Timestamp> {
+        let last = self.until.as_millis().checked_add(LATE_MILLIS)?;
+        Some(Timestamp::from_millis(last))
+    }
+
     fn has(&self, entry: &v1::AuditEntry) -> bool {
         let time = entry.time.as_ref().and_then(from_timestamp);
         let is_any = |wanted: &str, found: &str| wanted.is_empty() || wanted == found;
@@ -479,8 +495,11 @@ mod tests {
                 .is_continue()
         );
         assert!(page.add(&record(1, 1_500, "eve", "x"), PAGE_TIME).is_break());
-        let page = page.end(Ok(()), Some(2)).unwrap();
-        assert_eq!((page.entries.len(), page.next), (0, Some(2)));
+        let page = page.end(Ok(true), Some(2)).unwrap();
+        assert_eq!(
+            (page.entries.len(), page.next, page.is_incomplete),
+            (0, Some(2), false)
+        );
         // Large records.
         let large = Record {
             value: Some(vec![0xff; MAX_READ_BYTES].into()),
@@ -506,6 +525,19 @@ mod tests {
         let page = page.end(late(), Some(5)).unwrap();
         assert_eq!((page.entries.len(), page.next), (1, Some(5)));
         assert!(PageBuilder::new(&wanted, 9).end(late(), None).is_err());
+    }
+
+    #[test]
+    fn the_last_page_says_whether_a_transaction_hides_entries() {
+        let wanted = wanted();
+        for is_hidden in [true, false] {
+            let page = PageBuilder::new(&wanted, 9).end(Ok(is_hidden), None).unwrap();
+            assert_eq!((page.next, page.is_incomplete), (None, is_hidden));
+        }
+        let last = wanted.last_timestamp().map(Timestamp::as_millis);
+        assert_eq!(last, Some(2_000 + LATE_MILLIS));
+        let until = Timestamp::from_millis(i64::MAX);
+        assert_eq!(Wanted { until, ..wanted }.last_timestamp(), None);
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,11 +5,12 @@
 //!
 //! | format | module | contents |
 //! |---|---|---|
-//! | Avro | `avro` | binary encoding. `apache-avro` parses the schema; the data is read here, directly to JSON, because a few bytes of it can stand for an array that fills the memory |
-//! | Protobuf | `protobuf` | the path of the message type in its file, and the message. `protox` compiles the schema, `prost-reflect` reads the message |
+//! | Avro | `avro` | binary encoding. The schema and the data are read here, the data directly to JSON, because a few bytes of either can fill the memory |
+//! | Protobuf | `protobuf` | the path of the message type in its file, and the message. `protox` compiles what the schema has left of it after it was reduced, `prost-reflect` reads the message |
 //! | JSON Schema | - | a JSON document, whatever the schema says |
 //!
-//! Values, schemas and results are bounded. No IO.
+//! Whoever may write to a dead-letter topic and to the registry chooses schemas and values. So the length and the depth of values, schemas and results
+//! are bounded: a stack that overflows ends the process. No IO.
 
 mod avro;
 mod json;
@@ -26,6 +27,8 @@ use protobuf::Protobuf;
 pub(crate) const MAX_VALUE: usize = 1 << 20;
 /// Larger results are not shown, in bytes.
 pub(crate) const MAX_JSON: usize = 1 << 20;
+/// Values that are nested deeper are not decoded.
+const MAX_DEPTH: usize = 64;
 
 /// The first byte of a value with a schema.
 const MAGIC: u8 = 0;
@@ -82,6 +85,8 @@ pub(crate) enum DecodeError {
     LargeValue,
     #[error("the decoded value has more than {MAX_JSON} bytes")]
     LargeResult,
+    #[error("the value is nested more than {MAX_DEPTH} levels deep")]
+    Depth,
 }
 
 impl Framed {
@@ -123,6 +128,16 @@ impl Schema {
             Parsed::Protobuf(_) => SchemaFormat::Protobuf,
             Parsed::Json => SchemaFormat::Json,
         }
+    }
+
+    /// Its approximate size in memory, in bytes.
+    pub(crate) fn size(&self) -> usize {
+        size_of::<Self>()
+            + match &self.0 {
+                Parsed::Avro(schema) => schema.size(),
+                Parsed::Protobuf(schema) => schema.size(),
+                Parsed::Json => 0,
+            }
     }
 
     /// Takes milliseconds for a large value.

@@ -18,6 +18,7 @@
 //! | `access` | what each call requires, and what its caller sees |
 //! | `masking` | what callers see of values, keys, headers and messages |
 //! | `decoding` | values that were written with a schema, as JSON |
+//! | `decoding_pool` | the threads that parse schemas and decode values |
 //! | `schema_registry` | fetches and keeps schemas |
 //! | `waiting` | records that wait for their next attempt, and the life of a record, read from Kafka on demand |
 //! | `audit` | the audit topic: recording who gets payloads, and reading it |
@@ -43,6 +44,7 @@ mod api;
 mod audit;
 mod completeness;
 mod decoding;
+mod decoding_pool;
 mod gauges;
 mod ingest;
 mod lookup_pool;
@@ -76,6 +78,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::api::{Api, Groups, Redrives};
 use crate::audit::Audit;
+use crate::decoding_pool::DecodingPool;
 use crate::gauges::Gauges;
 use crate::group_states::change::GroupWriter;
 use crate::index::Pool;
@@ -176,7 +179,8 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let lookups = LookupPool::new(host.kafka.clone());
     let audit = Audit::new(host, config.record_disclosures, metrics.clone())?;
     let registry = config.schema_registry.as_ref();
-    let schemas = registry.map(|registry| SchemaRegistry::new(registry, metrics.clone()));
+    let decoding = DecodingPool::new();
+    let schemas = registry.map(|registry| SchemaRegistry::new(registry, decoding.clone(), metrics.clone()));
     let schemas = schemas.transpose()?;
     let control = host.control_aside()?;
     let controls = Controls::new(
@@ -258,6 +262,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         lookups,
         schemas,
         scans,
+        decoding,
         shared,
         Groups {
             writer: GroupWriter::new(

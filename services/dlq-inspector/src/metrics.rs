@@ -167,12 +167,12 @@ impl Metrics {
             metrics.audit_failures.clone(),
         );
         // Without a registry, they are 0.
-        for outcome in ["ok", "missing", "unusable", "unavailable"] {
+        for outcome in ["ok", "missing", "unusable", "refused", "unavailable"] {
             drop(metrics.schema_fetches.get_or_create(&OutcomeLabel { outcome }));
         }
         registry.register(
             "dlq_schema_fetches",
-            "Fetches of schemas for decoding values, by outcome: ok, missing, unusable, unavailable",
+            "Fetches of schemas for decoding values, by outcome: ok, missing, unusable, refused, unavailable",
             metrics.schema_fetches.clone(),
         );
         registry.register_with_unit(

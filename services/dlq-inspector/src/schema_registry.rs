@@ -1,9 +1,11 @@
 //! A client for a schema registry with Confluent's API.
 //!
-//! Schemas never change, so each is fetched once and kept, within limits. A failure is remembered for some seconds: while the registry does not
-//! answer, answers about dead letters do not wait for it.
+//! Schemas never change, so each is fetched once for all that wait for it, and kept, within limits. A failure is remembered for some seconds: while
+//! the registry does not answer, answers about dead letters do not wait for it.
 
-use std::collections::HashMap;
+mod kept;
+
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,29 +14,28 @@ use redeliver_runtime::config::{ConfigError, SchemaRegistryConfig, Secret, redac
 use redeliver_service::http;
 use reqwest::{Client, RequestBuilder, StatusCode};
 use serde::Deserialize;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 use url::Url;
 
 use crate::decoding::{Schema, SchemaFormat, SchemaSource};
+use crate::decoding_pool::{DecodingPool, NoResult};
 use crate::metrics::Metrics;
+
+use kept::{Kept, Known};
 
 /// Maximum time of a request, and of all requests for a schema.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a caller waits for a schema.
+const WAIT: Duration = Duration::from_secs(10);
 /// Maximum number of concurrent fetches.
 const FETCHES: usize = 4;
 /// Maximum size of a schema with all that it refers to, in bytes.
 const MAX_SCHEMA: usize = 512 << 10;
 /// Maximum number of schemas that it refers to.
 const MAX_REFERENCES: usize = 64;
-/// Maximum number of schemas that are kept, and their size in bytes.
-const MAX_KEPT: usize = 500;
-const MAX_KEPT_BYTES: usize = 16 << 20;
-/// How long a schema that does not exist, or cannot be used, is not fetched again.
-const MISSING: Duration = Duration::from_secs(30);
-/// How long nothing is fetched after the registry did not answer.
-const OUTAGE: Duration = Duration::from_secs(5);
 /// Maximum length of the description of what is wrong with a schema, in bytes.
 const MAX_PROBLEM: usize = 300;
 
@@ -47,7 +48,10 @@ struct Inner {
     url: Url,
     client: Client,
     permits: Semaphore,
+    pool: DecodingPool,
     kept: Mutex<Kept>,
+    /// Each ends after the timeouts.
+    fetches: TaskTracker,
     log: Mutex<LogThrottle>,
     metrics: Metrics,
 }
@@ -62,36 +66,26 @@ pub(crate) enum SchemaError {
     Missing(u32),
     #[error("schema {0} cannot be used: {1}")]
     Unusable(u32, String),
-    #[error("the schema registry does not answer, or refuses to")]
+    #[error("the inspector cannot use the schema registry: {0}")]
+    Refused(String),
+    #[error("the schema registry does not answer")]
     Unavailable,
+    #[error("schema {0} takes long to fetch and to parse; retry later")]
+    Slow(u32),
+    #[error("too many schemas are being fetched and parsed; retry later")]
+    Busy,
 }
 
 /// Why a request has failed.
+#[derive(Debug, PartialEq, Eq)]
 enum Failure {
     NotFound,
     /// What is wrong with the answer.
     Invalid(String),
+    /// What is wrong with the configuration, as callers may know it, and in detail.
+    Refused(String, String),
     /// Why there is none.
     NoAnswer(String),
-}
-
-/// What is kept in memory.
-#[derive(Default)]
-struct Kept {
-    schemas: HashMap<u32, Entry>,
-    bytes: usize,
-    /// Increases with each use.
-    uses: u64,
-    /// Until when nothing is fetched.
-    outage: Option<Instant>,
-}
-
-struct Entry {
-    found: Found,
-    bytes: usize,
-    /// Until when a failure is remembered.
-    until: Option<Instant>,
-    last_use: u64,
 }
 
 /// The answer for a schema.
@@ -104,7 +98,14 @@ struct Answer {
     references: Option<Vec<Reference>>,
 }
 
+/// The answer if there is no schema.
 #[derive(Deserialize)]
+struct Refusal {
+    #[serde(rename = "error_code")]
+    _code: i64,
+}
+
+#[derive(Deserialize, PartialEq, Eq, Hash)]
 struct Reference {
     name: String,
     subject: String,
@@ -116,7 +117,11 @@ impl SchemaRegistry {
     ///
     /// # Errors
     /// What is wrong with the configuration.
-    pub(crate) fn new(config: &SchemaRegistryConfig, metrics: Metrics) -> Result<Self, ConfigError> {
+    pub(crate) fn new(
+        config: &SchemaRegistryConfig,
+        pool: DecodingPool,
+        metrics: Metrics,
+    ) -> Result<Self, ConfigError> {
         let of = |key: &str, problem: String| {
             ConfigError::of_field(format!("dlq_inspector.schema_registry.{key}"), problem)
         };
@@ -128,7 +133,9 @@ impl SchemaRegistry {
             config: config.clone(),
             url,
             permits: Semaphore::new(FETCHES),
+            pool,
             kept: Mutex::default(),
+            fetches: TaskTracker::new(),
             log: Mutex::default(),
             metrics,
         })))
@@ -136,32 +143,68 @@ impl SchemaRegistry {
 
     /// The schema with this id.
     pub(crate) async fn schema(&self, id: u32) -> Found {
-        if let Some(found) = self.kept().get(id, Instant::now()) {
-            return found;
+        let known = self.kept().get(id, Instant::now());
+        let mut waiting = match known {
+            Known::Found(found) => return found,
+            Known::Pending(waiting) => waiting,
+            Known::Unknown(sender, waiting) => {
+                let registry = self.clone();
+                // It does not end with this caller: others wait for it, too.
+                self.0
+                    .fetches
+                    .spawn(async move { registry.fetch(id, &sender).await });
+                waiting
+            }
+        };
+        let found = tokio::time::timeout(WAIT, waiting.wait_for(Option::is_some)).await;
+        match found {
+            Ok(Ok(found)) => found.clone().unwrap_or(Err(SchemaError::Slow(id))),
+            // It takes longer, or the process ends.
+            Ok(Err(_)) | Err(_) => Err(SchemaError::Slow(id)),
         }
-        // What takes long is waited for by a few, and the others use its result.
-        let fetching = async {
+    }
+
+    /// Fetches and keeps a schema.
+    async fn fetch(&self, id: u32, result: &watch::Sender<Option<Found>>) {
+        let fetched = async {
+            // The semaphore is never closed.
             let _permit = self.0.permits.acquire().await.ok();
-            if let Some(found) = self.kept().get(id, Instant::now()) {
-                return found;
+            // Others may have found out meanwhile that the registry does not answer.
+            if self.kept().is_outage(Instant::now()) {
+                return Err(SchemaError::Unavailable);
             }
             let fetched = tokio::time::timeout(TIMEOUT, self.source(id)).await;
             let no_answer = || Failure::NoAnswer(format!("no answer within {} s", TIMEOUT.as_secs()));
-            let (found, bytes) = match fetched.unwrap_or_else(|_| Err(no_answer())) {
-                Ok(source) => (parse(id, &source).await, source.size()),
-                Err(failure) => (Err(self.error(id, failure)), 0),
-            };
-            self.0.metrics.add_schema_fetch(match &found {
-                Ok(_) => "ok",
-                Err(SchemaError::Missing(_)) => "missing",
-                Err(SchemaError::Unusable(..)) => "unusable",
-                Err(SchemaError::Unavailable) => "unavailable",
-            });
-            self.kept().add(id, found.clone(), bytes, Instant::now());
-            found
+            fetched
+                .unwrap_or_else(|_| Err(no_answer()))
+                .map_err(|failure| self.error(id, failure))
         };
-        let waited = tokio::time::timeout(2 * TIMEOUT, fetching).await;
-        waited.unwrap_or(Err(SchemaError::Unavailable))
+        let found = match fetched.await {
+            Ok(source) => self.parse(id, source).await,
+            Err(error) => Err(error),
+        };
+        self.0.metrics.add_schema_fetch(match &found {
+            Ok(_) => "ok",
+            Err(SchemaError::Missing(_)) => "missing",
+            Err(SchemaError::Unusable(..)) => "unusable",
+            Err(SchemaError::Refused(_)) => "refused",
+            Err(SchemaError::Unavailable | SchemaError::Slow(_) | SchemaError::Busy) => "unavailable",
+        });
+        self.kept().add(id, found.clone(), Instant::now());
+        result.send_replace(Some(found));
+    }
+
+    /// Parses a schema.
+    async fn parse(&self, id: u32, source: SchemaSource) -> Found {
+        let parsed = match self.0.pool.run(move || Schema::parse(&source)).await {
+            Ok(parsed) => parsed,
+            // A parser that panics on a schema is no reason to fail.
+            Err(NoResult::Panicked) => Err("its parser has failed".to_owned()),
+            Err(NoResult::Busy | NoResult::ShuttingDown) => return Err(SchemaError::Busy),
+        };
+        parsed.map(Arc::new).map_err(|problem| {
+            SchemaError::Unusable(id, redeliver_core::failure::bounded_text(&problem, MAX_PROBLEM))
+        })
     }
 
     /// The schema with this id, and all that it refers to.
@@ -172,12 +215,17 @@ impl SchemaRegistry {
             text: answer.schema,
             references: Vec::new(),
         };
+        if source.format == SchemaFormat::Json {
+            // Its values are documents, whatever it says.
+            return Ok(source);
+        }
         let mut wanted = answer.references.unwrap_or_default();
+        let mut seen = HashSet::new();
         while let Some(reference) = wanted.pop() {
-            if source.references.iter().any(|(name, _)| *name == reference.name) {
+            if seen.contains(&reference) {
                 continue;
             }
-            if source.references.len() >= MAX_REFERENCES {
+            if seen.len() >= MAX_REFERENCES {
                 return Err(Failure::Invalid(format!(
                     "it refers to more than {MAX_REFERENCES} schemas"
                 )));
@@ -191,7 +239,8 @@ impl SchemaRegistry {
                 )),
                 failure => failure,
             })?;
-            source.references.push((reference.name, answer.schema));
+            source.references.push((reference.name.clone(), answer.schema));
+            seen.insert(reference);
             wanted.extend(answer.references.unwrap_or_default());
             if source.size() > MAX_SCHEMA {
                 return Err(too_large());
@@ -208,36 +257,46 @@ impl SchemaRegistry {
             Err(()) => return Err(Failure::NoAnswer("the URL has no path".to_owned())),
         };
         let request = self.0.client.get(url);
-        let request = authorized(request, &self.0.config).map_err(Failure::NoAnswer)?;
+        let request = authorized(request, &self.0.config)
+            .map_err(|problem| Failure::Refused("its credentials cannot be read".to_owned(), problem))?;
         let response = request.send().await;
         let response = response.map_err(|error| Failure::NoAnswer(http::problem(error)))?;
         let status = response.status();
         let body = http::body(response, MAX_SCHEMA)
             .await
             .map_err(Failure::NoAnswer)?;
-        match status {
-            StatusCode::OK if body.len() > MAX_SCHEMA => Err(too_large()),
-            StatusCode::OK => serde_json::from_slice(&body)
-                .map_err(|_| Failure::Invalid("the registry's answer is not one for a schema".to_owned())),
-            StatusCode::NOT_FOUND => Err(Failure::NotFound),
-            status => Err(Failure::NoAnswer(format!("it answered {status}"))),
+        if status != StatusCode::OK {
+            return Err(failure(status, &body));
         }
+        if body.len() > MAX_SCHEMA {
+            return Err(too_large());
+        }
+        serde_json::from_slice(&body)
+            .map_err(|_| Failure::Invalid("the registry's answer is not one for a schema".to_owned()))
     }
 
     fn error(&self, id: u32, failure: Failure) -> SchemaError {
         match failure {
             Failure::NotFound => SchemaError::Missing(id),
             Failure::Invalid(problem) => SchemaError::Unusable(id, problem),
+            Failure::Refused(problem, detail) => {
+                self.warn(
+                    &detail,
+                    "cannot use the schema registry; check dlq_inspector.schema_registry",
+                );
+                SchemaError::Refused(problem)
+            }
             Failure::NoAnswer(problem) => {
-                if self.log().should_log() {
-                    tracing::warn!(
-                        url = redact_url(self.0.url.as_str()),
-                        problem,
-                        "cannot fetch a schema; values are shown as they are"
-                    );
-                }
+                self.warn(&problem, "cannot fetch a schema; values are shown as they are");
                 SchemaError::Unavailable
             }
+        }
+    }
+
+    fn warn(&self, problem: &str, text: &'static str) {
+        if self.log().should_log() {
+            let url = redact_url(self.0.url.as_str());
+            tracing::warn!(url, problem, "{text}");
         }
     }
 
@@ -250,15 +309,22 @@ impl SchemaRegistry {
     }
 }
 
-/// Parses a schema on a thread for blocking work.
-async fn parse(id: u32, source: &SchemaSource) -> Found {
-    let source = source.clone();
-    let parsed = tokio::task::spawn_blocking(move || Schema::parse(&source)).await;
-    // A parser that panics on a schema is no reason to fail: the panic is in the log.
-    let parsed = parsed.unwrap_or_else(|_| Err("its parser has failed".to_owned()));
-    parsed.map(Arc::new).map_err(|problem| {
-        SchemaError::Unusable(id, redeliver_core::failure::bounded_text(&problem, MAX_PROBLEM))
-    })
+/// What an answer means that is not a schema.
+fn failure(status: StatusCode, body: &[u8]) -> Failure {
+    let refused = |problem: String| Failure::Refused(problem.clone(), problem);
+    match status {
+        StatusCode::NOT_FOUND if serde_json::from_slice::<Refusal>(body).is_ok() => Failure::NotFound,
+        StatusCode::NOT_FOUND => refused("its URL is not one of a schema registry".to_owned()),
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+            refused(format!("it answers {status} to the credentials"))
+        }
+        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
+            Failure::NoAnswer(format!("it answers {status}"))
+        }
+        status if status.is_server_error() => Failure::NoAnswer(format!("it answers {status}")),
+        // For example a redirect.
+        status => refused(format!("it answers {status}")),
+    }
 }
 
 fn too_large() -> Failure {
@@ -287,96 +353,32 @@ fn authorized(request: RequestBuilder, config: &SchemaRegistryConfig) -> Result<
     }
 }
 
-impl Kept {
-    /// What is known of a schema; `None`: it has to be fetched.
-    fn get(&mut self, id: u32, now: Instant) -> Option<Found> {
-        self.uses += 1;
-        if let Some(entry) = self.schemas.get_mut(&id)
-            && entry.until.is_none_or(|until| now < until)
-        {
-            entry.last_use = self.uses;
-            return Some(entry.found.clone());
-        }
-        let is_outage = self.outage.is_some_and(|until| now < until);
-        is_outage.then_some(Err(SchemaError::Unavailable))
-    }
-
-    fn add(&mut self, id: u32, found: Found, bytes: usize, now: Instant) {
-        if found
-            .as_ref()
-            .is_err_and(|error| *error == SchemaError::Unavailable)
-        {
-            self.outage = Some(now + OUTAGE);
-            return;
-        }
-        self.outage = None;
-        self.uses += 1;
-        let entry = Entry {
-            until: found.is_err().then_some(now + MISSING),
-            found,
-            bytes,
-            last_use: self.uses,
-        };
-        self.bytes += bytes;
-        if let Some(former) = self.schemas.insert(id, entry) {
-            self.bytes -= former.bytes;
-        }
-        while self.schemas.len() > MAX_KEPT || self.bytes > MAX_KEPT_BYTES {
-            let oldest = self.schemas.iter().min_by_key(|(_, entry)| entry.last_use);
-            let Some(oldest) = oldest.map(|(id, _)| *id) else {
-                return;
-            };
-            if let Some(removed) = self.schemas.remove(&oldest) {
-                self.bytes -= removed.bytes;
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn schema() -> Found {
-        let source = SchemaSource {
-            format: SchemaFormat::Json,
-            text: String::new(),
-            references: Vec::new(),
-        };
-        Ok(Arc::new(Schema::parse(&source).unwrap()))
-    }
-
     #[test]
-    fn schemas_are_kept_within_limits_and_those_used_last_longest() {
-        let mut kept = Kept::default();
-        let now = Instant::now();
-        for id in 0..u32::try_from(MAX_KEPT).unwrap() {
-            kept.add(id, schema(), 1, now);
+    fn only_what_can_end_by_itself_is_an_outage() {
+        let failure =
+            |status: u16, body: &str| failure(StatusCode::from_u16(status).unwrap(), body.as_bytes());
+        let not_found = r#"{"error_code":40403,"message":"Schema not found"}"#;
+        assert_eq!(failure(404, not_found), Failure::NotFound);
+        for (status, body) in [
+            (404, "<html>"),
+            (404, "{}"),
+            (401, not_found),
+            (403, ""),
+            (400, ""),
+            (405, ""),
+            (302, ""),
+        ] {
+            assert!(matches!(failure(status, body), Failure::Refused(..)), "{status}");
         }
-        assert!(kept.get(0, now).is_some());
-        kept.add(1_000, schema(), 1, now);
-        assert_eq!((kept.schemas.len(), kept.bytes), (MAX_KEPT, MAX_KEPT));
-        assert!(kept.get(0, now).is_some() && kept.get(1, now).is_none());
-        kept.add(1_001, schema(), MAX_KEPT_BYTES - 1, now);
-        assert!(kept.bytes <= MAX_KEPT_BYTES && kept.get(1_001, now).is_some());
-        // The same again.
-        kept.add(1_001, schema(), 5, now);
-        let sizes = kept.schemas.values().map(|entry| entry.bytes);
-        assert_eq!(sizes.sum::<usize>(), kept.bytes);
-    }
-
-    #[test]
-    fn a_failure_is_remembered_for_some_time() {
-        let mut kept = Kept::default();
-        let now = Instant::now();
-        kept.add(1, Err(SchemaError::Missing(1)), 0, now);
-        assert_eq!(kept.get(1, now).unwrap().unwrap_err(), SchemaError::Missing(1));
-        assert!(kept.get(1, now + MISSING).is_none() && kept.get(2, now).is_none());
-        // An outage concerns all that are not kept.
-        kept.add(3, schema(), 1, now);
-        kept.add(2, Err(SchemaError::Unavailable), 0, now);
-        assert_eq!(kept.get(4, now).unwrap().unwrap_err(), SchemaError::Unavailable);
-        assert!(kept.get(3, now).unwrap().is_ok());
-        assert!(kept.get(4, now + OUTAGE).is_none());
+        for status in [408, 429, 500, 502, 503, 504] {
+            assert!(
+                matches!(failure(status, not_found), Failure::NoAnswer(_)),
+                "{status}"
+            );
+        }
     }
 }

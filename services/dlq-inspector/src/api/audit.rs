@@ -83,7 +83,11 @@ impl Api {
             target: request.target,
         };
         let from = wanted.from;
-        let EntryPage { entries, next } = self
+        let EntryPage {
+            entries,
+            next,
+            is_incomplete,
+        } = self
             .audit
             .read(wanted, after.map(|token| token.next), size)
             .await?;
@@ -91,6 +95,7 @@ impl Api {
         Ok(v1::ListAuditEntriesResponse {
             entries,
             next_page_token: next.map_or_else(String::new, token),
+            incomplete: is_incomplete,
         })
     }
 }

@@ -10,7 +10,22 @@ use tonic::Status;
 use super::value::{self, RecordValue, ShownValue};
 use super::{Api, convert, shutting_down};
 use crate::access::Viewer;
-use crate::decoding::{DecodedJson, Framed, Schema, SchemaFormat};
+use crate::decoding::{DecodeError, DecodedJson, Framed, Schema, SchemaFormat};
+use crate::decoding_pool::NoResult;
+
+/// What is said of a value that cannot be decoded, if something is masked in it.
+const MASKED_PROBLEM: &str = "the value cannot be decoded";
+
+/// Why there is no decoded value.
+#[derive(Debug, thiserror::Error)]
+enum Problem {
+    #[error(transparent)]
+    Value(DecodeError),
+    #[error("other values take long to decode; retry later")]
+    Busy,
+    #[error("the decoder has failed")]
+    Failed,
+}
 
 impl Api {
     /// Adds the decoded value to a dead letter, as this caller may see it. A value that cannot be decoded is no error: it is shown as it is, with the
@@ -49,8 +64,11 @@ impl Api {
             SchemaFormat::Json => v1::SchemaFormat::Json,
         }
         .into();
-        match json(schema, framed.payload).await? {
-            Err(problem) => decoded.problem = problem,
+        // How large the value is, or how it is nested, tells something of what is masked in it.
+        let is_masked = viewer.mask(&value.topic).has_fields();
+        match self.decoded_json(schema, framed.payload).await? {
+            Err(Problem::Value(_)) if is_masked => MASKED_PROBLEM.clone_into(&mut decoded.problem),
+            Err(problem) => decoded.problem = problem.to_string(),
             Ok(DecodedJson { name, text }) => {
                 decoded.name = name;
                 let json = RecordValue {
@@ -76,16 +94,19 @@ impl Api {
         letter.decoded = Some(decoded);
         Ok(())
     }
-}
 
-/// Decodes on a thread for blocking work.
-async fn json(schema: Arc<Schema>, payload: Bytes) -> Result<Result<DecodedJson, String>, Status> {
-    let decoding = tokio::task::spawn_blocking(move || schema.decode(&payload));
-    match decoding.await {
-        Ok(decoded) => Ok(decoded.map_err(|error| error.to_string())),
-        // A decoder that panics on a value is no reason to fail: the panic is in the log.
-        Err(error) if error.is_panic() => Ok(Err("the decoder has failed".to_owned())),
-        // Cancelled.
-        Err(_) => Err(shutting_down()),
+    async fn decoded_json(
+        &self,
+        schema: Arc<Schema>,
+        payload: Bytes,
+    ) -> Result<Result<DecodedJson, Problem>, Status> {
+        let decoded = self.decoding.run(move || schema.decode(&payload)).await;
+        match decoded {
+            Ok(decoded) => Ok(decoded.map_err(Problem::Value)),
+            Err(NoResult::Busy) => Ok(Err(Problem::Busy)),
+            // A decoder that panics on a value is no reason to fail.
+            Err(NoResult::Panicked) => Ok(Err(Problem::Failed)),
+            Err(NoResult::ShuttingDown) => Err(shutting_down()),
+        }
     }
 }

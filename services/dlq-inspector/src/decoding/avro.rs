@@ -3,56 +3,44 @@
 //! Unions are shown as their value, without the name of its type. Decimals are strings of digits, other logical types are shown as what they are
 //! made of, and bytes are Base64. Each item adds at least two bytes to the result, so that the limit of the result also limits the time.
 
+mod schema;
+
 use std::fmt::Write as _;
 
-use apache_avro::Schema;
-use apache_avro::schema::{InnerDecimalSchema, NamesRef, NamespaceRef, ResolvedSchema, UuidSchema};
+use schema::{AvroSchema, Type, TypeId};
 
-use super::{DecodeError, DecodedJson, JsonText, SchemaSource, zigzag};
+use super::{DecodeError, DecodedJson, JsonText, MAX_DEPTH, SchemaSource, zigzag};
 
-/// Values that are nested deeper are not decoded.
-const MAX_DEPTH: usize = 64;
 /// The size of a decimal of 128 bits. Larger ones are shown as bytes.
 const DECIMAL_BYTES: usize = 16;
 
 /// A schema, and those that it refers to.
 #[derive(Debug)]
-pub(super) struct Avro {
-    schema: Schema,
-    references: Vec<Schema>,
-}
+pub(super) struct Avro(AvroSchema);
 
 impl Avro {
     pub(super) fn parse(source: &SchemaSource) -> Result<Self, String> {
-        let references = source.references.iter().map(|(_, text)| text);
-        let parsed = Schema::parse_str_with_list(&source.text, references);
-        let (schema, references) = parsed.map_err(|error| error.to_string())?;
-        let avro = Self { schema, references };
-        avro.resolved().map_err(|error| error.to_string())?;
-        Ok(avro)
+        let references: Vec<&str> = source.references.iter().map(|(_, text)| &**text).collect();
+        AvroSchema::parse(&source.text, &references).map(Self)
     }
 
-    /// With its named types.
-    fn resolved(&self) -> Result<ResolvedSchema<'_>, apache_avro::Error> {
-        ResolvedSchema::new_with_schemata(self.references.iter().chain([&self.schema]).collect())
+    /// See [`Schema::size`](super::Schema::size).
+    pub(super) fn size(&self) -> usize {
+        self.0.size()
     }
 
     pub(super) fn decode(&self, payload: &[u8]) -> Result<DecodedJson, DecodeError> {
-        let resolved = self.resolved().map_err(|_| DecodeError::Mismatch)?;
         let mut reader = Reader {
             rest: payload,
-            names: resolved.get_names(),
+            schema: &self.0,
             json: JsonText::default(),
         };
-        reader.value(&self.schema, None, 0)?;
+        reader.value(self.0.root(), 0)?;
         if !reader.rest.is_empty() {
             return Err(DecodeError::Mismatch);
         }
         Ok(DecodedJson {
-            name: self
-                .schema
-                .name()
-                .map_or_else(String::new, |name| name.fullname(None)),
+            name: self.0.name().to_owned(),
             text: reader.json.into_text()?,
         })
     }
@@ -60,21 +48,21 @@ impl Avro {
 
 struct Reader<'s, 'b> {
     rest: &'b [u8],
-    names: &'s NamesRef<'s>,
+    schema: &'s AvroSchema,
     json: JsonText,
 }
 
 type Read<T = ()> = Result<T, DecodeError>;
 
 impl<'b> Reader<'_, 'b> {
-    /// Reads a value of this type, which is in this namespace.
-    fn value(&mut self, schema: &Schema, namespace: NamespaceRef<'_>, depth: usize) -> Read {
+    /// Reads a value of this type.
+    fn value(&mut self, id: TypeId, depth: usize) -> Read {
         if depth > MAX_DEPTH {
-            return Err(DecodeError::Mismatch);
+            return Err(DecodeError::Depth);
         }
-        match schema {
-            Schema::Null => self.json.push("null"),
-            Schema::Boolean => {
+        match self.schema.get(id).ok_or(DecodeError::Mismatch)? {
+            Type::Null => self.json.push("null"),
+            Type::Boolean => {
                 let text = match self.take(1)? {
                     [0] => "false",
                     [1] => "true",
@@ -82,88 +70,75 @@ impl<'b> Reader<'_, 'b> {
                 };
                 self.json.push(text)
             }
-            Schema::Int | Schema::Date | Schema::TimeMillis => {
+            Type::Int => {
                 let number = i32::try_from(self.long()?).map_err(|_| DecodeError::Mismatch)?;
                 self.json.push(&number.to_string())
             }
-            Schema::Long
-            | Schema::TimeMicros
-            | Schema::TimestampMillis
-            | Schema::TimestampMicros
-            | Schema::TimestampNanos
-            | Schema::LocalTimestampMillis
-            | Schema::LocalTimestampMicros
-            | Schema::LocalTimestampNanos => {
+            Type::Long => {
                 let number = self.long()?;
                 self.json.push(&number.to_string())
             }
-            Schema::Float => {
+            Type::Float => {
                 let number = f32::from_le_bytes(self.array()?);
                 self.number(number.is_finite(), &format!("{number:?}"))
             }
-            Schema::Double => {
+            Type::Double => {
                 let number = f64::from_le_bytes(self.array()?);
                 self.number(number.is_finite(), &format!("{number:?}"))
             }
-            Schema::Bytes | Schema::BigDecimal | Schema::Uuid(UuidSchema::Bytes) => {
+            Type::Bytes => {
                 let bytes = self.bytes()?;
                 self.json.push_bytes(bytes)
             }
-            Schema::String | Schema::Uuid(UuidSchema::String) => self.string(),
-            Schema::Fixed(fixed) | Schema::Duration(fixed) => {
-                let bytes = self.take(fixed.size)?;
+            Type::String => self.string(),
+            Type::Fixed(size) => {
+                let bytes = self.take(*size)?;
                 self.json.push_bytes(bytes)
             }
-            Schema::Uuid(UuidSchema::Fixed(fixed)) => {
-                let bytes = self.take(fixed.size)?;
-                self.json.push_string(&uuid(bytes))
+            Type::Uuid => {
+                let bytes: [u8; 16] = self.array()?;
+                self.json.push_string(&uuid(&bytes))
             }
-            Schema::Decimal(decimal) => {
-                let bytes = match &decimal.inner {
-                    InnerDecimalSchema::Bytes => self.bytes()?,
-                    InnerDecimalSchema::Fixed(fixed) => self.take(fixed.size)?,
+            Type::Decimal { bytes, scale } => {
+                let bytes = match bytes {
+                    None => self.bytes()?,
+                    Some(size) => self.take(*size)?,
                 };
-                match digits(bytes, decimal.scale) {
+                match digits(bytes, *scale) {
                     Some(digits) => self.json.push_string(&digits),
                     None => self.json.push_bytes(bytes),
                 }
             }
-            Schema::Enum(symbols) => {
+            Type::Enum(symbols) => {
                 let symbol = self.index()?;
-                let symbol = symbols.symbols.get(symbol).ok_or(DecodeError::Mismatch)?;
+                let symbol = symbols.get(symbol).ok_or(DecodeError::Mismatch)?;
                 self.json.push_string(symbol)
             }
-            Schema::Union(union) => {
+            Type::Union(variants) => {
                 let variant = self.index()?;
-                let variant = union.variants().get(variant).ok_or(DecodeError::Mismatch)?;
-                self.value(variant, namespace, depth + 1)
+                let variant = variants.get(variant).ok_or(DecodeError::Mismatch)?;
+                self.value(*variant, depth + 1)
             }
-            Schema::Array(array) => self.items(["[", "]"], |reader| {
-                reader.value(&array.items, namespace, depth + 1)
-            }),
-            Schema::Map(map) => self.items(["{", "}"], |reader| {
+            Type::Array(items) => self.items(["[", "]"], |reader| reader.value(*items, depth + 1)),
+            Type::Map(values) => self.items(["{", "}"], |reader| {
                 reader.string()?;
                 reader.json.push(":")?;
-                reader.value(&map.types, namespace, depth + 1)
+                reader.value(*values, depth + 1)
             }),
-            Schema::Record(record) => {
-                let name = record.name.fully_qualified_name(namespace);
+            Type::Record(fields) => {
                 self.json.push("{")?;
-                for (index, field) in record.fields.iter().enumerate() {
+                for (index, field) in fields.iter().enumerate() {
                     if index > 0 {
                         self.json.push(",")?;
                     }
                     self.json.push_string(&field.name)?;
                     self.json.push(":")?;
-                    self.value(&field.schema, name.namespace(), depth + 1)?;
+                    self.value(field.ty, depth + 1)?;
                 }
                 self.json.push("}")
             }
-            Schema::Ref { name } => {
-                let name = name.fully_qualified_name(namespace);
-                let schema = *self.names.get(&*name).ok_or(DecodeError::Mismatch)?;
-                self.value(schema, name.namespace(), depth + 1)
-            }
+            // A schema has none.
+            Type::Undefined(_) => Err(DecodeError::Mismatch),
         }
     }
 

@@ -35,7 +35,7 @@ impl JsonText {
         self.push_string(&STANDARD.encode(bytes))
     }
 
-    fn push_serialized(&mut self, value: impl Serialize) -> Result<(), DecodeError> {
+    pub(super) fn push_serialized(&mut self, value: impl Serialize) -> Result<(), DecodeError> {
         let written = serde_json::to_writer(&mut *self, &value);
         written.map_err(|_| self.error())
     }

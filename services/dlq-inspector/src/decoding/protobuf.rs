@@ -1,46 +1,83 @@
 //! Protobuf messages, in the JSON mapping of Protobuf.
 
-use std::collections::HashMap;
+mod reduce;
+mod writer;
 
-use prost_reflect::{DynamicMessage, FileDescriptor, MessageDescriptor, SerializeOptions};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use prost_reflect::{DynamicMessage, FileDescriptor, MessageDescriptor};
 use protox::Compiler;
 use protox::file::{ChainFileResolver, File, FileResolver, GoogleFileResolver};
+use reduce::Budget;
 
-use super::{DecodeError, DecodedJson, JsonText, SchemaSource, zigzag};
+use super::{DecodeError, DecodedJson, SchemaSource, zigzag};
 
 /// The name of the schema itself, which the registry does not tell.
 const FILE: &str = "redeliver.schema.proto";
 /// Maximum number of indexes of a message type: each is one level of nested types.
 const MAX_INDEXES: usize = 32;
 
-/// The file with the message types.
+/// A compiled schema.
 #[derive(Debug)]
-pub(super) struct Protobuf(FileDescriptor);
+pub(super) struct Protobuf {
+    /// The file with the message types.
+    file: FileDescriptor,
+    size: usize,
+}
 
 /// The schema and those that it refers to, by the names with which it imports them.
-struct Sources(HashMap<String, String>);
+struct Sources {
+    texts: HashMap<String, String>,
+    /// What the limits leave for the files that are opened next.
+    budget: Arc<Mutex<Budget>>,
+}
 
 impl FileResolver for Sources {
     fn open_file(&self, name: &str) -> Result<File, protox::Error> {
-        match self.0.get(name) {
-            Some(text) => File::from_source(name, text),
-            None => Err(protox::Error::file_not_found(name)),
-        }
+        let Some(text) = self.texts.get(name) else {
+            return Err(protox::Error::file_not_found(name));
+        };
+        let mut file = File::from_source(name, text)?.into();
+        let mut budget = self.budget.lock().unwrap_or_else(PoisonError::into_inner);
+        budget.reduce(&mut file).map_err(protox::Error::new)?;
+        Ok(File::from_file_descriptor_proto(file))
     }
 }
 
 impl Protobuf {
     pub(super) fn parse(source: &SchemaSource) -> Result<Self, String> {
-        let mut sources: HashMap<String, String> = source.references.iter().cloned().collect();
-        sources.insert(FILE.to_owned(), source.text.clone());
+        let mut texts = HashMap::from([(FILE.to_owned(), source.text.clone())]);
+        for (name, text) in &source.references {
+            let former = texts.insert(name.clone(), text.clone());
+            if former.is_some_and(|former| former != *text) {
+                return Err(format!("it imports two different schemas as `{name}`"));
+            }
+        }
+        let budget = Arc::new(Mutex::new(Budget::default()));
         let mut resolver = ChainFileResolver::new();
-        resolver.add(Sources(sources));
+        resolver.add(Sources {
+            texts,
+            budget: budget.clone(),
+        });
         resolver.add(GoogleFileResolver::new());
         let mut compiler = Compiler::with_file_resolver(resolver);
         compiler.include_imports(true);
         compiler.open_file(FILE).map_err(|error| error.to_string())?;
         let file = compiler.descriptor_pool().get_file_by_name(FILE);
-        file.map(Self).ok_or_else(|| "it has no file".to_owned())
+        let file = file.ok_or("it has no file")?;
+        let size = budget.lock().unwrap_or_else(PoisonError::into_inner).size;
+        Ok(Self { file, size })
+    }
+
+    #[cfg(test)]
+    pub(super) fn file(&self) -> &FileDescriptor {
+        &self.file
+    }
+
+    /// See [`Schema::size`](super::Schema::size).
+    pub(super) fn size(&self) -> usize {
+        self.size
     }
 
     pub(super) fn decode(&self, payload: &[u8]) -> Result<DecodedJson, DecodeError> {
@@ -48,16 +85,8 @@ impl Protobuf {
         let message = self.message(&mut rest).ok_or(DecodeError::Mismatch)?;
         let name = message.full_name().to_owned();
         let message = DynamicMessage::decode(message, rest).map_err(|_| DecodeError::Mismatch)?;
-        let mut json = JsonText::default();
-        let mut serializer = serde_json::Serializer::new(&mut json);
-        let written = message.serialize_with_options(&mut serializer, &SerializeOptions::new());
-        if written.is_err() {
-            return Err(json.error());
-        }
-        Ok(DecodedJson {
-            name,
-            text: json.into_text()?,
-        })
+        let text = writer::write(&message)?;
+        Ok(DecodedJson { name, text })
     }
 
     /// The type of a message, from the indexes before it: the number of indexes, and then the index of the type in the file, of a type in that
@@ -65,13 +94,13 @@ impl Protobuf {
     fn message(&self, rest: &mut &[u8]) -> Option<MessageDescriptor> {
         let count = usize::try_from(zigzag(rest)?).ok()?;
         if count == 0 {
-            return self.0.messages().next();
+            return self.file.messages().next();
         }
         if count > MAX_INDEXES {
             return None;
         }
         let first = usize::try_from(zigzag(rest)?).ok()?;
-        let mut message = self.0.messages().nth(first)?;
+        let mut message = self.file.messages().nth(first)?;
         for _ in 1..count {
             let index = usize::try_from(zigzag(rest)?).ok()?;
             let nested = message.child_messages().nth(index);

@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use prost_reflect::DynamicMessage;
 use redeliver_testkit::fuzz::fuzz;
 use serde_json::{Value, json};
 
@@ -8,16 +9,19 @@ fn avro(text: &str) -> Schema {
     with_references(SchemaFormat::Avro, text, &[])
 }
 
-fn with_references(format: SchemaFormat, text: &str, references: &[(&str, &str)]) -> Schema {
+fn source(format: SchemaFormat, text: &str, references: &[(&str, &str)]) -> SchemaSource {
     let references = references.iter();
-    let source = SchemaSource {
+    SchemaSource {
         format,
         text: text.to_owned(),
         references: references
             .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
             .collect(),
-    };
-    Schema::parse(&source).unwrap()
+    }
+}
+
+fn with_references(format: SchemaFormat, text: &str, references: &[(&str, &str)]) -> Schema {
+    Schema::parse(&source(format, text, references)).unwrap()
 }
 
 fn decoded(schema: &Schema, payload: &[u8]) -> Value {
@@ -103,7 +107,7 @@ fn a_few_bytes_of_avro_fill_neither_the_memory_nor_the_stack() {
     assert_eq!(empty.decode(bomb), Err(DecodeError::LargeResult));
     // A list of a million items.
     let list = avro(r#"{"type":"record","name":"L","fields":[{"name":"n","type":["null","L"]}]}"#);
-    assert_eq!(list.decode(&vec![2; 1_000_000]), Err(DecodeError::Mismatch));
+    assert_eq!(list.decode(&vec![2; 1_000_000]), Err(DecodeError::Depth));
     assert_eq!(list.decode(&vec![2; MAX_VALUE + 1]), Err(DecodeError::LargeValue));
     let text = avro(r#""bytes""#);
     let large = [&b"\x80\x80\x70"[..], &vec![0; 917_504]].concat();
@@ -117,12 +121,47 @@ fn references_of_avro_are_resolved() {
     let cart = r#"{"type":"record","name":"Cart","namespace":"shop","fields":[{"name":"o","type":"Order"}]}"#;
     let schema = with_references(SchemaFormat::Avro, cart, &[("shop.Order", order)]);
     assert_eq!(decoded(&schema, b"\x02x"), json!({"o": {"id": "x"}}));
-    let source = SchemaSource {
-        format: SchemaFormat::Avro,
-        text: cart.to_owned(),
-        references: Vec::new(),
+    assert!(Schema::parse(&source(SchemaFormat::Avro, cart, &[])).is_err());
+}
+
+/// Each of these would end the process, or take longer than anyone waits.
+#[test]
+fn no_schema_of_avro_takes_more_than_its_length() {
+    // Each schema refers to the next one, from deep inside.
+    let nested = |name: usize, inner: &str| {
+        let (open, close) = (r#"{"type":"array","items":"#.repeat(100), "}".repeat(100));
+        format!(
+            r#"{{"type":"record","name":"R{name}","fields":[{{"name":"a","type":{open}{inner}{close}}}]}}"#
+        )
     };
-    assert!(Schema::parse(&source).is_err());
+    let chain: Vec<String> = (0..64)
+        .map(|name| nested(name, &format!("\"R{}\"", name + 1)))
+        .collect();
+    let last = nested(64, "\"int\"");
+    let references: Vec<(&str, &str)> = chain[1..]
+        .iter()
+        .chain([&last])
+        .map(|text| ("", text.as_str()))
+        .collect();
+    let schema = with_references(SchemaFormat::Avro, &chain[0], &references);
+    assert_eq!(schema.decode(&[2; 10_000]), Err(DecodeError::Depth));
+
+    // Each record contains the former one twice, with default values that contain default values.
+    let mut fields = vec![r#"{"name":"f0","type":{"type":"record","name":"R0","fields":[]}}"#.to_owned()];
+    for name in 1..60 {
+        let former = format!(r#""type":"R{}","default":{{}}"#, name - 1);
+        fields.push(format!(
+            r#"{{"name":"f{name}","type":{{"type":"record","name":"R{name}","fields":[{{"name":"a",{former}}},{{"name":"b",{former}}}]}}}}"#
+        ));
+    }
+    let doubling = avro(&format!(
+        r#"{{"type":"record","name":"All","fields":[{}]}}"#,
+        fields.join(",")
+    ));
+    assert_eq!(doubling.decode(b""), Err(DecodeError::LargeResult));
+
+    let deep = "[".repeat(400_000);
+    assert!(Schema::parse(&source(SchemaFormat::Avro, &deep, &[])).is_err());
 }
 
 const MONEY: &str = "syntax = \"proto3\"; package shop; message Money { int64 cents = 1; }";
@@ -168,6 +207,174 @@ fn messages_of_protobuf_are_decoded_by_the_path_of_their_type() {
     }
 }
 
+/// Encodes a field of this number that contains bytes.
+fn field(number: u8, content: &[u8]) -> Vec<u8> {
+    let mut encoded = vec![number << 3 | 2];
+    let mut length = content.len();
+    while length >= 0x80 {
+        encoded.push(u8::try_from(length & 0x7f).unwrap() | 0x80);
+        length >>= 7;
+    }
+    encoded.push(u8::try_from(length).unwrap());
+    encoded.extend(content);
+    encoded
+}
+
+/// A message of the first type of its schema.
+fn of_first_type(message: &[u8]) -> Vec<u8> {
+    [&b"\0"[..], message].concat()
+}
+
+/// A `google.protobuf.Any`.
+fn any(ty: &str, content: &[u8]) -> Vec<u8> {
+    let url = format!("type.googleapis.com/{ty}");
+    [field(1, url.as_bytes()), field(2, content)].concat()
+}
+
+const ENVELOPE: &str = "syntax = \"proto3\"; package shop; import \"google/protobuf/any.proto\"; import \"google/protobuf/timestamp.proto\";
+    message Envelope { google.protobuf.Any content = 1; Envelope next = 2; }
+    message Card { string card_number = 1; google.protobuf.Any more = 2; }";
+
+#[test]
+fn what_a_message_contains_is_decoded_if_its_type_is_in_the_schema() {
+    let schema = with_references(SchemaFormat::Protobuf, ENVELOPE, &[]);
+    let shown = |content: &[u8]| decoded(&schema, &of_first_type(&field(1, content)))["content"].clone();
+    let url = |ty: &str| format!("type.googleapis.com/{ty}");
+    let time = any("google.protobuf.Timestamp", b"\x08\x01");
+    let card = [field(1, b"4111"), field(2, &time)].concat();
+    assert_eq!(
+        shown(&any("shop.Card", &card)),
+        json!({"@type": url("shop.Card"), "cardNumber": "4111",
+            "more": {"@type": url("google.protobuf.Timestamp"), "value": "1970-01-01T00:00:01Z"}})
+    );
+    assert_eq!(
+        shown(&any("google.protobuf.Any", &time)),
+        json!({"@type": url("google.protobuf.Any"),
+            "value": {"@type": url("google.protobuf.Timestamp"), "value": "1970-01-01T00:00:01Z"}})
+    );
+    assert_eq!(shown(b""), json!({}));
+    // Nobody could find what is masked in them.
+    for (ty, content) in [("shop.Unknown", &card[..]), ("shop.Card", &b"\xff"[..])] {
+        assert_eq!(shown(&any(ty, content)), json!({ "@type": url(ty) }));
+    }
+}
+
+#[test]
+fn a_message_that_contains_messages_without_end_does_not_fill_the_stack() {
+    let schema = with_references(SchemaFormat::Protobuf, ENVELOPE, &[]);
+    let mut content = Vec::new();
+    while content.len() < MAX_VALUE - 100 {
+        content = any("google.protobuf.Any", &content);
+    }
+    let value = of_first_type(&field(1, &content));
+    assert_eq!(schema.decode(&value), Err(DecodeError::Depth));
+    let mut content = Vec::new();
+    for _ in 0..10_000 {
+        content = field(1, &any("shop.Envelope", &content));
+    }
+    assert_eq!(schema.decode(&of_first_type(&content)), Err(DecodeError::Depth));
+    // Without Any, it is the reader that stops.
+    let mut content = Vec::new();
+    for depth in 0..1_000 {
+        content = field(2, &content);
+        let decoded = schema.decode(&of_first_type(&content));
+        assert_eq!(decoded.is_ok(), depth < MAX_DEPTH, "{depth}");
+    }
+}
+
+/// Each of these would end the process, or fill its memory.
+#[test]
+fn no_schema_of_protobuf_takes_much_more_than_its_length() {
+    let parse = |text: &str| {
+        let text = format!("syntax = \"proto3\"; {text}");
+        Schema::parse(&source(SchemaFormat::Protobuf, &text, &[])).map(|schema| schema.size())
+    };
+    let depth = 100_000;
+    for (open, close) in [("a {", "}"), ("a <", ">"), ("a: [", "]")] {
+        let value = open.repeat(depth) + &close.repeat(depth);
+        for text in [
+            format!("option (o) = {{ {value} }}; message M {{}}"),
+            format!("message M {{ option (o) = {{ {value} }}; }}"),
+            format!("message M {{ int32 i = 1 [(o) = {{ {value} }}]; }}"),
+            format!("message M {{ oneof x {{ option (o) = {{ {value} }}; int32 i = 1; }} }}"),
+            format!("message M {{}} enum E {{ option (o) = {{ {value} }}; A = 0 [(o) = {{ {value} }}]; }}"),
+            format!(
+                "message M {{}} service S {{ option (o) = {{ {value} }}; rpc R(M) returns (M) {{ option (o) = {{ {value} }}; }} }}"
+            ),
+        ] {
+            assert!(parse(&text).is_ok(), "{open}");
+        }
+    }
+    let path = format!("message M {{ option (o){} = 1; }}", ".m".repeat(depth));
+    assert!(parse(&path).is_ok());
+    let options =
+        "message M { option deprecated = true; } enum E { option allow_alias = true; A = 0; B = 0; }";
+    assert!(parse(options).is_ok());
+
+    let refused = |text: &str, problem: &str| {
+        let refused = parse(text).unwrap_err();
+        assert!(refused.contains(problem), "{refused}");
+    };
+    let nested = |count: usize| "message M {".repeat(count) + &"}".repeat(count);
+    refused(&nested(depth), "recursion limit");
+    refused(&format!("package a{};", ".a".repeat(depth)), "components");
+    let long = "a".repeat(100_000);
+    let messages: String = (0..1_000)
+        .map(|index| format!("message M{index} {{}} "))
+        .collect();
+    refused(&format!("package {long}; {messages}"), "full names");
+    refused(&format!("message {long} {{ {messages} }}"), "full names");
+    refused(
+        &format!("message {long} {{ enum E {{ {} }} }}", "A = 0; ".repeat(1_000)),
+        "full names",
+    );
+    let fields = |count: usize| {
+        (1..=count)
+            .map(|index| format!("int32 f{index} = {index}; "))
+            .collect::<String>()
+    };
+    refused(
+        &format!("message M {{ oneof o {{ {} }} }}", fields(1_001)),
+        "oneof",
+    );
+    let extended = format!(
+        "message M {{ extensions 1 to max; }} extend M {{ {} }}",
+        fields(501).replace("int32", "optional int32")
+    );
+    let extended = source(
+        SchemaFormat::Protobuf,
+        &format!("syntax = \"proto2\"; {extended}"),
+        &[],
+    );
+    assert!(Schema::parse(&extended).unwrap_err().contains("extensions"));
+    assert!(parse(&messages).unwrap() > 100 * 1_000);
+}
+
+/// The JSON of all kinds of fields is that of the library.
+#[test]
+fn messages_are_written_as_the_json_mapping_says() {
+    let all = "syntax = \"proto3\"; package p; import \"google/protobuf/wrappers.proto\"; import \"google/protobuf/struct.proto\";
+        import \"google/protobuf/duration.proto\"; import \"google/protobuf/field_mask.proto\"; import \"google/protobuf/empty.proto\";
+        enum E { ZERO = 0; ONE = 1; }
+        message All { bool a = 1; int32 b = 2; sint64 c = 3; fixed32 d = 4; uint64 e = 5; float f = 6; double g = 7; string h = 8; bytes i = 9;
+            E j = 10; repeated E k = 11; map<int32, string> l = 12; map<string, All> m = 13; All n = 14; repeated string o = 15;
+            google.protobuf.Int64Value p = 16; google.protobuf.Struct q = 17; google.protobuf.Duration r = 18; google.protobuf.FieldMask s = 19;
+            google.protobuf.Empty t = 20; google.protobuf.NullValue u = 21; optional int32 v = 22; repeated float w = 23; google.protobuf.Value x = 24;
+            map<bool, double> y = 25; google.protobuf.ListValue z = 26; oneof choice { int32 aa = 27; string bb = 28; } repeated double cc = 29 [json_name = \"C C\"]; }";
+    let text = r#"{"a":true,"b":-2,"c":"-3","d":4,"e":"18446744073709551615","f":1.5,"g":1e100,"h":"\u0001ä\"","i":"/w==","j":"ONE","k":["ZERO",7],
+        "l":{"-1":"x","2":"y"},"m":{"k":{"b":1}},"n":{"n":{}},"o":["","x"],"p":"9","q":{"s":[1,null,{"t":true}]},"r":"1.500s","s":"a,bC","t":{},
+        "v":0,"w":["NaN","Infinity","-Infinity",0.1],"x":"text","y":{"true":0.1,"false":-0.0},"z":[1,"b"],"bb":"","C C":["-Infinity",3.0]}"#;
+    let schema = protobuf::Protobuf::parse(&source(SchemaFormat::Protobuf, all, &[])).unwrap();
+    let message = schema.file().messages().next().unwrap();
+    let message =
+        DynamicMessage::deserialize(message, &mut serde_json::Deserializer::from_str(text)).unwrap();
+    let payload = [&b"\0"[..], &redeliver_proto::Message::encode_to_vec(&message)].concat();
+    let shown = schema.decode(&payload).unwrap().text;
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(shown, serde_json::from_str::<Value>(text).unwrap());
+    assert_eq!(shown, serde_json::to_value(&message).unwrap());
+}
+
 #[test]
 fn a_schema_of_json_says_nothing_about_the_document() {
     let schema = with_references(SchemaFormat::Json, "", &[]);
@@ -192,12 +399,7 @@ fn schemas_that_cannot_be_used_are_errors() {
             "syntax = \"proto3\"; import \"missing.proto\";",
         ),
     ] {
-        let source = SchemaSource {
-            format,
-            text: text.to_owned(),
-            references: Vec::new(),
-        };
-        assert!(Schema::parse(&source).is_err(), "{text}");
+        assert!(Schema::parse(&source(format, text, &[])).is_err(), "{text}");
     }
 }
 

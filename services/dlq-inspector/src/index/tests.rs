@@ -1,3 +1,5 @@
+mod damaged;
+
 use std::collections::HashSet;
 use std::sync::{Arc, LazyLock};
 

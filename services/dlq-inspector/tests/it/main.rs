@@ -4,6 +4,7 @@ mod access;
 mod api;
 mod completeness;
 mod dialects;
+mod fuzz;
 mod golden;
 mod group_states;
 mod groups;

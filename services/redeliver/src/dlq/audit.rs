@@ -57,6 +57,11 @@ pub(super) async fn run(client: &AuditClient, args: &AuditArgs) -> Result<ExitCo
         request.page_size = u16::try_from(missing.min(PAGE)).unwrap_or(u16::MAX);
         let page = client.list(&request).await?;
         entries.extend(page.entries);
+        if page.is_incomplete {
+            eprintln!(
+                "later entries may be missing, because a transaction of a writer is open; try again later"
+            );
+        }
         match page.next_page_token {
             None => break false,
             Some(_) if entries.len() >= args.limit as usize => break true,

@@ -1,5 +1,9 @@
 //! What callers without `dead-letters:unmasked` get from each call.
 
+use redeliver_core::Record;
+use redeliver_kafka::reader::TopicReader;
+use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
+
 use super::*;
 use crate::support::Dead;
 
@@ -280,6 +284,145 @@ async fn no_answer_contains_what_is_masked() {
         );
     }
     assert!(SHOWN.iter().all(|text| answers.contain(text)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn neither_jobs_nor_what_they_change_contain_what_is_masked() {
+    let scopes: [(&str, &[&str]); 3] = [
+        ("all", &["dead-letters:*"]),
+        (
+            "masked",
+            &[
+                "dead-letters:read",
+                "dead-letters:payload",
+                "dead-letters:operate",
+            ],
+        ),
+        ("metadata", &["dead-letters:read"]),
+    ];
+    let mut callers = Callers::without_dead_letters("masked-jobs", &scopes).await;
+    callers.env.base.set("dlq_inspector.masking", RULES);
+    let [orders, _] = callers.topics.clone();
+    callers.env.put(&orders, 0, letters()).await;
+    let mut inspector = callers.env.start().await;
+    let channel = inspector.channel().await;
+    until(&callers.client(&channel, "all"), &orders, 3).await;
+    let client_of = |caller: &str| {
+        let (_, token) = callers.tokens.iter().find(|(name, _)| *name == caller).unwrap();
+        RedriveServiceClient::with_interceptor(channel.clone(), SendToken::new(Some(&token.token)).unwrap())
+    };
+    let plan = |filter: String| v1::PlanRedriveRequest {
+        kind: v1::RedriveKind::Discard.into(),
+        filter,
+        all_at_once: true,
+        why: "shown".to_owned(),
+        ..v1::PlanRedriveRequest::default()
+    };
+    let mut answers = Answers::default();
+
+    // Of a caller who sees everything: others see the job without what was searched for.
+    let search = format!(
+        r#"topic = "{orders}" AND (key = "{}" OR error_message : "{}" OR headers.x-user = "{}")"#,
+        MASKED[0], MASKED[3], MASKED[2]
+    );
+    let planned = client_of("all")
+        .plan_redrive(plan(search.clone()))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(planned.total, 3);
+    answers.add(&planned);
+    assert!(planned.filter.contains("<value>"), "{}", planned.filter);
+    // What is masked decides about no plan of others.
+    let mut masked = client_of("masked");
+    for filter in [
+        search,
+        format!(r#"topic = "{orders}" AND NOT error_message : "{}""#, MASKED[4]),
+    ] {
+        let planned = answers.refused(masked.plan_redrive(plan(filter)).await);
+        assert_eq!(planned.1, "NOTHING_TO_REDRIVE");
+    }
+    let own = format!(r#"topic = "{orders}""#);
+    let job = masked.plan_redrive(plan(own.clone())).await.unwrap().into_inner();
+    answers.add(&job);
+    assert_eq!((job.total, job.samples.len()), (3, 3));
+    let change = v1::ChangeRedriveRequest {
+        id: job.id.clone(),
+        ..v1::ChangeRedriveRequest::default()
+    };
+    answers.add(&masked.start_redrive(change).await.unwrap().into_inner());
+    let of_job = v1::GetRedriveRequest { id: job.id.clone() };
+    let done = eventually_async("the end of the job", DEADLINE, async || {
+        let job = client_of("masked").get_redrive(of_job.clone()).await;
+        let job = job.map_err(|status| status.to_string())?.into_inner();
+        if job.state() == v1::RedriveState::Succeeded {
+            Ok(job)
+        } else {
+            Err(format!("{job:?}"))
+        }
+    })
+    .await;
+    answers.add(&done);
+    for caller in ["masked", "metadata"] {
+        let mut redrives = client_of(caller);
+        let listed = redrives
+            .list_redrives(v1::ListRedrivesRequest {})
+            .await
+            .unwrap()
+            .into_inner();
+        assert_eq!(listed.redrives.len(), 2);
+        answers.add(&listed);
+        let request = v1::ListRedriveItemsRequest {
+            id: job.id.clone(),
+            ..v1::ListRedriveItemsRequest::default()
+        };
+        let items = redrives.list_redrive_items(request).await.unwrap().into_inner();
+        assert_eq!(items.items.len(), 3);
+        answers.add(&items);
+
+        // What has changed: the dead letters, their groups, and the samples of the groups.
+        let mut client = callers.client(&channel, caller);
+        eventually_async("the discarded dead letters", DEADLINE, async || {
+            let found = pages(
+                &mut client.clone(),
+                &format!("{own} AND state = DISCARDED"),
+                &mut Answers::default(),
+            )
+            .await;
+            if found.len() == 3 {
+                Ok(())
+            } else {
+                Err(found.len())
+            }
+        })
+        .await;
+        assert_eq!(pages(&mut client, &own, &mut answers).await.len(), 3);
+        for group in groups(&mut client, &own, &mut answers).await {
+            answers.add(&get(&mut client, &group.sample_id).await.unwrap());
+            let request = v1::AnnotateGroupRequest {
+                id: group.id,
+                note: "shown".to_owned(),
+                ..v1::AnnotateGroupRequest::default()
+            };
+            match client.annotate_group(request).await {
+                Ok(group) => answers.add(&group.into_inner()),
+                Err(status) => assert_eq!((caller, status.code()), ("metadata", Code::PermissionDenied)),
+            }
+        }
+    }
+    // A hash of them could be compared with guesses.
+    let audit: Arc<str> = format!("{}-audit", callers.env.base.name()).into();
+    let mut reader = TopicReader::new(&callers.env.kafka, &[audit]).unwrap();
+    let add = |record: Record| answers.0.extend(record.value.unwrap_or_default());
+    reader.read_to_end(DEADLINE, add).unwrap();
+    assert!(answers.contain("redrives.plan") && answers.contain("dead-letters.discard"));
+    for secret in MASKED {
+        assert!(!answers.contain(secret), "an answer contains {secret}");
+        assert!(
+            !inspector.process.output().contains(secret),
+            "the log contains {secret}"
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,53 @@
+//! What readers of topics read.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
+use redeliver_core::Timestamp;
+use redeliver_kafka::KafkaClient;
+use redeliver_kafka::reader::TopicReader;
+use redeliver_testkit::unique;
+
+use crate::copy::CopyEnv;
+use crate::support::DEADLINE;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_of_what_is_stable_waits_for_no_transaction_and_ends_at_a_limit() {
+    let env = CopyEnv::with_one_partition("stable").await;
+    env.fill(0..3).await;
+    let writer = env.settings.transactional_producer(&unique("writer"));
+    let writer: KafkaClient<ThreadedProducer<DefaultProducerContext>> = writer.create().unwrap();
+    writer.init_transactions(DEADLINE).unwrap();
+    writer.begin_transaction().unwrap();
+    let record = BaseRecord::<(), str>::to(&env.from).payload("3");
+    writer.send(record).map_err(|(error, _)| error).unwrap();
+    writer.flush(DEADLINE).unwrap();
+
+    let topic: Arc<str> = env.from.as_str().into();
+    let read = |limit| {
+        let mut reader = TopicReader::new(&env.settings, std::slice::from_ref(&topic)).unwrap();
+        let mut offsets = Vec::new();
+        let are_hidden = reader.read_stable(limit, DEADLINE, |record| {
+            offsets.push(record.position.offset);
+            ControlFlow::Continue(())
+        });
+        (offsets, are_hidden.unwrap())
+    };
+    assert_eq!(read(None), (vec![0, 1, 2], true));
+    assert_eq!(read(Some(3)), (vec![0, 1, 2], false));
+    // One more may be visited.
+    let (first, are_hidden) = read(Some(1));
+    assert!([&[0][..], &[0, 1]].contains(&&*first) && !are_hidden, "{first:?}");
+    assert_eq!(read(Some(0)), (vec![], false));
+    writer.commit_transaction(DEADLINE).unwrap();
+    assert_eq!(read(None), (vec![0, 1, 2, 3], false));
+
+    let reader = TopicReader::new(&env.settings, std::slice::from_ref(&topic)).unwrap();
+    let at = |millis| {
+        reader
+            .offset_of_time(&topic, 0, Timestamp::from_millis(millis))
+            .unwrap()
+    };
+    assert_eq!((at(-1), at(0), at(i64::MAX / 2)), (Some(0), Some(0), None));
+}
