@@ -6,7 +6,7 @@ use bytes::{Buf as _, BufMut as _, Bytes};
 use fastrand::Rng;
 use futures::future::join_all;
 use prost_reflect::{
-    DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescriptor, MethodDescriptor,
+    DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescriptor, MethodDescriptor, Value,
 };
 use redeliver_proto::error::reason;
 use redeliver_proto::{DESCRIPTORS, Message as _, auth};

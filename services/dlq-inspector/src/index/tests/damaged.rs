@@ -96,7 +96,7 @@ fn damaged_headers(count: u32) {
     let valid = valid.map(<[u8]>::to_vec);
     let checked = RefCell::new(Checked::new());
     fuzz("damaged_headers", count, &valid, |input| {
-        checked.borrow_mut().add(input)
+        checked.borrow_mut().add(input);
     });
 }
 
