@@ -111,7 +111,7 @@ struct Generator {
 }
 
 impl Generator {
-    fn message(&mut self, descriptor: MessageDescriptor, depth: usize) -> DynamicMessage {
+    fn message(&mut self, descriptor: &MessageDescriptor, depth: usize) -> DynamicMessage {
         let mut message = DynamicMessage::new(descriptor.clone());
         for field in descriptor.fields() {
             if self.random.bool() || (depth == 0 && matches!(field.kind(), Kind::Message(_))) {
@@ -159,7 +159,7 @@ impl Generator {
             Kind::Enum(ty) => {
                 Value::EnumNumber(self.random.i32(-1..=i32::try_from(ty.values().len()).unwrap()))
             }
-            Kind::Message(message) => Value::Message(self.message(message.clone(), depth.saturating_sub(1))),
+            Kind::Message(message) => Value::Message(self.message(message, depth.saturating_sub(1))),
         }
     }
 
@@ -366,7 +366,7 @@ async fn random_requests(name: &str, count: u32) {
             let mut outcomes = BTreeMap::new();
             for number in 0..count / u32::try_from(CLIENTS).unwrap() {
                 let method = generator.random.choice(&methods).unwrap();
-                let message = generator.message(method.input(), DEPTH);
+                let message = generator.message(&method.input(), DEPTH);
                 let why: String = generator.text().chars().take(2_000).collect();
                 let answer = timeout(DEADLINE, call(&channel, method, &message, &why));
                 let Ok(answer) = answer.await else {
