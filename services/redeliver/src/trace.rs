@@ -13,7 +13,7 @@ use redeliver_dlq_inspector::id::LetterId;
 use serde_json::{Value, json};
 
 use crate::connection::CliError;
-use crate::dlq::{InspectorArgs, with_inspector};
+use crate::dlq::{InspectorArgs, rounded, with_inspector};
 use crate::output::{Format, OutputArgs, fields, print_items, table};
 use crate::waiting::with_progress;
 
@@ -113,7 +113,7 @@ fn row(step: &TraceStep) -> Vec<String> {
         step.place.clone(),
         step.attempts.to_string(),
         crate::output::shortened(&reason(step), 100),
-        step.wait.map(wait).unwrap_or_default(),
+        step.wait.map(shown_wait).unwrap_or_default(),
         step.position.to_string(),
     ]
 }
@@ -137,6 +137,15 @@ fn reason(step: &TraceStep) -> String {
 
 fn wait(wait: Duration) -> String {
     HumanDuration::from(wait).to_string()
+}
+
+/// Rounded if it is long: jitter makes odd numbers of milliseconds.
+fn shown_wait(duration: Duration) -> String {
+    if duration < Duration::from_secs(10) {
+        wait(duration)
+    } else {
+        rounded(duration)
+    }
 }
 
 fn as_json(trace: &RecordTrace) -> Value {
@@ -172,4 +181,69 @@ fn as_json(trace: &RecordTrace) -> Value {
         "gaps": trace.gaps,
         "searched_since": time(trace.searched_since),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(event: TraceEvent, place: &str) -> TraceStep {
+        TraceStep {
+            event,
+            time: None,
+            position: Position {
+                topic: "orders-dlq".into(),
+                partition: 0,
+                offset: 7,
+            },
+            place: place.to_owned(),
+            attempts: 1,
+            error_class: None,
+            error_code: None,
+            error_message: None,
+            failed_at: None,
+            due_at: None,
+            wait: None,
+            redrives: 0,
+            by: None,
+            why: None,
+            redrive_id: None,
+            destination: None,
+        }
+    }
+
+    #[test]
+    fn the_reason_is_the_failure_or_who_has_decided_it() {
+        let text = |text: &str| Some(text.to_owned());
+        let failed = TraceStep {
+            error_class: text("transient"),
+            error_code: text("http.503"),
+            error_message: text("no answer"),
+            ..step(TraceEvent::Waits, "5s")
+        };
+        assert_eq!(reason(&failed), "transient http.503 no answer");
+        let redriven = |place, why| TraceStep {
+            redrive_id: text("01a212ee742fea04"),
+            by: text("ann"),
+            why,
+            destination: text("orders-retry-due"),
+            ..step(TraceEvent::Redriven, place)
+        };
+        assert_eq!(
+            reason(&redriven("due", text("INC-17"))),
+            "job 01a212ee742fea04 by ann: INC-17"
+        );
+        // Nothing else says where it is.
+        assert_eq!(
+            reason(&redriven("dead-letters", None)),
+            "to orders-retry-due job 01a212ee742fea04 by ann"
+        );
+    }
+
+    #[test]
+    fn a_long_wait_is_rounded() {
+        for (millis, expected) in [(495, "495ms"), (5_000, "5s"), (3_706_894, "61m"), (9_000_000, "2h")] {
+            assert_eq!(shown_wait(Duration::from_millis(millis)), expected);
+        }
+    }
 }
