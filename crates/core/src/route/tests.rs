@@ -435,16 +435,17 @@ fn a_redriven_record_has_the_age_and_the_delays_of_its_redrive() {
     };
     let mut record = source_record();
     record.timestamp = Some(Timestamp::from_millis(NOW.as_millis() - 86_400_000));
-    let waits = |record: &Record, redriven_ago: i64| {
+    let waits_in = |pipeline: &Pipeline, record: &Record, redriven_ago: i64| {
         let mut record = record.clone();
         let time = Timestamp::from_millis(NOW.as_millis() - redriven_ago);
         record.headers.push_text(redrive::REDRIVE_TIME, &time.to_string());
-        let routing = decide(&pipeline, &record, Outcome::Failed(Failure::transient("x", "y")));
+        let routing = decide(pipeline, &record, Outcome::Failed(Failure::transient("x", "y")));
         match routing.disposition {
             Disposition::Waiting { due, .. } => Ok((due.as_millis() - NOW.as_millis()) / 1_000),
             other => Err(other),
         }
     };
+    let waits = |record: &Record, redriven_ago| waits_in(&pipeline, record, redriven_ago);
     // As a redrive writes it: a retry without failed attempts.
     let mut redriven = record.clone();
     redriven.position.topic = pipeline.due_topic();
@@ -460,12 +461,18 @@ fn a_redriven_record_has_the_age_and_the_delays_of_its_redrive() {
     assert_eq!(waits(&redriven, 56_000), expired);
     // A time in the future is as one of now.
     assert_eq!(waits(&redriven, -86_400_000), Ok(5));
-    // A result of another pipeline whose record was redriven, or a forged header: the record is as old as it is.
-    assert_eq!(waits(&record, 0), expired);
+    // A forged header, or a result of another pipeline whose record was redriven: the record is as old as it is.
     let mut result = record.clone();
     result.headers = record.headers.filtered(|name| name != headers::RETRY_COUNT);
     headers::write_lineage(&mut result.headers, "before", &headers::Origin::of(&record), 0);
-    assert_eq!(waits(&result, 0), expired);
+    let from_now = Pipeline {
+        anchor: Anchor::Failure,
+        ..pipeline.clone()
+    };
+    for new in [&record, &result] {
+        assert_eq!(waits(new, 0), Ok(5 - 86_400));
+        assert_eq!(waits_in(&from_now, new, 0), expired);
+    }
     // A record that was never redriven counts from its anchor.
     let unlimited = Pipeline {
         max_age: None,

@@ -422,10 +422,7 @@ impl<P: Processor> LaneState<P> {
         };
         let is_replaced = match &error.kind {
             FailureKind::Refused(refused) => self.replace_refused(refused, error.action),
-            // A producer that has to be replaced is a failure in any case.
-            FailureKind::Denied(denied) if error.action == RecoveryAction::Abort => {
-                self.replace_denied(denied, error.action)
-            }
+            FailureKind::Denied(denied) => self.replace_denied(denied, error.action),
             _ => false,
         };
         if is_replaced {
@@ -482,12 +479,16 @@ impl<P: Processor> LaneState<P> {
         is_replaced
     }
 
-    /// Lets the processor replace the outputs to topics that this process may not write to.
+    /// Lets the processor replace the outputs to topics that this process may not write to. If the broker has denied all partitions, the client cannot abort
+    /// a transaction that the broker does not know, and has to be replaced.
     fn replace_denied(&mut self, denied: &[Refused], action: RecoveryAction) -> bool {
+        let is_recoverable = matches!(action, RecoveryAction::Abort | RecoveryAction::Rebuild);
         let now = self.clock.now();
-        let is_replaced = !denied.is_empty() && self.processor.denied(denied, &mut self.batch, now);
+        let is_replaced =
+            is_recoverable && !denied.is_empty() && self.processor.denied(denied, &mut self.batch, now);
         if is_replaced {
             self.observer.transaction_failed(action);
+            self.has_producers &= action == RecoveryAction::Abort;
         }
         is_replaced
     }

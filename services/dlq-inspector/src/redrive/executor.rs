@@ -25,6 +25,8 @@ use crate::metrics::Metrics;
 const CAPACITY: usize = 1_000;
 /// The time before the next attempt to read the jobs after a failure.
 const RETRY: Duration = Duration::from_secs(2);
+/// How long a job does not try to write to a topic to which it may not write.
+const DENIED: Duration = Duration::from_secs(30);
 
 /// The processor.
 pub(crate) struct Executor {
@@ -52,6 +54,8 @@ pub(crate) struct Executor {
     last: String,
     /// The job whose last step could not be written.
     unwritten: Option<String>,
+    /// The topics to which a job may not write, and until when to believe that. Each failed attempt replaces a client.
+    denied: HashMap<String, (Vec<Arc<str>>, Timestamp)>,
     /// When to look again.
     look_at: Option<Timestamp>,
     /// When to read the jobs again after a failure.
@@ -96,6 +100,7 @@ impl Executor {
             memory: HashMap::new(),
             last: String::new(),
             unwritten: None,
+            denied: HashMap::new(),
             look_at: None,
             retry_at: None,
             log: LogThrottle::default(),
@@ -115,6 +120,7 @@ impl Executor {
         self.writing = None;
         self.memory.clear();
         self.unwritten = None;
+        self.denied.clear();
         self.look_at = None;
         self.retry_at = None;
     }
@@ -229,8 +235,12 @@ impl Executor {
         let (request, look_at) = next_request(jobs, &self.memory, &self.last, now);
         self.look_at = look_at;
         if let Some((id, mut request)) = request {
-            if let Request::Try { again, .. } = &mut request {
+            if let Request::Try { again, denied, .. } = &mut request {
                 *again = self.unwritten.take_if(|unwritten| *unwritten == id).is_some();
+                self.denied.retain(|_, (_, until)| *until > now);
+                if let Some((topics, _)) = self.denied.get(&id) {
+                    denied.clone_from(topics);
+                }
             }
             self.last = id;
             self.ask(request);
@@ -258,6 +268,7 @@ fn next_request(
                 entry: Arc::<Entry>::clone(entry),
                 to,
                 again: false,
+                denied: Vec::new(),
             },
             Next::Observe => Request::Observe {
                 job: Box::new(job),
@@ -344,8 +355,21 @@ impl Processor for Executor {
         if self.log.should_log() {
             tracing::warn!(reason, records = denied.len(), "records are not redriven");
         }
+        let mut topics: Vec<Arc<str>> = denied
+            .iter()
+            .filter_map(|denied| batch.outputs.get(denied.index))
+            .map(|output| output.topic.clone())
+            .collect();
+        topics.sort();
+        topics.dedup();
         let outcome = Outcome::Skipped(Skip::DestinationDenied);
         if self.give_up(denied, outcome, batch) {
+            if let Some(writing) = &self.writing {
+                let id = writing.step.job.spec().id.clone();
+                let (known, until) = self.denied.entry(id).or_insert_with(|| (Vec::new(), now));
+                known.extend(topics);
+                *until = now.after(DENIED);
+            }
             return true;
         }
         // One of the topics that each step writes to, such as the ledger. The lane gives the step back.
@@ -631,6 +655,40 @@ mod tests {
         }
         turns.push(world.step());
         assert_eq!(turns, ["1", "2", "1"]);
+    }
+
+    /// The job and the denied topics of the next request, which is answered with one item.
+    fn denied_topics(world: &mut World) -> (String, Vec<Arc<str>>) {
+        let mut asked = (String::new(), Vec::new());
+        world.answer(|request| {
+            let Request::Try {
+                job, entry, denied, ..
+            } = request
+            else {
+                panic!("{request:?}");
+            };
+            let next = entry.progress().next;
+            asked = (job.spec().id.clone(), denied);
+            Answer::Step(Box::new(done(*job, &entry, next + 1)))
+        });
+        asked
+    }
+
+    #[test]
+    fn a_job_does_not_try_a_denied_topic_for_a_while_and_others_do() {
+        let mut world = World::new();
+        assert_eq!(denied_topics(&mut world), ("1".to_owned(), Vec::new()));
+        let now = world.clock.now();
+        assert!(world.executor.denied(&[denied(0)], &mut world.batch, now));
+        world.commit();
+        assert_eq!(denied_topics(&mut world), ("2".to_owned(), Vec::new()));
+        world.commit();
+        assert_eq!(denied_topics(&mut world), ("1".to_owned(), vec!["docs".into()]));
+        world.clock.advance(Duration::from_secs(30));
+        world.commit();
+        assert_eq!(denied_topics(&mut world), ("2".to_owned(), Vec::new()));
+        world.commit();
+        assert_eq!(denied_topics(&mut world), ("1".to_owned(), Vec::new()));
     }
 
     #[test]

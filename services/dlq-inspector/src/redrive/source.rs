@@ -53,6 +53,8 @@ pub(crate) enum Request {
         to: u32,
         /// Whether the last step of the job could not be written, so that what is known of its destinations may be outdated.
         again: bool,
+        /// Topics to which this process may not write, as the job has shown a moment ago.
+        denied: Vec<Arc<str>>,
     },
     /// How many records of a job have come back.
     Observe { job: Box<Job>, entry: Arc<Entry> },
@@ -106,6 +108,8 @@ struct Known {
     ledger: Option<Ledger>,
     lookup: Option<Lookup>,
     topics: HashMap<Arc<str>, (Presence, Instant)>,
+    /// See [`Request::Try`].
+    denied: Vec<Arc<str>>,
     counted: Option<(String, u32, Instant)>,
 }
 
@@ -232,10 +236,12 @@ impl Source {
                 entry,
                 to,
                 again,
+                denied,
             } => {
                 if again {
                     known.topics.clear();
                 }
+                known.denied = denied;
                 self.step(known, *job, &entry, to).map(boxed)
             }
             Request::Observe { .. } if !*self.shared.caught_up.borrow() => Err(Problem::CatchingUp),
@@ -310,11 +316,14 @@ impl Source {
         // The last step may have written to a new partition.
         ledger.reader.follow_partitions()?;
         read_ledger(&mut ledger.reader, &mut ledger.states, READ_TIMEOUT)?;
-        let (topics, states) = (&known.topics, &ledger.states);
+        let (topics, denied, states) = (&known.topics, &known.denied, &ledger.states);
         let context = Context {
             job,
             destinations: &self.destinations,
             presence: &|topic| {
+                if denied.iter().any(|denied| **denied == *topic) {
+                    return Presence::Denied;
+                }
                 topics
                     .get(topic)
                     .map_or(Presence::Missing, |(presence, _)| *presence)

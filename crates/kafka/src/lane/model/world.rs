@@ -577,10 +577,13 @@ impl World {
                         index: 0,
                         failure: Failure::permanent("output.denied", "planned"),
                     });
-                    fail(
-                        RecoveryAction::Abort,
-                        FailureKind::Denied(denied.into_iter().collect()),
-                    )
+                    let is_known = transaction.commits.len() > 1;
+                    let action = if is_known {
+                        RecoveryAction::Abort
+                    } else {
+                        RecoveryAction::Rebuild
+                    };
+                    fail(action, FailureKind::Denied(denied.into_iter().collect()))
                 }
                 Outcome::Aborted | Outcome::Refused => fail(RecoveryAction::Abort, FailureKind::Aborted),
                 Outcome::Fenced => fail(RecoveryAction::Fenced, FailureKind::Aborted),
