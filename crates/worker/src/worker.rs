@@ -148,7 +148,16 @@ fn grouping_of(pipeline: &PipelineConfig) -> Grouping {
 ///
 /// # Errors
 /// When the operating system cannot create a thread.
-pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io::Result<()> {
+pub fn spawn<'a, H: Handler>(
+    host: &'a mut Host,
+    spec: &'a WorkerSpec,
+    handler: &H,
+) -> impl Future<Output = io::Result<()>> + use<'a, H> {
+    // A handler need not be `Sync`, so a reference to it must not be held while this waits.
+    spawn_when_known(host, spec, handler.clone())
+}
+
+async fn spawn_when_known<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: H) -> io::Result<()> {
     let Some(control) = host.control().await? else {
         return Ok(());
     };
