@@ -58,6 +58,7 @@ async fn both_versions_of_reflection_list_the_services() {
             reflection,
             "grpc.health.v1.Health",
             "redeliver.v1.AuditService",
+            "redeliver.v1.ControlService",
             "redeliver.v1.DeadLetterService",
             "redeliver.v1.RedriveService",
             "redeliver.v1.WaitingService",
