@@ -242,7 +242,12 @@ mod tests {
 
     #[test]
     fn a_long_wait_is_rounded() {
-        for (millis, expected) in [(495, "495ms"), (5_000, "5s"), (3_706_894, "61m"), (9_000_000, "2h")] {
+        for (millis, expected) in [
+            (495, "495ms"),
+            (5_000, "5s"),
+            (3_706_894, "61m"),
+            (9_000_000, "2h"),
+        ] {
             assert_eq!(shown_wait(Duration::from_millis(millis)), expected);
         }
     }

@@ -603,6 +603,10 @@ enum Step {
     },
     /// The partition is revoked, and assigned again.
     Reassign,
+    /// An operator pauses the tier, or lets it run.
+    Pause(bool),
+    /// An operator releases what waits now.
+    Release,
 }
 
 /// Multiples of 500 ms, and times 1 ms after them. So records are often due 1 ms after a turn.
@@ -613,6 +617,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0_u64..12).prop_map(|half_seconds| Step::AdvanceClock(half_seconds * 500)),
         5 => (1_usize..8, prop::bool::weighted(0.85)).prop_map(|(limit, is_committed)| Step::Turn { limit, is_committed }),
         1 => Just(Step::Reassign),
+        1 => any::<bool>().prop_map(Step::Pause),
+        1 => Just(Step::Release),
     ]
 }
 
@@ -629,12 +635,25 @@ struct World {
     /// Records that were released, or moved to another tier.
     left: BTreeSet<usize>,
     records: usize,
+    is_paused: bool,
+    /// Records before this offset do not wait.
+    released_before: usize,
 }
+
+/// The topic of the world.
+const TOPIC_ID: u128 = 7;
 
 impl World {
     fn new(look_ahead: usize) -> Self {
+        let mut bench = Bench::new(look_ahead);
+        let assignment = bench.assignment;
+        bench
+            .relay
+            .reads_topic(assignment, Some(TopicId::from_bits(TOPIC_ID)));
         Self {
-            bench: Bench::new(look_ahead),
+            is_paused: false,
+            released_before: 0,
+            bench,
             // That of the first assignment.
             generation: 1,
             now: NOW,
@@ -662,8 +681,36 @@ impl World {
             }
             Step::Turn { limit, is_committed } => self.turn(limit, is_committed),
             Step::Reassign => self.reassign(),
+            Step::Pause(is_paused) => {
+                self.is_paused = is_paused;
+                self.control();
+            }
+            Step::Release => {
+                self.released_before = self.log.len();
+                self.control();
+            }
         }
         self.feed();
+    }
+
+    /// Tells the relay what operators want.
+    fn control(&mut self) {
+        let release = Release {
+            topic: TopicId::from_bits(TOPIC_ID),
+            ends: vec![i64::try_from(self.released_before).unwrap()],
+            at: None,
+        };
+        let tier = TierControl {
+            run: self.is_paused.then_some(Run::Paused),
+            rate: None,
+            release: Some(Arc::new(release)),
+        };
+        self.bench.want("tier/docs/5s", tier);
+    }
+
+    /// Whether a record need not wait any longer.
+    fn may_leave(&self, offset: usize) -> bool {
+        self.log[offset].due <= self.now || offset < self.released_before
     }
 
     fn feed(&mut self) {
@@ -702,6 +749,7 @@ impl World {
         self.generation += 1;
         *assignment = AssignmentId::for_tests(0, self.generation);
         relay.assigned(*assignment, &"docs-retry-5s".into(), 0);
+        relay.reads_topic(*assignment, Some(TopicId::from_bits(TOPIC_ID)));
         self.read = 0;
     }
 
@@ -714,6 +762,10 @@ impl World {
             return self.reassign();
         }
         let is_full = batch.outputs.len() >= limit;
+        assert!(
+            !self.is_paused || batch.outputs.is_empty(),
+            "a paused tier does nothing"
+        );
         for (output, (assignment, offset)) in batch.outputs.into_iter().zip(batch.completed) {
             assert_eq!(assignment, self.bench.assignment);
             let offset = usize::try_from(offset).unwrap();
@@ -730,7 +782,10 @@ impl World {
             assert!(self.completed.insert(offset), "{number} was completed twice");
             match output.topic.strip_prefix("docs-retry-").unwrap() {
                 "due" => {
-                    assert!(due <= self.now, "{number} was released early");
+                    assert!(self.may_leave(offset), "{number} was released early");
+                    let stamped = output.headers.last(headers::PROCESS_AFTER).unwrap();
+                    let stamped: Timestamp = std::str::from_utf8(stamped).unwrap().parse().unwrap();
+                    assert!(stamped <= due.min(self.now), "its reader would refuse {number}");
                     assert!(self.left.insert(number), "{number} left twice");
                 }
                 delay => {
@@ -751,7 +806,7 @@ impl World {
         self.bench.relay.committed(self.now);
         let mut in_memory = (0..self.read).filter(|offset| !self.completed.contains(offset));
         assert!(
-            is_full || in_memory.all(|offset| self.log[offset].due > self.now),
+            is_full || self.is_paused || in_memory.all(|offset| !self.may_leave(offset)),
             "a due record was not released"
         );
     }
@@ -795,6 +850,7 @@ proptest! {
         for step in &steps {
             world.run(step);
         }
+        world.run(&Step::Pause(false));
         for _ in 0..300 {
             world.run(&Step::AdvanceClock(1_000));
             world.run(&Step::Turn { limit: 10, is_committed: true });
