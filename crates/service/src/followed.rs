@@ -238,7 +238,7 @@ impl Host {
     /// When a thread or the watch of the topics cannot be started.
     pub fn follow<C: Contents>(&mut self, topic: &str) -> io::Result<Followed<C>> {
         let part = self.health.part(C::NAME);
-        self.follow_in(topic, part)
+        self.follow_in(topic, part, C::IS_OPTIONAL)
     }
 
     /// The same in a process that is ready without the topic.
@@ -246,16 +246,22 @@ impl Host {
     /// # Errors
     /// See [`Host::follow`].
     pub fn follow_aside<C: Contents>(&mut self, topic: &str) -> io::Result<Followed<C>> {
-        self.follow_in(topic, Health::new().part(C::NAME))
+        self.follow_in(topic, Health::new().part(C::NAME), true)
     }
 
-    fn follow_in<C: Contents>(&mut self, topic: &str, part: Part) -> io::Result<Followed<C>> {
+    fn follow_in<C: Contents>(
+        &mut self,
+        topic: &str,
+        part: Part,
+        may_be_missing: bool,
+    ) -> io::Result<Followed<C>> {
         let (sender, contents) = watch::channel(None);
         let (wake, woken) = sync_channel(1);
         let reads = Reads::default();
         let follow = Follow::<C> {
             kafka: self.kafka.clone(),
             topic: topic.into(),
+            may_be_missing,
             watch: self.topic_watch()?,
             part,
             metrics: FollowMetrics::register::<C>(&mut self.registry()),
@@ -282,6 +288,8 @@ impl Host {
 struct Follow<C> {
     kafka: KafkaSettings,
     topic: Arc<str>,
+    /// Whether the process does without the topic.
+    may_be_missing: bool,
     watch: TopicWatch,
     part: Part,
     metrics: FollowMetrics,
@@ -330,7 +338,7 @@ impl<C: Contents> Follow<C> {
                     self.report(&error, &mut log);
                 }
             }
-            for _ in 0..polls(missed, C::IS_OPTIONAL) {
+            for _ in 0..polls(missed, self.may_be_missing) {
                 if self.is_woken() || self.stop.is_cancelled() {
                     break;
                 }
@@ -466,8 +474,8 @@ impl<C: Contents> Follow<C> {
 
 /// The number of intervals until the next look, after so many looks in a row that did not find the topic. Each of them makes a new client. A topic
 /// that the process needs is looked for as often as before, because the process waits for it, or must notice as soon as it exists again.
-const fn polls(missed: u32, is_optional: bool) -> u32 {
-    if is_optional && missed > CONFIRMING_LOOKS {
+const fn polls(missed: u32, may_be_missing: bool) -> u32 {
+    if may_be_missing && missed > CONFIRMING_LOOKS {
         MISSING_POLLS
     } else {
         1
@@ -547,10 +555,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_missing_topic_that_is_optional_is_looked_for_less_often() {
-        for is_optional in [false, true] {
-            assert_eq!(polls(0, is_optional), 1);
-            assert_eq!(polls(CONFIRMING_LOOKS, is_optional), 1);
+    fn only_a_topic_that_may_be_missing_is_looked_for_less_often() {
+        for may_be_missing in [false, true] {
+            assert_eq!(polls(0, may_be_missing), 1);
+            assert_eq!(polls(CONFIRMING_LOOKS, may_be_missing), 1);
         }
         assert_eq!(polls(CONFIRMING_LOOKS + 1, true), MISSING_POLLS);
         assert_eq!(polls(CONFIRMING_LOOKS + 1, false), 1);

@@ -151,12 +151,15 @@ pub(crate) struct View {
     answered: u64,
     openings: u64,
     pub(crate) is_open: bool,
+    /// How often the pipeline has gone on after a pause.
+    resumptions: u64,
 }
 
 impl View {
-    /// How often the breaker has opened or closed.
+    /// How often the breaker has opened or closed, or the pipeline has gone on after a pause. Time before the last one says nothing about
+    /// a record.
     pub(crate) fn changes(&self) -> u64 {
-        2 * self.openings - u64::from(self.is_open)
+        2 * self.openings - u64::from(self.is_open) + self.resumptions
     }
 
     /// What becomes of a held failure.
@@ -194,7 +197,7 @@ struct Open {
     failed_probes: u32,
     /// The records whose probes failed, with the time of the first one that is not part of a failed attempt.
     probed: HashMap<RecordId, Instant>,
-    /// When a record was probed that had not been probed before.
+    /// When a record was probed that had not been probed before, or a pause ended: no other record could be probed before.
     last_other: Instant,
 }
 
@@ -392,6 +395,14 @@ impl Breaker {
         Change::Closed { after }
     }
 
+    /// The pipeline goes on after a pause.
+    pub(crate) fn resumed(&mut self, now: Instant) {
+        self.view.resumptions += 1;
+        if let Some(open) = &mut self.open {
+            open.last_other = now;
+        }
+    }
+
     /// A probe must not start before this time, and has not.
     pub(crate) fn postponed(&mut self, probe: Admitted, until: Instant) {
         self.abandoned(probe);
@@ -462,6 +473,13 @@ impl Gate {
     /// See [`Breaker::repeat_at`].
     pub(crate) fn repeat_at(&self, is_alone: bool) -> Option<Instant> {
         self.lock().repeat_at(is_alone)
+    }
+
+    /// The pipeline goes on after a pause: records have not failed for the time of the pause.
+    pub(crate) fn resumed(&self) {
+        let mut breaker = self.lock();
+        breaker.resumed(Instant::now());
+        self.announce(breaker.view());
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Breaker> {

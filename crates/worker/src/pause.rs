@@ -7,6 +7,7 @@ use redeliver_service::Host;
 use redeliver_service::control::Control;
 use tokio_util::sync::CancellationToken;
 
+use crate::breaker::Gate;
 use crate::engine::LaneChannel;
 use crate::metrics::WorkerMetrics;
 
@@ -15,6 +16,7 @@ pub(crate) struct Pause {
     control: Control,
     pipeline: Arc<str>,
     metrics: Arc<WorkerMetrics>,
+    gate: Gate,
     channels: Vec<Arc<LaneChannel>>,
 }
 
@@ -24,6 +26,7 @@ impl Pause {
         control: Control,
         pipeline: Arc<str>,
         metrics: Arc<WorkerMetrics>,
+        gate: Gate,
     ) -> Self {
         host.report_paused(&pipeline, "paused pipelines", {
             let pipeline = pipeline.clone();
@@ -36,6 +39,7 @@ impl Pause {
             control,
             pipeline,
             metrics,
+            gate,
             channels: Vec::new(),
         }
     }
@@ -56,6 +60,10 @@ impl Pause {
         loop {
             let is_paused = self.is_paused();
             self.metrics.paused.set(is_paused.into());
+            if !is_paused && self.channels.iter().any(|channel| channel.is_paused()) {
+                // Before the first attempt.
+                self.gate.resumed();
+            }
             for channel in self
                 .channels
                 .iter()

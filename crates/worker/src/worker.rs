@@ -209,7 +209,13 @@ pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: H) -
         records: spec.in_flight,
         bytes: spec.in_flight_bytes,
     };
-    let mut pause = Pause::new(host, control, spec.pipeline.name.clone(), metrics.clone());
+    let mut pause = Pause::new(
+        host,
+        control,
+        spec.pipeline.name.clone(),
+        metrics.clone(),
+        gate.clone(),
+    );
     for number in 0..lanes {
         let changed: Arc<Notify> = Arc::default();
         let mut channels = Vec::new();

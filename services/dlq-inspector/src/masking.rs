@@ -198,11 +198,16 @@ impl<'m> Mask<'m> {
             }
     }
 
-    /// Whether the place where a record entered its pipeline is masked.
+    /// Whether the place where a record entered its pipeline, or the time, is masked.
     pub(crate) fn hides_origin(&self) -> bool {
-        [Field::OriginTopic, Field::OriginPartition, Field::OriginOffset]
-            .into_iter()
-            .any(|field| self.hides(Fact::Of(field)))
+        [
+            Field::OriginTopic,
+            Field::OriginPartition,
+            Field::OriginOffset,
+            Field::OriginTimestamp,
+        ]
+        .into_iter()
+        .any(|field| self.hides(Fact::Of(field)))
     }
 
     /// Whether what a filter tests may be masked. Its answer would tell it.

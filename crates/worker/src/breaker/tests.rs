@@ -280,6 +280,26 @@ fn records_that_are_probed_again_and_again_fail_on_their_own_once_there_is_no_ot
 }
 
 #[test]
+fn the_time_of_a_pause_does_not_count_as_time_in_which_a_record_failed() {
+    let mut bench = Bench::new(1);
+    bench.open();
+    let poison_after = bench.breaker.settings.poison_after;
+    let probe = |bench: &mut Bench| {
+        bench.advance_to_probe();
+        bench.run(1, FAILED).0
+    };
+    assert_eq!(probe(&mut bench), Verdict::Forgotten);
+    let changes = bench.breaker.view().changes();
+    bench.now += 10 * poison_after;
+    bench.breaker.resumed(bench.now);
+    assert_eq!(probe(&mut bench), Verdict::Forgotten);
+    // A record that blocks its followers may block them as long as before the pause.
+    assert_ne!(bench.breaker.view().changes(), changes);
+    bench.now += poison_after;
+    assert_eq!(probe(&mut bench), Verdict::Poison);
+}
+
+#[test]
 fn while_other_records_arrive_records_that_are_probed_again_do_not_fail() {
     let mut bench = Bench::new(2);
     bench.open();

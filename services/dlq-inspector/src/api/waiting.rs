@@ -33,6 +33,8 @@ use crate::waiting::tally::{Filter, Found};
 
 /// The time between two messages about the progress of a scan.
 const PROGRESS: Duration = Duration::from_millis(200);
+/// A call ends if its client does not accept the answer for this long.
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// How many error codes an answer contains.
 const CODES: usize = 20;
 /// Maximum length of a text in a filter in bytes.
@@ -292,8 +294,8 @@ impl Api {
                 }),
                 () = sender.closed() => return,
             };
-            // Fails if the caller has gone.
-            let _ = sender.send(answer).await;
+            // Fails if the caller has gone, or does not read.
+            let _ = sender.send_timeout(answer, SEND_TIMEOUT).await;
         });
         let messages = stream::unfold(receiver, |mut receiver| async move {
             let next: Result<T, Status> = receiver.recv().await?;

@@ -25,6 +25,11 @@ use crate::metrics::Metrics;
 const CAPACITY: usize = 1_000;
 /// The time before the next attempt to read the jobs after a failure.
 const RETRY: Duration = Duration::from_secs(2);
+/// After this many failures in a row, a job says that its steps cannot be written.
+const SHOWN_FAILURES: u32 = 2;
+/// The problem of a job whose steps cannot be written for a reason that is not known.
+const UNWRITTEN: &str =
+    "its steps cannot be written; the log of the inspector that executes redrives says why";
 /// How long a job does not try to write to a topic to which it may not write.
 const DENIED: Duration = Duration::from_secs(30);
 
@@ -384,7 +389,9 @@ impl Processor for Executor {
         let now = self.clock.now();
         // What is decided later is about the jobs as they are then: one that was cancelled meanwhile does nothing.
         if let Some(writing) = self.writing.take() {
-            self.give_back(&writing, None, now);
+            let memory = self.memory.get(&writing.step.job.spec().id);
+            let is_repeated = memory.is_some_and(|memory| memory.failures >= SHOWN_FAILURES);
+            self.give_back(&writing, is_repeated.then_some(UNWRITTEN), now);
         }
         self.look_at = Some(now);
         true

@@ -20,6 +20,8 @@ const FIRST_RETRY: Duration = Duration::from_secs(2);
 const LAST_RETRY: Duration = Duration::from_secs(30);
 /// After so many problems, the time is the longest one.
 const MAX_DOUBLINGS: u32 = 4;
+/// A step has at most 2^9 items.
+const MAX_HALVINGS: u32 = 9;
 
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +47,8 @@ pub struct Memory {
     pub failures: u32,
     /// See `failures`.
     pub retry_at: Option<Timestamp>,
+    /// How often the size of a step is halved: a step that could not be read or written in time is tried again with less.
+    pub halvings: u32,
 }
 
 impl Memory {
@@ -53,12 +57,14 @@ impl Memory {
         let delay = FIRST_RETRY * 2_u32.saturating_pow(self.failures);
         self.retry_at = Some(now.after(delay.min(LAST_RETRY)));
         self.failures = self.failures.saturating_add(1).min(MAX_DOUBLINGS);
+        self.halvings = self.halvings.saturating_add(1).min(MAX_HALVINGS);
     }
 
     /// An attempt did something.
     pub fn succeeded(&mut self) {
         self.failures = 0;
         self.retry_at = None;
+        self.halvings = self.halvings.saturating_sub(1);
     }
 }
 
@@ -90,7 +96,8 @@ pub fn next(job: &Job, progress: &Progress, memory: Memory, now: Timestamp) -> N
         let most = (job.spec().rate_per_second / 10).max(1);
         to = to.min(progress.next.saturating_add(most));
     }
-    Next::Take(to)
+    let size = to.saturating_sub(progress.next) >> memory.halvings;
+    Next::Take(progress.next.saturating_add(size.max(1)).min(to))
 }
 
 /// Until when a running job waits, because its start is delayed or a batch is observed.
@@ -187,6 +194,21 @@ mod tests {
             super::next(&at_once, &Progress::default(), Memory::default(), at(0)),
             Next::Take(500)
         );
+    }
+
+    #[test]
+    fn steps_that_fail_become_smaller_until_one_succeeds() {
+        let job = with(&job(1_000, Wanted::Running), |spec| spec.all_at_once = true);
+        let mut memory = Memory::default();
+        let take = |memory: Memory| next(&job, &tried(100, 0), memory, at(1_000_000));
+        assert_eq!(take(memory), Next::Take(500));
+        for size in [200, 100, 50, 25, 12, 6, 3, 1, 1, 1] {
+            memory.failed(at(0));
+            assert_eq!(take(memory), Next::Take(100 + size));
+        }
+        memory.succeeded();
+        memory.succeeded();
+        assert_eq!(take(memory), Next::Take(103));
     }
 
     #[test]

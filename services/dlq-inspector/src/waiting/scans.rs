@@ -22,7 +22,7 @@ use redeliver_service::topics;
 use super::Place;
 use super::decision::{Decision, Decisions};
 use super::facts::Visible;
-use super::life::{Copies, Copy, Entered, Life, Spot, life, may_be_in_source};
+use super::life::{Copies, Copy, Entered, Life, MAX_COPIES, Spot, life, may_be_in_source};
 use super::limit::ScanLimit;
 use super::tally::{Filter, Found, Tally};
 use crate::access::Viewer;
@@ -456,7 +456,14 @@ impl Search<'_> {
         let Some(id) = job_id(state) else { return };
         let waiting = long_wait::unwrap_state(&self.pipeline.name, state);
         match waiting.filter(|waiting| self.is_copy(waiting)) {
-            Some(waiting) => drop(jobs.insert(id, self.copy(Spot::Scheduler, &waiting, false))),
+            Some(waiting) => {
+                let copy = self.copy(Spot::Scheduler, &waiting, false);
+                if jobs.len() < MAX_COPIES || jobs.contains_key(&id) {
+                    jobs.insert(id, copy);
+                } else {
+                    copies.add(copy);
+                }
+            }
             // It was dispatched, and its wait is a part of the life.
             None => jobs.remove(&id).into_iter().for_each(|job| copies.add(job)),
         }

@@ -13,10 +13,11 @@ use redeliver_kafka::{TopicState, TopicWatch};
 use redeliver_runtime::error_chain::error_chain;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::error::RequestError;
+use super::jobs::OUTCOME_TIMEOUT;
 use crate::answers::PendingOutcome;
 use crate::job::JobId;
 use crate::request::{ParsedRequest, write_protobuf};
@@ -147,6 +148,8 @@ impl UrgentTopic {
                 Err(error) => error_chain(&error),
             },
             () = gave_up.cancelled() => "this scheduler is shutting down".to_owned(),
+            // The commands in progress are limited, and a partition that cannot be written must not use up that limit.
+            () = sleep(OUTCOME_TIMEOUT) => "the topic cannot be written in time".to_owned(),
         };
         self.unwritten.inc();
         tracing::debug!(reason = failure, "cannot write the copy of a command");

@@ -74,7 +74,11 @@ impl Reader {
         // Uncommitted: a transaction holds up no copies behind it, and a pin for a command that was aborted ends by itself.
         let mut follower = Follower::uncommitted(&self.kafka, self.copies.reader.clone())?;
         let mut partitions = Partitions::default();
-        let (sender, answers) = mpsc::sync_channel(MAX_QUESTIONS);
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "an answer must not be lost, and questions are limited: those of partitions that were replaced meanwhile end within their timeout"
+        )]
+        let (sender, answers) = mpsc::channel();
         while !self.stop.is_cancelled() {
             self.copies.note_progress(Instant::now());
             self.follow_shards(&mut follower, &mut partitions)?;
@@ -174,7 +178,7 @@ impl Reader {
         partition: i32,
         question: Question,
         number: u64,
-        answers: &mpsc::SyncSender<Answer>,
+        answers: &mpsc::Sender<Answer>,
     ) {
         let topic = match question {
             Question::Originals => self.settings.ingest.clone(),
@@ -235,7 +239,7 @@ struct Answer {
 /// Sends an answer, also if there is none.
 struct Reply {
     answer: Option<Answer>,
-    answers: mpsc::SyncSender<Answer>,
+    answers: mpsc::Sender<Answer>,
     reader: Waker,
 }
 
@@ -250,8 +254,8 @@ impl Reply {
 impl Drop for Reply {
     fn drop(&mut self) {
         if let Some(answer) = self.answer.take() {
-            // There is room for all questions. The receiver is gone if the client was replaced or the process ends.
-            let _ = self.answers.try_send(answer);
+            // The receiver is gone if the client was replaced or the process ends.
+            let _ = self.answers.send(answer);
             self.reader.wake();
         }
     }

@@ -9,6 +9,10 @@ use std::collections::hash_map::Entry;
 
 use serde_json::{Map, Value};
 
+/// The maximum length of a full name in bytes. Each use of a name has a copy of its namespace, so that memory would be quadratic in the length of a
+/// namespace.
+const MAX_NAME: usize = 512;
+
 /// The place of a type in its schema.
 pub(super) type TypeId = usize;
 
@@ -136,7 +140,7 @@ impl Parser {
     /// A type that is used in this namespace.
     fn ty(&mut self, json: &Value, namespace: &str) -> Parsed {
         match json {
-            Value::String(name) => Ok(self.used(name, namespace)),
+            Value::String(name) => self.used(name, namespace),
             Value::Array(variants) => {
                 let variants = variants.iter().map(|variant| self.ty(variant, namespace));
                 let variants = variants.collect::<Result<_, _>>()?;
@@ -148,7 +152,7 @@ impl Parser {
     }
 
     /// A primitive type, or the one with this name.
-    fn used(&mut self, name: &str, namespace: &str) -> TypeId {
+    fn used(&mut self, name: &str, namespace: &str) -> Parsed {
         let ty = match name {
             "null" => Type::Null,
             "boolean" => Type::Boolean,
@@ -158,9 +162,9 @@ impl Parser {
             "double" => Type::Double,
             "bytes" => Type::Bytes,
             "string" => Type::String,
-            _ => return self.named(full_name(name, namespace)),
+            _ => return Ok(self.named(full_name(name, namespace)?)),
         };
-        self.add(ty)
+        Ok(self.add(ty))
     }
 
     /// The type with this full name, which may be defined later.
@@ -253,16 +257,20 @@ impl Parser {
 fn name_of(object: &Map<String, Value>, namespace: &str) -> Parsed<String> {
     let text = |key: &str| object.get(key).and_then(Value::as_str);
     let name = text("name").ok_or("a record, enum or fixed type has no `name`")?;
-    Ok(full_name(name, text("namespace").unwrap_or(namespace)))
+    full_name(name, text("namespace").unwrap_or(namespace))
 }
 
-fn full_name(name: &str, namespace: &str) -> String {
-    if name.contains('.') || namespace.is_empty() {
+fn full_name(name: &str, namespace: &str) -> Parsed<String> {
+    let namespace = if name.contains('.') { "" } else { namespace };
+    if namespace.len() + name.len() >= MAX_NAME {
+        return Err(format!("it has a name of more than {MAX_NAME} bytes"));
+    }
+    Ok(if namespace.is_empty() {
         // A point at the beginning means no namespace.
         name.trim_start_matches('.').to_owned()
     } else {
         format!("{namespace}.{name}")
-    }
+    })
 }
 
 /// The logical type of an object with this type, as far as it is shown in another way. Those that are not valid are ignored, as the specification says.
@@ -345,6 +353,13 @@ mod tests {
             (
                 r#"{"type":"record","name":"R"}"#,
                 "the record `R` has no `fields`",
+            ),
+            (
+                &format!(
+                    r#"{{"type":"record","name":"R","namespace":"{}","fields":[{{"name":"a","type":"B"}}]}}"#,
+                    "n".repeat(511)
+                ),
+                "it has a name of more than 512 bytes",
             ),
             (
                 r#"{"type":"record","name":"R","fields":[{"name":"a"}]}"#,
