@@ -296,15 +296,18 @@ impl JobTopicsConfig {
     }
 }
 
-/// Application names are used in headers and URLs. The prefix `pipeline:` is reserved for pipelines.
+/// Application names are used in headers and URLs. Some prefixes are reserved for what else has a name in ids and scopes.
 fn check_app_name(name: &str) -> Result<(), String> {
     if name.is_empty() || name.len() > 100 || name.contains(char::is_control) {
         return Err(
             "is not a valid application name: write 1 to 100 bytes without control characters".to_owned(),
         );
     }
-    if name.starts_with("pipeline:") {
-        return Err("is not a valid application name: the prefix `pipeline:` is reserved".to_owned());
+    let mut reserved = ["pipeline:", "pipeline/", "tier/"].into_iter();
+    if let Some(prefix) = reserved.find(|prefix| name.starts_with(prefix)) {
+        return Err(format!(
+            "is not a valid application name: the prefix `{prefix}` is reserved"
+        ));
     }
     Ok(())
 }

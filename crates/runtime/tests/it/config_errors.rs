@@ -990,6 +990,10 @@ fn invalid_settings_of_the_scheduler_are_rejected() {
                 "apps.pipeline:a: is not a valid application name: the prefix `pipeline:` is reserved",
             ),
             (
+                "apps: { 'tier/a/1h': { topic: t } }",
+                "apps.tier/a/1h: is not a valid application name: the prefix `tier/` is reserved",
+            ),
+            (
                 "apps: { a: { topic: t, rate: 0 } }",
                 "apps.a.rate: 0 is out of range: must be between 0.001 and 1000000",
             ),
