@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use redeliver_core::failure::bounded_text;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
@@ -12,6 +13,11 @@ pub const DESCRIPTORS: &[u8] = tonic_types::pb::FILE_DESCRIPTOR_SET;
 /// The `domain` of every `ErrorInfo`.
 pub const DOMAIN: &str = "redeliver";
 
+/// Maximum length of a message and of the values of metadata, in bytes. They are sent in headers, percent-encoded or in Base64, and clients refuse headers
+/// of more than 16 KiB: to them, an error with a long text of their own would be a broken connection.
+const MAX_MESSAGE: usize = 1_500;
+const MAX_METADATA: usize = 500;
+
 /// An error with a message for humans, and with a reason in `UPPER_SNAKE_CASE` and metadata for programs.
 #[must_use]
 pub fn status<'a>(
@@ -20,12 +26,8 @@ pub fn status<'a>(
     reason: &str,
     metadata: impl IntoIterator<Item = (&'a str, String)>,
 ) -> Status {
-    let metadata: HashMap<String, String> = metadata
-        .into_iter()
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect();
-    let details = ErrorDetails::with_error_info(reason, DOMAIN, metadata);
-    Status::with_error_details(code, message, details)
+    let details = ErrorDetails::with_error_info(reason, DOMAIN, bounded_metadata(metadata));
+    Status::with_error_details(code, bounded(message, MAX_MESSAGE), details)
 }
 
 /// An INVALID_ARGUMENT error that names the invalid field of the request.
@@ -36,12 +38,8 @@ pub fn invalid<'a>(
     reason: &str,
     metadata: impl IntoIterator<Item = (&'a str, String)>,
 ) -> Status {
-    let problem = problem.into();
-    let metadata: HashMap<String, String> = metadata
-        .into_iter()
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect();
-    let mut details = ErrorDetails::with_error_info(reason, DOMAIN, metadata);
+    let problem = bounded(problem, MAX_MESSAGE);
+    let mut details = ErrorDetails::with_error_info(reason, DOMAIN, bounded_metadata(metadata));
     details.add_bad_request_violation(field, &problem);
     Status::with_error_details(Code::InvalidArgument, format!("{field}: {problem}"), details)
 }
@@ -51,7 +49,22 @@ pub fn invalid<'a>(
 pub fn retry_later(code: Code, message: impl Into<String>, reason: &str, after: Duration) -> Status {
     let mut details = ErrorDetails::with_error_info(reason, DOMAIN, HashMap::new());
     details.set_retry_info(Some(after));
-    Status::with_error_details(code, message, details)
+    Status::with_error_details(code, bounded(message, MAX_MESSAGE), details)
+}
+
+fn bounded(text: impl Into<String>, limit: usize) -> String {
+    let text = text.into();
+    if text.len() <= limit {
+        return text;
+    }
+    bounded_text(&text, limit)
+}
+
+fn bounded_metadata<'a>(metadata: impl IntoIterator<Item = (&'a str, String)>) -> HashMap<String, String> {
+    let metadata = metadata.into_iter();
+    metadata
+        .map(|(name, value)| (name.to_owned(), bounded(value, MAX_METADATA)))
+        .collect()
 }
 
 /// The reason in the `ErrorInfo` of a status, if there is one.
@@ -136,5 +149,30 @@ mod tests {
             (reason(&plain), field(&plain), metadata(&plain).len()),
             (None, None, 0)
         );
+    }
+
+    #[test]
+    fn an_error_fits_into_the_headers_that_clients_accept() {
+        // Each character has 2 bytes, which are sent as 6.
+        let long = "\u{e4}".repeat(100_000);
+        for status in [
+            invalid(
+                "filter",
+                long.clone(),
+                "FILTER",
+                [("a", long.clone()), ("b", long.clone())],
+            ),
+            status(
+                Code::NotFound,
+                long.clone(),
+                "MISSING",
+                [("a", long.clone()), ("b", long.clone())],
+            ),
+            retry_later(Code::Unavailable, long.clone(), "BUSY", Duration::from_secs(1)),
+        ] {
+            let size = 3 * status.message().len() + status.details().len() * 4 / 3;
+            assert!(size < 12 << 10, "{size}");
+            assert!(reason(&status).is_some() && status.message().contains('\u{e4}'));
+        }
     }
 }

@@ -362,8 +362,8 @@ fn messages_are_written_as_the_json_mapping_says() {
             google.protobuf.Empty t = 20; google.protobuf.NullValue u = 21; optional int32 v = 22; repeated float w = 23; google.protobuf.Value x = 24;
             map<bool, double> y = 25; google.protobuf.ListValue z = 26; oneof choice { int32 aa = 27; string bb = 28; } repeated double cc = 29 [json_name = \"C C\"]; }";
     let text = r#"{"a":true,"b":-2,"c":"-3","d":4,"e":"18446744073709551615","f":1.5,"g":1e100,"h":"\u0001ä\"","i":"/w==","j":"ONE","k":["ZERO",7],
-        "l":{"-1":"x","2":"y"},"m":{"k":{"b":1}},"n":{"n":{}},"o":["","x"],"p":"9","q":{"s":[1,null,{"t":true}]},"r":"1.500s","s":"a,bC","t":{},
-        "v":0,"w":["NaN","Infinity","-Infinity",0.1],"x":"text","y":{"true":0.1,"false":-0.0},"z":[1,"b"],"bb":"","C C":["-Infinity",3.0]}"#;
+        "l":{"-1":"x","2":"y"},"m":{"k":{"b":1}},"n":{"n":{}},"o":["","x"],"p":"9","q":{"s":[1.5,null,{"t":true}]},"r":"1.500s","s":"a,bC","t":{},
+        "v":0,"w":["NaN","Infinity","-Infinity",0.1],"x":"text","y":{"true":0.1,"false":2.5},"z":[1.5,"b"],"bb":"","C C":["-Infinity",3.0]}"#;
     let schema = protobuf::Protobuf::parse(&source(SchemaFormat::Protobuf, all, &[])).unwrap();
     let message = schema.file().messages().next().unwrap();
     let message =

@@ -2,8 +2,13 @@
 
 use std::ops::Range;
 
+use redeliver_core::failure::bounded_text;
+
 use super::field::{FIELD_NAMES, Field, Operator, Value};
 use super::{Comparison, Expr, FilterError, MAX_DEPTH, MAX_LENGTH, MAX_RESTRICTIONS};
+
+/// Errors contain the name of a field up to this length, in bytes.
+const SHOWN_NAME: usize = 200;
 
 /// Parses a filter. An empty filter matches everything. `json_fields` are the JSON pointers that are indexed.
 ///
@@ -178,7 +183,7 @@ impl Parser<'_> {
             return Err(self.error(format!("filter has more than {MAX_RESTRICTIONS} restrictions")));
         }
         let path = self.path()?;
-        let name = path.join(".");
+        let name = bounded_text(&path.join("."), SHOWN_NAME);
         let Some(field) = Field::from_path(&path) else {
             let hint = match name.as_str() {
                 "and" | "or" | "not" => format!("; write {} in upper case", name.to_uppercase()),

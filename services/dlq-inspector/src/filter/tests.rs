@@ -255,6 +255,8 @@ fn length_depth_and_count_are_limited() {
         MAX_DEPTH + 2,
         "nested more than",
     );
+    // What follows the name is still there.
+    invalid(&"a".repeat(MAX_LENGTH), 1, "a`; known fields are");
     let many = vec!["topic = a"; MAX_RESTRICTIONS];
     assert!(parse(&many.join(" AND "), &[]).is_ok());
     assert!(

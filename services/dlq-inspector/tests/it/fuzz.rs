@@ -27,8 +27,24 @@ const SERVICES: [&str; 3] = [
     "redeliver.v1.DeadLetterService",
     "redeliver.v1.RedriveService",
 ];
+/// Methods that open a client of Kafka or write a transaction. They are called seldom, so that there is time for many requests.
+const SLOW: [&str; 11] = [
+    "AnnotateGroup",
+    "CancelRedrive",
+    "ListAuditEntries",
+    "MuteGroup",
+    "PauseRedrive",
+    "PlanRedrive",
+    "ReopenGroup",
+    "ResolveGroup",
+    "ResumeRedrive",
+    "SetRedriveRate",
+    "StartRedrive",
+];
+/// One of this many requests calls a slow method.
+const SELDOM: usize = 20;
 /// Calls at the same time.
-const CLIENTS: usize = 8;
+const CLIENTS: usize = 16;
 /// Texts of answers that are used in requests.
 const LEARNED: usize = 200;
 /// Characters with a meaning in filters, patterns, ids or tokens, and some that have none.
@@ -329,7 +345,10 @@ async fn random_requests(name: &str, count: u32) {
     let mut inspector = env.start().await;
     inspector.until_listed("", 40).await;
     let channel = inspector.channel().await;
-    let methods = methods();
+    let (slow, fast): (Vec<_>, Vec<_>) = methods()
+        .into_iter()
+        .partition(|method| SLOW.contains(&method.name()));
+    assert_eq!(slow.len(), SLOW.len());
     let words = [
         r#"error_class = "permanent" AND headers.tenant = "x" AND retry_count > 3"#,
         r#"NOT (partition=1 OR offset>=2) -state=OPEN dialect != SPRING"#,
@@ -361,11 +380,15 @@ async fn random_requests(name: &str, count: u32) {
             words: words.clone(),
             learned: Vec::new(),
         };
-        let (methods, channel) = (methods.clone(), channel.clone());
+        let (slow, fast, channel) = (slow.clone(), fast.clone(), channel.clone());
         async move {
             let mut outcomes = BTreeMap::new();
             for number in 0..count / u32::try_from(CLIENTS).unwrap() {
-                let method = generator.random.choice(&methods).unwrap();
+                let is_slow = generator.random.usize(..SELDOM) == 0;
+                let method = generator
+                    .random
+                    .choice(if is_slow { &slow } else { &fast })
+                    .unwrap();
                 let message = generator.message(&method.input(), DEPTH);
                 let why: String = generator.text().chars().take(2_000).collect();
                 let answer = timeout(DEADLINE, call(&channel, method, &message, &why));
