@@ -122,8 +122,10 @@ struct Generator {
     random: Rng,
     /// What has a meaning in texts: parts of filters, names, ids.
     words: Vec<String>,
-    /// Tokens and ids of answers.
+    /// Texts of answers.
     learned: Vec<String>,
+    /// Ids of answers, and those of dead letters.
+    ids: Vec<String>,
 }
 
 impl Generator {
@@ -141,6 +143,9 @@ impl Generator {
 
     fn field(&mut self, field: &FieldDescriptor, depth: usize) -> Value {
         let kind = field.kind();
+        if field.name() == "id" && self.random.bool() {
+            return Value::String(self.random.choice(&self.ids).cloned().unwrap_or_default());
+        }
         if field.is_map() {
             let entry = kind.as_message().unwrap().map_entry_value_field();
             let entries = (0..self.random.usize(..3)).map(|index| {
@@ -258,22 +263,26 @@ impl Generator {
 
     /// Keeps the texts of an answer.
     fn learn(&mut self, answer: &DynamicMessage) {
-        for (_, value) in answer.fields() {
-            self.learn_value(value);
+        for (field, value) in answer.fields() {
+            self.learn_value(value, field.name());
         }
     }
 
-    fn learn_value(&mut self, value: &Value) {
+    fn learn_value(&mut self, value: &Value, name: &str) {
         match value {
             Value::String(text) if !text.is_empty() => {
-                if self.learned.len() >= LEARNED {
-                    let former = self.random.usize(..LEARNED);
-                    self.learned.swap_remove(former);
+                let texts = if name.ends_with("id") {
+                    &mut self.ids
+                } else {
+                    &mut self.learned
+                };
+                if texts.len() >= LEARNED {
+                    texts.swap_remove(self.random.usize(..LEARNED));
                 }
-                self.learned.push(text.clone());
+                texts.push(text.clone());
             }
             Value::Message(message) => self.learn(message),
-            Value::List(items) => items.iter().for_each(|item| self.learn_value(item)),
+            Value::List(items) => items.iter().for_each(|item| self.learn_value(item, name)),
             _ => {}
         }
     }
@@ -379,6 +388,11 @@ async fn random_requests(name: &str, count: u32) {
             random: random.fork(),
             words: words.clone(),
             learned: Vec::new(),
+            ids: vec![
+                format!("{topic}/0/0"),
+                format!("{topic}/1/19"),
+                format!("{topic}/1/99"),
+            ],
         };
         let (slow, fast, channel) = (slow.clone(), fast.clone(), channel.clone());
         async move {
@@ -424,8 +438,8 @@ async fn random_requests(name: &str, count: u32) {
         "ListDeadLetters",
         "GetDeadLetter",
         "ListGroups",
+        "ReadPayload",
         "WatchDeadLetters",
-        "ListAuditEntries",
         "ListRedrives",
     ] {
         assert!(
