@@ -389,9 +389,10 @@ Commands:
   audit      Verify that every record is once in the output, in the dead letters or waiting
   jobs       Schedule, show and cancel jobs
   schedules  Create, preview, list and change recurring schedules
-  pause      Pause an application at run time: its jobs are accepted, and none is dispatched
-  resume     Resume an application, also if the configuration pauses it
-  rate       Limit how many jobs of an application are dispatched per second
+  pause      Pause an application, a pipeline or a tier at run time: nothing is lost, and nothing goes on
+  resume     Resume what is paused, also an application that the configuration pauses
+  rate       Limit how many jobs of an application are dispatched, or records of a tier released, per second
+  release    Release what waits now in a tier of a pipeline, before it is due
   controls   List what is paused, limited or changed, by whom and why
   dlq        List, show, watch, export, redrive and discard dead letters
   waiting    List and count the failed records that wait for their next attempt

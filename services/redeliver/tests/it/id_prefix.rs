@@ -128,6 +128,9 @@ fn a_changed_prefix_is_refused_until_the_offsets_are_migrated() {
         "{refused:?}"
     );
 
+    // Topics with the prefix, such as the control topic, are new.
+    let applied = changed.env.run("redeliver", &["topics", "apply"]);
+    assert_eq!(applied.code, Some(0), "{applied:?}");
     // Both services refuse the prefix: they would read their topics from the beginning.
     for service in ["enricher", "retry-tier"] {
         let printed = run(changed.env.command(service, &[]));
