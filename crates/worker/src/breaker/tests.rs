@@ -284,19 +284,16 @@ fn the_time_of_a_pause_does_not_count_as_time_in_which_a_record_failed() {
     let mut bench = Bench::new(1);
     bench.open();
     let poison_after = bench.breaker.settings.poison_after;
-    let probe = |bench: &mut Bench| {
-        bench.advance_to_probe();
-        bench.run(1, FAILED).0
-    };
-    assert_eq!(probe(&mut bench), Verdict::Forgotten);
+    bench.advance_to_probe();
+    assert_eq!(bench.run(1, FAILED).0, Verdict::Forgotten);
     let changes = bench.breaker.view().changes();
     bench.now += 10 * poison_after;
     bench.breaker.resumed(bench.now);
-    assert_eq!(probe(&mut bench), Verdict::Forgotten);
+    assert_eq!(bench.run(1, FAILED).0, Verdict::Forgotten);
     // A record that blocks its followers may block them as long as before the pause.
     assert_ne!(bench.breaker.view().changes(), changes);
     bench.now += poison_after;
-    assert_eq!(probe(&mut bench), Verdict::Poison);
+    assert_eq!(bench.run(1, FAILED).0, Verdict::Poison);
 }
 
 #[test]

@@ -253,9 +253,11 @@ mod tests {
             memory.failed(at(1_000));
             assert_eq!(next(memory, 1_000), Next::Wait(at(1_000 + seconds * 1_000)));
         }
-        assert_eq!(next(memory, 31_000), Next::Take(10));
+        assert_eq!(next(memory, 31_000), Next::Take(1));
         memory.succeeded();
-        assert_eq!(next(memory, 1_000), Next::Take(10));
+        assert_eq!(next(memory, 1_000), Next::Take(1));
+        memory.failed(at(1_000));
+        assert_eq!(next(memory, 1_000), Next::Wait(at(3_000)));
     }
 
     #[test]
