@@ -625,7 +625,7 @@ async fn what_was_read_over_rest_can_be_written_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_read_is_written_only_if_the_schedule_is_as_it_was() {
-    let server = Server::start();
+    let server = Server::start().ready();
     let path = "/v1/schedules/yearly";
     let definition = format!("{{\"id\":\"yearly\",{YEARLY},{JOB}}}");
     let with = |fields: &str| definition.replacen('{', &format!("{{{fields},"), 1);
