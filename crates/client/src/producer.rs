@@ -84,6 +84,9 @@ impl JobProducer {
     /// Requests a job and returns its id. If the request is a duplicate, or takes the place of another one, no job has this id:
     /// the job is that of the first request with the same idempotency key.
     ///
+    /// If Kafka did not answer and the request was written again, the id is read from the ingest topic. Without the right to read that topic,
+    /// its time can be later by some milliseconds than that of the job, and then no job has this id.
+    ///
     /// # Errors
     /// If the request is invalid or cannot be written.
     pub async fn schedule(&self, job: &JobRequest) -> Result<JobId, ScheduleError> {

@@ -41,6 +41,7 @@ pub mod fault;
 pub mod follow;
 pub mod groups;
 pub mod lane;
+mod log_timestamps;
 pub mod login;
 pub mod lookup;
 pub mod murmur2;

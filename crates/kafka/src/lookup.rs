@@ -1,4 +1,4 @@
-//! Reads single records by offset, as a read_committed consumer.
+//! Reads single records by offset.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -36,12 +36,24 @@ pub struct StoredRecord {
 const NEAR: i64 = 50;
 
 impl Lookup {
-    /// Creates the client without connecting to the broker.
+    /// A read_committed consumer. Does not wait for a connection.
     ///
     /// # Errors
     /// If the client cannot be created from its configuration.
     pub fn new(settings: &KafkaSettings) -> Result<Self, ReadError> {
-        let mut config = settings.reader("read_committed");
+        Self::with_isolation(settings, "read_committed")
+    }
+
+    /// Also sees records of transactions that are open or aborted, so it does not wait for the end of a transaction.
+    ///
+    /// # Errors
+    /// As for [`Lookup::new`].
+    pub fn uncommitted(settings: &KafkaSettings) -> Result<Self, ReadError> {
+        Self::with_isolation(settings, "read_uncommitted")
+    }
+
+    fn with_isolation(settings: &KafkaSettings, isolation: &str) -> Result<Self, ReadError> {
+        let mut config = settings.reader(isolation);
         config
             // The default waits longer for a missing topic, in case it was just created.
             .set("topic.metadata.propagation.max.ms", "1000")
@@ -55,7 +67,7 @@ impl Lookup {
         })
     }
 
-    /// The records at these positions, in the same order; `None` where a read_committed consumer sees no record. Blocks.
+    /// The records at these positions, in the same order; `None` where the consumer sees no record. Blocks.
     ///
     /// # Errors
     /// If they cannot be read within `timeout`.

@@ -9,12 +9,16 @@ use redeliver_core::{Output, Position, Timestamp};
 use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::KafkaSettings;
-use crate::convert::{self, native_headers};
+use crate::convert::native_headers;
 use crate::credentials::Replaceable;
+use crate::log_timestamps::LogTimestamps;
 
 /// An idempotent producer with Java's partitioning.
 #[derive(Clone)]
-pub struct Producer(Arc<Replaceable<KafkaClient<FutureProducer>>>);
+pub struct Producer {
+    client: Arc<Replaceable<KafkaClient<FutureProducer>>>,
+    timestamps: Arc<LogTimestamps>,
+}
 
 /// How long a replaced client may take to deliver records whose callers no longer wait for them.
 const CLOSING: Duration = Duration::from_secs(10);
@@ -24,7 +28,8 @@ const CLOSING: Duration = Duration::from_secs(10);
 pub struct Written {
     /// The position of the record.
     pub position: Position,
-    /// The record's timestamp in the log: that of the producer, or of the broker if the topic is configured so.
+    /// The record's timestamp in the log: that of the producer, or of the broker if the topic is configured so. `None` if the record has none, or
+    /// if the client had to write it again, and it cannot be read now.
     pub timestamp: Option<Timestamp>,
 }
 
@@ -80,8 +85,12 @@ impl Producer {
                 tracing::debug!(%error, "a replaced producer has not delivered all records");
             }
         };
-        let clients = Replaceable::with_closing(settings, "producer", move || config.create(), deliver);
-        clients.map(Self).map_err(ProduceError::Configuration)
+        let client = Replaceable::with_closing(settings, "producer", move || config.create(), deliver)
+            .map_err(ProduceError::Configuration)?;
+        Ok(Self {
+            client,
+            timestamps: Arc::new(LogTimestamps::new(settings)),
+        })
     }
 
     /// Writes one record and waits for the broker's acknowledgement.
@@ -97,20 +106,19 @@ impl Producer {
             record.headers = Some(native_headers(&output.headers));
         }
         // Replaced clients are dropped only after this.
-        let client = self.0.get();
+        let client = self.client.get();
         let delivered = client.send(record, Duration::from_secs(30)).await;
         let delivery = delivered.map_err(|(source, _)| ProduceError::Delivery {
             topic: output.topic.to_string(),
             source,
         })?;
-        Ok(Written {
-            position: Position {
-                topic: output.topic.clone(),
-                partition: delivery.partition,
-                offset: delivery.offset,
-            },
-            timestamp: convert::timestamp(delivery.timestamp),
-        })
+        let position = Position {
+            topic: output.topic.clone(),
+            partition: delivery.partition,
+            offset: delivery.offset,
+        };
+        let timestamp = self.timestamps.of(&position, delivery.timestamp).await;
+        Ok(Written { position, timestamp })
     }
 
     /// Waits until all records sent so far are acknowledged, except those that a replaced client still delivers.
@@ -118,7 +126,7 @@ impl Producer {
     /// # Errors
     /// If that takes longer than `timeout`.
     pub fn flush(&self, timeout: Duration) -> Result<(), ProduceError> {
-        self.0
+        self.client
             .get()
             .flush(timeout)
             .map_err(|source| ProduceError::Delivery {

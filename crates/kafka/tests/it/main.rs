@@ -12,6 +12,7 @@ mod isolation;
 mod lane;
 mod late;
 mod membership;
+mod producer;
 mod reader;
 mod recreated;
 mod refused;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use redeliver_core::{Headers, Output, Record, Timestamp};
 use redeliver_kafka::producer::Producer;
@@ -13,7 +13,7 @@ use redeliver_kafka::{AssignmentId, KafkaClient, KafkaSettings, Processor, Refus
 use redeliver_testkit::{DEADLINE, eventually, unique};
 
 use crate::copy::Observed;
-use crate::support::{RunningLane, create_topic, lane_spec, settings};
+use crate::support::{RunningLane, create_topic, create_topic_with, lane_spec, settings};
 
 /// Copies records to a topic, and replaces the values of refused ones with the reason.
 struct Copy {
@@ -85,15 +85,7 @@ impl Env {
         let settings = settings("refused");
         let (from, to, group) = (unique("from"), unique("to"), unique("group"));
         create_topic(&settings, &from, 2).await;
-        let admin: KafkaClient<AdminClient<DefaultClientContext>> = settings.client().create().unwrap();
-        let narrow = NewTopic::new(&to, 2, TopicReplication::Fixed(1)).set("max.message.bytes", "2000");
-        for result in admin
-            .create_topics([&narrow], &AdminOptions::new())
-            .await
-            .unwrap()
-        {
-            result.unwrap();
-        }
+        create_topic_with(&settings, &to, 2, &[("max.message.bytes", "2000")]).await;
         let (observed, accepted) = (Arc::<Observed>::default(), Arc::<AtomicU64>::default());
         let copy = Copy {
             to: to.as_str().into(),

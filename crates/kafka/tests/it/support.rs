@@ -23,8 +23,19 @@ pub(crate) fn settings(instance: &str) -> KafkaSettings {
 
 /// Creates a topic and waits until all its partitions have leaders.
 pub(crate) async fn create_topic(settings: &KafkaSettings, topic: &str, partitions: i32) {
+    create_topic_with(settings, topic, partitions, &[]).await;
+}
+
+/// As [`create_topic`], with settings of the topic.
+pub(crate) async fn create_topic_with(
+    settings: &KafkaSettings,
+    topic: &str,
+    partitions: i32,
+    config: &[(&str, &str)],
+) {
     let admin: KafkaClient<AdminClient<DefaultClientContext>> = settings.client().create().unwrap();
     let new = NewTopic::new(topic, partitions, TopicReplication::Fixed(1));
+    let new = config.iter().fold(new, |new, (name, value)| new.set(name, value));
     for result in admin.create_topics([&new], &AdminOptions::new()).await.unwrap() {
         result.unwrap();
     }

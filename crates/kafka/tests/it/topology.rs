@@ -3,9 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
-use rdkafka::admin::{
-    AdminClient, AdminOptions, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication,
-};
+use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use redeliver_core::{HumanDuration, Pipeline, SchedulerTopics};
@@ -14,6 +12,8 @@ use redeliver_kafka::topology::{
 };
 use redeliver_kafka::{ClientSettings, KafkaClient, KafkaSettings, reader};
 use redeliver_testkit::{brokers, unique};
+
+use crate::support::{self, create_topic_with};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -50,14 +50,7 @@ fn created(applied: &[Applied]) -> usize {
 }
 
 async fn create(name: &str, config: &[(&str, &str)]) {
-    let admin: KafkaClient<AdminClient<DefaultClientContext>> = client().create().unwrap();
-    let topic = NewTopic::new(name, 2, TopicReplication::Fixed(1));
-    let topic = config
-        .iter()
-        .fold(topic, |topic, (name, value)| topic.set(name, value));
-    admin.create_topics([&topic], &AdminOptions::new()).await.unwrap()[0]
-        .as_ref()
-        .unwrap();
+    create_topic_with(&support::settings("topology"), name, 2, config).await;
 }
 
 async fn configured(topic: &str, name: &str) -> String {

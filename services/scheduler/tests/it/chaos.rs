@@ -394,14 +394,13 @@ fn kills_of_each_of_three_brokers_lose_and_duplicate_nothing() {
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("three-brokers");
     let mut brokers = LocalKafka::start_three().unwrap();
-    let mut env = SchedulerEnv::new(
+    let env = SchedulerEnv::new(
         setup("three-brokers")
             .brokers(brokers.each_ref().map(LocalKafka::brokers).join(","))
             .set("kafka.topics.replication", &REPLICAS.to_string())
             .set("kafka.transaction_timeout", "5s")
             .set("scheduler.topics.urgent", "{name}-jobs-urgent"),
     );
-    env.write_one_by_one();
     let member = env.start("a");
     let done = under_load(&env, &mut random, 100, |load, random| {
         for (id, broker) in (1..).zip(&mut brokers) {

@@ -77,16 +77,6 @@ impl SchedulerEnv {
         self.producer = Producer::new(&self.kafka).unwrap();
     }
 
-    /// From now on, each request is written in a batch of its own. If a producer writes a batch again because a broker was killed, the broker
-    /// confirms the latest timestamp of the batch for all of its records, whatever the topic contains.
-    pub(crate) fn write_one_by_one(&mut self) {
-        let mut kafka = self.kafka.clone();
-        kafka
-            .properties
-            .insert("batch.num.messages".to_owned(), "1".to_owned());
-        self.producer = Producer::new(&kafka).unwrap();
-    }
-
     /// A scheduler that has just been started.
     pub(crate) fn spawn(&self, instance: &str) -> ServiceProcess {
         self.test.spawn("scheduler", instance, &[])
