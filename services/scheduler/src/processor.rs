@@ -35,8 +35,8 @@ use crate::window::Backlog;
 /// The capacity of the channel to an indexer: at least one per kind of request, since one of each can be in progress.
 const INDEX_REQUESTS: usize = 8;
 
-/// The maximum number of records of a transaction while there is a backlog, and jobs of an application without one are due or become due
-/// soon. The fewer records, the sooner these jobs are dispatched, and the more transactions a burst takes.
+/// The maximum number of records of a transaction while there is a backlog of due jobs or commands, and jobs of an application without one are
+/// due or become due soon. The fewer records, the sooner these jobs are dispatched, and the more transactions a backlog takes.
 const SHORT_TURN: usize = 1_000;
 
 /// The scheduler's [`Processor`].

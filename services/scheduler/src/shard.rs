@@ -32,7 +32,7 @@ use crate::request::{
 use crate::schedules;
 use crate::settings::Settings;
 use crate::topics::Presence;
-use crate::window::{Backlog, Inserted, Window};
+use crate::window::{BACKLOG, Backlog, Inserted, Window};
 
 use self::conflict::{NamedJob, Resolution};
 use self::look_ahead::{LookAhead, Release};
@@ -415,12 +415,15 @@ impl Shard {
         self.window.next_due().filter(|_| self.may_dispatch())
     }
 
-    /// What is due, and who becomes due before a transaction of the maximum size has ended; nothing until the shard dispatches jobs.
+    /// What is due or undecided, and who becomes due before a transaction of the maximum size has ended; nothing until the shard dispatches jobs.
     pub(crate) fn backlog(&self, now: Timestamp) -> Backlog {
-        if self.is_live() {
-            self.window.backlog(now, now.after(LONG_TURN))
-        } else {
-            Backlog::default()
+        if !self.is_live() {
+            return Backlog::default();
+        }
+        let window = self.window.backlog(now, now.after(LONG_TURN));
+        Backlog {
+            is_long: window.is_long || self.ready.len() > BACKLOG,
+            ..window
         }
     }
 

@@ -45,20 +45,20 @@ impl Limits {
     }
 }
 
-/// More due jobs than these are a backlog. A short turn dispatches more occurrences of schedules, which take the most records.
-const BACKLOG: usize = 100;
+/// More due jobs or commands than these are a backlog. A short turn dispatches more occurrences of schedules, which take the most records.
+pub(crate) const BACKLOG: usize = 100;
 
-/// What a window tells about the lateness that a long turn would cause.
+/// What a shard tells about the lateness that a long turn would cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Backlog {
-    /// Whether there are so many due jobs that a turn has the maximum size.
+    /// Whether there are so many due jobs or undecided commands that a turn has the maximum size.
     pub(crate) is_long: bool,
     /// Whether an application without a backlog of its own has a job that is due soon or already.
     pub(crate) has_others: bool,
 }
 
 impl Backlog {
-    /// Of several windows that share turns.
+    /// Of several shards that share turns.
     pub(crate) fn merge(self, other: Self) -> Self {
         Self {
             is_long: self.is_long || other.is_long,

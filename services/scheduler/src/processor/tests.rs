@@ -385,7 +385,7 @@ fn lane_with(settings: Settings, shards: u32, commands: i64, value: &Bytes, head
     lane
 }
 
-fn command(partition: i32, offset: i64, json: &'static str) -> Record {
+fn command(partition: i32, offset: i64, json: &str) -> Record {
     Record {
         position: Position {
             topic: "ingest".into(),
@@ -394,7 +394,7 @@ fn command(partition: i32, offset: i64, json: &'static str) -> Record {
         },
         timestamp: Some(START),
         key: None,
-        value: Some(json.as_bytes().into()),
+        value: Some(Bytes::copy_from_slice(json.as_bytes())),
         headers: Headers::new(),
         unreadable_headers: 0,
     }
@@ -473,4 +473,33 @@ fn headers_count_towards_the_maximum_size_of_a_transaction() {
     let mut headers = Headers::new();
     headers.push("user", Some(&[b'x'; MEGABYTE]));
     check_transactions(lane(2, 40, &Bytes::from_static(b"x"), &headers), 80);
+}
+
+#[test]
+fn transactions_of_many_commands_are_short_while_jobs_are_due_or_become_due_soon() {
+    // The size of the second transaction of a lane whose shard has an accepted job and then many commands.
+    let second = |delay: &str| {
+        let settings = Settings {
+            window_jobs: 50_000,
+            window_bytes: 64 << 20,
+            ..settings()
+        };
+        let mut lane = lane_with(settings, 1, 0, &Bytes::new(), &Headers::new());
+        let accept = |lane: &mut LaneShards, offset, job: &str| {
+            let handle = lane.shards.values_mut().next().unwrap();
+            handle.shard.accept(command(0, offset, job), START);
+        };
+        let accepted = format!(r#"{{"appName":"other","delay":"{delay}","jobData":1}}"#);
+        accept(&mut lane, 0, &accepted);
+        lane.collect(START, 5_000, &mut TransactionBatch::default());
+        for offset in 1..=3_000 {
+            accept(&mut lane, offset, r#"{"appName":"app","delay":"1h","jobData":1}"#);
+        }
+        let mut turn = TransactionBatch::default();
+        lane.collect(START.after(Duration::from_millis(60)), 5_000, &mut turn);
+        turn.outputs.len()
+    };
+    assert!((1..=SHORT_TURN).contains(&second("50ms")), "due");
+    assert!((1..=SHORT_TURN).contains(&second("150ms")), "due soon");
+    assert!(second("1h") > SHORT_TURN);
 }
