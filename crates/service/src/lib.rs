@@ -21,6 +21,7 @@
 //! | [`metrics`] | metrics and readiness of lanes |
 //! | [`due`] | what is due: the metrics by which services are scaled |
 //! | `clock` | the guarded clock of the process |
+//! | `huge_pages` | large pages of memory, which services do not use |
 //! | `totals` | what a process has done, in one log line at its end |
 
 pub mod audit;
@@ -32,6 +33,7 @@ pub mod followed;
 pub mod groups;
 pub mod host;
 pub mod http;
+mod huge_pages;
 pub mod identity;
 mod idle;
 pub mod leftovers;
@@ -67,7 +69,12 @@ where
         host::check_kafka(config)?;
         check(config)
     };
+    // Before the heap grows.
+    let small_pages = huge_pages::disable();
     let run = |start: Start| {
+        if let Err(error) = small_pages {
+            tracing::debug!(%error, "cannot disable transparent huge pages");
+        }
         let (began, registry) = (Instant::now(), start.registry.clone());
         let running = run(start);
         async move {

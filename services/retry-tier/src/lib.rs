@@ -43,7 +43,6 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
 /// # Errors
 /// When topics are missing or misconfigured, or a lane fails.
 pub async fn run(start: Start) -> anyhow::Result<()> {
-    disable_huge_pages();
     let mut host = Host::new("retry-tier", start);
     let pipelines = served_pipelines(&host.config);
     let pipelines: Vec<Pipeline> = pipelines.iter().map(|pipeline| (**pipeline).clone()).collect();
@@ -52,14 +51,6 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
         .await?;
     mount(&mut host).await?;
     Ok(host.run().await?)
-}
-
-/// With transparent huge pages of 2 MiB, the small and long-lived heap of this process would take twice the memory.
-fn disable_huge_pages() {
-    #[cfg(target_os = "linux")]
-    if let Err(error) = nix::sys::prctl::set_thp_disable(true) {
-        tracing::debug!(%error, "cannot disable transparent huge pages");
-    }
 }
 
 /// Adds the lanes of all served tiers to a host, once it has read which of them are paused. Does nothing if the process shuts down
