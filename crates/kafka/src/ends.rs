@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rdkafka::consumer::BaseConsumer;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use redeliver_kafka_ffi::{KafkaClient, TopicId, describe_topics};
 
@@ -80,11 +80,16 @@ mod tests {
         let ends = |partitions, timeout| {
             now.set(start);
             let asked = Cell::new(0);
-            let ends = ends_until(start + timeout, || now.get(), 0..partitions, |partition| {
-                now.set(now.get() + ANSWER);
-                asked.set(asked.get() + 1);
-                Ok(i64::from(partition))
-            });
+            let ends = ends_until(
+                start + timeout,
+                || now.get(),
+                0..partitions,
+                |partition| {
+                    now.set(now.get() + ANSWER);
+                    asked.set(asked.get() + 1);
+                    Ok(i64::from(partition))
+                },
+            );
             (ends.ok(), asked.get())
         };
         assert_eq!(ends(3, 3 * ANSWER), (Some(vec![0, 1, 2]), 3));

@@ -236,7 +236,9 @@ impl Breaker {
     pub(crate) fn start(&mut self, is_forgotten: bool, now: Instant) -> Result<Admitted, Option<Instant>> {
         let is_probe = self.open.is_some();
         if let Some(open) = &mut self.open {
-            let next = open.postponed.map_or(open.next_probe, |at| at.max(open.next_probe));
+            let next = open
+                .postponed
+                .map_or(open.next_probe, |at| at.max(open.next_probe));
             let at = next + if is_forgotten { PRECEDENCE } else { Duration::ZERO };
             if open.is_probing {
                 return Err(None);

@@ -420,10 +420,7 @@ fn as_text(control: &Control) -> String {
     fields(&[
         ("name", Some(control.name.clone())),
         ("state", effective.state().map(str::to_owned)),
-        (
-            "rate",
-            effective.rate().or_else(|| some(effective.without_rate)),
-        ),
+        ("rate", effective.rate().or_else(|| some(effective.without_rate))),
         ("wanted state", wanted(desired.state().map(str::to_owned))),
         ("wanted rate", wanted(desired.rate())),
         ("released at", effective.released_at.map(|at| at.to_string())),
@@ -581,10 +578,7 @@ why           outage
         ] {
             let control = control(rate);
             let text = as_text(&control);
-            assert!(
-                text.contains(&format!("\nrate          {expected}\n")),
-                "{text}"
-            );
+            assert!(text.contains(&format!("\nrate          {expected}\n")), "{text}");
             assert_eq!(row(&control)[2], expected);
         }
     }

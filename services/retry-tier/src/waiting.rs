@@ -103,7 +103,10 @@ impl Ord for Straggler {
 impl WaitingRecords {
     pub(crate) fn push(&mut self, waiting: Waiting) {
         self.bytes += size(&waiting.record);
-        let is_straggler = self.in_order.back().is_some_and(|last| waiting.order() < last.order());
+        let is_straggler = self
+            .in_order
+            .back()
+            .is_some_and(|last| waiting.order() < last.order());
         if is_straggler && !mutant!("relay-ignores-the-order-of-due-times") {
             self.stragglers.push(Straggler(waiting));
         } else {

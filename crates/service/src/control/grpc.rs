@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use futures::stream::{self, Stream, StreamExt as _};
+use futures::stream::{self, Stream};
 use redeliver_proto::v1;
 use redeliver_proto::v1::control_service_server::ControlService;
 use redeliver_runtime::config::{Area, Verb};
@@ -79,10 +79,7 @@ fn answer<T>(result: Result<T, ControlError>) -> Result<Response<T>, Status> {
 }
 
 /// What became of the release of a tier.
-fn release_result(
-    name: &ControlName,
-    released: Result<v1::Control, ControlError>,
-) -> v1::TierReleaseResult {
+fn release_result(name: &ControlName, released: Result<v1::Control, ControlError>) -> v1::TierReleaseResult {
     use v1::tier_release_result::Result;
     v1::TierReleaseResult {
         name: name.to_string(),
@@ -164,15 +161,11 @@ impl ControlService for Service {
     ) -> Result<Response<Self::ReleaseWholeTierStream>, Status> {
         let caller = caller(&request)?;
         let v1::ReleaseWholeTierRequest { name, why } = request.into_inner();
-        let tiers = self.0.release_whole_tier(&caller, &read_name(&name)?, &why);
-        let tiers = tiers.map_err(ControlError::into_status)?;
-        let controls = self.0.clone();
-        let results = stream::iter(tiers).then(move |tier| {
-            let (controls, caller, why) = (controls.clone(), caller.clone(), why.clone());
-            async move {
-                let released = controls.release_one(&caller, tier.clone(), why).await;
-                Ok(release_result(&tier, released))
-            }
+        let releases = self.0.release_whole_tier(&caller, &read_name(&name)?, why);
+        let releases = releases.map_err(ControlError::into_status)?;
+        let results = stream::unfold((self.0.clone(), releases), |(controls, mut releases)| async move {
+            let (name, released) = controls.release_next(&mut releases).await?;
+            Some((Ok(release_result(&name, released)), (controls, releases)))
         });
         Ok(Response::new(Box::pin(results)))
     }

@@ -68,6 +68,15 @@ pub struct WantedChange {
     pub expected_revision: Option<u64>,
 }
 
+/// A release of a tier of all pipelines that its caller may make: one change after the other, with [`Controls::release_next`].
+#[derive(Debug)]
+pub struct TierReleases {
+    by: Author,
+    why: String,
+    /// Those that are left.
+    tiers: BTreeSet<ControlName>,
+}
+
 /// What a caller can do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ChangeVerb {
@@ -159,7 +168,7 @@ impl Controls {
         self.carry_out(Author::of(caller), wanted).await
     }
 
-    /// The tiers that a release of this tier of all pipelines releases, each with [`Controls::release_one`].
+    /// Begins a release of a tier of all pipelines.
     ///
     /// # Errors
     /// When the caller may not do this, or no pipeline has the tier.
@@ -167,10 +176,10 @@ impl Controls {
         &self,
         caller: &Identity,
         name: &ControlName,
-        why: &str,
-    ) -> Result<Vec<ControlName>, ControlError> {
+        why: String,
+    ) -> Result<TierReleases, ControlError> {
         self.require(caller, Verb::Write, Some(name), "release_whole_tier")?;
-        check_why(why)?;
+        check_why(&why)?;
         let ControlName::WholeTier(tier) = name else {
             let problem = "is not a tier of all pipelines; name one, such as tier/30s";
             return Err(invalid("name", problem));
@@ -183,26 +192,27 @@ impl Controls {
         if tiers.is_empty() {
             return Err(ControlError::Unknown(name.clone()));
         }
-        Ok(tiers.into_iter().collect())
+        Ok(TierReleases {
+            by: Author::of(caller),
+            why,
+            tiers,
+        })
     }
 
-    /// Releases what waits in one of the tiers that [`Controls::release_whole_tier`] has returned.
-    ///
-    /// # Errors
-    /// As for [`Controls::change`].
-    pub async fn release_one(
+    /// Releases the tier of the next pipeline, and returns what became of it; `None` after the last one.
+    pub async fn release_next(
         &self,
-        caller: &Identity,
-        name: ControlName,
-        why: String,
-    ) -> Result<v1::Control, ControlError> {
+        releases: &mut TierReleases,
+    ) -> Option<(ControlName, Result<v1::Control, ControlError>)> {
+        let name = releases.tiers.pop_first()?;
         let wanted = WantedChange {
-            name,
+            name: name.clone(),
             verb: ChangeVerb::Release,
-            why,
+            why: releases.why.clone(),
             expected_revision: None,
         };
-        self.carry_out(Author::of(caller), wanted).await
+        let released = self.carry_out(releases.by.clone(), wanted).await;
+        Some((name, released))
     }
 
     /// Makes a change that is permitted.

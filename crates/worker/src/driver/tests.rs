@@ -545,14 +545,10 @@ async fn attempts_start_in_their_order_at_the_rate_that_an_operator_wants_until_
 
 #[tokio::test(start_paused = true)]
 async fn a_rate_that_is_lifted_no_longer_delays_the_probe_of_an_open_breaker() {
-    let mut rig = Rig::start(
-        Grouping::default(),
-        breaker(NEVER),
-        |_, number| match number {
-            0 => unavailable(),
-            _ => Outcome::unchanged(),
-        },
-    );
+    let mut rig = Rig::start(Grouping::default(), breaker(NEVER), |_, number| match number {
+        0 => unavailable(),
+        _ => Outcome::unchanged(),
+    });
     rig.want_rate(Some(WantedRate::PerSecond(0.001)));
     rig.accept(0..1);
     assert!(rig.after(100 * SECOND).await.is_empty());

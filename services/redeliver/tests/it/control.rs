@@ -349,7 +349,9 @@ fn a_rate_and_a_release_of_a_tier_apply_to_all_pipelines_and_each_release_has_it
         .collect();
     let other_name = format!("tier/{other}/{}", pipe.pipeline.policy.tiers()[0]);
     assert_eq!(names, [tier_of(&pipe), other_name.clone()]);
-    until("a record of each partition is released", &topics, &|count| count == 4);
+    until("a record of each partition is released", &topics, &|count| {
+        count == 4
+    });
     cli.change(&["rate", &whole, "unlimited"]);
     until("everything is released", &topics, &|count| count == RECORDS);
     let report = pipe.audit();

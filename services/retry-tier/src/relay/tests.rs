@@ -1103,10 +1103,7 @@ fn a_clock_that_is_set_back_delays_no_part_of_a_release() {
         // Read after the release, and before the clock is set back by less than a step.
         bench.accept(waiting_until(in_seconds(100)));
         bench.clock.set(in_seconds(1));
-        assert!(
-            bench.relay.next_due() < first,
-            "the lane looks at them at once"
-        );
+        assert!(bench.relay.next_due() < first, "the lane looks at them at once");
         let released = bench.finish_at_once();
         assert_eq!(released.len(), 2);
         for (_, headers) in released {
