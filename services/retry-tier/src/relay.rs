@@ -582,7 +582,9 @@ impl Processor for Relay {
                 continue;
             };
             if let Some(waited) = written.waited {
-                partition.waiting.push(waited.again(output));
+                if !mutant!("relay-loses-what-it-takes-back") {
+                    partition.waiting.push(waited.again(output));
+                }
             } else {
                 partition.rejected_bytes += output.size();
                 partition.rejected.push_front((offset, output));

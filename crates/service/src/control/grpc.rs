@@ -163,10 +163,13 @@ impl ControlService for Service {
         let v1::ReleaseWholeTierRequest { name, why } = request.into_inner();
         let releases = self.0.release_whole_tier(&caller, &read_name(&name)?, why);
         let releases = releases.map_err(ControlError::into_status)?;
-        let results = stream::unfold((self.0.clone(), releases), |(controls, mut releases)| async move {
-            let (name, released) = controls.release_next(&mut releases).await?;
-            Some((Ok(release_result(&name, released)), (controls, releases)))
-        });
+        let results = stream::unfold(
+            (self.0.clone(), releases),
+            |(controls, mut releases)| async move {
+                let (name, released) = controls.release_next(&mut releases).await?;
+                Some((Ok(release_result(&name, released)), (controls, releases)))
+            },
+        );
         Ok(Response::new(Box::pin(results)))
     }
 

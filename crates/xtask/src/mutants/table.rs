@@ -657,6 +657,22 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         )],
     ),
     mutant(
+        "limiter-ignores-operators",
+        "A worker starts attempts faster than an operator wants.",
+        &[unit(
+            WORKER,
+            "driver::tests::attempts_start_in_their_order_at_the_rate_that_an_operator_wants_until_it_is_lifted",
+        )],
+    ),
+    mutant(
+        "relay-loses-what-it-takes-back",
+        "A record whose transaction was aborted is not released before the tier is read again.",
+        &[unit(
+            RELAY,
+            "relay::tests::what_was_not_written_before_a_pause_is_not_written_during_it",
+        )],
+    ),
+    mutant(
         "scheduler-ignores-holds",
         "Jobs are dispatched by a time that is not confirmed. They may be early.",
         &[SCHEDULER_HOLD],
@@ -963,6 +979,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[unit(
             SERVICE,
             "control::change::tests::a_change_keeps_what_it_does_not_change",
+        )],
+    ),
+    mutant(
+        "control-releases-deleted-topics",
+        "A release of a deleted topic replaces one of the topic that was created since. What an operator has released waits until it is due.",
+        &[unit(
+            SERVICE,
+            "control::change::tests::a_release_that_was_looked_up_before_another_one_does_not_replace_that_of_a_newer_topic",
         )],
     ),
 ];
