@@ -65,7 +65,7 @@ pub(crate) struct RateArgs {
 
 #[derive(Args)]
 pub(crate) struct ReleaseArgs {
-    /// A tier of a pipeline, such as tier/docs/30s, or of all pipelines, such as tier/30s
+    /// A tier of a pipeline, such as tier/docs/30s, or of all pipelines, such as tier/30s; tier/docs/scheduler for what waits in the scheduler
     #[arg(value_name = "NAME")]
     name: ControlName,
     /// Why, for others; at most 1000 bytes

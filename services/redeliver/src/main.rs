@@ -59,7 +59,7 @@ enum Command {
     Resume(controls::ResumeArgs),
     /// Limit how many jobs of an application are dispatched, attempts of a pipeline started, or records of a tier released, per second
     Rate(controls::RateArgs),
-    /// Release what waits now in a tier, before it is due
+    /// Release what waits now in a tier or in the scheduler, before it is due
     Release(controls::ReleaseArgs),
     /// List what is paused, limited or changed, by whom and why
     Controls(controls::ControlsArgs),

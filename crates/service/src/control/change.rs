@@ -72,8 +72,8 @@ pub enum RefusedChange {
     /// This version would lose something of the value.
     #[error("has a value that this version cannot change: it {0}")]
     Unknown(Problem),
-    /// It has nothing that can be released.
-    #[error("has nothing to release")]
+    /// It has nothing that can be released, or can only be released.
+    #[error("cannot be changed like this")]
     Impossible,
     /// Since it was looked up what waits, a value with this revision was written, which is about another topic of the same name. What waits
     /// is to be looked up again.
@@ -229,7 +229,7 @@ fn next(
         |value| value.desired.clone(),
     );
     let revision = current.map_or(0, |value| value.revision);
-    if matches!(request.change, Change::Release(_)) && !matches!(request.name, ControlName::Tier(..)) {
+    if !is_possible(&request.name, &request.change) {
         return Err(RefusedChange::Impossible);
     }
     if request
@@ -254,6 +254,16 @@ fn next(
         desired,
         is_newer: false,
     }))
+}
+
+/// Whether a change can be made of what has this name.
+fn is_possible(name: &ControlName, change: &Change) -> bool {
+    match (name, change) {
+        (ControlName::Tier(..), _) => true,
+        // The scheduler dispatches jobs of all kinds with the same limits.
+        (ControlName::LongWaits(_), change) => matches!(change, Change::Release(_) | Change::Reset),
+        (_, change) => !matches!(change, Change::Release(_)),
+    }
 }
 
 /// What follows from a change of what has this revision.
@@ -619,6 +629,9 @@ mod tests {
             ("tier/30s", Change::Run(Run::Paused), true),
             ("tier/30s", rate, true),
             ("tier/30s", release(&[1], 1), false),
+            ("tier/docs/scheduler", Change::Run(Run::Paused), false),
+            ("tier/docs/scheduler", Change::Rate(None), false),
+            ("tier/docs/scheduler", release(&[1], 1), true),
         ] {
             let decided = decide_about(name, None, change.clone());
             assert_eq!(decided.is_ok(), is_possible, "{name} {change:?}");

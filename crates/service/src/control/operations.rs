@@ -261,6 +261,11 @@ impl Controls {
 
     async fn change_of(&self, name: &ControlName, verb: ChangeVerb) -> Result<Change, ControlError> {
         Ok(match verb {
+            ChangeVerb::Pause | ChangeVerb::Resume | ChangeVerb::Rate(_)
+                if matches!(name, ControlName::LongWaits(_)) =>
+            {
+                return Err(invalid("name", "can only be released"));
+            }
             ChangeVerb::Pause => Change::Run(Run::Paused),
             ChangeVerb::Resume => Change::Run(Run::Running),
             ChangeVerb::Rate(rate) => Change::Rate(rate),
@@ -271,18 +276,20 @@ impl Controls {
 
     /// The release of what waits in a tier now.
     async fn release(&self, name: &ControlName) -> Result<WantedRelease, ControlError> {
-        let ControlName::Tier(pipeline, tier) = name else {
-            let problem = "has nothing to release; name a tier, such as tier/docs/30s";
-            return Err(invalid("name", problem));
+        let pipeline = |name: &Arc<str>| self.pipelines.iter().find(|known| known.name == *name);
+        let topic = match name {
+            ControlName::Tier(name, tier) => pipeline(name).map(|pipeline| pipeline.tier_topic(*tier)),
+            ControlName::LongWaits(name) => pipeline(name).and_then(|pipeline| pipeline.long_waits.clone()),
+            ControlName::Application(_) | ControlName::Pipeline(_) | ControlName::WholeTier(_) => {
+                let problem = "has nothing to release; name a tier, such as tier/docs/30s";
+                return Err(invalid("name", problem));
+            }
         };
-        let pipeline = self.pipelines.iter().find(|known| known.name == *pipeline);
-        let Some(pipeline) = pipeline else {
-            return Err(ControlError::Unknown(name.clone()));
-        };
+        let topic = topic.ok_or_else(|| ControlError::Unknown(name.clone()))?;
         // Before the lookup: a release that is not known yet may be about a newer topic of the same name.
         let snapshot = self.control.snapshot();
         let known = snapshot.get(name).map_or(0, |value| value.revision);
-        let (kafka, topic, at) = (self.kafka.clone(), pipeline.tier_topic(*tier), self.clock.now());
+        let (kafka, at) = (self.kafka.clone(), self.clock.now());
         let read = tokio::task::spawn_blocking(move || topic_ends(&kafka, &topic, LOOKUP_TIMEOUT)).await;
         let ends = match read {
             Ok(read) => read.map_err(|error| ControlError::Unavailable(error_chain(&error)))?,
@@ -339,6 +346,9 @@ impl Controls {
                 pipelines.any(|pipeline| pipeline.name == *name && has_tier(pipeline, *tier))
             }
             ControlName::WholeTier(tier) => pipelines.any(|pipeline| has_tier(pipeline, *tier)),
+            ControlName::LongWaits(name) => {
+                pipelines.any(|pipeline| pipeline.name == *name && pipeline.long_waits.is_some())
+            }
         };
         if is_configured || snapshot.contains(name) {
             return Ok(());
@@ -396,6 +406,17 @@ impl Controls {
                     run: Some(run(state.is_paused)),
                     rate: state.rate.map(RateLimit::PerSecond),
                     release: state.release,
+                }))
+            }
+            ControlName::LongWaits(_) => {
+                let release = match snapshot.get(name).map(|value| &value.desired) {
+                    Some(Desired::Tier(tier)) => tier.release.clone(),
+                    _ => None,
+                };
+                Effective::EffectiveTier(write_tier(&TierControl {
+                    run: Some(Run::Running),
+                    rate: None,
+                    release,
                 }))
             }
             ControlName::WholeTier(tier) => {

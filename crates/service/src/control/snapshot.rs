@@ -166,6 +166,17 @@ impl Snapshot {
         TierState::of(self.tier_control(&ControlName::WholeTier(tier)))
     }
 
+    /// What somebody has released of the records that wait in the scheduler, by pipeline.
+    pub fn released_long_waits(&self) -> impl Iterator<Item = (&Arc<str>, Arc<Release>)> {
+        self.values()
+            .filter_map(|(name, value)| match (name, &value.desired) {
+                (ControlName::LongWaits(pipeline), Desired::Tier(tier)) => {
+                    Some((pipeline, tier.release.clone()?))
+                }
+                _ => None,
+            })
+    }
+
     fn tier_control(&self, name: &ControlName) -> TierControl {
         match self.obeyed(name) {
             Some(Desired::Tier(tier)) => tier,

@@ -79,10 +79,10 @@ pub struct TierControl {
     pub release: Option<Arc<Release>>,
 }
 
-/// What waits in a tier at one moment, and is released without waiting for its due time.
+/// What waits in a tier, or in the scheduler, at one moment, and is released without waiting for its due time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Release {
-    /// The topic of the tier.
+    /// The topic of the tier, or the ingest topic of the scheduler.
     pub topic: TopicId,
     /// The end of each partition at that moment.
     pub ends: Vec<i64>,
@@ -122,7 +122,9 @@ impl Desired {
         match name {
             ControlName::Application(_) => Self::Application(ApplicationControl::default()),
             ControlName::Pipeline(_) => Self::Pipeline(PipelineControl::default()),
-            ControlName::Tier(..) | ControlName::WholeTier(_) => Self::Tier(TierControl::default()),
+            ControlName::Tier(..) | ControlName::WholeTier(_) | ControlName::LongWaits(_) => {
+                Self::Tier(TierControl::default())
+            }
         }
     }
 
@@ -133,10 +135,12 @@ impl Desired {
         match name {
             ControlName::Application(_) => Self::Application(ApplicationControl { run, rate: None }),
             ControlName::Pipeline(_) => Self::Pipeline(PipelineControl { run, rate: None }),
-            ControlName::Tier(..) | ControlName::WholeTier(_) => Self::Tier(TierControl {
-                run,
-                ..TierControl::default()
-            }),
+            ControlName::Tier(..) | ControlName::WholeTier(_) | ControlName::LongWaits(_) => {
+                Self::Tier(TierControl {
+                    run,
+                    ..TierControl::default()
+                })
+            }
         }
     }
 

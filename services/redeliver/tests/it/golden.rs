@@ -392,7 +392,7 @@ Commands:
   pause      Pause an application, a pipeline or a tier at run time: nothing is lost, and nothing goes on
   resume     Resume what is paused, also an application that the configuration pauses
   rate       Limit how many jobs of an application are dispatched, attempts of a pipeline started, or records of a tier released, per second
-  release    Release what waits now in a tier, before it is due
+  release    Release what waits now in a tier or in the scheduler, before it is due
   controls   List what is paused, limited or changed, by whom and why
   dlq        List, show, watch, export, redrive and discard dead letters
   waiting    List and count the failed records that wait for their next attempt

@@ -326,12 +326,12 @@ Options:
         (
             "release",
             "\
-Release what waits now in a tier, before it is due
+Release what waits now in a tier or in the scheduler, before it is due
 
 Usage: redeliver release [OPTIONS] --why <TEXT> <NAME>
 
 Arguments:
-  <NAME>  A tier of a pipeline, such as tier/docs/30s, or of all pipelines, such as tier/30s
+  <NAME>  A tier of a pipeline, such as tier/docs/30s, or of all pipelines, such as tier/30s; tier/docs/scheduler for what waits in the scheduler
 
 Options:
       --why <TEXT>             Why, for others; at most 1000 bytes
