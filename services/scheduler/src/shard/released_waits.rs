@@ -116,12 +116,13 @@ impl ReleasedWaits {
         let flow = flow_of(&pipeline);
         let found = scan.flows.into_iter().find(|found| found.flow == flow);
         let (rows, is_complete) = found.map_or((Vec::new(), true), |found| (found.rows, found.is_complete));
-        if std::mem::take(&mut self.is_outdated) {
-            // From the first job on again.
-        } else if is_complete {
-            self.unread.remove(&pipeline);
-        } else if let (Some(position), Some(last)) = (self.unread.get_mut(&pipeline), rows.last()) {
-            *position = Some(last.cursor);
+        // Otherwise, the jobs are read from the first one on again.
+        if !std::mem::take(&mut self.is_outdated) {
+            if is_complete {
+                self.unread.remove(&pipeline);
+            } else if let (Some(position), Some(last)) = (self.unread.get_mut(&pipeline), rows.last()) {
+                *position = Some(last.cursor);
+            }
         }
         let jobs = rows.into_iter().map(|row| row.job);
         jobs.filter(|job| self.contains(job)).collect()
