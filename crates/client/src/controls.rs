@@ -122,10 +122,10 @@ impl ControlClient {
             .await
     }
 
-    /// Releases what waits now in a tier of a pipeline, without waiting for its due times. Each call releases what waits then.
+    /// Releases what waits now in a tier of a pipeline, or in the scheduler (`tier/docs/scheduler`), without waiting for its due times. Each call releases what waits then.
     ///
     /// # Errors
-    /// As for [`ControlClient::pause`]; [`Code::InvalidArgument`](tonic::Code::InvalidArgument) if it is not a tier of a pipeline.
+    /// As for [`ControlClient::pause`]; [`Code::InvalidArgument`](tonic::Code::InvalidArgument) if nothing waits in what has this name.
     pub async fn release(&self, change: &ControlChange) -> Result<Control, ClientError> {
         self.answer(self.service.clone().release_tier(request(change)).await)
             .await
