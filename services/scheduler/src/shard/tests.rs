@@ -31,7 +31,9 @@ const RETURN_TOPIC: &str = "docs-retry-due";
 /// The topic of the application `gone`, which is deleted and created again.
 const GONE: &str = "gone-jobs";
 /// The id of the ingest topic.
-const INGEST: TopicId = TopicId::from_bits(7);
+fn ingest_id() -> TopicId {
+    TopicId::from_bits(7)
+}
 
 /// The presence of [`GONE`]; all other topics exist.
 #[derive(Clone)]
@@ -437,7 +439,7 @@ impl World {
     fn restart(&mut self) {
         self.shard = Shard::new(self.settings.clone(), 0);
         self.shard.set_app_states(self.apps.clone());
-        self.shard.set_topic(Some(INGEST));
+        self.shard.set_topic(Some(ingest_id()));
         self.restart_urgent();
         self.requests.clear();
         self.index = snapshot(&self.state);

@@ -70,7 +70,7 @@ fn what_waits_at_a_release_is_dispatched_once_and_what_comes_later_is_not() {
             world.send_waits(RELEASED);
             world.run_turns(&[]);
             assert_eq!(world.returned(), [0; 0]);
-            world.set_apps(release(INGEST, RELEASED));
+            world.set_apps(release(ingest_id(), RELEASED));
             world.may_feed = usize::MAX;
             world.send_waits(LATER);
             world.run_turns(lost);
@@ -81,7 +81,7 @@ fn what_waits_at_a_release_is_dispatched_once_and_what_comes_later_is_not() {
             assert_eq!(waiting.len(), LATER);
             assert!(waiting.iter().all(|job| job.due == world.now.after(FAR)));
             // Of the next release, they are a part.
-            world.set_apps(release(INGEST, RELEASED + LATER));
+            world.set_apps(release(ingest_id(), RELEASED + LATER));
             world.run_turns(lost);
             assert_eq!(world.returned().len(), RELEASED + LATER, "{lost:?} {read}");
         }
@@ -95,7 +95,7 @@ fn a_release_of_another_ingest_topic_or_pipeline_releases_nothing() {
     let other = AppStates {
         released_waits: [(
             "mail".into(),
-            release(INGEST, RELEASED).released_waits["docs"].clone(),
+            release(ingest_id(), RELEASED).released_waits["docs"].clone(),
         )]
         .into(),
         ..AppStates::default()
@@ -110,10 +110,10 @@ fn a_release_of_another_ingest_topic_or_pipeline_releases_nothing() {
 #[test]
 fn after_another_release_during_a_scan_the_jobs_are_read_again_from_the_first_one_on() {
     let mut waits = ReleasedWaits::of_shard(0);
-    waits.set_topic(Some(INGEST));
-    waits.set_wanted(&release(INGEST, 3).released_waits);
+    waits.set_topic(Some(ingest_id()));
+    waits.set_wanted(&release(ingest_id(), 3).released_waits);
     assert!(waits.request().is_some() && waits.request().is_none());
-    waits.set_wanted(&release(INGEST, RELEASED).released_waits);
+    waits.set_wanted(&release(ingest_id(), RELEASED).released_waits);
     // The last page of the scan for the former release.
     assert!(waits.scanned(Scan::default()).is_empty());
     assert!(waits.request().is_some());
