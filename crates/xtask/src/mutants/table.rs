@@ -579,6 +579,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[SHARD_MODEL],
     ),
     mutant(
+        "shard-releases-later-waits",
+        "A release also dispatches records that have come after it. They are early.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::released_waits::what_waits_at_a_release_is_dispatched_once_and_what_comes_later_is_not",
+        )],
+    ),
+    mutant(
         "shard-forwards-without-the-first-time",
         "A forwarded request loses the time of its first record. Its delay counts from a later time.",
         &[unit(

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use redeliver_core::{Timestamp, headers};
+use redeliver_core::{Timestamp, headers, mutant};
 use redeliver_kafka::TopicId;
 use redeliver_service::control::value::Release;
 
@@ -75,7 +75,10 @@ impl ReleasedWaits {
 
     /// Whether a job does not have to wait any longer.
     pub(super) fn contains(&self, job: &Job) -> bool {
-        let is_before = |end: &i64| u64::try_from(*end).is_ok_and(|end| job.id.offset() < end);
+        let is_before = |end: &i64| {
+            u64::try_from(*end).is_ok_and(|end| job.id.offset() < end)
+                || mutant!("shard-releases-later-waits")
+        };
         job.kind == Kind::LongWait
             && job.state == JobState::Scheduled
             && job.id.shard() == self.shard

@@ -22,16 +22,26 @@ fn release(topic: TopicId, end: usize) -> AppStates {
     }
 }
 
+/// The offset of the command of a record that has come back.
+fn offset_of(value: Option<&Bytes>) -> usize {
+    std::str::from_utf8(value.unwrap()).unwrap().parse().unwrap()
+}
+
 impl World {
+    /// A record waits until it is due. Its value is the offset of its command.
+    fn send_wait(&mut self, due: Timestamp) {
+        let value = self.ingest.len().to_string();
+        self.send(ProtoCommand::LongWait(v1::LongWait {
+            pipeline: "docs".to_owned(),
+            due: Some(to_timestamp(due)),
+            value: Some(value.into()),
+            ..v1::LongWait::default()
+        }));
+    }
+
     fn send_waits(&mut self, count: usize) {
         for _ in 0..count {
-            let value = self.ingest.len().to_string();
-            self.send(ProtoCommand::LongWait(v1::LongWait {
-                pipeline: "docs".to_owned(),
-                due: Some(to_timestamp(self.now.after(FAR))),
-                value: Some(value.into()),
-                ..v1::LongWait::default()
-            }));
+            self.send_wait(self.now.after(FAR));
         }
     }
 
@@ -49,10 +59,7 @@ impl World {
     fn returned(&self) -> Vec<usize> {
         let values = self.returned_waits.iter().map(|(value, at)| {
             assert_eq!(*at, self.now, "time stands still");
-            std::str::from_utf8(value.as_ref().unwrap())
-                .unwrap()
-                .parse()
-                .unwrap()
+            offset_of(value.as_ref())
         });
         let mut values: Vec<usize> = values.collect();
         values.sort_unstable();
@@ -132,4 +139,62 @@ fn a_released_job_is_due_now_and_its_reader_accepts_it() {
     let stamped = released.payload.headers.last(headers::PROCESS_AFTER).unwrap();
     assert_eq!(stamped, world.now.to_string().as_bytes());
     assert_eq!(due_now(&released, world.now), None);
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    /// A record of the pipeline waits.
+    Wait {
+        ahead: u16,
+    },
+    /// An operator releases what waits.
+    Release,
+    Other(Step),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        4 => (0_u16..2_000).prop_map(|ahead| Event::Wait { ahead }),
+        1 => Just(Event::Release),
+        10 => step().prop_map(Event::Other),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn each_long_wait_is_dispatched_once_and_early_only_if_it_is_released(events in proptest::collection::vec(event(), 0..150)) {
+        let mut world = World::new();
+        let mut dues: HashMap<usize, Timestamp> = HashMap::new();
+        let mut releases: Vec<(Timestamp, usize)> = Vec::new();
+        for event in events {
+            match event {
+                Event::Wait { ahead } => {
+                    let due = world.now.after(Duration::from_millis(ahead.into()));
+                    dues.insert(world.ingest.len(), due);
+                    world.send_wait(due);
+                }
+                Event::Release => releases.push((world.now, world.ingest.len())),
+                Event::Other(step) => world.run(&step),
+            }
+            if let Some((_, end)) = releases.last() {
+                let released_waits = release(ingest_id(), *end).released_waits;
+                let states = AppStates { released_waits, ..(*world.apps).clone() };
+                if states != *world.apps {
+                    world.set_apps(states);
+                }
+            }
+        }
+        world.settle();
+        world.check();
+        let mut returned = HashSet::new();
+        for (value, at) in &world.returned_waits {
+            let offset = offset_of(value.as_ref());
+            prop_assert!(returned.insert(offset), "{} was dispatched twice", offset);
+            let is_released = releases.iter().any(|(since, end)| since <= at && offset < *end);
+            prop_assert!(*at >= dues[&offset] || is_released, "{} was dispatched early", offset);
+        }
+        prop_assert_eq!(returned.len(), dues.len());
+    }
 }
