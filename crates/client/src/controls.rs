@@ -1,12 +1,17 @@
 //! A client for control: what operators pause and limit at run time.
 
+use std::time::Duration;
+
 use redeliver_proto::v1::control_service_client::ControlServiceClient;
 use redeliver_proto::v1::rate_limit::Limit;
-use redeliver_proto::v1::{self, Control};
-use tonic::{Response, Status};
+use redeliver_proto::v1::{self, Control, TierReleaseResult};
+use tonic::{Response, Status, Streaming};
 
 use crate::endpoint::{Connection, Endpoint, MAX_RESPONSE};
 use crate::error::{self, ClientError};
+
+/// The longest time between two results of the release of a tier of all pipelines.
+const RESULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Pauses, resumes and limits applications, pipelines and tiers at run time. Clones share one connection.
 #[derive(Clone, Debug)]
@@ -117,13 +122,30 @@ impl ControlClient {
             .await
     }
 
-    /// Releases what waits now in a tier of a pipeline, without waiting for its due times. Each call releases what waits then.
+    /// Releases what waits now in a tier of a pipeline, or in the scheduler (`tier/docs/scheduler`), without waiting for its due times. Each call releases what waits then.
     ///
     /// # Errors
-    /// As for [`ControlClient::pause`]; [`Code::InvalidArgument`](tonic::Code::InvalidArgument) if it is not a tier of a pipeline.
+    /// As for [`ControlClient::pause`]; [`Code::InvalidArgument`](tonic::Code::InvalidArgument) if nothing waits in what has this name.
     pub async fn release(&self, change: &ControlChange) -> Result<Control, ClientError> {
         self.answer(self.service.clone().release_tier(request(change)).await)
             .await
+    }
+
+    /// Releases what waits now in a tier of all pipelines, such as `tier/30s`: a release for each of them, whose results come one after the other. Some of
+    /// them can fail; then the call can be repeated.
+    ///
+    /// # Errors
+    /// As for [`ControlClient::pause`]; [`Code::InvalidArgument`](tonic::Code::InvalidArgument) if it is not a tier of all pipelines.
+    pub async fn release_whole_tier(&self, name: &str, why: &str) -> Result<TierReleases, ClientError> {
+        let request = v1::ReleaseWholeTierRequest {
+            name: name.to_owned(),
+            why: why.to_owned(),
+        };
+        let answer = self.service.clone().release_whole_tier(request).await;
+        Ok(TierReleases {
+            stream: self.answer(answer).await?,
+            url: self.url.clone(),
+        })
     }
 
     /// Returns it to the configuration. The call can be repeated.
@@ -137,6 +159,27 @@ impl ControlClient {
 
     async fn answer<T>(&self, answer: Result<Response<T>, Status>) -> Result<T, ClientError> {
         error::answer(&self.url, answer).await
+    }
+}
+
+/// The results of the release of a tier of all pipelines.
+#[derive(Debug)]
+pub struct TierReleases {
+    stream: Streaming<TierReleaseResult>,
+    url: String,
+}
+
+impl TierReleases {
+    /// The next result; `None` after that of the last pipeline.
+    ///
+    /// # Errors
+    /// If the connection is lost, or no result arrives for 60 seconds: the tiers without a result may be released or not.
+    pub async fn next(&mut self) -> Result<Option<TierReleaseResult>, ClientError> {
+        let received = tokio::time::timeout(RESULT_TIMEOUT, self.stream.message()).await;
+        let Ok(message) = received else {
+            return Err(ClientError::StreamTimeout(RESULT_TIMEOUT));
+        };
+        message.map_err(|status| ClientError::from_status(&self.url, &status))
     }
 }
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`JobClient`] | schedules, looks up, lists, cancels and reschedules jobs over gRPC; every answer is final |
 //! | [`ScheduleClient`] | creates, looks up, lists and changes recurring schedules over gRPC |
-//! | [`ControlClient`] | pauses, resumes and limits applications at run time over gRPC |
+//! | [`ControlClient`] | pauses, resumes and limits applications, pipelines and tiers at run time over gRPC |
 //! | [`JobProducer`] | schedules and cancels jobs by writing to the ingest topic; only Kafka has to be available |
 //! | [`IngestTopic`] | builds the records of [`JobProducer`] for a producer of your own, for example in a transaction |
 //! | [`DeadLetterClient`] | lists, reads and watches the dead letters of all pipelines over gRPC |
@@ -56,7 +56,7 @@ mod scheme;
 mod waiting;
 
 pub use audit::{AuditClient, AuditEntry, AuditPage, DisclosedRange, ListAuditEntries};
-pub use controls::{ControlChange, ControlClient, RateLimit};
+pub use controls::{ControlChange, ControlClient, RateLimit, TierReleases};
 pub use dead_letters::{
     Completeness, DeadLetter, DeadLetterClient, DeadLetterState, DeadLetterStats, DecodedValue, Dialect,
     FoundDeadLetter, FoundGroup, Group, GroupChange, GroupOrder, GroupPage, GroupState, ListDeadLetters,

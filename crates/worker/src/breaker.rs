@@ -193,6 +193,8 @@ pub(crate) struct Breaker {
 struct Open {
     since: Instant,
     next_probe: Instant,
+    /// The rate of attempts allows no probe before this time.
+    postponed: Option<Instant>,
     is_probing: bool,
     failed_probes: u32,
     /// The records whose probes failed, with the time of the first one that is not part of a failed attempt.
@@ -234,7 +236,10 @@ impl Breaker {
     pub(crate) fn start(&mut self, is_forgotten: bool, now: Instant) -> Result<Admitted, Option<Instant>> {
         let is_probe = self.open.is_some();
         if let Some(open) = &mut self.open {
-            let at = open.next_probe + if is_forgotten { PRECEDENCE } else { Duration::ZERO };
+            let next = open
+                .postponed
+                .map_or(open.next_probe, |at| at.max(open.next_probe));
+            let at = next + if is_forgotten { PRECEDENCE } else { Duration::ZERO };
             if open.is_probing {
                 return Err(None);
             }
@@ -332,6 +337,7 @@ impl Breaker {
         self.open = Some(Open {
             since: now,
             next_probe: now + self.delay(0).mul_f64(1.0 + JITTER * random),
+            postponed: None,
             is_probing: false,
             failed_probes: 0,
             probed: HashMap::new(),
@@ -407,7 +413,14 @@ impl Breaker {
     pub(crate) fn postponed(&mut self, probe: Admitted, until: Instant) {
         self.abandoned(probe);
         if let Some(open) = &mut self.open {
-            open.next_probe = open.next_probe.max(until);
+            open.postponed = Some(until);
+        }
+    }
+
+    /// Another rate may allow a probe earlier.
+    pub(crate) fn rate_changed(&mut self) {
+        if let Some(open) = &mut self.open {
+            open.postponed = None;
         }
     }
 
@@ -479,6 +492,13 @@ impl Gate {
     pub(crate) fn resumed(&self) {
         let mut breaker = self.lock();
         breaker.resumed(Instant::now());
+        self.announce(breaker.view());
+    }
+
+    /// The rate of attempts has changed. Makes all drivers look again.
+    pub(crate) fn rate_changed(&self) {
+        let mut breaker = self.lock();
+        breaker.rate_changed();
         self.announce(breaker.view());
     }
 

@@ -61,7 +61,7 @@ pub(crate) struct AttemptContext {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: Arc<WorkerMetrics>,
     pub(crate) runner: AttemptRunner,
-    pub(crate) limiter: Limiter,
+    pub(crate) limiter: Arc<Limiter>,
     pub(crate) failures: Arc<FailureLog>,
     pub(crate) grouping: Arc<Grouping>,
     pub(crate) partitions: PartitionsOf,

@@ -24,6 +24,7 @@ use crate::dead_letter::{DeadLetter, OnDead};
 use crate::failure_log::FailureLog;
 use crate::groups::{Group, Grouping, GroupsOf};
 use crate::metrics::{MissingTopicGauges, WorkerMetrics};
+use crate::rate_limit::OwnedPartitions;
 use waiting::{MissingTopics, WaitingForTopic, missing_topic};
 
 /// A time in which a record blocks its followers.
@@ -201,6 +202,7 @@ pub(crate) struct EngineContext {
     pub(crate) metrics: Arc<WorkerMetrics>,
     pub(crate) failures: Arc<FailureLog>,
     pub(crate) on_dead: Option<OnDead>,
+    pub(crate) partitions: OwnedPartitions,
 }
 
 /// The worker's [`Processor`].
@@ -462,6 +464,7 @@ impl Processor for Engine {
     fn assigned(&mut self, assignment: AssignmentId, _topic: &Arc<str>, _partition: i32) {
         self.assignments
             .insert(assignment, Arc::new(AtomicBool::new(true)));
+        self.context.partitions.assigned();
     }
 
     fn revoked(&mut self, assignment: AssignmentId) {
@@ -474,6 +477,7 @@ impl Processor for Engine {
                 mutant!("engine-keeps-calling-for-revoked-partitions"),
                 Ordering::SeqCst,
             );
+            self.context.partitions.revoked();
             self.channel.revoked.store(true, Ordering::SeqCst);
             self.channel.changed.notify_one();
         }

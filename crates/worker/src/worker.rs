@@ -22,6 +22,7 @@ use tokio::sync::Notify;
 use crate::attempt::AttemptRunner;
 use crate::breaker::{BreakerObserver, BreakerSettings, FailureRate, Gate};
 use crate::budget::{BudgetShare, InFlight};
+use crate::controls::{Obeying, PipelineControls};
 use crate::dead_letter::OnDead;
 use crate::driver::{AttemptContext, Driver};
 use crate::engine::{Engine, EngineContext, LaneChannel, OutputTopics};
@@ -29,8 +30,7 @@ use crate::failure_log::FailureLog;
 use crate::groups::{GroupBy, GroupLimit, Grouping, Ordering};
 use crate::handler::Handler;
 use crate::metrics::{WorkerFamilies, WorkerMetrics};
-use crate::pause::Pause;
-use crate::rate_limit::{Limiter, RateLimit};
+use crate::rate_limit::{Limiter, OwnedPartitions, RateLimit};
 use crate::schema::Schema;
 
 /// How a pipeline is processed.
@@ -57,7 +57,7 @@ pub struct WorkerSpec {
     pub grace: Duration,
     /// Which records wait for each other.
     pub grouping: Grouping,
-    /// How many attempts of the process may start in a time.
+    /// How many attempts of the process may start in a time, unless an operator wants another rate of the whole pipeline.
     pub rate_limit: Option<RateLimit>,
     /// When the worker stops calling an endpoint that fails.
     pub breaker: BreakerSettings,
@@ -166,7 +166,24 @@ pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: H) -
         metrics: metrics.clone(),
         failures: failures.clone(),
         on_dead: spec.on_dead.clone(),
+        partitions: OwnedPartitions::default(),
     };
+    let partitions_of = {
+        let watch = watch.clone();
+        move |topic: &str| match watch.state(topic) {
+            TopicState::Exists { partitions, .. } => u32::try_from(partitions).ok(),
+            TopicState::Unknown | TopicState::Missing { .. } => None,
+        }
+    };
+    let topics = spec.pipeline.worker_topics(has_due_topic);
+    let limiter = Arc::new(Limiter::new(spec.rate_limit, {
+        let (topics, owned) = (topics.clone(), engine_context.partitions.clone());
+        let partitions_of = partitions_of.clone();
+        Box::new(move || {
+            let all = topics.iter().map(|topic| partitions_of(topic));
+            owned.part_of(all.sum::<Option<u32>>()?)
+        })
+    }));
     let context = Arc::new(AttemptContext {
         pipeline: spec.pipeline.clone(),
         clock: host.clock.clone(),
@@ -179,16 +196,10 @@ pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: H) -
             timeout: spec.timeout,
             schema: spec.schema.clone(),
         },
-        limiter: Limiter::new(spec.rate_limit),
+        limiter: limiter.clone(),
         failures,
         grouping,
-        partitions: Box::new({
-            let watch = watch.clone();
-            move |topic| match watch.state(topic) {
-                TopicState::Exists { partitions, .. } => u32::try_from(partitions).ok(),
-                TopicState::Unknown | TopicState::Missing { .. } => None,
-            }
-        }),
+        partitions: Box::new(partitions_of),
     });
     let part = host.health.part(format!("endpoint-{}", spec.pipeline.name));
     part.ready();
@@ -204,18 +215,16 @@ pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: H) -
         let breaker_open = metrics.breaker_open.clone();
         move || breaker_open.get() != 0
     });
-    let topics = spec.pipeline.worker_topics(has_due_topic);
     let limit = InFlight {
         records: spec.in_flight,
         bytes: spec.in_flight_bytes,
     };
-    let mut pause = Pause::new(
-        host,
-        control,
-        spec.pipeline.name.clone(),
-        metrics.clone(),
-        gate.clone(),
-    );
+    let obeying = Obeying {
+        metrics: metrics.clone(),
+        gate: gate.clone(),
+        limiter,
+    };
+    let mut controls = PipelineControls::new(host, control, spec.pipeline.name.clone(), obeying);
     for number in 0..lanes {
         let changed: Arc<Notify> = Arc::default();
         let mut channels = Vec::new();
@@ -243,7 +252,7 @@ pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: H) -
                 outputs,
                 in_flight,
             );
-            pause.applies_to(channel.clone());
+            controls.applies_to(channel.clone());
             channels.push(channel);
             lanes_ended.push(host.spawn_lane(NewLane {
                 kafka: host.kafka.clone(),
@@ -283,8 +292,8 @@ pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: H) -
         });
     }
     host.tasks.spawn(
-        format!("worker-{}-pause", spec.pipeline.name),
-        pause.follow(host.tasks.shutdown().clone()),
+        format!("worker-{}-controls", spec.pipeline.name),
+        controls.follow(host.tasks.shutdown().clone()),
     );
     Ok(())
 }

@@ -5,10 +5,14 @@ use std::process::ExitCode;
 use clap::Args;
 use redeliver_client::messages::control::{Desired, Effective};
 use redeliver_client::messages::rate_limit::Limit;
-use redeliver_client::messages::{ApplicationControl, Control, PipelineControl, RunState, TierControl};
+use redeliver_client::messages::tier_release_result::Result as Released;
+use redeliver_client::messages::{
+    ApplicationControl, Control, ControlFailure, PipelineControl, RunState, TierControl, TierReleaseResult,
+};
 use redeliver_client::{ClientError, Code, ControlChange, ControlClient, RateLimit};
 use redeliver_core::Timestamp;
 use redeliver_proto::convert::from_timestamp;
+use redeliver_proto::error::code_name;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, report};
 use redeliver_service::control::ControlName;
@@ -46,7 +50,7 @@ pub(crate) struct ResumeArgs {
 
 #[derive(Args)]
 pub(crate) struct RateArgs {
-    /// What to limit, such as app/sms or tier/docs/30s
+    /// What to limit, such as app/sms, pipeline/docs, tier/docs/30s or tier/30s
     #[arg(value_name = "NAME")]
     name: ControlName,
     /// How many per second at most, by all processes together; `unlimited`, or `configured`
@@ -61,7 +65,7 @@ pub(crate) struct RateArgs {
 
 #[derive(Args)]
 pub(crate) struct ReleaseArgs {
-    /// The tier of a pipeline, such as tier/docs/30s
+    /// A tier of a pipeline, such as tier/docs/30s, or of all pipelines, such as tier/30s; tier/docs/scheduler for what waits in the scheduler
     #[arg(value_name = "NAME")]
     name: ControlName,
     /// Why, for others; at most 1000 bytes
@@ -167,8 +171,51 @@ pub(crate) fn set_rate(args: &RateArgs) -> ExitCode {
 }
 
 pub(crate) fn release(args: &ReleaseArgs) -> ExitCode {
+    if let ControlName::WholeTier(_) = args.name {
+        return release_whole_tier(args);
+    }
     args.change.run(&args.name, &args.why, async |client, change| {
         client.release(change).await
+    })
+}
+
+/// Releases the tiers of all pipelines, and prints what became of each.
+fn release_whole_tier(args: &ReleaseArgs) -> ExitCode {
+    let change = &args.change;
+    with_config(&change.server.common, async |config| {
+        if change.expected_revision.is_some() {
+            let problem = "--expected-revision is not possible with a tier of all pipelines: each of them has a revision of its own";
+            return Err(CliError::Usage(problem.to_owned()));
+        }
+        let client = change.server.connect(config).await?;
+        let released = client.release_whole_tier(&args.name.to_string(), &args.why).await;
+        let mut released = released.map_err(|error| failure(&args.name, error))?;
+        let mut results = Vec::new();
+        let interrupted = loop {
+            match released.next().await {
+                Ok(Some(result)) => results.push(result),
+                Ok(None) => break None,
+                Err(error) => break Some(error),
+            }
+        };
+        print_items(
+            change.output.format,
+            &RELEASE_COLUMNS,
+            &results,
+            release_row,
+            release_json,
+        );
+        if let Some(error) = interrupted {
+            return Err(error.into());
+        }
+        let failed = results.iter().filter(|result| released_control(result).is_err());
+        match failed.count() {
+            0 => Ok(ExitCode::SUCCESS),
+            failed => Err(CliError::failed(format_args!(
+                "{failed} of {} tiers failed; the command can be repeated",
+                results.len()
+            ))),
+        }
     })
 }
 
@@ -238,6 +285,8 @@ fn print_control(format: Format, control: &Control) {
 
 const COLUMNS: [&str; 7] = ["name", "state", "rate", "revision", "changed", "by", "why"];
 
+const RELEASE_COLUMNS: [&str; 5] = ["name", "result", "revision", "released at", "problem"];
+
 /// What applies or is wanted, of any kind.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Shown {
@@ -245,8 +294,8 @@ struct Shown {
     rate: Option<Limit>,
     /// When what waited was released.
     released_at: Option<Timestamp>,
-    /// Whether the kind has a rate.
-    has_rate: bool,
+    /// What applies without a rate.
+    without_rate: &'static str,
 }
 
 impl From<&ApplicationControl> for Shown {
@@ -255,7 +304,7 @@ impl From<&ApplicationControl> for Shown {
             state: app.state(),
             rate: app.rate.and_then(|rate| rate.limit),
             released_at: None,
-            has_rate: true,
+            without_rate: "unlimited",
         }
     }
 }
@@ -264,7 +313,10 @@ impl From<&PipelineControl> for Shown {
     fn from(pipeline: &PipelineControl) -> Self {
         Self {
             state: pipeline.state(),
-            ..Self::default()
+            rate: pipeline.rate.and_then(|rate| rate.limit),
+            released_at: None,
+            // Each process has the limit of its own configuration.
+            without_rate: "as configured",
         }
     }
 }
@@ -279,7 +331,7 @@ impl From<&TierControl> for Shown {
             state: tier.state(),
             rate: tier.rate.and_then(|rate| rate.limit),
             released_at: released_at.and_then(from_timestamp),
-            has_rate: true,
+            without_rate: "unlimited",
         }
     }
 }
@@ -347,9 +399,7 @@ fn row(control: &Control) -> Vec<String> {
     vec![
         control.name.clone(),
         shown.state().unwrap_or_default().to_owned(),
-        shown
-            .rate()
-            .unwrap_or_else(|| if shown.has_rate { "unlimited" } else { "" }.to_owned()),
+        shown.rate().unwrap_or_else(|| shown.without_rate.to_owned()),
         control.revision.to_string(),
         changed_at(control)
             .map(|time| time.to_string())
@@ -370,17 +420,9 @@ fn as_text(control: &Control) -> String {
     fields(&[
         ("name", Some(control.name.clone())),
         ("state", effective.state().map(str::to_owned)),
-        (
-            "rate",
-            effective
-                .rate()
-                .or_else(|| effective.has_rate.then(|| "unlimited".to_owned())),
-        ),
+        ("rate", effective.rate().or_else(|| some(effective.without_rate))),
         ("wanted state", wanted(desired.state().map(str::to_owned))),
-        (
-            "wanted rate",
-            wanted(desired.rate()).filter(|_| effective.has_rate),
-        ),
+        ("wanted rate", wanted(desired.rate())),
         ("released at", effective.released_at.map(|at| at.to_string())),
         ("revision", Some(control.revision.to_string())),
         ("changed at", changed_at(control).map(|time| time.to_string())),
@@ -401,6 +443,46 @@ fn as_json(control: &Control) -> Value {
         "effective": effective(control).to_json(),
         "problem": some(&control.problem),
     })
+}
+
+/// What a tier has become, or why it was not released, as far as that is known.
+fn released_control(result: &TierReleaseResult) -> Result<&Control, ControlFailure> {
+    match &result.result {
+        Some(Released::Released(control)) => Ok(control),
+        Some(Released::Failure(failure)) => Err(failure.clone()),
+        // From a newer server.
+        None => Err(ControlFailure {
+            code: Code::Unknown.into(),
+            message: "the server says nothing that this version knows".to_owned(),
+            ..ControlFailure::default()
+        }),
+    }
+}
+
+fn release_row(result: &TierReleaseResult) -> Vec<String> {
+    let (name, empty) = (result.name.clone(), String::new);
+    match released_control(result) {
+        Ok(control) => {
+            let at = effective(control).released_at.map(|at| at.to_string());
+            let (revision, at) = (control.revision.to_string(), at.unwrap_or_default());
+            vec![name, "released".to_owned(), revision, at, empty()]
+        }
+        Err(failure) => {
+            // The change may have taken effect.
+            let is_unknown = Code::from(failure.code) == Code::Unknown;
+            let outcome = if is_unknown { "unknown" } else { "failed" };
+            vec![name, outcome.to_owned(), empty(), empty(), failure.message]
+        }
+    }
+}
+
+fn release_json(result: &TierReleaseResult) -> Value {
+    let released = released_control(result);
+    let failure = released.as_ref().err().map(|failure| {
+        let code = code_name(Code::from(failure.code));
+        json!({"code": code, "reason": some(&failure.reason), "message": failure.message})
+    });
+    json!({"name": result.name, "released": released.ok().map(as_json), "failure": failure})
 }
 
 #[cfg(test)]
@@ -480,18 +562,74 @@ why           outage
     }
 
     #[test]
-    fn a_pipeline_has_no_rate_and_a_tier_shows_its_release() {
+    fn the_rate_of_a_pipeline_is_that_of_each_process_unless_one_is_wanted() {
+        let control = |rate: Option<Limit>| Control {
+            name: "pipeline/docs".to_owned(),
+            effective: Some(Effective::EffectivePipeline(PipelineControl {
+                state: RunState::Running.into(),
+                rate: rate.map(|limit| ProtoRate { limit: Some(limit) }),
+            })),
+            ..Control::default()
+        };
+        for (rate, expected) in [
+            (None, "as configured"),
+            (Some(Limit::PerSecond(0.5)), "0.5/s"),
+            (Some(Limit::Unlimited(true)), "unlimited"),
+        ] {
+            let control = control(rate);
+            let text = as_text(&control);
+            assert!(text.contains(&format!("\nrate          {expected}\n")), "{text}");
+            assert_eq!(row(&control)[2], expected);
+        }
+    }
+
+    #[test]
+    fn each_tier_of_a_release_of_all_has_its_result() {
+        let name = "tier/docs/30s";
+        let result = |result| TierReleaseResult {
+            name: name.to_owned(),
+            result: Some(result),
+        };
+        let at = "2026-11-25T01:30:00.000Z";
+        let released = result(Released::Released(Control {
+            name: name.to_owned(),
+            revision: 4,
+            effective: Some(Effective::EffectiveTier(TierControl {
+                release: Some(redeliver_client::messages::TierRelease {
+                    released_at: Some(to_timestamp(at.parse().unwrap())),
+                    ..Default::default()
+                }),
+                ..TierControl::default()
+            })),
+            ..Control::default()
+        }));
+        assert_eq!(release_row(&released), [name, "released", "4", at, ""]);
+        let json = release_json(&released);
+        assert_eq!(
+            (&json["released"]["revision"], &json["failure"]),
+            (&json!(4), &Value::Null)
+        );
+        for (code, outcome) in [(Code::Unavailable, "failed"), (Code::Unknown, "unknown")] {
+            let failed = result(Released::Failure(ControlFailure {
+                code: code.into(),
+                reason: "KAFKA_UNAVAILABLE".to_owned(),
+                message: "no answer".to_owned(),
+            }));
+            assert_eq!(release_row(&failed), [name, outcome, "", "", "no answer"]);
+            let expected =
+                json!({"code": code_name(code), "reason": "KAFKA_UNAVAILABLE", "message": "no answer"});
+            assert_eq!(release_json(&failed)["failure"], expected);
+        }
+    }
+
+    #[test]
+    fn a_tier_shows_its_release() {
         let control = |name: &str, effective| Control {
             name: name.to_owned(),
             effective: Some(effective),
             ..Control::default()
         };
         let state = RunState::Paused.into();
-        let pipeline = control(
-            "pipeline/docs",
-            Effective::EffectivePipeline(PipelineControl { state }),
-        );
-        assert!(!as_text(&pipeline).contains("rate"), "{}", as_text(&pipeline));
         let released_at = Some(to_timestamp("2026-11-25T01:30:00Z".parse().unwrap()));
         let tier = control(
             "tier/docs/30s",

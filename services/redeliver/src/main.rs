@@ -57,9 +57,9 @@ enum Command {
     Pause(controls::PauseArgs),
     /// Resume what is paused, also an application that the configuration pauses
     Resume(controls::ResumeArgs),
-    /// Limit how many jobs of an application are dispatched, or records of a tier released, per second
+    /// Limit how many jobs of an application are dispatched, attempts of a pipeline started, or records of a tier released, per second
     Rate(controls::RateArgs),
-    /// Release what waits now in a tier of a pipeline, before it is due
+    /// Release what waits now in a tier or in the scheduler, before it is due
     Release(controls::ReleaseArgs),
     /// List what is paused, limited or changed, by whom and why
     Controls(controls::ControlsArgs),

@@ -17,7 +17,7 @@ use redeliver_core::headers::{self, Origin, ReservedHeaders};
 use redeliver_core::pipeline::ReturnTopics;
 use redeliver_core::route;
 use redeliver_core::wait::LogThrottle;
-use redeliver_core::{Clock, Failure, HumanDuration, Output, Pipeline, Record, Timestamp, mutant};
+use redeliver_core::{Clock, Failure, HumanDuration, Output, Pipeline, Position, Record, Timestamp, mutant};
 use redeliver_kafka::{AssignmentId, Processor, Refused, TopicId, TransactionBatch};
 use redeliver_runtime::telemetry::{SpanKind, Tracer};
 use redeliver_runtime::trace_context::span_context;
@@ -26,7 +26,7 @@ use redeliver_service::due;
 
 use crate::controls::TierControls;
 use crate::metrics::TierMetrics;
-use crate::waiting::{Waiting, WaitingRecords};
+use crate::waiting::{EarlyRelease, Waiting, WaitingRecords};
 
 /// Limits of the waiting records in memory, per partition.
 #[derive(Clone, Copy, Debug)]
@@ -109,7 +109,7 @@ pub(crate) struct Relay {
     partitions_of: PartitionsOf,
     log_throttle: LogThrottle,
     /// In the order of the transaction's outputs; each record has exactly one.
-    in_transaction: Vec<(Arc<TierTopic>, Completion)>,
+    in_transaction: Vec<InTransaction>,
 }
 
 struct Partition {
@@ -117,8 +117,8 @@ struct Partition {
     number: i32,
     /// The topic, once it is known.
     topic_id: Option<TopicId>,
-    /// The offset before which records do not wait until they are due.
-    released_before: i64,
+    /// Which records do not wait until they are due.
+    released: Option<EarlyRelease>,
     /// When its rate allows the next release.
     paced_until: Option<Timestamp>,
     waiting: WaitingRecords,
@@ -127,6 +127,52 @@ struct Partition {
     rejected_bytes: usize,
     /// The last search of a full look-ahead for misplaced records, if it found none.
     last_search: Option<Timestamp>,
+}
+
+/// A record in the transaction that is being written.
+struct InTransaction {
+    topic: Arc<TierTopic>,
+    completion: Completion,
+    /// What the record needs to wait again; `None` if it is replaced by a dead letter.
+    waited: Option<Waited>,
+}
+
+/// What is left of a waiting record besides the content of its output.
+struct Waited {
+    due: Timestamp,
+    released: Option<Timestamp>,
+    return_topic: Arc<str>,
+    position: Position,
+    timestamp: Option<Timestamp>,
+}
+
+impl Waited {
+    fn of(waiting: &Waiting) -> Self {
+        Self {
+            due: waiting.due,
+            released: waiting.released,
+            return_topic: waiting.return_topic.clone(),
+            position: waiting.record.position.clone(),
+            timestamp: waiting.record.timestamp,
+        }
+    }
+
+    /// The record, which waits again.
+    fn again(self, output: Output) -> Waiting {
+        Waiting {
+            due: self.due,
+            released: self.released,
+            return_topic: self.return_topic,
+            record: Record {
+                position: self.position,
+                timestamp: self.timestamp,
+                key: output.key,
+                value: output.value,
+                headers: output.headers,
+                unreadable_headers: 0,
+            },
+        }
+    }
 }
 
 /// How a record in the transaction is completed.
@@ -244,9 +290,9 @@ impl Relay {
         for partition in self.partitions.values() {
             let (waiting, held): &mut (Option<due::Waiting>, usize) = &mut sums[partition.topic.number];
             let of_partition = due::Waiting {
-                earliest: partition.waiting.next_due(),
+                earliest: partition.waiting.next().map(Waiting::ready_at),
                 due: if has_to_count {
-                    partition.waiting.count_due(now)
+                    partition.waiting.count_ready(now)
                 } else {
                     0
                 },
@@ -284,7 +330,7 @@ impl Processor for Relay {
                 topic,
                 number: partition,
                 topic_id: None,
-                released_before: 0,
+                released: None,
                 paced_until: None,
                 waiting: WaitingRecords::default(),
                 rejected: VecDeque::new(),
@@ -342,9 +388,11 @@ impl Processor for Relay {
                     due,
                     return_topic,
                     record,
-                    is_released_early: false,
+                    released: None,
                 };
-                waiting.release_before(partition.released_before, self.clock.now());
+                if let Some(release) = partition.released {
+                    waiting.release(release);
+                }
                 partition.waiting.push(waiting);
             }
             Err(failure) => {
@@ -392,8 +440,11 @@ impl Processor for Relay {
                 partition.rejected_bytes -= size;
                 batch.outputs.push(letter);
                 batch.completed.push((assignment, offset));
-                self.in_transaction
-                    .push((partition.topic.clone(), Completion::Rejected));
+                self.in_transaction.push(InTransaction {
+                    topic: partition.topic.clone(),
+                    completion: Completion::Rejected,
+                    waited: None,
+                });
             }
             let topic_number = partition.topic.number;
             let is_paused = self.controls.state(topic_number).is_paused;
@@ -404,7 +455,7 @@ impl Processor for Relay {
             let now = mutant!("relay-releases-early", now, now.after(Duration::from_millis(1)));
             let mut checked: Option<Arc<str>> = None;
             while batch.completed.len() < limit && bytes < TransactionBatch::BYTES {
-                let Some(next) = partition.waiting.next().filter(|next| next.due <= now) else {
+                let Some(next) = partition.waiting.next().filter(|next| next.is_ready(now)) else {
                     break;
                 };
                 // A record for a missing topic stays, however late it becomes: writing it would block the transaction.
@@ -427,16 +478,23 @@ impl Processor for Relay {
                 if partition.paced_until.is_some() {
                     break;
                 }
-                let Some(mut waiting) = partition.waiting.pop_due(now) else {
+                let Some(mut waiting) = partition.waiting.pop_ready(now) else {
                     break;
                 };
-                let completion = if waiting.is_released_early {
-                    headers::set_process_after(&mut waiting.record.headers, waiting.due);
-                    Completion::ReleasedEarly
-                } else {
-                    Completion::Released(waiting.due)
+                let waited = Waited::of(&waiting);
+                let completion = match waiting.released {
+                    Some(at) if waiting.due > now => {
+                        // Its reader refuses a time in the future, such as one of a server whose clock is fast.
+                        headers::set_process_after(&mut waiting.record.headers, at.min(now));
+                        Completion::ReleasedEarly
+                    }
+                    _ => Completion::Released(waiting.due),
                 };
-                self.in_transaction.push((partition.topic.clone(), completion));
+                self.in_transaction.push(InTransaction {
+                    topic: partition.topic.clone(),
+                    completion,
+                    waited: Some(waited),
+                });
                 bytes += waiting.record.size();
                 trace_wait(&self.tracer, self.tier, &waiting, now);
                 let offset = waiting.record.position.offset;
@@ -462,8 +520,11 @@ impl Processor for Relay {
                     partition.last_search = None;
                 }
                 for (waiting, topic) in misplaced {
-                    self.in_transaction
-                        .push((partition.topic.clone(), Completion::Moved));
+                    self.in_transaction.push(InTransaction {
+                        topic: partition.topic.clone(),
+                        completion: Completion::Moved,
+                        waited: Some(Waited::of(&waiting)),
+                    });
                     bytes += waiting.record.size();
                     batch.completed.push((assignment, waiting.record.position.offset));
                     batch.outputs.push(forward(waiting.record, topic));
@@ -488,7 +549,8 @@ impl Processor for Relay {
     fn refused(&mut self, refused: &[Refused], batch: &mut TransactionBatch, now: Timestamp) -> bool {
         refused.iter().all(|Refused { index, failure }| {
             let output = &mut batch.outputs[*index];
-            let is_letter = matches!(self.in_transaction[*index].1, Completion::Rejected);
+            let written = &mut self.in_transaction[*index];
+            let is_letter = matches!(written.completion, Completion::Rejected);
             if is_letter || mutant!("relay-strips-refused-records") {
                 return route::strip_payload(output);
             }
@@ -504,15 +566,40 @@ impl Processor for Relay {
                 timestamp: None,
             };
             route::replace_refused(pipeline, output, read_at, failure, now);
-            self.in_transaction[*index].1 = Completion::Rejected;
+            (written.completion, written.waited) = (Completion::Rejected, None);
             true
         })
+    }
+
+    fn take_back(&mut self, batch: &mut TransactionBatch) -> bool {
+        // What an operator wants by now decides about the records, not what applied when they were taken.
+        let outputs = std::mem::take(&mut batch.outputs);
+        let completed = std::mem::take(&mut batch.completed);
+        let records = self.in_transaction.drain(..).zip(outputs).zip(completed);
+        for ((written, output), (assignment, offset)) in records.rev() {
+            // The next owner of a revoked partition reads its records again.
+            let Some(partition) = self.partitions.get_mut(&assignment) else {
+                continue;
+            };
+            if let Some(waited) = written.waited {
+                if !mutant!("relay-loses-what-it-takes-back") {
+                    partition.waiting.push(waited.again(output));
+                }
+            } else {
+                partition.rejected_bytes += output.size();
+                partition.rejected.push_front((offset, output));
+            }
+        }
+        true
     }
 
     fn committed(&mut self, now: Timestamp) {
         // Counted here, not in `finish`: records of an aborted transaction are released again.
         let mut released = vec![0; self.topics.len()];
-        for (topic, completion) in self.in_transaction.drain(..) {
+        for InTransaction {
+            topic, completion, ..
+        } in self.in_transaction.drain(..)
+        {
             let metrics = &topic.metrics;
             match completion {
                 Completion::Released(due) => {
@@ -547,7 +634,7 @@ impl Processor for Relay {
             .filter(|partition| !self.controls.state(partition.topic.number).is_paused)
             .filter_map(|partition| Some((partition.waiting.next()?, partition.paced_until)))
             .filter(|(next, _)| !(self.is_missing)(&next.return_topic))
-            .map(|(next, paced_until)| paced_until.map_or(next.due, |until| until.max(next.due)))
+            .map(|(next, paced_until)| next.look_at().max(paced_until.unwrap_or(next.look_at())))
             .min()
     }
 
@@ -567,14 +654,18 @@ impl Partition {
         look_ahead.records.saturating_sub(held)
     }
 
-    /// Makes the records due that an operator has released, also those that are read later.
+    /// Makes the records ready that an operator has released, also those that are read later. `now`: if it is not known when that was.
     fn release(&mut self, controls: &TierControls, now: Timestamp) {
         let release = controls.state(self.topic.number).release.as_ref();
-        let before = release.map_or(0, |release| release.before(self.topic_id, self.number));
-        if before > self.released_before {
-            self.waiting.release_before(before, now);
+        let release = release.map(|release| EarlyRelease {
+            before: release.before(self.topic_id, self.number),
+            at: release.at.unwrap_or(now),
+        });
+        let before = |release: Option<EarlyRelease>| release.map_or(0, |release| release.before);
+        if let Some(more) = release.filter(|_| before(release) > before(self.released)) {
+            self.waiting.release(more);
         }
-        self.released_before = before;
+        self.released = release;
     }
 
     fn may_search(&mut self, now: Timestamp) -> bool {
@@ -675,6 +766,15 @@ fn forward(record: Record, topic: Arc<str>) -> Output {
         key: record.key,
         value: record.value,
         headers: record.headers,
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        // The lane of a leftover tier ends when its topic is deleted. Then nothing of the tier is paused any more.
+        for topic in self.topics.values() {
+            topic.metrics.paused.set(0);
+        }
     }
 }
 

@@ -15,17 +15,49 @@ pub(crate) struct Waiting {
     pub(crate) due: Timestamp,
     pub(crate) return_topic: Arc<str>,
     pub(crate) record: Record,
-    /// An operator wants that it does not wait any longer. It is due since then.
-    pub(crate) is_released_early: bool,
+    /// When an operator has wanted that it does not wait any longer. From then on, no clock decides whether it does.
+    pub(crate) released: Option<Timestamp>,
 }
 
+/// A release: records of a partition that do not wait until they are due, because an operator wants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EarlyRelease {
+    /// The offset before which they are.
+    pub(crate) before: i64,
+    /// When the operator has wanted it.
+    pub(crate) at: Timestamp,
+}
+
+/// A time before all others.
+const LONG_AGO: Timestamp = Timestamp::from_millis(0);
+
 impl Waiting {
-    /// Makes a record due now that is before this offset and not due yet.
-    pub(crate) fn release_before(&mut self, offset: i64, now: Timestamp) {
-        if self.record.position.offset < offset && self.due > now {
-            self.due = now;
-            self.is_released_early = true;
+    /// Makes a record ready that is part of this release.
+    pub(crate) fn release(&mut self, release: EarlyRelease) {
+        if self.record.position.offset < release.before {
+            self.released.get_or_insert(release.at);
         }
+    }
+
+    /// Whether it does not have to wait any longer.
+    pub(crate) fn is_ready(&self, now: Timestamp) -> bool {
+        self.released.is_some() || self.due <= now
+    }
+
+    /// Since when it is ready, or when it will be, for people.
+    pub(crate) fn ready_at(&self) -> Timestamp {
+        self.released.map_or(self.due, |at| at.min(self.due))
+    }
+
+    /// When to look at it. A released record does not wait for the time of its release: the clock may have been set back since.
+    pub(crate) fn look_at(&self) -> Timestamp {
+        self.released.map_or(self.due, |_| LONG_AGO)
+    }
+
+    /// Where it is in the order in which records leave: first those that are ready at any time.
+    fn order(&self) -> (bool, Timestamp, i64) {
+        let offset = self.record.position.offset;
+        (self.released.is_none(), self.ready_at(), offset)
     }
 
     /// Whether the record was written at least this long ago. True if its timestamp is missing or in the future, and so
@@ -47,15 +79,9 @@ pub(crate) struct WaitingRecords {
 #[derive(Debug)]
 struct Straggler(Waiting);
 
-impl Straggler {
-    fn key(&self) -> (Timestamp, i64) {
-        (self.0.due, self.0.record.position.offset)
-    }
-}
-
 impl PartialEq for Straggler {
     fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
+        self.0.order() == other.0.order()
     }
 }
 
@@ -70,14 +96,17 @@ impl PartialOrd for Straggler {
 impl Ord for Straggler {
     /// Reversed, because a `BinaryHeap` returns the greatest first.
     fn cmp(&self, other: &Self) -> Ordering {
-        other.key().cmp(&self.key())
+        other.0.order().cmp(&self.0.order())
     }
 }
 
 impl WaitingRecords {
     pub(crate) fn push(&mut self, waiting: Waiting) {
         self.bytes += size(&waiting.record);
-        let is_straggler = self.in_order.back().is_some_and(|last| waiting.due < last.due);
+        let is_straggler = self
+            .in_order
+            .back()
+            .is_some_and(|last| waiting.order() < last.order());
         if is_straggler && !mutant!("relay-ignores-the-order-of-due-times") {
             self.stragglers.push(Straggler(waiting));
         } else {
@@ -85,46 +114,56 @@ impl WaitingRecords {
         }
     }
 
-    /// Makes the records before this offset due now, unless they are due.
-    pub(crate) fn release_before(&mut self, offset: i64, now: Timestamp) {
-        let stragglers = self.stragglers.drain().map(|straggler| straggler.0);
-        let mut all: Vec<Waiting> = self.in_order.drain(..).chain(stragglers).collect();
+    /// Makes the records ready that are part of this release.
+    pub(crate) fn release(&mut self, release: EarlyRelease) {
+        let mut all = self.take_all();
         for waiting in &mut all {
-            waiting.release_before(offset, now);
+            waiting.release(release);
         }
-        all.sort_by_key(|waiting| (waiting.due, waiting.record.position.offset));
+        self.set_all(all);
+    }
+
+    fn take_all(&mut self) -> Vec<Waiting> {
+        let stragglers = self.stragglers.drain().map(|straggler| straggler.0);
+        self.in_order.drain(..).chain(stragglers).collect()
+    }
+
+    fn set_all(&mut self, mut all: Vec<Waiting>) {
+        all.sort_by_key(Waiting::order);
         self.in_order = all.into();
     }
 
-    /// The record that is due first.
+    /// The record that leaves first.
     pub(crate) fn next(&self) -> Option<&Waiting> {
-        let ordered = self.in_order.front();
-        let straggler = self.stragglers.peek().map(|straggler| &straggler.0);
-        match (ordered, straggler) {
-            (Some(ordered), Some(straggler)) if straggler.due < ordered.due => Some(straggler),
-            (ordered, straggler) => ordered.or(straggler),
+        if self.is_straggler_next() {
+            self.stragglers.peek().map(|straggler| &straggler.0)
+        } else {
+            self.in_order.front()
         }
     }
 
-    pub(crate) fn next_due(&self) -> Option<Timestamp> {
-        self.next().map(|waiting| waiting.due)
+    fn is_straggler_next(&self) -> bool {
+        match (self.in_order.front(), self.stragglers.peek()) {
+            (Some(ordered), Some(straggler)) => straggler.0.order() < ordered.order(),
+            (None, Some(_)) => true,
+            (_, None) => false,
+        }
     }
 
-    /// How many records are due at `now`.
-    pub(crate) fn count_due(&self, now: Timestamp) -> usize {
-        let in_order = self.in_order.partition_point(|waiting| waiting.due <= now);
+    /// How many records are ready at `now`.
+    pub(crate) fn count_ready(&self, now: Timestamp) -> usize {
+        let in_order = self.in_order.partition_point(|waiting| waiting.is_ready(now));
         let stragglers = self.stragglers.iter();
-        in_order + stragglers.filter(|straggler| straggler.0.due <= now).count()
+        in_order + stragglers.filter(|straggler| straggler.0.is_ready(now)).count()
     }
 
-    /// Removes the record that is due first, if it is due at `now`.
-    pub(crate) fn pop_due(&mut self, now: Timestamp) -> Option<Waiting> {
-        let due = self.next_due().filter(|due| *due <= now)?;
-        let from_queue = self.in_order.front().is_some_and(|front| front.due == due);
-        let waiting = if from_queue {
-            self.in_order.pop_front()
-        } else {
+    /// Removes the record that leaves first, if it is ready at `now`.
+    pub(crate) fn pop_ready(&mut self, now: Timestamp) -> Option<Waiting> {
+        self.next().filter(|next| next.is_ready(now))?;
+        let waiting = if self.is_straggler_next() {
             self.stragglers.pop().map(|straggler| straggler.0)
+        } else {
+            self.in_order.pop_front()
         }?;
         self.bytes -= size(&waiting.record);
         Some(waiting)
@@ -140,11 +179,7 @@ impl WaitingRecords {
         let mut taken = Vec::new();
         let mut taken_bytes = 0;
         let mut kept = Vec::with_capacity(self.len());
-        let all = self
-            .in_order
-            .drain(..)
-            .chain(self.stragglers.drain().map(|straggler| straggler.0));
-        for waiting in all {
+        for waiting in self.take_all() {
             if taken.len() < limit && taken_bytes < bytes && is_taken(&waiting) {
                 taken_bytes += size(&waiting.record);
                 taken.push(waiting);
@@ -152,8 +187,7 @@ impl WaitingRecords {
                 kept.push(waiting);
             }
         }
-        kept.sort_by_key(|waiting| (waiting.due, waiting.record.position.offset));
-        self.in_order = kept.into();
+        self.set_all(kept);
         self.bytes -= taken_bytes;
         taken
     }
@@ -197,7 +231,7 @@ mod tests {
             due: Timestamp::from_millis(due),
             return_topic: "due".into(),
             record,
-            is_released_early: false,
+            released: None,
         }
     }
 
@@ -216,13 +250,13 @@ mod tests {
                     records.push(waiting(*due, i64::try_from(offset).unwrap()));
                 }
                 let mut last = None;
-                while let Some(released) = records.pop_due(Timestamp::from_millis(now)) {
+                while let Some(released) = records.pop_ready(Timestamp::from_millis(now)) {
                     prop_assert!(released.due.as_millis() <= now, "never early");
                     prop_assert!(last <= Some(released.due), "earliest first");
                     last = Some(released.due);
                     left += 1;
                 }
-                prop_assert!(records.next_due().is_none_or(|due| due.as_millis() > now));
+                prop_assert!(records.next().is_none_or(|next| next.due.as_millis() > now));
             }
             prop_assert_eq!(left + records.len() + arrivals.len(), dues.len(), "no record is lost");
             if records.len() == 0 {
@@ -231,30 +265,31 @@ mod tests {
         }
 
         #[test]
-        fn only_records_before_the_offset_of_a_release_are_due_at_once(
-            dues in proptest::collection::vec(0_i64..100, 0..50), before in 0_i64..60, now in 0_i64..100,
+        fn only_records_before_the_offset_of_a_release_are_ready_at_once(
+            dues in proptest::collection::vec(0_i64..100, 0..50), before in 0_i64..60, at in 0_i64..100, now in 0_i64..100,
         ) {
             let mut records = WaitingRecords::default();
             for (offset, due) in dues.iter().enumerate() {
                 records.push(waiting(*due, i64::try_from(offset).unwrap()));
             }
-            let now = Timestamp::from_millis(now);
-            records.release_before(before, now);
+            // The clock may have been set back since.
+            let (at, now) = (Timestamp::from_millis(at), Timestamp::from_millis(now));
+            records.release(EarlyRelease { before, at });
             let mut released = Vec::new();
-            while let Some(waiting) = records.pop_due(now) {
-                let due = dues[usize::try_from(waiting.record.position.offset).unwrap()];
-                prop_assert_eq!(waiting.is_released_early, due > now.as_millis());
-                prop_assert!(waiting.due <= now);
+            let ready = records.count_ready(now);
+            while let Some(waiting) = records.pop_ready(now) {
+                prop_assert_eq!(waiting.released.is_some(), waiting.record.position.offset < before);
                 released.push(waiting.record.position.offset);
             }
+            prop_assert_eq!(released.len(), ready);
             let expected = (0..).zip(&dues).filter(|(offset, due)| *offset < before || **due <= now.as_millis());
             let expected: Vec<i64> = expected.map(|(offset, _)| offset).collect();
             released.sort_unstable();
             prop_assert_eq!(released, expected);
             // The others wait as before.
-            while let Some(waiting) = records.pop_due(Timestamp::from_millis(100)) {
+            while let Some(waiting) = records.pop_ready(Timestamp::from_millis(100)) {
                 let due = dues[usize::try_from(waiting.record.position.offset).unwrap()];
-                prop_assert_eq!((waiting.due.as_millis(), waiting.is_released_early), (due, false));
+                prop_assert_eq!((waiting.due.as_millis(), waiting.released), (due, None));
             }
             prop_assert_eq!(records.bytes(), 0);
         }
@@ -273,7 +308,7 @@ mod tests {
             prop_assert_eq!(taken.len(), far.min(limit).min(fitting));
             let mut last = None;
             let mut popped = 0;
-            while let Some(released) = records.pop_due(Timestamp::from_millis(100)) {
+            while let Some(released) = records.pop_ready(Timestamp::from_millis(100)) {
                 prop_assert!(last <= Some(released.due));
                 last = Some(released.due);
                 popped += 1;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use redeliver_service::control::settings::{AppSettings, AppState};
+use redeliver_service::control::value::Release;
 use redeliver_service::control::{Control, Snapshot};
 
 use crate::job::{Job, Kind};
@@ -15,6 +16,8 @@ pub(crate) struct AppStates {
     pub(crate) paused: BTreeSet<String>,
     /// How many jobs are dispatched per second, by all shards together.
     pub(crate) rates: BTreeMap<String, f64>,
+    /// Which long waits do not wait until they are due, by pipeline.
+    pub(crate) released_waits: BTreeMap<Arc<str>, Arc<Release>>,
 }
 
 impl AppStates {
@@ -35,6 +38,10 @@ impl AppStates {
             rates: states
                 .iter()
                 .filter_map(|(app, state)| Some((app.clone(), state.rate?)))
+                .collect(),
+            released_waits: control
+                .released_long_waits()
+                .map(|(pipeline, release)| (pipeline.clone(), release))
                 .collect(),
         }
     }

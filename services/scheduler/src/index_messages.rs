@@ -15,6 +15,8 @@ pub(crate) enum IndexRequest {
     LookUp(Vec<Query>),
     /// Read the jobs that are due next.
     Scan(ScanRequest),
+    /// Read long waits that are released.
+    ScanWaits(ScanRequest),
     /// List ended jobs whose retention is over.
     Forgettable,
     /// Count the waiting jobs of these applications.
@@ -82,6 +84,8 @@ pub(crate) enum IndexResponse {
     LookedUp(Vec<Found>),
     /// Jobs that are due next.
     Scanned(Scan<ScannedJob>),
+    /// Long waits of a pipeline.
+    ScannedWaits(Scan<ScannedJob>),
     /// Ended jobs whose retention is over.
     Forgettable(Vec<JobId>),
     /// The numbers of waiting jobs of applications.

@@ -285,10 +285,14 @@ impl<I: Index> ShardIndexer<I> {
                 let found = lookups::answer(&self.index, shard, queries, now, is_current).await?;
                 Ok(IndexResponse::LookedUp(found))
             }
-            IndexRequest::Scan(request) => {
-                let scan = self.index.scan(shard, request).await?;
+            IndexRequest::Scan(scan) | IndexRequest::ScanWaits(scan) => {
+                let scan = self.index.scan(shard, scan).await?;
                 is_current(scan.applied)?;
-                Ok(IndexResponse::Scanned(lookups::read_scan(scan)?))
+                let scan = lookups::read_scan(scan)?;
+                Ok(match request {
+                    IndexRequest::ScanWaits(_) => IndexResponse::ScannedWaits(scan),
+                    _ => IndexResponse::Scanned(scan),
+                })
             }
             IndexRequest::Forgettable => {
                 let (applied, ids) = self.index.forgettable(shard, now, MAX_FORGETTABLE).await?;

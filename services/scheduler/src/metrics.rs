@@ -59,6 +59,7 @@ pub(crate) struct SchedulerFamilies {
     occurrences: Family<OutcomeLabel, Counter>,
     ended: Family<OutcomeLabel, Counter>,
     dead_letters: Family<CodeLabel, Counter>,
+    released_early: Counter,
     forgotten: Counter,
     known_keys: Gauge,
     lateness: Histogram,
@@ -85,6 +86,7 @@ impl SchedulerFamilies {
             occurrences: Family::default(),
             ended: Family::default(),
             dead_letters: Family::default(),
+            released_early: Counter::default(),
             forgotten: Counter::default(),
             known_keys: Gauge::default(),
             lateness: Histogram::new(SECONDS),
@@ -149,6 +151,11 @@ impl SchedulerFamilies {
             "scheduler_idempotency_keys",
             "Approximate number of idempotency keys in use, of the shards of this process",
             families.known_keys.clone(),
+        );
+        registry.register(
+            "scheduler_released_early",
+            "Records of pipelines that became due before their time, because an operator wanted it",
+            families.released_early.clone(),
         );
         registry.register(
             "scheduler_jobs_forgotten",
@@ -238,6 +245,7 @@ impl SchedulerFamilies {
             dispatched: ended("dispatched"),
             expired: ended("expired"),
             dead_letters: self.dead_letters.clone(),
+            released_early: self.released_early.clone(),
             forgotten: self.forgotten.clone(),
             known_keys: self.known_keys.clone(),
             lateness: self.lateness.clone(),
@@ -292,6 +300,7 @@ pub(crate) struct SchedulerMetrics {
     dispatched: Counter,
     expired: Counter,
     dead_letters: Family<CodeLabel, Counter>,
+    released_early: Counter,
     forgotten: Counter,
     pub(crate) known_keys: Gauge,
     lateness: Histogram,
@@ -329,6 +338,7 @@ impl SchedulerMetrics {
         self.refused.inc_by(tally.refused);
         self.expired.inc_by(tally.expired);
         self.dead.inc_by(tally.dead);
+        self.released_early.inc_by(tally.released_early);
         self.forgotten.inc_by(tally.forgotten);
         self.dispatched.inc_by(tally.dispatched.len() as u64);
         for job in tally.dispatched {

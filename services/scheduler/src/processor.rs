@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Clock, Output, Record, Timestamp, mutant};
-use redeliver_kafka::{AssignmentId, KafkaSettings, Processor, Refused, TransactionBatch};
+use redeliver_kafka::{AssignmentId, KafkaSettings, Processor, Refused, TopicId, TransactionBatch};
 use redeliver_service::due::Waiting;
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
@@ -496,6 +496,12 @@ impl<I: Index> Processor for Scheduler<I> {
         // The shard may have begun with newer states than the others.
         self.update_app_states();
         self.update_readiness_note();
+    }
+
+    fn reads_topic(&mut self, assignment: AssignmentId, topic: Option<TopicId>) {
+        if let Some(handle) = self.lane.shards.get_mut(&assignment) {
+            handle.shard.set_topic(topic);
+        }
     }
 
     fn starts_at(&mut self, assignment: AssignmentId, offset: i64) {

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use redeliver_core::headers::{self, Origin};
 use redeliver_core::route::{self, Arrival, DeadLetter};
 use redeliver_core::{Failure, Headers, Output, Record, Timestamp, mutant};
+use redeliver_kafka::TopicId;
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::due::Waiting;
 
@@ -42,6 +43,7 @@ use self::pins::Pins;
 pub(crate) use self::pins::{NamedBy, Taken, UrgentCopy};
 use self::recurring::DueOrder;
 pub(crate) use self::refusal::RefusedJob;
+use self::released_waits::{ReleasedWaits, due_now};
 
 mod conflict;
 mod look_ahead;
@@ -49,6 +51,7 @@ mod outbox;
 mod pins;
 mod recurring;
 mod refusal;
+mod released_waits;
 
 /// The records that a shard writes in one turn.
 #[derive(Debug, Default)]
@@ -113,6 +116,8 @@ pub(crate) struct Tally {
     pub(crate) forwarded: u64,
     pub(crate) cancelled: u64,
     pub(crate) rescheduled: u64,
+    /// Long waits that an operator has released before they were due.
+    pub(crate) released_early: u64,
     pub(crate) replaced: u64,
     pub(crate) refused: u64,
     pub(crate) expired: u64,
@@ -176,6 +181,8 @@ impl PendingCommand {
 enum ReadyItem {
     /// A command, with the result of its lookup.
     Command(Box<PendingCommand>, Found),
+    /// A long wait that an operator has released, as it is in the index.
+    ReleasedWait(Arc<Job>),
     /// The index contains this turn. Commands after this item were looked up later and do not need the overlay entries of
     /// the turn any more. Commands before it still do.
     IndexApplied(u64),
@@ -305,12 +312,16 @@ pub(crate) struct Shard {
     is_scanning_forgettable: bool,
     next_forget: Timestamp,
     pins: Pins,
+    released_waits: ReleasedWaits,
 }
 
 impl Shard {
     pub(crate) fn new(settings: Arc<Settings>, number: i32) -> Self {
         let apps = settings.app_states.current();
+        let mut released_waits = ReleasedWaits::of_shard(number);
+        released_waits.set_wanted(&apps.released_waits);
         Self {
+            released_waits,
             window: Window::new(
                 settings.window_jobs,
                 settings.window_bytes,
@@ -381,7 +392,28 @@ impl Shard {
         if !Arc::ptr_eq(&self.apps, &apps) {
             self.window.set_rates(self.settings.rates(&apps, self.number));
             self.apps = apps;
+            self.released_waits.set_wanted(&self.apps.released_waits);
+            self.release_unindexed_waits();
         }
+    }
+
+    /// Sets the id of the ingest topic.
+    pub(crate) fn set_topic(&mut self, topic: Option<TopicId>) {
+        self.released_waits.set_topic(topic);
+        self.release_unindexed_waits();
+    }
+
+    /// Releases long waits that the index may not contain yet. The others are read from it.
+    fn release_unindexed_waits(&mut self) {
+        let unindexed = self.overlay.scheduled();
+        let released = unindexed.filter(|job| self.released_waits.contains(job));
+        let released: Vec<_> = released.cloned().collect();
+        self.queue_released_waits(released);
+    }
+
+    fn queue_released_waits(&mut self, jobs: Vec<Arc<Job>>) {
+        self.released_waits.undecided += jobs.len();
+        self.ready.extend(jobs.into_iter().map(ReadyItem::ReleasedWait));
     }
 
     /// How many more commands the shard accepts.
@@ -500,6 +532,9 @@ impl Shard {
             requests.push(IndexRequest::LookUp(queries.collect()));
         }
         requests.extend(self.request_scan(now));
+        if !self.is_index_behind(1) {
+            requests.extend(self.released_waits.request().map(IndexRequest::ScanWaits));
+        }
         // The clock may have been set back.
         let may_forget = now >= self.next_forget || self.next_forget > now.after(FORGET_INTERVAL);
         if !self.is_scanning_forgettable && self.forgettable.is_empty() && may_forget {
@@ -574,6 +609,10 @@ impl Shard {
                     .extend(commands.map(|(command, found)| ReadyItem::Command(command, found)));
             }
             IndexResponse::Scanned(scan) => self.load(scan, now),
+            IndexResponse::ScannedWaits(scan) => {
+                let released = self.released_waits.scanned(scan);
+                self.queue_released_waits(released);
+            }
             IndexResponse::Counted(waiting) => self.quotas.counted(waiting),
             IndexResponse::Forgettable(ids) => {
                 self.is_scanning_forgettable = false;
@@ -680,6 +719,10 @@ impl Shard {
                     }
                     self.decide(*command, &found, now, &mut writes);
                     self.note_decided(offset, is_in_order);
+                }
+                Some(ReadyItem::ReleasedWait(job)) => {
+                    self.released_waits.undecided -= 1;
+                    self.release_wait(&job, now, &mut writes);
                 }
                 Some(ReadyItem::IndexApplied(turn)) => self.overlay.remove_applied(turn),
                 None => break,
@@ -894,6 +937,13 @@ impl Shard {
         if let Some(record) = record {
             self.settings.spans.accepted(&mut job, record);
         }
+        // Its command was in the topic when an operator has released what waits.
+        if self.released_waits.contains(&job)
+            && let Some(released) = due_now(&job, now)
+        {
+            writes.tally.released_early += 1;
+            job = released;
+        }
         self.use_key(&job);
         self.quotas.add(&job);
         let proto_job = codec::to_proto(&job, false);
@@ -1042,6 +1092,18 @@ impl Shard {
         });
         self.save(job.clone(), now, writes);
         outcome(v1::Outcome::Rescheduled, Some(&job), String::new())
+    }
+
+    /// Makes a long wait due that an operator has released. `found` is its state in the index.
+    fn release_wait(&mut self, found: &Arc<Job>, now: Timestamp, writes: &mut Writes) {
+        let newest = self.newest_job(found.id, Some(found));
+        let waiting = newest.filter(|job| self.released_waits.contains(job));
+        let Some(job) = waiting.and_then(|job| due_now(&job, now)) else {
+            return;
+        };
+        writes.tally.released_early += 1;
+        let revision = job.revision + 1;
+        self.save(Arc::new(Job { revision, ..job }), now, writes);
     }
 
     /// A job or a schedule in its newest state. `found` is its state in the index.

@@ -39,21 +39,27 @@ pub enum Change {
     /// Limits its rate. `None`: as the configuration says.
     Rate(Option<RateLimit>),
     /// Releases what waits in a tier of a pipeline.
-    Release(Arc<Release>),
+    Release(WantedRelease),
     /// Everything is as the configuration says. A release goes on.
     Reset,
 }
 
-impl Change {
-    /// Whether it can be made of what has this name.
-    #[must_use]
-    pub fn is_possible(&self, name: &ControlName) -> bool {
-        match (self, name) {
-            (Self::Run(_) | Self::Reset, _)
-            | (Self::Rate(_), ControlName::Application(_) | ControlName::Tier(..))
-            | (Self::Release(_), ControlName::Tier(..)) => true,
-            (Self::Rate(_) | Self::Release(_), _) => false,
-        }
+/// A release of what waits in a tier of a pipeline.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WantedRelease {
+    /// What waits.
+    pub release: Arc<Release>,
+    /// The revision of the value that was known before that was looked up; 0: none was known.
+    pub known: u64,
+}
+
+impl WantedRelease {
+    /// This release and the earlier one of a value with this revision. `None` if the earlier one is about another topic of the same name and
+    /// may be the newer one of the two: it was written after this one was looked up.
+    fn and(&self, earlier: Option<&Release>, revision: u64) -> Option<Release> {
+        let is_of_another_topic = earlier.is_some_and(|earlier| earlier.topic != self.release.topic);
+        let is_newer = revision <= self.known || mutant!("control-releases-deleted-topics");
+        (!is_of_another_topic || is_newer).then(|| (*self.release).clone().and(earlier))
     }
 }
 
@@ -66,9 +72,13 @@ pub enum RefusedChange {
     /// This version would lose something of the value.
     #[error("has a value that this version cannot change: it {0}")]
     Unknown(Problem),
-    /// It has no rate, or nothing that can be released.
+    /// It has nothing that can be released, or can only be released.
     #[error("cannot be changed like this")]
     Impossible,
+    /// Since it was looked up what waits, a value with this revision was written, which is about another topic of the same name. What waits
+    /// is to be looked up again.
+    #[error("has a release of another topic of the same name")]
+    Overtaken(u64),
 }
 
 /// Why a change has failed.
@@ -218,15 +228,17 @@ fn next(
         || Desired::default_of(&request.name),
         |value| value.desired.clone(),
     );
-    let desired = changed(&before, &request.change).filter(|_| request.change.is_possible(&request.name));
-    let desired = desired.ok_or(RefusedChange::Impossible)?;
     let revision = current.map_or(0, |value| value.revision);
+    if !is_possible(&request.name, &request.change) {
+        return Err(RefusedChange::Impossible);
+    }
     if request
         .expected_revision
         .is_some_and(|expected| expected != revision)
     {
         return Err(RefusedChange::Revised(current.cloned().map(Box::new)));
     }
+    let desired = changed(&before, &request.change, revision)?;
     // Another reason is a change, and a missing one is none. Without a value, nothing was changed that has a reason.
     let is_same_reason = request.why.is_empty() || current.is_none_or(|value| value.why == request.why);
     if !has_effect(&before, &desired) && is_same_reason {
@@ -244,9 +256,19 @@ fn next(
     }))
 }
 
-/// What follows from a change; `None` if it is not possible.
-fn changed(before: &Desired, change: &Change) -> Option<Desired> {
-    Some(match (before, change) {
+/// Whether a change can be made of what has this name.
+fn is_possible(name: &ControlName, change: &Change) -> bool {
+    match (name, change) {
+        (ControlName::Tier(..), _) => true,
+        // The scheduler dispatches jobs of all kinds with the same limits.
+        (ControlName::LongWaits(_), change) => matches!(change, Change::Release(_) | Change::Reset),
+        (_, change) => !matches!(change, Change::Release(_)),
+    }
+}
+
+/// What follows from a change of what has this revision.
+fn changed(before: &Desired, change: &Change, revision: u64) -> Result<Desired, RefusedChange> {
+    Ok(match (before, change) {
         (Desired::Application(app), change) => Desired::Application(match change {
             Change::Run(run) => ApplicationControl {
                 run: Some(*run),
@@ -254,12 +276,19 @@ fn changed(before: &Desired, change: &Change) -> Option<Desired> {
             },
             Change::Rate(rate) => ApplicationControl { rate: *rate, ..*app },
             Change::Reset => ApplicationControl::default(),
-            Change::Release(_) => return None,
+            Change::Release(_) => return Err(RefusedChange::Impossible),
         }),
-        (Desired::Pipeline(_), change) => Desired::Pipeline(match change {
-            Change::Run(run) => PipelineControl { run: Some(*run) },
+        (Desired::Pipeline(pipeline), change) => Desired::Pipeline(match change {
+            Change::Run(run) => PipelineControl {
+                run: Some(*run),
+                ..*pipeline
+            },
+            Change::Rate(rate) => PipelineControl {
+                rate: *rate,
+                ..*pipeline
+            },
             Change::Reset => PipelineControl::default(),
-            Change::Rate(_) | Change::Release(_) => return None,
+            Change::Release(_) => return Err(RefusedChange::Impossible),
         }),
         (Desired::Tier(tier), change) => {
             let tier = tier.clone();
@@ -269,10 +298,13 @@ fn changed(before: &Desired, change: &Change) -> Option<Desired> {
                     ..tier
                 },
                 Change::Rate(rate) => TierControl { rate: *rate, ..tier },
-                Change::Release(release) => TierControl {
-                    release: Some(Arc::new((**release).clone().and(tier.release.as_deref()))),
-                    ..tier
-                },
+                Change::Release(wanted) => {
+                    let release = wanted.and(tier.release.as_deref(), revision);
+                    TierControl {
+                        release: Some(Arc::new(release.ok_or(RefusedChange::Overtaken(revision))?)),
+                        ..tier
+                    }
+                }
                 // Some of the records may have been released.
                 Change::Reset => TierControl {
                     release: tier.release,
@@ -518,12 +550,38 @@ mod tests {
         )
     }
 
+    fn release_of(topic: u128, ends: &[i64], at: i64, known: u64) -> Change {
+        Change::Release(WantedRelease {
+            release: Arc::new(Release {
+                topic: redeliver_kafka::TopicId::from_bits(topic),
+                ends: ends.to_vec(),
+                at: Some(Timestamp::from_millis(at)),
+            }),
+            known,
+        })
+    }
+
     fn release(ends: &[i64], at: i64) -> Change {
-        Change::Release(Arc::new(Release {
-            topic: redeliver_kafka::TopicId::from_bits(1),
-            ends: ends.to_vec(),
-            at: Some(Timestamp::from_millis(at)),
-        }))
+        release_of(1, ends, at, 0)
+    }
+
+    #[test]
+    fn a_release_that_was_looked_up_before_another_one_does_not_replace_that_of_a_newer_topic() {
+        const NAME: &str = "tier/docs/30s";
+        let change = |current: Option<&Value>, change| decide_about(NAME, current, change);
+        let of_new = change(None, release_of(2, &[5], 2, 0)).unwrap().unwrap();
+        // The topic was created again after the lookup.
+        let late = change(Some(&of_new), release_of(1, &[90], 1, 0));
+        assert_eq!(late, Err(RefusedChange::Overtaken(1)));
+        // Its writer knew the release, so its topic is newer.
+        let next = change(Some(&of_new), release_of(3, &[4], 3, 1)).unwrap().unwrap();
+        let Desired::Tier(TierControl { release, .. }) = next.desired else {
+            panic!("{next:?}");
+        };
+        assert_eq!(
+            release.map(|release| (release.topic, release.ends.clone())),
+            Some((redeliver_kafka::TopicId::from_bits(3), vec![4]))
+        );
     }
 
     #[test]
@@ -564,13 +622,16 @@ mod tests {
             ("app/sms", rate.clone(), true),
             ("app/sms", release(&[1], 1), false),
             ("pipeline/docs", Change::Run(Run::Paused), true),
-            ("pipeline/docs", rate.clone(), false),
+            ("pipeline/docs", rate.clone(), true),
             ("pipeline/docs", release(&[1], 1), false),
             ("tier/docs/30s", rate.clone(), true),
             ("tier/docs/30s", release(&[1], 1), true),
             ("tier/30s", Change::Run(Run::Paused), true),
-            ("tier/30s", rate, false),
+            ("tier/30s", rate, true),
             ("tier/30s", release(&[1], 1), false),
+            ("tier/docs/scheduler", Change::Run(Run::Paused), false),
+            ("tier/docs/scheduler", Change::Rate(None), false),
+            ("tier/docs/scheduler", release(&[1], 1), true),
         ] {
             let decided = decide_about(name, None, change.clone());
             assert_eq!(decided.is_ok(), is_possible, "{name} {change:?}");

@@ -69,6 +69,9 @@ impl ControlError {
                 field: "name",
                 problem: refused.to_string(),
             },
+            ExclusiveError::Refused(refused @ RefusedChange::Overtaken(_)) => {
+                Self::Unavailable(format!("{name} {refused}, and again after each repetition"))
+            }
             error @ ExclusiveError::Unavailable { .. } => Self::Unavailable(error_chain(&error)),
             error @ ExclusiveError::Unknown(_) => Self::Unconfirmed(error_chain(&error)),
         }

@@ -1,7 +1,9 @@
 //! `redeliver.v1.ControlService`.
 
+use std::pin::Pin;
 use std::sync::Arc;
 
+use futures::stream::{self, Stream};
 use redeliver_proto::v1;
 use redeliver_proto::v1::control_service_server::ControlService;
 use redeliver_runtime::config::{Area, Verb};
@@ -12,13 +14,14 @@ use super::{ControlError, ControlName, Controls};
 use crate::identity::Identity;
 
 /// What each call requires, of the name that it is about.
-const PERMISSIONS: [(&str, Verb); 7] = [
+const PERMISSIONS: [(&str, Verb); 8] = [
     ("GetControl", Verb::Read),
     ("ListControls", Verb::Read),
     ("PauseControl", Verb::Write),
     ("ResumeControl", Verb::Write),
     ("SetControlRate", Verb::Write),
     ("ReleaseTier", Verb::Write),
+    ("ReleaseWholeTier", Verb::Write),
     ("ResetControl", Verb::Write),
 ];
 
@@ -75,8 +78,26 @@ fn answer<T>(result: Result<T, ControlError>) -> Result<Response<T>, Status> {
     result.map(Response::new).map_err(ControlError::into_status)
 }
 
+/// What became of the release of a tier.
+fn release_result(name: &ControlName, released: Result<v1::Control, ControlError>) -> v1::TierReleaseResult {
+    use v1::tier_release_result::Result;
+    v1::TierReleaseResult {
+        name: name.to_string(),
+        result: Some(match released {
+            Ok(control) => Result::Released(control),
+            Err(error) => Result::Failure(v1::ControlFailure {
+                code: error.code().into(),
+                reason: error.reason().to_owned(),
+                message: error.message(),
+            }),
+        }),
+    }
+}
+
 #[tonic::async_trait]
 impl ControlService for Service {
+    type ReleaseWholeTierStream = Pin<Box<dyn Stream<Item = Result<v1::TierReleaseResult, Status>> + Send>>;
+
     async fn get_control(
         &self,
         request: Request<v1::GetControlRequest>,
@@ -134,6 +155,24 @@ impl ControlService for Service {
         self.change(request, ChangeVerb::Release).await
     }
 
+    async fn release_whole_tier(
+        &self,
+        request: Request<v1::ReleaseWholeTierRequest>,
+    ) -> Result<Response<Self::ReleaseWholeTierStream>, Status> {
+        let caller = caller(&request)?;
+        let v1::ReleaseWholeTierRequest { name, why } = request.into_inner();
+        let releases = self.0.release_whole_tier(&caller, &read_name(&name)?, why);
+        let releases = releases.map_err(ControlError::into_status)?;
+        let results = stream::unfold(
+            (self.0.clone(), releases),
+            |(controls, mut releases)| async move {
+                let (name, released) = controls.release_next(&mut releases).await?;
+                Some((Ok(release_result(&name, released)), (controls, releases)))
+            },
+        );
+        Ok(Response::new(Box::pin(results)))
+    }
+
     async fn reset_control(
         &self,
         request: Request<v1::ChangeControlRequest>,
@@ -157,6 +196,7 @@ mod tests {
             "ResumeControl",
             "SetControlRate",
             "ReleaseTier",
+            "ReleaseWholeTier",
             "ResetControl",
         ] {
             assert!(required(method).is_some(), "{method}");

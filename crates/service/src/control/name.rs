@@ -12,6 +12,8 @@ pub(super) const MAX_NAME: usize = 600;
 const APPLICATION: &str = "app/";
 const PIPELINE: &str = "pipeline/";
 const TIER: &str = "tier/";
+/// In place of a tier: the records of a pipeline that wait in the scheduler.
+const SCHEDULER: &str = "scheduler";
 
 /// What can be controlled.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,12 +26,14 @@ pub enum ControlName {
     Tier(Arc<str>, HumanDuration),
     /// A tier of all pipelines: `tier/<tier>`.
     WholeTier(HumanDuration),
+    /// The records of a pipeline that wait in the scheduler: `tier/<pipeline>/scheduler`.
+    LongWaits(Arc<str>),
 }
 
 /// A name of an unknown kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "is not the name of something that can be controlled; write app/APPLICATION, pipeline/PIPELINE, tier/PIPELINE/TIER or tier/TIER, such as tier/docs/30s"
+    "is not the name of something that can be controlled; write app/APPLICATION, pipeline/PIPELINE, tier/PIPELINE/TIER, tier/PIPELINE/scheduler or tier/TIER, such as tier/docs/30s"
 )]
 pub struct UnknownName;
 
@@ -77,6 +81,7 @@ impl FromStr for ControlName {
         }
         let tier = text.strip_prefix(TIER).ok_or(UnknownName)?;
         match tier.split_once('/') {
+            Some((pipeline, SCHEDULER)) => pipeline_of(pipeline).map(Self::LongWaits),
             Some((pipeline, tier)) => Ok(Self::Tier(pipeline_of(pipeline)?, tier_of(tier)?)),
             None => tier_of(tier).map(Self::WholeTier),
         }
@@ -99,6 +104,7 @@ impl fmt::Display for ControlName {
             Self::Pipeline(pipeline) => write!(f, "{PIPELINE}{pipeline}"),
             Self::Tier(pipeline, tier) => write!(f, "{TIER}{pipeline}/{tier}"),
             Self::WholeTier(tier) => write!(f, "{TIER}{tier}"),
+            Self::LongWaits(pipeline) => write!(f, "{TIER}{pipeline}/{SCHEDULER}"),
         }
     }
 }
@@ -115,6 +121,7 @@ mod tests {
             "app/pipeline: ä",
             "pipeline/docs.v2",
             "tier/docs/30s",
+            "tier/docs/scheduler",
             "tier/1m",
         ] {
             assert_eq!(text.parse::<ControlName>().unwrap().to_string(), text);
@@ -141,6 +148,7 @@ mod tests {
             "tier/docs/",
             "tier/docs/soon",
             "tier//30s",
+            "tier/scheduler",
             "tier/a/b/30s",
         ] {
             assert_eq!(text.parse::<ControlName>(), Err(UnknownName), "{text}");

@@ -5,24 +5,29 @@
 //! | get | `control:read` for the name |
 //! | list | `control:read` for some name; the list contains those for which the caller has it |
 //! | pause, resume, set the rate, release, reset | `control:write` for the name |
+//!
+//! The release of a tier of all pipelines is one release for each pipeline.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
-use redeliver_core::{Clock, Pipeline};
+use redeliver_core::error_chain::error_chain;
+use redeliver_core::{Clock, HumanDuration, Pipeline};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::ends::topic_ends;
+use redeliver_kafka::exclusive::ExclusiveError;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1;
 use redeliver_runtime::config::{Area, Verb};
 use tokio_util::sync::CancellationToken;
 
-use super::change::{Change, ChangeRequest, ControlWriter};
+use super::change::{Change, ChangeRequest, ControlWriter, RefusedChange, WantedRelease};
 use super::settings::AppSettings;
 use super::snapshot::Problem;
 use super::value::{
-    ApplicationControl, Desired, PipelineControl, RATES, RateLimit, Release, Run, TierControl, read_rate,
-    write_application, write_pipeline, write_tier,
+    ApplicationControl, Desired, PipelineControl, RATES, RateLimit, Release, Run, TierControl, Value,
+    read_rate, write_application, write_pipeline, write_tier,
 };
 use super::{Control, ControlError, ControlName, Snapshot};
 use crate::audit::{AuditLog, Author};
@@ -32,6 +37,10 @@ use crate::topics;
 
 /// The maximum size of a reason, in bytes.
 const MAX_WHY: usize = 1_000;
+/// How long looking up what waits in a tier may take.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often what waits is looked up at most, if the releases of others overtake that.
+const MAX_LOOKUPS: usize = 3;
 
 /// The operations.
 pub struct Controls {
@@ -57,6 +66,15 @@ pub struct WantedChange {
     pub why: String,
     /// The revision that it must have; 0: nobody has changed it yet.
     pub expected_revision: Option<u64>,
+}
+
+/// A release of a tier of all pipelines that its caller may make: one change after the other, with [`Controls::release_next`].
+#[derive(Debug)]
+pub struct TierReleases {
+    by: Author,
+    why: String,
+    /// Those that are left.
+    tiers: BTreeSet<ControlName>,
 }
 
 /// What a caller can do.
@@ -143,33 +161,66 @@ impl Controls {
     /// # Errors
     /// [`ControlError`] says whether something may have been written.
     pub async fn change(&self, caller: &Identity, wanted: WantedChange) -> Result<v1::Control, ControlError> {
-        let WantedChange {
-            name,
-            verb,
-            why,
-            expected_revision,
-        } = wanted;
         // Before the name is looked up, so that the answer does not reveal what exists.
-        self.require(caller, Verb::Write, Some(&name), verb.operation())?;
-        if why.len() > MAX_WHY || why.contains(|c: char| c.is_control() && c != '\n') {
-            let problem = format!("must have at most {MAX_WHY} bytes, without control characters");
-            return Err(invalid("why", problem));
-        }
-        self.known(&name, &*self.snapshot()?)?;
-        let change = async {
-            let request = ChangeRequest {
-                change: self.change_of(&name, verb).await?,
-                name: name.clone(),
-                by: Author::of(caller),
-                why,
-                expected_revision,
-            };
-            let changed = self.writer.change(request).await;
-            changed.map_err(|error| ControlError::of(&name, error))
+        self.require(caller, Verb::Write, Some(&wanted.name), wanted.verb.operation())?;
+        check_why(&wanted.why)?;
+        self.known(&wanted.name, &*self.snapshot()?)?;
+        self.carry_out(Author::of(caller), wanted).await
+    }
+
+    /// Begins a release of a tier of all pipelines.
+    ///
+    /// # Errors
+    /// When the caller may not do this, or no pipeline has the tier.
+    pub fn release_whole_tier(
+        &self,
+        caller: &Identity,
+        name: &ControlName,
+        why: String,
+    ) -> Result<TierReleases, ControlError> {
+        self.require(caller, Verb::Write, Some(name), "release_whole_tier")?;
+        check_why(&why)?;
+        let ControlName::WholeTier(tier) = name else {
+            let problem = "is not a tier of all pipelines; name one, such as tier/30s";
+            return Err(invalid("name", problem));
         };
+        self.snapshot()?;
+        let pipelines = self.pipelines.iter().filter(|pipeline| has_tier(pipeline, *tier));
+        let tiers: BTreeSet<_> = pipelines
+            .map(|pipeline| ControlName::tier(&pipeline.name, *tier))
+            .collect();
+        if tiers.is_empty() {
+            return Err(ControlError::Unknown(name.clone()));
+        }
+        Ok(TierReleases {
+            by: Author::of(caller),
+            why,
+            tiers,
+        })
+    }
+
+    /// Releases the tier of the next pipeline, and returns what became of it; `None` after the last one.
+    pub async fn release_next(
+        &self,
+        releases: &mut TierReleases,
+    ) -> Option<(ControlName, Result<v1::Control, ControlError>)> {
+        let name = releases.tiers.pop_first()?;
+        let wanted = WantedChange {
+            name: name.clone(),
+            verb: ChangeVerb::Release,
+            why: releases.why.clone(),
+            expected_revision: None,
+        };
+        let released = self.carry_out(releases.by.clone(), wanted).await;
+        Some((name, released))
+    }
+
+    /// Makes a change that is permitted.
+    async fn carry_out(&self, by: Author, wanted: WantedChange) -> Result<v1::Control, ControlError> {
+        let name = wanted.name.clone();
         let value = tokio::select! {
             biased;
-            value = change => value?,
+            value = self.write(by, wanted) => value?,
             () = self.gave_up.cancelled() => {
                 return Err(ControlError::Unconfirmed("this process is shutting down".to_owned()));
             }
@@ -182,37 +233,66 @@ impl Controls {
         Ok(self.show(&name, &snapshot))
     }
 
+    async fn write(&self, by: Author, wanted: WantedChange) -> Result<Option<Value>, ControlError> {
+        let WantedChange {
+            name,
+            verb,
+            why,
+            expected_revision,
+        } = wanted;
+        let mut lookups = 1;
+        loop {
+            let request = ChangeRequest {
+                name: name.clone(),
+                change: self.change_of(&name, verb).await?,
+                by: by.clone(),
+                why: why.clone(),
+                expected_revision,
+            };
+            match self.writer.change(request).await {
+                Err(ExclusiveError::Refused(RefusedChange::Overtaken(revision))) if lookups < MAX_LOOKUPS => {
+                    lookups += 1;
+                    self.control.until_read(&name, revision).await;
+                }
+                changed => return changed.map_err(|error| ControlError::of(&name, error)),
+            }
+        }
+    }
+
     async fn change_of(&self, name: &ControlName, verb: ChangeVerb) -> Result<Change, ControlError> {
-        let change = match verb {
+        Ok(match verb {
+            ChangeVerb::Pause | ChangeVerb::Resume | ChangeVerb::Rate(_)
+                if matches!(name, ControlName::LongWaits(_)) =>
+            {
+                return Err(invalid("name", "can only be released"));
+            }
             ChangeVerb::Pause => Change::Run(Run::Paused),
             ChangeVerb::Resume => Change::Run(Run::Running),
             ChangeVerb::Rate(rate) => Change::Rate(rate),
             ChangeVerb::Reset => Change::Reset,
-            ChangeVerb::Release => return self.release(name).await,
-        };
-        if change.is_possible(name) {
-            return Ok(change);
-        }
-        let problem = "has no rate; name an application or a tier of a pipeline, such as tier/docs/30s";
-        Err(invalid("name", problem))
+            ChangeVerb::Release => Change::Release(self.release(name).await?),
+        })
     }
 
     /// The release of what waits in a tier now.
-    async fn release(&self, name: &ControlName) -> Result<Change, ControlError> {
-        let ControlName::Tier(pipeline, tier) = name else {
-            let problem = "has nothing to release; name a tier of a pipeline, such as tier/docs/30s";
-            return Err(invalid("name", problem));
+    async fn release(&self, name: &ControlName) -> Result<WantedRelease, ControlError> {
+        let pipeline = |name: &Arc<str>| self.pipelines.iter().find(|known| known.name == *name);
+        let topic = match name {
+            ControlName::Tier(name, tier) => pipeline(name).map(|pipeline| pipeline.tier_topic(*tier)),
+            ControlName::LongWaits(name) => pipeline(name).and_then(|pipeline| pipeline.long_waits.clone()),
+            ControlName::Application(_) | ControlName::Pipeline(_) | ControlName::WholeTier(_) => {
+                let problem = "has nothing to release; name a tier, such as tier/docs/30s";
+                return Err(invalid("name", problem));
+            }
         };
-        let pipeline = self.pipelines.iter().find(|known| known.name == *pipeline);
-        let Some(pipeline) = pipeline else {
-            return Err(ControlError::Unknown(name.clone()));
-        };
-        let (kafka, topic, at) = (self.kafka.clone(), pipeline.tier_topic(*tier), self.clock.now());
-        let read = tokio::task::spawn_blocking(move || topic_ends(&kafka, &topic)).await;
+        let topic = topic.ok_or_else(|| ControlError::Unknown(name.clone()))?;
+        // Before the lookup: a release that is not known yet may be about a newer topic of the same name.
+        let snapshot = self.control.snapshot();
+        let known = snapshot.get(name).map_or(0, |value| value.revision);
+        let (kafka, at) = (self.kafka.clone(), self.clock.now());
+        let read = tokio::task::spawn_blocking(move || topic_ends(&kafka, &topic, LOOKUP_TIMEOUT)).await;
         let ends = match read {
-            Ok(read) => read.map_err(|error| {
-                ControlError::Unavailable(redeliver_core::error_chain::error_chain(&error))
-            })?,
+            Ok(read) => read.map_err(|error| ControlError::Unavailable(error_chain(&error)))?,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
                 Err(cancelled) => return Err(ControlError::Unavailable(cancelled.to_string())),
@@ -221,11 +301,15 @@ impl Controls {
         let Some(topic) = ends.topic else {
             return Err(ControlError::NoTopicIds);
         };
-        Ok(Change::Release(Arc::new(Release {
+        let release = Release {
             topic,
             ends: ends.ends,
             at: Some(at),
-        })))
+        };
+        Ok(WantedRelease {
+            release: Arc::new(release),
+            known,
+        })
     }
 
     fn require(
@@ -254,15 +338,17 @@ impl Controls {
 
     /// Refuses what neither the configuration nor control knows: a name with a mistake would pause nothing.
     fn known(&self, name: &ControlName, snapshot: &Snapshot) -> Result<(), ControlError> {
-        let has_tier = |pipeline: &Pipeline, tier| pipeline.policy.tiers().contains(tier);
         let mut pipelines = self.pipelines.iter();
         let is_configured = match name {
             ControlName::Application(app) => self.apps.get(app).is_some(),
             ControlName::Pipeline(name) => pipelines.any(|pipeline| pipeline.name == *name),
             ControlName::Tier(name, tier) => {
-                pipelines.any(|pipeline| pipeline.name == *name && has_tier(pipeline, tier))
+                pipelines.any(|pipeline| pipeline.name == *name && has_tier(pipeline, *tier))
             }
-            ControlName::WholeTier(tier) => pipelines.any(|pipeline| has_tier(pipeline, tier)),
+            ControlName::WholeTier(tier) => pipelines.any(|pipeline| has_tier(pipeline, *tier)),
+            ControlName::LongWaits(name) => {
+                pipelines.any(|pipeline| pipeline.name == *name && pipeline.long_waits.is_some())
+            }
         };
         if is_configured || snapshot.contains(name) {
             return Ok(());
@@ -308,8 +394,10 @@ impl Controls {
                 }))
             }
             ControlName::Pipeline(pipeline) => {
+                let state = snapshot.pipeline(pipeline);
                 Effective::EffectivePipeline(write_pipeline(&PipelineControl {
-                    run: Some(run(snapshot.is_pipeline_paused(pipeline))),
+                    run: Some(run(state.is_paused)),
+                    rate: state.rate,
                 }))
             }
             ControlName::Tier(pipeline, tier) => {
@@ -320,15 +408,40 @@ impl Controls {
                     release: state.release,
                 }))
             }
-            ControlName::WholeTier(_) => {
-                let desired = snapshot.obeyed(name).and_then(|desired| desired.run());
+            ControlName::LongWaits(_) => {
+                let release = match snapshot.get(name).map(|value| &value.desired) {
+                    Some(Desired::Tier(tier)) => tier.release.clone(),
+                    _ => None,
+                };
                 Effective::EffectiveTier(write_tier(&TierControl {
-                    run: Some(run(desired == Some(Run::Paused))),
-                    ..TierControl::default()
+                    run: Some(Run::Running),
+                    rate: None,
+                    release,
+                }))
+            }
+            ControlName::WholeTier(tier) => {
+                let state = snapshot.whole_tier(*tier);
+                Effective::EffectiveTier(write_tier(&TierControl {
+                    run: Some(run(state.is_paused)),
+                    rate: state.rate.map(RateLimit::PerSecond),
+                    release: None,
                 }))
             }
         }
     }
+}
+
+/// Whether a pipeline has a tier in the configuration.
+fn has_tier(pipeline: &Pipeline, tier: HumanDuration) -> bool {
+    pipeline.policy.tiers().contains(&tier)
+}
+
+fn check_why(why: &str) -> Result<(), ControlError> {
+    if why.len() <= MAX_WHY && !why.contains(|c: char| c.is_control() && c != '\n') {
+        return Ok(());
+    }
+    let problem = format!("must have at most {MAX_WHY} bytes, without control characters");
+    Err(invalid("why", problem))
 }
 
 const fn run(is_paused: bool) -> Run {

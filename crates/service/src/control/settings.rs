@@ -25,11 +25,7 @@ impl AppState {
                 Some(Run::Running) => false,
                 Some(Run::Paused) => true,
             },
-            rate: match control.rate {
-                None => self.rate,
-                Some(RateLimit::PerSecond(rate)) => Some(rate),
-                Some(RateLimit::Unlimited) => None,
-            },
+            rate: control.rate.map_or(self.rate, RateLimit::per_second),
         }
     }
 }

@@ -8,7 +8,9 @@ use redeliver_core::failure::bounded_text;
 use redeliver_core::{HumanDuration, Record};
 
 use super::name::{ControlName, MAX_NAME};
-use super::value::{ApplicationControl, Desired, InvalidValue, RateLimit, Release, Run, TierControl, Value};
+use super::value::{
+    ApplicationControl, Desired, InvalidValue, PipelineControl, RateLimit, Release, Run, TierControl, Value,
+};
 use crate::followed::Contents;
 
 /// The values of the topic. The newest one of each key counts.
@@ -30,6 +32,15 @@ pub enum Problem {
     Newer,
 }
 
+/// What applies to the workers of a pipeline.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PipelineState {
+    /// They read nothing and start no attempt.
+    pub is_paused: bool,
+    /// How many attempts they start per second, in all processes together. `None`: what the configuration of each process says.
+    pub rate: Option<RateLimit>,
+}
+
 /// What applies to a tier of a pipeline.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TierState {
@@ -39,6 +50,16 @@ pub struct TierState {
     pub rate: Option<f64>,
     /// What does not wait for its due time.
     pub release: Option<Arc<Release>>,
+}
+
+impl TierState {
+    fn of(TierControl { run, rate, release }: TierControl) -> Self {
+        Self {
+            is_paused: run == Some(Run::Paused),
+            rate: rate.and_then(RateLimit::per_second),
+            release,
+        }
+    }
 }
 
 impl fmt::Display for Problem {
@@ -111,33 +132,55 @@ impl Snapshot {
         self.values.get(name).map(|value| obeyed(name, value))
     }
 
-    fn is_paused(&self, name: &ControlName) -> bool {
-        self.obeyed(name)
-            .is_some_and(|desired| desired.run() == Some(Run::Paused))
-    }
-
-    /// Whether the workers of a pipeline are paused.
+    /// What applies to the workers of a pipeline.
     #[must_use]
-    pub fn is_pipeline_paused(&self, pipeline: &str) -> bool {
-        self.is_paused(&ControlName::pipeline(pipeline))
+    pub fn pipeline(&self, pipeline: &str) -> PipelineState {
+        let PipelineControl { run, rate } = match self.obeyed(&ControlName::pipeline(pipeline)) {
+            Some(Desired::Pipeline(pipeline)) => pipeline,
+            Some(Desired::Application(_) | Desired::Tier(_)) | None => PipelineControl::default(),
+        };
+        PipelineState {
+            is_paused: run == Some(Run::Paused),
+            rate,
+        }
     }
 
     /// What applies to a tier of a pipeline.
+    ///
+    /// No configuration pauses or limits a tier. So one that was resumed, or has a high rate, must not go on like this while somebody
+    /// restricts the tier of all pipelines: the stricter of the two counts.
     #[must_use]
     pub fn tier(&self, pipeline: &str, tier: HumanDuration) -> TierState {
-        let own = self.obeyed(&ControlName::tier(pipeline, tier));
-        let TierControl { run, rate, release } = match own {
-            Some(Desired::Tier(own)) => own,
-            Some(Desired::Application(_) | Desired::Pipeline(_)) | None => TierControl::default(),
-        };
+        let own = TierState::of(self.tier_control(&ControlName::tier(pipeline, tier)));
+        let whole = self.whole_tier(tier);
         TierState {
-            // No configuration pauses a tier. So one that was resumed must not run while all are paused.
-            is_paused: run == Some(Run::Paused) || self.is_paused(&ControlName::WholeTier(tier)),
-            rate: match rate {
-                Some(RateLimit::PerSecond(rate)) => Some(rate),
-                Some(RateLimit::Unlimited) | None => None,
-            },
-            release,
+            is_paused: own.is_paused || whole.is_paused,
+            rate: [own.rate, whole.rate].into_iter().flatten().reduce(f64::min),
+            release: own.release,
+        }
+    }
+
+    /// What somebody wants of a tier of all pipelines.
+    #[must_use]
+    pub fn whole_tier(&self, tier: HumanDuration) -> TierState {
+        TierState::of(self.tier_control(&ControlName::WholeTier(tier)))
+    }
+
+    /// What somebody has released of the records that wait in the scheduler, by pipeline.
+    pub fn released_long_waits(&self) -> impl Iterator<Item = (&Arc<str>, Arc<Release>)> {
+        self.values()
+            .filter_map(|(name, value)| match (name, &value.desired) {
+                (ControlName::LongWaits(pipeline), Desired::Tier(tier)) => {
+                    Some((pipeline, tier.release.clone()?))
+                }
+                _ => None,
+            })
+    }
+
+    fn tier_control(&self, name: &ControlName) -> TierControl {
+        match self.obeyed(name) {
+            Some(Desired::Tier(tier)) => tier,
+            Some(Desired::Application(_) | Desired::Pipeline(_)) | None => TierControl::default(),
         }
     }
 
@@ -380,6 +423,33 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn the_lower_rate_of_a_tier_and_of_that_of_all_pipelines_applies() {
+        let limited = |rate| {
+            Desired::Tier(TierControl {
+                rate: Some(rate),
+                ..TierControl::default()
+            })
+        };
+        let (low, high) = (RateLimit::PerSecond(2.0), RateLimit::PerSecond(5.0));
+        for (own, whole, expected) in [
+            (None, None, None),
+            (Some(high), None, Some(5.0)),
+            (None, Some(high), Some(5.0)),
+            (Some(low), Some(high), Some(2.0)),
+            (Some(high), Some(low), Some(2.0)),
+            (Some(RateLimit::Unlimited), Some(low), Some(2.0)),
+            (Some(low), Some(RateLimit::Unlimited), Some(2.0)),
+            (Some(RateLimit::Unlimited), Some(RateLimit::Unlimited), None),
+        ] {
+            let own = own.map(|rate| ("tier/docs/30s", limited(rate)));
+            let whole = whole.map(|rate| ("tier/30s", limited(rate)));
+            let values: Vec<_> = own.into_iter().chain(whole).collect();
+            let state = with(&values).tier("docs", HumanDuration::from_secs(30));
+            assert_eq!(state.rate, expected, "{values:?}");
+        }
+    }
+
+    #[test]
     fn a_tier_is_paused_if_it_is_or_if_that_of_all_pipelines_is() {
         let of = |snapshot: &Snapshot, pipeline| {
             let tier = snapshot.tier(pipeline, HumanDuration::from_secs(30));
@@ -406,12 +476,12 @@ pub(super) mod tests {
     #[test]
     fn what_applies_to_a_pipeline_and_to_an_application_of_its_name_differs() {
         let run = Some(Run::Paused);
-        let pipeline = Desired::Pipeline(super::super::value::PipelineControl { run });
+        let pipeline = Desired::Pipeline(super::super::value::PipelineControl { run, rate: None });
         let snapshot = with(&[("pipeline/sms", pipeline)]);
-        assert!(snapshot.is_pipeline_paused("sms") && !snapshot.is_pipeline_paused("docs"));
+        assert!(snapshot.pipeline("sms").is_paused && !snapshot.pipeline("docs").is_paused);
         assert_eq!(snapshot.applications().count(), 0);
         let snapshot = with(&[("app/sms", Desired::Application(FAIL_SAFE))]);
-        assert!(!snapshot.is_pipeline_paused("sms"));
+        assert!(!snapshot.pipeline("sms").is_paused);
     }
 
     #[test]
@@ -424,7 +494,7 @@ pub(super) mod tests {
                 snapshot.apply(&record(0, name, value.clone()));
             }
             let is_paused = |tier| snapshot.tier("docs", HumanDuration::from_secs(tier)).is_paused;
-            assert!(snapshot.is_pipeline_paused("docs") && is_paused(30) && is_paused(60));
+            assert!(snapshot.pipeline("docs").is_paused && is_paused(30) && is_paused(60));
             assert!(!is_paused(5) && snapshot.problems().len() == 3);
         }
     }

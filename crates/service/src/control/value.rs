@@ -64,6 +64,8 @@ pub struct ApplicationControl {
 pub struct PipelineControl {
     /// Whether they read records and start attempts.
     pub run: Option<Run>,
+    /// How many attempts they start per second, in all processes together.
+    pub rate: Option<RateLimit>,
 }
 
 /// What is wanted of a tier.
@@ -77,10 +79,10 @@ pub struct TierControl {
     pub release: Option<Arc<Release>>,
 }
 
-/// What waits in a tier at one moment, and is released without waiting for its due time.
+/// What waits in a tier, or in the scheduler, at one moment, and is released without waiting for its due time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Release {
-    /// The topic of the tier.
+    /// The topic of the tier, or the ingest topic of the scheduler.
     pub topic: TopicId,
     /// The end of each partition at that moment.
     pub ends: Vec<i64>,
@@ -120,7 +122,9 @@ impl Desired {
         match name {
             ControlName::Application(_) => Self::Application(ApplicationControl::default()),
             ControlName::Pipeline(_) => Self::Pipeline(PipelineControl::default()),
-            ControlName::Tier(..) | ControlName::WholeTier(_) => Self::Tier(TierControl::default()),
+            ControlName::Tier(..) | ControlName::WholeTier(_) | ControlName::LongWaits(_) => {
+                Self::Tier(TierControl::default())
+            }
         }
     }
 
@@ -130,11 +134,13 @@ impl Desired {
         let run = Some(Run::Paused);
         match name {
             ControlName::Application(_) => Self::Application(ApplicationControl { run, rate: None }),
-            ControlName::Pipeline(_) => Self::Pipeline(PipelineControl { run }),
-            ControlName::Tier(..) | ControlName::WholeTier(_) => Self::Tier(TierControl {
-                run,
-                ..TierControl::default()
-            }),
+            ControlName::Pipeline(_) => Self::Pipeline(PipelineControl { run, rate: None }),
+            ControlName::Tier(..) | ControlName::WholeTier(_) | ControlName::LongWaits(_) => {
+                Self::Tier(TierControl {
+                    run,
+                    ..TierControl::default()
+                })
+            }
         }
     }
 
@@ -159,7 +165,9 @@ impl fmt::Display for Desired {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Application(app) => app.fmt(f),
-            Self::Pipeline(pipeline) => f.write_str(state_text(pipeline.run)),
+            Self::Pipeline(pipeline) => {
+                write!(f, "{}{}", state_text(pipeline.run), rate_text(pipeline.rate))
+            }
             Self::Tier(tier) => {
                 write!(f, "{}{}", state_text(tier.run), rate_text(tier.rate))?;
                 let Some(release) = &tier.release else {
@@ -212,6 +220,17 @@ pub enum RateLimit {
     Unlimited,
 }
 
+impl RateLimit {
+    /// How many per second; `None`: there is no limit.
+    #[must_use]
+    pub fn per_second(self) -> Option<f64> {
+        match self {
+            Self::PerSecond(rate) => Some(rate),
+            Self::Unlimited => None,
+        }
+    }
+}
+
 /// Why a value cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidValue {
@@ -244,9 +263,7 @@ impl Value {
         let record = v1::ControlRecord::decode(value.clone()).map_err(|_| InvalidValue::Malformed)?;
         let desired = match &record.desired {
             Some(ProtoDesired::Application(app)) => Desired::Application(read_application(app)?),
-            Some(ProtoDesired::Pipeline(pipeline)) => Desired::Pipeline(PipelineControl {
-                run: read_run(pipeline.state)?,
-            }),
+            Some(ProtoDesired::Pipeline(pipeline)) => Desired::Pipeline(read_pipeline(pipeline)?),
             Some(ProtoDesired::Tier(tier)) => Desired::Tier(read_tier(tier)?),
             None => return Err(InvalidValue::Kind),
         };
@@ -285,6 +302,14 @@ fn read_application(app: &v1::ApplicationControl) -> Result<ApplicationControl, 
     let rate = app.rate.as_ref().map(read_rate);
     Ok(ApplicationControl {
         run: read_run(app.state)?,
+        rate: rate.transpose()?,
+    })
+}
+
+fn read_pipeline(pipeline: &v1::PipelineControl) -> Result<PipelineControl, InvalidValue> {
+    let rate = pipeline.rate.as_ref().map(read_rate);
+    Ok(PipelineControl {
+        run: read_run(pipeline.state)?,
         rate: rate.transpose()?,
     })
 }
@@ -348,6 +373,7 @@ pub fn write_application(app: &ApplicationControl) -> v1::ApplicationControl {
 pub fn write_pipeline(pipeline: &PipelineControl) -> v1::PipelineControl {
     v1::PipelineControl {
         state: write_run(pipeline.run).into(),
+        rate: pipeline.rate.map(write_rate),
     }
 }
 
@@ -438,8 +464,10 @@ mod tests {
     #[test]
     fn values_of_pipelines_and_tiers_read_as_they_are_written() {
         for run in [None, Some(Run::Running), Some(Run::Paused)] {
-            let value = value_of(Desired::Pipeline(PipelineControl { run }));
-            assert_eq!(Value::decode(&value.encode()), Ok(value));
+            for rate in [None, Some(RateLimit::Unlimited), Some(RateLimit::PerSecond(0.5))] {
+                let value = value_of(Desired::Pipeline(PipelineControl { run, rate }));
+                assert_eq!(Value::decode(&value.encode()), Ok(value));
+            }
             for release in [None, Some(Arc::new(release(u128::MAX - 1, &[0, i64::MAX])))] {
                 let rate = Some(RateLimit::PerSecond(0.5));
                 let value = value_of(Desired::Tier(TierControl { run, rate, release }));

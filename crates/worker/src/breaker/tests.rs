@@ -178,6 +178,9 @@ fn a_postponed_probe_makes_room_for_another_one_at_that_time() {
     let probe = bench.start();
     bench.breaker.postponed(probe, bench.now + 3 * SECOND);
     assert_eq!(bench.next_probe(), 3 * SECOND);
+    // Another rate allows it at once.
+    bench.breaker.rate_changed();
+    assert!(bench.breaker.start(false, bench.now).is_ok());
 }
 
 #[test]

@@ -6,6 +6,7 @@ use redeliver_core::failure::FailureScope;
 use redeliver_core::{Failure, SystemClock};
 use redeliver_kafka::Processor;
 use redeliver_runtime::telemetry::Tracer;
+use redeliver_service::control::value::RateLimit as WantedRate;
 use tower::{BoxError, service_fn};
 
 use super::*;
@@ -40,6 +41,8 @@ struct Rig {
     /// Offsets of the records, one for each call of the handler.
     calls: Arc<Mutex<Vec<i64>>>,
     written: Vec<[String; 3]>,
+    limiter: Arc<Limiter>,
+    gate: Gate,
 }
 
 impl Rig {
@@ -79,6 +82,8 @@ impl Rig {
     ) -> Self {
         let grouping = Arc::new(grouping);
         let bench = Bench::with_grouping(ROOMY, grouping.clone());
+        let limiter = Arc::new(Limiter::new(limits.rate_limit, Box::new(|| Some(1.0))));
+        let gate = Gate::new(breaker, Arc::new(Silent));
         let driver = Driver {
             handler,
             lanes: vec![bench.channel.clone()],
@@ -97,18 +102,27 @@ impl Rig {
                     timeout: limits.timeout,
                     schema: None,
                 },
-                limiter: Limiter::new(limits.rate_limit),
+                limiter: limiter.clone(),
                 failures: Arc::new(FailureLog::new(bench.pipeline.name.clone())),
                 grouping,
                 partitions: Box::new(|_| None),
             }),
-            gate: Gate::new(breaker, Arc::new(Silent)),
+            gate: gate.clone(),
         };
         tokio::spawn(driver.run(vec![CancellationToken::new()]));
         Self {
             bench,
             calls: Arc::default(),
             written: Vec::new(),
+            limiter,
+            gate,
+        }
+    }
+
+    /// An operator wants this rate.
+    fn want_rate(&self, rate: Option<WantedRate>) {
+        if self.limiter.set_wanted(rate) {
+            self.gate.rate_changed();
         }
     }
 
@@ -510,4 +524,36 @@ async fn an_attempt_in_progress_ends_although_the_pipeline_is_paused() {
     assert!(rig.after(SECOND).await.is_empty());
     rig.bench.channel.set_paused(true);
     assert_eq!(rig.after(20 * SECOND).await.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempts_start_in_their_order_at_the_rate_that_an_operator_wants_until_it_is_lifted() {
+    let mut rig = Rig::start(in_order(None), BreakerSettings::default(), |_, _| {
+        Outcome::unchanged()
+    });
+    rig.want_rate(Some(WantedRate::PerSecond(2.0)));
+    rig.accept(0..40);
+    // The tokens of the first second, and those that are added.
+    rig.after(5 * SECOND).await;
+    let calls = rig.calls().len();
+    assert!((10..=12).contains(&calls), "{calls}");
+    assert_eq!(rig.waiting("attempt"), "1");
+    rig.want_rate(None);
+    assert_eq!(rig.after(SECOND).await.len(), 40);
+    assert_eq!(rig.calls(), (0..40).collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rate_that_is_lifted_no_longer_delays_the_probe_of_an_open_breaker() {
+    let mut rig = Rig::start(Grouping::default(), breaker(NEVER), |_, number| match number {
+        0 => unavailable(),
+        _ => Outcome::unchanged(),
+    });
+    rig.want_rate(Some(WantedRate::PerSecond(0.001)));
+    rig.accept(0..1);
+    assert!(rig.after(100 * SECOND).await.is_empty());
+    assert_eq!(rig.calls(), [0]);
+    rig.want_rate(Some(WantedRate::Unlimited));
+    let written = rig.after(SECOND).await;
+    assert_eq!(written, [["done", "key-0", ""].map(str::to_owned)]);
 }

@@ -58,6 +58,7 @@ impl Bench {
             metrics: metrics.clone(),
             failures: Arc::new(FailureLog::new(pipeline.name.clone())),
             on_dead: None,
+            partitions: OwnedPartitions::default(),
         };
         let mut engine = Engine::new(
             context,
@@ -595,4 +596,20 @@ fn records_without_an_attempt_are_neither_completed_nor_in_flight() {
         (0, 0)
     );
     assert!(!bench.engine.is_busy());
+}
+
+#[test]
+fn a_process_has_the_partitions_that_are_assigned_and_not_revoked() {
+    let mut bench = Bench::new(ROOMY);
+    let owned = bench.engine.context.partitions.clone();
+    assert_eq!(owned.part_of(4), Some(0.25));
+    let other = AssignmentId::for_tests(1, 1);
+    let source = bench.pipeline.source.clone();
+    bench.engine.assigned(other, &source, 1);
+    assert_eq!(owned.part_of(4), Some(0.5));
+    // The lane may revoke an assignment that it has not announced.
+    for revoked in [other, other, AssignmentId::for_tests(2, 1)] {
+        bench.engine.revoked(revoked);
+    }
+    assert_eq!(owned.part_of(4), Some(0.25));
 }

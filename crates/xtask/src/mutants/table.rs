@@ -579,6 +579,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[SHARD_MODEL],
     ),
     mutant(
+        "shard-releases-later-waits",
+        "A release also dispatches records that have come after it. They are early.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::released_waits::what_waits_at_a_release_is_dispatched_once_and_what_comes_later_is_not",
+        )],
+    ),
+    mutant(
         "shard-forwards-without-the-first-time",
         "A forwarded request loses the time of its first record. Its delay counts from a later time.",
         &[unit(
@@ -654,6 +662,22 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[unit(
             WORKER,
             "driver::tests::a_paused_pipeline_starts_no_attempt_and_accepts_nothing_until_it_runs_again",
+        )],
+    ),
+    mutant(
+        "limiter-ignores-operators",
+        "A worker starts attempts faster than an operator wants.",
+        &[unit(
+            WORKER,
+            "driver::tests::attempts_start_in_their_order_at_the_rate_that_an_operator_wants_until_it_is_lifted",
+        )],
+    ),
+    mutant(
+        "relay-loses-what-it-takes-back",
+        "A record whose transaction was aborted is not released before the tier is read again.",
+        &[unit(
+            RELAY,
+            "relay::tests::what_was_not_written_before_a_pause_is_not_written_during_it",
         )],
     ),
     mutant(
@@ -963,6 +987,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[unit(
             SERVICE,
             "control::change::tests::a_change_keeps_what_it_does_not_change",
+        )],
+    ),
+    mutant(
+        "control-releases-deleted-topics",
+        "A release of a deleted topic replaces one of the topic that was created since. What an operator has released waits until it is due.",
+        &[unit(
+            SERVICE,
+            "control::change::tests::a_release_that_was_looked_up_before_another_one_does_not_replace_that_of_a_newer_topic",
         )],
     ),
 ];

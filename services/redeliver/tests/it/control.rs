@@ -5,7 +5,7 @@ use std::sync::Arc;
 use redeliver_core::headers::PROCESS_AFTER;
 use redeliver_core::{Clock, SystemClock, Timestamp};
 use redeliver_testkit::kafka_request::delete_topic;
-use redeliver_testkit::{CommandOutput, Reply, Request, ServiceProcess, eventually};
+use redeliver_testkit::{CommandOutput, Reply, Request, ServiceProcess, eventually, unique_delays};
 use serde_json::{Value, json};
 
 use crate::retries::header;
@@ -241,6 +241,198 @@ fn a_paused_tier_keeps_its_release_until_it_runs() {
     assert_eq!(relay.metric("redeliver_tier_released_early_total"), 40);
 }
 
+/// How many records of an enricher wait for their first or next attempt.
+fn waiting_for_an_attempt(enricher: &mut ServiceProcess, pipe: &Pipe) -> u64 {
+    let labels = format!("pipeline=\"{}\",reason=\"attempt\"", pipe.name());
+    enricher.metric(&format!("redeliver_worker_waiting_records{{{labels}}}"))
+}
+
+#[test]
+fn a_rate_of_a_pipeline_holds_over_restarts_and_takes_no_attempt() {
+    const RECORDS: usize = 40;
+    let pipe = setup("control-rate", 1_000);
+    let mut enricher = pipe.enricher("a");
+    let _relay = pipe.retry_tier("a");
+    let mut inspector = pipe.start("dlq-inspector", "a", &[]);
+    let cli = Cli::new(&pipe, &mut inspector);
+    let pipeline = pipeline_of(&pipe);
+    // So that it obeys before there are records: it reads changes in their order.
+    cli.change(&["pause", &pipeline]);
+    enricher.until_ready_but("paused pipelines: ");
+    let sent = pipe.produce(drafts("limited", RECORDS));
+    assert_eq!(
+        cli.change(&["rate", &pipeline, "0.001"]),
+        json!({"state": "paused", "rate": 0.001})
+    );
+    cli.change(&["resume", &pipeline]);
+    // A process has one attempt at first, and the next one after a quarter of an hour. The record whose attempt has failed comes back.
+    for starts in 1..=2 {
+        eventually("all records wait for an attempt", DEADLINE, || {
+            let (calls, waiting) = (
+                pipe.endpoint.calls(),
+                waiting_for_an_attempt(&mut enricher, &pipe),
+            );
+            // The second one may be the retry of the first one.
+            let ended = pipe.read(&pipe.end_topics()).len() as u64;
+            let is_reached = (calls, waiting + ended) == (starts, RECORDS as u64);
+            is_reached
+                .then_some(())
+                .ok_or_else(|| format!("{calls} calls, {waiting} waiting, {ended} ended"))
+        });
+        enricher.kill_9();
+        enricher.start_again();
+        enricher.until_ready();
+    }
+    assert_eq!(
+        cli.change(&["rate", &pipeline, "configured"]),
+        json!({"state": "running", "rate": null})
+    );
+    let report = pipe.settle(&sent, DEADLINE).report;
+    assert_eq!((report.output, report.dead), (RECORDS as u64, 0), "{report}");
+    assert_eq!(report.retries, [(1, RECORDS as u64)].into(), "{report}");
+}
+
+#[test]
+fn a_rate_and_a_release_of_a_tier_apply_to_all_pipelines_and_each_release_has_its_result() {
+    const RECORDS: usize = 40;
+    let delay = unique_delays(&[3_600_000])[0];
+    let builder = PipeBuilder::new("control-whole");
+    let other = format!("{}-b", builder.name());
+    let of_other = |key: &str| format!("pipelines.{other}.{key}");
+    let pipe = builder
+        .shared_tiers(&[delay])
+        .with_inspector()
+        .set("control.topic", "{name}-control")
+        .set("audit.topic", "{name}-audit")
+        .set(&of_other("output"), "{name}-b-out")
+        .set(&of_other("retry.tiers"), &format!("[{delay}ms]"))
+        .set(&of_other("breaker.failures"), "0")
+        // Nothing answers there.
+        .set(&of_other("http.url"), "http://127.0.0.1:9/")
+        .behave(recovers)
+        .create();
+    let _enricher = pipe.enricher("a");
+    let _relay = pipe.retry_tier("a");
+    let mut inspector = pipe.start("dlq-inspector", "a", &[]);
+    let cli = Cli::new(&pipe, &mut inspector);
+    let whole = format!("tier/{}", pipe.pipeline.policy.tiers()[0]);
+    let other_pipeline = redeliver_core::Pipeline::new(&other);
+    let other_tier = other_pipeline.tier_topic(pipe.pipeline.policy.tiers()[0]);
+    let topics = [pipe.pipeline.due_topic(), other_pipeline.due_topic()];
+    let until = |what: &str, topics: &[Arc<str>], expected: &dyn Fn(usize) -> bool| {
+        for topic in topics {
+            eventually(what, DEADLINE, || {
+                match pipe.read(std::slice::from_ref(topic)).len() {
+                    count if expected(count) => Ok(()),
+                    count => Err(format!("{count} in {topic}")),
+                }
+            });
+        }
+    };
+    pipe.produce(drafts("own", RECORDS));
+    pipe.produce_to(&other.as_str().into(), drafts("other", RECORDS));
+    let tiers = [pipe.first_tier(), other_tier.clone()];
+    until("the records wait", &tiers, &|count| count == RECORDS);
+
+    // Each partition may release one record at first, and there are four.
+    cli.change(&["rate", &whole, "0.001"]);
+    let release = || cli.run(&["release", &whole, "--why", "test"]);
+    let released = release();
+    assert_eq!(released.code, Some(0), "{released:?}");
+    let results: Value = serde_json::from_str(&released.stdout).unwrap();
+    let names: Vec<&str> = results
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|result| result["released"]["effective"]["released_at"].is_string())
+        .filter_map(|result| result["name"].as_str())
+        .collect();
+    let other_name = format!("tier/{other}/{}", pipe.pipeline.policy.tiers()[0]);
+    assert_eq!(names, [tier_of(&pipe), other_name.clone()]);
+    until("a record of each partition is released", &topics, &|count| {
+        count == 4
+    });
+    cli.change(&["rate", &whole, "unlimited"]);
+    until("everything is released", &topics, &|count| count == RECORDS);
+    let report = pipe.audit();
+    assert!(report.is_clean(), "{report}");
+
+    delete_topic(pipe.env.brokers(), &other_tier);
+    let partly = release();
+    assert_eq!(partly.code, Some(1), "{partly:?}");
+    assert!(partly.stderr.contains("1 of 2 tiers failed"), "{partly:?}");
+    let results: Value = serde_json::from_str(&partly.stdout).unwrap();
+    assert!(results[0]["released"].is_object(), "{results}");
+    assert_eq!(
+        (&results[1]["name"], &results[1]["failure"]["reason"]),
+        (&json!(other_name), &json!("KAFKA_UNAVAILABLE")),
+        "{results}"
+    );
+}
+
+#[test]
+fn a_release_of_what_waits_in_the_scheduler_dispatches_each_record_once_although_it_is_killed() {
+    const RECORDS: usize = 2_000;
+    let pipe = PipeBuilder::new("control-waits")
+        .tiers(&[300])
+        .through_scheduler()
+        .with_inspector()
+        .set("control.topic", "{name}-control")
+        .set("audit.topic", "{name}-audit")
+        .behave(|request| match request.earlier_calls_of_key {
+            0 => {
+                let headers = vec![("retry-after".to_owned(), "36000".to_owned())];
+                Reply::Status(503, headers, "tomorrow".into())
+            }
+            _ => Reply::ok(request.body.clone()),
+        })
+        .create();
+    let _enricher = pipe.enricher("a");
+    let mut scheduler = pipe.scheduler("a");
+    let mut inspector = pipe.start("dlq-inspector", "a", &[]);
+    let cli = Cli::new(&pipe, &mut inspector);
+    let (_, topics) = pipe.jobs.clone().unwrap();
+    let until_waiting = |count: usize| {
+        eventually("the records wait", DEADLINE, || {
+            match pipe.read(std::slice::from_ref(&topics.ingest)).len() {
+                commands if commands >= count => Ok(()),
+                commands => Err(format!("{commands} of {count}")),
+            }
+        });
+    };
+    let sent = pipe.produce(drafts("waits", RECORDS));
+    until_waiting(RECORDS);
+    let name = format!("tier/{}/scheduler", pipe.name());
+    let refused = cli.run(&["pause", &name, "--why", "test"]);
+    assert!(refused.stderr.contains("can only be released"), "{refused:?}");
+    let released_at = cli.change(&["release", &name])["released_at"].clone();
+    assert!(released_at.is_string(), "{released_at}");
+    let late = pipe.produce(drafts("late", 20));
+    for _ in 0..3 {
+        scheduler.kill_9();
+        let before = released(&pipe);
+        scheduler.start_again();
+        eventually("more is released", DEADLINE, || match released(&pipe) {
+            now if now > before || now >= RECORDS => Ok(()),
+            now => Err(now.to_string()),
+        });
+    }
+    pipe.watch().until_ended(RECORDS, DEADLINE);
+    until_waiting(RECORDS + late.len());
+    let report = pipe.audit();
+    assert!(report.is_clean(), "{report}");
+    assert_eq!(
+        (report.output, report.waiting.total()),
+        (RECORDS as u64, late.len() as u64),
+        "{report}"
+    );
+
+    cli.change(&["release", &name]);
+    let all: Vec<Sent> = sent.into_iter().chain(late).collect();
+    let report = pipe.settle(&all, DEADLINE).report;
+    assert_eq!((report.output, report.dead), (all.len() as u64, 0), "{report}");
+}
+
 #[test]
 fn without_a_control_topic_what_applied_last_applies_and_nothing_starts() {
     let pipe = setup("control-gone", 1_000);
@@ -300,10 +492,12 @@ fn names_that_nothing_has_and_what_a_kind_cannot_do_are_refused() {
         ),
         (&["pause", &other_tier], "not found"),
         (&["pause", "tier/7d"], "tier/7d not found"),
-        (&["rate", &pipeline, "5"], "has no rate"),
-        (&["rate", &whole, "5"], "has no rate"),
         (&["release", &pipeline], "has nothing to release"),
-        (&["release", &whole], "has nothing to release"),
+        (&["release", "tier/7d"], "tier/7d not found"),
+        (
+            &["release", &whole, "--expected-revision", "1"],
+            "is not possible with a tier of all pipelines",
+        ),
     ] {
         let refused = cli.run(&[arguments, &["--why", "test"]].concat());
         assert!(
@@ -322,6 +516,16 @@ fn names_that_nothing_has_and_what_a_kind_cannot_do_are_refused() {
         .filter_map(|control| control["name"].as_str())
         .collect();
     assert_eq!(names, [&*pipeline, &*tier]);
+    // The lower of two rates applies.
+    cli.change(&["rate", &whole, "0.25"]);
+    let rate = |name: &str| {
+        let shown = cli.run(&["controls", name]);
+        let shown: Value = serde_json::from_str(&shown.stdout).unwrap();
+        shown["effective"]["rate"].clone()
+    };
+    assert_eq!((rate(&tier), rate(&whole)), (json!(0.25), json!(0.25)));
+    cli.change(&["rate", &whole, "unlimited"]);
+    assert_eq!((rate(&tier), rate(&whole)), (json!(0.5), Value::Null));
     let stale = cli.run(&["resume", &pipeline, "--expected-revision", "0"]);
     assert!(stale.stderr.contains("has revision 1"), "{stale:?}");
 }

@@ -391,8 +391,8 @@ Commands:
   schedules  Create, preview, list and change recurring schedules
   pause      Pause an application, a pipeline or a tier at run time: nothing is lost, and nothing goes on
   resume     Resume what is paused, also an application that the configuration pauses
-  rate       Limit how many jobs of an application are dispatched, or records of a tier released, per second
-  release    Release what waits now in a tier of a pipeline, before it is due
+  rate       Limit how many jobs of an application are dispatched, attempts of a pipeline started, or records of a tier released, per second
+  release    Release what waits now in a tier or in the scheduler, before it is due
   controls   List what is paused, limited or changed, by whom and why
   dlq        List, show, watch, export, redrive and discard dead letters
   waiting    List and count the failed records that wait for their next attempt

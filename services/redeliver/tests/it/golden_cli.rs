@@ -311,12 +311,12 @@ Options:
         (
             "rate",
             "\
-Limit how many jobs of an application are dispatched, or records of a tier released, per second
+Limit how many jobs of an application are dispatched, attempts of a pipeline started, or records of a tier released, per second
 
 Usage: redeliver rate [OPTIONS] --why <TEXT> <NAME> <RATE>
 
 Arguments:
-  <NAME>  What to limit, such as app/sms or tier/docs/30s
+  <NAME>  What to limit, such as app/sms, pipeline/docs, tier/docs/30s or tier/30s
   <RATE>  How many per second at most, by all processes together; `unlimited`, or `configured`
 
 Options:
@@ -326,12 +326,12 @@ Options:
         (
             "release",
             "\
-Release what waits now in a tier of a pipeline, before it is due
+Release what waits now in a tier or in the scheduler, before it is due
 
 Usage: redeliver release [OPTIONS] --why <TEXT> <NAME>
 
 Arguments:
-  <NAME>  The tier of a pipeline, such as tier/docs/30s
+  <NAME>  A tier of a pipeline, such as tier/docs/30s, or of all pipelines, such as tier/30s; tier/docs/scheduler for what waits in the scheduler
 
 Options:
       --why <TEXT>             Why, for others; at most 1000 bytes

@@ -599,7 +599,7 @@ enum Step {
     AdvanceClock(u64),
     Turn {
         limit: usize,
-        is_committed: bool,
+        end: End,
     },
     /// The partition is revoked, and assigned again.
     Reassign,
@@ -609,13 +609,26 @@ enum Step {
     Release,
 }
 
+/// How the transaction of a turn ends.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Committed,
+    /// It is aborted, and the relay takes its records back.
+    TakenBack,
+    /// It is aborted, and the partition is read again.
+    Dropped,
+}
+
 /// Multiples of 500 ms, and times 1 ms after them. So records are often due 1 ms after a turn.
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (0_u64..20, 0_u64..2).prop_map(|(half_seconds, more)| Step::Write { ahead: half_seconds * 500 + more }),
         1 => (0_u64..240).prop_map(|half_seconds| Step::Write { ahead: half_seconds * 500 }),
         3 => (0_u64..12).prop_map(|half_seconds| Step::AdvanceClock(half_seconds * 500)),
-        5 => (1_usize..8, prop::bool::weighted(0.85)).prop_map(|(limit, is_committed)| Step::Turn { limit, is_committed }),
+        4 => (1_usize..8).prop_map(|limit| Step::Turn { limit, end: End::Committed }),
+        1 => (1_usize..8, any::<bool>()).prop_map(|(limit, is_dropped)| {
+            Step::Turn { limit, end: if is_dropped { End::Dropped } else { End::TakenBack } }
+        }),
         1 => Just(Step::Reassign),
         1 => any::<bool>().prop_map(Step::Pause),
         1 => Just(Step::Release),
@@ -679,7 +692,7 @@ impl World {
                 self.bench.clock.advance(Duration::from_millis(millis));
                 self.now = self.bench.clock.now();
             }
-            Step::Turn { limit, is_committed } => self.turn(limit, is_committed),
+            Step::Turn { limit, end } => self.turn(limit, end),
             Step::Reassign => self.reassign(),
             Step::Pause(is_paused) => {
                 self.is_paused = is_paused;
@@ -753,13 +766,21 @@ impl World {
         self.read = 0;
     }
 
-    fn turn(&mut self, limit: usize, is_committed: bool) {
+    fn turn(&mut self, limit: usize, end: End) {
         let mut batch = TransactionBatch::default();
         self.bench.relay.finish(self.now, limit, &mut batch);
         assert_eq!(batch.outputs.len(), batch.completed.len());
-        if !is_committed {
-            self.bench.relay.aborted();
-            return self.reassign();
+        match end {
+            End::Committed => {}
+            End::TakenBack => {
+                assert!(self.bench.relay.take_back(&mut batch));
+                assert!(batch.outputs.is_empty() && batch.completed.is_empty());
+                return;
+            }
+            End::Dropped => {
+                self.bench.relay.aborted();
+                return self.reassign();
+            }
         }
         let is_full = batch.outputs.len() >= limit;
         assert!(
@@ -853,7 +874,7 @@ proptest! {
         world.run(&Step::Pause(false));
         for _ in 0..300 {
             world.run(&Step::AdvanceClock(1_000));
-            world.run(&Step::Turn { limit: 10, is_committed: true });
+            world.run(&Step::Turn { limit: 10, end: End::Committed });
         }
         prop_assert_eq!(world.completed.len(), world.log.len());
         prop_assert_eq!(world.left.len(), world.records);
@@ -877,10 +898,14 @@ impl Bench {
     }
 
     fn release(&mut self, topic: u128, ends: &[i64]) {
+        self.release_at(topic, ends, None);
+    }
+
+    fn release_at(&mut self, topic: u128, ends: &[i64], at: Option<Timestamp>) {
         let release = Release {
             topic: TopicId::from_bits(topic),
             ends: ends.to_vec(),
-            at: None,
+            at,
         };
         let tier = TierControl {
             release: Some(Arc::new(release)),
@@ -1059,4 +1084,72 @@ fn a_tier_with_a_rate_releases_so_many_per_second_and_waits_for_the_next_one() {
     assert_eq!(bench.finish(in_seconds(6)).len(), 10);
     bench.want("tier/docs/5s", TierControl::default());
     assert_eq!(bench.finish(in_seconds(6)).len(), 10);
+}
+
+#[test]
+fn a_clock_that_is_set_back_delays_no_part_of_a_release() {
+    // The clock of the server that was asked is fast, or right.
+    for (at, stamped) in [(in_seconds(60), in_seconds(1)), (NOW, NOW)] {
+        let mut bench = Bench::new(10);
+        bench
+            .relay
+            .reads_topic(bench.assignment, Some(TopicId::from_bits(7)));
+        bench.release_at(7, &[2], Some(at));
+        bench.accept(waiting_until(in_seconds(100)));
+        bench.clock.advance(Duration::from_secs(2));
+        let first = bench.relay.next_due();
+        let mut batch = TransactionBatch::default();
+        bench.relay.finish(bench.clock.now(), 0, &mut batch);
+        // Read after the release, and before the clock is set back by less than a step.
+        bench.accept(waiting_until(in_seconds(100)));
+        bench.clock.set(in_seconds(1));
+        assert!(bench.relay.next_due() < first, "the lane looks at them at once");
+        let released = bench.finish_at_once();
+        assert_eq!(released.len(), 2);
+        for (_, headers) in released {
+            let due = headers.last(headers::PROCESS_AFTER).unwrap();
+            let due: Timestamp = std::str::from_utf8(due).unwrap().parse().unwrap();
+            assert_eq!(due, stamped);
+        }
+    }
+}
+
+#[test]
+fn what_was_not_written_before_a_pause_is_not_written_during_it() {
+    let mut bench = Bench::new(10);
+    for _ in 0..3 {
+        bench.accept(waiting_until(in_seconds(5)));
+    }
+    bench.accept(Headers::new());
+    bench.clock.advance(Duration::from_secs(5));
+    let mut batch = TransactionBatch::default();
+    bench.relay.finish(in_seconds(5), usize::MAX, &mut batch);
+    let written = batch.outputs.clone();
+    assert_eq!(written.len(), 4);
+    bench.want("tier/docs/5s", paused());
+    assert!(bench.relay.take_back(&mut batch));
+    // Dead letters are written also while the tier is paused.
+    let letters = bench.finish(in_seconds(6));
+    assert_eq!(letters.len(), 1);
+    assert_eq!(letters[0].0, "docs-dlq");
+    bench.want("tier/docs/5s", TierControl::default());
+    let released = bench.finish(in_seconds(6));
+    let expected: Vec<_> = written
+        .iter()
+        .filter(|output| &*output.topic == "docs-retry-due")
+        .map(|output| (output.topic.to_string(), output.headers.clone()))
+        .collect();
+    assert_eq!(released, expected);
+    assert_eq!(bench.metrics().released.get(), 3);
+}
+
+#[test]
+fn a_relay_that_has_ended_reports_no_pause() {
+    let mut bench = Bench::new(10);
+    bench.want("tier/docs/5s", paused());
+    bench.finish(NOW);
+    let gauge = bench.metrics().paused.clone();
+    assert_eq!(gauge.get(), 1);
+    drop(bench);
+    assert_eq!(gauge.get(), 0);
 }

@@ -21,6 +21,7 @@ use crate::spans::Spans;
 use crate::topics::Topics;
 
 mod recurring;
+mod released_waits;
 mod urgent;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -29,6 +30,10 @@ const APP: &str = "jobs";
 const RETURN_TOPIC: &str = "docs-retry-due";
 /// The topic of the application `gone`, which is deleted and created again.
 const GONE: &str = "gone-jobs";
+/// The id of the ingest topic.
+fn ingest_id() -> TopicId {
+    TopicId::from_bits(7)
+}
 
 /// The presence of [`GONE`]; all other topics exist.
 #[derive(Clone)]
@@ -434,6 +439,7 @@ impl World {
     fn restart(&mut self) {
         self.shard = Shard::new(self.settings.clone(), 0);
         self.shard.set_app_states(self.apps.clone());
+        self.shard.set_topic(Some(ingest_id()));
         self.restart_urgent();
         self.requests.clear();
         self.index = snapshot(&self.state);
@@ -622,6 +628,9 @@ impl World {
             }
             IndexRequest::Scan(request) => {
                 IndexResponse::Scanned(lookups::read_scan(self.scan(&request)).unwrap())
+            }
+            IndexRequest::ScanWaits(request) => {
+                IndexResponse::ScannedWaits(lookups::read_scan(self.scan(&request)).unwrap())
             }
             IndexRequest::Forgettable => {
                 let jobs = self.index.values();

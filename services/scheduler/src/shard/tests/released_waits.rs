@@ -1,0 +1,200 @@
+//! Releases of long waits before they are due.
+
+use redeliver_service::control::value::Release;
+
+use super::*;
+
+/// Longer than a test.
+const FAR: Duration = Duration::from_secs(86_400 * 30);
+const RELEASED: usize = 30;
+const LATER: usize = 5;
+
+/// An operator has released what was before this offset of the ingest topic with this id.
+fn release(topic: TopicId, end: usize) -> AppStates {
+    let release = Release {
+        topic,
+        ends: vec![i64::try_from(end).unwrap()],
+        at: None,
+    };
+    AppStates {
+        released_waits: [("docs".into(), Arc::new(release))].into(),
+        ..AppStates::default()
+    }
+}
+
+/// The offset of the command of a record that has come back.
+fn offset_of(value: Option<&Bytes>) -> usize {
+    std::str::from_utf8(value.unwrap()).unwrap().parse().unwrap()
+}
+
+impl World {
+    /// A record waits until it is due. Its value is the offset of its command.
+    fn send_wait(&mut self, due: Timestamp) {
+        let value = self.ingest.len().to_string();
+        self.send(ProtoCommand::LongWait(v1::LongWait {
+            pipeline: "docs".to_owned(),
+            due: Some(to_timestamp(due)),
+            value: Some(value.into()),
+            ..v1::LongWait::default()
+        }));
+    }
+
+    fn send_waits(&mut self, count: usize) {
+        for _ in 0..count {
+            self.send_wait(self.now.after(FAR));
+        }
+    }
+
+    /// Runs turns until nothing happens any more; time stands still. The turns with these numbers are lost.
+    fn run_turns(&mut self, lost: &[usize]) {
+        for turn in 0..60 {
+            self.turn(7, lost.contains(&turn));
+            for _ in 0..3 {
+                self.serve_index();
+            }
+        }
+    }
+
+    /// The values of the records that have come back, sorted.
+    fn returned(&self) -> Vec<usize> {
+        let values = self.returned_waits.iter().map(|(value, at)| {
+            assert_eq!(*at, self.now, "time stands still");
+            offset_of(value.as_ref())
+        });
+        let mut values: Vec<usize> = values.collect();
+        values.sort_unstable();
+        values
+    }
+}
+
+#[test]
+fn what_waits_at_a_release_is_dispatched_once_and_what_comes_later_is_not() {
+    for lost in [&[][..], &[0], &[1, 2], &[3, 9], &[5, 6, 7, 20]] {
+        // How much of it was read before.
+        for read in [0, 10, RELEASED] {
+            let mut world = World::new();
+            world.may_feed = read;
+            world.send_waits(RELEASED);
+            world.run_turns(&[]);
+            assert_eq!(world.returned(), [0; 0]);
+            world.set_apps(release(ingest_id(), RELEASED));
+            world.may_feed = usize::MAX;
+            world.send_waits(LATER);
+            world.run_turns(lost);
+            let expected: Vec<usize> = (0..RELEASED).collect();
+            assert_eq!(world.returned(), expected, "{lost:?} {read}");
+            let jobs = world.state.values();
+            let waiting: Vec<_> = jobs.filter(|job| job.state == JobState::Scheduled).collect();
+            assert_eq!(waiting.len(), LATER);
+            assert!(waiting.iter().all(|job| job.due == world.now.after(FAR)));
+            // Of the next release, they are a part.
+            world.set_apps(release(ingest_id(), RELEASED + LATER));
+            world.run_turns(lost);
+            assert_eq!(world.returned().len(), RELEASED + LATER, "{lost:?} {read}");
+        }
+    }
+}
+
+#[test]
+fn a_release_of_another_ingest_topic_or_pipeline_releases_nothing() {
+    let mut world = World::new();
+    world.send_waits(RELEASED);
+    let other = AppStates {
+        released_waits: [(
+            "mail".into(),
+            release(ingest_id(), RELEASED).released_waits["docs"].clone(),
+        )]
+        .into(),
+        ..AppStates::default()
+    };
+    for states in [release(TopicId::from_bits(8), RELEASED), other] {
+        world.set_apps(states);
+        world.run_turns(&[]);
+        assert_eq!(world.returned(), [0; 0]);
+    }
+}
+
+#[test]
+fn after_another_release_during_a_scan_the_jobs_are_read_again_from_the_first_one_on() {
+    let mut waits = ReleasedWaits::of_shard(0);
+    waits.set_topic(Some(ingest_id()));
+    waits.set_wanted(&release(ingest_id(), 3).released_waits);
+    assert!(waits.request().is_some() && waits.request().is_none());
+    waits.set_wanted(&release(ingest_id(), RELEASED).released_waits);
+    // The last page of the scan for the former release.
+    assert!(waits.scanned(Scan::default()).is_empty());
+    assert!(waits.request().is_some());
+    assert!(waits.scanned(Scan::default()).is_empty());
+    assert!(waits.request().is_none());
+}
+
+#[test]
+fn a_released_job_is_due_now_and_its_reader_accepts_it() {
+    let mut world = World::new();
+    world.send_waits(1);
+    world.run_turns(&[]);
+    let job = world.state.values().next().unwrap();
+    let released = due_now(job, world.now).unwrap();
+    assert_eq!(released.due, world.now);
+    let stamped = released.payload.headers.last(headers::PROCESS_AFTER).unwrap();
+    assert_eq!(stamped, world.now.to_string().as_bytes());
+    assert_eq!(due_now(&released, world.now), None);
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    /// A record of the pipeline waits.
+    Wait {
+        ahead: u16,
+    },
+    /// An operator releases what waits.
+    Release,
+    Other(Step),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        4 => (0_u16..2_000).prop_map(|ahead| Event::Wait { ahead }),
+        1 => Just(Event::Release),
+        10 => step().prop_map(Event::Other),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn each_long_wait_is_dispatched_once_and_early_only_if_it_is_released(events in proptest::collection::vec(event(), 0..150)) {
+        let mut world = World::new();
+        let mut dues: HashMap<usize, Timestamp> = HashMap::new();
+        let mut releases: Vec<(Timestamp, usize)> = Vec::new();
+        for event in events {
+            match event {
+                Event::Wait { ahead } => {
+                    let due = world.now.after(Duration::from_millis(ahead.into()));
+                    dues.insert(world.ingest.len(), due);
+                    world.send_wait(due);
+                }
+                Event::Release => releases.push((world.now, world.ingest.len())),
+                Event::Other(step) => world.run(&step),
+            }
+            if let Some((_, end)) = releases.last() {
+                let released_waits = release(ingest_id(), *end).released_waits;
+                let states = AppStates { released_waits, ..(*world.apps).clone() };
+                if states != *world.apps {
+                    world.set_apps(states);
+                }
+            }
+        }
+        world.settle();
+        world.check();
+        let mut returned = HashSet::new();
+        for (value, at) in &world.returned_waits {
+            let offset = offset_of(value.as_ref());
+            prop_assert!(returned.insert(offset), "{} was dispatched twice", offset);
+            let is_released = releases.iter().any(|(since, end)| since <= at && offset < *end);
+            prop_assert!(*at >= dues[&offset] || is_released, "{} was dispatched early", offset);
+        }
+        prop_assert_eq!(returned.len(), dues.len());
+    }
+}
