@@ -8,6 +8,7 @@
 //! | [`record`] | where a dead letter may go, and the record that is written there |
 //! | [`job`] | a job, its progress and its state |
 //! | [`jobs`] | what the topic contains |
+//! | [`edit`] | how a record is edited |
 //! | [`change`] | changes by callers |
 //! | [`pace`] | what the executor does next |
 //! | [`step`] | what becomes of some dead letters of a job, and what is written |
@@ -16,6 +17,7 @@
 //! | `start` | starts the lane |
 
 pub mod change;
+pub mod edit;
 pub(crate) mod executor;
 pub mod job;
 pub mod jobs;

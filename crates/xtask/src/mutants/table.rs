@@ -750,6 +750,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         )],
     ),
     mutant(
+        "edit-sets-any-header",
+        "An edit sets reserved headers. Whoever edits a dead letter gives it another origin or more attempts.",
+        &[unit(
+            INSPECTOR,
+            "redrive::edit::tests::only_headers_of_the_user_can_be_edited",
+        )],
+    ),
+    mutant(
         "redrive-empties-records",
         "A redrive takes the dead letter of a share group for a copy of the record, also if the broker has not copied it. A record without key and value is written.",
         &[unit(

@@ -17,6 +17,7 @@ use redeliver_proto::v1;
 use redeliver_service::followed::Contents as _;
 use tokio_util::sync::CancellationToken;
 
+use super::edit::Edit;
 use super::job::{CHUNK, Item, Job, Kind, Progress};
 use super::jobs::{Entry, Jobs};
 use super::pace::brake;
@@ -288,7 +289,8 @@ impl Source {
         let items = entry.items(chunk).ok_or(Problem::Plan)?;
         let (from, to) = ((step.before.next % CHUNK) as usize, (to - chunk * CHUNK) as usize);
         let items = items.get(from..to).ok_or(Problem::Plan)?;
-        step.tried = self.try_items(known, &step.job, items, now)?;
+        let edit = edit_of(&step.job, entry)?;
+        step.tried = self.try_items(known, &step.job, edit.as_ref(), items, now)?;
         Ok(step)
     }
 
@@ -296,6 +298,7 @@ impl Source {
         &self,
         known: &mut Known,
         job: &Job,
+        edit: Option<&Edit>,
         items: &[Item],
         now: Timestamp,
     ) -> Result<Vec<Tried>, Problem> {
@@ -319,6 +322,7 @@ impl Source {
         let (topics, denied, states) = (&known.topics, &known.denied, &ledger.states);
         let context = Context {
             job,
+            edit,
             destinations: &self.destinations,
             presence: &|topic| {
                 if denied.iter().any(|denied| **denied == *topic) {
@@ -394,6 +398,15 @@ impl Source {
         known.counted = Some((id.clone(), count, Instant::now()));
         Ok(Some(count))
     }
+}
+
+/// The edit of a job that has one. A dead letter that is to be edited is never redriven as it is.
+fn edit_of(job: &Job, entry: &Entry) -> Result<Option<Edit>, Problem> {
+    if !job.is_edit() {
+        return Ok(None);
+    }
+    let edit = entry.edit().map_err(|_| Problem::Plan)?;
+    edit.map(Some).ok_or(Problem::Plan)
 }
 
 fn boxed(step: Step) -> Answer {

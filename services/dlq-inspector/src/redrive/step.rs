@@ -9,6 +9,7 @@ use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::audit::{Action, AuditLog, Entry as AuditEntry, MAX_IDS};
 
+use super::edit::Edit;
 use super::job::{CHUNK, Item, Job, Kind, Outcome, Progress, Skip};
 use super::jobs::{outcomes_key, progress_key};
 use super::record::{Candidate, Destinations, redriven};
@@ -44,6 +45,8 @@ pub enum Presence {
 pub struct Context<'c> {
     /// The job.
     pub job: &'c Job,
+    /// How the dead letter of the job is edited.
+    pub edit: Option<&'c Edit>,
     /// Where dead letters may go.
     pub destinations: &'c Destinations,
     /// Whether a topic exists.
@@ -99,7 +102,11 @@ impl Context<'_> {
             Presence::Missing => return Err(Skip::DestinationMissing),
             Presence::Denied => return Err(Skip::DestinationDenied),
         }
-        Ok(Some(redriven(found, &target, &self.job.spec().id, self.now)))
+        let id = &self.job.spec().id;
+        Ok(Some(match self.edit {
+            Some(edit) => edit.redriven(found, &target, id, self.now),
+            None => redriven(found, &target, id, self.now),
+        }))
     }
 }
 
@@ -238,6 +245,7 @@ impl Step {
             content_hash: tried.item.content.to_vec().into(),
             redrive_id: spec.id.clone(),
             destination: destination.unwrap_or_default(),
+            edited: spec.edited.clone(),
         };
         Output {
             topic: ledger::TOPIC.into(),
@@ -254,9 +262,15 @@ impl Step {
             Kind::Discard => Action::DiscardDeadLetters,
             Kind::Restore => Action::RestoreDeadLetters,
         };
+        let edited = &self.job.spec().edited;
         AuditEntry {
             target: self.job.spec().id.clone(),
             why: self.job.spec().why.clone(),
+            details: if edited.is_empty() {
+                String::new()
+            } else {
+                format!("edited {}", edited.join(", "))
+            },
             count: done.len() as u64,
             ids: done.iter().map(|tried| tried.item.id.to_string()).collect(),
             ..AuditEntry::new(self.job.author(), action)
@@ -324,6 +338,7 @@ mod tests {
             let job = kind_of(&job, kind);
             let context = Context {
                 job: &job,
+                edit: None,
                 destinations: &destinations,
                 presence: &|_| presence,
                 now: NOW,
@@ -385,6 +400,7 @@ mod tests {
             let job = to(planned_destinations, &job(1, Wanted::Running));
             let context = Context {
                 job: &job,
+                edit: None,
                 destinations: &destinations,
                 presence: &|_| Presence::Exists,
                 now: NOW,
@@ -405,6 +421,7 @@ mod tests {
         let job = to(&["docs"], &job(502, Wanted::Running));
         let context = Context {
             job: &job,
+            edit: None,
             destinations: &destinations,
             presence: &|_| Presence::Exists,
             now: NOW,

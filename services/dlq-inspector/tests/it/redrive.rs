@@ -1,5 +1,7 @@
 //! Redrives, discards and restores: each dead letter once, whatever is killed.
 
+mod edit;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

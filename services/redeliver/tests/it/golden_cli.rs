@@ -76,6 +76,8 @@ Commands:
   groups    List groups of dead letters that fail for the same reason
   group     Show or change a group: resolve, mute, reopen, note
   redrive   Write the records of dead letters to their pipelines again; exits with status 3 if not all were done
+  edit      Redrive one dead letter with another value, other headers or another key; exits with status 3 if it was not done
+  import    Redrive the dead letters of an exported file that are still the same; exits with status 3 if not all were done
   redrives  List or change redrives, discards and restores
   discard   Discard dead letters, so that no redrive takes them; exits with status 3 if not all were done
   restore   Open discarded dead letters again; exits with status 3 if not all were done
