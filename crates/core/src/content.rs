@@ -36,3 +36,29 @@ pub fn content_hash(
     content.copy_from_slice(&hash.finalize()[..HASH_BYTES]);
     content
 }
+
+/// The hash of a key and a value, as 32 hexadecimal digits.
+#[must_use]
+pub fn payload_hash(key: Option<&[u8]>, value: Option<&[u8]>) -> String {
+    let hash = content_hash(None, key, value, &Headers::new());
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_null_an_empty_and_a_moved_part_have_different_hashes() {
+        let hashes = [
+            payload_hash(None, None),
+            payload_hash(Some(b""), None),
+            payload_hash(None, Some(b"")),
+            payload_hash(Some(b"ab"), Some(b"c")),
+            payload_hash(Some(b"a"), Some(b"bc")),
+        ];
+        let different: std::collections::BTreeSet<&String> = hashes.iter().collect();
+        assert_eq!(different.len(), hashes.len());
+        assert!(hashes.iter().all(|hash| hash.len() == 2 * HASH_BYTES));
+    }
+}

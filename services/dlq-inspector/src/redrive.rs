@@ -11,6 +11,7 @@
 //! | [`edit`] | how a record is edited |
 //! | [`change`] | changes by callers |
 //! | [`pace`] | what the executor does next |
+//! | [`omitted`] | dead letters whose payload was left out |
 //! | [`step`] | what becomes of some dead letters of a job, and what is written |
 //! | `source` | reads the ledger and the records, on a thread of its own |
 //! | `executor` | the processor of the lane |
@@ -21,6 +22,7 @@ pub mod edit;
 pub(crate) mod executor;
 pub mod job;
 pub mod jobs;
+pub mod omitted;
 pub mod pace;
 pub mod record;
 pub(crate) mod source;

@@ -798,6 +798,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         )],
     ),
     mutant(
+        "redrive-takes-any-original",
+        "A redrive takes the record that is at the origin now for the payload that was left out. After the topic was created again, another record is written.",
+        &[unit(
+            INSPECTOR,
+            "redrive::omitted::tests::another_record_is_not_taken_for_the_original",
+        )],
+    ),
+    mutant(
         "redrive-without-ledger",
         "A redrive writes no ledger entries. The next job redrives the same dead letters again.",
         &[unit(

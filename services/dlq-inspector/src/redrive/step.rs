@@ -49,6 +49,8 @@ pub struct Context<'c> {
     pub edit: Option<&'c Edit>,
     /// Where dead letters may go.
     pub destinations: &'c Destinations,
+    /// A dead letter with its payload, which was left out; `None` if nothing was, or it was not found.
+    pub restored: &'c dyn Fn(&Record) -> Option<Record>,
     /// Whether a topic exists.
     pub presence: &'c dyn Fn(&str) -> Presence,
     /// The time of the step.
@@ -90,6 +92,8 @@ impl Context<'_> {
         if found.unreadable_headers > 0 {
             return Err(Skip::UnreadableHeaders);
         }
+        let restored = (self.restored)(found);
+        let found = restored.as_ref().unwrap_or(found);
         let wish = self.job.wish();
         let target = self.destinations.target(Candidate::of(found), &wish)?;
         // The configuration may have changed since the plan, for which the caller needed a scope for each destination.
@@ -339,6 +343,7 @@ mod tests {
             let context = Context {
                 job: &job,
                 edit: None,
+                restored: &|_| None,
                 destinations: &destinations,
                 presence: &|_| presence,
                 now: NOW,
@@ -401,6 +406,7 @@ mod tests {
             let context = Context {
                 job: &job,
                 edit: None,
+                restored: &|_| None,
                 destinations: &destinations,
                 presence: &|_| Presence::Exists,
                 now: NOW,
@@ -422,6 +428,7 @@ mod tests {
         let context = Context {
             job: &job,
             edit: None,
+            restored: &|_| None,
             destinations: &destinations,
             presence: &|_| Presence::Exists,
             now: NOW,

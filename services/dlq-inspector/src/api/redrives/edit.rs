@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use redeliver_core::{Headers, Output, Record};
+use redeliver_core::{Headers, Output};
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::{Message as _, v1};
 use tonic::{Code, Status};
@@ -68,7 +68,20 @@ impl Api {
             viewer.require_destination(destination)?;
         }
         let stored = self.record_of(&letter).await?;
-        self.check_size(&stored.record, &wish, &item, &edit).await?;
+        // What was left out of the dead letter, nobody has seen.
+        let target = match self
+            .redrives
+            .destinations
+            .target(Candidate::of(&stored.record), &wish)
+        {
+            Ok(target) => target,
+            Err(skip) => {
+                plan.refuse(skip, &letter.id);
+                return self.job_or_nothing(viewer, &request.request_id, &plan).await;
+            }
+        };
+        let record = edit.redriven(&stored.record, &target, SAMPLE_ID, self.clock.now());
+        self.check_sizes(record, &item, &edit).await?;
         let warnings = self.warnings(&plan, viewer, &completeness).await?;
         let record = plan.record(spec, warnings, request.request_id);
         self.write_job(viewer, Change::Edit(Box::new(record), item, Box::new(edit)))
@@ -85,12 +98,7 @@ impl Api {
 
     /// Refuses an edit if the record cannot be written to its destination, or the edit not to the topic of redrives. Batches can be compressed, but nobody knows
     /// how well.
-    async fn check_size(&self, letter: &Record, wish: &Wish, item: &Item, edit: &Edit) -> Result<(), Status> {
-        let Ok(target) = self.redrives.destinations.target(Candidate::of(letter), wish) else {
-            // The plan has refused it.
-            return Ok(());
-        };
-        let record = edit.redriven(letter, &target, SAMPLE_ID, self.clock.now());
+    async fn check_sizes(&self, record: Output, item: &Item, edit: &Edit) -> Result<(), Status> {
         let mut chunks = job::chunks(std::slice::from_ref(item));
         if let Some(chunk) = chunks.first_mut() {
             chunk.edit = Some(edit.to_record());

@@ -412,6 +412,8 @@ pub(super) struct Plan {
     refused: BTreeMap<Skip, (u32, String)>,
     /// How many have come back from an earlier redrive.
     came_back: u32,
+    /// How many have no payload, which is read at their origin.
+    restored: u32,
     has_more: bool,
 }
 
@@ -427,11 +429,12 @@ impl Plan {
             sizes: BTreeMap::new(),
             refused: BTreeMap::new(),
             came_back: 0,
+            restored: 0,
             has_more: false,
         }
     }
 
-    fn refuse(&mut self, skip: Skip, id: &LetterId) {
+    pub(super) fn refuse(&mut self, skip: Skip, id: &LetterId) {
         let (count, _) = self.refused.entry(skip).or_insert_with(|| (0, id.to_string()));
         *count += 1;
     }
@@ -447,10 +450,12 @@ impl Plan {
         }
         if self.kind == Kind::Redrive {
             let headers = header_list::decode(&letter.headers);
+            let is_restorable = self.allowed.original(&letter.id.topic, &headers).is_some();
             let candidate = Candidate {
                 topic: &letter.id.topic,
                 headers: &headers,
                 is_empty: letter.key.is_none() && letter.value_size.is_none(),
+                is_restorable,
             };
             match self.allowed.target(candidate, &self.wish) {
                 Ok(target) => {
@@ -463,6 +468,7 @@ impl Plan {
                 Err(skip) => return self.refuse(skip, &letter.id),
             }
             self.came_back += u32::from(redrive::count(&headers) > 0);
+            self.restored += u32::from(is_restorable);
         }
         *self.sources.entry(letter.id.topic.clone()).or_default() += 1;
         self.items.push(Item {
@@ -482,6 +488,12 @@ impl Plan {
             warnings.push(format!(
                 "{} have come back from an earlier redrive",
                 self.came_back
+            ));
+        }
+        if self.restored > 0 {
+            warnings.push(format!(
+                "the payloads of {} were left out; they are read at their origins, and those that are gone are skipped",
+                self.restored
             ));
         }
         warnings
