@@ -785,11 +785,17 @@ async fn a_job_that_may_not_write_does_nothing_while_others_go_on_and_nothing_la
     deny(&kafka, "Write", &[&world.due]);
 
     let closed = planned(&mut inspector, ids_at(&world, 0, 0..5)).await.unwrap();
+    let warns = |job: &v1::Redrive| {
+        let mut warnings = job.warnings.iter();
+        warnings.any(|warning| warning.contains("(Write)") && warning.contains(&*world.due))
+    };
+    assert!(warns(&closed), "{:?}", closed.warnings);
     let to_open = v1::PlanRedriveRequest {
         destination: open.to_string(),
         ..ids_at(&world, 1, 0..5)
     };
     let other = planned(&mut inspector, to_open.clone()).await.unwrap();
+    assert_eq!(other.warnings, Vec::<String>::new());
     for job in [&closed, &other] {
         start(&mut inspector, &job.id).await;
     }

@@ -281,14 +281,17 @@ impl Api {
     }
 
     async fn missing_destinations(&self, plan: &Plan) -> Result<Vec<String>, Status> {
-        let (kafka, topics) = (
-            self.kafka.clone(),
-            plan.destinations.keys().cloned().collect::<Vec<_>>(),
-        );
+        let (kafka, surveyor) = (self.kafka.clone(), self.redrives.surveyor.clone());
+        let topics: Vec<String> = plan.destinations.keys().cloned().collect();
         let looking = tokio::task::spawn_blocking(move || {
             let mut warnings = Vec::new();
+            let names: Vec<&str> = topics.iter().map(String::as_str).collect();
+            let writable = surveyor.writable(&names)?;
             for topic in topics {
                 match partitions(&kafka, &topic) {
+                    Ok(_) if writable.get(&topic) == Some(&false) => warnings.push(format!(
+                        "this inspector may not write to the destination `{topic}` (Write): if it executes the job, or one with the same user, nothing is written there"
+                    )),
                     Ok(_) => {}
                     Err(KafkaReadError::Missing(_)) => {
                         warnings.push(format!("the destination `{topic}` does not exist"));
