@@ -21,27 +21,35 @@ pub fn content_hash(
 ) -> ContentHash {
     let mut hash = Sha256::new();
     hash.update(timestamp.map_or(i64::MIN, Timestamp::as_millis).to_be_bytes());
-    let mut add = |bytes: Option<&[u8]>| {
-        // The length before each part ensures that different records are hashed as different bytes.
-        hash.update(bytes.map_or(u64::MAX, |bytes| bytes.len() as u64).to_be_bytes());
-        hash.update(bytes.unwrap_or_default());
-    };
-    add(key);
-    add(value);
+    add(&mut hash, key);
+    add(&mut hash, value);
     for (name, value) in headers.iter() {
-        add(Some(name.as_bytes()));
-        add(value);
+        add(&mut hash, Some(name.as_bytes()));
+        add(&mut hash, value);
     }
+    first_bytes(hash)
+}
+
+/// The hash of a key and a value, as 32 hexadecimal digits. The header `payload-omitted-hash` contains it, see `docs/protocol.md`.
+#[must_use]
+pub fn payload_hash(key: Option<&[u8]>, value: Option<&[u8]>) -> String {
+    let mut hash = Sha256::new();
+    add(&mut hash, key);
+    add(&mut hash, value);
+    let hash = first_bytes(hash);
+    format!("{:032x}", u128::from_be_bytes(hash))
+}
+
+/// Adds a part. The length before each part ensures that different records are hashed as different bytes.
+fn add(hash: &mut Sha256, bytes: Option<&[u8]>) {
+    hash.update(bytes.map_or(u64::MAX, |bytes| bytes.len() as u64).to_be_bytes());
+    hash.update(bytes.unwrap_or_default());
+}
+
+fn first_bytes(hash: Sha256) -> ContentHash {
     let mut content = ContentHash::default();
     content.copy_from_slice(&hash.finalize()[..HASH_BYTES]);
     content
-}
-
-/// The hash of a key and a value, as 32 hexadecimal digits.
-#[must_use]
-pub fn payload_hash(key: Option<&[u8]>, value: Option<&[u8]>) -> String {
-    let hash = content_hash(None, key, value, &Headers::new());
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
