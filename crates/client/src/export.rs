@@ -134,7 +134,14 @@ impl ExportedDeadLetter {
     /// The hash of the record, as the inspector has it; `None` if a part is not that of the record.
     #[must_use]
     pub fn content_hash(&self) -> Option<ContentHash> {
-        let hash = || content_hash(self.timestamp, self.key.as_deref(), self.value.as_deref(), &self.headers);
+        let hash = || {
+            content_hash(
+                self.timestamp,
+                self.key.as_deref(),
+                self.value.as_deref(),
+                &self.headers,
+            )
+        };
         (!self.partial.is_any()).then(hash)
     }
 

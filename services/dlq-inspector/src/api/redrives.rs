@@ -61,7 +61,7 @@ impl RedriveService for Api {
         request: Request<v1::PlanEditRequest>,
     ) -> Result<Response<v1::Redrive>, Status> {
         let (viewer, request) = (self.viewer(&request)?, request.into_inner());
-        let response = Api::plan_edit(self, &viewer, request);
+        let response = self.plan_of_edit(&viewer, request);
         self.call("PlanEdit", &viewer, response).await
     }
 

@@ -351,9 +351,9 @@ struct Size {
 fn removed(jobs: &Jobs, new: Size, now: Timestamp) -> Option<Vec<String>> {
     let all: Vec<_> = jobs.iter().collect();
     let mut count = all.len();
-    let mut size = all
-        .iter()
-        .fold(new.letters, |size, (_, entry, _)| size.saturating_add(entry.size()));
+    let mut size = all.iter().fold(new.letters, |size, (_, entry, _)| {
+        size.saturating_add(entry.size())
+    });
     let edits = all.iter().map(|(_, entry, _)| entry.edit_bytes());
     let mut edit_bytes = edits.fold(new.edit_bytes, usize::saturating_add);
     let is_edit = new.edit_bytes > 0;
@@ -365,9 +365,8 @@ fn removed(jobs: &Jobs, new: Size, now: Timestamp) -> Option<Vec<String>> {
             state => job::has_ended(state),
         };
         let of_job = entry.edit_bytes();
-        let is_needed = count >= MAX_JOBS
-            || size > MAX_TOTAL
-            || (is_edit && of_job > 0 && edit_bytes > MAX_EDIT_BYTES);
+        let is_needed =
+            count >= MAX_JOBS || size > MAX_TOTAL || (is_edit && of_job > 0 && edit_bytes > MAX_EDIT_BYTES);
         if has_ended && (is_needed || (age > KEPT && removed < MAX_REMOVED)) {
             keys.extend(entry.keys(id));
             count -= 1;

@@ -34,7 +34,9 @@ pub enum InvalidEdit {
     #[error("sets or removes more than {MAX_HEADERS} headers")]
     TooMany,
     /// A header cannot have this name.
-    #[error("the header `{0}` has an invalid name: it is empty, longer than {MAX_NAME} bytes, or has control characters")]
+    #[error(
+        "the header `{0}` has an invalid name: it is empty, longer than {MAX_NAME} bytes, or has control characters"
+    )]
     Name(String),
     /// A header is not one of the user.
     #[error("the header `{0}` cannot be set or removed: Redeliver or another framework sets it")]
@@ -103,7 +105,10 @@ impl Edit {
         let parts = self.parts().into_iter().filter(|part| *part != "headers");
         let mut names: Vec<String> = parts.map(str::to_owned).collect();
         for (does, headers) in [
-            ("sets", self.0.set_headers.iter().map(|header| &header.name).collect()),
+            (
+                "sets",
+                self.0.set_headers.iter().map(|header| &header.name).collect(),
+            ),
             ("removes", self.0.removed_headers.iter().collect::<Vec<_>>()),
         ] {
             for name in headers {
@@ -270,7 +275,10 @@ mod tests {
         }
         let long = "x".repeat(MAX_NAME + 1);
         for name in ["", "a\nb", &long] {
-            assert!(matches!(Edit::read(set(name)), Err(InvalidEdit::Name(_))), "{name}");
+            assert!(
+                matches!(Edit::read(set(name)), Err(InvalidEdit::Name(_))),
+                "{name}"
+            );
         }
         assert!(Edit::read(set("tenant")).is_ok());
         let both = v1::RedriveEdit {

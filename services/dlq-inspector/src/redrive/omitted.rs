@@ -85,7 +85,12 @@ mod tests {
     /// The dead letter of a record, from which the payload was removed this often.
     fn stripped(record: &Record, times: usize) -> Record {
         let failure = Failure::permanent("x", "y");
-        let mut letter = reject(&Pipeline::new("docs"), record, &failure, Timestamp::from_millis(6));
+        let mut letter = reject(
+            &Pipeline::new("docs"),
+            record,
+            &failure,
+            Timestamp::from_millis(6),
+        );
         for _ in 0..times {
             assert!(strip_payload(&mut letter));
         }
@@ -106,14 +111,19 @@ mod tests {
     fn the_payload_comes_back_byte_for_byte() {
         let whole = stripped(&original(), 0);
         let restored_value = restored(&stripped(&original(), 1), &original()).unwrap();
-        assert_eq!((&restored_value.key, &restored_value.value), (&whole.key, &whole.value));
+        assert_eq!(
+            (&restored_value.key, &restored_value.value),
+            (&whole.key, &whole.value)
+        );
         assert_eq!(restored_value.headers, whole.headers);
         assert_eq!(&*restored_value.position.topic, "docs-dlq");
 
         let all = restored(&stripped(&original(), 2), &original()).unwrap();
         assert_eq!((&all.key, &all.value), (&whole.key, &whole.value));
         let user = all.headers.filtered(|name| !headers::is_reserved(name));
-        let expected: Headers = [("tenant", Some(&b"a\xff"[..])), ("tenant", None)].into_iter().collect();
+        let expected: Headers = [("tenant", Some(&b"a\xff"[..])), ("tenant", None)]
+            .into_iter()
+            .collect();
         assert_eq!(user, expected);
         assert_eq!(all.headers.last(headers::ORIGINAL_OFFSET), Some(&b"9"[..]));
         // A record with a key and headers only.

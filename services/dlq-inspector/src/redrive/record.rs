@@ -282,9 +282,9 @@ pub fn redriven(letter: &Record, target: &Target, redrive_id: &str, now: Timesta
 mod tests {
     use bytes::Bytes;
     use proptest::prelude::*;
+    use redeliver_core::Failure;
     use redeliver_core::pipeline::ReturnTo;
     use redeliver_core::route::{Arrival, reject};
-    use redeliver_core::Failure;
 
     use super::*;
 

@@ -373,7 +373,10 @@ impl Source {
             let Some(letter) = found[index].as_ref().map(|stored| &stored.record) else {
                 continue;
             };
-            let Some(position) = self.destinations.original(&letter.position.topic, &letter.headers) else {
+            let Some(position) = self
+                .destinations
+                .original(&letter.position.topic, &letter.headers)
+            else {
                 continue;
             };
             if size >= STEP_BYTES || started.elapsed() >= ORIGINALS_TIME {

@@ -73,8 +73,18 @@ pub(super) async fn run(
 ) -> Result<ExitCode, CliError> {
     args.run.check()?;
     let contents = &args.contents;
-    let mut value = new_bytes("--value-file", contents.value.as_deref(), contents.value_file.as_deref(), contents.null_value)?;
-    let key = new_bytes("--key-file", contents.key.as_deref(), contents.key_file.as_deref(), contents.null_key)?;
+    let mut value = new_bytes(
+        "--value-file",
+        contents.value.as_deref(),
+        contents.value_file.as_deref(),
+        contents.null_value,
+    )?;
+    let key = new_bytes(
+        "--key-file",
+        contents.key.as_deref(),
+        contents.key_file.as_deref(),
+        contents.null_key,
+    )?;
     if contents.is_empty() && !std::io::stdin().is_terminal() {
         let text = "set what to change, such as --value-file FILE or --header NAME=VALUE; an editor needs a terminal";
         return Err(CliError::Usage(text.to_owned()));
@@ -104,7 +114,10 @@ pub(super) async fn run(
         request_id: args.run.request_id.clone(),
         force: args.wish.force,
     };
-    redrives::execute(redrives, &args.run, None, async || redrives.plan_edit(&plan).await).await
+    redrives::execute(redrives, &args.run, None, async || {
+        redrives.plan_edit(&plan).await
+    })
+    .await
 }
 
 /// The new bytes; `None`: as they are. `Some(None)`: null.
@@ -155,8 +168,13 @@ async fn open_editor(letters: &DeadLetterClient, id: &str) -> Result<Option<Byte
         .suffix(".txt")
         .tempfile()
         .map_err(file)?;
-    edited.write_all(&value).and_then(|()| edited.flush()).map_err(file)?;
-    let set = ["VISUAL", "EDITOR"].into_iter().find_map(|name| std::env::var_os(name).filter(|value| !value.is_empty()));
+    edited
+        .write_all(&value)
+        .and_then(|()| edited.flush())
+        .map_err(file)?;
+    let set = ["VISUAL", "EDITOR"]
+        .into_iter()
+        .find_map(|name| std::env::var_os(name).filter(|value| !value.is_empty()));
     let editor = set.unwrap_or_else(|| EDITOR.into());
     // The variable may have arguments, such as `code --wait`.
     let status = Command::new("sh")
@@ -167,7 +185,10 @@ async fn open_editor(letters: &DeadLetterClient, id: &str) -> Result<Option<Byte
         .status()
         .map_err(file)?;
     if !status.success() {
-        return Err(CliError::failed(format_args!("the editor `{}` failed ({status}); nothing was done", editor.display())));
+        return Err(CliError::failed(format_args!(
+            "the editor `{}` failed ({status}); nothing was done",
+            editor.display()
+        )));
     }
     let saved = std::fs::read(edited.path()).map_err(file)?;
     let saved = saved_text(&value, saved);

@@ -47,8 +47,7 @@ pub(super) async fn run(client: &RedriveClient, args: &ImportArgs) -> Result<Exi
         read(std::io::stdin().lock())?
     } else {
         let file = File::open(&args.file);
-        let unreadable =
-            |error| CliError::Usage(format!("cannot read {}: {error}", args.file.display()));
+        let unreadable = |error| CliError::Usage(format!("cannot read {}: {error}", args.file.display()));
         read(BufReader::new(file.map_err(unreadable)?))?
     };
     if contents.partial > 0 {
@@ -58,7 +57,9 @@ pub(super) async fn run(client: &RedriveClient, args: &ImportArgs) -> Result<Exi
         );
     }
     if contents.letters.is_empty() {
-        return Err(CliError::failed("the file has no dead letter that can be redriven"));
+        return Err(CliError::failed(
+            "the file has no dead letter that can be redriven",
+        ));
     }
     let mut result = ExitCode::SUCCESS;
     for (number, letters) in contents.letters.chunks(PER_JOB).enumerate() {
@@ -106,7 +107,12 @@ fn request_id(given: &str, number: usize) -> String {
 
 /// Reads the whole file, so that nothing is done with one that was cut off.
 fn read(from: impl BufRead) -> Result<Contents, CliError> {
-    let failed = |error| CliError::failed(format_args!("{}", redeliver_core::error_chain::error_chain(&error)));
+    let failed = |error| {
+        CliError::failed(format_args!(
+            "{}",
+            redeliver_core::error_chain::error_chain(&error)
+        ))
+    };
     let mut contents = Contents::default();
     for letter in ExportReader::new(from).map_err(failed)? {
         let letter = letter.map_err(failed)?;
@@ -175,6 +181,9 @@ mod tests {
     #[test]
     fn each_job_of_a_file_has_a_request_id_of_its_own() {
         let ids = [0, 1].map(|number| (request_id("", number), request_id("a", number)));
-        assert_eq!(ids, [(String::new(), "a".to_owned()), (String::new(), "a/1".to_owned())]);
+        assert_eq!(
+            ids,
+            [(String::new(), "a".to_owned()), (String::new(), "a/1".to_owned())]
+        );
     }
 }

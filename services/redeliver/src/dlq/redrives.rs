@@ -38,7 +38,7 @@ struct SelectionArgs {
     /// All
     #[arg(long, group = "selection")]
     all: bool,
-    /// Those with these ids, at most 1000; can be repeated
+    /// Those with these ids, at most 10000; can be repeated
     #[arg(long = "id", value_name = "ID", group = "selection", num_args = 1..)]
     ids: Vec<String>,
     /// Those of a group, see `redeliver dlq groups`
@@ -62,7 +62,12 @@ struct JobArgs {
 #[derive(Args)]
 pub(super) struct RateLimit {
     /// Dead letters per second (default: as fast as possible)
-    #[arg(long = "rate", value_name = "N", default_value_t = 0, hide_default_value = true)]
+    #[arg(
+        long = "rate",
+        value_name = "N",
+        default_value_t = 0,
+        hide_default_value = true
+    )]
     pub(super) per_second: u32,
 }
 
@@ -267,7 +272,10 @@ pub(super) async fn redrive(client: &RedriveClient, args: &RedriveArgs) -> Resul
         force: args.wish.force,
         ..planned(&args.job, RedriveKind::Redrive)
     };
-    execute(client, &args.job.run, args.start_at, async || client.plan(&plan).await).await
+    execute(client, &args.job.run, args.start_at, async || {
+        client.plan(&plan).await
+    })
+    .await
 }
 
 pub(super) async fn discard(

@@ -175,7 +175,13 @@ fn an_edited_record_has_another_end_and_an_exported_file_redrives_the_others_onc
     let file = |name: &str| directory.path().join(name).display().to_string();
     let exported = file("dead.jsonl");
     let export = pipe.redeliver(&[
-        "dlq", "export", "--all", "--file", &exported, "--server", &cli.server,
+        "dlq",
+        "export",
+        "--all",
+        "--file",
+        &exported,
+        "--server",
+        &cli.server,
     ]);
     assert_eq!(export.code, Some(0), "{export:?}");
     let list = cli.json(0, &["ls", "--filter", "state = OPEN"]);
@@ -213,11 +219,15 @@ fn an_edited_record_has_another_end_and_an_exported_file_redrives_the_others_onc
     });
     assert_eq!(output.value.as_deref(), Some(&b"fixed \0\xff"[..]));
     assert_eq!(output.headers.last("redrive-of"), Some(id.as_bytes()));
-    assert_eq!(output.headers.last("redrive-edited"), Some(&b"value, headers"[..]));
+    assert_eq!(
+        output.headers.last("redrive-edited"),
+        Some(&b"value, headers"[..])
+    );
     assert_eq!(output.headers.last("fixed-by"), Some(&b"ann"[..]));
     // The original says who has edited it, and its life has one end.
     let trace = pipe.redeliver(&["trace", id, "--server", &cli.server, "-o", "json"]);
-    let trace: Value = serde_json::from_str(&trace.stdout).unwrap_or_else(|error| panic!("{error}: {trace:?}"));
+    let trace: Value =
+        serde_json::from_str(&trace.stdout).unwrap_or_else(|error| panic!("{error}: {trace:?}"));
     assert_eq!(trace["outcome"], "succeeded", "{trace}");
     let steps = trace["steps"].as_array().unwrap();
     let redriven = steps.iter().find(|step| step["event"] == "redriven").unwrap();
@@ -228,7 +238,11 @@ fn an_edited_record_has_another_end_and_an_exported_file_redrives_the_others_onc
 
     // The file has three, one of which was redriven since.
     let imported = cli.json(3, &["import", &exported, "--yes"]);
-    assert_eq!((&imported["done"], &imported["total"]), (&2.into(), &2.into()), "{imported}");
+    assert_eq!(
+        (&imported["done"], &imported["total"]),
+        (&2.into(), &2.into()),
+        "{imported}"
+    );
     assert_eq!(imported["refused"][0]["reason"], "redriven", "{imported}");
     // They fail again: other dead letters, which are not in the file.
     cli.until("REDRIVEN", 3);

@@ -21,7 +21,7 @@ use crate::redrive::record::{Candidate, Wish};
 const SAMPLE_ID: &str = "0000000000000000";
 
 impl Api {
-    pub(super) async fn plan_edit(
+    pub(super) async fn plan_of_edit(
         &self,
         viewer: &Viewer,
         request: v1::PlanEditRequest,
@@ -120,7 +120,9 @@ impl Api {
             let size = output.size() as u64;
             if size > limit {
                 let topic = &output.topic;
-                let problem = format!("takes {size} bytes in the topic `{topic}`, which accepts {limit} (max.message.bytes)");
+                let problem = format!(
+                    "takes {size} bytes in the topic `{topic}`, which accepts {limit} (max.message.bytes)"
+                );
                 return Err(invalid("edit", problem, "EDIT_TOO_LARGE", []));
             }
         }

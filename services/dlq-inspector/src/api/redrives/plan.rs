@@ -192,7 +192,8 @@ impl Api {
         if !request.retry_of.is_empty() {
             let (entry, job) = self.visible_job(viewer, &request.retry_of).await?;
             if job.is_edit() {
-                let problem = "has edited its dead letter, which this job would redrive as it is; edit it again";
+                let problem =
+                    "has edited its dead letter, which this job would redrive as it is; edit it again";
                 return Err(invalid("retry_of", problem, "RETRY_OF_EDIT", []));
             }
             let mut ids = Vec::new();

@@ -28,7 +28,10 @@ async fn edit(inspector: &mut Inspector, id: &str, value: &[u8]) -> v1::PlanEdit
     }
 }
 
-async fn planned_edit(inspector: &mut Inspector, request: v1::PlanEditRequest) -> Result<v1::Redrive, Status> {
+async fn planned_edit(
+    inspector: &mut Inspector,
+    request: v1::PlanEditRequest,
+) -> Result<v1::Redrive, Status> {
     let answer = client(inspector).await.plan_edit(request).await?;
     Ok(answer.into_inner())
 }
@@ -68,9 +71,14 @@ async fn an_edited_record_differs_only_where_it_was_edited_and_is_written_instea
             .to_vec();
     }
     // A plan of the record as it is, which is started later.
-    let unedited = planned(&mut inspector, plan(v1::RedriveKind::Redrive, "")).await.unwrap();
+    let unedited = planned(&mut inspector, plan(v1::RedriveKind::Redrive, ""))
+        .await
+        .unwrap();
     let job = planned_edit(&mut inspector, request.clone()).await.unwrap();
-    assert_eq!((job.total, &*job.edited), (1, &["value".to_owned(), "headers".to_owned()][..]));
+    assert_eq!(
+        (job.total, &*job.edited),
+        (1, &["value".to_owned(), "headers".to_owned()][..])
+    );
     let again = planned_edit(&mut inspector, request.clone()).await.unwrap();
     assert_eq!(again.id, job.id, "a repeated request is the same job");
     assert_eq!(world.redriven().len(), 0, "a plan does nothing");
@@ -102,8 +110,14 @@ async fn an_edited_record_differs_only_where_it_was_edited_and_is_written_instea
     // The original is redriven: neither the other plan nor another edit writes it.
     start(&mut inspector, &unedited.id).await;
     let unedited = until(&mut inspector, &unedited.id, &ENDED).await;
-    assert_eq!((unedited.state(), unedited.skipped), (v1::RedriveState::Failed, 1));
-    assert_eq!(outcomes(&mut inspector, &unedited.id).await, [v1::RedriveOutcome::Redriven]);
+    assert_eq!(
+        (unedited.state(), unedited.skipped),
+        (v1::RedriveState::Failed, 1)
+    );
+    assert_eq!(
+        outcomes(&mut inspector, &unedited.id).await,
+        [v1::RedriveOutcome::Redriven]
+    );
     inspector.until_listed("state = REDRIVEN", 1).await;
     request.request_id.clear();
     let later = refused(planned_edit(&mut inspector, request).await);
@@ -118,9 +132,14 @@ async fn an_edited_record_differs_only_where_it_was_edited_and_is_written_instea
     assert_eq!(retry, (Code::InvalidArgument, "RETRY_OF_EDIT".to_owned()));
 
     let ledger = read(&world.env, &redeliver_dlq_inspector::ledger::TOPIC.into());
-    let entry = ledger.iter().rfind(|record| record.key.as_deref() == Some(id.as_bytes()));
+    let entry = ledger
+        .iter()
+        .rfind(|record| record.key.as_deref() == Some(id.as_bytes()));
     let entry = v1::LedgerEntry::decode(entry.unwrap().value.clone().unwrap()).unwrap();
-    assert_eq!((entry.redrive_id, &*entry.edited), (job.id.clone(), &["value".to_owned(), "headers".to_owned()][..]));
+    assert_eq!(
+        (entry.redrive_id, &*entry.edited),
+        (job.id.clone(), &["value".to_owned(), "headers".to_owned()][..])
+    );
     let audited = read(&world.env, &format!("{}-audit", world.env.base.name()).into());
     let entries = audited
         .iter()
@@ -187,10 +206,26 @@ async fn an_edit_that_is_not_valid_is_refused_before_anything_is_written() {
             Code::Aborted,
             "DEAD_LETTER_CHANGED",
         ),
-        (with(&|request| request.edit = None), Code::InvalidArgument, "EDIT_INVALID"),
-        (with(&sets("original-topic")), Code::InvalidArgument, "EDIT_INVALID"),
-        (with(&sets("redrive-count")), Code::InvalidArgument, "EDIT_INVALID"),
-        (with(&sets("kafka_dlt-exception-message")), Code::InvalidArgument, "EDIT_INVALID"),
+        (
+            with(&|request| request.edit = None),
+            Code::InvalidArgument,
+            "EDIT_INVALID",
+        ),
+        (
+            with(&sets("original-topic")),
+            Code::InvalidArgument,
+            "EDIT_INVALID",
+        ),
+        (
+            with(&sets("redrive-count")),
+            Code::InvalidArgument,
+            "EDIT_INVALID",
+        ),
+        (
+            with(&sets("kafka_dlt-exception-message")),
+            Code::InvalidArgument,
+            "EDIT_INVALID",
+        ),
         (
             with(&|request| request.edit.as_mut().unwrap().value = bytes(Some(&[7; 1_100_000]))),
             Code::InvalidArgument,
@@ -205,7 +240,10 @@ async fn an_edit_that_is_not_valid_is_refused_before_anything_is_written() {
         let refused = refused(planned_edit(&mut inspector, request.clone()).await);
         assert_eq!(refused, (code, reason.to_owned()), "{:?}", request.destination);
     }
-    let jobs = client(&mut inspector).await.list_redrives(v1::ListRedrivesRequest {}).await;
+    let jobs = client(&mut inspector)
+        .await
+        .list_redrives(v1::ListRedrivesRequest {})
+        .await;
     assert_eq!(jobs.unwrap().into_inner().redrives.len(), 0);
     assert_eq!(planned_edit(&mut inspector, valid).await.unwrap().total, 1);
 }
@@ -261,7 +299,9 @@ async fn either_the_edited_or_the_original_record_is_written_while_inspectors_ar
         .map(|record| record.headers.last("original-offset").unwrap())
         .collect();
     assert_eq!((origins.len(), redriven.len()), (COUNT, COUNT));
-    let copies = redriven.iter().filter(|record| record.value.as_deref() == Some(b"edited"));
+    let copies = redriven
+        .iter()
+        .filter(|record| record.value.as_deref() == Some(b"edited"));
     assert_eq!(copies.count(), edited as usize);
 }
 

@@ -64,9 +64,18 @@ async fn a_payload_that_was_left_out_is_read_at_its_origin_if_it_is_the_same() {
     let filter = format!("topic = \"{}\"", world.dlq);
     inspector.until_listed(&filter, 5).await;
 
-    let job = planned(&mut inspector, plan(v1::RedriveKind::Redrive, &filter)).await.unwrap();
-    let refused: Vec<_> = job.refused.iter().map(|refusal| (refusal.reason(), refusal.count)).collect();
-    assert_eq!((job.total, refused), (4, vec![(v1::RedriveOutcome::PayloadOmitted, 1)]));
+    let job = planned(&mut inspector, plan(v1::RedriveKind::Redrive, &filter))
+        .await
+        .unwrap();
+    let refused: Vec<_> = job
+        .refused
+        .iter()
+        .map(|refusal| (refusal.reason(), refusal.count))
+        .collect();
+    assert_eq!(
+        (job.total, refused),
+        (4, vec![(v1::RedriveOutcome::PayloadOmitted, 1)])
+    );
     assert!(
         job.warnings.iter().any(|warning| warning.contains("left out")),
         "{:?}",
