@@ -46,7 +46,8 @@ impl Api {
             viewer.require_editing(&letter.id.topic)?;
         }
         if let Some(job) = self.job_of_request(viewer, &request.request_id)? {
-            return self.redrive_message(&job).await;
+            let message = self.redrive_message(&job).await?;
+            return self.same_edit(message, &request.id, &edit);
         }
         let letter = found?;
         Self::check_states(true, &completeness)?;
@@ -61,7 +62,10 @@ impl Api {
         plan.add(&letter);
         let item = match plan.items.as_slice() {
             [item] => item.clone(),
-            _ => return self.job_or_nothing(viewer, &request.request_id, &plan).await,
+            _ => {
+                let message = self.job_or_nothing(viewer, &request.request_id, &plan).await?;
+                return self.same_edit(message, &request.id, &edit);
+            }
         };
         viewer.require_operating([&*letter.id.topic].into_iter())?;
         for destination in plan.destinations.keys() {
@@ -84,8 +88,24 @@ impl Api {
         self.check_sizes(record, &item, &edit).await?;
         let warnings = self.warnings(&plan, viewer, &completeness).await?;
         let record = plan.record(spec, warnings, request.request_id);
-        self.write_job(viewer, Change::Edit(Box::new(record), item, Box::new(edit)))
-            .await
+        let change = Change::Edit(Box::new(record), item, Box::new(edit.clone()));
+        let message = self.write_job(viewer, change).await?;
+        // Another call with this request id may have been faster.
+        self.same_edit(message, &request.id, &edit)
+    }
+
+    /// Refuses a request id that its caller has used for something else: he would start that instead.
+    fn same_edit(&self, message: v1::Redrive, id: &str, edit: &Edit) -> Result<v1::Redrive, Status> {
+        let jobs = self.jobs()?;
+        let entry = jobs.get(&message.id);
+        let planned = entry.and_then(|entry| entry.items(0)).unwrap_or_default();
+        let is_same = planned.iter().all(|item| item.id.to_string() == id)
+            && entry.and_then(|entry| entry.edit().ok().flatten()).as_ref() == Some(edit);
+        if is_same {
+            return Ok(message);
+        }
+        let problem = format!("was used for the redrive `{}`, which does something else", message.id);
+        Err(invalid("request_id", problem, "REQUEST_ID_USED", []))
     }
 
     pub(super) fn check_accepts_edits(&self) -> Result<(), Status> {

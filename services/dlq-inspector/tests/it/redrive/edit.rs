@@ -81,6 +81,10 @@ async fn an_edited_record_differs_only_where_it_was_edited_and_is_written_instea
     );
     let again = planned_edit(&mut inspector, request.clone()).await.unwrap();
     assert_eq!(again.id, job.id, "a repeated request is the same job");
+    let mut other = request.clone();
+    other.edit.as_mut().unwrap().value = bytes(None);
+    let other = refused(planned_edit(&mut inspector, other).await);
+    assert_eq!(other, (Code::InvalidArgument, "REQUEST_ID_USED".to_owned()));
     assert_eq!(world.redriven().len(), 0, "a plan does nothing");
     start(&mut inspector, &job.id).await;
     let job = until(&mut inspector, &job.id, &ENDED).await;
