@@ -9,7 +9,7 @@ use redeliver_proto::{Message as _, v1};
 use tonic::{Code, Status};
 
 use super::super::{Api, bounded, kafka_unavailable};
-use super::plan::{Plan, checked, nothing};
+use super::plan::{Plan, checked};
 use crate::access::Viewer;
 use crate::redrive::change::Change;
 use crate::redrive::edit::Edit;
@@ -104,7 +104,10 @@ impl Api {
         if is_same {
             return Ok(message);
         }
-        let problem = format!("was used for the redrive `{}`, which does something else", message.id);
+        let problem = format!(
+            "was used for the redrive `{}`, which does something else",
+            message.id
+        );
         Err(invalid("request_id", problem, "REQUEST_ID_USED", []))
     }
 

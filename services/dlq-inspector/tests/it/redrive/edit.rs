@@ -339,7 +339,7 @@ async fn an_edit_needs_a_scope_of_its_own_and_a_caller_who_sees_everything() {
     let channel = inspector.channel().await;
     let token = |lacking: &str| SendToken::new(Some(&tokens[lacking].token)).unwrap();
     let client = |lacking: &str| RedriveServiceClient::with_interceptor(channel.clone(), token(lacking));
-    let mut letters = DeadLetterServiceClient::with_interceptor(channel.clone(), token(""));
+    let letters = DeadLetterServiceClient::with_interceptor(channel.clone(), token(""));
     let id = format!("{}/0/0", world.dlq);
     let letter = eventually_async("the dead letter", DEADLINE, async || {
         let request = v1::GetDeadLetterRequest { id: id.clone() };
