@@ -287,8 +287,8 @@ mod tests {
     use redeliver_core::{Pipeline, Position};
     use redeliver_runtime::Config;
 
-    use super::super::job::Wanted;
     use super::super::job::tests::{item, job};
+    use super::super::job::{EDIT_FORMAT, Wanted};
     use super::*;
     use crate::ledger::Update;
 
@@ -419,6 +419,47 @@ mod tests {
         for planned in [&["papers"][..], &[]] {
             assert_eq!(outcome(planned), Outcome::Skipped(Skip::DestinationNotAllowed));
         }
+    }
+
+    #[test]
+    fn an_edited_record_is_written_in_place_of_the_original() {
+        let destinations = Destinations::new(&[Pipeline::new("docs")], &[], Vec::new(), 3);
+        let mut record = to(&["docs"], &job(1, Wanted::Running)).record;
+        record.format = EDIT_FORMAT;
+        record.redrive.as_mut().unwrap().edited = vec!["value".to_owned()];
+        let job = Job::read(record).unwrap();
+        let value = v1::EditedBytes {
+            bytes: Some(Bytes::from_static(b"new")),
+        };
+        let edit = Edit::read(v1::RedriveEdit {
+            value: Some(value),
+            ..v1::RedriveEdit::default()
+        });
+        let context = Context {
+            job: &job,
+            edit: edit.as_ref().ok(),
+            destinations: &destinations,
+            restored: &|_| None,
+            presence: &|_| Presence::Exists,
+            now: NOW,
+        };
+        let other = context.try_item(planned(1), State::Redriven, Some(&found(1)));
+        assert!(other.output.is_none(), "{other:?}");
+        let tried = context.try_item(planned(1), State::Open, Some(&found(1)));
+        let step = Step {
+            tried: vec![tried],
+            ..Step::of_problem(job.clone(), Progress::default(), "", NOW)
+        };
+        let audit = AuditLog::new(&Config::default(), "dlq-inspector");
+        let outputs = step.written(&"redrives".into(), &audit).outputs;
+        assert_eq!(outputs[0].value.as_deref(), Some(&b"new"[..]));
+        let entry = v1::LedgerEntry::decode(outputs[1].value.clone().unwrap()).unwrap();
+        assert_eq!(
+            (entry.state(), &*entry.edited),
+            (v1::DeadLetterState::Redriven, &["value".to_owned()][..])
+        );
+        let audited = outputs.last().unwrap().value.clone().unwrap();
+        assert_eq!(v1::AuditEntry::decode(audited).unwrap().details, "edited value");
     }
 
     #[test]
