@@ -202,7 +202,7 @@ impl PendingChange {
             edit_bytes: chunks
                 .first()
                 .filter(|_| edit.is_some())
-                .map_or(0, |chunk| chunk.encoded_len()),
+                .map_or(0, v1::RedrivePlanChunk::encoded_len),
         };
         let removed = removed(&self.jobs, size, *at).ok_or(RefusedChange::TooMany)?;
         let id = &job.spec().id;

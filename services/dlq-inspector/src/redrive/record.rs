@@ -165,7 +165,7 @@ impl Destinations {
         headers.last(headers::PAYLOAD_OMITTED_HASH)?;
         let own = self.own(topic, headers)?;
         let origin = ReservedHeaders::from_headers(headers).ok()?.origin().ok()?;
-        (origin.topic == own.origin).then(|| Position {
+        (origin.topic == own.origin).then_some(Position {
             topic: origin.topic,
             partition: origin.partition,
             offset: origin.offset,

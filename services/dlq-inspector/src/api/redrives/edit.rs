@@ -51,7 +51,7 @@ impl Api {
         }
         let letter = found?;
         Self::check_states(true, &completeness)?;
-        if request.content_hash != &letter.content[..] {
+        if request.content_hash != letter.content[..] {
             return Err(changed(&request.id));
         }
         let wish = Wish {
