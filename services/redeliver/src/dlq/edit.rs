@@ -41,11 +41,8 @@ struct ContentArgs {
     #[arg(long)]
     null_value: bool,
     /// New key, as text; the record may then be in another partition (default: the key as it is)
-    #[arg(long, value_name = "KEY", conflicts_with_all = ["key_file", "null_key"])]
+    #[arg(long, value_name = "KEY", conflicts_with = "null_key")]
     key: Option<String>,
-    /// File with the new key
-    #[arg(long, value_name = "FILE", conflicts_with = "null_key")]
-    key_file: Option<String>,
     /// Set the key to null
     #[arg(long)]
     null_key: bool,
@@ -61,7 +58,7 @@ impl ContentArgs {
     /// Whether nothing is changed.
     fn is_empty(&self) -> bool {
         let has_value = self.value.is_some() || self.value_file.is_some() || self.null_value;
-        let has_key = self.key.is_some() || self.key_file.is_some() || self.null_key;
+        let has_key = self.key.is_some() || self.null_key;
         !has_value && !has_key && self.headers.is_empty() && self.removed_headers.is_empty()
     }
 }
@@ -73,18 +70,16 @@ pub(super) async fn run(
 ) -> Result<ExitCode, CliError> {
     args.run.check()?;
     let contents = &args.contents;
-    let mut value = new_bytes(
-        "--value-file",
-        contents.value.as_deref(),
-        contents.value_file.as_deref(),
-        contents.null_value,
-    )?;
-    let key = new_bytes(
-        "--key-file",
-        contents.key.as_deref(),
-        contents.key_file.as_deref(),
-        contents.null_key,
-    )?;
+    let text = |text: &String| Bytes::copy_from_slice(text.as_bytes());
+    let mut value = match (&contents.value, &contents.value_file) {
+        (Some(value), _) => Some(Some(text(value))),
+        (None, Some(path)) => Some(Some(read_file("--value-file", path)?.into())),
+        (None, None) => contents.null_value.then_some(None),
+    };
+    let key = match &contents.key {
+        Some(key) => Some(Some(text(key))),
+        None => contents.null_key.then_some(None),
+    };
     if contents.is_empty() && !std::io::stdin().is_terminal() {
         let text = "set what to change, such as --value-file FILE or --header NAME=VALUE; an editor needs a terminal";
         return Err(CliError::Usage(text.to_owned()));
@@ -118,20 +113,6 @@ pub(super) async fn run(
         redrives.plan_edit(&plan).await
     })
     .await
-}
-
-/// The new bytes; `None`: as they are. `Some(None)`: null.
-fn new_bytes(
-    flag: &str,
-    text: Option<&str>,
-    file: Option<&str>,
-    is_null: bool,
-) -> Result<Option<Option<Bytes>>, CliError> {
-    Ok(match (text, file) {
-        (Some(text), _) => Some(Some(Bytes::copy_from_slice(text.as_bytes()))),
-        (None, Some(path)) => Some(Some(read_file(flag, path)?.into())),
-        (None, None) => is_null.then_some(None),
-    })
 }
 
 /// The hash of the contents that the caller has seen.

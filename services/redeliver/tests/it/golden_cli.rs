@@ -264,6 +264,32 @@ Options:
 }
 
 #[test]
+fn the_help_of_edit_says_what_can_be_changed() {
+    let expected = "\
+Redrive one dead letter with another value, other headers or another key; exits with status 3 if it was not done
+
+Usage: redeliver dlq edit [OPTIONS] <ID>
+
+Arguments:
+  <ID>  Position in the dead-letter topic: topic/partition/offset
+
+Options:
+      --value <TEXT>          New value, as text (default: the value as it is; without any change on a terminal, the editor of VISUAL or EDITOR opens it)
+      --value-file <FILE>     File with the new value; - for standard input
+      --null-value            Set the value to null
+      --key <KEY>             New key, as text; the record may then be in another partition (default: the key as it is)
+      --null-key              Set the key to null
+      --header <NAME=VALUE>   Header to add in place of all with its name; may be repeated, also with the same name
+      --remove-header <NAME>  Header to remove, all with this name; may be repeated
+      --destination <TOPIC>   Topic to write to, one of the pipeline or of dlq_inspector.redrive.destinations (default: the return topic of the pipeline, or the original topic)
+      --force                 Redrive also what has come back dlq_inspector.redrive.max_count times
+      --why <TEXT>            Why, for others; at most 1000 bytes
+";
+    let help = output_of(&["dlq", "edit", "--help"]).stdout;
+    assert!(help.starts_with(expected), "{help}");
+}
+
+#[test]
 fn the_help_of_control_says_what_is_changed_and_how() {
     // A backslash at the end of a line would remove the indentation of the next one.
     let change = "      --expected-revision <N>  Fail unless it has this revision; 0: nobody has changed it yet
