@@ -229,6 +229,8 @@ pub struct FoundDeadLetter {
     pub completeness: Completeness,
     /// The value, decoded with its schema; `None` if the inspector knows no schema registry, or the value has no schema.
     pub decoded: Option<DecodedValue>,
+    /// A hash of timestamp, key, value and headers; empty if it is withheld or masked.
+    pub content_hash: Bytes,
 }
 
 /// A value that was decoded with a schema of a registry.
@@ -635,6 +637,7 @@ impl DeadLetterClient {
                 Ok(Some(FoundDeadLetter {
                     completeness: completeness(letter.completeness.take())?,
                     decoded: letter.decoded.take().map(DecodedValue::from),
+                    content_hash: std::mem::take(&mut letter.content_hash),
                     dead_letter: DeadLetter::try_from(letter)?,
                 }))
             }

@@ -23,6 +23,7 @@ mod tests;
 use std::io::{self, BufRead, Read as _, Write};
 
 use bytes::Bytes;
+use redeliver_core::content::{ContentHash, content_hash};
 use redeliver_core::{Headers, Position, Timestamp, TimestampType};
 use serde::{Deserialize, Serialize};
 
@@ -128,6 +129,20 @@ impl ExportedDeadLetter {
         gone.headers = Headers::new();
         gone.partial.headers = gone.partial.headers.or(Some(Gap::Gone));
         gone
+    }
+
+    /// The hash of the record, as the inspector has it; `None` if a part is not that of the record.
+    #[must_use]
+    pub fn content_hash(&self) -> Option<ContentHash> {
+        let hash = || {
+            content_hash(
+                self.timestamp,
+                self.key.as_deref(),
+                self.value.as_deref(),
+                &self.headers,
+            )
+        };
+        (!self.partial.is_any()).then(hash)
     }
 
     /// Removes the value, because Kafka does not have it any more.

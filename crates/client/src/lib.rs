@@ -74,7 +74,7 @@ pub use redeliver_core::{Headers, Output, Position, Timestamp, TimestampType};
 pub use redeliver_kafka::KafkaSettings;
 pub use redeliver_proto::v1 as messages;
 pub use redrives::{
-    PlanRedrive, Redrive, RedriveChange, RedriveClient, RedriveItem, RedriveKind, RedriveSelection,
+    PlanEdit, PlanRedrive, Redrive, RedriveChange, RedriveClient, RedriveItem, RedriveKind, RedriveSelection,
     RedriveState,
 };
 pub use request::{InvalidRequest, JobRequest, When};

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use redeliver_core::{HumanDuration, Timestamp};
-use redeliver_proto::convert::{to_duration, to_timestamp};
+use bytes::Bytes;
+use redeliver_core::content::ContentHash;
+use redeliver_core::{Headers, HumanDuration, Timestamp};
+use redeliver_proto::convert::{to_duration, to_headers, to_timestamp};
 use redeliver_proto::v1;
 use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
 use tonic::{Response, Status};
@@ -57,8 +59,10 @@ pub enum RedriveSelection {
     Filter(String),
     /// All.
     All,
-    /// Those with these ids, at most 1000.
+    /// Those with these ids, at most 10,000.
     Ids(Vec<String>),
+    /// Those with these ids that still have these contents, at most 10,000. See [`ExportedDeadLetter::content_hash`](crate::export::ExportedDeadLetter::content_hash).
+    Contents(Vec<(String, ContentHash)>),
     /// Those of a group.
     Group(String),
     /// Those of another job that were not done.
@@ -87,6 +91,31 @@ pub struct PlanRedrive {
     /// How long to wait after a batch. `None`: the default of the inspector.
     pub observe: Option<Duration>,
     /// Whether to redrive also what has come back often.
+    pub force: bool,
+}
+
+/// A redrive of one dead letter with other contents, to plan. What is `None` stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlanEdit {
+    /// The id of the dead letter.
+    pub id: String,
+    /// Its [content hash](crate::FoundDeadLetter::content_hash), so that nobody edits what he has not seen.
+    pub content_hash: Bytes,
+    /// The new value; `Some(None)`: null.
+    pub value: Option<Option<Bytes>>,
+    /// The new key; `Some(None)`: null.
+    pub key: Option<Option<Bytes>>,
+    /// Headers to add at the end. They replace all headers with their names.
+    pub set_headers: Headers,
+    /// The names of headers to remove.
+    pub removed_headers: Vec<String>,
+    /// The topic to write to; empty: that of the dead letter.
+    pub destination: String,
+    /// Why, for others. At most 1000 bytes.
+    pub why: String,
+    /// Different for each plan, so that a repeated call returns the same job; empty: each call plans another one.
+    pub request_id: String,
+    /// Whether to redrive it also if it has come back often.
     pub force: bool,
 }
 
@@ -156,6 +185,8 @@ pub struct Redrive {
     pub problem: Option<String>,
     /// Whether more dead letters match than a plan can have.
     pub has_more: bool,
+    /// What is edited: `value`, `key` and `headers`; empty: nothing.
+    pub edited: Vec<String>,
 }
 
 /// What became of a dead letter.
@@ -261,10 +292,45 @@ impl RedriveClient {
             RedriveSelection::Filter(filter) => request.filter.clone_from(filter),
             RedriveSelection::All => request.all = true,
             RedriveSelection::Ids(ids) => request.ids.clone_from(ids),
+            RedriveSelection::Contents(letters) => {
+                for (id, content) in letters {
+                    request.ids.push(id.clone());
+                    request.content_hashes.push(Bytes::copy_from_slice(content));
+                }
+            }
             RedriveSelection::Group(group) => request.group.clone_from(group),
             RedriveSelection::RetryOf(id) => request.retry_of.clone_from(id),
         }
         let answer = self.service.clone().plan_redrive(request).await;
+        self.redrive(answer).await
+    }
+
+    /// Plans a redrive of one dead letter with other contents. Nothing is done before it is started.
+    ///
+    /// # Errors
+    /// [`Code::FailedPrecondition`](crate::Code::FailedPrecondition) if the inspector accepts no edits, [`Code::Aborted`](crate::Code::Aborted) if the dead
+    /// letter has another content, [`Code::InvalidArgument`](crate::Code::InvalidArgument) for headers that cannot be set, and if the record would
+    /// be too large. Otherwise as for [`RedriveClient::plan`].
+    pub async fn plan_edit(&self, plan: &PlanEdit) -> Result<Redrive, ClientError> {
+        let edited = |bytes: &Option<Option<Bytes>>| {
+            let bytes = bytes.clone();
+            bytes.map(|bytes| v1::EditedBytes { bytes })
+        };
+        let request = v1::PlanEditRequest {
+            id: plan.id.clone(),
+            content_hash: plan.content_hash.clone(),
+            edit: Some(v1::RedriveEdit {
+                value: edited(&plan.value),
+                key: edited(&plan.key),
+                removed_headers: plan.removed_headers.clone(),
+                set_headers: to_headers(&plan.set_headers),
+            }),
+            destination: plan.destination.clone(),
+            why: plan.why.clone(),
+            request_id: plan.request_id.clone(),
+            force: plan.force,
+        };
+        let answer = self.service.clone().plan_edit(request).await;
         self.redrive(answer).await
     }
 
@@ -453,6 +519,7 @@ impl TryFrom<v1::Redrive> for Redrive {
             retry_of: text(redrive.retry_of),
             problem: text(redrive.problem),
             has_more: redrive.has_more,
+            edited: redrive.edited,
         })
     }
 }

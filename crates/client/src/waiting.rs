@@ -241,6 +241,8 @@ pub struct TraceStep {
     pub redrive_id: Option<String>,
     /// The topic to which a redrive has written the record.
     pub destination: Option<String>,
+    /// What was edited in it: `value`, `key` and `headers`.
+    pub edited: Vec<String>,
 }
 
 /// What has happened to a record.
@@ -545,6 +547,7 @@ impl TryFrom<v1::TraceStep> for TraceStep {
             why: text(step.why),
             redrive_id: text(step.redrive_id),
             destination: text(step.destination),
+            edited: step.edited,
         })
     }
 }

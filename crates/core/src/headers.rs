@@ -38,6 +38,8 @@ pub const PIPELINE: &str = "pipeline";
 /// What was removed from a dead letter that is too large for its topic: `value`, or `key, value, headers`. The original
 /// record is at the position that the other headers name.
 pub const PAYLOAD_OMITTED: &str = "payload-omitted";
+/// The hash of the key and the value that the dead letter had before [`PAYLOAD_OMITTED`], so that the original record can be recognised.
+pub const PAYLOAD_OMITTED_HASH: &str = "payload-omitted-hash";
 /// The id of the job from which the record was dispatched. Headers of jobs are not reserved: pipelines pass them on
 /// like user headers.
 pub const JOB_ID: &str = "job-id";
@@ -58,7 +60,7 @@ pub const TRACEPARENT: &str = "traceparent";
 /// The vendor-specific part of the trace context.
 pub const TRACESTATE: &str = "tracestate";
 
-const RESERVED: [&str; 13] = [
+const RESERVED: [&str; 14] = [
     PROCESS_AFTER,
     RETRY_COUNT,
     RETURN_TOPIC,
@@ -72,6 +74,7 @@ const RESERVED: [&str; 13] = [
     ERROR_MESSAGE,
     ERROR_TIMESTAMP,
     PAYLOAD_OMITTED,
+    PAYLOAD_OMITTED_HASH,
 ];
 
 /// The maximum of the header `retry-count`; a larger number makes the record malformed.
@@ -89,7 +92,7 @@ pub const CLOCK_SKEW: HumanDuration = HumanDuration::from_secs(300);
 fn slot(name: &str) -> Option<usize> {
     // This runs for every header of every record. First byte and length rule out nearly all user headers.
     match (name.as_bytes().first(), name.len()) {
-        (Some(b'p' | b'r' | b'o' | b'e'), 8..=18) => RESERVED.iter().position(|reserved| *reserved == name),
+        (Some(b'p' | b'r' | b'o' | b'e'), 8..=20) => RESERVED.iter().position(|reserved| *reserved == name),
         _ => None,
     }
 }

@@ -18,6 +18,7 @@
 //! | [`job`] | ids, priorities and states of scheduled jobs |
 //! | [`pattern`] | patterns of names, with `*` |
 //! | [`pipeline`] | a pipeline: its topics, tiers and settings |
+//! | [`content`] | a hash of what a record contains |
 //! | [`redrive`] | the headers of redriven records |
 //! | [`route`] | where a record goes after an attempt, and with which headers |
 //! | [`scheduler`] | the topics of the scheduler |
@@ -28,6 +29,7 @@
 pub mod backoff;
 pub mod classification;
 pub mod clock_guard;
+pub mod content;
 pub mod delay;
 pub mod error_chain;
 pub mod failure;

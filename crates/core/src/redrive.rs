@@ -14,11 +14,21 @@ pub const REDRIVE_ID: &str = "redrive-id";
 pub const REDRIVE_COUNT: &str = "redrive-count";
 /// When the record was redriven.
 pub const REDRIVE_TIME: &str = "redrive-time";
+/// The dead letter whose edited copy the record is: `topic/partition/offset`. Later redrives without an edit keep it.
+pub const REDRIVE_OF: &str = "redrive-of";
+/// What was edited: `value`, `key` and `headers`, separated by commas.
+pub const REDRIVE_EDITED: &str = "redrive-edited";
 
 /// Whether a redrive adds a header of this name, in place of those of an earlier one.
 #[must_use]
 pub fn is_redrive_header(name: &str) -> bool {
     [REDRIVE_ID, REDRIVE_COUNT, REDRIVE_TIME].contains(&name)
+}
+
+/// Whether a redrive that edits its record adds a header of this name, in place of those of an earlier edit.
+#[must_use]
+pub fn is_edit_header(name: &str) -> bool {
+    [REDRIVE_OF, REDRIVE_EDITED].contains(&name)
 }
 
 /// How often a record was redriven; 0 if it never was.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::backoff::MAX_WAIT;
+use crate::content::payload_hash;
 use crate::delay::DelayRange;
 use crate::failure::{ErrorClass, Failure, MESSAGE_LIMIT, bounded_text};
 use crate::headers::{self, Origin, ReservedHeaders, TraceContext};
@@ -517,8 +518,11 @@ pub fn undeliverable(
 }
 
 /// Removes the value of a dead letter that its topic refuses; if there is none, removes the key and the user headers.
-/// The header `payload-omitted` names what was removed. Returns false if nothing is left to remove.
+/// The header `payload-omitted` names what was removed, and `payload-omitted-hash` has the hash of the key and the value that were there. Returns false if
+/// nothing is left to remove.
 pub fn strip_payload(letter: &mut Output) -> bool {
+    let hash = letter.headers.last(headers::PAYLOAD_OMITTED_HASH).is_none();
+    let hash = hash.then(|| payload_hash(letter.key.as_deref(), letter.value.as_deref()));
     let is_bare = letter.key.is_none() && letter.headers.iter().all(|(name, _)| headers::is_reserved(name));
     let omitted = if letter.value.take().is_some() {
         "value"
@@ -532,6 +536,9 @@ pub fn strip_payload(letter: &mut Output) -> bool {
         |name: &str| name != headers::PAYLOAD_OMITTED && (omitted == "value" || headers::is_reserved(name));
     letter.headers = letter.headers.filtered(is_kept);
     letter.headers.push_text(headers::PAYLOAD_OMITTED, omitted);
+    if let Some(hash) = hash {
+        letter.headers.push_text(headers::PAYLOAD_OMITTED_HASH, &hash);
+    }
     true
 }
 

@@ -19,7 +19,7 @@ use rdkafka::bindings as rd;
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::error::{IsError as _, RDKafkaErrorCode};
 
-use native::{Options, OwnedString, Queue, TopicNames};
+use native::{Event, Options, OwnedString, Queue, TopicNames};
 
 pub use headers::{RawHeader, raw_headers};
 pub use token::{
@@ -102,25 +102,7 @@ pub fn describe_topics<C: ClientContext>(
     if topics.is_empty() {
         return Ok(BTreeMap::new());
     }
-    let names = c_strings(topics)?;
-    let collection = TopicNames::new(&names);
-    let queue = Queue::new(client);
-    let options = Options::new(
-        client,
-        rd::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS,
-        timeout,
-    )?;
-    // SAFETY: the client outlives the call; collection, options and queue are guards of live objects. The call copies the
-    // names.
-    unsafe {
-        rd::rd_kafka_DescribeTopics(
-            client.native_ptr(),
-            collection.as_ptr(),
-            options.as_ptr(),
-            queue.as_ptr(),
-        );
-    }
-    let event = queue.wait(timeout)?;
+    let event = request_topics(client, topics, false, timeout)?;
     let mut found = BTreeMap::new();
     for topic in event.topics() {
         let error = topic.error();
@@ -138,6 +120,55 @@ pub fn describe_topics<C: ClientContext>(
         found.insert(topic.name(), description);
     }
     Ok(found)
+}
+
+/// Whether this client may write to topics (the operation Write). A topic that is missing from the result does not exist, is not visible to this client, or the broker
+/// does not tell (before Kafka 2.3).
+///
+/// # Errors
+/// As [`describe_topics`].
+pub fn writable_topics<C: ClientContext>(
+    client: &Client<C>,
+    topics: &[&str],
+    timeout: Duration,
+) -> Result<BTreeMap<String, bool>, RDKafkaErrorCode> {
+    if topics.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let event = request_topics(client, topics, true, timeout)?;
+    let described = event.topics().filter(|topic| !topic.error().is_error());
+    let known = described.filter_map(|topic| Some((topic.name(), topic.may_write()?)));
+    Ok(known.collect())
+}
+
+fn request_topics<C: ClientContext>(
+    client: &Client<C>,
+    topics: &[&str],
+    with_operations: bool,
+    timeout: Duration,
+) -> Result<Event, RDKafkaErrorCode> {
+    let names = c_strings(topics)?;
+    let collection = TopicNames::new(&names);
+    let queue = Queue::new(client);
+    let options = Options::new(
+        client,
+        rd::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS,
+        timeout,
+    )?;
+    if with_operations {
+        options.include_authorized_operations()?;
+    }
+    // SAFETY: the client outlives the call; collection, options and queue are guards of live objects. The call copies the
+    // names.
+    unsafe {
+        rd::rd_kafka_DescribeTopics(
+            client.native_ptr(),
+            collection.as_ptr(),
+            options.as_ptr(),
+            queue.as_ptr(),
+        );
+    }
+    queue.wait(timeout)
 }
 
 /// Describes a consumer group. A group that does not exist has no members and is not stable.

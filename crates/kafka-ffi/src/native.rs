@@ -114,6 +114,19 @@ impl Options {
         self.set(rd::rd_kafka_AdminOptions_set_broker, broker)
     }
 
+    /// Asks for the operations that the client is authorized for.
+    pub(crate) fn include_authorized_operations(&self) -> Result<(), RDKafkaErrorCode> {
+        // SAFETY: the options are live.
+        let error = unsafe { rd::rd_kafka_AdminOptions_set_include_authorized_operations(self.as_ptr(), 1) };
+        let Some(error) = NonNull::new(error) else {
+            return Ok(());
+        };
+        let found = code(error.as_ptr());
+        // SAFETY: the call has returned the error to its caller, who frees it once.
+        unsafe { rd::rd_kafka_error_destroy(error.as_ptr()) };
+        Err(found.into())
+    }
+
     fn set(&self, setter: Setter, value: i32) -> Result<(), RDKafkaErrorCode> {
         let mut message = [c_char::default(); 256];
         // SAFETY: the options are live, and the buffer has the given length.
@@ -305,6 +318,23 @@ impl Topic<'_> {
         let low = unsafe { rd::rd_kafka_Uuid_least_significant_bits(id) };
         let bits = u128::from(high.cast_unsigned()) << 64 | u128::from(low.cast_unsigned());
         (bits != 0).then(|| TopicId::from_bits(bits))
+    }
+
+    /// Whether the client is authorized to write; `None` if the broker does not tell.
+    pub(crate) fn may_write(&self) -> Option<bool> {
+        const WRITE: u32 = rd::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_WRITE as u32;
+        let mut count = 0;
+        // SAFETY: the description lives as long as its event; `count` is valid for the call.
+        let operations = unsafe {
+            rd::rd_kafka_TopicDescription_authorized_operations(self.topic, ptr::from_mut(&mut count))
+        };
+        if operations.is_null() {
+            return None;
+        }
+        // Numbers, because a later version of Kafka may have other operations than the enumeration.
+        // SAFETY: librdkafka returns `count` numbers that live as long as the description. The enumeration is represented as u32.
+        let operations = unsafe { slice::from_raw_parts(operations.cast::<u32>(), count) };
+        Some(operations.contains(&WRITE))
     }
 
     pub(crate) fn partitions(&self) -> i32 {

@@ -61,6 +61,20 @@ pub enum ReadError {
     },
 }
 
+impl ReadError {
+    /// Whether Kafka does not let this client see or read the topic.
+    #[must_use]
+    pub fn is_denied(&self) -> bool {
+        match self {
+            Self::Denied(_) => true,
+            Self::Kafka { source, .. } => {
+                source.rdkafka_error_code() == Some(RDKafkaErrorCode::TopicAuthorizationFailed)
+            }
+            Self::Missing(_) | Self::Metadata { .. } | Self::Late { .. } => false,
+        }
+    }
+}
+
 /// Timeout of one request.
 const CALL: Duration = Duration::from_secs(10);
 /// After this time without records, the consumer is replaced.

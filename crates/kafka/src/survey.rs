@@ -11,13 +11,13 @@ use rdkafka::TopicPartitionList;
 use rdkafka::admin::{AdminClient, AdminOptions, ConfigEntry, OwnedResourceSpecifier, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use rdkafka::error::{KafkaResult, RDKafkaErrorCode};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::metadata::MetadataTopic;
 use rdkafka::topic_partition_list::Offset;
 use rdkafka::types::RDKafkaRespErr;
 use redeliver_core::pipeline::{TopicRole, is_topic_name, parse_retry_topic};
 use redeliver_core::{HumanDuration, Pipeline};
-use redeliver_kafka_ffi::{KafkaClient, TopicId, describe_topics};
+use redeliver_kafka_ffi::{KafkaClient, TopicId, describe_topics, writable_topics};
 
 use crate::client::KafkaSettings;
 use crate::credentials::Replaceable;
@@ -199,6 +199,17 @@ impl Surveyor {
         Ok(all
             .filter_map(|(name, entries)| Some((name, limit(&entries)?)))
             .collect())
+    }
+
+    /// Whether this client may write to topics (Write), as far as the broker tells. Blocks.
+    ///
+    /// # Errors
+    /// If the broker does not answer.
+    pub fn writable(&self, topics: &[&str]) -> Result<BTreeMap<String, bool>, ReadError> {
+        let clients = self.0.get();
+        let asked = writable_topics(clients.consumer.client(), topics, CALL);
+        let failed = kafka("requesting the permissions for topics");
+        asked.map_err(|error| failed(KafkaError::AdminOp(error)))
     }
 
     async fn settings(&self, topics: &[Arc<str>]) -> Result<Vec<(String, Vec<ConfigEntry>)>, ReadError> {

@@ -7,6 +7,7 @@
 //! | `dead-letters:payload:PATTERN` | to see their keys, values and headers, and to filter by them |
 //! | `dead-letters:unmasked:PATTERN` | to see what is masked for others, of what the other scopes show, and to filter by it |
 //! | `dead-letters:operate:PATTERN` | to change groups that have dead letters in these topics only; to redrive, discard and restore dead letters of these topics, and to redrive to them |
+//! | `dead-letters:edit:PATTERN` | to redrive dead letters of these topics with other contents, with the other scopes for them |
 //!
 //! A caller that sees some topics gets the answers that it would get if there were no others. A caller that does not see
 //! payloads, or not all of them, could find them out with filters, so that filters on them match only where it sees them.
@@ -35,8 +36,9 @@ use crate::masking::{Mask, Masking};
 const OF_AUDIT: [(&str, Verb); 1] = [("ListAuditEntries", Verb::Read)];
 
 /// What each call about redrives requires, of the topics that it is about.
-const OF_REDRIVES: [(&str, Verb); 9] = [
+const OF_REDRIVES: [(&str, Verb); 10] = [
     ("PlanRedrive", Verb::Operate),
+    ("PlanEdit", Verb::Edit),
     ("StartRedrive", Verb::Operate),
     ("PauseRedrive", Verb::Operate),
     ("ResumeRedrive", Verb::Operate),
@@ -160,6 +162,21 @@ impl Viewer {
         };
         let required = self.identity.require(Area::DeadLetters, verb, topic);
         required.map_err(|refusal| self.refuse(&refusal))
+    }
+
+    /// Requires that the caller sees everything that is in dead letters of this topic, so that the hashes of their contents tell him nothing.
+    pub(crate) fn require_contents(&self, topic: &str) -> Result<(), Status> {
+        self.require_payloads(topic)?;
+        if self.mask(topic).is_empty() {
+            return Ok(());
+        }
+        self.require_unmasked(topic)
+    }
+
+    /// Requires that the caller may have dead letters of this topic redriven with other contents. Nobody edits what he has not seen.
+    pub(crate) fn require_editing(&self, topic: &str) -> Result<(), Status> {
+        self.require_contents(topic)?;
+        self.require_verb(Verb::Edit, topic)
     }
 
     /// Whether the caller sees the dead letters of all topics.

@@ -1,20 +1,13 @@
 //! A dead letter as it is indexed: everything but its value, which stays in Kafka.
 
 use bytes::Bytes;
-use redeliver_core::{Position, Record, Timestamp, mutant};
-use sha2::{Digest as _, Sha256};
+pub use redeliver_core::content::{ContentHash, HASH_BYTES};
+use redeliver_core::{Position, Record, Timestamp, content, mutant};
 
 use crate::dialect::Facts;
 use crate::fingerprint::GroupId;
 use crate::header_list;
 use crate::masking::Mask;
-
-/// The length of a [`ContentHash`] in bytes.
-pub const HASH_BYTES: usize = 16;
-
-/// The first bytes of the SHA-256 of a record's timestamp, key, value and headers. It distinguishes a record from another
-/// one at the same offset, after the topic was deleted and created again.
-pub type ContentHash = [u8; HASH_BYTES];
 
 /// A record of a dead-letter topic.
 #[derive(Clone, Debug)]
@@ -73,27 +66,12 @@ impl Letter {
 /// The hash of a record's content.
 #[must_use]
 pub fn content_hash(record: &Record) -> ContentHash {
-    let mut hash = Sha256::new();
-    hash.update(
-        record
-            .timestamp
-            .map_or(i64::MIN, Timestamp::as_millis)
-            .to_be_bytes(),
-    );
-    let mut add = |bytes: Option<&[u8]>| {
-        // The length before each part ensures that different records are hashed as different bytes.
-        hash.update(bytes.map_or(u64::MAX, |bytes| bytes.len() as u64).to_be_bytes());
-        hash.update(bytes.unwrap_or_default());
-    };
-    add(record.key.as_deref());
-    add(record.value.as_deref());
-    for (name, value) in record.headers.iter() {
-        add(Some(name.as_bytes()));
-        add(value);
-    }
-    let mut content = ContentHash::default();
-    content.copy_from_slice(&hash.finalize()[..HASH_BYTES]);
-    content
+    content::content_hash(
+        record.timestamp,
+        record.key.as_deref(),
+        record.value.as_deref(),
+        &record.headers,
+    )
 }
 
 #[cfg(test)]

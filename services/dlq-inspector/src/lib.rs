@@ -282,6 +282,8 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
             jobs,
             destinations,
             surveyor: redrive_surveyor,
+            topic: redrives_topic.as_str().into(),
+            accepts_edits: config.redrive.edit,
         },
         host.kafka.clone(),
         host.clock.clone(),

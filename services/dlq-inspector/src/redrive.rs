@@ -8,17 +8,21 @@
 //! | [`record`] | where a dead letter may go, and the record that is written there |
 //! | [`job`] | a job, its progress and its state |
 //! | [`jobs`] | what the topic contains |
+//! | [`edit`] | how a record is edited |
 //! | [`change`] | changes by callers |
 //! | [`pace`] | what the executor does next |
+//! | [`omitted`] | dead letters whose payload was left out |
 //! | [`step`] | what becomes of some dead letters of a job, and what is written |
 //! | `source` | reads the ledger and the records, on a thread of its own |
 //! | `executor` | the processor of the lane |
 //! | `start` | starts the lane |
 
 pub mod change;
+pub mod edit;
 pub(crate) mod executor;
 pub mod job;
 pub mod jobs;
+pub mod omitted;
 pub mod pace;
 pub mod record;
 pub(crate) mod source;

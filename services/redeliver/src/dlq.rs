@@ -3,8 +3,10 @@
 mod audit;
 mod completeness;
 mod decoded;
+mod edit;
 mod export;
 mod groups;
+mod import;
 mod outage;
 mod payload;
 mod redrives;
@@ -52,6 +54,10 @@ enum Verb {
     Group(groups::GroupArgs),
     /// Write the records of dead letters to their pipelines again; exits with status 3 if not all were done
     Redrive(redrives::RedriveArgs),
+    /// Redrive one dead letter with another value, other headers or another key; exits with status 3 if it was not done
+    Edit(edit::EditArgs),
+    /// Redrive the dead letters of an exported file that are still the same; exits with status 3 if not all were done
+    Import(import::ImportArgs),
     /// List or change redrives, discards and restores
     Redrives(redrives::RedrivesArgs),
     /// Discard dead letters, so that no redrive takes them; exits with status 3 if not all were done
@@ -168,11 +174,14 @@ impl Verb {
             Self::Show(args) => &args.reason,
             Self::Watch(args) => &args.reason,
             Self::Export(args) => &args.reason,
+            // The editor shows the payload.
+            Self::Edit(args) => return Some(&*args.run.why).filter(|why| !why.is_empty()),
             Self::Ls(_)
             | Self::Stats(_)
             | Self::Groups(_)
             | Self::Group(_)
             | Self::Redrive(_)
+            | Self::Import(_)
             | Self::Redrives(_)
             | Self::Discard(_)
             | Self::Restore(_)
@@ -192,6 +201,8 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
         Verb::Groups(args) => &args.inspector,
         Verb::Group(args) => args.inspector(),
         Verb::Redrive(args) => args.inspector(),
+        Verb::Edit(args) => &args.run.inspector,
+        Verb::Import(args) => &args.run.inspector,
         Verb::Redrives(args) => args.inspector(),
         Verb::Discard(args) | Verb::Restore(args) => args.inspector(),
         Verb::Audit(args) => &args.inspector,
@@ -217,6 +228,8 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
             Verb::Groups(args) => groups::list(&dead_letters().await?, args).await,
             Verb::Group(args) => groups::run(&dead_letters().await?, args).await,
             Verb::Redrive(args) => redrives::redrive(&redrives().await?, args).await,
+            Verb::Edit(args) => edit::run(&dead_letters().await?, &redrives().await?, args).await,
+            Verb::Import(args) => import::run(&redrives().await?, args).await,
             Verb::Redrives(args) => redrives::run(&redrives().await?, args).await,
             Verb::Discard(args) => redrives::discard(&redrives().await?, args, RedriveKind::Discard).await,
             Verb::Restore(args) => redrives::discard(&redrives().await?, args, RedriveKind::Restore).await,
@@ -383,10 +396,7 @@ async fn show(client: &DeadLetterClient, args: &ShowArgs) -> Result<ExitCode, Cl
         return payload::write(client, &args.id, format).await;
     }
     let Some(found) = client.get(&args.id).await? else {
-        return Err(CliError::failed(format_args!(
-            "dead letter `{}` not found: it never existed, or the retention of its topic has deleted it",
-            args.id
-        )));
+        return Err(not_found(&args.id));
     };
     let (letter, completeness) = (&found.dead_letter, &found.completeness);
     let with_completeness = || {
@@ -404,6 +414,12 @@ async fn show(client: &DeadLetterClient, args: &ShowArgs) -> Result<ExitCode, Cl
     };
     print_item(args.output.format, as_text, with_completeness);
     Ok(args.complete.conclude(completeness))
+}
+
+fn not_found(id: &str) -> CliError {
+    CliError::failed(format_args!(
+        "dead letter `{id}` not found: it never existed, or the retention of its topic has deleted it"
+    ))
 }
 
 async fn stats(client: &DeadLetterClient, args: &StatsArgs) -> Result<ExitCode, CliError> {

@@ -32,7 +32,8 @@ pub(crate) struct RecordArgs {
     pub(crate) expire_after: Option<HumanDuration>,
 }
 
-fn header(text: &str) -> Result<(String, String), String> {
+/// A header as a flag names it.
+pub(crate) fn header(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         _ => Err("must be NAME=VALUE, such as tenant=x".to_owned()),

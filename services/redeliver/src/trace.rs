@@ -126,6 +126,7 @@ fn reason(step: &TraceStep) -> String {
     let destination = step.destination.as_ref();
     let elsewhere = destination.filter(|topic| step.place == "dead-letters" && !topic.is_empty());
     parts.extend(elsewhere.map(|topic| format!("to {topic}")));
+    parts.extend((!step.edited.is_empty()).then(|| format!("edited {}", step.edited.join(", "))));
     parts.extend(step.redrive_id.as_ref().map(|id| format!("job {id}")));
     parts.extend(step.by.as_ref().map(|by| format!("by {by}")));
     let decided = parts.join(" ");
@@ -168,6 +169,7 @@ fn as_json(trace: &RecordTrace) -> Value {
             "by": step.by,
             "why": step.why,
             "destination": step.destination,
+            "edited": step.edited,
         })
     });
     json!({
@@ -209,6 +211,7 @@ mod tests {
             why: None,
             redrive_id: None,
             destination: None,
+            edited: Vec::new(),
         }
     }
 
@@ -232,6 +235,14 @@ mod tests {
         assert_eq!(
             reason(&redriven("due", text("INC-17"))),
             "job 01a212ee742fea04 by ann: INC-17"
+        );
+        let edited = TraceStep {
+            edited: vec!["value".to_owned(), "headers".to_owned()],
+            ..redriven("due", text("INC-17"))
+        };
+        assert_eq!(
+            reason(&edited),
+            "edited value, headers job 01a212ee742fea04 by ann: INC-17"
         );
         // Nothing else says where it is.
         assert_eq!(

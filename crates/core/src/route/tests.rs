@@ -141,6 +141,8 @@ fn the_dead_letter_of_an_undeliverable_record_has_its_payload_until_it_is_stripp
     assert!(strip_payload(&mut letter));
     assert_eq!((&letter.key, &letter.value), (&record.key, &None));
     assert_eq!(text(&letter, headers::PAYLOAD_OMITTED), "value");
+    let hash = payload_hash(record.key.as_deref(), record.value.as_deref());
+    assert_eq!(text(&letter, headers::PAYLOAD_OMITTED_HASH), hash);
     assert_eq!(
         letter
             .headers
@@ -153,6 +155,7 @@ fn the_dead_letter_of_an_undeliverable_record_has_its_payload_until_it_is_stripp
     assert!(strip_payload(&mut letter));
     assert_eq!((&letter.key, &letter.value), (&None, &None));
     assert_eq!(text(&letter, headers::PAYLOAD_OMITTED), "key, value, headers");
+    assert_eq!(text(&letter, headers::PAYLOAD_OMITTED_HASH), hash);
     assert!(letter.headers.iter().all(|(name, _)| headers::is_reserved(name)));
     assert_eq!(text(&letter, headers::ORIGINAL_OFFSET), "7");
     assert_eq!(text(&letter, headers::ERROR_CODE), "output.too-large");

@@ -23,6 +23,8 @@ pub struct RedriveConfig {
     pub destinations: Vec<String>,
     /// How often a record is redriven without `force`.
     pub max_count: u32,
+    /// Whether callers may have records written with other contents.
+    pub edit: bool,
 }
 
 impl Default for RedriveConfig {
@@ -32,6 +34,7 @@ impl Default for RedriveConfig {
             topic: None,
             destinations: Vec::new(),
             max_count: 3,
+            edit: false,
         }
     }
 }

@@ -11,6 +11,7 @@
 //! | `dead-letters:payload:*-dlq` | to see their keys, values and headers as well, in the topics whose name matches |
 //! | `dead-letters:operate:*-dlq` | to decide about them, such as to resolve or mute a group, in the topics whose name matches |
 //! | `dead-letters:unmasked:*-dlq` | to see what `dlq_inspector.masking` masks for others, of what the other scopes show |
+//! | `dead-letters:edit:*-dlq` | to redrive them with other contents, with the other scopes that this needs |
 //! | `audit:read` | to see who has changed or seen what |
 //! | `*` | everything |
 
@@ -52,6 +53,8 @@ pub enum Verb {
     Operate,
     /// To see what is masked for others. Includes no other verb.
     Unmasked,
+    /// To have it written with other contents. Includes no other verb.
+    Edit,
 }
 
 /// A permission: a verb, in an area, for the names that match a pattern.
@@ -83,7 +86,13 @@ impl Area {
     const fn verbs(self) -> &'static [Verb] {
         match self {
             Self::Jobs | Self::Control => &[Verb::Read, Verb::Write],
-            Self::DeadLetters => &[Verb::Read, Verb::Payload, Verb::Unmasked, Verb::Operate],
+            Self::DeadLetters => &[
+                Verb::Read,
+                Verb::Payload,
+                Verb::Unmasked,
+                Verb::Operate,
+                Verb::Edit,
+            ],
             Self::Audit => &[Verb::Read],
         }
     }
@@ -99,6 +108,7 @@ impl Verb {
             Self::Payload => "payload",
             Self::Operate => "operate",
             Self::Unmasked => "unmasked",
+            Self::Edit => "edit",
         }
     }
 }
@@ -224,7 +234,7 @@ mod tests {
     #[test]
     fn a_scope_permits_its_verb_for_the_names_that_match() {
         use Area::{Audit, Control, DeadLetters, Jobs};
-        use Verb::{Operate, Payload, Read, Unmasked, Write};
+        use Verb::{Edit, Operate, Payload, Read, Unmasked, Write};
         for (text, area, verb, name, expected) in [
             ("jobs:read", Jobs, Read, Some("mail"), true),
             ("jobs:read", Jobs, Read, None, true),
@@ -256,6 +266,9 @@ mod tests {
             ("dead-letters:payload", DeadLetters, Unmasked, Some("a"), false),
             ("dead-letters:unmasked:a", DeadLetters, Unmasked, Some("a"), true),
             ("dead-letters:unmasked", DeadLetters, Payload, Some("a"), false),
+            ("dead-letters:edit:a", DeadLetters, Edit, Some("a"), true),
+            ("dead-letters:edit:a", DeadLetters, Operate, Some("a"), false),
+            ("dead-letters:operate", DeadLetters, Edit, Some("a"), false),
             ("jobs:*", DeadLetters, Payload, Some("a"), false),
             // Whoever may write jobs may not lift a pause.
             ("jobs:write", Control, Write, Some("mail"), false),
@@ -310,7 +323,7 @@ mod tests {
             ("audit:write", "the verbs of audit are read and *"),
             (
                 "dead-letters:write",
-                "the verbs of dead-letters are read, payload, unmasked, operate and *",
+                "the verbs of dead-letters are read, payload, unmasked, operate, edit and *",
             ),
             ("jobs:read:", "the pattern is empty"),
             ("jobs:read:a\n", "control characters"),

@@ -100,7 +100,7 @@ impl Refusal {
             Verb::Payload => ("see", format!("keys, values and headers of {what}")),
             Verb::Operate => ("decide about", what),
             Verb::Unmasked => ("see", format!("what is masked in {what}")),
-            Verb::Read | Verb::Write => (verb.as_str(), what),
+            Verb::Read | Verb::Write | Verb::Edit => (verb.as_str(), what),
         };
         let scope = Scope::needed(area, verb, name.map(shown).as_deref());
         Self {

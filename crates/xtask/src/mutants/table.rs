@@ -774,6 +774,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         )],
     ),
     mutant(
+        "edit-sets-any-header",
+        "An edit sets reserved headers. Whoever edits a dead letter gives it another origin or more attempts.",
+        &[unit(
+            INSPECTOR,
+            "redrive::edit::tests::only_headers_of_the_user_can_be_edited",
+        )],
+    ),
+    mutant(
         "redrive-empties-records",
         "A redrive takes the dead letter of a share group for a copy of the record, also if the broker has not copied it. A record without key and value is written.",
         &[unit(
@@ -811,6 +819,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[unit(
             INSPECTOR,
             "redrive::record::tests::a_record_returns_to_its_pipeline_as_a_retry_without_failed_attempts",
+        )],
+    ),
+    mutant(
+        "redrive-takes-any-original",
+        "A redrive takes the record that is at the origin now for the payload that was left out. After the topic was created again, another record is written.",
+        &[unit(
+            INSPECTOR,
+            "redrive::omitted::tests::another_record_is_not_taken_for_the_original",
         )],
     ),
     mutant(

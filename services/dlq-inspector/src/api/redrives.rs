@@ -1,5 +1,6 @@
 //! The gRPC service `redeliver.v1.RedriveService`. How changes are written and executed is in [`crate::redrive`].
 
+mod edit;
 mod plan;
 
 use std::sync::Arc;
@@ -38,6 +39,10 @@ pub(crate) struct Redrives {
     pub(crate) destinations: Arc<Destinations>,
     /// Tells what the destinations accept.
     pub(crate) surveyor: Surveyor,
+    /// The topic of the jobs.
+    pub(crate) topic: Arc<str>,
+    /// Whether records may be edited.
+    pub(crate) accepts_edits: bool,
 }
 
 #[tonic::async_trait]
@@ -49,6 +54,15 @@ impl RedriveService for Api {
         let (viewer, request) = (self.viewer(&request)?, request.into_inner());
         let response = self.plan(&viewer, request);
         self.call("PlanRedrive", &viewer, response).await
+    }
+
+    async fn plan_edit(
+        &self,
+        request: Request<v1::PlanEditRequest>,
+    ) -> Result<Response<v1::Redrive>, Status> {
+        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+        let response = self.plan_of_edit(&viewer, request);
+        self.call("PlanEdit", &viewer, response).await
     }
 
     async fn start_redrive(
@@ -209,6 +223,12 @@ impl Api {
         viewer.require_operating(sources.iter().map(String::as_str))?;
         for destination in &destinations {
             viewer.require_destination(destination)?;
+        }
+        if job.is_edit() && matches!(change, JobChange::Start(_) | JobChange::Resume) {
+            self.check_accepts_edits()?;
+            for source in &sources {
+                viewer.require_editing(source)?;
+            }
         }
         let change = Change::Job(request.id.clone(), request.expected_revision, change);
         self.write_job(viewer, change).await

@@ -595,6 +595,7 @@ fn step_message(
         why: decision.why,
         redrive_id,
         destination: decision.destination,
+        edited: decision.edited,
     }
 }
 

@@ -12,6 +12,7 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_service::audit::{Action, AuditLog, Author, Entry as AuditEntry, MAX_IDS};
 use redeliver_service::followed::{Contents as _, Followed, FollowedWriter, change_id};
 
+use super::edit::Edit;
 use super::job::{self, Item, Job, Wanted};
 use super::jobs::{Entry, Jobs, Problem, job_key, plan_key};
 use super::own_id;
@@ -20,6 +21,8 @@ use super::own_id;
 pub const MAX_JOBS: usize = 200;
 /// The maximum number of dead letters in all plans: each inspector holds them in memory.
 pub const MAX_TOTAL: u32 = 1_000_000;
+/// The maximum size of all edits, in bytes: each inspector holds them in memory.
+pub const MAX_EDIT_BYTES: usize = 64 << 20;
 /// A job that has ended is removed after this time, or earlier if there is no room.
 pub const KEPT: Duration = Duration::from_secs(30 * 86_400);
 /// A plan that was not started is as one that has ended after this time.
@@ -43,6 +46,8 @@ pub struct ChangeRequest {
 pub enum Change {
     /// Adds a job. Its revision, run and author are those of the change.
     Plan(Box<v1::RedriveRecord>, Arc<[Item]>),
+    /// Adds a job that redrives a dead letter with an edit.
+    Edit(Box<v1::RedriveRecord>, Item, Box<Edit>),
     /// Changes the job with this id, if it has the expected revision.
     Job(String, Option<u64>, JobChange),
 }
@@ -155,21 +160,31 @@ impl Decide for PendingChange {
             return Ok((job, Vec::new()));
         }
         match &self.request.change {
-            Change::Plan(record, items) => self.plan(record, items),
+            Change::Plan(record, items) => self.plan(record, items, None),
+            Change::Edit(record, item, edit) => self.plan(record, std::slice::from_ref(item), Some(edit)),
             Change::Job(id, expected, change) => self.change(id, *expected, *change),
         }
     }
 }
 
 impl PendingChange {
-    fn plan(&self, record: &v1::RedriveRecord, items: &[Item]) -> Result<(Job, Vec<Output>), RefusedChange> {
+    fn plan(
+        &self,
+        record: &v1::RedriveRecord,
+        items: &[Item],
+        edit: Option<&Edit>,
+    ) -> Result<(Job, Vec<Output>), RefusedChange> {
         let ChangeRequest { by, at, .. } = &*self.request;
         let same = self.jobs.of_request(&by.name, &record.request_id);
         if let Some(job) = same.filter(|_| !mutant!("redrive-forgets-requests")) {
             return Ok((job, Vec::new()));
         }
-        let chunks = job::chunks(items);
+        let mut chunks = job::chunks(items);
         let mut record = record.clone();
+        if let (Some(edit), Some(chunk)) = (edit, chunks.first_mut()) {
+            chunk.edit = Some(edit.to_record());
+            record.format = job::EDIT_FORMAT;
+        }
         record.revision = 1;
         record.change_id = self.change_id.clone();
         record.anonymous = by.is_anonymous;
@@ -178,9 +193,18 @@ impl PendingChange {
             redrive.id = new_id(*at, self.id);
             redrive.created_by = by.name.to_string();
             redrive.created_at = Some(to_timestamp(*at));
+            let parts = edit.map(Edit::parts).unwrap_or_default();
+            redrive.edited = parts.into_iter().map(str::to_owned).collect();
         }
         let job = self.changed(record)?;
-        let removed = removed(&self.jobs, job.spec().total, *at).ok_or(RefusedChange::TooMany)?;
+        let size = Size {
+            letters: job.spec().total,
+            edit_bytes: chunks
+                .first()
+                .filter(|_| edit.is_some())
+                .map_or(0, v1::RedrivePlanChunk::encoded_len),
+        };
+        let removed = removed(&self.jobs, size, *at).ok_or(RefusedChange::TooMany)?;
         let id = &job.spec().id;
         let mut outputs: Vec<Output> = Vec::new();
         for (number, chunk) in (0..).zip(chunks) {
@@ -191,11 +215,15 @@ impl PendingChange {
             outputs.push(self.output(key, None));
         }
         let ids = items.iter().take(MAX_IDS).map(|item| item.id.to_string());
+        let details = match edit {
+            Some(edit) => format!("{:?}: {}", job.kind, edit.names()),
+            None => format!("{:?}", job.kind),
+        };
         let entry = AuditEntry {
             filter: job.spec().filter.clone(),
             count: u64::from(job.spec().total),
             ids: ids.collect(),
-            ..self.entry(&job, Action::PlanRedrive, format!("{:?}", job.kind))
+            ..self.entry(&job, Action::PlanRedrive, details)
         };
         outputs.push(self.audit.record(entry, *at));
         Ok((job, outputs))
@@ -312,13 +340,23 @@ fn next(job: &Job, entry: &Entry, change: JobChange) -> Result<Option<v1::Redriv
     Ok(Some(record))
 }
 
+/// How much of what is limited for all jobs together a job takes.
+#[derive(Clone, Copy)]
+struct Size {
+    letters: u32,
+    edit_bytes: usize,
+}
+
 /// The keys to remove, so that a job of this size fits; `None` if there is no room. Removes what has ended, oldest first.
-fn removed(jobs: &Jobs, total: u32, now: Timestamp) -> Option<Vec<String>> {
+fn removed(jobs: &Jobs, new: Size, now: Timestamp) -> Option<Vec<String>> {
     let all: Vec<_> = jobs.iter().collect();
     let mut count = all.len();
-    let mut size = all
-        .iter()
-        .fold(total, |size, (_, entry, _)| size.saturating_add(entry.size()));
+    let mut size = all.iter().fold(new.letters, |size, (_, entry, _)| {
+        size.saturating_add(entry.size())
+    });
+    let edits = all.iter().map(|(_, entry, _)| entry.edit_bytes());
+    let mut edit_bytes = edits.fold(new.edit_bytes, usize::saturating_add);
+    let is_edit = new.edit_bytes > 0;
     let (mut keys, mut removed) = (Vec::new(), 0);
     for (id, entry, job) in all {
         let age = now.since(job.created_at());
@@ -326,15 +364,19 @@ fn removed(jobs: &Jobs, total: u32, now: Timestamp) -> Option<Vec<String>> {
             v1::RedriveState::Planned => age > PLAN_KEPT,
             state => job::has_ended(state),
         };
-        let is_needed = count >= MAX_JOBS || size > MAX_TOTAL;
+        let of_job = entry.edit_bytes();
+        let is_needed =
+            count >= MAX_JOBS || size > MAX_TOTAL || (is_edit && of_job > 0 && edit_bytes > MAX_EDIT_BYTES);
         if has_ended && (is_needed || (age > KEPT && removed < MAX_REMOVED)) {
             keys.extend(entry.keys(id));
             count -= 1;
             size -= entry.size();
+            edit_bytes -= of_job;
             removed += 1;
         }
     }
-    (count < MAX_JOBS && size <= MAX_TOTAL).then_some(keys)
+    let fits = count < MAX_JOBS && size <= MAX_TOTAL && (!is_edit || edit_bytes <= MAX_EDIT_BYTES);
+    fits.then_some(keys)
 }
 
 #[cfg(test)]
@@ -348,6 +390,11 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
     const TOPIC: &str = "redrives";
+
+    const ONE: Size = Size {
+        letters: 1,
+        edit_bytes: 0,
+    };
 
     fn pending(change: Change, jobs: Jobs) -> PendingChange {
         PendingChange {
@@ -479,10 +526,10 @@ mod tests {
             spec.created_at = Some(to_timestamp(NOW));
             jobs.apply(&record(&job_key(&id), Some(written.encode_to_vec().into())));
         }
-        assert_eq!(removed(&jobs, 1, NOW), Some(vec!["job/0000".to_owned()]));
+        assert_eq!(removed(&jobs, ONE, NOW), Some(vec!["job/0000".to_owned()]));
         // After a long time, some more.
         let later = NOW.after(KEPT + Duration::from_secs(1));
-        assert_eq!(removed(&jobs, 1, later).unwrap().len(), MAX_REMOVED);
+        assert_eq!(removed(&jobs, ONE, later).unwrap().len(), MAX_REMOVED);
         let running: Jobs = {
             let mut running = Jobs::default();
             for (id, _, job) in jobs.iter() {
@@ -492,7 +539,65 @@ mod tests {
             }
             running
         };
-        assert_eq!(removed(&running, 1, later), None);
+        assert_eq!(removed(&running, ONE, later), None);
+    }
+
+    fn edit(bytes: usize) -> Box<Edit> {
+        let value = v1::EditedBytes {
+            bytes: Some(vec![7; bytes].into()),
+        };
+        let edit = v1::RedriveEdit {
+            value: Some(value),
+            ..v1::RedriveEdit::default()
+        };
+        Box::new(Edit::read(edit).unwrap())
+    }
+
+    #[test]
+    fn an_edit_is_stored_with_the_plan_for_versions_that_know_edits() {
+        let Change::Plan(planned, items) = plan("r", 1) else {
+            unreachable!("it is a plan");
+        };
+        let change = Change::Edit(planned, items[0].clone(), edit(3));
+        let (planned, outputs) = pending(change, Jobs::default()).decide().unwrap();
+        assert_eq!((planned.record.format, planned.is_edit()), (1, true));
+        assert_eq!(planned.spec().edited, ["value"]);
+        let audited = v1::AuditEntry::decode(outputs[2].value.clone().unwrap()).unwrap();
+        assert_eq!(audited.details, "Redrive: edits value");
+        let mut jobs = Jobs::default();
+        read_again(&outputs, &mut jobs);
+        let id = planned.spec().id.clone();
+        assert_eq!(jobs.get(&id).unwrap().edit(), Ok(Some(*edit(3))));
+        // Starting it keeps the format.
+        let start = Change::Job(id, None, JobChange::Start(None));
+        let start = PendingChange {
+            change_id: change_id(7),
+            ..pending(start, jobs)
+        };
+        assert_eq!(start.decide().unwrap().0.record.format, 1);
+    }
+
+    #[test]
+    fn edits_that_have_ended_make_room_for_others() {
+        let mut jobs = Jobs::default();
+        for (number, wanted) in [Wanted::Running, Wanted::Cancelled].into_iter().enumerate() {
+            let mut chunk = job::chunks(&[item("a-dlq", 1)]).remove(0);
+            chunk.edit = Some(edit(MAX_EDIT_BYTES / 2).to_record());
+            let mut written = job(1, wanted).record;
+            written.format = job::EDIT_FORMAT;
+            let spec = written.redrive.as_mut().unwrap();
+            spec.edited = vec!["value".to_owned()];
+            spec.created_at = Some(to_timestamp(NOW));
+            let id = format!("{number:04x}");
+            jobs.apply(&record(&plan_key(&id, 0), Some(chunk.encode_to_vec().into())));
+            jobs.apply(&record(&job_key(&id), Some(written.encode_to_vec().into())));
+        }
+        let edit = |edit_bytes| Size { edit_bytes, ..ONE };
+        let freed = vec!["job/0001".to_owned(), "plan/0001/0".to_owned()];
+        assert_eq!(removed(&jobs, edit(1_000), NOW), Some(freed));
+        assert_eq!(removed(&jobs, edit(MAX_EDIT_BYTES), NOW), None);
+        // A job without an edit needs none of that room.
+        assert_eq!(removed(&jobs, ONE, NOW), Some(Vec::new()));
     }
 
     #[test]

@@ -16,8 +16,10 @@ use crate::letter::{ContentHash, HASH_BYTES};
 pub const CHUNK: u32 = 500;
 /// The maximum number of dead letters of a job.
 pub const MAX_ITEMS: u32 = 100_000;
-/// The version of the format that this version writes.
+/// The version of the format of a job that any version executes.
 const FORMAT: u32 = 0;
+/// The version of the format of a job whose dead letter is edited. Older versions would redrive it as it is.
+pub const EDIT_FORMAT: u32 = 1;
 
 /// What a job does with its dead letters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,10 +191,18 @@ impl Job {
     /// # Errors
     /// If the record is not one that this version writes.
     pub fn read(record: v1::RedriveRecord) -> Result<Self, InvalidValue> {
-        if record.format > FORMAT {
+        if record.format > EDIT_FORMAT {
             return Err(InvalidValue::Newer);
         }
         let redrive = record.redrive.as_ref().ok_or(InvalidValue::Malformed)?;
+        let format = if redrive.edited.is_empty() {
+            FORMAT
+        } else {
+            EDIT_FORMAT
+        };
+        if record.format != format {
+            return Err(InvalidValue::Malformed);
+        }
         let kind = Kind::from_wire(redrive.kind()).ok_or(InvalidValue::Malformed)?;
         let wanted = Wanted::from_wire(record.wanted()).ok_or(InvalidValue::Malformed)?;
         let is_whole = record.chunks == redrive.total.div_ceil(CHUNK) && redrive.total <= MAX_ITEMS;
@@ -208,6 +218,12 @@ impl Job {
         // `read` has checked that it is there.
         static NONE: std::sync::LazyLock<v1::Redrive> = std::sync::LazyLock::new(v1::Redrive::default);
         self.record.redrive.as_ref().unwrap_or(&NONE)
+    }
+
+    /// Whether its dead letter is edited.
+    #[must_use]
+    pub fn is_edit(&self) -> bool {
+        !self.spec().edited.is_empty()
     }
 
     /// Who has planned it.

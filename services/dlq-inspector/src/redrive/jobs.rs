@@ -9,6 +9,7 @@ use redeliver_core::failure::bounded_text;
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::followed::Contents;
 
+use super::edit::Edit;
 use super::job::{self, CHUNK, InvalidValue, Item, Job, Progress};
 
 /// The maximum length of a key in a report, in bytes.
@@ -163,6 +164,25 @@ impl Entry {
     pub fn items(&self, chunk: u32) -> Option<Vec<Item>> {
         let chunk = v1::RedrivePlanChunk::decode(self.plan.get(&chunk)?.clone()).ok()?;
         job::items(&chunk).ok()
+    }
+
+    /// How the dead letter of the plan is edited; `None` if it is not.
+    ///
+    /// # Errors
+    /// If the plan is missing, or the edit is not one that [`Edit::read`] accepts.
+    pub fn edit(&self) -> Result<Option<Edit>, InvalidValue> {
+        let chunk = self.plan.get(&0).cloned().map(v1::RedrivePlanChunk::decode);
+        let chunk = chunk.and_then(Result::ok).ok_or(InvalidValue::Malformed)?;
+        let edit = chunk.edit.map(Edit::read).transpose();
+        edit.map_err(|_| InvalidValue::Malformed)
+    }
+
+    /// The size of what is stored for its edit, in bytes; 0 if there is none.
+    #[must_use]
+    pub fn edit_bytes(&self) -> usize {
+        let is_edit = self.job().is_some_and(|job| job.is_edit());
+        let chunks = self.plan.values().filter(|_| is_edit);
+        chunks.map(Bytes::len).sum()
     }
 
     /// The numbers of the outcomes of a chunk, as far as they are known.
@@ -347,10 +367,16 @@ pub(crate) mod tests {
         let mut jobs = Jobs::default();
         jobs.apply(&record("job/1f", Some(Bytes::from_static(b"\xff"))));
         let newer = v1::RedriveRecord {
-            format: 1,
+            format: 2,
             ..job(1, Wanted::Running).record
         };
         jobs.apply(&record("job/2f", Some(newer.encode_to_vec().into())));
+        // An edit whose parts are not named would be redriven as it is.
+        let nameless = v1::RedriveRecord {
+            format: 1,
+            ..job(1, Wanted::Running).record
+        };
+        jobs.apply(&record("job/3f", Some(nameless.encode_to_vec().into())));
         jobs.apply(&record("task/1", Some(Bytes::new())));
         assert_eq!((jobs.count(), jobs.get("1f")), (0, None));
         let problems: Vec<(String, String)> = jobs
@@ -361,6 +387,7 @@ pub(crate) mod tests {
         let expected = [
             ("job/1f", "cannot be read"),
             ("job/2f", "was written by a newer version"),
+            ("job/3f", "cannot be read"),
             ("task/1", "is unknown to this version"),
         ];
         assert_eq!(

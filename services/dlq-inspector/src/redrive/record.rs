@@ -9,7 +9,7 @@ use redeliver_core::headers::{self, ReservedHeaders};
 use redeliver_core::pattern::matches;
 use redeliver_core::pipeline::{is_topic_name, parse_retry_topic};
 use redeliver_core::redrive::{self, REDRIVE_COUNT, REDRIVE_ID, REDRIVE_TIME};
-use redeliver_core::{Headers, Output, Pipeline, Record, Timestamp, mutant};
+use redeliver_core::{Headers, Output, Pipeline, Position, Record, Timestamp, mutant};
 
 use super::job::Skip;
 use crate::dialect::{Dialect, Facts, is_of_failure};
@@ -34,6 +34,8 @@ struct OwnTopics {
     pipeline: Arc<str>,
     return_topic: Arc<str>,
     source: Option<Arc<str>>,
+    /// The source, also of a retired pipeline.
+    origin: Arc<str>,
 }
 
 /// What decides where a dead letter goes.
@@ -45,6 +47,8 @@ pub struct Candidate<'l> {
     pub headers: &'l Headers,
     /// Whether it has neither a key nor a value.
     pub is_empty: bool,
+    /// Whether its payload is read at its [origin](Destinations::original) before it is written.
+    pub is_restorable: bool,
 }
 
 impl<'l> Candidate<'l> {
@@ -55,13 +59,14 @@ impl<'l> Candidate<'l> {
             topic: &record.position.topic,
             headers: &record.headers,
             is_empty: record.key.is_none() && record.value.is_none(),
+            is_restorable: false,
         }
     }
 
     /// Whether it lacks the payload of the record whose failure it describes.
     fn lacks_payload(&self) -> bool {
         if self.headers.last(headers::PAYLOAD_OMITTED).is_some() {
-            return true;
+            return !self.is_restorable;
         }
         // A broker leaves out key and value unless errors.deadletterqueue.copy.record.enable is set for the share group, and does not say so.
         self.is_empty
@@ -103,6 +108,7 @@ impl Destinations {
             pipeline: pipeline.name.clone(),
             return_topic: pipeline.return_topic(),
             source: (!pipeline.retired).then(|| pipeline.source.clone()),
+            origin: pipeline.source.clone(),
         };
         Self {
             pipelines: pipelines
@@ -143,6 +149,29 @@ impl Destinations {
         own.flat_map(|own| own.source.iter().chain([&own.return_topic]))
     }
 
+    /// The pipeline that has written a dead letter.
+    fn own(&self, topic: &str, headers: &Headers) -> Option<&OwnTopics> {
+        self.pipelines.get(topic).filter(|own| {
+            // The topic may contain records of others, such as an older pipeline.
+            headers.last(headers::PIPELINE) == Some(own.pipeline.as_bytes())
+        })
+    }
+
+    /// Where the record is whose payload was left out of a dead letter; `None` if nothing was left out, or nobody could recognise the record. Headers choose no
+    /// other topic than the source of the pipeline, so that they make nobody read and write the records of another one.
+    #[must_use]
+    pub fn original(&self, topic: &str, headers: &Headers) -> Option<Position> {
+        headers.last(headers::PAYLOAD_OMITTED)?;
+        headers.last(headers::PAYLOAD_OMITTED_HASH)?;
+        let own = self.own(topic, headers)?;
+        let origin = ReservedHeaders::from_headers(headers).ok()?.origin().ok()?;
+        (origin.topic == own.origin).then_some(Position {
+            topic: origin.topic,
+            partition: origin.partition,
+            offset: origin.offset,
+        })
+    }
+
     /// Where a dead letter goes.
     ///
     /// # Errors
@@ -155,11 +184,7 @@ impl Destinations {
         if redrive::count(headers) >= self.max_count && !wish.force {
             return Err(Skip::TooOften);
         }
-        let own = self.pipelines.get(topic).filter(|own| {
-            // The topic may contain records of others, such as an older pipeline.
-            headers.last(headers::PIPELINE) == Some(own.pipeline.as_bytes())
-        });
-        if let Some(own) = own {
+        if let Some(own) = self.own(topic, headers) {
             let reserved = ReservedHeaders::from_headers(headers).map_err(|_| Skip::InvalidHeaders)?;
             // Only the pipeline itself looks at them: in another topic, the record is a new one.
             let is_valid = reserved.origin().is_ok() && reserved.retry_count().is_ok();
@@ -257,9 +282,9 @@ pub fn redriven(letter: &Record, target: &Target, redrive_id: &str, now: Timesta
 mod tests {
     use bytes::Bytes;
     use proptest::prelude::*;
+    use redeliver_core::Failure;
     use redeliver_core::pipeline::ReturnTo;
     use redeliver_core::route::{Arrival, reject};
-    use redeliver_core::{Failure, Position};
 
     use super::*;
 
@@ -362,6 +387,7 @@ mod tests {
                 topic,
                 headers,
                 is_empty: false,
+                is_restorable: false,
             };
             let target = destinations.target(candidate, &wish(wanted));
             target.map(|target| target.topic.to_string())
@@ -426,6 +452,7 @@ mod tests {
                 topic: "s-dlt",
                 headers: &Headers::new(),
                 is_empty: false,
+                is_restorable: false,
             };
             let target = destinations.target(candidate, &wish(topic));
             assert_eq!(target.is_ok(), is_allowed, "{topic}: {target:?}");

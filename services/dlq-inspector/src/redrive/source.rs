@@ -17,8 +17,10 @@ use redeliver_proto::v1;
 use redeliver_service::followed::Contents as _;
 use tokio_util::sync::CancellationToken;
 
+use super::edit::Edit;
 use super::job::{CHUNK, Item, Job, Kind, Progress};
 use super::jobs::{Entry, Jobs};
+use super::omitted;
 use super::pace::brake;
 use super::record::{Candidate, Destinations};
 use super::step::{Context, Presence, Step, Tried};
@@ -32,6 +34,10 @@ use crate::shared::SharedState;
 const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long reading what is new may take.
 const READ_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long reading a record whose payload was left out of its dead letter may take. Other jobs wait meanwhile.
+const ORIGINAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// After this time, a step has no more of them.
+const ORIGINALS_TIME: Duration = Duration::from_secs(2);
 /// How often a thread looks whether the process shuts down.
 const POLL: Duration = Duration::from_millis(200);
 /// How long it is believed that a topic exists, or does not.
@@ -288,7 +294,8 @@ impl Source {
         let items = entry.items(chunk).ok_or(Problem::Plan)?;
         let (from, to) = ((step.before.next % CHUNK) as usize, (to - chunk * CHUNK) as usize);
         let items = items.get(from..to).ok_or(Problem::Plan)?;
-        step.tried = self.try_items(known, &step.job, items, now)?;
+        let edit = edit_of(&step.job, entry)?;
+        step.tried = self.try_items(known, &step.job, edit.as_ref(), items, now)?;
         Ok(step)
     }
 
@@ -296,17 +303,19 @@ impl Source {
         &self,
         known: &mut Known,
         job: &Job,
+        edit: Option<&Edit>,
         items: &[Item],
         now: Timestamp,
     ) -> Result<Vec<Tried>, Problem> {
-        let found = match job.kind {
+        let mut found = match job.kind {
             Kind::Redrive => self.lookup(known, items)?,
             Kind::Discard | Kind::Restore => items.iter().map(|_| None).collect(),
         };
+        let originals = self.originals(known, &mut found)?;
         for record in found.iter().flatten() {
-            let target = self
-                .destinations
-                .target(Candidate::of(&record.record), &job.wish());
+            let restored = originals.get(&record.record.position);
+            let letter = restored.unwrap_or(&record.record);
+            let target = self.destinations.target(Candidate::of(letter), &job.wish());
             if let Ok(target) = target {
                 self.look_up_topic(known, &target.topic)?;
             }
@@ -319,7 +328,9 @@ impl Source {
         let (topics, denied, states) = (&known.topics, &known.denied, &ledger.states);
         let context = Context {
             job,
+            edit,
             destinations: &self.destinations,
+            restored: &|letter| originals.get(&letter.position).cloned(),
             presence: &|topic| {
                 if denied.iter().any(|denied| **denied == *topic) {
                     return Presence::Denied;
@@ -349,6 +360,51 @@ impl Source {
             offset: item.id.offset,
         });
         lookup.get_first(&positions.collect::<Vec<_>>(), STEP_BYTES, READ_TIMEOUT)
+    }
+
+    /// The dead letters whose payload was left out, with it, by their positions. Cuts off dead letters, so that a step has not too much of it.
+    fn originals(
+        &self,
+        known: &mut Known,
+        found: &mut Vec<Option<StoredRecord>>,
+    ) -> Result<HashMap<Position, Record>, ReadError> {
+        let (mut restored, mut size, started) = (HashMap::new(), 0, Instant::now());
+        for index in 0..found.len() {
+            let Some(letter) = found[index].as_ref().map(|stored| &stored.record) else {
+                continue;
+            };
+            let Some(position) = self
+                .destinations
+                .original(&letter.position.topic, &letter.headers)
+            else {
+                continue;
+            };
+            if size >= STEP_BYTES || started.elapsed() >= ORIGINALS_TIME {
+                found.truncate(index);
+                break;
+            }
+            let Some(original) = self.original(known, position)? else {
+                continue;
+            };
+            if let Some(whole) = omitted::restored(letter, &original) {
+                size += omitted::size(&whole);
+                restored.insert(letter.position.clone(), whole);
+            }
+        }
+        Ok(restored)
+    }
+
+    /// The record at a position; `None` if it is gone, or this process may not read its topic.
+    fn original(&self, known: &mut Known, position: Position) -> Result<Option<Record>, ReadError> {
+        let lookup = match &mut known.lookup {
+            Some(lookup) => lookup,
+            None => known.lookup.insert(Lookup::new(&self.kafka)?),
+        };
+        match lookup.get(&[position], ORIGINAL_TIMEOUT) {
+            Ok(records) => Ok(records.into_iter().next().flatten().map(|stored| stored.record)),
+            Err(error) if error.is_denied() => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     fn look_up_topic(&self, known: &mut Known, topic: &Arc<str>) -> Result<(), ReadError> {
@@ -394,6 +450,15 @@ impl Source {
         known.counted = Some((id.clone(), count, Instant::now()));
         Ok(Some(count))
     }
+}
+
+/// The edit of a job that has one. A dead letter that is to be edited is never redriven as it is.
+fn edit_of(job: &Job, entry: &Entry) -> Result<Option<Edit>, Problem> {
+    if !job.is_edit() {
+        return Ok(None);
+    }
+    let edit = entry.edit().map_err(|_| Problem::Plan)?;
+    edit.map(Some).ok_or(Problem::Plan)
 }
 
 fn boxed(step: Step) -> Answer {

@@ -9,6 +9,7 @@ use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::audit::{Action, AuditLog, Entry as AuditEntry, MAX_IDS};
 
+use super::edit::Edit;
 use super::job::{CHUNK, Item, Job, Kind, Outcome, Progress, Skip};
 use super::jobs::{outcomes_key, progress_key};
 use super::record::{Candidate, Destinations, redriven};
@@ -44,8 +45,12 @@ pub enum Presence {
 pub struct Context<'c> {
     /// The job.
     pub job: &'c Job,
+    /// How the dead letter of the job is edited.
+    pub edit: Option<&'c Edit>,
     /// Where dead letters may go.
     pub destinations: &'c Destinations,
+    /// A dead letter with its payload, which was left out; `None` if nothing was, or it was not found.
+    pub restored: &'c dyn Fn(&Record) -> Option<Record>,
     /// Whether a topic exists.
     pub presence: &'c dyn Fn(&str) -> Presence,
     /// The time of the step.
@@ -87,6 +92,8 @@ impl Context<'_> {
         if found.unreadable_headers > 0 {
             return Err(Skip::UnreadableHeaders);
         }
+        let restored = (self.restored)(found);
+        let found = restored.as_ref().unwrap_or(found);
         let wish = self.job.wish();
         let target = self.destinations.target(Candidate::of(found), &wish)?;
         // The configuration may have changed since the plan, for which the caller needed a scope for each destination.
@@ -99,7 +106,11 @@ impl Context<'_> {
             Presence::Missing => return Err(Skip::DestinationMissing),
             Presence::Denied => return Err(Skip::DestinationDenied),
         }
-        Ok(Some(redriven(found, &target, &self.job.spec().id, self.now)))
+        let id = &self.job.spec().id;
+        Ok(Some(match self.edit {
+            Some(edit) => edit.redriven(found, &target, id, self.now),
+            None => redriven(found, &target, id, self.now),
+        }))
     }
 }
 
@@ -238,6 +249,7 @@ impl Step {
             content_hash: tried.item.content.to_vec().into(),
             redrive_id: spec.id.clone(),
             destination: destination.unwrap_or_default(),
+            edited: spec.edited.clone(),
         };
         Output {
             topic: ledger::TOPIC.into(),
@@ -254,9 +266,15 @@ impl Step {
             Kind::Discard => Action::DiscardDeadLetters,
             Kind::Restore => Action::RestoreDeadLetters,
         };
+        let edited = &self.job.spec().edited;
         AuditEntry {
             target: self.job.spec().id.clone(),
             why: self.job.spec().why.clone(),
+            details: if edited.is_empty() {
+                String::new()
+            } else {
+                format!("edited {}", edited.join(", "))
+            },
             count: done.len() as u64,
             ids: done.iter().map(|tried| tried.item.id.to_string()).collect(),
             ..AuditEntry::new(self.job.author(), action)
@@ -269,8 +287,8 @@ mod tests {
     use redeliver_core::{Pipeline, Position};
     use redeliver_runtime::Config;
 
-    use super::super::job::Wanted;
     use super::super::job::tests::{item, job};
+    use super::super::job::{EDIT_FORMAT, Wanted};
     use super::*;
     use crate::ledger::Update;
 
@@ -324,6 +342,8 @@ mod tests {
             let job = kind_of(&job, kind);
             let context = Context {
                 job: &job,
+                edit: None,
+                restored: &|_| None,
                 destinations: &destinations,
                 presence: &|_| presence,
                 now: NOW,
@@ -385,6 +405,8 @@ mod tests {
             let job = to(planned_destinations, &job(1, Wanted::Running));
             let context = Context {
                 job: &job,
+                edit: None,
+                restored: &|_| None,
                 destinations: &destinations,
                 presence: &|_| Presence::Exists,
                 now: NOW,
@@ -400,11 +422,54 @@ mod tests {
     }
 
     #[test]
+    fn an_edited_record_is_written_in_place_of_the_original() {
+        let destinations = Destinations::new(&[Pipeline::new("docs")], &[], Vec::new(), 3);
+        let mut record = to(&["docs"], &job(1, Wanted::Running)).record;
+        record.format = EDIT_FORMAT;
+        record.redrive.as_mut().unwrap().edited = vec!["value".to_owned()];
+        let job = Job::read(record).unwrap();
+        let value = v1::EditedBytes {
+            bytes: Some(Bytes::from_static(b"new")),
+        };
+        let edit = Edit::read(v1::RedriveEdit {
+            value: Some(value),
+            ..v1::RedriveEdit::default()
+        });
+        let context = Context {
+            job: &job,
+            edit: edit.as_ref().ok(),
+            destinations: &destinations,
+            restored: &|_| None,
+            presence: &|_| Presence::Exists,
+            now: NOW,
+        };
+        let other = context.try_item(planned(1), State::Redriven, Some(&found(1)));
+        assert!(other.output.is_none(), "{other:?}");
+        let tried = context.try_item(planned(1), State::Open, Some(&found(1)));
+        let step = Step {
+            tried: vec![tried],
+            ..Step::of_problem(job.clone(), Progress::default(), "", NOW)
+        };
+        let audit = AuditLog::new(&Config::default(), "dlq-inspector");
+        let outputs = step.written(&"redrives".into(), &audit).outputs;
+        assert_eq!(outputs[0].value.as_deref(), Some(&b"new"[..]));
+        let entry = v1::LedgerEntry::decode(outputs[1].value.clone().unwrap()).unwrap();
+        assert_eq!(
+            (entry.state(), &*entry.edited),
+            (v1::DeadLetterState::Redriven, &["value".to_owned()][..])
+        );
+        let audited = outputs.last().unwrap().value.clone().unwrap();
+        assert_eq!(v1::AuditEntry::decode(audited).unwrap().details, "edited value");
+    }
+
+    #[test]
     fn a_step_writes_records_entries_progress_outcomes_and_the_audit() {
         let destinations = Destinations::new(&[Pipeline::new("docs")], &[], Vec::new(), 3);
         let job = to(&["docs"], &job(502, Wanted::Running));
         let context = Context {
             job: &job,
+            edit: None,
+            restored: &|_| None,
             destinations: &destinations,
             presence: &|_| Presence::Exists,
             now: NOW,

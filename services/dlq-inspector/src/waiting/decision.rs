@@ -23,6 +23,8 @@ pub(crate) struct Decision {
     pub(crate) redrive_id: String,
     /// The topic to which the record was written; empty if that is not known.
     pub(crate) destination: String,
+    /// What was edited in it.
+    pub(crate) edited: Vec<String>,
 }
 
 /// The newest entries of some dead letters.
@@ -53,6 +55,10 @@ impl Decisions {
             self.found.remove(&id);
             return;
         };
+        // Only the parts that a redrive writes.
+        let is_part = |part: &&str| value.edited.iter().any(|edited| edited == part);
+        let edited = ["value", "key", "headers"].iter().filter(|part| is_part(part));
+        let edited = edited.map(|part| (*part).to_owned()).collect();
         let names = [&value.redrive_id, &value.destination].map(|name| bounded_text(name, MAX_NAME));
         let Ok(entry) = Entry::read(value) else { return };
         // An entry of another record at this position replaces the former one, and says nothing about this record.
@@ -68,6 +74,7 @@ impl Decisions {
             why: bounded_text(&entry.note, MESSAGE_LIMIT),
             redrive_id,
             destination,
+            edited,
         };
         self.found.insert(id, decision);
     }

@@ -10,7 +10,6 @@ use redeliver_client::{
     RedriveSelection, RedriveState, Timestamp,
 };
 use redeliver_core::HumanDuration;
-use redeliver_runtime::cli::EXIT_USAGE;
 use serde_json::{Value, json};
 
 use super::InspectorArgs;
@@ -39,7 +38,7 @@ struct SelectionArgs {
     /// All
     #[arg(long, group = "selection")]
     all: bool,
-    /// Those with these ids, at most 1000; can be repeated
+    /// Those with these ids, at most 10000; can be repeated
     #[arg(long = "id", value_name = "ID", group = "selection", num_args = 1..)]
     ids: Vec<String>,
     /// Those of a group, see `redeliver dlq groups`
@@ -54,15 +53,33 @@ struct SelectionArgs {
 struct JobArgs {
     #[command(flatten)]
     selection: SelectionArgs,
+    #[command(flatten)]
+    rate: RateLimit,
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+#[derive(Args)]
+pub(super) struct RateLimit {
+    /// Dead letters per second (default: as fast as possible)
+    #[arg(
+        long = "rate",
+        value_name = "N",
+        default_value_t = 0,
+        hide_default_value = true
+    )]
+    pub(super) per_second: u32,
+}
+
+/// How a job is planned and started.
+#[derive(Args)]
+pub(super) struct RunArgs {
     /// Why, for others; at most 1000 bytes
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    why: String,
-    /// Dead letters per second (default: as fast as possible)
-    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
-    rate: u32,
+    pub(super) why: String,
     /// A text that is different for each command, so that a repeated one continues with the same job
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    request_id: String,
+    pub(super) request_id: String,
     /// Show the plan only; `redeliver dlq redrives start` starts it
     #[arg(long, conflicts_with_all = ["yes", "no_wait"])]
     plan: bool,
@@ -75,20 +92,27 @@ struct JobArgs {
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
-    inspector: InspectorArgs,
+    pub(super) inspector: InspectorArgs,
+}
+
+/// Where records are written, and which.
+#[derive(Args)]
+pub(super) struct WishArgs {
+    /// Topic to write to, one of the pipeline or of dlq_inspector.redrive.destinations (default: the return topic of the pipeline, or the
+    /// original topic)
+    #[arg(long, value_name = "TOPIC", default_value = "", hide_default_value = true)]
+    pub(super) destination: String,
+    /// Redrive also what has come back dlq_inspector.redrive.max_count times
+    #[arg(long)]
+    pub(super) force: bool,
 }
 
 #[derive(Args)]
 pub(super) struct RedriveArgs {
     #[command(flatten)]
     job: JobArgs,
-    /// Topic to write to, one of the pipeline or of dlq_inspector.redrive.destinations (default: the return topic of the pipeline, or the
-    /// original topic)
-    #[arg(long, value_name = "TOPIC", default_value = "", hide_default_value = true)]
-    destination: String,
-    /// Redrive also what has come back dlq_inspector.redrive.max_count times
-    #[arg(long)]
-    force: bool,
+    #[command(flatten)]
+    wish: WishArgs,
     /// Begin with all, instead of 10, then 100, then the rest
     #[arg(long)]
     all_at_once: bool,
@@ -188,13 +212,13 @@ struct ItemsArgs {
 
 impl RedriveArgs {
     pub(super) fn inspector(&self) -> &InspectorArgs {
-        &self.job.inspector
+        &self.job.run.inspector
     }
 }
 
 impl DiscardArgs {
     pub(super) fn inspector(&self) -> &InspectorArgs {
-        &self.job.inspector
+        &self.job.run.inspector
     }
 }
 
@@ -241,14 +265,17 @@ impl SelectionArgs {
 
 pub(super) async fn redrive(client: &RedriveClient, args: &RedriveArgs) -> Result<ExitCode, CliError> {
     let plan = PlanRedrive {
-        destination: args.destination.clone(),
+        destination: args.wish.destination.clone(),
         all_at_once: args.all_at_once,
         max_returned_share: args.max_returned,
         observe: args.observe.map(HumanDuration::duration),
-        force: args.force,
+        force: args.wish.force,
         ..planned(&args.job, RedriveKind::Redrive)
     };
-    execute(client, &args.job, &plan, args.start_at).await
+    execute(client, &args.job.run, args.start_at, async || {
+        client.plan(&plan).await
+    })
+    .await
 }
 
 pub(super) async fn discard(
@@ -256,30 +283,28 @@ pub(super) async fn discard(
     args: &DiscardArgs,
     kind: RedriveKind,
 ) -> Result<ExitCode, CliError> {
-    execute(client, &args.job, &planned(&args.job, kind), None).await
+    let plan = planned(&args.job, kind);
+    execute(client, &args.job.run, None, async || client.plan(&plan).await).await
 }
 
 fn planned(args: &JobArgs, kind: RedriveKind) -> PlanRedrive {
     PlanRedrive {
-        why: args.why.clone(),
-        request_id: args.request_id.clone(),
-        rate_per_second: args.rate,
+        why: args.run.why.clone(),
+        request_id: args.run.request_id.clone(),
+        rate_per_second: args.rate.per_second,
         ..PlanRedrive::new(kind, args.selection.selection())
     }
 }
 
 /// Plans a job, shows the plan, asks, starts it, and waits for its end.
-async fn execute(
+pub(super) async fn execute(
     client: &RedriveClient,
-    args: &JobArgs,
-    plan: &PlanRedrive,
+    args: &RunArgs,
     start_at: Option<Timestamp>,
+    plan: impl AsyncFnOnce() -> Result<Redrive, ClientError>,
 ) -> Result<ExitCode, CliError> {
-    if !args.yes && !args.plan && !std::io::stdin().is_terminal() {
-        eprintln!("error: --yes: is required if stdin is no terminal; --plan shows what would be done");
-        return Ok(ExitCode::from(EXIT_USAGE));
-    }
-    let job = client.plan(plan).await?;
+    args.check()?;
+    let job = plan().await?;
     if args.plan {
         print_item(args.output.format, || as_text(&job), || as_json(&job));
         return Ok(ExitCode::SUCCESS);
@@ -298,6 +323,20 @@ async fn execute(
         return Ok(ExitCode::SUCCESS);
     }
     wait(client, &started.id, args.output.format).await
+}
+
+impl RunArgs {
+    /// Refuses to start a job that nobody has confirmed.
+    ///
+    /// # Errors
+    /// If stdin is no terminal, and neither `--yes` nor `--plan` is given.
+    pub(super) fn check(&self) -> Result<(), CliError> {
+        if self.yes || self.plan || std::io::stdin().is_terminal() {
+            return Ok(());
+        }
+        let text = "--yes: is required if stdin is no terminal; --plan shows what would be done";
+        Err(CliError::Usage(text.to_owned()))
+    }
 }
 
 fn change_of(job: &Redrive) -> RedriveChange {
@@ -474,6 +513,7 @@ fn as_text(job: &Redrive) -> String {
         ("state", Some(state(job))),
         ("brake", job.brake.clone()),
         ("problem", job.problem.as_deref().map(in_one_line)),
+        ("edits", some(job.edited.join(", "))),
         ("filter", job.filter.clone()),
         ("retry of", job.retry_of.clone()),
         ("why", job.why.clone()),
@@ -519,6 +559,7 @@ fn as_json(job: &Redrive) -> Value {
         "state": job.state.as_str(),
         "brake": job.brake,
         "problem": job.problem,
+        "edited": job.edited,
         "filter": job.filter,
         "retry_of": job.retry_of,
         "why": job.why,

@@ -1,6 +1,7 @@
 //! A dead letter as text and as JSON.
 
 use redeliver_client::{DeadLetter, Dialect, Position, Timestamp};
+use redeliver_core::redrive::{REDRIVE_EDITED, REDRIVE_OF};
 use serde_json::{Map, Value, json};
 
 use crate::output::{block, fields, header_lines, headers_json, insert_bytes, line, shortened};
@@ -35,6 +36,7 @@ pub(crate) fn as_text(letter: &DeadLetter) -> String {
             "headers of",
             letter.dialect.map(|dialect| dialect.as_str().to_owned()),
         ),
+        ("edited", edited(letter)),
         ("masked", masked(letter)),
         (
             "key",
@@ -81,6 +83,17 @@ pub(crate) fn as_text(letter: &DeadLetter) -> String {
         (None, None) => text += "payload (null)",
     }
     text
+}
+
+/// Of which dead letter it is an edited copy, and what was edited, as its headers say.
+fn edited(letter: &DeadLetter) -> Option<String> {
+    let header = |name| {
+        let value = letter.headers.last(name)?;
+        Some(shortened(&String::from_utf8_lossy(value), SHOWN_NAMES))
+    };
+    let of = header(REDRIVE_OF)?;
+    let parts = header(REDRIVE_EDITED).unwrap_or_default();
+    Some(format!("{parts} of {of}"))
 }
 
 /// What is masked: fields, and in them headers and paths.
@@ -238,6 +251,14 @@ headers
 payload, 3 bytes
 ff 00 61";
         assert_eq!(as_text(&letter()), expected);
+        let mut copy = letter();
+        copy.headers.push_text(REDRIVE_OF, "crawl-dlq/0/5");
+        copy.headers.push_text(REDRIVE_EDITED, "value, key");
+        let shown = as_text(&copy);
+        assert!(
+            shown.contains("\nedited      value, key of crawl-dlq/0/5\n"),
+            "{shown}"
+        );
         let gone = DeadLetter {
             value: None,
             value_size: None,

@@ -151,3 +151,113 @@ fn dead_letters_return_to_their_pipeline_once_the_cause_is_fixed() {
     assert_eq!(listed.as_array().unwrap().len(), 6, "{listed}");
     inspector.shut_down();
 }
+
+#[test]
+fn an_edited_record_has_another_end_and_an_exported_file_redrives_the_others_once() {
+    let pipe = PipeBuilder::new("dlq-edit")
+        .with_inspector()
+        .set("dlq_inspector.redrive.edit", "true")
+        .behave(|request| match request.body.starts_with(b"fixed") {
+            true => Reply::ok(request.body.clone()),
+            false => Reply::status(422),
+        })
+        .create();
+    let _services = ["enricher", "retry-tier"].map(|service| pipe.start(service, "a", &[]));
+    let mut inspector = pipe.start("dlq-inspector", "a", &[]);
+    let cli = Cli {
+        pipe: &pipe,
+        server: format!("http://{}", inspector.word_after(" api=")),
+    };
+    let sent = pipe.produce(records(3));
+    pipe.settle(&sent, DEADLINE);
+    cli.until("OPEN", 3);
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name).display().to_string();
+    let exported = file("dead.jsonl");
+    let export = pipe.redeliver(&[
+        "dlq",
+        "export",
+        "--all",
+        "--file",
+        &exported,
+        "--server",
+        &cli.server,
+    ]);
+    assert_eq!(export.code, Some(0), "{export:?}");
+    let list = cli.json(0, &["ls", "--filter", "state = OPEN"]);
+    let id = list["dead_letters"][0]["id"].as_str().unwrap();
+
+    let usage = |arguments: &[&str], says: &str| {
+        let refused = cli.dlq(arguments);
+        assert_eq!(refused.code, Some(2), "{refused:?}");
+        assert!(refused.stderr.contains(says), "{refused:?}");
+    };
+    usage(&["edit", id, "--value", "fixed"], "--yes");
+    usage(&["edit", id, "--yes"], "an editor needs a terminal");
+    usage(
+        &["edit", id, "--yes", "--value", "a", "--null-value"],
+        "cannot be used with",
+    );
+    usage(&["import", &file("missing"), "--yes"], "cannot read");
+    let reserved = cli.dlq(&["edit", id, "--yes", "--header", "retry-count=0"]);
+    assert_eq!(reserved.code, Some(1), "{reserved:?}");
+    assert!(reserved.stderr.contains("`retry-count`"), "{reserved:?}");
+
+    let value = file("value");
+    std::fs::write(&value, b"fixed \0\xff").unwrap();
+    let edit = ["edit", id, "--value-file", &value, "--header", "fixed-by=ann"];
+    let plan = cli.json(0, &[&edit[..], &["--plan"]].concat());
+    assert_eq!(plan["edited"], serde_json::json!(["value", "headers"]));
+    let done = cli.json(0, &[&edit[..], &["--yes", "--why", "typo"]].concat());
+    assert_eq!((&done["state"], &done["done"]), (&"succeeded".into(), &1.into()));
+    cli.until("REDRIVEN", 1);
+    let output = eventually("the result of the edited record", DEADLINE, || {
+        let results = pipe.read(&pipe.end_topics());
+        let mut results = results.into_iter();
+        let edited = results.find(|record| record.headers.last("redrive-of").is_some());
+        edited.ok_or_else(|| "no result".to_owned())
+    });
+    assert_eq!(output.value.as_deref(), Some(&b"fixed \0\xff"[..]));
+    assert_eq!(output.headers.last("redrive-of"), Some(id.as_bytes()));
+    assert_eq!(
+        output.headers.last("redrive-edited"),
+        Some(&b"value, headers"[..])
+    );
+    assert_eq!(output.headers.last("fixed-by"), Some(&b"ann"[..]));
+    // The original says who has edited it, and its life has one end.
+    let trace = pipe.redeliver(&["trace", id, "--server", &cli.server, "-o", "json"]);
+    let trace: Value =
+        serde_json::from_str(&trace.stdout).unwrap_or_else(|error| panic!("{error}: {trace:?}"));
+    assert_eq!(trace["outcome"], "succeeded", "{trace}");
+    let steps = trace["steps"].as_array().unwrap();
+    let redriven = steps.iter().find(|step| step["event"] == "redriven").unwrap();
+    assert_eq!(redriven["edited"], serde_json::json!(["value", "headers"]));
+    let again = cli.dlq(&[&edit[..], &["--yes"]].concat());
+    assert_eq!(again.code, Some(1), "{again:?}");
+    assert!(again.stderr.contains("REDRIVEN"), "{again:?}");
+
+    // The file has three, one of which was redriven since.
+    let imported = cli.json(3, &["import", &exported, "--yes"]);
+    assert_eq!(
+        (&imported["done"], &imported["total"]),
+        (&2.into(), &2.into()),
+        "{imported}"
+    );
+    assert_eq!(imported["refused"][0]["reason"], "redriven", "{imported}");
+    // They fail again: other dead letters, which are not in the file.
+    cli.until("REDRIVEN", 3);
+    cli.until("OPEN", 2);
+    let again = cli.dlq(&["import", &exported, "--yes"]);
+    assert_eq!(again.code, Some(3), "{again:?}");
+    assert!(again.stderr.contains("3 REDRIVEN"), "{again:?}");
+    let list = cli.json(0, &["ls", "--filter", "state = OPEN"]);
+    let show = pipe.redeliver(&[
+        "dlq",
+        "show",
+        list["dead_letters"][0]["id"].as_str().unwrap(),
+        "--server",
+        &cli.server,
+    ]);
+    assert!(!show.stdout.contains("edited"), "{show:?}");
+    inspector.shut_down();
+}

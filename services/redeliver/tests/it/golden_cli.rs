@@ -76,6 +76,8 @@ Commands:
   groups    List groups of dead letters that fail for the same reason
   group     Show or change a group: resolve, mute, reopen, note
   redrive   Write the records of dead letters to their pipelines again; exits with status 3 if not all were done
+  edit      Redrive one dead letter with another value, other headers or another key; exits with status 3 if it was not done
+  import    Redrive the dead letters of an exported file that are still the same; exits with status 3 if not all were done
   redrives  List or change redrives, discards and restores
   discard   Discard dead letters, so that no redrive takes them; exits with status 3 if not all were done
   restore   Open discarded dead letters again; exits with status 3 if not all were done
@@ -258,6 +260,32 @@ Options:
   -o, --output <FORMAT>        Output format: table, json or jsonl [default: table]
 ";
     let help = output_of(&["dlq", "group", "mute", "--help"]).stdout;
+    assert!(help.starts_with(expected), "{help}");
+}
+
+#[test]
+fn the_help_of_edit_says_what_can_be_changed() {
+    let expected = "\
+Redrive one dead letter with another value, other headers or another key; exits with status 3 if it was not done
+
+Usage: redeliver dlq edit [OPTIONS] <ID>
+
+Arguments:
+  <ID>  Position in the dead-letter topic: topic/partition/offset
+
+Options:
+      --value <TEXT>          New value, as text (default: the value as it is; without any change on a terminal, the editor of VISUAL or EDITOR opens it)
+      --value-file <FILE>     File with the new value; - for standard input
+      --null-value            Set the value to null
+      --key <KEY>             New key, as text; the record may then be in another partition (default: the key as it is)
+      --null-key              Set the key to null
+      --header <NAME=VALUE>   Header to add in place of all with its name; may be repeated, also with the same name
+      --remove-header <NAME>  Header to remove, all with this name; may be repeated
+      --destination <TOPIC>   Topic to write to, one of the pipeline or of dlq_inspector.redrive.destinations (default: the return topic of the pipeline, or the original topic)
+      --force                 Redrive also what has come back dlq_inspector.redrive.max_count times
+      --why <TEXT>            Why, for others; at most 1000 bytes
+";
+    let help = output_of(&["dlq", "edit", "--help"]).stdout;
     assert!(help.starts_with(expected), "{help}");
 }
 

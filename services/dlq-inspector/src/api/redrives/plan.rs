@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use redeliver_core::{HumanDuration, redrive};
 use redeliver_kafka::reader::{ReadError as KafkaReadError, partitions};
 use redeliver_proto::convert::{from_duration, to_duration};
@@ -16,18 +17,20 @@ use super::super::groups::{group_id, in_group};
 use super::super::{Api, bounded, kafka_unavailable, query_failed};
 use super::sees;
 use crate::access::Viewer;
+use crate::completeness::Completeness;
 use crate::filter::{Comparison, Expr, NumberField, NumberTest, Restriction};
 use crate::header_list;
 use crate::id::LetterId;
 use crate::index::{self, Cursor, Direction, IndexedLetter, Page, PageLimit};
 use crate::ledger::State;
+use crate::letter::ContentHash;
 use crate::redrive::change::Change;
 use crate::redrive::job::{CHUNK, Item, Kind, MAX_ITEMS, Outcome, Skip};
 use crate::redrive::jobs::Jobs;
 use crate::redrive::record::{Candidate, Destinations, Wish};
 
 /// The maximum number of ids in a request.
-const MAX_IDS: usize = 1_000;
+const MAX_IDS: usize = 10_000;
 /// The maximum size of a reason, in bytes.
 const MAX_WHY: usize = 1_000;
 /// The maximum size of the id of a request, in bytes.
@@ -48,7 +51,8 @@ const MAX_OBSERVE: Duration = Duration::from_secs(86_400);
 /// Which dead letters.
 enum Selection {
     Matching(Expr),
-    Ids(Vec<LetterId>),
+    /// With the hashes of their contents, as far as the caller has given them.
+    Ids(Vec<(LetterId, Option<ContentHash>)>),
 }
 
 impl Api {
@@ -89,28 +93,11 @@ impl Api {
             viewer.require_destination(destination)?;
         }
         if plan.items.is_empty() {
-            // The job may be new, and this inspector has not read it yet.
-            self.until_request(viewer, &request.request_id).await;
-            return match self.job_of_request(viewer, &request.request_id)? {
-                Some(job) => self.redrive_message(&job).await,
-                None => Err(nothing(&plan)),
-            };
+            return self.job_or_nothing(viewer, &request.request_id, &plan).await;
         }
-        let mut warnings = plan.warnings();
-        if !self.completeness_message(&completeness, viewer).complete {
-            warnings.push("the index is incomplete: there may be more dead letters that match".to_owned());
-        }
-        warnings.extend(self.missing_destinations(&plan).await?);
+        let mut warnings = self.warnings(&plan, viewer, &completeness).await?;
         warnings.extend(self.narrow_destinations(&plan).await?);
-        let record = v1::RedriveRecord {
-            wanted: v1::RedriveState::Planned.into(),
-            request_id: request.request_id,
-            redrive: Some(v1::Redrive {
-                warnings,
-                ..plan.describe(spec)
-            }),
-            ..v1::RedriveRecord::default()
-        };
+        let record = plan.record(spec, warnings, request.request_id);
         let mut items = plan.items;
         // So that they are read from Kafka one after the other.
         items.sort_by(|one, other| {
@@ -121,8 +108,38 @@ impl Api {
             .await
     }
 
+    /// The job that was planned with a request id before this plan, which has nothing to do.
+    pub(super) async fn job_or_nothing(
+        &self,
+        viewer: &Viewer,
+        request_id: &str,
+        plan: &Plan,
+    ) -> Result<v1::Redrive, Status> {
+        // The job may be new, and this inspector has not read it yet.
+        self.until_request(viewer, request_id).await;
+        match self.job_of_request(viewer, request_id)? {
+            Some(job) => self.redrive_message(&job).await,
+            None => Err(nothing(plan)),
+        }
+    }
+
+    /// What to know before the start of a job.
+    pub(super) async fn warnings(
+        &self,
+        plan: &Plan,
+        viewer: &Viewer,
+        completeness: &Completeness,
+    ) -> Result<Vec<String>, Status> {
+        let mut warnings = plan.warnings();
+        if !self.completeness_message(completeness, viewer).complete {
+            warnings.push("the index is incomplete: there may be more dead letters that match".to_owned());
+        }
+        warnings.extend(self.missing_destinations(plan).await?);
+        Ok(warnings)
+    }
+
     /// The id of the job that the caller has planned with this request id.
-    fn job_of_request(&self, viewer: &Viewer, request_id: &str) -> Result<Option<String>, Status> {
+    pub(super) fn job_of_request(&self, viewer: &Viewer, request_id: &str) -> Result<Option<String>, Status> {
         let author = viewer.author();
         let jobs = self.jobs()?;
         let found = jobs.of_request(&author.name, request_id);
@@ -155,6 +172,10 @@ impl Api {
             let problem = "set exactly one of filter, all, ids, group and retry_of";
             return Err(invalid("filter", problem, "SELECTION_INVALID", []));
         }
+        if request.ids.is_empty() && !request.content_hashes.is_empty() {
+            let problem = "is only for ids";
+            return Err(invalid("content_hashes", problem, "CONTENT_HASHES_INVALID", []));
+        }
         if !request.ids.is_empty() {
             if request.ids.len() > MAX_IDS {
                 let problem = format!("has more than {MAX_IDS} entries; use a filter");
@@ -165,17 +186,23 @@ impl Api {
                 parsed.map_err(|error| invalid("ids", format!("`{}` {error}", bounded(id)), "ID_INVALID", []))
             };
             let ids: Vec<LetterId> = request.ids.iter().map(parse).collect::<Result<_, _>>()?;
-            return Ok(Selection::Ids(ids));
+            let hashes = content_hashes(request)?;
+            return Ok(Selection::Ids(ids.into_iter().zip(hashes).collect()));
         }
         if !request.retry_of.is_empty() {
             let (entry, job) = self.visible_job(viewer, &request.retry_of).await?;
+            if job.is_edit() {
+                let problem =
+                    "has edited its dead letter, which this job would redrive as it is; edit it again";
+                return Err(invalid("retry_of", problem, "RETRY_OF_EDIT", []));
+            }
             let mut ids = Vec::new();
             for chunk in 0..job.record.chunks {
                 let outcomes = entry.outcomes(chunk);
                 let items = entry.items(chunk).unwrap_or_default().into_iter().enumerate();
                 let not_done =
                     items.filter(|(index, _)| outcomes.get(*index) != Some(&Outcome::Done.number()));
-                ids.extend(not_done.map(|(_, item)| item.id));
+                ids.extend(not_done.map(|(_, item)| (item.id, None)));
             }
             return Ok(Selection::Ids(ids));
         }
@@ -211,23 +238,34 @@ impl Api {
         }
     }
 
-    async fn add_ids(&self, viewer: &Viewer, ids: Vec<LetterId>, plan: &mut Plan) -> Result<(), Status> {
-        for id in &ids {
+    async fn add_ids(
+        &self,
+        viewer: &Viewer,
+        mut ids: Vec<(LetterId, Option<ContentHash>)>,
+        plan: &mut Plan,
+    ) -> Result<(), Status> {
+        for (id, content) in &ids {
             viewer.require(&id.topic)?;
+            if content.is_some() {
+                // Guesses could be compared with the dead letter.
+                viewer.require_contents(&id.topic)?;
+            }
         }
-        let mut ids = ids;
-        let key = |id: &LetterId| (id.topic.clone(), id.partition, id.offset);
+        let key = |(id, _): &(LetterId, _)| (id.topic.clone(), id.partition, id.offset);
         ids.sort_by_key(key);
-        ids.dedup();
+        ids.dedup_by(|(one, _), (other, _)| one == other);
         for some in ids.chunks(CHUNK as usize) {
             let wanted = some.to_vec();
             let getting = self.pool.query(move |connection| {
-                let found = wanted.iter().map(|id| index::get(connection, id));
+                let found = wanted.iter().map(|(id, _)| index::get(connection, id));
                 found.collect::<rusqlite::Result<Vec<_>>>()
             });
             let found = getting.await.map_err(|error| query_failed(&error))?;
-            for (id, letter) in some.iter().zip(found) {
+            for ((id, content), letter) in some.iter().zip(found) {
                 match letter {
+                    Some(letter) if content.is_some_and(|content| content != letter.content) => {
+                        plan.refuse(Skip::Changed, id);
+                    }
                     Some(letter) => plan.add(&letter),
                     None => plan.refuse(Skip::Gone, id),
                 }
@@ -244,14 +282,17 @@ impl Api {
     }
 
     async fn missing_destinations(&self, plan: &Plan) -> Result<Vec<String>, Status> {
-        let (kafka, topics) = (
-            self.kafka.clone(),
-            plan.destinations.keys().cloned().collect::<Vec<_>>(),
-        );
+        let (kafka, surveyor) = (self.kafka.clone(), self.redrives.surveyor.clone());
+        let topics: Vec<String> = plan.destinations.keys().cloned().collect();
         let looking = tokio::task::spawn_blocking(move || {
             let mut warnings = Vec::new();
+            let names: Vec<&str> = topics.iter().map(String::as_str).collect();
+            let writable = surveyor.writable(&names)?;
             for topic in topics {
                 match partitions(&kafka, &topic) {
+                    Ok(_) if writable.get(&topic) == Some(&false) => warnings.push(format!(
+                        "this inspector may not write to the destination `{topic}` (Write): if it executes the job, or one with the same user, nothing is written there"
+                    )),
                     Ok(_) => {}
                     Err(KafkaReadError::Missing(_)) => {
                         warnings.push(format!("the destination `{topic}` does not exist"));
@@ -275,6 +316,27 @@ impl Api {
     }
 }
 
+/// The hash that each dead letter of a request must have.
+fn content_hashes(request: &v1::PlanRedriveRequest) -> Result<Vec<Option<ContentHash>>, Status> {
+    let hashes = &request.content_hashes;
+    if hashes.is_empty() {
+        return Ok(vec![None; request.ids.len()]);
+    }
+    let refused = |problem: &str| invalid("content_hashes", problem, "CONTENT_HASHES_INVALID", []);
+    if hashes.len() != request.ids.len() {
+        return Err(refused("must have as many entries as ids"));
+    }
+    let read = |hash: &Bytes| {
+        if hash.is_empty() {
+            return Ok(None);
+        }
+        let hash = ContentHash::try_from(&**hash);
+        hash.map(Some)
+            .map_err(|_| refused("has an entry that is no content_hash"))
+    };
+    hashes.iter().map(read).collect()
+}
+
 /// What to know about records that are larger than their destinations accept. `sizes` are those of keys and values, by destination: with the headers, the
 /// records are larger.
 fn too_large(sizes: &BTreeMap<String, Vec<u64>>, limits: &BTreeMap<String, u64>) -> Vec<String> {
@@ -290,7 +352,7 @@ fn too_large(sizes: &BTreeMap<String, Vec<u64>>, limits: &BTreeMap<String, u64>)
 }
 
 /// The part of a job that follows from the request alone.
-fn checked(request: &v1::PlanRedriveRequest) -> Result<v1::Redrive, Status> {
+pub(super) fn checked(request: &v1::PlanRedriveRequest) -> Result<v1::Redrive, Status> {
     check_text("why", &request.why, MAX_WHY, "WHY_INVALID")?;
     check_text(
         "request_id",
@@ -342,23 +404,25 @@ fn checked(request: &v1::PlanRedriveRequest) -> Result<v1::Redrive, Status> {
 }
 
 /// A plan that grows.
-struct Plan {
+pub(super) struct Plan {
     kind: Kind,
     wish: Wish,
     allowed: Arc<Destinations>,
-    items: Vec<Item>,
+    pub(super) items: Vec<Item>,
     sources: BTreeMap<String, u32>,
-    destinations: BTreeMap<String, u32>,
+    pub(super) destinations: BTreeMap<String, u32>,
     /// The sizes of keys and values, by destination.
     sizes: BTreeMap<String, Vec<u64>>,
     refused: BTreeMap<Skip, (u32, String)>,
     /// How many have come back from an earlier redrive.
     came_back: u32,
+    /// How many have no payload, which is read at their origin.
+    restored: u32,
     has_more: bool,
 }
 
 impl Plan {
-    fn new(kind: Kind, wish: Wish, allowed: Arc<Destinations>) -> Self {
+    pub(super) fn new(kind: Kind, wish: Wish, allowed: Arc<Destinations>) -> Self {
         Self {
             kind,
             wish,
@@ -369,16 +433,17 @@ impl Plan {
             sizes: BTreeMap::new(),
             refused: BTreeMap::new(),
             came_back: 0,
+            restored: 0,
             has_more: false,
         }
     }
 
-    fn refuse(&mut self, skip: Skip, id: &LetterId) {
+    pub(super) fn refuse(&mut self, skip: Skip, id: &LetterId) {
         let (count, _) = self.refused.entry(skip).or_insert_with(|| (0, id.to_string()));
         *count += 1;
     }
 
-    fn add(&mut self, letter: &IndexedLetter) {
+    pub(super) fn add(&mut self, letter: &IndexedLetter) {
         if letter.state != self.kind.takes() {
             let skip = match letter.state {
                 State::Open => Skip::Open,
@@ -389,10 +454,12 @@ impl Plan {
         }
         if self.kind == Kind::Redrive {
             let headers = header_list::decode(&letter.headers);
+            let is_restorable = self.allowed.original(&letter.id.topic, &headers).is_some();
             let candidate = Candidate {
                 topic: &letter.id.topic,
                 headers: &headers,
                 is_empty: letter.key.is_none() && letter.value_size.is_none(),
+                is_restorable,
             };
             match self.allowed.target(candidate, &self.wish) {
                 Ok(target) => {
@@ -405,6 +472,7 @@ impl Plan {
                 Err(skip) => return self.refuse(skip, &letter.id),
             }
             self.came_back += u32::from(redrive::count(&headers) > 0);
+            self.restored += u32::from(is_restorable);
         }
         *self.sources.entry(letter.id.topic.clone()).or_default() += 1;
         self.items.push(Item {
@@ -426,7 +494,31 @@ impl Plan {
                 self.came_back
             ));
         }
+        if self.restored > 0 {
+            warnings.push(format!(
+                "the payloads of {} were left out; they are read at their origins, and those that are gone are skipped",
+                self.restored
+            ));
+        }
         warnings
+    }
+
+    /// The job, as it is written before it has an id.
+    pub(super) fn record(
+        &self,
+        spec: v1::Redrive,
+        warnings: Vec<String>,
+        request_id: String,
+    ) -> v1::RedriveRecord {
+        v1::RedriveRecord {
+            wanted: v1::RedriveState::Planned.into(),
+            request_id,
+            redrive: Some(v1::Redrive {
+                warnings,
+                ..self.describe(spec)
+            }),
+            ..v1::RedriveRecord::default()
+        }
     }
 
     /// What the plan contains.

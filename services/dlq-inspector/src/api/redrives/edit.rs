@@ -1,0 +1,162 @@
+//! `PlanEdit`: plans a redrive of one dead letter with another value, other headers or another key.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use redeliver_core::{Headers, Output};
+use redeliver_proto::error::{invalid, status};
+use redeliver_proto::{Message as _, v1};
+use tonic::{Code, Status};
+
+use super::super::{Api, bounded, kafka_unavailable};
+use super::plan::{Plan, checked};
+use crate::access::Viewer;
+use crate::redrive::change::Change;
+use crate::redrive::edit::Edit;
+use crate::redrive::job::{self, Item, Kind};
+use crate::redrive::jobs::plan_key;
+use crate::redrive::record::{Candidate, Wish};
+
+/// An id that is as long as those of jobs.
+const SAMPLE_ID: &str = "0000000000000000";
+
+impl Api {
+    pub(super) async fn plan_of_edit(
+        &self,
+        viewer: &Viewer,
+        request: v1::PlanEditRequest,
+    ) -> Result<v1::Redrive, Status> {
+        self.check_accepts_edits()?;
+        let spec = checked(&v1::PlanRedriveRequest {
+            kind: v1::RedriveKind::Redrive.into(),
+            destination: request.destination.clone(),
+            why: request.why.clone(),
+            request_id: request.request_id.clone(),
+            all_at_once: true,
+            force: request.force,
+            ..v1::PlanRedriveRequest::default()
+        })?;
+        let edit = Edit::read(request.edit.unwrap_or_default());
+        let edit = edit.map_err(|error| invalid("edit", error.to_string(), "EDIT_INVALID", []))?;
+        // Also tells whether the caller sees the topic.
+        let completeness = self.completeness();
+        let found = self.find(viewer, &request.id).await;
+        // What a caller may do with the topic does not depend on the dead letter.
+        if let Ok(letter) = &found {
+            viewer.require_editing(&letter.id.topic)?;
+        }
+        if let Some(job) = self.job_of_request(viewer, &request.request_id)? {
+            let message = self.redrive_message(&job).await?;
+            return self.same_edit(message, &request.id, &edit);
+        }
+        let letter = found?;
+        Self::check_states(true, &completeness)?;
+        if request.content_hash != letter.content[..] {
+            return Err(changed(&request.id));
+        }
+        let wish = Wish {
+            destination: request.destination,
+            force: request.force,
+        };
+        let mut plan = Plan::new(Kind::Redrive, wish.clone(), self.redrives.destinations.clone());
+        plan.add(&letter);
+        let item = match plan.items.as_slice() {
+            [item] => item.clone(),
+            _ => {
+                let message = self.job_or_nothing(viewer, &request.request_id, &plan).await?;
+                return self.same_edit(message, &request.id, &edit);
+            }
+        };
+        viewer.require_operating([&*letter.id.topic].into_iter())?;
+        for destination in plan.destinations.keys() {
+            viewer.require_destination(destination)?;
+        }
+        let stored = self.record_of(&letter).await?;
+        // What was left out of the dead letter, nobody has seen.
+        let target = match self
+            .redrives
+            .destinations
+            .target(Candidate::of(&stored.record), &wish)
+        {
+            Ok(target) => target,
+            Err(skip) => {
+                plan.refuse(skip, &letter.id);
+                return self.job_or_nothing(viewer, &request.request_id, &plan).await;
+            }
+        };
+        let record = edit.redriven(&stored.record, &target, SAMPLE_ID, self.clock.now());
+        self.check_sizes(record, &item, &edit).await?;
+        let warnings = self.warnings(&plan, viewer, &completeness).await?;
+        let record = plan.record(spec, warnings, request.request_id);
+        let change = Change::Edit(Box::new(record), item, Box::new(edit.clone()));
+        let message = self.write_job(viewer, change).await?;
+        // Another call with this request id may have been faster.
+        self.same_edit(message, &request.id, &edit)
+    }
+
+    /// Refuses a request id that its caller has used for something else: he would start that instead.
+    fn same_edit(&self, message: v1::Redrive, id: &str, edit: &Edit) -> Result<v1::Redrive, Status> {
+        let jobs = self.jobs()?;
+        let entry = jobs.get(&message.id);
+        let planned = entry.and_then(|entry| entry.items(0)).unwrap_or_default();
+        let is_same = planned.iter().all(|item| item.id.to_string() == id)
+            && entry.and_then(|entry| entry.edit().ok().flatten()).as_ref() == Some(edit);
+        if is_same {
+            return Ok(message);
+        }
+        let problem = format!(
+            "was used for the redrive `{}`, which does something else",
+            message.id
+        );
+        Err(invalid("request_id", problem, "REQUEST_ID_USED", []))
+    }
+
+    pub(super) fn check_accepts_edits(&self) -> Result<(), Status> {
+        if self.redrives.accepts_edits {
+            return Ok(());
+        }
+        let text = "this inspector does not accept edits; set dlq_inspector.redrive.edit";
+        Err(status(Code::FailedPrecondition, text, "EDIT_DISABLED", []))
+    }
+
+    /// Refuses an edit if the record cannot be written to its destination, or the edit not to the topic of redrives. Batches can be compressed, but nobody knows
+    /// how well.
+    async fn check_sizes(&self, record: Output, item: &Item, edit: &Edit) -> Result<(), Status> {
+        let mut chunks = job::chunks(std::slice::from_ref(item));
+        if let Some(chunk) = chunks.first_mut() {
+            chunk.edit = Some(edit.to_record());
+        }
+        let chunks = chunks.into_iter().map(|chunk| Output {
+            topic: self.redrives.topic.clone(),
+            partition: Some(0),
+            key: Some(plan_key(SAMPLE_ID, 0).into()),
+            value: Some(Bytes::from(chunk.encode_to_vec())),
+            headers: Headers::new(),
+        });
+        let outputs: Vec<Output> = chunks.chain([record]).collect();
+        let topics: Vec<Arc<str>> = outputs.iter().map(|output| output.topic.clone()).collect();
+        let limits = self.redrives.surveyor.max_message_bytes(&topics).await;
+        let limits = limits.map_err(|error| kafka_unavailable(&error))?;
+        for output in &outputs {
+            // Without the right to see its configuration, the limit of a topic is unknown.
+            let limit = limits.get(&*output.topic).copied().unwrap_or(u64::MAX);
+            let size = output.size() as u64;
+            if size > limit {
+                let topic = &output.topic;
+                let problem = format!(
+                    "takes {size} bytes in the topic `{topic}`, which accepts {limit} (max.message.bytes)"
+                );
+                return Err(invalid("edit", problem, "EDIT_TOO_LARGE", []));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn changed(id: &str) -> Status {
+    let text = format!(
+        "the dead letter `{}` has another content_hash; look at it again before you edit it",
+        bounded(id)
+    );
+    status(Code::Aborted, text, "DEAD_LETTER_CHANGED", [("id", bounded(id))])
+}

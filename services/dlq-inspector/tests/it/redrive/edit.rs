@@ -1,0 +1,387 @@
+//! Dead letters that are redriven with other contents.
+
+use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
+
+use super::*;
+
+const ACCEPTED: &str = "dlq_inspector:\n  redrive:\n    edit: true\n";
+
+fn bytes(bytes: Option<&[u8]>) -> Option<v1::EditedBytes> {
+    Some(v1::EditedBytes {
+        bytes: bytes.map(Bytes::copy_from_slice),
+    })
+}
+
+/// A request to write this value for a dead letter.
+async fn edit(inspector: &mut Inspector, id: &str, value: &[u8]) -> v1::PlanEditRequest {
+    let request = v1::GetDeadLetterRequest { id: id.to_owned() };
+    let letter = inspector.client().await.get_dead_letter(request).await.unwrap();
+    v1::PlanEditRequest {
+        id: id.to_owned(),
+        content_hash: letter.into_inner().content_hash,
+        edit: Some(v1::RedriveEdit {
+            value: bytes(Some(value)),
+            ..v1::RedriveEdit::default()
+        }),
+        why: "typo".to_owned(),
+        ..v1::PlanEditRequest::default()
+    }
+}
+
+async fn planned_edit(
+    inspector: &mut Inspector,
+    request: v1::PlanEditRequest,
+) -> Result<v1::Redrive, Status> {
+    let answer = client(inspector).await.plan_edit(request).await?;
+    Ok(answer.into_inner())
+}
+
+#[track_caller]
+fn refused(result: Result<v1::Redrive, Status>) -> (Code, String) {
+    let status = result.unwrap_err();
+    (status.code(), error::reason(&status).unwrap_or_default())
+}
+
+#[tokio::test]
+async fn an_edited_record_differs_only_where_it_was_edited_and_is_written_instead_of_the_original() {
+    let world = World::new("redrive-edit", ACCEPTED).await;
+    let headers: Headers = [
+        ("tenant", Some(&b"a\0\xff"[..])),
+        ("other", Some(b"x")),
+        ("tenant", None),
+        ("gone", Some(b"y")),
+    ]
+    .into_iter()
+    .collect();
+    let letter = world.dead(1, Some(b"\0\xffvalue"), headers);
+    world.env.put(&world.dlq, 0, vec![letter]).await;
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 1).await;
+    let id = format!("{}/0/0", world.dlq);
+
+    let mut request = edit(&mut inspector, &id, b"\xfe\0new").await;
+    request.request_id = "once".to_owned();
+    if let Some(edit) = &mut request.edit {
+        edit.removed_headers.push("gone".to_owned());
+        edit.set_headers = [&b"a\xffb"[..], b""]
+            .map(|value| v1::Header {
+                name: "tenant".to_owned(),
+                value: Some(Bytes::from_static(value)),
+            })
+            .to_vec();
+    }
+    // A plan of the record as it is, which is started later.
+    let unedited = planned(&mut inspector, plan(v1::RedriveKind::Redrive, ""))
+        .await
+        .unwrap();
+    let job = planned_edit(&mut inspector, request.clone()).await.unwrap();
+    assert_eq!(
+        (job.total, &*job.edited),
+        (1, &["value".to_owned(), "headers".to_owned()][..])
+    );
+    let again = planned_edit(&mut inspector, request.clone()).await.unwrap();
+    assert_eq!(again.id, job.id, "a repeated request is the same job");
+    let mut other = request.clone();
+    other.edit.as_mut().unwrap().value = bytes(None);
+    let other = refused(planned_edit(&mut inspector, other).await);
+    assert_eq!(other, (Code::InvalidArgument, "REQUEST_ID_USED".to_owned()));
+    assert_eq!(world.redriven().len(), 0, "a plan does nothing");
+    start(&mut inspector, &job.id).await;
+    let job = until(&mut inspector, &job.id, &ENDED).await;
+    assert_eq!((job.state(), job.done), (v1::RedriveState::Succeeded, 1));
+
+    let [record] = &world.redriven()[..] else {
+        panic!("{:?}", world.redriven());
+    };
+    assert_eq!(record.value.as_deref(), Some(&b"\xfe\0new"[..]));
+    assert_eq!(record.key.as_deref(), Some(&b"1"[..]));
+    let user = record
+        .headers
+        .filtered(|name| !redeliver_core::headers::is_reserved(name) && !redrive::is_redrive_header(name));
+    let expected: Headers = [
+        ("other", Some(&b"x"[..])),
+        ("tenant", Some(b"a\xffb")),
+        ("tenant", Some(b"")),
+        ("redrive-of", Some(id.as_bytes())),
+        ("redrive-edited", Some(b"value, headers")),
+    ]
+    .into_iter()
+    .collect();
+    assert_eq!(user, expected);
+    assert_eq!(record.headers.last("original-offset"), Some(&b"1"[..]));
+    assert_eq!(record.headers.last("redrive-id"), Some(job.id.as_bytes()));
+
+    // The original is redriven: neither the other plan nor another edit writes it.
+    start(&mut inspector, &unedited.id).await;
+    let unedited = until(&mut inspector, &unedited.id, &ENDED).await;
+    assert_eq!(
+        (unedited.state(), unedited.skipped),
+        (v1::RedriveState::Failed, 1)
+    );
+    assert_eq!(
+        outcomes(&mut inspector, &unedited.id).await,
+        [v1::RedriveOutcome::Redriven]
+    );
+    inspector.until_listed("state = REDRIVEN", 1).await;
+    request.request_id.clear();
+    let later = refused(planned_edit(&mut inspector, request).await);
+    assert_eq!(later, (Code::NotFound, "NOTHING_TO_REDRIVE".to_owned()));
+    assert_eq!(world.redriven().len(), 1);
+    let retry = v1::PlanRedriveRequest {
+        all: false,
+        retry_of: job.id.clone(),
+        ..plan(v1::RedriveKind::Redrive, "")
+    };
+    let retry = refused(planned(&mut inspector, retry).await);
+    assert_eq!(retry, (Code::InvalidArgument, "RETRY_OF_EDIT".to_owned()));
+
+    let ledger = read(&world.env, &redeliver_dlq_inspector::ledger::TOPIC.into());
+    let entry = ledger
+        .iter()
+        .rfind(|record| record.key.as_deref() == Some(id.as_bytes()));
+    let entry = v1::LedgerEntry::decode(entry.unwrap().value.clone().unwrap()).unwrap();
+    assert_eq!(
+        (entry.redrive_id, &*entry.edited),
+        (job.id.clone(), &["value".to_owned(), "headers".to_owned()][..])
+    );
+    let audited = read(&world.env, &format!("{}-audit", world.env.base.name()).into());
+    let entries = audited
+        .iter()
+        .map(|record| v1::AuditEntry::decode(record.value.clone().unwrap()).unwrap());
+    let entries: Vec<(String, String)> = entries
+        .filter(|entry| entry.target == job.id)
+        .map(|entry| (entry.action, entry.details))
+        .collect();
+    let expected = [
+        (
+            "redrives.plan",
+            "Redrive: edits value, sets header `tenant`, removes header `gone`",
+        ),
+        ("redrives.start", ""),
+        ("dead-letters.redrive", "edited value, headers"),
+    ];
+    let expected = expected.map(|(action, details)| (action.to_owned(), details.to_owned()));
+    assert_eq!(entries, expected);
+}
+
+#[tokio::test]
+async fn an_edit_that_is_not_valid_is_refused_before_anything_is_written() {
+    let mut world = World::new("redrive-edit-refused", "").await;
+    world.put(2).await;
+    let mut closed = world.env.start().await;
+    closed.until_listed("", 2).await;
+    let id = format!("{}/0/0", world.dlq);
+    let valid = edit(&mut closed, &id, b"new").await;
+    let disabled = refused(planned_edit(&mut closed, valid.clone()).await);
+    assert_eq!(disabled, (Code::FailedPrecondition, "EDIT_DISABLED".to_owned()));
+    closed.process.shut_down();
+
+    world.env.base.set("dlq_inspector.redrive.edit", "true");
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 2).await;
+    let with = |change: &dyn Fn(&mut v1::PlanEditRequest)| {
+        let mut request = valid.clone();
+        change(&mut request);
+        request
+    };
+    let sets = |name: &'static str| {
+        move |request: &mut v1::PlanEditRequest| {
+            let header = v1::Header {
+                name: name.to_owned(),
+                value: None,
+            };
+            request.edit.as_mut().unwrap().set_headers.push(header);
+        }
+    };
+    for (request, code, reason) in [
+        (
+            with(&|request| request.content_hash = vec![7; 16].into()),
+            Code::Aborted,
+            "DEAD_LETTER_CHANGED",
+        ),
+        (
+            with(&|request| request.content_hash = Bytes::new()),
+            Code::Aborted,
+            "DEAD_LETTER_CHANGED",
+        ),
+        // That of the other dead letter.
+        (
+            with(&|request| request.id = format!("{}/1/0", world.dlq)),
+            Code::Aborted,
+            "DEAD_LETTER_CHANGED",
+        ),
+        (
+            with(&|request| request.edit = None),
+            Code::InvalidArgument,
+            "EDIT_INVALID",
+        ),
+        (
+            with(&sets("original-topic")),
+            Code::InvalidArgument,
+            "EDIT_INVALID",
+        ),
+        (
+            with(&sets("redrive-count")),
+            Code::InvalidArgument,
+            "EDIT_INVALID",
+        ),
+        (
+            with(&sets("kafka_dlt-exception-message")),
+            Code::InvalidArgument,
+            "EDIT_INVALID",
+        ),
+        (
+            with(&|request| request.edit.as_mut().unwrap().value = bytes(Some(&[7; 1_100_000]))),
+            Code::InvalidArgument,
+            "EDIT_TOO_LARGE",
+        ),
+        (
+            with(&|request| request.destination = "elsewhere".to_owned()),
+            Code::NotFound,
+            "NOTHING_TO_REDRIVE",
+        ),
+    ] {
+        let refused = refused(planned_edit(&mut inspector, request.clone()).await);
+        assert_eq!(refused, (code, reason.to_owned()), "{:?}", request.destination);
+    }
+    let jobs = client(&mut inspector)
+        .await
+        .list_redrives(v1::ListRedrivesRequest {})
+        .await;
+    assert_eq!(jobs.unwrap().into_inner().redrives.len(), 0);
+    assert_eq!(planned_edit(&mut inspector, valid).await.unwrap().total, 1);
+}
+
+#[tokio::test]
+async fn either_the_edited_or_the_original_record_is_written_while_inspectors_are_killed() {
+    const COUNT: usize = 16;
+    let mut world = World::new("redrive-edit-killed", ACCEPTED).await;
+    world.put(i64::try_from(COUNT).unwrap()).await;
+    let mut inspectors = Vec::new();
+    for instance in ["a", "b"] {
+        world.env.use_data_dir(instance);
+        inspectors.push(world.env.spawn());
+    }
+    for inspector in &mut inspectors {
+        inspector.until_serving().await;
+        inspector.until_listed("", COUNT).await;
+    }
+    let unedited = v1::PlanRedriveRequest {
+        rate_per_second: 20,
+        ..plan(v1::RedriveKind::Redrive, "")
+    };
+    let unedited = planned(&mut inspectors[0], unedited).await.unwrap();
+    assert_eq!(unedited.total as usize, COUNT);
+    let mut edits = Vec::new();
+    for number in 0..COUNT {
+        let id = format!("{}/{}/{}", world.dlq, number % 2, number / 2);
+        let request = edit(&mut inspectors[0], &id, b"edited").await;
+        edits.push(planned_edit(&mut inspectors[0], request).await.unwrap().id);
+    }
+    start(&mut inspectors[1], &unedited.id).await;
+    for (number, id) in edits.iter().enumerate() {
+        if number % 6 == 3 {
+            // One of them executes.
+            let victim = &mut inspectors[number % 2].process;
+            victim.kill_9();
+            victim.start_again();
+            for inspector in &mut inspectors {
+                inspector.until_serving().await;
+            }
+        }
+        start(&mut inspectors[1], id).await;
+    }
+    let ended = until(&mut inspectors[0], &unedited.id, &ENDED).await;
+    let mut edited = 0;
+    for id in &edits {
+        edited += until(&mut inspectors[0], id, &ENDED).await.done;
+    }
+    assert_eq!((ended.done + edited) as usize, COUNT, "{ended:?}");
+    let redriven = world.redriven();
+    let origins: std::collections::BTreeSet<&[u8]> = redriven
+        .iter()
+        .map(|record| record.headers.last("original-offset").unwrap())
+        .collect();
+    assert_eq!((origins.len(), redriven.len()), (COUNT, COUNT));
+    let copies = redriven
+        .iter()
+        .filter(|record| record.value.as_deref() == Some(b"edited"));
+    assert_eq!(copies.count(), edited as usize);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edit_needs_a_scope_of_its_own_and_a_caller_who_sees_everything() {
+    let mut world = World::new("redrive-edit-access", ACCEPTED).await;
+    world.put(2).await;
+    let rules = r#"[{"topics": ["*"], "fields": ["/secret"]}]"#;
+    world.env.base.set("dlq_inspector.masking", rules);
+    let all = ["read", "payload", "unmasked", "operate", "edit"];
+    let mut tokens = BTreeMap::new();
+    let mut entries = Vec::new();
+    for lacking in ["", "read", "payload", "unmasked", "operate", "edit"] {
+        let scopes: Vec<String> = all
+            .iter()
+            .filter(|verb| **verb != lacking)
+            .map(|verb| format!("dead-letters:{verb}"))
+            .collect();
+        let token = new_token().unwrap();
+        let name = format!("without-{lacking}");
+        entries.push(json!({ "name": name, "sha256": token.sha256.to_string(), "scopes": scopes }));
+        tokens.insert(lacking, token);
+    }
+    let file = world.env.base.directory().join("tokens");
+    std::fs::write(&file, json!({ "tokens": entries }).to_string()).unwrap();
+    world
+        .env
+        .base
+        .set("dlq_inspector.auth.tokens_file", &file.display().to_string());
+    let mut inspector = world.env.start().await;
+    let channel = inspector.channel().await;
+    let token = |lacking: &str| SendToken::new(Some(&tokens[lacking].token)).unwrap();
+    let client = |lacking: &str| RedriveServiceClient::with_interceptor(channel.clone(), token(lacking));
+    let letters = DeadLetterServiceClient::with_interceptor(channel.clone(), token(""));
+    let id = format!("{}/0/0", world.dlq);
+    let letter = eventually_async("the dead letter", DEADLINE, async || {
+        let request = v1::GetDeadLetterRequest { id: id.clone() };
+        let answer = letters.clone().get_dead_letter(request).await;
+        answer.map_err(|status| status.to_string())
+    })
+    .await;
+    let request = v1::PlanEditRequest {
+        id: id.clone(),
+        content_hash: letter.into_inner().content_hash,
+        edit: Some(v1::RedriveEdit {
+            key: bytes(None),
+            ..v1::RedriveEdit::default()
+        }),
+        ..v1::PlanEditRequest::default()
+    };
+    for lacking in all {
+        let refused = client(lacking).plan_edit(request.clone()).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied, "{lacking}: {refused:?}");
+        let scope = format!("dead-letters:{lacking}");
+        assert!(refused.message().contains(&scope), "{refused:?}");
+    }
+    let job = client("").plan_edit(request).await.unwrap().into_inner();
+    // Somebody who may not edit does not start it either, and may cancel it.
+    for lacking in ["payload", "unmasked", "edit", "operate"] {
+        let refused = client(lacking).start_redrive(change(&job.id)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied, "{lacking}: {refused:?}");
+    }
+    assert!(client("edit").cancel_redrive(change(&job.id)).await.is_ok());
+
+    // A hash that is compared tells as much as one that is shown.
+    let guess = v1::PlanRedriveRequest {
+        all: false,
+        ids: vec![id],
+        content_hashes: vec![vec![7; 16].into()],
+        ..plan(v1::RedriveKind::Redrive, "")
+    };
+    for lacking in ["payload", "unmasked"] {
+        let refused = client(lacking).plan_redrive(guess.clone()).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied, "{lacking}: {refused:?}");
+    }
+    let refused = client("edit").plan_redrive(guess).await.unwrap_err();
+    assert!(refused.message().contains("CHANGED"), "{refused:?}");
+    assert_eq!(world.redriven().len(), 0);
+}
