@@ -29,6 +29,8 @@ pub enum RedriveKind {
     Discard,
     /// Opens discarded ones again.
     Restore,
+    /// Moves them to the parking topic of their pipeline. Only automatic redrives plan it.
+    Park,
 }
 
 /// The state of a job.
@@ -156,6 +158,8 @@ pub struct Redrive {
     pub problem: Option<String>,
     /// Whether more dead letters match than a plan can have.
     pub has_more: bool,
+    /// The pipeline whose automatic redrive has planned it.
+    pub automatic_pipeline: Option<String>,
 }
 
 /// What became of a dead letter.
@@ -194,6 +198,7 @@ impl RedriveKind {
             Self::Redrive => "redrive",
             Self::Discard => "discard",
             Self::Restore => "restore",
+            Self::Park => "park",
         }
     }
 }
@@ -242,6 +247,7 @@ impl RedriveClient {
             RedriveKind::Redrive => v1::RedriveKind::Redrive,
             RedriveKind::Discard => v1::RedriveKind::Discard,
             RedriveKind::Restore => v1::RedriveKind::Restore,
+            RedriveKind::Park => v1::RedriveKind::Park,
         };
         let mut request = v1::PlanRedriveRequest {
             kind: kind.into(),
@@ -407,6 +413,7 @@ impl TryFrom<v1::Redrive> for Redrive {
             v1::RedriveKind::Redrive => RedriveKind::Redrive,
             v1::RedriveKind::Discard => RedriveKind::Discard,
             v1::RedriveKind::Restore => RedriveKind::Restore,
+            v1::RedriveKind::Park => RedriveKind::Park,
             v1::RedriveKind::Unspecified => return Err(ClientError::InvalidResponse("kind")),
         };
         let state = match redrive.state() {

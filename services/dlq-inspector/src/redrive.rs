@@ -9,17 +9,21 @@
 //! | [`job`] | a job, its progress and its state |
 //! | [`jobs`] | what the topic contains |
 //! | [`change`] | changes by callers |
+//! | [`automatic`] | which job of a pipeline is next without a caller |
+//! | `planner` | plans these jobs |
 //! | [`pace`] | what the executor does next |
 //! | [`step`] | what becomes of some dead letters of a job, and what is written |
 //! | `source` | reads the ledger and the records, on a thread of its own |
 //! | `executor` | the processor of the lane |
 //! | `start` | starts the lane |
 
+pub mod automatic;
 pub mod change;
 pub(crate) mod executor;
 pub mod job;
 pub mod jobs;
 pub mod pace;
+pub(crate) mod planner;
 pub mod record;
 pub(crate) mod source;
 pub(crate) mod start;

@@ -1,5 +1,6 @@
 //! Changes of jobs by callers: plans, starts, pauses.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_service::audit::{Action, AuditLog, Author, Entry as AuditEntry, MAX_IDS};
 use redeliver_service::followed::{Contents as _, Followed, FollowedWriter, change_id};
 
+use super::automatic;
 use super::job::{self, Item, Job, Wanted};
 use super::jobs::{Entry, Jobs, Problem, job_key, plan_key};
 use super::own_id;
@@ -180,7 +182,9 @@ impl PendingChange {
             redrive.created_at = Some(to_timestamp(*at));
         }
         let job = self.changed(record)?;
-        let removed = removed(&self.jobs, job.spec().total, *at).ok_or(RefusedChange::TooMany)?;
+        let superseded = automatic::superseded(&job.spec().automatic_pipeline, &self.jobs);
+        let removed =
+            removed(&self.jobs, job.spec().total, &superseded, *at).ok_or(RefusedChange::TooMany)?;
         let id = &job.spec().id;
         let mut outputs: Vec<Output> = Vec::new();
         for (number, chunk) in (0..).zip(chunks) {
@@ -195,7 +199,7 @@ impl PendingChange {
             filter: job.spec().filter.clone(),
             count: u64::from(job.spec().total),
             ids: ids.collect(),
-            ..self.entry(&job, Action::PlanRedrive, format!("{:?}", job.kind))
+            ..self.entry(&job, Action::PlanRedrive, planned(&job))
         };
         outputs.push(self.audit.record(entry, *at));
         Ok((job, outputs))
@@ -272,6 +276,15 @@ impl PendingChange {
     }
 }
 
+/// What the audit log says about a plan.
+fn planned(job: &Job) -> String {
+    let kind = job.kind;
+    match job.wanted {
+        Wanted::Running => format!("{kind:?}, started"),
+        _ => format!("{kind:?}"),
+    }
+}
+
 /// The id of a new job. Ids increase with the time. [`is_job_id`](super::is_job_id) recognises them.
 fn new_id(now: Timestamp, random: u128) -> String {
     let millis = now.as_millis().max(0);
@@ -313,7 +326,13 @@ fn next(job: &Job, entry: &Entry, change: JobChange) -> Result<Option<v1::Redriv
 }
 
 /// The keys to remove, so that a job of this size fits; `None` if there is no room. Removes what has ended, oldest first.
-fn removed(jobs: &Jobs, total: u32, now: Timestamp) -> Option<Vec<String>> {
+/// Those that are superseded are removed in any case.
+fn removed(
+    jobs: &Jobs,
+    total: u32,
+    superseded: &BTreeSet<String>,
+    now: Timestamp,
+) -> Option<Vec<String>> {
     let all: Vec<_> = jobs.iter().collect();
     let mut count = all.len();
     let mut size = all
@@ -327,7 +346,8 @@ fn removed(jobs: &Jobs, total: u32, now: Timestamp) -> Option<Vec<String>> {
             state => job::has_ended(state),
         };
         let is_needed = count >= MAX_JOBS || size > MAX_TOTAL;
-        if has_ended && (is_needed || (age > KEPT && removed < MAX_REMOVED)) {
+        let is_old = age > KEPT && removed < MAX_REMOVED;
+        if has_ended && (is_needed || is_old || superseded.contains(id)) {
             keys.extend(entry.keys(id));
             count -= 1;
             size -= entry.size();
@@ -465,6 +485,7 @@ mod tests {
 
     #[test]
     fn what_has_ended_makes_room_and_what_runs_stays() {
+        let none = BTreeSet::new();
         let mut jobs = Jobs::default();
         for number in 0..MAX_JOBS {
             let id = format!("{number:04x}");
@@ -479,10 +500,10 @@ mod tests {
             spec.created_at = Some(to_timestamp(NOW));
             jobs.apply(&record(&job_key(&id), Some(written.encode_to_vec().into())));
         }
-        assert_eq!(removed(&jobs, 1, NOW), Some(vec!["job/0000".to_owned()]));
+        assert_eq!(removed(&jobs, 1, &none, NOW), Some(vec!["job/0000".to_owned()]));
         // After a long time, some more.
         let later = NOW.after(KEPT + Duration::from_secs(1));
-        assert_eq!(removed(&jobs, 1, later).unwrap().len(), MAX_REMOVED);
+        assert_eq!(removed(&jobs, 1, &none, later).unwrap().len(), MAX_REMOVED);
         let running: Jobs = {
             let mut running = Jobs::default();
             for (id, _, job) in jobs.iter() {
@@ -492,7 +513,7 @@ mod tests {
             }
             running
         };
-        assert_eq!(removed(&running, 1, later), None);
+        assert_eq!(removed(&running, 1, &none, later), None);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use redeliver_core::pipeline::{is_topic_name, parse_retry_topic};
 use redeliver_core::redrive::{self, REDRIVE_COUNT, REDRIVE_ID, REDRIVE_TIME};
 use redeliver_core::{Headers, Output, Pipeline, Record, Timestamp, mutant};
 
-use super::job::Skip;
+use super::job::{Job, Kind, Skip};
 use crate::dialect::{Dialect, Facts, is_of_failure};
 
 /// The topics to which dead letters may be written.
@@ -34,6 +34,8 @@ struct OwnTopics {
     pipeline: Arc<str>,
     return_topic: Arc<str>,
     source: Option<Arc<str>>,
+    /// Its other dead-letter topic. Records return from there as from the first one.
+    parking: Arc<str>,
 }
 
 /// What decides where a dead letter goes.
@@ -103,6 +105,7 @@ impl Destinations {
             pipeline: pipeline.name.clone(),
             return_topic: pipeline.return_topic(),
             source: (!pipeline.retired).then(|| pipeline.source.clone()),
+            parking: pipeline.parking_topic(),
         };
         Self {
             pipelines: pipelines
@@ -143,6 +146,36 @@ impl Destinations {
         own.flat_map(|own| own.source.iter().chain([&own.return_topic]))
     }
 
+    /// Where a dead letter of a job goes.
+    ///
+    /// # Errors
+    /// Why it goes nowhere.
+    pub fn target_of(&self, job: &Job, letter: Candidate<'_>) -> Result<Target, Skip> {
+        if job.kind == Kind::Park {
+            return self.parking(letter);
+        }
+        let max_count = job.spec().automatic_max_count;
+        if max_count > 0 && redrive::count(letter.headers) >= max_count {
+            return Err(Skip::TooOften);
+        }
+        self.target(letter, &job.wish())
+    }
+
+    /// The parking topic of the pipeline that gave up on a record.
+    ///
+    /// # Errors
+    /// If the record is not one of a pipeline.
+    pub fn parking(&self, letter: Candidate<'_>) -> Result<Target, Skip> {
+        let own = self.pipelines.get(letter.topic);
+        let own = own.filter(|own| letter.headers.last(headers::PIPELINE) == Some(own.pipeline.as_bytes()));
+        let own = own.ok_or(Skip::NoDestination)?;
+        Ok(Target {
+            topic: own.parking.clone(),
+            is_own: true,
+            is_source: false,
+        })
+    }
+
     /// Where a dead letter goes.
     ///
     /// # Errors
@@ -155,7 +188,8 @@ impl Destinations {
         if redrive::count(headers) >= self.max_count && !wish.force {
             return Err(Skip::TooOften);
         }
-        let own = self.pipelines.get(topic).filter(|own| {
+        let parked = || self.pipelines.values().find(|own| *own.parking == *topic);
+        let own = self.pipelines.get(topic).or_else(parked).filter(|own| {
             // The topic may contain records of others, such as an older pipeline.
             headers.last(headers::PIPELINE) == Some(own.pipeline.as_bytes())
         });
@@ -199,6 +233,7 @@ impl Destinations {
         // Tiers, workers and the inspector expect headers in these topics that the record does not have.
         let is_of_redeliver = parse_retry_topic(topic).is_some()
             || self.pipelines.contains_key(topic)
+            || self.pipelines.values().any(|own| *own.parking == *topic)
             || is_one_of(&self.dead_letters);
         let is_allowed = !is_excluded
             && is_topic_name(topic)
@@ -250,6 +285,18 @@ pub fn redriven(letter: &Record, target: &Target, redrive_id: &str, now: Timesta
         key: letter.key.clone(),
         value: letter.value.clone(),
         headers,
+    }
+}
+
+/// The record to write to the parking topic: an exact copy.
+#[must_use]
+pub fn parked(letter: &Record, target: &Target) -> Output {
+    Output {
+        topic: target.topic.clone(),
+        partition: None,
+        key: letter.key.clone(),
+        value: letter.value.clone(),
+        headers: letter.headers.clone(),
     }
 }
 

@@ -299,14 +299,13 @@ impl Source {
         items: &[Item],
         now: Timestamp,
     ) -> Result<Vec<Tried>, Problem> {
-        let found = match job.kind {
-            Kind::Redrive => self.lookup(known, items)?,
-            Kind::Discard | Kind::Restore => items.iter().map(|_| None).collect(),
+        let found = if job.kind.writes_records() {
+            self.lookup(known, items)?
+        } else {
+            items.iter().map(|_| None).collect()
         };
         for record in found.iter().flatten() {
-            let target = self
-                .destinations
-                .target(Candidate::of(&record.record), &job.wish());
+            let target = self.destinations.target_of(job, Candidate::of(&record.record));
             if let Ok(target) = target {
                 self.look_up_topic(known, &target.topic)?;
             }

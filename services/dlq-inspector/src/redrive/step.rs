@@ -11,7 +11,7 @@ use redeliver_service::audit::{Action, AuditLog, Entry as AuditEntry, MAX_IDS};
 
 use super::job::{CHUNK, Item, Job, Kind, Outcome, Progress, Skip};
 use super::jobs::{outcomes_key, progress_key};
-use super::record::{Candidate, Destinations, redriven};
+use super::record::{Candidate, Destinations, parked, redriven};
 use crate::ledger::{self, State};
 use crate::letter::content_hash;
 
@@ -76,7 +76,7 @@ impl Context<'_> {
                 State::Discarded => Skip::Discarded,
             });
         }
-        if kind != Kind::Redrive {
+        if !kind.writes_records() {
             // The entry has the hash of the content, so it applies to no other record.
             return Ok(None);
         }
@@ -87,8 +87,7 @@ impl Context<'_> {
         if found.unreadable_headers > 0 {
             return Err(Skip::UnreadableHeaders);
         }
-        let wish = self.job.wish();
-        let target = self.destinations.target(Candidate::of(found), &wish)?;
+        let target = self.destinations.target_of(self.job, Candidate::of(found))?;
         // The configuration may have changed since the plan, for which the caller needed a scope for each destination.
         let mut planned = self.job.spec().destinations.iter();
         if !planned.any(|planned| *planned.topic == *target.topic) {
@@ -99,7 +98,10 @@ impl Context<'_> {
             Presence::Missing => return Err(Skip::DestinationMissing),
             Presence::Denied => return Err(Skip::DestinationDenied),
         }
-        Ok(Some(redriven(found, &target, &self.job.spec().id, self.now)))
+        Ok(Some(match kind {
+            Kind::Park => parked(found, &target),
+            _ => redriven(found, &target, &self.job.spec().id, self.now),
+        }))
     }
 }
 
@@ -253,6 +255,7 @@ impl Step {
             Kind::Redrive => Action::RedriveDeadLetters,
             Kind::Discard => Action::DiscardDeadLetters,
             Kind::Restore => Action::RestoreDeadLetters,
+            Kind::Park => Action::ParkDeadLetters,
         };
         AuditEntry {
             target: self.job.spec().id.clone(),
