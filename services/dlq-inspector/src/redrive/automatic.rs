@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redeliver_core::{HumanDuration, Timestamp, redrive};
+use redeliver_core::{Timestamp, redrive};
 use redeliver_proto::convert::to_duration;
 use redeliver_proto::v1;
 use redeliver_runtime::config::AutomaticRedriveConfig;
@@ -31,15 +31,11 @@ const REQUEST: char = '\u{1}';
 pub const MAX_ITEMS: usize = 10_000;
 /// How many jobs of a pipeline that have succeeded are kept.
 const KEPT: usize = 10;
-/// The share of redriven records with which the brake acts.
-const SHARE: f64 = 0.2;
-/// How long a job waits after a batch.
-const OBSERVE: HumanDuration = HumanDuration::from_secs(30);
 /// The number of ids that a job shows.
 const SAMPLES: usize = 5;
 
 /// The automatic redrive of a pipeline.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
     /// The pipeline.
     pub pipeline: String,
@@ -257,7 +253,7 @@ impl<'r> Selection<'r> {
             }]
         };
         let samples = chosen.items.iter().take(SAMPLES);
-        let pipeline = &self.rule.pipeline;
+        let Rule { pipeline, settings, .. } = self.rule;
         let redrive = v1::Redrive {
             kind: kind.into(),
             filter: filter.to_owned(),
@@ -269,12 +265,12 @@ impl<'r> Selection<'r> {
             sources: counts(&self.rule.topic),
             destinations: counts(&chosen.destination),
             samples: samples.map(|item| item.id.to_string()).collect(),
-            rate_per_second: self.rule.settings.rate,
-            max_returned_share: SHARE,
-            observe: Some(to_duration(OBSERVE)),
+            rate_per_second: settings.rate,
+            max_returned_share: settings.max_returned_share,
+            observe: Some(to_duration(settings.observe)),
             has_more: chosen.has_more,
             automatic_pipeline: pipeline.clone(),
-            automatic_max_count: if is_used_up { 0 } else { self.rule.settings.max_count },
+            automatic_max_count: if is_used_up { 0 } else { settings.max_count },
             ..v1::Redrive::default()
         };
         let predecessor = last.map_or("", |last| last.spec().id.as_str());
