@@ -54,7 +54,7 @@ impl World {
             .behave(|_| Reply::status(422))
             .create();
         let tokens = [
-            (VIEWER, vec!["dead-letters:read", "dead-letters:payload", "control:read"]),
+            (VIEWER, vec!["dead-letters:read", "control:read"]),
             (OPERATOR, vec!["dead-letters:*", "control:*"]),
         ];
         let mut entries = String::from("tokens:\n");
@@ -283,9 +283,12 @@ fn the_commands_change_nothing_for_those_who_may_only_read() {
         &["dlq", "discard", "--all", "--yes"],
         &["dlq", "redrives", "start", job],
         &["dlq", "redrives", "rate", job, "5"],
+        &["dlq", "redrives", "pause", job],
+        &["dlq", "redrives", "resume", job],
         &["dlq", "redrives", "cancel", job],
         &["dlq", "group", "resolve", &group],
         &["dlq", "group", "mute", &group, why[0], why[1]],
+        &["dlq", "group", "reopen", &group],
         &["dlq", "group", "note", &group, "a note"],
         &["pause", &pipeline, why[0], why[1]],
         &["resume", &pipeline, why[0], why[1]],
