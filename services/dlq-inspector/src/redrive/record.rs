@@ -444,6 +444,38 @@ mod tests {
     }
 
     #[test]
+    fn a_dead_letter_is_parked_unchanged_and_returns_from_there_to_its_pipeline() {
+        let destinations = destinations(ReturnTo::Due);
+        let letter = dead(headers_of(&[("tenant", b"a"), ("tenant", b"b"), (REDRIVE_COUNT, b"2")]));
+        let target = destinations.parking(Candidate::of(&letter)).unwrap();
+        let output = parked(&letter, &target);
+        assert_eq!(&*output.topic, "docs-parked");
+        assert_eq!(
+            (&output.key, &output.value, &output.headers),
+            (&letter.key, &letter.value, &letter.headers)
+        );
+        let copy = Record {
+            key: output.key,
+            value: output.value,
+            ..record("docs-parked", output.headers)
+        };
+        let target = destinations.target(Candidate::of(&copy), &wish("")).unwrap();
+        let back = redriven(&copy, &target, "r1", NOW);
+        assert_eq!((&*back.topic, redrive::count(&back.headers)), ("docs-retry-due", 3));
+        // Neither what is parked nor dead letters of others are parked.
+        for topic in ["docs-parked", "s-dlt"] {
+            let other = Candidate {
+                topic,
+                ..Candidate::of(&letter)
+            };
+            assert_eq!(destinations.parking(other), Err(Skip::NoDestination), "{topic}");
+        }
+        // What is parked does not count as having come back.
+        let returning: Vec<&Arc<str>> = destinations.dead_letter_topics(&["docs-retry-due"]).collect();
+        assert_eq!(returning, [&"docs-dlq".into()]);
+    }
+
+    #[test]
     fn no_pattern_admits_topics_whose_records_have_a_form_of_their_own() {
         let reprocessed = Pipeline {
             source: "orders-dlq".into(),
@@ -465,6 +497,7 @@ mod tests {
             ("docs-retry-30s", false),
             ("unknown-retry-5s", false),
             ("docs-dlq", false),
+            ("docs-parked", false),
             ("payments-dlq", false),
             ("__consumer_offsets", false),
             ("staging-redeliver.dlq.ledger", false),

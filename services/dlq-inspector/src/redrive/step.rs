@@ -381,6 +381,57 @@ mod tests {
     }
 
     #[test]
+    fn an_automatic_job_redrives_only_what_was_redriven_less_often_and_parks_a_copy() {
+        let destinations = Destinations::new(&[Pipeline::new("docs")], &[], Vec::new(), 3);
+        let died = Record {
+            position: Position {
+                topic: "docs-dlq".into(),
+                ..found(1).position
+            },
+            headers: [
+                ("pipeline", Some(&b"docs"[..])),
+                ("original-topic", Some(b"docs")),
+                ("original-partition", Some(b"0")),
+                ("original-offset", Some(b"7")),
+                ("redrive-count", Some(b"2")),
+            ]
+            .into_iter()
+            .collect(),
+            ..found(1)
+        };
+        let planned = Item {
+            content: content_hash(&died),
+            ..item("docs-dlq", 1)
+        };
+        let tried = |job: &Job, state| {
+            let context = Context {
+                job,
+                destinations: &destinations,
+                presence: &|_| Presence::Exists,
+                now: NOW,
+            };
+            context.try_item(planned.clone(), state, Some(&died))
+        };
+        let automatic = |max_count| {
+            let mut record = to(&["docs-retry-due"], &job(1, Wanted::Running)).record;
+            record.redrive.as_mut().unwrap().automatic_max_count = max_count;
+            tried(&Job::read(record).unwrap(), State::Open).outcome
+        };
+        assert_eq!(automatic(2), Outcome::Skipped(Skip::TooOften));
+        assert_eq!((automatic(3), automatic(0)), (Outcome::Done, Outcome::Done));
+        let parks = to(&["docs-parked"], &kind_of(&job(1, Wanted::Running), v1::RedriveKind::Park));
+        let parked = tried(&parks, State::Open);
+        assert_eq!(parked.outcome, Outcome::Done);
+        let copy = parked.output.unwrap();
+        assert_eq!((&*copy.topic, &copy.headers), ("docs-parked", &died.headers));
+        assert_eq!(
+            tried(&parks, State::Redriven).outcome,
+            Outcome::Skipped(Skip::Redriven)
+        );
+        assert_eq!(parks.kind.leaves(), State::Redriven);
+    }
+
+    #[test]
     fn a_destination_that_was_not_planned_is_not_written_to() {
         // The pipeline has another name for its source than when the plan was made.
         let destinations = Destinations::new(&[Pipeline::new("docs")], &[], Vec::new(), 3);
