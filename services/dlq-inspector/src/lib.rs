@@ -277,7 +277,8 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
             metrics: metrics.clone(),
         };
         if !planner.rules.is_empty() {
-            host.tasks.spawn("dlq-automatic-redrives", planner.run(stop.clone()));
+            host.tasks
+                .spawn("dlq-automatic-redrives", planner.run(stop.clone()));
         }
     }
     let redrives = redrive::start::count(jobs.clone(), metrics.clone(), stop.clone());

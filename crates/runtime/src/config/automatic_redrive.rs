@@ -132,9 +132,8 @@ mod tests {
     use super::*;
 
     fn load(automatic: &str, rest: &str) -> Result<Config, String> {
-        let text = format!(
-            "pipelines: {{ docs: {{ output: out, automatic_redrive: {automatic} }} }}\n{rest}"
-        );
+        let text =
+            format!("pipelines: {{ docs: {{ output: out, automatic_redrive: {automatic} }} }}\n{rest}");
         Config::from_yaml(&text).map_err(|error| error.to_string())
     }
 
@@ -143,12 +142,19 @@ mod tests {
         let off = load("null", "").unwrap();
         assert!(off.automatic_redrives().is_empty());
         assert_eq!(off.dead_letter_patterns(), off.dlq_inspector.topics);
-        let on = load("{ after: 10m, error_classes: [exhausted], error_codes: [http.503] }", "").unwrap();
+        let on = load(
+            "{ after: 10m, error_classes: [exhausted], error_codes: [http.503] }",
+            "",
+        )
+        .unwrap();
         let [(pipeline, settings)] = &on.automatic_redrives()[..] else {
             panic!("{on:?}");
         };
         assert_eq!(&*pipeline.parking_topic(), "docs-parked");
-        assert_eq!((settings.after, settings.max_count), (HumanDuration::from_secs(600), 2));
+        assert_eq!(
+            (settings.after, settings.max_count),
+            (HumanDuration::from_secs(600), 2)
+        );
         assert_eq!(on.dead_letter_patterns().last().unwrap(), "docs-parked");
         assert_eq!(Config::from_yaml(&on.to_yaml()).unwrap(), on);
     }
@@ -160,7 +166,12 @@ mod tests {
             ("{ rate: 0 }", "", "rate", "out of range"),
             ("{ every: 2d }", "", "every", "out of range"),
             ("{ observe: 2d }", "", "observe", "out of range"),
-            ("{ max_returned_share: 1.5 }", "", "max_returned_share", "out of range"),
+            (
+                "{ max_returned_share: 1.5 }",
+                "",
+                "max_returned_share",
+                "out of range",
+            ),
             ("{ max_count: 0 }", "", "max_count", "out of range"),
             ("{ max_count: 4 }", "", "max_count", "must be at most 3"),
             (
@@ -169,10 +180,20 @@ mod tests {
                 "max_count",
                 "must be at most 1",
             ),
-            ("{ error_classes: [exausted] }", "", "error_classes", "did you mean `exhausted`?"),
+            (
+                "{ error_classes: [exausted] }",
+                "",
+                "error_classes",
+                "did you mean `exhausted`?",
+            ),
             ("{ error_codes: ['a b'] }", "", "error_codes", "no error code"),
             ("{ parking: x }", "", "parking", "unknown"),
-            ("{}", "retired: { docs-parked: { source: docs-parked } }", "retired", "role"),
+            (
+                "{}",
+                "retired: { docs-parked: { source: docs-parked } }",
+                "retired",
+                "role",
+            ),
         ] {
             let Err(error) = load(automatic, rest) else {
                 panic!("{automatic} {rest}");

@@ -239,7 +239,9 @@ impl<'r> Selection<'r> {
             .into_iter()
             .find(|kind| self.kinds.contains_key(kind))?;
         let mut chosen = self.kinds.remove(&is_used_up)?;
-        chosen.items.sort_by_key(|item| (item.id.partition, item.id.offset));
+        chosen
+            .items
+            .sort_by_key(|item| (item.id.partition, item.id.offset));
         let kind = if is_used_up {
             v1::RedriveKind::Park
         } else {
@@ -253,7 +255,9 @@ impl<'r> Selection<'r> {
             }]
         };
         let samples = chosen.items.iter().take(SAMPLES);
-        let Rule { pipeline, settings, .. } = self.rule;
+        let Rule {
+            pipeline, settings, ..
+        } = self.rule;
         let redrive = v1::Redrive {
             kind: kind.into(),
             filter: filter.to_owned(),
@@ -345,7 +349,13 @@ mod tests {
     }
 
     /// Takes note of a job that has done the first `done` of its items.
-    fn add(jobs: &mut Jobs, id: &str, planned: &(v1::RedriveRecord, Vec<i64>), done: u32, wanted: v1::RedriveState) {
+    fn add(
+        jobs: &mut Jobs,
+        id: &str,
+        planned: &(v1::RedriveRecord, Vec<i64>),
+        done: u32,
+        wanted: v1::RedriveState,
+    ) {
         let (mut written, offsets) = planned.clone();
         written.chunks = u32::try_from(offsets.len()).unwrap().div_ceil(CHUNK);
         written.wanted = wanted.into();
@@ -369,13 +379,25 @@ mod tests {
             .collect();
         let mut jobs = Jobs::default();
         let parked = next(&jobs, &letters).unwrap();
-        assert_eq!((parked.0.redrive.as_ref().unwrap().kind(), &parked.1[..]), (v1::RedriveKind::Park, &[2, 5][..]));
-        assert_eq!(parked.0.redrive.as_ref().unwrap().destinations[0].topic, "docs-parked");
+        assert_eq!(
+            (parked.0.redrive.as_ref().unwrap().kind(), &parked.1[..]),
+            (v1::RedriveKind::Park, &[2, 5][..])
+        );
+        assert_eq!(
+            parked.0.redrive.as_ref().unwrap().destinations[0].topic,
+            "docs-parked"
+        );
         add(&mut jobs, "1", &parked, 2, v1::RedriveState::Running);
         let redriven = next(&jobs, &letters).unwrap();
         let spec = redriven.0.redrive.clone().unwrap();
-        assert_eq!((spec.kind(), &redriven.1[..]), (v1::RedriveKind::Redrive, &[0, 1, 3, 4][..]));
-        assert_eq!((&*spec.destinations[0].topic, spec.automatic_max_count), ("docs-retry-due", 2));
+        assert_eq!(
+            (spec.kind(), &redriven.1[..]),
+            (v1::RedriveKind::Redrive, &[0, 1, 3, 4][..])
+        );
+        assert_eq!(
+            (&*spec.destinations[0].topic, spec.automatic_max_count),
+            ("docs-retry-due", 2)
+        );
         add(&mut jobs, "2", &redriven, 4, v1::RedriveState::Running);
         assert_eq!(next(&jobs, &letters), None);
     }
@@ -396,7 +418,10 @@ mod tests {
         let later = redeliver_proto::convert::to_timestamp(NOW.after(Duration::from_secs(9)));
         last.record.redrive.as_mut().unwrap().created_at = Some(later);
         // The clock of the inspector that has planned the last job is ahead.
-        assert_eq!(Rule::plan_at(Some(&last), NOW), NOW.after(Duration::from_millis(9_001)));
+        assert_eq!(
+            Rule::plan_at(Some(&last), NOW),
+            NOW.after(Duration::from_millis(9_001))
+        );
         assert_eq!(Rule::plan_at(None, NOW), NOW);
     }
 
@@ -441,16 +466,31 @@ mod tests {
         let planned = next(&jobs, &letters[..1]).unwrap();
         for number in 10..25 {
             let done = u32::from(number != 12);
-            add(&mut jobs, &number.to_string(), &planned, done, v1::RedriveState::Cancelled);
+            add(
+                &mut jobs,
+                &number.to_string(),
+                &planned,
+                done,
+                v1::RedriveState::Cancelled,
+            );
         }
         // The one that was cancelled stays, because its dead letters are not taken again.
         let expected: Vec<String> = ["10", "11", "13", "14"].map(str::to_owned).into();
-        assert_eq!(superseded("docs", &jobs).into_iter().collect::<Vec<_>>(), expected);
+        assert_eq!(
+            superseded("docs", &jobs).into_iter().collect::<Vec<_>>(),
+            expected
+        );
         assert_eq!(superseded("other", &jobs), BTreeSet::new());
         let mut of_callers = planned.clone();
         of_callers.0.redrive.as_mut().unwrap().automatic_pipeline.clear();
         for number in 30..45 {
-            add(&mut jobs, &number.to_string(), &of_callers, 1, v1::RedriveState::Running);
+            add(
+                &mut jobs,
+                &number.to_string(),
+                &of_callers,
+                1,
+                v1::RedriveState::Running,
+            );
         }
         assert_eq!(superseded("", &jobs), BTreeSet::new());
     }
@@ -465,7 +505,8 @@ mod tests {
         rule.settings.error_classes = vec!["exhausted".to_owned(), "expired".to_owned()];
         rule.settings.error_codes = vec!["http.503".to_owned()];
         let filter = rule.filter(NOW);
-        let expected = " AND (error_class = \"exhausted\" OR error_class = \"expired\") AND (error_code = \"http.503\")";
+        let expected =
+            " AND (error_class = \"exhausted\" OR error_class = \"expired\") AND (error_code = \"http.503\")";
         assert!(filter.ends_with(expected), "{filter}");
         crate::filter::parse(&filter, &[]).unwrap();
     }

@@ -327,12 +327,7 @@ fn next(job: &Job, entry: &Entry, change: JobChange) -> Result<Option<v1::Redriv
 
 /// The keys to remove, so that a job of this size fits; `None` if there is no room. Removes what has ended, oldest first.
 /// Those that are superseded are removed in any case.
-fn removed(
-    jobs: &Jobs,
-    total: u32,
-    superseded: &BTreeSet<String>,
-    now: Timestamp,
-) -> Option<Vec<String>> {
+fn removed(jobs: &Jobs, total: u32, superseded: &BTreeSet<String>, now: Timestamp) -> Option<Vec<String>> {
     let all: Vec<_> = jobs.iter().collect();
     let mut count = all.len();
     let mut size = all

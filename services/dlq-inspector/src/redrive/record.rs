@@ -446,7 +446,11 @@ mod tests {
     #[test]
     fn a_dead_letter_is_parked_unchanged_and_returns_from_there_to_its_pipeline() {
         let destinations = destinations(ReturnTo::Due);
-        let letter = dead(headers_of(&[("tenant", b"a"), ("tenant", b"b"), (REDRIVE_COUNT, b"2")]));
+        let letter = dead(headers_of(&[
+            ("tenant", b"a"),
+            ("tenant", b"b"),
+            (REDRIVE_COUNT, b"2"),
+        ]));
         let target = destinations.parking(Candidate::of(&letter)).unwrap();
         let output = parked(&letter, &target);
         assert_eq!(&*output.topic, "docs-parked");
@@ -461,7 +465,10 @@ mod tests {
         };
         let target = destinations.target(Candidate::of(&copy), &wish("")).unwrap();
         let back = redriven(&copy, &target, "r1", NOW);
-        assert_eq!((&*back.topic, redrive::count(&back.headers)), ("docs-retry-due", 3));
+        assert_eq!(
+            (&*back.topic, redrive::count(&back.headers)),
+            ("docs-retry-due", 3)
+        );
         // Neither what is parked nor dead letters of others are parked.
         for topic in ["docs-parked", "s-dlt"] {
             let other = Candidate {

@@ -419,7 +419,10 @@ mod tests {
         };
         assert_eq!(automatic(2), Outcome::Skipped(Skip::TooOften));
         assert_eq!((automatic(3), automatic(0)), (Outcome::Done, Outcome::Done));
-        let parks = to(&["docs-parked"], &kind_of(&job(1, Wanted::Running), v1::RedriveKind::Park));
+        let parks = to(
+            &["docs-parked"],
+            &kind_of(&job(1, Wanted::Running), v1::RedriveKind::Park),
+        );
         let parked = tried(&parks, State::Open);
         assert_eq!(parked.outcome, Outcome::Done);
         let copy = parked.output.unwrap();

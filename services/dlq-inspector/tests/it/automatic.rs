@@ -142,8 +142,13 @@ async fn dead_letters_are_redriven_without_a_caller_then_parked_and_redriven_by_
     found.sort();
     assert_eq!(found, expected, "an exact copy");
     let open = inspector.until_listed("state = OPEN", 5).await;
-    assert!(open.iter().all(|letter| letter.position.as_ref().unwrap().topic == *parking));
-    inspector.until_listed(&format!("topic = \"{}\" AND state = REDRIVEN", world.dlq), 10).await;
+    assert!(
+        open.iter()
+            .all(|letter| letter.position.as_ref().unwrap().topic == *parking)
+    );
+    inspector
+        .until_listed(&format!("topic = \"{}\" AND state = REDRIVEN", world.dlq), 10)
+        .await;
     assert_eq!(world.redriven().len(), 5);
 
     // By hand, they return to their pipeline from the parking topic.
@@ -154,11 +159,14 @@ async fn dead_letters_are_redriven_without_a_caller_then_parked_and_redriven_by_
     let ended = until(&mut inspector, &job.id, &ENDED).await;
     assert_eq!((ended.done, world.redriven().len()), (5, 10));
     // Nobody else parks.
-    let refused = planned(&mut inspector, plan(v1::RedriveKind::Park, "")).await.unwrap_err();
+    let refused = planned(&mut inspector, plan(v1::RedriveKind::Park, ""))
+        .await
+        .unwrap_err();
     assert_eq!(error::reason(&refused).as_deref(), Some("KIND_INVALID"));
 
-    let counts: BTreeMap<String, u64> =
-        [("dead-letters.park", 5), ("dead-letters.redrive", 10)].map(|(action, count)| (action.to_owned(), count)).into();
+    let counts: BTreeMap<String, u64> = [("dead-letters.park", 5), ("dead-letters.redrive", 10)]
+        .map(|(action, count)| (action.to_owned(), count))
+        .into();
     assert_eq!(changed(&world), counts);
     let planned: Vec<v1::AuditEntry> = audited(&world)
         .into_iter()
@@ -197,7 +205,10 @@ async fn a_brake_stops_further_automatic_jobs_until_somebody_resumes() {
     until_in(&world, &world.due, 45);
     until_in(&world, &parking(&world), 5);
     let others = jobs(&mut inspector).await;
-    assert!(others.iter().all(|job| job.automatic_pipeline.ends_with("-p")), "{others:?}");
+    assert!(
+        others.iter().all(|job| job.automatic_pipeline.ends_with("-p")),
+        "{others:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -268,7 +279,11 @@ async fn each_dead_letter_is_redriven_or_parked_once_while_inspectors_are_killed
     for (kill, wanted) in [20, 120, 220, 320, 420, 520].into_iter().enumerate() {
         eventually(&format!("{wanted} are done"), DEADLINE, || {
             let done = both(&world);
-            if done >= wanted { Ok(()) } else { Err(done.to_string()) }
+            if done >= wanted {
+                Ok(())
+            } else {
+                Err(done.to_string())
+            }
         });
         let victim = &mut inspectors[kill % 2].process;
         victim.kill_9();
@@ -277,7 +292,11 @@ async fn each_dead_letter_is_redriven_or_parked_once_while_inspectors_are_killed
     let all = usize::try_from(FRESH + USED_UP).unwrap();
     eventually("all are done", DEADLINE, || {
         let done = both(&world);
-        if done >= all { Ok(()) } else { Err(done.to_string()) }
+        if done >= all {
+            Ok(())
+        } else {
+            Err(done.to_string())
+        }
     });
     for inspector in &mut inspectors {
         inspector.until_serving().await;
@@ -291,7 +310,12 @@ async fn each_dead_letter_is_redriven_or_parked_once_while_inspectors_are_killed
         let records = read(&world.env, topic);
         let mut origins: Vec<i64> = records
             .iter()
-            .map(|record| std::str::from_utf8(record.headers.last("original-offset").unwrap()).unwrap().parse().unwrap())
+            .map(|record| {
+                std::str::from_utf8(record.headers.last("original-offset").unwrap())
+                    .unwrap()
+                    .parse()
+                    .unwrap()
+            })
             .collect();
         origins.sort_unstable();
         origins

@@ -30,7 +30,11 @@ impl Redriven {
             // Fails while a broker is away.
             self.read()?;
             let seen = self.times.len();
-            if seen >= wanted { Ok(()) } else { Err(seen.to_string()) }
+            if seen >= wanted {
+                Ok(())
+            } else {
+                Err(seen.to_string())
+            }
         });
     }
 
@@ -51,7 +55,9 @@ const DONE: &str = "redeliver_dlq_redrive_items_total{kind=\"redrive\",outcome=\
 fn executing(inspectors: &mut [Inspector; 2]) -> usize {
     let mut before = [u64::MAX; 2];
     eventually("an inspector redrives", DEADLINE, || {
-        let done = inspectors.each_mut().map(|inspector| inspector.process.metric(DONE));
+        let done = inspectors
+            .each_mut()
+            .map(|inspector| inspector.process.metric(DONE));
         let has_more = [0, 1].into_iter().find(|index| done[*index] > before[*index]);
         before = done;
         has_more.ok_or_else(|| format!("{done:?}"))
@@ -89,7 +95,11 @@ async fn each_of_20000_dead_letters_is_redriven_once_while_brokers_and_inspector
         };
         let job = planned(&mut inspectors[0], request).await;
         let job = job.map_err(|status| status.to_string())?;
-        if job.total == total { Ok(job) } else { Err(job.total.to_string()) }
+        if job.total == total {
+            Ok(job)
+        } else {
+            Err(job.total.to_string())
+        }
     })
     .await;
     start(&mut inspectors[0], &job.id).await;
@@ -114,7 +124,11 @@ async fn each_of_20000_dead_letters_is_redriven_once_while_brokers_and_inspector
             let other = &mut inspectors[1 - victim].process;
             eventually("the other one redrives", DEADLINE, || {
                 let done = other.metric(DONE);
-                if done > before { Ok(()) } else { Err(done.to_string()) }
+                if done > before {
+                    Ok(())
+                } else {
+                    Err(done.to_string())
+                }
             });
             inspectors[victim].process.thaw();
         } else {
@@ -131,7 +145,13 @@ async fn each_of_20000_dead_letters_is_redriven_once_while_brokers_and_inspector
     }
     let ended = until(&mut inspectors[0], &job.id, &ENDED).await;
     assert_eq!(
-        (ended.state(), ended.done, ended.failed, ended.skipped, ended.pending),
+        (
+            ended.state(),
+            ended.done,
+            ended.failed,
+            ended.skipped,
+            ended.pending
+        ),
         (v1::RedriveState::Succeeded, total, 0, 0, 0),
         "{ended:?}"
     );
@@ -148,7 +168,10 @@ async fn each_of_20000_dead_letters_is_redriven_once_while_brokers_and_inspector
     let mut entries: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
     for record in &ledger {
         let entry = v1::LedgerEntry::decode(record.value.clone().unwrap()).unwrap();
-        assert_eq!((entry.state(), &entry.redrive_id), (v1::DeadLetterState::Redriven, &job.id));
+        assert_eq!(
+            (entry.state(), &entry.redrive_id),
+            (v1::DeadLetterState::Redriven, &job.id)
+        );
         *entries.entry(record.key.clone().unwrap().to_vec()).or_default() += 1;
     }
     assert!(entries.values().all(|times| *times == 1));

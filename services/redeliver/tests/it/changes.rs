@@ -5,9 +5,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 
-use redeliver_testkit::{
-    CommandOutput, Reply, ServiceProcess, binary, eventually, kube_tools, run,
-};
+use redeliver_testkit::{CommandOutput, Reply, ServiceProcess, binary, eventually, kube_tools, run};
 use serde_json::{Value, json};
 
 use crate::polyglot::the_python;
@@ -154,7 +152,11 @@ impl World {
     }
 
     fn tier(&self) -> String {
-        format!("tier/{}/{}", self.pipe.name(), self.pipe.pipeline.policy.tiers()[0])
+        format!(
+            "tier/{}/{}",
+            self.pipe.name(),
+            self.pipe.pipeline.policy.tiers()[0]
+        )
     }
 
     /// A plan that takes so long that it does not end during a test.
@@ -240,7 +242,10 @@ fn each_change_is_for_operators_only_and_audited(name: &str, client: Client) {
     let job = world.succeeds(client, plan.method, &plan.request);
     let job = job["id"].as_str().unwrap();
     let changes = world.changes(job);
-    let tested = changes.iter().chain([&plan]).map(|change| change.method.to_owned());
+    let tested = changes
+        .iter()
+        .chain([&plan])
+        .map(|change| change.method.to_owned());
     assert_eq!(
         tested.collect::<BTreeSet<_>>(),
         changing_methods(),
@@ -272,8 +277,12 @@ fn grpcurl_makes_each_change() {
 #[test]
 fn the_commands_change_nothing_for_those_who_may_only_read() {
     let world = World::new("changes-cli");
-    let planned = world.cli(OPERATOR, &["dlq", "redrive", "--all", "--plan", "--rate", "1", "-o", "json"]);
-    let planned: Value = serde_json::from_str(&planned.stdout).unwrap_or_else(|error| panic!("{error}: {planned:?}"));
+    let planned = world.cli(
+        OPERATOR,
+        &["dlq", "redrive", "--all", "--plan", "--rate", "1", "-o", "json"],
+    );
+    let planned: Value =
+        serde_json::from_str(&planned.stdout).unwrap_or_else(|error| panic!("{error}: {planned:?}"));
     let job = planned["id"].as_str().unwrap();
     let (group, pipeline, tier) = (world.group(), world.pipeline(), world.tier());
     let why = ["--why", "test"];
@@ -297,7 +306,10 @@ fn the_commands_change_nothing_for_those_who_may_only_read() {
     ] {
         let refused = world.cli(VIEWER, command);
         assert_eq!(refused.code, Some(1), "{command:?}: {refused:?}");
-        assert!(refused.stderr.contains("PERMISSION_DENIED"), "{command:?}: {refused:?}");
+        assert!(
+            refused.stderr.contains("PERMISSION_DENIED"),
+            "{command:?}: {refused:?}"
+        );
     }
     // Whoever may read sees all of it.
     for command in [
