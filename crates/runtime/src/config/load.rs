@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::error::{ConfigError, Findings, suggestion};
 use super::tree::{Node, Value};
-use super::{Config, ServedPipelines, deserialize, overrides, topology, yaml};
+use super::{Config, PipelineConfig, ServedPipelines, deserialize, overrides, topology, yaml};
 
 /// The sources of a configuration, from lowest to highest precedence.
 #[derive(Clone, Debug, Default)]

@@ -6,7 +6,6 @@
 //! An automatic job takes each dead letter once. What it has not done, because somebody has cancelled it or because of a problem, is left to people.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -131,7 +130,7 @@ impl Rule {
                 .map(|value| format!("{field} = \"{value}\""))
                 .collect();
             if !one.is_empty() {
-                let _ = write!(filter, " AND ({})", one.join(" OR "));
+                filter += &format!(" AND ({})", one.join(" OR "));
             }
         }
         filter
@@ -324,6 +323,7 @@ mod tests {
         headers.push_text(headers::ORIGINAL_TOPIC, "docs");
         headers.push_text(headers::ORIGINAL_PARTITION, "0");
         headers.push_text(headers::ORIGINAL_OFFSET, "1");
+        headers.push_text(headers::RETRY_COUNT, "4");
         headers.push_text(REDRIVE_COUNT, &redrives.to_string());
         headers
     }

@@ -102,7 +102,9 @@ pub(crate) fn rules(config: &Config) -> Vec<Rule> {
 impl Planner {
     /// Plans until shutdown.
     pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), Infallible> {
-        let mut looks: Vec<NextLook> = (self.rules.iter())
+        let mut looks: Vec<NextLook> = self
+            .rules
+            .iter()
             .map(|_| NextLook::after(Duration::ZERO, false))
             .collect();
         let mut log = LogThrottle::default();

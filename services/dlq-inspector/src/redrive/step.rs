@@ -393,6 +393,7 @@ mod tests {
                 ("original-topic", Some(b"docs")),
                 ("original-partition", Some(b"0")),
                 ("original-offset", Some(b"7")),
+                ("retry-count", Some(b"4")),
                 ("redrive-count", Some(b"2")),
             ]
             .into_iter()
