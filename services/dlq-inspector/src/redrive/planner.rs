@@ -117,7 +117,15 @@ impl Planner {
                 let standing = planned.unwrap_or_else(|problem| {
                     if log.should_log() {
                         let (pipeline, reason) = (&rule.pipeline, error_chain(&problem));
-                        tracing::warn!(pipeline, reason, "no automatic redrive is planned; retrying");
+                        match problem {
+                            // As after each start.
+                            Problem::Incomplete => {
+                                tracing::info!(pipeline, reason, "no automatic redrive is planned yet");
+                            }
+                            _ => {
+                                tracing::warn!(pipeline, reason, "no automatic redrive is planned; retrying")
+                            }
+                        }
                     }
                     *look = NextLook::after(RETRY, true);
                     WAITING
