@@ -123,7 +123,7 @@ impl Planner {
                                 tracing::info!(pipeline, reason, "no automatic redrive is planned yet");
                             }
                             _ => {
-                                tracing::warn!(pipeline, reason, "no automatic redrive is planned; retrying")
+                                tracing::warn!(pipeline, reason, "no automatic redrive is planned; retrying");
                             }
                         }
                     }
