@@ -312,8 +312,10 @@ def overview():
         graph("Watchers", "Clients that watch dead letters.", total("redeliver_dlq_watchers", INSTANCE, "instance")),
         graph("Groups", "Groups of open dead letters that fail for the same reason, by the state of the group.",
               total("redeliver_dlq_groups", INSTANCE, "state", "max"), stacked=True),
-        graph("Redriven", "Dead letters per second that were redriven, discarded or restored, or tried to be.",
+        graph("Redriven", "Dead letters per second that were redriven, discarded, restored or parked, or tried to be.",
               rate("redeliver_dlq_redrive_items_total", INSTANCE, "kind, outcome"), unit="cps"),
+        graph("Automatic redrives", "Pipelines by how their automatic redrive stands: idle, running, paused, braked, waiting.",
+              query(f"sum by (state) (max by (pipeline, state) (redeliver_dlq_automatic_redrive{{{INSTANCE}}}))", "{{state}}"), stacked=True),
         graph("Scans", "Offsets per second that scans of waiting records and traces read.",
               rate("redeliver_dlq_scanned_offsets_total", INSTANCE, "instance"), unit="cps"),
     ]

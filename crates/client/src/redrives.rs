@@ -31,6 +31,8 @@ pub enum RedriveKind {
     Discard,
     /// Opens discarded ones again.
     Restore,
+    /// Moves them to the parking topic of their pipeline. Only automatic redrives plan it.
+    Park,
 }
 
 /// The state of a job.
@@ -187,6 +189,8 @@ pub struct Redrive {
     pub has_more: bool,
     /// What is edited: `value`, `key` and `headers`; empty: nothing.
     pub edited: Vec<String>,
+    /// The pipeline whose automatic redrive has planned it.
+    pub automatic_pipeline: Option<String>,
 }
 
 /// What became of a dead letter.
@@ -225,6 +229,7 @@ impl RedriveKind {
             Self::Redrive => "redrive",
             Self::Discard => "discard",
             Self::Restore => "restore",
+            Self::Park => "park",
         }
     }
 }
@@ -273,6 +278,7 @@ impl RedriveClient {
             RedriveKind::Redrive => v1::RedriveKind::Redrive,
             RedriveKind::Discard => v1::RedriveKind::Discard,
             RedriveKind::Restore => v1::RedriveKind::Restore,
+            RedriveKind::Park => v1::RedriveKind::Park,
         };
         let mut request = v1::PlanRedriveRequest {
             kind: kind.into(),
@@ -473,6 +479,7 @@ impl TryFrom<v1::Redrive> for Redrive {
             v1::RedriveKind::Redrive => RedriveKind::Redrive,
             v1::RedriveKind::Discard => RedriveKind::Discard,
             v1::RedriveKind::Restore => RedriveKind::Restore,
+            v1::RedriveKind::Park => RedriveKind::Park,
             v1::RedriveKind::Unspecified => return Err(ClientError::InvalidResponse("kind")),
         };
         let state = match redrive.state() {
@@ -520,6 +527,7 @@ impl TryFrom<v1::Redrive> for Redrive {
             problem: text(redrive.problem),
             has_more: redrive.has_more,
             edited: redrive.edited,
+            automatic_pipeline: text(redrive.automatic_pipeline),
         })
     }
 }

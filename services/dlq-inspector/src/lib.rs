@@ -92,6 +92,7 @@ use crate::masking::Masking;
 use crate::metrics::Metrics;
 use crate::pattern::Patterns;
 use crate::redrive::change::JobWriter;
+use crate::redrive::planner::{Planner, rules};
 use crate::schema_registry::SchemaRegistry;
 use crate::shared::SharedState;
 use crate::waiting::scans::Scans;
@@ -112,11 +113,14 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
     Authenticator::check(SECTION, &api)
 }
 
-/// The topics that the inspector needs apart from dead-letter topics: the ledger, the states of groups, and the redrives.
+/// The topics that the inspector needs apart from dead-letter topics: the ledger, the states of groups, the redrives, and the parking topics.
 #[must_use]
 pub fn topics(config: &Config) -> TopologySpec {
     let settings = topic_settings(config);
+    let automatic = config.automatic_redrives().into_iter();
+    let automatic: Vec<_> = automatic.map(|(pipeline, _)| pipeline).collect();
     TopologySpec::for_ledger(ledger::TOPIC, &settings)
+        .join(TopologySpec::for_parking(&automatic, &settings))
         .join(TopologySpec::for_group_states(group_states::TOPIC, &settings))
         .join(TopologySpec::for_redrives(&config.redrives_topic(), &settings))
 }
@@ -221,7 +225,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let surveyor = Surveyor::new(&host.kafka)?;
     let scans = Scans::new(&host.config, &host.kafka, surveyor.clone());
     let survey = SurveyTask {
-        patterns: Patterns::new(&config.topics).without([
+        patterns: Patterns::new(&host.config.dead_letter_patterns()).without([
             host.config.audit_topic(),
             host.config.control_topic(),
             redrives_topic.clone(),
@@ -248,9 +252,34 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     }
     .run(stop.clone());
     let destinations = Arc::new(redrive::start::destinations(host));
+    let job_writer = JobWriter::new(
+        &host.kafka,
+        &redrives_topic,
+        AuditLog::new(&host.config, "dlq-inspector"),
+        jobs.clone(),
+    );
     if config.redrive.execute {
-        let (pool, shared) = (pool.clone(), shared.clone());
-        redrive::start::execute(host, destinations.clone(), pool, shared, metrics.clone())?;
+        redrive::start::execute(
+            host,
+            destinations.clone(),
+            pool.clone(),
+            shared.clone(),
+            metrics.clone(),
+        )?;
+        let planner = Planner {
+            rules: rules(&host.config),
+            jobs: jobs.clone(),
+            writer: job_writer.clone(),
+            destinations: destinations.clone(),
+            pool: pool.clone(),
+            shared: shared.clone(),
+            clock: host.clock.clone(),
+            metrics: metrics.clone(),
+        };
+        if !planner.rules.is_empty() {
+            host.tasks
+                .spawn("dlq-automatic-redrives", planner.run(stop.clone()));
+        }
     }
     let redrives = redrive::start::count(jobs.clone(), metrics.clone(), stop.clone());
     host.tasks.spawn("dlq-redrives", redrives);
@@ -273,12 +302,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
             states,
         },
         Redrives {
-            writer: JobWriter::new(
-                &host.kafka,
-                &redrives_topic,
-                AuditLog::new(&host.config, "dlq-inspector"),
-                jobs.clone(),
-            ),
+            writer: job_writer,
             jobs,
             destinations,
             surveyor: redrive_surveyor,

@@ -39,6 +39,12 @@ struct CallLabels {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct AutomaticLabels {
+    pipeline: String,
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RedrivenLabels {
     kind: &'static str,
     outcome: &'static str,
@@ -68,6 +74,7 @@ pub(crate) struct Metrics {
     watchers: Gauge,
     redriven: Family<RedrivenLabels, Counter>,
     redrives: Family<StateLabel, Gauge>,
+    automatic: Family<AutomaticLabels, Gauge>,
     scans: Gauge,
     scanned: Counter,
     calls: Family<CallLabels, Histogram, fn() -> Histogram>,
@@ -92,6 +99,7 @@ impl Metrics {
             watchers: Gauge::default(),
             redriven: Family::default(),
             redrives: Family::default(),
+            automatic: Family::default(),
             scans: Gauge::default(),
             scanned: Counter::default(),
             calls: Family::new_with_constructor(|| Histogram::new(CALL_SECONDS)),
@@ -146,20 +154,25 @@ impl Metrics {
             "Failed attempts to open or write the index, which are repeated",
             metrics.write_errors.clone(),
         );
-        for kind in [Kind::Redrive, Kind::Discard, Kind::Restore] {
+        for kind in [Kind::Redrive, Kind::Discard, Kind::Restore, Kind::Park] {
             for outcome in ["done", "failed", "skipped"] {
                 metrics.add_redriven(kind, outcome, 0);
             }
         }
         registry.register(
             "dlq_redrive_items",
-            "Dead letters that this process has redriven, discarded or restored, or tried to",
+            "Dead letters that this process has redriven, discarded, restored or parked, or tried to",
             metrics.redriven.clone(),
         );
         registry.register(
             "dlq_redrives",
-            "Redrives, discards and restores that have not ended, by state; braked: paused because too many records came back",
+            "Jobs (redrives, discards, restores, parkings) that have not ended, by state; braked: paused because too many records came back",
             metrics.redrives.clone(),
+        );
+        registry.register(
+            "dlq_automatic_redrive",
+            "1 for how the automatic redrive of a pipeline stands: idle, running, paused, braked (too many records came back), waiting (the index is incomplete); 0 for the others",
+            metrics.automatic.clone(),
         );
         registry.register(
             "dlq_audit_failures",
@@ -232,11 +245,24 @@ impl Metrics {
         self.redrives.get_or_create(&StateLabel { state }).set(count);
     }
 
+    /// Sets how the automatic redrive of a pipeline stands.
+    pub(crate) fn set_automatic_redrive(&self, pipeline: &str, standing: &'static str) {
+        for state in ["idle", "running", "paused", "braked", "waiting"] {
+            let labels = AutomaticLabels {
+                pipeline: pipeline.to_owned(),
+                state,
+            };
+            let is_so = i64::from(state == standing);
+            self.automatic.get_or_create(&labels).set(is_so);
+        }
+    }
+
     pub(crate) fn add_redriven(&self, kind: Kind, outcome: &'static str, count: u32) {
         let kind = match kind {
             Kind::Redrive => "redrive",
             Kind::Discard => "discard",
             Kind::Restore => "restore",
+            Kind::Park => "park",
         };
         let labels = RedrivenLabels { kind, outcome };
         self.redriven.get_or_create(&labels).inc_by(count.into());

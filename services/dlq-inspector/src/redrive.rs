@@ -10,6 +10,8 @@
 //! | [`jobs`] | what the topic contains |
 //! | [`edit`] | how a record is edited |
 //! | [`change`] | changes by callers |
+//! | [`automatic`] | which job of a pipeline is next without a caller |
+//! | `planner` | plans these jobs |
 //! | [`pace`] | what the executor does next |
 //! | [`omitted`] | dead letters whose payload was left out |
 //! | [`step`] | what becomes of some dead letters of a job, and what is written |
@@ -17,6 +19,7 @@
 //! | `executor` | the processor of the lane |
 //! | `start` | starts the lane |
 
+pub mod automatic;
 pub mod change;
 pub mod edit;
 pub(crate) mod executor;
@@ -24,6 +27,7 @@ pub mod job;
 pub mod jobs;
 pub mod omitted;
 pub mod pace;
+pub(crate) mod planner;
 pub mod record;
 pub(crate) mod source;
 pub(crate) mod start;

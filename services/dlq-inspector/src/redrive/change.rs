@@ -1,5 +1,6 @@
 //! Changes of jobs by callers: plans, starts, pauses.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_service::audit::{Action, AuditLog, Author, Entry as AuditEntry, MAX_IDS};
 use redeliver_service::followed::{Contents as _, Followed, FollowedWriter, change_id};
 
+use super::automatic;
 use super::edit::Edit;
 use super::job::{self, Item, Job, Wanted};
 use super::jobs::{Entry, Jobs, Problem, job_key, plan_key};
@@ -204,7 +206,8 @@ impl PendingChange {
                 .filter(|_| edit.is_some())
                 .map_or(0, v1::RedrivePlanChunk::encoded_len),
         };
-        let removed = removed(&self.jobs, size, *at).ok_or(RefusedChange::TooMany)?;
+        let superseded = automatic::superseded(&job.spec().automatic_pipeline, &self.jobs);
+        let removed = removed(&self.jobs, size, &superseded, *at).ok_or(RefusedChange::TooMany)?;
         let id = &job.spec().id;
         let mut outputs: Vec<Output> = Vec::new();
         for (number, chunk) in (0..).zip(chunks) {
@@ -215,15 +218,11 @@ impl PendingChange {
             outputs.push(self.output(key, None));
         }
         let ids = items.iter().take(MAX_IDS).map(|item| item.id.to_string());
-        let details = match edit {
-            Some(edit) => format!("{:?}: {}", job.kind, edit.names()),
-            None => format!("{:?}", job.kind),
-        };
         let entry = AuditEntry {
             filter: job.spec().filter.clone(),
             count: u64::from(job.spec().total),
             ids: ids.collect(),
-            ..self.entry(&job, Action::PlanRedrive, details)
+            ..self.entry(&job, Action::PlanRedrive, planned(&job, edit))
         };
         outputs.push(self.audit.record(entry, *at));
         Ok((job, outputs))
@@ -300,6 +299,16 @@ impl PendingChange {
     }
 }
 
+/// What the audit log says about a plan.
+fn planned(job: &Job, edit: Option<&Edit>) -> String {
+    let kind = job.kind;
+    match (job.wanted, edit) {
+        (Wanted::Running, _) => format!("{kind:?}, started"),
+        (_, Some(edit)) => format!("{kind:?}: {}", edit.names()),
+        (_, None) => format!("{kind:?}"),
+    }
+}
+
 /// The id of a new job. Ids increase with the time. [`is_job_id`](super::is_job_id) recognises them.
 fn new_id(now: Timestamp, random: u128) -> String {
     let millis = now.as_millis().max(0);
@@ -348,7 +357,8 @@ struct Size {
 }
 
 /// The keys to remove, so that a job of this size fits; `None` if there is no room. Removes what has ended, oldest first.
-fn removed(jobs: &Jobs, new: Size, now: Timestamp) -> Option<Vec<String>> {
+/// Those that are superseded are removed in any case.
+fn removed(jobs: &Jobs, new: Size, superseded: &BTreeSet<String>, now: Timestamp) -> Option<Vec<String>> {
     let all: Vec<_> = jobs.iter().collect();
     let mut count = all.len();
     let mut size = all.iter().fold(new.letters, |size, (_, entry, _)| {
@@ -367,7 +377,8 @@ fn removed(jobs: &Jobs, new: Size, now: Timestamp) -> Option<Vec<String>> {
         let of_job = entry.edit_bytes();
         let is_needed =
             count >= MAX_JOBS || size > MAX_TOTAL || (is_edit && of_job > 0 && edit_bytes > MAX_EDIT_BYTES);
-        if has_ended && (is_needed || (age > KEPT && removed < MAX_REMOVED)) {
+        let is_old = age > KEPT && removed < MAX_REMOVED;
+        if has_ended && (is_needed || is_old || superseded.contains(id)) {
             keys.extend(entry.keys(id));
             count -= 1;
             size -= entry.size();
@@ -512,6 +523,7 @@ mod tests {
 
     #[test]
     fn what_has_ended_makes_room_and_what_runs_stays() {
+        let none = BTreeSet::new();
         let mut jobs = Jobs::default();
         for number in 0..MAX_JOBS {
             let id = format!("{number:04x}");
@@ -526,10 +538,10 @@ mod tests {
             spec.created_at = Some(to_timestamp(NOW));
             jobs.apply(&record(&job_key(&id), Some(written.encode_to_vec().into())));
         }
-        assert_eq!(removed(&jobs, ONE, NOW), Some(vec!["job/0000".to_owned()]));
+        assert_eq!(removed(&jobs, ONE, &none, NOW), Some(vec!["job/0000".to_owned()]));
         // After a long time, some more.
         let later = NOW.after(KEPT + Duration::from_secs(1));
-        assert_eq!(removed(&jobs, ONE, later).unwrap().len(), MAX_REMOVED);
+        assert_eq!(removed(&jobs, ONE, &none, later).unwrap().len(), MAX_REMOVED);
         let running: Jobs = {
             let mut running = Jobs::default();
             for (id, _, job) in jobs.iter() {
@@ -539,7 +551,7 @@ mod tests {
             }
             running
         };
-        assert_eq!(removed(&running, ONE, later), None);
+        assert_eq!(removed(&running, ONE, &none, later), None);
     }
 
     fn edit(bytes: usize) -> Box<Edit> {
@@ -592,12 +604,13 @@ mod tests {
             jobs.apply(&record(&plan_key(&id, 0), Some(chunk.encode_to_vec().into())));
             jobs.apply(&record(&job_key(&id), Some(written.encode_to_vec().into())));
         }
+        let none = BTreeSet::new();
         let edit = |edit_bytes| Size { edit_bytes, ..ONE };
         let freed = vec!["job/0001".to_owned(), "plan/0001/0".to_owned()];
-        assert_eq!(removed(&jobs, edit(1_000), NOW), Some(freed));
-        assert_eq!(removed(&jobs, edit(MAX_EDIT_BYTES), NOW), None);
+        assert_eq!(removed(&jobs, edit(1_000), &none, NOW), Some(freed));
+        assert_eq!(removed(&jobs, edit(MAX_EDIT_BYTES), &none, NOW), None);
         // A job without an edit needs none of that room.
-        assert_eq!(removed(&jobs, ONE, NOW), Some(Vec::new()));
+        assert_eq!(removed(&jobs, ONE, &none, NOW), Some(Vec::new()));
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub enum Kind {
     Discard,
     /// Sets them to OPEN.
     Restore,
+    /// Moves them to the parking topic of their pipeline.
+    Park,
 }
 
 impl Kind {
@@ -41,6 +43,7 @@ impl Kind {
             v1::RedriveKind::Redrive => Some(Self::Redrive),
             v1::RedriveKind::Discard => Some(Self::Discard),
             v1::RedriveKind::Restore => Some(Self::Restore),
+            v1::RedriveKind::Park => Some(Self::Park),
         }
     }
 
@@ -48,7 +51,7 @@ impl Kind {
     #[must_use]
     pub const fn takes(self) -> State {
         match self {
-            Self::Redrive | Self::Discard => State::Open,
+            Self::Redrive | Self::Discard | Self::Park => State::Open,
             Self::Restore => State::Discarded,
         }
     }
@@ -57,10 +60,17 @@ impl Kind {
     #[must_use]
     pub const fn leaves(self) -> State {
         match self {
-            Self::Redrive => State::Redriven,
+            // A parked dead letter is open in the parking topic only.
+            Self::Redrive | Self::Park => State::Redriven,
             Self::Discard => State::Discarded,
             Self::Restore => State::Open,
         }
+    }
+
+    /// Whether it writes the records of dead letters.
+    #[must_use]
+    pub const fn writes_records(self) -> bool {
+        matches!(self, Self::Redrive | Self::Park)
     }
 }
 

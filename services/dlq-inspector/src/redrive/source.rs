@@ -307,15 +307,21 @@ impl Source {
         items: &[Item],
         now: Timestamp,
     ) -> Result<Vec<Tried>, Problem> {
-        let mut found = match job.kind {
-            Kind::Redrive => self.lookup(known, items)?,
-            Kind::Discard | Kind::Restore => items.iter().map(|_| None).collect(),
+        let mut found = if job.kind.writes_records() {
+            self.lookup(known, items)?
+        } else {
+            items.iter().map(|_| None).collect()
         };
-        let originals = self.originals(known, &mut found)?;
+        // What is parked is copied as it is.
+        let originals = if job.kind == Kind::Redrive {
+            self.originals(known, &mut found)?
+        } else {
+            HashMap::new()
+        };
         for record in found.iter().flatten() {
             let restored = originals.get(&record.record.position);
             let letter = restored.unwrap_or(&record.record);
-            let target = self.destinations.target(Candidate::of(letter), &job.wish());
+            let target = self.destinations.target_of(job, Candidate::of(letter));
             if let Ok(target) = target {
                 self.look_up_topic(known, &target.topic)?;
             }

@@ -70,7 +70,7 @@ pub(crate) fn destinations(host: &Host) -> Destinations {
         excluded.collect(),
         settings.max_count,
     )
-    .without_dead_letters(&config.dlq_inspector.topics)
+    .without_dead_letters(&config.dead_letter_patterns())
 }
 
 /// Executes jobs whenever the group assigns the partition to this process, once the topic exists: an installation without it serves as before.

@@ -12,7 +12,7 @@ use redeliver_service::audit::{Action, AuditLog, Entry as AuditEntry, MAX_IDS};
 use super::edit::Edit;
 use super::job::{CHUNK, Item, Job, Kind, Outcome, Progress, Skip};
 use super::jobs::{outcomes_key, progress_key};
-use super::record::{Candidate, Destinations, redriven};
+use super::record::{Candidate, Destinations, parked, redriven};
 use crate::ledger::{self, State};
 use crate::letter::content_hash;
 
@@ -81,7 +81,7 @@ impl Context<'_> {
                 State::Discarded => Skip::Discarded,
             });
         }
-        if kind != Kind::Redrive {
+        if !kind.writes_records() {
             // The entry has the hash of the content, so it applies to no other record.
             return Ok(None);
         }
@@ -94,8 +94,7 @@ impl Context<'_> {
         }
         let restored = (self.restored)(found);
         let found = restored.as_ref().unwrap_or(found);
-        let wish = self.job.wish();
-        let target = self.destinations.target(Candidate::of(found), &wish)?;
+        let target = self.destinations.target_of(self.job, Candidate::of(found))?;
         // The configuration may have changed since the plan, for which the caller needed a scope for each destination.
         let mut planned = self.job.spec().destinations.iter();
         if !planned.any(|planned| *planned.topic == *target.topic) {
@@ -107,9 +106,10 @@ impl Context<'_> {
             Presence::Denied => return Err(Skip::DestinationDenied),
         }
         let id = &self.job.spec().id;
-        Ok(Some(match self.edit {
-            Some(edit) => edit.redriven(found, &target, id, self.now),
-            None => redriven(found, &target, id, self.now),
+        Ok(Some(match (kind, self.edit) {
+            (Kind::Park, _) => parked(found, &target),
+            (_, Some(edit)) => edit.redriven(found, &target, id, self.now),
+            (_, None) => redriven(found, &target, id, self.now),
         }))
     }
 }
@@ -265,6 +265,7 @@ impl Step {
             Kind::Redrive => Action::RedriveDeadLetters,
             Kind::Discard => Action::DiscardDeadLetters,
             Kind::Restore => Action::RestoreDeadLetters,
+            Kind::Park => Action::ParkDeadLetters,
         };
         let edited = &self.job.spec().edited;
         AuditEntry {
@@ -395,6 +396,61 @@ mod tests {
             (restore(State::Discarded), restore(State::Open)),
             (Outcome::Done, skipped(Skip::Open))
         );
+    }
+
+    #[test]
+    fn an_automatic_job_redrives_only_what_was_redriven_less_often_and_parks_a_copy() {
+        let destinations = Destinations::new(&[Pipeline::new("docs")], &[], Vec::new(), 3);
+        let died = Record {
+            position: Position {
+                topic: "docs-dlq".into(),
+                ..found(1).position
+            },
+            headers: [
+                ("pipeline", Some(&b"docs"[..])),
+                ("original-topic", Some(b"docs")),
+                ("original-partition", Some(b"0")),
+                ("original-offset", Some(b"7")),
+                ("retry-count", Some(b"4")),
+                ("redrive-count", Some(b"2")),
+            ]
+            .into_iter()
+            .collect(),
+            ..found(1)
+        };
+        let planned = Item {
+            content: content_hash(&died),
+            ..item("docs-dlq", 1)
+        };
+        let tried = |job: &Job, state| {
+            let context = Context {
+                job,
+                destinations: &destinations,
+                presence: &|_| Presence::Exists,
+                now: NOW,
+            };
+            context.try_item(planned.clone(), state, Some(&died))
+        };
+        let automatic = |max_count| {
+            let mut record = to(&["docs-retry-due"], &job(1, Wanted::Running)).record;
+            record.redrive.as_mut().unwrap().automatic_max_count = max_count;
+            tried(&Job::read(record).unwrap(), State::Open).outcome
+        };
+        assert_eq!(automatic(2), Outcome::Skipped(Skip::TooOften));
+        assert_eq!((automatic(3), automatic(0)), (Outcome::Done, Outcome::Done));
+        let parks = to(
+            &["docs-parked"],
+            &kind_of(&job(1, Wanted::Running), v1::RedriveKind::Park),
+        );
+        let parked = tried(&parks, State::Open);
+        assert_eq!(parked.outcome, Outcome::Done);
+        let copy = parked.output.unwrap();
+        assert_eq!((&*copy.topic, &copy.headers), ("docs-parked", &died.headers));
+        assert_eq!(
+            tried(&parks, State::Redriven).outcome,
+            Outcome::Skipped(Skip::Redriven)
+        );
+        assert_eq!(parks.kind.leaves(), State::Redriven);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod access;
 mod api;
+mod automatic;
 mod completeness;
 mod dialects;
 mod fuzz;
@@ -11,6 +12,7 @@ mod groups;
 mod lifecycle;
 mod rebuild;
 mod redrive;
+mod redrive_brokers;
 mod replicas;
 mod server;
 mod support;

@@ -24,19 +24,19 @@ use crate::completeness::{AUTHORIZER, allow_again, allow_all, deny};
 use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv, dead};
 
 /// A pipeline with its topics, and an inspector that knows it.
-struct World {
-    env: InspectorEnv,
+pub(crate) struct World {
+    pub(crate) env: InspectorEnv,
     pipeline: Pipeline,
-    dlq: Arc<str>,
-    due: Arc<str>,
+    pub(crate) dlq: Arc<str>,
+    pub(crate) due: Arc<str>,
 }
 
 impl World {
-    async fn new(name: &str, settings: &str) -> Self {
+    pub(crate) async fn new(name: &str, settings: &str) -> Self {
         Self::on(name, settings, &brokers()).await
     }
 
-    async fn on(name: &str, settings: &str, brokers: &str) -> Self {
+    pub(crate) async fn on(name: &str, settings: &str, brokers: &str) -> Self {
         let yaml = format!("pipelines:\n  {{name}}-p:\n    output: {{name}}-out\n{settings}");
         let env = InspectorEnv::with_yaml_on(name, &yaml, brokers);
         let pipeline = Pipeline::new(&format!("{}-p", env.base.name()));
@@ -52,7 +52,7 @@ impl World {
     }
 
     /// The dead letter of a record of the pipeline at this offset.
-    fn dead(&self, offset: i64, value: Option<&[u8]>, headers: Headers) -> Dead {
+    pub(crate) fn dead(&self, offset: i64, value: Option<&[u8]>, headers: Headers) -> Dead {
         let record = Record {
             position: Position {
                 topic: self.pipeline.source.clone(),
@@ -75,7 +75,7 @@ impl World {
     }
 
     /// Writes dead letters of the offsets up to this one.
-    async fn put(&self, count: i64) {
+    pub(crate) async fn put(&self, count: i64) {
         let mut partitions = [Vec::new(), Vec::new()];
         for offset in 0..count {
             let value = format!("value {offset}");
@@ -88,7 +88,7 @@ impl World {
     }
 
     /// What is in the due topic.
-    fn redriven(&self) -> Vec<Record> {
+    pub(crate) fn redriven(&self) -> Vec<Record> {
         read(&self.env, &self.due)
     }
 }
@@ -113,14 +113,14 @@ pub(crate) fn plan(kind: v1::RedriveKind, filter: &str) -> v1::PlanRedriveReques
     }
 }
 
-fn change(id: &str) -> v1::ChangeRedriveRequest {
+pub(crate) fn change(id: &str) -> v1::ChangeRedriveRequest {
     v1::ChangeRedriveRequest {
         id: id.to_owned(),
         ..v1::ChangeRedriveRequest::default()
     }
 }
 
-async fn client(inspector: &mut Inspector) -> RedriveServiceClient<Channel> {
+pub(crate) async fn client(inspector: &mut Inspector) -> RedriveServiceClient<Channel> {
     RedriveServiceClient::new(inspector.channel().await).max_decoding_message_size(64 << 20)
 }
 
@@ -137,7 +137,7 @@ pub(crate) async fn start(inspector: &mut Inspector, id: &str) -> v1::Redrive {
     started.unwrap().into_inner()
 }
 
-async fn get(inspector: &mut Inspector, id: &str) -> Result<v1::Redrive, Status> {
+pub(crate) async fn get(inspector: &mut Inspector, id: &str) -> Result<v1::Redrive, Status> {
     let request = v1::GetRedriveRequest { id: id.to_owned() };
     let answer = client(inspector).await.get_redrive(request).await?;
     Ok(answer.into_inner())
@@ -163,7 +163,7 @@ pub(crate) const ENDED: [v1::RedriveState; 3] = [
     v1::RedriveState::Failed,
 ];
 
-async fn outcomes(inspector: &mut Inspector, id: &str) -> Vec<v1::RedriveOutcome> {
+pub(crate) async fn outcomes(inspector: &mut Inspector, id: &str) -> Vec<v1::RedriveOutcome> {
     let (mut items, mut token) = (Vec::new(), String::new());
     loop {
         let request = v1::ListRedriveItemsRequest {

@@ -114,7 +114,8 @@ impl InspectorEnv {
                 role: Role::Pipeline(TopicRole::DeadLetter),
                 partitions,
                 partitions_as: None,
-                replication: 1,
+                // As the brokers have it: some tests have three of them.
+                replication: -1,
                 retention: Some(HumanDuration::from_secs(7 * 86_400)),
                 required_retention: Some(HumanDuration::from_secs(3_600)),
                 sources: Vec::new(),

@@ -4,6 +4,7 @@ mod acls;
 mod all_services;
 mod batches;
 mod breaker;
+mod changes;
 mod chaos;
 mod classification;
 mod cli;

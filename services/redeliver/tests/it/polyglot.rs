@@ -23,7 +23,7 @@ fn clients() -> PathBuf {
 }
 
 /// Python with the packages of the examples, and with code generated from `proto/`.
-struct Python {
+pub(crate) struct Python {
     program: PathBuf,
     generated: Scratch,
 }
@@ -41,14 +41,21 @@ impl Python {
             .arg("--grpc_python_out")
             .arg(generated.path())
             .args(
-                ["common", "jobs", "schedules", "dead_letters"]
-                    .map(|name| format!("redeliver/v1/{name}.proto")),
+                [
+                    "common",
+                    "jobs",
+                    "schedules",
+                    "dead_letters",
+                    "redrive",
+                    "control",
+                ]
+                .map(|name| format!("redeliver/v1/{name}.proto")),
             );
         run(&mut compile).unwrap();
         Self { program, generated }
     }
 
-    fn command(&self, script: &str, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, script: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command
             .arg(clients().join("python").join(script))
@@ -65,7 +72,7 @@ impl Python {
 }
 
 /// Generated once for all tests.
-fn the_python() -> &'static Python {
+pub(crate) fn the_python() -> &'static Python {
     static PYTHON: OnceLock<Python> = OnceLock::new();
     PYTHON.get_or_init(Python::new)
 }

@@ -62,8 +62,8 @@ impl Api {
         request: v1::PlanRedriveRequest,
     ) -> Result<v1::Redrive, Status> {
         let problem = "must be REDRIVE, DISCARD or RESTORE";
-        let kind =
-            Kind::from_wire(request.kind()).ok_or_else(|| invalid("kind", problem, "KIND_INVALID", []))?;
+        let kind = Kind::from_wire(request.kind()).filter(|kind| *kind != Kind::Park);
+        let kind = kind.ok_or_else(|| invalid("kind", problem, "KIND_INVALID", []))?;
         let mut spec = checked(&request)?;
         // What was done since leaves nothing to plan, and the repeated request would fail.
         if let Some(job) = self.job_of_request(viewer, &request.request_id)? {

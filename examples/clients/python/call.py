@@ -1,0 +1,50 @@
+"""Calls a method of the inspector with a request in JSON, and prints the answer in JSON.
+
+    call.py SERVER                                   lists all methods
+    call.py SERVER RedriveService.PlanRedrive '{"kind": "REDRIVE_KIND_REDRIVE", "all": true}'
+    call.py SERVER RedriveService.StartRedrive '{"id": "019b0c1de5a04c11"}'
+
+If the server requires a token, it is in the environment variable REDELIVER_TOKEN.
+"""
+
+import os
+import sys
+
+import grpc
+from google.protobuf import json_format, message_factory
+
+from redeliver.v1 import control_pb2, control_pb2_grpc
+from redeliver.v1 import dead_letters_pb2, dead_letters_pb2_grpc
+from redeliver.v1 import redrive_pb2, redrive_pb2_grpc
+
+SERVICES = [
+    (control_pb2.DESCRIPTOR.services_by_name["ControlService"], control_pb2_grpc.ControlServiceStub),
+    (dead_letters_pb2.DESCRIPTOR.services_by_name["DeadLetterService"], dead_letters_pb2_grpc.DeadLetterServiceStub),
+    (redrive_pb2.DESCRIPTOR.services_by_name["RedriveService"], redrive_pb2_grpc.RedriveServiceStub),
+]
+
+
+def methods():
+    return {f"{service.name}.{method.name}": (method, stub) for service, stub in SERVICES for method in service.methods}
+
+
+def call(channel, name, text):
+    method, stub = methods()[name]
+    request = json_format.Parse(text, message_factory.GetMessageClass(method.input_type)())
+    token = os.environ.get("REDELIVER_TOKEN")
+    metadata = [("authorization", f"Bearer {token}")] if token else []
+    answer = getattr(stub(channel), method.name)(request, metadata=metadata)
+    for message in answer if method.server_streaming else [answer]:
+        print(json_format.MessageToJson(message, indent=None))
+
+
+if __name__ == "__main__":
+    server, *arguments = sys.argv[1:]
+    if not arguments:
+        print("\n".join(methods()))
+        sys.exit()
+    with grpc.insecure_channel(server) as channel:
+        try:
+            call(channel, *arguments)
+        except grpc.RpcError as error:
+            sys.exit(f"{error.code().name}: {error.details()}")
