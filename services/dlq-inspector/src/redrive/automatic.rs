@@ -190,11 +190,7 @@ impl<'r> Selection<'r> {
     /// Adds a candidate that matches the filter of the rule and is OPEN, if it is one.
     pub fn add(&mut self, letter: &IndexedLetter) {
         let headers = header_list::decode(&letter.headers);
-        let candidate = Candidate {
-            topic: &letter.id.topic,
-            headers: &headers,
-            is_empty: letter.key.is_none() && letter.value_size.is_none(),
-        };
+        let candidate = self.destinations.candidate(letter, &headers);
         self.add_candidate(&letter.id, letter.content, candidate);
     }
 
@@ -338,6 +334,7 @@ mod tests {
                 topic: "docs-dlq",
                 headers,
                 is_empty: false,
+                is_restorable: false,
             };
             selection.add_candidate(&id, content, candidate);
         }

@@ -13,6 +13,7 @@ use redeliver_core::{Headers, Output, Pipeline, Position, Record, Timestamp, mut
 
 use super::job::{Job, Kind, Skip};
 use crate::dialect::{Dialect, Facts, is_of_failure};
+use crate::index::IndexedLetter;
 
 /// The topics to which dead letters may be written.
 #[derive(Clone, Debug, Default)]
@@ -179,6 +180,17 @@ impl Destinations {
             partition: origin.partition,
             offset: origin.offset,
         })
+    }
+
+    /// What decides where an indexed dead letter with these headers goes.
+    #[must_use]
+    pub fn candidate<'l>(&self, letter: &'l IndexedLetter, headers: &'l Headers) -> Candidate<'l> {
+        Candidate {
+            topic: &letter.id.topic,
+            headers,
+            is_empty: letter.key.is_none() && letter.value_size.is_none(),
+            is_restorable: self.original(&letter.id.topic, headers).is_some(),
+        }
     }
 
     /// Where a dead letter of a job goes.

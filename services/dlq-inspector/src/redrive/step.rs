@@ -425,7 +425,9 @@ mod tests {
         let tried = |job: &Job, state| {
             let context = Context {
                 job,
+                edit: None,
                 destinations: &destinations,
+                restored: &|_| None,
                 presence: &|_| Presence::Exists,
                 now: NOW,
             };

@@ -27,7 +27,7 @@ use crate::letter::ContentHash;
 use crate::redrive::change::Change;
 use crate::redrive::job::{CHUNK, Item, Kind, MAX_ITEMS, Outcome, Skip};
 use crate::redrive::jobs::Jobs;
-use crate::redrive::record::{Candidate, Destinations, Wish};
+use crate::redrive::record::{Destinations, Wish};
 
 /// The maximum number of ids in a request.
 const MAX_IDS: usize = 10_000;
@@ -454,13 +454,7 @@ impl Plan {
         }
         if self.kind == Kind::Redrive {
             let headers = header_list::decode(&letter.headers);
-            let is_restorable = self.allowed.original(&letter.id.topic, &headers).is_some();
-            let candidate = Candidate {
-                topic: &letter.id.topic,
-                headers: &headers,
-                is_empty: letter.key.is_none() && letter.value_size.is_none(),
-                is_restorable,
-            };
+            let candidate = self.allowed.candidate(letter, &headers);
             match self.allowed.target(candidate, &self.wish) {
                 Ok(target) => {
                     let topic = target.topic.to_string();
@@ -472,7 +466,7 @@ impl Plan {
                 Err(skip) => return self.refuse(skip, &letter.id),
             }
             self.came_back += u32::from(redrive::count(&headers) > 0);
-            self.restored += u32::from(is_restorable);
+            self.restored += u32::from(candidate.is_restorable);
         }
         *self.sources.entry(letter.id.topic.clone()).or_default() += 1;
         self.items.push(Item {
