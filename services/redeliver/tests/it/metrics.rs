@@ -234,7 +234,7 @@ fn services_have_the_standard_metrics_of_their_process() {
 #[test]
 fn services_use_no_transparent_huge_pages() {
     let pipe = PipeBuilder::new("huge-pages").partitions(1).create();
-    for process in [pipe.enricher("a"), pipe.retry_tier("a")] {
+    for process in [&mut pipe.enricher("a"), &mut pipe.retry_tier("a")] {
         let path = format!("/proc/{}/status", process.process().id().number());
         let status = std::fs::read_to_string(&path).unwrap();
         let enabled = status.lines().find_map(|line| line.strip_prefix("THP_enabled:"));
