@@ -165,6 +165,8 @@ pub struct RedriveItem {
     pub id: String,
     /// `pending`, `done`, `failed`, or why it was skipped, such as `gone`.
     pub outcome: String,
+    /// Where its record was written; `None` if nothing was, or if nobody knows.
+    pub written: Option<Position>,
 }
 
 impl PlanRedrive {
@@ -370,6 +372,11 @@ impl RedriveClient {
         let items = answer.items.into_iter().map(|item| RedriveItem {
             outcome: outcome(item.outcome()),
             id: item.id,
+            written: item.written.map(|written| Position {
+                topic: written.topic.into(),
+                partition: written.partition,
+                offset: written.offset,
+            }),
         });
         Ok((items.collect(), text(answer.next_page_token)))
     }

@@ -232,6 +232,15 @@ fn whole_full(letter: &IndexedLetter, stored: &StoredRecord, are_states_known: b
     }
 }
 
+/// The position of a record.
+pub(super) fn position_message(position: &Position) -> v1::Position {
+    v1::Position {
+        topic: position.topic.to_string(),
+        partition: position.partition,
+        offset: position.offset,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use redeliver_core::{Headers, Position, Record, Timestamp};

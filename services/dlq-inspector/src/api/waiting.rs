@@ -20,6 +20,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 
+use super::convert::position_message;
 use super::list::page_size;
 use super::{Api, ResponseStream, bounded, shutting_down};
 use crate::access::Viewer;
@@ -478,14 +479,6 @@ fn counts_message(counts: &Counts) -> v1::WaitingCounts {
             })
             .collect(),
         other_codes,
-    }
-}
-
-fn position_message(position: &Position) -> v1::Position {
-    v1::Position {
-        topic: position.topic.to_string(),
-        partition: position.partition,
-        offset: position.offset,
     }
 }
 

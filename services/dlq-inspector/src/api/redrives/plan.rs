@@ -171,7 +171,7 @@ impl Api {
             let (entry, job) = self.visible_job(viewer, &request.retry_of).await?;
             let mut ids = Vec::new();
             for chunk in 0..job.record.chunks {
-                let outcomes = entry.outcomes(chunk);
+                let outcomes = entry.outcomes(chunk).numbers();
                 let items = entry.items(chunk).unwrap_or_default().into_iter().enumerate();
                 let not_done =
                     items.filter(|(index, _)| outcomes.get(*index) != Some(&Outcome::Done.number()));
