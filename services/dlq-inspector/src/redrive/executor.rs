@@ -4,7 +4,7 @@
 //! owner of the partition can commit. One step is decided at a time, after the one before it was committed. While it is written, the source reads the records of
 //! the step that is probably the next one. The jobs take turns: a step that cannot be decided or written is tried again later, while others go on.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -78,6 +78,20 @@ struct Writing {
     /// The index of its first output in the batch.
     first: usize,
     outcomes: ReportedOutcomes,
+}
+
+impl Writing {
+    /// The index of the item whose record was refused; `None` if it is one of those that each step writes.
+    fn tried(&self, refused: &Refused) -> Option<usize> {
+        let index = refused.index.checked_sub(self.first)?;
+        self.written.tried.get(index).copied()
+    }
+
+    /// Why a step cannot be written: the first record that is none of an item, and was refused.
+    fn reason(&self, refused: &[Refused]) -> Option<String> {
+        let refused = refused.iter().find(|refused| self.tried(refused).is_none());
+        refused.map(|refused| refused.failure.message.clone())
+    }
 }
 
 /// The outcomes of a step, as the last attempt to write it has reported them: the values of chunks.
@@ -200,25 +214,20 @@ impl Executor {
         job.is_some_and(|job| job.record.revision == step.job.record.revision)
     }
 
-    /// Gives up items whose records are at these positions in the batch, and replaces its outputs. Returns false if one of them is no
+    /// Gives up items whose records are at these positions in the batch, and replaces its outputs. Returns false, and does nothing, if one of them is no
     /// record at a destination.
     fn give_up(&mut self, refused: &[Refused], outcome: Outcome, batch: &mut TransactionBatch) -> bool {
-        let Some(writing) = &mut self.writing else {
+        let Some(mut writing) = self.writing.take() else {
             return false;
         };
-        let tried_of = |refused: &Refused| {
-            let index = refused.index.checked_sub(writing.first)?;
-            writing.written.tried.get(index).copied()
-        };
-        let Some(tried) = refused.iter().map(tried_of).collect::<Option<Vec<usize>>>() else {
+        let tried: Option<Vec<usize>> = refused.iter().map(|refused| writing.tried(refused)).collect();
+        let Some(tried) = tried else {
+            self.writing = Some(writing);
             return false;
         };
         writing.step.give_up(&tried, outcome);
-        let Some(Writing { step, first, .. }) = self.writing.take() else {
-            return false;
-        };
-        batch.outputs.truncate(first);
-        self.put(step, batch);
+        batch.outputs.truncate(writing.first);
+        self.put(writing.step, batch);
         true
     }
 
@@ -443,39 +452,57 @@ impl Processor for Executor {
         self.read_ahead(now);
     }
 
-    fn refused(&mut self, refused: &[Refused], batch: &mut TransactionBatch, _now: Timestamp) -> bool {
-        let is_replaced = self.give_up(refused, Outcome::Failed, batch);
-        if is_replaced && self.log.should_log() {
+    fn refused(&mut self, refused: &[Refused], batch: &mut TransactionBatch, now: Timestamp) -> bool {
+        if self.log.should_log() {
             let reason = refused.first().map(|refused| &*refused.failure.message);
-            tracing::warn!(reason, records = refused.len(), "a destination refuses records");
+            tracing::warn!(
+                reason,
+                records = refused.len(),
+                "a topic refuses records of a redrive"
+            );
         }
-        is_replaced
+        if self.give_up(refused, Outcome::Failed, batch) {
+            return true;
+        }
+        // One of the topics that each step writes to, such as the ledger. The rest of the batch is written without the step: if the batch were dropped, the
+        // lane would read the topic of jobs again, and the source the whole ledger, for each attempt.
+        if let Some(writing) = self.writing.take() {
+            batch.outputs.truncate(writing.first);
+            batch.follow_up = None;
+            let reason = writing.reason(refused);
+            self.give_back(&writing, reason.as_deref(), now);
+        }
+        true
     }
 
     fn denied(&mut self, denied: &[Refused], batch: &mut TransactionBatch, now: Timestamp) -> bool {
-        let reason = denied.first().map(|denied| denied.failure.message.clone());
         if self.log.should_log() {
+            let reason = denied.first().map(|denied| &*denied.failure.message);
             tracing::warn!(reason, records = denied.len(), "records are not redriven");
         }
-        let mut topics: Vec<Arc<str>> = denied
+        let Some(writing) = &self.writing else {
+            return false;
+        };
+        let destinations: BTreeSet<Arc<str>> = denied
             .iter()
+            .filter(|denied| writing.tried(denied).is_some())
             .filter_map(|denied| batch.outputs.get(denied.index))
             .map(|output| output.topic.clone())
             .collect();
-        topics.sort();
-        topics.dedup();
-        let outcome = Outcome::Skipped(Skip::DestinationDenied);
-        if self.give_up(denied, outcome, batch) {
-            if let Some(writing) = &self.writing {
-                let id = writing.step.job.spec().id.clone();
-                let (known, until) = self.denied.entry(id).or_insert_with(|| (Vec::new(), now));
-                known.extend(topics);
-                *until = now.after(DENIED);
-            }
+        if !destinations.is_empty() {
+            let id = writing.step.job.spec().id.clone();
+            let (known, until) = self.denied.entry(id).or_insert_with(|| (Vec::new(), now));
+            known.extend(destinations);
+            known.sort();
+            known.dedup();
+            *until = now.after(DENIED);
+        }
+        if self.give_up(denied, Outcome::Skipped(Skip::DestinationDenied), batch) {
             return true;
         }
-        // One of the topics that each step writes to, such as the ledger. The lane gives the step back.
+        // One of the topics that each step writes to. The lane gives the step back.
         if let Some(writing) = self.writing.take() {
+            let reason = writing.reason(denied);
             self.give_back(&writing, reason.as_deref(), now);
         }
         false
@@ -742,10 +769,55 @@ mod tests {
     }
 
     fn denied(index: usize) -> Refused {
+        refused_by("docs", index)
+    }
+
+    fn refused_by(topic: &str, index: usize) -> Refused {
         Refused {
             index,
-            failure: Failure::permanent("output.denied", "may not write to topic `docs`"),
+            failure: Failure::permanent("output.denied", format!("may not write to topic `{topic}`")),
         }
+    }
+
+    #[test]
+    fn a_job_says_which_topic_it_needs_although_others_are_denied_too() {
+        let mut world = World::new();
+        world.step();
+        let all = [refused_by("docs", 0), refused_by("the ledger", 10)];
+        let now = world.clock.now();
+        assert!(!world.executor.denied(&all, &mut world.batch, now));
+        let mut batch = std::mem::take(&mut world.batch);
+        assert!(world.executor.take_back(&mut batch));
+        world.finish();
+        world.commit();
+        let problem = world.progress("1").progress().problem;
+        assert!(problem.contains("the ledger"), "{problem}");
+        // The next attempt does without the other topic.
+        assert_eq!(denied_topics(&mut world).0, "2");
+        world.commit();
+        world.clock.advance(Duration::from_secs(2));
+        world.finish();
+        assert_eq!(denied_topics(&mut world), ("1".to_owned(), vec!["docs".into()]));
+    }
+
+    #[test]
+    fn a_step_that_the_ledger_refuses_is_taken_out_of_the_batch_and_nothing_is_read_again() {
+        let mut world = World::new();
+        let now = world.clock.now();
+        world
+            .executor
+            .accept(owner(), job_record("3", Wanted::Planned, 1), now);
+        world.step();
+        assert_eq!(world.batch.completed.len(), 1);
+        let refused = [refused_by("the ledger", 10)];
+        assert!(world.executor.refused(&refused, &mut world.batch, now));
+        assert_eq!(world.topics(), Vec::<&str>::new());
+        assert!(world.batch.follow_up.is_none() && world.batch.completed.len() == 1);
+        world.commit();
+        assert_eq!(world.topics(), [TOPIC], "the problem");
+        world.commit();
+        assert!(world.progress("1").progress().problem.contains("the ledger"));
+        assert_eq!(world.step(), "2");
     }
 
     #[test]

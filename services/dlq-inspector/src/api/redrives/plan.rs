@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::{HumanDuration, redrive};
-use redeliver_kafka::reader::{ReadError as KafkaReadError, partitions};
+use redeliver_kafka::reader::{PartitionCounts, ReadError as KafkaReadError};
 use redeliver_proto::convert::{from_duration, to_duration};
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1;
@@ -21,11 +21,14 @@ use crate::header_list;
 use crate::id::LetterId;
 use crate::index::{self, Cursor, Direction, IndexedLetter, Page, PageLimit};
 use crate::ledger::State;
+use crate::masking::Masking;
 use crate::redrive::change::Change;
 use crate::redrive::job::{CHUNK, Item, Kind, MAX_ITEMS, Outcome, Skip};
 use crate::redrive::jobs::Jobs;
 use crate::redrive::record::{Candidate, Destinations, Wish};
 
+/// The maximum number of topics to which a job writes.
+const MAX_DESTINATIONS: usize = 100;
 /// The maximum number of ids in a request.
 const MAX_IDS: usize = 1_000;
 /// The maximum size of a reason, in bytes.
@@ -77,7 +80,8 @@ impl Api {
             destination: request.destination.clone(),
             force: request.force,
         };
-        let mut plan = Plan::new(kind, wish, self.redrives.destinations.clone());
+        let allowed = self.redrives.destinations.clone();
+        let mut plan = Plan::new(kind, wish, allowed, self.masking.clone());
         match selection {
             Selection::Matching(filter) => self.add_matching(viewer, filter, &mut plan).await?,
             Selection::Ids(ids) => self.add_ids(viewer, ids, &mut plan).await?,
@@ -203,6 +207,7 @@ impl Api {
                     return Ok(());
                 }
                 plan.add(letter);
+                plan.check_destinations()?;
             }
             after = letters.last().map(IndexedLetter::cursor);
             if !has_more || after.is_none() {
@@ -228,7 +233,10 @@ impl Api {
             let found = getting.await.map_err(|error| query_failed(&error))?;
             for (id, letter) in some.iter().zip(found) {
                 match letter {
-                    Some(letter) => plan.add(&letter),
+                    Some(letter) => {
+                        plan.add(&letter);
+                        plan.check_destinations()?;
+                    }
                     None => plan.refuse(Skip::Gone, id),
                 }
             }
@@ -250,8 +258,13 @@ impl Api {
         );
         let looking = tokio::task::spawn_blocking(move || {
             let mut warnings = Vec::new();
+            if topics.is_empty() {
+                return Ok(warnings);
+            }
+            // The first request that is not answered ends the search.
+            let counts = PartitionCounts::new(&kafka)?;
             for topic in topics {
-                match partitions(&kafka, &topic) {
+                match counts.of(&topic) {
                     Ok(_) => {}
                     Err(KafkaReadError::Missing(_)) => {
                         warnings.push(format!("the destination `{topic}` does not exist"));
@@ -346,6 +359,7 @@ struct Plan {
     kind: Kind,
     wish: Wish,
     allowed: Arc<Destinations>,
+    masking: Arc<Masking>,
     items: Vec<Item>,
     sources: BTreeMap<String, u32>,
     destinations: BTreeMap<String, u32>,
@@ -358,11 +372,12 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(kind: Kind, wish: Wish, allowed: Arc<Destinations>) -> Self {
+    fn new(kind: Kind, wish: Wish, allowed: Arc<Destinations>, masking: Arc<Masking>) -> Self {
         Self {
             kind,
             wish,
             allowed,
+            masking,
             items: Vec::new(),
             sources: BTreeMap::new(),
             destinations: BTreeMap::new(),
@@ -376,6 +391,22 @@ impl Plan {
     fn refuse(&mut self, skip: Skip, id: &LetterId) {
         let (count, _) = self.refused.entry(skip).or_insert_with(|| (0, id.to_string()));
         *count += 1;
+    }
+
+    /// Each destination is looked up in Kafka, and is a part of the job.
+    fn check_destinations(&self) -> Result<(), Status> {
+        if self.destinations.len() <= MAX_DESTINATIONS {
+            return Ok(());
+        }
+        let text = format!(
+            "the dead letters would be written to more than {MAX_DESTINATIONS} topics; narrow the filter, or set a destination"
+        );
+        Err(status(
+            Code::FailedPrecondition,
+            text,
+            "TOO_MANY_DESTINATIONS",
+            [],
+        ))
     }
 
     fn add(&mut self, letter: &IndexedLetter) {
@@ -398,9 +429,13 @@ impl Plan {
                 Ok(target) => {
                     let topic = target.topic.to_string();
                     *self.destinations.entry(topic.clone()).or_default() += 1;
-                    let key = letter.key.as_ref().map_or(0, |key| key.len() as u64);
-                    let size = key + letter.value_size.unwrap_or(0);
-                    self.sizes.entry(topic).or_default().push(size);
+                    // Whoever sees the job sees its warnings, and so perhaps the size of what is masked.
+                    let mask = self.masking.of(&letter.id.topic);
+                    if !mask.has_key() && !mask.has_fields() {
+                        let key = letter.key.as_ref().map_or(0, |key| key.len() as u64);
+                        let size = key + letter.value_size.unwrap_or(0);
+                        self.sizes.entry(topic).or_default().push(size);
+                    }
                 }
                 Err(skip) => return self.refuse(skip, &letter.id),
             }
