@@ -519,9 +519,95 @@ fn nothing(plan: &Plan) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use redeliver_core::{Headers, Timestamp};
     use redeliver_proto::error::reason;
+    use redeliver_runtime::config::MaskingRule;
 
     use super::*;
+    use crate::dialect::Dialect;
+    use crate::fingerprint::GroupId;
+    use crate::letter::HASH_BYTES;
+
+    /// A dead letter of another framework, whose record was read from this topic.
+    fn letter(offset: i64, origin: &str) -> IndexedLetter {
+        let headers: Headers = [("kafka_dlt-original-topic", Some(origin.as_bytes()))]
+            .into_iter()
+            .collect();
+        let now = Timestamp::from_millis(1_000);
+        IndexedLetter {
+            sequence: offset,
+            id: LetterId {
+                topic: "spring-dlq".to_owned(),
+                partition: 0,
+                offset,
+            },
+            dead_at: now,
+            indexed_at: now,
+            state: State::Open,
+            state_time: None,
+            state_by: String::new(),
+            state_note: String::new(),
+            dialect: Dialect::Spring as i32,
+            pipeline: String::new(),
+            error_class: String::new(),
+            error_code: String::new(),
+            error_message: String::new(),
+            failed_at: None,
+            retry_count: 0,
+            origin_topic: origin.to_owned(),
+            origin_partition: None,
+            origin_offset: None,
+            origin_timestamp: None,
+            job_id: String::new(),
+            trace_id: String::new(),
+            value_size: Some(7),
+            content: [0; HASH_BYTES],
+            group: GroupId::from_number(1),
+            key: Some(Bytes::from_static(b"key")),
+            headers: header_list::encode(&headers).into(),
+        }
+    }
+
+    fn plan(rules: &[MaskingRule]) -> Plan {
+        let allowed = Destinations::new(&[], &["legacy-*".to_owned()], Vec::new(), 3);
+        let masking = Arc::new(Masking::new(rules));
+        Plan::new(Kind::Redrive, Wish::default(), Arc::new(allowed), masking)
+    }
+
+    #[test]
+    fn a_plan_has_a_limited_number_of_destinations() {
+        let mut plan = plan(&[]);
+        for offset in 0..300 {
+            plan.add(&letter(offset, &format!("legacy-{}", offset % 100)));
+        }
+        assert!(plan.check_destinations().is_ok());
+        plan.add(&letter(300, "legacy-100"));
+        let refused = plan.check_destinations().unwrap_err();
+        assert_eq!(reason(&refused).as_deref(), Some("TOO_MANY_DESTINATIONS"));
+    }
+
+    #[test]
+    fn a_plan_says_nothing_about_the_size_of_what_is_masked() {
+        let rule = |key, fields: &[&str]| MaskingRule {
+            topics: vec!["spring-*".to_owned()],
+            key,
+            fields: fields.iter().map(|field| field.parse().unwrap()).collect(),
+            headers: vec!["tenant".to_owned()],
+            messages: Vec::new(),
+        };
+        let sizes = |rules: &[MaskingRule]| {
+            let mut plan = plan(rules);
+            plan.add(&letter(1, "legacy-a"));
+            assert_eq!(plan.items.len(), 1);
+            plan.sizes
+        };
+        let known: BTreeMap<_, _> = [("legacy-a".to_owned(), vec![10])].into();
+        assert_eq!((sizes(&[]), sizes(&[rule(false, &[])])), (known.clone(), known));
+        for rule in [rule(true, &[]), rule(false, &["/pan"])] {
+            assert_eq!(sizes(&[rule]), BTreeMap::new());
+        }
+    }
 
     #[test]
     fn a_plan_warns_about_records_that_a_destination_does_not_accept() {
