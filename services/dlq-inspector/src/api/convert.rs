@@ -1,7 +1,7 @@
 //! Converts indexed dead letters to messages.
 
 use bytes::Bytes;
-use redeliver_core::TimestampType;
+use redeliver_core::{Position, TimestampType};
 use redeliver_kafka::lookup::StoredRecord;
 use redeliver_proto::convert::{to_headers, to_timestamp};
 use redeliver_proto::v1;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::redrive::REDRIVE_ID;
-use redeliver_core::{Clock, Position, Record, Timestamp};
+use redeliver_core::{Clock, Position, Timestamp};
 use redeliver_kafka::lookup::{Lookup, StoredRecord};
 use redeliver_kafka::reader::{PartitionCounts, ReadError, TopicReader};
 use redeliver_kafka::{KafkaSettings, Waker};
