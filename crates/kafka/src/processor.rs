@@ -45,7 +45,9 @@ pub type Delivered = Option<(i32, i64)>;
 /// The function gets the positions in the order of [`TransactionBatch::outputs`]. It runs on the thread that writes, must not block, and is called again if the
 /// transaction is repeated: then the records are at other positions.
 #[derive(Clone)]
-pub struct FollowUp(Arc<dyn Fn(&[Delivered]) -> Vec<Output> + Send + Sync>);
+pub struct FollowUp(Arc<WriteMore>);
+
+type WriteMore = dyn Fn(&[Delivered]) -> Vec<Output> + Send + Sync;
 
 impl FollowUp {
     /// A follow-up of this function.
