@@ -14,6 +14,7 @@
 //! | `planner` | plans these jobs |
 //! | [`pace`] | what the executor does next |
 //! | [`omitted`] | dead letters whose payload was left out |
+//! | [`outcomes`] | what became of the items of a job, and where their records are |
 //! | [`step`] | what becomes of some dead letters of a job, and what is written |
 //! | `source` | reads the ledger and the records, on a thread of its own |
 //! | `executor` | the processor of the lane |
@@ -26,6 +27,7 @@ pub(crate) mod executor;
 pub mod job;
 pub mod jobs;
 pub mod omitted;
+pub mod outcomes;
 pub mod pace;
 pub(crate) mod planner;
 pub mod record;
