@@ -444,7 +444,7 @@ mod tests {
             braked_run: 1,
             ..Progress::default()
         };
-        jobs.apply_own("1", &braked, None);
+        jobs.apply_own("1", &braked, Vec::new());
         assert_eq!(Standing::of("docs", &jobs), Standing::Braked);
         let mut jobs = Jobs::default();
         add(&mut jobs, "1", &first, 1, v1::RedriveState::Cancelled);

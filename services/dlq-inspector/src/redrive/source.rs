@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::redrive::REDRIVE_ID;
-use redeliver_core::{Clock, Position, Timestamp};
+use redeliver_core::{Clock, Position, Record, Timestamp};
 use redeliver_kafka::lookup::{Lookup, StoredRecord};
 use redeliver_kafka::reader::{PartitionCounts, ReadError, TopicReader};
 use redeliver_kafka::{KafkaSettings, Waker};
@@ -124,6 +124,8 @@ pub(crate) struct Source {
 struct Known {
     ledger: Option<Ledger>,
     lookup: Option<Lookup>,
+    /// Reads payloads that were left out. Another client, so that the first one goes on fetching dead letters.
+    origins: Option<Lookup>,
     ahead: Option<Ahead>,
     /// Asks whether topics exist.
     counts: Option<PartitionCounts>,
@@ -246,7 +248,7 @@ impl Source {
             let is_answered = !matches!(request, Request::ReadAhead { .. });
             let answer = self.answer(&mut known, request).unwrap_or_else(|problem| {
                 // The clients may be in an unknown state.
-                (known.lookup, known.counts) = (None, None);
+                (known.lookup, known.origins, known.counts) = (None, None, None);
                 let reason = error_chain(&problem);
                 if !is_answered {
                     tracing::debug!(reason, "cannot read ahead");
@@ -465,9 +467,9 @@ impl Source {
 
     /// The record at a position; `None` if it is gone, or this process may not read its topic.
     fn original(&self, known: &mut Known, position: Position) -> Result<Option<Record>, ReadError> {
-        let lookup = match &mut known.lookup {
+        let lookup = match &mut known.origins {
             Some(lookup) => lookup,
-            None => known.lookup.insert(Lookup::new(&self.kafka)?),
+            None => known.origins.insert(Lookup::new(&self.kafka)?),
         };
         match lookup.get(&[position], ORIGINAL_TIMEOUT) {
             Ok(records) => Ok(records.into_iter().next().flatten().map(|stored| stored.record)),

@@ -449,7 +449,7 @@ mod tests {
                 presence: &|_| Presence::Exists,
                 now: NOW,
             };
-            context.try_item(planned.clone(), state, Some(&died))
+            context.prepare(planned.clone(), Some(&died)).tried(job.kind, state)
         };
         let automatic = |max_count| {
             let mut record = to(&["docs-retry-due"], &job(1, Wanted::Running)).record;
@@ -520,11 +520,11 @@ mod tests {
             presence: &|_| Presence::Exists,
             now: NOW,
         };
-        let other = context.try_item(planned(1), State::Redriven, Some(&found(1)));
+        let tried = |state| context.prepare(planned(1), Some(&found(1))).tried(job.kind, state);
+        let other = tried(State::Redriven);
         assert!(other.output.is_none(), "{other:?}");
-        let tried = context.try_item(planned(1), State::Open, Some(&found(1)));
         let step = Step {
-            tried: vec![tried],
+            tried: vec![tried(State::Open)],
             ..Step::of_problem(job.clone(), Progress::default(), "", NOW)
         };
         let audit = AuditLog::new(&Config::default(), "dlq-inspector");

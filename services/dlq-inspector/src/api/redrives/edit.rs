@@ -58,7 +58,8 @@ impl Api {
             destination: request.destination,
             force: request.force,
         };
-        let mut plan = Plan::new(Kind::Redrive, wish.clone(), self.redrives.destinations.clone());
+        let destinations = self.redrives.destinations.clone();
+        let mut plan = Plan::new(Kind::Redrive, wish.clone(), destinations, self.masking.clone());
         plan.add(&letter);
         let item = match plan.items.as_slice() {
             [item] => item.clone(),
