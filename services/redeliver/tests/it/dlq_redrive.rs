@@ -233,6 +233,8 @@ fn an_edited_record_has_another_end_and_an_exported_file_redrives_the_others_onc
     let trace = pipe.redeliver(&["trace", id, "--server", &cli.server, "-o", "json"]);
     let trace: Value =
         serde_json::from_str(&trace.stdout).unwrap_or_else(|error| panic!("{error}: {trace:?}"));
+    // It has one life, that of its pipeline.
+    let trace = &trace[0];
     assert_eq!(trace["outcome"], "succeeded", "{trace}");
     let steps = trace["steps"].as_array().unwrap();
     let redriven = steps.iter().find(|step| step["event"] == "redriven").unwrap();
