@@ -48,7 +48,6 @@ impl World {
             .with_inspector()
             .set("control.topic", "{name}-control")
             .set("audit.topic", "{name}-audit")
-            .set("dlq_inspector.auth.tokens_file", "{dir}/tokens")
             .behave(|_| Reply::status(422))
             .create();
         let tokens = [
@@ -67,9 +66,11 @@ impl World {
             std::fs::write(token_file(&pipe, caller), line("redeliver_")).unwrap();
             entries += &format!("{}\n", line("  - {"));
         }
-        std::fs::write(pipe.env.directory().join("tokens"), entries).unwrap();
+        let file = pipe.env.directory().join("tokens");
+        std::fs::write(&file, entries).unwrap();
         let enricher = pipe.enricher("a");
-        let mut inspector = pipe.start("dlq-inspector", "a", &[]);
+        let tokens = format!("dlq_inspector.auth.tokens_file={}", file.display());
+        let mut inspector = pipe.start("dlq-inspector", "a", &["--set", &tokens]);
         let address = inspector.word_after(" api=");
         let sent = pipe.produce(records(40));
         pipe.settle(&sent, DEADLINE);
