@@ -1986,15 +1986,22 @@ fn groups_in_the_order_of_their_size_are_found_by_an_index_without_sorting() {
         };
         fixture.index.pool.read_blocking(explain).unwrap()
     };
-    for filter in ["", "error_class = permanent", "topic = a-dlq AND state = OPEN"] {
-        let expected = [
-            "SEARCH g USING INDEX groups_by_count (count<?)",
-            "SEARCH c USING PRIMARY KEY (group_id=?)",
-        ];
+    for (filter, of_group) in [
+        ("", "group_id=?"),
+        ("error_class = permanent", "group_id=?"),
+        (
+            "topic = a-dlq AND state = OPEN",
+            "group_id=? AND topic_id=? AND state=?",
+        ),
+    ] {
         let plan: Vec<String> = plan(filter)
             .into_iter()
             .map(|step| step.replace("COVERING ", ""))
             .collect();
+        let expected = [
+            "SEARCH g USING INDEX groups_by_count (count<?)".to_owned(),
+            format!("SEARCH c USING PRIMARY KEY ({of_group})"),
+        ];
         assert_eq!(plan, expected, "{filter}");
     }
 }
