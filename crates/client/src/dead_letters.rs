@@ -942,7 +942,7 @@ fn completeness(completeness: Option<v1::Completeness>) -> Result<Completeness, 
     })
 }
 
-fn position(position: v1::Position) -> Position {
+pub(crate) fn position(position: v1::Position) -> Position {
     Position {
         topic: position.topic.into(),
         partition: position.partition,

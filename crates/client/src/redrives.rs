@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use redeliver_core::{HumanDuration, Timestamp};
+use redeliver_core::{HumanDuration, Position, Timestamp};
 use redeliver_proto::convert::{to_duration, to_timestamp};
 use redeliver_proto::v1;
 use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
 use tonic::{Response, Status};
 
+use crate::dead_letters::position;
 use crate::endpoint::{Connection, Endpoint, MAX_RESPONSE};
 use crate::error::{self, ClientError};
 use crate::jobs::{text, time};
@@ -165,6 +166,8 @@ pub struct RedriveItem {
     pub id: String,
     /// `pending`, `done`, `failed`, or why it was skipped, such as `gone`.
     pub outcome: String,
+    /// Where its record was written; `None` if nothing was, or if nobody knows.
+    pub written: Option<Position>,
 }
 
 impl PlanRedrive {
@@ -370,6 +373,7 @@ impl RedriveClient {
         let items = answer.items.into_iter().map(|item| RedriveItem {
             outcome: outcome(item.outcome()),
             id: item.id,
+            written: item.written.map(position),
         });
         Ok((items.collect(), text(answer.next_page_token)))
     }

@@ -64,6 +64,6 @@ pub use client::{ClientSettings, KafkaSettings, Prefetch};
 pub use lane::{IfFenced, IfRecreated, Lane, LaneContext, LaneError, LaneObserver, LaneSpec};
 
 pub use login::{Login, LoginObserver, TokenError, TokenSource};
-pub use processor::{AssignmentId, Processor, Refused, TransactionBatch, Waker};
+pub use processor::{AssignmentId, Delivered, FollowUp, Processor, Refused, TransactionBatch, Waker};
 pub use redeliver_kafka_ffi::{InvalidToken, KafkaClient, Token, TopicId};
 pub use topic_watch::{TopicState, TopicWatch};

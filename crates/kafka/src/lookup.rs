@@ -21,6 +21,19 @@ use crate::reader::{ReadError, is_unknown, kafka, watermarks};
 /// Reads records by offset, one lookup at a time.
 pub struct Lookup {
     consumer: KafkaClient<BaseConsumer<EndContext>>,
+    /// What the last [`Lookup::get_first`] has left.
+    reading: Reading,
+}
+
+/// What is assigned, and how far it was read.
+#[derive(Default)]
+struct Reading {
+    partition: Option<(Arc<str>, i32)>,
+    /// The next offset that the client returns.
+    next: Option<i64>,
+    /// The last record read: the first one at or after `from`.
+    ahead: Option<StoredRecord>,
+    from: i64,
 }
 
 /// A record, with what most readers do not need.
@@ -41,17 +54,36 @@ impl Lookup {
     /// # Errors
     /// If the client cannot be created from its configuration.
     pub fn new(settings: &KafkaSettings) -> Result<Self, ReadError> {
+        // Prefetch little. The broker returns a larger record nevertheless.
+        Self::with_prefetch(settings, "262144", "1", "65536")
+    }
+
+    /// For long runs of records, which the client fetches while the former ones are processed: up to about 8 MiB.
+    ///
+    /// # Errors
+    /// As for [`Lookup::new`].
+    pub fn for_runs(settings: &KafkaSettings) -> Result<Self, ReadError> {
+        Self::with_prefetch(settings, "1048576", "5000", "8192")
+    }
+
+    fn with_prefetch(
+        settings: &KafkaSettings,
+        fetch_bytes: &str,
+        records: &str,
+        kibibytes: &str,
+    ) -> Result<Self, ReadError> {
         let mut config = settings.reader("read_committed");
         config
             // The default waits longer for a missing topic, in case it was just created.
             .set("topic.metadata.propagation.max.ms", "1000")
-            // Prefetch little. The broker returns a larger record nevertheless.
-            .set("fetch.message.max.bytes", "262144")
-            .set("queued.min.messages", "1");
+            .set("fetch.message.max.bytes", fetch_bytes)
+            .set("queued.min.messages", records)
+            .set("queued.max.messages.kbytes", kibibytes);
         Ok(Self {
             consumer: config
                 .create_with_context(EndContext::default())
                 .map_err(kafka("creating a consumer"))?,
+            reading: Reading::default(),
         })
     }
 
@@ -74,12 +106,14 @@ impl Lookup {
                 .push(index);
         }
         let mut result = Ok(());
+        let mut reading = Reading::default();
         for indexes in partitions.values_mut() {
             indexes.sort_unstable_by_key(|index| positions[*index].offset);
-            let visited = self.visit_partition(positions, indexes, deadline, |index, stored| {
-                found[index] = stored;
-                ControlFlow::Continue(())
-            });
+            let visited =
+                self.visit_partition(&mut reading, positions, indexes, deadline, |index, stored| {
+                    found[index] = stored;
+                    ControlFlow::Continue(())
+                });
             if let Err(error) = visited {
                 result = Err(error);
                 break;
@@ -90,12 +124,13 @@ impl Lookup {
     }
 
     /// As [`Lookup::get`], but ends once the records have this size together, in bytes: returns those at the first positions, at least one. Only
-    /// one record more than fits is in memory. Fast if positions in the same partition follow each other in the order of their offsets.
+    /// one record more than fits is in memory, apart from what the client prefetches. Fast if positions in the same partition follow each other in the order of their
+    /// offsets, also those of the next call: the client goes on fetching until [`Lookup::rest`].
     ///
     /// # Errors
     /// As for [`Lookup::get`].
     pub fn get_first(
-        &self,
+        &mut self,
         positions: &[Position],
         bytes: usize,
         timeout: Duration,
@@ -105,10 +140,10 @@ impl Lookup {
         let runs = positions.chunk_by(|one, next| {
             one.topic == next.topic && one.partition == next.partition && one.offset <= next.offset
         });
-        let mut result = Ok(());
+        let mut reading = std::mem::take(&mut self.reading);
         for run in runs {
             let indexes: Vec<usize> = (0..run.len()).collect();
-            let visited = self.visit_partition(run, &indexes, deadline, |_, stored| {
+            let visited = self.visit_partition(&mut reading, run, &indexes, deadline, |_, stored| {
                 size += stored.as_ref().map_or(0, |stored| stored.record.size());
                 found.push(stored);
                 if size < bytes {
@@ -121,46 +156,62 @@ impl Lookup {
                 Ok(ControlFlow::Continue(())) => {}
                 Ok(ControlFlow::Break(())) => break,
                 Err(error) => {
-                    result = Err(error);
-                    break;
+                    self.rest()?;
+                    return Err(error);
                 }
             }
         }
-        self.consumer.unassign().map_err(kafka("unassigning"))?;
-        result.map(|()| found)
+        self.reading = reading;
+        Ok(found)
+    }
+
+    /// Stops fetching.
+    ///
+    /// # Errors
+    /// If the client refuses.
+    pub fn rest(&mut self) -> Result<(), ReadError> {
+        self.reading = Reading::default();
+        self.consumer.unassign().map_err(kafka("unassigning"))
     }
 
     /// Visits the records at these positions of one partition, in the order of `indexes`, which must be that of the offsets.
     fn visit_partition(
         &self,
+        reading: &mut Reading,
         positions: &[Position],
         indexes: &[usize],
         deadline: Instant,
         mut visit: impl FnMut(usize, Option<StoredRecord>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, ReadError> {
-        // The next offset that the client returns, once a partition is assigned.
-        let mut next: Option<i64> = None;
-        // The last record read, while its offset is at or after the current position.
-        let mut ahead: Option<StoredRecord> = None;
         for index in indexes {
             let position = &positions[*index];
-            if ahead
-                .as_ref()
-                .is_some_and(|ahead| ahead.record.position.offset < position.offset)
-            {
-                ahead = None;
+            let is_assigned = reading.partition.as_ref().is_some_and(|(topic, partition)| {
+                *topic == position.topic && *partition == position.partition
+            });
+            if !is_assigned {
+                *reading = Reading {
+                    partition: Some((position.topic.clone(), position.partition)),
+                    ..Reading::default()
+                };
             }
-            if ahead.is_none() {
-                let is_near = next.is_some_and(|next| (0..NEAR).contains(&(position.offset - next)));
+            let offset = |ahead: &StoredRecord| ahead.record.position.offset;
+            let is_usable = |ahead: &StoredRecord| (reading.from..=offset(ahead)).contains(&position.offset);
+            if !reading.ahead.as_ref().is_some_and(is_usable) {
+                reading.ahead = None;
+                let is_near = reading
+                    .next
+                    .is_some_and(|next| (0..NEAR).contains(&(position.offset - next)));
                 if !is_near {
                     self.assign(position)?;
                 }
-                ahead = self.read_up_to(position, deadline)?;
-                next = ahead.as_ref().map(|ahead| ahead.record.position.offset + 1);
+                reading.from = position.offset;
+                reading.ahead = self.read_up_to(position, deadline)?;
+                reading.next = reading.ahead.as_ref().map(|ahead| offset(ahead) + 1);
             }
-            let stored = ahead
+            let stored = reading
+                .ahead
                 .as_ref()
-                .filter(|ahead| ahead.record.position.offset == position.offset);
+                .filter(|ahead| offset(ahead) == position.offset);
             if visit(*index, stored.cloned()).is_break() {
                 return Ok(ControlFlow::Break(()));
             }

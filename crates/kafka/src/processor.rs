@@ -1,5 +1,6 @@
 //! The interface between a lane and a service: a processor accepts records and finishes them later, in any order.
 
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 
@@ -32,6 +33,39 @@ pub struct TransactionBatch {
     /// Assignments on whose behalf something is written although none of their records is completed. Their position is
     /// committed again, because only offsets in a transaction prove to the broker that the lane still owns the partition.
     pub owners: Vec<AssignmentId>,
+    /// What is written about where the outputs are.
+    pub follow_up: Option<FollowUp>,
+}
+
+/// The partition and offset at which an output was written; `None` if the broker does not tell, because it recognised a repeated request.
+pub type Delivered = Option<(i32, i64)>;
+
+/// Writes more records in the transaction of a batch, once the positions of its outputs are known.
+///
+/// The function gets the positions in the order of [`TransactionBatch::outputs`]. It runs on the thread that writes, must not block, and is called again if the
+/// transaction is repeated: then the records are at other positions.
+#[derive(Clone)]
+pub struct FollowUp(Arc<WriteMore>);
+
+type WriteMore = dyn Fn(&[Delivered]) -> Vec<Output> + Send + Sync;
+
+impl FollowUp {
+    /// A follow-up of this function.
+    pub fn new(write: impl Fn(&[Delivered]) -> Vec<Output> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(write))
+    }
+
+    /// What to write, given the positions of the outputs.
+    #[must_use]
+    pub fn outputs(&self, delivered: &[Delivered]) -> Vec<Output> {
+        (self.0)(delivered)
+    }
+}
+
+impl fmt::Debug for FollowUp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FollowUp")
+    }
 }
 
 impl TransactionBatch {
@@ -43,6 +77,7 @@ impl TransactionBatch {
         self.outputs.clear();
         self.completed.clear();
         self.owners.clear();
+        self.follow_up = None;
     }
 }
 
@@ -103,6 +138,12 @@ pub trait Processor {
     /// This process may not write to the topics of these outputs, in ascending order of their index, and the transaction was aborted.
     /// Replaces them in the batch and returns true if the batch can be written again. Returns false if they should wait for the permission.
     fn denied(&mut self, _denied: &[Refused], _batch: &mut TransactionBatch, _now: Timestamp) -> bool {
+        false
+    }
+
+    /// Whether a batch whose transaction was aborted should not be written again as it is, because of records that were accepted since. The lane then calls
+    /// [`Processor::take_back`].
+    fn is_outdated(&self, _batch: &TransactionBatch) -> bool {
         false
     }
 

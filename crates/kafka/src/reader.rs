@@ -61,8 +61,14 @@ pub enum ReadError {
     },
 }
 
+type TopicPartition = (String, i32);
+
 /// Timeout of one request.
 const CALL: Duration = Duration::from_secs(10);
+/// The first time between two looks whether a transaction is still open, which doubles with each further one.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+/// The longest one.
+const LAST_PAUSE: Duration = Duration::from_millis(20);
 /// After this time without records, the consumer is replaced.
 const STALL: Duration = Duration::from_secs(8);
 
@@ -77,6 +83,10 @@ fn leader_config(settings: &KafkaSettings, isolation: &str) -> ClientSettings {
     let mut config = settings.reader(isolation);
     // A follower knows the end of a partition later than the leader. The reader would wait for it.
     config.remove("client.rack");
+    // The client notices the end of a partition by a fetch without records, for which the broker waits. A reader fetches only while it reads to an end.
+    if !settings.properties.contains_key("fetch.wait.max.ms") {
+        config.set("fetch.wait.max.ms", "1");
+    }
     config
 }
 
@@ -106,13 +116,33 @@ fn is_denied(error: Option<RDKafkaRespErr>) -> bool {
     error.is_some_and(|error| RDKafkaErrorCode::from(error) == RDKafkaErrorCode::TopicAuthorizationFailed)
 }
 
-/// The number of partitions of a topic. Blocks.
+/// The number of partitions of a topic. Blocks. For several topics, one [`PartitionCounts`] is faster.
 ///
 /// # Errors
 /// If the broker does not answer or the topic is missing.
 pub fn partitions(settings: &KafkaSettings, topic: &str) -> Result<i32, ReadError> {
-    let consumer = create_consumer(settings, "read_committed")?;
-    partition_count(&consumer, topic)
+    PartitionCounts::new(settings)?.of(topic)
+}
+
+/// A client that tells the numbers of partitions of topics.
+pub struct PartitionCounts(EndConsumer);
+
+impl PartitionCounts {
+    /// Creates the client without connecting to the broker.
+    ///
+    /// # Errors
+    /// If the client cannot be created from its configuration.
+    pub fn new(settings: &KafkaSettings) -> Result<Self, ReadError> {
+        create_consumer(settings, "read_committed").map(Self)
+    }
+
+    /// The number of partitions of a topic. Blocks.
+    ///
+    /// # Errors
+    /// If the broker does not answer or the topic is missing.
+    pub fn of(&self, topic: &str) -> Result<i32, ReadError> {
+        partition_count(&self.0, topic)
+    }
 }
 
 /// Reads topics up to their current end, as a read_committed consumer. Each call continues where the previous one ended.
@@ -312,13 +342,7 @@ impl TopicReader {
         mut visit: impl FnMut(Record) -> ControlFlow<()>,
     ) -> Result<(), ReadError> {
         let deadline = Instant::now() + timeout;
-        let mut ends = BTreeMap::new();
-        for ((topic, partition), position) in self.positions.clone() {
-            let end = self.stable_end(&topic, partition, deadline)?;
-            if let Some(end) = end.filter(|end| position.to_raw().is_none_or(|at| at < *end)) {
-                ends.insert((topic, partition), end);
-            }
-        }
+        let ends = self.stable_ends(deadline)?;
         let visit = |record: Option<Record>| record.map_or(ControlFlow::Continue(()), &mut visit);
         self.read_up_to(ends, false, deadline, visit)
     }
@@ -525,27 +549,93 @@ impl TopicReader {
         Ok(drained)
     }
 
-    /// Waits until no transaction before the current end of a partition is open, and returns that end; `None` if the
-    /// partition is empty.
-    fn stable_end(&self, topic: &str, partition: i32, deadline: Instant) -> Result<Option<i64>, ReadError> {
-        let (low, end) = watermarks(&self.uncommitted, topic, partition, deadline)?;
-        if end <= low {
-            return Ok(None);
-        }
+    /// Waits until no transaction before the current ends of the partitions is open, and returns the ends of those that have records to read.
+    fn stable_ends(&self, deadline: Instant) -> Result<BTreeMap<TopicPartition, i64>, ReadError> {
+        let all: Vec<&TopicPartition> = self.positions.keys().collect();
+        let mut ends = bounds(&self.uncommitted, &all, Offset::End, deadline)?;
+        let is_before = |partition: &TopicPartition, end: i64| {
+            let position = self.positions.get(partition).and_then(|offset| offset.to_raw());
+            position.is_none_or(|position| position < end)
+        };
+        ends.retain(|partition, end| is_before(partition, *end));
+        let unread: Vec<&TopicPartition> = self
+            .positions
+            .keys()
+            .filter(|key| ends.contains_key(*key))
+            .collect();
+        let lows = bounds(&self.uncommitted, &unread, Offset::Beginning, deadline)?;
+        ends.retain(|partition, end| lows.get(partition).is_some_and(|low| low < end));
+        let mut stable_ends = BTreeMap::new();
+        let mut pause = FIRST_PAUSE;
         loop {
+            let open: Vec<&TopicPartition> = ends
+                .keys()
+                .filter(|key| !stable_ends.contains_key(*key))
+                .collect();
             // For a read_committed client, the broker returns the last stable offset instead of the high watermark.
-            let (_, stable) = watermarks(&self.committed, topic, partition, deadline)?;
-            if stable >= end {
-                return Ok(Some(stable));
-            }
+            let found = bounds(&self.committed, &open, Offset::End, deadline)?;
+            let reached = found.into_iter();
+            stable_ends.extend(reached.filter(|(partition, stable)| stable >= &ends[partition]));
+            let Some(open) = ends.keys().find(|key| !stable_ends.contains_key(*key)) else {
+                return Ok(stable_ends);
+            };
             if Instant::now() > deadline {
+                let (topic, partition) = open.clone();
                 return Err(ReadError::Late {
-                    topic: topic.to_owned(),
+                    topic,
                     partition,
-                    end,
+                    end: ends[open],
                 });
             }
-            std::thread::park_timeout(Duration::from_millis(20));
+            // The markers of a transaction that was just committed arrive within a few milliseconds.
+            std::thread::park_timeout(pause);
+            pause = (pause * 2).min(LAST_PAUSE);
+        }
+    }
+}
+
+/// The offsets at one end of partitions: for [`Offset::End`], a read_committed client gets the last stable offsets. One request for each leader. Retries
+/// transient errors, such as a change of the leader, until the deadline.
+fn bounds<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    partitions: &[&TopicPartition],
+    end: Offset,
+    deadline: Instant,
+) -> Result<BTreeMap<TopicPartition, i64>, ReadError> {
+    let failed = kafka("requesting the ends of partitions");
+    let mut list = TopicPartitionList::with_capacity(partitions.len());
+    for (topic, partition) in partitions {
+        // In the request, -2 and -1 in place of a timestamp mean the first offset and the end.
+        list.add_partition_offset(topic, *partition, end)
+            .map_err(&failed)?;
+    }
+    loop {
+        if partitions.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let found = consumer
+            .offsets_for_times(list.clone(), CALL / 5)
+            .and_then(|found| {
+                let offsets = found.elements().into_iter().map(|element| {
+                    element.error()?;
+                    let Offset::Offset(offset) = element.offset() else {
+                        return Err(KafkaError::OffsetFetch(RDKafkaErrorCode::OffsetNotAvailable));
+                    };
+                    Ok(((element.topic().to_owned(), element.partition()), offset))
+                });
+                offsets.collect()
+            });
+        match found {
+            Ok(offsets) => return Ok(offsets),
+            Err(error) if (is_transient(&error) || is_unknown(&error)) && Instant::now() < deadline => {
+                tracing::debug!(%error, "cannot read the ends of partitions; retrying");
+                std::thread::park_timeout(Duration::from_millis(50));
+                // Without fetches in progress, the client does not look for a new leader by itself.
+                for (topic, _) in partitions.iter().take(1) {
+                    let _ = consumer.fetch_metadata(Some(topic), CALL / 5);
+                }
+            }
+            Err(error) => return Err(failed(error)),
         }
     }
 }

@@ -12,6 +12,7 @@ mod deliveries;
 mod offset_sender;
 mod pace;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,7 +27,7 @@ use redeliver_kafka_ffi::KafkaClient;
 use crate::client::ClientSettings;
 use crate::convert::native_headers;
 use crate::fault;
-use crate::processor::Refused;
+use crate::processor::{FollowUp, Refused};
 use crate::recovery::{
     RecoveryAction, Refusal, is_denied, is_outdated_member, is_secondary, is_timeout, is_unknown_topic,
     recovery_action, refusal,
@@ -59,6 +60,8 @@ pub struct Transactions {
     pace: Pace,
     /// Outputs passed to the producer in the current transaction.
     sent: usize,
+    /// What the follow-up of the current transaction writes.
+    follow_ups: Vec<Output>,
     /// 0 if no delivery has failed since the last commit, otherwise 1 plus the number of failures that it caused.
     secondary_failures: u32,
     changelog_ends: Vec<(i32, i64)>,
@@ -179,6 +182,7 @@ impl Transactions {
             watch: None,
             pace: Pace::default(),
             sent: 0,
+            follow_ups: Vec::new(),
             secondary_failures: 0,
             changelog_ends: Vec::new(),
         }
@@ -269,10 +273,25 @@ impl Transactions {
         offsets: &TopicPartitionList,
         member: Option<&Arc<ConsumerGroupMetadata>>,
     ) -> Result<(), TransactionError> {
+        self.write_and_follow_up(outputs, None, offsets, member)
+    }
+
+    /// As [`Transactions::write`], and writes what the follow-up makes of the positions of the outputs. In the error, the index of what it has written
+    /// is at or after the number of outputs.
+    ///
+    /// # Errors
+    /// As for [`Transactions::write`].
+    pub fn write_and_follow_up(
+        &mut self,
+        outputs: &[Output],
+        follow_up: Option<&FollowUp>,
+        offsets: &TopicPartitionList,
+        member: Option<&Arc<ConsumerGroupMetadata>>,
+    ) -> Result<(), TransactionError> {
         let mut refreshes = 0;
         let result = loop {
             let deadline = Instant::now() + self.timeout;
-            let Err(failed) = self.attempt(outputs, offsets, member, deadline) else {
+            let Err(failed) = self.attempt(outputs, follow_up, offsets, member, deadline) else {
                 self.secondary_failures = 0;
                 break Ok(());
             };
@@ -282,7 +301,16 @@ impl Transactions {
             }
         };
         self.pace.end();
+        self.follow_ups.clear();
         result
+    }
+
+    /// The output with an index of the current transaction.
+    fn output<'o>(&'o self, outputs: &'o [Output], index: usize) -> &'o Output {
+        match index.checked_sub(outputs.len()) {
+            None => &outputs[index],
+            Some(index) => &self.follow_ups[index],
+        }
     }
 
     /// Ends the transaction of a failed attempt and decides whether another one may succeed.
@@ -298,7 +326,7 @@ impl Transactions {
         let is_secondary =
             (1..=MAX_SECONDARY_FAILURES).contains(&self.secondary_failures) && is_secondary(&client_error);
         let mut error = self.error(step, client_error);
-        error.topic = output.map(|(index, _)| outputs[index].topic.clone());
+        error.topic = output.map(|(index, _)| self.output(outputs, index).topic.clone());
         // A commit request may have reached the broker, and aborting would not show that.
         let is_unknown = step == COMMITTING;
         let denied = (is_denied && !is_unknown).then(|| self.denied(outputs, output.as_ref()));
@@ -336,7 +364,8 @@ impl Transactions {
             error.kind = FailureKind::MissingTopic;
         }
         if let (Some((index, in_flight)), Some(refusal)) = (output, refusal) {
-            if self.pace.slow_down(&outputs[index].topic, in_flight, refusal) {
+            let topic = self.output(outputs, index).topic.clone();
+            if self.pace.slow_down(&topic, in_flight, refusal) {
                 return Next::WriteAgain;
             }
             error.kind = FailureKind::Refused(self.refused(outputs, index, refusal));
@@ -382,6 +411,7 @@ impl Transactions {
     fn attempt(
         &mut self,
         outputs: &[Output],
+        follow_up: Option<&FollowUp>,
         offsets: &TopicPartitionList,
         member: Option<&Arc<ConsumerGroupMetadata>>,
         deadline: Instant,
@@ -390,11 +420,13 @@ impl Transactions {
             connection,
             pace,
             sent,
+            follow_ups,
             watch,
             changelog_ends,
             ..
         } = self;
         changelog_ends.clear();
+        follow_ups.clear();
         let Connection {
             producer,
             offsets: offset_sender,
@@ -402,7 +434,7 @@ impl Transactions {
             .as_mut()
             .ok_or_else(|| AttemptError::new("beginning", KafkaError::Canceled))?;
         let deliveries = producer.client().context();
-        let number = deliveries.begin();
+        let number = deliveries.begin(if follow_up.is_some() { outputs.len() } else { 0 });
         *sent = 0;
         // A crash here loses results that nothing has seen yet, so the records are processed again.
         fault::point("batch");
@@ -413,64 +445,27 @@ impl Transactions {
         // aborts it, and the records are processed again.
         fault::point("begin");
         pace.delivered();
-        // The first output that may not be delivered yet.
-        let mut first = 0;
-        // Waits until `count` of the sent outputs are delivered. Those before `first` are.
-        let delivered = |first: usize, sent: usize, count: usize| {
-            let waited = deliveries.wait_for(count, deadline, |round| {
-                first_missing(watch.as_ref()?, &outputs[..sent], round)
-            });
-            waited.map_err(|(index, error)| {
-                let denied = is_secondary(&error)
-                    .then(|| first_of(&deliveries.denied(), &outputs[..sent]))
-                    .flatten();
-                let (index, error) = match denied {
-                    Some(index) => {
-                        let code = RDKafkaErrorCode::TopicAuthorizationFailed;
-                        (Some(index), KafkaError::MessageProduction(code))
-                    }
-                    None => (index, error),
-                };
-                let in_flight = |index: usize| InFlight::of(&outputs[index].topic, &outputs[first..sent]);
-                Box::new(AttemptError {
-                    step: "delivering",
-                    error,
-                    output: index.map(|index| (index, in_flight(index))),
-                })
-            })
+        let mut sending = Sending {
+            producer,
+            pace,
+            watch: watch.as_ref(),
+            number,
+            deadline,
+            sent,
         };
-        for (index, output) in outputs.iter().enumerate() {
-            if pace.must_wait(output) {
-                delivered(first, index, index)?;
-                pace.delivered();
-                first = index;
-            }
-            if let Err(error) = send(producer, output, (number, index), deadline) {
-                // After a failed delivery the client accepts no more records. The error of that delivery is the cause.
-                if refusal(&error).is_none() {
-                    delivered(first, index, index)?;
-                }
-                return Err(Box::new(AttemptError {
-                    step: "producing",
-                    error,
-                    output: Some((index, InFlight::of(&output.topic, std::slice::from_ref(output)))),
-                }));
-            }
-            pace.sent(output);
-            *sent = index + 1;
-            fault::point("send");
-        }
+        let planned = Part { outputs, base: 0 };
+        let first = sending.send(planned)?;
         let member = member
             .cloned()
             .ok_or_else(|| AttemptError::new("adding offsets", KafkaError::Canceled))?;
         // Adding the offsets takes two more round trips. They begin with the first delivery, while other records are in flight.
         // Before that, the client is still adding partitions to the transaction. The broker then answers
         // `CONCURRENT_TRANSACTIONS`, and the client waits before it asks again.
-        let sent = outputs.len();
+        let all = outputs.len();
         let waits = !mutant!("transaction-commits-undelivered-records");
-        if waits && let Err(failed) = delivered(first, sent, sent.min(first + 1)) {
+        if waits && let Err(failed) = sending.wait(planned, first..all, all.min(first + 1)) {
             // The cause may be reported after its consequences.
-            let all = is_secondary(&failed.error).then(|| delivered(first, sent, sent));
+            let all = is_secondary(&failed.error).then(|| sending.wait(planned, first..all, all));
             return Err(all.and_then(Result::err).unwrap_or(failed));
         }
         // The offsets fence zombies: the broker refuses them if the member or its generation is no longer current, so every
@@ -479,7 +474,7 @@ impl Transactions {
             .begin(offsets.clone(), member, deadline)
             .map_err(|error| AttemptError::new("adding offsets", error))?;
         let all_delivered = if waits {
-            delivered(first, sent, sent)
+            sending.wait(planned, first..all, all)
         } else {
             Ok(())
         };
@@ -493,6 +488,15 @@ impl Transactions {
             Err(_) => Instant::now(),
         });
         deliveries_and_offsets(all_delivered, offsets_added)?;
+        if let Some(follow_up) = follow_up {
+            *follow_ups = follow_up.outputs(&deliveries.take_positions());
+            let more = Part {
+                outputs: follow_ups,
+                base: all,
+            };
+            let first = sending.send(more)?;
+            sending.wait(more, first..more.outputs.len(), more.outputs.len())?;
+        }
         *changelog_ends = deliveries.take_changelog_ends();
         // Everything is delivered, the client only has to notice. Without this, `commit_transaction` would flush in slices
         // of 100 ms. With a longer timeout, this flush would wait in slices of that length too.
@@ -508,7 +512,8 @@ impl Transactions {
 
     /// The output that was refused on its own, and the outputs that would certainly be refused too.
     fn refused(&self, outputs: &[Output], index: usize, refusal: Refusal) -> Vec<Refused> {
-        let (topic, size) = (&outputs[index].topic, outputs[index].size());
+        let refused = self.output(outputs, index);
+        let (topic, size) = (&refused.topic, refused.size());
         // With compression, a record that is larger may still fit.
         let compresses = ["compression.type", "compression.codec"]
             .into_iter()
@@ -532,8 +537,8 @@ impl Transactions {
             let is_as_large = refusal == Refusal::Size && !compresses && output.size() >= size;
             *position == index || (output.topic == *topic && is_as_large)
         };
-        let refused = outputs.iter().enumerate().filter(is_refused);
-        refused
+        let all = outputs.iter().chain(&self.follow_ups).enumerate();
+        all.filter(is_refused)
             .map(|(index, output)| Refused {
                 index,
                 failure: failure(output),
@@ -548,9 +553,10 @@ impl Transactions {
             .as_ref()
             .map(|connection| connection.producer.client().context().denied())
             .unwrap_or_default();
-        topics.extend(failed.map(|(index, _)| outputs[*index].topic.to_string()));
+        topics.extend(failed.map(|(index, _)| self.output(outputs, *index).topic.to_string()));
         let denied = outputs
             .iter()
+            .chain(&self.follow_ups)
             .enumerate()
             .filter(|(_, output)| topics.iter().any(|topic| **topic == *output.topic));
         denied
@@ -599,6 +605,87 @@ impl Transactions {
             topic: None,
             source: source.into(),
         }
+    }
+}
+
+/// Consecutive outputs of a transaction. Those before them are delivered.
+#[derive(Clone, Copy)]
+struct Part<'o> {
+    outputs: &'o [Output],
+    /// The index of the first one.
+    base: usize,
+}
+
+/// Sends the outputs of a transaction, and waits until they are delivered.
+struct Sending<'t> {
+    producer: &'t ThreadedProducer<Deliveries>,
+    pace: &'t mut Pace,
+    watch: Option<&'t TopicWatch>,
+    /// The number of the transaction.
+    number: u32,
+    deadline: Instant,
+    /// See [`Transactions`].
+    sent: &'t mut usize,
+}
+
+impl Sending<'_> {
+    /// Sends a part, and returns the index in it of the first output that may not be delivered yet.
+    fn send(&mut self, part: Part<'_>) -> Result<usize, Box<AttemptError>> {
+        let mut first = 0;
+        for (index, output) in part.outputs.iter().enumerate() {
+            if self.pace.must_wait(output) {
+                self.wait(part, first..index, index)?;
+                self.pace.delivered();
+                first = index;
+            }
+            let number = part.base + index;
+            if let Err(error) = send(self.producer, output, (self.number, number), self.deadline) {
+                // After a failed delivery the client accepts no more records. The error of that delivery is the cause.
+                if refusal(&error).is_none() {
+                    self.wait(part, first..index, index)?;
+                }
+                return Err(Box::new(AttemptError {
+                    step: "producing",
+                    error,
+                    output: Some((number, InFlight::of(&output.topic, std::slice::from_ref(output)))),
+                }));
+            }
+            self.pace.sent(output);
+            *self.sent = number + 1;
+            fault::point("send");
+        }
+        Ok(first)
+    }
+
+    /// Waits until the first `count` outputs of a part are delivered. `in_flight`: those that were sent, and may not be delivered.
+    fn wait(&self, part: Part<'_>, in_flight: Range<usize>, count: usize) -> Result<(), Box<AttemptError>> {
+        let deliveries = self.producer.client().context();
+        let Part { outputs, base } = part;
+        let sent = &outputs[..in_flight.end];
+        let waited = deliveries.wait_for(base + count, self.deadline, |round| {
+            Some(base + first_missing(self.watch?, sent, round)?)
+        });
+        waited.map_err(|(index, error)| {
+            let denied = is_secondary(&error)
+                .then(|| first_of(&deliveries.denied(), sent))
+                .flatten();
+            let (index, error) = match denied {
+                Some(index) => {
+                    let code = RDKafkaErrorCode::TopicAuthorizationFailed;
+                    (Some(base + index), KafkaError::MessageProduction(code))
+                }
+                None => (index, error),
+            };
+            // Those of former parts are delivered.
+            let output = index.and_then(|index| Some((index, outputs.get(index.checked_sub(base)?)?)));
+            let output =
+                output.map(|(index, output)| (index, InFlight::of(&output.topic, &outputs[in_flight])));
+            Box::new(AttemptError {
+                step: "delivering",
+                error,
+                output,
+            })
+        })
     }
 }
 

@@ -413,9 +413,10 @@ impl<'a> Driver<'a> {
             }
         }
         let member = self.consumer.context().member();
+        let follow_up = state.follow_up();
         let outputs = state.take_outputs();
         self.writer
-            .begin(outputs, offsets, member)
+            .begin(outputs, follow_up, offsets, member)
             .map_err(|_| self.lane.thread_ended(TRANSACTIONS))
     }
 

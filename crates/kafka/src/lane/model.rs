@@ -254,7 +254,16 @@ fn a_million_steps_of_random_histories_write_each_record_exactly_once() {
 
 /// A world in which the lane reads all partitions, with the results of aborted transactions taken back or not.
 fn world(takes_back: bool) -> World {
-    let seed = (0..).find(|seed| (Random::new(*seed).below(2) == 0) == takes_back);
+    world_of(takes_back, false)
+}
+
+/// As [`world`], with batches that are outdated once a record was accepted or not.
+fn world_of(takes_back: bool, outdates: bool) -> World {
+    let is_wanted = |seed: &u64| {
+        let mut random = Random::new(*seed);
+        [takes_back, outdates] == [0; 2].map(|_| random.below(2) == 0)
+    };
+    let seed = (0..).find(is_wanted);
     let mut world = World::new(Random::new(seed.unwrap()));
     world.apply(Op::Steps(20)).unwrap();
     world
@@ -364,6 +373,34 @@ fn a_processor_gets_back_what_cannot_be_written() {
         world.apply(Op::Steps(250)).unwrap();
         world.settle().unwrap();
         assert_eq!(world.sizes, sizes, "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_batch_that_is_outdated_is_not_written_again() {
+    for (outdates, sizes) in [(true, [10, 20]), (false, [10, 10])] {
+        let produce = |records| Op::Produce {
+            partition: 0,
+            records,
+            gap: 0,
+        };
+        let finish = Op::Finish {
+            records: 10,
+            latest_first: false,
+        };
+        let mut world = world_of(true, outdates);
+        world.apply(Op::Outcomes(Outcome::Aborted, 1)).unwrap();
+        for op in [produce(20), Op::Steps(200), finish] {
+            world.apply(op).unwrap();
+        }
+        while !world.is_writing() {
+            world.apply(Op::Steps(1)).unwrap();
+        }
+        for op in [produce(5), finish, Op::Steps(250)] {
+            world.apply(op).unwrap();
+        }
+        world.settle().unwrap();
+        assert_eq!(world.sizes[..2], sizes);
     }
 }
 

@@ -23,7 +23,7 @@ use super::assignments::{Assignments, Commit, Found, FoundPosition, Lookup, Part
 use super::backoff::FailedTransactions;
 use super::{Ended, IfRecreated, LaneError, LaneObserver, LaneSpec, ROUND};
 use crate::client::KafkaSettings;
-use crate::processor::{Processor, Refused, TransactionBatch};
+use crate::processor::{FollowUp, Processor, Refused, TransactionBatch};
 use crate::recovery::RecoveryAction;
 use crate::tracker::{Admission, Committed, OffsetTracker, TopicFingerprint};
 use crate::transaction::{FailureKind, TransactionError};
@@ -236,12 +236,15 @@ impl<P: Processor> LaneState<P> {
             self.processor.stopping();
         }
         loop {
-            let (stage, step) = match self.stage {
+            let stage = self.stage;
+            let (stage, step) = match stage {
                 Stage::Poll => (Stage::Repair, Step::Poll),
                 Stage::Repair => match self.repair(now, is_stopping)? {
                     Some(step) => return Ok(step),
                     None => (Stage::Work, Step::Check),
                 },
+                // The transaction was aborted. While it was being written, records have been accepted.
+                Stage::Work if self.is_outdated() && self.give_back() => continue,
                 Stage::Work if self.unwritten.is_some() => (Stage::Writing, self.write(now)),
                 // The next process resolves the transaction when it initialises the producers.
                 Stage::Writing if is_stopping && self.is_grace_over(now) => return Ok(Step::Stop),
@@ -309,6 +312,11 @@ impl<P: Processor> LaneState<P> {
             return Ok(Some(Step::Park(ROUND)));
         }
         Ok(None)
+    }
+
+    /// Whether the batch of an aborted transaction should not be written again.
+    fn is_outdated(&self) -> bool {
+        self.unwritten.is_some() && self.processor.is_outdated(&self.batch)
     }
 
     fn is_unknown(&self) -> bool {
@@ -391,6 +399,11 @@ impl<P: Processor> LaneState<P> {
     /// The outputs of the transaction to write.
     pub(super) fn take_outputs(&mut self) -> Vec<Output> {
         std::mem::take(&mut self.batch.outputs)
+    }
+
+    /// What is written about their positions.
+    pub(super) fn follow_up(&self) -> Option<FollowUp> {
+        self.batch.follow_up.clone()
     }
 
     /// Returns the outputs of the transaction that was written.

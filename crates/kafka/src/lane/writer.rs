@@ -17,11 +17,12 @@ use redeliver_core::Output;
 use tokio_util::sync::CancellationToken;
 
 use super::ROUND;
-use crate::processor::Waker;
+use crate::processor::{FollowUp, Waker};
 use crate::transaction::{Alternating, TransactionError};
 
 struct Write {
     outputs: Vec<Output>,
+    follow_up: Option<FollowUp>,
     offsets: TopicPartitionList,
     member: Option<Arc<ConsumerGroupMetadata>>,
 }
@@ -60,11 +61,12 @@ impl Writer {
             for write in received {
                 let Write {
                     outputs,
+                    follow_up,
                     offsets,
                     member,
                 } = write;
                 let mut transactions = lock(&shared);
-                let result = transactions.write(&outputs, &offsets, member.as_ref());
+                let result = transactions.write(&outputs, follow_up.as_ref(), &offsets, member.as_ref());
                 let changelog_ends = transactions.take_changelog_ends();
                 drop(transactions);
                 let written = Written {
@@ -99,11 +101,13 @@ impl Writer {
     pub(super) fn begin(
         &self,
         outputs: Vec<Output>,
+        follow_up: Option<FollowUp>,
         offsets: TopicPartitionList,
         member: Option<Arc<ConsumerGroupMetadata>>,
     ) -> Result<(), Disconnected> {
         let write = Write {
             outputs,
+            follow_up,
             offsets,
             member,
         };

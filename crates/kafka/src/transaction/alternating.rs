@@ -18,6 +18,7 @@ use redeliver_core::Output;
 
 use super::{TransactionError, Transactions};
 use crate::client::KafkaSettings;
+use crate::processor::FollowUp;
 use crate::topic_watch::TopicWatch;
 
 /// Two [`Transactions`], used alternately.
@@ -60,19 +61,20 @@ impl Alternating {
         self.pair.iter_mut().try_for_each(|one| one.recover(wait))
     }
 
-    /// See [`Transactions::write`].
+    /// See [`Transactions::write_and_follow_up`].
     ///
     /// # Errors
     /// See there.
     pub(crate) fn write(
         &mut self,
         outputs: &[Output],
+        follow_up: Option<&FollowUp>,
         offsets: &TopicPartitionList,
         member: Option<&Arc<ConsumerGroupMetadata>>,
     ) -> Result<(), TransactionError> {
         self.last = self.next;
         self.next = 1 - self.next;
-        self.pair[self.last].write(outputs, offsets, member)
+        self.pair[self.last].write_and_follow_up(outputs, follow_up, offsets, member)
     }
 
     /// See [`Transactions::take_changelog_ends`].

@@ -12,6 +12,7 @@ use rdkafka::message::{DeliveryResult, Message as _};
 use rdkafka::producer::ProducerContext;
 
 use crate::client::ClientLog;
+use crate::processor::Delivered;
 use crate::recovery::is_secondary;
 
 /// How often the topics of unconfirmed deliveries are checked.
@@ -33,6 +34,9 @@ pub(super) struct Deliveries {
     denied: Mutex<Vec<String>>,
     changelog: Option<Arc<str>>,
     changelog_ends: Mutex<Vec<(i32, i64)>>,
+    /// Where the first outputs were written, if somebody wants to know.
+    positions: Mutex<Vec<Delivered>>,
+    wants_positions: AtomicBool,
     log: ClientLog,
 }
 
@@ -50,12 +54,14 @@ impl Deliveries {
             failed: AtomicBool::new(false),
             first_failure: Mutex::new(None),
             denied: Mutex::default(),
+            positions: Mutex::default(),
+            wants_positions: AtomicBool::new(false),
             log: ClientLog::default(),
         }
     }
 
-    /// Begins a transaction and returns its number.
-    pub(super) fn begin(&self) -> u32 {
+    /// Begins a transaction and returns its number. The positions of the first `wanted` outputs are remembered.
+    pub(super) fn begin(&self, wanted: usize) -> u32 {
         let number = self.transaction.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
         self.reported.store(0, Ordering::SeqCst);
         self.awaited.store(usize::MAX, Ordering::SeqCst);
@@ -63,6 +69,8 @@ impl Deliveries {
         *lock(&self.first_failure) = None;
         lock(&self.denied).clear();
         lock(&self.changelog_ends).clear();
+        *lock(&self.positions) = vec![None; wanted];
+        self.wants_positions.store(wanted > 0, Ordering::SeqCst);
         number
     }
 
@@ -119,6 +127,12 @@ impl Deliveries {
         std::mem::take(&mut *lock(&self.changelog_ends))
     }
 
+    /// Where the first outputs were written, complete once they are delivered.
+    pub(super) fn take_positions(&self) -> Vec<Delivered> {
+        self.wants_positions.store(false, Ordering::SeqCst);
+        std::mem::take(&mut *lock(&self.positions))
+    }
+
     /// The topics to which this client may not write, as far as the current transaction has shown it.
     pub(super) fn denied(&self) -> Vec<String> {
         lock(&self.denied).clone()
@@ -171,6 +185,12 @@ impl ProducerContext for Deliveries {
         let (transaction, index) = (opaque >> 32, opaque & u32::MAX as usize);
         if transaction != self.transaction.load(Ordering::SeqCst) as usize {
             return;
+        }
+        if let Ok(message) = result
+            && self.wants_positions.load(Ordering::SeqCst)
+            && let Some(position) = lock(&self.positions).get_mut(index)
+        {
+            *position = Some((message.partition(), message.offset())).filter(|(_, offset)| *offset >= 0);
         }
         match result {
             Ok(message) if self.changelog.as_deref() == Some(message.topic()) => {

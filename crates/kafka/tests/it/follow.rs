@@ -302,7 +302,7 @@ async fn a_lookup_ends_once_the_records_have_a_certain_size() {
     for partition in 0..2 {
         produce(&settings, &topic, partition, &values).await;
     }
-    let lookup = Lookup::new(&settings).unwrap();
+    let mut lookup = Lookup::for_runs(&settings).unwrap();
     let position = |partition, offset| Position {
         topic: topic.clone(),
         partition,
@@ -312,7 +312,7 @@ async fn a_lookup_ends_once_the_records_have_a_certain_size() {
         .map(|offset| position(0, offset))
         .chain((0..80).map(|offset| position(1, offset)))
         .collect();
-    let sizes = |positions: &[Position], bytes| -> Vec<Option<usize>> {
+    let mut sizes = |positions: &[Position], bytes| -> Vec<Option<usize>> {
         let found = lookup.get_first(positions, bytes, DEADLINE).unwrap();
         let size = |stored: StoredRecord| stored.record.value.map(|value| value.len());
         found.into_iter().map(|stored| stored.and_then(size)).collect()
@@ -322,6 +322,10 @@ async fn a_lookup_ends_once_the_records_have_a_certain_size() {
     assert_eq!(sizes(&all, 250_000), expected);
     // One is read in any case, and missing ones have no size.
     assert_eq!(sizes(&all[60..], 1), [Some(100_000)]);
+    // The next call continues there, or goes back.
+    assert_eq!(sizes(&all[61..], 1), [Some(100_000)]);
+    assert_eq!(sizes(&all[60..], 1), [Some(100_000)]);
+    assert_eq!(sizes(&all[38..], 1), [Some(1)]);
     let some = [position(0, 99), position(1, 79), position(1, 78), position(0, 0)];
     assert_eq!(
         sizes(&some, usize::MAX),

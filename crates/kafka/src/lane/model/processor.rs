@@ -33,14 +33,19 @@ pub(super) struct ModelProcessor {
     owned_in_batch: Vec<(i32, u64)>,
     /// Whether results of aborted transactions are taken back.
     pub(super) takes_back: bool,
+    /// Whether a batch is outdated once a record was accepted.
+    outdates: bool,
+    /// `calls` when the last batch was finished.
+    calls_at_finish: u64,
     /// How often each record was given to the handler, per assignment.
     pub(super) calls: u64,
 }
 
 impl ModelProcessor {
-    pub(super) fn new(takes_back: bool) -> Self {
+    pub(super) fn new(takes_back: bool, outdates: bool) -> Self {
         Self {
             takes_back,
+            outdates,
             ..Self::default()
         }
     }
@@ -124,6 +129,7 @@ impl Processor for ModelProcessor {
 
     fn finish(&mut self, _now: Timestamp, limit: usize, batch: &mut TransactionBatch) {
         assert!(batch.outputs.is_empty() && batch.completed.is_empty() && batch.owners.is_empty());
+        self.calls_at_finish = self.calls;
         let count = self.finished.len().min(limit);
         self.in_batch = self.finished.drain(..count).collect();
         for taken in self.in_batch.iter().chain(&self.late) {
@@ -151,6 +157,10 @@ impl Processor for ModelProcessor {
     fn denied(&mut self, denied: &[Refused], batch: &mut TransactionBatch, now: Timestamp) -> bool {
         // Some are replaced, others wait.
         batch.outputs.len().is_multiple_of(2) && self.refused(denied, batch, now)
+    }
+
+    fn is_outdated(&self, _batch: &TransactionBatch) -> bool {
+        self.outdates && self.calls > self.calls_at_finish
     }
 
     fn take_back(&mut self, batch: &mut TransactionBatch) -> bool {

@@ -106,7 +106,7 @@ impl World {
             reports_ends: false,
             if_fenced: IfFenced::End,
         };
-        let processor = ModelProcessor::new(random.below(2) == 0);
+        let processor = ModelProcessor::new(random.below(2) == 0, random.below(2) == 0);
         let mut state = LaneState::new(
             &spec,
             &KafkaSettings::new("", "model"),
