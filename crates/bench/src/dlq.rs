@@ -1,4 +1,6 @@
-//! `bench dlq`: an inspector process that indexes dead letters with 12 headers each, and its queries over gRPC.
+//! `bench dlq`: an inspector process that indexes dead letters with 12 headers each, its queries over gRPC, and its redrives.
+
+mod redrive;
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -38,6 +40,15 @@ pub(crate) struct Options {
     /// Dead letters
     #[arg(long, default_value_t = 1_000_000)]
     count: usize,
+    /// Dead letters of a redrive, at most 100,000
+    #[arg(long, default_value_t = 100_000)]
+    redriven: usize,
+    /// Number of redrives
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Measure only these parts, separated by commas
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Part::ALL)]
+    only: Vec<Part>,
     /// Calls of each kind
     #[arg(long, default_value_t = 200)]
     calls: usize,
@@ -46,37 +57,58 @@ pub(crate) struct Options {
     inspector: PathBuf,
 }
 
-/// A dead letter as a worker writes it, with 12 headers.
-fn dead(topics: &[String], index: usize, now: Timestamp) -> anyhow::Result<Output> {
-    let topic = &topics[index % TOPICS];
-    let mut list = Headers::new();
-    list.push_text("tenant", &format!("t{}", index % TENANTS));
-    list.push_text(
-        "traceparent",
-        &format!("00-{:032x}-{:016x}-01", index + 1, index + 1),
-    );
-    let origin = Origin {
-        topic: "documents".into(),
-        partition: i32::try_from(index % 8)?,
-        offset: i64::try_from(index / 8)?,
-        timestamp: Some(now),
-    };
-    headers::write_lineage(&mut list, "bench", &origin, 3);
-    let code = CODES[index / TOPICS % CODES.len()];
-    let message = format!("worker-{}: no answer after {} ms", index % 40, index % 5_000);
-    let failure = match index / 2 % 3 {
-        0 => Failure::transient(code, &message),
-        _ => Failure::permanent(code, &message),
-    };
-    headers::write_failure(&mut list, &failure, now);
-    ensure!(list.len() == 12, "{} headers", list.len());
-    Ok(Output {
-        topic: topic.as_str().into(),
-        partition: None,
-        key: Some(format!("key-{index}").into()),
-        value: Some(vec![b'x'; VALUE].into()),
-        headers: list,
-    })
+/// The parts of the benchmark.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Part {
+    /// Indexing, memory, disk and queries
+    Index,
+    /// Jobs without a rate
+    Redrive,
+}
+
+impl Part {
+    const ALL: [Self; 2] = [Self::Index, Self::Redrive];
+}
+
+/// Dead letters as a worker writes them, with 12 headers.
+struct Letter<'l> {
+    topic: &'l str,
+    pipeline: &'l str,
+    /// The size of the value in bytes.
+    value: usize,
+}
+
+impl Letter<'_> {
+    fn output(&self, index: usize, now: Timestamp) -> anyhow::Result<Output> {
+        let mut list = Headers::new();
+        list.push_text("tenant", &format!("t{}", index % TENANTS));
+        list.push_text(
+            "traceparent",
+            &format!("00-{:032x}-{:016x}-01", index + 1, index + 1),
+        );
+        let origin = Origin {
+            topic: "documents".into(),
+            partition: i32::try_from(index % 8)?,
+            offset: i64::try_from(index / 8)?,
+            timestamp: Some(now),
+        };
+        headers::write_lineage(&mut list, self.pipeline, &origin, 3);
+        let code = CODES[index / TOPICS % CODES.len()];
+        let message = format!("worker-{}: no answer after {} ms", index % 40, index % 5_000);
+        let failure = match index / 2 % 3 {
+            0 => Failure::transient(code, &message),
+            _ => Failure::permanent(code, &message),
+        };
+        headers::write_failure(&mut list, &failure, now);
+        ensure!(list.len() == 12, "{} headers", list.len());
+        Ok(Output {
+            topic: self.topic.into(),
+            partition: None,
+            key: Some(format!("key-{index}").into()),
+            value: Some(vec![b'x'; self.value].into()),
+            headers: list,
+        })
+    }
 }
 
 /// An inspector process.
@@ -86,15 +118,21 @@ pub(crate) struct Inspector {
 }
 
 impl Inspector {
-    /// Starts a program. `more`: a part of its configuration.
-    pub(crate) fn start(broker: &Broker, program: &Path, data: &Path, more: &str) -> anyhow::Result<Self> {
+    /// Starts a program. `topics`: a pattern of the dead-letter topics. `more`: a part of its configuration.
+    pub(crate) fn start(
+        broker: &Broker,
+        program: &Path,
+        data: &Path,
+        topics: &str,
+        more: &str,
+    ) -> anyhow::Result<Self> {
         // The port is free once the listener is dropped. If another process takes it first, the inspector does not start.
         let listen = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
         let program = program.to_str().context("the path of the inspector")?;
         let config = format!(
             "instance: {name}
 kafka: {{ brokers: '{}', topics: {{ create: true }} }}
-dlq_inspector: {{ listen: '{listen}', data_dir: '{}', topics: ['{name}-*'] }}
+dlq_inspector: {{ listen: '{listen}', data_dir: '{}', topics: ['{topics}'] }}
 {more}",
             broker.address,
             data.display(),
@@ -275,6 +313,16 @@ fn kinds(topic: &str, count: usize) -> Vec<Kind> {
 }
 
 pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figures) -> anyhow::Result<()> {
+    if options.only.contains(&Part::Index) {
+        index(broker, options, figures).await?;
+    }
+    if options.only.contains(&Part::Redrive) {
+        redrive::run(broker, options, figures).await?;
+    }
+    Ok(())
+}
+
+async fn index(broker: &Broker, options: &Options, figures: &mut Figures) -> anyhow::Result<()> {
     let count = options.count;
     let topics: Vec<String> = (0..TOPICS)
         .map(|number| broker.name(&format!("dlq-{number}")))
@@ -284,14 +332,20 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
     broker.create(&names, PARTITIONS).await?;
     let filler = broker.filler()?;
     for index in 0..count {
-        filler.send(&dead(&topics, index, SystemClock.now())?)?;
+        let letter = Letter {
+            topic: &topics[index % TOPICS],
+            pipeline: "bench",
+            value: VALUE,
+        };
+        filler.send(&letter.output(index, SystemClock.now())?)?;
     }
     filler.flush()?;
 
     let data = std::env::temp_dir()
         .join("redeliver-bench")
         .join(broker.name("dlq-data"));
-    let inspector = Inspector::start(broker, &options.inspector, &data, "")?;
+    let pattern = broker.name("dlq-*");
+    let inspector = Inspector::start(broker, &options.inspector, &data, &pattern, "")?;
     let (elapsed, most) = inspector.until_ready()?;
     let cpu = inspector.process.cpu_time().as_secs_f64() * 1e6 / count as f64;
     figures.add(
@@ -347,7 +401,7 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
     );
 
     inspector.process.kill()?;
-    let again = Inspector::start(broker, &options.inspector, &data, "")?;
+    let again = Inspector::start(broker, &options.inspector, &data, &pattern, "")?;
     figures.add(
         "ready after a crash",
         format!("{:.1} s", again.until_ready()?.0.as_secs_f64()),

@@ -44,7 +44,7 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
     let data = std::env::temp_dir().join("redeliver-bench").join(&name);
     let config =
         format!("pipelines: {{ {name}: {{ output: '{name}-out', retry: {{ tiers: [{tier}] }} }} }}\n");
-    let inspector = Inspector::start(broker, &options.inspector, &data, &config)?;
+    let inspector = Inspector::start(broker, &options.inspector, &data, &broker.name("dlq-*"), &config)?;
     inspector.until_ready()?;
     let before = inspector.process.rss_mib()?;
     let client = WaitingServiceClient::new(inspector.channel().await?);
