@@ -68,6 +68,44 @@ pub struct Update {
     pub id: LetterId,
     /// Its new entry; `None` sets it back to open.
     pub entry: Option<Entry>,
+    /// Which of two entries counts.
+    pub version: Version,
+}
+
+/// Decides which of two records of the ledger about the same dead letter counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Version {
+    /// The partition of the ledger.
+    pub partition: i32,
+    /// The offset of the record.
+    pub offset: i64,
+    /// The timestamp of the record.
+    pub time: Option<Timestamp>,
+    /// Whether it closes the dead letter.
+    pub closes: bool,
+}
+
+impl Version {
+    /// That of a record after which a dead letter is in this state.
+    #[must_use]
+    pub fn of(record: &Record, state: State) -> Self {
+        Self {
+            partition: record.position.partition,
+            offset: record.position.offset,
+            time: record.timestamp,
+            closes: state != State::Open,
+        }
+    }
+
+    /// Whether this record was written after another one, or is the same. Once the ledger has got more partitions, records about one dead letter can be in two
+    /// of them, which are read in any order. Of two in the same millisecond, one that closes the dead letter counts: it must not be redriven twice.
+    #[must_use]
+    pub fn is_after(&self, other: &Self) -> bool {
+        if self.partition == other.partition {
+            return self.offset >= other.offset;
+        }
+        (self.time, self.closes) >= (other.time, other.closes)
+    }
 }
 
 /// Why a record of the ledger is invalid. Such a record is ignored.
@@ -95,7 +133,12 @@ impl Update {
     pub fn read(record: &Record) -> Result<Self, InvalidEntry> {
         let (id, entry) = decode(record)?;
         let entry = entry.map(Entry::read).transpose()?;
-        Ok(Self { id, entry })
+        let state = entry.as_ref().map_or(State::Open, |entry| entry.state);
+        Ok(Self {
+            id,
+            entry,
+            version: Version::of(record, state),
+        })
     }
 }
 
@@ -178,6 +221,29 @@ mod tests {
         };
         assert_eq!(update.entry, Some(expected));
         assert_eq!(Update::read(&record("t-dlq/1/2", None)).unwrap().entry, None);
+    }
+
+    #[test]
+    fn the_newest_entry_counts_also_of_two_partitions() {
+        let version = |partition, offset, millis, closes| Version {
+            partition,
+            offset,
+            time: Some(Timestamp::from_millis(millis)),
+            closes,
+        };
+        // In a partition, the offset decides, and otherwise the time.
+        assert!(version(0, 5, 1, false).is_after(&version(0, 4, 9, true)));
+        assert!(version(1, 0, 9, false).is_after(&version(0, 4, 8, true)));
+        assert!(!version(1, 0, 7, true).is_after(&version(0, 4, 8, false)));
+        // At the same time, it is closed.
+        assert!(version(1, 0, 8, true).is_after(&version(0, 4, 8, false)));
+        assert!(!version(0, 4, 8, false).is_after(&version(1, 0, 8, true)));
+        // One without a time is older.
+        let unknown = Version {
+            time: None,
+            ..version(1, 9, 0, true)
+        };
+        assert!(version(0, 4, 8, false).is_after(&unknown));
     }
 
     #[test]

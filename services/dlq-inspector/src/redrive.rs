@@ -10,6 +10,7 @@
 //! | [`jobs`] | what the topic contains |
 //! | [`change`] | changes by callers |
 //! | [`pace`] | what the executor does next |
+//! | [`outcomes`] | what became of the items of a job, and where their records are |
 //! | [`step`] | what becomes of some dead letters of a job, and what is written |
 //! | `source` | reads the ledger and the records, on a thread of its own |
 //! | `executor` | the processor of the lane |
@@ -19,6 +20,7 @@ pub mod change;
 pub(crate) mod executor;
 pub mod job;
 pub mod jobs;
+pub mod outcomes;
 pub mod pace;
 pub mod record;
 pub(crate) mod source;

@@ -1,7 +1,7 @@
 //! Converts indexed dead letters to messages.
 
 use bytes::Bytes;
-use redeliver_core::TimestampType;
+use redeliver_core::{Position, TimestampType};
 use redeliver_kafka::lookup::StoredRecord;
 use redeliver_proto::convert::{to_headers, to_timestamp};
 use redeliver_proto::v1;
@@ -229,6 +229,15 @@ fn whole_full(letter: &IndexedLetter, stored: &StoredRecord, are_states_known: b
         headers: to_headers(&header_list::decode(&letter.headers)),
         unreadable_headers: u32::try_from(stored.record.unreadable_headers).unwrap_or(u32::MAX),
         ..whole_basic(letter, are_states_known)
+    }
+}
+
+/// The position of a record.
+pub(super) fn position_message(position: &Position) -> v1::Position {
+    v1::Position {
+        topic: position.topic.to_string(),
+        partition: position.partition,
+        offset: position.offset,
     }
 }
 

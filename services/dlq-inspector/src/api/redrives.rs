@@ -15,6 +15,7 @@ use redeliver_proto::v1::redrive_service_server::RedriveService;
 use redeliver_service::followed::Followed;
 use tonic::{Code, Request, Response, Status};
 
+use super::convert::position_message;
 use super::list::page_size;
 use super::token::{PageToken, query_hash};
 use super::{Api, bounded};
@@ -286,12 +287,14 @@ impl Api {
         let mut items = Vec::with_capacity(size);
         for chunk in from / CHUNK..to.div_ceil(CHUNK) {
             let (planned, outcomes) = (entry.items(chunk).unwrap_or_default(), entry.outcomes(chunk));
+            let numbers = outcomes.numbers();
             for (number, item) in (chunk * CHUNK..).zip(planned) {
                 if (from..to).contains(&number) {
-                    let outcome = outcomes.get((number % CHUNK) as usize);
+                    let index = (number % CHUNK) as usize;
                     items.push(v1::RedriveItem {
                         id: item.id.to_string(),
-                        outcome: outcome.copied().unwrap_or_default().into(),
+                        outcome: numbers.get(index).copied().unwrap_or_default().into(),
+                        written: outcomes.written(index).as_ref().map(position_message),
                     });
                 }
             }

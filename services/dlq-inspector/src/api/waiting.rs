@@ -13,13 +13,14 @@ use redeliver_kafka::reader::ReadError;
 use redeliver_kafka::scan::Progress;
 use redeliver_proto::convert::{from_duration, to_duration, to_timestamp};
 use redeliver_proto::error::{invalid, status};
-use redeliver_proto::v1;
 use redeliver_proto::v1::waiting_service_server::WaitingService;
+use redeliver_proto::{Message as _, v1};
 use redeliver_service::identity::{self, Withdrawn};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 
+use super::convert::position_message;
 use super::list::page_size;
 use super::{Api, ResponseStream, bounded, shutting_down};
 use crate::access::Viewer;
@@ -37,6 +38,8 @@ const PROGRESS: Duration = Duration::from_millis(200);
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// How many error codes an answer contains.
 const CODES: usize = 20;
+/// The maximum size of the steps of a trace in bytes: clients accept 4 MiB by default.
+const MAX_TRACE: usize = 3 << 20;
 /// Maximum length of a text in a filter in bytes.
 const MAX_TEXT: usize = 250;
 
@@ -192,8 +195,14 @@ impl Api {
                 on_progress,
             );
             let traced = traced.map_err(trace_failed)?;
+            let share = MAX_TRACE / traced.len().max(1);
+            let messages = traced.into_iter().map(|traced| {
+                let mut message = trace_message(traced);
+                keep_last_steps(&mut message, share);
+                message
+            });
             Ok(v1::Trace {
-                pipelines: traced.into_iter().map(trace_message).collect(),
+                pipelines: messages.collect(),
             })
         });
         let event = |event| v1::TraceRecordResponse { event: Some(event) };
@@ -481,14 +490,6 @@ fn counts_message(counts: &Counts) -> v1::WaitingCounts {
     }
 }
 
-fn position_message(position: &Position) -> v1::Position {
-    v1::Position {
-        topic: position.topic.to_string(),
-        partition: position.partition,
-        offset: position.offset,
-    }
-}
-
 fn origin_message(origin: &Origin) -> v1::Position {
     v1::Position {
         topic: origin.topic.to_string(),
@@ -539,6 +540,19 @@ fn trace_message(traced: Traced) -> v1::PipelineTrace {
         gaps: traced.life.gaps,
         searched_since: traced.since.map(to_timestamp),
     }
+}
+
+/// Leaves out the first steps of a trace that is too large: the outcome follows from the last ones.
+fn keep_last_steps(trace: &mut v1::PipelineTrace, bytes: usize) {
+    let mut size = trace.encoded_len();
+    let is_left_out = |step: &&v1::TraceStep| {
+        let is_too_large = size > bytes;
+        size = size.saturating_sub(step.encoded_len());
+        is_too_large
+    };
+    let left_out = trace.steps.iter().take_while(is_left_out).count();
+    trace.truncated |= left_out > 0;
+    trace.steps.drain(..left_out);
 }
 
 fn step_message(
@@ -639,6 +653,32 @@ mod tests {
             let more = (0..1_000).take_while(|_| report().is_continue()).count();
             assert!(more < 256, "{more} more records");
         }
+    }
+
+    #[test]
+    fn a_trace_that_is_too_large_has_its_last_steps() {
+        let trace = |steps: u32, message: usize| v1::PipelineTrace {
+            steps: (0..steps)
+                .map(|attempts| v1::TraceStep {
+                    attempts,
+                    error_message: "x".repeat(message),
+                    ..v1::TraceStep::default()
+                })
+                .collect(),
+            ..v1::PipelineTrace::default()
+        };
+        let mut small = trace(1_000, 100);
+        keep_last_steps(&mut small, MAX_TRACE);
+        assert_eq!((small.steps.len(), small.truncated), (1_000, false));
+        let mut large = trace(1_000, 10_000);
+        keep_last_steps(&mut large, MAX_TRACE);
+        assert!(large.truncated && large.encoded_len() <= MAX_TRACE);
+        let attempts: Vec<u32> = large.steps.iter().map(|step| step.attempts).collect();
+        assert!(attempts.len() > 300 && attempts.is_sorted() && attempts.last() == Some(&999));
+        // Also one step can be too large.
+        let mut one = trace(1, 10_000);
+        keep_last_steps(&mut one, 1_000);
+        assert_eq!((one.steps.len(), one.truncated), (0, true));
     }
 
     #[test]

@@ -3,13 +3,16 @@
 use redeliver_core::Timestamp;
 use rusqlite::{Connection, OptionalExtension as _, params};
 
-use crate::ledger::{Entry, State};
+use crate::ledger::{Entry, State, Version};
 use crate::letter::ContentHash;
 
 pub(super) const CREATE: &str = "
 CREATE TABLE ledger (
     topic_id INTEGER NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
+    -- 0: the newest record of the ledger has no value.
     state INTEGER NOT NULL, time INTEGER, who TEXT NOT NULL, note TEXT NOT NULL, content BLOB,
+    -- Where and when the newest record of the ledger was written.
+    in_partition INTEGER NOT NULL, at_offset INTEGER NOT NULL, written INTEGER,
     PRIMARY KEY (topic_id, partition, offset)
 ) WITHOUT ROWID;
 ";
@@ -29,7 +32,8 @@ pub(super) struct Place {
 pub(super) fn find(connection: &Connection, place: Place) -> rusqlite::Result<Option<Entry>> {
     connection
         .prepare_cached(
-            "SELECT state, time, who, note, content FROM ledger WHERE topic_id = ? AND partition = ? AND offset = ?",
+            "SELECT state, time, who, note, content FROM ledger \
+             WHERE topic_id = ? AND partition = ? AND offset = ? AND state != 0",
         )?
         .query_row((place.topic_id, place.partition, place.offset), |row| {
             Ok(Entry {
@@ -43,34 +47,68 @@ pub(super) fn find(connection: &Connection, place: Place) -> rusqlite::Result<Op
         .optional()
 }
 
-/// Replaces the entry at a position; `None` removes it.
-pub(super) fn put(connection: &Connection, place: Place, entry: Option<&Entry>) -> rusqlite::Result<()> {
+/// The version of the entry at a position.
+fn version(connection: &Connection, place: Place) -> rusqlite::Result<Option<Version>> {
+    connection
+        .prepare_cached(
+            "SELECT state, in_partition, at_offset, written FROM ledger \
+             WHERE topic_id = ? AND partition = ? AND offset = ?",
+        )?
+        .query_row((place.topic_id, place.partition, place.offset), |row| {
+            let state = State::from_number(row.get("state")?).unwrap_or_default();
+            Ok(Version {
+                partition: row.get("in_partition")?,
+                offset: row.get("at_offset")?,
+                time: row.get::<_, Option<i64>>("written")?.map(Timestamp::from_millis),
+                closes: state != State::Open,
+            })
+        })
+        .optional()
+}
+
+/// Replaces the entry at a position, unless the known one is newer. Returns whether it did.
+pub(super) fn put(
+    connection: &Connection,
+    place: Place,
+    entry: Option<&Entry>,
+    new: Version,
+) -> rusqlite::Result<bool> {
     let Place {
         topic_id,
         partition,
         offset,
     } = place;
-    let Some(entry) = entry else {
-        connection
-            .prepare_cached("DELETE FROM ledger WHERE topic_id = ? AND partition = ? AND offset = ?")?
-            .execute((topic_id, partition, offset))?;
-        return Ok(());
-    };
+    if version(connection, place)?.is_some_and(|known| !new.is_after(&known)) {
+        return Ok(false);
+    }
+    let none = Entry::default();
+    let (state, entry) = entry.map_or((0, &none), |entry| (entry.state as i64, entry));
     connection
         .prepare_cached(
-            "INSERT OR REPLACE INTO ledger (topic_id, partition, offset, state, time, who, note, content) \
-             VALUES (:topic_id, :partition, :offset, :state, :time, :who, :note, :content)",
+            "INSERT OR REPLACE INTO ledger (topic_id, partition, offset, state, time, who, note, content, in_partition, at_offset, written) \
+             VALUES (:topic_id, :partition, :offset, :state, :time, :who, :note, :content, :in_partition, :at_offset, :written)",
         )?
         .execute(params![
             topic_id,
             partition,
             offset,
-            entry.state as i64,
+            state,
             entry.time.map(Timestamp::as_millis),
             entry.by,
             entry.note,
-            entry.content
+            entry.content,
+            new.partition,
+            new.offset,
+            new.time.map(Timestamp::as_millis),
         ])?;
+    Ok(true)
+}
+
+/// Removes the entry at a position.
+pub(super) fn remove(connection: &Connection, place: Place) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached("DELETE FROM ledger WHERE topic_id = ? AND partition = ? AND offset = ?")?
+        .execute((place.topic_id, place.partition, place.offset))?;
     Ok(())
 }
 

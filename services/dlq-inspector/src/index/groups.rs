@@ -1,12 +1,12 @@
 //! Groups of dead letters with the same [`crate::fingerprint`], which the writer keeps up to date with the rows.
 //!
-//! For each group, topic and state, there is a count with the times of the first and the last dead letter; for each group, topic and
+//! For each group, there is the number of its dead letters. For each group, topic and state, there is a count with the times of the first and the last dead letter; for each group, topic and
 //! hour of the last day, a count for the trend. A group exists as long as it has dead letters. When its first or last one is removed or changes its state, the next
 //! one is found with the full-text index, which returns rows in the order of time. The search is bounded, so that the first or last time may
 //! be one before or after all counted dead letters if most of the group in the topic are in other states.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use std::ops::ControlFlow;
 
 use redeliver_core::Timestamp;
@@ -27,8 +27,10 @@ use crate::ledger::State;
 pub(super) const CREATE: &str = "
 CREATE TABLE groups (
     id INTEGER PRIMARY KEY, pipeline_id INTEGER NOT NULL, error_class_id INTEGER NOT NULL,
-    error_code_id INTEGER NOT NULL, template TEXT NOT NULL
+    error_code_id INTEGER NOT NULL, template TEXT NOT NULL, count INTEGER NOT NULL DEFAULT 0
 );
+-- Ids are compared as numbers without a sign.
+CREATE INDEX groups_by_count ON groups (count, id < 0);
 CREATE TABLE group_counts (
     group_id INTEGER NOT NULL, topic_id INTEGER NOT NULL, state INTEGER NOT NULL,
     count INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
@@ -104,7 +106,10 @@ impl Changes {
     /// Stores the changes, after those of the rows and of the full-text index, and clears them.
     pub(super) fn store(&mut self, connection: &Connection) -> rusqlite::Result<()> {
         let mut emptied = HashSet::new();
+        // A dead letter that changes its state changes no number of a group.
+        let mut changed: HashMap<i64, i64> = HashMap::new();
         for (counted, change) in self.counts.drain() {
+            *changed.entry(counted.group_id).or_default() += change.count;
             if !store(connection, counted, change)? {
                 emptied.insert(counted.group_id);
             }
@@ -130,6 +135,11 @@ impl Changes {
                     "DELETE FROM group_hours WHERE group_id = ? AND topic_id = ? AND hour = ? AND count <= 0",
                 )?
                 .execute((group_id, topic_id, hour))?;
+        }
+        for (group_id, count) in changed.into_iter().filter(|(_, count)| *count != 0) {
+            connection
+                .prepare_cached("UPDATE groups SET count = count + ? WHERE id = ?")?
+                .execute((count, group_id))?;
         }
         for group_id in emptied {
             connection
@@ -441,7 +451,7 @@ impl<'q> GroupQuery<'q> {
                 name: "first",
                 index: "group_counts_by_first",
             }),
-            GroupOrder::Count => Source::All,
+            GroupOrder::Count => Source::InOrderOfCount,
         }
     }
 }
@@ -454,6 +464,8 @@ enum Source {
     Decided,
     /// In the order of the list, so that a page reads little more than its own groups.
     InOrder(TimeColumn),
+    /// In the order of the numbers of all their dead letters. Those that match are not more.
+    InOrderOfCount,
 }
 
 /// A column of counts by which groups are listed, with its index.
@@ -493,11 +505,15 @@ struct Row {
     count: i64,
     first: i64,
     last: i64,
+    /// The number of all dead letters of the group, if its counts are read, or of those that match.
+    total: i64,
 }
 
 /// A group while it is counted.
 struct Summary {
     group_id: i64,
+    /// See [`Row`].
+    total: i64,
     count: i64,
     open: i64,
     first: i64,
@@ -511,6 +527,7 @@ impl Summary {
     fn of(row: Row) -> Self {
         let mut summary = Self {
             group_id: row.group_id,
+            total: row.total,
             count: 0,
             open: 0,
             first: row.first,
@@ -555,7 +572,10 @@ pub(crate) fn list_groups(connection: &Connection, query: &GroupQuery<'_>) -> ru
         found: Vec::new(),
     };
     match query.source() {
-        Source::All => all(connection, query.filter, |summary| candidates.add(summary))?,
+        Source::All => {
+            let mut add = |summary| candidates.add(summary).map(|_| ControlFlow::Continue(()));
+            all(connection, query.filter, &mut add)?;
+        }
         Source::Decided => {
             let mut counts = CountsOfGroup::new(connection, query.filter)?;
             for (id, value) in query.states.values() {
@@ -568,6 +588,7 @@ pub(crate) fn list_groups(connection: &Connection, query: &GroupQuery<'_>) -> ru
             }
         }
         Source::InOrder(column) => candidates.add_in_order(column)?,
+        Source::InOrderOfCount => candidates.add_in_order_of_count()?,
     }
     let Candidates { mut found, .. } = candidates;
     found.sort_unstable_by_key(|(cursor, _)| Reverse(*cursor));
@@ -590,12 +611,13 @@ struct Candidates<'q> {
 }
 
 impl Candidates<'_> {
-    /// Adds a group, unless it is on an earlier page or in no wanted state.
-    fn add(&mut self, summary: Summary) -> rusqlite::Result<()> {
+    /// Adds a group, unless it is on an earlier page or in no wanted state. Returns whether it did.
+    fn add(&mut self, summary: Summary) -> rusqlite::Result<bool> {
         let (query, limit) = (self.query, self.query.limit);
         let cursor = summary.cursor(query.order);
         let is_after = query.after.is_none_or(|after| cursor < after);
-        if is_after && query.wants(self.connection, summary.group_id)? {
+        let is_added = is_after && query.wants(self.connection, summary.group_id)?;
+        if is_added {
             self.found.push((cursor, summary));
         }
         // There can be as many groups as dead letters.
@@ -604,14 +626,41 @@ impl Candidates<'_> {
                 .select_nth_unstable_by_key(limit, |(cursor, _)| Reverse(*cursor));
             self.found.truncate(limit + 1);
         }
-        Ok(())
+        Ok(is_added)
+    }
+
+    /// Adds the groups with the most dead letters, and one more if there is one.
+    fn add_in_order_of_count(&mut self) -> rusqlite::Result<()> {
+        let query = self.query;
+        // The largest groups found so far, as many as are wanted.
+        let mut largest: BinaryHeap<Reverse<Cursor>> = BinaryHeap::new();
+        let (sql, params) = by_count(self.connection, query.filter, query.after)?;
+        summaries(self.connection, &sql, params, &mut |summary| {
+            let cursor = summary.cursor(query.order);
+            let at_most = Cursor {
+                dead_at: summary.total,
+                ..cursor
+            };
+            let is_enough = largest.len() > query.limit;
+            if is_enough && largest.peek().is_some_and(|Reverse(least)| at_most < *least) {
+                return Ok(ControlFlow::Break(()));
+            }
+            if self.add(summary)? {
+                largest.push(Reverse(cursor));
+                if largest.len() > query.limit + 1 {
+                    largest.pop();
+                }
+            }
+            Ok(ControlFlow::Continue(()))
+        })
     }
 
     /// Adds the groups whose time in a column is the highest one on the page or later, and one more if there is one.
     fn add_in_order(&mut self, column: TimeColumn) -> rusqlite::Result<()> {
         let query = self.query;
         let (name, condition) = (column.name, condition(self.connection, query.filter)?);
-        let from = counts_from(Some(column), &condition);
+        let tables = format!("group_counts c INDEXED BY {} CROSS JOIN groups g", column.index);
+        let from = counts_from(&tables, &condition);
         let sql = format!(
             "SELECT l.group_id AS group_id, l.{name} AS time {from} AND l.{name} <= ? ORDER BY l.{name} DESC"
         );
@@ -676,17 +725,19 @@ fn condition(connection: &Connection, filter: &Expr) -> rusqlite::Result<Conditi
 }
 
 /// `FROM` and `WHERE` of the counts for which a condition holds.
-fn counts_from(column: Option<TimeColumn>, condition: &Condition) -> String {
-    let index = column.map_or_else(String::new, |column| format!("INDEXED BY {}", column.index));
+fn counts_from(tables: &str, condition: &Condition) -> String {
     format!(
-        "FROM (SELECT c.group_id, c.topic_id, c.state, c.count, c.first, c.last, g.pipeline_id, g.error_class_id, g.error_code_id \
-         FROM group_counts c {index} CROSS JOIN groups g ON g.id = c.group_id) l WHERE {}",
+        "FROM (SELECT c.group_id, c.topic_id, c.state, c.count, c.first, c.last, g.pipeline_id, g.error_class_id, g.error_code_id, \
+         g.count AS total, g.id < 0 AS sign, g.id AS id FROM {tables} ON g.id = c.group_id) l WHERE {}",
         condition.sql
     )
 }
 
+/// The counts, and then their groups.
+const COUNTS_FIRST: &str = "group_counts c CROSS JOIN groups g";
+
 /// The columns of a [`Row`].
-const ROW: &str = "l.group_id AS group_id, l.topic_id AS topic_id, l.state AS state, l.count AS count, l.first AS first, l.last AS last";
+const ROW: &str = "l.group_id AS group_id, l.topic_id AS topic_id, l.state AS state, l.count AS count, l.first AS first, l.last AS last, l.total AS total";
 
 impl Row {
     fn from_row(row: &rusqlite::Row<'_>) -> rusqlite::Result<Self> {
@@ -697,6 +748,7 @@ impl Row {
             count: row.get("count")?,
             first: row.get("first")?,
             last: row.get("last")?,
+            total: row.get("total")?,
         })
     }
 }
@@ -713,7 +765,7 @@ impl<'q> CountsOfGroup<'q> {
         let condition = condition(connection, filter)?;
         let sql = format!(
             "SELECT {ROW} {} AND l.group_id = ?",
-            counts_from(None, &condition)
+            counts_from(COUNTS_FIRST, &condition)
         );
         Ok(Self {
             statement: connection.prepare_cached(&sql)?,
@@ -737,17 +789,44 @@ impl<'q> CountsOfGroup<'q> {
     }
 }
 
-/// All groups with dead letters that match.
-fn all(
+/// What becomes of one group after the other.
+type EachGroup<'e> = &'e mut dyn FnMut(Summary) -> rusqlite::Result<ControlFlow<()>>;
+
+/// The counts that match a [counted](is_counted) filter, in the order of the numbers of all dead letters of their groups. `after`: the end of the page before.
+pub(super) fn by_count(
     connection: &Connection,
     filter: &Expr,
-    mut each: impl FnMut(Summary) -> rusqlite::Result<()>,
-) -> rusqlite::Result<()> {
+    after: Option<Cursor>,
+) -> rusqlite::Result<(String, Vec<Value>)> {
+    // If all dead letters of a group match, or none, groups that are larger are on pages before.
+    let is_of_group = |restriction: &Restriction| {
+        !matches!(
+            restriction,
+            Restriction::Text(TextField::Topic, _)
+                | Restriction::TopicIn(_)
+                | Restriction::Number(NumberField::State, _)
+        )
+    };
+    let most = after
+        .filter(|_| filter.all(&is_of_group))
+        .map_or(i64::MAX, |after| after.dead_at);
+    let condition = condition(connection, filter)?;
+    let from = counts_from(
+        "groups g INDEXED BY groups_by_count CROSS JOIN group_counts c",
+        &condition,
+    );
+    let sql = format!("SELECT {ROW} {from} AND l.total <= ? ORDER BY l.total DESC, l.sign DESC, l.id DESC");
+    let params = query::values(&condition.params).chain([Value::Integer(most)]);
+    Ok((sql, params.collect()))
+}
+
+/// All groups with dead letters that match.
+fn all(connection: &Connection, filter: &Expr, each: EachGroup<'_>) -> rusqlite::Result<()> {
     let (sql, params) = if filter.all(&is_counted) {
         let condition = condition(connection, filter)?;
         let sql = format!(
             "SELECT {ROW} {} ORDER BY l.group_id",
-            counts_from(None, &condition)
+            counts_from(COUNTS_FIRST, &condition)
         );
         (sql, query::values(&condition.params).collect())
     } else {
@@ -755,22 +834,38 @@ fn all(
         let (from, params) = plan.from();
         let sql = format!(
             "SELECT l.group_id AS group_id, l.topic_id AS topic_id, l.state AS state, count(*) AS count, \
-             min(l.dead_at) AS first, max(l.dead_at) AS last {from} \
+             min(l.dead_at) AS first, max(l.dead_at) AS last, count(*) AS total {from} \
              GROUP BY l.group_id, l.topic_id, l.state ORDER BY l.group_id"
         );
         (sql, params)
     };
-    let mut statement = connection.prepare_cached(&sql)?;
+    summaries(connection, &sql, params, each)
+}
+
+/// Groups from their counts, which come one group after the other.
+fn summaries(
+    connection: &Connection,
+    sql: &str,
+    params: Vec<Value>,
+    each: EachGroup<'_>,
+) -> rusqlite::Result<()> {
+    let mut statement = connection.prepare_cached(sql)?;
     let mut rows = statement.query(params_from_iter(params))?;
     let mut current: Option<Summary> = None;
     while let Some(row) = rows.next()? {
         let row = Row::from_row(row)?;
         match &mut current {
             Some(summary) if summary.group_id == row.group_id => summary.add(row),
-            _ => current.replace(Summary::of(row)).map_or(Ok(()), &mut each)?,
+            _ => {
+                if let Some(summary) = current.replace(Summary::of(row))
+                    && each(summary)?.is_break()
+                {
+                    return Ok(());
+                }
+            }
         }
     }
-    current.map_or(Ok(()), each)
+    current.map_or(Ok(()), |last| each(last).map(|_| ()))
 }
 
 fn load(

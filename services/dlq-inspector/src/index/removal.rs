@@ -166,7 +166,7 @@ fn delete_entries(
         })?
         .collect::<rusqlite::Result<_>>()?;
     for place in &places {
-        entries::put(connection, *place, None)?;
+        entries::remove(connection, *place)?;
     }
     Ok(places.len())
 }

@@ -16,7 +16,7 @@ use crate::fingerprint::GroupId;
 use crate::group_states::contents::tests as states;
 use crate::group_states::{Decided, GroupState, GroupStates};
 use crate::id::LetterId;
-use crate::ledger::{self, Entry, State, Update};
+use crate::ledger::{self, Entry, State, Update, Version};
 use crate::letter::{ContentHash, Letter};
 
 struct Fixture {
@@ -130,6 +130,10 @@ fn update(id: &str, state: Option<State>, content: Option<ContentHash>) -> Updat
             note: "because".to_owned(),
             content,
         }),
+        version: Version {
+            closes: state.is_some_and(|state| state != State::Open),
+            ..Version::default()
+        },
     }
 }
 
@@ -367,6 +371,33 @@ fn a_ledger_entry_sets_the_state_before_or_after_its_dead_letter() {
     assert_eq!((open.state, open.state_by.as_str()), (State::Open, ""));
     fixture.apply(&[Change::ForgetLedger]);
     assert_eq!(fixture.matching("state = OPEN"), [3, 2, 1]);
+}
+
+#[test]
+fn the_newest_ledger_entry_counts_in_whatever_order_partitions_are_read() {
+    let written = |state, partition, millis| {
+        let mut update = update("t-dlq/0/1", state, None);
+        update.version.partition = partition;
+        update.version.time = Some(Timestamp::from_millis(millis));
+        update
+    };
+    // The ledger had one partition when the dead letter was discarded, then two.
+    let discarded = written(Some(State::Discarded), 0, 1_000);
+    for (newest, expected) in [(Some(State::Redriven), State::Redriven), (None, State::Open)] {
+        let newest = written(newest, 1, 2_000);
+        for updates in [[&discarded, &newest], [&newest, &discarded]] {
+            let mut fixture = Fixture::new();
+            fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
+            fixture.apply(&[Change::Ledger(updates.map(Clone::clone).into())]);
+            assert_eq!(fixture.get("t-dlq/0/1").unwrap().state, expected);
+            // Also of a dead letter that is indexed later.
+            fixture.apply(&[Change::Forget {
+                topic: "t-dlq".into(),
+            }]);
+            fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
+            assert_eq!(fixture.get("t-dlq/0/1").unwrap().state, expected);
+        }
+    }
 }
 
 #[test]
@@ -1802,6 +1833,12 @@ fn the_cost_of_a_page_of_groups_does_not_depend_on_the_number_of_groups() {
         ("pipeline = p AND state = OPEN", GroupOrder::Last, &[]),
         ("", GroupOrder::Last, &[GroupState::Open]),
         ("", GroupOrder::Count, &[GroupState::Resolved]),
+        ("", GroupOrder::Count, &[]),
+        (
+            "pipeline = p AND state = OPEN",
+            GroupOrder::Count,
+            &[GroupState::Open],
+        ),
     ];
     let costs = |fixture: &Fixture| {
         all.map(|(filter, order, wanted)| {
@@ -1907,11 +1944,17 @@ fn pages_of_groups_contain_each_group_once_in_each_order() {
     let discarded =
         discarded.map(|code| update(&format!("a-dlq/0/{}", 3 * code), Some(State::Discarded), None));
     fixture.apply(&[Change::Ledger(discarded.collect())]);
-    for order in [GroupOrder::Last, GroupOrder::First, GroupOrder::Count] {
+    let orders = [GroupOrder::Last, GroupOrder::First, GroupOrder::Count];
+    // With the first filter, the counts say how many groups there are; with the others, which of them match.
+    let filters = ["", "topic = a-dlq", "error_class != none"];
+    for (order, filter) in orders
+        .into_iter()
+        .flat_map(|order| filters.map(|filter| (order, filter)))
+    {
         let mut seen = Vec::new();
         let mut after = None;
         loop {
-            let page = fixture.groups("", order, after, 7);
+            let page = fixture.groups(filter, order, after, 7);
             let key = |group: &IndexedGroup| match order {
                 GroupOrder::Last => group.last.as_millis().unsigned_abs(),
                 GroupOrder::First => group.first.as_millis().unsigned_abs(),
@@ -1926,6 +1969,40 @@ fn pages_of_groups_contain_each_group_once_in_each_order() {
         assert!(seen.is_sorted_by(|one, other| one.0 >= other.0), "{order:?}");
         let distinct: HashSet<_> = seen.iter().map(|(_, id)| *id).collect();
         assert_eq!((seen.len(), distinct.len()), (300, 300), "{order:?}");
+    }
+}
+
+#[test]
+fn groups_in_the_order_of_their_size_are_found_by_an_index_without_sorting() {
+    let mut fixture = Fixture::new();
+    varied(&mut fixture, 100);
+    let plan = |filter: &str| -> Vec<String> {
+        let filter = parse(filter, fixture.json_fields).unwrap();
+        let explain = |connection: &rusqlite::Connection| {
+            let (sql, params) = super::groups::by_count(connection, &filter, None)?;
+            let mut statement = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}"))?;
+            let steps = statement.query_map(rusqlite::params_from_iter(params), |row| row.get("detail"))?;
+            steps.collect()
+        };
+        fixture.index.pool.read_blocking(explain).unwrap()
+    };
+    for (filter, of_group) in [
+        ("", "group_id=?"),
+        ("error_class = permanent", "group_id=?"),
+        (
+            "topic = a-dlq AND state = OPEN",
+            "group_id=? AND topic_id=? AND state=?",
+        ),
+    ] {
+        let plan: Vec<String> = plan(filter)
+            .into_iter()
+            .map(|step| step.replace("COVERING ", ""))
+            .collect();
+        let expected = [
+            "SEARCH g USING INDEX groups_by_count (count<?)".to_owned(),
+            format!("SEARCH c USING PRIMARY KEY ({of_group})"),
+        ];
+        assert_eq!(plan, expected, "{filter}");
     }
 }
 
@@ -2019,7 +2096,16 @@ fn the_groups_of_the_writer_equal_the_rows() {
             "SELECT group_id, topic_id, max(dead_at) AS last FROM letters GROUP BY group_id, topic_id";
         const LAST: &str =
             "SELECT group_id, topic_id, max(last) AS last FROM group_counts GROUP BY group_id, topic_id";
-        for (one, other) in [(ROWS, HOURS), (HOURS, ROWS), (LAST_ROWS, LAST), (LAST, LAST_ROWS)] {
+        const COUNT_ROWS: &str = "SELECT group_id, count(*) AS count FROM letters GROUP BY group_id";
+        const COUNTS: &str = "SELECT id AS group_id, count FROM groups";
+        for (one, other) in [
+            (ROWS, HOURS),
+            (HOURS, ROWS),
+            (LAST_ROWS, LAST),
+            (LAST, LAST_ROWS),
+            (COUNT_ROWS, COUNTS),
+            (COUNTS, COUNT_ROWS),
+        ] {
             let sql = format!("SELECT count(*) AS count FROM ({one} EXCEPT {other})");
             let different = fixture
                 .index

@@ -25,7 +25,7 @@ use crate::letter::Letter;
 pub enum Change {
     /// Adds dead letters. One whose position is indexed already is ignored.
     Letters(Vec<Letter>),
-    /// Applies updates of the ledger, in the order of their records.
+    /// Applies updates of the ledger. Those of one partition are in the order of their records.
     Ledger(Vec<Update>),
     /// Stores the read position of a partition.
     Position {
@@ -500,7 +500,9 @@ impl Batch<'_> {
             partition: update.id.partition,
             offset: update.id.offset,
         };
-        entries::put(self.transaction, place, update.entry.as_ref())?;
+        if !entries::put(self.transaction, place, update.entry.as_ref(), update.version)? {
+            return Ok(());
+        }
         let row = self
             .transaction
             .prepare_cached("SELECT row FROM letters WHERE topic_id = ? AND partition = ? AND offset = ?")?

@@ -421,7 +421,7 @@ mod tests {
             let mut jobs = jobs(2, wanted);
             let mut progress = Progress::default();
             (0..done).for_each(|_| progress.count(Outcome::Done));
-            jobs.apply_own("1f", &progress, None);
+            jobs.apply_own("1f", &progress, Vec::new());
             let change = Change::Job("1f".to_owned(), None, change);
             let (job, outputs) = pending(change, jobs).decide()?;
             Ok((job.record.wanted(), job.record.run, outputs.len()))

@@ -1,20 +1,22 @@
 //! The processor of the lane whose owner executes the jobs.
 //!
 //! The lane reads the topic of jobs, and writes steps: transactions with everything that a step does and the position of the group, which only the
-//! owner of the partition can commit. One step is decided at a time, after the one before it was committed. The jobs take turns: a step that cannot be
-//! decided or written is tried again later, while others go on.
+//! owner of the partition can commit. One step is decided at a time, after the one before it was committed. While it is written, the source reads the records of
+//! the step that is probably the next one. The jobs take turns: a step that cannot be decided or written is tried again later, while others go on.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Clock, Record, Timestamp};
-use redeliver_kafka::{AssignmentId, Processor, Refused, TransactionBatch};
+use redeliver_kafka::{AssignmentId, FollowUp, Processor, Refused, TransactionBatch};
 use redeliver_service::audit::AuditLog;
 
-use super::job::{Outcome, Skip};
+use super::job::{Job, Outcome, Progress, Skip};
 use super::jobs::{Entry, Jobs};
 use super::pace::{self, Memory, Next};
 use super::source::{Answer, Request};
@@ -75,7 +77,25 @@ struct Writing {
     written: Written,
     /// The index of its first output in the batch.
     first: usize,
+    outcomes: ReportedOutcomes,
 }
+
+impl Writing {
+    /// The index of the item whose record was refused; `None` if it is one of those that each step writes.
+    fn tried(&self, refused: &Refused) -> Option<usize> {
+        let index = refused.index.checked_sub(self.first)?;
+        self.written.tried.get(index).copied()
+    }
+
+    /// Why a step cannot be written: the first record that is none of an item, and was refused.
+    fn reason(&self, refused: &[Refused]) -> Option<String> {
+        let refused = refused.iter().find(|refused| self.tried(refused).is_none());
+        refused.map(|refused| refused.failure.message.clone())
+    }
+}
+
+/// The outcomes of a step, as the last attempt to write it has reported them: the values of chunks.
+type ReportedOutcomes = Arc<Mutex<Vec<(u32, Bytes)>>>;
 
 impl Executor {
     pub(crate) fn new(
@@ -194,24 +214,45 @@ impl Executor {
         job.is_some_and(|job| job.record.revision == step.job.record.revision)
     }
 
-    /// Gives up items whose records are at these positions in the batch, and replaces its outputs. Returns false if one of them is no
+    /// Gives up items whose records are at these positions in the batch, and replaces its outputs. Returns false, and does nothing, if one of them is no
     /// record at a destination.
     fn give_up(&mut self, refused: &[Refused], outcome: Outcome, batch: &mut TransactionBatch) -> bool {
-        let Some(writing) = &mut self.writing else {
+        let Some(mut writing) = self.writing.take() else {
             return false;
         };
-        let tried_of = |refused: &Refused| {
-            let index = refused.index.checked_sub(writing.first)?;
-            writing.written.tried.get(index).copied()
-        };
-        let Some(tried) = refused.iter().map(tried_of).collect::<Option<Vec<usize>>>() else {
+        let tried: Option<Vec<usize>> = refused.iter().map(|refused| writing.tried(refused)).collect();
+        let Some(tried) = tried else {
+            self.writing = Some(writing);
             return false;
         };
         writing.step.give_up(&tried, outcome);
-        writing.written = writing.step.written(&self.topic, &self.audit);
         batch.outputs.truncate(writing.first);
-        batch.outputs.append(&mut writing.written.outputs);
+        self.put(writing.step, batch);
         true
+    }
+
+    /// Writes a step with a batch, to which nothing else is added after it.
+    fn put(&mut self, step: Step, batch: &mut TransactionBatch) {
+        let mut written = step.written(&self.topic, &self.audit);
+        let first = batch.outputs.len();
+        let records = first..first + written.tried.len();
+        batch.outputs.append(&mut written.outputs);
+        let outcomes = ReportedOutcomes::default();
+        if !step.tried.is_empty() {
+            let (report, reported) = (written.report.clone(), outcomes.clone());
+            batch.follow_up = Some(FollowUp::new(move |delivered| {
+                let chunks = report.chunks(delivered.get(records.clone()).unwrap_or_default());
+                let outputs = report.outputs(&chunks);
+                *reported.lock().unwrap_or_else(PoisonError::into_inner) = chunks;
+                outputs
+            }));
+        }
+        self.writing = Some(Writing {
+            step,
+            written,
+            first,
+            outcomes,
+        });
     }
 
     /// A step was not written.
@@ -237,55 +278,122 @@ impl Executor {
             }
             return;
         };
-        let (request, look_at) = next_request(jobs, &self.memory, &self.last, now);
+        let (turn, look_at) = next_turn(jobs, &self.memory, &self.last, None, now);
         self.look_at = look_at;
-        if let Some((id, mut request)) = request {
-            if let Request::Try { again, denied, .. } = &mut request {
-                *again = self.unwritten.take_if(|unwritten| *unwritten == id).is_some();
-                self.denied.retain(|_, (_, until)| *until > now);
-                if let Some((topics, _)) = self.denied.get(&id) {
-                    denied.clone_from(topics);
-                }
-            }
-            self.last = id;
-            self.ask(request);
+        let Some(Turn { id, job, entry, take }) = turn else {
+            return;
+        };
+        let request = match take {
+            None => Request::Observe { job, entry },
+            Some(items) => Request::Try {
+                again: self.unwritten.take_if(|unwritten| *unwritten == id).is_some(),
+                denied: self.denied_topics(&id, now),
+                job,
+                entry,
+                items,
+            },
+        };
+        self.last = id;
+        self.ask(request);
+    }
+
+    /// Lets the source read the records of the next step, while this one is written.
+    fn read_ahead(&mut self, now: Timestamp) {
+        let (Some(jobs), Some(Writing { step, written, .. })) = (&self.jobs, &self.writing) else {
+            return;
+        };
+        let id = &step.job.spec().id;
+        let mut memory = self.memory.get(id).copied().unwrap_or_default();
+        memory.succeeded();
+        memory.not_before = pace::not_before(&step.job, count(step), now);
+        let after = After {
+            id,
+            progress: &written.progress,
+            memory,
+        };
+        let (turn, _) = next_turn(jobs, &self.memory, &self.last, Some(&after), now);
+        if let Some(Turn {
+            id,
+            job,
+            entry,
+            take: Some(items),
+        }) = turn
+        {
+            let denied = self.denied_topics(&id, now);
+            let request = Request::ReadAhead {
+                job,
+                entry,
+                items,
+                denied,
+            };
+            // It has no answer. Full: the source is busy with former requests.
+            let _ = self.requests.try_send((self.number, request));
         }
+    }
+
+    /// The topics to which a job may not write.
+    fn denied_topics(&mut self, id: &str, now: Timestamp) -> Vec<Arc<str>> {
+        self.denied.retain(|_, (_, until)| *until > now);
+        let denied = self.denied.get(id);
+        denied.map(|(topics, _)| topics.clone()).unwrap_or_default()
     }
 }
 
-/// The next request, for the job after the last one; or when to look again.
-fn next_request(
+/// The number of items of a step.
+fn count(step: &Step) -> u32 {
+    u32::try_from(step.tried.len()).unwrap_or(u32::MAX)
+}
+
+/// What is done next.
+struct Turn {
+    id: String,
+    job: Box<Job>,
+    entry: Arc<Entry>,
+    /// The items to try; `None`: count what has come back.
+    take: Option<Range<u32>>,
+}
+
+/// What will be true of a job once its step is committed.
+struct After<'s> {
+    id: &'s str,
+    progress: &'s Progress,
+    memory: Memory,
+}
+
+/// What to do next, for the job after the last one; or when to look again.
+fn next_turn(
     jobs: &Jobs,
     memory: &HashMap<String, Memory>,
     last: &str,
+    after: Option<&After<'_>>,
     now: Timestamp,
-) -> (Option<(String, Request)>, Option<Timestamp>) {
+) -> (Option<Turn>, Option<Timestamp>) {
     let mut look_at: Option<Timestamp> = None;
-    let (before, after): (Vec<_>, Vec<_>) = jobs.iter().partition(|(id, ..)| *id <= last);
-    for (id, entry, job) in after.into_iter().chain(before) {
+    let (before, behind): (Vec<_>, Vec<_>) = jobs.iter().partition(|(id, ..)| *id <= last);
+    for (id, entry, job) in behind.into_iter().chain(before) {
         if !entry.is_progress_known() {
             continue;
         }
-        let memory = memory.get(id).copied().unwrap_or_default();
-        let request = match pace::next(&job, &entry.progress(), memory, now) {
-            Next::Take(to) => Request::Try {
-                job: Box::new(job),
-                entry: Arc::<Entry>::clone(entry),
-                to,
-                again: false,
-                denied: Vec::new(),
-            },
-            Next::Observe => Request::Observe {
-                job: Box::new(job),
-                entry: Arc::<Entry>::clone(entry),
-            },
+        let (progress, memory) = match after {
+            Some(after) if after.id == id => (after.progress.clone(), after.memory),
+            _ => (entry.progress(), memory.get(id).copied().unwrap_or_default()),
+        };
+        let take = match pace::next(&job, &progress, memory, now) {
+            Next::Take(to) => Some(progress.next..to),
+            Next::Observe => None,
             Next::Wait(until) => {
                 look_at = Some(look_at.map_or(until, |known| known.min(until)));
                 continue;
             }
             Next::Nothing => continue,
         };
-        return (Some((id.to_owned(), request)), None);
+        let turn = Turn {
+            id: id.to_owned(),
+            job: Box::new(job),
+            entry: Arc::<Entry>::clone(entry),
+            take,
+        };
+        return (Some(turn), None);
     }
     (None, look_at)
 }
@@ -339,46 +447,62 @@ impl Processor for Executor {
             self.look_at = Some(now);
             return;
         }
-        let mut written = step.written(&self.topic, &self.audit);
-        let first = batch.outputs.len();
-        batch.outputs.append(&mut written.outputs);
         batch.owners.push(owner);
-        self.writing = Some(Writing { step, written, first });
+        self.put(step, batch);
+        self.read_ahead(now);
     }
 
-    fn refused(&mut self, refused: &[Refused], batch: &mut TransactionBatch, _now: Timestamp) -> bool {
-        let is_replaced = self.give_up(refused, Outcome::Failed, batch);
-        if is_replaced && self.log.should_log() {
+    fn refused(&mut self, refused: &[Refused], batch: &mut TransactionBatch, now: Timestamp) -> bool {
+        if self.log.should_log() {
             let reason = refused.first().map(|refused| &*refused.failure.message);
-            tracing::warn!(reason, records = refused.len(), "a destination refuses records");
+            tracing::warn!(
+                reason,
+                records = refused.len(),
+                "a topic refuses records of a redrive"
+            );
         }
-        is_replaced
+        if self.give_up(refused, Outcome::Failed, batch) {
+            return true;
+        }
+        // One of the topics that each step writes to, such as the ledger. The rest of the batch is written without the step: if the batch were dropped, the
+        // lane would read the topic of jobs again, and the source the whole ledger, for each attempt.
+        if let Some(writing) = self.writing.take() {
+            batch.outputs.truncate(writing.first);
+            batch.follow_up = None;
+            let reason = writing.reason(refused);
+            self.give_back(&writing, reason.as_deref(), now);
+        }
+        true
     }
 
     fn denied(&mut self, denied: &[Refused], batch: &mut TransactionBatch, now: Timestamp) -> bool {
-        let reason = denied.first().map(|denied| denied.failure.message.clone());
         if self.log.should_log() {
+            let reason = denied.first().map(|denied| &*denied.failure.message);
             tracing::warn!(reason, records = denied.len(), "records are not redriven");
         }
-        let mut topics: Vec<Arc<str>> = denied
+        let Some(writing) = &self.writing else {
+            return false;
+        };
+        let destinations: BTreeSet<Arc<str>> = denied
             .iter()
+            .filter(|denied| writing.tried(denied).is_some())
             .filter_map(|denied| batch.outputs.get(denied.index))
             .map(|output| output.topic.clone())
             .collect();
-        topics.sort();
-        topics.dedup();
-        let outcome = Outcome::Skipped(Skip::DestinationDenied);
-        if self.give_up(denied, outcome, batch) {
-            if let Some(writing) = &self.writing {
-                let id = writing.step.job.spec().id.clone();
-                let (known, until) = self.denied.entry(id).or_insert_with(|| (Vec::new(), now));
-                known.extend(topics);
-                *until = now.after(DENIED);
-            }
+        if !destinations.is_empty() {
+            let id = writing.step.job.spec().id.clone();
+            let (known, until) = self.denied.entry(id).or_insert_with(|| (Vec::new(), now));
+            known.extend(destinations);
+            known.sort();
+            known.dedup();
+            *until = now.after(DENIED);
+        }
+        if self.give_up(denied, Outcome::Skipped(Skip::DestinationDenied), batch) {
             return true;
         }
-        // One of the topics that each step writes to, such as the ledger. The lane gives the step back.
+        // One of the topics that each step writes to. The lane gives the step back.
         if let Some(writing) = self.writing.take() {
+            let reason = writing.reason(denied);
             self.give_back(&writing, reason.as_deref(), now);
         }
         false
@@ -397,22 +521,31 @@ impl Processor for Executor {
         true
     }
 
+    fn is_outdated(&self, _batch: &TransactionBatch) -> bool {
+        let writing = self.writing.as_ref();
+        writing.is_some_and(|writing| !self.is_wanted(&writing.step))
+    }
+
     fn committed(&mut self, now: Timestamp) {
         self.look_at = Some(now);
-        let Some(Writing { step, written, .. }) = self.writing.take() else {
+        let Some(Writing {
+            step,
+            written,
+            outcomes,
+            ..
+        }) = self.writing.take()
+        else {
             return;
         };
         let id = &step.job.spec().id;
+        if let Some(jobs) = &mut self.jobs {
+            let outcomes = std::mem::take(&mut *outcomes.lock().unwrap_or_else(PoisonError::into_inner));
+            jobs.apply_own(id, &written.progress, outcomes);
+        }
         if !step.problem.is_empty() {
-            if let Some(jobs) = &mut self.jobs {
-                jobs.apply_own(id, &written.progress, None);
-            }
             return;
         }
-        if let Some(jobs) = &mut self.jobs {
-            jobs.apply_own(id, &written.progress, written.outcomes);
-        }
-        let taken = u32::try_from(step.tried.len()).unwrap_or(u32::MAX);
+        let taken = count(&step);
         let memory = self.memory.entry(id.clone()).or_default();
         memory.succeeded();
         memory.not_before = pace::not_before(&step.job, taken, now);
@@ -475,12 +608,13 @@ mod tests {
     use bytes::Bytes;
     use prometheus_client::registry::Registry;
     use redeliver_core::{Failure, Headers, ManualClock, Output};
+    use redeliver_kafka::Delivered;
     use redeliver_proto::Message as _;
     use redeliver_runtime::Config;
     use redeliver_service::followed::Contents as _;
 
+    use super::super::job::Wanted;
     use super::super::job::tests::{item, job};
-    use super::super::job::{Job, Wanted};
     use super::super::jobs::tests::record;
     use super::super::jobs::{job_key, plan_key};
     use super::super::step::Tried;
@@ -553,8 +687,14 @@ mod tests {
             self.executor.finish(self.clock.now(), 1_000, &mut self.batch);
         }
 
+        /// The next request that has an answer.
+        fn request(&self) -> Option<(u64, Request)> {
+            let mut requests = self.requests.try_iter();
+            requests.find(|(_, request)| !matches!(request, Request::ReadAhead { .. }))
+        }
+
         fn answer(&mut self, answer: impl FnOnce(Request) -> Answer) {
-            let (number, request) = self.requests.try_recv().expect("a request");
+            let (number, request) = self.request().expect("a request");
             self.answers.try_send((number, answer(request))).unwrap();
             self.finish();
         }
@@ -563,18 +703,33 @@ mod tests {
         fn step(&mut self) -> String {
             let mut id = String::new();
             self.answer(|request| {
-                let Request::Try { job, entry, to, .. } = request else {
+                let Request::Try {
+                    job, entry, items, ..
+                } = request
+                else {
                     panic!("{request:?}");
                 };
                 id.clone_from(&job.spec().id);
-                Answer::Step(Box::new(done(*job, &entry, to)))
+                Answer::Step(Box::new(done(*job, &entry, items.end)))
             });
             id
         }
 
+        /// The lane commits: each record is written at the offset that is its index in the batch.
         fn commit(&mut self) {
+            self.follow_up();
             self.executor.committed(self.clock.now());
             self.finish();
+        }
+
+        /// What is written in the transaction after the outputs of the batch.
+        fn follow_up(&self) -> Vec<Output> {
+            let delivered: Vec<Delivered> = (0..)
+                .take(self.batch.outputs.len())
+                .map(|index| Some((0, index)))
+                .collect();
+            let follow_up = self.batch.follow_up.as_ref();
+            follow_up.map_or_else(Vec::new, |follow_up| follow_up.outputs(&delivered))
         }
 
         fn topics(&self) -> Vec<&str> {
@@ -614,10 +769,55 @@ mod tests {
     }
 
     fn denied(index: usize) -> Refused {
+        refused_by("docs", index)
+    }
+
+    fn refused_by(topic: &str, index: usize) -> Refused {
         Refused {
             index,
-            failure: Failure::permanent("output.denied", "may not write to topic `docs`"),
+            failure: Failure::permanent("output.denied", format!("may not write to topic `{topic}`")),
         }
+    }
+
+    #[test]
+    fn a_job_says_which_topic_it_needs_although_others_are_denied_too() {
+        let mut world = World::new();
+        world.step();
+        let all = [refused_by("docs", 0), refused_by("the ledger", 10)];
+        let now = world.clock.now();
+        assert!(!world.executor.denied(&all, &mut world.batch, now));
+        let mut batch = std::mem::take(&mut world.batch);
+        assert!(world.executor.take_back(&mut batch));
+        world.finish();
+        world.commit();
+        let problem = world.progress("1").progress().problem;
+        assert!(problem.contains("the ledger"), "{problem}");
+        // The next attempt does without the other topic.
+        assert_eq!(world.step(), "2");
+        world.commit();
+        world.clock.advance(Duration::from_secs(2));
+        world.finish();
+        assert_eq!(denied_topics(&mut world), ("1".to_owned(), vec!["docs".into()]));
+    }
+
+    #[test]
+    fn a_step_that_the_ledger_refuses_is_taken_out_of_the_batch_and_nothing_is_read_again() {
+        let mut world = World::new();
+        let now = world.clock.now();
+        world
+            .executor
+            .accept(owner(), job_record("3", Wanted::Planned, 1), now);
+        world.step();
+        assert_eq!(world.batch.completed.len(), 1);
+        let refused = [refused_by("the ledger", 10)];
+        assert!(world.executor.refused(&refused, &mut world.batch, now));
+        assert_eq!(world.topics(), Vec::<&str>::new());
+        assert!(world.batch.follow_up.is_none() && world.batch.completed.len() == 1);
+        world.commit();
+        assert_eq!(world.topics(), [TOPIC], "the problem");
+        world.commit();
+        assert!(world.progress("1").progress().problem.contains("the ledger"));
+        assert_eq!(world.step(), "2");
     }
 
     #[test]
@@ -634,7 +834,7 @@ mod tests {
         world.commit();
         assert_eq!(world.progress("2").progress().done, 10);
         // Nothing else is to be done before the next attempt, after which the problem is gone.
-        assert!(world.requests.try_recv().is_err());
+        assert!(world.request().is_none());
         let retry = world.executor.next_due().unwrap();
         assert_eq!(retry, world.clock.now().after(Duration::from_secs(2)));
         world.clock.set(retry);
@@ -700,19 +900,77 @@ mod tests {
     }
 
     #[test]
+    fn the_positions_of_records_are_kept_also_of_a_repeated_transaction() {
+        let mut world = World::new();
+        world.step();
+        // An attempt that is aborted, and another one.
+        let aborted = world.batch.follow_up.clone().unwrap();
+        assert_eq!(aborted.outputs(&[Some((7, 700)); 10]).len(), 1);
+        world.commit();
+        let outcomes = world.progress("1").outcomes(0);
+        let written = |index| outcomes.written(index).map(|position| position.to_string());
+        assert_eq!(
+            (written(0), written(9)),
+            (Some("docs/0/0".to_owned()), Some("docs/0/9".to_owned()))
+        );
+    }
+
+    #[test]
+    fn while_a_step_is_written_the_records_of_the_next_one_are_read() {
+        let mut world = World::new();
+        let ahead = |world: &World| {
+            let ahead = world.requests.try_iter().find_map(|(_, request)| match request {
+                Request::ReadAhead { job, items, .. } => Some((job.spec().id.clone(), items)),
+                _ => None,
+            });
+            ahead.map(|(id, items)| (id, items.start, items.end))
+        };
+        let step = |world: &mut World, to| {
+            world.answer(|request| {
+                let Request::Try { job, entry, .. } = request else {
+                    panic!("{request:?}");
+                };
+                Answer::Step(Box::new(done(*job, &entry, to)))
+            });
+        };
+        step(&mut world, 3);
+        assert_eq!(ahead(&world), Some(("2".to_owned(), 0, 10)));
+        world.commit();
+        step(&mut world, 10);
+        assert_eq!(ahead(&world), Some(("1".to_owned(), 3, 10)));
+        world.commit();
+        // Nothing will be left.
+        step(&mut world, 10);
+        assert_eq!(ahead(&world), None);
+    }
+
+    #[test]
+    fn a_step_that_was_aborted_is_outdated_once_its_job_has_changed() {
+        let mut world = World::new();
+        world.step();
+        assert!(!world.executor.is_outdated(&world.batch));
+        let now = world.clock.now();
+        world
+            .executor
+            .accept(owner(), job_record("1", Wanted::Cancelled, 3), now);
+        assert!(world.executor.is_outdated(&world.batch));
+    }
+
+    #[test]
     fn items_whose_destination_is_denied_are_given_up() {
         let mut world = World::new();
         world.step();
         let all: Vec<Refused> = (0..10).map(denied).collect();
         let now = world.clock.now();
         assert!(world.executor.denied(&all, &mut world.batch, now));
-        // The progress and the outcomes; neither ledger entries nor an audit entry.
-        assert_eq!(world.topics(), [TOPIC; 2]);
+        // The progress and, after it, the outcomes; neither ledger entries nor an audit entry.
+        assert_eq!(world.topics(), [TOPIC]);
+        assert_eq!(world.follow_up().len(), 1);
         world.commit();
         let entry = world.progress("1");
         assert_eq!((entry.progress().done, entry.progress().skipped), (0, 10));
         assert_eq!(
-            entry.outcomes(0),
+            entry.outcomes(0).numbers(),
             [Outcome::Skipped(Skip::DestinationDenied).number(); 10]
         );
         assert_eq!(world.step(), "2");
@@ -741,7 +999,7 @@ mod tests {
             world.commit();
             world.clock.advance(Duration::from_secs(60));
             world.finish();
-            assert!(world.requests.try_recv().is_err());
+            assert!(world.request().is_none());
             assert_eq!(world.progress("1").progress().done, 0);
         }
     }

@@ -1,6 +1,7 @@
 //! What the topic of jobs contains.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -10,6 +11,7 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_service::followed::Contents;
 
 use super::job::{self, CHUNK, InvalidValue, Item, Job, Progress};
+use super::outcomes::Outcomes;
 
 /// The maximum length of a key in a report, in bytes.
 const MAX_KEY: usize = 80;
@@ -125,12 +127,10 @@ impl Jobs {
     }
 
     /// Takes note of what the executor has written.
-    pub(crate) fn apply_own(&mut self, id: &str, progress: &Progress, outcomes: Option<(u32, Bytes)>) {
+    pub(crate) fn apply_own(&mut self, id: &str, progress: &Progress, outcomes: Vec<(u32, Bytes)>) {
         let entry = Arc::make_mut(self.entries.entry(id.to_owned()).or_default());
         entry.progress = Some(progress.to_record().encode_to_vec().into());
-        if let Some((chunk, outcomes)) = outcomes {
-            entry.outcomes.insert(chunk, outcomes);
-        }
+        entry.outcomes.extend(outcomes);
     }
 }
 
@@ -165,16 +165,25 @@ impl Entry {
         job::items(&chunk).ok()
     }
 
-    /// The numbers of the outcomes of a chunk, as far as they are known.
+    /// The items with these numbers; `None` if one of them is missing or cannot be read.
     #[must_use]
-    pub fn outcomes(&self, chunk: u32) -> Vec<u8> {
-        let read = self
-            .outcomes
-            .get(&chunk)
-            .cloned()
-            .map(v1::RedriveOutcomes::decode);
-        let record = read.and_then(Result::ok).unwrap_or_default();
-        record.outcomes.to_vec()
+    pub fn items_in(&self, numbers: Range<u32>) -> Option<Vec<Item>> {
+        let mut found = Vec::with_capacity(numbers.len());
+        let chunks = numbers.start / CHUNK..numbers.end.div_ceil(CHUNK);
+        for chunk in chunks {
+            let first = chunk * CHUNK;
+            let wanted = numbers.start.max(first)..numbers.end.min(first + CHUNK);
+            let wanted = (wanted.start - first) as usize..(wanted.end - first) as usize;
+            found.extend_from_slice(self.items(chunk)?.get(wanted)?);
+        }
+        Some(found)
+    }
+
+    /// The outcomes of a chunk, as far as they are known.
+    #[must_use]
+    pub fn outcomes(&self, chunk: u32) -> Outcomes {
+        let value = self.outcomes.get(&chunk).cloned();
+        value.map(Outcomes::read).unwrap_or_default()
     }
 
     /// The keys of all its values.
@@ -322,19 +331,33 @@ pub(crate) mod tests {
         let entry = jobs.get("1f").unwrap();
         assert_eq!(entry.items(1).unwrap(), [item("a-dlq", 500)]);
         assert_eq!((entry.items(2), entry.progress()), (None, Progress::default()));
+        let offsets = |numbers| -> Option<Vec<i64>> {
+            let items = entry.items_in(numbers)?;
+            Some(items.iter().map(|item| item.id.offset).collect())
+        };
+        assert_eq!(offsets(498..501), Some(vec![498, 499, 500]));
+        assert_eq!(
+            (offsets(500..501), offsets(3..5)),
+            (Some(vec![500]), Some(vec![3, 4]))
+        );
+        assert_eq!((offsets(499..502), offsets(7..7)), (None, Some(vec![])));
         let mut progress = Progress::default();
         progress.count(Outcome::Done);
         let outcomes = v1::RedriveOutcomes {
             outcomes: vec![1].into(),
+            ..v1::RedriveOutcomes::default()
         };
-        jobs.apply_own("1f", &progress, Some((0, outcomes.encode_to_vec().into())));
+        jobs.apply_own("1f", &progress, vec![(0, outcomes.encode_to_vec().into())]);
         // What the executor reads of its own is not newer than what it knows.
         jobs.apply_of_callers(&record(
             "progress/1f",
             Some(Progress::default().to_record().encode_to_vec().into()),
         ));
         let entry = jobs.get("1f").unwrap().clone();
-        assert_eq!((entry.progress(), entry.outcomes(0)), (progress, vec![1]));
+        assert_eq!(
+            (entry.progress(), entry.outcomes(0).numbers()),
+            (progress, vec![1])
+        );
         for key in entry.keys("1f") {
             assert_ne!(jobs, Jobs::default());
             jobs.apply_of_callers(&record(&key, None));

@@ -20,13 +20,16 @@ const FIRST_RETRY: Duration = Duration::from_secs(2);
 const LAST_RETRY: Duration = Duration::from_secs(30);
 /// After so many problems, the time is the longest one.
 const MAX_DOUBLINGS: u32 = 4;
-/// A step has at most 2^9 items.
-const MAX_HALVINGS: u32 = 9;
+/// The number of chunks in which a step ends at the latest: the time that a transaction needs however little it writes is spent on many items. The records of a
+/// step have a limit of their own.
+const STEP_CHUNKS: u32 = 8;
+/// A step has at most 2^12 items.
+const MAX_HALVINGS: u32 = 12;
 
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Try items up to this number, exclusively. They are in one chunk.
+    /// Try items up to this number, exclusively.
     Take(u32),
     /// A batch has ended: count what has come back, then decide again.
     Observe,
@@ -87,7 +90,7 @@ pub fn next(job: &Job, progress: &Progress, memory: Memory, now: Timestamp) -> N
     if has_batches && BATCHES.contains(&progress.next) && memory.observed != progress.next {
         return Next::Observe;
     }
-    let mut to = total.min((progress.next / CHUNK + 1) * CHUNK);
+    let mut to = total.min((progress.next / CHUNK + STEP_CHUNKS) * CHUNK);
     if has_batches && let Some(end) = BATCHES.into_iter().find(|end| *end > progress.next) {
         to = to.min(end);
     }
@@ -165,7 +168,7 @@ mod tests {
     #[test]
     fn batches_grow_and_each_is_observed() {
         let observe = redeliver_core::HumanDuration::from_secs(30);
-        let job = with(&job(1_200, Wanted::Running), |spec| {
+        let job = with(&job(5_200, Wanted::Running), |spec| {
             spec.observe = Some(redeliver_proto::convert::to_duration(observe));
         });
         let next = |next_item, observed, now| {
@@ -184,15 +187,15 @@ mod tests {
         assert_eq!(next(10, 0, 31_000), Next::Observe);
         assert_eq!(next(10, 10, 31_000), Next::Take(110));
         assert_eq!(next(110, 10, 31_000), Next::Observe);
-        assert_eq!(next(110, 110, 31_000), Next::Take(500));
-        // A step does not cross chunks.
-        assert_eq!(next(500, 110, 31_000), Next::Take(1_000));
-        assert_eq!(next(1_000, 110, 31_000), Next::Take(1_200));
-        assert_eq!(next(1_200, 110, 31_000), Next::Nothing);
+        assert_eq!(next(110, 110, 31_000), Next::Take(4_000));
+        // A step ends with a chunk.
+        assert_eq!(next(700, 110, 31_000), Next::Take(4_500));
+        assert_eq!(next(4_000, 110, 31_000), Next::Take(5_200));
+        assert_eq!(next(5_200, 110, 31_000), Next::Nothing);
         let at_once = with(&job, |spec| spec.all_at_once = true);
         assert_eq!(
             super::next(&at_once, &Progress::default(), Memory::default(), at(0)),
-            Next::Take(500)
+            Next::Take(4_000)
         );
     }
 
@@ -201,14 +204,15 @@ mod tests {
         let job = with(&job(1_000, Wanted::Running), |spec| spec.all_at_once = true);
         let mut memory = Memory::default();
         let take = |memory: Memory| next(&job, &tried(100, 0), memory, at(1_000_000));
-        assert_eq!(take(memory), Next::Take(500));
-        for size in [200, 100, 50, 25, 12, 6, 3, 1, 1, 1] {
+        assert_eq!(take(memory), Next::Take(1_000));
+        for size in [450, 225, 112, 56, 28, 14, 7, 3, 1, 1, 1, 1, 1] {
             memory.failed(at(0));
             assert_eq!(take(memory), Next::Take(100 + size));
         }
-        memory.succeeded();
-        memory.succeeded();
-        assert_eq!(take(memory), Next::Take(103));
+        for size in [1, 1, 1, 3, 7] {
+            memory.succeeded();
+            assert_eq!(take(memory), Next::Take(100 + size));
+        }
     }
 
     #[test]

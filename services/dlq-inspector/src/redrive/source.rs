@@ -3,15 +3,16 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::convert::Infallible;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::redrive::REDRIVE_ID;
-use redeliver_core::{Clock, Position, Record, Timestamp};
+use redeliver_core::{Clock, Position, Timestamp};
 use redeliver_kafka::lookup::{Lookup, StoredRecord};
-use redeliver_kafka::reader::{ReadError, TopicReader, partitions};
+use redeliver_kafka::reader::{PartitionCounts, ReadError, TopicReader};
 use redeliver_kafka::{KafkaSettings, Waker};
 use redeliver_proto::v1;
 use redeliver_service::followed::Contents as _;
@@ -21,10 +22,10 @@ use super::job::{CHUNK, Item, Job, Kind, Progress};
 use super::jobs::{Entry, Jobs};
 use super::pace::brake;
 use super::record::{Candidate, Destinations};
-use super::step::{Context, Presence, Step, Tried};
+use super::step::{Context, Prepared, Presence, Step, Tried};
 use crate::filter::{Expr, Restriction, TextTest};
 use crate::index::{self, Pool};
-use crate::ledger::{self, State, Update};
+use crate::ledger::{self, State, Update, Version};
 use crate::letter::ContentHash;
 use crate::shared::SharedState;
 
@@ -38,6 +39,8 @@ const POLL: Duration = Duration::from_millis(200);
 const BELIEVED: Duration = Duration::from_secs(30);
 /// The interval between two counts of what has come back.
 const COUNTED: Duration = Duration::from_secs(2);
+/// How long what was read ahead is used: it has the time of the redrive in it.
+const AHEAD: Duration = Duration::from_secs(5);
 /// The maximum size of the records of a step and one more, in bytes.
 const STEP_BYTES: usize = 8 << 20;
 
@@ -46,14 +49,22 @@ const STEP_BYTES: usize = 8 << 20;
 pub(crate) enum Request {
     /// Everything, from the beginning: the lane owns the partition now.
     Load,
-    /// What becomes of the next items of a job, up to this number.
+    /// What becomes of these items of a job, which are the next ones.
     Try {
         job: Box<Job>,
         entry: Arc<Entry>,
-        to: u32,
+        items: Range<u32>,
         /// Whether the last step of the job could not be written, so that what is known of its destinations may be outdated.
         again: bool,
         /// Topics to which this process may not write, as the job has shown a moment ago.
+        denied: Vec<Arc<str>>,
+    },
+    /// Read what a step with these items will need. Has no answer.
+    ReadAhead {
+        job: Box<Job>,
+        entry: Arc<Entry>,
+        items: Range<u32>,
+        /// See `Try`.
         denied: Vec<Arc<str>>,
     },
     /// How many records of a job have come back.
@@ -107,10 +118,59 @@ pub(crate) struct Source {
 struct Known {
     ledger: Option<Ledger>,
     lookup: Option<Lookup>,
+    ahead: Option<Ahead>,
+    /// Asks whether topics exist.
+    counts: Option<PartitionCounts>,
     topics: HashMap<Arc<str>, (Presence, Instant)>,
     /// See [`Request::Try`].
     denied: Vec<Arc<str>>,
     counted: Option<(String, u32, Instant)>,
+}
+
+/// The items of a step that is probably the next one.
+struct Ahead {
+    id: String,
+    from: u32,
+    prepared: Vec<Prepared>,
+    at: Instant,
+}
+
+impl Known {
+    /// The first of these items, if they were read ahead.
+    fn take_ahead(&mut self, id: &str, items: &Range<u32>) -> Option<Vec<Prepared>> {
+        let ahead = self.ahead.take()?;
+        let is_same = ahead.id == id && ahead.from == items.start && ahead.at.elapsed() < AHEAD;
+        let mut prepared = is_same.then_some(ahead.prepared)?;
+        prepared.truncate(items.len());
+        Some(prepared)
+    }
+
+    /// What is known of topics may be outdated, and so is what was read ahead.
+    fn use_denied(&mut self, denied: Vec<Arc<str>>, again: bool) {
+        if again {
+            self.topics.clear();
+        }
+        if again || self.denied != denied {
+            self.ahead = None;
+        }
+        self.denied = denied;
+    }
+
+    /// Nobody asks for anything.
+    fn rest(&mut self) {
+        if self
+            .ahead
+            .as_ref()
+            .is_some_and(|ahead| ahead.at.elapsed() >= AHEAD)
+        {
+            self.ahead = None;
+        }
+        if let Some(lookup) = &mut self.lookup
+            && lookup.rest().is_err()
+        {
+            self.lookup = None;
+        }
+    }
 }
 
 /// The ledger, read to its end.
@@ -131,42 +191,11 @@ pub(crate) struct LedgerStates {
 struct KnownEntry {
     state: State,
     content: Option<ContentHash>,
-    written: Written,
-}
-
-/// When and where an entry was written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Written {
-    partition: i32,
-    offset: i64,
-    /// The timestamp of its record.
-    time: Option<Timestamp>,
-}
-
-impl Written {
-    fn of(record: &Record) -> Self {
-        Self {
-            partition: record.position.partition,
-            offset: record.position.offset,
-            time: record.timestamp,
-        }
-    }
-}
-
-impl KnownEntry {
-    /// Whether this entry was written after another one of the same dead letter. Once the ledger has got more partitions, entries of one dead letter can
-    /// be in two of them, which are read in any order. Of two in the same millisecond, one that closes the dead letter counts: it must not be redriven twice.
-    fn is_after(&self, other: &Self) -> bool {
-        if self.written.partition == other.written.partition {
-            return self.written.offset >= other.written.offset;
-        }
-        let order = |entry: &Self| (entry.written.time, entry.state != State::Open);
-        order(self) >= order(other)
-    }
+    version: Version,
 }
 
 impl LedgerStates {
-    pub(crate) fn apply(&mut self, update: Update, written: Written) {
+    pub(crate) fn apply(&mut self, update: Update) {
         let count = u32::try_from(self.topics.len()).unwrap_or(u32::MAX);
         let topic = *self.topics.entry(update.id.topic).or_insert(count);
         let key = (topic, update.id.partition, update.id.offset);
@@ -176,9 +205,9 @@ impl LedgerStates {
         let entry = KnownEntry {
             state,
             content,
-            written,
+            version: update.version,
         };
-        let is_older = |known: &KnownEntry| !entry.is_after(known);
+        let is_older = |known: &KnownEntry| !entry.version.is_after(&known.version);
         if !self.entries.get(&key).is_some_and(is_older) {
             self.entries.insert(key, entry);
         }
@@ -202,14 +231,23 @@ impl Source {
         while !self.stop.is_cancelled() {
             let (number, request) = match self.requests.recv_timeout(POLL) {
                 Ok(request) => request,
-                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Timeout) => {
+                    known.rest();
+                    continue;
+                }
                 Err(RecvTimeoutError::Disconnected) => break,
             };
+            let is_answered = !matches!(request, Request::ReadAhead { .. });
             let answer = self.answer(&mut known, request).unwrap_or_else(|problem| {
-                // The client may be in an unknown state.
-                known.lookup = None;
-                Answer::Failed(error_chain(&problem))
+                // The clients may be in an unknown state.
+                (known.lookup, known.counts) = (None, None);
+                let reason = error_chain(&problem);
+                if !is_answered {
+                    tracing::debug!(reason, "cannot read ahead");
+                }
+                is_answered.then_some(Answer::Failed(reason))
             });
+            let Some(answer) = answer else { continue };
             // Fails only if the lane has ended.
             if self.answers.send((number, answer)).is_err() {
                 break;
@@ -219,36 +257,50 @@ impl Source {
         Ok(())
     }
 
-    fn answer(&self, known: &mut Known, request: Request) -> Result<Answer, Problem> {
+    fn answer(&self, known: &mut Known, request: Request) -> Result<Option<Answer>, Problem> {
         match request {
             Request::Load => {
-                known.ledger = None;
+                (known.ledger, known.ahead) = (None, None);
                 let mut jobs = Jobs::default();
                 let topic = &self.topic;
                 let mut reader = TopicReader::of_partition(&self.kafka, topic, 0, None)?;
                 reader.read_to_end(LOAD_TIMEOUT, |record| jobs.apply(&record))?;
                 let end = reader.position(topic, 0).unwrap_or(0);
                 known.ledger = Some(self.load_ledger()?);
-                Ok(Answer::Loaded(jobs, end))
+                Ok(Some(Answer::Loaded(jobs, end)))
             }
             Request::Try {
                 job,
                 entry,
-                to,
+                items,
                 again,
                 denied,
             } => {
-                if again {
-                    known.topics.clear();
-                }
-                known.denied = denied;
-                self.step(known, *job, &entry, to).map(boxed)
+                known.use_denied(denied, again);
+                self.step(known, *job, &entry, items).map(boxed)
+            }
+            Request::ReadAhead {
+                job,
+                entry,
+                items,
+                denied,
+            } => {
+                known.ahead = None;
+                known.use_denied(denied, false);
+                let prepared = self.prepare(known, &job, &entry, items.clone(), self.clock.now())?;
+                known.ahead = Some(Ahead {
+                    id: job.spec().id.clone(),
+                    from: items.start,
+                    prepared,
+                    at: Instant::now(),
+                });
+                Ok(None)
             }
             Request::Observe { .. } if !*self.shared.caught_up.borrow() => Err(Problem::CatchingUp),
             Request::Observe { job, entry } => {
                 known.counted = None;
                 let next = entry.progress().next;
-                self.step(known, *job, &entry, next).map(boxed)
+                self.step(known, *job, &entry, next..next).map(boxed)
             }
         }
     }
@@ -262,7 +314,7 @@ impl Source {
     }
 
     /// Decides what becomes of the next items of a job, or of fewer if they are large.
-    fn step(&self, known: &mut Known, job: Job, entry: &Entry, to: u32) -> Result<Step, Problem> {
+    fn step(&self, known: &mut Known, job: Job, entry: &Entry, items: Range<u32>) -> Result<Step, Problem> {
         let before = entry.progress();
         let now = self.clock.now();
         let returned = self.returned(known, &job, &before, now)?;
@@ -271,9 +323,8 @@ impl Source {
             ..before.clone()
         };
         let brake = brake(&job, &counted);
-        let chunk = before.next / CHUNK;
         let mut step = Step {
-            outcomes: entry.outcomes(chunk),
+            outcomes: entry.outcomes(before.next / CHUNK),
             tried: Vec::new(),
             brake,
             problem: String::new(),
@@ -282,25 +333,29 @@ impl Source {
             before,
             job,
         };
-        if step.brake.is_some() || to <= step.before.next {
+        if step.brake.is_some() || items.is_empty() {
             return Ok(step);
         }
-        let items = entry.items(chunk).ok_or(Problem::Plan)?;
-        let (from, to) = ((step.before.next % CHUNK) as usize, (to - chunk * CHUNK) as usize);
-        let items = items.get(from..to).ok_or(Problem::Plan)?;
-        step.tried = self.try_items(known, &step.job, items, now)?;
+        let prepared = match known.take_ahead(&step.job.spec().id, &items) {
+            Some(prepared) => prepared,
+            None => self.prepare(known, &step.job, entry, items, now)?,
+        };
+        step.tried = Self::tried(known, step.job.kind, prepared)?;
         Ok(step)
     }
 
-    fn try_items(
+    /// Reads what decides about items, except for the ledger. Returns the first ones, or all.
+    fn prepare(
         &self,
         known: &mut Known,
         job: &Job,
-        items: &[Item],
+        entry: &Entry,
+        items: Range<u32>,
         now: Timestamp,
-    ) -> Result<Vec<Tried>, Problem> {
+    ) -> Result<Vec<Prepared>, Problem> {
+        let items = entry.items_in(items).ok_or(Problem::Plan)?;
         let found = match job.kind {
-            Kind::Redrive => self.lookup(known, items)?,
+            Kind::Redrive => self.lookup(known, &items)?,
             Kind::Discard | Kind::Restore => items.iter().map(|_| None).collect(),
         };
         for record in found.iter().flatten() {
@@ -311,12 +366,7 @@ impl Source {
                 self.look_up_topic(known, &target.topic)?;
             }
         }
-        // After everything that takes time, so that the decision is as late as it can be.
-        let ledger = known.ledger.as_mut().ok_or(Problem::NotLoaded)?;
-        // The last step may have written to a new partition.
-        ledger.reader.follow_partitions()?;
-        read_ledger(&mut ledger.reader, &mut ledger.states, READ_TIMEOUT)?;
-        let (topics, denied, states) = (&known.topics, &known.denied, &ledger.states);
+        let (topics, denied) = (&known.topics, &known.denied);
         let context = Context {
             job,
             destinations: &self.destinations,
@@ -330,9 +380,23 @@ impl Source {
             },
             now,
         };
-        let tried = items.iter().zip(&found).map(|(item, found)| {
+        let prepared = items.into_iter().zip(&found).map(|(item, found)| {
             let record = found.as_ref().map(|found| &found.record);
-            context.try_item(item.clone(), states.state(item), record)
+            context.prepare(item, record)
+        });
+        Ok(prepared.collect())
+    }
+
+    /// Decides with the ledger, after everything that takes time, so that the decision is as late as it can be.
+    fn tried(known: &mut Known, kind: Kind, prepared: Vec<Prepared>) -> Result<Vec<Tried>, Problem> {
+        let ledger = known.ledger.as_mut().ok_or(Problem::NotLoaded)?;
+        // The last step may have written to a new partition.
+        ledger.reader.follow_partitions()?;
+        read_ledger(&mut ledger.reader, &mut ledger.states, READ_TIMEOUT)?;
+        let states = &ledger.states;
+        let tried = prepared.into_iter().map(|prepared| {
+            let state = states.state(&prepared.item);
+            prepared.tried(kind, state)
         });
         Ok(tried.collect())
     }
@@ -341,7 +405,7 @@ impl Source {
     fn lookup(&self, known: &mut Known, items: &[Item]) -> Result<Vec<Option<StoredRecord>>, ReadError> {
         let lookup = match &mut known.lookup {
             Some(lookup) => lookup,
-            None => known.lookup.insert(Lookup::new(&self.kafka)?),
+            None => known.lookup.insert(Lookup::for_runs(&self.kafka)?),
         };
         let positions = items.iter().map(|item| Position {
             topic: item.id.topic.as_str().into(),
@@ -359,7 +423,11 @@ impl Source {
         if is_known {
             return Ok(());
         }
-        let presence = match partitions(&self.kafka, topic) {
+        let counts = match &known.counts {
+            Some(counts) => counts,
+            None => known.counts.insert(PartitionCounts::new(&self.kafka)?),
+        };
+        let presence = match counts.of(topic) {
             Ok(_) => Presence::Exists,
             Err(ReadError::Missing(_)) => Presence::Missing,
             Err(ReadError::Denied(_)) => Presence::Denied,
@@ -396,8 +464,8 @@ impl Source {
     }
 }
 
-fn boxed(step: Step) -> Answer {
-    Answer::Step(Box::new(step))
+fn boxed(step: Step) -> Option<Answer> {
+    Some(Answer::Step(Box::new(step)))
 }
 
 fn read_ledger(
@@ -406,10 +474,9 @@ fn read_ledger(
     timeout: Duration,
 ) -> Result<(), ReadError> {
     reader.read_to_end(timeout, |record| {
-        let written = Written::of(&record);
         // An invalid entry is ignored, as the index does.
         if let Ok(update) = Update::read(&record) {
-            states.apply(update, written);
+            states.apply(update);
         }
     })
 }
@@ -452,7 +519,7 @@ mod tests {
     use super::*;
     use crate::ledger::Entry as LedgerEntry;
 
-    fn update(offset: i64, state: Option<State>, content: Option<ContentHash>) -> Update {
+    fn update(offset: i64, state: Option<State>, content: Option<ContentHash>, version: Version) -> Update {
         Update {
             id: item("a-dlq", offset).id,
             entry: state.map(|state| LedgerEntry {
@@ -460,14 +527,19 @@ mod tests {
                 content,
                 ..LedgerEntry::default()
             }),
+            version: Version {
+                closes: state.is_some_and(|state| state != State::Open),
+                ..version
+            },
         }
     }
 
-    fn written(partition: i32, offset: i64, millis: i64) -> Written {
-        Written {
+    fn at(partition: i32, offset: i64, millis: i64) -> Version {
+        Version {
             partition,
             offset,
             time: Some(Timestamp::from_millis(millis)),
+            closes: false,
         }
     }
 
@@ -475,30 +547,22 @@ mod tests {
     fn the_newest_entry_counts_in_whatever_order_partitions_are_read() {
         // The ledger had one partition when the dead letter was discarded, then two.
         let entries = [
-            (Some(State::Discarded), written(0, 4, 1_000)),
-            (Some(State::Open), written(1, 0, 2_000)),
-            (Some(State::Redriven), written(1, 1, 3_000)),
+            (Some(State::Discarded), at(0, 4, 1_000)),
+            (Some(State::Open), at(1, 0, 2_000)),
+            (Some(State::Redriven), at(1, 1, 3_000)),
         ];
         for order in [[0, 1, 2], [1, 2, 0], [1, 0, 2]] {
             let mut states = LedgerStates::default();
             for index in order {
-                let (state, written) = entries[index];
-                states.apply(update(1, state, None), written);
+                let (state, version) = entries[index];
+                states.apply(update(1, state, None, version));
             }
             assert_eq!(states.state(&item("a-dlq", 1)), State::Redriven, "{order:?}");
         }
-        let mut states = LedgerStates::default();
-        states.apply(update(1, Some(State::Redriven), None), written(1, 0, 1_000));
-        states.apply(update(1, Some(State::Open), None), written(0, 9, 1_000));
-        assert_eq!(
-            states.state(&item("a-dlq", 1)),
-            State::Redriven,
-            "at the same time"
-        );
         // Also if the newest one has no value.
         let mut states = LedgerStates::default();
-        states.apply(update(1, None, None), written(1, 2, 4_000));
-        states.apply(update(1, Some(State::Redriven), None), written(0, 9, 3_000));
+        states.apply(update(1, None, None, at(1, 2, 4_000)));
+        states.apply(update(1, Some(State::Redriven), None, at(0, 9, 3_000)));
         assert_eq!(states.state(&item("a-dlq", 1)), State::Open);
     }
 
@@ -509,7 +573,7 @@ mod tests {
         let mut end = 0;
         let mut apply = |offset, state: Option<State>, content| {
             end += 1;
-            states.apply(update(offset, state, content), written(0, end, 0));
+            states.apply(update(offset, state, content, at(0, end, 0)));
             states.state(&planned)
         };
         assert_eq!(apply(2, Some(State::Redriven), None), State::Open);

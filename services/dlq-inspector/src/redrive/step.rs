@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use redeliver_core::failure::bounded_text;
 use redeliver_core::{Headers, Output, Record, Timestamp, mutant};
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::audit::{Action, AuditLog, Entry as AuditEntry, MAX_IDS};
 
-use super::job::{CHUNK, Item, Job, Kind, Outcome, Progress, Skip};
-use super::jobs::{outcomes_key, progress_key};
+use super::job::{Item, Job, Kind, Outcome, Progress, Skip};
+use super::jobs::progress_key;
+use super::outcomes::{Outcomes, Report};
 use super::record::{Candidate, Destinations, redriven};
 use crate::ledger::{self, State};
 use crate::letter::content_hash;
@@ -52,11 +52,31 @@ pub struct Context<'c> {
     pub now: Timestamp,
 }
 
-impl Context<'_> {
-    /// Tries an item. `state` is what the ledger says, read to its end. `found` is the record at its position.
+/// What becomes of an item if the ledger permits it.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    /// The item.
+    pub item: Item,
+    /// The record at its destination, if its job writes one; or why nothing can be done.
+    made: Result<Option<Output>, Skip>,
+}
+
+impl Prepared {
+    /// Tries the item. `state` is what the ledger says, read to its end.
     #[must_use]
-    pub fn try_item(&self, item: Item, state: State, found: Option<&Record>) -> Tried {
-        let (outcome, output) = match self.decide(&item, state, found) {
+    pub fn tried(self, kind: Kind, state: State) -> Tried {
+        let Self { item, made } = self;
+        let is_taken = state == kind.takes() || mutant!("redrive-ignores-the-ledger");
+        let decided = if is_taken {
+            made
+        } else {
+            Err(match state {
+                State::Open => Skip::Open,
+                State::Redriven => Skip::Redriven,
+                State::Discarded => Skip::Discarded,
+            })
+        };
+        let (outcome, output) = match decided {
             Ok(output) => (Outcome::Done, output),
             Err(skip) => (Outcome::Skipped(skip), None),
         };
@@ -66,17 +86,18 @@ impl Context<'_> {
             output,
         }
     }
+}
 
-    fn decide(&self, item: &Item, state: State, found: Option<&Record>) -> Result<Option<Output>, Skip> {
-        let kind = self.job.kind;
-        if state != kind.takes() && !mutant!("redrive-ignores-the-ledger") {
-            return Err(match state {
-                State::Open => Skip::Open,
-                State::Redriven => Skip::Redriven,
-                State::Discarded => Skip::Discarded,
-            });
-        }
-        if kind != Kind::Redrive {
+impl Context<'_> {
+    /// Prepares an item. `found` is the record at its position.
+    #[must_use]
+    pub fn prepare(&self, item: Item, found: Option<&Record>) -> Prepared {
+        let made = self.make(&item, found);
+        Prepared { item, made }
+    }
+
+    fn make(&self, item: &Item, found: Option<&Record>) -> Result<Option<Output>, Skip> {
+        if self.job.kind != Kind::Redrive {
             // The entry has the hash of the content, so it applies to no other record.
             return Ok(None);
         }
@@ -110,8 +131,8 @@ pub struct Step {
     pub job: Job,
     /// Its progress before.
     pub before: Progress,
-    /// What became of the outcomes of the chunk before.
-    pub outcomes: Vec<u8>,
+    /// The outcomes of the chunk of the first item before.
+    pub outcomes: Outcomes,
     /// The items, from `before.next`.
     pub tried: Vec<Tried>,
     /// How many records have come back, if they were counted.
@@ -127,14 +148,14 @@ pub struct Step {
 /// What a step writes.
 #[derive(Clone, Debug)]
 pub struct Written {
-    /// All records: first those at destinations.
+    /// All records but the outcomes: first those at destinations.
     pub outputs: Vec<Output>,
     /// The index in [`Step::tried`] of each record at a destination.
     pub tried: Vec<usize>,
     /// The progress after it.
     pub progress: Progress,
-    /// The number of the chunk and the value with its outcomes.
-    pub outcomes: Option<(u32, Bytes)>,
+    /// The outcomes, which are written in the same transaction once the positions of the records are known.
+    pub report: Report,
 }
 
 impl Step {
@@ -144,7 +165,7 @@ impl Step {
         Self {
             job,
             before,
-            outcomes: Vec::new(),
+            outcomes: Outcomes::default(),
             tried: Vec::new(),
             returned: None,
             brake: None,
@@ -167,14 +188,9 @@ impl Step {
     #[must_use]
     pub fn written(&self, topic: &Arc<str>, audit: &AuditLog) -> Written {
         let mut progress = self.before.clone();
-        let mut outcomes = self.outcomes.clone();
-        // The outcomes of another chunk are complete.
-        outcomes.truncate((progress.next % CHUNK) as usize);
-        let chunk = progress.next / CHUNK;
         let (mut outputs, mut tried) = (Vec::new(), Vec::new());
         for (index, item) in self.tried.iter().enumerate() {
             progress.count(item.outcome);
-            outcomes.push(item.outcome.number());
             if let Some(output) = &item.output {
                 outputs.push(output.clone());
                 tried.push(index);
@@ -197,22 +213,22 @@ impl Step {
             progress.braked_at = (progress.done, progress.returned);
         }
         let id = &self.job.spec().id;
-        let value = |key: String, value: Vec<u8>| Output {
+        outputs.push(Output {
             topic: topic.clone(),
             partition: Some(0),
-            key: Some(key.into()),
-            value: Some(value.into()),
+            key: Some(progress_key(id).into()),
+            value: Some(progress.to_record().encode_to_vec().into()),
             headers: Headers::new(),
-        };
-        outputs.push(value(progress_key(id), progress.to_record().encode_to_vec()));
-        let outcomes = (!self.tried.is_empty()).then(|| {
-            let record = v1::RedriveOutcomes {
-                outcomes: outcomes.into(),
-            };
-            let record = record.encode_to_vec();
-            outputs.push(value(outcomes_key(id, chunk), record.clone()));
-            (chunk, Bytes::from(record))
         });
+        let destination = |tried: &Tried| tried.output.as_ref().map(|output| output.topic.clone());
+        let items = self.tried.iter().map(|tried| (tried.outcome, destination(tried)));
+        let report = Report {
+            id: id.clone(),
+            topic: topic.clone(),
+            from: self.before.next,
+            before: self.outcomes.clone(),
+            items: items.collect(),
+        };
         let done: Vec<&Tried> = self.tried.iter().filter(is_done).collect();
         outputs.extend(
             done.chunks(MAX_IDS)
@@ -222,7 +238,7 @@ impl Step {
             outputs,
             tried,
             progress,
-            outcomes,
+            report,
         }
     }
 
@@ -266,6 +282,7 @@ impl Step {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use redeliver_core::{Pipeline, Position};
     use redeliver_runtime::Config;
 
@@ -328,7 +345,7 @@ mod tests {
                 presence: &|_| presence,
                 now: NOW,
             };
-            context.try_item(planned(1), state, found).outcome
+            context.prepare(planned(1), found).tried(job.kind, state).outcome
         };
         let record = found(1);
         let redrive = |state, found, presence| outcome(v1::RedriveKind::Redrive, state, found, presence);
@@ -389,7 +406,8 @@ mod tests {
                 presence: &|_| Presence::Exists,
                 now: NOW,
             };
-            let tried = context.try_item(planned(1), State::Open, Some(&found(1)));
+            let prepared = context.prepare(planned(1), Some(&found(1)));
+            let tried = prepared.tried(job.kind, State::Open);
             assert_eq!(tried.output.is_some(), tried.outcome == Outcome::Done);
             tried.outcome
         };
@@ -410,8 +428,12 @@ mod tests {
             now: NOW,
         };
         let tried = vec![
-            context.try_item(planned(1), State::Open, Some(&found(1))),
-            context.try_item(planned(2), State::Discarded, Some(&found(2))),
+            context
+                .prepare(planned(1), Some(&found(1)))
+                .tried(job.kind, State::Open),
+            context
+                .prepare(planned(2), Some(&found(2)))
+                .tried(job.kind, State::Discarded),
         ];
         let mut step = Step {
             job: job.clone(),
@@ -420,7 +442,7 @@ mod tests {
                 done: 500,
                 ..Progress::default()
             },
-            outcomes: vec![1; 500],
+            outcomes: Outcomes::default(),
             tried,
             returned: Some(7),
             brake: None,
@@ -439,7 +461,7 @@ mod tests {
         let written = step.written(&topic, &audit);
         assert_eq!(
             topics(&written),
-            ["docs", ledger::TOPIC, &topic, &topic, audit.topic()].map(str::to_owned)
+            ["docs", ledger::TOPIC, &topic, audit.topic()].map(str::to_owned)
         );
         assert_eq!(written.tried, [0]);
         let Progress {
@@ -450,9 +472,11 @@ mod tests {
             ..
         } = written.progress;
         assert_eq!((next, done, skipped, returned), (502, 501, 1, 7));
-        let (chunk, outcomes) = written.outcomes.unwrap();
-        let outcomes = v1::RedriveOutcomes::decode(outcomes).unwrap().outcomes;
-        assert_eq!((chunk, &*outcomes), (1, &[1, 19][..]));
+        let chunks = written.report.chunks(&[Some((3, 70))]);
+        let outcomes = Outcomes::read(chunks[0].1.clone());
+        assert_eq!((chunks[0].0, outcomes.numbers()), (1, vec![1, 19]));
+        assert_eq!(outcomes.written(0).unwrap().to_string(), "docs/3/70");
+        assert_eq!(written.report.outputs(&chunks)[0].topic, topic);
         let entry = Record {
             key: written.outputs[1].key.clone(),
             value: written.outputs[1].value.clone(),
@@ -468,7 +492,8 @@ mod tests {
         // The destination refuses the record: no entry says that it was redriven.
         step.give_up(&[0], Outcome::Failed);
         let written = step.written(&topic, &audit);
-        assert_eq!(topics(&written), [&*topic, &*topic].map(str::to_owned));
+        assert_eq!(topics(&written), [&*topic].map(str::to_owned));
+        assert_eq!(written.report.items[0], (Outcome::Failed, None));
         assert_eq!((written.progress.done, written.progress.failed), (500, 1));
         // This process may not write there.
         step.give_up(&[0], Outcome::Skipped(Skip::DestinationDenied));
@@ -487,7 +512,7 @@ mod tests {
         let audit = AuditLog::new(&Config::default(), "dlq-inspector");
         let mut step = Step::of_problem(job(500, Wanted::Running), before.clone(), "no index", NOW);
         let written = step.written(&"redrives".into(), &audit);
-        assert_eq!((written.outputs.len(), written.outcomes), (1, None));
+        assert_eq!((written.outputs.len(), written.report.chunks(&[])), (1, vec![]));
         let with_problem = Progress {
             problem: "no index".to_owned(),
             ..before.clone()
@@ -508,7 +533,7 @@ mod tests {
                 done: 10,
                 ..Progress::default()
             },
-            outcomes: Vec::new(),
+            outcomes: Outcomes::default(),
             tried: Vec::new(),
             returned: Some(5),
             brake: Some("too many".to_owned()),
@@ -517,7 +542,7 @@ mod tests {
         };
         let audit = AuditLog::new(&Config::default(), "dlq-inspector");
         let written = step.written(&"redrives".into(), &audit);
-        assert_eq!((written.outputs.len(), written.outcomes), (1, None));
+        assert_eq!((written.outputs.len(), written.report.chunks(&[])), (1, vec![]));
         assert_eq!(
             (written.progress.braked_run, written.progress.braked_at),
             (1, (10, 5))

@@ -6,7 +6,7 @@ use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
 use redeliver_core::{Record, Timestamp};
 
 use crate::id::LetterId;
-use crate::ledger::{self, Entry, State};
+use crate::ledger::{self, Entry, State, Version};
 use crate::letter::ContentHash;
 
 /// The maximum length of names in answers, in bytes.
@@ -30,7 +30,8 @@ pub(crate) struct Decision {
 pub(crate) struct Decisions {
     /// The dead letters, with the hashes of their contents.
     wanted: HashMap<LetterId, ContentHash>,
-    found: HashMap<LetterId, Decision>,
+    /// `None`: the newest entry opens the dead letter, or is about another record.
+    found: HashMap<LetterId, (Version, Option<Decision>)>,
 }
 
 impl Decisions {
@@ -49,32 +50,40 @@ impl Decisions {
         let Some(content) = self.wanted.get(&id) else {
             return;
         };
-        let Some(value) = value else {
-            self.found.remove(&id);
-            return;
+        let (state, decision) = match value {
+            None => (State::Open, None),
+            Some(value) => {
+                let names = [&value.redrive_id, &value.destination].map(|name| bounded_text(name, MAX_NAME));
+                let Ok(entry) = Entry::read(value) else { return };
+                // An entry of another record at this position replaces the former one, and says nothing about this record.
+                let is_of_other = entry.content.is_some_and(|of| of != *content);
+                (entry.state, (!is_of_other).then(|| decision(&entry, names)))
+            }
         };
-        let names = [&value.redrive_id, &value.destination].map(|name| bounded_text(name, MAX_NAME));
-        let Ok(entry) = Entry::read(value) else { return };
-        // An entry of another record at this position replaces the former one, and says nothing about this record.
-        if entry.content.is_some_and(|of| of != *content) {
-            self.found.remove(&id);
-            return;
+        let version = Version::of(record, state);
+        let is_older = |(known, _): &(Version, _)| !version.is_after(known);
+        if !self.found.get(&id).is_some_and(is_older) {
+            self.found.insert(id, (version, decision));
         }
-        let [redrive_id, destination] = names;
-        let decision = Decision {
-            state: entry.state,
-            time: entry.time,
-            by: bounded_text(&entry.by, MAX_NAME),
-            why: bounded_text(&entry.note, MESSAGE_LIMIT),
-            redrive_id,
-            destination,
-        };
-        self.found.insert(id, decision);
     }
 
     /// What was found.
     pub(crate) fn finish(self) -> HashMap<LetterId, Decision> {
-        self.found
+        let found = self.found.into_iter();
+        found
+            .filter_map(|(id, (_, decision))| Some((id, decision?)))
+            .collect()
+    }
+}
+
+fn decision(entry: &Entry, [redrive_id, destination]: [String; 2]) -> Decision {
+    Decision {
+        state: entry.state,
+        time: entry.time,
+        by: bounded_text(&entry.by, MAX_NAME),
+        why: bounded_text(&entry.note, MESSAGE_LIMIT),
+        redrive_id,
+        destination,
     }
 }
 
@@ -145,6 +154,22 @@ mod tests {
         for newer in [record(1, None), entry(1, State::Redriven, &[8; 16])] {
             assert_eq!(found(&[discarded.clone(), newer]), None);
         }
+        // Once the ledger has got more partitions, they are read in any order.
+        let at = |entry: &Record, partition, millis| {
+            let mut entry = entry.clone();
+            entry.position.partition = partition;
+            entry.timestamp = Some(Timestamp::from_millis(millis));
+            entry
+        };
+        let redriven = at(&entry(1, State::Redriven, &[]), 1, 2_000);
+        for older in [at(&discarded, 0, 1_000), at(&record(1, None), 0, 1_000)] {
+            let decision = found(&[redriven.clone(), older]);
+            assert_eq!(decision.map(|decision| decision.state), Some(State::Redriven));
+        }
+        assert_eq!(
+            found(&[at(&record(1, None), 1, 2_000), at(&discarded, 0, 1_000)]),
+            None
+        );
         // Invalid.
         for ignored in [record(1, Some(vec![0xff])), entry(1, State::Redriven, &[7])] {
             assert!(found(&[discarded.clone(), ignored]).is_some());

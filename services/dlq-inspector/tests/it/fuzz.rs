@@ -10,8 +10,8 @@ use prost_reflect::{
 };
 use redeliver_proto::error::reason;
 use redeliver_proto::{DESCRIPTORS, Message as _, auth};
-use redeliver_testkit::chaos_random;
 use redeliver_testkit::fuzz::FEW;
+use redeliver_testkit::{brokers, chaos_random};
 use tokio::time::timeout;
 use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
@@ -22,25 +22,37 @@ use tonic::{Code, Request, Status};
 use crate::support::{DEADLINE, InspectorEnv, dead};
 
 /// What the inspector serves.
-const SERVICES: [&str; 3] = [
+const SERVICES: [&str; 5] = [
     "redeliver.v1.AuditService",
+    "redeliver.v1.ControlService",
     "redeliver.v1.DeadLetterService",
     "redeliver.v1.RedriveService",
+    "redeliver.v1.WaitingService",
 ];
 /// Methods that open a client of Kafka or write a transaction. They are called seldom, so that there is time for many requests.
-const SLOW: [&str; 11] = [
+const SLOW: [&str; 19] = [
     "AnnotateGroup",
     "CancelRedrive",
+    "GetWaitingStats",
     "ListAuditEntries",
+    "ListWaiting",
     "MuteGroup",
+    "PauseControl",
     "PauseRedrive",
     "PlanRedrive",
+    "ReleaseTier",
     "ReopenGroup",
+    "ResetControl",
     "ResolveGroup",
+    "ResumeControl",
     "ResumeRedrive",
+    "SetControlRate",
     "SetRedriveRate",
     "StartRedrive",
+    "TraceRecord",
 ];
+/// The largest message that this service accepts, in bytes.
+const CONTROL: (&str, usize) = ("ControlService", 4 << 10);
 /// One of this many requests calls a slow method.
 const SELDOM: usize = 20;
 /// Calls at the same time.
@@ -336,8 +348,12 @@ fn is_documented(status: &Status) -> bool {
 }
 
 async fn random_requests(name: &str, count: u32) {
-    let mut env = InspectorEnv::new(name);
+    let yaml = "pipelines:\n  {name}-p:\n    output: {name}-out\n";
+    let mut env = InspectorEnv::with_yaml_on(name, yaml, &brokers());
     env.base.set("dlq_inspector.json_fields", r#"["/order/id"]"#);
+    // What is paused here runs elsewhere.
+    let control = format!("{}-control", env.base.name());
+    env.base.set("control.topic", &control);
     let topic = env.create_topic("orders", 2).await;
     let headers = [
         ("pipeline", env.base.name()),
@@ -381,6 +397,9 @@ async fn random_requests(name: &str, count: u32) {
         format!("{topic}/1/99"),
         format!("topic = \"{topic}\""),
         topic.to_string(),
+        format!("{}-p", env.base.name()),
+        format!("pipeline/{}-p", env.base.name()),
+        "tier/30s".to_owned(),
     ]);
     let mut random = chaos_random(name);
     let clients = (0..CLIENTS).map(|_| {
@@ -416,6 +435,12 @@ async fn random_requests(name: &str, count: u32) {
                         }
                         "OK".to_owned()
                     }
+                    Err(status) if status.code() == Code::OutOfRange => {
+                        let (service, limit) = CONTROL;
+                        let is_limited = method.parent_service().name() == service;
+                        assert!(is_limited && message.encoded_len() > limit, "{status:?}");
+                        "TOO_LARGE".to_owned()
+                    }
                     Err(status) => {
                         let problem = format!("input {number}: {} ({why:?}) of {message:?}", method.name());
                         assert!(is_documented(&status), "{problem}: {status:?}");
@@ -441,6 +466,8 @@ async fn random_requests(name: &str, count: u32) {
         "ReadPayload",
         "WatchDeadLetters",
         "ListRedrives",
+        "ListControls",
+        "GetWaitingStats",
     ] {
         assert!(
             outcomes.contains_key(&(method.to_owned(), "OK".to_owned())),

@@ -1,6 +1,6 @@
 //! Redrives, discards and restores: each dead letter once, whatever is killed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -161,6 +161,11 @@ pub(crate) const ENDED: [v1::RedriveState; 3] = [
 ];
 
 async fn outcomes(inspector: &mut Inspector, id: &str) -> Vec<v1::RedriveOutcome> {
+    let items = items(inspector, id).await;
+    items.iter().map(v1::RedriveItem::outcome).collect()
+}
+
+async fn items(inspector: &mut Inspector, id: &str) -> Vec<v1::RedriveItem> {
     let (mut items, mut token) = (Vec::new(), String::new());
     loop {
         let request = v1::ListRedriveItemsRequest {
@@ -170,11 +175,21 @@ async fn outcomes(inspector: &mut Inspector, id: &str) -> Vec<v1::RedriveOutcome
         };
         let page = client(inspector).await.list_redrive_items(request).await;
         let page = page.unwrap().into_inner();
-        items.extend(page.items.iter().map(v1::RedriveItem::outcome));
+        items.extend(page.items);
         token = page.next_page_token;
         if token.is_empty() {
             return items;
         }
+    }
+}
+
+/// Where the record of an item was written.
+fn written(item: &v1::RedriveItem) -> Position {
+    let written = item.written.as_ref().expect("a position");
+    Position {
+        topic: written.topic.as_str().into(),
+        partition: written.partition,
+        offset: written.offset,
     }
 }
 
@@ -246,10 +261,15 @@ async fn a_record_returns_byte_for_byte_and_only_once() {
         .await
         .unwrap_err();
     assert_eq!(error::reason(&again).as_deref(), Some("NOTHING_TO_REDRIVE"));
-    assert_eq!(
-        outcomes(&mut inspector, &job.id).await,
-        [v1::RedriveOutcome::Done; 3]
-    );
+    let items = items(&mut inspector, &job.id).await;
+    for (item, offset) in items.iter().zip(["1", "2", "3"]) {
+        assert_eq!(item.outcome(), v1::RedriveOutcome::Done);
+        let written = written(item);
+        let found = redriven.iter().find(|record| record.position == written);
+        let found = found.expect("a record at the position");
+        assert_eq!(found.headers.last("original-offset"), Some(offset.as_bytes()));
+    }
+    assert_eq!(items.len(), 3);
 
     let audited = read(&world.env, &format!("{}-audit", world.env.base.name()).into());
     let entries = audited
@@ -578,20 +598,20 @@ async fn each_is_redriven_once(name: &str, count: i64, rate: u32, kills: usize) 
     assert!(not_once.is_empty(), "{not_once:?}");
     assert_eq!(redriven.len(), usize::try_from(count).unwrap());
     // The other one reads them within about a second.
-    let expected = vec![v1::RedriveOutcome::Done; usize::try_from(count).unwrap()];
-    eventually_async("the outcomes", DEADLINE, async || {
-        let all = outcomes(&mut inspectors[1], &job.id).await;
-        let done = all
-            .iter()
-            .filter(|outcome| **outcome == v1::RedriveOutcome::Done)
-            .count();
-        if all == expected {
-            Ok(())
+    let items = eventually_async("the outcomes", DEADLINE, async || {
+        let items = items(&mut inspectors[1], &job.id).await;
+        let is_done = |item: &&v1::RedriveItem| item.outcome() == v1::RedriveOutcome::Done;
+        let done = items.iter().filter(is_done).count();
+        if done == usize::try_from(count).unwrap() {
+            Ok(items)
         } else {
-            Err(format!("{done} of {}", all.len()))
+            Err(format!("{done} of {}", items.len()))
         }
     })
     .await;
+    let reported: BTreeSet<Position> = items.iter().map(written).collect();
+    let positions = world.redriven().into_iter().map(|record| record.position);
+    assert_eq!(reported, positions.collect());
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::{HumanDuration, redrive};
-use redeliver_kafka::reader::{ReadError as KafkaReadError, partitions};
+use redeliver_kafka::reader::{PartitionCounts, ReadError as KafkaReadError};
 use redeliver_proto::convert::{from_duration, to_duration};
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1;
@@ -21,11 +21,14 @@ use crate::header_list;
 use crate::id::LetterId;
 use crate::index::{self, Cursor, Direction, IndexedLetter, Page, PageLimit};
 use crate::ledger::State;
+use crate::masking::Masking;
 use crate::redrive::change::Change;
 use crate::redrive::job::{CHUNK, Item, Kind, MAX_ITEMS, Outcome, Skip};
 use crate::redrive::jobs::Jobs;
 use crate::redrive::record::{Candidate, Destinations, Wish};
 
+/// The maximum number of topics to which a job writes.
+const MAX_DESTINATIONS: usize = 100;
 /// The maximum number of ids in a request.
 const MAX_IDS: usize = 1_000;
 /// The maximum size of a reason, in bytes.
@@ -77,7 +80,8 @@ impl Api {
             destination: request.destination.clone(),
             force: request.force,
         };
-        let mut plan = Plan::new(kind, wish, self.redrives.destinations.clone());
+        let allowed = self.redrives.destinations.clone();
+        let mut plan = Plan::new(kind, wish, allowed, self.masking.clone());
         match selection {
             Selection::Matching(filter) => self.add_matching(viewer, filter, &mut plan).await?,
             Selection::Ids(ids) => self.add_ids(viewer, ids, &mut plan).await?,
@@ -171,7 +175,7 @@ impl Api {
             let (entry, job) = self.visible_job(viewer, &request.retry_of).await?;
             let mut ids = Vec::new();
             for chunk in 0..job.record.chunks {
-                let outcomes = entry.outcomes(chunk);
+                let outcomes = entry.outcomes(chunk).numbers();
                 let items = entry.items(chunk).unwrap_or_default().into_iter().enumerate();
                 let not_done =
                     items.filter(|(index, _)| outcomes.get(*index) != Some(&Outcome::Done.number()));
@@ -203,6 +207,7 @@ impl Api {
                     return Ok(());
                 }
                 plan.add(letter);
+                plan.check_destinations()?;
             }
             after = letters.last().map(IndexedLetter::cursor);
             if !has_more || after.is_none() {
@@ -228,7 +233,10 @@ impl Api {
             let found = getting.await.map_err(|error| query_failed(&error))?;
             for (id, letter) in some.iter().zip(found) {
                 match letter {
-                    Some(letter) => plan.add(&letter),
+                    Some(letter) => {
+                        plan.add(&letter);
+                        plan.check_destinations()?;
+                    }
                     None => plan.refuse(Skip::Gone, id),
                 }
             }
@@ -250,8 +258,13 @@ impl Api {
         );
         let looking = tokio::task::spawn_blocking(move || {
             let mut warnings = Vec::new();
+            if topics.is_empty() {
+                return Ok(warnings);
+            }
+            // The first request that is not answered ends the search.
+            let counts = PartitionCounts::new(&kafka)?;
             for topic in topics {
-                match partitions(&kafka, &topic) {
+                match counts.of(&topic) {
                     Ok(_) => {}
                     Err(KafkaReadError::Missing(_)) => {
                         warnings.push(format!("the destination `{topic}` does not exist"));
@@ -346,6 +359,7 @@ struct Plan {
     kind: Kind,
     wish: Wish,
     allowed: Arc<Destinations>,
+    masking: Arc<Masking>,
     items: Vec<Item>,
     sources: BTreeMap<String, u32>,
     destinations: BTreeMap<String, u32>,
@@ -358,11 +372,12 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(kind: Kind, wish: Wish, allowed: Arc<Destinations>) -> Self {
+    fn new(kind: Kind, wish: Wish, allowed: Arc<Destinations>, masking: Arc<Masking>) -> Self {
         Self {
             kind,
             wish,
             allowed,
+            masking,
             items: Vec::new(),
             sources: BTreeMap::new(),
             destinations: BTreeMap::new(),
@@ -376,6 +391,22 @@ impl Plan {
     fn refuse(&mut self, skip: Skip, id: &LetterId) {
         let (count, _) = self.refused.entry(skip).or_insert_with(|| (0, id.to_string()));
         *count += 1;
+    }
+
+    /// Each destination is looked up in Kafka, and is a part of the job.
+    fn check_destinations(&self) -> Result<(), Status> {
+        if self.destinations.len() <= MAX_DESTINATIONS {
+            return Ok(());
+        }
+        let text = format!(
+            "the dead letters would be written to more than {MAX_DESTINATIONS} topics; narrow the filter, or set a destination"
+        );
+        Err(status(
+            Code::FailedPrecondition,
+            text,
+            "TOO_MANY_DESTINATIONS",
+            [],
+        ))
     }
 
     fn add(&mut self, letter: &IndexedLetter) {
@@ -398,9 +429,13 @@ impl Plan {
                 Ok(target) => {
                     let topic = target.topic.to_string();
                     *self.destinations.entry(topic.clone()).or_default() += 1;
-                    let key = letter.key.as_ref().map_or(0, |key| key.len() as u64);
-                    let size = key + letter.value_size.unwrap_or(0);
-                    self.sizes.entry(topic).or_default().push(size);
+                    // Whoever sees the job sees its warnings, and so perhaps the size of what is masked.
+                    let mask = self.masking.of(&letter.id.topic);
+                    if !mask.has_key() && !mask.has_fields() {
+                        let key = letter.key.as_ref().map_or(0, |key| key.len() as u64);
+                        let size = key + letter.value_size.unwrap_or(0);
+                        self.sizes.entry(topic).or_default().push(size);
+                    }
                 }
                 Err(skip) => return self.refuse(skip, &letter.id),
             }
@@ -484,9 +519,95 @@ fn nothing(plan: &Plan) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use redeliver_core::{Headers, Timestamp};
     use redeliver_proto::error::reason;
+    use redeliver_runtime::config::MaskingRule;
 
     use super::*;
+    use crate::dialect::Dialect;
+    use crate::fingerprint::GroupId;
+    use crate::letter::HASH_BYTES;
+
+    /// A dead letter of another framework, whose record was read from this topic.
+    fn letter(offset: i64, origin: &str) -> IndexedLetter {
+        let headers: Headers = [("kafka_dlt-original-topic", Some(origin.as_bytes()))]
+            .into_iter()
+            .collect();
+        let now = Timestamp::from_millis(1_000);
+        IndexedLetter {
+            sequence: offset,
+            id: LetterId {
+                topic: "spring-dlq".to_owned(),
+                partition: 0,
+                offset,
+            },
+            dead_at: now,
+            indexed_at: now,
+            state: State::Open,
+            state_time: None,
+            state_by: String::new(),
+            state_note: String::new(),
+            dialect: Dialect::Spring as i32,
+            pipeline: String::new(),
+            error_class: String::new(),
+            error_code: String::new(),
+            error_message: String::new(),
+            failed_at: None,
+            retry_count: 0,
+            origin_topic: origin.to_owned(),
+            origin_partition: None,
+            origin_offset: None,
+            origin_timestamp: None,
+            job_id: String::new(),
+            trace_id: String::new(),
+            value_size: Some(7),
+            content: [0; HASH_BYTES],
+            group: GroupId::from_number(1),
+            key: Some(Bytes::from_static(b"key")),
+            headers: header_list::encode(&headers).into(),
+        }
+    }
+
+    fn plan(rules: &[MaskingRule]) -> Plan {
+        let allowed = Destinations::new(&[], &["legacy-*".to_owned()], Vec::new(), 3);
+        let masking = Arc::new(Masking::new(rules));
+        Plan::new(Kind::Redrive, Wish::default(), Arc::new(allowed), masking)
+    }
+
+    #[test]
+    fn a_plan_has_a_limited_number_of_destinations() {
+        let mut plan = plan(&[]);
+        for offset in 0..300 {
+            plan.add(&letter(offset, &format!("legacy-{}", offset % 100)));
+        }
+        assert!(plan.check_destinations().is_ok());
+        plan.add(&letter(300, "legacy-100"));
+        let refused = plan.check_destinations().unwrap_err();
+        assert_eq!(reason(&refused).as_deref(), Some("TOO_MANY_DESTINATIONS"));
+    }
+
+    #[test]
+    fn a_plan_says_nothing_about_the_size_of_what_is_masked() {
+        let rule = |key, fields: &[&str]| MaskingRule {
+            topics: vec!["spring-*".to_owned()],
+            key,
+            fields: fields.iter().map(|field| field.parse().unwrap()).collect(),
+            headers: vec!["tenant".to_owned()],
+            messages: Vec::new(),
+        };
+        let sizes = |rules: &[MaskingRule]| {
+            let mut plan = plan(rules);
+            plan.add(&letter(1, "legacy-a"));
+            assert_eq!(plan.items.len(), 1);
+            plan.sizes
+        };
+        let known: BTreeMap<_, _> = [("legacy-a".to_owned(), vec![10])].into();
+        assert_eq!((sizes(&[]), sizes(&[rule(false, &[])])), (known.clone(), known));
+        for rule in [rule(true, &[]), rule(false, &["/pan"])] {
+            assert_eq!(sizes(&[rule]), BTreeMap::new());
+        }
+    }
 
     #[test]
     fn a_plan_warns_about_records_that_a_destination_does_not_accept() {
