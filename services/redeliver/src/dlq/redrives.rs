@@ -437,14 +437,20 @@ async fn items(client: &RedriveClient, args: &ItemsArgs) -> Result<ExitCode, Cli
         }
     }
     if format != Format::Jsonl {
-        let row = |item: &RedriveItem| vec![item.id.clone(), item.outcome.clone()];
-        print_items(format, &["id", "outcome"], &found, row, item_json);
+        let row = |item: &RedriveItem| vec![item.id.clone(), item.outcome.clone(), written(item)];
+        print_items(format, &["id", "outcome", "written"], &found, row, item_json);
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn item_json(item: &RedriveItem) -> Value {
-    json!({ "id": item.id, "outcome": item.outcome })
+    let written = Some(written(item)).filter(|written| !written.is_empty());
+    json!({ "id": item.id, "outcome": item.outcome, "written": written })
+}
+
+/// Where the record of an item was written.
+fn written(item: &RedriveItem) -> String {
+    item.written.as_ref().map(ToString::to_string).unwrap_or_default()
 }
 
 fn state(job: &Redrive) -> String {

@@ -132,6 +132,11 @@ fn dead_letters_return_to_their_pipeline_once_the_cause_is_fixed() {
         items.len() == 38 && items.iter().all(|item| item["outcome"] == "done"),
         "{items:?}"
     );
+    let is_position = |item: &Value| {
+        let written = item["written"].as_str();
+        written.is_some_and(|written| written.contains("-retry-due/"))
+    };
+    assert!(items.iter().all(is_position), "{items:?}");
 
     // Each has a result, byte for byte, and no second one.
     let ends = pipe.settle(&sent, DEADLINE);
