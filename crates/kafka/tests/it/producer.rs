@@ -8,6 +8,7 @@ use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::lookup::Lookup;
 use redeliver_kafka::producer::{Producer, Written};
 use redeliver_testkit::{LocalKafka, unique};
+use tokio::task::JoinSet;
 
 use crate::support::{DEADLINE, create_topic_with};
 
@@ -61,22 +62,17 @@ async fn timestamps_are_those_of_the_log_also_if_a_batch_is_written_again() {
         assert_reported(&settings, &[first]).await;
         // The request arrives while the broker does not run. It is repeated before the broker runs again.
         kafka.process().stop();
-        let mut sending = Vec::new();
+        let mut sending = JoinSet::new();
         for number in 1..=5 {
             let (producer, topic) = (producer.clone(), topic.clone());
-            sending.push(tokio::spawn(async move {
-                producer.send(&output(&topic, number)).await
-            }));
+            sending.spawn(async move { producer.send(&output(&topic, number)).await.unwrap() });
             // Records of one batch with different timestamps.
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         // Nothing tells when the client repeats a request.
         tokio::time::sleep(LINGER + REQUEST_TIMEOUT.mul_f64(1.5)).await;
         kafka.process().cont();
-        let mut written = Vec::new();
-        for sent in sending {
-            written.push(sent.await.unwrap().unwrap());
-        }
+        let written = sending.join_all().await;
         assert_reported(&settings, &written).await;
         let last = producer.send(&output(&topic, 6)).await.unwrap();
         assert_eq!(last.position.offset, 6, "each record once");
