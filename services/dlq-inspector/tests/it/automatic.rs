@@ -69,7 +69,7 @@ fn changed(world: &World) -> BTreeMap<String, u64> {
     counts
 }
 
-async fn until_standing(inspector: &mut Inspector, world: &World, state: &str) {
+fn until_standing(inspector: &mut Inspector, world: &World, state: &str) {
     let series = format!(
         "redeliver_dlq_automatic_redrive{{pipeline=\"{}-p\",state=\"{state}\"}} 1",
         world.env.base.name()
@@ -190,7 +190,7 @@ async fn a_brake_stops_further_automatic_jobs_until_somebody_resumes() {
     let first = until_in(&world, &world.due, 10);
     let back: Vec<Dead> = first[..5].iter().map(again).collect();
     world.env.put(&world.dlq, 1, back).await;
-    until_standing(&mut inspector, &world, "braked").await;
+    until_standing(&mut inspector, &world, "braked");
     // Others die meanwhile: they stay.
     let others = put(&world, 40..45, 0);
     world.env.put(&world.dlq, 1, others).await;
@@ -226,13 +226,13 @@ async fn what_somebody_has_cancelled_is_not_redriven_automatically_again() {
     let job = jobs(&mut inspector).await.remove(0);
     let paused = client(&mut inspector).await.pause_redrive(change(&job.id)).await;
     paused.unwrap();
-    until_standing(&mut inspector, &world, "paused").await;
+    until_standing(&mut inspector, &world, "paused");
     let cancelled = client(&mut inspector).await.cancel_redrive(change(&job.id)).await;
     let left = cancelled.unwrap().into_inner().pending as usize;
     let more = put(&world, 20..23, 0);
     world.env.put(&world.dlq, 1, more).await;
     until_in(&world, &world.due, 20 - left + 3);
-    until_standing(&mut inspector, &world, "idle").await;
+    until_standing(&mut inspector, &world, "idle");
     inspector.until_listed("state = OPEN", left).await;
     assert_eq!(jobs(&mut inspector).await.len(), 2);
 }
@@ -250,7 +250,7 @@ async fn nothing_is_redriven_automatically_while_states_are_unknown() {
     world.env.put(&world.dlq, 0, letters).await;
     let mut inspector = world.env.start().await;
     inspector.until_listed("", 3).await;
-    until_standing(&mut inspector, &world, "waiting").await;
+    until_standing(&mut inspector, &world, "waiting");
     assert!(jobs(&mut inspector).await.is_empty());
     allow_again(&kafka, "Read", &[ledger]);
     until_in(&world, &world.due, 3);
@@ -305,7 +305,7 @@ async fn each_dead_letter_is_redriven_or_parked_once_while_inspectors_are_killed
     inspectors[0]
         .until_listed("state = OPEN", usize::try_from(USED_UP).unwrap())
         .await;
-    until_standing(&mut inspectors[0], &world, "idle").await;
+    until_standing(&mut inspectors[0], &world, "idle");
     let origins = |topic: &Arc<str>| -> Vec<i64> {
         let records = read(&world.env, topic);
         let mut origins: Vec<i64> = records
