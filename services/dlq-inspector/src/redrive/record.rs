@@ -213,7 +213,10 @@ impl Destinations {
     /// # Errors
     /// If the record is not one of a pipeline.
     pub fn parking(&self, letter: Candidate<'_>) -> Result<Target, Skip> {
-        let own = self.pipelines.get(letter.topic).filter(|own| own.is_of(letter.headers));
+        let own = self
+            .pipelines
+            .get(letter.topic)
+            .filter(|own| own.is_of(letter.headers));
         let own = own.ok_or(Skip::NoDestination)?;
         Ok(Target {
             topic: own.parking.clone(),

@@ -449,7 +449,9 @@ mod tests {
                 presence: &|_| Presence::Exists,
                 now: NOW,
             };
-            context.prepare(planned.clone(), Some(&died)).tried(job.kind, state)
+            context
+                .prepare(planned.clone(), Some(&died))
+                .tried(job.kind, state)
         };
         let automatic = |max_count| {
             let mut record = to(&["docs-retry-due"], &job(1, Wanted::Running)).record;
@@ -520,7 +522,11 @@ mod tests {
             presence: &|_| Presence::Exists,
             now: NOW,
         };
-        let tried = |state| context.prepare(planned(1), Some(&found(1))).tried(job.kind, state);
+        let tried = |state| {
+            context
+                .prepare(planned(1), Some(&found(1)))
+                .tried(job.kind, state)
+        };
         let other = tried(State::Redriven);
         assert!(other.output.is_none(), "{other:?}");
         let step = Step {

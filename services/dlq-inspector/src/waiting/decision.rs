@@ -60,7 +60,10 @@ impl Decisions {
                 let Ok(entry) = Entry::read(value) else { return };
                 // An entry of another record at this position replaces the former one, and says nothing about this record.
                 let is_of_other = entry.content.is_some_and(|of| of != *content);
-                (entry.state, (!is_of_other).then(|| decision(&entry, names, edited)))
+                (
+                    entry.state,
+                    (!is_of_other).then(|| decision(&entry, names, edited)),
+                )
             }
         };
         let version = Version::of(record, state);
