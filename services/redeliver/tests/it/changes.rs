@@ -48,6 +48,7 @@ impl World {
             .with_inspector()
             .set("control.topic", "{name}-control")
             .set("audit.topic", "{name}-audit")
+            .set("dlq_inspector.redrive.edit", "true")
             .behave(|_| Reply::status(422))
             .create();
         let tokens = [
@@ -153,11 +154,12 @@ impl World {
     }
 
     fn tier(&self) -> String {
-        format!(
-            "tier/{}/{}",
-            self.pipe.name(),
-            self.pipe.pipeline.policy.tiers()[0]
-        )
+        let tier = self.pipe.pipeline.policy.tiers()[0];
+        format!("tier/{}/{tier}", self.pipe.name())
+    }
+
+    fn whole_tier(&self) -> String {
+        format!("tier/{}", self.pipe.pipeline.policy.tiers()[0])
     }
 
     /// A plan that takes so long that it does not end during a test.
@@ -165,6 +167,19 @@ impl World {
         Change {
             method: "RedriveService.PlanRedrive",
             request: json!({ "kind": "REDRIVE_KIND_REDRIVE", "all": true, "ratePerSecond": 1 }),
+            action: "redrives.plan",
+        }
+    }
+
+    /// A plan of an edit.
+    fn edit(&self) -> Change {
+        let request = json!({ "pageSize": 1, "view": "DEAD_LETTER_VIEW_FULL" });
+        let listed = self.succeeds(Client::Python, "DeadLetterService.ListDeadLetters", &request);
+        let letter = &listed["deadLetters"][0];
+        let edit = json!({ "value": { "bytes": "e30=" } });
+        Change {
+            method: "RedriveService.PlanEdit",
+            request: json!({ "id": letter["id"], "contentHash": letter["contentHash"], "edit": edit }),
             action: "redrives.plan",
         }
     }
@@ -186,6 +201,7 @@ impl World {
         let mut limit = named(&tier);
         limit["rate"] = json!({ "perSecond": 5 });
         vec![
+            self.edit(),
             change("RedriveService.StartRedrive", id(), "redrives.start"),
             change(
                 "RedriveService.SetRedriveRate",
@@ -199,6 +215,11 @@ impl World {
             change("ControlService.ResumeControl", named(&pipeline), "control.resume"),
             change("ControlService.SetControlRate", limit, "control.rate"),
             change("ControlService.ReleaseTier", named(&tier), "control.release"),
+            change(
+                "ControlService.ReleaseWholeTier",
+                named(&self.whole_tier()),
+                "control.release",
+            ),
             change("ControlService.ResetControl", named(&tier), "control.reset"),
             change("DeadLetterService.MuteGroup", group("known"), "groups.mute"),
             change("DeadLetterService.ReopenGroup", group("again"), "groups.reopen"),
@@ -304,6 +325,7 @@ fn the_commands_change_nothing_for_those_who_may_only_read() {
         &["resume", &pipeline, why[0], why[1]],
         &["rate", &tier, "5", why[0], why[1]],
         &["release", &tier, why[0], why[1]],
+        &["release", &world.whole_tier(), why[0], why[1]],
     ] {
         let refused = world.cli(VIEWER, command);
         assert_eq!(refused.code, Some(1), "{command:?}: {refused:?}");
