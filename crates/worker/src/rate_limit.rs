@@ -20,6 +20,8 @@ use tokio::time::Instant;
 const DEFAULT_BURSTS_PER_SECOND: u32 = 10;
 /// When to look again for the partitions of a process.
 const UNKNOWN_PART: Duration = Duration::from_millis(100);
+/// When to ask again at the latest: the part of the process grows when others end.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// How many attempts may start in a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,7 +110,7 @@ impl Limiter {
                 let bucket = wanted.bucket.get_or_insert_with(|| Bucket::new(rate));
                 bucket.set_rate(rate);
                 let now = Timestamp::from_millis(0).after(self.start.elapsed());
-                bucket.take(now).map(drop).map_err(|at| at.since(now))
+                bucket.take(now).map(drop).map_err(|at| at.since(now).min(LONGEST_WAIT))
             }
         }
     }
@@ -189,6 +191,23 @@ mod tests {
         assert_eq!(started(&limiter), 1_000);
         assert!(limiter.set_wanted(None));
         assert_eq!(started(&limiter), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_gets_more_partitions_need_not_wait_as_long_as_before() {
+        let owned = OwnedPartitions::default();
+        owned.assigned();
+        let limiter = Limiter::new(None, {
+            let owned = owned.clone();
+            Box::new(move || owned.part_of(100))
+        });
+        limiter.set_wanted(Some(WantedRate::PerSecond(1.0)));
+        assert_eq!(started(&limiter), 1);
+        let wait = limiter.start().unwrap_err();
+        assert!(wait <= LONGEST_WAIT, "{wait:?}");
+        (1..100).for_each(|_| owned.assigned());
+        tokio::time::advance(wait).await;
+        assert_eq!(limiter.start(), Ok(()));
     }
 
     #[test]

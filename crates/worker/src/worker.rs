@@ -178,9 +178,14 @@ pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: H) -
     let topics = spec.pipeline.worker_topics(has_due_topic);
     let limiter = Arc::new(Limiter::new(spec.rate_limit, {
         let (topics, owned) = (topics.clone(), engine_context.partitions.clone());
-        let partitions_of = partitions_of.clone();
+        let watch = watch.clone();
         Box::new(move || {
-            let all = topics.iter().map(|topic| partitions_of(topic));
+            let all = topics.iter().map(|topic| match watch.state(topic) {
+                TopicState::Exists { partitions, .. } => u32::try_from(partitions).ok(),
+                // The partitions of the other topic have the whole rate.
+                TopicState::Missing { .. } => Some(0),
+                TopicState::Unknown => None,
+            });
             owned.part_of(all.sum::<Option<u32>>()?)
         })
     }));

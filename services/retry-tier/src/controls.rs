@@ -91,6 +91,13 @@ impl TierControls {
         bucket.set_rate(part);
         bucket.take(now).map(drop)
     }
+
+    /// A record of a partition was not released after all.
+    pub(crate) fn give_back(&mut self, topic: usize, partition: i32) {
+        if let Some(bucket) = self.buckets.0.get_mut(&(topic, partition)) {
+            bucket.give_back();
+        }
+    }
 }
 
 #[cfg(test)]

@@ -581,6 +581,12 @@ impl Processor for Relay {
             let Some(partition) = self.partitions.get_mut(&assignment) else {
                 continue;
             };
+            if matches!(
+                written.completion,
+                Completion::Released(_) | Completion::ReleasedEarly
+            ) {
+                self.controls.give_back(written.topic.number, partition.number);
+            }
             if let Some(waited) = written.waited {
                 if !mutant!("relay-loses-what-it-takes-back") {
                     partition.waiting.push(waited.again(output));
@@ -694,6 +700,10 @@ impl Partition {
             (remaining, topic.served.pipeline.tier_for(remaining))
         };
         let is_misplaced = |waiting: &Waiting| {
+            // A copy would be behind the records of the release.
+            if waiting.released.is_some() {
+                return false;
+            }
             let (remaining, fitting) = fitting(waiting);
             let may_move = fitting > tier
                 || waiting.has_waited(tier, now)

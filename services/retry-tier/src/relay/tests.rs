@@ -1087,6 +1087,50 @@ fn a_tier_with_a_rate_releases_so_many_per_second_and_waits_for_the_next_one() {
 }
 
 #[test]
+fn a_full_look_ahead_of_what_was_released_moves_nowhere_while_the_rate_allows_none() {
+    let mut bench = Bench::new(3);
+    bench
+        .relay
+        .reads_topic(bench.assignment, Some(TopicId::from_bits(7)));
+    let tier = TierControl {
+        // One per second: the topic has two partitions.
+        rate: Some(RateLimit::PerSecond(2.0)),
+        release: Some(Arc::new(Release {
+            topic: TopicId::from_bits(7),
+            ends: vec![10],
+            at: None,
+        })),
+        ..TierControl::default()
+    };
+    bench.want("tier/docs/5s", tier);
+    for _ in 0..3 {
+        bench.accept(waiting_until(in_seconds(50)));
+    }
+    for second in 1..4 {
+        assert_eq!(bench.finish(in_seconds(second)).len(), 1);
+        bench.accept(waiting_until(in_seconds(50)));
+        assert!(bench.finish(in_seconds(second)).is_empty());
+    }
+}
+
+#[test]
+fn what_is_taken_back_uses_up_no_rate() {
+    let mut bench = Bench::new(10);
+    let tier = TierControl {
+        rate: Some(RateLimit::PerSecond(0.002)),
+        ..TierControl::default()
+    };
+    bench.want("tier/docs/5s", tier);
+    bench.accept(waiting_until(in_seconds(5)));
+    bench.clock.advance(Duration::from_secs(5));
+    let mut batch = TransactionBatch::default();
+    bench.relay.finish(bench.clock.now(), usize::MAX, &mut batch);
+    assert_eq!(batch.outputs.len(), 1);
+    assert!(bench.relay.take_back(&mut batch));
+    assert_eq!(bench.finish(in_seconds(6)).len(), 1);
+}
+
+#[test]
 fn a_clock_that_is_set_back_delays_no_part_of_a_release() {
     // The clock of the server that was asked is fast, or right.
     for (at, stamped) in [(in_seconds(60), in_seconds(1)), (NOW, NOW)] {
