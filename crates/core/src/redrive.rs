@@ -31,6 +31,31 @@ pub fn is_edit_header(name: &str) -> bool {
     [REDRIVE_OF, REDRIVE_EDITED].contains(&name)
 }
 
+/// The maximum size of a header of redrives that a dead letter keeps when its payload is left out, in bytes. `redrive-of` is the longest: the name of a topic, a partition and
+/// an offset.
+const MAX_KEPT: usize = 300;
+
+/// Whether redrives add headers of this name.
+#[must_use]
+pub fn is_of_redrives(name: &str) -> bool {
+    is_redrive_header(name) || is_edit_header(name)
+}
+
+/// The last header of each name that redrives add, except for those that are too long to be one of them. Producers can set them too.
+pub fn last_of_redrives(headers: &Headers) -> impl Iterator<Item = (&'static str, &[u8])> {
+    let names = [
+        REDRIVE_ID,
+        REDRIVE_COUNT,
+        REDRIVE_TIME,
+        REDRIVE_OF,
+        REDRIVE_EDITED,
+    ];
+    let found = names
+        .into_iter()
+        .filter_map(|name| Some((name, headers.last(name)?)));
+    found.filter(|(_, value)| value.len() <= MAX_KEPT)
+}
+
 /// How often a record was redriven; 0 if it never was.
 #[must_use]
 pub fn count(headers: &Headers) -> u32 {

@@ -517,13 +517,15 @@ pub fn undeliverable(
     Routing::dead(letter, failure.class)
 }
 
-/// Removes the value of a dead letter that its topic refuses; if there is none, removes the key and the user headers.
+/// Removes the value of a dead letter that its topic refuses; if there is none, removes the key and the user headers, except for those that say how often the record was
+/// redriven.
 /// The header `payload-omitted` names what was removed, and `payload-omitted-hash` has the hash of the key and the value that were there. Returns false if
 /// nothing is left to remove.
 pub fn strip_payload(letter: &mut Output) -> bool {
     let hash = letter.headers.last(headers::PAYLOAD_OMITTED_HASH).is_none();
     let hash = hash.then(|| payload_hash(letter.key.as_deref(), letter.value.as_deref()));
-    let is_bare = letter.key.is_none() && letter.headers.iter().all(|(name, _)| headers::is_reserved(name));
+    let is_of_user = |name: &str| !headers::is_reserved(name) && !redrive::is_of_redrives(name);
+    let is_bare = letter.key.is_none() && !letter.headers.iter().any(|(name, _)| is_of_user(name));
     let omitted = if letter.value.take().is_some() {
         "value"
     } else if !is_bare {
@@ -534,7 +536,13 @@ pub fn strip_payload(letter: &mut Output) -> bool {
     };
     let is_kept =
         |name: &str| name != headers::PAYLOAD_OMITTED && (omitted == "value" || headers::is_reserved(name));
-    letter.headers = letter.headers.filtered(is_kept);
+    let mut kept = letter.headers.filtered(is_kept);
+    if omitted != "value" {
+        for (name, value) in redrive::last_of_redrives(&letter.headers) {
+            kept.push(name, Some(value));
+        }
+    }
+    letter.headers = kept;
     letter.headers.push_text(headers::PAYLOAD_OMITTED, omitted);
     if let Some(hash) = hash {
         letter.headers.push_text(headers::PAYLOAD_OMITTED_HASH, &hash);

@@ -10,22 +10,40 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rdkafka::Timestamp as KafkaTimestamp;
-use rdkafka::error::RDKafkaErrorCode;
 use redeliver_core::{Position, Timestamp, TimestampType};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use crate::client::KafkaSettings;
 use crate::lookup::{Lookup, StoredRecord};
 use crate::reader::ReadError;
 
-/// How long reading a record may take.
-const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a record waits for its timestamp. Its producer waits as long.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A record whose timestamp is read, and who waits for it.
+type Wanted = (
+    Position,
+    oneshot::Sender<Result<Option<StoredRecord>, Unreadable>>,
+);
+
+/// Why a record cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unreadable {
+    /// The client may not.
+    Denied,
+    /// Kafka does not answer now, or the process is shutting down.
+    Failed,
+}
 
 /// The timestamps that written records have in the log.
 pub(crate) struct LogTimestamps {
     settings: KafkaSettings,
     /// Topics whose reported timestamps are believed: a record with a timestamp of the broker was read, or this client may not read any.
     believed: Mutex<HashSet<Arc<str>>>,
-    /// One lookup at a time. The client is kept for the next ones, since a repeated batch can have thousands of records.
+    /// A repeated batch can have thousands of records: whoever has the lookup reads all that are wanted.
+    wanted: Mutex<Vec<Wanted>>,
+    /// One lookup at a time. The client is kept for the next ones.
     lookup: Arc<tokio::sync::Mutex<Option<Lookup>>>,
 }
 
@@ -34,6 +52,7 @@ impl LogTimestamps {
         Self {
             settings: settings.clone(),
             believed: Mutex::default(),
+            wanted: Mutex::default(),
             lookup: Arc::default(),
         }
     }
@@ -52,7 +71,8 @@ impl LogTimestamps {
         if self.believed().contains(&position.topic) {
             return Some(reported);
         }
-        match self.read(position).await {
+        let read = timeout(TIMEOUT, self.read(position)).await;
+        match read.unwrap_or(Err(Unreadable::Failed)) {
             Ok(stored) => {
                 let stored = stored?;
                 if stored.timestamp_type == Some(TimestampType::LogAppendTime) {
@@ -60,32 +80,31 @@ impl LogTimestamps {
                 }
                 stored.record.timestamp
             }
-            Err(error) if may_not_read(&error) => {
+            Err(Unreadable::Denied) => {
                 self.believed().insert(position.topic.clone());
                 Some(reported)
             }
-            Err(error) => {
-                tracing::debug!(%position, %error, "cannot read the timestamp of a written record");
-                None
-            }
+            Err(Unreadable::Failed) => None,
         }
     }
 
-    async fn read(&self, position: &Position) -> Result<Option<StoredRecord>, ReadError> {
+    async fn read(&self, position: &Position) -> Result<Option<StoredRecord>, Unreadable> {
+        let (sender, found) = oneshot::channel();
+        self.wanted().push((position.clone(), sender));
         let mut lookup = self.lookup.clone().lock_owned().await;
-        let settings = self.settings.clone();
-        let wanted = position.clone();
-        let reading = tokio::task::spawn_blocking(move || {
-            let client = match lookup.take() {
-                Some(client) => client,
-                None => Lookup::uncommitted(&settings)?,
-            };
-            let found = client.get(&[wanted], LOOKUP_TIMEOUT)?;
-            *lookup = Some(client);
-            Ok(found.into_iter().flatten().next())
-        });
-        // It ends without a result only if the runtime is shutting down.
-        reading.await.unwrap_or(Ok(None))
+        let wanted = std::mem::take(&mut *self.wanted());
+        if !wanted.is_empty() {
+            let settings = self.settings.clone();
+            // It goes on if this caller gives up, for the others.
+            let reading = tokio::task::spawn_blocking(move || answer(&settings, &mut lookup, wanted));
+            // The answer is on its way, or the runtime is shutting down.
+            drop(reading.await);
+        }
+        found.await.unwrap_or(Err(Unreadable::Failed))
+    }
+
+    fn wanted(&self) -> MutexGuard<'_, Vec<Wanted>> {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn believed(&self) -> MutexGuard<'_, HashSet<Arc<str>>> {
@@ -93,12 +112,36 @@ impl LogTimestamps {
     }
 }
 
-fn may_not_read(error: &ReadError) -> bool {
-    match error {
-        ReadError::Denied(_) => true,
-        ReadError::Kafka { source, .. } => {
-            source.rdkafka_error_code() == Some(RDKafkaErrorCode::TopicAuthorizationFailed)
+/// Reads records, and tells who waits for them.
+fn answer(settings: &KafkaSettings, lookup: &mut Option<Lookup>, wanted: Vec<Wanted>) {
+    let (positions, senders): (Vec<_>, Vec<_>) = wanted
+        .into_iter()
+        .filter(|(_, sender)| !sender.is_closed())
+        .unzip();
+    let mut read = || -> Result<Vec<Option<StoredRecord>>, ReadError> {
+        let client = match lookup.take() {
+            Some(client) => client,
+            None => Lookup::uncommitted(settings)?,
+        };
+        let found = client.get(&positions, TIMEOUT)?;
+        *lookup = Some(client);
+        Ok(found)
+    };
+    let found: Vec<_> = match read() {
+        Ok(found) => found.into_iter().map(Ok).collect(),
+        Err(error) => {
+            let count = senders.len();
+            tracing::debug!(count, %error, "cannot read the timestamps of written records");
+            let unreadable = if error.is_denied() {
+                Unreadable::Denied
+            } else {
+                Unreadable::Failed
+            };
+            senders.iter().map(|_| Err(unreadable)).collect()
         }
-        _ => false,
+    };
+    for (sender, found) in senders.into_iter().zip(found) {
+        // Nobody may wait any longer.
+        let _ = sender.send(found);
     }
 }

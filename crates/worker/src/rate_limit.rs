@@ -110,7 +110,10 @@ impl Limiter {
                 let bucket = wanted.bucket.get_or_insert_with(|| Bucket::new(rate));
                 bucket.set_rate(rate);
                 let now = Timestamp::from_millis(0).after(self.start.elapsed());
-                bucket.take(now).map(drop).map_err(|at| at.since(now).min(LONGEST_WAIT))
+                bucket
+                    .take(now)
+                    .map(drop)
+                    .map_err(|at| at.since(now).min(LONGEST_WAIT))
             }
         }
     }

@@ -165,7 +165,8 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let metrics = Metrics::register(&mut host.registry());
     let part = host.health.part("dlq-index");
     let stop = host.tasks.shutdown().clone();
-    let masking = Arc::new(Masking::new(&config.masking));
+    let pipelines = redeliver_service::topics::pipelines(&host.config);
+    let masking = Arc::new(Masking::new(&config.masking).with_parking_topics(&pipelines));
     for warning in masking.warnings() {
         tracing::warn!(warning, "check dlq_inspector.masking");
     }

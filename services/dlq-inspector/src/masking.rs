@@ -8,13 +8,14 @@ mod json;
 mod text;
 
 use std::borrow::Cow;
-use std::sync::LazyLock;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 use redeliver_core::failure::MESSAGE_LIMIT;
 use redeliver_core::headers::{ERROR_MESSAGE, JOB_ID, TRACEPARENT};
 use redeliver_core::pattern::matches;
-use redeliver_core::{Headers, mutant};
+use redeliver_core::{Headers, Pipeline, mutant};
 use redeliver_runtime::config::{Expression, FieldPath, MaskingRule};
 
 use crate::dialect::{self, Facts, Field};
@@ -44,7 +45,11 @@ static QUOTED_RECORDS: LazyLock<Vec<Expression>> = LazyLock::new(|| {
 
 /// The rules of `dlq_inspector.masking`.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Masking(Vec<MaskingRule>);
+pub(crate) struct Masking {
+    rules: Vec<MaskingRule>,
+    /// Parking topics, and the dead-letter topics whose rules apply to them as well.
+    copies: HashMap<Arc<str>, Arc<str>>,
+}
 
 /// The rules for a topic.
 #[derive(Clone, Debug, Default)]
@@ -82,24 +87,40 @@ impl Masking {
         for header in rules.iter_mut().flat_map(|rule| &mut rule.headers) {
             header.make_ascii_lowercase();
         }
-        Self(rules)
+        Self {
+            rules,
+            copies: HashMap::new(),
+        }
+    }
+
+    /// Applies the rules of the dead-letter topics of these pipelines to their parking topics, too: these have the same records.
+    pub(crate) fn with_parking_topics(mut self, pipelines: &[Pipeline]) -> Self {
+        let copies = pipelines
+            .iter()
+            .map(|pipeline| (pipeline.parking_topic(), pipeline.dead_letter_topic()));
+        self.copies.extend(copies);
+        self
     }
 
     /// The rules for a topic.
     pub(crate) fn of(&self, topic: &str) -> Mask<'_> {
-        let applies = |rule: &&MaskingRule| rule.topics.iter().any(|pattern| matches(pattern, topic));
-        Mask(self.0.iter().filter(applies).collect())
+        let topics = [Some(topic), self.copies.get(topic).map(|topic| &**topic)];
+        let applies = |rule: &&MaskingRule| {
+            let is_of = |topic| rule.topics.iter().any(|pattern| matches(pattern, topic));
+            topics.into_iter().flatten().any(is_of)
+        };
+        Mask(self.rules.iter().filter(applies).collect())
     }
 
     /// The rules for all topics.
     pub(crate) fn all(&self) -> Mask<'_> {
-        Mask(self.0.iter().collect())
+        Mask(self.rules.iter().collect())
     }
 
     /// What the groups in an index depend on; `None` without rules.
     pub(crate) fn of_groups(&self) -> Option<String> {
         let parts: Vec<_> = self
-            .0
+            .rules
             .iter()
             .map(|rule| {
                 let messages = rule.messages.iter().map(Expression::to_string);
@@ -116,7 +137,7 @@ impl Masking {
 
     /// What an operator should know about the rules.
     pub(crate) fn warnings(&self) -> Vec<String> {
-        let rules = self.0.iter().enumerate();
+        let rules = self.rules.iter().enumerate();
         let incomplete = rules.filter(|(_, rule)| {
             (rule.key || !rule.fields.is_empty()) && rule.messages.is_empty() && rule.headers.is_empty()
         });

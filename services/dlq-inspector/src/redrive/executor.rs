@@ -303,6 +303,10 @@ impl Executor {
             return;
         };
         let id = &step.job.spec().id;
+        // A step that says why nothing can be done does not make it possible.
+        if !step.problem.is_empty() {
+            return;
+        }
         let mut memory = self.memory.get(id).copied().unwrap_or_default();
         memory.succeeded();
         memory.not_before = pace::not_before(&step.job, count(step), now);
@@ -319,6 +323,10 @@ impl Executor {
             take: Some(items),
         }) = turn
         {
+            // It would take as long as the attempt itself.
+            if self.memory.get(&id).is_some_and(|memory| memory.failures > 0) {
+                return;
+            }
             let denied = self.denied_topics(&id, now);
             let request = Request::ReadAhead {
                 job,

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use redeliver_core::content::payload_hash;
 use redeliver_core::headers::{self, PAYLOAD_OMITTED, PAYLOAD_OMITTED_HASH};
-use redeliver_core::redrive::{is_edit_header, is_redrive_header};
+use redeliver_core::redrive::is_of_redrives;
 use redeliver_core::{Headers, Record, mutant};
 
 /// The dead letter with what was left out, from the record at its origin; `None` if that is another record.
@@ -34,11 +34,9 @@ pub fn restored(letter: &Record, original: &Record) -> Option<Record> {
     })
 }
 
-/// The reserved headers of a dead letter, after the user headers of its record. Those of a redrive are not in the dead letter any more, and the ones of the record are not
-/// about this one.
+/// The headers that a dead letter has kept, after the user headers of its record. The headers of redrives in the record are not about the last redrive.
 fn joined(reserved: &Headers, of_record: &Headers) -> Headers {
-    let is_of_user =
-        |name: &str| !headers::is_reserved(name) && !is_redrive_header(name) && !is_edit_header(name);
+    let is_of_user = |name: &str| !headers::is_reserved(name) && !is_of_redrives(name);
     let mut all = of_record.filtered(is_of_user);
     for (name, value) in reserved.iter() {
         all.push(name, value);

@@ -171,8 +171,12 @@ impl Destinations {
     /// other topic than the source of the pipeline, so that they make nobody read and write the records of another one.
     #[must_use]
     pub fn original(&self, topic: &str, headers: &Headers) -> Option<Position> {
-        headers.last(headers::PAYLOAD_OMITTED)?;
+        let omitted = headers.last(headers::PAYLOAD_OMITTED)?;
         headers.last(headers::PAYLOAD_OMITTED_HASH)?;
+        // The origin does not have the headers of an edit, and the hash does not cover headers.
+        if omitted != b"value" && headers.last(redrive::REDRIVE_EDITED).is_some() {
+            return None;
+        }
         let own = self.own(topic, headers)?;
         let origin = ReservedHeaders::from_headers(headers).ok()?.origin().ok()?;
         (origin.topic == own.origin).then_some(Position {
