@@ -8,14 +8,18 @@ import java.net.http.HttpResponse.BodySubscriber;
 import java.nio.ByteBuffer;
 import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
+import java.security.MessageDigest;
+import java.security.NoSuchAlgorithmException;
 import java.time.Duration;
 import java.time.Instant;
 import java.time.format.DateTimeFormatter;
 import java.time.format.DateTimeFormatterBuilder;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Base64;
 import java.util.Collection;
 import java.util.HashMap;
+import java.util.HexFormat;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -79,9 +83,16 @@ public class ForeignWorker {
     static final DateTimeFormatter MILLISECONDS = new DateTimeFormatterBuilder().appendInstant(3).toFormatter();
 
     static final Set<String> RESERVED = Set.of(
-            "process-after", "retry-count", "return-topic", "pipeline", "payload-omitted",
+            "process-after", "retry-count", "return-topic", "pipeline", "payload-omitted", "payload-omitted-hash",
             "original-topic", "original-partition", "original-offset", "original-timestamp",
             "error-class", "error-code", "error-message", "error-timestamp");
+    /**
+     * Headers of redrives. They are not reserved, but stay when a payload is left out: the last one of each name, unless
+     * it is longer than this.
+     */
+    static final List<String> REDRIVES =
+            List.of("redrive-id", "redrive-count", "redrive-time", "redrive-of", "redrive-edited");
+    static final int LONGEST_OF_REDRIVES = 300;
 
     final String brokers;
     final String pipeline;
@@ -333,26 +344,59 @@ public class ForeignWorker {
                         : new Failure("permanent", "output.refused", topic + "the record as invalid", 0));
             }
             List<Header> headers = new ArrayList<>();
-            List<Header> reserved = new ArrayList<>();
+            List<Header> kept = new ArrayList<>();
+            boolean isBare = refused.key() == null;
             for (Header header : refused.headers()) {
                 if (!header.key().equals("payload-omitted")) {
                     headers.add(header);
                     if (RESERVED.contains(header.key())) {
-                        reserved.add(header);
+                        kept.add(header);
+                    } else {
+                        isBare &= REDRIVES.contains(header.key());
                     }
                 }
             }
+            List<Header> omitted = new ArrayList<>();
+            String what = refused.value() != null ? "value" : "key, value, headers";
+            omitted.add(new RecordHeader("payload-omitted", what.getBytes(StandardCharsets.UTF_8)));
+            if (refused.headers().lastHeader("payload-omitted-hash") == null) {
+                omitted.add(new RecordHeader("payload-omitted-hash", payloadHash(refused)));
+            }
             if (refused.value() != null) {
-                headers.add(new RecordHeader("payload-omitted", "value".getBytes(StandardCharsets.UTF_8)));
+                headers.addAll(omitted);
                 return new ProducerRecord<>(dead, null, refused.key(), null, headers);
             }
-            if (refused.key() == null && reserved.equals(headers)) {
+            if (isBare) {
                 // The record must not be lost. Only a change of the topic helps.
                 throw new IllegalStateException(topic + "every dead letter, even without key, value and headers");
             }
-            reserved.add(new RecordHeader("payload-omitted", "key, value, headers".getBytes(StandardCharsets.UTF_8)));
-            return new ProducerRecord<>(dead, null, (byte[]) null, null, reserved);
+            for (String name : REDRIVES) {
+                Header last = refused.headers().lastHeader(name);
+                if (last != null && last.value() != null && last.value().length <= LONGEST_OF_REDRIVES) {
+                    kept.add(last);
+                }
+            }
+            kept.addAll(omitted);
+            return new ProducerRecord<>(dead, null, (byte[]) null, null, kept);
         }
+    }
+
+    /** By which a redrive recognises the record whose payload was left out. */
+    static byte[] payloadHash(ProducerRecord<byte[], byte[]> letter) {
+        MessageDigest digest;
+        try {
+            digest = MessageDigest.getInstance("SHA-256");
+        } catch (NoSuchAlgorithmException e) {
+            throw new IllegalStateException(e);
+        }
+        for (byte[] part : Arrays.asList(letter.key(), letter.value())) {
+            digest.update(ByteBuffer.allocate(8).putLong(part == null ? -1 : part.length).array());
+            if (part != null) {
+                digest.update(part);
+            }
+        }
+        String hex = HexFormat.of().formatHex(digest.digest(), 0, 16);
+        return hex.getBytes(StandardCharsets.UTF_8);
     }
 
     static String text(long millis) {

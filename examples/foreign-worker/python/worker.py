@@ -10,6 +10,7 @@ then continues after the last complete transaction.
 """
 
 import base64
+import hashlib
 import http.client
 import re
 import socket
@@ -43,10 +44,13 @@ EARLIEST, LATEST = -62_135_596_800_000, 253_402_207_200_000
 TOO_LARGE, INVALID = KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD
 
 RESERVED = {
-    "process-after", "retry-count", "return-topic", "pipeline", "payload-omitted",
+    "process-after", "retry-count", "return-topic", "pipeline", "payload-omitted", "payload-omitted-hash",
     "original-topic", "original-partition", "original-offset", "original-timestamp",
     "error-class", "error-code", "error-message", "error-timestamp",
 }  # fmt: skip
+# Headers of redrives. They are not reserved, but stay when a payload is left out: the last one of each name, unless it is longer than this.
+REDRIVES = ["redrive-id", "redrive-count", "redrive-time", "redrive-of", "redrive-edited"]
+LONGEST_OF_REDRIVES = 300
 
 
 class Failure(Exception):
@@ -208,13 +212,27 @@ class Attempt:
         if topic != DEAD:
             return self.route(Failure("permanent", "output.refused", f"topic `{topic}` refuses the record as invalid"))
         headers = [(name, value) for name, value in refused["headers"] if name != "payload-omitted"]
+        names = {name for name, _ in headers}
+        digest = [] if "payload-omitted-hash" in names else [("payload-omitted-hash", payload_hash(refused))]
         if refused["value"] is not None:
-            return {**refused, "value": None, "headers": headers + [("payload-omitted", b"value")]}
-        reserved = [(name, value) for name, value in headers if name in RESERVED]
-        if refused["key"] is None and reserved == headers:
+            return {**refused, "value": None, "headers": headers + [("payload-omitted", b"value")] + digest}
+        if refused["key"] is None and names <= RESERVED.union(REDRIVES):
             # The record must not be lost. Only a change of the topic helps.
             sys.exit(f"topic `{DEAD}` refuses every dead letter, even without key, value and headers")
-        return {**refused, "key": None, "headers": reserved + [("payload-omitted", b"key, value, headers")]}
+        kept = [(name, value) for name, value in headers if name in RESERVED]
+        last = dict(headers)
+        of_redrives = [(name, last[name]) for name in REDRIVES if last.get(name) is not None]
+        kept += [(name, value) for name, value in of_redrives if len(value) <= LONGEST_OF_REDRIVES]
+        return {**refused, "key": None, "headers": kept + [("payload-omitted", b"key, value, headers")] + digest}
+
+
+def payload_hash(letter):
+    """By which a redrive recognises the record whose payload was left out."""
+    digest = hashlib.sha256()
+    for part in (letter["key"], letter["value"]):
+        digest.update((2**64 - 1 if part is None else len(part)).to_bytes(8, "big"))
+        digest.update(part or b"")
+    return digest.hexdigest()[:32].encode()
 
 
 def now():

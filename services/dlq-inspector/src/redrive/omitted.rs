@@ -119,9 +119,13 @@ mod tests {
         let all = restored(&stripped(&original(), 2), &original()).unwrap();
         assert_eq!((&all.key, &all.value), (&whole.key, &whole.value));
         let user = all.headers.filtered(|name| !headers::is_reserved(name));
-        let expected: Headers = [("tenant", Some(&b"a\xff"[..])), ("tenant", None)]
-            .into_iter()
-            .collect();
+        let expected: Headers = [
+            ("tenant", Some(&b"a\xff"[..])),
+            ("tenant", None),
+            ("redrive-count", Some(b"2")),
+        ]
+        .into_iter()
+        .collect();
         assert_eq!(user, expected);
         assert_eq!(all.headers.last(headers::ORIGINAL_OFFSET), Some(&b"9"[..]));
         // A record with a key and headers only.
