@@ -154,6 +154,12 @@ impl Destinations {
             .map(|(topic, _)| topic)
     }
 
+    /// Whether a pipeline parks its dead letters in this topic.
+    #[must_use]
+    pub fn is_parking_topic(&self, topic: &str) -> bool {
+        self.pipelines.values().any(|own| *own.parking == *topic)
+    }
+
     /// The topics of all pipelines.
     pub fn of_pipelines(&self) -> impl Iterator<Item = &Arc<str>> {
         let own = self.pipelines.values();
@@ -529,6 +535,7 @@ mod tests {
         // What is parked does not count as having come back.
         let returning: Vec<&Arc<str>> = destinations.dead_letter_topics(&["docs-retry-due"]).collect();
         assert_eq!(returning, [&"docs-dlq".into()]);
+        assert!(destinations.is_parking_topic("docs-parked") && !destinations.is_parking_topic("docs-dlq"));
     }
 
     #[test]

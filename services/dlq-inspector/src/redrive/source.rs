@@ -554,7 +554,7 @@ fn read_ledger(
 }
 
 /// The topics in which the records of a job come back: those from which it takes dead letters, and those of the pipelines to which it writes. In others, a
-/// later pipeline has given up on a result.
+/// later pipeline has given up on a result. A parking topic has a copy of what came back, which would count twice.
 pub(crate) fn returning_to(job: &Job, destinations: &Destinations) -> BTreeSet<String> {
     let topics = |counts: &'_ [v1::RedriveCount]| -> Vec<String> {
         counts.iter().map(|count| count.topic.clone()).collect()
@@ -562,8 +562,9 @@ pub(crate) fn returning_to(job: &Job, destinations: &Destinations) -> BTreeSet<S
     let written = topics(&job.spec().destinations);
     let written: Vec<&str> = written.iter().map(String::as_str).collect();
     let of_pipelines = destinations.dead_letter_topics(&written).map(ToString::to_string);
-    topics(&job.spec().sources)
-        .into_iter()
+    let sources = topics(&job.spec().sources).into_iter();
+    sources
+        .filter(|topic| !destinations.is_parking_topic(topic))
         .chain(of_pipelines)
         .collect()
 }

@@ -266,14 +266,7 @@ async fn each_dead_letter_is_redriven_or_parked_once_while_inspectors_are_killed
     world.env.put(&world.dlq, 0, letters).await;
     let letters = put(&world, FRESH..FRESH + USED_UP, 1);
     world.env.put(&world.dlq, 1, letters).await;
-    let mut inspectors = Vec::new();
-    for instance in ["a", "b"] {
-        world.env.use_data_dir(instance);
-        inspectors.push(world.env.spawn());
-    }
-    for inspector in &mut inspectors {
-        inspector.until_serving().await;
-    }
+    let mut inspectors = world.start_two().await;
     let (due, parking) = (world.due.clone(), parking(&world));
     let both = |world: &World| read(&world.env, &due).len() + read(&world.env, &parking).len();
     for (kill, wanted) in [20, 120, 220, 320, 420, 520].into_iter().enumerate() {

@@ -14,7 +14,7 @@ use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::auth::SendToken;
 use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
 use redeliver_proto::{Message as _, error, v1};
-use redeliver_service::identity::new_token;
+use redeliver_service::identity::{NewToken, new_token};
 use redeliver_testkit::{LocalKafka, brokers, eventually_async};
 use serde_json::json;
 use tonic::transport::Channel;
@@ -49,6 +49,37 @@ impl World {
             dlq,
             due,
         }
+    }
+
+    /// Two inspectors with data directories of their own, which answer.
+    pub(crate) async fn start_two(&mut self) -> Vec<Inspector> {
+        let mut inspectors = Vec::new();
+        for instance in ["a", "b"] {
+            self.env.use_data_dir(instance);
+            inspectors.push(self.env.spawn());
+        }
+        for inspector in &mut inspectors {
+            inspector.until_serving().await;
+        }
+        inspectors
+    }
+
+    /// Tokens for callers with these names and scopes, which inspectors accept that start afterwards.
+    pub(crate) fn set_tokens<'n>(
+        &mut self,
+        callers: impl IntoIterator<Item = (&'n str, Vec<String>)>,
+    ) -> BTreeMap<&'n str, NewToken> {
+        let (mut tokens, mut entries) = (BTreeMap::new(), Vec::new());
+        for (name, scopes) in callers {
+            let token = new_token().unwrap();
+            entries.push(json!({ "name": name, "sha256": token.sha256.to_string(), "scopes": scopes }));
+            tokens.insert(name, token);
+        }
+        let file = self.env.base.directory().join("tokens");
+        std::fs::write(&file, json!({ "tokens": entries }).to_string()).unwrap();
+        let file = file.display().to_string();
+        self.env.base.set("dlq_inspector.auth.tokens_file", &file);
+        tokens
     }
 
     /// The dead letter of a record of the pipeline at this offset.
@@ -531,14 +562,7 @@ async fn records_of_other_frameworks_return_to_allowed_topics_only() {
 async fn each_is_redriven_once(name: &str, count: i64, rate: u32, kills: usize) {
     let mut world = World::new(name, "").await;
     world.put(count).await;
-    let mut inspectors = Vec::new();
-    for instance in ["a", "b"] {
-        world.env.use_data_dir(instance);
-        inspectors.push(world.env.spawn());
-    }
-    for inspector in &mut inspectors {
-        inspector.until_serving().await;
-    }
+    let mut inspectors = world.start_two().await;
     let total = u32::try_from(count).unwrap();
     let job = eventually_async("the plan", DEADLINE * 3, async || {
         let request = v1::PlanRedriveRequest {
@@ -707,19 +731,7 @@ async fn a_redrive_needs_the_scope_for_the_dead_letters_and_the_destination() {
             ],
         ),
     ];
-    let mut tokens = BTreeMap::new();
-    let mut entries = Vec::new();
-    for (name, scopes) in scopes {
-        let token = new_token().unwrap();
-        entries.push(json!({ "name": name, "sha256": token.sha256.to_string(), "scopes": scopes }));
-        tokens.insert(name, token);
-    }
-    let file = world.env.base.directory().join("tokens");
-    std::fs::write(&file, json!({ "tokens": entries }).to_string()).unwrap();
-    world
-        .env
-        .base
-        .set("dlq_inspector.auth.tokens_file", &file.display().to_string());
+    let tokens = world.set_tokens(scopes);
     let mut inspector = world.env.start().await;
     let channel = inspector.channel().await;
     let client = |name: &str| {

@@ -9,7 +9,7 @@ use redeliver_proto::{Message as _, v1};
 use tonic::{Code, Status};
 
 use super::super::{Api, bounded, kafka_unavailable};
-use super::plan::{Plan, checked};
+use super::plan::{Plan, checked, request_id_used};
 use crate::access::Viewer;
 use crate::redrive::change::Change;
 use crate::redrive::edit::Edit;
@@ -105,11 +105,7 @@ impl Api {
         if is_same {
             return Ok(message);
         }
-        let problem = format!(
-            "was used for the redrive `{}`, which does something else",
-            message.id
-        );
-        Err(invalid("request_id", problem, "REQUEST_ID_USED", []))
+        Err(request_id_used(&message.id))
     }
 
     pub(super) fn check_accepts_edits(&self) -> Result<(), Status> {

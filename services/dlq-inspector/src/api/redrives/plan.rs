@@ -58,8 +58,28 @@ enum Selection {
     Ids(Vec<(LetterId, Option<ContentHash>)>),
 }
 
+/// Refuses a request id that its caller has used for another job.
+pub(super) fn request_id_used(id: &str) -> Status {
+    let problem = format!("was used for the redrive `{id}`, which does something else");
+    invalid("request_id", problem, "REQUEST_ID_USED", [])
+}
+
 impl Api {
     pub(super) async fn plan(
+        &self,
+        viewer: &Viewer,
+        request: v1::PlanRedriveRequest,
+    ) -> Result<v1::Redrive, Status> {
+        let message = self.plan_or_repeat(viewer, request).await?;
+        // Its caller would start the edit.
+        if message.edited.is_empty() {
+            Ok(message)
+        } else {
+            Err(request_id_used(&message.id))
+        }
+    }
+
+    async fn plan_or_repeat(
         &self,
         viewer: &Viewer,
         request: v1::PlanRedriveRequest,

@@ -257,13 +257,8 @@ async fn either_the_edited_or_the_original_record_is_written_while_inspectors_ar
     const COUNT: usize = 16;
     let mut world = World::new("redrive-edit-killed", ACCEPTED).await;
     world.put(i64::try_from(COUNT).unwrap()).await;
-    let mut inspectors = Vec::new();
-    for instance in ["a", "b"] {
-        world.env.use_data_dir(instance);
-        inspectors.push(world.env.spawn());
-    }
+    let mut inspectors = world.start_two().await;
     for inspector in &mut inspectors {
-        inspector.until_serving().await;
         inspector.until_listed("", COUNT).await;
     }
     let unedited = v1::PlanRedriveRequest {
@@ -316,29 +311,17 @@ async fn an_edit_needs_a_scope_of_its_own_and_a_caller_who_sees_everything() {
     let rules = r#"[{"topics": ["*"], "fields": ["/secret"]}]"#;
     world.env.base.set("dlq_inspector.masking", rules);
     let all = ["read", "payload", "unmasked", "operate", "edit"];
-    let mut tokens = BTreeMap::new();
-    let mut entries = Vec::new();
-    for lacking in ["", "read", "payload", "unmasked", "operate", "edit"] {
-        let scopes: Vec<String> = all
-            .iter()
-            .filter(|verb| **verb != lacking)
-            .map(|verb| format!("dead-letters:{verb}"))
-            .collect();
-        let token = new_token().unwrap();
-        let name = format!("without-{lacking}");
-        entries.push(json!({ "name": name, "sha256": token.sha256.to_string(), "scopes": scopes }));
-        tokens.insert(lacking, token);
-    }
-    let file = world.env.base.directory().join("tokens");
-    std::fs::write(&file, json!({ "tokens": entries }).to_string()).unwrap();
-    world
-        .env
-        .base
-        .set("dlq_inspector.auth.tokens_file", &file.display().to_string());
+    let name = |lacking: &'static str| if lacking.is_empty() { "everyone" } else { lacking };
+    let callers = ["", "read", "payload", "unmasked", "operate", "edit"].map(|lacking| {
+        let verbs = all.iter().filter(|verb| **verb != lacking);
+        let scopes = verbs.map(|verb| format!("dead-letters:{verb}"));
+        (name(lacking), scopes.collect())
+    });
+    let tokens = world.set_tokens(callers);
     let mut inspector = world.env.start().await;
     let channel = inspector.channel().await;
-    let token = |lacking: &str| SendToken::new(Some(&tokens[lacking].token)).unwrap();
-    let client = |lacking: &str| RedriveServiceClient::with_interceptor(channel.clone(), token(lacking));
+    let token = |lacking| SendToken::new(Some(&tokens[name(lacking)].token)).unwrap();
+    let client = |lacking| RedriveServiceClient::with_interceptor(channel.clone(), token(lacking));
     let letters = DeadLetterServiceClient::with_interceptor(channel.clone(), token(""));
     let id = format!("{}/0/0", world.dlq);
     let letter = eventually_async("the dead letter", DEADLINE, async || {
