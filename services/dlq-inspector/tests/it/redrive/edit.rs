@@ -85,6 +85,12 @@ async fn an_edited_record_differs_only_where_it_was_edited_and_is_written_instea
     other.edit.as_mut().unwrap().value = bytes(None);
     let other = refused(planned_edit(&mut inspector, other).await);
     assert_eq!(other, (Code::InvalidArgument, "REQUEST_ID_USED".to_owned()));
+    let of_edit = v1::PlanRedriveRequest {
+        request_id: request.request_id.clone(),
+        ..plan(v1::RedriveKind::Redrive, "")
+    };
+    let of_edit = refused(planned(&mut inspector, of_edit).await);
+    assert_eq!(of_edit, (Code::InvalidArgument, "REQUEST_ID_USED".to_owned()));
     assert_eq!(world.redriven().len(), 0, "a plan does nothing");
     start(&mut inspector, &job.id).await;
     let job = until(&mut inspector, &job.id, &ENDED).await;
