@@ -165,15 +165,19 @@ impl Condition {
                     self.sql.push('0');
                     return;
                 }
-                // The digits of a message are in its parts, or it has no parts. So most rows are ruled out by a single comparison.
-                self.sql += "(l.template_id IN (SELECT value FROM json_each(?)) OR \
-                             (l.template_id IN (SELECT value FROM json_each(?)) AND \
-                             (l.message_parts IS NULL OR instr(l.message_parts, ?) > 0) AND message_has(\
+                self.sql.push('(');
+                if !found.all.is_empty() {
+                    self.sql += "l.template_id IN (SELECT value FROM json_each(?)) OR ";
+                    self.params.push(Param::Text(json_array(&found.all)));
+                }
+                // The digits of a message are in its parts, or it has no parts. That rules out most rows, so it is tested first.
+                self.sql += "((l.message_parts IS NULL OR instr(l.message_parts, ?) > 0) AND \
+                             l.template_id IN (SELECT value FROM json_each(?)) AND message_has(\
                              (SELECT text FROM templates WHERE id = l.template_id), l.message_parts, ?)))";
-                self.params
-                    .extend([found.all, found.some].map(|ids| Param::Text(json_array(&ids))));
-                self.params
-                    .extend([longest_digits(needle), needle].map(|text| Param::Text(text.to_owned())));
+                self.params.extend(
+                    [longest_digits(needle), &json_array(&found.some), needle]
+                        .map(|text| Param::Text(text.to_owned())),
+                );
             }
             TextTest::Present => match dictionary.message("") {
                 None => self.sql.push('1'),

@@ -1,7 +1,7 @@
 //! The entries of the ledger, as the index stores them.
 
 use redeliver_core::Timestamp;
-use rusqlite::{Connection, OptionalExtension as _, params};
+use rusqlite::{CachedStatement, Connection, OptionalExtension as _, params};
 
 use crate::ledger::{Entry, State, Version};
 use crate::letter::ContentHash;
@@ -28,14 +28,35 @@ pub(super) struct Place {
     pub(super) offset: i64,
 }
 
-/// The entry at a position.
-pub(super) fn find(connection: &Connection, place: Place) -> rusqlite::Result<Option<Entry>> {
-    connection
-        .prepare_cached(
-            "SELECT state, time, who, note, content FROM ledger \
-             WHERE topic_id = ? AND partition = ? AND offset = ? AND state != 0",
-        )?
-        .query_row((place.topic_id, place.partition, place.offset), |row| {
+/// The statements for many entries.
+pub(super) struct Entries<'c> {
+    find: CachedStatement<'c>,
+    version: CachedStatement<'c>,
+    put: CachedStatement<'c>,
+}
+
+impl<'c> Entries<'c> {
+    pub(super) fn new(connection: &'c Connection) -> rusqlite::Result<Self> {
+        Ok(Self {
+            find: connection.prepare_cached(
+                "SELECT state, time, who, note, content FROM ledger \
+                 WHERE topic_id = ? AND partition = ? AND offset = ? AND state != 0",
+            )?,
+            version: connection.prepare_cached(
+                "SELECT state, in_partition, at_offset, written FROM ledger \
+                 WHERE topic_id = ? AND partition = ? AND offset = ?",
+            )?,
+            put: connection.prepare_cached(
+                "INSERT OR REPLACE INTO ledger (topic_id, partition, offset, state, time, who, note, content, in_partition, at_offset, written) \
+                 VALUES (:topic_id, :partition, :offset, :state, :time, :who, :note, :content, :in_partition, :at_offset, :written)",
+            )?,
+        })
+    }
+
+    /// The entry at a position.
+    pub(super) fn find(&mut self, place: Place) -> rusqlite::Result<Option<Entry>> {
+        let key = (place.topic_id, place.partition, place.offset);
+        let read = |row: &rusqlite::Row<'_>| {
             Ok(Entry {
                 state: State::from_number(row.get("state")?).unwrap_or_default(),
                 time: row.get::<_, Option<i64>>("time")?.map(Timestamp::from_millis),
@@ -43,18 +64,14 @@ pub(super) fn find(connection: &Connection, place: Place) -> rusqlite::Result<Op
                 note: row.get("note")?,
                 content: row.get("content")?,
             })
-        })
-        .optional()
-}
+        };
+        self.find.query_row(key, read).optional()
+    }
 
-/// The version of the entry at a position.
-fn version(connection: &Connection, place: Place) -> rusqlite::Result<Option<Version>> {
-    connection
-        .prepare_cached(
-            "SELECT state, in_partition, at_offset, written FROM ledger \
-             WHERE topic_id = ? AND partition = ? AND offset = ?",
-        )?
-        .query_row((place.topic_id, place.partition, place.offset), |row| {
+    /// The version of the entry at a position.
+    fn version(&mut self, place: Place) -> rusqlite::Result<Option<Version>> {
+        let key = (place.topic_id, place.partition, place.offset);
+        let read = |row: &rusqlite::Row<'_>| {
             let state = State::from_number(row.get("state")?).unwrap_or_default();
             Ok(Version {
                 partition: row.get("in_partition")?,
@@ -62,36 +79,26 @@ fn version(connection: &Connection, place: Place) -> rusqlite::Result<Option<Ver
                 time: row.get::<_, Option<i64>>("written")?.map(Timestamp::from_millis),
                 closes: state != State::Open,
             })
-        })
-        .optional()
-}
-
-/// Replaces the entry at a position, unless the known one is newer. Returns whether it did.
-pub(super) fn put(
-    connection: &Connection,
-    place: Place,
-    entry: Option<&Entry>,
-    new: Version,
-) -> rusqlite::Result<bool> {
-    let Place {
-        topic_id,
-        partition,
-        offset,
-    } = place;
-    if version(connection, place)?.is_some_and(|known| !new.is_after(&known)) {
-        return Ok(false);
+        };
+        self.version.query_row(key, read).optional()
     }
-    let none = Entry::default();
-    let (state, entry) = entry.map_or((0, &none), |entry| (entry.state as i64, entry));
-    connection
-        .prepare_cached(
-            "INSERT OR REPLACE INTO ledger (topic_id, partition, offset, state, time, who, note, content, in_partition, at_offset, written) \
-             VALUES (:topic_id, :partition, :offset, :state, :time, :who, :note, :content, :in_partition, :at_offset, :written)",
-        )?
-        .execute(params![
-            topic_id,
-            partition,
-            offset,
+
+    /// Replaces the entry at a position, unless the known one is newer. Returns whether it did.
+    pub(super) fn put(
+        &mut self,
+        place: Place,
+        entry: Option<&Entry>,
+        new: Version,
+    ) -> rusqlite::Result<bool> {
+        if self.version(place)?.is_some_and(|known| !new.is_after(&known)) {
+            return Ok(false);
+        }
+        let none = Entry::default();
+        let (state, entry) = entry.map_or((0, &none), |entry| (entry.state as i64, entry));
+        self.put.execute(params![
+            place.topic_id,
+            place.partition,
+            place.offset,
             state,
             entry.time.map(Timestamp::as_millis),
             entry.by,
@@ -101,7 +108,8 @@ pub(super) fn put(
             new.offset,
             new.time.map(Timestamp::as_millis),
         ])?;
-    Ok(true)
+        Ok(true)
+    }
 }
 
 /// Removes the entry at a position.

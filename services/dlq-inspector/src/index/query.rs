@@ -9,7 +9,7 @@ use redeliver_kafka::TopicId;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension as _, Row, params, params_from_iter};
 
-use super::entries::{self, Place};
+use super::entries::{self, Entries, Place};
 use super::message_cache::MessageCache;
 use super::plan::{Driver, Plan, TimeRange};
 use super::tables::{BodyRow, LetterRow};
@@ -125,7 +125,12 @@ impl IndexedLetter {
         self.headers.len() + self.key.as_ref().map_or(0, Bytes::len)
     }
 
-    fn load(connection: &Connection, texts: &mut Texts<'_>, row: i64) -> rusqlite::Result<Self> {
+    fn load(
+        connection: &Connection,
+        texts: &mut Texts<'_>,
+        entries: &mut Entries<'_>,
+        row: i64,
+    ) -> rusqlite::Result<Self> {
         let letter = LetterRow::load(connection, row)?;
         let body = BodyRow::load(connection, row)?;
         let place = Place {
@@ -133,7 +138,8 @@ impl IndexedLetter {
             partition: letter.partition,
             offset: letter.offset,
         };
-        let entry = entries::find(connection, place)?
+        let entry = entries
+            .find(place)?
             .filter(|entry| entries::applies(entry, &letter.content, letter.dead_at))
             .unwrap_or_default();
         let time = |millis: Option<i64>| millis.map(Timestamp::from_millis);
@@ -253,9 +259,10 @@ impl Page {
     ) -> rusqlite::Result<Self> {
         let mut page = Self::default();
         let mut texts = Texts::new(connection);
+        let mut entries = Entries::new(connection)?;
         let mut bytes = 0;
         for row in rows {
-            let letter = IndexedLetter::load(connection, &mut texts, *row)?;
+            let letter = IndexedLetter::load(connection, &mut texts, &mut entries, *row)?;
             bytes += letter.size();
             page.letters.push(letter);
             if bytes >= limit.bytes {
@@ -419,7 +426,8 @@ pub(crate) fn get(connection: &Connection, id: &LetterId) -> rusqlite::Result<Op
         .prepare_cached("SELECT row FROM letters WHERE topic_id = ? AND partition = ? AND offset = ?")?
         .query_row((topic_id, id.partition, id.offset), |row| row.get("row"))
         .optional()?;
-    row.map(|row| IndexedLetter::load(connection, &mut Texts::new(connection), row))
+    let mut entries = Entries::new(connection)?;
+    row.map(|row| IndexedLetter::load(connection, &mut Texts::new(connection), &mut entries, row))
         .transpose()
 }
 

@@ -1,7 +1,7 @@
 //! The tables with many columns. Each is defined once, as a struct: the schema, the statement that inserts a row, the list of
 //! columns to select, and reading a row all follow from its fields.
 
-use rusqlite::{Connection, Row, Statement};
+use rusqlite::{CachedStatement, Connection, OptionalExtension as _, Params, Row, Statement};
 
 use crate::letter::ContentHash;
 
@@ -22,15 +22,18 @@ macro_rules! table {
                 "INSERT INTO ", $table, " (", table!(@list $(stringify!($column));+), ") VALUES (",
                 table!(@list $(":", stringify!($column));+), ") ON CONFLICT DO NOTHING"
             );
-            const SELECT: &'static str = concat!(
-                "SELECT ", table!(@list $(stringify!($column));+), " FROM ", $table, " WHERE row = ?"
-            );
+            const SELECT: &'static str =
+                concat!("SELECT ", table!(@list $(stringify!($column));+), " FROM ", $table);
+
+            /// The statement of [`Self::insert`].
+            pub(super) fn inserter(connection: &Connection) -> rusqlite::Result<CachedStatement<'_>> {
+                connection.prepare_cached(Self::INSERT)
+            }
 
             /// Inserts the row. `false` if it violates a constraint.
-            pub(super) fn insert(&self, connection: &Connection) -> rusqlite::Result<bool> {
-                let mut statement = connection.prepare_cached(Self::INSERT)?;
-                self.bind(&mut statement)?;
-                Ok(statement.raw_execute()? > 0)
+            pub(super) fn insert(&self, inserter: &mut Statement<'_>) -> rusqlite::Result<bool> {
+                self.bind(inserter)?;
+                Ok(inserter.raw_execute()? > 0)
             }
 
             /// The parameters are numbered in the order in which the statement names them, which is that of the fields.
@@ -42,11 +45,24 @@ macro_rules! table {
 
             /// The row with this number.
             pub(super) fn load(connection: &Connection, row: i64) -> rusqlite::Result<Self> {
-                connection.prepare_cached(Self::SELECT)?.query_row([row], Self::read)
+                Self::find(connection, "row = ?", [row])?.ok_or(rusqlite::Error::QueryReturnedNoRows)
             }
 
+            /// The row that meets a condition.
+            pub(super) fn find(
+                connection: &Connection,
+                condition: &str,
+                params: impl Params,
+            ) -> rusqlite::Result<Option<Self>> {
+                let sql = format!("{} WHERE {condition}", Self::SELECT);
+                connection.prepare_cached(&sql)?.query_row(params, Self::read).optional()
+            }
+
+            /// The columns are numbered in the order of the fields. To find many columns by name takes longer than to read them.
             fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
-                Ok(Self { $($column: row.get(stringify!($column))?,)+ })
+                let mut columns = 0..;
+                let mut next = || columns.next().unwrap_or_default();
+                Ok(Self { $($column: row.get(next())?,)+ })
             }
         }
     };

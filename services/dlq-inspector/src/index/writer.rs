@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use redeliver_core::Timestamp;
 use redeliver_kafka::TopicId;
-use rusqlite::{Connection, OptionalExtension as _, Transaction};
+use rusqlite::{CachedStatement, Connection, Transaction};
 
 use super::counters::{self, Counted};
-use super::entries::{self, Place};
+use super::entries::{self, Entries, Place};
 use super::removal::{Removals, SLICE_ROWS};
 use super::sweep::Sweep;
 use super::tables::{BodyRow, LetterRow};
@@ -275,6 +275,9 @@ impl Writer {
         let transaction = self.connection.transaction()?;
         let mut batch = Batch {
             transaction: &transaction,
+            insert_letter: LetterRow::inserter(&transaction)?,
+            insert_body: BodyRow::inserter(&transaction)?,
+            entries: Entries::new(&transaction)?,
             text_ids: &mut self.text_ids,
             counters: counters::Changes::default(),
             documents: Vec::new(),
@@ -374,6 +377,9 @@ impl Writer {
 
 struct Batch<'a> {
     transaction: &'a Transaction<'a>,
+    insert_letter: CachedStatement<'a>,
+    insert_body: CachedStatement<'a>,
+    entries: Entries<'a>,
     text_ids: &'a mut TextIds,
     counters: counters::Changes,
     /// The documents of the full-text index, by row.
@@ -400,7 +406,9 @@ impl Batch<'_> {
         let millis = |time: Option<Timestamp>| time.map(Timestamp::as_millis);
         let dead_at = letter.dead_at.as_millis();
         // The ledger entry may have been indexed before its dead letter.
-        let entry = entries::find(self.transaction, place)?
+        let entry = self
+            .entries
+            .find(place)?
             .filter(|entry| entries::applies(entry, &letter.content, dead_at));
         let (template, message_parts) = message::split(&facts.error_message);
         let mut row = LetterRow {
@@ -437,7 +445,7 @@ impl Batch<'_> {
         let mut attempt = 0;
         loop {
             row.row = row_key::candidate(letter.dead_at, sequence, attempt);
-            if row.insert(self.transaction)? {
+            if row.insert(&mut self.insert_letter)? {
                 break;
             }
             // A record that is read twice is indexed once, under its first number.
@@ -456,7 +464,7 @@ impl Batch<'_> {
             headers: letter.headers.clone(),
             json_fields: letter.json_fields.clone(),
         };
-        body.insert(self.transaction)?;
+        body.insert(&mut self.insert_body)?;
         self.documents
             .push((row.row, terms::document(letter, row.template_id)));
         let counted = Counted {
@@ -500,22 +508,16 @@ impl Batch<'_> {
             partition: update.id.partition,
             offset: update.id.offset,
         };
-        if !entries::put(self.transaction, place, update.entry.as_ref(), update.version)? {
+        let entry = update.entry.as_ref();
+        if !self.entries.put(place, entry, update.version)? {
             return Ok(());
         }
-        let row = self
-            .transaction
-            .prepare_cached("SELECT row FROM letters WHERE topic_id = ? AND partition = ? AND offset = ?")?
-            .query_row((place.topic_id, place.partition, place.offset), |row| {
-                row.get("row")
-            })
-            .optional()?;
-        let Some(row) = row else {
+        let key = (place.topic_id, place.partition, place.offset);
+        let at_place = "topic_id = ? AND partition = ? AND offset = ?";
+        let Some(letter) = LetterRow::find(self.transaction, at_place, key)? else {
             return Ok(());
         };
-        let letter = LetterRow::load(self.transaction, row)?;
         // An entry replaces the previous one of its key, even if it applies to another record.
-        let entry = update.entry.as_ref();
         let entry = entry.filter(|entry| entries::applies(entry, &letter.content, letter.dead_at));
         let state = entry.map_or(State::Open, |entry| entry.state) as i64;
         set_state(self.transaction, &mut self.counters, &letter, state)
