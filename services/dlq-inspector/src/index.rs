@@ -25,6 +25,7 @@ mod query;
 mod removal;
 mod row_key;
 mod schema;
+mod states;
 mod sweep;
 mod tables;
 mod terms;

@@ -8,9 +8,9 @@ use rusqlite::{Connection, Transaction};
 
 use super::counters;
 use super::entries::{self, Place};
-use super::tables::LetterRow;
+use super::states::States;
 use super::texts::TextTable;
-use super::writer::{Change, counted, set_state};
+use super::writer::Change;
 use crate::ledger::{self, State};
 
 /// The number of rows of a slice.
@@ -79,9 +79,10 @@ fn letters(
         )?,
     };
     let mut counters = counters::Changes::default();
+    let mut states = States::new(transaction)?;
     for row in &rows {
-        let letter = LetterRow::load(transaction, *row)?;
-        counters.add(counted(&letter), letter.group_id, letter.dead_at, -1);
+        let letter = states.of_row(*row)?;
+        counters.add(letter.counted, letter.group_id, letter.dead_at, -1);
         for sql in [
             "DELETE FROM letters WHERE row = ?",
             "DELETE FROM bodies WHERE row = ?",
@@ -122,9 +123,10 @@ fn all_entries(transaction: &Transaction<'_>, limit: usize) -> rusqlite::Result<
         (open, sql_limit(limit)),
     )?;
     let mut counters = counters::Changes::default();
+    let mut states = States::new(transaction)?;
     for row in &rows {
-        let letter = LetterRow::load(transaction, *row)?;
-        set_state(transaction, &mut counters, &letter, open)?;
+        let letter = states.of_row(*row)?;
+        states.set(&letter, open, &mut counters)?;
     }
     counters.store(transaction)?;
     let entries = delete_entries(

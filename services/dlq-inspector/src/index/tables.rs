@@ -1,7 +1,7 @@
 //! The tables with many columns. Each is defined once, as a struct: the schema, the statement that inserts a row, the list of
 //! columns to select, and reading a row all follow from its fields.
 
-use rusqlite::{CachedStatement, Connection, OptionalExtension as _, Params, Row, Statement};
+use rusqlite::{CachedStatement, Connection, Row, Statement};
 
 use crate::letter::ContentHash;
 
@@ -22,8 +22,9 @@ macro_rules! table {
                 "INSERT INTO ", $table, " (", table!(@list $(stringify!($column));+), ") VALUES (",
                 table!(@list $(":", stringify!($column));+), ") ON CONFLICT DO NOTHING"
             );
-            const SELECT: &'static str =
-                concat!("SELECT ", table!(@list $(stringify!($column));+), " FROM ", $table);
+            const SELECT: &'static str = concat!(
+                "SELECT ", table!(@list $(stringify!($column));+), " FROM ", $table, " WHERE row = ?"
+            );
 
             /// The statement of [`Self::insert`].
             pub(super) fn inserter(connection: &Connection) -> rusqlite::Result<CachedStatement<'_>> {
@@ -45,17 +46,7 @@ macro_rules! table {
 
             /// The row with this number.
             pub(super) fn load(connection: &Connection, row: i64) -> rusqlite::Result<Self> {
-                Self::find(connection, "row = ?", [row])?.ok_or(rusqlite::Error::QueryReturnedNoRows)
-            }
-
-            /// The row that meets a condition.
-            pub(super) fn find(
-                connection: &Connection,
-                condition: &str,
-                params: impl Params,
-            ) -> rusqlite::Result<Option<Self>> {
-                let sql = format!("{} WHERE {condition}", Self::SELECT);
-                connection.prepare_cached(&sql)?.query_row(params, Self::read).optional()
+                connection.prepare_cached(Self::SELECT)?.query_row([row], Self::read)
             }
 
             /// The columns are numbered in the order of the fields. To find many columns by name takes longer than to read them.

@@ -12,6 +12,7 @@ use rusqlite::{CachedStatement, Connection, Transaction};
 use super::counters::{self, Counted};
 use super::entries::{self, Entries, Place};
 use super::removal::{Removals, SLICE_ROWS};
+use super::states::States;
 use super::sweep::Sweep;
 use super::tables::{BodyRow, LetterRow};
 use super::texts::{TextIds, TextTable};
@@ -278,6 +279,7 @@ impl Writer {
             insert_letter: LetterRow::inserter(&transaction)?,
             insert_body: BodyRow::inserter(&transaction)?,
             entries: Entries::new(&transaction)?,
+            states: States::new(&transaction)?,
             text_ids: &mut self.text_ids,
             counters: counters::Changes::default(),
             documents: Vec::new(),
@@ -380,6 +382,7 @@ struct Batch<'a> {
     insert_letter: CachedStatement<'a>,
     insert_body: CachedStatement<'a>,
     entries: Entries<'a>,
+    states: States<'a>,
     text_ids: &'a mut TextIds,
     counters: counters::Changes,
     /// The documents of the full-text index, by row.
@@ -512,15 +515,13 @@ impl Batch<'_> {
         if !self.entries.put(place, entry, update.version)? {
             return Ok(());
         }
-        let key = (place.topic_id, place.partition, place.offset);
-        let at_place = "topic_id = ? AND partition = ? AND offset = ?";
-        let Some(letter) = LetterRow::find(self.transaction, at_place, key)? else {
+        let Some(letter) = self.states.at(place)? else {
             return Ok(());
         };
         // An entry replaces the previous one of its key, even if it applies to another record.
         let entry = entry.filter(|entry| entries::applies(entry, &letter.content, letter.dead_at));
         let state = entry.map_or(State::Open, |entry| entry.state) as i64;
-        set_state(self.transaction, &mut self.counters, &letter, state)
+        self.states.set(&letter, state, &mut self.counters)
     }
 
     fn set_position(&mut self, topic: &str, partition: i32, next: i64) -> rusqlite::Result<()> {
@@ -559,34 +560,6 @@ fn number_in_use() -> rusqlite::Error {
     let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT);
     let text = "no free row for a dead letter, or its number is in use".to_owned();
     rusqlite::Error::SqliteFailure(code, Some(text))
-}
-
-/// Sets the state of a dead letter.
-pub(super) fn set_state(
-    connection: &Connection,
-    counters: &mut counters::Changes,
-    letter: &LetterRow,
-    state: i64,
-) -> rusqlite::Result<()> {
-    if letter.state == state {
-        return Ok(());
-    }
-    connection
-        .prepare_cached("UPDATE letters SET state = ? WHERE row = ?")?
-        .execute((state, letter.row))?;
-    let counted = counted(letter);
-    counters.add(counted, letter.group_id, letter.dead_at, -1);
-    counters.add(Counted { state, ..counted }, letter.group_id, letter.dead_at, 1);
-    Ok(())
-}
-
-/// What a dead letter is counted as.
-pub(super) fn counted(letter: &LetterRow) -> Counted {
-    Counted {
-        topic_id: letter.topic_id,
-        error_class_id: letter.error_class_id,
-        state: letter.state,
-    }
 }
 
 /// The bytes of a trace id of 32 hexadecimal digits.
