@@ -96,9 +96,16 @@ fn leader_config(settings: &KafkaSettings, isolation: &str) -> ClientSettings {
     let mut config = settings.reader(isolation);
     // A follower knows the end of a partition later than the leader. The reader would wait for it.
     config.remove("client.rack");
-    // The client notices the end of a partition by a fetch without records, for which the broker waits. A reader fetches only while it reads to an end.
-    if !settings.properties.contains_key("fetch.wait.max.ms") {
-        config.set("fetch.wait.max.ms", "1");
+    for (name, value) in [
+        // The client notices the end of a partition by a fetch without records, for which the broker waits. A reader fetches only while it reads to an end.
+        ("fetch.wait.max.ms", "1"),
+        // For each partition. The defaults, 100,000 records and 64 MiB, would be most of the memory of a process that reads a long topic.
+        ("queued.min.messages", "10000"),
+        ("queued.max.messages.kbytes", "8192"),
+    ] {
+        if !settings.properties.contains_key(name) {
+            config.set(name, value);
+        }
     }
     config
 }
