@@ -1,5 +1,7 @@
 //! Values that were written with a schema of a registry.
 
+mod filters;
+
 use redeliver_testkit::{FakeEndpoint, LocalSchemaRegistry, Reply};
 use serde_json::Value;
 
