@@ -184,6 +184,17 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_that_lacks_undecoded_dead_letters_is_not_complete() {
+        let now = at(1_000_000);
+        let message = with(&[]).with_pending(3).to_message(now);
+        assert!(!message.complete && message.undecoded_count == 3);
+        assert!(with(&[]).with_pending(0).to_message(now).complete);
+        // Also one about some topics: the number is of those that the caller sees.
+        let some = with(&[]).with_pending(3).of_topics(|_| false);
+        assert_eq!(some.to_message(now).undecoded_count, 3);
+    }
+
+    #[test]
     fn the_list_of_missing_partitions_is_bounded_and_their_number_is_exact() {
         let places: Vec<_> = (0..5_000).map(|partition| ("a-dlq", Some(partition))).collect();
         let message = with(&places).to_message(at(1_000_000));

@@ -30,6 +30,8 @@ pub(crate) struct UndecodedLetter {
     pub(crate) sequence: i64,
     pub(crate) position: Position,
     pub(crate) content: ContentHash,
+    /// The size of its value in bytes.
+    pub(crate) value_size: u64,
 }
 
 /// Notes that a dead letter is not decoded.
@@ -132,7 +134,7 @@ pub(crate) fn of_schema(
     let mut texts = Texts::new(connection);
     let mut statement = connection.prepare_cached(
         "SELECT u.sequence AS sequence, l.topic_id AS topic_id, l.partition AS partition, l.offset AS offset, \
-         l.content AS content FROM undecoded u INDEXED BY undecoded_by_schema \
+         l.content AS content, coalesce(l.value_size, 0) AS value_size FROM undecoded u INDEXED BY undecoded_by_schema \
          CROSS JOIN letters l NOT INDEXED ON l.row = u.row \
          WHERE u.is_pending = ? AND u.schema_id = ? AND u.sequence > ? ORDER BY u.sequence LIMIT ?",
     )?;
@@ -147,6 +149,7 @@ pub(crate) fn of_schema(
                 offset: row.get("offset")?,
             },
             content: row.get("content")?,
+            value_size: row.get::<_, i64>("value_size")?.unsigned_abs(),
         });
     }
     Ok(letters)

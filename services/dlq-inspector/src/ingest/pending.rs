@@ -30,8 +30,9 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const NO_SCHEMA_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum number of schemas in a round.
 const SCHEMAS: usize = 100;
-/// Maximum number of values that are read from Kafka at once. None of them has more than 1 MiB, because larger ones are not decoded.
-const PAGE: u32 = 32;
+/// Maximum number of values that are read from Kafka at once, and their maximum size in bytes, unless a single one is larger.
+const PAGE: u32 = 256;
+const PAGE_BYTES: u64 = 8 << 20;
 /// Maximum time for a schema, and for the values of a page.
 const WAIT: Duration = Duration::from_secs(30);
 
@@ -130,10 +131,11 @@ impl PendingTask {
         let mut after = i64::MIN;
         loop {
             let build = self.shared.build();
-            let page = self
+            let mut page = self
                 .pool
                 .internal(move |connection| index::of_schema(connection, is_pending, id, after, PAGE))
                 .await?;
+            page.truncate(fitting(&page));
             let Some(last) = page.last() else {
                 return Ok(());
             };
@@ -178,6 +180,16 @@ impl PendingTask {
     }
 }
 
+/// How many of these dead letters are read at once.
+fn fitting(page: &[UndecodedLetter]) -> usize {
+    let mut bytes = 0_u64;
+    let fits = page.iter().take_while(|letter| {
+        bytes = bytes.saturating_add(letter.value_size);
+        bytes <= PAGE_BYTES
+    });
+    fits.count().max(1)
+}
+
 /// Whether more is known of a schema than before. Whatever happens to one that the registry did not have, it makes no answer incomplete again.
 fn is_news(known: Undecoded, now: Option<Undecoded>) -> bool {
     match (known, now) {
@@ -189,6 +201,30 @@ fn is_news(known: Undecoded, now: Option<Undecoded>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_are_read_a_few_at_a_time_and_large_ones_alone() {
+        let letter = |value_size| UndecodedLetter {
+            sequence: 1,
+            position: redeliver_core::Position {
+                topic: "t-dlq".into(),
+                partition: 0,
+                offset: 0,
+            },
+            content: crate::letter::ContentHash::default(),
+            value_size,
+        };
+        for (sizes, expected) in [
+            (&[1, 2, 3][..], 3),
+            (&[PAGE_BYTES, 1], 1),
+            (&[PAGE_BYTES - 1, 1, 1], 2),
+            (&[u64::MAX, 1], 1),
+            (&[1, u64::MAX], 1),
+        ] {
+            let page: Vec<_> = sizes.iter().copied().map(letter).collect();
+            assert_eq!(fitting(&page), expected, "{sizes:?}");
+        }
+    }
 
     #[test]
     fn values_are_read_again_if_more_is_known_of_their_schema() {
