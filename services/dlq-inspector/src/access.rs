@@ -273,10 +273,41 @@ impl LimitedFilter {
     }
 
     /// The filter for a query in the transaction of the connection. Unless the caller may find everything, it names each topic:
-    /// one that the transaction does not see, or that is not in the counters, matches nothing.
+    /// one that the transaction does not see, or that is not in the counters, matches nothing. It matches only what matches for certain, whatever the
+    /// fields of values are that are not decoded yet.
     pub(crate) fn resolve(&self, connection: &Connection) -> rusqlite::Result<Expr> {
+        let mut parts = self.visible(connection)?;
+        parts.push(self.filter.clone());
+        if self.filter.tests_values() && index::has_pending(connection)? {
+            let is_decoded = Expr::Not(Box::new(Expr::Is(Restriction::Pending)));
+            parts.push(Expr::Or(vec![is_decoded, self.filter.with_unknown_values(false)]));
+        }
+        Ok(match <[Expr; 1]>::try_from(parts) {
+            Ok([filter]) => filter,
+            Err(parts) => Expr::And(parts),
+        })
+    }
+
+    /// The dead letters numbered after this one of which it is not known whether they match, because their values are not decoded yet: how many, and the
+    /// number of the first one. Many are not counted exactly.
+    pub(crate) fn pending(
+        &self,
+        connection: &Connection,
+        after: i64,
+    ) -> rusqlite::Result<(u64, Option<i64>)> {
+        if !self.filter.tests_values() || !index::has_pending(connection)? {
+            return Ok((0, None));
+        }
+        let mut parts = self.visible(connection)?;
+        parts.push(self.filter.with_unknown_values(true));
+        parts.push(Expr::Not(Box::new(self.filter.with_unknown_values(false))));
+        index::pending(connection, &Expr::And(parts), after)
+    }
+
+    /// What limits a filter to the topics in which its caller may find something.
+    fn visible(&self, connection: &Connection) -> rusqlite::Result<Vec<Expr>> {
         if self.matches(None) {
-            return Ok(self.filter.clone());
+            return Ok(Vec::new());
         }
         let topics = index::topics(connection)?.into_iter();
         let mut topics: Vec<(i64, String)> = topics.filter(|(_, topic)| self.matches(Some(topic))).collect();
@@ -284,7 +315,7 @@ impl LimitedFilter {
             1 => Restriction::Text(TextField::Topic, TextTest::Equal(topics.remove(0).1)),
             _ => Restriction::TopicIn(topics),
         };
-        Ok(Expr::And(vec![Expr::Is(visible), self.filter.clone()]))
+        Ok(vec![Expr::Is(visible)])
     }
 
     /// Whether it may match dead letters of this topic; `None` means of all topics.
@@ -320,9 +351,11 @@ fn named_topics(filter: &Expr) -> Vec<&str> {
 fn is_about_payload(restriction: &Restriction) -> bool {
     match restriction {
         Restriction::Key(_) | Restriction::Header(..) | Restriction::Json(..) => true,
-        Restriction::Id(_) | Restriction::Text(..) | Restriction::TopicIn(_) | Restriction::Number(..) => {
-            false
-        }
+        Restriction::Id(_)
+        | Restriction::Text(..)
+        | Restriction::TopicIn(_)
+        | Restriction::Number(..)
+        | Restriction::Pending => false,
     }
 }
 

@@ -1,7 +1,8 @@
-//! Reads the dead-letter topics into the index. Three parts run independently:
+//! Reads the dead-letter topics into the index. These parts run independently:
 //!
 //! - [`survey`], a task: every few seconds, finds the topics, their offsets, and topics that were created again;
-//! - [`reader`], a thread: follows the partitions and parses headers;
+//! - [`reader`], a thread: follows the partitions, parses headers and has values with a schema decoded;
+//! - [`pending`], a task: decodes values that could not be decoded when they were read;
 //! - [`writer`], a thread: applies all changes of the index, in large transactions if many are queued.
 //!
 //! The reader decides in [`topics`] and [`partition`], without IO: which partitions to follow, and what the index contains.
@@ -9,7 +10,9 @@
 //! is read faster than it is indexed does not use up the memory.
 
 pub(crate) mod contents;
+pub(crate) mod decoder;
 mod partition;
+pub(crate) mod pending;
 pub(crate) mod reader;
 pub(crate) mod survey;
 mod topics;

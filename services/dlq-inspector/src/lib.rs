@@ -73,6 +73,7 @@ use redeliver_service::control::Controls;
 use redeliver_service::host::api_tls;
 use redeliver_service::identity::Authenticator;
 use redeliver_service::topics::{of_audit, of_control, topic_settings, warn_about};
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -83,6 +84,7 @@ use crate::gauges::Gauges;
 use crate::group_states::change::GroupWriter;
 use crate::index::Pool;
 use crate::ingest::contents::Contents;
+use crate::ingest::pending::PendingTask;
 use crate::ingest::reader::Reader;
 use crate::ingest::survey::{SurveyTask, refresh_retention};
 use crate::ingest::writer::WriterThread;
@@ -170,10 +172,15 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     for warning in masking.warnings() {
         tracing::warn!(warning, "check dlq_inspector.masking");
     }
-    let contents = Contents {
-        json_fields: JsonFields::new(&config.json_fields),
-        masking: masking.clone(),
-    };
+    let registry = config.schema_registry.as_ref();
+    let decoding = DecodingPool::new();
+    let schemas = registry.map(|registry| SchemaRegistry::new(registry, decoding.clone(), metrics.clone()));
+    let schemas = schemas.transpose()?;
+    let contents = Arc::new(Contents::new(
+        JsonFields::new(&config.json_fields),
+        masking.clone(),
+        schemas.clone().map(|schemas| (schemas, decoding.clone())),
+    ));
     let pool = Pool::new(&config.data_dir, &contents.settings());
     tracing::info!(api = %address, data_dir = %config.data_dir.display(), "inspecting dead letters");
 
@@ -183,10 +190,6 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let shared = Arc::new(SharedState::new());
     let lookups = LookupPool::new(host.kafka.clone());
     let audit = Audit::new(host, config.record_disclosures, metrics.clone())?;
-    let registry = config.schema_registry.as_ref();
-    let decoding = DecodingPool::new();
-    let schemas = registry.map(|registry| SchemaRegistry::new(registry, decoding.clone(), metrics.clone()));
-    let schemas = schemas.transpose()?;
     let control = host.control_aside()?;
     let controls = Controls::new(
         host,
@@ -212,11 +215,20 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         group_states: states.clone(),
         stop: stop.clone(),
     };
+    let pending = PendingTask {
+        pool: pool.clone(),
+        contents: contents.clone(),
+        lookups: lookups.clone(),
+        shared: shared.clone(),
+        writer: work_sender.clone(),
+        stop: stop.clone(),
+    };
     let reader = Reader {
         settings: host.kafka.clone(),
         surveys,
         writer: work_sender,
         contents,
+        runtime: Handle::current(),
         waker: waker.clone(),
         shared: shared.clone(),
         part: part.clone(),
@@ -327,6 +339,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
             Err(_) => Ok(()),
         })?;
     host.tasks.spawn("dlq-survey", survey.run());
+    host.tasks.spawn("dlq-pending", pending.run());
     host.tasks.spawn("dlq-retention", retention);
     host.tasks.spawn("dlq-measures", gauges);
     host.tasks.spawn(

@@ -271,8 +271,8 @@ impl SchemaRegistry {
         if body.len() > MAX_SCHEMA {
             return Err(too_large());
         }
-        serde_json::from_slice(&body)
-            .map_err(|_| Failure::Invalid("the registry's answer is not one for a schema".to_owned()))
+        // For example the page of a proxy.
+        serde_json::from_slice(&body).map_err(|_| refused("its answer is not one for a schema".to_owned()))
     }
 
     fn error(&self, id: u32, failure: Failure) -> SchemaError {
@@ -287,7 +287,7 @@ impl SchemaRegistry {
                 SchemaError::Refused(problem)
             }
             Failure::NoAnswer(problem) => {
-                self.warn(&problem, "cannot fetch a schema; values are shown as they are");
+                self.warn(&problem, "cannot fetch a schema; values are not decoded");
                 SchemaError::Unavailable
             }
         }
@@ -311,7 +311,6 @@ impl SchemaRegistry {
 
 /// What an answer means that is not a schema.
 fn failure(status: StatusCode, body: &[u8]) -> Failure {
-    let refused = |problem: String| Failure::Refused(problem.clone(), problem);
     match status {
         StatusCode::NOT_FOUND if serde_json::from_slice::<Refusal>(body).is_ok() => Failure::NotFound,
         StatusCode::NOT_FOUND => refused("its URL is not one of a schema registry".to_owned()),
@@ -325,6 +324,11 @@ fn failure(status: StatusCode, body: &[u8]) -> Failure {
         // For example a redirect.
         status => refused(format!("it answers {status}")),
     }
+}
+
+/// What everybody may know of a wrong configuration.
+fn refused(problem: String) -> Failure {
+    Failure::Refused(problem.clone(), problem)
 }
 
 fn too_large() -> Failure {

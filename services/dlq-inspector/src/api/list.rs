@@ -51,14 +51,19 @@ impl Api {
             letters: size,
             bytes: INDEX_BYTES,
         };
-        let Page {
-            letters,
-            mut has_more,
-        } = self
+        let (
+            Page {
+                letters,
+                mut has_more,
+            },
+            pending,
+        ) = self
             .pool
             .query(move |connection| {
+                let (pending, _) = filter.pending(connection, 0)?;
                 let filter = filter.resolve(connection)?;
-                index::list(connection, &filter, direction, after, limit)
+                let page = index::list(connection, &filter, direction, after, limit)?;
+                Ok((page, pending))
             })
             .await
             .map_err(|error| query_failed(&error))?;
@@ -103,11 +108,12 @@ impl Api {
         }
         let token = last.filter(|_| has_more);
         let next_page_token = token.map_or_else(String::new, |cursor| PageToken::encode(query, cursor));
+        let completeness = self.completeness_since(&completeness).with_pending(pending);
         Ok(v1::ListDeadLettersResponse {
             dead_letters: page,
             gone,
             next_page_token,
-            completeness: Some(self.completeness_message(&self.completeness_since(&completeness), viewer)),
+            completeness: Some(self.completeness_message(&completeness, viewer)),
         })
     }
 

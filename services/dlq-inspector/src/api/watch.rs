@@ -25,6 +25,7 @@ use super::token::{QueryHash, Resume, ResumeToken, query_hash};
 use super::{Api, ResponseStream, WATCHERS, query_failed, shutting_down};
 use crate::access::{LimitedFilter, Viewer};
 use crate::audit::Disclosure;
+use crate::completeness::Completeness;
 use crate::filter::NumberField;
 use crate::index::{self, Generation, IndexedLetter, MessageCache, Page, PageLimit, Stretch};
 use crate::ledger;
@@ -201,7 +202,7 @@ impl Watcher {
     async fn watch(&mut self, rows: &mut watch::Receiver<i64>) -> Result<std::convert::Infallible, WatchEnd> {
         let last = *rows.borrow_and_update();
         self.send_up_to(last).await?;
-        let completeness = Some(self.completeness());
+        let completeness = Some(self.completeness().await?);
         self.send(Event::Synced(v1::Synced { completeness }), None)
             .await?;
         let mut heartbeats = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
@@ -220,9 +221,19 @@ impl Watcher {
         }
     }
 
-    fn completeness(&self) -> v1::Completeness {
-        self.api
-            .completeness_message(&self.api.completeness(), &self.viewer)
+    async fn completeness(&self) -> Result<v1::Completeness, WatchEnd> {
+        let mut completeness = Completeness::clone(&self.api.completeness());
+        if self.filter.written().tests_values() {
+            let (filter, after) = (self.filter.clone(), self.last_read);
+            let counting = self
+                .api
+                .pool
+                .watch(move |connection| filter.pending(connection, after));
+            let counted = counting.await;
+            let (pending, _) = counted.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
+            completeness = completeness.with_pending(pending);
+        }
+        Ok(self.api.completeness_message(&completeness, &self.viewer))
     }
 
     /// Numbers are valid within one build of the index.
@@ -239,7 +250,8 @@ impl Watcher {
         )))
     }
 
-    /// Sends the dead letters that match, up to a number. Sends heartbeats in between, whose tokens skip what does not match.
+    /// Sends the dead letters that match, up to a number. Sends heartbeats in between, whose tokens skip what does not match. Stops before a dead
+    /// letter of which it is not known whether it matches, because its value is not decoded yet: the watch goes on when it is.
     async fn send_up_to(&mut self, last: i64) -> Result<(), WatchEnd> {
         self.check_generation()?;
         while self.last_read < last {
@@ -250,14 +262,17 @@ impl Watcher {
                 .api
                 .pool
                 .watch(move |connection| {
+                    let (_, pending) = filter.pending(connection, after)?;
+                    let last = pending.map_or(last, |pending| last.min(pending - 1));
                     let filter = filter.resolve(connection)?;
                     let stretch =
                         index::list_by_sequence(connection, &filter, &messages, after, last, READ_LIMIT)?;
-                    Ok((stretch, index::read_topic_ids(connection)?))
+                    let is_pending = pending.is_some_and(|pending| stretch.end + 1 >= pending);
+                    Ok((stretch, is_pending, index::read_topic_ids(connection)?))
                 })
                 .await;
             self.check_generation()?;
-            let (Stretch { page, end }, ids) =
+            let (Stretch { page, end }, is_pending, ids) =
                 stretch.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
             let keys = TopicKeys::new(ids);
             let Page {
@@ -283,6 +298,9 @@ impl Watcher {
                 self.last_read = end;
             } else if let Some(sequence) = last_of_page {
                 self.last_read = sequence;
+            }
+            if is_pending && !has_more {
+                return Ok(());
             }
             let is_silent = !has_more && self.last_sent == last_sent && self.last_read < last;
             if is_silent || self.last_sent.elapsed() >= HEARTBEAT {
@@ -343,7 +361,7 @@ impl Watcher {
     async fn send_heartbeat(&mut self) -> Result<(), WatchEnd> {
         let heartbeat = v1::Heartbeat {
             time: Some(to_timestamp(self.api.clock.now())),
-            completeness: Some(self.completeness()),
+            completeness: Some(self.completeness().await?),
         };
         self.send(Event::Heartbeat(heartbeat), None).await
     }

@@ -1,4 +1,5 @@
 mod damaged;
+mod undecoded;
 
 use std::collections::HashSet;
 use std::sync::{Arc, LazyLock};

@@ -1,5 +1,7 @@
 //! Values that were written with a schema of a registry.
 
+mod filters;
+
 use redeliver_testkit::{FakeEndpoint, LocalSchemaRegistry, Reply};
 use serde_json::Value;
 
@@ -249,6 +251,8 @@ async fn the_registry_gets_the_credentials_of_the_files_and_its_answers_are_boun
     });
     let scopes: [(&str, &[&str]); 1] = [("all", &["dead-letters:*"])];
     let mut callers = Callers::without_dead_letters("decoded-login", &scopes).await;
+    // Without fields, no schema is fetched while dead letters are indexed.
+    callers.env.base.set("dlq_inspector.json_fields", "[]");
     let password = callers.env.base.directory().join("password");
     std::fs::write(&password, "one\n").unwrap();
     let base = &mut callers.env.base;
