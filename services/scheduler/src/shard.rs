@@ -188,6 +188,15 @@ enum ReadyItem {
     IndexApplied(u64),
 }
 
+impl ReadyItem {
+    fn command(&self) -> Option<&PendingCommand> {
+        match self {
+            Self::Command(command, _) => Some(command),
+            Self::ReleasedWait(_) | Self::IndexApplied(_) => None,
+        }
+    }
+}
+
 /// The maximum number and size of commands in memory.
 const MAX_COMMANDS: usize = 10_000;
 const MAX_COMMAND_BYTES: usize = 64 << 20;
@@ -412,8 +421,10 @@ impl Shard {
     }
 
     fn queue_released_waits(&mut self, jobs: Vec<Arc<Job>>) {
-        self.released_waits.undecided += jobs.len();
-        self.ready.extend(jobs.into_iter().map(ReadyItem::ReleasedWait));
+        for job in jobs {
+            self.released_waits.queued(&job);
+            self.ready.push_back(ReadyItem::ReleasedWait(job));
+        }
     }
 
     /// How many more commands the shard accepts.
@@ -430,10 +441,11 @@ impl Shard {
         self.overlay.len() >= factor * MAX_OVERLAY || bytes >= factor * MAX_OVERLAY_BYTES
     }
 
-    /// The size of commands, results of lookups, and changes that the index does not contain yet: as jobs in the overlay, and encoded in
-    /// the outbox.
+    /// The size of commands, results of lookups, released long waits, and changes that the index does not contain yet: as jobs in the overlay, and
+    /// encoded in the outbox.
     pub(crate) fn memory(&self) -> usize {
-        self.command_bytes + self.found_bytes + self.overlay.bytes() + self.outbox.bytes()
+        let undecided = self.command_bytes + self.found_bytes + self.released_waits.bytes();
+        undecided + self.overlay.bytes() + self.outbox.bytes()
     }
 
     /// When the shard next has something to do; in the past if it has already.
@@ -532,9 +544,7 @@ impl Shard {
             requests.push(IndexRequest::LookUp(queries.collect()));
         }
         requests.extend(self.request_scan(now));
-        if !self.is_index_behind(1) {
-            requests.extend(self.released_waits.request().map(IndexRequest::ScanWaits));
-        }
+        requests.extend(self.request_released_waits());
         // The clock may have been set back.
         let may_forget = now >= self.next_forget || self.next_forget > now.after(FORGET_INTERVAL);
         if !self.is_scanning_forgettable && self.forgettable.is_empty() && may_forget {
@@ -613,6 +623,8 @@ impl Shard {
                 let released = self.released_waits.scanned(scan);
                 self.queue_released_waits(released);
             }
+            IndexResponse::FinishedRelease(finished) => self.released_waits.looked_up(finished),
+            IndexResponse::ReleaseFinished => self.released_waits.finished(),
             IndexResponse::Counted(waiting) => self.quotas.counted(waiting),
             IndexResponse::Forgettable(ids) => {
                 self.is_scanning_forgettable = false;
@@ -721,7 +733,7 @@ impl Shard {
                     self.note_decided(offset, is_in_order);
                 }
                 Some(ReadyItem::ReleasedWait(job)) => {
-                    self.released_waits.undecided -= 1;
+                    self.released_waits.decided(&job);
                     self.release_wait(&job, now, &mut writes);
                 }
                 Some(ReadyItem::IndexApplied(turn)) => self.overlay.remove_applied(turn),

@@ -11,7 +11,7 @@ use v1::job_command::Command as ProtoCommand;
 use super::*;
 use crate::codec::RetentionPolicy;
 use crate::controls::LiveAppStates;
-use crate::index::{FlowPosition, FlowScan, Row, ScanRequest};
+use crate::index::{FinishedRelease, FlowPosition, FlowScan, Row, ScanRequest};
 use crate::job::{Payload, Priority};
 use crate::lookups;
 use crate::rate::Buckets;
@@ -339,6 +339,10 @@ struct World {
     is_full: bool,
     /// Whether the index has no records of ended jobs.
     has_evicted_ended: bool,
+    /// Which releases of long waits the index remembers as finished.
+    finished_releases: HashMap<Arc<str>, FinishedRelease>,
+    /// How often long waits were read.
+    wait_scans: usize,
     ids: Vec<JobId>,
 }
 
@@ -389,6 +393,8 @@ impl World {
             is_halted: false,
             is_full: false,
             has_evicted_ended: false,
+            finished_releases: HashMap::new(),
+            wait_scans: 0,
             ids: Vec::new(),
         };
         world.restart();
@@ -629,7 +635,15 @@ impl World {
             IndexRequest::Scan(request) => {
                 IndexResponse::Scanned(lookups::read_scan(self.scan(&request)).unwrap())
             }
+            IndexRequest::FinishedRelease(pipeline) => {
+                IndexResponse::FinishedRelease(self.finished_releases.get(&pipeline).copied())
+            }
+            IndexRequest::FinishRelease(pipeline, finished) => {
+                self.finished_releases.insert(pipeline, finished);
+                IndexResponse::ReleaseFinished
+            }
             IndexRequest::ScanWaits(request) => {
+                self.wait_scans += 1;
                 IndexResponse::ScannedWaits(lookups::read_scan(self.scan(&request)).unwrap())
             }
             IndexRequest::Forgettable => {
