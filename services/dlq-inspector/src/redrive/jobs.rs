@@ -117,11 +117,11 @@ impl Jobs {
     /// The newest job that has written the record of a dead letter, and where; `None` if no job has, or if it is removed.
     #[must_use]
     pub fn redriven_by(&self, item: &Item) -> Option<(Job, Option<Position>)> {
-        let jobs = self.iter().rev().filter(|(_, _, job)| {
+        let mut jobs = self.iter().rev().filter(|(_, _, job)| {
             let sources = &job.spec().sources;
             job.kind.writes_records() && sources.iter().any(|count| count.topic == item.id.topic)
         });
-        jobs.into_iter().find_map(|(_, entry, job)| {
+        jobs.find_map(|(_, entry, job)| {
             let (chunk, index) = entry.place_of(item, job.record.chunks)?;
             let outcomes = entry.outcomes(chunk);
             let is_done = outcomes.numbers().get(index) == Some(&Outcome::Done.number());

@@ -15,7 +15,7 @@ use redeliver_core::{Timestamp, headers, mutant};
 use redeliver_kafka::TopicId;
 use redeliver_service::control::value::Release;
 
-use super::Shard;
+use super::{ReadyItem, Shard};
 use crate::index::{Cursor, FinishedRelease, FlowPosition, Scan, ScanRequest};
 use crate::index_messages::{IndexRequest, ScannedJob};
 use crate::job::{Flow, Job, JobState, Kind, Priority};
@@ -209,7 +209,7 @@ impl Shard {
         // The state topic does not contain what a turn has decided that is not committed.
         let is_committed = self.changes.is_empty() || mutant!("shard-finishes-releases-too-early");
         let commands = || {
-            let ready = self.ready.iter().filter_map(|item| item.command());
+            let ready = self.ready.iter().filter_map(ReadyItem::command);
             self.needs_lookup.iter().chain(&self.looking_up).chain(ready)
         };
         let is_decided = |end: i64| {
