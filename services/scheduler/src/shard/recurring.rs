@@ -13,7 +13,8 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_recurrence::ScheduleId;
 use redeliver_runtime::error_chain::error_chain;
 
-use super::{Room, Shard, Writes, outcome};
+use super::commands::outcome;
+use super::{Room, Shard, Writes};
 use crate::index::{Change, Effect};
 use crate::index_messages::Found;
 use crate::job::{Job, JobId, Kind};

@@ -15,7 +15,7 @@ use redeliver_core::{Timestamp, headers, mutant};
 use redeliver_kafka::TopicId;
 use redeliver_service::control::value::Release;
 
-use super::{ReadyItem, Shard};
+use super::{ReadyItem, Shard, Writes};
 use crate::index::{Cursor, FinishedRelease, FlowPosition, Scan, ScanRequest};
 use crate::index_messages::{IndexRequest, ScannedJob};
 use crate::job::{Flow, Job, JobState, Kind, Priority};
@@ -201,6 +201,33 @@ impl ReleasedWaits {
 }
 
 impl Shard {
+    /// Releases long waits that the index may not contain yet. The others are read from it.
+    pub(super) fn release_unindexed_waits(&mut self) {
+        let unindexed = self.overlay.scheduled();
+        let released = unindexed.filter(|job| self.released_waits.contains(job));
+        let released: Vec<_> = released.cloned().collect();
+        self.queue_released_waits(released);
+    }
+
+    pub(super) fn queue_released_waits(&mut self, jobs: Vec<Arc<Job>>) {
+        for job in jobs {
+            self.released_waits.queued(&job);
+            self.ready.push_back(ReadyItem::ReleasedWait(job));
+        }
+    }
+
+    /// Makes a long wait due that an operator has released. `found` is its state in the index.
+    pub(super) fn release_wait(&mut self, found: &Arc<Job>, now: Timestamp, writes: &mut Writes) {
+        let newest = self.newest_job(found.id, Some(found));
+        let waiting = newest.filter(|job| self.released_waits.contains(job));
+        let Some(job) = waiting.and_then(|job| due_now(&job, now)) else {
+            return;
+        };
+        writes.tally.released_early += 1;
+        let revision = job.revision + 1;
+        self.save(Arc::new(Job { revision, ..job }), now, writes);
+    }
+
     /// The next request about released long waits.
     pub(super) fn request_released_waits(&mut self) -> Option<IndexRequest> {
         if self.is_index_behind(1) {
