@@ -3,22 +3,30 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
 
+use bytes::Bytes;
 use proptest::prelude::*;
-use redeliver_core::{HumanDuration, Position};
+use redeliver_core::headers::Origin;
+use redeliver_core::{Failure, Headers, HumanDuration, Output, Position, headers};
 use redeliver_proto::convert::{from_timestamp, to_duration, to_headers, to_timestamp};
+use redeliver_proto::{Message as _, v1};
 use v1::job_command::Command as ProtoCommand;
 
+use super::dispatch::TOPIC_MISSING;
 use super::*;
-use crate::codec::RetentionPolicy;
+use crate::admission::INDEX_FULL;
+use crate::codec::{self, KeyValue, RetentionPolicy};
 use crate::controls::LiveAppStates;
-use crate::index::{FinishedRelease, FlowPosition, FlowScan, Row, ScanRequest};
-use crate::job::{Payload, Priority};
+use crate::index::{Effect, FinishedRelease, FlowPosition, FlowScan, Row, Scan, ScanRequest};
+use crate::job::{JobState, Payload, Priority};
 use crate::lookups;
+use crate::quota::QUOTA_EXCEEDED;
 use crate::rate::Buckets;
-use crate::request::Rules;
+use crate::refused::{self, Replacement};
+use crate::request::{Rules, key_hash};
+use crate::schedules;
 use crate::shard::outbox::MAX_BATCH_BYTES;
 use crate::spans::Spans;
-use crate::topics::Topics;
+use crate::topics::{Presence, Topics};
 
 mod recurring;
 mod released_waits;
