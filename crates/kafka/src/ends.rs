@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rdkafka::consumer::BaseConsumer;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::topic_partition_list::Offset;
 use redeliver_kafka_ffi::{KafkaClient, TopicId, describe_topics};

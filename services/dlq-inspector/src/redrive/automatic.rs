@@ -512,8 +512,8 @@ mod tests {
     #[test]
     fn a_job_is_bounded_and_those_that_have_ended_are_superseded() {
         let letters: Vec<_> = (0..10_002).map(|offset| (offset, died("docs", 0))).collect();
-        let (record, offsets) = next(&Jobs::default(), &letters).unwrap();
-        assert!(record.redrive.unwrap().has_more);
+        let (first, offsets) = next(&Jobs::default(), &letters).unwrap();
+        assert!(first.redrive.unwrap().has_more);
         assert_eq!(offsets.len(), MAX_ITEMS);
         let mut jobs = Jobs::default();
         let planned = next(&jobs, &letters[..1]).unwrap();

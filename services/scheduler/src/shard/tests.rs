@@ -22,7 +22,7 @@ use crate::lookups;
 use crate::quota::QUOTA_EXCEEDED;
 use crate::rate::Buckets;
 use crate::refused::{self, Replacement};
-use crate::request::{Rules, key_hash};
+use crate::request::{NAME, Rules, key_hash};
 use crate::schedules;
 use crate::shard::outbox::MAX_BATCH_BYTES;
 use crate::spans::Spans;

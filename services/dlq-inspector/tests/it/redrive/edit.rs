@@ -137,8 +137,8 @@ async fn an_edited_record_differs_only_where_it_was_edited_and_is_written_instea
     );
     inspector.until_listed("state = REDRIVEN", 1).await;
     // The original names the record that was written in its place.
-    let request = v1::GetDeadLetterRequest { id: id.clone() };
-    let original = inspector.client().await.get_dead_letter(request).await.unwrap();
+    let get = v1::GetDeadLetterRequest { id: id.clone() };
+    let original = inspector.client().await.get_dead_letter(get).await.unwrap();
     let redriven = original.into_inner().redriven_as.unwrap();
     assert_eq!((&redriven.redrive_id, &redriven.edited), (&job.id, &job.edited));
     let written = redriven.written.unwrap();
