@@ -1,12 +1,9 @@
-//! Where partitions end: a lane that reports where it reaches the ends, and the ends of all partitions of a topic.
+//! A lane that reports where it reaches the ends of partitions.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use rdkafka::mocking::MockCluster;
 use redeliver_core::{Record, Timestamp};
-use redeliver_kafka::ends::topic_ends;
-use redeliver_kafka::{AssignmentId, IfFenced, KafkaSettings, LaneSpec, Processor, TransactionBatch};
+use redeliver_kafka::{AssignmentId, IfFenced, LaneSpec, Processor, TransactionBatch};
 use redeliver_testkit::{DEADLINE, eventually, unique};
 
 use crate::copy::Observed;
@@ -120,18 +117,4 @@ async fn a_lane_reports_ends_behind_the_records_before_them_and_behind_aborted_o
     };
     let _lane = RunningLane::spawn(&settings, spec, witness, Arc::<Observed>::default());
     assert_eq!(until_end(7), [Seen::Start(7), Seen::End(7)]);
-}
-
-#[test]
-fn the_ends_of_many_partitions_are_requested_together() {
-    const PARTITIONS: i32 = 2_000;
-    let cluster = MockCluster::new(1).unwrap();
-    cluster.create_topic("many", PARTITIONS, 1).unwrap();
-    // One request after the other would take forty seconds.
-    cluster
-        .broker_round_trip_time(1, Duration::from_millis(20))
-        .unwrap();
-    let settings = KafkaSettings::new(cluster.bootstrap_servers(), "ends");
-    let found = topic_ends(&settings, "many", Duration::from_secs(10)).unwrap();
-    assert_eq!(found.ends, vec![0; usize::try_from(PARTITIONS).unwrap()]);
 }
