@@ -234,6 +234,29 @@ pub struct FoundDeadLetter {
     pub decoded: Option<DecodedValue>,
     /// A hash of timestamp, key, value and headers; empty if it is withheld or masked.
     pub content_hash: Bytes,
+    /// What it was redriven as; `None` if it is not redriven, or if no job that the inspector still has, and that the caller sees, has done it.
+    pub redriven_as: Option<RedrivenAs>,
+}
+
+/// The record that a job has written for a dead letter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RedrivenAs {
+    /// The id of the job.
+    pub redrive_id: String,
+    /// What was edited in it: `value`, `key` and `headers`; empty: nothing.
+    pub edited: Vec<String>,
+    /// Where it was written; `None` if nobody knows.
+    pub written: Option<Position>,
+}
+
+impl From<v1::RedrivenAs> for RedrivenAs {
+    fn from(redriven: v1::RedrivenAs) -> Self {
+        Self {
+            redrive_id: redriven.redrive_id,
+            edited: redriven.edited,
+            written: redriven.written.map(position),
+        }
+    }
 }
 
 /// A value that was decoded with a schema of a registry.
@@ -641,6 +664,7 @@ impl DeadLetterClient {
                     completeness: completeness(letter.completeness.take())?,
                     decoded: letter.decoded.take().map(DecodedValue::from),
                     content_hash: std::mem::take(&mut letter.content_hash),
+                    redriven_as: letter.redriven_as.take().map(RedrivenAs::from),
                     dead_letter: DeadLetter::try_from(letter)?,
                 }))
             }

@@ -60,8 +60,8 @@ pub use controls::{ControlChange, ControlClient, RateLimit, TierReleases};
 pub use dead_letters::{
     Completeness, DeadLetter, DeadLetterClient, DeadLetterState, DeadLetterStats, DecodedValue, Dialect,
     FoundDeadLetter, FoundGroup, Group, GroupChange, GroupOrder, GroupPage, GroupState, ListDeadLetters,
-    ListGroups, Masked, MissingPartition, MissingReason, Page, Payload, Removal, SchemaFormat, TopicStats,
-    Watch, WatchDeadLetters, WatchEvent,
+    ListGroups, Masked, MissingPartition, MissingReason, Page, Payload, RedrivenAs, Removal, SchemaFormat,
+    TopicStats, Watch, WatchDeadLetters, WatchEvent,
 };
 pub use endpoint::Endpoint;
 pub use error::{ClientError, ErrorDetails};

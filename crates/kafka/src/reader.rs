@@ -281,7 +281,8 @@ impl TopicReader {
         })
     }
 
-    /// Reads also the partitions that its topics have got since it was created, from their beginning.
+    /// Reads also the partitions that its topics have got since it was created, from their beginning. It goes on reading those that it knows, also if a broker
+    /// with old metadata does not know them.
     ///
     /// # Errors
     /// If the broker does not answer or a topic is missing. The partitions are then looked up by the next call.
@@ -293,6 +294,22 @@ impl TopicReader {
             }
         }
         Ok(())
+    }
+
+    /// The number of partitions of a topic that it reads.
+    #[must_use]
+    pub fn partitions(&self, topic: &str) -> i32 {
+        let of_topic = self.positions.keys().filter(|(name, _)| name == topic);
+        i32::try_from(of_topic.count()).unwrap_or(i32::MAX)
+    }
+
+    /// Reads also the partitions of a topic with lower numbers than this one, from their beginning. A broker with old metadata may not know them yet: reading then
+    /// fails.
+    pub fn expect_partitions(&mut self, topic: &str, count: i32) {
+        for partition in 0..count {
+            let position = self.positions.entry((topic.to_owned(), partition));
+            position.or_insert(Offset::Beginning);
+        }
     }
 
     /// From now on, reads only this partition of one of its topics, beginning at an offset.
@@ -616,7 +633,7 @@ impl TopicReader {
 
 /// The offsets at one end of partitions: for [`Offset::End`], a read_committed client gets the last stable offsets. One request for each leader. Retries
 /// transient errors, such as a change of the leader, until the deadline.
-fn bounds<C: ConsumerContext>(
+pub(crate) fn bounds<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     partitions: &[&TopicPartition],
     end: Offset,

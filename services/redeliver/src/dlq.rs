@@ -28,7 +28,7 @@ use crate::connection::{CliError, ConnectionArgs, Service, conclude, inspector};
 use crate::output::{Format, OutputArgs, print_item, print_items, print_line, shortened};
 use completeness::CompleteArgs;
 pub(crate) use completeness::{completeness_json, problem};
-use show::{as_json, as_text};
+use show::{as_json, as_text, redriven_json};
 
 #[derive(Args)]
 pub(crate) struct DlqArgs {
@@ -404,13 +404,16 @@ async fn show(client: &DeadLetterClient, args: &ShowArgs) -> Result<ExitCode, Cl
         if let Some(decoded) = &found.decoded {
             value["decoded"] = decoded::as_json(decoded);
         }
+        if let Some(redriven) = &found.redriven_as {
+            value["redriven_as"] = redriven_json(redriven);
+        }
         value["completeness"] = completeness_json(completeness);
         value
     };
     let as_text = || {
         let decoded = found.decoded.as_ref();
         let decoded = decoded.map(|decoded| decoded::as_text(decoded, letter.masked.has("decoded")));
-        as_text(letter) + &decoded.unwrap_or_default()
+        as_text(letter, found.redriven_as.as_ref()) + &decoded.unwrap_or_default()
     };
     print_item(args.output.format, as_text, with_completeness);
     Ok(args.complete.conclude(completeness))

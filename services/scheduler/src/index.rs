@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::{Record, Timestamp, mutant};
+use redeliver_kafka::TopicId;
 use sha2::{Digest as _, Sha256};
 
 use crate::job::{self, Flow, Job, JobId, KeyHash};
@@ -108,6 +109,24 @@ pub struct Checkpoint {
     pub last_record: Option<LastRecordDigest>,
     /// The format of the index, see [`FORMAT`]. An older or a newer scheduler may have written it.
     pub format: u32,
+}
+
+/// A release of long waits of a pipeline that is finished: no job of the pipeline whose command was before an offset of the ingest topic waits for a
+/// due time in the future, and none ever will. That is a fact about the state topic, which the index only remembers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FinishedRelease {
+    /// The ingest topic.
+    pub topic: TopicId,
+    /// The offset.
+    pub before: i64,
+}
+
+impl FinishedRelease {
+    /// Whether the other release is a part of this one.
+    #[must_use]
+    pub fn includes(&self, other: &Self) -> bool {
+        self.topic == other.topic && self.before >= other.before
+    }
 }
 
 /// The token of the indexer that may change a shard: a random number, drawn at each takeover.
@@ -557,6 +576,23 @@ pub trait Index: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<Page, IndexError>> + Send {
         paging::list(self, shard, request)
     }
+
+    /// How much of the release of a pipeline's long waits is finished, as [`Index::finish_release`] was told last. An index that was cleared since has
+    /// forgotten it.
+    fn finished_release(
+        &self,
+        shard: i32,
+        pipeline: &str,
+    ) -> impl Future<Output = Result<(Option<Applied>, Option<FinishedRelease>), IndexError>> + Send;
+
+    /// Remembers that this is finished, also in a full index. Call it only once the state topic contains what has finished it.
+    fn finish_release(
+        &self,
+        shard: i32,
+        owner: Owner,
+        pipeline: &str,
+        finished: &FinishedRelease,
+    ) -> impl Future<Output = Result<(), IndexError>> + Send;
 
     /// Ended jobs whose retention is over at `now`. Jobs that are not found any more can follow some minutes after their time. A job is
     /// returned again until it is forgotten.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::codec::KeyValue;
-use crate::index::{Batch, Cursor, Scan, ScanRequest};
+use crate::index::{Batch, Cursor, FinishedRelease, Scan, ScanRequest};
 use crate::job::{Job, JobId, KeyHash};
 
 /// What a shard requests of its indexer.
@@ -17,6 +17,10 @@ pub(crate) enum IndexRequest {
     Scan(ScanRequest),
     /// Read long waits that are released.
     ScanWaits(ScanRequest),
+    /// Look up how much of the release of a pipeline's long waits is finished.
+    FinishedRelease(Arc<str>),
+    /// Remember that this is finished.
+    FinishRelease(Arc<str>, FinishedRelease),
     /// List ended jobs whose retention is over.
     Forgettable,
     /// Count the waiting jobs of these applications.
@@ -86,6 +90,10 @@ pub(crate) enum IndexResponse {
     Scanned(Scan<ScannedJob>),
     /// Long waits of a pipeline.
     ScannedWaits(Scan<ScannedJob>),
+    /// How much of the release of a pipeline's long waits is finished, as far as the index remembers it.
+    FinishedRelease(Option<FinishedRelease>),
+    /// The index remembers what is finished.
+    ReleaseFinished,
     /// Ended jobs whose retention is over.
     Forgettable(Vec<JobId>),
     /// The numbers of waiting jobs of applications.

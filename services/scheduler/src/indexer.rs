@@ -294,6 +294,17 @@ impl<I: Index> ShardIndexer<I> {
                     _ => IndexResponse::Scanned(scan),
                 })
             }
+            IndexRequest::FinishedRelease(pipeline) => {
+                let (applied, finished) = self.index.finished_release(shard, pipeline).await?;
+                is_current(applied)?;
+                Ok(IndexResponse::FinishedRelease(finished))
+            }
+            IndexRequest::FinishRelease(pipeline, finished) => {
+                self.index
+                    .finish_release(shard, owner, pipeline, finished)
+                    .await?;
+                Ok(IndexResponse::ReleaseFinished)
+            }
             IndexRequest::Forgettable => {
                 let (applied, ids) = self.index.forgettable(shard, now, MAX_FORGETTABLE).await?;
                 is_current(applied)?;

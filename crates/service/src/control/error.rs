@@ -63,7 +63,7 @@ impl ControlError {
                 revision: value.map_or(0, |value| value.revision),
             },
             ExclusiveError::Refused(refused @ RefusedChange::Unknown(_)) => Self::Newer(format!(
-                "{name} {refused}; change it with the version that wrote it, or see docs/control.md"
+                "{name} {refused}; upgrade this process, change it with the version that wrote it, or see docs/control.md"
             )),
             ExclusiveError::Refused(refused @ RefusedChange::Impossible) => Self::Invalid {
                 field: "name",

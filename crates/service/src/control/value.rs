@@ -9,12 +9,14 @@ use redeliver_kafka::TopicId;
 use redeliver_proto::convert::{from_timestamp, to_timestamp};
 use redeliver_proto::v1::control_record::Desired as ProtoDesired;
 use redeliver_proto::v1::rate_limit::Limit;
-use redeliver_proto::{Message as _, v1};
+use redeliver_proto::{Message as _, has_unknown_fields, v1};
 
 use super::name::ControlName;
 
 /// The newest format that this version knows.
-const FORMAT: u32 = 0;
+const FORMAT: u32 = PIPELINE_RATE_FORMAT;
+/// The format of a pipeline with a rate. Versions that know only format 0 would drop the rate.
+const PIPELINE_RATE_FORMAT: u32 = 1;
 /// The valid limits of rates, per second.
 pub const RATES: std::ops::RangeInclusive<f64> = 0.001..=1_000_000.0;
 /// The maximum size of a value, in bytes. A release contains an offset for each partition.
@@ -150,6 +152,14 @@ impl Desired {
         std::mem::discriminant(self) == std::mem::discriminant(&Self::default_of(name))
     }
 
+    /// The format of a value of it: the oldest one whose versions drop nothing of it.
+    fn format(&self) -> u32 {
+        match self {
+            Self::Pipeline(PipelineControl { rate: Some(_), .. }) => PIPELINE_RATE_FORMAT,
+            _ => 0,
+        }
+    }
+
     /// Whether it runs; `None`: as the configuration says.
     #[must_use]
     pub fn run(&self) -> Option<Run> {
@@ -261,6 +271,7 @@ impl Value {
             return Err(InvalidValue::Malformed);
         }
         let record = v1::ControlRecord::decode(value.clone()).map_err(|_| InvalidValue::Malformed)?;
+        let is_newer = record.format > FORMAT || has_unknown_fields(value, &record);
         let desired = match &record.desired {
             Some(ProtoDesired::Application(app)) => Desired::Application(read_application(app)?),
             Some(ProtoDesired::Pipeline(pipeline)) => Desired::Pipeline(read_pipeline(pipeline)?),
@@ -274,7 +285,7 @@ impl Value {
             why: record.why,
             change_id: record.change_id,
             desired,
-            is_newer: record.format > FORMAT,
+            is_newer,
         })
     }
 
@@ -287,7 +298,7 @@ impl Value {
             changed_by: self.changed_by.clone(),
             why: self.why.clone(),
             change_id: self.change_id.clone(),
-            format: FORMAT,
+            format: self.desired.format(),
             desired: Some(match &self.desired {
                 Desired::Application(app) => ProtoDesired::Application(write_application(app)),
                 Desired::Pipeline(pipeline) => ProtoDesired::Pipeline(write_pipeline(pipeline)),
@@ -477,6 +488,41 @@ mod tests {
     }
 
     #[test]
+    fn only_what_older_versions_would_drop_has_a_newer_format() {
+        let format = |desired| {
+            let value = value_of(desired).encode();
+            v1::ControlRecord::decode(value).unwrap().format
+        };
+        let rate = Some(RateLimit::PerSecond(0.5));
+        let run = Some(Run::Paused);
+        for (desired, expected) in [
+            (Desired::Pipeline(PipelineControl { run, rate }), 1),
+            (Desired::Pipeline(PipelineControl { run, rate: None }), 0),
+            (Desired::Application(ApplicationControl { run, rate }), 0),
+            (
+                Desired::Tier(TierControl {
+                    run,
+                    rate,
+                    release: None,
+                }),
+                0,
+            ),
+        ] {
+            assert_eq!(format(desired.clone()), expected, "{desired:?}");
+        }
+        // Values of this version from before it had formats.
+        let record = v1::ControlRecord {
+            desired: Some(ProtoDesired::Pipeline(v1::PipelineControl {
+                rate: Some(write_rate(RateLimit::Unlimited)),
+                ..v1::PipelineControl::default()
+            })),
+            ..v1::ControlRecord::default()
+        };
+        let value = Value::decode(&record.encode_to_vec().into()).unwrap();
+        assert!(!value.is_newer);
+    }
+
+    #[test]
     fn an_invalid_release_is_not_read() {
         let release = |topic_id: &'static [u8], ends| v1::TierRelease {
             topic_id: Bytes::from_static(topic_id),
@@ -524,7 +570,10 @@ mod tests {
                 rate: Some(v1::RateLimit { limit }),
             }))
         };
-        assert!(with(|record| record.format = 1).unwrap().is_newer);
+        assert!(with(|record| record.format = FORMAT + 1).unwrap().is_newer);
+        let mut with_field = value(ApplicationControl::default()).encode().to_vec();
+        with_field.extend([0xc0, 0x3e, 1]);
+        assert!(Value::decode(&with_field.into()).unwrap().is_newer);
         assert_eq!(with(|record| record.desired = None), Err(InvalidValue::Kind));
         let state = app(9, Some(Limit::Unlimited(true)));
         let mut record = v1::ControlRecord {

@@ -587,6 +587,22 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         )],
     ),
     mutant(
+        "shard-finishes-releases-too-early",
+        "A release is finished before its jobs are committed as due. After a failed transaction, they wait until their due time.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::released_waits::what_was_released_but_not_committed_is_read_again_by_the_next_owner",
+        )],
+    ),
+    mutant(
+        "shard-finishes-releases-before-their-commands",
+        "A release is finished before all commands that it is about were read. Those that an owner reads that does not know the release wait until their due time.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::released_waits::what_is_read_after_a_release_by_an_owner_that_does_not_know_it_is_released",
+        )],
+    ),
+    mutant(
         "shard-forwards-without-the-first-time",
         "A forwarded request loses the time of its first record. Its delay counts from a later time.",
         &[unit(

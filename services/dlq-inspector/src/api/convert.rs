@@ -214,6 +214,7 @@ fn whole_basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter
         masked: None,
         completeness: None,
         decoded: None,
+        redriven_as: None,
     }
 }
 

@@ -140,8 +140,10 @@ impl Api {
         }
         let disclosure = Disclosure::of(Action::GetDeadLetter, "", [&message]);
         self.audit.record(viewer, disclosure, self.clock.now()).await?;
+        let is_redriven = message.state() == v1::DeadLetterState::Redriven;
         Ok(v1::DeadLetter {
             completeness: Some(self.completeness_message(&completeness, viewer)),
+            redriven_as: is_redriven.then(|| self.redriven_as(viewer, &letter)).flatten(),
             ..message
         })
     }

@@ -21,10 +21,12 @@ use super::list::page_size;
 use super::token::{PageToken, query_hash};
 use super::{Api, bounded};
 use crate::access::Viewer;
-use crate::index::Cursor;
-use crate::redrive::change::{Change, ChangeError, ChangeRequest, JobChange, JobWriter, RefusedChange};
-use crate::redrive::job::{self, CHUNK, Job, Kind};
-use crate::redrive::jobs::{Entry, Jobs};
+use crate::index::{Cursor, IndexedLetter};
+use crate::redrive::change::{
+    Change, ChangeError, ChangeRequest, JobChange, JobWriter, MAX_EDIT_BYTES, RefusedChange,
+};
+use crate::redrive::job::{self, CHUNK, Item, Job, Kind};
+use crate::redrive::jobs::{Entry, Jobs, Problem};
 use crate::redrive::pace::waits_until;
 use crate::redrive::record::Destinations;
 use crate::redrive::source::{count_returned, returning_to};
@@ -184,13 +186,39 @@ impl Api {
         })
     }
 
+    /// The record that a job has written for a dead letter, if the caller sees the job.
+    pub(super) fn redriven_as(&self, viewer: &Viewer, letter: &IndexedLetter) -> Option<v1::RedrivenAs> {
+        // Without the topic of jobs, the dead letter is shown as well.
+        let jobs = self.redrives.jobs.contents()?;
+        let item = Item {
+            id: letter.id.clone(),
+            content: letter.content,
+        };
+        let (job, written) = jobs.redriven_by(&item)?;
+        sees(viewer, &job).then(|| v1::RedrivenAs {
+            redrive_id: job.spec().id.clone(),
+            edited: job.spec().edited.clone(),
+            written: written.as_ref().map(position_message),
+        })
+    }
+
     /// The job with this id, if the caller sees it. One that this process does not know may have been planned by another one a moment ago.
     async fn visible_job(&self, viewer: &Viewer, id: &str) -> Result<(Arc<Entry>, Job), Status> {
         let is_id = id.len() <= MAX_ID && id.bytes().all(|byte| byte.is_ascii_hexdigit());
-        if self.jobs()?.get(id).is_none() && is_id {
-            self.redrives.jobs.until_read(|jobs| jobs.get(id).is_some()).await;
+        let is_known = |jobs: &Jobs| jobs.get(id).is_some() || jobs.problem(id).is_some();
+        if !is_known(&*self.jobs()?) && is_id {
+            self.redrives.jobs.until_read(is_known).await;
         }
         let jobs = self.jobs()?;
+        if let Some(problem) = jobs.problem(id) {
+            let text = unknown_format(problem);
+            return Err(status(
+                Code::FailedPrecondition,
+                text,
+                "REDRIVE_UNKNOWN_FORMAT",
+                [],
+            ));
+        }
         let found = jobs.get(id).and_then(|entry| Some((entry.clone(), entry.job()?)));
         found
             .filter(|(_, job)| sees(viewer, job))
@@ -342,6 +370,11 @@ fn sees(viewer: &Viewer, job: &Job) -> bool {
     job.spec().sources.iter().all(|count| viewer.sees(&count.topic))
 }
 
+/// What to do about a job that this version does not change.
+fn unknown_format(problem: Problem) -> String {
+    format!("the redrive {problem}; upgrade this inspector, or change it with the version that wrote it")
+}
+
 fn no_job(id: &str) -> Status {
     let text = format!("no such redrive: `{}`", bounded(id));
     status(Code::NotFound, text, "REDRIVE_NOT_FOUND", [("id", bounded(id))])
@@ -371,12 +404,20 @@ fn change_failed(error: &ChangeError) -> Status {
             RefusedChange::Unknown(problem) => (
                 Code::FailedPrecondition,
                 "REDRIVE_UNKNOWN_FORMAT",
-                format!("the redrive {problem}; change it with the version that wrote it"),
+                unknown_format(*problem),
             ),
             RefusedChange::TooMany => (
                 Code::ResourceExhausted,
                 "TOO_MANY_REDRIVES",
                 "there are too many redrives that have not ended; cancel some".to_owned(),
+            ),
+            RefusedChange::TooManyEdits => (
+                Code::ResourceExhausted,
+                "TOO_MANY_EDITS",
+                format!(
+                    "the edits of all redrives would take more than {} MiB; cancel some edits that have not ended, or make this one smaller",
+                    MAX_EDIT_BYTES >> 20
+                ),
             ),
         },
         ExclusiveError::Unavailable { .. } => (
@@ -405,5 +446,30 @@ fn error_chain_of(error: &ChangeError) -> String {
         ExclusiveError::Refused(_) => String::new(),
         ExclusiveError::Unavailable { step, source } => format!("{step}: {}", error_chain(&**source)),
         ExclusiveError::Unknown(source) => error_chain(&**source),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_proto::error::reason;
+
+    use super::*;
+    use crate::redrive::job::InvalidValue;
+
+    #[test]
+    fn a_refusal_names_the_limit_or_what_to_do() {
+        let refused = |refused| {
+            let status = change_failed(&ExclusiveError::Refused(refused));
+            (reason(&status).unwrap(), status.message().to_owned())
+        };
+        let (reason, text) = refused(RefusedChange::TooManyEdits);
+        assert_eq!(reason, "TOO_MANY_EDITS");
+        assert!(text.contains("more than 64 MiB"), "{text}");
+        let (reason, text) = refused(RefusedChange::Unknown(Problem::Value(InvalidValue::Newer)));
+        assert_eq!(reason, "REDRIVE_UNKNOWN_FORMAT");
+        assert!(
+            text.contains("was written by a newer version") && text.contains("upgrade this inspector"),
+            "{text}"
+        );
     }
 }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use redeliver_core::Timestamp;
 use redeliver_proto::convert::{from_timestamp, to_timestamp};
-use redeliver_proto::{Message as _, v1};
+use redeliver_proto::{Message as _, has_unknown_fields, v1};
 
 use super::state::{Decided, Decision};
 
@@ -81,6 +81,7 @@ impl Value {
             return Err(InvalidValue::Malformed);
         }
         let record = v1::GroupRecord::decode(value.clone()).map_err(|_| InvalidValue::Malformed)?;
+        let is_newer = record.format > FORMAT || has_unknown_fields(value, &record);
         Ok(Self {
             revision: record.revision,
             change_id: record.change_id,
@@ -90,7 +91,7 @@ impl Value {
                 time: note.time.as_ref().and_then(from_timestamp),
                 by: note.by,
             }),
-            is_newer: record.format > FORMAT,
+            is_newer,
         })
     }
 
@@ -201,6 +202,9 @@ mod tests {
             Value::decode(&record.encode_to_vec().into())
         };
         assert!(with(|record| record.format = 1).unwrap().is_newer);
+        let mut with_field = v1::GroupRecord::default().encode_to_vec();
+        with_field.extend([0xc0, 0x3e, 1]);
+        assert!(Value::decode(&with_field.into()).unwrap().is_newer);
         for state in [0, 4, 9] {
             let mut record = v1::GroupRecord::decode(value(Decided::Open).encode()).unwrap();
             record.decision.as_mut().unwrap().state = state;

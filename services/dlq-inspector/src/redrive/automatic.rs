@@ -3,7 +3,8 @@
 //! A pipeline has one automatic job at a time. Its successor follows from it: the request id of a job names the job before it, so that inspectors that
 //! plan at the same time plan the same job, which the topic of jobs contains once.
 //!
-//! An automatic job takes each dead letter once. What it has not done, because somebody has cancelled it or because of a problem, is left to people.
+//! An automatic job takes each dead letter once. What it has not done, because somebody has cancelled it or because of a problem, is left to people. When the
+//! job is removed, its successor keeps that in further chunks of its plan.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use redeliver_proto::convert::to_duration;
 use redeliver_proto::v1;
 use redeliver_runtime::config::AutomaticRedriveConfig;
 
-use super::job::{self, Item, Job, Kind, Progress, Skip};
+use super::job::{self, Item, Job, Kind, Outcome, Skip};
 use super::jobs::{Entry, Jobs};
 use super::record::{Candidate, Destinations, Wish};
 use crate::header_list;
@@ -28,8 +29,10 @@ pub const AUTHOR: &str = "automatic";
 const REQUEST: char = '\u{1}';
 /// The maximum number of dead letters of a job. With more, jobs follow one after the other.
 pub const MAX_ITEMS: usize = 10_000;
-/// How many jobs of a pipeline that have succeeded are kept.
+/// How many jobs of a pipeline that have succeeded are kept, and how many that have ended otherwise.
 const KEPT: usize = 10;
+/// The maximum number of dead letters that superseded jobs of a pipeline have not done and no other job takes.
+const MAX_LEFT: usize = 10_000;
 /// The number of ids that a job shows.
 const SAMPLES: usize = 5;
 
@@ -95,20 +98,63 @@ fn of_pipeline<'j>(
     all.filter(move |(_, _, job)| job.spec().automatic_pipeline == pipeline)
 }
 
-/// The automatic jobs of a pipeline that have succeeded and are superseded by newer ones, so that they need not be kept. Those of callers, which are
-/// jobs of no pipeline, never are.
+/// The automatic jobs of a pipeline that need not be kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Superseded {
+    /// Their ids.
+    pub ids: BTreeSet<String>,
+    /// What they, and those that they have superseded, have not done. It is left to people: the next job keeps it, and no job takes it.
+    pub left: Vec<Item>,
+}
+
+/// The automatic jobs of a pipeline that are superseded by newer ones. Those of callers, which are jobs of no pipeline, never are.
 #[must_use]
-pub fn superseded(pipeline: &str, jobs: &Jobs) -> BTreeSet<String> {
+pub fn superseded(pipeline: &str, jobs: &Jobs) -> Superseded {
     if pipeline.is_empty() {
-        return BTreeSet::new();
+        return Superseded::default();
     }
-    let succeeded = of_pipeline(pipeline, jobs).filter(|(_, entry, job)| {
-        let progress: Progress = entry.progress();
-        job::state(job, &progress) == v1::RedriveState::Succeeded
-    });
-    // The last job is that from which the next one follows.
-    let newest_first = succeeded.rev().skip(KEPT);
-    newest_first.map(|(id, ..)| id.to_owned()).collect()
+    // The last jobs of each kind are reports for people. The last of all is that from which the next one follows.
+    let (mut succeeded, mut others) = (0, 0);
+    let is_superseded = |(_, entry, job): &(&str, &Arc<Entry>, Job)| {
+        let newer = match job::state(job, &entry.progress()) {
+            v1::RedriveState::Succeeded => &mut succeeded,
+            state if job::has_ended(state) => &mut others,
+            _ => return false,
+        };
+        *newer += 1;
+        *newer > KEPT
+    };
+    let newest_first = of_pipeline(pipeline, jobs).rev();
+    let superseded: Vec<_> = newest_first.filter(is_superseded).collect();
+    let oldest_first = superseded.iter().rev();
+    let mut left: Vec<Item> = oldest_first
+        .flat_map(|(_, entry, job)| not_done(entry, job))
+        .collect();
+    left.drain(..left.len().saturating_sub(MAX_LEFT));
+    let ids = superseded.into_iter().map(|(id, ..)| id.to_owned());
+    Superseded {
+        ids: ids.collect(),
+        left,
+    }
+}
+
+/// What a job that has ended has not done, after what earlier jobs have left.
+fn not_done(entry: &Entry, job: &Job) -> Vec<Item> {
+    let mut own = Vec::new();
+    let mut left = Vec::new();
+    for chunk in entry.chunks() {
+        let items = entry.items(chunk).unwrap_or_default();
+        if chunk >= job.record.chunks {
+            left.extend(items);
+            continue;
+        }
+        let outcomes = entry.outcomes(chunk).numbers();
+        let is_done = |index: usize| outcomes.get(index) == Some(&Outcome::Done.number());
+        let items = items.into_iter().enumerate();
+        own.extend(items.filter(|(index, _)| !is_done(*index)).map(|(_, item)| item));
+    }
+    left.extend(own);
+    left
 }
 
 impl Rule {
@@ -166,8 +212,9 @@ impl<'r> Selection<'r> {
     #[must_use]
     pub fn new(rule: &'r Rule, destinations: &'r Destinations, jobs: &Jobs) -> Self {
         let mut taken: HashMap<(i32, i64), Vec<ContentHash>> = HashMap::new();
-        for (_, entry, job) in of_pipeline(&rule.pipeline, jobs) {
-            for chunk in 0..job.record.chunks {
+        for (_, entry, _) in of_pipeline(&rule.pipeline, jobs) {
+            // Also what jobs that are removed have left.
+            for chunk in entry.chunks() {
                 for Item { id, content } in entry.items(chunk).unwrap_or_default() {
                     taken.entry((id.partition, id.offset)).or_default().push(content);
                 }
@@ -294,9 +341,9 @@ mod tests {
     use redeliver_service::followed::Contents as _;
 
     use super::super::job::tests::item;
-    use super::super::job::{CHUNK, Outcome};
+    use super::super::job::{CHUNK, Progress};
     use super::super::jobs::tests::record;
-    use super::super::jobs::{job_key, plan_key, progress_key};
+    use super::super::jobs::{job_key, outcomes_key, plan_key, progress_key};
     use super::*;
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
@@ -360,6 +407,15 @@ mod tests {
         let items: Vec<Item> = offsets.iter().map(|offset| item("docs-dlq", *offset)).collect();
         for (chunk, value) in (0..).zip(job::chunks(&items)) {
             jobs.apply(&record(&plan_key(id, chunk), Some(value.encode_to_vec().into())));
+            let done = done.saturating_sub(chunk * CHUNK).min(CHUNK) as usize;
+            let outcomes = v1::RedriveOutcomes {
+                outcomes: vec![Outcome::Done.number(); done].into(),
+                ..v1::RedriveOutcomes::default()
+            };
+            jobs.apply(&record(
+                &outcomes_key(id, chunk),
+                Some(outcomes.encode_to_vec().into()),
+            ));
         }
         let mut progress = Progress::default();
         (0..done).for_each(|_| progress.count(Outcome::Done));
@@ -454,10 +510,10 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_bounded_and_those_that_succeeded_are_superseded() {
+    fn a_job_is_bounded_and_those_that_have_ended_are_superseded() {
         let letters: Vec<_> = (0..10_002).map(|offset| (offset, died("docs", 0))).collect();
-        let (record, offsets) = next(&Jobs::default(), &letters).unwrap();
-        assert!(record.redrive.unwrap().has_more);
+        let (first, offsets) = next(&Jobs::default(), &letters).unwrap();
+        assert!(first.redrive.unwrap().has_more);
         assert_eq!(offsets.len(), MAX_ITEMS);
         let mut jobs = Jobs::default();
         let planned = next(&jobs, &letters[..1]).unwrap();
@@ -471,13 +527,42 @@ mod tests {
                 v1::RedriveState::Cancelled,
             );
         }
-        // The one that was cancelled stays, because its dead letters are not taken again.
-        let expected: Vec<String> = ["10", "11", "13", "14"].map(str::to_owned).into();
+        // The one that was cancelled is no report of a success.
+        let expected = |ids: &[&str], left: &[i64]| Superseded {
+            ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+            left: left.iter().map(|offset| item("docs-dlq", *offset)).collect(),
+        };
         assert_eq!(
-            superseded("docs", &jobs).into_iter().collect::<Vec<_>>(),
-            expected
+            superseded("docs", &jobs),
+            expected(&["10", "11", "13", "14"], &[])
         );
-        assert_eq!(superseded("other", &jobs), BTreeSet::new());
+        assert_eq!(superseded("other", &jobs), Superseded::default());
+        let of_one = |offset| next(&Jobs::default(), &[(offset, died("docs", 0))]).unwrap();
+        for number in 50..61 {
+            add(
+                &mut jobs,
+                &number.to_string(),
+                &of_one(number),
+                0,
+                v1::RedriveState::Cancelled,
+            );
+        }
+        let with_cancelled = expected(&["10", "11", "12", "13", "14", "50"], &[0, 50]);
+        assert_eq!(superseded("docs", &jobs), with_cancelled);
+        // What is running is neither.
+        add(&mut jobs, "70", &of_one(70), 0, v1::RedriveState::Running);
+        assert_eq!(superseded("docs", &jobs), with_cancelled);
+        let further = job::chunks(&with_cancelled.left).remove(0);
+        jobs.apply(&record(&plan_key("70", 1), Some(further.encode_to_vec().into())));
+        for id in &with_cancelled.ids {
+            for key in jobs.get(id).unwrap().keys(id) {
+                jobs.apply(&record(&key, None));
+            }
+        }
+        add(&mut jobs, "70", &of_one(70), 1, v1::RedriveState::Running);
+        // No job takes again what those that are removed have left.
+        assert_eq!(next(&jobs, &[(50, died("docs", 0)), (70, died("docs", 0))]), None);
+        assert_eq!(next(&jobs, &[(49, died("docs", 0))]).unwrap().1, [49]);
         let mut of_callers = planned.clone();
         of_callers.0.redrive.as_mut().unwrap().automatic_pipeline.clear();
         for number in 30..45 {
@@ -489,7 +574,7 @@ mod tests {
                 v1::RedriveState::Running,
             );
         }
-        assert_eq!(superseded("", &jobs), BTreeSet::new());
+        assert_eq!(superseded("", &jobs), Superseded::default());
     }
 
     #[test]

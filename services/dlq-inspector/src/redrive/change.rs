@@ -13,9 +13,9 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_service::audit::{Action, AuditLog, Author, Entry as AuditEntry, MAX_IDS};
 use redeliver_service::followed::{Contents as _, Followed, FollowedWriter, change_id};
 
-use super::automatic;
+use super::automatic::{self, Superseded};
 use super::edit::Edit;
-use super::job::{self, Item, Job, Wanted};
+use super::job::{self, InvalidValue, Item, Job, Wanted};
 use super::jobs::{Entry, Jobs, Problem, job_key, plan_key};
 use super::own_id;
 
@@ -82,6 +82,8 @@ pub enum RefusedChange {
     Unknown(Problem),
     /// There is no room for another job.
     TooMany,
+    /// There is no room for another edit, see [`MAX_EDIT_BYTES`].
+    TooManyEdits,
 }
 
 /// Why a change has failed.
@@ -185,7 +187,6 @@ impl PendingChange {
         let mut record = record.clone();
         if let (Some(edit), Some(chunk)) = (edit, chunks.first_mut()) {
             chunk.edit = Some(edit.to_record());
-            record.format = job::EDIT_FORMAT;
         }
         record.revision = 1;
         record.change_id = self.change_id.clone();
@@ -199,15 +200,18 @@ impl PendingChange {
             redrive.edited = parts.into_iter().map(str::to_owned).collect();
         }
         let job = self.changed(record)?;
+        let edit_bytes = chunks.first().filter(|_| edit.is_some());
+        let edit_bytes = edit_bytes.map_or(0, v1::RedrivePlanChunk::encoded_len);
+        let Superseded {
+            ids: superseded,
+            left,
+        } = automatic::superseded(&job.spec().automatic_pipeline, &self.jobs);
+        chunks.extend(job::chunks(&left));
         let size = Size {
-            letters: job.spec().total,
-            edit_bytes: chunks
-                .first()
-                .filter(|_| edit.is_some())
-                .map_or(0, v1::RedrivePlanChunk::encoded_len),
+            letters: u32::try_from(items.len() + left.len()).unwrap_or(u32::MAX),
+            edit_bytes,
         };
-        let superseded = automatic::superseded(&job.spec().automatic_pipeline, &self.jobs);
-        let removed = removed(&self.jobs, size, &superseded, *at).ok_or(RefusedChange::TooMany)?;
+        let removed = removed(&self.jobs, size, &superseded, *at)?;
         let id = &job.spec().id;
         let mut outputs: Vec<Output> = Vec::new();
         for (number, chunk) in (0..).zip(chunks) {
@@ -235,10 +239,13 @@ impl PendingChange {
         change: JobChange,
     ) -> Result<(Job, Vec<Output>), RefusedChange> {
         let Some(entry) = self.jobs.get(id) else {
-            let problem = self.jobs.problems().get(&job_key(id)).copied();
+            let problem = self.jobs.problem(id);
             return Err(problem.map_or(RefusedChange::Missing, RefusedChange::Unknown));
         };
         let job = entry.job().ok_or(RefusedChange::Missing)?;
+        if entry.has_unknown_fields() {
+            return Err(RefusedChange::Unknown(Problem::Value(InvalidValue::Newer)));
+        }
         if expected.is_some_and(|expected| expected != job.record.revision) {
             return Err(RefusedChange::Revised(job.record.revision));
         }
@@ -274,6 +281,7 @@ impl PendingChange {
         if let Some(redrive) = &mut record.redrive {
             redrive.changed_by = self.request.by.name.to_string();
             redrive.changed_at = Some(to_timestamp(self.request.at));
+            record.format = job::format_of(redrive);
         }
         Job::read(record).map_err(|invalid| RefusedChange::Unknown(Problem::Value(invalid)))
     }
@@ -356,9 +364,16 @@ struct Size {
     edit_bytes: usize,
 }
 
-/// The keys to remove, so that a job of this size fits; `None` if there is no room. Removes what has ended, oldest first.
-/// Those that are superseded are removed in any case.
-fn removed(jobs: &Jobs, new: Size, superseded: &BTreeSet<String>, now: Timestamp) -> Option<Vec<String>> {
+/// The keys to remove, so that a job of this size fits. Removes what has ended, oldest first. Those that are superseded are removed in any case.
+///
+/// # Errors
+/// If there is no room.
+fn removed(
+    jobs: &Jobs,
+    new: Size,
+    superseded: &BTreeSet<String>,
+    now: Timestamp,
+) -> Result<Vec<String>, RefusedChange> {
     let all: Vec<_> = jobs.iter().collect();
     let mut count = all.len();
     let mut size = all.iter().fold(new.letters, |size, (_, entry, _)| {
@@ -386,8 +401,13 @@ fn removed(jobs: &Jobs, new: Size, superseded: &BTreeSet<String>, now: Timestamp
             removed += 1;
         }
     }
-    let fits = count < MAX_JOBS && size <= MAX_TOTAL && (!is_edit || edit_bytes <= MAX_EDIT_BYTES);
-    fits.then_some(keys)
+    if count >= MAX_JOBS || size > MAX_TOTAL {
+        return Err(RefusedChange::TooMany);
+    }
+    if is_edit && edit_bytes > MAX_EDIT_BYTES {
+        return Err(RefusedChange::TooManyEdits);
+    }
+    Ok(keys)
 }
 
 #[cfg(test)]
@@ -423,6 +443,10 @@ mod tests {
             topic: TOPIC.into(),
             jobs,
         }
+    }
+
+    fn record_of(key: &str, value: Vec<u8>) -> Record {
+        record(key, Some(value.into()))
     }
 
     fn read_again(outputs: &[Output], jobs: &mut Jobs) {
@@ -522,6 +546,95 @@ mod tests {
     }
 
     #[test]
+    fn what_a_newer_version_has_written_is_not_changed() {
+        let spec = job(2, Wanted::Running).record.redrive.unwrap();
+        let written = |format, automatic_pipeline: &str, unknown: &[u8]| {
+            let record = v1::RedriveRecord {
+                format,
+                redrive: Some(v1::Redrive {
+                    id: "1f".to_owned(),
+                    automatic_pipeline: automatic_pipeline.to_owned(),
+                    ..spec.clone()
+                }),
+                ..job(2, Wanted::Running).record
+            };
+            let value = [&record.encode_to_vec()[..], unknown].concat();
+            let mut jobs = jobs(2, Wanted::Running);
+            jobs.apply(&record_of(&job_key("1f"), value));
+            let change = Change::Job("1f".to_owned(), None, JobChange::Pause);
+            let (job, _) = pending(change, jobs).decide()?;
+            Ok((job.record.format, job.spec().automatic_pipeline.clone()))
+        };
+        let newer = Err(RefusedChange::Unknown(Problem::Value(InvalidValue::Newer)));
+        assert_eq!(written(3, "", &[]), newer);
+        // The field 1000.
+        assert_eq!(written(0, "", &[0xc0, 0x3e, 1]), newer);
+        assert_eq!(written(0, "", &[]), Ok((0, String::new())));
+        // Older versions must not change an automatic job. It may have been planned before it had a format of its own.
+        for format in [0, 2] {
+            assert_eq!(written(format, "docs", &[]), Ok((2, "docs".to_owned())));
+        }
+    }
+
+    #[test]
+    fn a_plan_takes_over_what_superseded_jobs_have_left() {
+        let mut jobs = Jobs::default();
+        for number in 0..30_i64 {
+            let items = [item("docs-dlq", number), item("docs-dlq", 100 + number)];
+            let id = format!("{number:04x}");
+            let mut written = job(2, Wanted::Running).record;
+            let spec = written.redrive.as_mut().unwrap();
+            spec.id.clone_from(&id);
+            spec.automatic_pipeline = "docs".to_owned();
+            spec.created_at = Some(to_timestamp(NOW));
+            written.format = job::format_of(spec);
+            let chunk = job::chunks(&items).remove(0);
+            jobs.apply(&record_of(&plan_key(&id, 0), chunk.encode_to_vec()));
+            jobs.apply(&record_of(&job_key(&id), written.encode_to_vec()));
+            let mut progress = Progress::default();
+            progress.count(Outcome::Done);
+            progress.count(Outcome::Failed);
+            let outcomes = v1::RedriveOutcomes {
+                outcomes: vec![Outcome::Done.number(), Outcome::Failed.number()].into(),
+                ..v1::RedriveOutcomes::default()
+            };
+            jobs.apply_own(&id, &progress, vec![(0, outcomes.encode_to_vec().into())]);
+        }
+        let plan = |request_id: &str, jobs: &Jobs| {
+            let Change::Plan(mut planned, items) = plan(request_id, 1) else {
+                unreachable!("it is a plan");
+            };
+            planned.redrive.as_mut().unwrap().automatic_pipeline = "docs".to_owned();
+            let change = Change::Plan(planned, items);
+            let at_id = u128::try_from(request_id.len()).unwrap();
+            let pending = PendingChange {
+                id: at_id,
+                change_id: change_id(at_id),
+                ..pending(change, jobs.clone())
+            };
+            let (job, outputs) = pending.decide().unwrap();
+            let mut jobs = jobs.clone();
+            read_again(&outputs, &mut jobs);
+            (job.spec().id.clone(), jobs)
+        };
+        let (first, jobs) = plan("r", &jobs);
+        let left = |id: &str, jobs: &Jobs| -> Vec<i64> {
+            let entry = jobs.get(id).unwrap();
+            let further = entry.chunks().skip(1);
+            let items = further.flat_map(|chunk| entry.items(chunk).unwrap());
+            items.map(|item| item.id.offset).collect()
+        };
+        // The reports of the last ten are kept, and what the others have not done is not forgotten.
+        assert_eq!(jobs.iter().count(), 11);
+        assert_eq!(left(&first, &jobs), (100..120).collect::<Vec<_>>());
+        let entry = jobs.get(&first).unwrap();
+        assert_eq!(
+            (entry.job().unwrap().record.chunks, entry.items(0).unwrap().len()),
+            (1, 1)
+        );
+    }
+
+    #[test]
     fn what_has_ended_makes_room_and_what_runs_stays() {
         let none = BTreeSet::new();
         let mut jobs = Jobs::default();
@@ -538,7 +651,7 @@ mod tests {
             spec.created_at = Some(to_timestamp(NOW));
             jobs.apply(&record(&job_key(&id), Some(written.encode_to_vec().into())));
         }
-        assert_eq!(removed(&jobs, ONE, &none, NOW), Some(vec!["job/0000".to_owned()]));
+        assert_eq!(removed(&jobs, ONE, &none, NOW), Ok(vec!["job/0000".to_owned()]));
         // After a long time, some more.
         let later = NOW.after(KEPT + Duration::from_secs(1));
         assert_eq!(removed(&jobs, ONE, &none, later).unwrap().len(), MAX_REMOVED);
@@ -551,7 +664,7 @@ mod tests {
             }
             running
         };
-        assert_eq!(removed(&running, ONE, &none, later), None);
+        assert_eq!(removed(&running, ONE, &none, later), Err(RefusedChange::TooMany));
     }
 
     fn edit(bytes: usize) -> Box<Edit> {
@@ -607,10 +720,11 @@ mod tests {
         let none = BTreeSet::new();
         let edit = |edit_bytes| Size { edit_bytes, ..ONE };
         let freed = vec!["job/0001".to_owned(), "plan/0001/0".to_owned()];
-        assert_eq!(removed(&jobs, edit(1_000), &none, NOW), Some(freed));
-        assert_eq!(removed(&jobs, edit(MAX_EDIT_BYTES), &none, NOW), None);
+        assert_eq!(removed(&jobs, edit(1_000), &none, NOW), Ok(freed));
+        let refused = removed(&jobs, edit(MAX_EDIT_BYTES), &none, NOW);
+        assert_eq!(refused, Err(RefusedChange::TooManyEdits));
         // A job without an edit needs none of that room.
-        assert_eq!(removed(&jobs, ONE, &none, NOW), Some(Vec::new()));
+        assert_eq!(removed(&jobs, ONE, &none, NOW), Ok(Vec::new()));
     }
 
     #[test]

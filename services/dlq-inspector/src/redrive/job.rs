@@ -20,6 +20,10 @@ pub const MAX_ITEMS: u32 = 100_000;
 const FORMAT: u32 = 0;
 /// The version of the format of a job whose dead letter is edited. Older versions would redrive it as it is.
 pub const EDIT_FORMAT: u32 = 1;
+/// The version of the format of an automatic job. Older versions would drop its pipeline with each change, so that another job would follow it.
+const AUTOMATIC_FORMAT: u32 = 2;
+/// The newest version of the format that this version knows.
+const NEWEST_FORMAT: u32 = AUTOMATIC_FORMAT;
 
 /// What a job does with its dead letters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,22 +199,31 @@ pub enum InvalidValue {
     Newer,
 }
 
+/// The version of the format of a job: the oldest one whose versions execute it, and drop nothing of it.
+#[must_use]
+pub fn format_of(redrive: &v1::Redrive) -> u32 {
+    if !redrive.automatic_pipeline.is_empty() {
+        AUTOMATIC_FORMAT
+    } else if !redrive.edited.is_empty() {
+        EDIT_FORMAT
+    } else {
+        FORMAT
+    }
+}
+
 impl Job {
     /// A job from its record.
     ///
     /// # Errors
     /// If the record is not one that this version writes.
     pub fn read(record: v1::RedriveRecord) -> Result<Self, InvalidValue> {
-        if record.format > EDIT_FORMAT {
+        if record.format > NEWEST_FORMAT {
             return Err(InvalidValue::Newer);
         }
         let redrive = record.redrive.as_ref().ok_or(InvalidValue::Malformed)?;
-        let format = if redrive.edited.is_empty() {
-            FORMAT
-        } else {
-            EDIT_FORMAT
-        };
-        if record.format != format {
+        // Automatic jobs from before they had a format of their own are the same.
+        let is_former = record.format == FORMAT && !redrive.automatic_pipeline.is_empty();
+        if record.format != format_of(redrive) && !is_former {
             return Err(InvalidValue::Malformed);
         }
         let kind = Kind::from_wire(redrive.kind()).ok_or(InvalidValue::Malformed)?;

@@ -5,13 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use redeliver_core::Record;
 use redeliver_core::failure::bounded_text;
-use redeliver_proto::{Message as _, v1};
+use redeliver_core::{Position, Record};
+use redeliver_proto::{Message as _, has_unknown_fields, v1};
 use redeliver_service::followed::Contents;
 
 use super::edit::Edit;
-use super::job::{self, CHUNK, InvalidValue, Item, Job, Progress};
+use super::job::{self, CHUNK, InvalidValue, Item, Job, Outcome, Progress};
 use super::outcomes::Outcomes;
 
 /// The maximum length of a key in a report, in bytes.
@@ -114,6 +114,28 @@ impl Jobs {
         jobs.find(|job| !request_id.is_empty() && is_same(job))
     }
 
+    /// The newest job that has written the record of a dead letter, and where; `None` if no job has, or if it is removed.
+    #[must_use]
+    pub fn redriven_by(&self, item: &Item) -> Option<(Job, Option<Position>)> {
+        let mut jobs = self.iter().rev().filter(|(_, _, job)| {
+            let sources = &job.spec().sources;
+            job.kind.writes_records() && sources.iter().any(|count| count.topic == item.id.topic)
+        });
+        jobs.find_map(|(_, entry, job)| {
+            let (chunk, index) = entry.place_of(item, job.record.chunks)?;
+            let outcomes = entry.outcomes(chunk);
+            let is_done = outcomes.numbers().get(index) == Some(&Outcome::Done.number());
+            is_done.then(|| (job, outcomes.written(index)))
+        })
+    }
+
+    /// Why a job is not, or not completely, obeyed; `None` also if there is no such job.
+    #[must_use]
+    pub fn problem(&self, id: &str) -> Option<Problem> {
+        let value = self.entries.get(id)?.job.as_ref()?;
+        read_job(value).err().map(Problem::Value)
+    }
+
     /// Takes note of a record as the executor does, which knows its own progress and outcomes: those that it reads are older or the same.
     pub(crate) fn apply_of_callers(&mut self, record: &Record) {
         let key = record
@@ -142,6 +164,15 @@ impl Entry {
         read_job(self.job.as_ref()?).ok()
     }
 
+    /// Whether a newer version has written something about the job that this one does not know, and would drop with a change.
+    #[must_use]
+    pub fn has_unknown_fields(&self) -> bool {
+        self.job.as_ref().is_some_and(|value| {
+            let record = v1::RedriveRecord::decode(value.clone());
+            record.is_ok_and(|record| has_unknown_fields(value, &record))
+        })
+    }
+
     /// Its progress.
     #[must_use]
     pub fn progress(&self) -> Progress {
@@ -164,6 +195,31 @@ impl Entry {
     pub fn items(&self, chunk: u32) -> Option<Vec<Item>> {
         let chunk = v1::RedrivePlanChunk::decode(self.plan.get(&chunk)?.clone()).ok()?;
         job::items(&chunk).ok()
+    }
+
+    /// The numbers of the chunks of its plan. After those of its own dead letters, they are those of dead letters that earlier jobs have left.
+    pub fn chunks(&self) -> impl Iterator<Item = u32> {
+        self.plan.keys().copied()
+    }
+
+    /// The chunk of its plan that has an item, and the place of the item in it. Plans are in the order of ids.
+    fn place_of(&self, item: &Item, chunks: u32) -> Option<(u32, usize)> {
+        let key = |item: &Item| (item.id.topic.clone(), item.id.partition, item.id.offset);
+        let wanted = key(item);
+        let (mut from, mut to) = (0, chunks);
+        while from < to {
+            let middle = from + (to - from) / 2;
+            let items = self.items(middle)?;
+            if items.last().is_none_or(|last| key(last) < wanted) {
+                from = middle + 1;
+            } else if items.first().is_some_and(|first| key(first) > wanted) {
+                to = middle;
+            } else {
+                let index = items.iter().position(|found| found == item)?;
+                return Some((middle, index));
+            }
+        }
+        None
     }
 
     /// How the dead letter of the plan is edited; `None` if it is not.
@@ -272,14 +328,9 @@ impl Contents for Jobs {
     }
 
     fn problems(&self) -> BTreeMap<String, Problem> {
-        let unreadable = self.entries.iter().filter_map(|(id, entry)| {
-            let invalid = match &entry.job {
-                Some(value) => read_job(value).err()?,
-                // A part of a job that was removed, which compaction has kept.
-                None => return None,
-            };
-            Some((job_key(id), Problem::Value(invalid)))
-        });
+        // Without a record of its own, it is a part of a job that was removed, which compaction has kept.
+        let ids = self.entries.keys();
+        let unreadable = ids.filter_map(|id| Some((job_key(id), self.problem(id)?)));
         let unknown = self.unknown.iter().map(|(key, problem)| (key.clone(), *problem));
         unreadable.chain(unknown).collect()
     }
@@ -304,10 +355,10 @@ impl Contents for Jobs {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use redeliver_core::{Headers, Position};
+    use redeliver_core::Headers;
 
+    use super::super::job::Wanted;
     use super::super::job::tests::{item, job};
-    use super::super::job::{Outcome, Wanted};
     use super::*;
 
     pub(crate) fn record(key: &str, value: Option<Bytes>) -> Record {
@@ -386,11 +437,55 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn the_job_that_has_redriven_a_dead_letter_is_found() {
+        let mut jobs = jobs(1_201, Wanted::Running);
+        let mut written = jobs.get("1f").unwrap().job().unwrap().record;
+        written.redrive.as_mut().unwrap().sources = vec![v1::RedriveCount {
+            topic: "a-dlq".to_owned(),
+            count: 1_201,
+        }];
+        jobs.apply(&record(&job_key("1f"), Some(written.encode_to_vec().into())));
+        let outcomes = v1::RedriveOutcomes {
+            outcomes: vec![Outcome::Done.number(), Outcome::Failed.number()].into(),
+            topics: vec!["out".to_owned()],
+            written_topics: vec![1, 0],
+            written_partitions: vec![3, 0],
+            written_offsets: vec![17, 0],
+        };
+        for chunk in 0..3 {
+            let outcomes: Bytes = outcomes.encode_to_vec().into();
+            jobs.apply(&record(&outcomes_key("1f", chunk), Some(outcomes)));
+        }
+        let found = |item: &Item| {
+            let (job, written) = jobs.redriven_by(item)?;
+            Some((job.spec().id.clone(), written.map(|written| written.to_string())))
+        };
+        for offset in [0, 500, 1_000] {
+            let expected = Some(("1f".to_owned(), Some("out/3/17".to_owned())));
+            assert_eq!(found(&item("a-dlq", offset)), expected, "{offset}");
+        }
+        // Failed, not tried, not in the plan, of another topic, and another record at the position.
+        let other = Item {
+            content: [201; 16],
+            ..item("a-dlq", 0)
+        };
+        for item in [
+            item("a-dlq", 501),
+            item("a-dlq", 502),
+            item("a-dlq", 1_201),
+            item("b-dlq", 0),
+            other,
+        ] {
+            assert_eq!(found(&item), None, "{item:?}");
+        }
+    }
+
+    #[test]
     fn what_cannot_be_read_is_reported_and_not_executed() {
         let mut jobs = Jobs::default();
         jobs.apply(&record("job/1f", Some(Bytes::from_static(b"\xff"))));
         let newer = v1::RedriveRecord {
-            format: 2,
+            format: 3,
             ..job(1, Wanted::Running).record
         };
         jobs.apply(&record("job/2f", Some(newer.encode_to_vec().into())));

@@ -123,6 +123,8 @@ pub(crate) struct Source {
 #[derive(Default)]
 struct Known {
     ledger: Option<Ledger>,
+    /// The number of its partitions. None goes away, but a broker with old metadata may know fewer.
+    ledger_partitions: i32,
     lookup: Option<Lookup>,
     /// Reads payloads that were left out. Another client, so that the first one goes on fetching dead letters.
     origins: Option<Lookup>,
@@ -274,7 +276,11 @@ impl Source {
                 let mut reader = TopicReader::of_partition(&self.kafka, topic, 0, None)?;
                 reader.read_to_end(LOAD_TIMEOUT, |record| jobs.apply(&record))?;
                 let end = reader.position(topic, 0).unwrap_or(0);
-                known.ledger = Some(self.load_ledger()?);
+                // After a failure, it may have been created again with fewer.
+                let partitions = std::mem::take(&mut known.ledger_partitions);
+                let ledger = self.load_ledger(partitions)?;
+                known.ledger_partitions = ledger.reader.partitions(ledger::TOPIC);
+                known.ledger = Some(ledger);
                 Ok(Some(Answer::Loaded(jobs, end)))
             }
             Request::Try {
@@ -313,10 +319,11 @@ impl Source {
         }
     }
 
-    fn load_ledger(&self) -> Result<Ledger, ReadError> {
+    fn load_ledger(&self, partitions: i32) -> Result<Ledger, ReadError> {
         let mut states = LedgerStates::default();
         let topic: Arc<str> = ledger::TOPIC.into();
         let mut reader = TopicReader::new(&self.kafka, &[topic])?;
+        reader.expect_partitions(ledger::TOPIC, partitions);
         read_ledger(&mut reader, &mut states, LOAD_TIMEOUT)?;
         Ok(Ledger { reader, states })
     }
@@ -410,6 +417,7 @@ impl Source {
         let ledger = known.ledger.as_mut().ok_or(Problem::NotLoaded)?;
         // The last step may have written to a new partition.
         ledger.reader.follow_partitions()?;
+        known.ledger_partitions = ledger.reader.partitions(ledger::TOPIC);
         read_ledger(&mut ledger.reader, &mut ledger.states, READ_TIMEOUT)?;
         let states = &ledger.states;
         let tried = prepared.into_iter().map(|prepared| {

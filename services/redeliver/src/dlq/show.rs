@@ -1,6 +1,6 @@
 //! A dead letter as text and as JSON.
 
-use redeliver_client::{DeadLetter, Dialect, Position, Timestamp};
+use redeliver_client::{DeadLetter, Dialect, Position, RedrivenAs, Timestamp};
 use redeliver_core::redrive::{REDRIVE_EDITED, REDRIVE_OF};
 use serde_json::{Map, Value, json};
 
@@ -15,11 +15,12 @@ const WITHHELD: &str = "(withheld: needs the scope dead-letters:payload)";
 /// What is shown instead of a key or a payload that is masked as a whole.
 pub(super) const MASKED: &str = "(masked: needs the scope dead-letters:unmasked)";
 
-pub(crate) fn as_text(letter: &DeadLetter) -> String {
+pub(crate) fn as_text(letter: &DeadLetter, redriven: Option<&RedrivenAs>) -> String {
     let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
     let mut text = fields(&[
         ("id", Some(letter.id.clone())),
         ("state", Some(letter.state.as_str().to_owned())),
+        ("written to", redriven.map(redriven_text)),
         ("dead at", time(letter.dead_at)),
         ("pipeline", letter.pipeline.clone()),
         ("class", letter.error_class.clone()),
@@ -83,6 +84,20 @@ pub(crate) fn as_text(letter: &DeadLetter) -> String {
         (None, None) => text += "payload (null)",
     }
     text
+}
+
+/// Where its record was written by a redrive, in which job, and what was edited in it.
+fn redriven_text(redriven: &RedrivenAs) -> String {
+    let written = redriven.written.as_ref().map(ToString::to_string);
+    let edited = (!redriven.edited.is_empty()).then(|| format!("edited {}", redriven.edited.join(", ")));
+    let job = format!("job {}", redriven.redrive_id);
+    let parts: Vec<String> = [written, edited, Some(job)].into_iter().flatten().collect();
+    parts.join(", ")
+}
+
+pub(crate) fn redriven_json(redriven: &RedrivenAs) -> Value {
+    let written = redriven.written.as_ref().map(ToString::to_string);
+    json!({ "redrive_id": redriven.redrive_id, "edited": redriven.edited, "written": written })
 }
 
 /// Of which dead letter it is an edited copy, and what was edited, as its headers say.
@@ -250,11 +265,11 @@ headers
 
 payload, 3 bytes
 ff 00 61";
-        assert_eq!(as_text(&letter()), expected);
+        assert_eq!(as_text(&letter(), None), expected);
         let mut copy = letter();
         copy.headers.push_text(REDRIVE_OF, "crawl-dlq/0/5");
         copy.headers.push_text(REDRIVE_EDITED, "value, key");
-        let shown = as_text(&copy);
+        let shown = as_text(&copy, None);
         assert!(
             shown.contains("\nedited      value, key of crawl-dlq/0/5\n"),
             "{shown}"
@@ -264,12 +279,37 @@ ff 00 61";
             value_size: None,
             ..letter()
         };
-        assert!(as_text(&gone).ends_with("\npayload (null)"));
+        assert!(as_text(&gone, None).ends_with("\npayload (null)"));
         let long = DeadLetter {
             value: Some(vec![b'a'; SHOWN + 1].into()),
             ..letter()
         };
-        assert!(as_text(&long).ends_with("… 1 more bytes\n(use --payload to write all of it)"));
+        assert!(as_text(&long, None).ends_with("… 1 more bytes\n(use --payload to write all of it)"));
+    }
+
+    #[test]
+    fn a_redriven_dead_letter_names_the_record_that_was_written() {
+        let redriven = RedrivenAs {
+            redrive_id: "01a212ee742fea04".to_owned(),
+            edited: vec!["value".to_owned(), "headers".to_owned()],
+            written: Some(Position {
+                topic: "crawl-retry-due".into(),
+                partition: 0,
+                offset: 7,
+            }),
+        };
+        let shown = as_text(&letter(), Some(&redriven));
+        let line = "\nwritten to  crawl-retry-due/0/7, edited value, headers, job 01a212ee742fea04\n";
+        assert!(shown.contains(line), "{shown}");
+        assert_eq!(redriven_json(&redriven)["written"], json!("crawl-retry-due/0/7"));
+        let unknown = RedrivenAs {
+            edited: Vec::new(),
+            written: None,
+            ..redriven
+        };
+        let shown = as_text(&letter(), Some(&unknown));
+        assert!(shown.contains("\nwritten to  job 01a212ee742fea04\n"), "{shown}");
+        assert_eq!(redriven_json(&unknown)["written"], Value::Null);
     }
 
     #[test]
@@ -283,7 +323,7 @@ ff 00 61";
                 }),
                 ..letter()
             };
-            let shown = as_text(&letter);
+            let shown = as_text(&letter, None);
             assert!(shown.contains(&format!("\norigin      {expected}\n")), "{shown}");
         }
     }
@@ -297,7 +337,7 @@ ff 00 61";
             is_payload_withheld: true,
             ..letter()
         };
-        let text = as_text(&withheld);
+        let text = as_text(&withheld, None);
         assert!(text.contains("key         (withheld: "), "{text}");
         assert!(
             text.ends_with("payload, 3 bytes\n(withheld: needs the scope dead-letters:payload)"),
@@ -322,7 +362,7 @@ ff 00 61";
             },
             ..letter()
         };
-        let text = as_text(&masked);
+        let text = as_text(&masked, None);
         let line = "masked      content_hash, key, value_size, headers (tenant), value (/card/*)\n";
         assert!(text.contains(line), "{text}");
         assert!(
@@ -339,7 +379,7 @@ ff 00 61";
             },
             ..masked
         };
-        assert!(as_text(&whole).ends_with("payload\n(masked: needs the scope dead-letters:unmasked)"));
+        assert!(as_text(&whole, None).ends_with("payload\n(masked: needs the scope dead-letters:unmasked)"));
         assert!(as_json(&letter()).get("masked").is_none());
     }
 
@@ -356,7 +396,7 @@ ff 00 61";
             unreadable_headers: 3,
             ..letter()
         };
-        let shown = as_text(&letter);
+        let shown = as_text(&letter, None);
         let expected = "headers\n  kafka_dlt-original-partition: 2\n  other: \\u{0}\\u{0}\\u{0}\\u{2}\n  \
                         (3 more headers have names that are not UTF-8)\n";
         assert!(shown.contains(expected), "{shown}");

@@ -8,9 +8,9 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 
 use super::{
-    Applied, Batch, Change, Checkpoint, Cursor, Effect, FORMAT, FlowPosition, FlowScan, Index, IndexError,
-    KeyEntry, LastRecordDigest, Lookup, Owner, Row, Scan, ScanRequest, ShardStats, flow_key, is_evictable,
-    is_requested,
+    Applied, Batch, Change, Checkpoint, Cursor, Effect, FORMAT, FinishedRelease, FlowPosition, FlowScan,
+    Index, IndexError, KeyEntry, LastRecordDigest, Lookup, Owner, Row, Scan, ScanRequest, ShardStats,
+    flow_key, is_evictable, is_requested,
 };
 use crate::job::{Flow, JobId, KeyHash};
 
@@ -72,6 +72,7 @@ struct Shard {
     recent: VecDeque<(JobId, Timestamp)>,
     keys: HashMap<KeyHash, (Timestamp, Bytes)>,
     key_expiries: BTreeSet<(Timestamp, KeyHash)>,
+    finished_releases: HashMap<String, FinishedRelease>,
 }
 
 type DueSet = BTreeMap<Cursor, Bytes>;
@@ -135,6 +136,25 @@ impl Shard {
         });
         self.last_record = batch.last_record.or(self.last_record);
         self.cleared = false;
+        Ok(())
+    }
+
+    fn finish_release(
+        &mut self,
+        owner: Owner,
+        pipeline: &str,
+        finished: &FinishedRelease,
+    ) -> Result<(), IndexError> {
+        if self.owner.is_some_and(|other| other != owner) {
+            return Err(IndexError::Fenced);
+        }
+        if self.applied.is_none() {
+            return Err(IndexError::Gap {
+                found: None,
+                expected: 0,
+            });
+        }
+        self.finished_releases.insert(pipeline.to_owned(), *finished);
         Ok(())
     }
 
@@ -369,6 +389,29 @@ impl Index for MemoryIndex {
 
     async fn scan(&self, shard: i32, request: &ScanRequest) -> Result<Scan, IndexError> {
         Ok(self.read(shard, |shard| shard.scan(request)))
+    }
+
+    async fn finished_release(
+        &self,
+        shard: i32,
+        pipeline: &str,
+    ) -> Result<(Option<Applied>, Option<FinishedRelease>), IndexError> {
+        Ok(self.read(shard, |shard| {
+            let finished = shard.finished_releases.get(pipeline).copied();
+            (shard.applied, finished)
+        }))
+    }
+
+    async fn finish_release(
+        &self,
+        shard: i32,
+        owner: Owner,
+        pipeline: &str,
+        finished: &FinishedRelease,
+    ) -> Result<(), IndexError> {
+        let mut shards = self.shards();
+        let shard = shards.entry(shard).or_default();
+        shard.finish_release(owner, pipeline, finished)
     }
 
     async fn forgettable(

@@ -4,7 +4,7 @@
 //!
 //! | key | content |
 //! |---|---|
-//! | `meta` | hash: the checkpoint (`offset`, `at`, the digest of the last record in `seal`, `counts`), `owner`, `cleared` or `clearing` with the token of a clear, `evictions`, and `format`, see [`FORMAT`] |
+//! | `meta` | hash: the checkpoint (`offset`, `at`, the digest of the last record in `seal`, `counts`), `owner`, `cleared` or `clearing` with the token of a clear, `evictions`, `format`, see [`FORMAT`], and `released:<pipeline>` with a [`FinishedRelease`] |
 //! | `due:<flow>` | sorted set: the ids of the scheduled jobs of a flow by due time. `<flow>` is priority (0 is high), topic and application, such as `1:sms-jobs:sms` |
 //! | `flows` | sorted set: the flows that have scheduled jobs, by the due time of their first job |
 //! | `sizes` | hash: flow to the number of its scheduled jobs, for the same flows |
@@ -64,6 +64,7 @@ use bytes::{Buf as _, Bytes};
 use fred::prelude::Value;
 use prometheus_client::registry::Registry;
 use redeliver_core::Timestamp;
+use redeliver_kafka::TopicId;
 use redeliver_runtime::config::RedisConfig;
 use redeliver_runtime::tasks::Tasks;
 
@@ -72,8 +73,9 @@ pub use self::connection::{ConnectError, Evicts};
 use self::connection::{Connection, Script};
 use self::reply::{Reply, unexpected};
 use super::{
-    Applied, Batch, Checkpoint, Cursor, FORMAT, FlowPosition, FlowScan, Index, IndexError, LastRecordDigest,
-    Lookup, Owner, Row, Scan, ScanRequest, ShardStats, Usage, flow_key, is_requested, min_kept_millis,
+    Applied, Batch, Checkpoint, Cursor, FORMAT, FinishedRelease, FlowPosition, FlowScan, Index, IndexError,
+    LastRecordDigest, Lookup, Owner, Row, Scan, ScanRequest, ShardStats, Usage, flow_key, is_requested,
+    min_kept_millis,
 };
 use crate::job::{Flow, JobId};
 
@@ -110,6 +112,8 @@ struct Scripts {
     apply: Script,
     look_up: Script,
     scan: Script,
+    finished_release: Script,
+    finish_release: Script,
     forgettable: Script,
     flows: Script,
     locate: Script,
@@ -131,6 +135,8 @@ impl Scripts {
             apply: with_checkpoint!("redis/apply.lua"),
             look_up: with_checkpoint!("redis/look_up.lua"),
             scan: with_checkpoint!("redis/scan.lua"),
+            finished_release: with_checkpoint!("redis/finished_release.lua"),
+            finish_release: Script::new(include_str!("redis/finish_release.lua")),
             forgettable: with_checkpoint!("redis/forgettable.lua"),
             flows: with_checkpoint!("redis/flows.lua"),
             locate: with_checkpoint!("redis/locate.lua"),
@@ -556,6 +562,52 @@ impl Index for RedisIndex {
         })
     }
 
+    async fn finished_release(
+        &self,
+        shard: i32,
+        pipeline: &str,
+    ) -> Result<(Option<Applied>, Option<FinishedRelease>), IndexError> {
+        let keys = self.shard(shard);
+        let arguments = vec![released_field(pipeline)];
+        let reply = self
+            .connection
+            .run(&self.scripts.finished_release, keys.keys(&COUNTED), arguments);
+        let mut reply = Reply::from(reply.await?);
+        let Some(applied) = reply.applied()? else {
+            return Ok((None, None));
+        };
+        let stored = reply.optional_bytes()?;
+        Ok((Some(applied), stored.and_then(read_finished_release)))
+    }
+
+    async fn finish_release(
+        &self,
+        shard: i32,
+        owner: Owner,
+        pipeline: &str,
+        finished: &FinishedRelease,
+    ) -> Result<(), IndexError> {
+        let keys = self.shard(shard);
+        let arguments = vec![
+            text(owner.0),
+            released_field(pipeline),
+            finished_release_value(finished),
+        ];
+        let reply = self
+            .connection
+            .run(&self.scripts.finish_release, keys.keys(&["meta"]), arguments);
+        let mut reply = Reply::from(reply.await?);
+        match reply.word()?.as_str() {
+            "OK" => Ok(()),
+            "FENCED" => Err(IndexError::Fenced),
+            "GAP" => Err(IndexError::Gap {
+                found: None,
+                expected: 0,
+            }),
+            other => Err(unexpected(other)),
+        }
+    }
+
     async fn forgettable(
         &self,
         shard: i32,
@@ -661,6 +713,24 @@ fn read_digest(mut stored: Bytes) -> Option<LastRecordDigest> {
     let offset = stored.try_get_i64().ok()?;
     let hash = stored.as_ref().try_into().ok()?;
     Some(LastRecordDigest { offset, hash })
+}
+
+/// The field of `meta` that remembers how much of the release of a pipeline's long waits is finished.
+fn released_field(pipeline: &str) -> Value {
+    format!("released:{pipeline}").into()
+}
+
+/// The id of the topic (16 bytes), then the offset (8 bytes).
+fn finished_release_value(finished: &FinishedRelease) -> Value {
+    let (topic, before) = (finished.topic.bits().to_be_bytes(), finished.before.to_be_bytes());
+    Bytes::from([&topic[..], &before].concat()).into()
+}
+
+/// `None` if it is unreadable: then the jobs are read again.
+fn read_finished_release(mut stored: Bytes) -> Option<FinishedRelease> {
+    let topic = TopicId::from_bits(stored.try_get_u128().ok()?);
+    let before = stored.try_get_i64().ok()?;
+    stored.is_empty().then_some(FinishedRelease { topic, before })
 }
 
 /// The bucket of a job. The highest bit is never set in an offset; without it, the bucket is an exact number of Lua.

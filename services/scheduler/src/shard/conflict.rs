@@ -5,7 +5,8 @@ use std::sync::Arc;
 use redeliver_core::{Record, Timestamp, mutant};
 use redeliver_proto::v1;
 
-use super::{Shard, Writes, outcome};
+use super::commands::outcome;
+use super::{Shard, Writes};
 use crate::codec::KeyValue;
 use crate::index_messages::Found;
 use crate::job::{Flow, Job, JobState, KeyHash};

@@ -118,6 +118,11 @@ impl Pins {
         self.reached(offset + 1);
     }
 
+    /// Whether every command before this offset was accepted, or will never come.
+    pub(super) fn has_read(&self, offset: i64) -> bool {
+        self.read >= offset || mutant!("shard-finishes-releases-before-their-commands")
+    }
+
     /// Every command before this offset was accepted, or will never come.
     fn reached(&mut self, offset: i64) {
         self.read = self.read.max(offset);

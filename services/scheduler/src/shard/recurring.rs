@@ -13,7 +13,8 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_recurrence::ScheduleId;
 use redeliver_runtime::error_chain::error_chain;
 
-use super::{Room, Shard, Writes, outcome};
+use super::commands::outcome;
+use super::{Room, Shard, Writes};
 use crate::index::{Change, Effect};
 use crate::index_messages::Found;
 use crate::job::{Job, JobId, Kind};
@@ -372,7 +373,7 @@ impl Shard {
 /// How many jobs of a schedule fit into the rest of a turn.
 fn room_for(job: &v1::JobTemplate, room: Room, writes: &Writes) -> usize {
     // A job that waits because others are before it takes one record with its data, and a dispatched one another record.
-    let by_bytes = room.bytes.saturating_sub(writes.bytes) / (job.encoded_len() + OVERHEAD);
+    let by_bytes = room.bytes.saturating_sub(writes.bytes()) / (job.encoded_len() + OVERHEAD);
     let by_records = room.records.saturating_sub(writes.outputs.len()) / 2;
     by_bytes.min(by_records)
 }

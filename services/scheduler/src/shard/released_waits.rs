@@ -2,7 +2,11 @@
 //!
 //! A release is about the commands before an offset of the ingest topic, which is part of the ids of their jobs. So it is known of each job
 //! whether it is released, also of those whose commands are read later. The others are read from the index, page by page, and become due
-//! like rescheduled jobs. A new owner of the shard reads all of them again: those that have become due already are left as they are.
+//! like rescheduled jobs.
+//!
+//! Once all commands before the offset are decided, and all jobs in the index were read and what follows is committed, no job that the release is about can
+//! wait any longer, whatever happens: the release is finished. The index remembers that, so that the next owner of the shard need not read all long waits
+//! again. It forgets it when it is rebuilt. Until then, a new owner reads all of them again, and leaves those that have become due as they are.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,8 +15,9 @@ use redeliver_core::{Timestamp, headers, mutant};
 use redeliver_kafka::TopicId;
 use redeliver_service::control::value::Release;
 
-use crate::index::{Cursor, FlowPosition, Scan, ScanRequest};
-use crate::index_messages::ScannedJob;
+use super::{ReadyItem, Shard, Writes};
+use crate::index::{Cursor, FinishedRelease, FlowPosition, Scan, ScanRequest};
+use crate::index_messages::{IndexRequest, ScannedJob};
 use crate::job::{Flow, Job, JobState, Kind, Priority};
 use crate::schedules::NEVER;
 
@@ -29,14 +34,24 @@ pub(super) struct ReleasedWaits {
     wanted: BTreeMap<Arc<str>, Arc<Release>>,
     /// The offset before which the commands of each pipeline are released.
     before: BTreeMap<Arc<str>, i64>,
-    /// The pipelines whose jobs are still to be read from the index, and after which position.
-    unread: BTreeMap<Arc<str>, Option<Cursor>>,
-    /// The pipeline whose jobs are being read.
-    scanned: Option<Arc<str>>,
-    /// More of its jobs were released since the scan began, also of those that were read before.
-    is_outdated: bool,
-    /// How many jobs were read and are not decided yet.
-    pub(super) undecided: usize,
+    /// The pipelines whose releases are not known to be finished.
+    unfinished: BTreeMap<Arc<str>, Stage>,
+    /// The pipeline about which the index is asked.
+    asked: Option<Arc<str>>,
+    /// The jobs that are queued for a decision, and their size.
+    undecided: usize,
+    bytes: usize,
+}
+
+/// How far the release of a pipeline is.
+#[derive(Debug, PartialEq, Eq)]
+enum Stage {
+    /// A former owner of the shard may have finished it.
+    Unknown,
+    /// The jobs are to be read from the index, from the first one or from this position on.
+    Reading(Option<Cursor>),
+    /// All were read.
+    Read,
 }
 
 impl ReleasedWaits {
@@ -67,8 +82,8 @@ impl ReleasedWaits {
         let before = std::mem::replace(&mut self.before, ends.collect());
         for (pipeline, end) in &self.before {
             if *end > before.get(pipeline).copied().unwrap_or(0) {
-                self.unread.insert(pipeline.clone(), None);
-                self.is_outdated |= self.scanned.as_ref() == Some(pipeline);
+                // Of what is being read, more is released now, also of what was read before.
+                self.unfinished.insert(pipeline.clone(), Stage::Unknown);
             }
         }
     }
@@ -85,50 +100,171 @@ impl ReleasedWaits {
             && self.before.get(&job.app).is_some_and(is_before)
     }
 
-    /// The next scan of the index.
-    pub(super) fn request(&mut self) -> Option<ScanRequest> {
-        if self.scanned.is_some() || self.undecided > 0 {
+    /// The release of a pipeline up to its current end, as it is remembered once it is finished.
+    fn whole(&self, pipeline: &str) -> Option<FinishedRelease> {
+        Some(FinishedRelease {
+            topic: self.topic?,
+            before: *self.before.get(pipeline)?,
+        })
+    }
+
+    /// The next request to the index. `is_decided`: whether everything that follows from the commands before an offset is committed.
+    pub(super) fn request(&mut self, is_decided: impl Fn(i64) -> bool) -> Option<IndexRequest> {
+        if self.asked.is_some() || self.undecided > 0 {
             return None;
         }
-        let (pipeline, cursor) = self.unread.iter().next()?;
-        let position = FlowPosition::After {
-            cursor: *cursor,
-            until: NEVER,
-            jobs: MAX_JOBS,
+        let request = |(pipeline, stage): (&Arc<str>, &Stage)| {
+            let request = match stage {
+                Stage::Unknown => IndexRequest::FinishedRelease(pipeline.clone()),
+                Stage::Reading(cursor) => IndexRequest::ScanWaits(scan(pipeline, *cursor)),
+                Stage::Read => {
+                    let whole = self.whole(pipeline)?;
+                    is_decided(whole.before).then(|| IndexRequest::FinishRelease(pipeline.clone(), whole))?
+                }
+            };
+            Some((pipeline.clone(), request))
         };
-        let request = ScanRequest {
-            until: NEVER,
-            // No jobs need to be counted.
-            now: Timestamp::from_millis(i64::MIN),
-            after: None,
-            jobs_per_flow: 0,
-            positions: vec![(flow_of(pipeline), position)],
-            jobs: MAX_JOBS,
-            bytes: MAX_BYTES,
-            rotation: 0,
-        };
-        self.scanned = Some(pipeline.clone());
+        let (pipeline, request) = self.unfinished.iter().find_map(request)?;
+        self.asked = Some(pipeline);
         Some(request)
+    }
+
+    /// Takes note of what the index remembers of the pipeline about which it was asked.
+    pub(super) fn looked_up(&mut self, finished: Option<FinishedRelease>) {
+        let Some(pipeline) = self.asked.take() else {
+            return;
+        };
+        let whole = self.whole(&pipeline);
+        if finished
+            .zip(whole)
+            .is_some_and(|(finished, whole)| finished.includes(&whole))
+        {
+            self.unfinished.remove(&pipeline);
+        } else {
+            self.advance(&pipeline, &Stage::Unknown, Stage::Reading(None));
+        }
     }
 
     /// Takes note of the result of a scan, and returns the jobs that are released.
     pub(super) fn scanned(&mut self, scan: Scan<ScannedJob>) -> Vec<Arc<Job>> {
-        let Some(pipeline) = self.scanned.take() else {
+        let Some(pipeline) = self.asked.take() else {
             return Vec::new();
         };
         let flow = flow_of(&pipeline);
         let found = scan.flows.into_iter().find(|found| found.flow == flow);
         let (rows, is_complete) = found.map_or((Vec::new(), true), |found| (found.rows, found.is_complete));
-        // Otherwise, the jobs are read from the first one on again.
-        if !std::mem::take(&mut self.is_outdated) {
+        if let Some(stage @ Stage::Reading(_)) = self.unfinished.get_mut(&pipeline) {
             if is_complete {
-                self.unread.remove(&pipeline);
-            } else if let (Some(position), Some(last)) = (self.unread.get_mut(&pipeline), rows.last()) {
-                *position = Some(last.cursor);
+                *stage = Stage::Read;
+            } else if let Some(last) = rows.last() {
+                *stage = Stage::Reading(Some(last.cursor));
             }
         }
         let jobs = rows.into_iter().map(|row| row.job);
         jobs.filter(|job| self.contains(job)).collect()
+    }
+
+    /// The index remembers that the release of the pipeline about which it was asked is finished.
+    pub(super) fn finished(&mut self) {
+        // A release that has grown meanwhile is not.
+        if let Some(pipeline) = self.asked.take()
+            && self.unfinished.get(&pipeline) == Some(&Stage::Read)
+        {
+            self.unfinished.remove(&pipeline);
+        }
+    }
+
+    fn advance(&mut self, pipeline: &str, from: &Stage, to: Stage) {
+        if let Some(stage) = self.unfinished.get_mut(pipeline)
+            && stage == from
+        {
+            *stage = to;
+        }
+    }
+
+    /// Takes note of a released job that is queued for a decision.
+    pub(super) fn queued(&mut self, job: &Job) {
+        self.undecided += 1;
+        self.bytes += job.size();
+    }
+
+    /// Takes note of the decision about a job that was queued.
+    pub(super) fn decided(&mut self, job: &Job) {
+        self.undecided -= 1;
+        self.bytes -= job.size();
+    }
+
+    /// The size of the jobs that are queued for a decision.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Shard {
+    /// Releases long waits that the index may not contain yet. The others are read from it.
+    pub(super) fn release_unindexed_waits(&mut self) {
+        let unindexed = self.overlay.scheduled();
+        let released = unindexed.filter(|job| self.released_waits.contains(job));
+        let released: Vec<_> = released.cloned().collect();
+        self.queue_released_waits(released);
+    }
+
+    pub(super) fn queue_released_waits(&mut self, jobs: Vec<Arc<Job>>) {
+        for job in jobs {
+            self.released_waits.queued(&job);
+            self.ready.push_back(ReadyItem::ReleasedWait(job));
+        }
+    }
+
+    /// Makes a long wait due that an operator has released. `found` is its state in the index.
+    pub(super) fn release_wait(&mut self, found: &Arc<Job>, now: Timestamp, writes: &mut Writes) {
+        let newest = self.newest_job(found.id, Some(found));
+        let waiting = newest.filter(|job| self.released_waits.contains(job));
+        let Some(job) = waiting.and_then(|job| due_now(&job, now)) else {
+            return;
+        };
+        writes.tally.released_early += 1;
+        let revision = job.revision + 1;
+        self.save(Arc::new(Job { revision, ..job }), now, writes);
+    }
+
+    /// The next request about released long waits.
+    pub(super) fn request_released_waits(&mut self) -> Option<IndexRequest> {
+        if self.is_index_behind(1) {
+            return None;
+        }
+        // The state topic does not contain what a turn has decided that is not committed.
+        let is_committed = self.changes.is_empty() || mutant!("shard-finishes-releases-too-early");
+        let commands = || {
+            let ready = self.ready.iter().filter_map(ReadyItem::command);
+            self.needs_lookup.iter().chain(&self.looking_up).chain(ready)
+        };
+        let is_decided = |end: i64| {
+            is_committed
+                && self.pins.has_read(end)
+                && commands().all(|command| command.record.position.offset >= end)
+        };
+        self.released_waits.request(is_decided)
+    }
+}
+
+/// A scan of the long waits of a pipeline after a position.
+fn scan(pipeline: &Arc<str>, cursor: Option<Cursor>) -> ScanRequest {
+    let position = FlowPosition::After {
+        cursor,
+        until: NEVER,
+        jobs: MAX_JOBS,
+    };
+    ScanRequest {
+        until: NEVER,
+        // No jobs need to be counted.
+        now: Timestamp::from_millis(i64::MIN),
+        after: None,
+        jobs_per_flow: 0,
+        positions: vec![(flow_of(pipeline), position)],
+        jobs: MAX_JOBS,
+        bytes: MAX_BYTES,
+        rotation: 0,
     }
 }
 

@@ -3,22 +3,30 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
 
+use bytes::Bytes;
 use proptest::prelude::*;
-use redeliver_core::{HumanDuration, Position};
+use redeliver_core::headers::Origin;
+use redeliver_core::{Failure, Headers, HumanDuration, Output, Position, headers};
 use redeliver_proto::convert::{from_timestamp, to_duration, to_headers, to_timestamp};
+use redeliver_proto::{Message as _, v1};
 use v1::job_command::Command as ProtoCommand;
 
+use super::dispatch::TOPIC_MISSING;
 use super::*;
-use crate::codec::RetentionPolicy;
+use crate::admission::INDEX_FULL;
+use crate::codec::{self, KeyValue, RetentionPolicy};
 use crate::controls::LiveAppStates;
-use crate::index::{FlowPosition, FlowScan, Row, ScanRequest};
-use crate::job::{Payload, Priority};
+use crate::index::{Effect, FinishedRelease, FlowPosition, FlowScan, Row, Scan, ScanRequest};
+use crate::job::{JobState, Payload, Priority};
 use crate::lookups;
+use crate::quota::QUOTA_EXCEEDED;
 use crate::rate::Buckets;
-use crate::request::Rules;
+use crate::refused::{self, Replacement};
+use crate::request::{NAME, Rules, key_hash};
+use crate::schedules;
 use crate::shard::outbox::MAX_BATCH_BYTES;
 use crate::spans::Spans;
-use crate::topics::Topics;
+use crate::topics::{Presence, Topics};
 
 mod recurring;
 mod released_waits;
@@ -339,6 +347,10 @@ struct World {
     is_full: bool,
     /// Whether the index has no records of ended jobs.
     has_evicted_ended: bool,
+    /// Which releases of long waits the index remembers as finished.
+    finished_releases: HashMap<Arc<str>, FinishedRelease>,
+    /// How often long waits were read.
+    wait_scans: usize,
     ids: Vec<JobId>,
 }
 
@@ -389,6 +401,8 @@ impl World {
             is_halted: false,
             is_full: false,
             has_evicted_ended: false,
+            finished_releases: HashMap::new(),
+            wait_scans: 0,
             ids: Vec::new(),
         };
         world.restart();
@@ -629,7 +643,15 @@ impl World {
             IndexRequest::Scan(request) => {
                 IndexResponse::Scanned(lookups::read_scan(self.scan(&request)).unwrap())
             }
+            IndexRequest::FinishedRelease(pipeline) => {
+                IndexResponse::FinishedRelease(self.finished_releases.get(&pipeline).copied())
+            }
+            IndexRequest::FinishRelease(pipeline, finished) => {
+                self.finished_releases.insert(pipeline, finished);
+                IndexResponse::ReleaseFinished
+            }
             IndexRequest::ScanWaits(request) => {
+                self.wait_scans += 1;
                 IndexResponse::ScannedWaits(lookups::read_scan(self.scan(&request)).unwrap())
             }
             IndexRequest::Forgettable => {

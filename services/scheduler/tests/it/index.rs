@@ -83,6 +83,7 @@ suite![
     a_cleared_shard_is_empty_and_accepts_a_batch_at_any_offset,
     concurrent_calls_take_effect_in_order,
     shards_are_independent,
+    a_finished_release_is_remembered_until_the_index_is_cleared,
     an_idempotency_key_expires,
     idempotency_keys_are_counted,
     a_reused_key_has_the_new_value,

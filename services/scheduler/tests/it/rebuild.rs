@@ -13,7 +13,8 @@ use redeliver_runtime::telemetry::Tracer;
 use redeliver_scheduler::codec;
 use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_scheduler::index::{
-    Applied, Batch, Checkpoint, Index, IndexError, Lookup, Owner, Scan, ScanRequest, ShardStats,
+    Applied, Batch, Checkpoint, FinishedRelease, Index, IndexError, Lookup, Owner, Scan, ScanRequest,
+    ShardStats,
 };
 use redeliver_scheduler::job::{Job, JobState, Kind, Payload, Priority};
 use redeliver_service::{Host, topics};
@@ -62,6 +63,24 @@ impl Index for Flaky {
 
     async fn scan(&self, shard: i32, request: &ScanRequest) -> Result<Scan, IndexError> {
         self.index.scan(shard, request).await
+    }
+
+    async fn finished_release(
+        &self,
+        shard: i32,
+        pipeline: &str,
+    ) -> Result<(Option<Applied>, Option<FinishedRelease>), IndexError> {
+        self.index.finished_release(shard, pipeline).await
+    }
+
+    async fn finish_release(
+        &self,
+        shard: i32,
+        owner: Owner,
+        pipeline: &str,
+        finished: &FinishedRelease,
+    ) -> Result<(), IndexError> {
+        self.index.finish_release(shard, owner, pipeline, finished).await
     }
 
     async fn forgettable(

@@ -37,6 +37,10 @@ impl Api {
             ..v1::PlanRedriveRequest::default()
         })?;
         let edit = Edit::read(request.edit.unwrap_or_default());
+        let wish = Wish {
+            destination: request.destination,
+            force: request.force,
+        };
         let edit = edit.map_err(|error| invalid("edit", error.to_string(), "EDIT_INVALID", []))?;
         // Also tells whether the caller sees the topic.
         let completeness = self.completeness();
@@ -47,17 +51,13 @@ impl Api {
         }
         if let Some(job) = self.job_of_request(viewer, &request.request_id)? {
             let message = self.redrive_message(&job).await?;
-            return self.same_edit(message, &request.id, &edit);
+            return self.same_edit(message, &request.id, &edit, &wish);
         }
         let letter = found?;
         Self::check_states(true, &completeness)?;
         if request.content_hash != letter.content[..] {
             return Err(changed(&request.id));
         }
-        let wish = Wish {
-            destination: request.destination,
-            force: request.force,
-        };
         let destinations = self.redrives.destinations.clone();
         let mut plan = Plan::new(Kind::Redrive, wish.clone(), destinations, self.masking.clone());
         plan.add(&letter);
@@ -65,7 +65,7 @@ impl Api {
             [item] => item.clone(),
             _ => {
                 let message = self.job_or_nothing(viewer, &request.request_id, &plan).await?;
-                return self.same_edit(message, &request.id, &edit);
+                return self.same_edit(message, &request.id, &edit, &wish);
             }
         };
         viewer.require_operating([&*letter.id.topic].into_iter())?;
@@ -82,7 +82,8 @@ impl Api {
             Ok(target) => target,
             Err(skip) => {
                 plan.refuse(skip, &letter.id);
-                return self.job_or_nothing(viewer, &request.request_id, &plan).await;
+                let message = self.job_or_nothing(viewer, &request.request_id, &plan).await?;
+                return self.same_edit(message, &request.id, &edit, &wish);
             }
         };
         let record = edit.redriven(&stored.record, &target, SAMPLE_ID, self.clock.now());
@@ -92,15 +93,23 @@ impl Api {
         let change = Change::Edit(Box::new(record), item, Box::new(edit.clone()));
         let message = self.write_job(viewer, change).await?;
         // Another call with this request id may have been faster.
-        self.same_edit(message, &request.id, &edit)
+        self.same_edit(message, &request.id, &edit, &wish)
     }
 
     /// Refuses a request id that its caller has used for something else: he would start that instead.
-    fn same_edit(&self, message: v1::Redrive, id: &str, edit: &Edit) -> Result<v1::Redrive, Status> {
+    fn same_edit(
+        &self,
+        message: v1::Redrive,
+        id: &str,
+        edit: &Edit,
+        wish: &Wish,
+    ) -> Result<v1::Redrive, Status> {
         let jobs = self.jobs()?;
         let entry = jobs.get(&message.id);
         let planned = entry.and_then(|entry| entry.items(0)).unwrap_or_default();
-        let is_same = planned.iter().all(|item| item.id.to_string() == id)
+        let is_wanted = message.destination == wish.destination && message.force == wish.force;
+        let is_same = is_wanted
+            && planned.iter().all(|item| item.id.to_string() == id)
             && entry.and_then(|entry| entry.edit().ok().flatten()).as_ref() == Some(edit);
         if is_same {
             return Ok(message);

@@ -81,10 +81,17 @@ async fn an_edited_record_differs_only_where_it_was_edited_and_is_written_instea
     );
     let again = planned_edit(&mut inspector, request.clone()).await.unwrap();
     assert_eq!(again.id, job.id, "a repeated request is the same job");
-    let mut other = request.clone();
-    other.edit.as_mut().unwrap().value = bytes(None);
-    let other = refused(planned_edit(&mut inspector, other).await);
-    assert_eq!(other, (Code::InvalidArgument, "REQUEST_ID_USED".to_owned()));
+    let changes: [fn(&mut v1::PlanEditRequest); 3] = [
+        |request| request.edit.as_mut().unwrap().value = bytes(None),
+        |request| request.destination = "elsewhere".to_owned(),
+        |request| request.force = true,
+    ];
+    for change in changes {
+        let mut other = request.clone();
+        change(&mut other);
+        let other = refused(planned_edit(&mut inspector, other).await);
+        assert_eq!(other, (Code::InvalidArgument, "REQUEST_ID_USED".to_owned()));
+    }
     let of_edit = v1::PlanRedriveRequest {
         request_id: request.request_id.clone(),
         ..plan(v1::RedriveKind::Redrive, "")
@@ -129,6 +136,20 @@ async fn an_edited_record_differs_only_where_it_was_edited_and_is_written_instea
         [v1::RedriveOutcome::Redriven]
     );
     inspector.until_listed("state = REDRIVEN", 1).await;
+    // The original names the record that was written in its place.
+    let get = v1::GetDeadLetterRequest { id: id.clone() };
+    let original = inspector.client().await.get_dead_letter(get).await.unwrap();
+    let redriven = original.into_inner().redriven_as.unwrap();
+    assert_eq!((&redriven.redrive_id, &redriven.edited), (&job.id, &job.edited));
+    let written = redriven.written.unwrap();
+    assert_eq!(
+        (&*written.topic, written.partition, written.offset),
+        (
+            &*record.position.topic,
+            record.position.partition,
+            record.position.offset
+        )
+    );
     request.request_id.clear();
     let later = refused(planned_edit(&mut inspector, request).await);
     assert_eq!(later, (Code::NotFound, "NOTHING_TO_REDRIVE".to_owned()));

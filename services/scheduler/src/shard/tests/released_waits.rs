@@ -3,6 +3,7 @@
 use redeliver_service::control::value::Release;
 
 use super::*;
+use crate::shard::released_waits::due_now;
 
 /// Longer than a test.
 const FAR: Duration = Duration::from_secs(86_400 * 30);
@@ -19,6 +20,14 @@ fn release(topic: TopicId, end: usize) -> AppStates {
     AppStates {
         released_waits: [("docs".into(), Arc::new(release))].into(),
         ..AppStates::default()
+    }
+}
+
+/// The release of what was before this offset is finished.
+fn finished(before: usize) -> FinishedRelease {
+    FinishedRelease {
+        topic: ingest_id(),
+        before: i64::try_from(before).unwrap(),
     }
 }
 
@@ -52,6 +61,12 @@ impl World {
             for _ in 0..3 {
                 self.serve_index();
             }
+        }
+    }
+
+    fn serve_all(&mut self) {
+        while !self.requests.is_empty() {
+            self.serve_index();
         }
     }
 
@@ -119,13 +134,112 @@ fn after_another_release_during_a_scan_the_jobs_are_read_again_from_the_first_on
     let mut waits = ReleasedWaits::of_shard(0);
     waits.set_topic(Some(ingest_id()));
     waits.set_wanted(&release(ingest_id(), 3).released_waits);
-    assert!(waits.request().is_some() && waits.request().is_none());
+    let request = |waits: &mut ReleasedWaits| waits.request(|_| true);
+    let is_scan = |request: Option<IndexRequest>| matches!(request, Some(IndexRequest::ScanWaits(_)));
+    let is_lookup = |request: Option<IndexRequest>| matches!(request, Some(IndexRequest::FinishedRelease(_)));
+    assert!(is_lookup(request(&mut waits)));
+    waits.looked_up(None);
+    assert!(is_scan(request(&mut waits)) && request(&mut waits).is_none());
     waits.set_wanted(&release(ingest_id(), RELEASED).released_waits);
     // The last page of the scan for the former release.
     assert!(waits.scanned(Scan::default()).is_empty());
-    assert!(waits.request().is_some());
+    assert!(is_lookup(request(&mut waits)));
+    // The former release is finished, the new one is not.
+    waits.looked_up(Some(finished(3)));
+    assert!(is_scan(request(&mut waits)));
     assert!(waits.scanned(Scan::default()).is_empty());
-    assert!(waits.request().is_none());
+    let finishing = request(&mut waits);
+    assert!(
+        matches!(finishing, Some(IndexRequest::FinishRelease(_, whole)) if whole == finished(RELEASED)),
+        "{finishing:?}"
+    );
+    // Another release takes place before the index remembers that.
+    waits.set_wanted(&release(ingest_id(), RELEASED + 1).released_waits);
+    waits.finished();
+    assert!(is_lookup(request(&mut waits)));
+    waits.looked_up(Some(finished(RELEASED + 1)));
+    assert!(request(&mut waits).is_none());
+}
+
+#[test]
+fn the_next_owner_does_not_read_again_what_is_released() {
+    let mut world = World::new();
+    world.send_waits(RELEASED);
+    world.run_turns(&[]);
+    world.set_apps(release(ingest_id(), RELEASED));
+    world.send_waits(LATER);
+    world.run_turns(&[]);
+    let expected: Vec<usize> = (0..RELEASED).collect();
+    assert_eq!(world.returned(), expected);
+    let scans = world.wait_scans;
+    assert!(scans > 0);
+    world.restart();
+    world.run_turns(&[]);
+    assert_eq!((world.returned(), world.wait_scans), (expected.clone(), scans));
+    // A new index remembers nothing.
+    world.finished_releases.clear();
+    world.restart();
+    world.run_turns(&[]);
+    assert_eq!(world.returned(), expected);
+    assert!(world.wait_scans > scans);
+    // A later release is about others.
+    world.set_apps(release(ingest_id(), RELEASED + LATER));
+    world.run_turns(&[]);
+    assert_eq!(world.returned().len(), RELEASED + LATER);
+}
+
+#[test]
+fn what_was_released_but_not_committed_is_read_again_by_the_next_owner() {
+    let mut world = World::new();
+    world.send_waits(RELEASED);
+    world.run_turns(&[]);
+    world.set_apps(release(ingest_id(), RELEASED));
+    world.feed();
+    world.serve_all();
+    let writes = world.shard.finish(world.now, records(1_000));
+    assert!(!writes.outputs.is_empty());
+    // Before the transaction fails, the index answers everything.
+    world.feed();
+    world.serve_all();
+    world.restart();
+    world.run_turns(&[]);
+    assert_eq!(world.returned(), (0..RELEASED).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_is_read_after_a_release_by_an_owner_that_does_not_know_it_is_released() {
+    let mut world = World::new();
+    world.may_feed = 10;
+    world.send_waits(RELEASED);
+    world.run_turns(&[]);
+    world.set_apps(release(ingest_id(), RELEASED));
+    world.run_turns(&[]);
+    assert_eq!(world.returned(), (0..10).collect::<Vec<_>>());
+    // The next owner reads the control topic a moment later.
+    world.apps = Arc::default();
+    world.may_feed = usize::MAX;
+    world.restart();
+    world.run_turns(&[]);
+    assert_eq!(world.returned().len(), 10);
+    world.set_apps(release(ingest_id(), RELEASED));
+    world.run_turns(&[]);
+    assert_eq!(world.returned(), (0..RELEASED).collect::<Vec<_>>());
+}
+
+#[test]
+fn jobs_that_are_to_be_released_count_as_memory() {
+    let mut world = World::new();
+    world.send_waits(RELEASED);
+    world.run_turns(&[]);
+    assert!(world.is_overlay_empty());
+    let before = world.shard.memory();
+    world.set_apps(release(ingest_id(), RELEASED));
+    world.feed();
+    world.serve_all();
+    let sizes: usize = world.state.values().map(Job::size).sum();
+    assert_eq!(world.shard.memory(), before + sizes);
+    world.run_turns(&[]);
+    assert_eq!(world.shard.memory(), before);
 }
 
 #[test]

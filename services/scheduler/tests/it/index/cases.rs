@@ -6,9 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use redeliver_core::Timestamp;
 use redeliver_core::job::JobId;
+use redeliver_kafka::TopicId;
 use redeliver_scheduler::index::{
-    Applied, Batch, Change, Checkpoint, Cursor, Effect, FORMAT, FlowPosition, Index, IndexError, KeyEntry,
-    LastRecordDigest, ListRequest, Lookup, Owner, Page, Scan, ScanRequest, ShardStats,
+    Applied, Batch, Change, Checkpoint, Cursor, Effect, FORMAT, FinishedRelease, FlowPosition, Index,
+    IndexError, KeyEntry, LastRecordDigest, ListRequest, Lookup, Owner, Page, Scan, ScanRequest, ShardStats,
 };
 use redeliver_scheduler::job::{Flow, Priority};
 
@@ -351,6 +352,44 @@ pub(super) async fn an_empty_shard_accepts_a_batch_only_after_a_clear<I: Index>(
         "{stolen:?}"
     );
     assert_eq!(all(&index, 10).await, []);
+}
+
+pub(super) async fn a_finished_release_is_remembered_until_the_index_is_cleared<I: Index>(index: I) {
+    let finished = |before| FinishedRelease {
+        topic: TopicId::from_bits(u128::MAX - 7),
+        before,
+    };
+    let known = async |pipeline: &'static str| {
+        let (applied, finished) = index.finished_release(SHARD, pipeline).await.unwrap();
+        (applied.map(|applied| applied.offset), finished)
+    };
+    assert_eq!(known("docs").await, (None, None));
+    index.claim(SHARD, ME).await.unwrap();
+    // Without its content, the shard cannot tell anything.
+    let early = index.finish_release(SHARD, ME, "docs", &finished(5)).await;
+    assert!(matches!(early, Err(IndexError::Gap { .. })), "{early:?}");
+    begin(&index, vec![waits(1, 5)]).await;
+    let (applied, _) = known("docs").await;
+    assert!(applied.is_some());
+    for before in [5, i64::MAX] {
+        index
+            .finish_release(SHARD, ME, "docs", &finished(before))
+            .await
+            .unwrap();
+        assert_eq!(known("docs").await, (applied, Some(finished(before))));
+    }
+    assert_eq!(known("mail").await, (applied, None));
+    // The next owner knows it, and the former one changes nothing any more.
+    index.claim(SHARD, OTHER).await.unwrap();
+    let fenced = index.finish_release(SHARD, ME, "mail", &finished(5)).await;
+    assert!(matches!(fenced, Err(IndexError::Fenced)), "{fenced:?}");
+    assert_eq!(known("docs").await, (applied, Some(finished(i64::MAX))));
+    assert_eq!(known("mail").await, (applied, None));
+    index.clear(SHARD, OTHER).await.unwrap();
+    assert_eq!(known("docs").await, (None, None));
+    let first = batch(0, 1, vec![waits(1, 5)]);
+    index.apply(SHARD, OTHER, &first, at(0)).await.unwrap();
+    assert_eq!(known("docs").await, (Some(1), None));
 }
 
 pub(super) async fn a_cleared_shard_is_empty_and_accepts_a_batch_at_any_offset<I: Index>(index: I) {
