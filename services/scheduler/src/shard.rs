@@ -43,7 +43,7 @@ use self::pins::Pins;
 pub(crate) use self::pins::{NamedBy, Taken, UrgentCopy};
 use self::recurring::DueOrder;
 pub(crate) use self::refusal::RefusedJob;
-use self::released_waits::{ReleasedWaits, due_now};
+use self::released_waits::ReleasedWaits;
 
 mod conflict;
 mod look_ahead;
@@ -938,9 +938,7 @@ impl Shard {
             self.settings.spans.accepted(&mut job, record);
         }
         // Its command was in the topic when an operator has released what waits.
-        if self.released_waits.contains(&job)
-            && let Some(released) = due_now(&job, now)
-        {
+        if let Some(released) = self.released_waits.released(&job, now) {
             writes.tally.released_early += 1;
             job = released;
         }
@@ -1097,8 +1095,7 @@ impl Shard {
     /// Makes a long wait due that an operator has released. `found` is its state in the index.
     fn release_wait(&mut self, found: &Arc<Job>, now: Timestamp, writes: &mut Writes) {
         let newest = self.newest_job(found.id, Some(found));
-        let waiting = newest.filter(|job| self.released_waits.contains(job));
-        let Some(job) = waiting.and_then(|job| due_now(&job, now)) else {
+        let Some(job) = newest.and_then(|job| self.released_waits.released(&job, now)) else {
             return;
         };
         writes.tally.released_early += 1;

@@ -85,6 +85,15 @@ impl ReleasedWaits {
             && self.before.get(&job.app).is_some_and(is_before)
     }
 
+    /// A job as it is after its release. `None` if it is not released, or is due in any case.
+    pub(super) fn released(&self, job: &Job, now: Timestamp) -> Option<Job> {
+        if !self.contains(job) {
+            return None;
+        }
+        let release = self.wanted.get(&job.app)?;
+        due_since(job, release.at.unwrap_or(now), now)
+    }
+
     /// The next scan of the index.
     pub(super) fn request(&mut self) -> Option<ScanRequest> {
         if self.scanned.is_some() || self.undecided > 0 {
@@ -141,16 +150,17 @@ fn flow_of(pipeline: &Arc<str>) -> Flow {
     }
 }
 
-/// A job that is due now, because it is released. `None` if it is due in any case.
-pub(super) fn due_now(job: &Job, now: Timestamp) -> Option<Job> {
+/// A job that is due, because it was released at this time. `None` if it is due in any case.
+fn due_since(job: &Job, released_at: Timestamp, now: Timestamp) -> Option<Job> {
     if job.due <= now {
         return None;
     }
+    // Not the time of this process: its clock may be ahead, and its reader refuses a time in the future. The clock of the server that was asked may be ahead, too.
+    let due = released_at.min(now);
     let mut payload = job.payload.clone();
-    // Its reader refuses a time in the future.
-    headers::set_process_after(&mut payload.headers, now);
+    headers::set_process_after(&mut payload.headers, due);
     Some(Job {
-        due: now,
+        due,
         payload,
         ..job.clone()
     })
