@@ -159,13 +159,14 @@ async fn tokens_go_on(one: &mut Inspector, other: &mut Inspector, count: usize) 
         }
     }
     assert_eq!((listed.len(), turn), (count, count.div_ceil(7)));
-    for [first, second] in [[&mut *one, &mut *other], [other, one]] {
+    let mut clients = [one.client().await, other.client().await];
+    for [first, second] in [[0, 1], [1, 0]] {
         let mut watcher = Watcher::new("", false);
-        let mut stream = watcher.connect(&mut first.client().await).await.unwrap();
+        let mut stream = watcher.connect(&mut clients[first]).await.unwrap();
         let is_half = |watcher: &Watcher| watcher.received.len() == count / 2;
         watcher.follow(&mut stream, is_half).await.unwrap();
         // It checks that none is missing or repeated.
-        watcher.resume(&mut second.client().await, count).await;
+        watcher.resume(&mut clients[second], count).await;
     }
 }
 

@@ -61,7 +61,10 @@ fn check_growth(name: &str, instances: &[&str], most: f64) {
             *ended.entry(origin(&result).partition).or_default() += 1;
         }
         let has_share = |partition| ended.get(&partition).is_some_and(|count| *count >= 5);
-        (BEFORE..AFTER).all(has_share).then_some(()).ok_or(ended)
+        (BEFORE..AFTER)
+            .all(has_share)
+            .then_some(())
+            .ok_or_else(|| format!("{ended:?}"))
     });
     let attempts = calls.lock().unwrap().clone();
     assert!(

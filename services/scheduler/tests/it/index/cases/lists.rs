@@ -136,17 +136,6 @@ pub(crate) async fn jobs_are_counted_by_minute<I: Index>(index: I) {
     assert_eq!((stats.due, stats.per_minute.iter().sum::<u64>()), (8, 0));
 }
 
-fn list_all() -> ListRequest<'static> {
-    ListRequest {
-        app: None,
-        after: None,
-        from: None,
-        until: at(1 << 40),
-        limit: 100,
-        bytes: 1 << 20,
-    }
-}
-
 /// The offsets of the jobs of each page.
 async fn pages<I: Index>(index: &I, request: ListRequest<'_>) -> Vec<Vec<u64>> {
     let (mut pages, mut request) = (Vec::new(), request);

@@ -2,60 +2,8 @@
 
 use super::*;
 
-/// A scan of all jobs that are due up to a time, without limits.
-fn everything(until: i64) -> ScanRequest {
-    ScanRequest {
-        until: at(until),
-        now: at(0),
-        after: None,
-        jobs_per_flow: usize::MAX,
-        positions: Vec::new(),
-        jobs: usize::MAX,
-        bytes: usize::MAX,
-        rotation: 0,
-    }
-}
-
-/// What a scan has found in a flow: application, first due time, number of due jobs, offsets of the rows, whether they are
-/// complete.
-type Found = (String, i64, u64, Vec<u64>, bool);
-
-fn found(scan: &Scan) -> Vec<Found> {
-    let flows = scan.flows.iter().map(|found| {
-        let first = found.first.as_millis() - at(0).as_millis();
-        let rows = found.rows.iter().map(|row| row.cursor.id.offset()).collect();
-        (
-            found.flow.app.to_string(),
-            first,
-            found.due,
-            rows,
-            found.is_complete,
-        )
-    });
-    flows.collect()
-}
-
-async fn scanned<I: Index>(index: &I, request: &ScanRequest) -> Vec<Found> {
-    found(&index.scan(SHARD, request).await.unwrap())
-}
-
 fn of(app: &str, first: i64, due: u64, rows: &[u64], is_complete: bool) -> Found {
     (app.to_owned(), first, due, rows.to_vec(), is_complete)
-}
-
-/// Three flows: `a` has the jobs 1 to 3, `b` 11 and 12, `c` 21, which is due later.
-async fn three_flows<I: Index>(index: &I) -> [Flow; 3] {
-    let [a, b, c] = ["a", "b", "c"].map(flow);
-    let changes = vec![
-        waits_in(&a, 1, -5),
-        waits_in(&a, 2, 0),
-        waits_in(&a, 3, 10),
-        waits_in(&b, 11, -4),
-        waits_in(&b, 12, 20),
-        waits_in(&c, 21, 100),
-    ];
-    begin(index, changes).await;
-    [a, b, c]
 }
 
 pub(crate) async fn a_scan_reads_all_flows_that_are_due<I: Index>(index: I) {
