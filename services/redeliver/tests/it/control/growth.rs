@@ -52,8 +52,13 @@ fn check_growth(name: &str, instances: &[&str], most: f64) {
         calls => Err(calls),
     });
     create_partitions(pipe.env.brokers(), &pipe.pipeline.source, AFTER);
-    // One that knows all partitions.
-    let producer = Producer::new(&pipe.kafka).unwrap();
+    let producer = eventually("a producer knows the new partitions", DEADLINE, || {
+        let producer = Producer::new(&pipe.kafka).unwrap();
+        let more = pipe.produce_with(&producer, &pipe.pipeline.source, drafts("during", 50));
+        let is_known = more.iter().any(|sent| sent.position.partition >= BEFORE);
+        sent.extend(more);
+        is_known.then_some(producer).ok_or("it does not")
+    });
     sent.extend(pipe.produce_with(&producer, &pipe.pipeline.source, drafts("after", 200)));
     eventually("each partition has had attempts since", DEADLINE, || {
         let mut ended: BTreeMap<i32, usize> = BTreeMap::new();

@@ -28,6 +28,7 @@ impl Waits {
             .tiers(&[300])
             .through_scheduler()
             .with_inspector()
+            .pipeline("http.max_retry_after", "1d")
             .behave(|request| match request.earlier_calls_of_key {
                 0 => {
                     let headers = vec![("retry-after".to_owned(), "36000".to_owned())];
@@ -208,15 +209,15 @@ fn check_recreated(return_to: &str) {
         });
     };
     until_missing(&mut scheduler, 300);
-    scheduler.kill_9();
-    scheduler.start_again();
-    until_missing(&mut scheduler, 300);
     eventually("the topic exists again", DEADLINE, || {
         let applied = waits.pipe.redeliver(&["topics", "apply"]);
         let is_created = applied.stdout.contains(&format!("created  {topic}\n"));
         let is_done = applied.code == Some(0) && is_created;
         is_done.then_some(()).ok_or(applied.stdout)
     });
+    scheduler.kill_9();
+    scheduler.start_again();
+    scheduler.until_ready();
     waits.pipe.watch().until_ended(500, DEADLINE);
     until_missing(&mut scheduler, 0);
     if return_to == "due" {
