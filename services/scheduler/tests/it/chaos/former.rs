@@ -4,12 +4,13 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use redeliver_testkit::{
-    ChaosPermit, ServiceProcess, chaos_random, former_binaries, sleep_up_to, until_shared,
-};
+use redeliver_testkit::{ChaosPermit, ServiceProcess, chaos_random, sleep_up_to, until_shared};
 
 use super::load::under_load;
 use super::{PARTITIONS, SchedulerEnv, setup};
+
+/// The directory with the binaries of the former version, which `cargo xtask test --long` builds.
+const VARIABLE: &str = "REDELIVER_FORMER_BIN_DIR";
 
 const ROUNDS: usize = 3;
 
@@ -18,7 +19,8 @@ const ROUNDS: usize = 3;
 #[test]
 #[ignore = "long"]
 fn a_rolling_upgrade_from_the_former_version_loses_and_duplicates_nothing() {
-    let former = former_binaries("before-control");
+    let former = std::env::var_os(VARIABLE).map(PathBuf::from);
+    let former = former.unwrap_or_else(|| panic!("{VARIABLE} is not set: use `cargo xtask test --long`"));
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("former");
     let env = SchedulerEnv::new(setup("former").set("kafka.static_membership", "false"));
