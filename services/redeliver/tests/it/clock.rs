@@ -1,4 +1,4 @@
-//! The wall clock of a retry tier in this process steps.
+//! The wall clock of a retry tier in this process steps. What a step does to a release of the scheduler: `control/scheduler_waits.rs`.
 
 use std::sync::Arc;
 
@@ -7,36 +7,44 @@ use redeliver_core::headers::{
     write_lineage,
 };
 use redeliver_core::{AdjustableClock, Clock as _, Headers, HumanDuration, Record, SystemClock, Timestamp};
-use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::health::Health;
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::tasks::TaskError;
 use redeliver_runtime::telemetry::Tracer;
+use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_service::{Host, topics};
 use redeliver_testkit::eventually;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder};
+use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, load};
 
-const HOUR: i64 = 3_600_000;
+pub(crate) const HOUR: i64 = 3_600_000;
 
-struct Running {
+/// A service that runs in this process.
+#[derive(Clone, Copy)]
+pub(crate) enum Service {
+    RetryTier,
+    Scheduler,
+}
+
+pub(crate) struct Running {
     runtime: Runtime,
-    clock: Arc<AdjustableClock>,
+    pub(crate) clock: Arc<AdjustableClock>,
     health: Health,
     stop: CancellationToken,
     task: JoinHandle<Result<(), TaskError>>,
 }
 
 impl Running {
-    fn start(pipe: &Pipe, confirm: HumanDuration) -> Self {
+    pub(crate) fn start(service: Service, pipe: &Pipe, confirm: HumanDuration) -> Self {
         let clock = Arc::new(AdjustableClock::default());
         let stop = CancellationToken::new();
-        let yaml = format!("instance: {}\n{}", pipe.name(), pipe.env.yaml());
-        let mut config = Config::from_yaml(&yaml).unwrap();
+        let mut env = pipe.env.clone();
+        env.set("instance", pipe.name());
+        let mut config = load(&env);
         config.clock.confirm = confirm;
         let runtime = Runtime::new().unwrap();
         let host = runtime.block_on(async {
@@ -46,11 +54,26 @@ impl Running {
                 Tracer::off(),
                 Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
             );
-            let mut host = Host::new("retry-tier", start);
+            let name = match service {
+                Service::RetryTier => "retry-tier",
+                Service::Scheduler => "scheduler",
+            };
+            let mut host = Host::new(name, start);
             host.set_clock(clock.clone());
-            let needed = topics::of_pipelines(&host.config, std::slice::from_ref(&pipe.pipeline));
-            host.ensure_topics(&needed).await.unwrap();
-            redeliver_retry_tier::mount(&mut host).await.unwrap();
+            match service {
+                Service::RetryTier => {
+                    let needed = topics::of_pipelines(&host.config, std::slice::from_ref(&pipe.pipeline));
+                    host.ensure_topics(&needed).await.unwrap();
+                    redeliver_retry_tier::mount(&mut host).await.unwrap();
+                }
+                Service::Scheduler => {
+                    let needed = topics::of_scheduler(&host.config);
+                    host.ensure_topics(&needed).await.unwrap();
+                    redeliver_scheduler::mount(&mut host, MemoryIndex::new())
+                        .await
+                        .unwrap();
+                }
+            }
             host
         });
         let health = host.health.clone();
@@ -62,7 +85,7 @@ impl Running {
             stop,
             task,
         };
-        eventually("the retry tier is ready", DEADLINE, || {
+        eventually("the service is ready", DEADLINE, || {
             let report = running.health.report();
             if report.ready {
                 Ok(())
@@ -74,7 +97,7 @@ impl Running {
     }
 
     #[track_caller]
-    fn until_clock_is(&self, expected: &str) {
+    pub(crate) fn until_clock_is(&self, expected: &str) {
         eventually("the readiness follows the clock", DEADLINE, || {
             let state = self.health.report().parts["clock"].clone();
             if state.starts_with(expected) {
@@ -85,7 +108,7 @@ impl Running {
         });
     }
 
-    fn shut_down(self) {
+    pub(crate) fn shut_down(self) {
         self.stop.cancel();
         self.runtime.block_on(self.task).unwrap().unwrap();
     }
@@ -132,7 +155,7 @@ fn until_released(pipe: &Pipe, count: usize) -> Vec<Record> {
 fn a_step_that_is_undone_releases_no_record_early() {
     let pipe = PipeBuilder::new("clock-undone").partitions(1).create();
     // Longer than the test: only undoing the step ends the hold.
-    let running = Running::start(&pipe, HumanDuration::from_secs(3_600));
+    let running = Running::start(Service::RetryTier, &pipe, HumanDuration::from_secs(3_600));
     running.clock.set_error(HOUR);
     running.until_clock_is("waiting: the wall clock stepped 3600.0 s forward");
     let due = in_millis(5_000);
@@ -159,7 +182,7 @@ fn a_step_that_is_undone_releases_no_record_early() {
 fn a_step_that_lasts_is_confirmed_in_both_directions() {
     let pipe = PipeBuilder::new("clock-lasts").partitions(1).create();
     let confirm = HumanDuration::from_secs(2);
-    let running = Running::start(&pipe, confirm);
+    let running = Running::start(Service::RetryTier, &pipe, confirm);
     let stepped = SystemClock.now();
     running.clock.set_error(HOUR);
     pipe.produce_to(&pipe.first_tier(), vec![waiting(&pipe, in_millis(1_800_000))]);

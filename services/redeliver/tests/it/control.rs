@@ -1,5 +1,8 @@
 //! Pausing, limiting and releasing pipelines and tiers at run time, over the inspector. Applications: the tests of the scheduler.
 
+mod growth;
+mod scheduler_waits;
+
 use std::sync::Arc;
 
 use redeliver_core::headers::PROCESS_AFTER;
@@ -368,69 +371,6 @@ fn a_rate_and_a_release_of_a_tier_apply_to_all_pipelines_and_each_release_has_it
         (&json!(other_name), &json!("KAFKA_UNAVAILABLE")),
         "{results}"
     );
-}
-
-#[test]
-fn a_release_of_what_waits_in_the_scheduler_dispatches_each_record_once_although_it_is_killed() {
-    const RECORDS: usize = 2_000;
-    let pipe = PipeBuilder::new("control-waits")
-        .tiers(&[300])
-        .through_scheduler()
-        .with_inspector()
-        .set("control.topic", "{name}-control")
-        .set("audit.topic", "{name}-audit")
-        .behave(|request| match request.earlier_calls_of_key {
-            0 => {
-                let headers = vec![("retry-after".to_owned(), "36000".to_owned())];
-                Reply::Status(503, headers, "tomorrow".into())
-            }
-            _ => Reply::ok(request.body.clone()),
-        })
-        .create();
-    let _enricher = pipe.enricher("a");
-    let mut scheduler = pipe.scheduler("a");
-    let mut inspector = pipe.start("dlq-inspector", "a", &[]);
-    let cli = Cli::new(&pipe, &mut inspector);
-    let (_, topics) = pipe.jobs.clone().unwrap();
-    let until_waiting = |count: usize| {
-        eventually("the records wait", DEADLINE, || {
-            match pipe.read(std::slice::from_ref(&topics.ingest)).len() {
-                commands if commands >= count => Ok(()),
-                commands => Err(format!("{commands} of {count}")),
-            }
-        });
-    };
-    let sent = pipe.produce(drafts("waits", RECORDS));
-    until_waiting(RECORDS);
-    let name = format!("tier/{}/scheduler", pipe.name());
-    let refused = cli.run(&["pause", &name, "--why", "test"]);
-    assert!(refused.stderr.contains("can only be released"), "{refused:?}");
-    let released_at = cli.change(&["release", &name])["released_at"].clone();
-    assert!(released_at.is_string(), "{released_at}");
-    let late = pipe.produce(drafts("late", 20));
-    for _ in 0..3 {
-        scheduler.kill_9();
-        let before = released(&pipe);
-        scheduler.start_again();
-        eventually("more is released", DEADLINE, || match released(&pipe) {
-            now if now > before || now >= RECORDS => Ok(()),
-            now => Err(now.to_string()),
-        });
-    }
-    pipe.watch().until_ended(RECORDS, DEADLINE);
-    until_waiting(RECORDS + late.len());
-    let report = pipe.audit();
-    assert!(report.is_clean(), "{report}");
-    assert_eq!(
-        (report.output, report.waiting.total()),
-        (RECORDS as u64, late.len() as u64),
-        "{report}"
-    );
-
-    cli.change(&["release", &name]);
-    let all: Vec<Sent> = sent.into_iter().chain(late).collect();
-    let report = pipe.settle(&all, DEADLINE).report;
-    assert_eq!((report.output, report.dead), (all.len() as u64, 0), "{report}");
 }
 
 #[test]

@@ -3,18 +3,36 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use redeliver_testkit::{CommandOutput, Reply, eventually};
+use redeliver_testkit::{CommandOutput, Reply, Request, ServiceProcess, eventually};
 use serde_json::Value;
 
 use crate::support::{DEADLINE, Pipe, PipeBuilder, records};
 
-/// The commands of an inspector.
-struct Cli<'p> {
-    pipe: &'p Pipe,
+/// A pipeline with an inspector that accepts edits, and its commands.
+struct Cli {
+    pipe: Pipe,
     server: String,
+    inspector: ServiceProcess,
+    _services: [ServiceProcess; 2],
 }
 
-impl Cli<'_> {
+impl Cli {
+    fn start(name: &str, endpoint: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
+        let pipe = PipeBuilder::new(name)
+            .with_inspector()
+            .set("dlq_inspector.redrive.edit", "true")
+            .behave(endpoint)
+            .create();
+        let services = ["enricher", "retry-tier"].map(|service| pipe.start(service, "a", &[]));
+        let mut inspector = pipe.start("dlq-inspector", "a", &[]);
+        Self {
+            server: format!("http://{}", inspector.word_after(" api=")),
+            pipe,
+            inspector,
+            _services: services,
+        }
+    }
+
     fn dlq(&self, arguments: &[&str]) -> CommandOutput {
         let server = ["--server", &self.server, "-o", "json"];
         self.pipe.redeliver(&[&["dlq"], arguments, &server[..]].concat())
@@ -47,19 +65,13 @@ impl Cli<'_> {
 fn dead_letters_return_to_their_pipeline_once_the_cause_is_fixed() {
     let works = Arc::new(AtomicBool::new(false));
     let endpoint_works = works.clone();
-    let pipe = PipeBuilder::new("dlq-redrive")
-        .with_inspector()
-        .behave(move |request| match endpoint_works.load(Ordering::SeqCst) {
+    let mut cli = Cli::start("dlq-redrive", move |request| {
+        match endpoint_works.load(Ordering::SeqCst) {
             true => Reply::ok(request.body.clone()),
             false => Reply::status(422),
-        })
-        .create();
-    let _services = ["enricher", "retry-tier"].map(|service| pipe.start(service, "a", &[]));
-    let mut inspector = pipe.start("dlq-inspector", "a", &[]);
-    let cli = Cli {
-        pipe: &pipe,
-        server: format!("http://{}", inspector.word_after(" api=")),
-    };
+        }
+    });
+    let pipe = &cli.pipe;
     let sent = pipe.produce(records(40));
     pipe.settle(&sent, DEADLINE);
     cli.until("OPEN", 40);
@@ -154,25 +166,16 @@ fn dead_letters_return_to_their_pipeline_once_the_cause_is_fixed() {
     assert_eq!((lives("-r1"), lives("-r2"), keys.len()), (40, 10, 90), "{keys:?}");
     let listed = cli.json(0, &["redrives", "ls"]);
     assert_eq!(listed.as_array().unwrap().len(), 6, "{listed}");
-    inspector.shut_down();
+    cli.inspector.shut_down();
 }
 
 #[test]
 fn an_edited_record_has_another_end_and_an_exported_file_redrives_the_others_once() {
-    let pipe = PipeBuilder::new("dlq-edit")
-        .with_inspector()
-        .set("dlq_inspector.redrive.edit", "true")
-        .behave(|request| match request.body.starts_with(b"fixed") {
-            true => Reply::ok(request.body.clone()),
-            false => Reply::status(422),
-        })
-        .create();
-    let _services = ["enricher", "retry-tier"].map(|service| pipe.start(service, "a", &[]));
-    let mut inspector = pipe.start("dlq-inspector", "a", &[]);
-    let cli = Cli {
-        pipe: &pipe,
-        server: format!("http://{}", inspector.word_after(" api=")),
-    };
+    let mut cli = Cli::start("dlq-edit", |request| match request.body.starts_with(b"fixed") {
+        true => Reply::ok(request.body.clone()),
+        false => Reply::status(422),
+    });
+    let pipe = &cli.pipe;
     let sent = pipe.produce(records(3));
     pipe.settle(&sent, DEADLINE);
     cli.until("OPEN", 3);
@@ -266,5 +269,5 @@ fn an_edited_record_has_another_end_and_an_exported_file_redrives_the_others_onc
         &cli.server,
     ]);
     assert!(!show.stdout.contains("edited"), "{show:?}");
-    inspector.shut_down();
+    cli.inspector.shut_down();
 }

@@ -219,7 +219,7 @@ impl PipeBuilder {
 
 /// The configuration as the services read it.
 #[track_caller]
-fn load(env: &TestEnv) -> Config {
+pub(crate) fn load(env: &TestEnv) -> Config {
     let sources = Sources {
         file: Some(env.file().to_owned()),
         environment: BTreeMap::new(),

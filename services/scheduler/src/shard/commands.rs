@@ -10,7 +10,6 @@ use redeliver_proto::{Message as _, v1};
 
 use super::conflict::{self, NamedJob, Resolution};
 use super::dispatch::DueAction;
-use super::released_waits::due_now;
 use super::{Shard, Writes};
 use crate::admission::{self, INDEX_FULL};
 use crate::codec::{self, KeyValue};
@@ -232,9 +231,7 @@ impl Shard {
             self.settings.spans.accepted(&mut job, record);
         }
         // Its command was in the topic when an operator has released what waits.
-        if self.released_waits.contains(&job)
-            && let Some(released) = due_now(&job, now)
-        {
+        if let Some(released) = self.released_waits.released(&job, now) {
             writes.tally.released_early += 1;
             job = released;
         }

@@ -100,6 +100,15 @@ impl ReleasedWaits {
             && self.before.get(&job.app).is_some_and(is_before)
     }
 
+    /// A job as it is after its release. `None` if it is not released, or is due in any case.
+    pub(super) fn released(&self, job: &Job, now: Timestamp) -> Option<Job> {
+        if !self.contains(job) {
+            return None;
+        }
+        let release = self.wanted.get(&job.app)?;
+        due_since(job, release.at.unwrap_or(now), now)
+    }
+
     /// The release of a pipeline up to its current end, as it is remembered once it is finished.
     fn whole(&self, pipeline: &str) -> Option<FinishedRelease> {
         Some(FinishedRelease {
@@ -219,8 +228,7 @@ impl Shard {
     /// Makes a long wait due that an operator has released. `found` is its state in the index.
     pub(super) fn release_wait(&mut self, found: &Arc<Job>, now: Timestamp, writes: &mut Writes) {
         let newest = self.newest_job(found.id, Some(found));
-        let waiting = newest.filter(|job| self.released_waits.contains(job));
-        let Some(job) = waiting.and_then(|job| due_now(&job, now)) else {
+        let Some(job) = newest.and_then(|job| self.released_waits.released(&job, now)) else {
             return;
         };
         writes.tally.released_early += 1;
@@ -277,16 +285,17 @@ fn flow_of(pipeline: &Arc<str>) -> Flow {
     }
 }
 
-/// A job that is due now, because it is released. `None` if it is due in any case.
-pub(super) fn due_now(job: &Job, now: Timestamp) -> Option<Job> {
+/// A job that is due, because it was released at this time. `None` if it is due in any case.
+fn due_since(job: &Job, released_at: Timestamp, now: Timestamp) -> Option<Job> {
     if job.due <= now {
         return None;
     }
+    // Not the time of this process: its clock may be ahead, and its reader refuses a time in the future. The clock of the server that was asked may be ahead, too.
+    let due = released_at.min(now);
     let mut payload = job.payload.clone();
-    // Its reader refuses a time in the future.
-    headers::set_process_after(&mut payload.headers, now);
+    headers::set_process_after(&mut payload.headers, due);
     Some(Job {
-        due: now,
+        due,
         payload,
         ..job.clone()
     })

@@ -12,10 +12,14 @@ const LATER: usize = 5;
 
 /// An operator has released what was before this offset of the ingest topic with this id.
 fn release(topic: TopicId, end: usize) -> AppStates {
+    release_at(None, topic, end)
+}
+
+fn release_at(at: Option<Timestamp>, topic: TopicId, end: usize) -> AppStates {
     let release = Release {
         topic,
         ends: vec![i64::try_from(end).unwrap()],
-        at: None,
+        at,
     };
     AppStates {
         released_waits: [("docs".into(), Arc::new(release))].into(),
@@ -243,16 +247,30 @@ fn jobs_that_are_to_be_released_count_as_memory() {
 }
 
 #[test]
-fn a_released_job_is_due_now_and_its_reader_accepts_it() {
+fn a_released_job_is_due_at_its_release_and_not_in_the_future_so_that_its_reader_accepts_it() {
     let mut world = World::new();
     world.send_waits(1);
     world.run_turns(&[]);
     let job = world.state.values().next().unwrap();
-    let released = due_now(job, world.now).unwrap();
-    assert_eq!(released.due, world.now);
-    let stamped = released.payload.headers.last(headers::PROCESS_AFTER).unwrap();
-    assert_eq!(stamped, world.now.to_string().as_bytes());
-    assert_eq!(due_now(&released, world.now), None);
+    let (earlier, later) = (
+        Timestamp::from_millis(START - 1_000),
+        world.now.after(Duration::from_secs(1)),
+    );
+    // The clock of the scheduler, or that of the server that was asked, is ahead. An older server has not told the time.
+    for (at, due) in [
+        (Some(earlier), earlier),
+        (Some(later), world.now),
+        (None, world.now),
+    ] {
+        let mut waits = ReleasedWaits::of_shard(0);
+        waits.set_topic(Some(ingest_id()));
+        waits.set_wanted(&release_at(at, ingest_id(), 1).released_waits);
+        let released = waits.released(job, world.now).unwrap();
+        assert_eq!(released.due, due);
+        let stamped = released.payload.headers.last(headers::PROCESS_AFTER).unwrap();
+        assert_eq!(stamped, due.to_string().as_bytes());
+        assert_eq!(waits.released(&released, world.now), None);
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -292,8 +310,8 @@ proptest! {
                 Event::Release => releases.push((world.now, world.ingest.len())),
                 Event::Other(step) => world.run(&step),
             }
-            if let Some((_, end)) = releases.last() {
-                let released_waits = release(ingest_id(), *end).released_waits;
+            if let Some((at, end)) = releases.last() {
+                let released_waits = release_at(Some(*at), ingest_id(), *end).released_waits;
                 let states = AppStates { released_waits, ..(*world.apps).clone() };
                 if states != *world.apps {
                     world.set_apps(states);

@@ -3,6 +3,7 @@
 use redeliver_core::{Failure, HumanDuration};
 use redeliver_proto::convert::{to_headers, to_priority, to_timestamp};
 
+use super::expected::forwarded_headers;
 use super::*;
 
 const START: i64 = 1_763_722_800_000;

@@ -1,0 +1,245 @@
+//! Releases of what waits in the scheduler: while it is killed, its topics grow, its clock steps, and the topic to which it releases is
+//! deleted and created again.
+
+use std::collections::BTreeMap;
+
+use redeliver_core::{HumanDuration, SchedulerTopics};
+use redeliver_testkit::kafka_request::create_partitions;
+
+use super::*;
+use crate::clock::{HOUR, Running, Service};
+
+/// A pipeline whose records wait in the scheduler until tomorrow after their first attempt, with an enricher and an inspector.
+struct Waits {
+    pipe: Pipe,
+    topics: SchedulerTopics,
+    enricher: ServiceProcess,
+    inspector: ServiceProcess,
+    sent: Vec<Sent>,
+}
+
+impl Waits {
+    fn new(name: &str) -> Self {
+        Self::of(PipeBuilder::new(name))
+    }
+
+    fn of(builder: PipeBuilder) -> Self {
+        let pipe = builder
+            .tiers(&[300])
+            .through_scheduler()
+            .with_inspector()
+            .pipeline("http.max_retry_after", "1d")
+            .behave(|request| match request.earlier_calls_of_key {
+                0 => {
+                    let headers = vec![("retry-after".to_owned(), "36000".to_owned())];
+                    Reply::Status(503, headers, "tomorrow".into())
+                }
+                _ => Reply::ok(request.body.clone()),
+            })
+            .create();
+        let (_, topics) = pipe.jobs.clone().unwrap();
+        Self {
+            topics,
+            enricher: pipe.enricher("a"),
+            inspector: pipe.start("dlq-inspector", "a", &[]),
+            sent: Vec::new(),
+            pipe,
+        }
+    }
+
+    fn produce(&mut self, prefix: &str, count: usize) {
+        self.sent.extend(self.pipe.produce(drafts(prefix, count)));
+    }
+
+    /// Produces more records, and waits until all have been given to the scheduler.
+    #[track_caller]
+    fn let_wait(&mut self, prefix: &str, count: usize) {
+        self.produce(prefix, count);
+        let count = self.sent.len();
+        eventually("the records wait", DEADLINE, || match self.commands().len() {
+            commands if commands >= count => Ok(()),
+            commands => Err(format!("{commands} of {count}")),
+        });
+    }
+
+    /// What has been given to the scheduler.
+    fn commands(&self) -> Vec<redeliver_core::Record> {
+        self.pipe.read(std::slice::from_ref(&self.topics.ingest))
+    }
+
+    fn name(&self) -> String {
+        format!("tier/{}/scheduler", self.pipe.name())
+    }
+
+    #[track_caller]
+    fn release(&mut self) {
+        let name = self.name();
+        let cli = Cli::new(&self.pipe, &mut self.inspector);
+        let released_at = cli.change(&["release", &name])["released_at"].clone();
+        assert!(released_at.is_string(), "{released_at}");
+    }
+
+    #[track_caller]
+    fn until_more_released(&self, before: usize, enough: usize) {
+        eventually("more is released", DEADLINE, || match released(&self.pipe) {
+            now if now > before || now >= enough => Ok(()),
+            now => Err(now.to_string()),
+        });
+    }
+
+    /// Waits until this many records have ended. The others wait.
+    #[track_caller]
+    fn until_only_these_ended(&self, count: usize) {
+        self.pipe.watch().until_ended(count, DEADLINE);
+        let waiting = self.sent.len() - count;
+        let report = eventually("the others wait", DEADLINE, || {
+            let report = self.pipe.audit();
+            assert!(report.is_clean(), "{report}");
+            match report.waiting.total() {
+                now if now == waiting as u64 => Ok(report),
+                _ => Err(report.to_string()),
+            }
+        });
+        assert_eq!(report.output, count as u64, "{report}");
+    }
+
+    /// Waits until all records have ended: each has one result, and none is dead.
+    #[track_caller]
+    fn settle(&self) {
+        let report = self.pipe.settle(&self.sent, DEADLINE).report;
+        assert_eq!(
+            (report.output, report.dead),
+            (self.sent.len() as u64, 0),
+            "{report}"
+        );
+    }
+}
+
+#[test]
+fn a_release_of_what_waits_in_the_scheduler_dispatches_each_record_once_although_it_is_killed() {
+    const RECORDS: usize = 2_000;
+    let mut waits = Waits::new("control-waits");
+    let mut scheduler = waits.pipe.scheduler("a");
+    waits.let_wait("waits", RECORDS);
+    let name = waits.name();
+    let cli = Cli::new(&waits.pipe, &mut waits.inspector);
+    let refused = cli.run(&["pause", &name, "--why", "test"]);
+    assert!(refused.stderr.contains("can only be released"), "{refused:?}");
+    waits.release();
+    waits.produce("late", 20);
+    for _ in 0..3 {
+        scheduler.kill_9();
+        let before = released(&waits.pipe);
+        scheduler.start_again();
+        waits.until_more_released(before, RECORDS);
+    }
+    waits.until_only_these_ended(RECORDS);
+    waits.release();
+    waits.settle();
+}
+
+#[test]
+fn a_release_goes_on_when_the_topics_of_the_scheduler_grow_and_the_next_one_has_the_new_partitions() {
+    const BEFORE: i32 = 4;
+    const AFTER: i32 = 7;
+    let mut waits = Waits::new("control-waits-grow");
+    let mut scheduler = waits.pipe.scheduler("a");
+    waits.let_wait("waits", 1_000);
+    // Not all commands are jobs yet.
+    scheduler.kill_9();
+    waits.let_wait("unread", 500);
+    waits.release();
+    scheduler.start_again();
+    waits.until_more_released(0, 1);
+    for topic in [&waits.topics.state, &waits.topics.ingest] {
+        create_partitions(waits.pipe.env.brokers(), topic, AFTER);
+    }
+    scheduler.until_not_ready(&format!("has {AFTER} partitions; it had {BEFORE}"));
+    // The enricher chooses among the new partitions, too.
+    for process in [&mut scheduler, &mut waits.enricher] {
+        process.kill_9();
+        process.start_again();
+        process.until_ready();
+    }
+    waits.let_wait("late", 60);
+    let commands = waits.commands();
+    let is_new = |record: &&redeliver_core::Record| record.position.partition >= BEFORE;
+    assert!(commands.iter().any(|record| is_new(&record)));
+    waits.until_only_these_ended(1_500);
+    waits.release();
+    waits.settle();
+}
+
+#[test]
+fn a_release_while_the_clock_of_the_scheduler_steps_by_an_hour_dispatches_each_record_once_and_none_is_refused()
+ {
+    let mut waits = Waits::new("control-waits-clock");
+    let running = Running::start(Service::Scheduler, &waits.pipe, HumanDuration::from_secs(1));
+    for (round, error) in [HOUR, 0, -HOUR, 0].into_iter().enumerate() {
+        waits.let_wait(&format!("round {round}"), 400);
+        waits.release();
+        running.clock.set_error(error);
+        running.until_clock_is("waiting: the wall clock stepped 3600.0 s");
+        running.until_clock_is("ready");
+        waits.pipe.watch().until_ended(waits.sent.len(), DEADLINE);
+    }
+    waits.settle();
+    running.shut_down();
+}
+
+/// The topic to which the scheduler releases is deleted, and created again later.
+#[track_caller]
+fn check_recreated(return_to: &str) {
+    let builder = PipeBuilder::new(&format!("control-waits-{return_to}")).pipeline("return_to", return_to);
+    let mut waits = Waits::of(builder);
+    let mut scheduler = waits.pipe.scheduler("a");
+    waits.let_wait("first", 200);
+    waits.release();
+    waits.pipe.watch().until_ended(200, DEADLINE);
+    waits.let_wait("waits", 300);
+    let topic = waits.pipe.pipeline.return_topic();
+    delete_topic(waits.pipe.env.brokers(), &topic);
+    waits.release();
+    let until_missing = |scheduler: &mut ServiceProcess, count: u64| {
+        eventually("jobs wait for the topic", DEADLINE, || {
+            match scheduler.metric("redeliver_scheduler_missing_topic_jobs") {
+                missing if missing == count => Ok(()),
+                missing => Err(missing),
+            }
+        });
+    };
+    until_missing(&mut scheduler, 300);
+    eventually("the topic exists again", DEADLINE, || {
+        let applied = waits.pipe.redeliver(&["topics", "apply"]);
+        let is_created = applied.stdout.contains(&format!("created  {topic}\n"));
+        let is_done = applied.code == Some(0) && is_created;
+        is_done.then_some(()).ok_or(applied.stdout)
+    });
+    scheduler.kill_9();
+    scheduler.start_again();
+    scheduler.until_ready();
+    waits.pipe.watch().until_ended(500, DEADLINE);
+    until_missing(&mut scheduler, 0);
+    if return_to == "due" {
+        waits.settle();
+        return;
+    }
+    // Without the records of the deleted source, there is nothing to compare the results with but what was sent.
+    let mut results: BTreeMap<_, usize> = BTreeMap::new();
+    for record in waits.pipe.read(&waits.pipe.end_topics()) {
+        assert_eq!(Some(&record.position.topic), waits.pipe.pipeline.output.as_ref());
+        *results.entry(record.value).or_default() += 1;
+    }
+    let sent = waits.sent.iter().map(|sent| (sent.draft.value.clone(), 1));
+    assert_eq!(results, sent.collect());
+}
+
+#[test]
+fn a_release_waits_for_a_due_topic_that_is_deleted_and_created_again() {
+    check_recreated("due");
+}
+
+#[test]
+fn a_release_waits_for_a_source_that_is_deleted_and_created_again() {
+    check_recreated("source");
+}

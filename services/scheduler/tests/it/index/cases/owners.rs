@@ -1,0 +1,303 @@
+//! Claims, batches and owners: who may change a shard, and what a crash in the middle leaves.
+
+use super::*;
+
+pub(crate) async fn a_claim_returns_the_checkpoint_of_the_shard<I: Index>(index: I) {
+    assert_eq!(index.claim(SHARD, ME).await.unwrap(), None);
+    begin(&index, vec![]).await;
+    let applied = Applied {
+        offset: 10,
+        at: at(0),
+    };
+    let claimed = Checkpoint {
+        applied,
+        last_record: None,
+        format: FORMAT,
+    };
+    assert_eq!(index.claim(SHARD, OTHER).await.unwrap(), Some(claimed));
+    assert_eq!(
+        index.look_up(SHARD, &[], at(0)).await.unwrap(),
+        (Some(applied), vec![])
+    );
+    assert_eq!(
+        index.forgettable(SHARD, at(0), 1).await.unwrap(),
+        (Some(applied), vec![])
+    );
+    let ahead = due_scan(&index, None, at(0), 1, 1).await.unwrap();
+    assert_eq!((ahead.applied, ahead.is_complete), (Some(applied), true));
+}
+
+pub(crate) async fn a_claim_returns_the_newest_digest<I: Index>(index: I) {
+    begin(&index, vec![]).await;
+    let seal = async || index.claim(SHARD, ME).await.unwrap().unwrap().last_record;
+    let some = |offset: i64| Some(LastRecordDigest::of(offset, Some(b"key"), Some(&[0xff, 0x00])));
+    let sealed = |to: i64, seal| Batch {
+        last_record: seal,
+        ..batch(to - 1, to, vec![waits(1, to)])
+    };
+    for (to, given, kept) in [
+        (11, some(10), some(10)),
+        // An unknown digest keeps the one before.
+        (12, None, some(10)),
+        (13, some(-1), some(-1)),
+        (14, some(i64::MAX), some(i64::MAX)),
+    ] {
+        index.apply(SHARD, ME, &sealed(to, given), at(0)).await.unwrap();
+        assert_eq!(seal().await, kept);
+    }
+    // An applied batch changes nothing.
+    index.apply(SHARD, ME, &sealed(14, some(7)), at(0)).await.unwrap();
+    assert_eq!(seal().await, some(i64::MAX));
+    begin(&index, vec![]).await;
+    assert_eq!(seal().await, None);
+}
+
+pub(crate) async fn a_batch_after_a_gap_is_rejected<I: Index>(index: I) {
+    begin(&index, vec![]).await;
+    let refused = apply(&index, 12, 15, vec![waits(1, 5)]).await;
+    assert_eq!(refused, Err("Gap { found: Some(10), expected: 12 }".to_owned()));
+    assert_eq!(job(&index, 1).await, None);
+    assert_eq!(apply(&index, 10, 15, vec![waits(1, 5)]).await, Ok(()));
+    assert_eq!(all(&index, 10).await, [(5, 1)]);
+}
+
+pub(crate) async fn a_replaced_owner_is_fenced<I: Index>(index: I) {
+    begin(&index, vec![waits(1, 5)]).await;
+    index.claim(SHARD, OTHER).await.unwrap();
+    assert_eq!(
+        apply(&index, 10, 11, vec![waits(2, 6)]).await,
+        Err("Fenced".to_owned())
+    );
+    // Even what would change nothing: its answer would say that all is well.
+    assert_eq!(apply(&index, 0, 5, vec![]).await, Err("Fenced".to_owned()));
+    assert!(matches!(index.clear(SHARD, ME).await, Err(IndexError::Fenced)));
+    assert_eq!(all(&index, 10).await, [(5, 1)]);
+    index
+        .apply(SHARD, OTHER, &batch(10, 11, vec![waits(2, 6)]), at(1))
+        .await
+        .unwrap();
+    assert_eq!(all(&index, 10).await, [(5, 1), (6, 2)]);
+}
+
+pub(crate) async fn applying_a_batch_twice_changes_nothing<I: Index>(index: I) {
+    begin(&index, vec![waits(1, 5)]).await;
+    assert_eq!(apply(&index, 10, 20, vec![ended(1, 9)]).await, Ok(()));
+    for (from, to) in [(0, 10), (10, 20), (0, 20), (19, 20)] {
+        assert_eq!(
+            apply(&index, from, to, vec![waits(1, 5), waits(2, 5)]).await,
+            Ok(())
+        );
+    }
+    assert_eq!(all(&index, 10).await, []);
+    assert_eq!(job(&index, 1).await.as_deref(), Some("job 1 ended"));
+    assert_eq!(
+        index.claim(SHARD, ME).await.unwrap().unwrap().applied,
+        Applied {
+            offset: 20,
+            at: at(10)
+        }
+    );
+}
+
+pub(crate) async fn a_renewal_moves_only_the_time_of_the_checkpoint<I: Index>(index: I) {
+    begin(&index, vec![waits(1, 5)]).await;
+    let renew = async |owner, offset, now| {
+        let renewed = index.apply(SHARD, owner, &Batch::renewal(offset), at(now)).await;
+        let (applied, _) = index.look_up(SHARD, &[], at(now)).await.unwrap();
+        (renewed.map_err(|error| format!("{error:?}")), applied.unwrap())
+    };
+    let applied = |offset, millis| Applied {
+        offset,
+        at: at(millis),
+    };
+    assert_eq!(renew(ME, 10, 500).await, (Ok(()), applied(10, 500)));
+    // The checkpoint is further.
+    assert_eq!(renew(ME, 9, 600).await, (Ok(()), applied(10, 500)));
+    let gap = Err("Gap { found: Some(10), expected: 11 }".to_owned());
+    assert_eq!(renew(ME, 11, 700).await, (gap, applied(10, 500)));
+    let fenced = Err("Fenced".to_owned());
+    assert_eq!(renew(OTHER, 10, 800).await, (fenced, applied(10, 500)));
+    assert_eq!(all(&index, 10).await, [(5, 1)]);
+}
+
+pub(crate) async fn a_partly_applied_batch_is_applied_completely<I: Index>(index: I) {
+    begin(&index, vec![waits(1, 5), waits(2, 6)]).await;
+    let changes = vec![waits(1, 5), waits(2, 6), ended(1, 9), waits(3, 7)];
+    assert_eq!(apply(&index, 8, 12, changes).await, Ok(()));
+    assert_eq!(all(&index, 10).await, [(6, 2), (7, 3)]);
+    assert_eq!(job(&index, 1).await.as_deref(), Some("job 1 ended"));
+    assert_eq!(index.claim(SHARD, ME).await.unwrap().unwrap().applied.offset, 12);
+}
+
+pub(crate) async fn an_empty_shard_accepts_a_batch_only_after_a_clear<I: Index>(index: I) {
+    let gap = Err("Gap { found: None, expected: 0 }".to_owned());
+    assert_eq!(apply(&index, 0, 1, vec![waits(1, 5)]).await, gap);
+    index.claim(SHARD, ME).await.unwrap();
+    assert_eq!(apply(&index, 0, 1, vec![waits(1, 5)]).await, gap);
+    index.clear(SHARD, ME).await.unwrap();
+    index.claim(SHARD, ME).await.unwrap();
+    assert_eq!(apply(&index, 0, 1, vec![waits(1, 5)]).await, gap);
+    index.clear(SHARD, ME).await.unwrap();
+    index.claim(SHARD, OTHER).await.unwrap();
+    let stolen = index
+        .apply(SHARD, OTHER, &batch(0, 1, vec![waits(1, 5)]), at(0))
+        .await;
+    assert!(
+        matches!(
+            stolen,
+            Err(IndexError::Gap {
+                found: None,
+                expected: 0
+            })
+        ),
+        "{stolen:?}"
+    );
+    assert_eq!(all(&index, 10).await, []);
+}
+
+pub(crate) async fn a_finished_release_is_remembered_until_the_index_is_cleared<I: Index>(index: I) {
+    let finished = |before| FinishedRelease {
+        topic: TopicId::from_bits(u128::MAX - 7),
+        before,
+    };
+    let known = async |pipeline: &'static str| {
+        let (applied, finished) = index.finished_release(SHARD, pipeline).await.unwrap();
+        (applied.map(|applied| applied.offset), finished)
+    };
+    assert_eq!(known("docs").await, (None, None));
+    index.claim(SHARD, ME).await.unwrap();
+    // Without its content, the shard cannot tell anything.
+    let early = index.finish_release(SHARD, ME, "docs", &finished(5)).await;
+    assert!(matches!(early, Err(IndexError::Gap { .. })), "{early:?}");
+    begin(&index, vec![waits(1, 5)]).await;
+    let (applied, _) = known("docs").await;
+    assert!(applied.is_some());
+    for before in [5, i64::MAX] {
+        index
+            .finish_release(SHARD, ME, "docs", &finished(before))
+            .await
+            .unwrap();
+        assert_eq!(known("docs").await, (applied, Some(finished(before))));
+    }
+    assert_eq!(known("mail").await, (applied, None));
+    // The next owner knows it, and the former one changes nothing any more.
+    index.claim(SHARD, OTHER).await.unwrap();
+    let fenced = index.finish_release(SHARD, ME, "mail", &finished(5)).await;
+    assert!(matches!(fenced, Err(IndexError::Fenced)), "{fenced:?}");
+    assert_eq!(known("docs").await, (applied, Some(finished(i64::MAX))));
+    assert_eq!(known("mail").await, (applied, None));
+    index.clear(SHARD, OTHER).await.unwrap();
+    assert_eq!(known("docs").await, (None, None));
+    let first = batch(0, 1, vec![waits(1, 5)]);
+    index.apply(SHARD, OTHER, &first, at(0)).await.unwrap();
+    assert_eq!(known("docs").await, (Some(1), None));
+}
+
+pub(crate) async fn a_cleared_shard_is_empty_and_accepts_a_batch_at_any_offset<I: Index>(index: I) {
+    begin(&index, vec![with_key(waits(1, 5), 1, 1_000_000), ended(2, 9)]).await;
+    index.clear(SHARD, ME).await.unwrap();
+    let lookups = [Lookup::Job(id(1)), Lookup::Job(id(2)), Lookup::Key([1; 16])];
+    let nothing = (None, vec![None; 3]);
+    assert_eq!(index.look_up(SHARD, &lookups, at(0)).await.unwrap(), nothing);
+    let ahead = due_scan(&index, None, at(100), 10, 1000).await.unwrap();
+    assert_eq!(
+        (ahead.applied, ahead.rows.len(), ahead.is_complete),
+        (None, 0, true)
+    );
+    assert_eq!(
+        index.forgettable(SHARD, at(100), 10).await.unwrap(),
+        (None, vec![])
+    );
+    let stats = index.stats(SHARD, None, at(0), 2).await.unwrap();
+    assert_eq!(
+        stats,
+        ShardStats {
+            per_minute: vec![0, 0],
+            ..ShardStats::default()
+        }
+    );
+    assert_eq!(apply(&index, 777, 779, vec![waits(3, 6)]).await, Ok(()));
+    assert_eq!(all(&index, 10).await, [(6, 3)]);
+    let (mark, found) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
+    assert_eq!((mark.unwrap().offset, found), (779, vec![None; 3]));
+    // The first batch was not empty, so the next one has to follow it.
+    let refused = apply(&index, 780, 781, vec![]).await;
+    assert_eq!(refused, Err("Gap { found: Some(779), expected: 780 }".to_owned()));
+}
+
+pub(crate) async fn concurrent_calls_take_effect_in_order<I: Index>(index: I) {
+    begin(&index, vec![]).await;
+    let batches: Vec<Batch> = (10..110)
+        .map(|offset| batch(offset, offset + 1, vec![waits(1, offset)]))
+        .collect();
+    let calls = batches.iter().map(|batch| index.apply(SHARD, ME, batch, at(0)));
+    for answer in futures::future::join_all(calls).await {
+        answer.unwrap();
+    }
+    assert_eq!(all(&index, 10).await, [(109, 1)]);
+}
+
+pub(crate) async fn shards_are_independent<I: Index>(index: I) {
+    begin(&index, vec![with_key(waits(1, 5), 1, 1_000_000)]).await;
+    index.claim(SHARD + 1, OTHER).await.unwrap();
+    index.clear(SHARD + 1, OTHER).await.unwrap();
+    let (mark, found) = index
+        .look_up(SHARD + 1, &[Lookup::Job(id(1)), Lookup::Key([1; 16])], at(0))
+        .await
+        .unwrap();
+    assert_eq!((mark, found), (None, vec![None, None]));
+    assert_eq!(all(&index, 10).await, [(5, 1)]);
+}
+
+pub(crate) async fn a_long_batch_is_applied_and_cleared_completely<I: Index>(index: I) {
+    // More than two of the chunks in which a script passes values on.
+    const JOBS: i64 = 9_000;
+    let hash = |job: i64| {
+        let mut hash = [0; 16];
+        hash[..8].copy_from_slice(&job.to_le_bytes());
+        hash
+    };
+    let key = |job: i64| KeyEntry {
+        hash: hash(job),
+        value: Bytes::copy_from_slice(&job.to_be_bytes()),
+        // In many time slices, and so in many key logs.
+        expires: at(1000 + job * 10_000),
+    };
+    let changes = (0..JOBS).map(|job| {
+        let effect = Effect::Waits {
+            flow: flow_of(job * 7),
+            due: at(job),
+            record: Bytes::copy_from_slice(&job.to_be_bytes()),
+            key: Some(key(job)),
+        };
+        Change::of_job(id(job * 7), effect)
+    });
+    begin(&index, changes.collect()).await;
+    let jobs = (0..JOBS).map(|job| Lookup::Job(id(job * 7)));
+    let lookups: Vec<Lookup> = jobs.chain((0..JOBS).map(|job| Lookup::Key(hash(job)))).collect();
+    let (_, found) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
+    assert_eq!(found.len(), 18_000);
+    let number = |found: &Option<Bytes>| {
+        found
+            .as_ref()
+            .map(|bytes| i64::from_be_bytes(bytes[..].try_into().unwrap()))
+    };
+    assert!(found.iter().map(number).eq((0..JOBS).chain(0..JOBS).map(Some)));
+
+    let half = (0..JOBS).map(|job| {
+        if job % 2 == 0 {
+            ended(job * 7, 5)
+        } else {
+            forgotten(job * 7)
+        }
+    });
+    apply(&index, 10, 20, half.collect()).await.unwrap();
+    let (_, over) = index.forgettable(SHARD, at(5), 100_000).await.unwrap();
+    assert_eq!(over.len(), 4_500);
+    let (_, found) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
+    assert_eq!(found.iter().filter(|found| found.is_some()).count(), 13_500);
+    index.clear(SHARD, ME).await.unwrap();
+    apply(&index, 0, 1, vec![]).await.unwrap();
+    let (_, found) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
+    assert!(found.iter().all(Option::is_none));
+}
