@@ -3,7 +3,6 @@
 use redeliver_service::control::value::Release;
 
 use super::*;
-use crate::shard::released_waits::due_now;
 
 /// Longer than a test.
 const FAR: Duration = Duration::from_secs(86_400 * 30);
