@@ -1,7 +1,7 @@
 //! Reads topics outside of any consumer group: whole topics, new records as they arrive, and the committed positions of
 //! groups.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -650,31 +650,55 @@ pub(crate) fn bounds<C: ConsumerContext>(
         if partitions.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let found = consumer
-            .offsets_for_times(list.clone(), CALL / 5)
-            .and_then(|found| {
-                let offsets = found.elements().into_iter().map(|element| {
-                    element.error()?;
-                    let Offset::Offset(offset) = element.offset() else {
-                        return Err(KafkaError::OffsetFetch(RDKafkaErrorCode::OffsetNotAvailable));
-                    };
-                    Ok(((element.topic().to_owned(), element.partition()), offset))
-                });
-                offsets.collect()
-            });
-        match found {
-            Ok(offsets) => return Ok(offsets),
-            Err(error) if (is_transient(&error) || is_unknown(&error)) && Instant::now() < deadline => {
-                tracing::debug!(%error, "cannot read the ends of partitions; retrying");
-                std::thread::park_timeout(Duration::from_millis(50));
-                // Without fetches in progress, the client does not look for a new leader by itself.
-                for (topic, _) in partitions.iter().take(1) {
-                    let _ = consumer.fetch_metadata(Some(topic), CALL / 5);
-                }
+        let (topics, error) = match consumer.offsets_for_times(list.clone(), CALL / 5) {
+            Ok(found) => match offsets_of(&found) {
+                Ok(offsets) => return Ok(offsets),
+                Err(failure) => failure,
+            },
+            Err(error) => (partitions.iter().map(|(topic, _)| topic.clone()).collect(), error),
+        };
+        if !is_temporary(&error) || Instant::now() >= deadline {
+            return Err(failed(error));
+        }
+        tracing::debug!(%error, "cannot read the ends of partitions; retrying");
+        std::thread::park_timeout(Duration::from_millis(50));
+        // Without fetches in progress, the client does not look for new leaders by itself.
+        for topic in &topics {
+            if consumer.fetch_metadata(Some(topic), CALL / 5).is_err() || Instant::now() >= deadline {
+                break;
             }
-            Err(error) => return Err(failed(error)),
         }
     }
+}
+
+/// The offsets in a response; or, if some partitions have none, their topics and one of the errors: one that does not end by itself, if there is one.
+fn offsets_of(
+    found: &TopicPartitionList,
+) -> Result<BTreeMap<TopicPartition, i64>, (BTreeSet<String>, KafkaError)> {
+    let (mut offsets, mut topics, mut worst) = (BTreeMap::new(), BTreeSet::new(), None);
+    for element in found.elements() {
+        let offset = element.error().and_then(|()| match element.offset() {
+            Offset::Offset(offset) => Ok(offset),
+            _ => Err(KafkaError::OffsetFetch(RDKafkaErrorCode::OffsetNotAvailable)),
+        });
+        match offset {
+            Ok(offset) => {
+                offsets.insert((element.topic().to_owned(), element.partition()), offset);
+            }
+            Err(error) => {
+                topics.insert(element.topic().to_owned());
+                if worst.is_none() || !is_temporary(&error) {
+                    worst = Some(error);
+                }
+            }
+        }
+    }
+    worst.map_or(Ok(offsets), |error| Err((topics, error)))
+}
+
+/// Whether a request for an end can succeed later.
+fn is_temporary(error: &KafkaError) -> bool {
+    is_transient(error) || is_unknown(error)
 }
 
 /// The offsets of the first records with this timestamp or a later one. Leaves out partitions whose records are all older.
@@ -714,7 +738,7 @@ pub(crate) fn watermarks<C: ConsumerContext>(
     loop {
         match consumer.fetch_watermarks(topic, partition, CALL / 5) {
             Ok(watermarks) => return Ok(watermarks),
-            Err(error) if (is_transient(&error) || is_unknown(&error)) && Instant::now() < deadline => {
+            Err(error) if is_temporary(&error) && Instant::now() < deadline => {
                 tracing::debug!(topic, partition, %error, "cannot read the end of a partition; retrying");
                 std::thread::park_timeout(Duration::from_millis(50));
                 // Without fetches in progress, the client does not look for a new leader by itself.

@@ -33,12 +33,18 @@ pub(crate) async fn create_topic_with(
     partitions: i32,
     config: &[(&str, &str)],
 ) {
-    let admin: KafkaClient<AdminClient<DefaultClientContext>> = settings.client().create().unwrap();
     let new = NewTopic::new(topic, partitions, TopicReplication::Fixed(1));
     let new = config.iter().fold(new, |new, (name, value)| new.set(name, value));
-    for result in admin.create_topics([&new], &AdminOptions::new()).await.unwrap() {
+    create_new_topic(settings, &new).await;
+}
+
+/// As [`create_topic`].
+pub(crate) async fn create_new_topic(settings: &KafkaSettings, new: &NewTopic<'_>) {
+    let admin: KafkaClient<AdminClient<DefaultClientContext>> = settings.client().create().unwrap();
+    for result in admin.create_topics([new], &AdminOptions::new()).await.unwrap() {
         result.unwrap();
     }
+    let (topic, partitions) = (new.name, new.num_partitions);
     eventually("the topic has leaders", Duration::from_secs(20), || {
         let metadata = admin.inner().fetch_metadata(Some(topic), Duration::from_secs(5));
         let metadata = metadata.map_err(|error| error.to_string())?;
