@@ -1014,6 +1014,11 @@ fn is_transient(error: &KafkaError) -> bool {
                 | RDKafkaErrorCode::RequestTimedOut
                 | RDKafkaErrorCode::NotLeaderForPartition
                 | RDKafkaErrorCode::LeaderNotAvailable
+                | RDKafkaErrorCode::ReplicaNotAvailable
+                | RDKafkaErrorCode::KafkaStorageError
+                // The client and a broker do not know of the same change of the leader yet.
+                | RDKafkaErrorCode::FencedLeaderEpoch
+                | RDKafkaErrorCode::UnknownLeaderEpoch
                 // A new leader does not know the end yet.
                 | RDKafkaErrorCode::OffsetNotAvailable
                 | RDKafkaErrorCode::DestroyBroker
@@ -1056,6 +1061,22 @@ mod tests {
 
     /// A broker whose high watermark lags behind, as that of a new leader, reports an end of partition below the end that was
     /// looked up. Here the lookup is replaced: the partition ends at 5, and 10 is to be reached.
+    #[test]
+    fn requests_for_ends_are_repeated_after_a_change_of_the_leader_and_not_if_they_are_denied() {
+        use RDKafkaErrorCode as Code;
+        let is_temporary = |code| super::is_temporary(&KafkaError::MetadataFetch(code));
+        for code in [
+            Code::NotLeaderForPartition,
+            Code::LeaderNotAvailable,
+            Code::FencedLeaderEpoch,
+            Code::UnknownLeaderEpoch,
+            Code::OffsetNotAvailable,
+        ] {
+            assert!(is_temporary(code), "{code:?}");
+        }
+        assert!(!is_temporary(Code::TopicAuthorizationFailed));
+    }
+
     #[test]
     fn an_end_of_partition_below_the_end_to_reach_is_not_taken_for_it() {
         let topic: Arc<str> = "lagging".into();
