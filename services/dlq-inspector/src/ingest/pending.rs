@@ -63,6 +63,8 @@ enum Problem {
         partition: i32,
         source: ReadError,
     },
+    #[error("the broker does not know the records of {topic}/{partition}")]
+    Unknown { topic: Arc<str>, partition: i32 },
 }
 
 /// A topic and a partition.
@@ -195,7 +197,7 @@ impl PendingTask {
             while let Some(found) = unread.next(&self.lookups, unreadable).await {
                 let work = Work {
                     build,
-                    message: Message::Decoded(self.read(known, found).await),
+                    message: Message::Decoded(read(&self.contents, known, found).await),
                 };
                 let writer = self.writer.clone();
                 // It blocks while the writer's queue is full. If the writer or the process ends, the values are decoded after the next start.
@@ -205,30 +207,6 @@ impl PendingTask {
                 }
             }
         }
-    }
-
-    /// What is known now of these dead letters.
-    async fn read(&self, known: Undecoded, found: Vec<(UndecodedLetter, Option<StoredRecord>)>) -> Change {
-        let (mut letters, mut framed, mut gone) = (Vec::<Letter>::new(), Vec::new(), Vec::new());
-        for (letter, stored) in found {
-            match stored {
-                Some(stored) if content_hash(&stored.record) == letter.content => {
-                    let read = self.contents.read(&stored.record);
-                    let Read {
-                        letter,
-                        framed: value,
-                    } = read;
-                    framed.extend(value.map(|value| (letters.len(), value)));
-                    letters.push(letter);
-                }
-                // The topic was created again: the index forgets this dead letter.
-                Some(_) => {}
-                None => gone.push(letter.sequence),
-            }
-        }
-        self.contents.decode(&mut letters, framed, WAIT).await;
-        letters.retain(|letter| letter.undecoded.is_none_or(|now| is_news(known, Some(now))));
-        Change::Decoded { letters, gone }
     }
 }
 
@@ -257,24 +235,28 @@ impl Unread {
                 continue;
             }
             let positions = letters.iter().map(|letter| letter.position.clone()).collect();
-            let found = match lookups.find(positions).await {
-                Ok(found) => found,
+            let (topic, partition) = place.clone();
+            let (found, mut problem) = match lookups.find(positions).await {
+                Ok(found) => (found, None),
                 Err(source) => {
-                    let (topic, partition) = place.clone();
-                    unreadable.problem.get_or_insert(Problem::Kafka {
-                        topic,
+                    let problem = Problem::Kafka {
+                        topic: topic.clone(),
                         partition,
                         source,
-                    });
-                    Vec::new()
+                    };
+                    (Vec::new(), Some(problem))
                 }
             };
             let count = found.len();
             let known: Vec<Option<StoredRecord>> = found.into_iter().map_while(known).collect();
+            if known.len() < count {
+                problem = Some(Problem::Unknown { topic, partition });
+            }
             let rest = letters.split_off(known.len());
-            if known.is_empty() || known.len() < count {
-                // Nothing is known of what follows either.
+            // A lookup that was cancelled returns nothing.
+            if known.is_empty() || problem.is_some() {
                 unreadable.places.insert(place);
+                unreadable.problem = unreadable.problem.take().or(problem);
             } else if !rest.is_empty() {
                 self.0.insert(place, rest);
             }
@@ -284,6 +266,35 @@ impl Unread {
         }
         None
     }
+}
+
+/// What is known now of these dead letters.
+async fn read(
+    contents: &Contents,
+    known: Undecoded,
+    found: Vec<(UndecodedLetter, Option<StoredRecord>)>,
+) -> Change {
+    let (mut letters, mut framed, mut gone) = (Vec::<Letter>::new(), Vec::new(), Vec::new());
+    for (letter, stored) in found {
+        match stored {
+            Some(stored) if content_hash(&stored.record) == letter.content => {
+                let read = contents.read(&stored.record);
+                let Read {
+                    letter,
+                    framed: value,
+                } = read;
+                framed.extend(value.map(|value| (letters.len(), value)));
+                letters.push(letter);
+            }
+            // The topic was created again: the index forgets this dead letter.
+            Some(_) => {}
+            None => gone.push(letter.sequence),
+        }
+    }
+    contents.decode(&mut letters, framed, WAIT).await;
+    // The registry may be away again by now.
+    letters.retain(|letter| letter.undecoded.is_none_or(|now| is_news(known, Some(now))));
+    Change::Decoded { letters, gone }
 }
 
 /// The record at a position, or that there is none; `None` if that is not known.
@@ -315,8 +326,10 @@ fn is_news(known: Undecoded, now: Option<Undecoded>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use redeliver_core::{Headers, Record};
 
+    use super::super::contents::tests::{NOBODY, contents};
     use super::*;
 
     fn letter(partition: i32, offset: i64, value_size: u64) -> UndecodedLetter {
@@ -329,6 +342,20 @@ mod tests {
             },
             content: crate::letter::ContentHash::default(),
             value_size,
+        }
+    }
+
+    fn stored(position: Position, value: Option<Bytes>) -> StoredRecord {
+        StoredRecord {
+            record: Record {
+                position,
+                timestamp: None,
+                key: None,
+                value,
+                headers: Headers::default(),
+                unreadable_headers: 0,
+            },
+            timestamp_type: None,
         }
     }
 
@@ -352,17 +379,7 @@ mod tests {
                 .map(|position| match position.offset {
                     0 => Found::Deleted,
                     9 if position.partition == 2 => Found::Unknown,
-                    _ => Found::Record(StoredRecord {
-                        record: Record {
-                            position,
-                            timestamp: None,
-                            key: None,
-                            value: None,
-                            headers: Headers::default(),
-                            unreadable_headers: 0,
-                        },
-                        timestamp_type: None,
-                    }),
+                    _ => Found::Record(stored(position, None)),
                 });
             Ok(found.collect())
         }
@@ -430,6 +447,33 @@ mod tests {
         ] {
             let page: Vec<_> = sizes.iter().map(|size| letter(0, 1, *size)).collect();
             assert_eq!(fitting(&page), expected, "{sizes:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn only_news_of_a_dead_letter_is_written() {
+        let contents = contents(&["/a"], NOBODY);
+        let record = stored(
+            letter(0, 7, 1).position,
+            Some(Bytes::from_static(b"\0\0\0\0\x07\x02a")),
+        );
+        let known = UndecodedLetter {
+            content: content_hash(&record.record),
+            ..letter(0, 7, 1)
+        };
+        // The registry had the schema a moment ago, and does not answer now. That makes no answer incomplete which was complete.
+        for undecoded in [Undecoded::NoSchema(7), Undecoded::Pending(7)] {
+            let found = vec![
+                (known.clone(), Some(record.clone())),
+                // Another record, and one that Kafka has deleted.
+                (letter(0, 8, 1), Some(record.clone())),
+                (letter(0, 9, 1), None),
+            ];
+            let Change::Decoded { letters, gone } = read(&contents, undecoded, found).await else {
+                panic!("another change");
+            };
+            assert!(letters.is_empty(), "{letters:?}");
+            assert_eq!(gone, [9]);
         }
     }
 
