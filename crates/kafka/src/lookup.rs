@@ -45,6 +45,30 @@ pub struct StoredRecord {
     pub timestamp_type: Option<TimestampType>,
 }
 
+/// What [`Lookup::find`] knows of a position.
+#[derive(Clone, Debug)]
+pub enum Found {
+    /// Its record.
+    Record(StoredRecord),
+    /// Kafka has deleted its record, and will not return it any more.
+    Deleted,
+    /// The broker does not know the partition, or one that ends before the position. Its metadata may be old, or the topic another one by now.
+    Unknown,
+}
+
+/// Why the consumer sees no record at a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Missing {
+    /// The consumer has read what follows the position.
+    Passed,
+    /// The position is before the first record of the partition, or after its end.
+    OutOfRange,
+    /// The partition ends before the position, or the broker does not know it.
+    Unknown,
+}
+
+type Sought = Result<StoredRecord, Missing>;
+
 /// For a distance up to this many offsets, reading on is faster than a new assignment.
 const NEAR: i64 = 50;
 
@@ -119,8 +143,8 @@ impl Lookup {
         for indexes in partitions.values_mut() {
             indexes.sort_unstable_by_key(|index| positions[*index].offset);
             let visited =
-                self.visit_partition(&mut reading, positions, indexes, deadline, |index, stored| {
-                    found[index] = stored;
+                self.visit_partition(&mut reading, positions, indexes, deadline, |index, sought| {
+                    found[index] = sought.ok();
                     ControlFlow::Continue(())
                 });
             if let Err(error) = visited {
@@ -130,6 +154,45 @@ impl Lookup {
         }
         self.consumer.unassign().map_err(kafka("unassigning"))?;
         result.map(|()| found)
+    }
+
+    /// What is known of these positions, which must be of one partition and in the order of their offsets. Returns that of the first ones, at least
+    /// one: ends early when the time is over, so that a caller who goes on with the next ones always makes progress, and after a position that is
+    /// [`Found::Unknown`]. Blocks.
+    ///
+    /// # Errors
+    /// If nothing can be read within `timeout`.
+    pub fn find(&self, positions: &[Position], timeout: Duration) -> Result<Vec<Found>, ReadError> {
+        let deadline = Instant::now() + timeout;
+        let indexes: Vec<usize> = (0..positions.len()).collect();
+        let (mut reading, mut sought) = (Reading::default(), Vec::<Sought>::new());
+        let visited = self.visit_partition(&mut reading, positions, &indexes, deadline, |_, found| {
+            let is_last = matches!(found, Err(Missing::Unknown));
+            sought.push(found);
+            if is_last {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        });
+        self.consumer.unassign().map_err(kafka("unassigning"))?;
+        if let (Err(error), true) = (visited, sought.is_empty()) {
+            return Err(error);
+        }
+        let is_out_of_range = |found: &Sought| matches!(found, Err(Missing::OutOfRange));
+        let low = match sought.iter().position(is_out_of_range) {
+            Some(index) => {
+                let position = &positions[index];
+                let deadline = Instant::now() + timeout;
+                let (low, _) = watermarks(&self.consumer, &position.topic, position.partition, deadline)?;
+                Some(low)
+            }
+            None => None,
+        };
+        let found = sought.into_iter().zip(positions);
+        Ok(found
+            .map(|(found, position)| found_at(found, position.offset, low))
+            .collect())
     }
 
     /// As [`Lookup::get`], but ends once the records have this size together, in bytes: returns those at the first positions, at least one. Only
@@ -152,7 +215,8 @@ impl Lookup {
         let mut reading = std::mem::take(&mut self.reading);
         for run in runs {
             let indexes: Vec<usize> = (0..run.len()).collect();
-            let visited = self.visit_partition(&mut reading, run, &indexes, deadline, |_, stored| {
+            let visited = self.visit_partition(&mut reading, run, &indexes, deadline, |_, sought| {
+                let stored = sought.ok();
                 size += stored.as_ref().map_or(0, |stored| stored.record.size());
                 found.push(stored);
                 if size < bytes {
@@ -190,7 +254,7 @@ impl Lookup {
         positions: &[Position],
         indexes: &[usize],
         deadline: Instant,
-        mut visit: impl FnMut(usize, Option<StoredRecord>) -> ControlFlow<()>,
+        mut visit: impl FnMut(usize, Sought) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, ReadError> {
         for index in indexes {
             let position = &positions[*index];
@@ -205,6 +269,8 @@ impl Lookup {
             }
             let offset = |ahead: &StoredRecord| ahead.record.position.offset;
             let is_usable = |ahead: &StoredRecord| (reading.from..=offset(ahead)).contains(&position.offset);
+            // Unless it turns out that there is none, a record at or after the position is read.
+            let mut missing = Missing::Passed;
             if !reading.ahead.as_ref().is_some_and(is_usable) {
                 reading.ahead = None;
                 let is_near = reading
@@ -214,14 +280,17 @@ impl Lookup {
                     self.assign(position)?;
                 }
                 reading.from = position.offset;
-                reading.ahead = self.read_up_to(position, deadline)?;
+                match self.read_up_to(position, deadline)? {
+                    Ok(ahead) => reading.ahead = Some(ahead),
+                    Err(why) => missing = why,
+                }
                 reading.next = reading.ahead.as_ref().map(|ahead| offset(ahead) + 1);
             }
             let stored = reading
                 .ahead
                 .as_ref()
                 .filter(|ahead| offset(ahead) == position.offset);
-            if visit(*index, stored.cloned()).is_break() {
+            if visit(*index, stored.cloned().ok_or(missing)).is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }
@@ -240,8 +309,8 @@ impl Lookup {
         self.consumer.assign(&list).map_err(assigning)
     }
 
-    /// The first record at or after a position; `None` if the partition ends before it or does not exist.
-    fn read_up_to(&self, position: &Position, deadline: Instant) -> Result<Option<StoredRecord>, ReadError> {
+    /// The first record at or after a position, or why there is none.
+    fn read_up_to(&self, position: &Position, deadline: Instant) -> Result<Sought, ReadError> {
         let topic: &Arc<str> = &position.topic;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -257,21 +326,21 @@ impl Lookup {
                     if message.topic() != &**topic || message.partition() != position.partition => {}
                 Some(Ok(message)) if message.offset() < position.offset => {}
                 Some(Ok(message)) => {
-                    return Ok(Some(StoredRecord {
+                    return Ok(Ok(StoredRecord {
                         timestamp_type: convert::timestamp_type(message.timestamp()),
                         record: convert::record(&message, topic),
                     }));
                 }
-                Some(Err(KafkaError::PartitionEOF(_))) if self.has_more(position, deadline)? => {}
-                Some(Err(KafkaError::PartitionEOF(_))) => return Ok(None),
+                Some(Err(KafkaError::PartitionEOF(_))) => {
+                    if let Some(missing) = self.at_end(position, deadline)? {
+                        return Ok(Err(missing));
+                    }
+                }
                 Some(Err(error)) => match error.rdkafka_error_code() {
-                    Some(
-                        RDKafkaErrorCode::AutoOffsetReset
-                        | RDKafkaErrorCode::OffsetOutOfRange
-                        | RDKafkaErrorCode::UnknownTopic
-                        | RDKafkaErrorCode::UnknownPartition
-                        | RDKafkaErrorCode::UnknownTopicOrPartition,
-                    ) => return Ok(None),
+                    Some(RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange) => {
+                        return Ok(Err(Missing::OutOfRange));
+                    }
+                    _ if is_unknown(&error) => return Ok(Err(Missing::Unknown)),
                     Some(RDKafkaErrorCode::TopicAuthorizationFailed | RDKafkaErrorCode::Fatal) => {
                         return Err(kafka("reading a record")(error));
                     }
@@ -283,18 +352,50 @@ impl Lookup {
         }
     }
 
-    /// Whether the record at a position may still arrive after an end of partition.
-    fn has_more(&self, position: &Position, deadline: Instant) -> Result<bool, ReadError> {
+    /// What an end of partition says of a position; `None` if its record may still arrive.
+    fn at_end(&self, position: &Position, deadline: Instant) -> Result<Option<Missing>, ReadError> {
         let after = position.offset.saturating_add(1);
         let reported = self.consumer.context().take_end();
         if let AtEnd::Reached { .. } = at_end(None, reported, after) {
-            return Ok(false);
+            return Ok(Some(Missing::Passed));
         }
         // The broker that served the fetch may not know all records yet. The leader knows the end, and so do later fetches.
         match watermarks(&self.consumer, &position.topic, position.partition, deadline) {
-            Ok((_, end)) => Ok(end >= after),
-            Err(ReadError::Kafka { source, .. }) if is_unknown(&source) => Ok(false),
+            Ok((_, end)) => Ok((end < after).then_some(Missing::Unknown)),
+            Err(ReadError::Kafka { source, .. }) if is_unknown(&source) => Ok(Some(Missing::Unknown)),
             Err(error) => Err(error),
+        }
+    }
+}
+
+/// What is known of an offset. `low` is the first offset of the partition, if it was asked for.
+fn found_at(sought: Sought, offset: i64, low: Option<i64>) -> Found {
+    match sought {
+        Ok(stored) => Found::Record(stored),
+        Err(Missing::Passed) => Found::Deleted,
+        Err(Missing::OutOfRange) if low.is_some_and(|low| offset < low) => Found::Deleted,
+        Err(Missing::OutOfRange | Missing::Unknown) => Found::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_deleted_only_if_kafka_has_what_follows_it() {
+        for (missing, low, is_deleted) in [
+            (Missing::Passed, None, true),
+            (Missing::OutOfRange, Some(8), true),
+            // After the end.
+            (Missing::OutOfRange, Some(7), false),
+            (Missing::OutOfRange, None, false),
+            (Missing::Unknown, None, false),
+            // The broker has learned of the partition since.
+            (Missing::Unknown, Some(8), false),
+        ] {
+            let found = found_at(Err(missing), 7, low);
+            assert_eq!(matches!(found, Found::Deleted), is_deleted, "{missing:?} {low:?}");
         }
     }
 }

@@ -29,7 +29,7 @@ use rusqlite::Connection;
 use tonic::{Request, Status};
 
 use crate::filter::{Expr, Restriction, TextField, TextTest};
-use crate::index;
+use crate::index::{self, Reach};
 use crate::masking::{Mask, Masking};
 
 /// What each call of the audit log requires.
@@ -288,20 +288,35 @@ impl LimitedFilter {
         })
     }
 
-    /// The dead letters numbered after this one of which it is not known whether they match, because their values are not decoded yet: how many, and the
-    /// number of the first one. Many are not counted exactly.
-    pub(crate) fn pending(
-        &self,
-        connection: &Connection,
-        after: i64,
-    ) -> rusqlite::Result<(u64, Option<i64>)> {
+    /// The number of dead letters numbered after this one of which it is not known whether they match, because their values are not decoded yet. Many are not
+    /// counted exactly.
+    pub(crate) fn pending(&self, connection: &Connection, after: i64) -> rusqlite::Result<u64> {
+        match self.undecided(connection)? {
+            Some(filter) => index::pending(connection, &filter, after),
+            None => Ok(0),
+        }
+    }
+
+    /// How far it is known of the dead letters between these numbers whether they match.
+    pub(crate) fn reach(&self, connection: &Connection, after: i64, up_to: i64) -> rusqlite::Result<Reach> {
+        match self.undecided(connection)? {
+            Some(filter) => index::reach(connection, &filter, after, up_to),
+            None => Ok(Reach {
+                up_to,
+                is_pending: false,
+            }),
+        }
+    }
+
+    /// Matches the pending dead letters of which it is not known whether they match this filter; `None` if there are none.
+    fn undecided(&self, connection: &Connection) -> rusqlite::Result<Option<Expr>> {
         if !self.filter.tests_values() || !index::has_pending(connection)? {
-            return Ok((0, None));
+            return Ok(None);
         }
         let mut parts = self.visible(connection)?;
         parts.push(self.filter.with_unknown_values(true));
         parts.push(Expr::Not(Box::new(self.filter.with_unknown_values(false))));
-        index::pending(connection, &Expr::And(parts), after)
+        Ok(Some(Expr::And(parts)))
     }
 
     /// What limits a filter to the topics in which its caller may find something.

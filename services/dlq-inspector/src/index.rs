@@ -53,7 +53,9 @@ pub(crate) use query::{
 };
 pub use schema::Generation;
 use schema::OpenError;
-pub(crate) use undecoded::{UndecodedLetter, has_pending, next_schema, of_schema, pending, pending_count};
+pub(crate) use undecoded::{
+    Reach, UndecodedLetter, has_pending, next_schema, of_schema, pending, pending_count, reach,
+};
 pub use writer::{Change, Writer};
 
 /// Opening or writing the index failed.

@@ -9,12 +9,12 @@ use bytes::Bytes;
 use rdkafka::TopicPartitionList;
 use redeliver_core::{Headers, Output, Position};
 use redeliver_kafka::follow::{Begin, Event, Follower, Start};
-use redeliver_kafka::lookup::{Lookup, StoredRecord};
+use redeliver_kafka::lookup::{Found, Lookup, StoredRecord};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::survey::{Extent, Retention, Surveyor};
 use redeliver_kafka::transaction::Transactions;
 use redeliver_kafka::{KafkaSettings, Waker};
-use redeliver_testkit::{DEADLINE, eventually, unique};
+use redeliver_testkit::{DEADLINE, eventually, kafka_request, unique};
 
 use crate::support::{create_topic, delete_topic, settings};
 
@@ -287,6 +287,41 @@ async fn lookups_return_existing_records_and_none_for_missing_ones() {
         ];
         assert_eq!(values, expected);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_records_that_kafka_has_deleted_are_found_to_be() {
+    let settings = settings("lookup-find");
+    let topic: Arc<str> = unique("lookup-find").into();
+    create_topic(&settings, &topic, 1).await;
+    produce(&settings, &topic, 0, &["v0", "v1", "v2"]).await;
+    produce_and_abort(&settings, &topic, &["never"]);
+    kafka_request::delete_records(&settings.brokers, &topic, 0, 2);
+    let lookup = Lookup::new(&settings).unwrap();
+    let find = |topic: &Arc<str>, offsets: &[i64]| {
+        let positions: Vec<Position> = offsets
+            .iter()
+            .map(|offset| Position {
+                topic: topic.clone(),
+                partition: 0,
+                offset: *offset,
+            })
+            .collect();
+        let found = lookup.find(&positions, DEADLINE).unwrap();
+        let found = found.into_iter().map(|found| match found {
+            Found::Record(stored) => String::from_utf8(stored.record.value.unwrap().to_vec()).unwrap(),
+            Found::Deleted => "deleted".to_owned(),
+            Found::Unknown => "unknown".to_owned(),
+        });
+        found.collect::<Vec<_>>()
+    };
+    assert_eq!(
+        find(&topic, &[0, 1, 2, 3]),
+        ["deleted", "deleted", "v2", "deleted"]
+    );
+    assert_eq!(find(&topic, &[0, 100_000]), ["deleted", "unknown"]);
+    // Nothing is asked after what is unknown.
+    assert_eq!(find(&unique("none").into(), &[0, 1]), ["unknown"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -50,7 +50,7 @@ impl Api {
         let (GroupPage { groups, next }, pending) = self
             .pool
             .query(move |connection| {
-                let (pending, _) = filter.pending(connection, 0)?;
+                let pending = filter.pending(connection, 0)?;
                 let (filter, visible) = (filter.resolve(connection)?, seen.topics(connection)?);
                 let query = GroupQuery {
                     wanted: &wanted,

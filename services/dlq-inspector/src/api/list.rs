@@ -60,7 +60,7 @@ impl Api {
         ) = self
             .pool
             .query(move |connection| {
-                let (pending, _) = filter.pending(connection, 0)?;
+                let pending = filter.pending(connection, 0)?;
                 let filter = filter.resolve(connection)?;
                 let page = index::list(connection, &filter, direction, after, limit)?;
                 Ok((page, pending))

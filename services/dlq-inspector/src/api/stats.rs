@@ -32,7 +32,7 @@ impl Api {
         let (mut counts, pending) = self
             .pool
             .query(move |connection| {
-                let (pending, _) = parsed.pending(connection, 0)?;
+                let pending = parsed.pending(connection, 0)?;
                 let filter = parsed.resolve(connection)?;
                 let counts = index::count_by_topic(connection, &filter, since)?;
                 Ok((counts, pending))

@@ -27,7 +27,7 @@ use crate::access::{LimitedFilter, Viewer};
 use crate::audit::Disclosure;
 use crate::completeness::Completeness;
 use crate::filter::NumberField;
-use crate::index::{self, Generation, IndexedLetter, MessageCache, Page, PageLimit, Stretch};
+use crate::index::{self, Generation, IndexedLetter, MessageCache, Page, PageLimit, Reach, Stretch};
 use crate::ledger;
 use crate::metrics::WatcherGuard;
 
@@ -82,6 +82,8 @@ struct Watcher {
     last_read: i64,
     /// Of this watch and of those that it resumes; `None` if it is not known.
     passed: Option<Passed>,
+    /// Whether the next dead letter is one of which it is not known whether it matches, as far as the watch knows.
+    is_held_back: bool,
     /// Whether the watch has begun in another index: what it has passed may follow in this one.
     skips_passed: bool,
     /// When the last message was sent.
@@ -139,6 +141,7 @@ impl Api {
             is_full: is_full(request.view),
             last_read,
             passed,
+            is_held_back: false,
             skips_passed,
             last_sent: Instant::now(),
             sender,
@@ -216,7 +219,12 @@ impl Watcher {
                     let last = *rows.borrow_and_update();
                     self.send_up_to(last).await?;
                 }
-                _ = heartbeats.tick() => self.send_heartbeat().await?,
+                _ = heartbeats.tick() => {
+                    // What holds the watch back can end without a new dead letter, for example because Kafka deletes it.
+                    let last = *rows.borrow();
+                    self.send_up_to(last).await?;
+                    self.send_heartbeat().await?;
+                }
             }
         }
     }
@@ -230,8 +238,9 @@ impl Watcher {
                 .pool
                 .watch(move |connection| filter.pending(connection, after));
             let counted = counting.await;
-            let (pending, _) = counted.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
-            completeness = completeness.with_pending(pending);
+            let pending = counted.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
+            // What has held the watch back may be decoded or removed since, but what follows it is not sent yet.
+            completeness = completeness.with_pending(pending.max(u64::from(self.is_held_back)));
         }
         Ok(self.api.completeness_message(&completeness, &self.viewer))
     }
@@ -254,6 +263,7 @@ impl Watcher {
     /// letter of which it is not known whether it matches, because its value is not decoded yet: the watch goes on when it is.
     async fn send_up_to(&mut self, last: i64) -> Result<(), WatchEnd> {
         self.check_generation()?;
+        self.is_held_back = false;
         while self.last_read < last {
             let completeness = self.api.completeness();
             let (filter, messages) = (self.filter.clone(), self.messages.clone());
@@ -262,12 +272,11 @@ impl Watcher {
                 .api
                 .pool
                 .watch(move |connection| {
-                    let (_, pending) = filter.pending(connection, after)?;
-                    let last = pending.map_or(last, |pending| last.min(pending - 1));
+                    let Reach { up_to, is_pending } = filter.reach(connection, after, last)?;
                     let filter = filter.resolve(connection)?;
                     let stretch =
-                        index::list_by_sequence(connection, &filter, &messages, after, last, READ_LIMIT)?;
-                    let is_pending = pending.is_some_and(|pending| stretch.end + 1 >= pending);
+                        index::list_by_sequence(connection, &filter, &messages, after, up_to, READ_LIMIT)?;
+                    let is_pending = is_pending && stretch.end == up_to;
                     Ok((stretch, is_pending, index::read_topic_ids(connection)?))
                 })
                 .await;
@@ -300,6 +309,7 @@ impl Watcher {
                 self.last_read = sequence;
             }
             if is_pending && !has_more {
+                self.is_held_back = true;
                 return Ok(());
             }
             let is_silent = !has_more && self.last_sent == last_sent && self.last_read < last;

@@ -8,7 +8,7 @@ use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension as _, params, params_from_iter};
 
 use super::message_cache::MessageCache;
-use super::query::{dictionary, values};
+use super::query::{SCANNED_ROWS, dictionary, values};
 use super::texts::{TextTable, Texts};
 use crate::filter::{Condition, Expr};
 use crate::letter::{ContentHash, Undecoded};
@@ -23,6 +23,15 @@ CREATE INDEX undecoded_by_schema ON undecoded (is_pending, schema_id, sequence);
 
 /// A higher number of dead letters is not counted.
 const MAX_COUNT: i64 = 10_000;
+
+/// How far a watch may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reach {
+    /// The watch may pass the dead letters up to this number.
+    pub(crate) up_to: i64,
+    /// Whether the next one is pending and matches.
+    pub(crate) is_pending: bool,
+}
 
 /// A dead letter to decode.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,35 +84,68 @@ pub(crate) fn pending_count(connection: &Connection) -> rusqlite::Result<i64> {
         .query_row((), |row| row.get("count"))
 }
 
-/// The dead letters that are pending, match a filter, and are numbered after `after`: how many, at most [`MAX_COUNT`], and the number of the first
-/// one.
-pub(crate) fn pending(
+/// The number of dead letters that are pending, match a filter, and are numbered after `after`: at most [`MAX_COUNT`].
+pub(crate) fn pending(connection: &Connection, filter: &Expr, after: i64) -> rusqlite::Result<u64> {
+    let condition = Condition::of(filter, &dictionary(connection, filter, &MessageCache::default())?);
+    let sql = format!(
+        "SELECT count(*) AS count FROM ({})",
+        matching(&condition, "undecoded u")
+    );
+    let params = parameters(&condition, after, i64::MAX, MAX_COUNT);
+    let count: i64 = connection
+        .prepare_cached(&sql)?
+        .query_row(params_from_iter(params), |row| row.get("count"))?;
+    Ok(count.unsigned_abs())
+}
+
+/// How far a watch may go that has passed `after`, at most up to `up_to`, so that it passes no dead letter that is pending and matches. Tests a bounded
+/// number of them: a watch asks for each page.
+pub(crate) fn reach(
     connection: &Connection,
     filter: &Expr,
     after: i64,
-) -> rusqlite::Result<(u64, Option<i64>)> {
+    up_to: i64,
+) -> rusqlite::Result<Reach> {
+    let tested = connection
+        .prepare_cached(
+            "SELECT sequence FROM undecoded NOT INDEXED WHERE sequence > ? AND sequence <= ? \
+             ORDER BY sequence LIMIT 1 OFFSET ?",
+        )?
+        .query_row((after, up_to, SCANNED_ROWS - 1), |row| row.get("sequence"))
+        .optional()?
+        .unwrap_or(up_to);
     let condition = Condition::of(filter, &dictionary(connection, filter, &MessageCache::default())?);
+    let params = parameters(&condition, after, tested, 1);
+    let first: Option<i64> = connection
+        .prepare_cached(&matching(&condition, "undecoded u NOT INDEXED"))?
+        .query_row(params_from_iter(params), |row| row.get("sequence"))
+        .optional()?;
+    Ok(Reach {
+        up_to: first.map_or(tested, |first| first - 1),
+        is_pending: first.is_some(),
+    })
+}
+
+/// Selects the numbers of the dead letters that are pending and match a condition. The parameters are [`parameters`].
+fn matching(condition: &Condition, undecoded: &str) -> String {
     let bodies = if condition.reads_bodies {
         " CROSS JOIN bodies b ON b.row = u.row"
     } else {
         ""
     };
-    let sql = format!(
-        "SELECT count(*) AS count, min(sequence) AS first FROM (SELECT u.sequence AS sequence FROM undecoded u \
-         CROSS JOIN letters l NOT INDEXED ON l.row = u.row{bodies} \
-         WHERE u.sequence > ? AND u.is_pending = 1 AND {} ORDER BY u.sequence LIMIT ?)",
+    format!(
+        "SELECT u.sequence AS sequence FROM {undecoded} CROSS JOIN letters l NOT INDEXED ON l.row = u.row{bodies} \
+         WHERE u.sequence > ? AND u.sequence <= ? AND u.is_pending = 1 AND {} ORDER BY u.sequence LIMIT ?",
         condition.sql
-    );
-    let params = [Value::Integer(after)]
+    )
+}
+
+fn parameters(condition: &Condition, after: i64, up_to: i64, limit: i64) -> impl Iterator<Item = Value> {
+    [after, up_to]
+        .map(Value::Integer)
         .into_iter()
         .chain(values(&condition.params))
-        .chain([Value::Integer(MAX_COUNT)]);
-    connection
-        .prepare_cached(&sql)?
-        .query_row(params_from_iter(params), |row| {
-            let count: i64 = row.get("count")?;
-            Ok((count.unsigned_abs(), row.get("first")?))
-        })
+        .chain([Value::Integer(limit)])
 }
 
 /// The first schema after this one that undecoded values have, of those that are pending or of the others.

@@ -92,7 +92,7 @@ impl Contents {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use redeliver_core::{Headers, Position};
     use redeliver_runtime::config::SchemaRegistryConfig;
 
@@ -100,7 +100,7 @@ mod tests {
     use crate::letter::Undecoded;
     use crate::metrics::Metrics;
 
-    fn contents(pointers: &[&str], url: Option<&str>) -> Contents {
+    pub(in crate::ingest) fn contents(pointers: &[&str], url: Option<&str>) -> Contents {
         let pointers: Vec<String> = pointers.iter().map(|pointer| (*pointer).to_owned()).collect();
         let schemas = url.map(|url| {
             let config: SchemaRegistryConfig =
@@ -113,7 +113,7 @@ mod tests {
     }
 
     /// A port at which nobody listens.
-    const NOBODY: Option<&str> = Some("http://127.0.0.1:9");
+    pub(in crate::ingest) const NOBODY: Option<&str> = Some("http://127.0.0.1:9");
 
     fn record(value: &'static [u8]) -> Record {
         Record {

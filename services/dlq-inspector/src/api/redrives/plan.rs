@@ -244,7 +244,7 @@ impl Api {
         loop {
             let filter = filter.clone();
             let listing = self.pool.query(move |connection| {
-                let (pending, _) = filter.pending(connection, 0)?;
+                let pending = filter.pending(connection, 0)?;
                 let filter = filter.resolve(connection)?;
                 let page = index::list(connection, &filter, Direction::Ascending, after, PAGE)?;
                 Ok((page, pending))

@@ -40,10 +40,12 @@ impl Fixture {
         self.index.pool.read_blocking(query).unwrap()
     }
 
-    /// How many are pending that match, and the offset of the first one after this number.
+    /// How many are pending that match, and the number of the first one after this number.
     fn pending(&self, filter: &str, after: i64) -> (u64, Option<i64>) {
         let filter = parse(filter, self.json_fields).unwrap();
-        self.read(|connection| pending(connection, &filter, after))
+        let count = self.read(|connection| pending(connection, &filter, after));
+        let Reach { up_to, is_pending } = self.read(|connection| reach(connection, &filter, after, i64::MAX));
+        (count, is_pending.then_some(up_to + 1))
     }
 
     fn of_schema(&self, is_pending: bool, schema_id: u32) -> Vec<i64> {
@@ -109,6 +111,29 @@ fn dead_letters_are_pending_until_they_are_decoded_and_then_found_by_their_field
     };
     assert_eq!((a.total, b.total), (3, 1));
     assert_eq!(fixture.index.writer.last_sequence(), 4);
+}
+
+#[test]
+fn a_watch_goes_on_in_bounded_steps_up_to_a_dead_letter_that_is_pending_and_matches() {
+    let mut fixture = Fixture::new();
+    let all = query::SCANNED_ROWS + 10;
+    let letters = (0..all).map(|offset| undecoded("a-dlq", offset, Undecoded::Pending(7)));
+    let last = undecoded("b-dlq", 0, Undecoded::Pending(7));
+    fixture.put(letters.chain([last]).collect());
+    let reached = |filter: &str, after, up_to| {
+        let filter = parse(filter, &[]).unwrap();
+        let found = fixture.read(|connection| reach(connection, &filter, after, up_to));
+        (found.up_to, found.is_pending)
+    };
+    assert_eq!(reached("topic = b-dlq", 0, all + 1), (query::SCANNED_ROWS, false));
+    assert_eq!(
+        reached("topic = b-dlq", query::SCANNED_ROWS, all + 1),
+        (all, true)
+    );
+    // What a watch does not reach now does not hold it back.
+    assert_eq!(reached("topic = b-dlq", query::SCANNED_ROWS, all), (all, false));
+    assert_eq!(reached("topic = a-dlq", 4, all), (4, true));
+    assert_eq!(reached("topic = c-dlq", all, all + 1), (all + 1, false));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Filters on fields of values that were written with a schema of a registry.
 
+use redeliver_testkit::kafka_request::delete_records;
+
 use super::*;
 
 /// Has the field `/order/id`.
@@ -264,4 +266,43 @@ async fn filters_find_fields_of_decoded_values_also_of_those_that_arrive_while_t
     until(&all, "json./order/id = o-9", &[id(&orders, 6)], 0).await;
     let log = inspector.process.output();
     assert!(!log.contains(SECRET), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_goes_on_if_what_holds_it_back_is_deleted() {
+    let registry = FakeEndpoint::start(|_| Reply::status(503));
+    let scopes: [(&str, &[&str]); 1] = [("all", &["dead-letters:*"])];
+    let mut callers = Callers::without_dead_letters("decoded-deleted", &scopes).await;
+    let base = &mut callers.env.base;
+    base.set("dlq_inspector.schema_registry.url", &registry.url());
+    base.set("dlq_inspector.json_fields", r#"["/order/id"]"#);
+    let [orders, _] = callers.topics.clone();
+    let values = [framed(1, &string("o-7")), br#"{"order":{"id":"o-7"}}"#.to_vec()];
+    callers
+        .env
+        .put(&orders, 0, values.into_iter().map(letter).collect())
+        .await;
+    let mut inspector = callers.env.start().await;
+    let all = callers.client(&inspector.channel().await, "all");
+    let second = [format!("{orders}/0/1")];
+    until(&all, O7, &second, 1).await;
+    let mut watched = watch(&all, O7).await;
+    let (sent, synced) = next(&mut watched, None).await;
+    assert_eq!(sent, [""; 0]);
+    assert_eq!(synced.unwrap().undecoded_count, 1);
+
+    delete_records(&callers.env.kafka.brokers, &orders, 0, 1);
+    until(&all, O7, &second, 0).await;
+    // No new dead letter wakes the watch. Until it has sent the second one, it does not say that it has.
+    let going_on = async {
+        loop {
+            match watched.message().await.unwrap().unwrap().event.unwrap() {
+                Event::DeadLetter(letter) => return letter.id,
+                Event::Heartbeat(heartbeat) => assert!(!heartbeat.completeness.unwrap().complete),
+                Event::Synced(_) => panic!("synced again"),
+            }
+        }
+    };
+    let sent = timeout(DEADLINE, going_on).await.expect("the dead letter");
+    assert_eq!(sent, second[0]);
 }
