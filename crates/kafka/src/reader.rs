@@ -16,7 +16,7 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionListElem};
 use rdkafka::types::RDKafkaRespErr;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::{Record, Timestamp};
-use redeliver_kafka_ffi::KafkaClient;
+use redeliver_kafka_ffi::{KafkaClient, TopicId, describe_topics};
 
 use crate::client::{ClientSettings, KafkaSettings};
 use crate::convert;
@@ -294,6 +294,21 @@ impl TopicReader {
             }
         }
         Ok(())
+    }
+
+    /// The id of a topic; `None` if the broker does not know the topic, or does not support ids (before Kafka 2.8).
+    ///
+    /// # Errors
+    /// If the broker does not answer.
+    pub fn topic_id(&self, topic: &str) -> Result<Option<TopicId>, ReadError> {
+        // The embedded broker answers no administrative requests, and its topics are never deleted.
+        if self.settings.takes_all_partitions {
+            return Ok(None);
+        }
+        let failed = |code| kafka("requesting the id of a topic")(KafkaError::AdminOp(code));
+        let described = describe_topics(self.committed.client(), &[topic], CALL).map_err(failed)?;
+        let described = described.into_values().next().transpose().map_err(failed)?;
+        Ok(described.and_then(|described| described.id))
     }
 
     /// The number of partitions of a topic that it reads.

@@ -31,6 +31,7 @@ pub mod outcomes;
 pub mod pace;
 pub(crate) mod planner;
 pub mod record;
+pub mod room;
 pub(crate) mod source;
 pub(crate) mod start;
 pub mod step;

@@ -66,6 +66,7 @@ pub fn encode(job: &Job) -> Bytes {
         expires_ms: job.expires.map(Timestamp::as_millis),
         long_wait: job.kind == Kind::LongWait,
         occurrence: job.occurrence.as_deref().unwrap_or_default().to_owned(),
+        released_ms: job.released.map(Timestamp::as_millis),
         format: FORMAT,
     };
     record.encode_to_vec().into()
@@ -123,6 +124,7 @@ pub fn decode(id: JobId, bytes: &Bytes) -> Result<Job, CodecError> {
         ended: record.ended_ms.map(Timestamp::from_millis),
         expires: record.expires_ms.map(Timestamp::from_millis),
         occurrence: text(record.occurrence),
+        released: record.released_ms.map(Timestamp::from_millis),
     })
 }
 
@@ -300,6 +302,7 @@ mod tests {
             ended: None,
             expires: Some(Timestamp::from_millis(1_763_722_999_000)),
             occurrence: Some("nightly@2026-11-24T02:30:00.000Z".into()),
+            released: Some(Timestamp::from_millis(1_763_722_900_200)),
         }
     }
 

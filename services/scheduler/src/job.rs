@@ -60,6 +60,8 @@ pub struct Job {
     pub expires: Option<Timestamp>,
     /// The id of the occurrence for which a schedule has created the job. The id of the schedule for [`Kind::Schedule`].
     pub occurrence: Option<Arc<str>>,
+    /// When a long wait that an operator has released was made due. It is due since the release, which can be long before.
+    pub released: Option<Timestamp>,
 }
 
 /// The jobs that are dispatched in the order of their due times: those of one application for one topic with one priority.
@@ -114,6 +116,12 @@ pub struct Payload {
 }
 
 impl Job {
+    /// Since when the job could have been dispatched: from then on, it waits for a missing topic.
+    #[must_use]
+    pub fn ready_since(&self) -> Timestamp {
+        self.released.map_or(self.due, |released| released.max(self.due))
+    }
+
     /// The job in a final state, without its payload.
     #[must_use]
     pub fn ended(&self, state: JobState, now: Timestamp) -> Self {

@@ -150,6 +150,7 @@ mod tests {
             ended: None,
             expires: None,
             occurrence: None,
+            released: None,
         }
     }
 

@@ -326,6 +326,7 @@ fn entry_of(id: JobId, record: v1::ScheduleRecord, bytes: Bytes) -> Job {
         ended: None,
         expires: None,
         occurrence: Some(record.id.into()),
+        released: None,
     }
 }
 

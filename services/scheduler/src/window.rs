@@ -654,6 +654,7 @@ mod tests {
             ended: None,
             expires: None,
             occurrence: None,
+            released: None,
         })
     }
 

@@ -186,7 +186,7 @@ pub(super) struct Assignments {
     last_lookup: u64,
     /// Slots of partitions with `is_touched`.
     touched: Vec<usize>,
-    /// Where the next round of admissions begins.
+    /// Where the next round of admissions begins: after the slot that has admitted the last record.
     first: usize,
 }
 
@@ -323,12 +323,11 @@ impl Assignments {
         assigned.reading.take().map(|reading| reading.id)
     }
 
-    /// The slots in the order in which records are admitted. Each call begins with another partition, so that a busy one
-    /// does not use up the capacity every time.
-    pub(super) fn admission_order(&mut self) -> impl Iterator<Item = usize> + use<> {
-        let count = self.slots.len();
-        let first = self.first;
-        self.first = self.first.wrapping_add(1);
+    /// The slots in the order in which records are admitted. It begins after the slot that has admitted the last record, so that a busy partition does not
+    /// use up the capacity every time. Calls that admit nothing must not move it on: while there is no capacity, as under a rate, their number between
+    /// two records can be such that the same partitions come first each time.
+    pub(super) fn admission_order(&self) -> impl Iterator<Item = usize> + use<> {
+        let (first, count) = (self.first, self.slots.len());
         (0..count).map(move |step| (first + step) % count)
     }
 
@@ -358,6 +357,9 @@ impl Assignments {
         // A record was read at the position, so the position belongs to the assigned topic.
         assigned.is_confirmed = true;
         let admission = reading.tracker.observe(offset);
+        if admission == Admission::New {
+            self.first = slot + 1;
+        }
         if let Some(before) = &mut reading.before_batch {
             before.observe(offset);
         }
@@ -512,5 +514,36 @@ impl Assignments {
         of_topic
             .map(|assigned| (assigned.topic.clone(), assigned.partition))
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partitions_have_equal_parts_of_a_capacity_that_is_rarely_free() {
+        const PARTITIONS: usize = 4;
+        for calls_without_capacity in 0..PARTITIONS {
+            let mut assignments = Assignments::default();
+            for partition in (0..).take(PARTITIONS) {
+                assignments.add("docs".into(), partition);
+            }
+            for slot in assignments.slots() {
+                let beginning = Committed::at(0);
+                let started = assignments.start(slot, None, beginning, StoredCommit::default());
+                assert!(started.is_some());
+            }
+            let mut admitted = [0; PARTITIONS];
+            for _ in 0..5 * PARTITIONS {
+                for _ in 0..calls_without_capacity {
+                    drop(assignments.admission_order());
+                }
+                let slot = assignments.admission_order().next().unwrap();
+                assignments.observe(slot, admitted[slot]);
+                admitted[slot] += 1;
+            }
+            assert_eq!(admitted, [5; PARTITIONS], "{calls_without_capacity}");
+        }
     }
 }

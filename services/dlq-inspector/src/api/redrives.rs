@@ -22,13 +22,12 @@ use super::token::{PageToken, query_hash};
 use super::{Api, bounded};
 use crate::access::Viewer;
 use crate::index::{Cursor, IndexedLetter};
-use crate::redrive::change::{
-    Change, ChangeError, ChangeRequest, JobChange, JobWriter, MAX_EDIT_BYTES, RefusedChange,
-};
+use crate::redrive::change::{Change, ChangeError, ChangeRequest, JobChange, JobWriter, RefusedChange};
 use crate::redrive::job::{self, CHUNK, Item, Job, Kind};
 use crate::redrive::jobs::{Entry, Jobs, Problem};
 use crate::redrive::pace::waits_until;
 use crate::redrive::record::Destinations;
+use crate::redrive::room::MAX_EDIT_BYTES;
 use crate::redrive::source::{count_returned, returning_to};
 
 /// The maximum length of the id of a job.
@@ -405,6 +404,11 @@ fn change_failed(error: &ChangeError) -> Status {
                 Code::FailedPrecondition,
                 "REDRIVE_UNKNOWN_FORMAT",
                 unknown_format(*problem),
+            ),
+            RefusedChange::Overtaken => (
+                Code::Aborted,
+                "REDRIVE_REVISED",
+                "another automatic redrive was planned meanwhile".to_owned(),
             ),
             RefusedChange::TooMany => (
                 Code::ResourceExhausted,

@@ -4,7 +4,7 @@
 //! plan at the same time plan the same job, which the topic of jobs contains once.
 //!
 //! An automatic job takes each dead letter once. What it has not done, because somebody has cancelled it or because of a problem, is left to people. When the
-//! job is removed, its successor keeps that in further chunks of its plan.
+//! job is removed, another one of the pipeline keeps that in further chunks of its plan, see [`super::room`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -31,8 +31,8 @@ const REQUEST: char = '\u{1}';
 pub const MAX_ITEMS: usize = 10_000;
 /// How many jobs of a pipeline that have succeeded are kept, and how many that have ended otherwise.
 const KEPT: usize = 10;
-/// The maximum number of dead letters that superseded jobs of a pipeline have not done and no other job takes.
-const MAX_LEFT: usize = 10_000;
+/// The maximum number of dead letters of a pipeline that jobs that are removed have not done and no other job takes.
+pub const MAX_LEFT: usize = 10_000;
 /// The number of ids that a job shows.
 const SAMPLES: usize = 5;
 
@@ -98,20 +98,11 @@ fn of_pipeline<'j>(
     all.filter(move |(_, _, job)| job.spec().automatic_pipeline == pipeline)
 }
 
-/// The automatic jobs of a pipeline that need not be kept.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Superseded {
-    /// Their ids.
-    pub ids: BTreeSet<String>,
-    /// What they, and those that they have superseded, have not done. It is left to people: the next job keeps it, and no job takes it.
-    pub left: Vec<Item>,
-}
-
 /// The automatic jobs of a pipeline that are superseded by newer ones. Those of callers, which are jobs of no pipeline, never are.
 #[must_use]
-pub fn superseded(pipeline: &str, jobs: &Jobs) -> Superseded {
+pub fn superseded(pipeline: &str, jobs: &Jobs) -> BTreeSet<String> {
     if pipeline.is_empty() {
-        return Superseded::default();
+        return BTreeSet::new();
     }
     // The last jobs of each kind are reports for people. The last of all is that from which the next one follows.
     let (mut succeeded, mut others) = (0, 0);
@@ -125,36 +116,41 @@ pub fn superseded(pipeline: &str, jobs: &Jobs) -> Superseded {
         *newer > KEPT
     };
     let newest_first = of_pipeline(pipeline, jobs).rev();
-    let superseded: Vec<_> = newest_first.filter(is_superseded).collect();
-    let oldest_first = superseded.iter().rev();
-    let mut left: Vec<Item> = oldest_first
-        .flat_map(|(_, entry, job)| not_done(entry, job))
-        .collect();
-    left.drain(..left.len().saturating_sub(MAX_LEFT));
-    let ids = superseded.into_iter().map(|(id, ..)| id.to_owned());
-    Superseded {
-        ids: ids.collect(),
-        left,
-    }
+    let superseded = newest_first.filter(is_superseded);
+    superseded.map(|(id, ..)| id.to_owned()).collect()
 }
 
-/// What a job that has ended has not done, after what earlier jobs have left.
-fn not_done(entry: &Entry, job: &Job) -> Vec<Item> {
-    let mut own = Vec::new();
-    let mut left = Vec::new();
-    for chunk in entry.chunks() {
-        let items = entry.items(chunk).unwrap_or_default();
-        if chunk >= job.record.chunks {
-            left.extend(items);
-            continue;
-        }
-        let outcomes = entry.outcomes(chunk).numbers();
-        let is_done = |index: usize| outcomes.get(index) == Some(&Outcome::Done.number());
-        let items = items.into_iter().enumerate();
-        own.extend(items.filter(|(index, _)| !is_done(*index)).map(|(_, item)| item));
-    }
-    left.extend(own);
-    left
+/// What a job that has ended has not done of its own dead letters.
+#[must_use]
+pub fn not_done(entry: &Entry, job: &Job) -> Vec<Item> {
+    let own = entry.chunks().filter(|chunk| *chunk < job.record.chunks);
+    let not_done = own.flat_map(|chunk| {
+        let outcomes = entry.outcomes(chunk);
+        let is_done = |index: usize| outcomes.numbers().get(index) == Some(&Outcome::Done.number());
+        let items = entry.items(chunk).unwrap_or_default().into_iter().enumerate();
+        let items = items.filter(|(index, _)| !is_done(*index));
+        items.map(|(_, item)| item).collect::<Vec<Item>>()
+    });
+    not_done.collect()
+}
+
+/// The request id of the job that follows this one, or of the first one of a pipeline.
+fn request_id(pipeline: &str, predecessor: Option<&str>) -> String {
+    format!("{REQUEST}{pipeline}/{}", predecessor.unwrap_or_default())
+}
+
+/// Whether a job is not automatic, or follows the last one of its pipeline. Another inspector can have planned jobs since this one was decided.
+#[must_use]
+pub fn follows(record: &v1::RedriveRecord, jobs: &Jobs) -> bool {
+    let pipeline = record
+        .redrive
+        .as_ref()
+        .map(|redrive| &*redrive.automatic_pipeline);
+    let Some(pipeline) = pipeline.filter(|pipeline| !pipeline.is_empty()) else {
+        return true;
+    };
+    let last = of_pipeline(pipeline, jobs).next_back().map(|(id, ..)| id);
+    record.request_id == request_id(pipeline, last)
 }
 
 impl Rule {
@@ -319,12 +315,12 @@ impl<'r> Selection<'r> {
             automatic_max_count: if is_used_up { 0 } else { settings.max_count },
             ..v1::Redrive::default()
         };
-        let predecessor = last.map_or("", |last| last.spec().id.as_str());
+        let predecessor = last.map(|last| last.spec().id.as_str());
         let record = v1::RedriveRecord {
             // It is started with its plan.
             wanted: v1::RedriveState::Running.into(),
             run: 1,
-            request_id: format!("{REQUEST}{pipeline}/{predecessor}"),
+            request_id: request_id(pipeline, predecessor),
             redrive: Some(redrive),
             ..v1::RedriveRecord::default()
         };
@@ -464,6 +460,7 @@ mod tests {
         add(&mut jobs, "1f", &first, 1, v1::RedriveState::Running);
         let second = next(&jobs, &[(2, died("docs", 0))]).unwrap();
         assert_eq!(second.0.request_id, "\u{1}docs/1f");
+        assert!(follows(&second.0, &jobs) && !follows(&first.0, &jobs));
         assert_eq!(second.0.wanted(), v1::RedriveState::Running);
         let Standing::Idle(Some(mut last)) = Standing::of("docs", &jobs) else {
             panic!("idle");
@@ -528,15 +525,8 @@ mod tests {
             );
         }
         // The one that was cancelled is no report of a success.
-        let expected = |ids: &[&str], left: &[i64]| Superseded {
-            ids: ids.iter().map(|id| (*id).to_owned()).collect(),
-            left: left.iter().map(|offset| item("docs-dlq", *offset)).collect(),
-        };
-        assert_eq!(
-            superseded("docs", &jobs),
-            expected(&["10", "11", "13", "14"], &[])
-        );
-        assert_eq!(superseded("other", &jobs), Superseded::default());
+        let superseded = |jobs: &Jobs| superseded("docs", jobs).into_iter().collect::<Vec<_>>();
+        assert_eq!(superseded(&jobs), ["10", "11", "13", "14"]);
         let of_one = |offset| next(&Jobs::default(), &[(offset, died("docs", 0))]).unwrap();
         for number in 50..61 {
             add(
@@ -547,20 +537,25 @@ mod tests {
                 v1::RedriveState::Cancelled,
             );
         }
-        let with_cancelled = expected(&["10", "11", "12", "13", "14", "50"], &[0, 50]);
-        assert_eq!(superseded("docs", &jobs), with_cancelled);
+        let with_cancelled = ["10", "11", "12", "13", "14", "50"];
+        assert_eq!(superseded(&jobs), with_cancelled);
+        let cancelled = jobs.get("50").unwrap();
+        assert_eq!(
+            not_done(cancelled, &cancelled.job().unwrap()),
+            [item("docs-dlq", 50)]
+        );
         // What is running is neither.
         add(&mut jobs, "70", &of_one(70), 0, v1::RedriveState::Running);
-        assert_eq!(superseded("docs", &jobs), with_cancelled);
-        let further = job::chunks(&with_cancelled.left).remove(0);
+        assert_eq!(superseded(&jobs), with_cancelled);
+        // No job takes again what another one keeps.
+        let further = job::chunks(&[item("docs-dlq", 50)]).remove(0);
         jobs.apply(&record(&plan_key("70", 1), Some(further.encode_to_vec().into())));
-        for id in &with_cancelled.ids {
+        for id in with_cancelled {
             for key in jobs.get(id).unwrap().keys(id) {
                 jobs.apply(&record(&key, None));
             }
         }
         add(&mut jobs, "70", &of_one(70), 1, v1::RedriveState::Running);
-        // No job takes again what those that are removed have left.
         assert_eq!(next(&jobs, &[(50, died("docs", 0)), (70, died("docs", 0))]), None);
         assert_eq!(next(&jobs, &[(49, died("docs", 0))]).unwrap().1, [49]);
         let mut of_callers = planned.clone();
@@ -574,7 +569,7 @@ mod tests {
                 v1::RedriveState::Running,
             );
         }
-        assert_eq!(superseded("", &jobs), Superseded::default());
+        assert_eq!(super::superseded("", &jobs), BTreeSet::new());
     }
 
     #[test]

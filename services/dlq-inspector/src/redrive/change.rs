@@ -1,8 +1,6 @@
 //! Changes of jobs by callers: plans, starts, pauses.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::{Headers, Output, Record, Timestamp, mutant};
@@ -13,24 +11,12 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_service::audit::{Action, AuditLog, Author, Entry as AuditEntry, MAX_IDS};
 use redeliver_service::followed::{Contents as _, Followed, FollowedWriter, change_id};
 
-use super::automatic::{self, Superseded};
+use super::automatic;
 use super::edit::Edit;
 use super::job::{self, InvalidValue, Item, Job, Wanted};
 use super::jobs::{Entry, Jobs, Problem, job_key, plan_key};
 use super::own_id;
-
-/// The maximum number of jobs.
-pub const MAX_JOBS: usize = 200;
-/// The maximum number of dead letters in all plans: each inspector holds them in memory.
-pub const MAX_TOTAL: u32 = 1_000_000;
-/// The maximum size of all edits, in bytes: each inspector holds them in memory.
-pub const MAX_EDIT_BYTES: usize = 64 << 20;
-/// A job that has ended is removed after this time, or earlier if there is no room.
-pub const KEPT: Duration = Duration::from_secs(30 * 86_400);
-/// A plan that was not started is as one that has ended after this time.
-const PLAN_KEPT: Duration = Duration::from_secs(86_400);
-/// The maximum number of jobs that one change removes without need.
-const MAX_REMOVED: usize = 10;
+use super::room::{self, New};
 
 /// A request.
 #[derive(Clone, Debug)]
@@ -80,9 +66,11 @@ pub enum RefusedChange {
     State(v1::RedriveState),
     /// This version would lose something of the job.
     Unknown(Problem),
+    /// An automatic job was planned after another one than the last one of its pipeline.
+    Overtaken,
     /// There is no room for another job.
     TooMany,
-    /// There is no room for another edit, see [`MAX_EDIT_BYTES`].
+    /// There is no room for another edit, see [`MAX_EDIT_BYTES`](super::room::MAX_EDIT_BYTES).
     TooManyEdits,
 }
 
@@ -183,6 +171,9 @@ impl PendingChange {
         if let Some(job) = same.filter(|_| !mutant!("redrive-forgets-requests")) {
             return Ok((job, Vec::new()));
         }
+        if !automatic::follows(record, &self.jobs) {
+            return Err(RefusedChange::Overtaken);
+        }
         let mut chunks = job::chunks(items);
         let mut record = record.clone();
         if let (Some(edit), Some(chunk)) = (edit, chunks.first_mut()) {
@@ -202,23 +193,23 @@ impl PendingChange {
         let job = self.changed(record)?;
         let edit_bytes = chunks.first().filter(|_| edit.is_some());
         let edit_bytes = edit_bytes.map_or(0, v1::RedrivePlanChunk::encoded_len);
-        let Superseded {
-            ids: superseded,
-            left,
-        } = automatic::superseded(&job.spec().automatic_pipeline, &self.jobs);
-        chunks.extend(job::chunks(&left));
-        let size = Size {
-            letters: u32::try_from(items.len() + left.len()).unwrap_or(u32::MAX),
+        let new = New {
+            pipeline: &job.spec().automatic_pipeline,
+            letters: u32::try_from(items.len()).unwrap_or(u32::MAX),
             edit_bytes,
         };
-        let removed = removed(&self.jobs, size, &superseded, *at)?;
+        let room = room::make(&self.jobs, new, *at)?;
+        chunks.extend(job::chunks(&room.left));
         let id = &job.spec().id;
         let mut outputs: Vec<Output> = Vec::new();
         for (number, chunk) in (0..).zip(chunks) {
             outputs.push(self.output(plan_key(id, number), Some(chunk.encode_to_vec())));
         }
         outputs.push(self.output(job_key(id), Some(job.record.encode_to_vec())));
-        for key in removed {
+        for (key, chunk) in room.chunks {
+            outputs.push(self.output(key, Some(chunk.encode_to_vec())));
+        }
+        for key in room.removed {
             outputs.push(self.output(key, None));
         }
         let ids = items.iter().take(MAX_IDS).map(|item| item.id.to_string());
@@ -357,59 +348,6 @@ fn next(job: &Job, entry: &Entry, change: JobChange) -> Result<Option<v1::Redriv
     Ok(Some(record))
 }
 
-/// How much of what is limited for all jobs together a job takes.
-#[derive(Clone, Copy)]
-struct Size {
-    letters: u32,
-    edit_bytes: usize,
-}
-
-/// The keys to remove, so that a job of this size fits. Removes what has ended, oldest first. Those that are superseded are removed in any case.
-///
-/// # Errors
-/// If there is no room.
-fn removed(
-    jobs: &Jobs,
-    new: Size,
-    superseded: &BTreeSet<String>,
-    now: Timestamp,
-) -> Result<Vec<String>, RefusedChange> {
-    let all: Vec<_> = jobs.iter().collect();
-    let mut count = all.len();
-    let mut size = all.iter().fold(new.letters, |size, (_, entry, _)| {
-        size.saturating_add(entry.size())
-    });
-    let edits = all.iter().map(|(_, entry, _)| entry.edit_bytes());
-    let mut edit_bytes = edits.fold(new.edit_bytes, usize::saturating_add);
-    let is_edit = new.edit_bytes > 0;
-    let (mut keys, mut removed) = (Vec::new(), 0);
-    for (id, entry, job) in all {
-        let age = now.since(job.created_at());
-        let has_ended = match job::state(&job, &entry.progress()) {
-            v1::RedriveState::Planned => age > PLAN_KEPT,
-            state => job::has_ended(state),
-        };
-        let of_job = entry.edit_bytes();
-        let is_needed =
-            count >= MAX_JOBS || size > MAX_TOTAL || (is_edit && of_job > 0 && edit_bytes > MAX_EDIT_BYTES);
-        let is_old = age > KEPT && removed < MAX_REMOVED;
-        if has_ended && (is_needed || is_old || superseded.contains(id)) {
-            keys.extend(entry.keys(id));
-            count -= 1;
-            size -= entry.size();
-            edit_bytes -= of_job;
-            removed += 1;
-        }
-    }
-    if count >= MAX_JOBS || size > MAX_TOTAL {
-        return Err(RefusedChange::TooMany);
-    }
-    if is_edit && edit_bytes > MAX_EDIT_BYTES {
-        return Err(RefusedChange::TooManyEdits);
-    }
-    Ok(keys)
-}
-
 #[cfg(test)]
 mod tests {
     use redeliver_runtime::Config;
@@ -421,11 +359,6 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
     const TOPIC: &str = "redrives";
-
-    const ONE: Size = Size {
-        letters: 1,
-        edit_bytes: 0,
-    };
 
     fn pending(change: Change, jobs: Jobs) -> PendingChange {
         PendingChange {
@@ -600,30 +533,31 @@ mod tests {
             };
             jobs.apply_own(&id, &progress, vec![(0, outcomes.encode_to_vec().into())]);
         }
-        let plan = |request_id: &str, jobs: &Jobs| {
+        let plan = |id: u128, request_id: &str, jobs: &Jobs| -> Result<(String, Jobs), RefusedChange> {
             let Change::Plan(mut planned, items) = plan(request_id, 1) else {
                 unreachable!("it is a plan");
             };
             planned.redrive.as_mut().unwrap().automatic_pipeline = "docs".to_owned();
             let change = Change::Plan(planned, items);
-            let at_id = u128::try_from(request_id.len()).unwrap();
             let pending = PendingChange {
-                id: at_id,
-                change_id: change_id(at_id),
+                id,
+                change_id: change_id(id),
                 ..pending(change, jobs.clone())
             };
-            let (job, outputs) = pending.decide().unwrap();
+            let (job, outputs) = pending.decide()?;
             let mut jobs = jobs.clone();
             read_again(&outputs, &mut jobs);
-            (job.spec().id.clone(), jobs)
+            Ok((job.spec().id.clone(), jobs))
         };
-        let (first, jobs) = plan("r", &jobs);
         let left = |id: &str, jobs: &Jobs| -> Vec<i64> {
             let entry = jobs.get(id).unwrap();
             let further = entry.chunks().skip(1);
             let items = further.flat_map(|chunk| entry.items(chunk).unwrap());
             items.map(|item| item.id.offset).collect()
         };
+        // Another inspector has planned jobs since.
+        assert_eq!(plan(1, "\u{1}docs/001c", &jobs), Err(RefusedChange::Overtaken));
+        let (first, jobs) = plan(1, "\u{1}docs/001d", &jobs).unwrap();
         // The reports of the last ten are kept, and what the others have not done is not forgotten.
         assert_eq!(jobs.iter().count(), 11);
         assert_eq!(left(&first, &jobs), (100..120).collect::<Vec<_>>());
@@ -632,39 +566,10 @@ mod tests {
             (entry.job().unwrap().record.chunks, entry.items(0).unwrap().len()),
             (1, 1)
         );
-    }
-
-    #[test]
-    fn what_has_ended_makes_room_and_what_runs_stays() {
-        let none = BTreeSet::new();
-        let mut jobs = Jobs::default();
-        for number in 0..MAX_JOBS {
-            let id = format!("{number:04x}");
-            let wanted = if number % 2 == 0 {
-                Wanted::Cancelled
-            } else {
-                Wanted::Running
-            };
-            let mut written = job(3, wanted).record;
-            let spec = written.redrive.as_mut().unwrap();
-            spec.id.clone_from(&id);
-            spec.created_at = Some(to_timestamp(NOW));
-            jobs.apply(&record(&job_key(&id), Some(written.encode_to_vec().into())));
-        }
-        assert_eq!(removed(&jobs, ONE, &none, NOW), Ok(vec!["job/0000".to_owned()]));
-        // After a long time, some more.
-        let later = NOW.after(KEPT + Duration::from_secs(1));
-        assert_eq!(removed(&jobs, ONE, &none, later).unwrap().len(), MAX_REMOVED);
-        let running: Jobs = {
-            let mut running = Jobs::default();
-            for (id, _, job) in jobs.iter() {
-                let mut written = job.record.clone();
-                written.wanted = v1::RedriveState::Running.into();
-                running.apply(&record(&job_key(id), Some(written.encode_to_vec().into())));
-            }
-            running
-        };
-        assert_eq!(removed(&running, ONE, &none, later), Err(RefusedChange::TooMany));
+        // One job keeps all of it.
+        let (second, jobs) = plan(2, &format!("\u{1}docs/{first}"), &jobs).unwrap();
+        assert_eq!(left(&second, &jobs), (100..120).collect::<Vec<_>>());
+        assert_eq!(left(&first, &jobs), Vec::<i64>::new());
     }
 
     fn edit(bytes: usize) -> Box<Edit> {
@@ -700,31 +605,6 @@ mod tests {
             ..pending(start, jobs)
         };
         assert_eq!(start.decide().unwrap().0.record.format, 1);
-    }
-
-    #[test]
-    fn edits_that_have_ended_make_room_for_others() {
-        let mut jobs = Jobs::default();
-        for (number, wanted) in [Wanted::Running, Wanted::Cancelled].into_iter().enumerate() {
-            let mut chunk = job::chunks(&[item("a-dlq", 1)]).remove(0);
-            chunk.edit = Some(edit(MAX_EDIT_BYTES / 2).to_record());
-            let mut written = job(1, wanted).record;
-            written.format = job::EDIT_FORMAT;
-            let spec = written.redrive.as_mut().unwrap();
-            spec.edited = vec!["value".to_owned()];
-            spec.created_at = Some(to_timestamp(NOW));
-            let id = format!("{number:04x}");
-            jobs.apply(&record(&plan_key(&id, 0), Some(chunk.encode_to_vec().into())));
-            jobs.apply(&record(&job_key(&id), Some(written.encode_to_vec().into())));
-        }
-        let none = BTreeSet::new();
-        let edit = |edit_bytes| Size { edit_bytes, ..ONE };
-        let freed = vec!["job/0001".to_owned(), "plan/0001/0".to_owned()];
-        assert_eq!(removed(&jobs, edit(1_000), &none, NOW), Ok(freed));
-        let refused = removed(&jobs, edit(MAX_EDIT_BYTES), &none, NOW);
-        assert_eq!(refused, Err(RefusedChange::TooManyEdits));
-        // A job without an edit needs none of that room.
-        assert_eq!(removed(&jobs, ONE, &none, NOW), Ok(Vec::new()));
     }
 
     #[test]

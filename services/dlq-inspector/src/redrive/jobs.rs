@@ -273,14 +273,6 @@ impl Entry {
         keys.extend(self.outcomes.keys().map(|chunk| outcomes_key(id, *chunk)));
         keys
     }
-
-    /// The number of dead letters of its plan, as an upper limit.
-    #[must_use]
-    pub fn size(&self) -> u32 {
-        u32::try_from(self.plan.len())
-            .unwrap_or(u32::MAX)
-            .saturating_mul(CHUNK)
-    }
 }
 
 fn read_job(value: &Bytes) -> Result<Job, InvalidValue> {

@@ -13,7 +13,7 @@ use redeliver_core::redrive::REDRIVE_ID;
 use redeliver_core::{Clock, Position, Record, Timestamp};
 use redeliver_kafka::lookup::{Lookup, StoredRecord};
 use redeliver_kafka::reader::{PartitionCounts, ReadError, TopicReader};
-use redeliver_kafka::{KafkaSettings, Waker};
+use redeliver_kafka::{KafkaSettings, TopicId, Waker};
 use redeliver_proto::v1;
 use redeliver_service::followed::Contents as _;
 use tokio_util::sync::CancellationToken;
@@ -123,8 +123,7 @@ pub(crate) struct Source {
 #[derive(Default)]
 struct Known {
     ledger: Option<Ledger>,
-    /// The number of its partitions. None goes away, but a broker with old metadata may know fewer.
-    ledger_partitions: i32,
+    ledger_partitions: LedgerPartitions,
     lookup: Option<Lookup>,
     /// Reads payloads that were left out. Another client, so that the first one goes on fetching dead letters.
     origins: Option<Lookup>,
@@ -180,6 +179,39 @@ impl Known {
         {
             self.lookup = None;
         }
+    }
+}
+
+/// How many partitions of the ledger the process knows. None goes away, but a broker with old metadata may know fewer.
+#[derive(Debug, Default)]
+struct LedgerPartitions {
+    count: i32,
+    /// The topic that has them; `None` if its id is unknown.
+    topic: Option<TopicId>,
+}
+
+impl LedgerPartitions {
+    /// The number of partitions that this topic has at least. Only one that was created again can have fewer than before.
+    fn expected(&self, topic: Option<TopicId>) -> i32 {
+        let ids = self.topic.zip(topic);
+        if ids.is_some_and(|(known, topic)| known != topic) {
+            0
+        } else {
+            self.count
+        }
+    }
+
+    /// Takes note of the partitions of the topic that was read.
+    fn loaded(&mut self, topic: Option<TopicId>, count: i32) {
+        *self = Self {
+            count: count.max(self.expected(topic)),
+            topic: topic.or(self.topic),
+        };
+    }
+
+    /// Takes note of the partitions of the same topic.
+    fn followed(&mut self, count: i32) {
+        self.count = self.count.max(count);
     }
 }
 
@@ -276,11 +308,7 @@ impl Source {
                 let mut reader = TopicReader::of_partition(&self.kafka, topic, 0, None)?;
                 reader.read_to_end(LOAD_TIMEOUT, |record| jobs.apply(&record))?;
                 let end = reader.position(topic, 0).unwrap_or(0);
-                // After a failure, it may have been created again with fewer.
-                let partitions = std::mem::take(&mut known.ledger_partitions);
-                let ledger = self.load_ledger(partitions)?;
-                known.ledger_partitions = ledger.reader.partitions(ledger::TOPIC);
-                known.ledger = Some(ledger);
+                known.ledger = Some(self.load_ledger(&mut known.ledger_partitions)?);
                 Ok(Some(Answer::Loaded(jobs, end)))
             }
             Request::Try {
@@ -319,12 +347,18 @@ impl Source {
         }
     }
 
-    fn load_ledger(&self, partitions: i32) -> Result<Ledger, ReadError> {
+    fn load_ledger(&self, known: &mut LedgerPartitions) -> Result<Ledger, ReadError> {
         let mut states = LedgerStates::default();
         let topic: Arc<str> = ledger::TOPIC.into();
         let mut reader = TopicReader::new(&self.kafka, &[topic])?;
-        reader.expect_partitions(ledger::TOPIC, partitions);
+        // A broker that tells no ids does not keep anybody from reading.
+        let id = reader.topic_id(ledger::TOPIC).unwrap_or_else(|error| {
+            tracing::debug!(error = error_chain(&error), "cannot read the id of the ledger");
+            None
+        });
+        reader.expect_partitions(ledger::TOPIC, known.expected(id));
         read_ledger(&mut reader, &mut states, LOAD_TIMEOUT)?;
+        known.loaded(id, reader.partitions(ledger::TOPIC));
         Ok(Ledger { reader, states })
     }
 
@@ -417,7 +451,9 @@ impl Source {
         let ledger = known.ledger.as_mut().ok_or(Problem::NotLoaded)?;
         // The last step may have written to a new partition.
         ledger.reader.follow_partitions()?;
-        known.ledger_partitions = ledger.reader.partitions(ledger::TOPIC);
+        known
+            .ledger_partitions
+            .followed(ledger.reader.partitions(ledger::TOPIC));
         read_ledger(&mut ledger.reader, &mut ledger.states, READ_TIMEOUT)?;
         let states = &ledger.states;
         let tried = prepared.into_iter().map(|prepared| {
@@ -622,6 +658,24 @@ mod tests {
             time: Some(Timestamp::from_millis(millis)),
             closes: false,
         }
+    }
+
+    #[test]
+    fn partitions_of_the_ledger_are_forgotten_only_with_their_topic() {
+        let [first, again] = [1, 2].map(|bits| Some(TopicId::from_bits(bits)));
+        let mut known = LedgerPartitions::default();
+        known.loaded(first, 2);
+        known.followed(3);
+        // Loading it fails, several times.
+        for _ in 0..2 {
+            assert_eq!(known.expected(first), 3);
+            assert_eq!(known.expected(None), 3);
+        }
+        assert_eq!(known.expected(again), 0);
+        known.loaded(None, 3);
+        assert_eq!((known.expected(first), known.expected(again)), (3, 0));
+        known.loaded(again, 1);
+        assert_eq!((known.expected(again), known.expected(first)), (1, 0));
     }
 
     #[test]

@@ -226,6 +226,7 @@ impl Shard {
             ended: None,
             expires: request.expires,
             occurrence,
+            released: None,
         };
         if let Some(record) = record {
             self.settings.spans.accepted(&mut job, record);

@@ -176,6 +176,7 @@ mod tests {
             ended: None,
             expires: None,
             occurrence: None,
+            released: None,
         })
     }
 

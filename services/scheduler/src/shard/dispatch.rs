@@ -67,7 +67,8 @@ impl Settings {
             // The dispatch of an expired job writes nothing to the topic.
             _ if has_expired => DueAction::Dispatch,
             Presence::Missing { lasting }
-                if self.is_confirmed_missing(lasting) && job.due.after(self.missing_topic_timeout) <= now =>
+                if self.is_confirmed_missing(lasting)
+                    && job.ready_since().after(self.missing_topic_timeout) <= now =>
             {
                 DueAction::DeadLetter
             }

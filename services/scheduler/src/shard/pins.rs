@@ -379,6 +379,7 @@ mod tests {
             ended: None,
             expires: None,
             occurrence: None,
+            released: None,
         }
     }
 

@@ -297,6 +297,7 @@ fn due_since(job: &Job, released_at: Timestamp, now: Timestamp) -> Option<Job> {
     Some(Job {
         due,
         payload,
+        released: Some(now),
         ..job.clone()
     })
 }

@@ -185,6 +185,7 @@ fn few_jobs_are_forgotten_in_a_turn_while_others_are_due_soon() {
             ended: None,
             expires: None,
             occurrence: None,
+            released: None,
         })
     };
     shard.window.insert(job(1_000));
@@ -2216,6 +2217,7 @@ fn a_long_wait_ends_in_the_named_topic_if_it_belongs_to_its_pipeline() {
             ended: None,
             expires: None,
             occurrence: None,
+            released: None,
         };
         world.shard.window.insert(Arc::new(job));
         let writes = world.shard.finish(world.now, records(10));

@@ -126,6 +126,7 @@ pub(crate) fn far(offset: i64, env: &SchedulerEnv) -> Job {
         ended: None,
         expires: None,
         occurrence: None,
+        released: None,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use redeliver_service::control::value::Release;
 
+use super::super::dispatch::DueAction;
 use super::*;
 
 /// Longer than a test.
@@ -270,6 +271,34 @@ fn a_released_job_is_due_at_its_release_and_not_in_the_future_so_that_its_reader
         assert_eq!(stamped, due.to_string().as_bytes());
         assert_eq!(waits.released(&released, world.now), None);
     }
+}
+
+#[test]
+fn a_wait_that_is_released_late_waits_for_a_missing_topic_from_then_on() {
+    let mut world = World::new();
+    world.send_waits(1);
+    world.run_turns(&[]);
+    let job = world.state.values().next().unwrap();
+    let hour = Duration::from_secs(3_600);
+    let now = world.now.after(hour);
+    let mut waits = ReleasedWaits::of_shard(0);
+    waits.set_topic(Some(ingest_id()));
+    waits.set_wanted(&release_at(Some(world.now), ingest_id(), 1).released_waits);
+    let released = waits.released(job, now).unwrap();
+    let action = |job: &Job, at: Timestamp| {
+        let missing = Presence::Missing { lasting: hour };
+        world.settings.due_action(missing, &AppStates::default(), job, at)
+    };
+    assert_eq!(action(&released, now), DueAction::Park);
+    assert_eq!(action(&released, now.after(TIMEOUT)), DueAction::DeadLetter);
+    // After a step back of the clock, it does not wait until it is due.
+    assert_eq!(released.due, world.now);
+    // Another job with this due time has waited for so long.
+    let due = Job {
+        due: world.now,
+        ..job.clone()
+    };
+    assert_eq!(action(&due, now), DueAction::DeadLetter);
 }
 
 #[derive(Clone, Debug)]

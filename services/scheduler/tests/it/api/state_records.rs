@@ -25,6 +25,7 @@ pub(super) fn waiting_job(server: &Server, id: JobId, app: &str, due: Timestamp)
         ended: None,
         expires: None,
         occurrence: None,
+        released: None,
     }
 }
 
