@@ -53,6 +53,7 @@ fn job(shard: i32, number: u32, flows: u32, has_key: bool) -> Job {
         ended: None,
         expires: None,
         occurrence: None,
+        released: None,
     }
 }
 

@@ -167,10 +167,11 @@ fn every_type_of_field_has_a_condition() {
     );
     check(
         "error_message : busy",
-        "(l.template_id IN (SELECT value FROM json_each(?)) OR (l.template_id IN (SELECT value FROM json_each(?)) \
-         AND (l.message_parts IS NULL OR instr(l.message_parts, ?) > 0) \
+        "(l.template_id IN (SELECT value FROM json_each(?)) \
+         OR ((l.message_parts IS NULL OR instr(l.message_parts, ?) > 0) \
+         AND l.template_id IN (SELECT value FROM json_each(?)) \
          AND message_has((SELECT text FROM templates WHERE id = l.template_id), l.message_parts, ?)))",
-        &[text("[7,8]"), text("[9]"), text(""), text("busy")],
+        &[text("[7,8]"), text(""), text("[9]"), text("busy")],
     );
     check("error_message : gone", "0", &[]);
     check(
