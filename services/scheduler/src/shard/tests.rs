@@ -319,6 +319,8 @@ struct World {
     completed: HashSet<i64>,
     /// The number of records of the ingest topic that this shard has read.
     fed: usize,
+    /// How many were read at any time: their transactions are committed.
+    read_to: usize,
     /// How many more records it reads.
     may_feed: usize,
     /// Offsets of commands whose transactions were aborted.
@@ -383,6 +385,7 @@ impl World {
             ingest: Vec::new(),
             completed: HashSet::new(),
             fed: 0,
+            read_to: 0,
             may_feed: usize::MAX,
             aborted: HashSet::new(),
             urgent: None,
@@ -440,6 +443,7 @@ impl World {
             let record = self.ingest[self.fed].clone();
             let offset = record.position.offset;
             self.fed += 1;
+            self.read_to = self.read_to.max(self.fed);
             if !self.completed.contains(&offset) && !self.aborted.contains(&offset) {
                 self.shard.accept(record, self.now);
             }

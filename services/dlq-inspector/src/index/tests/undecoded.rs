@@ -45,7 +45,7 @@ impl Fixture {
         let filter = parse(filter, self.json_fields).unwrap();
         let count = self.read(|connection| pending(connection, &filter, after));
         let Reach { up_to, is_pending } = self.read(|connection| reach(connection, &filter, after, i64::MAX));
-        (count, is_pending.then_some(up_to + 1))
+        (count, is_pending.then(|| up_to + 1))
     }
 
     fn of_schema(&self, is_pending: bool, schema_id: u32) -> Vec<i64> {

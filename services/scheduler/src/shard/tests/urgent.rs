@@ -61,7 +61,7 @@ impl World {
 
     /// The transaction of the last command is aborted.
     fn abort(&mut self) {
-        assert!(self.fed < self.ingest.len(), "the command was read");
+        assert!(self.read_to < self.ingest.len(), "the command was read");
         self.aborted.insert(self.last());
     }
 
@@ -650,7 +650,7 @@ impl Run {
             },
             Event::RescheduleKey(key, ahead) => world.run(&Step::RescheduleKey(key, ahead)),
             Event::Abort => {
-                if world.fed < world.ingest.len() {
+                if world.read_to < world.ingest.len() {
                     world.abort();
                 }
                 return;
