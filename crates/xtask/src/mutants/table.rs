@@ -80,7 +80,10 @@ const LANE_MODEL: Test = unit(
     KAFKA,
     "lane::model::a_million_steps_of_random_histories_write_each_record_exactly_once",
 );
-const RELAY_MODEL: Test = unit(RELAY, "relay::tests::each_record_leaves_once_and_never_early");
+const RELAY_MODEL: Test = unit(
+    RELAY,
+    "relay::tests::model::each_record_leaves_once_and_never_early",
+);
 const RELAY_HOLD: Test = unit(
     RELAY,
     "relay::tests::after_a_step_of_the_clock_nothing_is_released_or_moved_until_it_is_confirmed",
@@ -94,7 +97,10 @@ const SHARD_MODEL: Test = unit(
     "shard::tests::each_job_is_dispatched_once_and_never_early",
 );
 
-const QUOTAS: Test = unit(SCHEDULER, "shard::tests::a_quota_counts_the_jobs_that_wait");
+const QUOTAS: Test = unit(
+    SCHEDULER,
+    "shard::tests::applications::a_quota_counts_the_jobs_that_wait",
+);
 
 pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
@@ -410,7 +416,10 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "shard-dispatches-expired-jobs",
         "Jobs are dispatched after they have expired.",
-        &[unit(SCHEDULER, "shard::tests::an_expired_job_is_not_dispatched")],
+        &[unit(
+            SCHEDULER,
+            "shard::tests::waiting::an_expired_job_is_not_dispatched",
+        )],
     ),
     mutant(
         "shard-dispatches-without-a-state-record",
@@ -541,7 +550,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A job that leaves a full window is not looked up again. It is dispatched only after a takeover.",
         &[unit(
             SCHEDULER,
-            "shard::tests::a_new_job_evicts_later_jobs_from_a_full_window",
+            "shard::tests::full_window::a_new_job_evicts_later_jobs_from_a_full_window",
         )],
     ),
     mutant(
@@ -570,7 +579,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A burst is forgotten as fast as possible, a day after it has ended. Meanwhile, due jobs are late.",
         &[unit(
             SCHEDULER,
-            "shard::tests::few_jobs_are_forgotten_in_a_turn_while_others_are_due_soon",
+            "shard::tests::waiting::few_jobs_are_forgotten_in_a_turn_while_others_are_due_soon",
         )],
     ),
     mutant(
@@ -607,7 +616,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A forwarded request loses the time of its first record. Its delay counts from a later time.",
         &[unit(
             SCHEDULER,
-            "shard::tests::the_delay_of_a_forwarded_request_counts_from_its_first_record",
+            "shard::tests::pipelines::the_delay_of_a_forwarded_request_counts_from_its_first_record",
         )],
     ),
     mutant(
@@ -669,7 +678,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A tier releases records although an operator has paused it.",
         &[unit(
             RELAY,
-            "relay::tests::a_paused_tier_releases_nothing_and_what_is_due_afterwards",
+            "relay::tests::control::a_paused_tier_releases_nothing_and_what_is_due_afterwards",
         )],
     ),
     mutant(
@@ -693,7 +702,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A record whose transaction was aborted is not released before the tier is read again.",
         &[unit(
             RELAY,
-            "relay::tests::what_was_not_written_before_a_pause_is_not_written_during_it",
+            "relay::tests::control::what_was_not_written_before_a_pause_is_not_written_during_it",
         )],
     ),
     mutant(

@@ -1,0 +1,158 @@
+//! Counts that the writer keeps up to date.
+
+use super::*;
+
+#[test]
+fn counts_are_by_topic_class_and_time() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![
+        letter("a-dlq", 0, 10, &[("error-class", "permanent"), ("tenant", "x")]),
+        letter("a-dlq", 0, 20, &[("error-class", "expired")]),
+        letter("a-dlq", 0, 30, &[("error-class", "expired"), ("tenant", "x")]),
+        letter("b-dlq", 0, 40, &[]),
+    ]);
+    fixture.apply(&[Change::Ledger(vec![update(
+        "a-dlq/0/30",
+        Some(State::Discarded),
+        None,
+    )])]);
+    let counts = fixture.counts("", [30, 20, 0]);
+    let names: Vec<&str> = counts.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["a-dlq", "b-dlq"]);
+    let expected = TopicCounts {
+        open: 2,
+        total: 3,
+        since: [1, 2, 3],
+        oldest: Some(Timestamp::from_millis(10)),
+        newest: Some(Timestamp::from_millis(20)),
+        open_by_class: [("permanent".to_owned(), 1), ("expired".to_owned(), 1)].into(),
+    };
+    assert_eq!(counts[0].1, expected);
+    let filtered = fixture.counts("headers.tenant = x", [0, 0, 0]);
+    assert_eq!(
+        (filtered.len(), filtered[0].1.open, filtered[0].1.total),
+        (1, 1, 2)
+    );
+    let open = fixture.index.pool.read_blocking(open_by_topic).unwrap();
+    let of = |count, oldest| super::query::OpenLetters {
+        count,
+        oldest: Timestamp::from_millis(oldest),
+    };
+    assert_eq!(
+        open,
+        [("a-dlq".to_owned(), of(2, 10)), ("b-dlq".to_owned(), of(1, 40))].into()
+    );
+}
+
+#[test]
+fn the_first_and_the_last_dead_letter_of_each_partition_are_found() {
+    let mut fixture = Fixture::new();
+    fixture.put((0..10).map(|offset| letter("a-dlq", 0, offset, &[])).collect());
+    fixture.put(vec![letter("a-dlq", 1, 5, &[])]);
+    let read = |topic: &str, lows: &[(i32, i64)]| {
+        let digests = fixture
+            .index
+            .pool
+            .read_blocking(|connection| first_and_last(connection, topic, lows))
+            .unwrap();
+        let positions = digests.iter().map(|digest| (digest.partition, digest.offset));
+        positions.collect::<Vec<_>>()
+    };
+    assert_eq!(read("a-dlq", &[(0, 4), (1, 0), (2, 0)]), [(0, 4), (0, 9), (1, 5)]);
+    assert_eq!(read("none", &[(0, 0)]), []);
+}
+
+#[test]
+fn the_counters_of_the_writer_equal_the_rows() {
+    let mut fixture = Fixture::new();
+    let mut random = redeliver_testkit::chaos_random("the_counters_of_the_writer_equal_the_rows");
+    for round in 0..30 {
+        let changes: Vec<Change> = (0..random.usize(1..5))
+            .map(|_| {
+                let topic = ["a-dlq", "b-dlq"][random.usize(..2)];
+                let offset = random.i64(0..300);
+                match random.u8(..10) {
+                    0..=5 => Change::Letters(
+                        (offset..offset + 20)
+                            .map(|offset| {
+                                let class = if offset % 2 == 0 { "permanent" } else { "expired" };
+                                at(offset * 97_531, topic, 0, offset, &[("error-class", class)])
+                            })
+                            .collect(),
+                    ),
+                    6 | 7 => Change::Ledger(
+                        (offset..offset + 30)
+                            .map(|offset| {
+                                let state =
+                                    [None, Some(State::Discarded), Some(State::Redriven)][random.usize(..3)];
+                                let mut update = update(&format!("{topic}/0/{offset}"), state, None);
+                                if let Some(entry) = &mut update.entry {
+                                    entry.time = None;
+                                }
+                                update
+                            })
+                            .collect(),
+                    ),
+                    8 => Change::Trim {
+                        topic: topic.into(),
+                        partition: 0,
+                        low: offset / 3,
+                    },
+                    _ if random.bool() => Change::ForgetLedger,
+                    _ => Change::Forget { topic: topic.into() },
+                }
+            })
+            .collect();
+        fixture.apply(&changes);
+        let since = [0, 1, 2].map(|_| random.i64(-5..30_000_000));
+        for filter in [
+            "",
+            "topic = a-dlq",
+            "state = OPEN",
+            "error_class != permanent AND topic : a",
+        ] {
+            let counted = fixture.counts(filter, since);
+            // A restriction on another field makes the query read the rows.
+            let of_rows = fixture.counts(&format!("{filter} offset >= 0"), since);
+            assert_eq!(counted, of_rows, "{filter} in round {round}");
+        }
+    }
+}
+
+#[test]
+fn the_cost_of_statistics_of_a_rare_class_does_not_depend_on_other_classes() {
+    let mut fixture = Fixture::new();
+    let dead = |offset: i64| {
+        let class = match offset {
+            50 | 60 => "rare",
+            51 => "redriven",
+            _ => "frequent",
+        };
+        letter("a-dlq", 0, offset, &[("error-class", class)])
+    };
+    fixture.put((0..100).map(dead).collect());
+    let redriven = update("a-dlq/0/60", Some(State::Redriven), None);
+    fixture.apply(&[Change::Ledger(vec![redriven])]);
+    let costs = |fixture: &Fixture| {
+        [
+            "error_class = rare",
+            "error_class = rare AND topic = a-dlq AND state = OPEN",
+        ]
+        .map(|filter| {
+            let filter = parse(filter, fixture.json_fields).unwrap();
+            // A count since a time in a second reads the dead letters of that second.
+            let since = [Timestamp::from_millis(100_000); 3];
+            let (cost, counts) = cost(fixture, |connection| count_by_topic(connection, &filter, since));
+            let counts = &counts["a-dlq"];
+            let time = Some(Timestamp::from_millis(50));
+            assert_eq!((counts.open, counts.oldest, counts.newest), (1, time, time));
+            cost
+        })
+    };
+    let before = costs(&fixture);
+    fixture.put((100..5_000).map(dead).collect());
+    for (before, after) in before.into_iter().zip(costs(&fixture)) {
+        // The counters are more.
+        assert!(after < 2 * before + 20, "{before} {after}");
+    }
+}

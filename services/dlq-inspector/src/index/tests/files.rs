@@ -1,0 +1,254 @@
+//! The file: opened, replaced, rebuilt, on a full disk, after a crash.
+
+use super::*;
+
+#[test]
+fn an_existing_index_is_opened_and_an_unusable_one_is_replaced() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
+    let generation = fixture.index.pool.generation();
+    let path = fixture.directory.path().join(FILE);
+    assert!(matches!(
+        Index::open(fixture.directory.path(), &[]),
+        Err(IndexError::InUse { .. })
+    ));
+    let reopen = |fixture: Fixture| {
+        let Fixture {
+            directory,
+            index,
+            json_fields,
+        } = fixture;
+        drop(index);
+        let index = Index::open(directory.path(), &[]).unwrap();
+        Fixture {
+            directory,
+            index,
+            json_fields,
+        }
+    };
+    let fixture = reopen(fixture);
+    assert_eq!(
+        (fixture.index.is_new, fixture.index.pool.generation()),
+        (false, generation)
+    );
+    assert_eq!(fixture.matching(""), [1]);
+
+    rusqlite::Connection::open(&path)
+        .unwrap()
+        .pragma_update(None, "user_version", 99)
+        .unwrap();
+    let mut fixture = reopen(fixture);
+    assert!(fixture.index.is_new && fixture.index.pool.generation() != generation);
+    assert_eq!(fixture.matching(""), [0_i64; 0]);
+    assert_eq!(fixture.put(vec![letter("t-dlq", 0, 1, &[])]), 1);
+
+    let Fixture { directory, index, .. } = fixture;
+    drop(index);
+    std::fs::write(&path, b"this is no database").unwrap();
+    let index = Index::open(directory.path(), &[]).unwrap();
+    assert!(index.is_new);
+    drop(index);
+    std::fs::remove_file(&path).unwrap();
+    assert!(Index::open(directory.path(), &[]).unwrap().is_new);
+}
+
+#[test]
+fn an_index_whose_positions_are_damaged_is_replaced_at_the_start() {
+    for table in ["positions", "topic_ids"] {
+        let mut fixture = Fixture::new();
+        fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
+        let Fixture { directory, index, .. } = fixture;
+        drop(index);
+        damage(&directory.path().join(FILE), table);
+        let index = Index::open(directory.path(), &[]).unwrap();
+        assert!(index.is_new, "{table}");
+        assert!(index.pool.read_blocking(read_positions).is_ok());
+    }
+}
+
+#[test]
+fn a_rebuilt_index_is_empty_and_can_be_read_and_written() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![letter("t-dlq", 0, 1, &[]), letter("t-dlq", 0, 2, &[])]);
+    assert_eq!(fixture.matching(""), [2, 1]);
+    let generation = fixture.index.pool.generation();
+    fixture.index.writer.rebuild(&fixture.index.pool).unwrap();
+    assert_ne!(fixture.index.pool.generation(), generation);
+    assert_eq!(fixture.matching(""), [0_i64; 0]);
+    assert_eq!(fixture.put(vec![letter("t-dlq", 0, 7, &[])]), 1);
+    assert_eq!(fixture.matching(""), [7]);
+}
+
+#[test]
+fn a_full_disk_is_a_temporary_failure_that_changes_nothing() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
+    fixture.index.writer.limit_size_to_pages(1);
+    let many = (2..500).map(|offset| letter("t-dlq", 0, offset, &[]));
+    let changes = [Change::Letters(many.collect())];
+    let error = fixture
+        .index
+        .writer
+        .write(&changes, Timestamp::from_millis(0))
+        .unwrap_err();
+    assert!(error.is_temporary() && !error.is_damage(), "{error:?}");
+    assert_eq!(fixture.matching(""), [1]);
+    fixture.index.writer.limit_size_to_pages(1_000_000);
+    assert_eq!(fixture.apply(&changes), 499);
+}
+
+#[test]
+fn a_disk_without_space_for_shared_memory_is_full() {
+    let failed = |code| IndexError::Database {
+        step: "opening the index",
+        source: rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None),
+    };
+    let full = [rusqlite::ffi::SQLITE_FULL, rusqlite::ffi::SQLITE_IOERR_SHMSIZE].map(failed);
+    assert!(
+        full.iter()
+            .all(|error| error.is_disk_full() && error.can_be_opened_later())
+    );
+    let other = failed(rusqlite::ffi::SQLITE_IOERR_READ);
+    assert!(!other.is_disk_full() && other.can_be_opened_later());
+}
+
+#[test]
+fn an_index_that_cannot_be_created_leaves_no_file_that_looks_damaged() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(FILE);
+    // The database can be opened, but not its write-ahead log.
+    std::fs::create_dir(with_suffix(&path, "-wal")).unwrap();
+    let error = schema::create(&path).unwrap_err();
+    assert!(error.is_temporary(), "{error:?}");
+    assert!(!path.exists());
+}
+
+#[test]
+fn the_log_shrinks_after_a_reader_has_held_it() {
+    let mut fixture = Fixture::new();
+    let reader = rusqlite::Connection::open(fixture.directory.path().join(FILE)).unwrap();
+    reader
+        .execute_batch("BEGIN; SELECT count(*) FROM letters")
+        .unwrap();
+    let large = "x".repeat(100_000);
+    let put = |fixture: &mut Fixture, from: i64| {
+        for start in (from..from + 1_000).step_by(100) {
+            fixture.put(
+                (start..start + 100)
+                    .map(|offset| letter("t-dlq", 0, offset, &[("large", &large)]))
+                    .collect(),
+            );
+        }
+    };
+    put(&mut fixture, 0);
+    let log = fixture.directory.path().join(format!("{FILE}-wal"));
+    let size = || std::fs::metadata(&log).unwrap().len();
+    assert!(size() > 90 << 20, "{}", size());
+    drop(reader);
+    put(&mut fixture, 1_000);
+    assert!(size() <= 65 << 20, "{}", size());
+}
+
+#[test]
+fn an_index_with_other_fields_is_built_beside_the_old_one() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
+    let Fixture { directory, index, .. } = fixture;
+    drop(index);
+    let former = directory.path().join("dlq-index.db");
+    std::fs::write(&former, b"of a former version").unwrap();
+    let new = Index::open(directory.path(), &JSON_FIELDS).unwrap();
+    assert!(new.is_new);
+    let old = directory.path().join(FILE);
+    assert!(old.exists() && former.exists());
+    // Without the fields again, before the new index is complete: nothing is read again.
+    drop(new);
+    assert!(!Index::open(directory.path(), &[]).unwrap().is_new);
+    let new = Index::open(directory.path(), &JSON_FIELDS).unwrap();
+    assert!(!new.is_new);
+    new.writer.remove_outdated();
+    assert!(!old.exists() && !former.exists());
+    assert!(directory.path().join("dlq-index.lock").exists());
+    drop(new);
+    assert!(!Index::open(directory.path(), &JSON_FIELDS).unwrap().is_new);
+}
+
+#[test]
+fn numbers_are_not_reused_after_the_index_has_lost_its_last_transactions() {
+    let mut fixture = Fixture::new();
+    let last = fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
+    let Fixture { directory, index, .. } = fixture;
+    drop(index);
+    let mut index = Index::open(directory.path(), &[]).unwrap();
+    assert!(index.writer.last_sequence() >= last + schema::SEQUENCE_GAP);
+    let (_, read) = index.pool.read_blocking(read_positions).unwrap();
+    assert_eq!(read, index.writer.last_sequence());
+    let more = [Change::Letters(vec![letter("t-dlq", 0, 2, &[])])];
+    index.writer.write(&more, Timestamp::from_millis(0)).unwrap();
+    assert_eq!(index.writer.last_sequence(), read + 1);
+}
+
+#[test]
+fn an_index_that_cannot_be_opened_for_now_is_kept() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
+    let generation = fixture.index.pool.generation();
+    let Fixture { directory, index, .. } = fixture;
+    drop(index);
+    let other = rusqlite::Connection::open(directory.path().join(FILE)).unwrap();
+    other
+        .execute_batch("PRAGMA locking_mode = exclusive; BEGIN EXCLUSIVE")
+        .unwrap();
+    let error = Index::open(directory.path(), &[]).err().unwrap();
+    assert!(error.is_temporary(), "{error:?}");
+    drop(other);
+    let index = Index::open(directory.path(), &[]).unwrap();
+    assert_eq!((index.is_new, index.pool.generation()), (false, generation));
+}
+
+#[test]
+fn a_failure_after_a_part_of_the_changes_repeats_only_the_rest() {
+    let mut fixture = Fixture::new();
+    let now = Timestamp::from_millis(0);
+    fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
+    let many = (0..500).map(|offset| letter("t-dlq", 0, offset, &[]));
+    let changes = [
+        Change::Letters(vec![letter("other-dlq", 0, 1, &[])]),
+        Change::Forget {
+            topic: "t-dlq".into(),
+        },
+        Change::Letters(many.collect()),
+    ];
+    let writer = &mut fixture.index.writer;
+    assert_eq!(writer.write(&changes, now).unwrap(), 2);
+    while writer.remove_slice().unwrap() {}
+    let last = writer.last_sequence();
+    writer.limit_size_to_pages(1);
+    assert!(writer.write(&changes[2..], now).is_err());
+    assert_eq!(writer.last_sequence(), last);
+    assert_eq!(fixture.matching(""), [1]);
+    let writer = &mut fixture.index.writer;
+    writer.limit_size_to_pages(1_000_000);
+    assert_eq!(writer.write(&changes[2..], now).unwrap(), 1);
+    assert_eq!(fixture.matching("topic = t-dlq").len(), 500);
+    assert_eq!(fixture.matching("topic = other-dlq"), [1]);
+}
+
+#[test]
+fn a_copy_of_an_index_uses_other_numbers_than_the_original() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![letter("a-dlq", 0, 1, &[])]);
+    let Fixture { directory, index, .. } = fixture;
+    drop(index);
+    let copy = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(directory.path()).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+    }
+    // A resume token of one is neither beyond the end of the other soon, nor does it skip dead letters of the other.
+    let next = [directory.path(), copy.path()].map(|directory| {
+        let index = Index::open(directory, &[]).unwrap();
+        index.writer.last_sequence()
+    });
+    assert!(next[0].abs_diff(next[1]) > 1_000, "{next:?}");
+}

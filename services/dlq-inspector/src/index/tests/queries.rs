@@ -1,0 +1,593 @@
+//! Filters, pages and watches, and which index answers them.
+
+use super::*;
+
+#[test]
+fn filters_select_dead_letters() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![
+        letter(
+            "a-dlq",
+            0,
+            1,
+            &[("error-class", "permanent"), ("tenant", "x"), ("tenant", "y")],
+        ),
+        letter(
+            "a-dlq",
+            1,
+            2,
+            &[
+                ("error-class", "exhausted"),
+                ("error-code", "http.503"),
+                ("retry-count", "5"),
+            ],
+        ),
+        letter(
+            "b-dlq",
+            0,
+            3,
+            &[
+                ("error-class", "exhausted"),
+                ("error-message", "50% of it's gone"),
+            ],
+        ),
+        letter("b-dlq", 0, 4, &[("tenant", ""), ("job-id", "j-4")]),
+    ]);
+    let check = |filter: &str, expected: &[i64]| assert_eq!(fixture.matching(filter), expected, "{filter}");
+    check("", &[4, 3, 2, 1]);
+    check("topic = a-dlq", &[2, 1]);
+    check("topic = none", &[]);
+    check("NOT topic = none", &[4, 3, 2, 1]);
+    check("topic : b", &[4, 3]);
+    check("error_class = exhausted AND topic != b-dlq", &[2]);
+    check("error_class : *", &[3, 2, 1]);
+    check("retry_count > 3", &[2]);
+    check("error_message : \"50% of it's\"", &[3]);
+    check("error_message : Gone", &[]);
+    check("headers.tenant = y", &[1]);
+    check("headers.tenant : *", &[4, 1]);
+    check("NOT headers.tenant : *", &[3, 2]);
+    check("headers.tenant = \"\"", &[4]);
+    check("headers.tenant != x", &[4, 3, 2]);
+    check("id = a-dlq/1/2", &[2]);
+    check("key = key-3 OR job_id = j-4", &[4, 3]);
+    check("partition = 1 OR offset >= 4", &[4, 2]);
+    check("dead_at <= \"1970-01-01T00:00:00.002Z\"", &[2, 1]);
+    check("failed_at < \"2030-01-01T00:00:00Z\"", &[]);
+    check("NOT failed_at < \"2030-01-01T00:00:00Z\"", &[4, 3, 2, 1]);
+    check("value_size = 7 state = open dialect = redeliver", &[3, 2, 1]);
+    check("topic = \"a-dlq' OR '1'='1\"", &[]);
+}
+
+#[test]
+fn pages_contain_each_dead_letter_once_while_others_are_indexed() {
+    const COUNT: i64 = 50_000;
+    let mut fixture = Fixture::new();
+    let mut extra = 0;
+    let classes = ["permanent", "exhausted", "expired"];
+    for start in (0..COUNT).step_by(5_000) {
+        let batch = (start..start + 5_000).map(|offset| {
+            let class = classes[usize::try_from(offset % 3).unwrap()];
+            // Many have the same time, and the order of times is not that of arrival.
+            at(
+                (offset * 7919) % 1000,
+                "t-dlq",
+                (offset % 4) as i32,
+                offset,
+                &[("error-class", class)],
+            )
+        });
+        fixture.put(batch.collect());
+    }
+    for (filter, direction, expected) in [
+        ("", Direction::Descending, COUNT),
+        ("", Direction::Ascending, COUNT),
+        ("error_class = permanent", Direction::Descending, (COUNT + 2) / 3),
+    ] {
+        let mut seen = HashSet::new();
+        let mut after: Option<Cursor> = None;
+        loop {
+            let page = fixture.list(filter, direction, after, 997);
+            let Some(last) = page.last() else { break };
+            let end = last.cursor();
+            after = Some(end);
+            for found in &page {
+                if found.id.topic == "t-dlq" {
+                    assert!(seen.insert(found.id.offset), "{} twice", found.id);
+                }
+            }
+            let in_order = page.windows(2).all(|pair| {
+                let (first, second) = (pair[0].cursor(), pair[1].cursor());
+                if direction == Direction::Ascending {
+                    first < second
+                } else {
+                    first > second
+                }
+            });
+            assert!(in_order, "page up to {end:?}");
+            extra += 1;
+            fixture.put(vec![at(
+                extra,
+                "more-dlq",
+                0,
+                extra,
+                &[("error-class", "permanent")],
+            )]);
+        }
+        assert_eq!(seen.len() as i64, expected, "{filter}");
+    }
+    let (_, last) = fixture.index.pool.read_blocking(read_positions).unwrap();
+    let nothing = parse("topic = none", &[]).unwrap();
+    let stretch = fixture
+        .index
+        .pool
+        .read_blocking(|connection| {
+            list_by_sequence(
+                connection,
+                &nothing,
+                &MessageCache::default(),
+                0,
+                last,
+                letters(500),
+            )
+        })
+        .unwrap();
+    assert_eq!(
+        (stretch.page.letters.len(), stretch.end),
+        (0, query::SCANNED_ROWS)
+    );
+    let mut seen = HashSet::new();
+    let mut after = 0;
+    loop {
+        let everything = Expr::And(Vec::new());
+        let page = fixture.index.pool.read_blocking(|connection| {
+            list_by_sequence(
+                connection,
+                &everything,
+                &MessageCache::default(),
+                after,
+                last,
+                letters(500),
+            )
+        });
+        let page = page.unwrap().page.letters;
+        let Some(end) = page.last() else { break };
+        after = end.sequence;
+        assert!(page.iter().all(|found| seen.insert(found.sequence)));
+    }
+    assert_eq!(seen.len() as i64, last);
+}
+
+#[tokio::test]
+async fn a_query_whose_caller_went_away_is_interrupted() {
+    let mut fixture = Fixture::new();
+    fixture.put((0..2_000).map(|offset| letter("t-dlq", 0, offset, &[])).collect());
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    let endless = fixture.index.pool.internal(move |connection| {
+        let sql = "SELECT count(*) FROM letters a, letters b, letters c, letters d";
+        let result = connection.query_row(sql, (), |row| row.get::<_, i64>(0));
+        sender.send(result.is_err()).unwrap();
+        result
+    });
+    let timed_out = tokio::time::timeout(std::time::Duration::from_millis(20), endless).await;
+    assert!(timed_out.is_err());
+    let interrupted = tokio::task::spawn_blocking(move || receiver.recv())
+        .await
+        .unwrap();
+    assert_eq!(interrupted, Ok(true));
+    assert_eq!(
+        fixture
+            .index
+            .pool
+            .internal(|connection| get(
+                connection,
+                &LetterId {
+                    topic: "t-dlq".into(),
+                    partition: 0,
+                    offset: 7
+                }
+            ))
+            .await
+            .unwrap()
+            .unwrap()
+            .id
+            .offset,
+        7
+    );
+}
+
+#[test]
+fn large_headers_make_a_page_end_early() {
+    let mut fixture = Fixture::new();
+    let large = "x".repeat(1 << 20);
+    let with_large = (0..10).map(|offset| letter("t-dlq", 0, offset, &[("large", &large)]));
+    fixture.put(with_large.collect());
+    let everything = Expr::And(Vec::new());
+    let page = |after| {
+        let query = |connection: &_| {
+            list_by_sequence(
+                connection,
+                &everything,
+                &MessageCache::default(),
+                after,
+                100,
+                letters(100),
+            )
+        };
+        fixture.index.pool.read_blocking(query).unwrap().page
+    };
+    let first = page(0);
+    assert_eq!((first.letters.len(), first.has_more), (4, true));
+    let last = page(7);
+    assert_eq!((last.letters.len(), last.has_more), (3, false));
+    let query = |connection: &_| list(connection, &everything, Direction::Descending, None, letters(2));
+    let limited = fixture.index.pool.read_blocking(query).unwrap();
+    assert_eq!((limited.letters.len(), limited.has_more), (2, true));
+}
+
+#[test]
+fn each_filter_with_an_equality_or_a_state_is_answered_by_an_index_without_sorting() {
+    let mut fixture = Fixture::new();
+    fixture.json_fields = JSON_FIELDS.as_slice();
+    varied(&mut fixture, 100);
+    let terms = "SCAN terms VIRTUAL TABLE INDEX";
+    let topic = "SEARCH l USING INDEX letters_by_topic_and_state (topic_id=? AND state=?";
+    let code = "SEARCH l USING INDEX letters_by_state_and_code (state=? AND error_code_id=?";
+    let state = "SEARCH l USING INDEX letters_by_state (state=?";
+    let time = "SEARCH l USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)";
+    let id = "SEARCH l USING INDEX letters_by_position (topic_id=? AND partition=? AND offset=?)";
+    for (filter, expected) in [
+        ("", time),
+        ("dead_at > 2026-01-01T00:00:00Z", time),
+        ("error_class = permanent", terms),
+        ("error_code = http.401", terms),
+        ("pipeline = p1", terms),
+        ("topic = a-dlq", terms),
+        ("topic = a-dlq AND state = OPEN", topic),
+        ("topic = a-dlq state = OPEN dead_at > 2026-01-01T00:00:00Z", topic),
+        ("error_code = http.401 AND state = OPEN", code),
+        ("state = OPEN", state),
+        ("state = DISCARDED AND headers.tenant = t1", state),
+        ("key = key-7", terms),
+        ("headers.tenant = t1", terms),
+        ("headers.request = r7", terms),
+        ("headers.tenant = t1 AND state = OPEN", terms),
+        ("json./order/id = o7", terms),
+        ("job_id = j7", terms),
+        ("trace_id = 00000000000000000000000000000008", terms),
+        (
+            "origin.topic = docs AND origin.partition = 3 AND origin.offset = 1",
+            terms,
+        ),
+        ("origin.offset = 1", terms),
+        (
+            "headers.tenant = t1 AND error_code = http.401 AND topic = a-dlq AND state = OPEN",
+            terms,
+        ),
+        ("key = key-7 OR job_id = j8", terms),
+        ("error_message : refused", terms),
+        ("error_message = 'host-2 refused after 7 ms'", terms),
+        ("id = b-dlq/0/7", id),
+    ] {
+        let parsed = parse(filter, fixture.json_fields).unwrap();
+        let steps = fixture
+            .index
+            .pool
+            .read_blocking(|connection| Ok(query_plan(connection, &parsed)))
+            .unwrap();
+        assert!(steps[0].starts_with(expected), "{filter}: {steps:?}");
+        let others = &steps[1..];
+        let looks_up = |step: &String| step.contains("USING INTEGER PRIMARY KEY (rowid=?)");
+        // The lists of templates are read once.
+        let lists = ["SUBQUERY", "json_each", "CREATE BLOOM FILTER"];
+        let is_subquery = |step: &String| lists.iter().any(|part| step.contains(part));
+        assert!(
+            others.iter().all(|step| looks_up(step) || is_subquery(step)),
+            "{filter}: {steps:?}"
+        );
+    }
+}
+
+#[test]
+fn an_index_finds_what_a_scan_finds() {
+    let mut fixture = Fixture::new();
+    fixture.json_fields = JSON_FIELDS.as_slice();
+    varied(&mut fixture, 300);
+    fixture.apply(&[Change::Ledger(
+        (0..40)
+            .map(|number| {
+                let topic = ["a-dlq", "b-dlq"][number % 2];
+                update(&format!("{topic}/0/{}", number * 3), Some(State::Discarded), None)
+            })
+            .map(|mut update| {
+                // Later than the dead letters, so that the entries apply.
+                if let Some(entry) = &mut update.entry {
+                    entry.time = None;
+                }
+                update
+            })
+            .collect(),
+    )]);
+    for filter in [
+        "error_class = permanent",
+        "topic = a-dlq AND state = OPEN",
+        "topic = a-dlq AND state = DISCARDED",
+        "error_code = http.401 AND state = OPEN",
+        "state = DISCARDED",
+        "key = key-7",
+        "key = key-7 OR job_id = j8 OR headers.request = r299",
+        "headers.tenant = t1 AND error_code = http.403 AND topic = b-dlq",
+        "headers.tenant = t1 AND NOT error_code = http.403",
+        "headers.tenant = T1",
+        "json./order/id = o7",
+        "trace_id = 00000000000000000000000000000008",
+        "origin.topic = docs AND origin.partition = 3 AND origin.offset = 1",
+        "error_message : refused",
+        "error_message : \"host-2 refused after 7 \"",
+        "error_message : \"after 29\"",
+        "error_message = \"host-2 refused after 7 ms\"",
+        "error_message : none",
+        "id = b-dlq/0/7",
+        "topic = a-dlq AND dead_at >= 2023-11-14T22:13:20.300Z",
+    ] {
+        let found: Vec<i64> = fixture.matching(filter);
+        // A double negation is answered by a scan.
+        let scanned: Vec<i64> = fixture.matching(&format!("NOT (NOT ({filter}))"));
+        assert_eq!(found, scanned, "{filter}");
+        assert!(
+            !found.is_empty() || filter.contains("none") || filter.contains("T1"),
+            "{filter}"
+        );
+        let of_index = fixture.counts(filter, [1_700_000_000_450; 3]);
+        let of_scan = fixture.counts(&format!("NOT (NOT ({filter}))"), [1_700_000_000_450; 3]);
+        assert_eq!(of_index, of_scan, "{filter}");
+    }
+}
+
+#[test]
+fn pages_of_two_indexes_continue_each_other() {
+    let (mut first, mut second) = (Fixture::new(), Fixture::new());
+    // Many share a time, and the two read the partitions in different orders.
+    let partition = |partition: i32| {
+        Change::Letters(
+            (0..200)
+                .map(|offset| at(1_000 + offset / 50, "t-dlq", partition, offset, &[]))
+                .collect(),
+        )
+    };
+    first.apply(&[partition(0), partition(1)]);
+    second.apply(&[partition(1)]);
+    second.apply(&[partition(0)]);
+    for direction in [Direction::Descending, Direction::Ascending] {
+        let (mut seen, mut after) = (Vec::new(), None);
+        for turn in 0.. {
+            let fixture = if turn % 2 == 0 { &first } else { &second };
+            let page = fixture.list("", direction, after, 7);
+            let Some(last) = page.last() else { break };
+            after = Some(last.cursor());
+            seen.extend(page.into_iter().map(|letter| letter.id.to_string()));
+        }
+        let distinct: HashSet<&String> = seen.iter().collect();
+        assert_eq!((seen.len(), distinct.len()), (400, 400), "{direction:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fast_queries_run_next_to_any_number_of_slow_ones() {
+    // More than there are connections for fast queries.
+    const SLOW: usize = 6;
+    let mut fixture = Fixture::new();
+    fixture.put((0..1_000).map(|offset| letter("t-dlq", 0, offset, &[])).collect());
+    let pool = fixture.index.pool.clone();
+    let (release, released) = std::sync::mpsc::sync_channel::<()>(SLOW);
+    let released = Arc::new(std::sync::Mutex::new(released));
+    let mut slow = tokio::task::JoinSet::new();
+    for number in 0..SLOW {
+        let (pool, released) = (pool.clone(), released.clone());
+        slow.spawn(async move {
+            let query = move |connection: &rusqlite::Connection| {
+                let sql = "SELECT count(*) FROM letters a, letters b";
+                // It is interrupted in the fast lane.
+                let count: i64 = connection.query_row(sql, (), |row| row.get(0))?;
+                released.lock().unwrap().recv().unwrap();
+                Ok(count)
+            };
+            // A watch does not wait for other slow queries.
+            if number == 0 {
+                pool.watch(query).await
+            } else {
+                pool.query(query).await
+            }
+        });
+    }
+    for _ in 0..100 {
+        let query = |connection: &rusqlite::Connection| {
+            get(
+                connection,
+                &LetterId {
+                    topic: "t-dlq".into(),
+                    partition: 0,
+                    offset: 7,
+                },
+            )
+        };
+        assert_eq!(pool.query(query).await.unwrap().unwrap().id.offset, 7);
+    }
+    for _ in 0..SLOW {
+        release.send(()).unwrap();
+    }
+    while let Some(counted) = slow.join_next().await {
+        assert_eq!(counted.unwrap().unwrap(), 1_000_000);
+    }
+}
+
+#[test]
+fn a_filter_of_the_greatest_nesting_is_answered() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![
+        letter("t-dlq", 0, 1, &[("tenant", "x")]),
+        letter("t-dlq", 0, 2, &[("tenant", "y")]),
+    ]);
+    for operators in [["AND", "OR"], ["OR", "AND"]] {
+        // The inner part decides: AND joins it with what is true, and OR with what is false.
+        let mut filter = "headers.tenant = x".to_owned();
+        for depth in 0..crate::filter::MAX_DEPTH {
+            let operator = operators[depth % 2];
+            let other = if operator == "AND" {
+                "topic = t-dlq"
+            } else {
+                "topic = none"
+            };
+            filter = format!("({other} {operator} {filter})");
+        }
+        assert_eq!(fixture.matching(&filter), [1], "{filter}");
+    }
+}
+
+#[test]
+fn a_page_token_of_another_version_continues_at_the_same_dead_letter() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![at(7, "t-dlq", 3, 44, &[])]);
+    let expected = Cursor {
+        dead_at: 7,
+        id_hash: 0x2ed9_6285_c08d_c8a9,
+    };
+    assert_eq!(fixture.get("t-dlq/3/44").unwrap().cursor(), expected);
+}
+
+#[test]
+fn a_watch_passes_unused_numbers_at_once() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
+    let Fixture { directory, index, .. } = fixture;
+    drop(index);
+    let mut index = Index::open(directory.path(), &[]).unwrap();
+    let more = [Change::Letters(vec![letter("t-dlq", 0, 2, &[])])];
+    index.writer.write(&more, Timestamp::from_millis(0)).unwrap();
+    let last = index.writer.last_sequence();
+    let nothing = parse("topic = none", &[]).unwrap();
+    let query = |connection: &_| {
+        list_by_sequence(
+            connection,
+            &nothing,
+            &MessageCache::default(),
+            0,
+            last,
+            letters(9),
+        )
+    };
+    assert_eq!(index.pool.read_blocking(query).unwrap().end, last);
+}
+
+#[test]
+fn a_watch_that_knows_templates_finds_messages_of_later_ones() {
+    let mut fixture = Fixture::new();
+    let with_message = |offset, message: &str| {
+        letter(
+            "t-dlq",
+            0,
+            offset,
+            &[("error-class", "permanent"), ("error-message", message)],
+        )
+    };
+    let filter = parse("error_message : refused", &[]).unwrap();
+    let known = MessageCache::default();
+    let found = |fixture: &Fixture| -> Vec<i64> {
+        let (_, last) = fixture.index.pool.read_blocking(read_positions).unwrap();
+        let query = |connection: &_| list_by_sequence(connection, &filter, &known, 0, last, letters(9));
+        let letters = fixture.index.pool.read_blocking(query).unwrap().page.letters;
+        letters.into_iter().map(|letter| letter.id.offset).collect()
+    };
+    fixture.put(vec![with_message(1, "refused by host"), with_message(2, "gone")]);
+    assert_eq!(found(&fixture), [1]);
+    fixture.put(vec![with_message(3, "refused again"), with_message(4, "lost")]);
+    assert_eq!(found(&fixture), [1, 3]);
+    // The id of a deleted template is not used for another one.
+    let trim = Change::Trim {
+        topic: "t-dlq".into(),
+        partition: 0,
+        low: 2_000,
+    };
+    fixture.put(
+        (5..2_000)
+            .map(|offset| with_message(offset, "refused for good"))
+            .collect(),
+    );
+    fixture.apply(&[trim]);
+    fixture.put(vec![
+        with_message(2_000, "not at all"),
+        with_message(2_001, "refused at last"),
+    ]);
+    assert_eq!(found(&fixture), [2_001]);
+}
+
+/// A filter of a caller that sees these topics.
+fn seen_in(fixture: &Fixture, filter: &str, sees: impl Fn(&str) -> bool) -> Expr {
+    let topics = fixture.index.pool.read_blocking(topics).unwrap().into_iter();
+    let topics = topics.filter(|(_, topic)| sees(topic)).collect();
+    let filter = parse(filter, fixture.json_fields).unwrap();
+    Expr::And(vec![Expr::Is(Restriction::TopicIn(topics)), filter])
+}
+
+#[test]
+fn a_filter_can_be_limited_to_thousands_of_topics() {
+    let mut fixture = Fixture::new();
+    // SQLite permits expressions with a depth of 1,000.
+    let dead = (0..2_000).map(|number| letter(&format!("t{number}-dlq"), 0, number, &[("tenant", "x")]));
+    fixture.put(dead.collect());
+    for (filter, topics, expected) in [
+        ("", 2_000, 2_000),
+        ("state = OPEN", 1_999, 1_999),
+        ("headers.tenant = x", 50, 50),
+        ("NOT headers.tenant = x", 50, 0),
+        ("offset >= 10", 100, 90),
+        ("", 0, 0),
+    ] {
+        let filter = seen_in(&fixture, filter, |topic| {
+            let number = topic.trim_start_matches('t').trim_end_matches("-dlq");
+            number.parse::<i64>().unwrap() < topics
+        });
+        let pool = &fixture.index.pool;
+        let query = |connection: &_| list(connection, &filter, Direction::Descending, None, letters(5_000));
+        assert_eq!(
+            pool.read_blocking(query).unwrap().letters.len(),
+            expected,
+            "{filter:?}"
+        );
+        let since = [Timestamp::from_millis(0); 3];
+        let counts = pool.read_blocking(|connection| count_by_topic(connection, &filter, since));
+        assert_eq!(counts.unwrap().len(), expected, "{filter:?}");
+        let groups = |connection: &_| list_groups(connection, &all_groups(&filter));
+        assert_eq!(
+            pool.read_blocking(groups).unwrap().groups.len(),
+            expected,
+            "{filter:?}"
+        );
+    }
+}
+
+#[test]
+fn the_index_of_a_state_finds_the_few_dead_letters_of_a_caller_that_sees_some_topics() {
+    use super::plan::Driver;
+
+    let mut fixture = Fixture::new();
+    let dead = |topic: &str, count| (0..count).map(|offset| letter(topic, 0, offset, &[])).collect();
+    fixture.put(dead("a-dlq", 30));
+    fixture.put(dead("b-dlq", 2));
+    fixture.put(dead("c-dlq", 1));
+    let driver = |fixture: &Fixture, filter: &str, sees: &str| {
+        let filter = seen_in(fixture, filter, |topic| sees.contains(&topic[..1]));
+        let plan = |connection: &_| super::query::plan(connection, &filter);
+        fixture.index.pool.read_blocking(plan).unwrap().driver
+    };
+    // More dead letters are open than are in the topics.
+    assert!(matches!(driver(&fixture, "state = OPEN", "bc"), Driver::Terms(_)));
+    assert!(matches!(driver(&fixture, "", "bc"), Driver::Terms(_)));
+    let of_topic = driver(&fixture, "state = OPEN AND topic = a-dlq", "ab");
+    assert_eq!(of_topic, Driver::TopicAndState);
+    let of_code = driver(&fixture, "state = OPEN AND error_code = x", "ab");
+    assert_eq!(of_code, Driver::StateAndCode);
+    let redriven = (0..29).map(|offset| update(&format!("a-dlq/0/{offset}"), Some(State::Redriven), None));
+    fixture.apply(&[Change::Ledger(redriven.collect())]);
+    assert_eq!(driver(&fixture, "state = OPEN", "ab"), Driver::State);
+}

@@ -1,0 +1,141 @@
+//! Jobs whose topic is missing, jobs that expire, and jobs that have ended.
+
+use super::*;
+
+#[test]
+fn ended_jobs_are_looked_for_again_soon_after_the_clock_was_set_back() {
+    let mut shard = Shard::new(Arc::new(settings()), 0);
+    let looks = |shard: &mut Shard, now| {
+        let requests = shard.index_requests(now);
+        requests
+            .iter()
+            .any(|request| matches!(request, IndexRequest::Forgettable))
+    };
+    let now = Timestamp::from_millis(START);
+    shard.handle_response(IndexResponse::Ready { end: 0 }, now);
+    assert!(looks(&mut shard, now));
+    shard.handle_response(IndexResponse::Forgettable(Vec::new()), now);
+    assert!(!looks(&mut shard, now));
+    assert!(looks(&mut shard, Timestamp::from_millis(START - 3_600_000)));
+}
+
+#[test]
+fn few_jobs_are_forgotten_in_a_turn_while_others_are_due_soon() {
+    let mut shard = Shard::new(Arc::new(settings()), 0);
+    let now = Timestamp::from_millis(START);
+    shard.handle_response(IndexResponse::Ready { end: 0 }, now);
+    let ended = (0..1_000).map(|offset| JobId::new(now, 0, offset)).collect();
+    shard.handle_response(IndexResponse::Forgettable(ended), now);
+    let forgotten = |shard: &mut Shard| shard.finish(now, records(5_000)).tally.forgotten;
+    let job = |ahead| {
+        let due = now.after(Duration::from_millis(ahead));
+        Arc::new(Job {
+            kind: Kind::App,
+            app: "app".into(),
+            topic: APP.into(),
+            payload: Payload::default(),
+            id: JobId::new(now, 0, 5_000),
+            state: JobState::Scheduled,
+            priority: Priority::Normal,
+            due,
+            accepted: now,
+            revision: 1,
+            idempotency_key: None,
+            request_hash: [0; 16],
+            request_id: None,
+            ended: None,
+            expires: None,
+            occurrence: None,
+            released: None,
+        })
+    };
+    shard.window.insert(job(1_000));
+    assert_eq!(forgotten(&mut shard), 50);
+    shard.window.insert(job(1_001));
+    assert_eq!(forgotten(&mut shard), 950);
+}
+
+#[test]
+fn jobs_of_a_missing_topic_wait_and_delay_no_other_jobs() {
+    let mut world = World::new();
+    let missing = |seconds| Presence::Missing {
+        lasting: Duration::from_secs(seconds),
+    };
+    world.topics.set(missing(1));
+    let limit = world.settings.window_jobs;
+    let gone: Vec<JobId> = (0..20 * limit)
+        .map(|n| world.schedule("gone", u16::try_from(n % 500).unwrap(), None))
+        .collect();
+    let others: Vec<JobId> = (0..100).map(|n| world.schedule("app", 400 + n, None)).collect();
+    let last = world.schedule("gone", 700, None);
+    let cancelled = world.schedule("gone", 100, None);
+    world.advance(900);
+    assert_eq!(count_dispatched(&world, &others), others.len());
+    assert_eq!(count_dispatched(&world, &gone), 0);
+    assert_eq!(world.shard.window_len(), 0, "parked jobs take room in the window");
+    // A new owner finds the parked jobs again.
+    world.restart();
+    world.advance(100);
+    let parked = |world: &World| world.shard.parked().values().sum::<usize>();
+    assert_eq!(parked(&world), gone.len() + 2);
+    // Parked jobs can be cancelled.
+    world.cancel(cancelled);
+    world.advance(50);
+    assert_eq!(parked(&world), gone.len() + 1);
+    world.topics.set(Presence::Exists);
+    let new_job = world.schedule("app", 100, None);
+    world.advance(150);
+    assert!(
+        world.was_dispatched(new_job),
+        "the backlog of another topic delayed it"
+    );
+    world.advance(1_500);
+    assert_eq!(count_dispatched(&world, &gone), gone.len());
+    assert!(world.was_dispatched(last) && !world.was_dispatched(cancelled));
+    assert_eq!(parked(&world), 0);
+    world.check();
+}
+
+#[test]
+fn jobs_that_waited_too_long_for_a_missing_topic_become_dead_letters() {
+    let mut world = World::new();
+    let lasting = TIMEOUT;
+    world.topics.set(Presence::Missing { lasting });
+    let jobs: Vec<JobId> = (0..50)
+        .map(|n| world.schedule("gone", 100 + 40 * n, None))
+        .collect();
+    world.advance(2_000);
+    assert_eq!(world.dead_letters.len(), 0);
+    world.advance(1_100);
+    assert!(
+        (1..50).contains(&world.dead_letters.len()),
+        "{}",
+        world.dead_letters.len()
+    );
+    // One job is rescheduled, and the topic exists again before its timeout.
+    world.run(&Step::Reschedule(49, 3_000));
+    world.advance(3_000);
+    assert_eq!(world.dead_letters.len(), 49);
+    world.topics.set(Presence::Exists);
+    world.settle();
+    assert_eq!(count_dispatched(&world, &jobs), 1);
+    world.check();
+}
+
+#[test]
+fn an_expired_job_is_not_dispatched() {
+    let mut world = World::new();
+    let spec = v1::JobSpec {
+        expire_after: Some(to_duration(HumanDuration::from_secs(5))),
+        ..spec("app", after(HumanDuration::from_secs(1)))
+    };
+    world.send_job(spec);
+    world.turn(50, false);
+    world.run(&Step::AdvanceClock(6_500));
+    world.settle();
+    assert_eq!(world.dispatched, []);
+    assert_eq!(
+        world.state.values().map(|job| job.state).collect::<Vec<_>>(),
+        [JobState::Expired]
+    );
+}
