@@ -232,17 +232,10 @@ fn a_noisy_tenant_uses_no_more_than_its_share_of_the_concurrent_calls() {
 #[test]
 fn no_more_attempts_start_than_the_rate_limit_allows() {
     const PER_SECOND: f64 = 50.0;
-    let calls: Arc<Mutex<Vec<Instant>>> = Arc::default();
-    let pipe = PipeBuilder::new("rate")
+    let (pipe, calls) = PipeBuilder::new("rate")
         .pipeline("rate_limit", "{ attempts: 50, per: 1s, burst: 5 }")
-        .behave({
-            let calls = calls.clone();
-            move |request| {
-                calls.lock().unwrap().push(Instant::now());
-                Reply::ok(request.body.clone())
-            }
-        })
-        .create();
+        .echo_with_times();
+    let pipe = pipe.create();
     let sent = pipe.produce(of_keys(8));
     let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
     pipe.settle(&sent, DEADLINE).meets_with(&sent, |_| Fate::Succeeds);

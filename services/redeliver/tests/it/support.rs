@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -160,6 +160,17 @@ impl PipeBuilder {
     pub(crate) fn behave(mut self, behaviour: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
         self.behaviour = Some(Box::new(behaviour));
         self
+    }
+
+    /// The endpoint answers each request with its body. Returns the times of the requests, too.
+    pub(crate) fn echo_with_times(self) -> (Self, Arc<Mutex<Vec<Instant>>>) {
+        let times: Arc<Mutex<Vec<Instant>>> = Arc::default();
+        let requested = times.clone();
+        let builder = self.behave(move |request| {
+            requested.lock().unwrap().push(Instant::now());
+            Reply::ok(request.body.clone())
+        });
+        (builder, times)
     }
 
     /// Starts the endpoint, and creates the topics with `redeliver topics apply`.

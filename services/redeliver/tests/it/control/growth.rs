@@ -1,7 +1,6 @@
 //! The rate of a pipeline while its source gets more partitions.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::time::Instant;
 
 use redeliver_kafka::producer::Producer;
@@ -20,21 +19,14 @@ const AFTER: i32 = 8;
 /// Lets processes with these instances work off a backlog while the source grows. `most`: how much of the rate they may use.
 #[track_caller]
 fn check_growth(name: &str, instances: &[&str], most: f64) {
-    let calls: Arc<Mutex<Vec<Instant>>> = Arc::default();
-    let pipe = PipeBuilder::new(name)
+    let (pipe, calls) = PipeBuilder::new(name)
         .with_inspector()
         .set("control.topic", "{name}-control")
         .set("audit.topic", "{name}-audit")
         // Fewer records wait for an attempt than the new partitions have.
         .pipeline("in_flight", "64")
-        .behave({
-            let calls = calls.clone();
-            move |request| {
-                calls.lock().unwrap().push(Instant::now());
-                Reply::ok(request.body.clone())
-            }
-        })
-        .create();
+        .echo_with_times();
+    let pipe = pipe.create();
     let mut enrichers: Vec<_> = instances.iter().map(|instance| pipe.enricher(instance)).collect();
     let mut inspector = pipe.start("dlq-inspector", "a", &[]);
     let cli = Cli::new(&pipe, &mut inspector);
