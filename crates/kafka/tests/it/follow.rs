@@ -11,6 +11,7 @@ use redeliver_core::{Headers, Output, Position};
 use redeliver_kafka::follow::{Begin, Event, Follower, Start};
 use redeliver_kafka::lookup::{Found, Lookup, StoredRecord};
 use redeliver_kafka::producer::Producer;
+use redeliver_kafka::reader::TopicReader;
 use redeliver_kafka::survey::{Extent, Retention, Surveyor};
 use redeliver_kafka::transaction::Transactions;
 use redeliver_kafka::{KafkaSettings, Waker};
@@ -35,7 +36,7 @@ pub(crate) async fn produce(settings: &KafkaSettings, topic: &Arc<str>, partitio
     }
 }
 
-/// Writes values in a transaction and aborts it.
+/// Writes values in a transaction, aborts it, and waits until its marker is written.
 pub(crate) fn produce_and_abort(settings: &KafkaSettings, topic: &Arc<str>, values: &[&str]) {
     let id = unique("aborted");
     let mut transactions = Transactions::new(settings.transactional_producer(&id), &id, DEADLINE);
@@ -49,6 +50,9 @@ pub(crate) fn produce_and_abort(settings: &KafkaSettings, topic: &Arc<str>, valu
     let error = transactions.write(&outputs, &TopicPartitionList::new(), None);
     let error = error.unwrap_err().to_string();
     assert!(error.contains("adding offsets"), "{error}");
+    // The coordinator writes the marker after it has answered.
+    let mut reader = TopicReader::new(settings, std::slice::from_ref(topic)).unwrap();
+    reader.read_to_end(DEADLINE, drop).unwrap();
 }
 
 /// The events of a follower by partition: offsets with values, and the last end.

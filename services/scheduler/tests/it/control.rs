@@ -182,7 +182,7 @@ fn values_of_newer_versions_stop_nothing_and_are_reported() {
     // Of a newer format, what is known is obeyed, and not changed.
     let newer = v1::ControlRecord {
         revision: 9,
-        format: 1,
+        format: 1_000,
         desired: Some(v1::control_record::Desired::Application(v1::ApplicationControl {
             state: v1::RunState::Paused.into(),
             rate: None,
