@@ -14,6 +14,7 @@ use redeliver_core::error_chain::error_chain;
 use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Clock, Position, Timestamp};
 use redeliver_kafka::Waker;
+use redeliver_kafka::lookup::Found;
 use redeliver_kafka::reader::ReadError;
 use redeliver_kafka::survey::{SurveyedTopic, Surveyor};
 use redeliver_runtime::health::Part;
@@ -207,28 +208,44 @@ impl SurveyTask {
                 .pool
                 .internal(move |connection| index::first_and_last(connection, &name, &lows))
                 .await?;
-            let positions = indexed.iter().map(|digest| Position {
-                topic: topic.clone(),
-                partition: digest.partition,
-                offset: digest.offset,
-            });
-            let records = match self.lookups.get(positions.collect()).await {
-                Ok(records) => records,
+            let current = match self.current(&topic, &indexed).await {
+                Ok(current) => current,
                 // A topic that cannot be read must not fail the survey of the other topics.
                 Err(error) => {
                     tracing::debug!(topic = &*topic, %error, "cannot compare indexed records");
                     continue;
                 }
             };
-            let current: Vec<_> = records
-                .iter()
-                .map(|stored| stored.as_ref().map(|stored| content_hash(&stored.record)))
-                .collect();
             if has_other_records(&indexed, &current) {
                 recreated.push(topic);
             }
         }
         Ok(())
+    }
+
+    /// What Kafka has at the positions of these digests of one topic, which are in the order of partitions and offsets.
+    async fn current(&self, topic: &Arc<str>, indexed: &[RecordDigest]) -> Result<Vec<Current>, ReadError> {
+        let mut current = Vec::new();
+        for digests in indexed.chunk_by(|one, next| one.partition == next.partition) {
+            let positions = digests.iter().map(|digest| Position {
+                topic: topic.clone(),
+                partition: digest.partition,
+                offset: digest.offset,
+            });
+            let found = self.lookups.find(positions.collect()).await?;
+            let found = found.iter().map(|found| match found {
+                Found::Record(stored) => Current::Record(content_hash(&stored.record)),
+                Found::Deleted => Current::Deleted,
+                Found::Unknown => Current::Unknown,
+            });
+            // Of the positions that follow, nothing is known either.
+            current.extend(
+                found
+                    .chain(std::iter::repeat(Current::Unknown))
+                    .take(digests.len()),
+            );
+        }
+        Ok(current)
     }
 
     /// Updates the list of dead-letter topics in the shared state.
@@ -326,14 +343,21 @@ fn has_older_offsets(
             })
 }
 
-/// Whether a topic has other records at the indexed positions. A single missing record may have been deleted by
-/// retention since the low watermark was read; if all are missing, the topic is not the one that was indexed.
-fn has_other_records(indexed: &[RecordDigest], current: &[Option<ContentHash>]) -> bool {
-    let differs = indexed
-        .iter()
-        .zip(current)
-        .any(|(indexed, current)| current.is_some_and(|current| current != indexed.content));
-    differs || !indexed.is_empty() && current.iter().all(Option::is_none)
+/// What Kafka has at an indexed position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Current {
+    Record(ContentHash),
+    Deleted,
+    /// The metadata of the broker may be old.
+    Unknown,
+}
+
+/// Whether a topic has other records at the indexed positions. A single record may have been deleted by retention since the low watermark was
+/// read; if all are deleted, the topic is not the one that was indexed.
+fn has_other_records(indexed: &[RecordDigest], current: &[Current]) -> bool {
+    let differs = |(indexed, current): (&RecordDigest, &Current)| matches!(current, Current::Record(content) if *content != indexed.content);
+    let are_deleted = !current.is_empty() && current.iter().all(|current| *current == Current::Deleted);
+    are_deleted || indexed.iter().zip(current).any(differs)
 }
 
 #[cfg(test)]
@@ -411,18 +435,20 @@ mod tests {
             content: [content; 16],
         };
         let indexed = [digest(0, 1), digest(9, 2)];
-        let check = |current: [Option<u8>; 2], expected: bool| {
-            let current: Vec<_> = current
-                .iter()
-                .map(|content| content.map(|content| [content; 16]))
-                .collect();
+        let record = |content| Current::Record([content; 16]);
+        for (current, expected) in [
+            ([record(1), record(2)], false),
+            ([Current::Deleted, record(2)], false),
+            ([record(1), record(3)], true),
+            ([Current::Deleted, record(3)], true),
+            ([Current::Deleted, Current::Deleted], true),
+            // The broker may know only the topic that was deleted, or the partitions from before they were added.
+            ([Current::Unknown, record(3)], true),
+            ([Current::Deleted, Current::Unknown], false),
+            ([Current::Unknown, Current::Unknown], false),
+        ] {
             assert_eq!(has_other_records(&indexed, &current), expected, "{current:?}");
-        };
-        check([Some(1), Some(2)], false);
-        check([None, Some(2)], false);
-        check([Some(1), Some(3)], true);
-        check([None, Some(3)], true);
-        check([None, None], true);
+        }
         assert!(!has_other_records(&[], &[]));
     }
 }
