@@ -86,4 +86,10 @@ impl Dictionary {
     pub fn messages_with(&self, needle: &str) -> MessageMatches {
         self.contained.get(needle).cloned().unwrap_or_default()
     }
+
+    /// Whether it depends on the parts of messages if they contain a text.
+    #[must_use]
+    pub fn depends_on_parts(&self) -> bool {
+        self.contained.values().any(|found| !found.some.is_empty())
+    }
 }

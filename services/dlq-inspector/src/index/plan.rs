@@ -110,11 +110,13 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// `rows_with` returns the number of dead letters with a state or in some topics.
+    /// `rows_with` returns the number of dead letters with a state or in some topics, and `finds_much` whether a query of the full-text index finds
+    /// a large part of all rows.
     pub(super) fn of(
         filter: &Expr,
         dictionary: &Dictionary,
         rows_with: impl Fn(&Restriction) -> rusqlite::Result<i64>,
+        finds_much: impl FnOnce(&str) -> rusqlite::Result<bool>,
     ) -> rusqlite::Result<Self> {
         let conjuncts = filter.conjuncts();
         let find = |is: fn(&Restriction) -> bool| {
@@ -147,6 +149,12 @@ impl Plan {
             }
         } else {
             terms::query(filter, dictionary).map_or(Driver::Time, Driver::Terms)
+        };
+        // For a number, the full-text index finds the rows of all templates with parts, which can be nearly all. Reading rows one after the other is faster
+        // than finding each of them.
+        let driver = match driver {
+            Driver::Terms(query) if dictionary.depends_on_parts() && finds_much(&query)? => Driver::Time,
+            driver => driver,
         };
         Ok(Self {
             driver,

@@ -9,7 +9,7 @@ use super::{IndexError, counters, database, entries, groups, query, terms, undec
 
 /// The version of the schema. It is part of the file's name, see [`super::file_name`]. Increase it with every change of the
 /// tables or of what they contain.
-pub(super) const VERSION: i32 = 9;
+pub(super) const VERSION: i32 = 10;
 
 /// Identifies one build of the index: a random number. Sequence numbers are valid within one generation only.
 pub type Generation = i64;
@@ -132,7 +132,7 @@ fn configure(connection: &Connection) -> rusqlite::Result<()> {
     connection.pragma_update(None, "journal_size_limit", 64 << 20)?;
     // The data directory may be the only writable one.
     connection.pragma_update(None, "temp_store", "memory")?;
-    connection.pragma_update(None, "cache_size", -64 * 1024)
+    connection.pragma_update(None, "cache_size", -48 * 1024)
 }
 
 pub(super) fn generation(connection: &Connection) -> Result<Generation, IndexError> {

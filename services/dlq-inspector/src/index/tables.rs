@@ -68,6 +68,9 @@ table! {
     LetterRow, "letters" {
         /// See [`super::row_key`].
         row: i64, "INTEGER PRIMARY KEY";
+        /// See [`super::message`]. The first column, because a search for a number tests it in each row: SQLite decodes a row up to the column
+        /// that it needs.
+        message_parts: Option<String>, "TEXT";
         /// Dead letters are numbered in the order in which they are indexed. Numbers are never reused.
         sequence: i64, "INTEGER NOT NULL";
         topic_id: i64, "INTEGER NOT NULL";
@@ -86,8 +89,6 @@ table! {
         group_id: i64, "INTEGER NOT NULL";
         /// The template of the message, in `templates`.
         template_id: i64, "INTEGER NOT NULL";
-        /// See [`super::message`].
-        message_parts: Option<String>, "TEXT";
         failed_at: Option<i64>, "INTEGER";
         retry_count: u32, "INTEGER NOT NULL";
         origin_topic_id: i64, "INTEGER NOT NULL";

@@ -591,3 +591,43 @@ fn the_index_of_a_state_finds_the_few_dead_letters_of_a_caller_that_sees_some_to
     fixture.apply(&[Change::Ledger(redriven.collect())]);
     assert_eq!(driver(&fixture, "state = OPEN", "ab"), Driver::State);
 }
+
+#[test]
+fn a_search_for_a_number_reads_all_rows_if_most_of_them_can_have_it() {
+    use super::plan::Driver;
+
+    let with_message = |offset: i64, message: String| {
+        let mut letter = letter("a-dlq", 0, offset, &[]);
+        letter.facts.error_message = message;
+        letter
+    };
+    let check = |numbered: i64, others: i64, is_by_time: bool| {
+        let mut fixture = Fixture::new();
+        let all = (0..numbered + others).map(|offset| {
+            let message = match offset < numbered {
+                true => format!("refused after {offset} ms"),
+                false => "gone".to_owned(),
+            };
+            with_message(offset, message)
+        });
+        fixture.put(all.collect());
+        let number = numbered - 1;
+        let filter = parse(&format!("error_message : {number}"), &[]).unwrap();
+        let pool = &fixture.index.pool;
+        let plan = pool.read_blocking(|connection| super::query::plan(connection, &filter));
+        let driver = plan.unwrap().driver;
+        assert_eq!(
+            driver == Driver::Time,
+            is_by_time,
+            "{numbered} of {others}: {driver:?}"
+        );
+        let query = |connection: &_| list(connection, &filter, Direction::Descending, None, letters(10));
+        let found = pool.read_blocking(query).unwrap().letters;
+        let offsets: Vec<i64> = found.iter().map(|letter| letter.id.offset).collect();
+        assert_eq!(offsets, [number]);
+    };
+    check(3_000, 1_000, true);
+    check(3_000, 9_000, false);
+    // So few that each of them is found quickly.
+    check(1_000, 0, false);
+}
