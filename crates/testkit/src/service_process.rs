@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
+use crate::former::in_directory;
 use crate::process::Process;
 use crate::{DEADLINE, eventually, http};
 
@@ -119,17 +120,7 @@ impl ServiceProcess {
     /// If the process is running.
     #[track_caller]
     pub fn start_again_from(&mut self, directory: &Path) {
-        let command = (self.command)();
-        let program = Path::new(command.get_program());
-        let mut other = Command::new(directory.join(program.file_name().expect("a program")));
-        other.args(command.get_args());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => other.env(name, value),
-                None => other.env_remove(name),
-            };
-        }
-        self.start_again_as(other);
+        self.start_again_as(in_directory(&(self.command)(), directory));
     }
 
     #[track_caller]

@@ -9,6 +9,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use redeliver_testkit::Addresses;
+use redeliver_testkit::former::FORMER_BIN_DIR;
 use redeliver_testkit::target::target_directory;
 
 use crate::interrupt::Interrupt;
@@ -118,7 +119,7 @@ fn build_and_test(
         test.env(Service::Kafka.variable(), &addresses.brokers);
         test.env(Service::Redis.variable(), &addresses.redis_url);
         test.env("REDELIVER_TEST_BIN_DIR", &binaries);
-        test.envs(former.as_ref().map(|binaries| (former::VARIABLE, binaries)));
+        test.envs(former.as_ref().map(|binaries| (FORMER_BIN_DIR, binaries)));
         // Most tests wait for servers most of the time.
         if std::env::var_os(TEST_THREADS).is_none() {
             let cores = std::thread::available_parallelism().map_or(1, NonZero::get);

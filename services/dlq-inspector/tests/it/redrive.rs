@@ -1,6 +1,6 @@
 //! Redrives, discards and restores: each dead letter once, whatever is killed.
 
-mod edit;
+pub(crate) mod edit;
 mod omitted;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -199,7 +199,7 @@ pub(crate) async fn outcomes(inspector: &mut Inspector, id: &str) -> Vec<v1::Red
     items.iter().map(v1::RedriveItem::outcome).collect()
 }
 
-async fn items(inspector: &mut Inspector, id: &str) -> Vec<v1::RedriveItem> {
+pub(crate) async fn items(inspector: &mut Inspector, id: &str) -> Vec<v1::RedriveItem> {
     let (mut items, mut token) = (Vec::new(), String::new());
     loop {
         let request = v1::ListRedriveItemsRequest {
@@ -653,7 +653,7 @@ async fn each_of_50000_dead_letters_is_redriven_once_through_ten_kills() {
 }
 
 /// The text that an inspector logs when it begins to execute jobs.
-const EXECUTES: &str = "this inspector executes redrives now";
+pub(crate) const EXECUTES: &str = "this inspector executes redrives now";
 
 #[tokio::test]
 async fn an_inspector_that_was_frozen_writes_nothing_after_another_has_taken_over() {
@@ -792,8 +792,8 @@ async fn a_redrive_needs_the_scope_for_the_dead_letters_and_the_destination() {
     assert_eq!(world.redriven().len(), 0);
 }
 
-/// The ids of the dead letters at these offsets of a partition.
-fn ids_at(world: &World, partition: i32, offsets: std::ops::Range<i64>) -> v1::PlanRedriveRequest {
+/// A plan for the dead letters at these offsets of a partition.
+pub(crate) fn ids_at(world: &World, partition: i32, offsets: std::ops::Range<i64>) -> v1::PlanRedriveRequest {
     v1::PlanRedriveRequest {
         all: false,
         ids: offsets

@@ -223,14 +223,14 @@ async fn replicas_agree_about_counts_and_groups_also_after_one_has_lost_its_inde
 }
 
 /// A client that watches, and resumes with its last token.
-struct Watcher {
+pub(crate) struct Watcher {
     request: v1::WatchDeadLettersRequest,
-    received: Vec<String>,
+    pub(crate) received: Vec<String>,
     is_synced: bool,
 }
 
 impl Watcher {
-    fn new(filter: &str, only_new: bool) -> Self {
+    pub(crate) fn new(filter: &str, only_new: bool) -> Self {
         Self {
             request: v1::WatchDeadLettersRequest {
                 filter: filter.to_owned(),
@@ -242,15 +242,17 @@ impl Watcher {
         }
     }
 
-    async fn connect(&mut self, balancer: &Balancer) -> Streaming<v1::WatchDeadLettersResponse> {
+    pub(crate) async fn connect(
+        &mut self,
+        client: &mut Client,
+    ) -> Result<Streaming<v1::WatchDeadLettersResponse>, Status> {
         self.is_synced = false;
-        let mut client = balancer.client().await;
-        let stream = client.watch_dead_letters(self.request.clone()).await;
-        stream.unwrap().into_inner()
+        let stream = client.watch_dead_letters(self.request.clone()).await?;
+        Ok(stream.into_inner())
     }
 
     /// Receives until `is_done`, or the stream ends.
-    async fn follow(
+    pub(crate) async fn follow(
         &mut self,
         stream: &mut Streaming<v1::WatchDeadLettersResponse>,
         is_done: impl Fn(&Self) -> bool,
@@ -269,8 +271,8 @@ impl Watcher {
     }
 
     /// Connects, and receives until there are this many dead letters and no more existing ones.
-    async fn resume(&mut self, balancer: &Balancer, count: usize) {
-        let mut stream = self.connect(balancer).await;
+    pub(crate) async fn resume(&mut self, client: &mut Client, count: usize) {
+        let mut stream = self.connect(client).await.unwrap();
         let is_done = |watcher: &Self| watcher.is_synced && watcher.received.len() >= count;
         self.follow(&mut stream, is_done).await.unwrap();
         let distinct: BTreeSet<&String> = self.received.iter().collect();
@@ -283,28 +285,32 @@ async fn a_watch_goes_on_at_another_replica_without_a_gap_and_without_a_repetiti
     let mut replicas = Replicas::start("replica-watch", 60).await;
     let mut all = Watcher::new("", false);
     // The connections go to the replicas in turn.
-    let mut stream = all.connect(&replicas.balancer).await;
+    let mut stream = all.connect(&mut replicas.balancer.client().await).await.unwrap();
     all.follow(&mut stream, |watcher| watcher.received.len() == 25)
         .await
         .unwrap();
     let mut new = Watcher::new("error_class = permanent", true);
-    new.resume(&replicas.balancer, 0).await;
+    new.resume(&mut replicas.balancer.client().await, 0).await;
     replicas.lose(0);
     replicas.put("first", 20).await;
     let broken = all.follow(&mut stream, |_| false).await;
     assert!(broken.is_err());
-    all.resume(&replicas.balancer, 80).await;
-    new.resume(&replicas.balancer, 10).await;
+    all.resume(&mut replicas.balancer.client().await, 80).await;
+    new.resume(&mut replicas.balancer.client().await, 10).await;
 
     // The rebuilt index of the first replica is another index. Each replica gets tokens of the other one, and of itself.
     replicas.replace(0).await;
     for (round, name) in (1..).zip(["second", "third", "fourth"]) {
         replicas.put(name, 20).await;
-        all.resume(&replicas.balancer, 80 + round * 20).await;
-        new.resume(&replicas.balancer, 10 + round * 10).await;
+        all.resume(&mut replicas.balancer.client().await, 80 + round * 20)
+            .await;
+        new.resume(&mut replicas.balancer.client().await, 10 + round * 10)
+            .await;
         // Again to the same replicas, and in the next round to the other ones.
-        all.resume(&replicas.balancer, 80 + round * 20).await;
-        new.resume(&replicas.balancer, 10 + round * 10).await;
+        all.resume(&mut replicas.balancer.client().await, 80 + round * 20)
+            .await;
+        new.resume(&mut replicas.balancer.client().await, 10 + round * 10)
+            .await;
         drop(replicas.balancer.client().await);
     }
 }
@@ -313,7 +319,7 @@ async fn a_watch_goes_on_at_another_replica_without_a_gap_and_without_a_repetiti
 async fn a_watch_sends_everything_of_a_topic_that_was_created_again() {
     let mut replicas = Replicas::start("replica-again", 20).await;
     let mut all = Watcher::new("", false);
-    all.resume(&replicas.balancer, 20).await;
+    all.resume(&mut replicas.balancer.client().await, 20).await;
     delete_topic(&replicas.env.kafka.brokers, &replicas.topic);
     for number in 0..2 {
         replicas.running[number].until_listed("", 0).await;
@@ -325,5 +331,5 @@ async fn a_watch_sends_everything_of_a_topic_that_was_created_again() {
         replicas.running[number].until_listed("", 10).await;
     }
     // The token is one of the first replica, and this is the second one.
-    all.resume(&replicas.balancer, 10).await;
+    all.resume(&mut replicas.balancer.client().await, 10).await;
 }

@@ -22,7 +22,9 @@ use redeliver_kafka::topology::{self, Cleanup, Role, TopicSpec, TopologySpec};
 use redeliver_kafka::transaction::Transactions;
 use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::{Message as _, v1};
-use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, brokers, eventually, eventually_async, unique};
+use redeliver_testkit::{
+    EnvBuilder, ServiceProcess, TestEnv, brokers, eventually, eventually_async, former_binaries, unique,
+};
 use tonic::Status;
 use tonic::transport::Channel;
 use tonic_health::pb::health_client::HealthClient;
@@ -180,11 +182,27 @@ impl InspectorEnv {
 
     /// Starts an inspector without waiting for it. Its instance has the name of its directory: several inspectors need different ones.
     pub(crate) fn spawn(&self) -> Inspector {
-        let directory = PathBuf::from(&self.base.settings()["dlq_inspector.data_dir"]);
-        let instance = directory.file_name().and_then(|name| name.to_str()).unwrap();
         Inspector {
-            process: self.base.spawn("dlq-inspector", instance, &[]),
+            process: self.base.spawn("dlq-inspector", &self.instance(), &[]),
         }
+    }
+
+    /// As [`InspectorEnv::spawn`], one of a former version, which does not know these settings.
+    pub(crate) fn spawn_former(&self, version: &str, unknown: &[&str]) -> Inspector {
+        let mut base = self.base.clone();
+        for key in unknown {
+            base.unset(key);
+        }
+        let binaries = former_binaries(version);
+        Inspector {
+            process: base.spawn_from(&binaries, "dlq-inspector", &self.instance()),
+        }
+    }
+
+    fn instance(&self) -> String {
+        let directory = PathBuf::from(&self.base.settings()["dlq_inspector.data_dir"]);
+        let name = directory.file_name().and_then(|name| name.to_str());
+        name.expect("a directory").to_owned()
     }
 
     /// Starts an inspector, and waits until it serves.

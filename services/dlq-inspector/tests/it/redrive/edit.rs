@@ -13,7 +13,7 @@ fn bytes(bytes: Option<&[u8]>) -> Option<v1::EditedBytes> {
 }
 
 /// A request to write this value for a dead letter.
-async fn edit(inspector: &mut Inspector, id: &str, value: &[u8]) -> v1::PlanEditRequest {
+pub(crate) async fn edit(inspector: &mut Inspector, id: &str, value: &[u8]) -> v1::PlanEditRequest {
     let request = v1::GetDeadLetterRequest { id: id.to_owned() };
     let letter = inspector.client().await.get_dead_letter(request).await.unwrap();
     v1::PlanEditRequest {
@@ -28,7 +28,7 @@ async fn edit(inspector: &mut Inspector, id: &str, value: &[u8]) -> v1::PlanEdit
     }
 }
 
-async fn planned_edit(
+pub(crate) async fn planned_edit(
     inspector: &mut Inspector,
     request: v1::PlanEditRequest,
 ) -> Result<v1::Redrive, Status> {

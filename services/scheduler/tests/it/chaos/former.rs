@@ -4,23 +4,23 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use redeliver_testkit::{ChaosPermit, ServiceProcess, chaos_random, sleep_up_to, until_shared};
+use redeliver_testkit::{
+    ChaosPermit, ServiceProcess, chaos_random, former_binaries, sleep_up_to, until_shared,
+};
 
 use super::load::under_load;
 use super::{PARTITIONS, SchedulerEnv, setup};
 
-/// The directory with the binaries of the former version, which `cargo xtask test --long` builds.
-const VARIABLE: &str = "REDELIVER_FORMER_BIN_DIR";
-
 const ROUNDS: usize = 3;
+/// Lines of the configuration that the former version does not know, and refuses.
+const UNKNOWN: [&str; 2] = ["control:", "audit:"];
 
 /// Shards move from the former version to this one and back, under kills, until only this version runs. So each version reads what the
 /// other one has written.
 #[test]
 #[ignore = "long"]
 fn a_rolling_upgrade_from_the_former_version_loses_and_duplicates_nothing() {
-    let former = std::env::var_os(VARIABLE).map(PathBuf::from);
-    let former = former.unwrap_or_else(|| panic!("{VARIABLE} is not set: use `cargo xtask test --long`"));
+    let former = former_binaries("before-control");
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("former");
     let env = SchedulerEnv::new(setup("former").set("kafka.static_membership", "false"));
@@ -79,9 +79,8 @@ struct Versions<'a> {
 
 impl Versions<'_> {
     fn start_former(&self, member: &mut ServiceProcess) {
-        // The former version refuses what it does not know.
-        let known = self.yaml.lines().filter(|line| !line.starts_with("control:"));
-        let known: Vec<&str> = known.collect();
+        let is_known = |line: &&str| !UNKNOWN.iter().any(|key| line.starts_with(key));
+        let known: Vec<&str> = self.yaml.lines().filter(is_known).collect();
         fs::write(self.env.test.file(), known.join("\n")).unwrap();
         member.start_again_from(&self.former);
         member.until_ready();
