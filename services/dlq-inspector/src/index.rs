@@ -43,6 +43,7 @@ use rusqlite::{Connection, ErrorCode};
 
 pub use groups::{GroupOrder, GroupPage, IndexedGroup};
 pub(crate) use groups::{GroupQuery, list_groups, open_groups, topics_of_group, with_letters};
+pub(crate) use message::certain_part;
 pub(crate) use message_cache::MessageCache;
 pub use pool::{Pool, ReadError};
 pub(crate) use pool::{QUERY_TIMEOUT, QUEUE_TIMEOUT};

@@ -1001,9 +1001,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "masking-shows-decoded-values",
         "What is masked in a value is shown in the decoded one.",
-        &[integration(
+        &[unit(
             INSPECTOR,
-            "access::decoded::values_are_decoded_with_their_schemas_and_what_is_masked_is_not_in_them",
+            "api::value::tests::a_decoded_value_is_masked_by_the_rules_of_its_topic",
         )],
     ),
     mutant(

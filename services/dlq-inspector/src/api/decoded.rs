@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use redeliver_core::mutant;
 use redeliver_proto::v1;
 use tonic::Status;
 
@@ -71,11 +70,7 @@ impl Api {
             Err(problem) => decoded.problem = problem.to_string(),
             Ok(DecodedJson { name, text }) => {
                 decoded.name = name;
-                let json = RecordValue {
-                    topic: mutant!("masking-shows-decoded-values", value.topic, String::new()),
-                    bytes: text.into(),
-                };
-                let shown = value::shown(viewer, vec![Some(json)]).await?;
+                let shown = value::shown(viewer, vec![Some(value.decoded(text))]).await?;
                 match shown.into_iter().flatten().next() {
                     Some(ShownValue::Shown(text, paths)) => {
                         // What was masked is text, as before.

@@ -1,6 +1,7 @@
 //! What callers see of values.
 
 use bytes::Bytes;
+use redeliver_core::mutant;
 use redeliver_runtime::config::FieldPath;
 use tonic::Status;
 
@@ -16,6 +17,16 @@ const LARGE: usize = 64 << 10;
 pub(super) struct RecordValue {
     pub(super) topic: String,
     pub(super) bytes: Bytes,
+}
+
+impl RecordValue {
+    /// The value in JSON, in which the same fields are masked.
+    pub(super) fn decoded(self, json: String) -> Self {
+        Self {
+            topic: mutant!("masking-shows-decoded-values", self.topic, String::new()),
+            bytes: json.into(),
+        }
+    }
 }
 
 /// A value as a caller sees it.
@@ -59,4 +70,34 @@ fn show(viewer: &Viewer, values: Vec<Option<RecordValue>>) -> Vec<Option<ShownVa
 
 fn texts(paths: &[&FieldPath]) -> Vec<String> {
     paths.iter().map(|path| path.as_str().to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_runtime::config::MaskingRule;
+
+    use super::*;
+    use crate::masking::Masking;
+
+    #[test]
+    fn a_decoded_value_is_masked_by_the_rules_of_its_topic() {
+        let rule = MaskingRule {
+            topics: vec!["orders-*".to_owned()],
+            key: false,
+            fields: vec!["/card".parse().unwrap()],
+            headers: Vec::new(),
+            messages: Vec::new(),
+        };
+        let masking = Masking::new(&[rule]);
+        let value = RecordValue {
+            topic: "orders-dlq".to_owned(),
+            bytes: Bytes::from_static(b"\0\0\0\0\x01\x08"),
+        };
+        let decoded = value.decoded(r#"{"card":"4711"}"#.to_owned());
+        let MaskedValue::Shown(shown, paths) = masking.of(&decoded.topic).value(decoded.bytes) else {
+            panic!("the value is withheld");
+        };
+        assert!(!String::from_utf8_lossy(&shown).contains("4711"), "{shown:?}");
+        assert_eq!(texts(&paths), ["/card"]);
+    }
 }

@@ -27,6 +27,12 @@ impl<'a> Lookups<'a> {
         lookups
     }
 
+    /// Whether the error message is compared with one of the texts.
+    #[must_use]
+    pub fn has_messages(&self) -> bool {
+        !self.contained.is_empty() || self.messages.iter().any(|text| !text.is_empty())
+    }
+
     fn add(&mut self, filter: &'a Expr) {
         match filter {
             Expr::And(parts) | Expr::Or(parts) => parts.iter().for_each(|part| self.add(part)),
@@ -87,9 +93,11 @@ impl Dictionary {
         self.contained.get(needle).cloned().unwrap_or_default()
     }
 
-    /// Whether it depends on the parts of messages if they contain a text.
+    /// Whether it depends on the parts of messages if they equal or contain a text.
     #[must_use]
     pub fn depends_on_parts(&self) -> bool {
-        self.contained.values().any(|found| !found.some.is_empty())
+        let mut messages = self.messages.values();
+        messages.any(|(_, parts)| parts.is_some())
+            || self.contained.values().any(|found| !found.some.is_empty())
     }
 }

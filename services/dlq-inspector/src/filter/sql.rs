@@ -3,6 +3,8 @@
 //! The condition refers to the tables `letters l`, `bodies b` and `undecoded`, see [`crate::index`]. It is never NULL: a restriction on
 //! a missing field is false and not unknown, so that NOT inverts it.
 
+use crate::index::certain_part;
+
 use super::{Comparison, Dictionary, Expr, NumberField, NumberTest, Restriction, TextField, TextTest};
 
 /// A bound value.
@@ -157,9 +159,9 @@ impl Condition {
             TextTest::Equal(text) => match dictionary.message(text) {
                 None => self.sql.push('0'),
                 Some((template, parts)) => {
-                    self.sql += "(l.template_id = ? AND l.message_parts IS ?)";
-                    self.params.push(Param::Integer(*template));
+                    self.sql += "(l.message_parts IS ? AND l.template_id = ?)";
                     self.params.push(parts.clone().map_or(Param::Null, Param::Text));
+                    self.params.push(Param::Integer(*template));
                 }
             },
             TextTest::Has(needle) => {
@@ -173,12 +175,12 @@ impl Condition {
                     self.sql += "l.template_id IN (SELECT value FROM json_each(?)) OR ";
                     self.params.push(Param::Text(json_array(&found.all)));
                 }
-                // The digits of a message are in its parts, or it has no parts. That rules out most rows, so it is tested first.
+                // That the parts contain something, or there are none, rules out most rows, so it is tested first.
                 self.sql += "((l.message_parts IS NULL OR instr(l.message_parts, ?) > 0) AND \
                              l.template_id IN (SELECT value FROM json_each(?)) AND message_has(\
                              (SELECT text FROM templates WHERE id = l.template_id), l.message_parts, ?)))";
                 self.params.extend(
-                    [longest_digits(needle), &json_array(&found.some), needle]
+                    [certain_part(needle), &json_array(&found.some), needle]
                         .map(|text| Param::Text(text.to_owned())),
                 );
             }
@@ -250,12 +252,6 @@ impl Condition {
             format!("l.{column} {comparison} ?")
         });
     }
-}
-
-/// The longest run of decimal digits in a text; empty if there is none.
-fn longest_digits(text: &str) -> &str {
-    let runs = text.split(|c: char| !c.is_ascii_digit());
-    runs.max_by_key(|run| run.len()).unwrap_or_default()
 }
 
 fn json_array(ids: &[i64]) -> String {

@@ -67,7 +67,10 @@ pub(super) fn contains(template: &str, needle: &str) -> Contains {
     let mut literals = template.split(PLACEHOLDER);
     if literals.any(|literal| literal.contains(needle)) {
         Contains::All
-    } else if template.contains(PLACEHOLDER) && may_contain_part(needle) {
+    } else if template.contains(PLACEHOLDER)
+        && may_contain_part(needle)
+        && literal_letters(needle).all(|letters| template.contains(letters))
+    {
         Contains::Some
     } else {
         Contains::None
@@ -80,6 +83,22 @@ fn may_contain_part(needle: &str) -> bool {
     needle.bytes().any(|byte| byte.is_ascii_digit())
         || needle.contains(PLACEHOLDER)
         || words(needle).any(|word| word.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
+/// The runs of letters of a text that no part contains: those with a letter that is no hexadecimal digit.
+fn literal_letters(text: &str) -> impl Iterator<Item = &str> {
+    let runs = text.split(|c: char| !c.is_ascii_alphabetic());
+    runs.filter(|run| !run.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
+/// A text that the parts of a message contain if the message contains the needle and its template does not; empty if there is none.
+pub(crate) fn certain_part(needle: &str) -> &str {
+    // A word of letters is in one literal or, as hexadecimal digits, in one part.
+    if needle.bytes().all(|byte| byte.is_ascii_alphabetic()) {
+        return needle;
+    }
+    let runs = needle.split(|c: char| !c.is_ascii_digit());
+    runs.max_by_key(|run| run.len()).unwrap_or_default()
 }
 
 /// Words of ASCII letters and digits, and what is between them, in order.
@@ -138,6 +157,10 @@ mod tests {
         check("fe", Contains::Some);
         check("b 3", Contains::Some);
         check("on bad", Contains::Some);
+        check("job bad", Contains::Some);
+        check("bad gateway", Contains::None);
+        check("job3", Contains::Some);
+        check("jobs 3", Contains::None);
         assert_eq!(contains("refused", "1"), Contains::None);
     }
 

@@ -6,12 +6,18 @@ use rusqlite::types::Value;
 
 use super::{row_key, terms};
 use crate::filter::{
-    Comparison, Condition, Dictionary, Expr, NumberField, NumberTest, Restriction, TextField, TextTest,
+    Comparison, Condition, Dictionary, Expr, Lookups, NumberField, NumberTest, Restriction, TextField,
+    TextTest,
 };
 use crate::ledger::State;
 
 /// In a state with at most this many dead letters, all of them are tested rather than those that the full-text index finds.
 pub(super) const FEW_ROWS: i64 = 5_000;
+
+/// Finding one row of so many costs about as much as reading all of them.
+pub(super) const FEW_OF: i64 = 4;
+/// All dead letters.
+const ANY_STATE: Restriction = Restriction::Number(NumberField::State, NumberTest::Present);
 
 /// What finds the rows of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,13 +116,13 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// `rows_with` returns the number of dead letters with a state or in some topics, and `finds_much` whether a query of the full-text index finds
-    /// a large part of all rows.
+    /// `rows_with` returns the number of dead letters with a state or in some topics, and `finds_much` whether a query of the full-text index finds at least
+    /// one of [`FEW_OF`] rows between two numbers of rows.
     pub(super) fn of(
         filter: &Expr,
         dictionary: &Dictionary,
         rows_with: impl Fn(&Restriction) -> rusqlite::Result<i64>,
-        finds_much: impl FnOnce(&str) -> rusqlite::Result<bool>,
+        finds_much: impl FnOnce(&str, [i64; 2]) -> rusqlite::Result<bool>,
     ) -> rusqlite::Result<Self> {
         let conjuncts = filter.conjuncts();
         let find = |is: fn(&Restriction) -> bool| {
@@ -150,15 +156,27 @@ impl Plan {
         } else {
             terms::query(filter, dictionary).map_or(Driver::Time, Driver::Terms)
         };
-        // For a number, the full-text index finds the rows of all templates with parts, which can be nearly all. Reading rows one after the other is faster
-        // than finding each of them.
+        let range = TimeRange::of(&conjuncts);
         let driver = match driver {
-            Driver::Terms(query) if dictionary.depends_on_parts() && finds_much(&query)? => Driver::Time,
+            Driver::Terms(query) if finds_by_template(&conjuncts, dictionary) => {
+                let in_state = state.map(&rows_with).transpose()?;
+                if in_state.is_some_and(|rows| rows <= FEW_ROWS) {
+                    Driver::State
+                } else if !finds_much(&query, Driver::Time.range(range))? {
+                    Driver::Terms(query)
+                } else if let Some(rows) = in_state
+                    && rows.saturating_mul(FEW_OF) < rows_with(&ANY_STATE)?
+                {
+                    Driver::State
+                } else {
+                    Driver::Time
+                }
+            }
             driver => driver,
         };
         Ok(Self {
             driver,
-            range: TimeRange::of(&conjuncts),
+            range,
             condition: Condition::of(filter, dictionary),
         })
     }
@@ -216,4 +234,14 @@ impl Plan {
     pub(super) fn order(&self) -> &'static str {
         self.driver.column()
     }
+}
+
+/// Whether the full-text index finds rows by nothing but the templates of messages, of which the parts decide: these can be nearly all rows, and reading
+/// rows one after the other is faster than finding each of them.
+fn finds_by_template(conjuncts: &[&Expr], dictionary: &Dictionary) -> bool {
+    let finds_else = |part: &&Expr| {
+        let is_of_caller = matches!(part, Expr::Is(Restriction::TopicIn(_)));
+        !is_of_caller && !Lookups::of(part).has_messages() && terms::query(part, dictionary).is_some()
+    };
+    dictionary.depends_on_parts() && !conjuncts.iter().any(finds_else)
 }

@@ -11,7 +11,7 @@ use rusqlite::{Connection, OptionalExtension as _, Row, params, params_from_iter
 
 use super::entries::{self, Entries, Place};
 use super::message_cache::MessageCache;
-use super::plan::{Driver, Plan, TimeRange};
+use super::plan::{Driver, FEW_OF, Plan, TimeRange};
 use super::tables::{BodyRow, LetterRow};
 use super::texts::{TextTable, Texts};
 use super::{counters, message, row_key, schema, terms, writer};
@@ -215,30 +215,30 @@ pub(super) fn plan(connection: &Connection, filter: &Expr) -> rusqlite::Result<P
         let totals = counters::totals(connection, &condition)?;
         Ok(totals.into_iter().map(|(_, count)| count).sum())
     };
-    Plan::of(filter, &dictionary, rows_with, |query| {
-        finds_much(connection, query)
+    Plan::of(filter, &dictionary, rows_with, |query, rows| {
+        finds_much(connection, query, rows)
     })
 }
 
-/// Whether a query of the full-text index finds at least one of [`FEW_OF`] rows, among the newest ones.
-fn finds_much(connection: &Connection, query: &str) -> rusqlite::Result<bool> {
-    let sql = "SELECT rowid FROM terms WHERE terms MATCH ? ORDER BY rowid DESC LIMIT 1 OFFSET ?";
+/// Whether a query of the full-text index finds at least one of [`FEW_OF`] rows, among the newest ones between two numbers of rows.
+fn finds_much(connection: &Connection, query: &str, [first, last]: [i64; 2]) -> rusqlite::Result<bool> {
+    let sql = "SELECT rowid FROM terms WHERE terms MATCH ? AND rowid >= ? AND rowid <= ? \
+               ORDER BY rowid DESC LIMIT 1 OFFSET ?";
     let mut statement = connection.prepare_cached(sql)?;
-    let oldest = statement.query_row((query, SAMPLED_ROWS - 1), |row| row.get("rowid"));
+    let params = (query, first, last, SAMPLED_ROWS - 1);
+    let oldest = statement.query_row(params, |row| row.get("rowid"));
     let Some(oldest): Option<i64> = oldest.optional()? else {
         return Ok(false);
     };
-    let sql = "SELECT count(*) AS count FROM (SELECT 1 FROM letters WHERE row >= ? LIMIT ?)";
+    let sql = "SELECT count(*) AS count FROM (SELECT 1 FROM letters NOT INDEXED WHERE row >= ? AND row <= ? LIMIT ?)";
     let mut statement = connection.prepare_cached(sql)?;
     let limit = SAMPLED_ROWS * FEW_OF;
-    let newer: i64 = statement.query_row((oldest, limit), |row| row.get("count"))?;
+    let newer: i64 = statement.query_row((oldest, last, limit), |row| row.get("count"))?;
     Ok(newer < limit)
 }
 
 /// The number of rows of the full-text index that tell how much a query of it finds.
 const SAMPLED_ROWS: i64 = 2_000;
-/// Finding one row of so many costs as much as reading all of them.
-const FEW_OF: i64 = 4;
 
 pub(super) fn values(params: &[Param]) -> impl Iterator<Item = Value> {
     params.iter().cloned().map(|param| match param {

@@ -240,18 +240,24 @@ fn of_restriction(restriction: &Restriction, dictionary: &Dictionary) -> Option<
     Some(Query::one(&term))
 }
 
+/// The id of no template: the term of it finds nothing, where one of several alternatives matches nothing.
+const NO_TEMPLATE: i64 = 0;
+
 /// The templates whose messages can match.
 fn of_message(test: &TextTest, dictionary: &Dictionary) -> Option<Query> {
-    let ids: Vec<i64> = match test {
-        TextTest::Equal(text) => vec![dictionary.message(text)?.0],
+    let mut ids: Vec<i64> = match test {
+        TextTest::Equal(text) => dictionary.message(text).map(|(id, _)| *id).into_iter().collect(),
         TextTest::Has(needle) => {
             let found = dictionary.messages_with(needle);
             found.all.iter().chain(&found.some).copied().collect()
         }
         TextTest::Present => return None,
     };
-    if ids.is_empty() || ids.len() > MAX_ALTERNATIVES {
+    if ids.len() > MAX_ALTERNATIVES {
         return None;
+    }
+    if ids.is_empty() {
+        ids.push(NO_TEMPLATE);
     }
     Query::any(ids.into_iter().map(|id| {
         let mut term = String::new();

@@ -592,42 +592,82 @@ fn the_index_of_a_state_finds_the_few_dead_letters_of_a_caller_that_sees_some_to
     assert_eq!(driver(&fixture, "state = OPEN", "ab"), Driver::State);
 }
 
+/// Dead letters of a topic, with these messages, a millisecond after each other.
+fn with_messages(fixture: &mut Fixture, topic: &str, messages: impl Iterator<Item = String>) {
+    let all = (0..).zip(messages).map(|(offset, message)| {
+        let mut letter = letter(topic, 0, offset, &[("tenant", topic)]);
+        letter.facts.error_message = message;
+        letter
+    });
+    fixture.put(all.collect());
+}
+
+fn driver(fixture: &Fixture, filter: &str) -> super::plan::Driver {
+    let filter = parse(filter, &[]).unwrap();
+    let plan = |connection: &_| super::query::plan(connection, &filter);
+    fixture.index.pool.read_blocking(plan).unwrap().driver
+}
+
 #[test]
 fn a_search_for_a_number_reads_all_rows_if_most_of_them_can_have_it() {
     use super::plan::Driver;
 
-    let with_message = |offset: i64, message: String| {
-        let mut letter = letter("a-dlq", 0, offset, &[]);
-        letter.facts.error_message = message;
-        letter
-    };
     let check = |numbered: i64, others: i64, is_by_time: bool| {
         let mut fixture = Fixture::new();
-        let all = (0..numbered + others).map(|offset| {
-            let message = match offset < numbered {
-                true => format!("refused after {offset} ms"),
-                false => "gone".to_owned(),
-            };
-            with_message(offset, message)
-        });
-        fixture.put(all.collect());
+        let messages = (0..numbered).map(|offset| format!("refused after {offset} ms"));
+        let others = (0..others).map(|_| "gone".to_owned());
+        with_messages(&mut fixture, "a-dlq", messages.chain(others));
         let number = numbered - 1;
-        let filter = parse(&format!("error_message : {number}"), &[]).unwrap();
-        let pool = &fixture.index.pool;
-        let plan = pool.read_blocking(|connection| super::query::plan(connection, &filter));
-        let driver = plan.unwrap().driver;
-        assert_eq!(
-            driver == Driver::Time,
-            is_by_time,
-            "{numbered} of {others}: {driver:?}"
-        );
-        let query = |connection: &_| list(connection, &filter, Direction::Descending, None, letters(10));
-        let found = pool.read_blocking(query).unwrap().letters;
-        let offsets: Vec<i64> = found.iter().map(|letter| letter.id.offset).collect();
-        assert_eq!(offsets, [number]);
+        for filter in [
+            format!("error_message : {number}"),
+            format!("error_message = \"refused after {number} ms\""),
+        ] {
+            let driver = driver(&fixture, &filter);
+            assert_eq!(driver == Driver::Time, is_by_time, "{filter}: {driver:?}");
+            assert_eq!(fixture.matching(&filter), [number], "{filter}");
+        }
     };
     check(3_000, 1_000, true);
     check(3_000, 9_000, false);
     // So few that each of them is found quickly.
     check(1_000, 0, false);
+}
+
+#[test]
+fn a_search_for_a_number_is_driven_by_what_else_finds_fewer_rows() {
+    use super::plan::Driver;
+
+    let mut fixture = Fixture::new();
+    with_messages(
+        &mut fixture,
+        "a-dlq",
+        (0..4_000).map(|number| format!("refused after {number} ms")),
+    );
+    let is_by_terms = |fixture: &Fixture, filter: &str| matches!(driver(fixture, filter), Driver::Terms(_));
+    let number = "error_message : 39";
+    assert_eq!(driver(&fixture, number), Driver::Time);
+    assert!(is_by_terms(
+        &fixture,
+        &format!("headers.tenant = a-dlq AND {number}")
+    ));
+    let before = |millis: i64| {
+        let time = redeliver_core::Timestamp::from_millis(millis);
+        format!("{number} AND dead_at < {time}")
+    };
+    // Fewer rows than are sampled are in the range.
+    assert!(is_by_terms(&fixture, &before(1_000)));
+    assert_eq!(driver(&fixture, &before(3_999)), Driver::Time);
+    assert_eq!(
+        driver(&fixture, &format!("state = OPEN AND {number}")),
+        Driver::State
+    );
+    // An alternative that matches nothing needs no search of all rows.
+    assert!(is_by_terms(
+        &fixture,
+        "headers.tenant = b OR error_message : gateway"
+    ));
+    assert_eq!(
+        fixture.matching("headers.tenant = b OR error_message : gateway"),
+        [0; 0]
+    );
 }
