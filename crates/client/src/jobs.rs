@@ -93,7 +93,7 @@ pub struct Scheduled {
     /// Whether the request took the place of a waiting job, see [`JobRequest::replace`]. If it has the same priority and topic, it is
     /// the same job with new content; otherwise it is a new one, and the other one is cancelled.
     pub is_replacement: bool,
-    /// The job, if the scheduler returns it.
+    /// The job; `None` if it has ended and the scheduler no longer keeps more than its id.
     pub job: Option<Job>,
 }
 
@@ -137,7 +137,9 @@ impl JobOutcome {
 pub struct Answer {
     /// The outcome.
     pub outcome: JobOutcome,
-    /// The job after the command; `None` if it is unknown.
+    /// The id of the job; `None` if it is unknown.
+    pub id: Option<JobId>,
+    /// The job after the command; `None` if it is unknown, or if it has ended and the scheduler no longer keeps more than its id.
     pub job: Option<Job>,
 }
 
@@ -372,8 +374,17 @@ fn answer_of(outcome: v1::Outcome, job: Option<v1::Job>) -> Result<Answer, Clien
         // Not an answer to a cancellation or a new due time.
         _ => return Err(ClientError::InvalidResponse("outcome")),
     };
-    let job = job.map(Job::try_from).transpose()?;
-    Ok(Answer { outcome, job })
+    Ok(Answer {
+        outcome,
+        id: job.as_ref().map(|job| id(&job.id)).transpose()?,
+        job: details(job)?,
+    })
+}
+
+/// The job of an answer; `None` if the answer contains only what the scheduler knows without the job's record: its id and application.
+fn details(job: Option<v1::Job>) -> Result<Option<Job>, ClientError> {
+    let job = job.filter(|job| job.state != v1::JobState::Unspecified as i32);
+    job.map(Job::try_from).transpose()
 }
 
 fn id(text: &str) -> Result<JobId, ClientError> {
@@ -401,7 +412,7 @@ impl TryFrom<v1::ScheduleJobResponse> for Scheduled {
             id: id(&response.id)?,
             is_duplicate: response.outcome() == v1::Outcome::Duplicate,
             is_replacement: response.outcome() == v1::Outcome::Replaced,
-            job: response.job.map(Job::try_from).transpose()?,
+            job: details(response.job)?,
         })
     }
 }
@@ -463,6 +474,30 @@ mod tests {
         assert_eq!(job.ended_at, Some(Timestamp::from_millis(6)));
         assert_eq!((job.idempotency_key, job.key, job.expires_at), (None, None, None));
         assert_eq!(job.topic.as_deref(), Some("sms-jobs"));
+    }
+
+    #[test]
+    fn an_answer_about_a_job_that_is_no_longer_kept_contains_its_id() {
+        let known = v1::Job {
+            id: sent().id,
+            app: "sms".to_owned(),
+            ..v1::Job::default()
+        };
+        let answer = answer_of(v1::Outcome::Ended, Some(known.clone())).unwrap();
+        let ended = Answer {
+            outcome: JobOutcome::Ended,
+            id: known.id.parse().ok(),
+            job: None,
+        };
+        assert_eq!(answer, ended);
+        let duplicate = v1::ScheduleJobResponse {
+            id: known.id.clone(),
+            outcome: v1::Outcome::Duplicate.into(),
+            job: Some(known.clone()),
+        };
+        let scheduled = Scheduled::try_from(duplicate).unwrap();
+        assert_eq!((scheduled.id.to_string(), scheduled.job), (known.id, None));
+        assert!(scheduled.is_duplicate);
     }
 
     #[test]

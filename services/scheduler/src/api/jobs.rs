@@ -52,7 +52,9 @@ use crate::request::{Command, Draft, Envelope, Field, Format, JobRef, ParsedRequ
 pub(super) const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);
 /// A job that was requested within this time may not be in the index yet.
 const RECENT: Duration = Duration::from_secs(5);
-/// Kafka refuses records whose timestamps are further in the future (`message.timestamp.after.max.ms`), so no job has such an id.
+/// An id that is further ahead is usually not that of a job: from version 4.0 on, Kafka refuses records whose timestamps are further in the
+/// future (`message.timestamp.after.max.ms`). But older brokers accept what a producer writes whose clock is fast, and the clock of
+/// this process may be slow. So such an id is looked up, and a command is written only if a job has it.
 const MAX_AHEAD: Duration = Duration::from_secs(3_600);
 /// The size of a request besides the job's data: names, times, and the overhead of the protocol.
 const REQUEST_OVERHEAD: usize = 64 << 10;
@@ -264,7 +266,7 @@ impl<I: Index> Jobs<I> {
         id: JobId,
         operation: &str,
     ) -> Result<v1::Job, RequestError> {
-        if !self.may_exist(id) {
+        if !self.has_shard(id) {
             return Err(RequestError::UnknownJob(Some(id)));
         }
         let now = self.clock.now();
@@ -399,7 +401,7 @@ impl<I: Index> Jobs<I> {
     }
 
     /// Requires that the caller may change a job; `false` if the caller knows no such job. An id does not tell the
-    /// application, so the job is looked up unless the caller may change all jobs.
+    /// application, so the job is looked up unless the caller may change all jobs and the id is likely that of a job.
     async fn may_change(
         &self,
         caller: &Identity,
@@ -416,7 +418,7 @@ impl<I: Index> Jobs<I> {
             }
         };
         self.require_some(caller, Verb::Write, operation)?;
-        if caller.may(Area::Jobs, Verb::Write, None) {
+        if caller.may(Area::Jobs, Verb::Write, None) && self.is_likely(id) {
             return Ok(true);
         }
         match self.find(caller, Verb::Write, id, operation).await {
@@ -447,7 +449,6 @@ impl<I: Index> Jobs<I> {
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
         let (partition, concerned) = match job {
-            JobRef::Id(id) if !self.may_exist(*id) => return Ok(unknown_job()),
             JobRef::Id(id) => (id.shard(), UndecidedJob::Id(*id)),
             JobRef::Key { app, key } => (shard_of(app, key, self.partitions), UndecidedJob::Key),
         };
@@ -493,9 +494,14 @@ impl<I: Index> Jobs<I> {
         }
     }
 
-    /// Whether a job can have this id: its shard exists, and Kafka could have accepted its request by now.
-    fn may_exist(&self, id: JobId) -> bool {
-        id.shard() < self.partitions && id.requested_at() <= self.clock.now().after(MAX_AHEAD)
+    /// Whether the shard of an id exists. Otherwise, no job has the id.
+    fn has_shard(&self, id: JobId) -> bool {
+        id.shard() < self.partitions
+    }
+
+    /// Whether an id looks like that of a job: its shard exists, and its time is not far ahead.
+    fn is_likely(&self, id: JobId) -> bool {
+        self.has_shard(id) && id.requested_at() <= self.clock.now().after(MAX_AHEAD)
     }
 
     async fn look_up(&self, id: JobId) -> Result<Found<v1::Job>, RequestError> {
@@ -521,7 +527,7 @@ impl<I: Index> Jobs<I> {
         if job.state() != v1::JobState::Unspecified {
             return job;
         }
-        let Some(id) = job.id.parse().ok().filter(|id| self.may_exist(*id)) else {
+        let Some(id) = job.id.parse().ok().filter(|id| self.has_shard(*id)) else {
             return job;
         };
         match self.look_up(id).await {

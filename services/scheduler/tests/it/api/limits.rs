@@ -18,8 +18,9 @@ use tonic_types::StatusExt as _;
 
 use super::identity::write_tokens;
 use super::server::{Server, send, with_json};
+use super::state_records::{state_record, waiting_job};
 use crate::env::DEADLINE;
-use crate::requests::now;
+use crate::requests::in_millis;
 
 const JOB: &str = r#"{"appName":"sms","delay":"1h","jobData":1}"#;
 
@@ -508,18 +509,49 @@ async fn slow_clients_and_too_many_connections_are_closed() {
         .unwrap();
 }
 
+/// The id of a job whose request came from a producer with a clock that is 2 hours fast.
+fn future_id(offset: i64) -> JobId {
+    JobId::new(in_millis(2 * 3_600_000), 0, offset)
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_with_an_id_of_the_future_is_unknown_without_a_lookup() {
+async fn a_job_with_an_id_of_the_future_is_found_rescheduled_and_cancelled() {
+    let mut server = Server::start();
+    let id = future_id(1);
+    let job = waiting_job(&server, id, "sms", in_millis(3_600_000));
+    let record = state_record(&server, &job);
+    let handle = tokio::runtime::Handle::current();
+    tokio::task::block_in_place(|| server.restart(|server| handle.block_on(server.write(&[record]))));
+    let server = server.ready();
+    let path = format!("/v1/jobs/{id}");
+    let found = server.get(&path).await.is(200);
+    assert_eq!(found.text_of("id"), id.to_string());
+    let moved = server
+        .json(Method::PATCH, &path, r#"{"delay":"2h"}"#)
+        .await
+        .is(200);
+    assert_eq!(moved.text_of("outcome"), "rescheduled");
+    let cancelled = server.delete(&path).await.is(200);
+    assert_eq!(cancelled.text_of("outcome"), "cancelled");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_command_is_written_for_an_id_of_the_future_that_no_job_has() {
     let redis = LocalRedis::start().unwrap();
-    let server = Server::start_with(|builder| builder.redis(redis.url()));
-    redis.process().stop();
-    let future = JobId::new(Timestamp::from_millis(now().as_millis() + 2 * 3_600_000), 0, 1);
-    let path = format!("/v1/jobs/{future}");
+    let server = Server::start_with(|builder| builder.redis(redis.url())).ready();
+    let path = format!("/v1/jobs/{}", future_id(1));
+    let change = async || server.json(Method::PATCH, &path, r#"{"delay":"2h"}"#).await;
     server.get(&path).await.problem(404, "job_unknown", "no such job");
+    change().await.problem(404, "job_unknown", "no such job");
     server
         .delete(&path)
         .await
         .problem(404, "job_unknown", "no such job");
-    assert!(server.records("jobs-ingest").is_empty());
+    // Without the index, it is not known whether a job has the id.
+    redis.process().stop();
+    server.get(&path).await.is(503);
+    change().await.is(503);
+    server.delete(&path).await.is(503);
     redis.process().cont();
+    assert!(server.records("jobs-ingest").is_empty());
 }

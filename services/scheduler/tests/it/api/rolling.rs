@@ -1,4 +1,4 @@
-//! A rolling restart of two schedulers under load, from clients that repeat requests as is usual and have no idempotency keys.
+//! Rolling restarts of two schedulers under load, from clients that repeat requests as is usual and have no idempotency keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,6 +32,8 @@ struct Client {
     channels: [Channel; 2],
     http: reqwest::Client,
     repetitions: Arc<AtomicU32>,
+    /// The responses with the status 503, and `UNAVAILABLE` over gRPC.
+    unavailable: Arc<AtomicU32>,
 }
 
 impl Client {
@@ -42,6 +44,7 @@ impl Client {
             addresses,
             http: http::client(),
             repetitions: Arc::default(),
+            unavailable: Arc::default(),
         }
     }
 
@@ -64,7 +67,8 @@ impl Client {
             match JobServiceClient::new(channel.clone()).schedule_job(ask).await {
                 Ok(_) => return Ended::Scheduled,
                 Err(status) => match status.code() {
-                    Code::Unavailable | Code::ResourceExhausted | Code::DeadlineExceeded | Code::Aborted => {}
+                    Code::Unavailable => self.count_unavailable(),
+                    Code::ResourceExhausted | Code::DeadlineExceeded | Code::Aborted => {}
                     Code::Unknown | Code::Cancelled => return Ended::Unknown,
                     _ => panic!("{status:?}"),
                 },
@@ -82,6 +86,7 @@ impl Client {
             match with_json(post, &body).send().await {
                 Ok(response) => match response.status().as_u16() {
                     201 => return Ended::Scheduled,
+                    503 => self.count_unavailable(),
                     408 | 425 | 429 | 500.. => {}
                     424 => return Ended::Unknown,
                     _ => panic!("{response:?}"),
@@ -95,6 +100,10 @@ impl Client {
         unreachable!("the servers are tried in turn");
     }
 
+    fn count_unavailable(&self) {
+        self.unavailable.fetch_add(1, Ordering::Relaxed);
+    }
+
     async fn pause(&self) {
         self.repetitions.fetch_add(1, Ordering::Relaxed);
         tokio::time::sleep(PAUSE).await;
@@ -103,7 +112,18 @@ impl Client {
 
 #[test]
 fn a_rolling_restart_doubles_no_job_of_clients_that_repeat_requests() {
-    let mut env = SchedulerEnv::new(SchedulerEnv::builder("rolling").partitions(4));
+    restart_under_load("rolling", 1);
+}
+
+#[test]
+#[ignore = "long"]
+fn twenty_rolling_restarts_double_no_job_of_clients_that_repeat_requests() {
+    restart_under_load("rolling-20", 20);
+}
+
+/// Restarts two schedulers one after the other, several times, and checks the jobs of clients that repeat requests meanwhile.
+fn restart_under_load(name: &str, passes: u32) {
+    let mut env = SchedulerEnv::new(SchedulerEnv::builder(name).partitions(4));
     env.test.set("kafka.session_timeout", "6s");
     let (mut schedulers, listen) = env.start_two();
     let client = env.block_on(async { Client::new(listen.map(|listen| format!("http://{listen}"))) });
@@ -144,11 +164,19 @@ fn a_rolling_restart_doubles_no_job_of_clients_that_repeat_requests() {
             },
         ));
     };
-    for scheduler in &mut schedulers {
-        until_more();
-        scheduler.shut_down();
-        scheduler.start_again();
-        scheduler.until_ready();
+    for pass in 1..=passes {
+        let before = client.repetitions.load(Ordering::Relaxed);
+        for scheduler in &mut schedulers {
+            until_more();
+            scheduler.shut_down();
+            scheduler.start_again();
+            scheduler.until_ready();
+        }
+        let repetitions = client.repetitions.load(Ordering::Relaxed) - before;
+        assert!(
+            repetitions > 0,
+            "no request was repeated in pass {pass}, so this proves nothing"
+        );
     }
     until_more();
     stop.store(true, Ordering::Relaxed);
@@ -165,13 +193,14 @@ fn a_rolling_restart_doubles_no_job_of_clients_that_repeat_requests() {
     let unknown = ended
         .iter()
         .filter(|(_, result)| matches!(result, Ended::Unknown));
-    let repetitions = client.repetitions.load(Ordering::Relaxed);
     println!(
-        "{} requests, {repetitions} repetitions, {} of unknown outcome",
+        "{passes} restarts of each scheduler: {} requests, {} repetitions, {} times 503 or UNAVAILABLE, {} of unknown outcome; {} jobs",
         ended.len(),
-        unknown.count()
+        client.repetitions.load(Ordering::Relaxed),
+        client.unavailable.load(Ordering::Relaxed),
+        unknown.count(),
+        jobs.len(),
     );
-    assert!(repetitions > 0, "no request was repeated, so this proves nothing");
     assert!(doubled.is_empty(), "{doubled:?}");
     for (request, result) in &ended {
         if matches!(result, Ended::Scheduled) {
