@@ -109,10 +109,10 @@ pub(super) async fn run(
         request_id: args.run.request_id.clone(),
         force: args.wish.force,
     };
-    redrives::execute(redrives, &args.run, None, async || {
+    let executed = redrives::execute(redrives, &args.run, None, async || {
         redrives.plan_edit(&plan).await
-    })
-    .await
+    });
+    Ok(executed.await?.exit_code())
 }
 
 /// The hash of the contents that the caller has seen.

@@ -10,11 +10,11 @@ use std::process::ExitCode;
 
 use clap::Args;
 use redeliver_client::export::ExportReader;
-use redeliver_client::{ClientError, PlanRedrive, RedriveClient, RedriveKind, RedriveSelection};
+use redeliver_client::{PlanRedrive, RedriveClient, RedriveKind, RedriveSelection};
 use redeliver_core::content::ContentHash;
 
 use super::completeness::EXIT_INCOMPLETE;
-use super::redrives::{self, RateLimit, RunArgs, WishArgs};
+use super::redrives::{self, Executed, RateLimit, RunArgs, WishArgs, has_reason};
 use crate::connection::CliError;
 
 /// The inspector's limit of dead letters that are named in a plan.
@@ -61,8 +61,7 @@ pub(super) async fn run(client: &RedriveClient, args: &ImportArgs) -> Result<Exi
             "the file has no dead letter that can be redriven",
         ));
     }
-    let mut result = ExitCode::SUCCESS;
-    for (number, letters) in contents.letters.chunks(PER_JOB).enumerate() {
+    let result = one_after_the_other(&contents.letters, async |number, letters| {
         let plan = PlanRedrive {
             destination: args.wish.destination.clone(),
             force: args.wish.force,
@@ -71,30 +70,57 @@ pub(super) async fn run(client: &RedriveClient, args: &ImportArgs) -> Result<Exi
             rate_per_second: args.rate.per_second,
             ..PlanRedrive::new(RedriveKind::Redrive, RedriveSelection::Contents(letters.to_vec()))
         };
-        let done = redrives::execute(client, &args.run, None, async || client.plan(&plan).await).await;
-        let done = match done {
+        match redrives::execute(client, &args.run, None, async || client.plan(&plan).await).await {
             // Perhaps these were redriven by an earlier import of the file, and others were not.
-            Err(CliError::Client(error)) if has_nothing_to_do(&error) => {
+            Err(CliError::Client(error)) if has_reason(&error, "NOTHING_TO_REDRIVE") => {
                 eprintln!("{error}");
-                ExitCode::from(EXIT_INCOMPLETE)
+                Ok(Executed::Ended { has_done_all: false })
             }
-            done => done?,
-        };
-        if done != ExitCode::SUCCESS {
-            result = done;
+            executed => executed,
         }
+    });
+    let Imported { exit_code, unplanned } = result.await?;
+    if unplanned > 0 {
+        eprintln!(
+            "{unplanned} dead letters of the file were not planned; import it again to go on with them"
+        );
     }
-    if contents.partial > 0 && result == ExitCode::SUCCESS {
-        result = ExitCode::from(EXIT_INCOMPLETE);
+    if contents.partial > 0 {
+        return Ok(ExitCode::from(EXIT_INCOMPLETE));
     }
-    Ok(result)
+    Ok(exit_code)
 }
 
-fn has_nothing_to_do(error: &ClientError) -> bool {
-    let ClientError::Refused { reason, .. } = error else {
-        return false;
-    };
-    reason.as_deref() == Some("NOTHING_TO_REDRIVE")
+/// What became of a file.
+#[derive(Debug, PartialEq)]
+struct Imported {
+    exit_code: ExitCode,
+    /// How many are in no job, because one before was stopped.
+    unplanned: usize,
+}
+
+/// Executes jobs for all dead letters, until one is stopped: what is wrong with its dead letters can be wrong with the others.
+async fn one_after_the_other<L>(
+    letters: &[L],
+    mut execute: impl AsyncFnMut(usize, &[L]) -> Result<Executed, CliError>,
+) -> Result<Imported, CliError> {
+    let mut exit_code = ExitCode::SUCCESS;
+    for (number, of_job) in letters.chunks(PER_JOB).enumerate() {
+        let executed = execute(number, of_job).await?;
+        if executed == Executed::Stopped {
+            return Ok(Imported {
+                exit_code: executed.exit_code(),
+                unplanned: letters.len() - number * PER_JOB - of_job.len(),
+            });
+        }
+        if executed.exit_code() != ExitCode::SUCCESS {
+            exit_code = executed.exit_code();
+        }
+    }
+    Ok(Imported {
+        exit_code,
+        unplanned: 0,
+    })
 }
 
 /// Each job of a large file needs a request id of its own.
@@ -176,6 +202,38 @@ mod tests {
         cut.truncate(cut.len() - 10);
         let error = read(&*cut).unwrap_err().to_string();
         assert!(error.contains("cut off"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn an_import_ends_with_the_job_that_was_stopped_and_goes_on_after_one_that_has_ended() {
+        use Executed::{Accepted, Ended, Stopped};
+
+        let letters = vec![(); 2 * PER_JOB + 5];
+        let import = async |jobs: [Executed; 3]| {
+            let mut sizes = Vec::new();
+            let imported = one_after_the_other(&letters, async |number, letters| {
+                sizes.push(letters.len());
+                Ok(jobs[number])
+            });
+            (imported.await.unwrap(), sizes)
+        };
+        let [all, some] = [true, false].map(|has_done_all| Ended { has_done_all });
+        for (jobs, unplanned, code) in [
+            ([all; 3], 0, 0),
+            ([Accepted; 3], 0, 0),
+            ([all, some, all], 0, EXIT_INCOMPLETE),
+            ([Stopped, all, all], PER_JOB + 5, EXIT_INCOMPLETE),
+            ([some, Stopped, all], 5, EXIT_INCOMPLETE),
+            ([all, all, Stopped], 0, EXIT_INCOMPLETE),
+        ] {
+            let (imported, sizes) = import(jobs).await;
+            let expected = Imported {
+                exit_code: ExitCode::from(code),
+                unplanned,
+            };
+            assert_eq!(imported, expected, "{jobs:?}");
+            assert_eq!(sizes.iter().sum::<usize>() + unplanned, letters.len(), "{jobs:?}");
+        }
     }
 
     #[test]

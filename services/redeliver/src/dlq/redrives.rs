@@ -9,7 +9,7 @@ use redeliver_client::{
     ClientError, PlanRedrive, Redrive, RedriveChange, RedriveClient, RedriveItem, RedriveKind,
     RedriveSelection, RedriveState, Timestamp,
 };
-use redeliver_core::HumanDuration;
+use redeliver_core::{Clock as _, HumanDuration, SystemClock};
 use serde_json::{Value, json};
 
 use super::InspectorArgs;
@@ -123,7 +123,7 @@ pub(super) struct RedriveArgs {
     #[arg(long, value_name = "DURATION")]
     observe: Option<HumanDuration>,
     /// When to start, such as 2026-11-30T02:00:00Z (default: now); does not wait for the end
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "plan")]
     start_at: Option<Timestamp>,
 }
 
@@ -144,7 +144,7 @@ enum RedrivesVerb {
     /// List redrives, discards and restores, newest first
     Ls(ListArgs),
     /// Show one
-    Show(ChangeArgs),
+    Show(JobIdArgs),
     /// List what became of each of its dead letters
     Items(ItemsArgs),
     /// Start a planned one
@@ -158,7 +158,7 @@ enum RedrivesVerb {
     /// Change the rate of one
     Rate(RateArgs),
     /// Wait for the end of one; exits with status 3 if not all were done
-    Wait(ChangeArgs),
+    Wait(JobIdArgs),
 }
 
 #[derive(Args)]
@@ -170,17 +170,23 @@ struct ListArgs {
 }
 
 #[derive(Args)]
-struct ChangeArgs {
+struct JobIdArgs {
     /// The id of the job
     #[arg(value_name = "ID")]
     id: String,
-    /// Fail unless it has this revision
-    #[arg(long, value_name = "N")]
-    expected_revision: Option<u64>,
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
     inspector: InspectorArgs,
+}
+
+#[derive(Args)]
+struct ChangeArgs {
+    #[command(flatten)]
+    job: JobIdArgs,
+    /// Fail unless it has this revision
+    #[arg(long, value_name = "N")]
+    expected_revision: Option<u64>,
 }
 
 #[derive(Args)]
@@ -207,7 +213,7 @@ struct ItemsArgs {
     #[arg(long)]
     not_done: bool,
     #[command(flatten)]
-    change: ChangeArgs,
+    job: JobIdArgs,
 }
 
 impl RedriveArgs {
@@ -226,14 +232,13 @@ impl RedrivesArgs {
     pub(super) fn inspector(&self) -> &InspectorArgs {
         match &self.verb {
             RedrivesVerb::Ls(args) => &args.inspector,
-            RedrivesVerb::Show(args)
-            | RedrivesVerb::Pause(args)
-            | RedrivesVerb::Resume(args)
-            | RedrivesVerb::Cancel(args)
-            | RedrivesVerb::Wait(args) => &args.inspector,
-            RedrivesVerb::Items(args) => &args.change.inspector,
-            RedrivesVerb::Start(args) => &args.change.inspector,
-            RedrivesVerb::Rate(args) => &args.change.inspector,
+            RedrivesVerb::Show(args) | RedrivesVerb::Wait(args) => &args.inspector,
+            RedrivesVerb::Items(args) => &args.job.inspector,
+            RedrivesVerb::Pause(args) | RedrivesVerb::Resume(args) | RedrivesVerb::Cancel(args) => {
+                &args.job.inspector
+            }
+            RedrivesVerb::Start(args) => &args.change.job.inspector,
+            RedrivesVerb::Rate(args) => &args.change.job.inspector,
         }
     }
 }
@@ -241,7 +246,7 @@ impl RedrivesArgs {
 impl ChangeArgs {
     fn change(&self) -> RedriveChange {
         RedriveChange {
-            id: self.id.clone(),
+            id: self.job.id.clone(),
             expected_revision: self.expected_revision,
         }
     }
@@ -264,6 +269,7 @@ impl SelectionArgs {
 }
 
 pub(super) async fn redrive(client: &RedriveClient, args: &RedriveArgs) -> Result<ExitCode, CliError> {
+    check_start(args.start_at, SystemClock.now())?;
     let plan = PlanRedrive {
         destination: args.wish.destination.clone(),
         all_at_once: args.all_at_once,
@@ -272,10 +278,19 @@ pub(super) async fn redrive(client: &RedriveClient, args: &RedriveArgs) -> Resul
         force: args.wish.force,
         ..planned(&args.job, RedriveKind::Redrive)
     };
-    execute(client, &args.job.run, args.start_at, async || {
+    let executed = execute(client, &args.job.run, args.start_at, async || {
         client.plan(&plan).await
-    })
-    .await
+    });
+    Ok(executed.await?.exit_code())
+}
+
+/// Refuses a start in the past before anything is planned.
+fn check_start(start_at: Option<Timestamp>, now: Timestamp) -> Result<(), CliError> {
+    if start_at.is_none_or(|at| at > now) {
+        return Ok(());
+    }
+    let text = "--start-at: must be a time in the future; leave it out to start now";
+    Err(CliError::Usage(text.to_owned()))
 }
 
 pub(super) async fn discard(
@@ -284,7 +299,8 @@ pub(super) async fn discard(
     kind: RedriveKind,
 ) -> Result<ExitCode, CliError> {
     let plan = planned(&args.job, kind);
-    execute(client, &args.job.run, None, async || client.plan(&plan).await).await
+    let executed = execute(client, &args.job.run, None, async || client.plan(&plan).await);
+    Ok(executed.await?.exit_code())
 }
 
 fn planned(args: &JobArgs, kind: RedriveKind) -> PlanRedrive {
@@ -296,33 +312,82 @@ fn planned(args: &JobArgs, kind: RedriveKind) -> PlanRedrive {
     }
 }
 
+/// How the execution of a job ended for the command that has planned it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Executed {
+    /// The command has not waited for the end of the job.
+    Accepted,
+    /// The job has ended.
+    Ended { has_done_all: bool },
+    /// Somebody, or the brake, has stopped the job: it was not confirmed, or it was paused or cancelled.
+    Stopped,
+}
+
+impl Executed {
+    /// How a job ended that is over for now.
+    fn of(job: &Redrive) -> Self {
+        match job.state {
+            RedriveState::Paused | RedriveState::Cancelled => Self::Stopped,
+            _ => Self::Ended {
+                has_done_all: has_done_all(job),
+            },
+        }
+    }
+
+    /// 0 if all dead letters that matched were done, or if the command has not waited for them; otherwise 3.
+    pub(super) fn exit_code(self) -> ExitCode {
+        match self {
+            Self::Accepted | Self::Ended { has_done_all: true } => ExitCode::SUCCESS,
+            Self::Ended { has_done_all: false } | Self::Stopped => ExitCode::from(EXIT_INCOMPLETE),
+        }
+    }
+}
+
 /// Plans a job, shows the plan, asks, starts it, and waits for its end.
 pub(super) async fn execute(
     client: &RedriveClient,
     args: &RunArgs,
     start_at: Option<Timestamp>,
     plan: impl AsyncFnOnce() -> Result<Redrive, ClientError>,
-) -> Result<ExitCode, CliError> {
+) -> Result<Executed, CliError> {
     args.check()?;
     let job = plan().await?;
     if args.plan {
         print_item(args.output.format, || as_text(&job), || as_json(&job));
-        return Ok(ExitCode::SUCCESS);
+        return Ok(Executed::Accepted);
     }
     eprint!("{}", as_text(&job));
     // A repeated request can return a job that runs. Nobody wants to cancel that one with the answer to this question.
     let is_asked = !args.yes && job.state == RedriveState::Planned;
     if is_asked && !is_confirmed(&job)? {
-        client.cancel(&change_of(&job)).await?;
+        client.cancel(&as_shown(&job)).await?;
         eprintln!("nothing was done");
-        return Ok(ExitCode::from(super::completeness::EXIT_INCOMPLETE));
+        return Ok(Executed::Stopped);
     }
-    let started = client.start(&change_of(&job), start_at).await?;
+    // Whoever repeats the request goes on with the job, also if it was started meanwhile.
+    let any_revision = RedriveChange {
+        id: job.id.clone(),
+        expected_revision: None,
+    };
+    let started = match client.start(&any_revision, start_at).await {
+        // The time has passed since the plan was requested, or the clocks differ.
+        Err(error) if has_reason(&error, "START_INVALID") => {
+            client.cancel(&as_shown(&job)).await?;
+            return Err(error.into());
+        }
+        started => started?,
+    };
     if args.no_wait || start_at.is_some() {
         print_item(args.output.format, || as_text(&started), || as_json(&started));
-        return Ok(ExitCode::SUCCESS);
+        return Ok(Executed::Accepted);
     }
-    wait(client, &started.id, args.output.format).await
+    let ended = wait(client, &started.id, args.output.format).await?;
+    Ok(Executed::of(&ended))
+}
+
+/// Whether the inspector has refused a call for this reason.
+pub(super) fn has_reason(error: &ClientError, expected: &str) -> bool {
+    matches!(error, ClientError::Refused { reason: Some(reason), .. } if reason == expected)
 }
 
 impl RunArgs {
@@ -339,10 +404,11 @@ impl RunArgs {
     }
 }
 
-fn change_of(job: &Redrive) -> RedriveChange {
+/// A change of the job that the caller has seen, and not of what others have made of it since.
+fn as_shown(job: &Redrive) -> RedriveChange {
     RedriveChange {
         id: job.id.clone(),
-        expected_revision: None,
+        expected_revision: Some(job.revision),
     }
 }
 
@@ -355,7 +421,7 @@ fn is_confirmed(job: &Redrive) -> Result<bool, CliError> {
 }
 
 /// Shows the progress of a job until it ends or pauses.
-async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<ExitCode, CliError> {
+async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<Redrive, CliError> {
     let (mut progress, mut outage) = (Progress::new("dead letters"), Outage::new(Some(PATIENCE)));
     let mut problem = None;
     let job = loop {
@@ -390,16 +456,7 @@ async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<ExitCo
             in_one_line(brake)
         );
     }
-    Ok(exit_code(&job))
-}
-
-/// 0 if all dead letters that matched were done, otherwise 3.
-fn exit_code(job: &Redrive) -> ExitCode {
-    if has_done_all(job) {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::from(EXIT_INCOMPLETE)
-    }
+    Ok(job)
 }
 
 /// Whether all dead letters that matched were done, also those for which there was no room in the plan.
@@ -411,15 +468,21 @@ pub(super) async fn run(client: &RedriveClient, args: &RedrivesArgs) -> Result<E
     let (job, args) = match &args.verb {
         RedrivesVerb::Ls(args) => return list(client, args).await,
         RedrivesVerb::Items(args) => return items(client, args).await,
-        RedrivesVerb::Wait(args) => return wait(client, &args.id, args.output.format).await,
+        RedrivesVerb::Wait(args) => {
+            let ended = wait(client, &args.id, args.output.format).await?;
+            return Ok(Executed::of(&ended).exit_code());
+        }
         RedrivesVerb::Show(args) => (client.get(&args.id).await, args),
-        RedrivesVerb::Start(args) => (client.start(&args.change.change(), args.at).await, &args.change),
-        RedrivesVerb::Pause(args) => (client.pause(&args.change()).await, args),
-        RedrivesVerb::Resume(args) => (client.resume(&args.change()).await, args),
-        RedrivesVerb::Cancel(args) => (client.cancel(&args.change()).await, args),
+        RedrivesVerb::Start(args) => {
+            let started = client.start(&args.change.change(), args.at).await;
+            (started, &args.change.job)
+        }
+        RedrivesVerb::Pause(args) => (client.pause(&args.change()).await, &args.job),
+        RedrivesVerb::Resume(args) => (client.resume(&args.change()).await, &args.job),
+        RedrivesVerb::Cancel(args) => (client.cancel(&args.change()).await, &args.job),
         RedrivesVerb::Rate(args) => {
             let changed = client.set_rate(&args.change.change(), args.rate).await;
-            (changed, &args.change)
+            (changed, &args.change.job)
         }
     };
     let job = job?;
@@ -453,10 +516,10 @@ fn row(job: &Redrive) -> Vec<String> {
 }
 
 async fn items(client: &RedriveClient, args: &ItemsArgs) -> Result<ExitCode, CliError> {
-    let format = args.change.output.format;
+    let format = args.job.output.format;
     let (mut found, mut token): (Vec<RedriveItem>, String) = (Vec::new(), String::new());
     loop {
-        let page: Result<_, ClientError> = client.items(&args.change.id, PAGE, &token).await;
+        let page: Result<_, ClientError> = client.items(&args.job.id, PAGE, &token).await;
         let (items, next) = page?;
         let is_shown =
             |item: &RedriveItem| !args.not_done || !["done", "pending"].contains(&item.outcome.as_str());
@@ -597,6 +660,14 @@ mod tests {
     use redeliver_proto::v1;
 
     use super::*;
+
+    #[test]
+    fn a_start_in_the_past_is_refused_before_anything_is_planned() {
+        let now = Timestamp::from_millis(5);
+        let refused = |millis| check_start(Some(Timestamp::from_millis(millis)), now).is_err();
+        assert_eq!([4, 5, 6].map(refused), [true, true, false]);
+        assert!(check_start(None, now).is_ok());
+    }
 
     #[test]
     fn all_are_done_only_if_the_plan_had_room_for_all() {

@@ -1,5 +1,8 @@
 //! `redeliver dlq redrive`, `discard`, `restore` and `redrives`, with an endpoint that fails and then works.
 
+use std::ffi::OsStr;
+use std::io::{Read as _, Write as _};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -270,4 +273,82 @@ fn an_edited_record_has_another_end_and_an_exported_file_redrives_the_others_onc
     ]);
     assert!(!show.stdout.contains("edited"), "{show:?}");
     cli.inspector.shut_down();
+}
+
+/// Runs a command on a terminal, and answers its question after something else has happened.
+fn answered(cli: &Cli, arguments: &[&str], meanwhile: impl FnOnce(), answer: &str) -> CommandOutput {
+    let arguments = [&["dlq"], arguments, &["--server", &cli.server]].concat();
+    let command = cli.pipe.env.command("redeliver", &arguments);
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let quoted = words.map(|word| format!("'{}'", word.to_str().unwrap()));
+    let quoted = quoted.collect::<Vec<_>>().join(" ");
+    let environment = command
+        .get_envs()
+        .filter_map(|(name, value): (&OsStr, Option<&OsStr>)| Some((name.to_owned(), value?.to_owned())));
+    let mut terminal = Command::new("script")
+        .env_clear()
+        .envs(environment)
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .args(["--quiet", "--return", "--command", &quoted, "/dev/null"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("`script` of util-linux");
+    let mut output = terminal.stdout.take().unwrap();
+    let mut shown = Vec::new();
+    let mut byte = [0];
+    while !shown.ends_with(b"[y/N] ") {
+        let read = output.read(&mut byte).unwrap();
+        assert_eq!(read, 1, "no question: {}", String::from_utf8_lossy(&shown));
+        shown.push(byte[0]);
+    }
+    meanwhile();
+    let mut input = terminal.stdin.take().unwrap();
+    writeln!(input, "{answer}").unwrap();
+    output.read_to_end(&mut shown).unwrap();
+    drop(input);
+    CommandOutput {
+        code: terminal.wait().unwrap().code(),
+        stdout: String::from_utf8_lossy(&shown).into_owned(),
+        stderr: String::new(),
+    }
+}
+
+#[test]
+fn who_does_not_confirm_a_plan_cancels_what_was_shown_and_not_what_others_have_started_since() {
+    let cli = Cli::start("dlq-confirm", |_| Reply::status(422));
+    let sent = cli.pipe.produce(records(20));
+    cli.pipe.settle(&sent, DEADLINE);
+    cli.until("OPEN", 20);
+    let newest = || cli.json(0, &["redrives", "ls"])[0].clone();
+    let redrive = ["redrive", "--all", "--rate", "1", "--all-at-once"];
+
+    let declined = answered(&cli, &redrive, || (), "n");
+    assert_eq!(declined.code, Some(3), "{declined:?}");
+    assert!(declined.stdout.contains("nothing was done"), "{declined:?}");
+    assert_eq!(newest()["state"], "cancelled");
+
+    let starts = || {
+        let id = newest()["id"].as_str().unwrap().to_owned();
+        cli.json(0, &["redrives", "start", &id]);
+    };
+    let declined = answered(&cli, &redrive, starts, "n");
+    assert_eq!(declined.code, Some(1), "{declined:?}");
+    assert!(declined.stdout.contains("revision 2"), "{declined:?}");
+    assert_eq!(newest()["state"], "running");
+    let id = newest()["id"].as_str().unwrap().to_owned();
+    let cancelled = cli.json(0, &["redrives", "cancel", &id]);
+    assert_eq!(cancelled["state"], "cancelled");
+}
+
+#[test]
+fn a_start_in_the_past_plans_nothing() {
+    let cli = Cli::start("dlq-past", |_| Reply::status(422));
+    let sent = cli.pipe.produce(records(1));
+    cli.pipe.settle(&sent, DEADLINE);
+    cli.until("OPEN", 1);
+    let refused = cli.dlq(&["redrive", "--all", "--yes", "--start-at", "2020-01-01T00:00:00Z"]);
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert!(refused.stderr.contains("--start-at"), "{refused:?}");
+    assert_eq!(cli.json(0, &["redrives", "ls"]), serde_json::json!([]));
 }

@@ -264,6 +264,22 @@ Options:
 }
 
 #[test]
+fn a_command_that_changes_no_job_expects_no_revision_and_a_plan_has_no_start() {
+    for verb in ["show", "items", "wait"] {
+        let refused = output_of(&["dlq", "redrives", verb, "1f", "--expected-revision", "2"]);
+        assert_eq!(refused.code, Some(2), "{verb}: {refused:?}");
+        assert!(
+            refused.stderr.contains("'--expected-revision'"),
+            "{verb}: {refused:?}"
+        );
+    }
+    let start = ["--plan", "--start-at", "2126-01-01T00:00:00Z"];
+    let refused = output_of(&[&["dlq", "redrive", "--all"], &start[..]].concat());
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert!(refused.stderr.contains("cannot be used with"), "{refused:?}");
+}
+
+#[test]
 fn the_help_of_edit_says_what_can_be_changed() {
     let expected = "\
 Redrive one dead letter with another value, other headers or another key; exits with status 3 if it was not done
