@@ -1,7 +1,7 @@
 //! What is known about one partition: how far it is read, and why it is not complete. No IO.
 //!
 //! ```text
-//!            bounds known            its end was reached
+//!            bounds known        everything before its end was read
 //! Leaderless ------------> Reading ----------------------> Current
 //!     ^                       |  ^                            |
 //!     |  no bounds            |  | a record or an end         | refused
@@ -29,6 +29,8 @@ pub(super) struct Partition {
     /// aborted records, which the consumer does not return, can make it higher than `next`. `None` if the consumer has not
     /// reported an end since the partition is followed.
     reached: Option<i64>,
+    /// Whether the consumer has returned a record or an end since the partition is followed. It reports no end while records arrive all the time.
+    has_answered: bool,
     low_watermark: i64,
     state: State,
 }
@@ -40,9 +42,9 @@ enum State {
         /// Whether an earlier survey has found its bounds.
         is_followed: bool,
     },
-    /// Its end was not reached since it is followed.
+    /// Something before its end was not read since it is followed.
     Reading(Progress),
-    /// Its end was reached. New records are read as they arrive.
+    /// Everything before its end was read. New records are read as they arrive.
     Current(Progress),
     /// Kafka refuses to let it be read.
     Refused {
@@ -100,6 +102,7 @@ impl Partition {
         Self {
             next,
             reached: None,
+            has_answered: false,
             low_watermark: 0,
             state: State::Leaderless { is_followed: false },
         }
@@ -126,7 +129,7 @@ impl Partition {
             self.low_watermark = extent.low;
             step.trim = Some(extent.low);
         }
-        let (read, is_confirmed) = (self.read_up_to(), self.reached.is_some());
+        let (read, is_confirmed) = (self.read_up_to(), self.has_answered);
         match &mut self.state {
             State::Leaderless { is_followed } => {
                 if !*is_followed {
@@ -165,13 +168,16 @@ impl Partition {
             return false;
         }
         self.next = Some(offset + 1);
+        self.has_answered = true;
         self.set_readable();
+        self.settle();
         true
     }
 
     /// Everything before an offset is read, which is the end of the partition as far as its broker knows.
     pub(super) fn reached_end(&mut self, offset: i64) {
         self.reached = self.reached.max(Some(offset));
+        self.has_answered = true;
         self.set_readable();
         self.settle();
     }
@@ -181,8 +187,9 @@ impl Partition {
             State::Refused { surveys, .. } => *surveys,
             State::Leaderless { .. } | State::Reading(_) | State::Current(_) => 0,
         };
-        // An end that was reported before says nothing about what can be read now.
+        // An answer from before says nothing about what can be read now.
         self.reached = None;
+        self.has_answered = false;
         self.state = State::Refused {
             error: error.into(),
             surveys,
@@ -205,8 +212,7 @@ impl Partition {
     fn settle(&mut self) {
         let read = self.read_up_to();
         if let State::Reading(progress) = &self.state {
-            let has_answered = self.reached.is_some();
-            if has_answered && read >= progress.target {
+            if self.has_answered && read >= progress.target {
                 self.state = State::Current(Progress::new(progress.target));
             }
         }
@@ -232,7 +238,7 @@ impl Partition {
         }
     }
 
-    /// Whether its end was not reached yet.
+    /// Whether something before its end is not read yet.
     pub(super) fn is_reading(&self) -> bool {
         matches!(self.state, State::Reading(_))
     }
@@ -253,7 +259,7 @@ impl Partition {
 impl Progress {
     /// Compares how far the partition is read with the last survey. After a stall, counting begins again.
     ///
-    /// `is_confirmed`: whether the consumer has reported an end. Until then, a partition at its end waits for it, too.
+    /// `is_confirmed`: whether the consumer has returned a record or an end. Until then, a partition at its end waits for it, too.
     fn is_stalled(&mut self, read: i64, end: i64, is_confirmed: bool, had_turn: bool) -> bool {
         if self.read != read || (read >= end && is_confirmed) {
             self.idle_surveys = 0;
@@ -318,13 +324,21 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_is_missing_until_its_end_was_reached_and_while_it_cannot_be_read() {
+    fn a_partition_is_missing_until_everything_before_its_end_was_read_and_while_it_cannot_be_read() {
         let denied = || Some(Reason::Refused("denied".into()));
         for (next, events, missing) in [
             (None, &[][..], Some(Reason::NoLeader)),
             (None, &[NoLeader], Some(Reason::NoLeader)),
             (None, &[Survey(3)], Some(Reason::NotRead)),
-            (None, &[Survey(3), Record(0), Record(2)], Some(Reason::NotRead)),
+            (None, &[Survey(3), Record(0), Record(1)], Some(Reason::NotRead)),
+            // While records arrive all the time, no end is reported. A marker may be before the end that a survey found.
+            (None, &[Survey(3), Record(0), Record(2)], None),
+            (
+                Some(5),
+                &[Survey(8), Record(6), Survey(10)],
+                Some(Reason::NotRead),
+            ),
+            (Some(5), &[Survey(8), Record(6), Survey(10), Record(10)], None),
             (None, &[Survey(3), Record(2), End(3)], None),
             // A broker that has just become the leader does not know the last records yet.
             (None, &[Survey(3), Record(1), End(2)], Some(Reason::NotRead)),
@@ -387,7 +401,7 @@ mod tests {
         assert!(stalls(&[Survey(10), End(10)], &[Survey(12)]));
         // The consumer never reports the end, so that the partition would be missing forever.
         assert!(stalls(&[Survey(0)], &[Survey(0)]));
-        assert!(stalls(&[Survey(10), Record(9)], &[Survey(10)]));
+        assert!(!stalls(&[Survey(10), Record(9)], &[Survey(10)]));
         assert!(!stalls(&[Survey(0), End(0)], &[Survey(0)]));
         // Everything is read: the last offsets are transaction markers.
         assert!(!stalls(&[Survey(10), Record(8), End(10)], &[Survey(10)]));
