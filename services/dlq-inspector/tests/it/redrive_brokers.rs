@@ -30,8 +30,8 @@ const BROKERS: [usize; REPLICAS] = [2, 6, 10];
 const PAUSE: usize = 3;
 const OTHER_RATE: usize = 7;
 const CANCEL: usize = 8;
-/// Dead letters of a second job, which is cancelled.
-const CANCELLED: i64 = 10;
+/// Dead letters of a second job, one per second, which is cancelled before its end.
+const CANCELLED: i64 = 2_000;
 
 /// A job, and what was seen of it.
 struct Watched {
