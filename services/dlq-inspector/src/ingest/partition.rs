@@ -211,10 +211,11 @@ impl Partition {
 
     fn settle(&mut self) {
         let read = self.read_up_to();
-        if let State::Reading(progress) = &self.state {
-            if self.has_answered && read >= progress.target {
-                self.state = State::Current(Progress::new(progress.target));
-            }
+        if let State::Reading(progress) = &self.state
+            && self.has_answered
+            && read >= progress.target
+        {
+            self.state = State::Current(Progress::new(progress.target));
         }
     }
 
