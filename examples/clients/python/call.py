@@ -13,14 +13,18 @@ import sys
 import grpc
 from google.protobuf import json_format, message_factory
 
+from redeliver.v1 import audit_pb2, audit_pb2_grpc
 from redeliver.v1 import control_pb2, control_pb2_grpc
 from redeliver.v1 import dead_letters_pb2, dead_letters_pb2_grpc
 from redeliver.v1 import redrive_pb2, redrive_pb2_grpc
+from redeliver.v1 import waiting_pb2, waiting_pb2_grpc
 
 SERVICES = [
+    (audit_pb2.DESCRIPTOR.services_by_name["AuditService"], audit_pb2_grpc.AuditServiceStub),
     (control_pb2.DESCRIPTOR.services_by_name["ControlService"], control_pb2_grpc.ControlServiceStub),
     (dead_letters_pb2.DESCRIPTOR.services_by_name["DeadLetterService"], dead_letters_pb2_grpc.DeadLetterServiceStub),
     (redrive_pb2.DESCRIPTOR.services_by_name["RedriveService"], redrive_pb2_grpc.RedriveServiceStub),
+    (waiting_pb2.DESCRIPTOR.services_by_name["WaitingService"], waiting_pb2_grpc.WaitingServiceStub),
 ]
 
 
@@ -35,7 +39,7 @@ def call(channel, name, text):
     metadata = [("authorization", f"Bearer {token}")] if token else []
     answer = getattr(stub(channel), method.name)(request, metadata=metadata)
     for message in answer if method.server_streaming else [answer]:
-        print(json_format.MessageToJson(message, indent=None))
+        print(json_format.MessageToJson(message, indent=None), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::route::reject;
-use redeliver_core::{Failure, Headers, Pipeline, Position, Record, Timestamp, redrive};
+use redeliver_core::{
+    Clock as _, Failure, Headers, Pipeline, Position, Record, SystemClock, Timestamp, redrive,
+};
 use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::auth::SendToken;
+use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
 use redeliver_proto::{Message as _, error, v1};
 use redeliver_service::identity::{NewToken, new_token};
+use redeliver_testkit::kafka_request::{delete_records, delete_topic};
 use redeliver_testkit::{LocalKafka, brokers, eventually_async};
 use serde_json::json;
 use tonic::transport::Channel;
@@ -237,73 +241,83 @@ async fn a_record_returns_byte_for_byte_and_only_once() {
     ]
     .into_iter()
     .collect();
+    let with_key = |key: Option<&'static [u8]>, dead: Dead| Dead {
+        key: key.map(Bytes::from_static),
+        ..dead
+    };
+    // Its payload was not left out: the header belongs to its producer.
+    let named: Headers = [("payload-omitted", Some(&b"value"[..]))].into_iter().collect();
     let letters = vec![
         world.dead(1, Some(b"\0\xffvalue"), headers.clone()),
         world.dead(2, None, headers.clone()),
-        // Its payload was left out.
-        world.dead(
-            3,
-            None,
-            [("payload-omitted", Some(&b"value"[..]))].into_iter().collect(),
-        ),
+        world.dead(3, None, named),
+        with_key(None, world.dead(5, Some(b""), headers.clone())),
+        with_key(Some(b""), world.dead(6, Some(b"{}"), headers.clone())),
+        with_key(Some(b"\xff\0"), world.dead(7, Some(b""), Headers::new())),
     ];
     world.env.put(&world.dlq, 0, letters).await;
     let mut omitted = world.dead(4, None, Headers::new());
     omitted.headers.push_text("payload-omitted", "value");
     world.env.put(&world.dlq, 1, vec![omitted]).await;
     let mut inspector = world.env.start().await;
-    inspector.until_listed("", 4).await;
+    inspector.until_listed("", 7).await;
 
     let job = planned(&mut inspector, plan(v1::RedriveKind::Redrive, ""))
         .await
         .unwrap();
     assert_eq!(
         (job.state(), job.total, job.pending),
-        (v1::RedriveState::Planned, 3, 3)
+        (v1::RedriveState::Planned, 6, 6)
     );
     assert_eq!(job.refused[0].reason(), v1::RedriveOutcome::PayloadOmitted);
     assert_eq!(job.destinations[0].topic, &*world.due);
     assert_eq!(world.redriven().len(), 0, "a plan does nothing");
     start(&mut inspector, &job.id).await;
     let job = until(&mut inspector, &job.id, &ENDED).await;
-    assert_eq!((job.state(), job.done), (v1::RedriveState::Succeeded, 3));
+    assert_eq!((job.state(), job.done), (v1::RedriveState::Succeeded, 6));
 
     let redriven = world.redriven();
-    assert_eq!(redriven.len(), 3);
+    assert_eq!(redriven.len(), 6);
     let none = Headers::new();
     for record in &redriven {
         let user = record.headers.filtered(|name| {
             !redeliver_core::headers::is_reserved(name) && !redrive::is_redrive_header(name)
         });
         let offset = record.headers.last("original-offset").unwrap();
-        let (value, kept): (Option<&[u8]>, &Headers) = match offset {
-            b"1" => (Some(b"\0\xffvalue"), &headers),
-            b"2" => (None, &headers),
+        let (key, value, kept): (Option<&[u8]>, Option<&[u8]>, &Headers) = match offset {
+            b"1" => (Some(b"1"), Some(b"\0\xffvalue"), &headers),
+            b"2" => (Some(b"2"), None, &headers),
             // The header was not reserved in its record: the worker has removed it.
-            _ => (None, &none),
+            b"3" => (Some(b"3"), None, &none),
+            b"5" => (None, Some(b""), &headers),
+            b"6" => (Some(b""), Some(b"{}"), &headers),
+            b"7" => (Some(b"\xff\0"), Some(b""), &none),
+            other => panic!("{other:?}"),
         };
-        assert_eq!((record.value.as_deref(), &user), (value, kept));
-        assert_eq!(record.key.as_deref(), Some(offset));
+        assert_eq!(
+            (record.key.as_deref(), record.value.as_deref(), &user),
+            (key, value, kept)
+        );
         assert_eq!(record.headers.last("retry-count"), Some(&b"0"[..]));
         assert_eq!(record.headers.last("error-code"), None);
         assert_eq!(record.headers.last("redrive-id"), Some(job.id.as_bytes()));
         assert_eq!(redrive::count(&record.headers), 1);
     }
-    inspector.until_listed("state = REDRIVEN", 3).await;
+    inspector.until_listed("state = REDRIVEN", 6).await;
     // All again: nothing is left, and a stale plan does nothing either.
     let again = planned(&mut inspector, plan(v1::RedriveKind::Redrive, ""))
         .await
         .unwrap_err();
     assert_eq!(error::reason(&again).as_deref(), Some("NOTHING_TO_REDRIVE"));
     let items = items(&mut inspector, &job.id).await;
-    for (item, offset) in items.iter().zip(["1", "2", "3"]) {
+    for (item, offset) in items.iter().zip(["1", "2", "3", "5", "6", "7"]) {
         assert_eq!(item.outcome(), v1::RedriveOutcome::Done);
         let written = written(item);
         let found = redriven.iter().find(|record| record.position == written);
         let found = found.expect("a record at the position");
         assert_eq!(found.headers.last("original-offset"), Some(offset.as_bytes()));
     }
-    assert_eq!(items.len(), 3);
+    assert_eq!(items.len(), 6);
 
     let audited = read(&world.env, &format!("{}-audit", world.env.base.name()).into());
     let entries = audited
@@ -314,9 +328,9 @@ async fn a_record_returns_byte_for_byte_and_only_once() {
         .map(|entry| (entry.action, entry.count, entry.ids.len()))
         .collect();
     let expected = [
-        ("redrives.plan", 3, 3),
+        ("redrives.plan", 6, 6),
         ("redrives.start", 0, 0),
-        ("dead-letters.redrive", 3, 3),
+        ("dead-letters.redrive", 6, 6),
     ];
     assert_eq!(
         actions,
@@ -556,6 +570,63 @@ async fn records_of_other_frameworks_return_to_allowed_topics_only() {
         ]
     );
     assert_eq!(read(&world.env, &forged.as_str().into()).len(), 0);
+}
+
+#[tokio::test]
+async fn a_delayed_redrive_waits_and_skips_what_is_gone_by_then() {
+    let world = World::new("redrive-delayed", "").await;
+    world.put(8).await;
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 8).await;
+    let job = planned(&mut inspector, ids_at(&world, 0, 0..4)).await.unwrap();
+    delete_records(&world.env.kafka.brokers, &world.dlq, 0, 2);
+
+    let start_at = SystemClock.now().after(Duration::from_secs(4));
+    let delayed = v1::ChangeRedriveRequest {
+        start_at: Some(to_timestamp(start_at)),
+        ..change(&job.id)
+    };
+    let started = client(&mut inspector).await.start_redrive(delayed).await;
+    let started = started.unwrap().into_inner();
+    assert_eq!(
+        (started.state(), started.start_at),
+        (v1::RedriveState::Running, Some(to_timestamp(start_at)))
+    );
+    let ended = until(&mut inspector, &job.id, &ENDED).await;
+    assert_eq!(
+        (ended.state(), ended.done, ended.skipped),
+        (v1::RedriveState::PartiallySucceeded, 2, 2)
+    );
+    let (gone, done) = (v1::RedriveOutcome::Gone, v1::RedriveOutcome::Done);
+    assert_eq!(outcomes(&mut inspector, &job.id).await, [gone, gone, done, done]);
+    let redriven = world.redriven();
+    assert_eq!(redriven.len(), 2);
+    let is_late = |record: &Record| redrive::time(&record.headers).is_some_and(|time| time >= start_at);
+    assert!(redriven.iter().all(is_late), "{start_at}: {redriven:?}");
+}
+
+#[tokio::test]
+async fn a_plan_does_nothing_to_other_dead_letters_at_its_positions() {
+    let world = World::new("redrive-changed", "").await;
+    world.put(8).await;
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 8).await;
+    let job = planned(&mut inspector, ids_at(&world, 0, 0..4)).await.unwrap();
+    delete_topic(&world.env.kafka.brokers, &world.dlq);
+    world.env.recreate_topic(&world.dlq, 2).await;
+    let others = (100..103).map(|offset| world.dead(offset, Some(b"other"), Headers::new()));
+    world.env.put(&world.dlq, 0, others.collect()).await;
+
+    start(&mut inspector, &job.id).await;
+    let ended = until(&mut inspector, &job.id, &ENDED).await;
+    assert_eq!((ended.state(), ended.skipped), (v1::RedriveState::Failed, 4));
+    let (gone, changed) = (v1::RedriveOutcome::Gone, v1::RedriveOutcome::Changed);
+    assert_eq!(
+        outcomes(&mut inspector, &job.id).await,
+        [changed, changed, changed, gone]
+    );
+    assert_eq!(world.redriven().len(), 0);
+    inspector.until_listed("state = OPEN", 3).await;
 }
 
 /// Redrives dead letters while one of two inspectors after the other is killed.

@@ -1,20 +1,20 @@
-//! Every call that changes something, from Python and with grpcurl: it works for an operator, is in the audit log, and is refused for those who may only
-//! read, who cannot do it with the commands either.
+//! Every call of the inspector, from Python and with grpcurl: it works for an operator. Each that changes something is in the audit log, and is refused
+//! for those who may only read, who cannot do it with the commands either.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 
-use redeliver_testkit::{CommandOutput, Reply, ServiceProcess, binary, eventually, kube_tools, run};
+use redeliver_testkit::{CommandOutput, Process, Reply, ServiceProcess, binary, eventually, kube_tools, run};
 use serde_json::{Value, json};
 
 use crate::polyglot::the_python;
 use crate::support::{DEADLINE, Pipe, PipeBuilder, records};
 
-/// The services that change what the inspector serves.
-const SERVICES: [&str; 3] = ["RedriveService", "ControlService", "DeadLetterService"];
 /// Methods that begin so change nothing.
-const READS: [&str; 4] = ["Get", "List", "Read", "Watch"];
+const READS: [&str; 5] = ["Get", "List", "Read", "Trace", "Watch"];
+/// It does not end.
+const WATCH: &str = "DeadLetterService.WatchDeadLetters";
 const VIEWER: &str = "viewer";
 const OPERATOR: &str = "operator";
 
@@ -53,7 +53,7 @@ impl World {
             .create();
         let tokens = [
             (VIEWER, vec!["dead-letters:read", "control:read"]),
-            (OPERATOR, vec!["dead-letters:*", "control:*"]),
+            (OPERATOR, vec!["dead-letters:*", "control:*", "audit:read"]),
         ];
         let mut entries = String::from("tokens:\n");
         for (caller, scopes) in tokens {
@@ -103,10 +103,10 @@ impl World {
         self.pipe.redeliver(&[arguments, &common[..]].concat())
     }
 
-    /// Calls a method.
-    fn call(&self, client: Client, caller: &str, method: &str, request: &Value) -> CommandOutput {
+    /// The program that calls a method.
+    fn calling(&self, client: Client, caller: &str, method: &str, request: &Value) -> Command {
         let request = request.to_string();
-        let command = match client {
+        match client {
             Client::Python => {
                 let mut command = the_python().command("call.py", &[&self.address, method, &request]);
                 command.env("REDELIVER_TOKEN", self.token(caller));
@@ -119,21 +119,23 @@ impl World {
                 command.arg(format!("redeliver.v1.{}", method.replace('.', "/")));
                 command
             }
-        };
-        run(command)
+        }
     }
 
+    /// The answer to an operator, or the last one of a stream.
     #[track_caller]
     fn succeeds(&self, client: Client, method: &str, request: &Value) -> Value {
-        let answer = self.call(client, OPERATOR, method, request);
+        let answer = run(self.calling(client, OPERATOR, method, request));
         assert_eq!(answer.code, Some(0), "{method} {request}: {answer:?}");
-        serde_json::from_str(&answer.stdout).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
+        let answers = serde_json::Deserializer::from_str(&answer.stdout).into_iter();
+        let last = answers.last().expect("an answer");
+        last.unwrap_or_else(|error| panic!("{error}: {answer:?}"))
     }
 
     #[track_caller]
     fn is_refused(&self, client: Client, change: &Change) {
         let Change { method, request, .. } = change;
-        let answer = self.call(client, VIEWER, method, request);
+        let answer = run(self.calling(client, VIEWER, method, request));
         let denied = match client {
             Client::Python => "PERMISSION_DENIED",
             Client::Grpcurl => "PermissionDenied",
@@ -171,11 +173,16 @@ impl World {
         }
     }
 
-    /// A plan of an edit.
-    fn edit(&self) -> Change {
+    /// The newest dead letter.
+    fn letter(&self) -> Value {
         let request = json!({ "pageSize": 1, "view": "DEAD_LETTER_VIEW_FULL" });
         let listed = self.succeeds(Client::Python, "DeadLetterService.ListDeadLetters", &request);
-        let letter = &listed["deadLetters"][0];
+        listed["deadLetters"][0].clone()
+    }
+
+    /// A plan of an edit.
+    fn edit(&self) -> Change {
+        let letter = self.letter();
         let edit = json!({ "value": { "bytes": "e30=" } });
         Change {
             method: "RedriveService.PlanEdit",
@@ -228,6 +235,61 @@ impl World {
         ]
     }
 
+    /// All calls that change nothing and end. `job` was planned.
+    fn reads(&self, job: &str) -> Vec<(&'static str, Value)> {
+        let (group, letter) = (self.group(), self.letter());
+        let id = || json!({ "id": letter["id"] });
+        vec![
+            ("AuditService.ListAuditEntries", json!({})),
+            ("ControlService.GetControl", json!({ "name": self.pipeline() })),
+            ("ControlService.ListControls", json!({})),
+            ("DeadLetterService.GetDeadLetter", id()),
+            ("DeadLetterService.GetDeadLetterStats", json!({})),
+            ("DeadLetterService.GetGroup", json!({ "id": group })),
+            ("DeadLetterService.ListDeadLetters", json!({})),
+            ("DeadLetterService.ListGroups", json!({})),
+            ("DeadLetterService.ReadPayload", id()),
+            ("RedriveService.GetRedrive", json!({ "id": job })),
+            ("RedriveService.ListRedriveItems", json!({ "id": job })),
+            ("RedriveService.ListRedrives", json!({})),
+            ("WaitingService.GetWaitingStats", json!({})),
+            ("WaitingService.ListWaiting", json!({})),
+            (
+                "WaitingService.TraceRecord",
+                json!({ "position": letter["origin"] }),
+            ),
+        ]
+    }
+
+    /// Discards a dead letter and restores it. Those who may only read cannot.
+    #[track_caller]
+    fn discard_and_restore(&self, client: Client) {
+        let ids = json!([self.letter()["id"]]);
+        for (kind, action) in [
+            ("REDRIVE_KIND_DISCARD", "dead-letters.discard"),
+            ("REDRIVE_KIND_RESTORE", "dead-letters.restore"),
+        ] {
+            let plan = Change {
+                method: "RedriveService.PlanRedrive",
+                request: json!({ "kind": kind, "ids": ids }),
+                action: "redrives.plan",
+            };
+            self.is_refused(client, &plan);
+            let job = self.succeeds(client, plan.method, &plan.request);
+            let id = json!({ "id": job["id"] });
+            self.succeeds(client, "RedriveService.StartRedrive", &id);
+            eventually(&format!("{kind} ends"), DEADLINE, || {
+                let job = self.succeeds(client, "RedriveService.GetRedrive", &id);
+                match (&job["state"], &job["done"]) {
+                    (state, done) if state == "REDRIVE_STATE_SUCCEEDED" && *done == 1 => Ok(()),
+                    _ => Err(job.to_string()),
+                }
+            });
+            let audited = self.audited(OPERATOR);
+            assert!(audited.contains(action), "{audited:?}");
+        }
+    }
+
     /// The actions of a caller in the audit log.
     fn audited(&self, caller: &str) -> BTreeSet<String> {
         let topic = format!("{}-audit", self.pipe.name());
@@ -245,38 +307,51 @@ fn token_file(pipe: &Pipe, caller: &str) -> PathBuf {
     pipe.env.directory().join(format!("token-{caller}"))
 }
 
-/// The methods of the schemas that change something.
-fn changing_methods() -> BTreeSet<String> {
-    let listed = the_python().command("call.py", &["unused"]);
-    let listed = run(listed).stdout;
-    let methods = listed.lines().filter(|line| {
-        let (service, method) = line.split_once('.').unwrap();
-        SERVICES.contains(&service) && !READS.iter().any(|read| method.starts_with(read))
-    });
-    methods.map(str::to_owned).collect()
+/// The methods of the schemas: those that change something, and the others.
+fn methods() -> [BTreeSet<String>; 2] {
+    let listed = run(the_python().command("call.py", &["unused"])).stdout;
+    let is_change = |method: &&str| {
+        let (_, name) = method.split_once('.').unwrap();
+        !READS.iter().any(|read| name.starts_with(read))
+    };
+    let (changes, reads): (Vec<&str>, Vec<&str>) = listed.lines().partition(is_change);
+    [changes, reads].map(|methods| methods.into_iter().map(str::to_owned).collect())
+}
+
+fn names<'m>(methods: impl IntoIterator<Item = &'m str>) -> BTreeSet<String> {
+    methods.into_iter().map(str::to_owned).collect()
 }
 
 #[track_caller]
-fn each_change_is_for_operators_only_and_audited(name: &str, client: Client) {
+fn each_call_is_answered_and_each_change_is_for_operators_only_and_audited(name: &str, client: Client) {
     let world = World::new(name);
     let plan = world.plan();
     world.is_refused(client, &plan);
     let job = world.succeeds(client, plan.method, &plan.request);
     let job = job["id"].as_str().unwrap();
-    let changes = world.changes(job);
-    let tested = changes
-        .iter()
-        .chain([&plan])
-        .map(|change| change.method.to_owned());
+    let (changes, reads) = (world.changes(job), world.reads(job));
+    let changing = changes.iter().chain([&plan]);
     assert_eq!(
-        tested.collect::<BTreeSet<_>>(),
-        changing_methods(),
+        [
+            names(changing.map(|change| change.method)),
+            names(reads.iter().map(|(method, _)| *method).chain([WATCH])),
+        ],
+        methods(),
         "a method without a test, or a test without a method"
     );
+    world.discard_and_restore(client);
     for change in &changes {
         world.is_refused(client, change);
         world.succeeds(client, change.method, &change.request);
     }
+    for (method, request) in &reads {
+        let answer = world.succeeds(client, method, request);
+        assert_ne!(answer, json!({}), "{method} {request}");
+    }
+    let watch = world.calling(client, OPERATOR, WATCH, &json!({}));
+    let mut watch = Process::spawn(watch).unwrap();
+    watch.wait_for_output("deadLetter", DEADLINE);
+    watch.kill_9();
     let audited = world.audited(OPERATOR);
     for change in changes.iter().chain([&plan]) {
         assert!(audited.contains(change.action), "{}: {audited:?}", change.method);
@@ -286,14 +361,17 @@ fn each_change_is_for_operators_only_and_audited(name: &str, client: Client) {
 }
 
 #[test]
-fn a_python_client_generated_from_the_schemas_makes_each_change() {
-    each_change_is_for_operators_only_and_audited("changes-python", Client::Python);
+fn a_python_client_generated_from_the_schemas_makes_each_call() {
+    each_call_is_answered_and_each_change_is_for_operators_only_and_audited("changes-python", Client::Python);
 }
 
 #[test]
 #[ignore = "long"]
-fn grpcurl_makes_each_change() {
-    each_change_is_for_operators_only_and_audited("changes-grpcurl", Client::Grpcurl);
+fn grpcurl_makes_each_call() {
+    each_call_is_answered_and_each_change_is_for_operators_only_and_audited(
+        "changes-grpcurl",
+        Client::Grpcurl,
+    );
 }
 
 #[test]
@@ -308,10 +386,18 @@ fn the_commands_change_nothing_for_those_who_may_only_read() {
     let job = planned["id"].as_str().unwrap();
     let (group, pipeline, tier) = (world.group(), world.pipeline(), world.tier());
     let why = ["--why", "test"];
+    let letter = world.letter();
+    let letter = letter["id"].as_str().unwrap();
+    let exported = world.pipe.env.directory().join("exported");
+    let exported = exported.to_str().unwrap();
+    let export = world.cli(OPERATOR, &["dlq", "export", "--all", "--file", exported]);
+    assert_eq!(export.code, Some(0), "{export:?}");
     for command in [
         &["dlq", "redrive", "--all", "--yes"][..],
         &["dlq", "redrive", "--all", "--plan"],
         &["dlq", "discard", "--all", "--yes"],
+        &["dlq", "restore", "--all", "--yes"],
+        &["dlq", "import", exported, "--yes"],
         &["dlq", "redrives", "start", job],
         &["dlq", "redrives", "rate", job, "5"],
         &["dlq", "redrives", "pause", job],
@@ -323,6 +409,10 @@ fn the_commands_change_nothing_for_those_who_may_only_read() {
         &["dlq", "group", "note", &group, "a note"],
         &["pause", &pipeline, why[0], why[1]],
         &["resume", &pipeline, why[0], why[1]],
+        &["resume", &pipeline, "--as-configured", why[0], why[1]],
+        &["pause", "app/sms", why[0], why[1]],
+        &["resume", "app/sms", why[0], why[1]],
+        &["rate", "app/sms", "5", why[0], why[1]],
         &["rate", &tier, "5", why[0], why[1]],
         &["release", &tier, why[0], why[1]],
         &["release", &world.whole_tier(), why[0], why[1]],
@@ -334,6 +424,10 @@ fn the_commands_change_nothing_for_those_who_may_only_read() {
             "{command:?}: {refused:?}"
         );
     }
+    // What is not shown cannot be edited.
+    let refused = world.cli(VIEWER, &["dlq", "edit", letter, "--value", "{}", "--yes"]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.stderr.contains("dead-letters:payload"), "{refused:?}");
     // Whoever may read sees all of it.
     for command in [
         &["dlq", "redrives", "show", job][..],

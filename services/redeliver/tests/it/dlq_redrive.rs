@@ -5,7 +5,9 @@ use std::io::{Read as _, Write as _};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use redeliver_core::{Clock as _, SystemClock};
 use redeliver_testkit::{CommandOutput, Reply, Request, ServiceProcess, eventually};
 use serde_json::Value;
 
@@ -21,7 +23,11 @@ struct Cli {
 
 impl Cli {
     fn start(name: &str, endpoint: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
-        let pipe = PipeBuilder::new(name)
+        Self::of(PipeBuilder::new(name), endpoint)
+    }
+
+    fn of(builder: PipeBuilder, endpoint: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
+        let pipe = builder
             .with_inspector()
             .set("dlq_inspector.redrive.edit", "true")
             .behave(endpoint)
@@ -273,6 +279,43 @@ fn an_edited_record_has_another_end_and_an_exported_file_redrives_the_others_onc
     ]);
     assert!(!show.stdout.contains("edited"), "{show:?}");
     cli.inspector.shut_down();
+}
+
+#[test]
+fn a_record_that_was_dead_for_longer_than_max_age_gets_its_attempts_again() {
+    let works = Arc::new(AtomicBool::new(false));
+    let endpoint_works = works.clone();
+    let max_age = Duration::from_secs(5);
+    let cli = Cli::of(
+        PipeBuilder::new("dlq-age")
+            .pipeline("max_age", "5s")
+            .tiers(&[500]),
+        {
+            // Once it works, the first call of each record fails for a while.
+            move |request| match endpoint_works.load(Ordering::SeqCst) {
+                true if request.earlier_calls_of_key > 0 => Reply::ok(request.body.clone()),
+                true => Reply::status(503),
+                false => Reply::status(422),
+            }
+        },
+    );
+    let sent = cli.pipe.produce(records(5));
+    cli.pipe.settle(&sent, DEADLINE);
+    cli.until("OPEN", 5);
+    let dead = SystemClock.now();
+    eventually("the records are older than max_age", DEADLINE, || {
+        let now = SystemClock.now();
+        (now > dead.after(max_age)).then_some(()).ok_or(now)
+    });
+    works.store(true, Ordering::SeqCst);
+    let redriven = cli.json(0, &["redrive", "--all", "--yes", "--all-at-once"]);
+    assert_eq!(redriven["done"], 5, "{redriven}");
+    cli.pipe.settle(&sent, DEADLINE);
+    let report = cli.pipe.audit();
+    assert!(report.is_clean(), "{report}");
+    assert_eq!((report.output, report.dead), (5, 0), "{report}");
+    let retried = cli.pipe.read(&[cli.pipe.first_tier()]);
+    assert_eq!(retried.len(), 5, "each has waited for a retry");
 }
 
 /// Runs a command on a terminal, and answers its question after something else has happened.

@@ -48,6 +48,8 @@ impl Python {
                     "dead_letters",
                     "redrive",
                     "control",
+                    "waiting",
+                    "audit",
                 ]
                 .map(|name| format!("redeliver/v1/{name}.proto")),
             );

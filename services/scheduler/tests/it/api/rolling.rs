@@ -1,6 +1,7 @@
 //! Rolling restarts of two schedulers under load, from clients that repeat requests as is usual and have no idempotency keys.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -69,7 +70,9 @@ impl Client {
                 Err(status) => match status.code() {
                     Code::Unavailable => self.count_unavailable(),
                     Code::ResourceExhausted | Code::DeadlineExceeded | Code::Aborted => {}
-                    Code::Unknown | Code::Cancelled => return Ended::Unknown,
+                    Code::Unknown => return Ended::Unknown,
+                    // Not from the server: the connection ended before the response.
+                    _ if status.source().is_some() => return Ended::Unknown,
                     _ => panic!("{status:?}"),
                 },
             }
