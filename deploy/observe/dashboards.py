@@ -284,6 +284,9 @@ def overview():
               *quantiles("redeliver_worker_handling_seconds", INSTANCE, "pipeline"), unit="s"),
         graph("Backlog", "Records that can be processed now: the lag of the source topic and of the due topic.",
               total("redeliver_lane_lag", f'{READY}, pipeline!=""', "pipeline")),
+        graph("Paused", "1 while an operator has paused the pipeline or the tier.",
+              query(f"max by (pipeline) (redeliver_worker_paused{{{INSTANCE}}})", "{{pipeline}}"),
+              query(f"max by (pipeline, tier) (redeliver_tier_paused{{{INSTANCE}}})", "{{pipeline}} {{tier}}")),
     ]
     tiers = [
         graph("Waiting", "Records in each tier.", total("redeliver_lane_lag", WAITING, "tier"), stacked=True),
@@ -314,6 +317,8 @@ def overview():
               total("redeliver_dlq_groups", INSTANCE, "state", "max"), stacked=True),
         graph("Redriven", "Dead letters per second that were redriven, discarded, restored or parked, or tried to be.",
               rate("redeliver_dlq_redrive_items_total", INSTANCE, "kind, outcome"), unit="cps"),
+        graph("Redrive jobs", "Redrives, discards, restores and parkings that have not ended, by state. Braked: too many records came back.",
+              total("redeliver_dlq_redrives", INSTANCE, "state", "max"), stacked=True),
         graph("Automatic redrives", "Pipelines by how their automatic redrive stands: idle, running, paused, braked, waiting.",
               query(f"sum by (state) (max by (pipeline, state) (redeliver_dlq_automatic_redrive{{{INSTANCE}}}))", "{{state}}"), stacked=True),
         graph("Scans", "Offsets per second that scans of waiting records and traces read.",
@@ -338,6 +343,8 @@ def overview():
         graph("Clock steps", "Steps of the wall clock that exceeded clock.max_step.",
               query(f"sum by (instance, direction) (increase(redeliver_clock_steps_total{{{INSTANCE}}}{RATE}))",
                     "{{instance}} {{direction}}")),
+        graph("Control problems", "Values of the control topic that a process does not know or cannot read. What has an unreadable value is paused.",
+              total("redeliver_control_problems", INSTANCE, "instance", "max")),
         table("Builds", "What runs where.",
               f"max by (service, instance, instance_name, version, commit) (redeliver_build_info{{{INSTANCE}}})",
               ["service", "instance", "instance_name", "version", "commit"], width=8),

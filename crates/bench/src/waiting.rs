@@ -1,4 +1,4 @@
-//! `bench waiting`: scans of the records that wait in a tier, by an inspector process over gRPC.
+//! `bench waiting`: scans of the records that wait in two tiers, by an inspector process over gRPC.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -30,20 +30,25 @@ pub(crate) struct Options {
 }
 
 pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figures) -> anyhow::Result<()> {
-    let tier = HumanDuration::from_secs(3_600);
+    let tiers = [3_600, 7_200].map(HumanDuration::from_secs);
     let name = broker.name("waiting");
     let pipeline = Pipeline {
-        policy: RetryPolicy::listed(vec![tier], None, Jitter::None)?,
+        policy: RetryPolicy::listed(tiers.to_vec(), None, Jitter::None)?,
         output: Some(format!("{name}-out").into()),
         ..Pipeline::new(&name)
     };
     broker.create_for(&pipeline, PARTITIONS).await?;
-    let due = SystemClock.now().after(tier.duration());
-    broker.fill(options.count, |index| waiting(&pipeline, tier, index, due))?;
+    let now = SystemClock.now();
+    broker.fill(options.count, |index| {
+        let tier = tiers[index % 2];
+        waiting(&pipeline, tier, index, now.after(tier.duration()))
+    })?;
 
     let data = std::env::temp_dir().join("redeliver-bench").join(&name);
-    let config =
-        format!("pipelines: {{ {name}: {{ output: '{name}-out', retry: {{ tiers: [{tier}] }} }} }}\n");
+    let [first, second] = tiers;
+    let config = format!(
+        "pipelines: {{ {name}: {{ output: '{name}-out', retry: {{ tiers: [{first}, {second}] }} }} }}\n"
+    );
     let inspector = Inspector::start(broker, &options.inspector, &data, &broker.name("dlq-*"), &config)?;
     inspector.until_ready()?;
     let before = inspector.process.rss_mib()?;
