@@ -249,6 +249,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         shared: shared.clone(),
         clock: host.clock.clone(),
         part,
+        remove_after: config.redrive.remove_entries_after(),
         reader: survey_sender,
         waker,
         stop: stop.clone(),

@@ -75,6 +75,7 @@ pub(crate) struct Metrics {
     watchers: Gauge,
     redriven: Family<RedrivenLabels, Counter>,
     redrives: Family<StateLabel, Gauge>,
+    removed_entries: Counter,
     automatic: Family<AutomaticLabels, Gauge>,
     scans: Gauge,
     scanned: Counter,
@@ -101,6 +102,7 @@ impl Metrics {
             watchers: Gauge::default(),
             redriven: Family::default(),
             redrives: Family::default(),
+            removed_entries: Counter::default(),
             automatic: Family::default(),
             scans: Gauge::default(),
             scanned: Counter::default(),
@@ -170,6 +172,11 @@ impl Metrics {
             "dlq_redrives",
             "Jobs (redrives, discards, restores, parkings) that have not ended, by state; braked: paused because too many records came back",
             metrics.redrives.clone(),
+        );
+        registry.register(
+            "dlq_ledger_entries_removed",
+            "Entries that this process has removed from the ledger because Kafka has deleted their dead letters",
+            metrics.removed_entries.clone(),
         );
         registry.register(
             "dlq_automatic_redrive",
@@ -273,6 +280,10 @@ impl Metrics {
         };
         let labels = RedrivenLabels { kind, outcome };
         self.redriven.get_or_create(&labels).inc_by(count.into());
+    }
+
+    pub(crate) fn add_removed_entries(&self, count: usize) {
+        self.removed_entries.inc_by(count as u64);
     }
 
     pub(crate) fn add_new_groups(&self, count: u64) {

@@ -15,6 +15,9 @@
 //! | [`pace`] | what the executor does next |
 //! | [`omitted`] | dead letters whose payload was left out |
 //! | [`outcomes`] | what became of the items of a job, and where their records are |
+//! | `gone` | below which offsets Kafka has deleted dead letters for good |
+//! | `ledger_states` | what the ledger says about dead letters, and which entries are not needed any more |
+//! | `removal` | when the executor removes entries of the ledger, and what it writes |
 //! | [`step`] | what becomes of some dead letters of a job, and what is written |
 //! | `source` | reads the ledger and the records, on a thread of its own |
 //! | `executor` | the processor of the lane |
@@ -24,13 +27,16 @@ pub mod automatic;
 pub mod change;
 pub mod edit;
 pub(crate) mod executor;
+pub(crate) mod gone;
 pub mod job;
 pub mod jobs;
+pub(crate) mod ledger_states;
 pub mod omitted;
 pub mod outcomes;
 pub mod pace;
 pub(crate) mod planner;
 pub mod record;
+pub(crate) mod removal;
 pub mod room;
 pub(crate) mod source;
 pub(crate) mod start;

@@ -9,6 +9,7 @@ use redeliver_kafka::survey::Retention;
 use tokio::sync::watch;
 
 use crate::completeness::Completeness;
+use crate::redrive::gone::Gone;
 
 /// What is known about a dead-letter topic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,6 +39,7 @@ pub(crate) struct SharedState {
     build: AtomicU64,
     applied: AtomicU64,
     topics: Mutex<BTreeMap<String, TopicStatus>>,
+    gone: Mutex<Gone>,
 }
 
 impl SharedState {
@@ -53,6 +55,7 @@ impl SharedState {
             build: AtomicU64::new(Self::FIRST_BUILD),
             applied: AtomicU64::new(0),
             topics: Mutex::default(),
+            gone: Mutex::default(),
         }
     }
 
@@ -106,6 +109,11 @@ impl SharedState {
     /// The dead-letter topics of the last survey.
     pub(crate) fn topics(&self) -> MutexGuard<'_, BTreeMap<String, TopicStatus>> {
         self.topics.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Below which offsets dead letters are gone for good.
+    pub(crate) fn gone(&self) -> MutexGuard<'_, Gone> {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Number of records that are not indexed yet, in the topics for which a condition holds.

@@ -1,10 +1,13 @@
 //! `dlq_inspector.redrive`: redrives, discards and restores of dead letters.
 
+use std::time::Duration;
+
+use redeliver_core::HumanDuration;
 use redeliver_core::pipeline::is_topic_name;
 use serde::{Deserialize, Serialize};
 
-use super::Config;
 use super::error::Findings;
+use super::{Config, display_from_str};
 
 /// The topic of the jobs, without a prefix.
 const TOPIC: &str = "redeliver.dlq.redrives";
@@ -25,6 +28,9 @@ pub struct RedriveConfig {
     pub max_count: u32,
     /// Whether callers may have records written with other contents.
     pub edit: bool,
+    /// How long Kafka must not have a dead letter any more until its entry is removed from the ledger. `None`: it stays.
+    #[serde(with = "display_from_str::optional")]
+    pub remove_entries_after: Option<HumanDuration>,
 }
 
 impl Default for RedriveConfig {
@@ -35,6 +41,7 @@ impl Default for RedriveConfig {
             destinations: Vec::new(),
             max_count: 3,
             edit: false,
+            remove_entries_after: Some(HumanDuration::from_secs(600)),
         }
     }
 }
@@ -59,6 +66,19 @@ impl RedriveConfig {
             }
         }
         findings.range("redrive.max_count", self.max_count, 1..=1_000);
+        if let Some(after) = self.remove_entries_after {
+            let (second, year) = (
+                HumanDuration::from_secs(1),
+                HumanDuration::from_secs(366 * 86_400),
+            );
+            findings.range("redrive.remove_entries_after", after, second..=year);
+        }
+    }
+
+    /// How long Kafka must not have a dead letter any more until its entry is removed from the ledger; `None`: it stays.
+    #[must_use]
+    pub fn remove_entries_after(&self) -> Option<Duration> {
+        self.remove_entries_after.map(HumanDuration::duration)
     }
 }
 
@@ -88,6 +108,7 @@ mod tests {
             ("topic: 'a b'", "redrive.topic"),
             ("destinations: ['a b']", "redrive.destinations"),
             ("max_count: 0", "redrive.max_count"),
+            ("remove_entries_after: 999ms", "redrive.remove_entries_after"),
         ] {
             let refused = Config::from_yaml(&format!("dlq_inspector: {{ redrive: {{ {text} }} }}"));
             let error = refused.unwrap_err().to_string();

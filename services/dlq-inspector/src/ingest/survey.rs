@@ -60,6 +60,8 @@ pub(crate) struct SurveyTask {
     pub(crate) shared: Arc<SharedState>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) part: Part,
+    /// How long a dead letter must be gone until its ledger entry is removed; `None`: it stays.
+    pub(crate) remove_after: Option<Duration>,
     pub(crate) reader: SyncSender<Survey>,
     pub(crate) waker: Waker,
     pub(crate) stop: CancellationToken,
@@ -133,6 +135,9 @@ impl SurveyTask {
             .collect();
         let indexed = positions.keys().map(|(topic, _)| topic.clone());
         let topics = self.topics(indexed.collect()).await?;
+        if let Some(hold) = self.remove_after {
+            self.shared.gone().observe(&topics, hold, Instant::now());
+        }
         let mut recreated: Vec<Arc<str>> = Vec::new();
         for topic in &topics {
             if has_older_offsets(topic, &positions, &history.low_watermarks) {

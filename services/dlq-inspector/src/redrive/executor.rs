@@ -19,6 +19,7 @@ use redeliver_service::audit::AuditLog;
 use super::job::{Job, Outcome, Progress, Skip};
 use super::jobs::{Entry, Jobs};
 use super::pace::{self, Memory, Next};
+use super::removal::{self, Removals};
 use super::source::{Answer, Request};
 use super::step::{Step, Written};
 use crate::metrics::Metrics;
@@ -56,6 +57,10 @@ pub(crate) struct Executor {
     completed: Vec<(AssignmentId, i64)>,
     ready: Option<Step>,
     writing: Option<Writing>,
+    /// Entries of the ledger that nobody needs any more.
+    removals: Removals,
+    /// Whether the last request is about them.
+    is_asked_for_gone: bool,
     memory: HashMap<String, Memory>,
     /// The job of the last request: the others have their turn first.
     last: String,
@@ -103,6 +108,7 @@ impl Executor {
         audit: AuditLog,
         metrics: Metrics,
         clock: Arc<dyn Clock>,
+        remove_after: Option<Duration>,
         requests: SyncSender<(u64, Request)>,
         answers: Receiver<(u64, Answer)>,
     ) -> Self {
@@ -122,6 +128,8 @@ impl Executor {
             completed: Vec::new(),
             ready: None,
             writing: None,
+            removals: Removals::new(remove_after),
+            is_asked_for_gone: false,
             memory: HashMap::new(),
             last: String::new(),
             unwritten: None,
@@ -143,6 +151,7 @@ impl Executor {
         self.completed.clear();
         self.ready = None;
         self.writing = None;
+        self.removals.forget();
         self.memory.clear();
         self.unwritten = None;
         self.denied.clear();
@@ -151,6 +160,7 @@ impl Executor {
     }
 
     fn ask(&mut self, request: Request) {
+        self.is_asked_for_gone = matches!(request, Request::FindGone { .. });
         self.number += 1;
         // Full: answers to former requests are on their way.
         self.is_asked = self.requests.try_send((self.number, request)).is_ok();
@@ -178,6 +188,21 @@ impl Executor {
                     self.log = LogThrottle::default();
                 }
                 Answer::Step(step) => self.ready = (!self.is_stopping).then_some(*step),
+                Answer::Gone(removed) => {
+                    self.removals.found(removed, now);
+                    if self.is_stopping {
+                        self.removals.drop_ready();
+                    }
+                }
+                Answer::Failed(reason) if self.is_asked_for_gone => {
+                    if self.log.should_log() {
+                        tracing::warn!(
+                            reason,
+                            "cannot remove ledger entries of deleted dead letters; retrying"
+                        );
+                    }
+                    self.removals.failed(now);
+                }
                 Answer::Failed(reason) => {
                     if self.log.should_log() {
                         tracing::warn!(reason, id = self.last, "cannot execute redrives; retrying");
@@ -265,10 +290,14 @@ impl Executor {
         self.unwritten = Some(id);
     }
 
+    fn has_something_to_write(&self) -> bool {
+        self.ready.is_some() || self.removals.is_ready()
+    }
+
     /// Asks for what comes next.
     fn look(&mut self, now: Timestamp) {
         self.look_at = None;
-        if self.is_asked || self.ready.is_some() || self.owner.is_none() || self.is_stopping {
+        if self.is_asked || self.has_something_to_write() || self.owner.is_none() || self.is_stopping {
             return;
         }
         let Some(jobs) = &self.jobs else {
@@ -279,7 +308,13 @@ impl Executor {
             return;
         };
         let (turn, look_at) = next_turn(jobs, &self.memory, &self.last, None, now);
-        self.look_at = look_at;
+        if self.removals.is_due(turn.is_some(), now) {
+            self.ask(Request::FindGone {
+                limit: removal::LIMIT,
+            });
+            return;
+        }
+        self.look_at = look_at.into_iter().chain(self.removals.look_at()).min();
         let Some(Turn { id, job, entry, take }) = turn else {
             return;
         };
@@ -447,7 +482,16 @@ impl Processor for Executor {
         self.look(now);
         let count = self.completed.len().min(limit);
         batch.completed.extend(self.completed.drain(..count));
-        let (Some(owner), Some(step)) = (self.owner, self.ready.take()) else {
+        let Some(owner) = self.owner else {
+            return;
+        };
+        // One of them: there is one request at a time.
+        if self.removals.is_ready() {
+            batch.owners.push(owner);
+            self.removals.write(&mut batch.outputs);
+            return;
+        }
+        let Some(step) = self.ready.take() else {
             return;
         };
         // Somebody has paused or cancelled the job, for example.
@@ -469,6 +513,9 @@ impl Processor for Executor {
                 "a topic refuses records of a redrive"
             );
         }
+        if self.removals.take_back(&mut batch.outputs, now) {
+            return true;
+        }
         if self.give_up(refused, Outcome::Failed, batch) {
             return true;
         }
@@ -487,6 +534,9 @@ impl Processor for Executor {
         if self.log.should_log() {
             let reason = denied.first().map(|denied| &*denied.failure.message);
             tracing::warn!(reason, records = denied.len(), "records are not redriven");
+        }
+        if self.removals.take_back(&mut batch.outputs, now) {
+            return true;
         }
         let Some(writing) = &self.writing else {
             return false;
@@ -519,6 +569,7 @@ impl Processor for Executor {
     fn take_back(&mut self, batch: &mut TransactionBatch) -> bool {
         self.completed.splice(0..0, batch.completed.drain(..));
         let now = self.clock.now();
+        self.removals.take_back(&mut batch.outputs, now);
         // What is decided later is about the jobs as they are then: one that was cancelled meanwhile does nothing.
         if let Some(writing) = self.writing.take() {
             let memory = self.memory.get(&writing.step.job.spec().id);
@@ -536,6 +587,7 @@ impl Processor for Executor {
 
     fn committed(&mut self, now: Timestamp) {
         self.look_at = Some(now);
+        self.metrics.add_removed_entries(self.removals.committed());
         let Some(Writing {
             step,
             written,
@@ -585,10 +637,11 @@ impl Processor for Executor {
     fn aborted(&mut self) {
         self.ready = None;
         self.writing = None;
+        self.removals.failed(self.clock.now());
     }
 
     fn next_due(&self) -> Option<Timestamp> {
-        if self.ready.is_some() {
+        if self.has_something_to_write() {
             return Some(Timestamp::from_millis(0));
         }
         // The waker tells about answers.
@@ -602,6 +655,7 @@ impl Processor for Executor {
     fn stopping(&mut self) {
         self.is_stopping = true;
         self.ready = None;
+        self.removals.drop_ready();
     }
 
     fn starting(&mut self) {
@@ -663,6 +717,7 @@ mod tests {
                 AuditLog::new(&Config::default(), "dlq-inspector"),
                 Metrics::register(&mut Registry::default()),
                 clock.clone(),
+                Some(Duration::from_secs(36_000)),
                 request_sender,
                 answer_receiver,
             );

@@ -21,14 +21,14 @@ use tokio_util::sync::CancellationToken;
 use super::edit::Edit;
 use super::job::{CHUNK, Item, Job, Kind, Progress};
 use super::jobs::{Entry, Jobs};
+use super::ledger_states::{LedgerStates, Removed};
 use super::omitted;
 use super::pace::brake;
 use super::record::{Candidate, Destinations};
 use super::step::{Context, Prepared, Presence, Step, Tried};
 use crate::filter::{Expr, Restriction, TextTest};
 use crate::index::{self, Pool};
-use crate::ledger::{self, State, Update, Version};
-use crate::letter::ContentHash;
+use crate::ledger::{self, Update};
 use crate::shared::SharedState;
 
 /// How long reading the topics from their beginning may take.
@@ -73,6 +73,8 @@ pub(crate) enum Request {
         /// See `Try`.
         denied: Vec<Arc<str>>,
     },
+    /// Which entries of the ledger are to be removed, at most this many.
+    FindGone { limit: usize },
     /// How many records of a job have come back.
     Observe { job: Box<Job>, entry: Arc<Entry> },
 }
@@ -84,6 +86,8 @@ pub(crate) enum Answer {
     Loaded(Jobs, i64),
     /// A step to write.
     Step(Box<Step>),
+    /// The entries of dead letters that are gone.
+    Gone(Vec<Removed>),
     /// Nothing, because of this problem.
     Failed(String),
 }
@@ -112,6 +116,8 @@ pub(crate) struct Source {
     pub(crate) shared: Arc<SharedState>,
     pub(crate) destinations: Arc<Destinations>,
     pub(crate) clock: Arc<dyn Clock>,
+    /// How long a dead letter must be gone until its entry is removed; `None`: it stays.
+    pub(crate) remove_after: Option<Duration>,
     /// Each with a number that its answer has, too.
     pub(crate) requests: Receiver<(u64, Request)>,
     pub(crate) answers: SyncSender<(u64, Answer)>,
@@ -221,51 +227,6 @@ struct Ledger {
     states: LedgerStates,
 }
 
-/// The states of all dead letters with an entry.
-#[derive(Debug, Default)]
-pub(crate) struct LedgerStates {
-    topics: HashMap<String, u32>,
-    entries: HashMap<(u32, i32, i64), KnownEntry>,
-}
-
-/// The newest entry of a dead letter. A record without a value, which opens the dead letter, is one too.
-#[derive(Clone, Copy, Debug)]
-struct KnownEntry {
-    state: State,
-    content: Option<ContentHash>,
-    version: Version,
-}
-
-impl LedgerStates {
-    pub(crate) fn apply(&mut self, update: Update) {
-        let count = u32::try_from(self.topics.len()).unwrap_or(u32::MAX);
-        let topic = *self.topics.entry(update.id.topic).or_insert(count);
-        let key = (topic, update.id.partition, update.id.offset);
-        let (state, content) = update
-            .entry
-            .map_or((State::Open, None), |entry| (entry.state, entry.content));
-        let entry = KnownEntry {
-            state,
-            content,
-            version: update.version,
-        };
-        let is_older = |known: &KnownEntry| !entry.version.is_after(&known.version);
-        if !self.entries.get(&key).is_some_and(is_older) {
-            self.entries.insert(key, entry);
-        }
-    }
-
-    /// The state of a dead letter. An entry of another record at its position does not count.
-    pub(crate) fn state(&self, item: &Item) -> State {
-        let topic = self.topics.get(&item.id.topic);
-        let found = topic.and_then(|topic| self.entries.get(&(*topic, item.id.partition, item.id.offset)));
-        match found {
-            Some(known) if known.content.is_none_or(|content| content == item.content) => known.state,
-            _ => State::Open,
-        }
-    }
-}
-
 impl Source {
     /// Answers until the process shuts down.
     pub(crate) fn run(self) -> Result<(), Infallible> {
@@ -338,6 +299,11 @@ impl Source {
                 });
                 Ok(None)
             }
+            Request::FindGone { limit } => {
+                // What was read ahead could be older than what tells that nobody can read it any more. A removed entry does not prevent that it is redriven.
+                known.ahead = None;
+                self.gone(known, limit).map(|gone| Some(Answer::Gone(gone)))
+            }
             Request::Observe { .. } if !*self.shared.caught_up.borrow() => Err(Problem::CatchingUp),
             Request::Observe { job, entry } => {
                 known.counted = None;
@@ -360,6 +326,27 @@ impl Source {
         read_ledger(&mut reader, &mut states, LOAD_TIMEOUT)?;
         known.loaded(id, reader.partitions(ledger::TOPIC));
         Ok(Ledger { reader, states })
+    }
+
+    /// The entries to remove.
+    fn gone(&self, known: &mut Known, limit: usize) -> Result<Vec<Removed>, Problem> {
+        let Some(hold) = self.remove_after else {
+            return Ok(Vec::new());
+        };
+        let find = |known: &mut Known| {
+            let ledger = known.ledger.as_mut().ok_or(Problem::NotLoaded)?;
+            let hold = i64::try_from(hold.as_millis()).unwrap_or(i64::MAX);
+            let written_by = Timestamp::from_millis(self.clock.now().as_millis().saturating_sub(hold));
+            let gone = self.shared.gone();
+            let below = |topic: &str, partition| gone.below(topic, partition, Instant::now());
+            Ok::<_, Problem>(ledger.states.removable(below, written_by, limit))
+        };
+        // Mostly, there are none, and the ledger need not be read.
+        if find(known)?.is_empty() {
+            return Ok(Vec::new());
+        }
+        read_on(known)?;
+        find(known)
     }
 
     /// Decides what becomes of the next items of a job, or of fewer if they are large.
@@ -448,13 +435,7 @@ impl Source {
 
     /// Decides with the ledger, after everything that takes time, so that the decision is as late as it can be.
     fn tried(known: &mut Known, kind: Kind, prepared: Vec<Prepared>) -> Result<Vec<Tried>, Problem> {
-        let ledger = known.ledger.as_mut().ok_or(Problem::NotLoaded)?;
-        // The last step may have written to a new partition.
-        ledger.reader.follow_partitions()?;
-        known
-            .ledger_partitions
-            .followed(ledger.reader.partitions(ledger::TOPIC));
-        read_ledger(&mut ledger.reader, &mut ledger.states, READ_TIMEOUT)?;
+        let ledger = read_on(known)?;
         let states = &ledger.states;
         let tried = prepared.into_iter().map(|prepared| {
             let state = states.state(&prepared.item);
@@ -584,6 +565,17 @@ fn boxed(step: Step) -> Option<Answer> {
     Some(Answer::Step(Box::new(step)))
 }
 
+/// Reads what the ledger has got since.
+fn read_on(known: &mut Known) -> Result<&Ledger, Problem> {
+    let ledger = known.ledger.as_mut().ok_or(Problem::NotLoaded)?;
+    // The last step may have written to a new partition.
+    ledger.reader.follow_partitions()?;
+    let partitions = ledger.reader.partitions(ledger::TOPIC);
+    known.ledger_partitions.followed(partitions);
+    read_ledger(&mut ledger.reader, &mut ledger.states, READ_TIMEOUT)?;
+    Ok(ledger)
+}
+
 fn read_ledger(
     reader: &mut TopicReader,
     states: &mut LedgerStates,
@@ -632,33 +624,7 @@ pub(crate) fn count_returned(
 
 #[cfg(test)]
 mod tests {
-    use super::super::job::tests::item;
     use super::*;
-    use crate::ledger::Entry as LedgerEntry;
-
-    fn update(offset: i64, state: Option<State>, content: Option<ContentHash>, version: Version) -> Update {
-        Update {
-            id: item("a-dlq", offset).id,
-            entry: state.map(|state| LedgerEntry {
-                state,
-                content,
-                ..LedgerEntry::default()
-            }),
-            version: Version {
-                closes: state.is_some_and(|state| state != State::Open),
-                ..version
-            },
-        }
-    }
-
-    fn at(partition: i32, offset: i64, millis: i64) -> Version {
-        Version {
-            partition,
-            offset,
-            time: Some(Timestamp::from_millis(millis)),
-            closes: false,
-        }
-    }
 
     #[test]
     fn partitions_of_the_ledger_are_forgotten_only_with_their_topic() {
@@ -676,48 +642,5 @@ mod tests {
         assert_eq!((known.expected(first), known.expected(again)), (3, 0));
         known.loaded(again, 1);
         assert_eq!((known.expected(again), known.expected(first)), (1, 0));
-    }
-
-    #[test]
-    fn the_newest_entry_counts_in_whatever_order_partitions_are_read() {
-        // The ledger had one partition when the dead letter was discarded, then two.
-        let entries = [
-            (Some(State::Discarded), at(0, 4, 1_000)),
-            (Some(State::Open), at(1, 0, 2_000)),
-            (Some(State::Redriven), at(1, 1, 3_000)),
-        ];
-        for order in [[0, 1, 2], [1, 2, 0], [1, 0, 2]] {
-            let mut states = LedgerStates::default();
-            for index in order {
-                let (state, version) = entries[index];
-                states.apply(update(1, state, None, version));
-            }
-            assert_eq!(states.state(&item("a-dlq", 1)), State::Redriven, "{order:?}");
-        }
-        // Also if the newest one has no value.
-        let mut states = LedgerStates::default();
-        states.apply(update(1, None, None, at(1, 2, 4_000)));
-        states.apply(update(1, Some(State::Redriven), None, at(0, 9, 3_000)));
-        assert_eq!(states.state(&item("a-dlq", 1)), State::Open);
-    }
-
-    #[test]
-    fn the_newest_entry_of_the_same_record_counts() {
-        let mut states = LedgerStates::default();
-        let planned = item("a-dlq", 1);
-        let mut end = 0;
-        let mut apply = |offset, state: Option<State>, content| {
-            end += 1;
-            states.apply(update(offset, state, content, at(0, end, 0)));
-            states.state(&planned)
-        };
-        assert_eq!(apply(2, Some(State::Redriven), None), State::Open);
-        assert_eq!(apply(1, Some(State::Discarded), None), State::Discarded);
-        assert_eq!(apply(1, Some(State::Redriven), Some([9; 16])), State::Open);
-        assert_eq!(
-            apply(1, Some(State::Redriven), Some(planned.content)),
-            State::Redriven
-        );
-        assert_eq!(apply(1, None, None), State::Open);
     }
 }

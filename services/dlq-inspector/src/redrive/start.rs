@@ -89,6 +89,7 @@ pub(crate) fn execute(
     let topic: Arc<str> = host.config.redrives_topic().into();
     let (request_sender, requests) = sync_channel(REQUESTS);
     let (answer_sender, answers) = sync_channel(REQUESTS);
+    let remove_after = host.config.dlq_inspector.redrive.remove_entries_after();
     let source = Source {
         kafka: host.kafka.clone(),
         topic: topic.clone(),
@@ -96,6 +97,7 @@ pub(crate) fn execute(
         shared,
         destinations,
         clock: host.clock.clone(),
+        remove_after,
         requests,
         answers: answer_sender,
         waker: waker.clone(),
@@ -116,6 +118,7 @@ pub(crate) fn execute(
             audit,
             metrics,
             host.clock.clone(),
+            remove_after,
             request_sender,
             answers,
         ),

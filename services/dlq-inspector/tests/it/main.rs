@@ -10,6 +10,7 @@ mod fuzz;
 mod golden;
 mod group_states;
 mod groups;
+mod ledger_removal;
 mod lifecycle;
 mod rebuild;
 mod redrive;

@@ -1,0 +1,114 @@
+//! Entries of the ledger are removed once Kafka has deleted their dead letters, and only then.
+
+use std::collections::BTreeMap;
+
+use redeliver_dlq_inspector::ledger::{self, Update};
+use redeliver_proto::v1;
+use redeliver_testkit::eventually;
+use redeliver_testkit::kafka_request::delete_records;
+
+use crate::redrive::{ENDED, World, plan, planned, read, start, until};
+use crate::support::{DEADLINE, Inspector};
+
+/// What the ledger says about dead letters of the world: whether the newest record has a value.
+fn entries(world: &World) -> BTreeMap<(i32, i64), bool> {
+    let records = read(&world.env, &ledger::TOPIC.into());
+    let updates = records.iter().filter_map(|record| Update::read(record).ok());
+    updates
+        .filter(|update| update.id.topic == *world.dlq)
+        .map(|update| {
+            let entry = update.entry.is_some();
+            ((update.id.partition, update.id.offset), entry)
+        })
+        .collect()
+}
+
+/// Waits until exactly these dead letters have an entry.
+fn until_kept(world: &World, inspectors: &[Inspector], kept: &[(i32, i64)]) {
+    eventually(
+        "the entries of deleted dead letters are removed",
+        DEADLINE,
+        || {
+            let entries = entries(world);
+            let left: Vec<(i32, i64)> = entries.iter().filter(|(_, is)| **is).map(|(id, _)| *id).collect();
+            if left == kept {
+                Ok(())
+            } else {
+                let outputs = inspectors.iter().map(|inspector| inspector.process.output());
+                Err(format!("{left:?}\n{}", outputs.collect::<Vec<_>>().join("\n")))
+            }
+        },
+    );
+}
+
+/// The dead letters of both partitions from these offsets to offset 10.
+fn from(first: [i64; 2]) -> Vec<(i32, i64)> {
+    let ids = (0..).zip(first);
+    ids.flat_map(|(partition, first)| (first..10).map(move |offset| (partition, offset)))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn entries_of_deleted_dead_letters_are_removed_while_redrives_run_and_their_inspector_is_killed() {
+    let mut world = World::new("ledger-removal", "").await;
+    world.put(20).await;
+    world
+        .env
+        .base
+        .set("dlq_inspector.redrive.remove_entries_after", "2s");
+    let mut inspectors = world.start_two().await;
+    for inspector in &mut inspectors {
+        inspector.until_listed("", 20).await;
+    }
+    let discarded = planned(&mut inspectors[0], plan(v1::RedriveKind::Discard, "")).await;
+    let discarded = discarded.unwrap();
+    start(&mut inspectors[0], &discarded.id).await;
+    until(&mut inspectors[0], &discarded.id, &ENDED).await;
+    assert_eq!(entries(&world).len(), 20);
+
+    let brokers = world.env.kafka.brokers.clone();
+    delete_records(&brokers, &world.dlq, 0, 4);
+    until_kept(&world, &inspectors, &from([4, 0]));
+    // Both inspectors know the states of those that are left.
+    for inspector in &mut inspectors {
+        inspector.until_listed("state = DISCARDED", 16).await;
+        assert_eq!(inspector.list("state = OPEN").await.len(), 0);
+    }
+
+    // Redrives go on meanwhile, slowly, and whoever executes them is killed.
+    world.put(40).await;
+    for inspector in &mut inspectors {
+        inspector.until_listed("state = OPEN", 40).await;
+    }
+    let request = v1::PlanRedriveRequest {
+        rate_per_second: 10,
+        ..plan(v1::RedriveKind::Redrive, "state = OPEN")
+    };
+    let redriven = planned(&mut inspectors[0], request).await.unwrap();
+    start(&mut inspectors[0], &redriven.id).await;
+    delete_records(&brokers, &world.dlq, 1, 7);
+    for inspector in &mut inspectors {
+        inspector.process.kill_9();
+        inspector.process.start_again();
+        inspector.until_serving().await;
+    }
+    let job = until(&mut inspectors[0], &redriven.id, &ENDED).await;
+    assert_eq!((job.done, job.total), (40, 40), "{job:?}");
+    assert_eq!(world.redriven().len(), 40);
+    let redriven = (0..2).flat_map(|partition| (10..30).map(move |offset| (partition, offset)));
+    let mut kept: Vec<(i32, i64)> = from([4, 7]).into_iter().chain(redriven).collect();
+    kept.sort_unstable();
+    until_kept(&world, &inspectors, &kept);
+    for inspector in &mut inspectors {
+        inspector.until_listed("state = REDRIVEN", 40).await;
+        inspector.until_listed("state = DISCARDED", 9).await;
+        assert_eq!(inspector.list("state = OPEN").await.len(), 0);
+    }
+    let mut removed = 0;
+    for inspector in &mut inspectors {
+        removed += inspector
+            .process
+            .metric("redeliver_dlq_ledger_entries_removed_total");
+    }
+    assert!(removed > 0, "no entry was removed after the restart");
+}
