@@ -679,9 +679,11 @@ mod tests {
     use super::super::job::tests::{item, job};
     use super::super::jobs::tests::record;
     use super::super::jobs::{job_key, plan_key};
+    use super::super::ledger_states::Removed;
     use super::super::step::Tried;
     use super::super::{job, jobs};
     use super::*;
+    use crate::ledger;
 
     const TOPIC: &str = "redrives";
 
@@ -1060,10 +1062,49 @@ mod tests {
             world.finish();
             assert_eq!(world.step(), "2");
             world.commit();
-            world.clock.advance(Duration::from_secs(60));
+            world.clock.advance(Duration::from_secs(59));
             world.finish();
             assert!(world.request().is_none());
             assert_eq!(world.progress("1").progress().done, 0);
+        }
+    }
+
+    /// An entry of the ledger whose dead letter is gone.
+    fn gone(offset: i64) -> Removed {
+        Removed {
+            id: item("a-dlq", offset).id,
+            partition: 1,
+        }
+    }
+
+    #[test]
+    fn entries_of_deleted_dead_letters_are_removed_when_no_job_goes_on() {
+        let mut world = World::new();
+        for _ in 0..2 {
+            world.step();
+            world.commit();
+        }
+        let found = |request| {
+            assert!(matches!(request, Request::FindGone { limit } if limit == removal::LIMIT));
+            Answer::Gone(vec![gone(3), gone(4)])
+        };
+        for is_written in [false, true] {
+            world.clock.advance(Duration::from_secs(60));
+            world.finish();
+            world.answer(found);
+            assert_eq!(world.topics(), [ledger::TOPIC; 2]);
+            assert!(world.batch.outputs.iter().all(|output| output.value.is_none()));
+            assert_eq!(world.batch.owners, [owner()]);
+            if is_written {
+                world.commit();
+            } else {
+                let mut batch = std::mem::take(&mut world.batch);
+                world.executor.take_back(&mut batch);
+                assert!(batch.outputs.is_empty());
+                world.finish();
+            }
+            assert_eq!(world.topics(), Vec::<&str>::new());
+            assert!(world.request().is_none());
         }
     }
 

@@ -333,20 +333,12 @@ impl Source {
         let Some(hold) = self.remove_after else {
             return Ok(Vec::new());
         };
-        let find = |known: &mut Known| {
-            let ledger = known.ledger.as_mut().ok_or(Problem::NotLoaded)?;
-            let hold = i64::try_from(hold.as_millis()).unwrap_or(i64::MAX);
-            let written_by = Timestamp::from_millis(self.clock.now().as_millis().saturating_sub(hold));
-            let gone = self.shared.gone();
-            let below = |topic: &str, partition| gone.below(topic, partition, Instant::now());
-            Ok::<_, Problem>(ledger.states.removable(below, written_by, limit))
-        };
-        // Mostly, there are none, and the ledger need not be read.
-        if find(known)?.is_empty() {
-            return Ok(Vec::new());
-        }
-        read_on(known)?;
-        find(known)
+        let ledger = read_on(known)?;
+        let hold = i64::try_from(hold.as_millis()).unwrap_or(i64::MAX);
+        let written_by = Timestamp::from_millis(self.clock.now().as_millis().saturating_sub(hold));
+        let gone = self.shared.gone();
+        let below = |topic: &str, partition| gone.below(topic, partition, Instant::now());
+        Ok(ledger.states.removable(below, written_by, limit))
     }
 
     /// Decides what becomes of the next items of a job, or of fewer if they are large.
@@ -566,7 +558,7 @@ fn boxed(step: Step) -> Option<Answer> {
 }
 
 /// Reads what the ledger has got since.
-fn read_on(known: &mut Known) -> Result<&Ledger, Problem> {
+fn read_on(known: &mut Known) -> Result<&mut Ledger, Problem> {
     let ledger = known.ledger.as_mut().ok_or(Problem::NotLoaded)?;
     // The last step may have written to a new partition.
     ledger.reader.follow_partitions()?;

@@ -168,8 +168,15 @@ pub(crate) async fn planned(
 }
 
 pub(crate) async fn start(inspector: &mut Inspector, id: &str) -> v1::Redrive {
-    let started = client(inspector).await.start_redrive(change(id)).await;
-    started.unwrap().into_inner()
+    eventually_async("the start", DEADLINE, async || {
+        match client(inspector).await.start_redrive(change(id)).await {
+            Ok(started) => Ok(started.into_inner()),
+            // An inspector that has just started has not read the jobs yet.
+            Err(status) if status.code() == Code::Unavailable => Err(status),
+            Err(status) => panic!("{status:?}"),
+        }
+    })
+    .await
 }
 
 pub(crate) async fn get(inspector: &mut Inspector, id: &str) -> Result<v1::Redrive, Status> {
