@@ -334,3 +334,30 @@ fn open(path: &PathBuf) -> rusqlite::Result<Connection> {
     functions::add(&connection)?;
     Ok(connection)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Fixture;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_slow_query_waits_for_others_of_its_kind_for_20_seconds_and_fast_ones_do_not() {
+        let fixture = Fixture::new();
+        let pool = fixture.index.pool.clone();
+        let count = |rows: u32| {
+            move |connection: &Connection| {
+                let sql = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) SELECT count(*) FROM n";
+                connection.query_row(sql, [rows], |row| row.get::<_, u32>(0))
+            }
+        };
+        let other = pool.0.slow.acquire().await.unwrap();
+        tokio::time::pause();
+        let began = tokio::time::Instant::now();
+        assert!(matches!(pool.query(count(1_000_000)).await, Err(ReadError::Busy)));
+        assert_eq!(began.elapsed().as_secs(), QUEUE_TIMEOUT.as_secs());
+        assert_eq!(pool.query(count(10)).await.unwrap(), 10);
+        assert_eq!(pool.watch(count(1_000_000)).await.unwrap(), 1_000_000);
+        drop(other);
+        assert_eq!(pool.query(count(1_000_000)).await.unwrap(), 1_000_000);
+    }
+}

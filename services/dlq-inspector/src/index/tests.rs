@@ -28,9 +28,9 @@ mod queries;
 mod removals;
 mod undecoded;
 
-struct Fixture {
+pub(super) struct Fixture {
     directory: TempDir,
-    index: Index,
+    pub(super) index: Index,
     json_fields: &'static [String],
 }
 
@@ -43,7 +43,7 @@ fn letters(count: usize) -> PageLimit {
 }
 
 impl Fixture {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let index = Index::open(directory.path(), &[]).unwrap();
         Self {

@@ -102,7 +102,7 @@ impl Removals {
             first: outputs.len(),
             count: ready.len(),
         });
-        outputs.extend(ready.into_iter().map(tombstone));
+        outputs.extend(ready.iter().map(tombstone));
     }
 
     /// Takes what is being written back out of these outputs. Returns whether there was something.
@@ -126,7 +126,7 @@ fn idle(after: Duration) -> Duration {
 }
 
 /// What compaction removes, together with the entry before it.
-fn tombstone(removed: Removed) -> Output {
+fn tombstone(removed: &Removed) -> Output {
     Output {
         topic: ledger::TOPIC.into(),
         // Compaction knows only one partition.
@@ -176,7 +176,7 @@ mod tests {
     fn a_removal_writes_no_value_to_the_partition_of_the_entry() {
         let mut removals = Removals::new(Some(Duration::from_secs(600)));
         removals.found(found(2), at(0));
-        let mut outputs = vec![tombstone(found(1).remove(0))];
+        let mut outputs = vec![tombstone(&found(1)[0])];
         assert!(removals.is_ready());
         removals.write(&mut outputs);
         assert!(!removals.is_ready() && outputs.len() == 3);

@@ -93,7 +93,7 @@ const DEPTH: usize = 4;
 
 /// Sends and receives messages as bytes.
 #[derive(Clone, Copy, Default)]
-struct Raw;
+pub(crate) struct Raw;
 
 impl Codec for Raw {
     type Encode = Bytes;
@@ -301,7 +301,7 @@ impl Generator {
 }
 
 /// The methods of the inspector.
-fn methods() -> Vec<MethodDescriptor> {
+pub(crate) fn methods() -> Vec<MethodDescriptor> {
     let pool = DescriptorPool::decode(DESCRIPTORS).unwrap();
     let services = SERVICES.map(|name| pool.get_service_by_name(name).unwrap());
     services

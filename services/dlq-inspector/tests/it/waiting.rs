@@ -20,7 +20,7 @@ type Client = WaitingServiceClient<InterceptedService<Channel, SendToken>>;
 const SECRET: &str = "s3cret-4711";
 
 /// A record that waits, as a worker writes it.
-fn waiting(pipeline: &str, offset: usize) -> Dead {
+pub(crate) fn waiting(pipeline: &str, offset: usize) -> Dead {
     let due = SystemClock.now().after(std::time::Duration::from_secs(3_600));
     let (offset, due) = (offset.to_string(), due.to_string());
     let headers = [

@@ -1,11 +1,20 @@
 //! What callers without `dead-letters:unmasked` get from each call.
 
-use redeliver_core::Record;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use bytes::Bytes;
+use redeliver_core::{Clock as _, Record, SystemClock};
 use redeliver_kafka::reader::TopicReader;
+use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
+use tonic::Request;
+use tonic::client::Grpc;
 
 use super::*;
+use crate::fuzz::{Raw, methods};
 use crate::support::Dead;
+use crate::waiting::waiting;
 
 /// What is masked: a key, fields of values, a header, parts of messages and of stack traces.
 const MASKED: [&str; 6] = [
@@ -416,6 +425,307 @@ async fn neither_jobs_nor_what_they_change_contain_what_is_masked() {
     let add = |record: Record| answers.0.extend(record.value.unwrap_or_default());
     reader.read_to_end(DEADLINE, add).unwrap();
     assert!(answers.contain("redrives.plan") && answers.contain("dead-letters.discard"));
+    for secret in MASKED {
+        assert!(!answers.contain(secret), "an answer contains {secret}");
+        assert!(
+            !inspector.process.output().contains(secret),
+            "the log contains {secret}"
+        );
+    }
+}
+
+/// The answer to a call as it is sent, which may be a stream.
+async fn answer(client: Grpc<Sending>, path: &str, request: Vec<u8>) -> Result<Vec<Bytes>, Status> {
+    let mut client = client.max_decoding_message_size(64 << 20);
+    client.ready().await.expect("a connection");
+    let request = Request::new(Bytes::from(request));
+    let answer = client
+        .server_streaming(request, path.parse().unwrap(), Raw)
+        .await?;
+    let (mut messages, mut stream) = (Vec::new(), answer.into_inner());
+    while let Some(message) = stream.message().await? {
+        messages.push(message);
+    }
+    Ok(messages)
+}
+
+type Sending = InterceptedService<Channel, SendToken>;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_answer_of_any_method_contains_what_is_masked() {
+    let scopes: [(&str, &[&str]); 2] = [
+        ("all", &["dead-letters:*"]),
+        (
+            "masked",
+            &[
+                "dead-letters:read",
+                "dead-letters:payload",
+                "dead-letters:operate",
+                "dead-letters:edit",
+                "control:*",
+                "audit:read",
+            ],
+        ),
+    ];
+    let mut callers = Callers::without_dead_letters("masked-methods", &scopes).await;
+    let [orders, _] = callers.topics.clone();
+    let pipeline = orders.strip_suffix("-dlq").unwrap().to_owned();
+    for (key, value) in [
+        ("dlq_inspector.masking".to_owned(), RULES.to_owned()),
+        ("dlq_inspector.redrive.edit".to_owned(), "true".to_owned()),
+        (
+            "control.topic".to_owned(),
+            format!("{}-control", callers.env.base.name()),
+        ),
+        (
+            format!("pipelines.{pipeline}.retry"),
+            "{ tiers: [2h] }".to_owned(),
+        ),
+    ] {
+        callers.env.base.set(&key, &value);
+    }
+    callers.env.put(&orders, 0, letters()).await;
+    let tier: Arc<str> = format!("{pipeline}-retry-2h").into();
+    callers.env.recreate_topic(&tier, 1).await;
+    let message = format!("shown-message of {}", MASKED[3]);
+    let mut waits = waiting(&pipeline, 0);
+    waits.key = Some(MASKED[0].into());
+    waits.value = Some(format!(r#"{{"pan":"{}"}}"#, MASKED[1]).into());
+    waits.headers = waits.headers.filtered(|name| name != "error-message");
+    waits.headers.push_text("error-message", &message);
+    waits.headers.push_text("x-user", MASKED[2]);
+    callers.env.put(&tier, 0, vec![waits]).await;
+    let mut inspector = callers.env.start().await;
+    let channel = inspector.channel().await;
+    until(&callers.client(&channel, "all"), &orders, 3).await;
+
+    let own = format!(r#"topic = "{orders}""#);
+    let mut client = callers.client(&channel, "masked");
+    let mut answers = Answers::default();
+    let watched = watched(&mut client, &own, &mut answers).await;
+    assert_eq!(watched.len(), 3);
+    let group = groups(&mut client, &own, &mut answers).await.remove(0).id;
+    let (_, token) = callers.tokens.iter().find(|(name, _)| *name == "masked").unwrap();
+    let raw = || {
+        Grpc::new(Sending::new(
+            channel.clone(),
+            SendToken::new(Some(&token.token)).unwrap(),
+        ))
+    };
+    let plan = v1::PlanRedriveRequest {
+        kind: v1::RedriveKind::Discard.into(),
+        filter: own.clone(),
+        ..v1::PlanRedriveRequest::default()
+    };
+    let planned = answer(
+        raw(),
+        "/redeliver.v1.RedriveService/PlanRedrive",
+        plan.encode_to_vec(),
+    )
+    .await;
+    let job = v1::Redrive::decode(planned.unwrap().remove(0)).unwrap().id;
+
+    let id = format!("{orders}/0/0");
+    let position = |topic: &str| {
+        let position = v1::Position {
+            topic: topic.to_owned(),
+            partition: 0,
+            offset: 0,
+        };
+        v1::TraceRecordRequest {
+            position: Some(position),
+            ..v1::TraceRecordRequest::default()
+        }
+    };
+    let change_job = || {
+        let change = v1::ChangeRedriveRequest {
+            id: job.clone(),
+            ..v1::ChangeRedriveRequest::default()
+        };
+        change.encode_to_vec()
+    };
+    // It waits while it is changed.
+    let start = v1::ChangeRedriveRequest {
+        id: job.clone(),
+        start_at: Some(to_timestamp(SystemClock.now().after(Duration::from_secs(3_600)))),
+        ..v1::ChangeRedriveRequest::default()
+    };
+    let change_control = |name: &str| {
+        let change = v1::ChangeControlRequest {
+            name: name.to_owned(),
+            ..v1::ChangeControlRequest::default()
+        };
+        change.encode_to_vec()
+    };
+    let change_group = || {
+        let change = v1::ChangeGroupRequest {
+            id: group.clone(),
+            ..v1::ChangeGroupRequest::default()
+        };
+        change.encode_to_vec()
+    };
+    let (tier, whole_tier) = (format!("tier/{pipeline}/2h"), "tier/2h".to_owned());
+    let controlled = format!("pipeline/{pipeline}");
+    let edit = v1::RedriveEdit {
+        value: Some(v1::EditedBytes::default()),
+        ..v1::RedriveEdit::default()
+    };
+    let calls = [
+        (
+            "AuditService/ListAuditEntries",
+            v1::ListAuditEntriesRequest::default().encode_to_vec(),
+        ),
+        (
+            "ControlService/GetControl",
+            v1::GetControlRequest { name: tier.clone() }.encode_to_vec(),
+        ),
+        ("ControlService/PauseControl", change_control(&controlled)),
+        (
+            "ControlService/ListControls",
+            v1::ListControlsRequest::default().encode_to_vec(),
+        ),
+        ("ControlService/ResumeControl", change_control(&controlled)),
+        (
+            "ControlService/SetControlRate",
+            v1::SetControlRateRequest {
+                name: tier.clone(),
+                ..v1::SetControlRateRequest::default()
+            }
+            .encode_to_vec(),
+        ),
+        ("ControlService/ReleaseTier", change_control(&tier)),
+        (
+            "ControlService/ReleaseWholeTier",
+            v1::ReleaseWholeTierRequest {
+                name: whole_tier,
+                ..v1::ReleaseWholeTierRequest::default()
+            }
+            .encode_to_vec(),
+        ),
+        ("ControlService/ResetControl", change_control(&tier)),
+        ("DeadLetterService/ListDeadLetters", full(&own).encode_to_vec()),
+        (
+            "DeadLetterService/GetDeadLetter",
+            v1::GetDeadLetterRequest { id: id.clone() }.encode_to_vec(),
+        ),
+        (
+            "DeadLetterService/ReadPayload",
+            v1::ReadPayloadRequest { id: id.clone() }.encode_to_vec(),
+        ),
+        (
+            "DeadLetterService/GetDeadLetterStats",
+            v1::GetDeadLetterStatsRequest::default().encode_to_vec(),
+        ),
+        (
+            "DeadLetterService/ListGroups",
+            v1::ListGroupsRequest::default().encode_to_vec(),
+        ),
+        (
+            "DeadLetterService/GetGroup",
+            v1::GetGroupRequest { id: group.clone() }.encode_to_vec(),
+        ),
+        ("DeadLetterService/ResolveGroup", change_group()),
+        (
+            "DeadLetterService/MuteGroup",
+            v1::MuteGroupRequest {
+                id: group.clone(),
+                why: "known".to_owned(),
+                ..v1::MuteGroupRequest::default()
+            }
+            .encode_to_vec(),
+        ),
+        ("DeadLetterService/ReopenGroup", change_group()),
+        (
+            "DeadLetterService/AnnotateGroup",
+            v1::AnnotateGroupRequest {
+                id: group.clone(),
+                note: "shown".to_owned(),
+                ..v1::AnnotateGroupRequest::default()
+            }
+            .encode_to_vec(),
+        ),
+        // Above, because it does not end.
+        ("DeadLetterService/WatchDeadLetters", Vec::new()),
+        ("RedriveService/PlanRedrive", plan.encode_to_vec()),
+        (
+            "RedriveService/PlanEdit",
+            v1::PlanEditRequest {
+                id: id.clone(),
+                content_hash: vec![0; 16].into(),
+                edit: Some(edit),
+                ..v1::PlanEditRequest::default()
+            }
+            .encode_to_vec(),
+        ),
+        ("RedriveService/StartRedrive", start.encode_to_vec()),
+        (
+            "RedriveService/SetRedriveRate",
+            v1::SetRedriveRateRequest {
+                id: job.clone(),
+                rate_per_second: 1,
+                ..v1::SetRedriveRateRequest::default()
+            }
+            .encode_to_vec(),
+        ),
+        ("RedriveService/PauseRedrive", change_job()),
+        ("RedriveService/ResumeRedrive", change_job()),
+        ("RedriveService/CancelRedrive", change_job()),
+        (
+            "RedriveService/GetRedrive",
+            v1::GetRedriveRequest { id: job.clone() }.encode_to_vec(),
+        ),
+        (
+            "RedriveService/ListRedrives",
+            v1::ListRedrivesRequest::default().encode_to_vec(),
+        ),
+        (
+            "RedriveService/ListRedriveItems",
+            v1::ListRedriveItemsRequest {
+                id: job.clone(),
+                ..v1::ListRedriveItemsRequest::default()
+            }
+            .encode_to_vec(),
+        ),
+        (
+            "WaitingService/ListWaiting",
+            v1::ListWaitingRequest::default().encode_to_vec(),
+        ),
+        (
+            "WaitingService/GetWaitingStats",
+            v1::GetWaitingStatsRequest::default().encode_to_vec(),
+        ),
+        (
+            "WaitingService/TraceRecord",
+            position(&format!("{pipeline}-retry-2h")).encode_to_vec(),
+        ),
+    ];
+    let served = methods();
+    let served = served.iter().map(|method| {
+        let service = method.parent_service();
+        format!("{}/{}", service.name(), method.name())
+    });
+    let called = calls.iter().map(|(method, _)| (*method).to_owned());
+    assert_eq!(
+        called.collect::<BTreeSet<_>>(),
+        served.collect::<BTreeSet<_>>(),
+        "a method without a call, or a call without a method"
+    );
+    for (method, request) in calls {
+        if method.ends_with("/WatchDeadLetters") {
+            continue;
+        }
+        let answer = answer(raw(), &format!("/redeliver.v1.{method}"), request).await;
+        if method.ends_with("/PlanEdit") {
+            // An edit needs a caller who sees everything.
+            assert_eq!(answers.refused(answer), denied());
+            continue;
+        }
+        let messages = answer.unwrap_or_else(|status| panic!("{method}: {status:?}"));
+        assert!(messages.iter().any(|message| !message.is_empty()), "{method}");
+        answers.0.extend(messages.concat());
+    }
+    // What waits was found, and is masked.
+    assert!(answers.contain("shown-message of <masked>") && answers.contain("-retry-2h"));
     for secret in MASKED {
         assert!(!answers.contain(secret), "an answer contains {secret}");
         assert!(
