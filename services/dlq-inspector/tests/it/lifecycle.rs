@@ -5,11 +5,11 @@ use std::sync::Arc;
 use redeliver_kafka::embedded::EmbeddedBroker;
 use redeliver_proto::error::reason;
 use redeliver_proto::v1;
-use redeliver_testkit::{LocalKafka, unique};
+use redeliver_testkit::{LocalKafka, eventually_async, unique};
 use tonic::Code;
 use tonic_health::pb::health_check_response::ServingStatus;
 
-use crate::support::{DEADLINE, InspectorEnv, dead};
+use crate::support::{DEADLINE, Inspector, InspectorEnv, dead};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_serves_once_the_index_has_caught_up_and_during_outages() {
@@ -130,5 +130,60 @@ async fn it_works_with_the_embedded_broker() {
     assert_eq!((topic.open, topic.until_removal), (Some(2), None));
     // The embedded broker does not tell the configuration of a topic.
     assert_eq!(topic.removal(), v1::Removal::Unspecified);
+    inspector.process.shut_down();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "long"]
+async fn five_thousand_partitions_are_indexed_and_followed() {
+    const TOPICS: usize = 20;
+    const PARTITIONS: i32 = 250;
+    let total = TOPICS * PARTITIONS as usize;
+    let kafka = LocalKafka::start().unwrap();
+    let env = InspectorEnv::on("many", &kafka.brokers());
+    let mut topics = Vec::new();
+    for number in 0..TOPICS {
+        let topic = env.create_topic(&number.to_string(), PARTITIONS).await;
+        for partition in 0..PARTITIONS {
+            env.put(&topic, partition, vec![dead("k", "first", &[])]).await;
+        }
+        topics.push(topic);
+    }
+    let mut inspector = env.spawn();
+    inspector.until_serving().await;
+    let counted = async |inspector: &mut Inspector| {
+        let mut client = inspector.client().await;
+        let stats = client.get_dead_letter_stats(v1::GetDeadLetterStatsRequest::default());
+        let stats = stats.await.unwrap().into_inner();
+        let total: u64 = stats.topics.iter().map(|topic| topic.total).sum();
+        (total, stats.completeness.unwrap().complete)
+    };
+    assert_eq!(counted(&mut inspector).await, (total as u64, true));
+    // New ones are found in each topic, also after a crash.
+    for (round, is_killed) in [(1, false), (2, true)] {
+        if is_killed {
+            inspector.process.kill_9();
+        }
+        for topic in &topics {
+            env.put(topic, PARTITIONS - 1, vec![dead("k", "later", &[])])
+                .await;
+        }
+        if is_killed {
+            inspector.process.start_again();
+            inspector.until_serving().await;
+        }
+        let expected = (total + round * TOPICS) as u64;
+        eventually_async(
+            "the new dead letters are complete",
+            DEADLINE,
+            async || match counted(&mut inspector).await {
+                counted if counted == (expected, true) => Ok(()),
+                counted => Err(format!("{counted:?}")),
+            },
+        )
+        .await;
+    }
+    let memory = inspector.process.process().rss_kib() >> 10;
+    assert!(memory < 512, "{memory} MiB");
     inspector.process.shut_down();
 }
