@@ -223,6 +223,8 @@ impl LedgerPartitions {
 
 /// The ledger, read to its end.
 struct Ledger {
+    /// The topic; `None` if its id is unknown.
+    id: Option<TopicId>,
     reader: TopicReader,
     states: LedgerStates,
 }
@@ -317,15 +319,28 @@ impl Source {
         let mut states = LedgerStates::default();
         let topic: Arc<str> = ledger::TOPIC.into();
         let mut reader = TopicReader::new(&self.kafka, &[topic])?;
-        // A broker that tells no ids does not keep anybody from reading.
-        let id = reader.topic_id(ledger::TOPIC).unwrap_or_else(|error| {
-            tracing::debug!(error = error_chain(&error), "cannot read the id of the ledger");
-            None
-        });
+        let id = ledger_id(&reader);
         reader.expect_partitions(ledger::TOPIC, known.expected(id));
         read_ledger(&mut reader, &mut states, LOAD_TIMEOUT)?;
         known.loaded(id, reader.partitions(ledger::TOPIC));
-        Ok(Ledger { reader, states })
+        Ok(Ledger { id, reader, states })
+    }
+
+    /// Reads what the ledger has got since, or all of it if it was created again: what the former topic had says nothing about what this one has.
+    fn read_on<'k>(&self, known: &'k mut Known) -> Result<&'k mut Ledger, Problem> {
+        let ledger = known.ledger.as_mut().ok_or(Problem::NotLoaded)?;
+        let id = ledger_id(&ledger.reader);
+        if ledger.id.zip(id).is_some_and(|(read, now)| read != now) {
+            tracing::warn!("the ledger was deleted and created again; reading it from the beginning");
+            *ledger = self.load_ledger(&mut known.ledger_partitions)?;
+            return Ok(ledger);
+        }
+        // The last step may have written to a new partition.
+        ledger.reader.follow_partitions()?;
+        let partitions = ledger.reader.partitions(ledger::TOPIC);
+        known.ledger_partitions.followed(partitions);
+        read_ledger(&mut ledger.reader, &mut ledger.states, READ_TIMEOUT)?;
+        Ok(ledger)
     }
 
     /// The entries to remove.
@@ -333,7 +348,7 @@ impl Source {
         let Some(hold) = self.remove_after else {
             return Ok(Vec::new());
         };
-        let ledger = read_on(known)?;
+        let ledger = self.read_on(known)?;
         let hold = i64::try_from(hold.as_millis()).unwrap_or(i64::MAX);
         let written_by = Timestamp::from_millis(self.clock.now().as_millis().saturating_sub(hold));
         let gone = self.shared.gone();
@@ -368,7 +383,7 @@ impl Source {
             Some(prepared) => prepared,
             None => self.prepare(known, &step.job, entry, items, now)?,
         };
-        step.tried = Self::tried(known, step.job.kind, prepared)?;
+        step.tried = self.tried(known, step.job.kind, prepared)?;
         Ok(step)
     }
 
@@ -426,8 +441,8 @@ impl Source {
     }
 
     /// Decides with the ledger, after everything that takes time, so that the decision is as late as it can be.
-    fn tried(known: &mut Known, kind: Kind, prepared: Vec<Prepared>) -> Result<Vec<Tried>, Problem> {
-        let ledger = read_on(known)?;
+    fn tried(&self, known: &mut Known, kind: Kind, prepared: Vec<Prepared>) -> Result<Vec<Tried>, Problem> {
+        let ledger = self.read_on(known)?;
         let states = &ledger.states;
         let tried = prepared.into_iter().map(|prepared| {
             let state = states.state(&prepared.item);
@@ -557,15 +572,12 @@ fn boxed(step: Step) -> Option<Answer> {
     Some(Answer::Step(Box::new(step)))
 }
 
-/// Reads what the ledger has got since.
-fn read_on(known: &mut Known) -> Result<&mut Ledger, Problem> {
-    let ledger = known.ledger.as_mut().ok_or(Problem::NotLoaded)?;
-    // The last step may have written to a new partition.
-    ledger.reader.follow_partitions()?;
-    let partitions = ledger.reader.partitions(ledger::TOPIC);
-    known.ledger_partitions.followed(partitions);
-    read_ledger(&mut ledger.reader, &mut ledger.states, READ_TIMEOUT)?;
-    Ok(ledger)
+/// A broker that tells no ids does not keep anybody from reading.
+fn ledger_id(reader: &TopicReader) -> Option<TopicId> {
+    reader.topic_id(ledger::TOPIC).unwrap_or_else(|error| {
+        tracing::debug!(error = error_chain(&error), "cannot read the id of the ledger");
+        None
+    })
 }
 
 fn read_ledger(

@@ -1,15 +1,22 @@
 //! Starting without a broker, outages, and the embedded broker.
 
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 
+use redeliver_core::{Clock as _, SystemClock};
+use redeliver_dlq_inspector::ledger;
 use redeliver_kafka::embedded::EmbeddedBroker;
+use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::error::reason;
 use redeliver_proto::v1;
-use redeliver_testkit::{LocalKafka, eventually_async, unique};
+use redeliver_testkit::kafka_request::delete_topic;
+use redeliver_testkit::{LocalKafka, eventually_async, run, unique};
 use tonic::Code;
 use tonic_health::pb::health_check_response::ServingStatus;
 
-use crate::support::{DEADLINE, Inspector, InspectorEnv, dead};
+use crate::redrive::{ENDED, World, plan, planned, start, until};
+use crate::support::{Client, DEADLINE, Inspector, InspectorEnv, dead};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_serves_once_the_index_has_caught_up_and_during_outages() {
@@ -131,6 +138,140 @@ async fn it_works_with_the_embedded_broker() {
     // The embedded broker does not tell the configuration of a topic.
     assert_eq!(topic.removal(), v1::Removal::Unspecified);
     inspector.process.shut_down();
+}
+
+/// A file system in memory. Mounting it needs the permissions of root.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(directory: PathBuf, size: &str) -> Self {
+        std::fs::create_dir(&directory).unwrap();
+        let disk = Self(directory);
+        disk.tool("mount", &["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]);
+        disk
+    }
+
+    fn resize(&self, size: &str) {
+        self.tool("mount", &["-o", &format!("remount,size={size}")]);
+    }
+
+    fn tool(&self, program: &str, arguments: &[&str]) {
+        let mut command = Command::new(program);
+        command.args(arguments).arg(&self.0);
+        let output = run(command);
+        assert_eq!(output.code, Some(0), "{program} {arguments:?}: {output:?}");
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Also while a process that has failed to stop uses it.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "long"]
+async fn a_full_disk_is_waited_out() {
+    const COUNT: usize = 20_000;
+    let mut env = InspectorEnv::new("full-disk");
+    let disk = SmallDisk::mount(env.base.directory().join("disk"), "6m");
+    env.base
+        .set("dlq_inspector.data_dir", &disk.0.display().to_string());
+    let topic = env.create_topic("a", 1).await;
+    env.put(&topic, 0, vec![dead("first", "v", &[])]).await;
+    let mut inspector = env.start().await;
+    inspector.until_listed("", 1).await;
+    for batch in 0..COUNT / 1_000 {
+        let message = "x".repeat(500);
+        let headers = [("error-message", &*message), ("tenant", "a")];
+        let letters = (0..1_000).map(|index| dead(&format!("{batch}-{index}"), "v", &headers));
+        env.put(&topic, 0, letters.collect()).await;
+    }
+    inspector.process.until_ready_but("the disk is full");
+    // What is indexed is served, and is not said to be everything.
+    let mut client = inspector.client().await;
+    let stats = async |client: &mut Client| {
+        let stats = client.get_dead_letter_stats(v1::GetDeadLetterStatsRequest::default());
+        let stats = stats.await.unwrap().into_inner();
+        (stats.topics[0].total, stats.completeness.unwrap().complete)
+    };
+    eventually_async("answers are incomplete", DEADLINE, async || {
+        match stats(&mut client).await {
+            (indexed, false) if (1..COUNT as u64).contains(&indexed) => Ok(()),
+            counted => Err(format!("{counted:?}")),
+        }
+    })
+    .await;
+    let id = format!("{topic}/0/0");
+    let first = client.get_dead_letter(v1::GetDeadLetterRequest { id }).await;
+    assert_eq!(first.unwrap().into_inner().key.as_deref(), Some(&b"first"[..]));
+
+    disk.resize("200m");
+    inspector.process.until_ready();
+    eventually_async("all dead letters are complete", DEADLINE, async || {
+        match stats(&mut client).await {
+            counted if counted == (COUNT as u64 + 1, true) => Ok(()),
+            counted => Err(format!("{counted:?}")),
+        }
+    })
+    .await;
+    inspector.process.shut_down();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_ledger_has_that_was_created_again_counts_and_nothing_else() {
+    let kafka = LocalKafka::start().unwrap();
+    let mut world = World::on("ledger-again", "", &kafka.brokers()).await;
+    world.put(6).await;
+    let mut inspectors = world.start_two().await;
+    for inspector in &mut inspectors {
+        inspector.until_listed("state = OPEN", 6).await;
+    }
+    let job = planned(&mut inspectors[0], plan(v1::RedriveKind::Discard, ""))
+        .await
+        .unwrap();
+    start(&mut inspectors[0], &job.id).await;
+    until(&mut inspectors[0], &job.id, &ENDED).await;
+    for inspector in &mut inspectors {
+        inspector.until_listed("state = DISCARDED", 6).await;
+    }
+    // Somebody deletes the ledger, and creates it again.
+    let ledger: Arc<str> = ledger::TOPIC.into();
+    delete_topic(&kafka.brokers(), &ledger);
+    world.env.recreate_topic(&ledger, 2).await;
+    let entry = v1::LedgerEntry {
+        state: v1::DeadLetterState::Discarded.into(),
+        time: Some(to_timestamp(SystemClock.now())),
+        ..v1::LedgerEntry::default()
+    };
+    world
+        .env
+        .put_ledger(&format!("{}/1/2", world.dlq), Some(entry))
+        .await;
+    for inspector in &mut inspectors {
+        // Until it was read again, states are unknown.
+        eventually_async("the states of the new ledger", DEADLINE, async || {
+            let states = inspector.list("").await;
+            let states: Vec<_> = states.iter().map(v1::DeadLetter::state).collect();
+            let count = |state| states.iter().filter(|found| **found == state).count();
+            match (
+                count(v1::DeadLetterState::Open),
+                count(v1::DeadLetterState::Discarded),
+            ) {
+                (5, 1) => Ok(()),
+                _ => Err(format!("{states:?}")),
+            }
+        })
+        .await;
+    }
+    let job = planned(&mut inspectors[1], plan(v1::RedriveKind::Redrive, "state = OPEN"))
+        .await
+        .unwrap();
+    assert_eq!(job.total, 5);
+    start(&mut inspectors[1], &job.id).await;
+    let job = until(&mut inspectors[1], &job.id, &ENDED).await;
+    assert_eq!((job.done, world.redriven().len()), (5, 5), "{job:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
