@@ -8,7 +8,9 @@ mod show;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use redeliver_client::{Answer, Endpoint, JobClient, JobId, JobOutcome, JobStats, Timestamp, When};
+use redeliver_client::{
+    Answer, ClientError, Endpoint, JobClient, JobId, JobOutcome, JobStats, Timestamp, When,
+};
 use redeliver_core::HumanDuration;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
@@ -32,7 +34,7 @@ enum Verb {
     /// Show one job
     Get(GetArgs),
     /// Cancel a job; exits with status 1 if it was already dispatched or is unknown
-    Cancel(GetArgs),
+    Cancel(CancelArgs),
     /// Change the due time of a job; exits with status 1 if the job has ended or is unknown
     Reschedule(RescheduleArgs),
     /// List waiting jobs, those that are due next first
@@ -74,12 +76,47 @@ struct GetArgs {
     scheduler: SchedulerArgs,
 }
 
+/// The job that a command changes, by its id or by its idempotency key.
+#[derive(Args)]
+#[group(required = true, multiple = true)]
+struct ChangedJobArgs {
+    /// Job id
+    #[arg(value_name = "ID", value_parser = id, conflicts_with_all = ["app", "idempotency_key"])]
+    id: Option<JobId>,
+    /// Application of the idempotency key
+    #[arg(long, value_name = "NAME", requires = "idempotency_key")]
+    app: Option<String>,
+    /// Instead of an id: the newest job of the application with this idempotency key, as long as the key is in use
+    #[arg(long, value_name = "KEY", requires = "app")]
+    idempotency_key: Option<String>,
+}
+
+/// A job that a command names.
+enum ChangedJob<'a> {
+    Id(JobId),
+    Key { app: &'a str, key: &'a str },
+}
+
+#[derive(Args)]
+struct CancelArgs {
+    #[command(flatten)]
+    job: ChangedJobArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    scheduler: SchedulerArgs,
+}
+
 #[derive(Args)]
 struct RescheduleArgs {
     #[command(flatten)]
     when: WhenArgs,
     #[command(flatten)]
-    job: GetArgs,
+    job: ChangedJobArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    scheduler: SchedulerArgs,
 }
 
 #[derive(Args)]
@@ -114,8 +151,9 @@ fn id(text: &str) -> Result<JobId, String> {
 pub(crate) fn main(args: &JobsArgs) -> ExitCode {
     let common = match &args.verb {
         Verb::Schedule(args) => &args.scheduler.common,
-        Verb::Get(args) | Verb::Cancel(args) => &args.scheduler.common,
-        Verb::Reschedule(args) => &args.job.scheduler.common,
+        Verb::Get(args) => &args.scheduler.common,
+        Verb::Cancel(args) => &args.scheduler.common,
+        Verb::Reschedule(args) => &args.scheduler.common,
         Verb::Stats(args) => &args.scheduler.common,
         Verb::Ls(args) => &args.common,
     };
@@ -158,15 +196,56 @@ impl SchedulerArgs {
 
 async fn get(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
     let Some(job) = args.scheduler.connect(config).await?.get(args.id).await? else {
-        return Err(CliError::failed(unknown(args.id)));
+        return Err(CliError::failed(ChangedJob::Id(args.id).unknown()));
     };
     print_item(args.output.format, || as_text(&job), || as_json(&job));
     Ok(ExitCode::SUCCESS)
 }
 
-async fn cancel(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
-    let answer = args.scheduler.connect(config).await?.cancel(args.id).await?;
-    print_answer(args.id, args.output.format, &answer);
+impl ChangedJobArgs {
+    fn named(&self) -> Result<ChangedJob<'_>, CliError> {
+        match (self.id, &self.app, &self.idempotency_key) {
+            (Some(id), _, _) => Ok(ChangedJob::Id(id)),
+            (None, Some(app), Some(key)) => Ok(ChangedJob::Key { app, key }),
+            _ => Err(CliError::Usage(
+                "an ID, or --app and --idempotency-key, are required".to_owned(),
+            )),
+        }
+    }
+}
+
+impl ChangedJob<'_> {
+    async fn cancel(&self, client: &JobClient) -> Result<Answer, ClientError> {
+        match *self {
+            Self::Id(id) => client.cancel(id).await,
+            Self::Key { app, key } => client.cancel_by_key(app, key).await,
+        }
+    }
+
+    async fn reschedule(&self, client: &JobClient, when: When) -> Result<Answer, ClientError> {
+        match *self {
+            Self::Id(id) => client.reschedule(id, when).await,
+            Self::Key { app, key } => client.reschedule_by_key(app, key, when).await,
+        }
+    }
+
+    fn unknown(&self) -> String {
+        match *self {
+            Self::Id(id) => {
+                format!("job {id} not found: it never existed, or it ended and is no longer kept")
+            }
+            Self::Key { app, key } => {
+                format!("no job of {app} has the idempotency key {key}, or the key is no longer in use")
+            }
+        }
+    }
+}
+
+async fn cancel(config: &Config, args: &CancelArgs) -> Result<ExitCode, CliError> {
+    let job = args.job.named()?;
+    let client = args.scheduler.connect(config).await?;
+    let answer = job.cancel(&client).await?;
+    print_answer(&job, args.output.format, &answer);
     // A repeated request succeeds as well: the response to the first one may have been lost.
     Ok(match answer.outcome {
         JobOutcome::Cancelled | JobOutcome::AlreadyCancelled | JobOutcome::Expired => ExitCode::SUCCESS,
@@ -178,14 +257,10 @@ async fn cancel(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
 
 async fn reschedule(config: &Config, args: &RescheduleArgs) -> Result<ExitCode, CliError> {
     let when = due(args.when.at, args.when.after)?;
-    let job = &args.job;
-    let answer = job
-        .scheduler
-        .connect(config)
-        .await?
-        .reschedule(job.id, when)
-        .await?;
-    print_answer(job.id, job.output.format, &answer);
+    let job = args.job.named()?;
+    let client = args.scheduler.connect(config).await?;
+    let answer = job.reschedule(&client, when).await?;
+    print_answer(&job, args.output.format, &answer);
     Ok(match answer.outcome {
         JobOutcome::Rescheduled => ExitCode::SUCCESS,
         JobOutcome::Cancelled
@@ -197,14 +272,18 @@ async fn reschedule(config: &Config, args: &RescheduleArgs) -> Result<ExitCode, 
     })
 }
 
-fn unknown(id: JobId) -> String {
-    format!("job {id} not found: it never existed, or it ended and is no longer kept")
-}
-
-fn print_answer(id: JobId, format: Format, answer: &Answer) {
+fn print_answer(named: &ChangedJob<'_>, format: Format, answer: &Answer) {
+    // Only the answer tells the id of a job that is named by its key.
+    let id = match *named {
+        ChangedJob::Id(id) => Some(id),
+        ChangedJob::Key { .. } => answer.id,
+    };
     print_item(
         format,
         || {
+            let Some(id) = id else {
+                return named.unknown();
+            };
             let at = |time: Option<Timestamp>| time.map_or_else(String::new, |time| format!(" at {time}"));
             let job = answer.job.as_ref();
             let ended = job.and_then(|job| job.ended_at);
@@ -222,12 +301,12 @@ fn print_answer(id: JobId, format: Format, answer: &Answer) {
                 JobOutcome::AlreadyCancelled => format!("job {id} was already cancelled{}", at(ended)),
                 JobOutcome::Expired => format!("job {id} expired{}", at(ended)),
                 JobOutcome::Ended => format!("job {id} has ended and is no longer kept"),
-                JobOutcome::Unknown => unknown(id),
+                JobOutcome::Unknown => named.unknown(),
             }
         },
         || {
             json!({
-                "id": id.to_string(),
+                "id": id.map(|id| id.to_string()),
                 "outcome": answer.outcome.as_str(),
                 "job": answer.job.as_ref().map(as_json),
             })

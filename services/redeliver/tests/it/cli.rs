@@ -103,6 +103,54 @@ fn a_job_is_scheduled_shown_rescheduled_and_cancelled() {
 }
 
 #[test]
+fn a_job_is_rescheduled_and_cancelled_by_its_idempotency_key() {
+    let services = Services::new("cli-keys");
+    let _scheduler = services.pipe.scheduler("a");
+    let key = ["--app", APP, "--idempotency-key", "order 7"];
+    let id = services.cli(&[&["jobs", "schedule", "--in", "1h"], &key[..]].concat());
+    let id = id.trim_end();
+    let at = ["--at", "2098-11-23T08:00:00Z"];
+    let moved = services.cli(&[&["jobs", "reschedule"], &key[..], &at].concat());
+    assert_eq!(
+        moved,
+        format!("job {id} rescheduled to 2098-11-23T08:00:00.000Z\n")
+    );
+    let cancelled = services.json(&[&["jobs", "cancel"], &key[..]].concat());
+    assert_eq!(
+        (
+            &cancelled["id"],
+            &cancelled["outcome"],
+            &cancelled["job"]["state"]
+        ),
+        (&json!(id), &json!("cancelled"), &json!("cancelled"))
+    );
+    // Cancelling again succeeds, and rescheduling a cancelled job fails.
+    let again = services.cli(&[&["jobs", "cancel"], &key[..]].concat());
+    assert!(
+        again.starts_with(&format!("job {id} was already cancelled at ")),
+        "{again}"
+    );
+    let late = services.fails(1, &[&["jobs", "reschedule"], &key[..], &at].concat());
+    assert!(
+        late.stdout
+            .starts_with(&format!("job {id} was already cancelled at ")),
+        "{late:?}"
+    );
+
+    let other = ["--app", APP, "--idempotency-key", "order 8"];
+    let unknown = services.fails(1, &[&["jobs", "cancel"], &other[..]].concat());
+    assert_eq!(
+        unknown.stdout,
+        format!("no job of {APP} has the idempotency key order 8, or the key is no longer in use\n")
+    );
+    let unknown = services.fails(1, &[&["jobs", "cancel", "-o", "json"], &other[..]].concat());
+    let unknown: Value = serde_json::from_str(&unknown.stdout).unwrap();
+    assert_eq!(unknown, json!({ "id": null, "outcome": "unknown", "job": null }));
+    let typo = services.fails(1, &["jobs", "cancel", "--app", "typo", "--idempotency-key", "x"]);
+    assert!(typo.stderr.contains("(NOT_FOUND)"), "{typo:?}");
+}
+
+#[test]
 fn the_jobs_of_a_file_are_scheduled_and_each_line_has_a_result() {
     let services = Services::new("cli-file");
     let _scheduler = services.pipe.scheduler("a");
