@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use redeliver_core::headers::DISPATCHED_AT;
+use redeliver_core::headers::{DISPATCHED_AT, SCHEDULED_TIME};
 use redeliver_core::{AdjustableClock, HumanDuration, Timestamp};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
@@ -146,6 +146,50 @@ fn a_step_that_lasts_is_confirmed_in_both_directions() {
     watch.until_jobs_ended(2);
     watch.look();
     assert!(watch.seen.apps[1].timestamp.unwrap() >= due);
+    running.shut_down(&env);
+}
+
+#[test]
+#[ignore = "long"]
+fn steps_of_two_hours_back_and_forth_dispatch_each_job_once_and_never_early() {
+    let env = SchedulerEnv::new(SchedulerEnv::builder("clock-back-and-forth").partitions(2));
+    let running = Running::start(&env, HumanDuration::from_secs(1));
+    let mut watch = env.watch();
+    let (mut sent, mut ended) = (0, 0);
+    for error in [
+        2 * HOUR,
+        0,
+        -2 * HOUR,
+        2 * HOUR,
+        -2 * HOUR,
+        HOUR,
+        0,
+        -HOUR,
+        2 * HOUR,
+        0,
+    ] {
+        // By the clock of the scheduler after the step: soon, and during a later step.
+        for ahead in [3_000, HOUR + 1_000] {
+            let due = Timestamp::from_millis(now().as_millis() + error + ahead);
+            env.send(vec![job("across steps", due)]);
+            sent += 1;
+        }
+        watch.until_known(sent);
+        running.clock.set_error(error);
+        running.until_clock_is("waiting: the wall clock stepped");
+        running.until_clock_is("ready");
+        ended += 1;
+        watch.until_jobs_ended(ended);
+    }
+    running.clock.set_error(4 * HOUR);
+    watch.until_jobs_ended(sent);
+    watch.look();
+    assert_eq!(watch.seen.apps.len(), sent);
+    for record in &watch.seen.apps {
+        let dispatched_at = header::<Timestamp>(record, DISPATCHED_AT);
+        let due = header::<Timestamp>(record, SCHEDULED_TIME);
+        assert!(dispatched_at >= due, "{record:?}");
+    }
     running.shut_down(&env);
 }
 
