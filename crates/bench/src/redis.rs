@@ -2,6 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
@@ -47,6 +48,22 @@ impl Redis {
 
     pub(crate) fn empty(&mut self) -> anyhow::Result<()> {
         self.command(&["FLUSHALL", "SYNC"]).map(drop)
+    }
+
+    /// Limits the memory to what is used now and this many bytes; `None`: no limit.
+    pub(crate) fn limit_memory(&mut self, more: Option<u32>) -> anyhow::Result<()> {
+        let limit = match more {
+            Some(more) => self.used_memory()? + f64::from(more),
+            None => 0.0,
+        };
+        self.command(&["CONFIG", "SET", "maxmemory", &format!("{limit:.0}")])
+            .map(drop)
+    }
+
+    /// Lets the server answer no other client for a while.
+    pub(crate) fn pause(&mut self, time: Duration) -> anyhow::Result<()> {
+        self.command(&["CLIENT", "PAUSE", &time.as_millis().to_string(), "ALL"])
+            .map(drop)
     }
 
     /// The number of members of a sorted set.

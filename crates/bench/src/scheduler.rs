@@ -6,6 +6,7 @@ mod arrivals;
 mod backlog;
 mod burst;
 mod env;
+mod faults;
 mod lateness;
 mod polling;
 mod recurring;
@@ -43,6 +44,9 @@ pub(crate) struct Options {
     /// Recurring schedules that are due at each full minute
     #[arg(long, default_value_t = 100_000)]
     schedules: usize,
+    /// Applications of these schedules
+    #[arg(long, default_value_t = 1_000)]
+    apps: usize,
     /// Duration of each lateness measurement in seconds
     #[arg(long, default_value_t = 10)]
     seconds: u64,
@@ -65,6 +69,7 @@ enum Part {
     Lateness,
     Waiting,
     Takeover,
+    Faults,
     Recurring,
     Polling,
 }
@@ -123,8 +128,11 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
     if is_selected(Part::Takeover) {
         takeover::run(broker, &mut redis, figures).await?;
     }
+    if is_selected(Part::Faults) {
+        faults::run(broker, &mut redis, figures).await?;
+    }
     if is_selected(Part::Recurring) {
-        recurring::run(broker, &mut redis, options.schedules, figures).await?;
+        recurring::run(broker, &mut redis, options.schedules, options.apps, figures).await?;
     }
     Ok(())
 }

@@ -24,6 +24,8 @@ pub(super) struct SchedulerEnv {
     pub(super) broker: Broker,
     name: String,
     redis: String,
+    /// The number of further applications, whose jobs go to the topic of [`BULK`].
+    apps: usize,
 }
 
 /// A job to request.
@@ -43,12 +45,18 @@ impl SchedulerEnv {
             broker: broker.clone(),
             name: broker.name(name),
             redis: redis.url.clone(),
+            apps: 0,
         };
         // The scheduler creates its own topics.
         env.broker
             .create(&[&env.app_topic(BULK), &env.app_topic(TRICKLE)], PARTITIONS)
             .await?;
         Ok(env)
+    }
+
+    /// With this number of further applications.
+    pub(super) fn with_apps(self, apps: usize) -> Self {
+        Self { apps, ..self }
     }
 
     fn topic(&self, suffix: &str) -> String {
@@ -75,6 +83,7 @@ impl SchedulerEnv {
     /// Starts a scheduler process. All processes of an environment share its shards.
     pub(super) fn start(&self, instance: &str, is_static: bool) -> anyhow::Result<Running> {
         let topic = |suffix| self.topic(suffix);
+        let further = (0..self.apps).map(|number| format!(", {}: {{ topic: {} }}", app(number), topic(BULK)));
         let config = format!(
             "instance: {}
 kafka: {{ brokers: '{}', static_membership: {is_static}, topics: {{ create: true, partitions: {PARTITIONS} }} }}
@@ -83,7 +92,7 @@ scheduler:
   listen: 127.0.0.1:0
   group: {}
   topics: {{ ingest: {}, state: {}, dlq: {}, answers: {} }}
-  apps: {{ {BULK}: {{ topic: {} }}, {TRICKLE}: {{ topic: {} }} }}
+  apps: {{ {BULK}: {{ topic: {} }}, {TRICKLE}: {{ topic: {} }}{} }}
 ",
             self.topic(instance),
             self.broker.address,
@@ -96,6 +105,7 @@ scheduler:
             topic("answers"),
             topic(BULK),
             topic(TRICKLE),
+            further.collect::<String>(),
         );
         Running::start("scheduler", &self.topic(instance), &config, &[])
     }
@@ -154,6 +164,11 @@ scheduler:
     }
 }
 
+/// The name of a further application.
+pub(super) fn app(number: usize) -> String {
+    format!("app-{number}")
+}
+
 /// The partition of a job: all partitions in turn.
 pub(super) fn partition(number: usize) -> i32 {
     i32::try_from(number % PARTITIONS as usize).unwrap_or(0)
@@ -171,6 +186,11 @@ pub(super) fn data(number: usize, due: Timestamp) -> String {
 /// The number of accepted commands.
 pub(super) fn accepted(process: &Running) -> anyhow::Result<f64> {
     process.metric("redeliver_scheduler_commands_total{outcome=\"accepted\"")
+}
+
+/// The shards of a process that dispatch jobs. The admin listener is not available while the process starts.
+pub(super) fn live(process: &Running) -> f64 {
+    process.metric("redeliver_scheduler_live_shards").unwrap_or(0.0)
 }
 
 /// Waits until `count` jobs are accepted.

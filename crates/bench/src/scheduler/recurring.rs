@@ -15,7 +15,7 @@ use redeliver_proto::{CONTENT_TYPE, Message as _, v1};
 
 use super::arrivals::{Arrivals, lateness, max_lateness};
 use super::burst::lead;
-use super::env::{BULK, SchedulerEnv, TIMEOUT, TRICKLE, wait_indexed};
+use super::env::{BULK, SchedulerEnv, TIMEOUT, TRICKLE, app, wait_indexed};
 use super::trickle::Trickle;
 use super::{DATA, PARTITIONS};
 use crate::figures::{Distribution, Figures, per_second};
@@ -31,14 +31,18 @@ pub(super) async fn run(
     broker: &Broker,
     redis: &mut Redis,
     count: usize,
+    apps: usize,
     figures: &mut Figures,
 ) -> anyhow::Result<()> {
-    let env = SchedulerEnv::build(broker, redis, "recurring").await?;
+    ensure!(apps > 0, "schedules need an application");
+    let env = SchedulerEnv::build(broker, redis, "recurring")
+        .await?
+        .with_apps(apps);
     let process = env.start_and_wait("a")?;
     let memory = redis.used_memory()?;
     let earliest = SystemClock.now().after(lead(count)).as_millis();
     let start = Timestamp::from_millis((earliest / MINUTE + 1) * MINUTE);
-    broker.fill(count, |number| create(&env, number, start))?;
+    broker.fill(count, |number| create(&env, number, &app(number % apps), start))?;
     wait_until("all schedules are created", TIMEOUT, || {
         let created = process.metric("redeliver_scheduler_commands_total{outcome=\"schedule_changed\"")?;
         Ok(created >= count as f64)
@@ -49,7 +53,7 @@ pub(super) async fn run(
         "creating the schedules took until the first occurrence"
     );
     figures.add(
-        format!("Redis per schedule, {count} with jobs of {DATA} bytes"),
+        format!("Redis per schedule, {count} of {apps} applications with jobs of {DATA} bytes"),
         format!("{:.0} bytes", (redis.used_memory()? - memory) / count as f64),
     );
     let bulk = Arrivals::of(broker, &env.app_topic(BULK), occurrence)?;
@@ -74,7 +78,7 @@ pub(super) async fn run(
     let micros = cpu.as_secs_f64() * 1e6 / bulk.len() as f64;
     figures.add(
         format!(
-            "occurrences of {count} schedules at a full minute, each once and none early, {MINUTES} minutes"
+            "occurrences of {count} schedules of {apps} applications at a full minute, each once and none early, {MINUTES} minutes"
         ),
         format!(
             "at least {}, {}",
@@ -99,7 +103,7 @@ pub(super) async fn run(
 }
 
 /// The command for a schedule.
-fn create(env: &SchedulerEnv, number: usize, start: Timestamp) -> Output {
+fn create(env: &SchedulerEnv, number: usize, app: &str, start: Timestamp) -> Output {
     let id = format!("s-{number}");
     let partition = shard_of("", &id, PARTITIONS);
     let spec = v1::ScheduleSpec {
@@ -110,7 +114,7 @@ fn create(env: &SchedulerEnv, number: usize, start: Timestamp) -> Output {
         start: Some(to_timestamp(start)),
         max_count: MINUTES as u64,
         job: Some(v1::JobTemplate {
-            app: BULK.into(),
+            app: app.into(),
             data: super::env::data(number, start).into(),
             ..v1::JobTemplate::default()
         }),

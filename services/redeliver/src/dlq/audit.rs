@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{InspectorArgs, PAGE};
 use crate::connection::CliError;
 use crate::jobs::time;
-use crate::output::{OutputArgs, print_items, shortened};
+use crate::output::{Format, OutputArgs, print_items, print_line, shortened};
 
 #[derive(Args)]
 pub(super) struct AuditArgs {
@@ -51,12 +51,20 @@ pub(super) async fn run(client: &AuditClient, args: &AuditArgs) -> Result<ExitCo
         target: args.target.clone(),
         ..ListAuditEntries::default()
     };
-    let mut entries: Vec<AuditEntry> = Vec::new();
+    let format = args.output.format;
+    let (mut entries, mut count, mut last) = (Vec::new(), 0, None);
     let has_more = loop {
-        let missing = args.limit - u32::try_from(entries.len()).unwrap_or(args.limit);
+        let missing = args.limit.saturating_sub(count);
         request.page_size = u16::try_from(missing.min(PAGE)).unwrap_or(u16::MAX);
         let page = client.list(&request).await?;
-        entries.extend(page.entries);
+        count += u32::try_from(page.entries.len()).unwrap_or(u32::MAX);
+        last = page.entries.iter().rev().find_map(|entry| entry.time).or(last);
+        // Lines are printed as they arrive.
+        let is_closed =
+            format == Format::Jsonl && !page.entries.iter().all(|entry| print_line(as_json(entry)));
+        if format != Format::Jsonl {
+            entries.extend(page.entries);
+        }
         if page.is_incomplete {
             eprintln!(
                 "later entries may be missing, because a transaction of a writer is open; try again later"
@@ -64,14 +72,17 @@ pub(super) async fn run(client: &AuditClient, args: &AuditArgs) -> Result<ExitCo
         }
         match page.next_page_token {
             None => break false,
-            Some(_) if entries.len() >= args.limit as usize => break true,
+            // Nobody reads the others.
+            Some(_) if is_closed => break false,
+            Some(_) if count >= args.limit => break true,
             Some(token) => request.page_token = token,
         }
     };
     let columns = ["time", "by", "action", "target", "count", "details", "why"];
-    print_items(args.output.format, &columns, &entries, row, as_json);
+    if format != Format::Jsonl {
+        print_items(format, &columns, &entries, row, as_json);
+    }
     if has_more {
-        let last = entries.iter().rev().find_map(|entry| entry.time);
         let from = last.map_or_else(String::new, |time| format!(", or --from {time}"));
         eprintln!(
             "there are more entries; use --limit {}{from}",

@@ -437,5 +437,16 @@ fn the_commands_change_nothing_for_those_who_may_only_read() {
         let shown = world.cli(VIEWER, command);
         assert_eq!(shown.code, Some(0), "{command:?}: {shown:?}");
     }
+    let audited = world.cli(OPERATOR, &["dlq", "audit", "-o", "jsonl"]);
+    assert_eq!(audited.code, Some(0), "{audited:?}");
+    let actions = audited.stdout.lines().map(|line| {
+        let entry: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        entry["action"].as_str().unwrap().to_owned()
+    });
+    assert_eq!(
+        actions.collect::<BTreeSet<_>>(),
+        world.audited(OPERATOR),
+        "one line for each entry"
+    );
     assert_eq!(world.audited(VIEWER), BTreeSet::new());
 }
