@@ -155,7 +155,7 @@ enum Step {
     RescheduleKey(u8, u16),
     AdvanceClock(u16),
     /// The wall clock steps by so many seconds, and is trusted again.
-    StepClock(i64),
+    JumpClock(i64),
     Turn {
         limit: usize,
         is_lost: bool,
@@ -222,7 +222,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0_usize..30).prop_map(Step::Cancel),
         1 => (0_usize..30, 0_u16..600).prop_map(|(job, ahead)| Step::Reschedule(job, ahead)),
         4 => (0_u16..120).prop_map(Step::AdvanceClock),
-        1 => (-TWO_HOURS..=TWO_HOURS).prop_map(Step::StepClock),
+        1 => (-TWO_HOURS..=TWO_HOURS).prop_map(Step::JumpClock),
         6 => (1_usize..20, prop::bool::weighted(0.15)).prop_map(|(limit, is_lost)| Step::Turn { limit, is_lost }),
         6 => (1_u8..5).prop_map(Step::ServeIndex),
         1 => Just(Step::Halt),
@@ -803,7 +803,7 @@ impl World {
                 self.reschedule(job, ahead);
             }
             Step::AdvanceClock(millis) => self.now = self.now.after(Duration::from_millis(millis.into())),
-            Step::StepClock(seconds) => {
+            Step::JumpClock(seconds) => {
                 (self.latest, self.has_stepped) = (self.latest.max(self.now), true);
                 self.now = Timestamp::from_millis(self.now.as_millis() + seconds * 1_000);
             }
