@@ -196,8 +196,9 @@ impl ClientError {
         matches!(self, Self::Refused { reason, .. } if reason.as_ref().is_some_and(undecided))
     }
 
-    /// Whether the same call may succeed later, because the service is unavailable, not ready or overloaded. A call whose outcome is
-    /// unknown is not transient: repeating it without an idempotency key could schedule the job twice.
+    /// Whether the same call may succeed later, because the service is unavailable, not ready or overloaded. After [`ClientError::Unreachable`], unless
+    /// the connection was refused, a call that changes something may have taken effect: schedule a job again only with the same idempotency key. If
+    /// the scheduler says that it does not know the outcome ([`ClientError::is_undecided`]), the error is not transient.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
