@@ -195,12 +195,7 @@ impl Executor {
                     }
                 }
                 Answer::Failed(reason) if self.is_asked_for_gone => {
-                    if self.log.should_log() {
-                        tracing::warn!(
-                            reason,
-                            "cannot remove ledger entries of deleted dead letters; retrying"
-                        );
-                    }
+                    self.cannot_remove(&reason);
                     self.removals.failed(now);
                 }
                 Answer::Failed(reason) => {
@@ -294,6 +289,29 @@ impl Executor {
         self.ready.is_some() || self.removals.is_ready()
     }
 
+    /// Takes a removal of ledger entries that is not possible out of the batch. Returns whether there was one.
+    fn take_back_removal(
+        &mut self,
+        refused: &[Refused],
+        batch: &mut TransactionBatch,
+        now: Timestamp,
+    ) -> bool {
+        let was_removal = self.removals.take_back(&mut batch.outputs, now);
+        if was_removal {
+            self.cannot_remove(refused.first().map_or("", |refused| &*refused.failure.message));
+        }
+        was_removal
+    }
+
+    fn cannot_remove(&mut self, reason: &str) {
+        if self.log.should_log() {
+            tracing::warn!(
+                reason,
+                "cannot remove ledger entries of deleted dead letters; retrying"
+            );
+        }
+    }
+
     /// Asks for what comes next.
     fn look(&mut self, now: Timestamp) {
         self.look_at = None;
@@ -314,8 +332,9 @@ impl Executor {
             });
             return;
         }
-        self.look_at = look_at.into_iter().chain(self.removals.look_at()).min();
+        self.look_at = look_at;
         let Some(Turn { id, job, entry, take }) = turn else {
+            self.look_at = look_at.into_iter().chain(self.removals.look_at()).min();
             return;
         };
         let request = match take {
@@ -488,7 +507,7 @@ impl Processor for Executor {
         // One of them: there is one request at a time.
         if self.removals.is_ready() {
             batch.owners.push(owner);
-            self.removals.write(&mut batch.outputs);
+            self.removals.write(&mut batch.outputs, now);
             return;
         }
         let Some(step) = self.ready.take() else {
@@ -505,6 +524,9 @@ impl Processor for Executor {
     }
 
     fn refused(&mut self, refused: &[Refused], batch: &mut TransactionBatch, now: Timestamp) -> bool {
+        if self.take_back_removal(refused, batch, now) {
+            return true;
+        }
         if self.log.should_log() {
             let reason = refused.first().map(|refused| &*refused.failure.message);
             tracing::warn!(
@@ -512,9 +534,6 @@ impl Processor for Executor {
                 records = refused.len(),
                 "a topic refuses records of a redrive"
             );
-        }
-        if self.removals.take_back(&mut batch.outputs, now) {
-            return true;
         }
         if self.give_up(refused, Outcome::Failed, batch) {
             return true;
@@ -531,12 +550,12 @@ impl Processor for Executor {
     }
 
     fn denied(&mut self, denied: &[Refused], batch: &mut TransactionBatch, now: Timestamp) -> bool {
+        if self.take_back_removal(denied, batch, now) {
+            return true;
+        }
         if self.log.should_log() {
             let reason = denied.first().map(|denied| &*denied.failure.message);
             tracing::warn!(reason, records = denied.len(), "records are not redriven");
-        }
-        if self.removals.take_back(&mut batch.outputs, now) {
-            return true;
         }
         let Some(writing) = &self.writing else {
             return false;
@@ -583,6 +602,7 @@ impl Processor for Executor {
     fn is_outdated(&self, _batch: &TransactionBatch) -> bool {
         let writing = self.writing.as_ref();
         writing.is_some_and(|writing| !self.is_wanted(&writing.step))
+            || self.removals.is_outdated(self.clock.now())
     }
 
     fn committed(&mut self, now: Timestamp) {
@@ -1102,6 +1122,55 @@ mod tests {
                 world.executor.take_back(&mut batch);
                 assert!(batch.outputs.is_empty());
                 world.finish();
+            }
+            assert_eq!(world.topics(), Vec::<&str>::new());
+            assert!(world.request().is_none());
+        }
+    }
+
+    #[test]
+    fn a_removal_that_the_ledger_refuses_is_tried_again_later_and_stops_no_job() {
+        for is_denied in [true, false] {
+            let mut world = World::new();
+            world.clock.advance(Duration::from_secs(70));
+            world.step();
+            world.commit();
+            // It has waited for ten seconds: it goes before the job that has a turn.
+            world.answer(|request| {
+                assert!(matches!(request, Request::FindGone { .. }), "{request:?}");
+                Answer::Gone(vec![gone(3)])
+            });
+            assert_eq!(world.topics(), [ledger::TOPIC]);
+            let now = world.clock.now();
+            let mut batch = std::mem::take(&mut world.batch);
+            let is_handled = if is_denied {
+                world.executor.denied(&[denied(0)], &mut batch, now)
+            } else {
+                world.executor.refused(&[denied(0)], &mut batch, now)
+            };
+            assert!(is_handled && batch.outputs.is_empty());
+            assert!(!world.executor.is_outdated(&batch));
+            world.executor.committed(now);
+            world.finish();
+            assert_eq!(world.step(), "2");
+        }
+    }
+
+    #[test]
+    fn a_removal_that_could_not_be_found_or_comes_while_the_lane_stops_is_not_written() {
+        let mut world = World::new();
+        for _ in 0..2 {
+            world.step();
+            world.commit();
+        }
+        for is_stopping in [false, true] {
+            world.clock.advance(Duration::from_secs(60));
+            world.finish();
+            if is_stopping {
+                world.executor.stopping();
+                world.answer(|_| Answer::Gone(vec![gone(3)]));
+            } else {
+                world.answer(|_| Answer::Failed("test".to_owned()));
             }
             assert_eq!(world.topics(), Vec::<&str>::new());
             assert!(world.request().is_none());

@@ -7,14 +7,16 @@ use std::time::{Duration, Instant};
 use redeliver_kafka::TopicId;
 use redeliver_kafka::survey::SurveyedTopic;
 
-/// After this time without a survey, nothing is known to be gone.
+/// After this time without a survey, nothing is known to be gone. Less if the time for which records must be gone is shorter.
 const FRESH: Duration = Duration::from_secs(60);
 
 /// The offsets below which Kafka has had no records for a while, of all partitions.
 #[derive(Debug, Default)]
 pub(crate) struct Gone {
     topics: HashMap<Arc<str>, Topic>,
-    observed_at: Option<Instant>,
+    /// When the last survey was, and for how long it counts. An entry of the ledger is removed only if it is older than that: a survey since would have seen
+    /// that its topic was created again.
+    observed: Option<(Instant, Duration)>,
 }
 
 #[derive(Debug, Default)]
@@ -56,6 +58,11 @@ impl Gone {
     /// Takes note of a survey. A low watermark counts once it was seen at least `hold` ago and no survey since has told less, or nothing, about its partition.
     pub(crate) fn observe(&mut self, surveyed: &[SurveyedTopic], hold: Duration, now: Instant) {
         let mut before = std::mem::take(&mut self.topics);
+        // Leaders may have changed meanwhile.
+        let is_gap = |(at, _): (Instant, Duration)| now.saturating_duration_since(at) > FRESH;
+        if self.observed.is_some_and(is_gap) {
+            before.clear();
+        }
         for topic in surveyed {
             let known = before.remove(&topic.name).unwrap_or_default();
             let is_other = known.id.zip(topic.id).is_some_and(|(known, id)| known != id);
@@ -71,13 +78,18 @@ impl Gone {
             let partitions = partitions.collect();
             self.topics.insert(topic.name.clone(), Topic { id, partitions });
         }
-        self.observed_at = Some(now);
+        self.observed = Some((now, FRESH.min(hold / 2)));
+    }
+
+    /// Whether the last survey counts.
+    fn is_fresh(&self, now: Instant) -> bool {
+        let observed = self.observed;
+        observed.is_some_and(|(at, fresh)| now.saturating_duration_since(at) <= fresh)
     }
 
     /// The offset below which all dead letters of a partition are gone for good; 0 if that is unknown.
     pub(crate) fn below(&self, topic: &str, partition: i32, now: Instant) -> i64 {
-        let is_fresh = |at: Instant| now.saturating_duration_since(at) <= FRESH;
-        if !self.observed_at.is_some_and(is_fresh) {
+        if !self.is_fresh(now) {
             return 0;
         }
         let topic = self.topics.get(topic);
@@ -115,9 +127,17 @@ mod tests {
     fn after(surveys: impl IntoIterator<Item = (u64, Vec<SurveyedTopic>)>) -> i64 {
         let (start, mut gone) = (Instant::now(), Gone::default());
         let mut now = start;
+        let mut last: Option<(u64, Vec<SurveyedTopic>)> = None;
         for (at, survey) in surveys {
+            // In between, surveys say the same as before.
+            if let Some((from, same)) = &last {
+                for between in (from + 30..at).step_by(30) {
+                    gone.observe(same, HOLD, start + Duration::from_secs(between));
+                }
+            }
             now = start + Duration::from_secs(at);
             gone.observe(&survey, HOLD, now);
+            last = Some((at, survey));
         }
         gone.below("a-dlq", 1, now)
     }
@@ -157,11 +177,37 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_gone_without_a_survey_of_the_last_minute() {
+    fn a_time_without_surveys_begins_again() {
+        let (start, mut gone) = (Instant::now(), Gone::default());
+        let mut observe = |seconds| {
+            let now = start + Duration::from_secs(seconds);
+            gone.observe(&surveyed(Some(1), &[None, Some(5)]), HOLD, now);
+            gone.below("a-dlq", 1, now)
+        };
+        assert_eq!((0..=570).step_by(30).map(&mut observe).max(), Some(0));
+        assert_eq!(observe(631), 0, "there was no survey for 61 seconds");
+        let settled = (661..=1_231).step_by(30).map(&mut observe);
+        assert_eq!(settled.collect::<Vec<_>>(), [vec![0; 19], vec![5]].concat());
+    }
+
+    #[test]
+    fn an_entry_that_is_removed_is_older_than_the_last_survey() {
+        let (start, mut gone) = (Instant::now(), Gone::default());
+        let hold = Duration::from_secs(10);
+        for seconds in [0, 10] {
+            let now = start + Duration::from_secs(seconds);
+            gone.observe(&surveyed(Some(1), &[None, Some(5)]), hold, now);
+        }
+        let below = |seconds| gone.below("a-dlq", 1, start + Duration::from_secs(seconds));
+        assert_eq!((below(15), below(16)), (5, 0));
+    }
+
+    #[test]
+    fn nothing_is_gone_without_a_survey_in_the_last_minute() {
         let (start, mut gone) = (Instant::now(), Gone::default());
         assert_eq!(gone.below("a-dlq", 1, start), 0);
         let at = |seconds| start + Duration::from_secs(seconds);
-        for seconds in [0, 600] {
+        for seconds in (0..=600).step_by(60) {
             gone.observe(&surveyed(None, &[None, Some(5)]), HOLD, at(seconds));
         }
         let below = |topic, partition, seconds| gone.below(topic, partition, at(seconds));

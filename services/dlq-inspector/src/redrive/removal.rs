@@ -17,6 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const IDLE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 /// The time before the next attempt after a failure. What is not removed does no harm.
 const RETRY: Duration = Duration::from_secs(60);
+/// A removal that could not be written for this long is decided again.
+const OUTDATED: Duration = Duration::from_secs(30);
 
 /// What is removed, and when.
 #[derive(Debug, Default)]
@@ -37,6 +39,7 @@ struct Writing {
     /// The index of its first output in the batch.
     first: usize,
     count: usize,
+    since: Timestamp,
 }
 
 impl Removals {
@@ -96,13 +99,20 @@ impl Removals {
     }
 
     /// Writes what is ready after these outputs.
-    pub(crate) fn write(&mut self, outputs: &mut Vec<Output>) {
+    pub(crate) fn write(&mut self, outputs: &mut Vec<Output>, now: Timestamp) {
         let ready = std::mem::take(&mut self.ready);
         self.writing = Some(Writing {
             first: outputs.len(),
             count: ready.len(),
+            since: now,
         });
         outputs.extend(ready.iter().map(tombstone));
+    }
+
+    /// Whether what is being written was decided too long ago.
+    pub(crate) fn is_outdated(&self, now: Timestamp) -> bool {
+        let writing = self.writing.as_ref();
+        writing.is_some_and(|writing| now >= writing.since.after(OUTDATED))
     }
 
     /// Takes what is being written back out of these outputs. Returns whether there was something.
@@ -178,15 +188,16 @@ mod tests {
         removals.found(found(2), at(0));
         let mut outputs = vec![tombstone(&found(1)[0])];
         assert!(removals.is_ready());
-        removals.write(&mut outputs);
+        removals.write(&mut outputs, at(0));
         assert!(!removals.is_ready() && outputs.len() == 3);
+        assert!(!removals.is_outdated(at(29)) && removals.is_outdated(at(30)));
         let output = &outputs[2];
         assert_eq!((&*output.topic, output.partition), (ledger::TOPIC, Some(2)));
         assert_eq!(output.key.as_deref(), Some(&b"a-dlq/1/7"[..]));
         assert_eq!(output.value, None);
         assert_eq!((removals.committed(), removals.committed()), (2, 0));
         removals.found(found(2), at(0));
-        removals.write(&mut outputs);
+        removals.write(&mut outputs, at(0));
         assert!(removals.take_back(&mut outputs, at(5)) && outputs.len() == 3);
         assert!(!removals.take_back(&mut outputs, at(5)) && removals.committed() == 0);
         assert_eq!(removals.look_at(), Some(at(65)));

@@ -31,6 +31,8 @@ use crate::index::{self, Pool};
 use crate::ledger::{self, Update};
 use crate::shared::SharedState;
 
+/// The time between two requests for the id of the ledger after one has failed.
+const IDS_PAUSE: Duration = Duration::from_secs(60);
 /// How long reading the topics from their beginning may take.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long reading what is new may take.
@@ -130,6 +132,7 @@ pub(crate) struct Source {
 struct Known {
     ledger: Option<Ledger>,
     ledger_partitions: LedgerPartitions,
+    ledger_ids: LedgerIds,
     lookup: Option<Lookup>,
     /// Reads payloads that were left out. Another client, so that the first one goes on fetching dead letters.
     origins: Option<Lookup>,
@@ -169,6 +172,12 @@ impl Known {
             self.ahead = None;
         }
         self.denied = denied;
+    }
+
+    /// Drops the records that were read, also those in the queues of clients: Kafka may have deleted them since, and a removed ledger entry does not prevent
+    /// that one of them is redriven again.
+    fn forget_records(&mut self) {
+        (self.ahead, self.lookup, self.origins) = (None, None, None);
     }
 
     /// Nobody asks for anything.
@@ -218,6 +227,29 @@ impl LedgerPartitions {
     /// Takes note of the partitions of the same topic.
     fn followed(&mut self, count: i32) {
         self.count = self.count.max(count);
+    }
+}
+
+/// Asks for the id of the ledger.
+#[derive(Debug, Default)]
+struct LedgerIds {
+    failed_at: Option<Instant>,
+}
+
+impl LedgerIds {
+    /// The id; `None` if it is unknown. A broker that tells no ids does not keep anybody from reading, and one that does not answer is not asked
+    /// again for a minute.
+    fn ask(&mut self, reader: &TopicReader, now: Instant) -> Option<TopicId> {
+        let is_recent = |at: Instant| now.saturating_duration_since(at) < IDS_PAUSE;
+        if self.failed_at.is_some_and(is_recent) {
+            return None;
+        }
+        let asked = reader.topic_id(ledger::TOPIC);
+        self.failed_at = asked.is_err().then_some(now);
+        asked.unwrap_or_else(|error| {
+            tracing::debug!(error = error_chain(&error), "cannot read the id of the ledger");
+            None
+        })
     }
 }
 
@@ -271,7 +303,7 @@ impl Source {
                 let mut reader = TopicReader::of_partition(&self.kafka, topic, 0, None)?;
                 reader.read_to_end(LOAD_TIMEOUT, |record| jobs.apply(&record))?;
                 let end = reader.position(topic, 0).unwrap_or(0);
-                known.ledger = Some(self.load_ledger(&mut known.ledger_partitions)?);
+                known.ledger = Some(self.load_ledger(&mut known.ledger_partitions, &mut known.ledger_ids)?);
                 Ok(Some(Answer::Loaded(jobs, end)))
             }
             Request::Try {
@@ -302,9 +334,11 @@ impl Source {
                 Ok(None)
             }
             Request::FindGone { limit } => {
-                // What was read ahead could be older than what tells that nobody can read it any more. A removed entry does not prevent that it is redriven.
-                known.ahead = None;
-                self.gone(known, limit).map(|gone| Some(Answer::Gone(gone)))
+                let gone = self.gone(known, limit)?;
+                if !gone.is_empty() {
+                    known.forget_records();
+                }
+                Ok(Some(Answer::Gone(gone)))
             }
             Request::Observe { .. } if !*self.shared.caught_up.borrow() => Err(Problem::CatchingUp),
             Request::Observe { job, entry } => {
@@ -315,11 +349,11 @@ impl Source {
         }
     }
 
-    fn load_ledger(&self, known: &mut LedgerPartitions) -> Result<Ledger, ReadError> {
+    fn load_ledger(&self, known: &mut LedgerPartitions, ids: &mut LedgerIds) -> Result<Ledger, ReadError> {
         let mut states = LedgerStates::default();
         let topic: Arc<str> = ledger::TOPIC.into();
         let mut reader = TopicReader::new(&self.kafka, &[topic])?;
-        let id = ledger_id(&reader);
+        let id = ids.ask(&reader, Instant::now());
         reader.expect_partitions(ledger::TOPIC, known.expected(id));
         read_ledger(&mut reader, &mut states, LOAD_TIMEOUT)?;
         known.loaded(id, reader.partitions(ledger::TOPIC));
@@ -329,10 +363,13 @@ impl Source {
     /// Reads what the ledger has got since, or all of it if it was created again: what the former topic had says nothing about what this one has.
     fn read_on<'k>(&self, known: &'k mut Known) -> Result<&'k mut Ledger, Problem> {
         let ledger = known.ledger.as_mut().ok_or(Problem::NotLoaded)?;
-        let id = ledger_id(&ledger.reader);
-        if ledger.id.zip(id).is_some_and(|(read, now)| read != now) {
-            tracing::warn!("the ledger was deleted and created again; reading it from the beginning");
-            *ledger = self.load_ledger(&mut known.ledger_partitions)?;
+        // An id that was unknown can be that of another topic.
+        let id = known.ledger_ids.ask(&ledger.reader, Instant::now());
+        if id.is_some() && ledger.id != id {
+            if ledger.id.is_some() {
+                tracing::warn!("the ledger was deleted and created again; reading it from the beginning");
+            }
+            *ledger = self.load_ledger(&mut known.ledger_partitions, &mut known.ledger_ids)?;
             return Ok(ledger);
         }
         // The last step may have written to a new partition.
@@ -351,8 +388,7 @@ impl Source {
         let ledger = self.read_on(known)?;
         let hold = i64::try_from(hold.as_millis()).unwrap_or(i64::MAX);
         let written_by = Timestamp::from_millis(self.clock.now().as_millis().saturating_sub(hold));
-        let gone = self.shared.gone();
-        let below = |topic: &str, partition| gone.below(topic, partition, Instant::now());
+        let below = |topic: &str, partition| self.shared.gone().below(topic, partition, Instant::now());
         Ok(ledger.states.removable(below, written_by, limit))
     }
 
@@ -570,14 +606,6 @@ fn edit_of(job: &Job, entry: &Entry) -> Result<Option<Edit>, Problem> {
 
 fn boxed(step: Step) -> Option<Answer> {
     Some(Answer::Step(Box::new(step)))
-}
-
-/// A broker that tells no ids does not keep anybody from reading.
-fn ledger_id(reader: &TopicReader) -> Option<TopicId> {
-    reader.topic_id(ledger::TOPIC).unwrap_or_else(|error| {
-        tracing::debug!(error = error_chain(&error), "cannot read the id of the ledger");
-        None
-    })
 }
 
 fn read_ledger(
