@@ -28,7 +28,7 @@ pub struct RedriveConfig {
     pub max_count: u32,
     /// Whether callers may have records written with other contents.
     pub edit: bool,
-    /// How long Kafka must not have a dead letter any more until its entry is removed from the ledger. `None`: it stays.
+    /// How long after Kafka has deleted a dead letter its entry is removed from the ledger. `None`: it stays.
     #[serde(with = "display_from_str::optional")]
     pub remove_entries_after: Option<HumanDuration>,
 }
@@ -75,7 +75,7 @@ impl RedriveConfig {
         }
     }
 
-    /// How long Kafka must not have a dead letter any more until its entry is removed from the ledger; `None`: it stays.
+    /// How long after Kafka has deleted a dead letter its entry is removed from the ledger; `None`: it stays.
     #[must_use]
     pub fn remove_entries_after(&self) -> Option<Duration> {
         self.remove_entries_after.map(HumanDuration::duration)

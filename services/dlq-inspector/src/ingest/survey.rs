@@ -60,7 +60,7 @@ pub(crate) struct SurveyTask {
     pub(crate) shared: Arc<SharedState>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) part: Part,
-    /// How long a dead letter must be gone until its ledger entry is removed; `None`: it stays.
+    /// How long a dead letter must be gone before its ledger entry is removed; `None`: it stays.
     pub(crate) remove_after: Option<Duration>,
     pub(crate) reader: SyncSender<Survey>,
     pub(crate) waker: Waker,

@@ -118,7 +118,7 @@ pub(crate) struct Source {
     pub(crate) shared: Arc<SharedState>,
     pub(crate) destinations: Arc<Destinations>,
     pub(crate) clock: Arc<dyn Clock>,
-    /// How long a dead letter must be gone until its entry is removed; `None`: it stays.
+    /// How long a dead letter must be gone before its entry is removed; `None`: it stays.
     pub(crate) remove_after: Option<Duration>,
     /// Each with a number that its answer has, too.
     pub(crate) requests: Receiver<(u64, Request)>,

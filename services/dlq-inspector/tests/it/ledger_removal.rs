@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use redeliver_core::Headers;
 use redeliver_dlq_inspector::ledger::{self, Update};
 use redeliver_proto::v1;
 use redeliver_testkit::eventually;
 use redeliver_testkit::kafka_request::delete_records;
 
-use crate::redrive::{ENDED, World, plan, planned, read, start, until};
+use crate::redrive::{ENDED, World, ids_at, plan, planned, read, start, until};
 use crate::support::{DEADLINE, Inspector};
 
 /// What the ledger says about dead letters of the world: whether the newest record has a value.
@@ -95,13 +96,15 @@ async fn entries_of_deleted_dead_letters_are_removed_while_redrives_run_and_thei
     let job = until(&mut inspectors[0], &redriven.id, &ENDED).await;
     assert_eq!((job.done, job.total), (40, 40), "{job:?}");
     assert_eq!(world.redriven().len(), 40);
+    // At least these are removed after the restarts.
+    delete_records(&brokers, &world.dlq, 1, 9);
     let redriven = (0..2).flat_map(|partition| (10..30).map(move |offset| (partition, offset)));
-    let mut kept: Vec<(i32, i64)> = from([4, 7]).into_iter().chain(redriven).collect();
+    let mut kept: Vec<(i32, i64)> = from([4, 9]).into_iter().chain(redriven).collect();
     kept.sort_unstable();
     until_kept(&world, &inspectors, &kept);
     for inspector in &mut inspectors {
         inspector.until_listed("state = REDRIVEN", 40).await;
-        inspector.until_listed("state = DISCARDED", 9).await;
+        inspector.until_listed("state = DISCARDED", 7).await;
         assert_eq!(inspector.list("state = OPEN").await.len(), 0);
     }
     let mut removed = 0;
@@ -111,4 +114,47 @@ async fn entries_of_deleted_dead_letters_are_removed_while_redrives_run_and_thei
             .metric("redeliver_dlq_ledger_entries_removed_total");
     }
     assert!(removed > 0, "no entry was removed after the restart");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_fetched_before_it_was_deleted_is_not_redriven_after_its_entry_is_removed() {
+    const COUNT: i64 = 300;
+    let mut world = World::new("ledger-fetched", "").await;
+    world
+        .env
+        .base
+        .set("dlq_inspector.redrive.remove_entries_after", "2s");
+    let letters = (0..COUNT).map(|offset| world.dead(offset, Some(b"v"), Headers::new()));
+    world.env.put(&world.dlq, 0, letters.collect()).await;
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", COUNT as usize).await;
+    // So often that the client goes on fetching between the steps, and the last ones are in its queue for long.
+    let slow = v1::PlanRedriveRequest {
+        rate_per_second: 20,
+        ..plan(v1::RedriveKind::Redrive, "")
+    };
+    let slow = planned(&mut inspector, slow).await.unwrap();
+    let last = planned(&mut inspector, ids_at(&world, 0, 200..COUNT))
+        .await
+        .unwrap();
+    start(&mut inspector, &slow.id).await;
+    start(&mut inspector, &last.id).await;
+    let last = until(&mut inspector, &last.id, &ENDED).await;
+    assert_eq!(last.done, 100, "{last:?}");
+    delete_records(&world.env.kafka.brokers, &world.dlq, 0, COUNT);
+    let slow = until(&mut inspector, &slow.id, &ENDED).await;
+    assert!(
+        inspector
+            .process
+            .metric("redeliver_dlq_ledger_entries_removed_total")
+            > 0,
+        "the slow job has ended before entries were removed: {slow:?}"
+    );
+    let mut times: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
+    for record in world.redriven() {
+        let origin = record.headers.last("original-offset").unwrap();
+        *times.entry(origin.to_vec()).or_default() += 1;
+    }
+    assert!(times.values().all(|times| *times == 1), "{times:?}");
+    assert!(times.len() < COUNT as usize, "{slow:?}");
 }
