@@ -118,30 +118,30 @@ async fn entries_of_deleted_dead_letters_are_removed_while_redrives_run_and_thei
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_fetched_before_it_was_deleted_is_not_redriven_after_its_entry_is_removed() {
-    const COUNT: i64 = 300;
+    const COUNT: u16 = 300;
     let mut world = World::new("ledger-fetched", "").await;
     world
         .env
         .base
         .set("dlq_inspector.redrive.remove_entries_after", "2s");
-    let letters = (0..COUNT).map(|offset| world.dead(offset, Some(b"v"), Headers::new()));
+    let letters = (0..COUNT).map(|offset| world.dead(offset.into(), Some(b"v"), Headers::new()));
     world.env.put(&world.dlq, 0, letters.collect()).await;
     let mut inspector = world.env.start().await;
-    inspector.until_listed("", COUNT as usize).await;
+    inspector.until_listed("", COUNT.into()).await;
     // So often that the client goes on fetching between the steps, and the last ones are in its queue for long.
     let slow = v1::PlanRedriveRequest {
         rate_per_second: 20,
         ..plan(v1::RedriveKind::Redrive, "")
     };
     let slow = planned(&mut inspector, slow).await.unwrap();
-    let last = planned(&mut inspector, ids_at(&world, 0, 200..COUNT))
+    let last = planned(&mut inspector, ids_at(&world, 0, 200..COUNT.into()))
         .await
         .unwrap();
     start(&mut inspector, &slow.id).await;
     start(&mut inspector, &last.id).await;
     let last = until(&mut inspector, &last.id, &ENDED).await;
     assert_eq!(last.done, 100, "{last:?}");
-    delete_records(&world.env.kafka.brokers, &world.dlq, 0, COUNT);
+    delete_records(&world.env.kafka.brokers, &world.dlq, 0, COUNT.into());
     let slow = until(&mut inspector, &slow.id, &ENDED).await;
     assert!(
         inspector
@@ -156,5 +156,5 @@ async fn what_was_fetched_before_it_was_deleted_is_not_redriven_after_its_entry_
         *times.entry(origin.to_vec()).or_default() += 1;
     }
     assert!(times.values().all(|times| *times == 1), "{times:?}");
-    assert!(times.len() < COUNT as usize, "{slow:?}");
+    assert!(times.len() < COUNT.into(), "{slow:?}");
 }
