@@ -34,7 +34,7 @@ enum Verb {
     /// Show one job
     Get(GetArgs),
     /// Cancel a job; exits with status 1 if it was already dispatched or is unknown
-    Cancel(CancelArgs),
+    Cancel(ChangeArgs),
     /// Change the due time of a job; exits with status 1 if the job has ended or is unknown
     Reschedule(RescheduleArgs),
     /// List waiting jobs, those that are due next first
@@ -98,7 +98,7 @@ enum ChangedJob<'a> {
 }
 
 #[derive(Args)]
-struct CancelArgs {
+struct ChangeArgs {
     #[command(flatten)]
     job: ChangedJobArgs,
     #[command(flatten)]
@@ -112,11 +112,7 @@ struct RescheduleArgs {
     #[command(flatten)]
     when: WhenArgs,
     #[command(flatten)]
-    job: ChangedJobArgs,
-    #[command(flatten)]
-    output: OutputArgs,
-    #[command(flatten)]
-    scheduler: SchedulerArgs,
+    change: ChangeArgs,
 }
 
 #[derive(Args)]
@@ -153,7 +149,7 @@ pub(crate) fn main(args: &JobsArgs) -> ExitCode {
         Verb::Schedule(args) => &args.scheduler.common,
         Verb::Get(args) => &args.scheduler.common,
         Verb::Cancel(args) => &args.scheduler.common,
-        Verb::Reschedule(args) => &args.scheduler.common,
+        Verb::Reschedule(args) => &args.change.scheduler.common,
         Verb::Stats(args) => &args.scheduler.common,
         Verb::Ls(args) => &args.common,
     };
@@ -241,7 +237,7 @@ impl ChangedJob<'_> {
     }
 }
 
-async fn cancel(config: &Config, args: &CancelArgs) -> Result<ExitCode, CliError> {
+async fn cancel(config: &Config, args: &ChangeArgs) -> Result<ExitCode, CliError> {
     let job = args.job.named()?;
     let client = args.scheduler.connect(config).await?;
     let answer = job.cancel(&client).await?;
@@ -257,6 +253,7 @@ async fn cancel(config: &Config, args: &CancelArgs) -> Result<ExitCode, CliError
 
 async fn reschedule(config: &Config, args: &RescheduleArgs) -> Result<ExitCode, CliError> {
     let when = due(args.when.at, args.when.after)?;
+    let args = &args.change;
     let job = args.job.named()?;
     let client = args.scheduler.connect(config).await?;
     let answer = job.reschedule(&client, when).await?;

@@ -1,12 +1,14 @@
 //! Entries of the ledger are removed once Kafka has deleted their dead letters, and only then.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use redeliver_core::Headers;
 use redeliver_dlq_inspector::ledger::{self, Update};
+use redeliver_proto::error::reason;
 use redeliver_proto::v1;
 use redeliver_testkit::eventually;
-use redeliver_testkit::kafka_request::delete_records;
+use redeliver_testkit::kafka_request::{delete_records, delete_topic};
 
 use crate::redrive::{ENDED, World, ids_at, plan, planned, read, start, until};
 use crate::support::{DEADLINE, Inspector};
@@ -157,4 +159,43 @@ async fn what_was_fetched_before_it_was_deleted_is_not_redriven_after_its_entry_
     }
     assert!(times.values().all(|times| *times == 1), "{times:?}");
     assert!(times.len() < COUNT.into(), "{slow:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn entries_of_a_dead_letter_topic_that_was_created_again_stay() {
+    let mut world = World::new("ledger-recreated", "").await;
+    world
+        .env
+        .base
+        .set("dlq_inspector.redrive.remove_entries_after", "2s");
+    world.put(20).await;
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 20).await;
+    let discarded = planned(&mut inspector, plan(v1::RedriveKind::Discard, "")).await;
+    let discarded = discarded.unwrap();
+    start(&mut inspector, &discarded.id).await;
+    until(&mut inspector, &discarded.id, &ENDED).await;
+    // What is below offset 6 is known to be gone.
+    let brokers = world.env.kafka.brokers.clone();
+    delete_records(&brokers, &world.dlq, 0, 6);
+    let mut inspectors = [inspector];
+    until_kept(&world, &inspectors, &from([6, 0]));
+
+    delete_topic(&brokers, &world.dlq);
+    world.env.recreate_topic(&world.dlq, 2).await;
+    world.put(20).await;
+    let [inspector] = &mut inspectors;
+    inspector.until_listed("state = OPEN", 20).await;
+    let redriven = planned(inspector, plan(v1::RedriveKind::Redrive, "")).await;
+    let redriven = redriven.unwrap();
+    start(inspector, &redriven.id).await;
+    let redriven = until(inspector, &redriven.id, &ENDED).await;
+    assert_eq!((redriven.done, world.redriven().len()), (20, 20));
+    // Several times as long as an entry must be old.
+    inspector.until_surveyed_after(Duration::from_secs(10)).await;
+    assert_eq!(inspector.until_listed("state = REDRIVEN", 20).await.len(), 20);
+    let again = planned(inspector, plan(v1::RedriveKind::Redrive, "")).await;
+    let again = again.unwrap_err();
+    assert_eq!(reason(&again).as_deref(), Some("NOTHING_TO_REDRIVE"));
+    until_kept(&world, &inspectors, &from([0, 0]));
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redeliver_core::{Clock as _, SystemClock, Timestamp};
 use redeliver_dlq_inspector::index::FILE;
-use redeliver_proto::convert::{from_timestamp, to_timestamp};
+use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::error::reason;
 use redeliver_proto::v1;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
@@ -59,19 +59,7 @@ async fn a_partition_that_ends_with_aborted_records_is_read_once() {
     inspector.until_listed("", 2).await;
     env.put_and_abort(&topic, 0, numbered("never", 3));
     // A consumer that has not answered for four surveys is recreated, and there is a survey every two seconds.
-    let later = SystemClock.now().after(Duration::from_secs(14));
-    let mut client = inspector.client().await;
-    eventually_async("more surveys", DEADLINE, async || {
-        let stats = client.get_dead_letter_stats(v1::GetDeadLetterStatsRequest::default());
-        let completeness = stats.await.unwrap().into_inner().completeness.unwrap();
-        let as_of = completeness.as_of.as_ref().and_then(from_timestamp);
-        if completeness.complete && as_of.is_some_and(|as_of| as_of > later) {
-            Ok(())
-        } else {
-            Err(format!("{completeness:?}"))
-        }
-    })
-    .await;
+    inspector.until_surveyed_after(Duration::from_secs(14)).await;
     assert_eq!(inspector.list("").await.len(), 2);
     let output = inspector.process.output();
     assert!(!output.contains("consumer stalled"), "{output}");

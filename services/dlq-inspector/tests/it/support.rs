@@ -15,11 +15,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::pipeline::TopicRole;
-use redeliver_core::{Headers, HumanDuration, Output, Position};
+use redeliver_core::{Clock as _, Headers, HumanDuration, Output, Position, SystemClock};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::topology::{self, Cleanup, Role, TopicSpec, TopologySpec};
 use redeliver_kafka::transaction::Transactions;
+use redeliver_proto::convert::from_timestamp;
 use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::{Message as _, v1};
 use redeliver_testkit::{
@@ -286,6 +287,23 @@ impl Inspector {
             }
         })
         .await
+    }
+
+    /// Waits until answers are complete as of a time that is this far from now.
+    pub(crate) async fn until_surveyed_after(&mut self, time: Duration) {
+        let later = SystemClock.now().after(time);
+        let mut client = self.client().await;
+        eventually_async("a later survey", DEADLINE, async || {
+            let stats = client.get_dead_letter_stats(v1::GetDeadLetterStatsRequest::default());
+            let completeness = stats.await.unwrap().into_inner().completeness.unwrap();
+            let as_of = completeness.as_of.as_ref().and_then(from_timestamp);
+            if completeness.complete && as_of.is_some_and(|as_of| as_of > later) {
+                Ok(())
+            } else {
+                Err(format!("{completeness:?}"))
+            }
+        })
+        .await;
     }
 
     /// The page `/metrics` of the admin listener.
