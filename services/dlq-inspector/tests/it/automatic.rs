@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use redeliver_core::{Headers, Record, redrive};
 use redeliver_proto::{Message as _, error, v1};
-use redeliver_testkit::{LocalKafka, eventually};
+use redeliver_testkit::{LocalKafka, eventually, eventually_async};
 
 use crate::completeness::{AUTHORIZER, allow_again, allow_all, deny};
 use crate::redrive::{ENDED, World, change, client, plan, planned, read, start, until};
@@ -47,6 +47,19 @@ async fn jobs(inspector: &mut Inspector) -> Vec<v1::Redrive> {
         .list_redrives(v1::ListRedrivesRequest {})
         .await;
     listed.unwrap().into_inner().redrives
+}
+
+/// All jobs, once there are so many: the API may know a job half a second after its first effects.
+async fn until_jobs(inspector: &mut Inspector, count: usize) -> Vec<v1::Redrive> {
+    eventually_async(&format!("{count} jobs"), DEADLINE, async || {
+        let listed = jobs(inspector).await;
+        if listed.len() == count {
+            Ok(listed)
+        } else {
+            Err(format!("{listed:?}"))
+        }
+    })
+    .await
 }
 
 fn audited(world: &World) -> Vec<v1::AuditEntry> {
@@ -105,8 +118,8 @@ async fn dead_letters_are_redriven_without_a_caller_then_parked_and_redriven_by_
     let mut inspector = world.env.start().await;
     let first = until_in(&world, &world.due, 5);
     assert!(first.iter().all(|record| redrive::count(&record.headers) == 1));
-    let listed = jobs(&mut inspector).await;
-    let [job] = &listed[..] else { panic!("{listed:?}") };
+    let listed = until_jobs(&mut inspector, 1).await;
+    let job = &listed[0];
     let pipeline = format!("{}-p", world.env.base.name());
     assert_eq!(
         (&*job.created_by, &job.automatic_pipeline, job.total),
@@ -195,8 +208,8 @@ async fn a_brake_stops_further_automatic_jobs_until_somebody_resumes() {
     let others = put(&world, 40..45, 0);
     world.env.put(&world.dlq, 1, others).await;
     inspector.until_listed("state = OPEN", 40).await;
-    let listed = jobs(&mut inspector).await;
-    let [job] = &listed[..] else { panic!("{listed:?}") };
+    let listed = until_jobs(&mut inspector, 1).await;
+    let job = &listed[0];
     assert_eq!((job.state(), job.done), (v1::RedriveState::Paused, 10));
     assert!(job.brake.contains("5 of 10"), "{}", job.brake);
     let resumed = client(&mut inspector).await.resume_redrive(change(&job.id)).await;
@@ -223,7 +236,7 @@ async fn what_somebody_has_cancelled_is_not_redriven_automatically_again() {
     let mut inspector = world.env.start().await;
     until_in(&world, &world.due, 10);
     // It observes its first batch.
-    let job = jobs(&mut inspector).await.remove(0);
+    let job = until_jobs(&mut inspector, 1).await.remove(0);
     let paused = client(&mut inspector).await.pause_redrive(change(&job.id)).await;
     paused.unwrap();
     until_standing(&mut inspector, &world, "paused");
@@ -232,6 +245,7 @@ async fn what_somebody_has_cancelled_is_not_redriven_automatically_again() {
     let more = put(&world, 20..23, 0);
     world.env.put(&world.dlq, 1, more).await;
     until_in(&world, &world.due, 20 - left + 3);
+    until_jobs(&mut inspector, 2).await;
     until_standing(&mut inspector, &world, "idle");
     inspector.until_listed("state = OPEN", left).await;
     assert_eq!(jobs(&mut inspector).await.len(), 2);
