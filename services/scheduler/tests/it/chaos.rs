@@ -16,9 +16,9 @@ use redeliver_testkit::{
     until_in_sync, until_second_broker_leads, until_shared,
 };
 
-use crate::env::SchedulerEnv;
+use crate::env::{APPS, SchedulerEnv};
 use crate::index::own_redis::{self, Raw};
-use load::{Load, under_load};
+use load::{Load, under_load, under_watched_load};
 
 /// The shortest session timeout that the configuration allows.
 const SESSION: Duration = Duration::from_secs(6);
@@ -292,6 +292,73 @@ fn a_redis_that_restarts_or_is_restored_from_an_older_copy_loses_and_duplicates_
         until_progress(load, random);
     });
     done.settle();
+    assert_eq!(member.kills(), 2);
+}
+
+#[test]
+fn a_full_redis_loses_and_duplicates_nothing() {
+    const WINDOW: Duration = Duration::from_millis(500);
+    let _permit = ChaosPermit::acquire();
+    let mut random = chaos_random("full");
+    let redis = LocalRedis::start().unwrap();
+    let mut env = SchedulerEnv::new(setup("full").redis(redis.url()));
+    env.topics.window_when_full = Some(WINDOW);
+    let mut member = env.start("a");
+    let set_limit = |limit: &str| drop(call(&redis, &env, &["CONFIG", "SET", "maxmemory", limit]));
+    let done = under_load(&env, &mut random, 300, |load, random| {
+        for round in 0..6 {
+            until_progress(load, random);
+            // Below what the server uses without any data: it refuses each write.
+            set_limit("100kb");
+            load.until_more_ended(300);
+            match round {
+                1 | 4 => {
+                    member.kill_9();
+                    member.start_again();
+                    member.until_ready();
+                    load.until_more_ended(100);
+                }
+                // An index that is lost can be rebuilt only with memory.
+                2 => drop(call(&redis, &env, &["FLUSHALL"])),
+                _ => {}
+            }
+            set_limit("0");
+            load.until_more_ended(300);
+        }
+    });
+    let report = done.settle();
+    assert!(report.without_room > 100, "{report}");
+    assert_eq!(member.kills(), 2);
+}
+
+#[test]
+fn a_topic_of_an_application_that_is_deleted_and_created_again_loses_and_duplicates_nothing_else() {
+    const GONE: &str = APPS[2];
+    let _permit = ChaosPermit::acquire();
+    let mut random = chaos_random("deleted-topic");
+    let env = SchedulerEnv::new(setup("deleted-topic"));
+    let mut member = env.start("a");
+    let watch = env.watch_deleting(GONE);
+    let done = under_watched_load(watch, &mut random, 200, |load, random| {
+        for round in 0..4 {
+            until_progress(load, random);
+            load.watch().delete_topic(GONE);
+            // Those of the other applications.
+            load.until_more_ended(200);
+            if round % 2 == 1 {
+                member.kill_9();
+                member.start_again();
+                member.until_ready();
+                load.until_more_ended(100);
+            }
+            load.watch().create_topic(GONE);
+            load.until_more_ended(300);
+        }
+    });
+    let report = done.settle();
+    // What was in the topic had been read, except for the last moments.
+    assert!(report.gone * 10 < report.dispatched, "{report}");
+    assert!(report.lateness[GONE].len() > 100, "{report}");
     assert_eq!(member.kills(), 2);
 }
 

@@ -18,9 +18,16 @@ use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::{Producer, Written};
 use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::{Message as _, v1};
+use redeliver_runtime::Config;
+use redeliver_runtime::cli::Start;
+use redeliver_runtime::listen::Listener;
+use redeliver_runtime::telemetry::Tracer;
+use redeliver_service::{Host, topics};
+use redeliver_testkit::kafka_request::delete_topic;
 use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, eventually, free_port};
+use tokio_util::sync::CancellationToken;
 
-use crate::oracle::{Intent, JobSpec, Report, Seen, Sent, Topics, check};
+use crate::oracle::{Deletion, Intent, JobSpec, Report, Seen, Sent, Topics, check};
 use crate::requests::Request;
 
 pub(crate) use redeliver_testkit::DEADLINE;
@@ -58,6 +65,7 @@ impl SchedulerEnv {
                 apps: APPS.map(|app| (app.to_owned(), topic(app))).into(),
                 partitions: i32::try_from(test.partitions()).unwrap(),
                 max_ended: None,
+                window_when_full: None,
             },
             producer: Producer::new(&kafka).unwrap(),
             runtime: tokio::runtime::Builder::new_multi_thread()
@@ -158,6 +166,33 @@ impl SchedulerEnv {
         Watch::new(self, Some(app))
     }
 
+    /// Watches all topics, one of which the test will delete.
+    pub(crate) fn watch_deleting(&self, app: &str) -> Watch<'_> {
+        let mut watch = self.watch_without(app);
+        watch.follow(app);
+        watch
+    }
+
+    /// Deletes the topic of an application.
+    pub(crate) fn delete_topic(&self, app: &str) {
+        delete_topic(&self.kafka.brokers, &self.topics.apps[app]);
+    }
+
+    /// Creates the topics that do not exist.
+    pub(crate) fn create_topics(&self) {
+        self.block_on(async {
+            let start = Start::new(
+                Arc::new(Config::from_yaml(&self.test.yaml()).unwrap()),
+                CancellationToken::new(),
+                Tracer::off(),
+                Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
+            );
+            let mut host = Host::new("scheduler", start);
+            let spec = topics::of_scheduler(&host.config);
+            host.ensure_topics(&spec).await.unwrap();
+        });
+    }
+
     /// Waits until all requests have a final outcome; see [`Watch::settle`].
     #[track_caller]
     pub(crate) fn settle(&self, mut sent: Vec<Sent>) -> Report {
@@ -182,6 +217,8 @@ pub(crate) struct Watch<'a> {
     env: &'a SchedulerEnv,
     state: TopicReader,
     others: TopicReader,
+    /// The topic of an application that the test deletes and creates.
+    changing: Option<TopicReader>,
     pub(crate) seen: Seen,
     /// How many jobs have ended, according to the state topic.
     ended: usize,
@@ -199,6 +236,7 @@ impl<'a> Watch<'a> {
         Self {
             state: TopicReader::new(&env.kafka, std::slice::from_ref(&topics.state)).unwrap(),
             others: TopicReader::new(&env.kafka, &others).unwrap(),
+            changing: None,
             env,
             seen: Seen::default(),
             ended: 0,
@@ -253,6 +291,40 @@ impl<'a> Watch<'a> {
             list.push(record);
         };
         self.others.read_to_end(DEADLINE, visit).unwrap();
+        if let Some(changing) = &mut self.changing {
+            let visit = |record| seen.apps.push(record);
+            changing.read_to_end(DEADLINE, visit).unwrap();
+        }
+    }
+
+    /// Reads the topic of an application to its end, and deletes it.
+    pub(crate) fn delete_topic(&mut self, app: &str) {
+        let from = SystemClock.now();
+        let mut changing = self.changing.take().expect("its topic exists");
+        let visit = |record| self.seen.apps.push(record);
+        changing.read_to_end(DEADLINE, visit).unwrap();
+        drop(changing);
+        self.env.delete_topic(app);
+        self.seen.deletions.push(Deletion {
+            app: app.to_owned(),
+            from,
+            to: SystemClock.now(),
+        });
+    }
+
+    /// Creates the topic of an application again.
+    pub(crate) fn create_topic(&mut self, app: &str) {
+        self.env.create_topics();
+        self.follow(app);
+    }
+
+    /// Reads also the topic of this application.
+    fn follow(&mut self, app: &str) {
+        let topic = self.env.topics.apps[app].clone();
+        let reader = eventually("the topic exists", DEADLINE, || {
+            TopicReader::new(&self.env.kafka, std::slice::from_ref(&topic))
+        });
+        self.changing = Some(reader);
     }
 
     /// Waits until this many jobs have ended.
@@ -289,7 +361,12 @@ impl<'a> Watch<'a> {
         let fewest = fewest_jobs(sent);
         eventually("all requests have a final outcome", DEADLINE, || {
             // A check is expensive, so it runs once it may succeed, or shortly before the deadline to be printed.
-            let ended = self.look_at_state();
+            let mut ended = self.look_at_state();
+            if self.env.topics.window_when_full.is_some() {
+                // Rejected jobs are not in the state topic.
+                self.look();
+                ended += self.seen.dlq.len();
+            }
             if ended < fewest && began.elapsed() < DEADLINE.mul_f64(0.95) {
                 return Err(format!("{ended} of {fewest} jobs have ended"));
             }

@@ -1,19 +1,11 @@
 //! The topic of an application is deleted: its jobs wait or become dead letters, and the jobs of others stay on time.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::headers::{self, DISPATCHED_AT, JOB_ID, SCHEDULED_TIME};
 use redeliver_core::{JobId, Record, Timestamp};
 use redeliver_proto::v1;
-use redeliver_runtime::Config;
-use redeliver_runtime::cli::Start;
-use redeliver_runtime::listen::Listener;
-use redeliver_runtime::telemetry::Tracer;
-use redeliver_service::{Host, topics};
-use redeliver_testkit::kafka_request::delete_topic;
 use redeliver_testkit::{ChaosPermit, ServiceProcess, eventually};
-use tokio_util::sync::CancellationToken;
 
 use crate::env::{DEADLINE, SchedulerEnv, answers, header, id};
 use crate::oracle::{JobSpec, Sent, When};
@@ -21,25 +13,6 @@ use crate::requests::{Request, in_millis};
 
 /// The application whose topic is deleted.
 const GONE: &str = "sms";
-
-/// Creates the missing topics.
-fn create_topics(env: &SchedulerEnv) {
-    env.block_on(async {
-        let start = Start::new(
-            Arc::new(Config::from_yaml(&env.test.yaml()).unwrap()),
-            CancellationToken::new(),
-            Tracer::off(),
-            Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
-        );
-        let mut host = Host::new("scheduler", start);
-        let spec = topics::of_scheduler(&host.config);
-        host.ensure_topics(&spec).await.unwrap();
-    });
-}
-
-fn delete(env: &SchedulerEnv) {
-    delete_topic(&env.kafka.brokers, &env.topics.apps[GONE]);
-}
 
 #[track_caller]
 fn until_waiting(scheduler: &mut ServiceProcess, jobs: u64) {
@@ -73,7 +46,7 @@ fn jobs_of_a_missing_topic_wait_for_it_while_others_stay_on_time() {
     let _permit = ChaosPermit::acquire();
     let env = SchedulerEnv::new(SchedulerEnv::builder("missing"));
     let mut scheduler = env.start("a");
-    delete(&env);
+    env.delete_topic(GONE);
     let due = in_millis(6_000);
     let gone = env.send((0..3).map(|n| job(GONE, format!("{n}"), due)).collect());
     // 100 per second, before and after.
@@ -134,7 +107,7 @@ fn jobs_of_a_missing_topic_wait_for_it_while_others_stay_on_time() {
         }
     });
     until_waiting(&mut scheduler, 2);
-    create_topics(&env);
+    env.create_topics();
     watch.until_jobs_ended(others.len() + 3);
     until_waiting(&mut scheduler, 0);
     let mut seen = env.watch();
@@ -155,7 +128,7 @@ fn a_job_that_waits_too_long_for_a_missing_topic_becomes_a_dead_letter() {
     let env =
         SchedulerEnv::new(SchedulerEnv::builder("missing-dead").set("kafka.topics.missing_timeout", "5s"));
     let mut scheduler = env.start("a");
-    delete(&env);
+    env.delete_topic(GONE);
     let due = in_millis(6_000);
     let gone = env.send(vec![job(GONE, "dead".to_owned(), due)]);
     until_waiting(&mut scheduler, 1);

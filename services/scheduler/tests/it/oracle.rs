@@ -38,6 +38,9 @@ mod report;
 mod request;
 mod tests;
 
+/// The code of a rejection because Redis is full.
+const INDEX_FULL: &str = "scheduler.index-full";
+
 /// The topics of a scheduler.
 #[derive(Clone, Debug)]
 pub(crate) struct Topics {
@@ -51,6 +54,26 @@ pub(crate) struct Topics {
     pub(crate) partitions: i32,
     /// `scheduler.max_ended`, if so many jobs of a partition can end.
     pub(crate) max_ended: Option<usize>,
+    /// `scheduler.window`, if Redis can be full: a job that is due later may be rejected.
+    pub(crate) window_when_full: Option<Duration>,
+}
+
+/// The deletion of the topic of an application. The oracle has read what was there at its beginning.
+#[derive(Clone, Debug)]
+pub(crate) struct Deletion {
+    pub(crate) app: String,
+    pub(crate) from: Timestamp,
+    pub(crate) to: Timestamp,
+}
+
+impl Deletion {
+    /// Whether the record of a job with this time of dispatch may be gone with the topic. A transaction writes a record after that time, and brokers take
+    /// records for a moment after they have confirmed a deletion.
+    fn takes(&self, app: &str, dispatched: Timestamp) -> bool {
+        const TRANSACTION: Duration = Duration::from_secs(2);
+        let began = dispatched.after(TRANSACTION);
+        self.app == app && began >= self.from && dispatched <= self.to.after(TRANSACTION)
+    }
 }
 
 /// All records of the topics, as a read_committed consumer sees them, in the order of their offsets.
@@ -61,6 +84,7 @@ pub(crate) struct Seen {
     pub(crate) dlq: Vec<Record>,
     pub(crate) answers: Vec<Record>,
     pub(crate) apps: Vec<Record>,
+    pub(crate) deletions: Vec<Deletion>,
 }
 
 /// Compares the requests with the topics. While jobs are in progress, the topics were read at different moments, so only
@@ -72,12 +96,13 @@ pub(crate) fn check(sent: &[Sent], topics: &Topics, seen: &Seen) -> Report {
     };
     let commands = checker.commands(sent, &seen.ingest);
     let mut states = checker.states(&seen.state);
-    let mut expectations = checker.expectations(&commands, &states);
+    let without_room = checker.without_room(&seen.dlq);
+    let mut expectations = checker.expectations(&commands, &states, &without_room);
     let mut dispatched = checker.dispatched(&seen.apps);
     for (id, job) in &mut expectations.jobs {
         let states = states.remove(id).unwrap_or_default();
         let records = dispatched.remove(id).unwrap_or_default();
-        checker.job(*id, job, &states, &records, &commands);
+        checker.job(*id, job, &states, &records, &commands, &seen.deletions);
     }
     for id in states.keys() {
         checker.defect(
@@ -116,6 +141,8 @@ enum Expected {
     Duplicate(JobId),
     Conflict(JobId),
     Refused,
+    /// A request that was rejected because Redis was full.
+    NoRoom,
     /// A command for this job, with its index in the job's commands.
     JobCommand(JobId, usize),
     /// A request that gives this job another content, with its index in the job's commands.

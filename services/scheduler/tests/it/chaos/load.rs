@@ -1,6 +1,6 @@
 //! A load of requests of all kinds that lasts as long as the chaos, so that processes are killed while they work.
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -26,13 +26,18 @@ pub(crate) struct Load<'a> {
     watch: RefCell<Watch<'a>>,
 }
 
-impl Load<'_> {
+impl<'a> Load<'a> {
     /// Waits until this many more jobs have ended, which means that schedulers are working.
     #[track_caller]
     pub(crate) fn until_more_ended(&self, more: usize) {
         let mut watch = self.watch.borrow_mut();
         let before = watch.look_at_state();
         watch.until_jobs_ended(before + more);
+    }
+
+    /// Changes the topics that are watched.
+    pub(crate) fn watch(&self) -> RefMut<'_, Watch<'a>> {
+        self.watch.borrow_mut()
     }
 }
 
@@ -79,8 +84,19 @@ pub(crate) fn under_load<'a>(
     per_second: u32,
     chaos: impl FnOnce(&Load<'_>, &mut fastrand::Rng),
 ) -> Done<'a> {
+    under_watched_load(env.watch(), random, per_second, chaos)
+}
+
+/// The same with a watch of the test.
+pub(crate) fn under_watched_load<'a>(
+    watch: Watch<'a>,
+    random: &mut fastrand::Rng,
+    per_second: u32,
+    chaos: impl FnOnce(&Load<'_>, &mut fastrand::Rng),
+) -> Done<'a> {
+    let env = watch.env();
     let load = Load {
-        watch: RefCell::new(env.watch()),
+        watch: RefCell::new(watch),
     };
     let generator = Generator::new(env, random.fork());
     let generate = |is_over: &AtomicBool| generator.run(is_over, per_second);

@@ -28,6 +28,7 @@ impl Checker<'_> {
             let (code, says) = match (expected, &command.sent.intent) {
                 (Expected::Refused, Intent::Refused { code, says }) => (code.as_str(), says.as_str()),
                 (Expected::Conflict(_), _) => ("request.conflict", "idempotencyKey"),
+                (Expected::NoRoom, _) => (INDEX_FULL, "Redis is full"),
                 _ => continue,
             };
             let found = letters.remove(&command.position).unwrap_or_default();
@@ -42,7 +43,12 @@ impl Checker<'_> {
                 );
             }
             match found.first() {
-                Some(letter) => self.dead_letter(command, code, says, letter),
+                Some(letter) => {
+                    self.dead_letter(command, code, says, letter);
+                    if let (Expected::NoRoom, Intent::Job(spec)) = (expected, &command.sent.intent) {
+                        self.is_beyond_window(spec, command, letter);
+                    }
+                }
                 None => self.waits(format!("{} has no dead letter", command.position)),
             }
         }
@@ -51,6 +57,22 @@ impl Checker<'_> {
             self.defect(
                 Foreign,
                 format!("{} is an unexpected dead letter: {message:?}", letter.position),
+            );
+        }
+    }
+
+    /// Even a full Redis is no reason to reject a job that needs no index.
+    fn is_beyond_window(&mut self, spec: &JobSpec, command: &Command<'_>, letter: &Record) {
+        let rejected: Option<Timestamp> = parsed(header(letter, headers::ERROR_TIMESTAMP));
+        let due = spec.when.due(command.sent.at);
+        let window = self.topics.window_when_full.unwrap_or_default();
+        if rejected.is_none_or(|rejected| due <= rejected.after(window)) {
+            self.defect(
+                Contradiction,
+                format!(
+                    "{} is due at {due}, and was rejected at {rejected:?}",
+                    command.position
+                ),
             );
         }
     }
@@ -159,7 +181,7 @@ impl Checker<'_> {
             Expected::Job(id) => (v1::Outcome::Scheduled, Some(*id)),
             Expected::Duplicate(id) => (v1::Outcome::Duplicate, Some(*id)),
             Expected::Conflict(id) => (v1::Outcome::Conflict, Some(*id)),
-            Expected::Refused => (v1::Outcome::Rejected, None),
+            Expected::Refused | Expected::NoRoom => (v1::Outcome::Rejected, None),
             Expected::UnknownJob => (v1::Outcome::Unknown, None),
             Expected::JobCommand(id, index) => (outcome_of(&expectations.jobs[id].end, *index), Some(*id)),
             Expected::Replacement(id, index) => match outcome_of(&expectations.jobs[id].end, *index) {

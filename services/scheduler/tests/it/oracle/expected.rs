@@ -86,8 +86,23 @@ impl Checker<'_> {
         self.equal("headers", position, &record.headers, headers);
     }
 
+    /// The requests that were rejected because Redis was full, if that can be. Only the scheduler knows when it was.
+    pub(super) fn without_room(&self, dead_letters: &[Record]) -> HashSet<(i32, i64)> {
+        let rejected = dead_letters.iter().filter(|letter| {
+            self.topics.window_when_full.is_some()
+                && header(letter, headers::ERROR_CODE) == Some(INDEX_FULL.as_bytes())
+        });
+        let origins = rejected.filter_map(|letter| ReservedHeaders::read(letter).ok()?.origin().ok());
+        origins.map(|origin| (origin.partition, origin.offset)).collect()
+    }
+
     /// The expected jobs, which follow from the order of the commands.
-    pub(super) fn expectations<'a>(&mut self, commands: &[Command<'a>], states: &States) -> Expectations<'a> {
+    pub(super) fn expectations<'a>(
+        &mut self,
+        commands: &[Command<'a>],
+        states: &States,
+        without_room: &HashSet<(i32, i64)>,
+    ) -> Expectations<'a> {
         let mut expectations = Expectations::default();
         // The job of each key, and the newest request that it is from.
         let mut keys: HashMap<(&str, &str), (JobId, &JobSpec)> = HashMap::new();
@@ -95,6 +110,11 @@ impl Checker<'_> {
             let sent: &'a Sent = command.sent;
             let expected = match &sent.intent {
                 Intent::Refused { .. } => Expected::Refused,
+                Intent::Job(_)
+                    if without_room.contains(&(command.position.partition, command.position.offset)) =>
+                {
+                    Expected::NoRoom
+                }
                 Intent::Cancel(id) | Intent::Reschedule(id, _) => match expectations.jobs.get_mut(id) {
                     Some(job) => {
                         job.later.push(index);
@@ -155,6 +175,7 @@ impl Checker<'_> {
                 Expected::Duplicate(_) => self.report.duplicates += 1,
                 Expected::Conflict(_) => self.report.conflicts += 1,
                 Expected::Refused => self.report.refused += 1,
+                Expected::NoRoom => self.report.without_room += 1,
                 Expected::JobCommand(..) | Expected::Replacement(..) | Expected::UnknownJob => {}
             }
             expectations.expected.push(expected);

@@ -44,6 +44,7 @@ impl Checker<'_> {
         states: &[Option<v1::JobRecord>],
         records: &[&Record],
         commands: &[Command<'a>],
+        deletions: &[Deletion],
     ) {
         for again in records.iter().skip(1) {
             let (first, again) = (&records[0].position, &again.position);
@@ -66,8 +67,14 @@ impl Checker<'_> {
             }
             v1::JobState::Dispatched => {
                 self.report.dispatched += 1;
+                let may_be_gone = |dispatched| {
+                    deletions
+                        .iter()
+                        .any(|deletion| deletion.takes(&last.app, dispatched))
+                };
                 match records.first() {
                     Some(record) => self.record(id, job, record),
+                    None if job.end.ended.is_some_and(may_be_gone) => self.report.gone += 1,
                     None => self.defect(
                         Lost,
                         format!("job {id} is dispatched in the state topic, but has no record"),

@@ -32,6 +32,10 @@ pub(crate) struct Report {
     pub(crate) cancelled: usize,
     pub(crate) expired: usize,
     pub(crate) refused: usize,
+    /// Requests that were rejected because Redis was full.
+    pub(crate) without_room: usize,
+    /// Dispatched jobs whose records may be gone with the topic of their application.
+    pub(crate) gone: usize,
     pub(crate) conflicts: usize,
     pub(crate) duplicates: usize,
     pub(crate) forwarded: usize,
@@ -74,13 +78,15 @@ impl fmt::Display for Report {
         let smallest = self.lateness.values().flatten().min();
         write!(
             f,
-            "{} jobs: {} dispatched (smallest margin {smallest:?} ms), {} cancelled, {} expired; {} refused, {} \
-             conflicts, {} duplicates, {} forwarded, {} rescheduled, {} replaced, {} answers; {} waiting, {} defects",
+            "{} jobs: {} dispatched (smallest margin {smallest:?} ms), {} gone with their topic, {} cancelled, {} expired; {} \
+             refused, {} without room, {} conflicts, {} duplicates, {} forwarded, {} rescheduled, {} replaced, {} answers; {} waiting, {} defects",
             self.jobs,
             self.dispatched,
+            self.gone,
             self.cancelled,
             self.expired,
             self.refused,
+            self.without_room,
             self.conflicts,
             self.duplicates,
             self.forwarded,

@@ -1,6 +1,6 @@
 //! The oracle finds planted defects, and nothing in topics without a defect.
 
-use redeliver_core::{Failure, HumanDuration};
+use redeliver_core::{ErrorClass, Failure, HumanDuration};
 use redeliver_proto::convert::{to_headers, to_priority, to_timestamp};
 
 use super::expected::forwarded_headers;
@@ -8,6 +8,7 @@ use super::*;
 
 const START: i64 = 1_763_722_800_000;
 const PARTITIONS: i32 = 3;
+const WINDOW: Duration = Duration::from_secs(10);
 
 fn topics() -> Topics {
     Topics {
@@ -18,6 +19,7 @@ fn topics() -> Topics {
         apps: [("app".to_owned(), "jobs".into())].into(),
         partitions: PARTITIONS,
         max_ended: None,
+        window_when_full: Some(WINDOW),
     }
 }
 
@@ -103,6 +105,7 @@ impl World {
 
         world.refuse();
         world.cancel_unknown();
+        world.reject_for_memory();
 
         let debounced = |name: &str, seconds: i64| JobSpec {
             idempotency_key: Some("debounced".to_owned()),
@@ -404,6 +407,26 @@ impl World {
         self.dead_letter(&request, &failure);
     }
 
+    /// A request that is rejected because Redis is full, and a second one with its key, which is not.
+    fn reject_for_memory(&mut self) {
+        let far = JobSpec {
+            idempotency_key: Some("far".to_owned()),
+            when: When::At(at(10_011)),
+            ..spec("far")
+        };
+        let home = shard_of("app", "far", PARTITIONS);
+        let request = self.send("far", home, home, Intent::Job(Box::new(far.clone())));
+        let failure = Failure::new(
+            ErrorClass::Permanent,
+            "scheduler.index-full",
+            "Redis is full; until it has more free memory, only jobs that are due within 10 s are accepted",
+        );
+        self.answer(v1::Outcome::Rejected, None, &failure.message);
+        self.dead_letter(&request, &failure);
+        self.schedule("far", far);
+        self.dispatch("far", 10_011, 10_012);
+    }
+
     fn dead_letter(&mut self, request: &Record, failure: &Failure) {
         let mut list = request.headers.clone();
         headers::write_lineage(&mut list, "scheduler", &Origin::of(request), 0);
@@ -496,6 +519,8 @@ fn topics_without_a_defect_are_clean() {
         cancelled,
         expired,
         refused,
+        without_room,
+        gone,
         conflicts,
         duplicates,
         forwarded,
@@ -504,9 +529,80 @@ fn topics_without_a_defect_are_clean() {
         answers,
         ..
     } = report;
-    assert_eq!((jobs, dispatched, cancelled, expired), (8, 5, 2, 1));
-    assert_eq!((refused, conflicts, duplicates), (1, 1, 2));
-    assert_eq!((forwarded, rescheduled, replaced, answers), (1, 1, 3, 19));
+    assert_eq!((jobs, dispatched, cancelled, expired, gone), (9, 6, 2, 1, 0));
+    assert_eq!((refused, without_room, conflicts, duplicates), (1, 1, 1, 2));
+    assert_eq!((forwarded, rescheduled, replaced, answers), (1, 1, 3, 21));
+}
+
+#[test]
+fn a_full_redis_is_no_excuse_for_what_needs_no_memory() {
+    let letter_of = |world: &World| {
+        let is_it = |letter: &&Record| header(letter, headers::ERROR_CODE) == Some(INDEX_FULL.as_bytes());
+        world.seen.dlq.iter().find(is_it).unwrap().clone()
+    };
+    // It was due within the window when it was rejected.
+    finds(&[Contradiction], |world| {
+        let mut letter = letter_of(world);
+        world.seen.dlq.retain(|other| other.position != letter.position);
+        letter.timestamp = Some(at(11));
+        letter.headers = letter.headers.filtered(|name| name != headers::ERROR_TIMESTAMP);
+        letter
+            .headers
+            .push_text(headers::ERROR_TIMESTAMP, &at(11).to_string());
+        world.seen.dlq.push(letter);
+    });
+    finds(&[Double], |world| {
+        let again = letter_of(world);
+        world.seen.dlq.push(again);
+    });
+    // Another one of its application was.
+    finds(&[Foreign], |world| {
+        let mut letter = letter_of(world);
+        letter.headers = letter.headers.filtered(|name| name != headers::ORIGINAL_OFFSET);
+        letter.headers.push_text(headers::ORIGINAL_OFFSET, "999");
+        world.seen.dlq.push(letter);
+    });
+    // Without a full Redis, the requests before it and after it would be one job.
+    let world = World::new();
+    let never_full = Topics {
+        window_when_full: None,
+        ..topics()
+    };
+    let report = check(&world.sent, &never_full, &world.seen);
+    assert!(
+        report.defects.iter().any(|defect| defect.kind == Foreign),
+        "{report}"
+    );
+}
+
+#[test]
+fn only_records_of_the_last_moments_may_be_gone_with_a_topic() {
+    let deletion = |from, to, app: &str| Deletion {
+        app: app.to_owned(),
+        from: at(from),
+        to: at(to),
+    };
+    // The first one was dispatched at 1001.
+    let check_without = |deletion: Deletion| {
+        let mut world = World::new();
+        world.seen.apps.remove(0);
+        world.seen.deletions.push(deletion);
+        let report = world.report();
+        (report.gone, report.defects.len())
+    };
+    assert_eq!(check_without(deletion(900, 1_100, "app")), (1, 0));
+    assert_eq!(check_without(deletion(900, 1_100, "another")), (0, 1));
+    assert_eq!(
+        check_without(deletion(3_002, 3_100, "app")),
+        (0, 1),
+        "it was read before"
+    );
+    let late = (-2_000, -1_000, "app");
+    assert_eq!(
+        check_without(deletion(late.0, late.1, late.2)),
+        (0, 1),
+        "it was written after"
+    );
 }
 
 #[test]
@@ -525,7 +621,7 @@ fn missing_records_are_found() {
         world.seen.state.push(forgotten);
     });
     is_waiting("is not answered", |world| drop(world.seen.answers.remove(1)));
-    is_waiting("has no dead letter", |world| drop(world.seen.dlq.pop()));
+    is_waiting("has no dead letter", |world| drop(world.seen.dlq.remove(0)));
     is_waiting("is in a wrong partition", |world| {
         let name = world
             .seen
