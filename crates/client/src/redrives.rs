@@ -343,7 +343,7 @@ impl RedriveClient {
         self.redrive(answer).await
     }
 
-    /// Starts a planned job, now or at a time in the future.
+    /// Starts a planned job, now or at a time in the future. Until a delayed job begins, this gives it another time, or begins it now.
     ///
     /// # Errors
     /// [`Code::NotFound`](crate::Code::NotFound) if it does not exist, [`Code::Aborted`](crate::Code::Aborted) if it has another revision.

@@ -41,10 +41,15 @@ impl SchedulerEnv {
     /// Creates an environment with an empty Redis.
     pub(super) async fn build(broker: &Broker, redis: &mut Redis, name: &str) -> anyhow::Result<Self> {
         redis.empty()?;
+        Self::on(broker, &redis.url, name).await
+    }
+
+    /// Creates an environment with this Redis, which is empty.
+    pub(super) async fn on(broker: &Broker, redis: &str, name: &str) -> anyhow::Result<Self> {
         let env = Self {
             broker: broker.clone(),
             name: broker.name(name),
-            redis: redis.url.clone(),
+            redis: redis.to_owned(),
             apps: 0,
         };
         // The scheduler creates its own topics.
@@ -69,6 +74,11 @@ impl SchedulerEnv {
 
     pub(super) fn app_topic(&self, app: &str) -> String {
         self.topic(app)
+    }
+
+    /// A key of a shard. All of its keys have the same hash slot.
+    pub(super) fn key(&self, shard: i32) -> String {
+        format!("{}:v2:{{{shard}}}:meta", self.name)
     }
 
     /// The key of the sorted set with the waiting jobs of [`BULK`] in a shard.

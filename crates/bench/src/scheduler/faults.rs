@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use anyhow::Context as _;
 use redeliver_core::{Clock, SystemClock};
+use redeliver_testkit::LocalRedisCluster;
 
 use super::PARTITIONS;
 use super::arrivals::{Arrivals, lateness};
@@ -29,10 +31,12 @@ enum Fault {
     DeletedTopic,
     RollingRestart,
     Kill,
+    KilledPrimary,
+    MovedSlots,
 }
 
 impl Fault {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 9] = [
         Self::None,
         Self::EmptiedRedis,
         Self::FullRedis,
@@ -40,6 +44,8 @@ impl Fault {
         Self::DeletedTopic,
         Self::RollingRestart,
         Self::Kill,
+        Self::KilledPrimary,
+        Self::MovedSlots,
     ];
 
     fn description(self) -> &'static str {
@@ -53,6 +59,8 @@ impl Fault {
             }
             Self::RollingRestart => "both schedulers are restarted one after the other",
             Self::Kill => "one of two schedulers is killed and started again",
+            Self::KilledPrimary => "each primary of a Redis Cluster is killed, and its replica takes over",
+            Self::MovedSlots => "the hash slots of all shards move to other nodes of a Redis Cluster",
         }
     }
 }
@@ -74,7 +82,15 @@ pub(super) async fn run(broker: &Broker, redis: &mut Redis, figures: &mut Figure
 }
 
 async fn measure(broker: &Broker, redis: &mut Redis, fault: Fault) -> anyhow::Result<Vec<f64>> {
-    let env = SchedulerEnv::build(broker, redis, &format!("fault-{fault:?}")).await?;
+    let name = format!("fault-{fault:?}");
+    let mut cluster = match fault {
+        Fault::KilledPrimary | Fault::MovedSlots => Some(LocalRedisCluster::start_with_replicas()?),
+        _ => None,
+    };
+    let env = match &cluster {
+        Some(cluster) => SchedulerEnv::on(broker, &cluster.url(), &name).await?,
+        None => SchedulerEnv::build(broker, redis, &name).await?,
+    };
     let mut processes = vec![env.start("a", true)?];
     until_live(&processes)?;
     let due = SystemClock.now().after(Duration::from_secs(3_600));
@@ -128,6 +144,18 @@ async fn measure(broker: &Broker, redis: &mut Redis, fault: Fault) -> anyhow::Re
             process.kill()?;
             processes.push(env.start("b", true)?);
             until_live(&processes)?;
+        }
+        Fault::KilledPrimary => {
+            let cluster = cluster.as_mut().context("a cluster")?;
+            for primary in 0..cluster.masters().len() {
+                cluster.fail_over(primary)?;
+            }
+        }
+        Fault::MovedSlots => {
+            let cluster = cluster.as_ref().context("a cluster")?;
+            for shard in 0..PARTITIONS {
+                cluster.move_slot_of(&env.key(shard), || ())?;
+            }
         }
     }
     std::thread::sleep(AROUND);
