@@ -346,7 +346,8 @@ impl RedriveClient {
     /// Starts a planned job, now or at a time in the future. Until a delayed job begins, this gives it another time, or begins it now.
     ///
     /// # Errors
-    /// [`Code::NotFound`](crate::Code::NotFound) if it does not exist, [`Code::Aborted`](crate::Code::Aborted) if it has another revision.
+    /// [`Code::NotFound`](crate::Code::NotFound) if it does not exist, [`Code::Aborted`](crate::Code::Aborted) if it has another revision,
+    /// [`Code::FailedPrecondition`](crate::Code::FailedPrecondition) if it is cancelled, or has begun and `at` is another time.
     pub async fn start(&self, change: &RedriveChange, at: Option<Timestamp>) -> Result<Redrive, ClientError> {
         let request = v1::ChangeRedriveRequest {
             start_at: at.map(to_timestamp),

@@ -1,7 +1,7 @@
 //! What the tests of all packages share: the Kafka and the Redis they use, our binaries as processes that can be
 //! killed and frozen, an HTTP endpoint with planned failures, and one way to wait for a condition.
 //!
-//! A dev-dependency only. `cargo xtask` and the benchmarks depend on it too, because the same code starts the servers of a single test
+//! A dev-dependency. `cargo xtask` and the benchmarks depend on it too, because the same code starts the servers of a single test
 //! and those of a whole test run.
 //!
 //! | module | idea |

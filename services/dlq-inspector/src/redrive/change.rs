@@ -43,7 +43,7 @@ pub enum Change {
 /// How to change a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobChange {
-    /// Starts it, perhaps later. While it waits for its time, it can get another one.
+    /// Starts it, perhaps later. Until it begins, it can get another time.
     Start(Option<Timestamp>),
     /// Pauses it.
     Pause,
@@ -240,7 +240,7 @@ impl PendingChange {
         if expected.is_some_and(|expected| expected != job.record.revision) {
             return Err(RefusedChange::Revised(job.record.revision));
         }
-        let Some(mut record) = next(&job, entry, change, self.request.at)? else {
+        let Some(mut record) = next(&job, entry, change)? else {
             return Ok((job, Vec::new()));
         };
         record.revision += 1;
@@ -255,6 +255,7 @@ impl PendingChange {
         };
         let details = match change {
             JobChange::Start(Some(at)) => format!("at {at}"),
+            JobChange::Start(None) if job.start_at().is_some() => "now".to_owned(),
             JobChange::Rate(0) => "no rate".to_owned(),
             JobChange::Rate(rate) => format!("rate {rate}/s"),
             _ => String::new(),
@@ -315,26 +316,21 @@ fn new_id(now: Timestamp, random: u128) -> String {
 }
 
 /// What follows from a change; `None` if it has no effect.
-fn next(
-    job: &Job,
-    entry: &Entry,
-    change: JobChange,
-    now: Timestamp,
-) -> Result<Option<v1::RedriveRecord>, RefusedChange> {
+fn next(job: &Job, entry: &Entry, change: JobChange) -> Result<Option<v1::RedriveRecord>, RefusedChange> {
     use v1::RedriveState::{Cancelled, Paused, Planned, Running};
     let progress = entry.progress();
     let state = job::state(job, &progress);
     let mut record = job.record.clone();
     let (wanted, starts) = match (change, state) {
         (JobChange::Start(_), Planned) => (Wanted::Running, true),
-        // It waits for another time.
-        (JobChange::Start(at), Running)
-            if progress.next == 0 && job.start_at() != at && job.start_at() > Some(now) =>
-        {
-            (Wanted::Running, false)
+        // It has not begun, and gets another time.
+        (JobChange::Start(at), Running | Paused) if progress.next == 0 && job.start_at() != at => {
+            (job.wanted, false)
         }
         // It has begun, or begins then.
-        (JobChange::Start(_), state) if state != Cancelled => return Ok(None),
+        (JobChange::Start(at), state) if state != Cancelled && (at.is_none() || at == job.start_at()) => {
+            return Ok(None);
+        }
         (JobChange::Pause, Running) => (Wanted::Paused, false),
         // The brake has paused it. Now it stays paused, also if somebody changes the rate.
         (JobChange::Pause, Paused) if job.wanted == Wanted::Running => (Wanted::Paused, false),
@@ -476,28 +472,40 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_waits_for_its_time_can_get_another_one() {
+    fn a_job_that_has_not_begun_can_get_another_time() {
+        use v1::RedriveState::{Paused, Running, Succeeded};
         let later = |seconds| Some(NOW.after(std::time::Duration::from_secs(seconds)));
-        let changed = |start_at: Option<Timestamp>, done: u32, at| {
-            let mut job = job(2, Wanted::Running).record;
+        let changed_if = |wanted, start_at: Option<Timestamp>, done: u32, at| {
+            let mut job = job(2, wanted).record;
             job.redrive.as_mut().unwrap().start_at = start_at.map(to_timestamp);
-            let mut jobs = jobs(2, Wanted::Running);
+            let mut jobs = jobs(2, wanted);
             jobs.apply(&record_of(&job_key("1f"), job.encode_to_vec()));
             let mut progress = Progress::default();
             (0..done).for_each(|_| progress.count(Outcome::Done));
             jobs.apply_own("1f", &progress, Vec::new());
             let change = Change::Job("1f".to_owned(), None, JobChange::Start(at));
-            let (job, outputs) = pending(change, jobs).decide().unwrap();
-            (job.start_at(), job.record.run, outputs.len())
+            let (job, outputs) = pending(change, jobs).decide()?;
+            assert_eq!((job.wanted, job.record.run), (wanted, 1));
+            Ok((job.start_at(), outputs.len()))
         };
-        assert_eq!(changed(later(60), 0, None), (None, 1, 2));
-        assert_eq!(changed(later(60), 0, later(5)), (later(5), 1, 2));
-        assert_eq!(changed(later(60), 0, later(90)), (later(90), 1, 2));
-        assert_eq!(changed(later(60), 0, later(60)), (later(60), 1, 0), "repeated");
-        // It has begun, or its time has come.
-        assert_eq!(changed(later(60), 1, None), (later(60), 1, 0));
-        assert_eq!(changed(later(0), 0, later(90)), (later(0), 1, 0));
-        assert_eq!(changed(None, 0, later(90)), (None, 1, 0));
+        let changed = |start_at, done, at| changed_if(Wanted::Running, start_at, done, at);
+        assert_eq!(changed(later(60), 0, None), Ok((None, 2)));
+        assert_eq!(changed(later(60), 0, later(5)), Ok((later(5), 2)));
+        assert_eq!(changed(later(60), 0, later(90)), Ok((later(90), 2)));
+        assert_eq!(changed(later(60), 0, later(60)), Ok((later(60), 0)), "repeated");
+        assert_eq!(changed(None, 0, later(90)), Ok((later(90), 2)));
+        // A paused one stays paused.
+        assert_eq!(
+            changed_if(Wanted::Paused, later(60), 0, later(5)),
+            Ok((later(5), 2))
+        );
+        // It has begun.
+        let refused = |state| Err(RefusedChange::State(state));
+        assert_eq!(changed(later(60), 1, None), Ok((later(60), 0)));
+        assert_eq!(changed(later(60), 1, later(60)), Ok((later(60), 0)));
+        assert_eq!(changed(later(60), 1, later(90)), refused(Running));
+        assert_eq!(changed_if(Wanted::Paused, None, 1, later(90)), refused(Paused));
+        assert_eq!(changed(None, 2, later(90)), refused(Succeeded));
     }
 
     #[test]

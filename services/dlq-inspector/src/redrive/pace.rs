@@ -106,8 +106,9 @@ pub fn next(job: &Job, progress: &Progress, memory: Memory, now: Timestamp) -> N
 /// Until when a running job waits, because its start is delayed or a batch is observed.
 #[must_use]
 pub fn waits_until(job: &Job, progress: &Progress, now: Timestamp) -> Option<Timestamp> {
-    if progress.next == 0 {
-        return job.start_at().filter(|start| *start > now);
+    // Also if it took its first items while it was postponed.
+    if let Some(start) = job.start_at().filter(|start| *start > now) {
+        return Some(start);
     }
     let has_batches = job.kind == Kind::Redrive && !job.spec().all_at_once;
     if !has_batches || !BATCHES.contains(&progress.next) {
@@ -224,6 +225,12 @@ mod tests {
         let first = |job: &Job, now| next(job, &Progress::default(), Memory::default(), at(now));
         assert_eq!(
             (first(&delayed, 4_999), first(&delayed, 5_000)),
+            (Next::Wait(at(5_000)), Next::Take(10))
+        );
+        // It was postponed in the moment in which it took its first items.
+        let after_first = |now| next(&delayed, &tried(4, 1_000), Memory::default(), at(now));
+        assert_eq!(
+            (after_first(4_999), after_first(5_000)),
             (Next::Wait(at(5_000)), Next::Take(10))
         );
         let slow = with(&running, |spec| {

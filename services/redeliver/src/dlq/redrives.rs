@@ -364,25 +364,34 @@ pub(super) async fn execute(
         eprintln!("nothing was done");
         return Ok(Executed::Stopped);
     }
-    // Whoever repeats the request goes on with the job, also if it was started meanwhile.
-    let any_revision = RedriveChange {
-        id: job.id.clone(),
-        expected_revision: None,
-    };
-    let started = match client.start(&any_revision, start_at).await {
-        // The time has passed since the plan was requested, or the clocks differ.
-        Err(error) if has_reason(&error, "START_INVALID") => {
-            client.cancel(&as_shown(&job)).await?;
-            return Err(error.into());
-        }
-        started => started?,
-    };
+    let started = start(client, job, start_at).await?;
     if args.no_wait || start_at.is_some() {
         print_item(args.output.format, || as_text(&started), || as_json(&started));
         return Ok(Executed::Accepted);
     }
     let ended = wait(client, &started.id, args.output.format).await?;
     Ok(Executed::of(&ended))
+}
+
+/// Starts a job. Whoever repeats the request goes on with the job as it is, also if it was started for another time meanwhile.
+async fn start(
+    client: &RedriveClient,
+    mut job: Redrive,
+    start_at: Option<Timestamp>,
+) -> Result<Redrive, ClientError> {
+    while !matches!(job.state, RedriveState::Running | RedriveState::Paused) {
+        let shown = as_shown(&job);
+        match client.start(&shown, start_at).await {
+            Err(error) if has_reason(&error, "REDRIVE_REVISED") => job = client.get(&job.id).await?,
+            // The time has passed since the plan was requested, or the clocks differ.
+            Err(error) if has_reason(&error, "START_INVALID") => {
+                client.cancel(&shown).await?;
+                return Err(error);
+            }
+            started => return started,
+        }
+    }
+    Ok(job)
 }
 
 /// Whether the inspector has refused a call for this reason.

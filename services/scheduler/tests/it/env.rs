@@ -299,7 +299,9 @@ impl<'a> Watch<'a> {
 
     /// Reads the topic of an application to its end, and deletes it.
     pub(crate) fn delete_topic(&mut self, app: &str) {
-        let from = SystemClock.now();
+        // The transactions of these states are complete, so that their records are read now.
+        self.look_at_state();
+        let known = self.seen.state.len();
         let mut changing = self.changing.take().expect("its topic exists");
         let visit = |record| self.seen.apps.push(record);
         changing.read_to_end(DEADLINE, visit).unwrap();
@@ -307,9 +309,15 @@ impl<'a> Watch<'a> {
         self.env.delete_topic(app);
         self.seen.deletions.push(Deletion {
             app: app.to_owned(),
-            from,
-            to: SystemClock.now(),
+            states: known..usize::MAX,
         });
+    }
+
+    /// Takes note that schedulers have noticed the last deletion: from now on, they do not write to the topic until it is created again.
+    pub(crate) fn deletion_is_noticed(&mut self) {
+        self.look_at_state();
+        let deletion = self.seen.deletions.last_mut().expect("a topic was deleted");
+        deletion.states.end = self.seen.state.len();
     }
 
     /// Creates the topic of an application again.

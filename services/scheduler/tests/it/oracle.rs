@@ -14,6 +14,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,7 @@ use redeliver_scheduler::index::MIN_KEPT;
 
 use DefectKind::{Altered, Contradiction, Double, Early, Foreign, Lost};
 
+use self::jobs::may_be_gone;
 pub(crate) use self::report::{Defect, DefectKind, Report};
 pub(crate) use self::request::{Intent, JobSpec, Sent, When};
 
@@ -58,22 +60,13 @@ pub(crate) struct Topics {
     pub(crate) window_when_full: Option<Duration>,
 }
 
-/// The deletion of the topic of an application. The oracle has read what was there at its beginning.
+/// The deletion of the topic of an application, whose records had been read before.
 #[derive(Clone, Debug)]
 pub(crate) struct Deletion {
     pub(crate) app: String,
-    pub(crate) from: Timestamp,
-    pub(crate) to: Timestamp,
-}
-
-impl Deletion {
-    /// Whether the record of a job with this time of dispatch may be gone with the topic. A transaction writes a record after that time, and brokers take
-    /// records for a moment after they have confirmed a deletion.
-    fn takes(&self, app: &str, dispatched: Timestamp) -> bool {
-        const TRANSACTION: Duration = Duration::from_secs(2);
-        let began = dispatched.after(TRANSACTION);
-        self.app == app && began >= self.from && dispatched <= self.to.after(TRANSACTION)
-    }
+    /// The records of the state topic between those that were read right before the records of the deleted topic, and those that were read once the
+    /// schedulers had noticed the deletion. They are of the transactions whose records may be gone with the topic.
+    pub(crate) states: Range<usize>,
 }
 
 /// All records of the topics, as a read_committed consumer sees them, in the order of their offsets.
@@ -99,10 +92,11 @@ pub(crate) fn check(sent: &[Sent], topics: &Topics, seen: &Seen) -> Report {
     let without_room = checker.without_room(&seen.dlq);
     let mut expectations = checker.expectations(&commands, &states, &without_room);
     let mut dispatched = checker.dispatched(&seen.apps);
+    let may_be_gone = may_be_gone(seen);
     for (id, job) in &mut expectations.jobs {
         let states = states.remove(id).unwrap_or_default();
         let records = dispatched.remove(id).unwrap_or_default();
-        checker.job(*id, job, &states, &records, &commands, &seen.deletions);
+        checker.job(*id, job, &states, &records, &commands, &may_be_gone);
     }
     for id in states.keys() {
         checker.defect(

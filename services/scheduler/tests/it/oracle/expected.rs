@@ -110,11 +110,6 @@ impl Checker<'_> {
             let sent: &'a Sent = command.sent;
             let expected = match &sent.intent {
                 Intent::Refused { .. } => Expected::Refused,
-                Intent::Job(_)
-                    if without_room.contains(&(command.position.partition, command.position.offset)) =>
-                {
-                    Expected::NoRoom
-                }
                 Intent::Cancel(id) | Intent::Reschedule(id, _) => match expectations.jobs.get_mut(id) {
                     Some(job) => {
                         job.later.push(index);
@@ -127,6 +122,14 @@ impl Checker<'_> {
                     let taken = key.and_then(|key| keys.get(&(spec.app.as_str(), key)).copied());
                     let replaced =
                         taken.filter(|(_, newest)| spec.replaces && !spec.is_repetition_of(newest));
+                    // What repeats a request needs no room, and neither does a conflict.
+                    let is_new = taken.is_none() || replaced.is_some();
+                    let position = (command.position.partition, command.position.offset);
+                    if is_new && without_room.contains(&position) {
+                        self.report.without_room += 1;
+                        expectations.expected.push(Expected::NoRoom);
+                        continue;
+                    }
                     let job = replaced.and_then(|(id, _)| Some((id, expectations.jobs.get_mut(&id)?)));
                     let mut becomes = Becomes::Job;
                     if let Some((id, job)) = job {
@@ -175,8 +178,10 @@ impl Checker<'_> {
                 Expected::Duplicate(_) => self.report.duplicates += 1,
                 Expected::Conflict(_) => self.report.conflicts += 1,
                 Expected::Refused => self.report.refused += 1,
-                Expected::NoRoom => self.report.without_room += 1,
-                Expected::JobCommand(..) | Expected::Replacement(..) | Expected::UnknownJob => {}
+                Expected::NoRoom
+                | Expected::JobCommand(..)
+                | Expected::Replacement(..)
+                | Expected::UnknownJob => {}
             }
             expectations.expected.push(expected);
         }

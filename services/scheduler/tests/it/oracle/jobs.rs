@@ -2,6 +2,21 @@
 
 use super::*;
 
+/// The dispatched jobs whose records may be gone with the topic of their application.
+pub(super) fn may_be_gone(seen: &Seen) -> HashSet<JobId> {
+    let mut ids = HashSet::new();
+    for Deletion { app, states } in &seen.deletions {
+        let states = states.start..states.end.min(seen.state.len());
+        for record in seen.state.get(states).unwrap_or_default() {
+            let job = record.value.clone().map(v1::JobRecord::decode);
+            if matches!(job, Some(Ok(job)) if job.app == *app && job.state() == v1::JobState::Dispatched) {
+                ids.extend(parsed::<JobId>(record.key.as_deref()));
+            }
+        }
+    }
+    ids
+}
+
 impl Checker<'_> {
     /// The records of each job in the state topic, oldest first; `None` is a tombstone.
     pub(super) fn states(&mut self, records: &[Record]) -> States {
@@ -44,7 +59,7 @@ impl Checker<'_> {
         states: &[Option<v1::JobRecord>],
         records: &[&Record],
         commands: &[Command<'a>],
-        deletions: &[Deletion],
+        may_be_gone: &HashSet<JobId>,
     ) {
         for again in records.iter().skip(1) {
             let (first, again) = (&records[0].position, &again.position);
@@ -67,14 +82,9 @@ impl Checker<'_> {
             }
             v1::JobState::Dispatched => {
                 self.report.dispatched += 1;
-                let may_be_gone = |dispatched| {
-                    deletions
-                        .iter()
-                        .any(|deletion| deletion.takes(&last.app, dispatched))
-                };
                 match records.first() {
                     Some(record) => self.record(id, job, record),
-                    None if job.end.ended.is_some_and(may_be_gone) => self.report.gone += 1,
+                    None if may_be_gone.contains(&id) => self.report.gone += 1,
                     None => self.defect(
                         Lost,
                         format!("job {id} is dispatched in the state topic, but has no record"),

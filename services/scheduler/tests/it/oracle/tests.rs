@@ -555,12 +555,21 @@ fn a_full_redis_is_no_excuse_for_what_needs_no_memory() {
         let again = letter_of(world);
         world.seen.dlq.push(again);
     });
-    // Another one of its application was.
+    // It was another request.
     finds(&[Foreign], |world| {
         let mut letter = letter_of(world);
         letter.headers = letter.headers.filtered(|name| name != headers::ORIGINAL_OFFSET);
         letter.headers.push_text(headers::ORIGINAL_OFFSET, "999");
         world.seen.dlq.push(letter);
+    });
+    // It is the same as a job that was accepted, which needs no room.
+    finds(&[Foreign], |world| {
+        let again = Intent::Job(Box::new(world.ids["keyed"].1.clone()));
+        let home = world.ids["keyed"].0.shard();
+        let request = world.send("keyed", home, home, again);
+        world.sent.last_mut().unwrap().answer_to = None;
+        let failure = Failure::new(ErrorClass::Permanent, INDEX_FULL, "Redis is full");
+        world.dead_letter(&request, &failure);
     });
     // Without a full Redis, the requests before it and after it would be one job.
     let world = World::new();
@@ -577,32 +586,19 @@ fn a_full_redis_is_no_excuse_for_what_needs_no_memory() {
 
 #[test]
 fn only_records_of_the_last_moments_may_be_gone_with_a_topic() {
-    let deletion = |from, to, app: &str| Deletion {
-        app: app.to_owned(),
-        from: at(from),
-        to: at(to),
-    };
-    // The first one was dispatched at 1001.
-    let check_without = |deletion: Deletion| {
+    // Without the record of the first job, which was dispatched in the second record of the state topic.
+    let check_without = |app: &str, states: Range<usize>| {
         let mut world = World::new();
         world.seen.apps.remove(0);
-        world.seen.deletions.push(deletion);
+        let app = app.to_owned();
+        world.seen.deletions.push(Deletion { app, states });
         let report = world.report();
         (report.gone, report.defects.len())
     };
-    assert_eq!(check_without(deletion(900, 1_100, "app")), (1, 0));
-    assert_eq!(check_without(deletion(900, 1_100, "another")), (0, 1));
-    assert_eq!(
-        check_without(deletion(3_002, 3_100, "app")),
-        (0, 1),
-        "it was read before"
-    );
-    let late = (-2_000, -1_000, "app");
-    assert_eq!(
-        check_without(deletion(late.0, late.1, late.2)),
-        (0, 1),
-        "it was written after"
-    );
+    assert_eq!(check_without("app", 1..2), (1, 0));
+    assert_eq!(check_without("another", 1..2), (0, 1));
+    assert_eq!(check_without("app", 2..4), (0, 1), "it was read before");
+    assert_eq!(check_without("app", 0..1), (0, 1), "it was written after");
 }
 
 #[test]
