@@ -395,3 +395,38 @@ fn a_start_in_the_past_plans_nothing() {
     assert!(refused.stderr.contains("--start-at"), "{refused:?}");
     assert_eq!(cli.json(0, &["redrives", "ls"]), serde_json::json!([]));
 }
+
+#[test]
+fn who_repeats_or_confirms_a_plan_does_not_move_the_start_that_others_have_chosen() {
+    const TODAY: &str = "2126-01-01T00:00:00.000Z";
+    const TOMORROW: &str = "2126-01-02T00:00:00.000Z";
+    let cli = Cli::start("dlq-moved", |_| Reply::status(422));
+    let sent = cli.pipe.produce(records(3));
+    cli.pipe.settle(&sent, DEADLINE);
+    cli.until("OPEN", 3);
+    let at = |job: &Value| (job["state"].clone(), job["waits_until"].clone());
+    let waits_until = |time: &str| (Value::from("running"), Value::from(time));
+
+    let redrive = ["redrive", "--all", "--yes", "--request-id", "moved"];
+    let delayed = [&redrive[..], &["--start-at", TODAY]].concat();
+    let job = cli.json(0, &delayed);
+    assert_eq!(at(&job), waits_until(TODAY));
+    let id = job["id"].as_str().unwrap();
+    let moved = cli.json(0, &["redrives", "start", id, "--at", TOMORROW]);
+    assert_eq!(at(&moved), waits_until(TOMORROW));
+    let repeated = cli.json(0, &delayed);
+    assert_eq!(at(&repeated), waits_until(TOMORROW), "{repeated}");
+    let at_once = cli.json(0, &[&redrive[..], &["--no-wait"]].concat());
+    assert_eq!(at(&at_once), waits_until(TOMORROW), "{at_once}");
+    cli.json(0, &["redrives", "cancel", id]);
+
+    // Somebody starts the plan while the question is open.
+    let newest = || cli.json(0, &["redrives", "ls"])[0].clone();
+    let starts = || {
+        let id = newest()["id"].as_str().unwrap().to_owned();
+        cli.json(0, &["redrives", "start", &id, "--at", TOMORROW]);
+    };
+    let confirmed = answered(&cli, &["redrive", "--all", "--no-wait"], starts, "y");
+    assert_eq!(confirmed.code, Some(0), "{confirmed:?}");
+    assert_eq!(at(&newest()), waits_until(TOMORROW));
+}
