@@ -4,9 +4,13 @@ use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use redeliver_core::{HumanDuration, Timestamp};
-use redeliver_recurrence::{Definition, Gap, Misfire, Overlap, Recurrence, Timing};
+use redeliver_recurrence::{
+    Definition, Gap, Misfire, MisfirePolicy, Occurrence, Overlap, Progress, Recurrence, Schedule, ScheduleId,
+    Timing,
+};
 use redeliver_testkit::languages::python;
 use serde::Deserialize;
 use serde_json::json;
@@ -31,6 +35,14 @@ const EXPRESSIONS: [&str; 8] = [
     "5 0,2 * * 0",
     "0 3 5-11 * *",
 ];
+/// An occurrence that is late by more is missed.
+const GRACE: Duration = Duration::from_secs(600);
+const LIMIT: u32 = 7;
+const POLICIES: [(&str, MisfirePolicy); 3] = [
+    ("skip", MisfirePolicy::Skip),
+    ("once", MisfirePolicy::Once),
+    ("all", MisfirePolicy::All { limit: LIMIT }),
+];
 
 /// What the other implementation says. Times are in seconds.
 #[derive(Deserialize)]
@@ -42,6 +54,10 @@ struct Expected {
     from: i64,
     until: i64,
     occurrences: Vec<i64>,
+    /// When an outage ends that began at `from`.
+    at: i64,
+    /// What is dispatched then, by misfire policy.
+    dispatched: BTreeMap<String, Vec<i64>>,
 }
 
 fn expected() -> Vec<Expected> {
@@ -54,7 +70,7 @@ fn expected() -> Vec<Expected> {
         .spawn()
         .unwrap();
     let (first, last) = YEARS;
-    let request = json!({ "zones": ZONES, "expressions": EXPRESSIONS, "first": first, "last": last });
+    let request = json!({ "zones": ZONES, "expressions": EXPRESSIONS, "first": first, "last": last, "grace": GRACE.as_secs(), "limit": LIMIT });
     let input = reference.stdin.take();
     input.unwrap().write_all(request.to_string().as_bytes()).unwrap();
     let output = reference.wait_with_output().unwrap();
@@ -62,7 +78,7 @@ fn expected() -> Vec<Expected> {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-fn recurrence(expected: &Expected) -> Recurrence {
+fn recurrence(expected: &Expected, policy: MisfirePolicy) -> Recurrence {
     let gap = match expected.gap.as_str() {
         "skip" => Gap::Skip,
         _ => Gap::Shift,
@@ -83,7 +99,10 @@ fn recurrence(expected: &Expected) -> Recurrence {
         end: None,
         max_count: None,
         jitter: HumanDuration::default(),
-        misfire: Misfire::default(),
+        misfire: Misfire {
+            policy,
+            grace: GRACE.into(),
+        },
     })
     .unwrap()
 }
@@ -99,19 +118,38 @@ fn occurrences_when_clocks_change_are_those_of_another_implementation() {
             overlap,
             ..
         } = &expected;
-        let recurrence = recurrence(&expected);
-        let (from, until) = (expected.from, expected.until);
         let at = |seconds: i64| Timestamp::from_millis(seconds * 1000);
+        let case = format!(
+            "`{expression}` in {zone}, gap {gap}, overlap {overlap}, {}",
+            at(expected.from)
+        );
+        for (name, policy) in POLICIES {
+            let id = "nightly".parse::<ScheduleId>().unwrap();
+            let schedule = Schedule::new(id, recurrence(&expected, policy));
+            let decision = schedule.decide(Progress::new(at(expected.from)), at(expected.at), usize::MAX);
+            let nominal = |occurrence: &Occurrence| occurrence.nominal.as_millis() / 1000;
+            let dispatched: Vec<i64> = decision.dispatch.iter().map(nominal).collect();
+            assert_eq!(dispatched, expected.dispatched[name], "misfire {name} {case}");
+            let due = expected
+                .occurrences
+                .iter()
+                .filter(|due| **due <= expected.at)
+                .count();
+            let skipped = decision.skipped.map_or(0, |skipped| skipped.count);
+            assert_eq!(
+                dispatched.len() as u64 + skipped,
+                due as u64,
+                "misfire {name} {case}"
+            );
+        }
+        let recurrence = recurrence(&expected, MisfirePolicy::Once);
+        let (from, until) = (expected.from, expected.until);
         let mut found = Vec::new();
         let mut last = at(from);
         while let Some((next, _)) = recurrence.next(last).filter(|(next, _)| *next <= at(until)) {
             found.push(next.as_millis() / 1000);
             last = next;
         }
-        let case = format!(
-            "`{expression}` in {zone}, gap {gap}, overlap {overlap}, {}",
-            at(from)
-        );
         assert_eq!(found, expected.occurrences, "{case}");
         assert_eq!(
             recurrence.count(at(from), at(until)),

@@ -1,8 +1,9 @@
 """Occurrences of cron expressions around each change of a zone's clock, from croniter and zoneinfo.
 
 croniter gives the local times, and zoneinfo (PEP 495) says which of them exist, and how often. Reads a JSON object with `zones`,
-`expressions`, `first` and `last` (years) from standard input. Writes a list of objects with `zone`, `expression`, `gap`, `overlap`,
-`from`, `until` and the occurrences after `from` and not after `until`, all in seconds since the Unix epoch.
+`expressions`, `first` and `last` (years), `grace` (seconds) and `limit` from standard input. Writes a list of objects with `zone`, `expression`, `gap`, `overlap`,
+`from`, `until` and the occurrences after `from` and not after `until`, all in seconds since the Unix epoch. `dispatched` has, for each misfire policy, what is
+dispatched `at` if nothing was decided since `from`.
 """
 
 import json
@@ -53,6 +54,14 @@ def occurrences(expression, zone, gap, overlap, start, until):
     return sorted(int(at.timestamp()) for at in found if start < at <= until)
 
 
+def dispatched(due, at, grace, limit):
+    """What each misfire policy dispatches of the occurrences that are due `at`: some of those that are late by more than `grace`, and all others."""
+    due = [second for second in due if second <= at]
+    missed = [second for second in due if at - second > grace]
+    late = due[len(missed) :]
+    return {"skip": late, "once": missed[-1:] + late, "all": missed[-limit:] + late}
+
+
 request = json.load(sys.stdin)
 answer = []
 for name in request["zones"]:
@@ -62,6 +71,9 @@ for name in request["zones"]:
         for expression in request["expressions"]:
             for gap in ("shift", "skip"):
                 for overlap in ("first", "both"):
+                    found = occurrences(expression, zone, gap, overlap, start, until)
+                    # Not at a distance of `grace` from any occurrence.
+                    at = int((change + 3 * HOUR).timestamp()) + 30
                     answer.append(
                         {
                             "zone": name,
@@ -70,7 +82,9 @@ for name in request["zones"]:
                             "overlap": overlap,
                             "from": int(start.timestamp()),
                             "until": int(until.timestamp()),
-                            "occurrences": occurrences(expression, zone, gap, overlap, start, until),
+                            "occurrences": found,
+                            "at": at,
+                            "dispatched": dispatched(found, at, request["grace"], request["limit"]),
                         }
                     )
 json.dump(answer, sys.stdout)
