@@ -273,7 +273,7 @@ fn a_producer_with_a_fatal_error_is_replaced() {
 
 #[test]
 fn a_transaction_with_an_unknown_outcome_is_resolved_by_a_new_producer() {
-    let mut env = MockEnv::with_timeout(Duration::from_secs(1));
+    let mut env = MockEnv::with_timeout(Duration::from_secs(3));
     env.recover();
     env.write().unwrap();
     env.cluster.broker_down(1).unwrap();
@@ -288,7 +288,7 @@ fn a_transaction_with_an_unknown_outcome_is_resolved_by_a_new_producer() {
 fn a_request_that_remains_unanswered_replaces_the_producer() {
     // The broker may still carry it out, and with the same epoch it could join the next transaction.
     for api in [Api::Produce, Api::TxnOffsetCommit] {
-        let mut env = MockEnv::with_timeout(Duration::from_secs(1));
+        let mut env = MockEnv::with_timeout(Duration::from_secs(3));
         env.recover();
         env.write().unwrap();
         env.inject(api, E::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT, 1000);
@@ -305,7 +305,7 @@ fn a_request_that_remains_unanswered_replaces_the_producer() {
 
 #[test]
 fn an_unknown_group_coordinator_blocks_a_transaction_only_until_its_timeout() {
-    let mut env = MockEnv::with_timeout(Duration::from_secs(1));
+    let mut env = MockEnv::with_timeout(Duration::from_secs(3));
     env.recover();
     env.write().unwrap();
     // The coordinator moves, and no broker knows the new one.

@@ -154,14 +154,15 @@ async fn dead_letters_are_redriven_without_a_caller_then_parked_and_redriven_by_
     expected.sort();
     found.sort();
     assert_eq!(found, expected, "an exact copy");
+    // Before that, those that were to be parked are open.
+    inspector
+        .until_listed(&format!("topic = \"{}\" AND state = REDRIVEN", world.dlq), 10)
+        .await;
     let open = inspector.until_listed("state = OPEN", 5).await;
     assert!(
         open.iter()
             .all(|letter| letter.position.as_ref().unwrap().topic == *parking)
     );
-    inspector
-        .until_listed(&format!("topic = \"{}\" AND state = REDRIVEN", world.dlq), 10)
-        .await;
     assert_eq!(world.redriven().len(), 5);
 
     // By hand, they return to their pipeline from the parking topic.

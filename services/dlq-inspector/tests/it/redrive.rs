@@ -425,7 +425,7 @@ async fn the_brake_pauses_a_redrive_whose_records_come_back() {
     let request = v1::PlanRedriveRequest {
         all_at_once: false,
         observe: Some(redeliver_proto::convert::to_duration(
-            redeliver_core::HumanDuration::from_secs(3),
+            redeliver_core::HumanDuration::from_secs(10),
         )),
         ..plan(v1::RedriveKind::Redrive, "")
     };
@@ -487,10 +487,10 @@ async fn a_paused_or_cancelled_redrive_does_nothing_and_keeps_what_was_done() {
     .await;
     let paused = client(&mut inspector).await.pause_redrive(change(&job.id)).await;
     assert_eq!(paused.unwrap().into_inner().state(), v1::RedriveState::Paused);
-    // It is paused once two looks, a second apart, see the same.
+    // It is paused once two looks, some seconds apart, see the same.
     let done = eventually_async("it is paused", DEADLINE, async || {
         let before = get(&mut inspector, &job.id).await.unwrap().done;
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
         let after = get(&mut inspector, &job.id).await.unwrap().done;
         if before == after {
             Ok(after)
@@ -590,7 +590,7 @@ async fn a_delayed_redrive_waits_and_skips_what_is_gone_by_then() {
 
     // The second call gives it another time.
     let now = SystemClock.now();
-    let [tomorrow, start_at] = [86_400, 4].map(|seconds| now.after(Duration::from_secs(seconds)));
+    let [tomorrow, start_at] = [86_400, 10].map(|seconds| now.after(Duration::from_secs(seconds)));
     for start_at in [tomorrow, start_at] {
         let delayed = v1::ChangeRedriveRequest {
             start_at: Some(to_timestamp(start_at)),

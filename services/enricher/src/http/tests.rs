@@ -603,8 +603,7 @@ async fn calls_are_concurrent_and_clones_share_connections() {
         "{}",
         server.connections()
     );
-    let endpoint =
-        FakeEndpoint::start(|_| Reply::Delay(Duration::from_millis(50), Box::new(Reply::ok("late"))));
+    let endpoint = FakeEndpoint::start(|_| Reply::Delay(Duration::from_secs(1), Box::new(Reply::ok("late"))));
     let handler = HttpHandler::new(settings(endpoint.url()), Arc::new(SystemClock)).unwrap();
     let (a, b, c) = tokio::join!(
         run(&handler, attempt(Some(b"a"), &[])),

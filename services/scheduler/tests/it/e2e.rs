@@ -497,7 +497,7 @@ fn due_jobs_are_dispatched_by_priority() {
     let env = SchedulerEnv::new(setup("priority").partitions(1));
     let mut scheduler = env.start("a");
     // More than one turn can dispatch.
-    let due = in_millis(4_000);
+    let due = in_millis(15_000);
     let priorities = [Priority::Low, Priority::Normal, Priority::High];
     let jobs = (0..3_000).map(|n| {
         let spec = JobSpec::new("crawl", format!("{n}")).at(due);

@@ -216,8 +216,12 @@ fn all_of_many_partitions_are_rebuilt_although_they_wait_for_each_other() {
     env.block_on(async { Raw::connect(&redis.url()).await.call(&["FLUSHALL"]).await });
     scheduler.start_again();
     scheduler.until_ready();
-    let live = scheduler.metric("redeliver_scheduler_live_shards");
-    assert_eq!(live, u64::from(PARTITIONS));
+    eventually("all shards are live", DEADLINE, || {
+        match scheduler.metric("redeliver_scheduler_live_shards") {
+            live if live == u64::from(PARTITIONS) => Ok(()),
+            live => Err(live),
+        }
+    });
     env.send(sent.iter().map(|sent| Request::cancel(id(sent))).collect());
     env.watch().until_jobs_ended(sent.len());
 }

@@ -65,8 +65,7 @@ async fn with_tls_the_endpoint_offers_http2() {
 
 #[tokio::test]
 async fn concurrent_calls_share_a_connection_with_http2() {
-    let endpoint =
-        FakeEndpoint::start(|_| Reply::Delay(Duration::from_millis(20), Box::new(Reply::ok("late"))));
+    let endpoint = FakeEndpoint::start(|_| Reply::Delay(Duration::from_secs(1), Box::new(Reply::ok("late"))));
     let settings = with(endpoint.url(), |connections| {
         connections.version = HttpVersion::Http2;
     });

@@ -10,7 +10,7 @@ use redeliver_testkit::eventually;
 use crate::support::{DEADLINE, Pipe, Sent, Watch, records};
 
 /// The maximum number of records of a test, which none should reach.
-const MAX_RECORDS: usize = 20_000;
+const MAX_RECORDS: usize = 40_000;
 /// The time between two batches.
 const INTERVAL: Duration = Duration::from_millis(50);
 
