@@ -235,7 +235,7 @@ impl Job {
         Ok(Self { record, kind, wanted })
     }
 
-    /// What does not change.
+    /// What callers see of it, without its progress.
     #[must_use]
     pub fn spec(&self) -> &v1::Redrive {
         // `read` has checked that it is there.

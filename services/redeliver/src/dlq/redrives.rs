@@ -147,7 +147,7 @@ enum RedrivesVerb {
     Show(JobIdArgs),
     /// List what became of each of its dead letters
     Items(ItemsArgs),
-    /// Start a planned one, or give one that waits for its time another time
+    /// Start a planned one, or change when a delayed one begins
     Start(StartArgs),
     /// Pause one; within about a second, some more dead letters may be done
     Pause(ChangeArgs),

@@ -1,5 +1,5 @@
-//! Chaos tests: schedulers under load while they are killed, frozen, duplicated and shut down, while Redis is emptied,
-//! restarted and restored from an older copy, and while a broker fails. After each test, the oracle must find the outcome
+//! Chaos tests: schedulers under load while they are killed, frozen, duplicated and shut down, while Redis is full, emptied,
+//! restarted and restored from an older copy, while a topic of an application is deleted, and while a broker fails. After each test, the oracle must find the outcome
 //! of every request exactly once, not early and unchanged, and every answer true. Each test counts what it did, since a
 //! run that killed nothing proves nothing.
 //!

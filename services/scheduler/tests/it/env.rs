@@ -313,7 +313,7 @@ impl<'a> Watch<'a> {
         });
     }
 
-    /// Takes note that schedulers have noticed the last deletion: from now on, they do not write to the topic until it is created again.
+    /// Call this when schedulers have noticed the last deletion. From then on, they write nothing to the topic until it exists again.
     pub(crate) fn deletion_is_noticed(&mut self) {
         self.look_at_state();
         let deletion = self.seen.deletions.last_mut().expect("a topic was deleted");
