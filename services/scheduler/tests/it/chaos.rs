@@ -38,7 +38,16 @@ fn call(redis: &LocalRedis, env: &SchedulerEnv, command: &[&str]) -> Value {
 
 #[test]
 fn kills_at_random_moments_lose_and_duplicate_nothing() {
-    const KILLS: u32 = 24;
+    kill_at_random_moments(6);
+}
+
+#[test]
+#[ignore = "long"]
+fn many_kills_lose_and_duplicate_nothing() {
+    kill_at_random_moments(24);
+}
+
+fn kill_at_random_moments(kills: u32) {
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("kills");
     // Much longer than a restart takes, on any machine.
@@ -47,7 +56,7 @@ fn kills_at_random_moments_lose_and_duplicate_nothing() {
     let env = SchedulerEnv::new(setup);
     let mut member = env.start("a");
     let done = under_load(&env, &mut random, 300, |load, random| {
-        for kill in 0..KILLS {
+        for kill in 0..kills {
             // Three out of four kills hit a scheduler that is working, the others one that may be starting.
             if kill % 2 == 0 || random.bool() {
                 member.until_ready();
@@ -64,13 +73,14 @@ fn kills_at_random_moments_lose_and_duplicate_nothing() {
     });
     done.settle();
     println!("{member}");
-    assert_eq!(member.kills(), KILLS);
-    assert!(member.kills_when_ready() * 2 >= KILLS, "{member}");
+    assert_eq!(member.kills(), kills);
+    assert!(member.kills_when_ready() * 2 >= kills, "{member}");
     // Static membership exists for this: without it, each restart would wait for the session of the dead member.
     assert!(member.median_restart() < session / 2, "{member}");
 }
 
 #[test]
+#[ignore = "long"]
 fn an_index_that_evicts_ended_jobs_loses_and_duplicates_nothing() {
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("evicted");
@@ -110,7 +120,7 @@ fn a_crash_at_any_step_of_a_transaction_loses_and_duplicates_nothing() {
     const POINTS: [&str; 8] = [
         "begin", "produce", "offsets", "commit", "index", "claim", "replay", "clear",
     ];
-    const TIMES: [u32; 3] = [1, 4, 30];
+    const TIMES: [u32; 2] = [1, 30];
     // A process reaches these once per partition, when it starts.
     const OF_THE_START: [&str; 3] = ["claim", "replay", "clear"];
     let _permit = ChaosPermit::acquire();
@@ -141,7 +151,7 @@ fn a_crash_at_any_step_of_a_transaction_loses_and_duplicates_nothing() {
     });
     done.settle();
     println!("{member}");
-    assert_eq!(member.crashes(), 21);
+    assert_eq!(member.crashes(), 13);
 }
 
 /// One of two schedulers is frozen for longer than its session, and the other one takes over.
@@ -175,6 +185,7 @@ fn a_frozen_scheduler_writes_nothing_after_another_one_has_taken_over() {
 }
 
 #[test]
+#[ignore = "long"]
 fn a_frozen_scheduler_without_static_membership_writes_nothing_after_another_one_has_taken_over() {
     frozen_schedulers_resume("frozen-dynamic", "false");
 }
