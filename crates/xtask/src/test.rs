@@ -1,7 +1,6 @@
 //! `cargo xtask test`: runs the tests with the servers that they need, and prints one summary line.
 
 use std::ffi::OsStr;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{BufRead as _, BufReader, IsTerminal as _, Read, Write};
 use std::num::NonZero;
 use std::os::unix::process::CommandExt as _;
@@ -26,9 +25,6 @@ pub(crate) struct Arguments {
     /// Also run tests that take longer than a minute and, if all tests are run, check that they catch each planted defect
     #[arg(long)]
     long: bool,
-    /// Also run N of these tests, chosen by REDELIVER_CHAOS_SEED (default: from the current commit)
-    #[arg(long, value_name = "N", conflicts_with_all = ["long", "for_cargo"])]
-    long_sample: Option<usize>,
     /// Arguments for `cargo test`, such as `-p redeliver-kafka`; by default, all packages are tested
     #[arg(last = true, value_name = "ARGUMENTS")]
     for_cargo: Vec<String>,
@@ -115,74 +111,26 @@ fn build_and_test(
     } else {
         None
     };
-    let with_environment = |mut test: Command| {
-        test.env(Service::Kafka.variable(), &addresses.brokers);
-        test.env(Service::Redis.variable(), &addresses.redis_url);
-        test.env("REDELIVER_TEST_BIN_DIR", &binaries);
-        test.envs(former.as_ref().map(|binaries| (FORMER_BIN_DIR, binaries)));
-        // Most tests wait for servers most of the time.
-        if std::env::var_os(TEST_THREADS).is_none() {
-            let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-            test.env(TEST_THREADS, (2 * cores).to_string());
-        }
-        test
-    };
-    let (status, mut summary) = stream(with_environment(test), interrupt)?;
-
-    let Some(count) = arguments.long_sample else {
-        return Ok((status, summary));
-    };
-    let seed = seed()?;
-    let names = sample(&summary.long, count, seed);
-    // Without names, `--ignored` would run all of them.
-    if names.is_empty() {
+    test.env(Service::Kafka.variable(), &addresses.brokers);
+    test.env(Service::Redis.variable(), &addresses.redis_url);
+    test.env("REDELIVER_TEST_BIN_DIR", &binaries);
+    test.envs(former.as_ref().map(|binaries| (FORMER_BIN_DIR, binaries)));
+    // Most tests wait for servers most of the time.
+    if std::env::var_os(TEST_THREADS).is_none() {
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        test.env(TEST_THREADS, (2 * cores).to_string());
+    }
+    let (status, mut summary) = stream(test, interrupt)?;
+    if !arguments.long || !for_cargo.is_empty() {
         return Ok((status, summary));
     }
+    // Another set of features than everything else has, so all of the library's dependencies are compiled again.
     interrupt.check()?;
-    println!(
-        "\nsample of long tests, REDELIVER_CHAOS_SEED={seed}: {}",
-        names.join(", ")
-    );
     let mut test = cargo();
-    // `--tests` excludes doc tests, which are never long.
-    test.args(["test", "--no-fail-fast", "--workspace", "--tests"]);
-    test.args(["--", "--ignored", "--exact"]).args(&names);
-    test.env("REDELIVER_CHAOS_SEED", seed.to_string());
-    let (sample_status, results) = stream(with_environment(test), interrupt)?;
-    ensure!(
-        !sample_status.success() || results.passed + results.failed >= names.len() as u64,
-        "only {} of {} long tests ran",
-        results.passed + results.failed,
-        names.len()
-    );
-    summary.add_sample(&results);
-    Ok((if status.success() { sample_status } else { status }, summary))
-}
-
-/// Selects the sample of long tests, and the random choices within them.
-fn seed() -> Result<u64> {
-    if let Ok(seed) = std::env::var("REDELIVER_CHAOS_SEED") {
-        return seed.parse().context("REDELIVER_CHAOS_SEED must be a number");
-    }
-    let commit = Command::new("git")
-        .args(["rev-parse", "--short=12", "HEAD"])
-        .output();
-    let commit = commit.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-    // Without a commit, as in an archive of the sources, the sample is always the same.
-    Ok(u64::from_str_radix(commit.unwrap_or_default().trim(), 16).unwrap_or(0))
-}
-
-fn sample(names: &[String], count: usize, seed: u64) -> Vec<&str> {
-    // A former version needs the history of the repository, and a build of its own.
-    let is_eligible = |name: &&str| !name.contains("former");
-    let mut names: Vec<&str> = names.iter().map(String::as_str).filter(is_eligible).collect();
-    names.sort_by_cached_key(|name| {
-        let mut hasher = DefaultHasher::new();
-        (seed, name).hash(&mut hasher);
-        hasher.finish()
-    });
-    names.truncate(count);
-    names
+    test.args(["test", "--package", "redeliver-service", "--lib", "login::"]);
+    let (without_features, results) = stream(test, interrupt)?;
+    summary.add_results(&results);
+    Ok((if status.success() { without_features } else { status }, summary))
 }
 
 /// The problem of a run, if there is one, and the corrected summary. A binary that crashes reports no failed test. A run
@@ -362,15 +310,6 @@ mod tests {
             ..skipped
         };
         assert_eq!(check_run(success, only_long.clone(), false), (None, only_long));
-    }
-
-    #[test]
-    fn a_sample_depends_on_the_seed_only() {
-        let names: Vec<String> = (0..15).map(|number| format!("test_{number}")).collect();
-        let reversed: Vec<String> = names.iter().rev().cloned().collect();
-        assert_eq!(sample(&names, 2, 7), sample(&reversed, 2, 7));
-        assert_eq!(sample(&names, 20, 7).len(), 15);
-        assert!((0..20).any(|seed| sample(&names, 2, seed) != sample(&names, 2, 7)));
     }
 
     #[test]
