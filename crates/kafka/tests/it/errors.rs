@@ -14,7 +14,7 @@ use redeliver_kafka::KafkaClient;
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::recovery::RecoveryAction;
 use redeliver_kafka::transaction::{FailureKind, TransactionError, Transactions};
-use redeliver_testkit::eventually;
+use redeliver_testkit::{DEADLINE, eventually};
 
 struct MockEnv {
     cluster: MockCluster<'static, DefaultProducerContext>,
@@ -91,7 +91,7 @@ fn check(api: RDKafkaApiKey, error: RDKafkaRespErr, expected: Option<RecoveryAct
     let found = env.write().err().map(|error| error.action);
     assert_eq!(found, expected, "{error:?} of {}", api as i32);
     // The first attempt may fail, since the client purges its queue while it requests a new epoch.
-    eventually("a transaction succeeds", Duration::from_secs(20), || {
+    eventually("a transaction succeeds", DEADLINE, || {
         env.recover();
         env.write()
             .map_err(|failure| format!("{failure:?} after {error:?}"))
@@ -296,7 +296,7 @@ fn a_request_that_remains_unanswered_replaces_the_producer() {
         assert_eq!(error.action, RecoveryAction::Rebuild, "{error:?}");
         assert_eq!(error.kind, FailureKind::TimedOut, "{error:?}");
         env.cluster.clear_request_errors(api);
-        eventually("a transaction succeeds", Duration::from_secs(20), || {
+        eventually("a transaction succeeds", DEADLINE, || {
             env.recover();
             env.write().map_err(|error| format!("{error:?}"))
         });

@@ -45,7 +45,7 @@ pub(crate) async fn create_new_topic(settings: &KafkaSettings, new: &NewTopic<'_
         result.unwrap();
     }
     let (topic, partitions) = (new.name, new.num_partitions);
-    eventually("the topic has leaders", Duration::from_secs(20), || {
+    eventually("the topic has leaders", DEADLINE, || {
         let metadata = admin.inner().fetch_metadata(Some(topic), Duration::from_secs(5));
         let metadata = metadata.map_err(|error| error.to_string())?;
         let found = metadata.topics().iter().find(|found| found.name() == topic);
@@ -65,14 +65,12 @@ pub(crate) async fn create_new_topic(settings: &KafkaSettings, new: &NewTopic<'_
 pub(crate) fn delete_topic(settings: &KafkaSettings, topic: &str) {
     kafka_request::delete_topic(&settings.brokers, topic);
     let surveyor = Surveyor::new(settings).unwrap();
-    eventually(
-        "the topic is deleted",
-        Duration::from_secs(20),
-        || match surveyor.topics(|name| name == topic) {
+    eventually("the topic is deleted", DEADLINE, || {
+        match surveyor.topics(|name| name == topic) {
             Ok(topics) if topics.is_empty() => Ok(()),
             found => Err(format!("{found:?}")),
-        },
-    );
+        }
+    });
 }
 
 /// The specification of a lane with defaults for tests.

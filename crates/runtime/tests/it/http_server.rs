@@ -18,12 +18,12 @@ use http_body_util::BodyExt as _;
 use hyper::body::Frame;
 use redeliver_runtime::http_server::{BodyTimeout, HttpLimits, ProtectedRequests, Protection, serve};
 use redeliver_runtime::listen::Listener;
+use redeliver_testkit::DEADLINE;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-const DEADLINE: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(200);
 const LONG: Duration = Duration::from_secs(600);
 

@@ -3,13 +3,12 @@
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use redeliver_testkit::scratch::Scratch;
 use redeliver_testkit::{CommandOutput, ServiceProcess, binary, brokers, eventually, run};
 
 use crate::raw;
-use crate::support::{PipeBuilder, without_other_tests};
+use crate::support::{DEADLINE, PipeBuilder, without_other_tests};
 
 /// A valid configuration with a broker that does not exist.
 const VALID: &str = "\
@@ -563,7 +562,7 @@ fn services_do_not_start_if_a_tier_would_lose_records() {
          they are due, or after a short outage; at least 2d is required; set its retention.ms to 604800000 (7d) or more\n"
     );
     // For a moment, the broker may not know a topic that it has just created.
-    eventually("the topic is seen", Duration::from_secs(15), || {
+    eventually("the topic is seen", DEADLINE, || {
         let checked = pipe.redeliver(&["topics", "check"]).stdout;
         if checked.contains(&problem) {
             Ok(())
@@ -610,7 +609,7 @@ fn a_broker_that_hangs_up_is_retried_often_and_logged_once() {
         .without_topics();
     let mut service = pipe.spawn("enricher", "a", &[]);
     waits_for_kafka(&mut service, &brokers);
-    eventually("many attempts", Duration::from_secs(60), || {
+    eventually("many attempts", DEADLINE, || {
         match attempts.load(Ordering::Relaxed) {
             count if count >= 15 => Ok(()),
             count => Err(count),
@@ -624,8 +623,7 @@ fn a_broker_that_hangs_up_is_retried_often_and_logged_once() {
 /// The service must be alive, not ready, and have logged the reason once.
 #[track_caller]
 fn waits_for_kafka(service: &mut ServiceProcess, brokers: &str) {
-    let soon = Duration::from_secs(15);
-    let output = service.wait_for_output("Kafka unavailable; retrying", soon);
+    let output = service.wait_for_output("Kafka unavailable; retrying", DEADLINE);
     assert_eq!(output.matches(" WARN ").count(), 1, "{output}");
     assert!(output.contains(&format!("brokers=\"{brokers}\"")), "{output}");
     assert_eq!(service.get("/livez"), (200, "alive\n".to_owned()));

@@ -67,10 +67,10 @@ fn a_hanging_record_does_not_delay_the_others_of_its_partition() {
         .partitions(1)
         .tiers(&[200])
         .behave(one_hangs);
-    let pipe = setup.pipeline("http.timeout", "10s").create();
+    let pipe = setup.pipeline("http.timeout", "20s").create();
     let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
     let began = Instant::now();
-    let sent = all_but_one_end(&pipe, 4_000);
+    let sent = all_but_one_end(&pipe, 1_000);
     let took = began.elapsed();
     let tier = pipe.first_tier();
     let is_hanging = pipe.endpoint.in_flight() == 1 && pipe.read(std::slice::from_ref(&tier)).is_empty();
@@ -83,7 +83,7 @@ fn a_hanging_record_does_not_delay_the_others_of_its_partition() {
         .iter()
         .filter(|record| record.timestamp <= first_outcome)
         .count();
-    println!("{before} others ended within {took:?} while one hung for 10 s");
+    println!("{before} others ended within {took:?} while one hung for 20 s");
     assert_eq!(
         before,
         sent.len() - 1,

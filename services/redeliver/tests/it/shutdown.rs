@@ -29,14 +29,12 @@ fn calls_in_progress_are_finished_and_not_repeated_after_a_restart() {
     let admin = enricher.admin();
     let began = Instant::now();
     enricher.process().terminate();
-    eventually(
-        "it is not ready any more",
-        Duration::from_secs(5),
-        || match http::get(admin, "/readyz") {
+    eventually("it is not ready any more", DEADLINE, || {
+        match http::get(admin, "/readyz") {
             Ok((503, body)) if body.contains("\"process\":\"shutting down\"") => Ok(()),
             other => Err(format!("{other:?}")),
-        },
-    );
+        }
+    });
     assert_eq!(enricher.wait(DEADLINE).code(), Some(0));
     println!(
         "ended {:?} after SIGTERM with 40 calls of 1.5 s under way",

@@ -191,7 +191,7 @@ impl PipeBuilder {
         let tiers: Vec<String> = self.tiers.iter().map(|tier| format!("{tier}ms")).collect();
         let yaml = format!(
             "pipelines:\n  {{name}}:\n    output: {}\n    retry: {{ tiers: [{}] }}\n    breaker: {}\n    http:\n      url: {}/records\n      \
-             timeout: 2s\n      concurrency: 64\n      quick_retries: 0\n",
+             timeout: 30s\n      concurrency: 64\n      quick_retries: 0\n",
             self.output,
             tiers.join(", "),
             self.breaker,
