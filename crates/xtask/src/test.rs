@@ -130,7 +130,14 @@ fn build_and_test(
     test.args(["test", "--package", "redeliver-service", "--lib", "login::"]);
     let (without_features, results) = stream(test, interrupt)?;
     summary.add_results(&results);
-    Ok((if status.success() { without_features } else { status }, summary))
+    Ok((
+        if status.success() {
+            without_features
+        } else {
+            status
+        },
+        summary,
+    ))
 }
 
 /// The problem of a run, if there is one, and the corrected summary. A binary that crashes reports no failed test. A run
