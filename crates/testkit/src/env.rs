@@ -14,7 +14,6 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::former::in_directory;
 use crate::process::{CommandOutput, binary, run};
 use crate::scratch::Scratch;
 use crate::{ServiceProcess, brokers, redis_url, unique};
@@ -211,11 +210,6 @@ impl TestEnv {
         self.settings.insert(key.to_owned(), value.to_owned());
     }
 
-    /// Removes a setting, for processes that do not know it.
-    pub fn unset(&mut self, key: &str) {
-        self.settings.remove(key);
-    }
-
     /// The same environment with another configuration file.
     ///
     /// # Panics
@@ -255,14 +249,6 @@ impl TestEnv {
     pub fn spawn(&self, service: &str, instance: &str, arguments: &[&str]) -> ServiceProcess {
         let name = format!("{service} {instance}");
         ServiceProcess::spawn(name, self.service_command(service, instance, arguments))
-    }
-
-    /// As [`TestEnv::spawn`], with the binary in another directory, such as that of a [former version](crate::former_binaries).
-    #[track_caller]
-    pub fn spawn_from(&self, directory: &Path, service: &str, instance: &str) -> ServiceProcess {
-        let name = format!("{service} {instance} from {}", directory.display());
-        let (command, directory) = (self.service_command(service, instance, &[]), directory.to_owned());
-        ServiceProcess::spawn(name, move || in_directory(&command(), &directory))
     }
 
     fn service_command(

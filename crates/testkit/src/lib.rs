@@ -12,7 +12,6 @@
 //! | [`eventually`](mod@eventually) | waits for a condition, with a deadline that reports what was seen last |
 //! | [`process`] | a program under test: kill, freeze, measure, read its output |
 //! | `EnvBuilder`, `TestEnv` | the configuration of a test and the processes that run with it; feature `services` |
-//! | [`former`] | the binaries of former versions |
 //! | `ServiceProcess` | one of our services, which can be killed and started again; feature `services` |
 //! | `http` | the HTTP client of the tests; feature `services` |
 //! | [`chaos_random`] | random choices that follow a seed |
@@ -43,7 +42,6 @@ pub mod daemon;
 mod env;
 pub mod eventually;
 pub mod fake_endpoint;
-pub mod former;
 pub mod fuzz;
 mod hash;
 #[cfg(feature = "services")]
@@ -86,7 +84,6 @@ pub use chaos::{
 pub use env::{EnvBuilder, TestEnv};
 pub use eventually::{DEADLINE, eventually, eventually_async};
 pub use fake_endpoint::{FakeEndpoint, Reply, Request};
-pub use former::former_binaries;
 pub use local_kafka::LocalKafka;
 pub use local_kube::LocalKube;
 pub use local_redis::LocalRedis;

@@ -5,11 +5,9 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-use crate::former::in_directory;
 use crate::process::Process;
 use crate::{DEADLINE, eventually, http};
 
@@ -110,21 +108,6 @@ impl ServiceProcess {
     pub fn start_again_with(&mut self, environment: &[(&str, &str)]) {
         let mut command = (self.command)();
         command.envs(environment.iter().copied());
-        self.start_again_as(command);
-    }
-
-    /// As [`ServiceProcess::start_again`], for this run with the program of the same name in another directory, such as
-    /// one of a former version.
-    ///
-    /// # Panics
-    /// If the process is running.
-    #[track_caller]
-    pub fn start_again_from(&mut self, directory: &Path) {
-        self.start_again_as(in_directory(&(self.command)(), directory));
-    }
-
-    #[track_caller]
-    fn start_again_as(&mut self, command: Command) {
         assert!(!self.is_running(), "{} is already running", self.name);
         let process = Process::spawn(command).unwrap_or_else(|error| panic!("{}: {error:#}", self.name));
         self.runs.push(process);

@@ -2,7 +2,6 @@
 
 mod bench;
 mod compose;
-mod former;
 mod interrupt;
 mod kube;
 mod mutants;

@@ -8,14 +8,13 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use redeliver_testkit::Addresses;
-use redeliver_testkit::former::FORMER_BIN_DIR;
 use redeliver_testkit::target::target_directory;
 
 use crate::interrupt::Interrupt;
+use crate::mutants;
 use crate::packages;
 use crate::services::{self, Service};
 use crate::summary::{Crashes, Summary};
-use crate::{former, mutants};
 
 /// How many tests of a binary run at the same time.
 const TEST_THREADS: &str = "RUST_TEST_THREADS";
@@ -106,15 +105,9 @@ fn build_and_test(
         test.args((!for_cargo.iter().any(|argument| argument == "--")).then_some("--"));
         test.arg("--include-ignored");
     }
-    let former = if arguments.long {
-        Some(former::binaries(interrupt)?)
-    } else {
-        None
-    };
     test.env(Service::Kafka.variable(), &addresses.brokers);
     test.env(Service::Redis.variable(), &addresses.redis_url);
     test.env("REDELIVER_TEST_BIN_DIR", &binaries);
-    test.envs(former.as_ref().map(|binaries| (FORMER_BIN_DIR, binaries)));
     // Most tests wait for servers most of the time.
     if std::env::var_os(TEST_THREADS).is_none() {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);

@@ -5,7 +5,6 @@ mod api;
 mod automatic;
 mod completeness;
 mod dialects;
-mod former;
 mod fuzz;
 mod golden;
 mod group_states;

@@ -23,9 +23,7 @@ use redeliver_kafka::transaction::Transactions;
 use redeliver_proto::convert::from_timestamp;
 use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::{Message as _, v1};
-use redeliver_testkit::{
-    EnvBuilder, ServiceProcess, TestEnv, brokers, eventually, eventually_async, former_binaries, unique,
-};
+use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, brokers, eventually, eventually_async, unique};
 use tonic::Status;
 use tonic::transport::Channel;
 use tonic_health::pb::health_client::HealthClient;
@@ -185,18 +183,6 @@ impl InspectorEnv {
     pub(crate) fn spawn(&self) -> Inspector {
         Inspector {
             process: self.base.spawn("dlq-inspector", &self.instance(), &[]),
-        }
-    }
-
-    /// As [`InspectorEnv::spawn`], one of a former version, which does not know these settings.
-    pub(crate) fn spawn_former(&self, version: &str, unknown: &[&str]) -> Inspector {
-        let mut base = self.base.clone();
-        for key in unknown {
-            base.unset(key);
-        }
-        let binaries = former_binaries(version);
-        Inspector {
-            process: base.spawn_from(&binaries, "dlq-inspector", &self.instance()),
         }
     }
 

@@ -5,7 +5,6 @@
 //!
 //! Random choices follow a seed, which is printed; `REDELIVER_CHAOS_SEED` sets it.
 
-mod former;
 mod load;
 
 use std::time::Duration;
