@@ -18,7 +18,7 @@ pub struct AssignmentId {
 impl AssignmentId {
     /// An id for tests of a processor without a lane.
     #[must_use]
-    pub fn for_tests(slot: u32, generation: u32) -> Self {
+    pub const fn for_tests(slot: u32, generation: u32) -> Self {
         Self { slot, generation }
     }
 }

@@ -57,6 +57,7 @@ mod shard;
 mod spans;
 mod state_topic;
 mod topics;
+mod turns;
 mod urgent;
 mod window;
 

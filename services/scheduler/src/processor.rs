@@ -4,12 +4,12 @@
 //! After a step of the wall clock, nothing is dispatched and no command is read until the new time is confirmed: due times
 //! and idempotency keys depend on it. The index is brought up to date meanwhile.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redeliver_core::wait::LogThrottle;
-use redeliver_core::{Clock, Output, Record, Timestamp, mutant};
+use redeliver_core::{Clock, Record, Timestamp, mutant};
 use redeliver_kafka::{AssignmentId, KafkaSettings, Processor, Refused, TopicId, TransactionBatch};
 use redeliver_service::due::Waiting;
 use tokio::sync::mpsc;
@@ -21,23 +21,17 @@ use crate::growth::IngestSize;
 use crate::index::{Index, MemoryPressure, Usage};
 use crate::index_messages::IndexRequest;
 use crate::indexer::{IndexResponses, ShardIndexer};
-use crate::job::JobId;
 use crate::limits::{MemoryShare, ProcessLimits};
 use crate::metrics::{GaugeShare, SchedulerMetrics};
 use crate::readiness::ShardReadiness;
-use crate::refused::{self, Replacement};
 use crate::settings::Settings;
-use crate::shard::{Obstacle, RefusedJob, Room, Shard, Taken, Tally, Target, Writes};
+use crate::shard::{Obstacle, Shard, Taken, Target};
 use crate::topics::Presence;
+use crate::turns::{AssignedShard, Turns};
 use crate::urgent::UrgentCopies;
-use crate::window::Backlog;
 
 /// The capacity of the channel to an indexer: at least one per kind of request, since one of each can be in progress.
 const INDEX_REQUESTS: usize = 8;
-
-/// The maximum number of records of a transaction while there is a backlog of due jobs or commands, and jobs of an application without one are
-/// due or become due soon. The fewer records, the sooner these jobs are dispatched, and the more transactions a backlog takes.
-const SHORT_TURN: usize = 1_000;
 
 /// The scheduler's [`Processor`].
 pub(crate) struct Scheduler<I> {
@@ -62,9 +56,8 @@ pub(crate) struct Scheduler<I> {
 /// The shards of a lane.
 #[derive(Default)]
 pub(crate) struct LaneShards {
-    shards: HashMap<AssignmentId, ShardHandle>,
-    order: Vec<AssignmentId>,
-    next: usize,
+    shards: BTreeMap<AssignmentId, ShardHandle>,
+    turns: Turns,
     next_due: Option<Timestamp>,
     /// The clock was not certain when it was last read.
     is_held: bool,
@@ -73,11 +66,8 @@ pub(crate) struct LaneShards {
     app_states: Arc<AppStates>,
     /// The number of jobs that wait for missing topics.
     parked: BTreeMap<Target, usize>,
-    turn_tallies: Vec<(AssignmentId, Tally)>,
     /// The dead letters of the turn, by error code.
     turn_dead_letters: BTreeMap<String, u64>,
-    /// The end of the state topic after the current turn, by partition.
-    changelog_ends: HashMap<i32, i64>,
     growth_log: LogThrottle,
     /// The number of shards whose jobs are dispatched although the urgent topic was not read to its end.
     unprotected: usize,
@@ -107,72 +97,15 @@ impl ShardHandle {
 }
 
 impl LaneShards {
-    /// Collects the writes of the shards: each shard up to its share first, then each up to the remaining room. All writes
-    /// together, including dead letters, are one transaction, so they share its maximum size.
-    fn collect(&mut self, now: Timestamp, limit: usize, turn: &mut TransactionBatch) {
-        let backlogs = self.shards.values().map(|handle| handle.shard.backlog(now));
-        let backlog = backlogs.fold(Backlog::default(), Backlog::merge);
-        let limit = if backlog.is_long && backlog.has_others {
-            limit.min(SHORT_TURN)
-        } else {
-            limit
-        };
-        let count = self.order.len().max(1);
-        let share = (limit / count).max(limit.min(64));
-        let mut bytes = 0_usize;
-        for max_per_shard in [share, limit] {
-            for step in 0..self.order.len() {
-                let id = self.order[(self.next + step) % count];
-                let room = Room {
-                    records: limit.saturating_sub(turn.outputs.len()).min(max_per_shard),
-                    bytes: TransactionBatch::BYTES.saturating_sub(bytes),
-                };
-                let Some(handle) = self.shards.get_mut(&id).filter(|_| !room.is_empty()) else {
-                    continue;
-                };
-                let writes = handle.shard.finish(now, room);
-                bytes += writes.bytes();
-                let Writes {
-                    outputs,
-                    completed,
-                    tally,
-                    ..
-                } = writes;
-                if outputs.is_empty() && completed.is_empty() {
-                    continue;
-                }
-                if !turn.owners.contains(&id) && !mutant!("scheduler-forgets-the-owner") {
-                    turn.owners.push(id);
-                }
-                turn.outputs.extend(outputs);
-                turn.completed
-                    .extend(completed.into_iter().map(|offset| (id, offset)));
-                self.turn_tallies.push((id, tally));
-            }
-        }
-        self.next = self.next.wrapping_add(1);
+    fn turns(&mut self) -> (&mut Turns, Vec<AssignedShard<'_>>) {
+        let shards = self.shards.iter_mut();
+        let shards = shards.map(|(id, handle)| (*id, &mut handle.shard));
+        (&mut self.turns, shards.collect())
     }
-}
 
-impl LaneShards {
-    /// The topic of a job has refused it: the turn must not say that the job was dispatched.
-    fn refuse_dispatch(&mut self, id: JobId, state_topic: &Arc<str>, turn: &mut TransactionBatch) {
-        let mut shards = self.shards.iter_mut();
-        let Some((assignment, handle)) = shards.find(|(_, handle)| handle.number == id.shard()) else {
-            return;
-        };
-        let Some(RefusedJob { record, due }) = handle.shard.refuse_dispatch(id) else {
-            return;
-        };
-        let key = id.to_string();
-        let is_its_state = |output: &&mut Output| {
-            output.topic == *state_topic && output.key.as_deref() == Some(key.as_bytes())
-        };
-        if let Some(output) = turn.outputs.iter_mut().rfind(is_its_state) {
-            output.value = Some(record);
-        }
-        let mut tallies = self.turn_tallies.iter_mut().filter(|(id, _)| id == assignment);
-        tallies.any(|(_, tally)| tally.refuse_dispatch(due));
+    fn collect(&mut self, now: Timestamp, limit: usize, batch: &mut TransactionBatch) {
+        let (turns, mut shards) = self.turns();
+        turns.collect(&mut shards, now, limit, batch);
     }
 }
 
@@ -492,7 +425,6 @@ impl<I: Index> Processor for Scheduler<I> {
             _cancel_indexer: cancelled.drop_guard(),
         };
         self.lane.shards.insert(assignment, handle);
-        self.lane.order.push(assignment);
         // The shard may have begun with newer states than the others.
         self.update_app_states();
         self.update_readiness_note();
@@ -519,8 +451,7 @@ impl<I: Index> Processor for Scheduler<I> {
             urgent.revoked(assignment);
         }
         self.lane.shards.remove(&assignment);
-        self.lane.order.retain(|id| *id != assignment);
-        self.lane.turn_tallies.retain(|(id, _)| *id != assignment);
+        self.lane.turns.revoked(assignment);
         self.update_memory();
         self.update_gauges();
         self.update_unprotected();
@@ -568,9 +499,8 @@ impl<I: Index> Processor for Scheduler<I> {
     }
 
     fn finish(&mut self, of_round: Timestamp, limit: usize, turn: &mut TransactionBatch) {
-        self.lane.turn_tallies.clear();
+        self.lane.turns.clear();
         self.lane.turn_dead_letters.clear();
-        self.lane.changelog_ends.clear();
         // Read again: the time of the round may be from before a step that another lane has seen since.
         let confirmed = self.clock.confirmed();
         let confirmed = mutant!(
@@ -619,33 +549,23 @@ impl<I: Index> Processor for Scheduler<I> {
     }
 
     fn refused(&mut self, refused: &[Refused], turn: &mut TransactionBatch, now: Timestamp) -> bool {
-        let are_replaced = refused.iter().all(|Refused { index, failure }| {
-            match refused::replace(&self.settings, &mut turn.outputs[*index], failure, now) {
-                Replacement::Nothing => return false,
-                Replacement::DeadLetter => {}
-                Replacement::OfJob(id) => self.lane.refuse_dispatch(id, &self.settings.state, turn),
-            }
-            true
-        });
+        let (turns, mut shards) = self.lane.turns();
+        let are_replaced = turns.refused(&mut shards, &self.settings, refused, turn, now);
         self.count_dead_letters(turn);
         are_replaced
     }
 
     fn changelog_written(&mut self, partition: i32, end: i64) {
-        self.lane.changelog_ends.insert(partition, end);
+        self.lane.turns.changelog_written(partition, end);
     }
 
     fn committed(&mut self, now: Timestamp) {
         for (code, count) in std::mem::take(&mut self.lane.turn_dead_letters) {
             self.metrics.dead_letters(code, count);
         }
-        for (id, tally) in self.lane.turn_tallies.drain(..) {
+        let (turns, mut shards) = self.lane.turns();
+        for tally in turns.committed(&mut shards) {
             self.metrics.count(tally, now);
-            if let Some(handle) = self.lane.shards.get_mut(&id)
-                && let Some(end) = self.lane.changelog_ends.remove(&handle.number)
-            {
-                handle.shard.committed(end);
-            }
         }
         self.send_index_requests(now);
         self.update_gauges();
@@ -654,9 +574,8 @@ impl<I: Index> Processor for Scheduler<I> {
 
     fn aborted(&mut self) {
         // The lane assigns every shard again after an abort. The new shards begin with what the topics contain.
-        self.lane.turn_tallies.clear();
+        self.lane.turns.clear();
         self.lane.turn_dead_letters.clear();
-        self.lane.changelog_ends.clear();
     }
 
     fn next_due(&self) -> Option<Timestamp> {

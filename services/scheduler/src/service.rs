@@ -111,6 +111,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         window: scheduler.window.duration(),
         window_jobs: scheduler.window_jobs as usize,
         window_bytes: usize::try_from(scheduler.window_bytes).unwrap_or(usize::MAX),
+        index_batch_bytes: INDEX_BATCH_BYTES,
         topics,
         missing_topic_timeout: config.kafka.topics.missing_timeout.duration(),
         spans: Spans::new(host.tracer.clone()),
@@ -187,5 +188,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The maximum size of the changes that are applied to the index at once, in bytes. One script applies them, and Redis does nothing else meanwhile.
+const INDEX_BATCH_BYTES: usize = 4 << 20;
 /// The maximum number of indexers that wait to be started.
 const INDEXER_QUEUE: usize = 64;

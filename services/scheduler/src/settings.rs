@@ -35,6 +35,8 @@ pub(crate) struct Settings {
     pub(crate) window_jobs: usize,
     /// The maximum size of the jobs in the window in bytes.
     pub(crate) window_bytes: usize,
+    /// The maximum size of the changes that are applied to the index at once, in bytes.
+    pub(crate) index_batch_bytes: usize,
     pub(crate) topics: Arc<dyn Topics>,
     /// How long after its due time a job waits for a missing topic.
     pub(crate) missing_topic_timeout: Duration,

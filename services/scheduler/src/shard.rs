@@ -1,7 +1,7 @@
 //! A shard: decides what happens to commands and due jobs. It does no IO. The caller passes the time and the responses
 //! of the index; the shard returns [`IndexRequest`]s and the records to write.
 //!
-//! A *turn* is one call of [`Shard::finish`]: what the shard adds to one transaction of its lane.
+//! A *turn* is what the shard adds to one transaction of its lane, by one or more calls of [`Shard::finish`]. It ends with [`Shard::committed`].
 //!
 //! A shard is the only writer of its partition, so its own decisions are newer than the index. It looks for a job in the
 //! [`Overlay`] first, then in the [`Window`], then in the index.
@@ -15,7 +15,7 @@ use redeliver_kafka::TopicId;
 use redeliver_service::due::Waiting;
 
 use crate::controls::AppStates;
-use crate::index::{Change, Cursor, MemoryPressure};
+use crate::index::{Change, Cursor, Effect, MemoryPressure};
 use crate::index_messages::{Found, IndexRequest, IndexResponse, Query};
 use crate::job::{Flow, Job, JobId, Kind};
 use crate::overlay::Overlay;
@@ -71,8 +71,6 @@ impl ReadyItem {
 /// The maximum number and size of commands in memory.
 const MAX_COMMANDS: usize = 10_000;
 const MAX_COMMAND_BYTES: usize = 64 << 20;
-/// The maximum size of the records that a shard writes in one turn.
-const MAX_TURN_BYTES: usize = 8 << 20;
 /// The maximum number of lookups per request, and how many of them may be for jobs, whose records can be large.
 const MAX_LOOKUPS: usize = 2_000;
 const MAX_JOB_LOOKUPS: usize = 200;
@@ -122,7 +120,7 @@ pub(crate) struct Shard {
     found_bytes: usize,
     /// Whether more commands or jobs are ready than the current turn can take.
     is_crowded: bool,
-    /// The number of the current turn, and its changes.
+    /// The number of the current turn, from 1 on, and its changes.
     turn: u64,
     changes: Vec<Change>,
     /// Committed changes that the index does not contain yet.
@@ -140,6 +138,7 @@ pub(crate) struct Shard {
 impl Shard {
     pub(crate) fn new(settings: Arc<Settings>, number: i32) -> Self {
         let apps = settings.app_states.current();
+        let outbox = Outbox::new(settings.index_batch_bytes);
         let mut released_waits = ReleasedWaits::of_shard(number);
         released_waits.set_wanted(&apps.released_waits);
         Self {
@@ -162,9 +161,9 @@ impl Shard {
             command_bytes: 0,
             found_bytes: 0,
             is_crowded: false,
-            turn: 0,
+            turn: 1,
             changes: Vec::new(),
-            outbox: Outbox::default(),
+            outbox,
             memory_pressure: MemoryPressure::Low,
             end: 0,
             forgettable: VecDeque::new(),
@@ -172,6 +171,11 @@ impl Shard {
             next_forget: Timestamp::from_millis(0),
             pins: Pins::default(),
         }
+    }
+
+    /// The number of its partition.
+    pub(crate) fn number(&self) -> i32 {
+        self.number
     }
 
     /// Whether the index has been brought up to date, so that the shard may act.
@@ -371,17 +375,16 @@ impl Shard {
         }
     }
 
-    /// Decides commands and dispatches due jobs, until what is to be written fills the room.
+    /// Decides commands and dispatches due jobs, until what is to be written fills the room. What several calls return before the next
+    /// [`Shard::committed`] is one turn.
     pub(crate) fn finish(&mut self, now: Timestamp, room: Room) -> Writes {
-        let room = Room {
-            bytes: room.bytes.min(MAX_TURN_BYTES),
-            ..room
-        };
         let mut writes = Writes::default();
         if !self.is_live() && !mutant!("shard-acts-before-its-index-is-ready") {
             return writes;
         }
-        self.turn += 1;
+        if mutant!("shard-counts-a-turn-twice") {
+            self.turn += 1;
+        }
         let is_due = self.window.next_due().is_some_and(|due| due <= now);
         let half = if is_due { room.quarters(2) } else { room };
         self.is_crowded = self.window.has_backlog() || self.ready.len() > half.records / 2;
@@ -455,7 +458,13 @@ impl Shard {
             .is_some_and(|due| due <= now.after(DUE_SOON));
         let forgotten = if is_due_soon && !mutant!("shard-forgets-beside-due-jobs") {
             // More than jobs end, so that ended jobs do not pile up under a steady load.
-            (2 * writes.tally.ended()).max(MAX_FORGOTTEN_BESIDE_DUE_JOBS)
+            let count =
+                |is: fn(&Effect) -> bool| self.changes.iter().filter(|change| is(&change.effect)).count();
+            let ended = count(|effect| matches!(effect, Effect::Ended { .. }));
+            let forgotten = count(|effect| matches!(effect, Effect::Forgotten));
+            (2 * ended)
+                .max(MAX_FORGOTTEN_BESIDE_DUE_JOBS)
+                .saturating_sub(forgotten)
         } else {
             room.records
         };
@@ -478,6 +487,7 @@ impl Shard {
         let from = std::mem::replace(&mut self.end, end);
         let changes = std::mem::take(&mut self.changes);
         self.outbox.push(self.turn, from, end, changes);
+        self.turn += 1;
     }
 }
 

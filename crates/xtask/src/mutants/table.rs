@@ -409,6 +409,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[SHARD_MODEL],
     ),
     mutant(
+        "shard-counts-a-turn-twice",
+        "A shard counts what it writes in one transaction as two turns. When the index has the first part of them, keys are forgotten and jobs are accepted twice.",
+        &[
+            unit(SCHEDULER, "shard::tests::keys::a_turn_in_parts_forgets_no_key"),
+            SHARD_MODEL,
+        ],
+    ),
+    mutant(
         "shard-dispatches-early",
         "Jobs are dispatched one millisecond early.",
         &[SHARD_MODEL],

@@ -12,15 +12,16 @@ use redeliver_core::{Timestamp, mutant};
 use crate::index::{Batch, Change, Effect};
 use crate::index_messages::IndexRequest;
 
-/// The maximum number and size of changes per batch.
-pub(super) const MAX_BATCH: usize = 10_000;
-pub(super) const MAX_BATCH_BYTES: usize = 4 << 20;
+/// The maximum number of changes per batch.
+const MAX_BATCH: usize = 10_000;
 /// The time between two attempts to apply changes to a full index without force.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The queue of committed changes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Outbox {
+    /// The maximum size of the changes per batch.
+    max_bytes: usize,
     queue: VecDeque<PendingBatch>,
     /// The number of queued changes that end jobs.
     freeing: usize,
@@ -61,6 +62,18 @@ fn frees(change: &Change) -> bool {
 }
 
 impl Outbox {
+    /// An empty queue whose batches have at most this size in bytes, or one change.
+    pub(super) fn new(max_bytes: usize) -> Self {
+        Self {
+            max_bytes,
+            queue: VecDeque::new(),
+            freeing: 0,
+            bytes: 0,
+            is_applying: false,
+            next_probe: None,
+        }
+    }
+
     /// Whether the index has refused a batch, and has accepted none since except by force.
     pub(super) fn is_index_full(&self) -> bool {
         self.next_probe.is_some()
@@ -75,7 +88,7 @@ impl Outbox {
     pub(super) fn push(&mut self, turn: u64, mut from: i64, end: i64, mut changes: Vec<Change>) {
         let last_record = changes.last().map(|last| last.digest(end - 1));
         loop {
-            let count = first_batch_len(&changes);
+            let count = self.first_batch_len(&changes);
             let rest = changes.split_off(count);
             let is_last = rest.is_empty();
             // Other records can precede those of the turn, such as the transaction marker of the turn before. So the record
@@ -88,7 +101,8 @@ impl Outbox {
                 last_record: last_record.filter(|_| is_last),
                 force: false,
             };
-            // The last part completes the turn. Until it is applied, the overlay entries of the turn are still needed.
+            // The last part completes the turn. Until it is applied, the overlay entries of the turn are still needed. Those of the turn before are not:
+            // its changes precede these.
             let is_complete = is_last || mutant!("outbox-confirms-half-a-turn");
             let pending = PendingBatch::new(if is_complete { turn } else { turn - 1 }, batch);
             self.freeing += pending.freeing;
@@ -122,7 +136,7 @@ impl Outbox {
             && self
                 .queue
                 .front()
-                .is_some_and(|next| first.bytes + next.bytes <= MAX_BATCH_BYTES)
+                .is_some_and(|next| first.bytes + next.bytes <= self.max_bytes)
             && let Some(next) = self.queue.pop_front()
         {
             first.bytes += next.bytes;
@@ -159,18 +173,18 @@ impl Outbox {
             self.queue.push_front(refused);
         }
     }
-}
 
-/// How many of these changes fit into one batch; at least one.
-fn first_batch_len(changes: &[Change]) -> usize {
-    let mut bytes = 0;
-    for (count, change) in changes.iter().enumerate() {
-        bytes += change.size();
-        if count > 0 && bytes > MAX_BATCH_BYTES {
-            return count;
+    /// How many of these changes fit into one batch; at least one.
+    fn first_batch_len(&self, changes: &[Change]) -> usize {
+        let mut bytes = 0;
+        for (count, change) in changes.iter().enumerate() {
+            bytes += change.size();
+            if count > 0 && bytes > self.max_bytes {
+                return count;
+            }
         }
+        changes.len()
     }
-    changes.len()
 }
 
 fn signed(count: usize) -> i64 {
@@ -183,6 +197,8 @@ mod tests {
 
     use super::*;
     use crate::job::{Flow, JobId, Priority};
+
+    const MAX_BYTES: usize = 4_000;
 
     fn flow() -> Flow {
         Flow {
@@ -220,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_full_index_is_probed_and_forced_only_to_free_memory() {
-        let mut outbox = Outbox::default();
+        let mut outbox = Outbox::new(MAX_BYTES);
         outbox.push(1, 0, 2, vec![waits(1)]);
         let (turn, batch) = next(&mut outbox, 0).unwrap();
         assert!(!batch.force);
@@ -255,7 +271,7 @@ mod tests {
             let effect = Effect::Waits {
                 flow: flow(),
                 due: Timestamp::from_millis(0),
-                record: vec![0; MAX_BATCH_BYTES / 2 + 1].into(),
+                record: vec![0; MAX_BYTES / 2 + 1].into(),
                 key: None,
             };
             Change {
@@ -263,7 +279,7 @@ mod tests {
                 ..waits(number)
             }
         };
-        let mut outbox = Outbox::default();
+        let mut outbox = Outbox::new(MAX_BYTES);
         outbox.push(7, 10, 12, vec![large(1), large(2)]);
         // The index confirms the turn before: the shard still needs what this turn decided.
         let (turn, batch) = next(&mut outbox, 0).unwrap();
@@ -277,7 +293,7 @@ mod tests {
 
     #[test]
     fn an_index_without_changes_does_not_stay_full() {
-        let mut outbox = Outbox::default();
+        let mut outbox = Outbox::new(MAX_BYTES);
         outbox.push(1, 0, 2, vec![forgotten(1)]);
         let (turn, batch) = next(&mut outbox, 0).unwrap();
         outbox.refused(turn, batch, Timestamp::from_millis(0));
@@ -289,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_is_set_back_does_not_delay_a_probe() {
-        let mut outbox = Outbox::default();
+        let mut outbox = Outbox::new(MAX_BYTES);
         outbox.push(1, 0, 2, vec![waits(1)]);
         let (turn, batch) = next(&mut outbox, 100_000).unwrap();
         outbox.refused(turn, batch, Timestamp::from_millis(100_000));

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use redeliver_core::headers::Origin;
 use redeliver_core::{Failure, Headers, HumanDuration, Output, Position, headers};
+use redeliver_kafka::{AssignmentId, Refused, TransactionBatch};
 use redeliver_proto::convert::{from_timestamp, to_duration, to_headers, to_timestamp};
 use redeliver_proto::{Message as _, v1};
 use v1::job_command::Command as ProtoCommand;
@@ -24,9 +25,9 @@ use crate::rate::Buckets;
 use crate::refused::{self, Replacement};
 use crate::request::{NAME, Rules, key_hash};
 use crate::schedules;
-use crate::shard::outbox::MAX_BATCH_BYTES;
 use crate::spans::Spans;
 use crate::topics::{Presence, Topics};
+use crate::turns::Turns;
 
 mod applications;
 mod full_window;
@@ -41,9 +42,13 @@ mod waiting;
 const TIMEOUT: Duration = Duration::from_secs(2);
 const START: i64 = 1_763_722_800_000;
 const APP: &str = "jobs";
+/// The code of a dead letter of a job that its topic has refused.
+const TOO_LARGE: &str = "output.too-large";
 const RETURN_TOPIC: &str = "docs-retry-due";
 /// The topic of the application `gone`, which is deleted and created again.
 const GONE: &str = "gone-jobs";
+/// The assignment of the partition of a shard under test.
+const ASSIGNMENT: AssignmentId = AssignmentId::for_tests(0, 1);
 /// The id of the ingest topic.
 fn ingest_id() -> TopicId {
     TopicId::from_bits(7)
@@ -106,6 +111,7 @@ pub(crate) fn settings() -> Settings {
         window: Duration::from_millis(200),
         window_jobs: 8,
         window_bytes: 1 << 20,
+        index_batch_bytes: 4 << 20,
         topics: Arc::new(FakeTopics::default()),
         missing_topic_timeout: TIMEOUT,
         spans: Spans::default(),
@@ -160,6 +166,11 @@ enum Step {
         limit: usize,
         is_lost: bool,
     },
+    /// A turn whose dispatched jobs are refused by their topic, all but so many of them.
+    RefusedTurn {
+        limit: usize,
+        accepted: usize,
+    },
     ServeIndex(u8),
     /// The state topic contains an unsupported record for a while.
     Halt,
@@ -210,6 +221,11 @@ fn replacement() -> impl Strategy<Value = Debounced> {
         })
 }
 
+/// So that the index gets a turn as a whole, or in parts of one or a few changes.
+fn index_batch_bytes() -> impl Strategy<Value = usize> {
+    prop_oneof![Just(4 << 20), 1_usize..1_000]
+}
+
 /// In seconds.
 const TWO_HOURS: i64 = 7_200;
 
@@ -224,6 +240,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0_u16..120).prop_map(Step::AdvanceClock),
         1 => (-TWO_HOURS..=TWO_HOURS).prop_map(Step::JumpClock),
         6 => (1_usize..20, prop::bool::weighted(0.15)).prop_map(|(limit, is_lost)| Step::Turn { limit, is_lost }),
+        1 => (1_usize..20, 0_usize..3).prop_map(|(limit, accepted)| Step::RefusedTurn { limit, accepted }),
         6 => (1_u8..5).prop_map(Step::ServeIndex),
         1 => Just(Step::Halt),
         1 => any::<bool>().prop_map(Step::SetIndexFull),
@@ -247,12 +264,14 @@ struct World {
     latest: Timestamp,
     has_stepped: bool,
     topics: FakeTopics,
-    /// Offsets of the requests of jobs that became dead letters, with the time.
+    /// Offsets of the requests of jobs that became dead letters, with the time, because their topic was missing, and because it refused them.
     dead_letters: Vec<(u64, Timestamp)>,
+    refused: Vec<(u64, Timestamp)>,
     settings: Arc<Settings>,
     /// Which applications are paused or limited.
     apps: Arc<AppStates>,
     shard: Shard,
+    turns: Turns,
     ingest: Vec<Record>,
     completed: HashSet<i64>,
     /// The number of records of the ingest topic that this shard has read.
@@ -316,10 +335,12 @@ impl World {
         let mut world = Self {
             topics,
             dead_letters: Vec::new(),
+            refused: Vec::new(),
             now: Timestamp::from_millis(START),
             latest: Timestamp::from_millis(START),
             has_stepped: false,
             shard: Shard::new(settings.clone(), 0),
+            turns: Turns::default(),
             apps: settings.app_states.current(),
             settings,
             ingest: Vec::new(),
@@ -417,19 +438,48 @@ impl World {
     }
 
     fn turn(&mut self, limit: usize, is_lost: bool) {
-        let writes = self.shard.finish(self.now, records(limit));
+        let batch = self.collect(limit);
         if is_lost {
             return self.restart();
         }
-        self.commit(writes);
+        self.commit(batch);
     }
 
-    fn commit(&mut self, writes: Writes) {
-        let is_idle = writes.outputs.is_empty() && writes.completed.is_empty();
+    /// Collects what the shard writes in one transaction, as a lane does.
+    fn collect(&mut self, limit: usize) -> TransactionBatch {
+        let mut batch = TransactionBatch::default();
+        self.turns.clear();
+        self.turns
+            .collect(&mut [(ASSIGNMENT, &mut self.shard)], self.now, limit, &mut batch);
+        batch
+    }
+
+    /// The topics of jobs refuse the records of a turn, all but some.
+    fn refused_turn(&mut self, limit: usize, accepted: usize) {
+        let mut batch = self.collect(limit);
+        let outputs = batch.outputs.iter().enumerate();
+        let jobs = outputs.filter(|(_, output)| [APP, GONE].contains(&&*output.topic));
+        let refused: Vec<Refused> = jobs
+            .map(|(index, _)| Refused {
+                index,
+                failure: Failure::permanent(TOO_LARGE, "no"),
+            })
+            .skip(accepted)
+            .collect();
+        let shards = &mut [(ASSIGNMENT, &mut self.shard)];
+        let are_replaced = self
+            .turns
+            .refused(shards, &self.settings, &refused, &mut batch, self.now);
+        assert!(are_replaced, "jobs can be replaced");
+        self.commit(batch);
+    }
+
+    fn commit(&mut self, batch: TransactionBatch) {
+        let is_idle = batch.outputs.is_empty() && batch.completed.is_empty();
         assert!(is_idle || !self.is_halted, "a halted shard wrote something");
         let mut wrote = false;
         let dispatched = self.dispatched.len();
-        for output in writes.outputs {
+        for output in batch.outputs {
             match &*output.topic {
                 APP | GONE => {
                     assert!(
@@ -450,8 +500,9 @@ impl World {
                 }
                 RETURN_TOPIC => self.returned_waits.push((output.value, self.now)),
                 "state" => {
+                    // The marker of the former transaction precedes the first record.
+                    self.end += 1 + i64::from(!wrote && self.end > 0);
                     wrote = true;
-                    self.end += 1;
                     let key = std::str::from_utf8(output.key.as_deref().unwrap()).unwrap();
                     let id = match schedules::id_of_key(key) {
                         Some(schedule) => schedules::entry_id(schedule.as_str(), 0),
@@ -479,25 +530,33 @@ impl World {
                 }
                 "dlq" => {
                     let code = output.headers.last(headers::ERROR_CODE).unwrap();
-                    if code == TOPIC_MISSING.as_bytes() {
-                        let offset = output.headers.last(headers::ORIGINAL_OFFSET).unwrap();
+                    let is_missing = code == TOPIC_MISSING.as_bytes();
+                    // The jobs of schedules have no request.
+                    if let Some(offset) = output.headers.last(headers::ORIGINAL_OFFSET)
+                        && (is_missing || code == TOO_LARGE.as_bytes())
+                    {
                         let offset = std::str::from_utf8(offset).unwrap().parse().unwrap();
-                        assert!(matches!(self.topics.get(), Presence::Missing { .. }));
-                        self.dead_letters.push((offset, self.now));
+                        if is_missing {
+                            assert!(matches!(self.topics.get(), Presence::Missing { .. }));
+                            self.dead_letters.push((offset, self.now));
+                        } else {
+                            self.refused.push((offset, self.now));
+                        }
                     }
                 }
                 "docs-dlq" => self.dead_long_waits.push(output),
                 other => panic!("unexpected output topic {other}"),
             }
         }
-        for offset in writes.completed {
+        for (_, offset) in batch.completed {
             assert!(self.completed.insert(offset), "completed twice");
         }
         self.check_pins(dispatched);
         if wrote {
             self.turn_ends.insert(self.end);
-            self.shard.committed(self.end);
+            self.turns.changelog_written(0, self.end);
         }
+        self.turns.committed(&mut [(ASSIGNMENT, &mut self.shard)]);
         self.feed();
     }
 
@@ -532,15 +591,18 @@ impl World {
                     "a batch beyond the end of the state topic"
                 );
                 let last_record = batch.last_record.map(|last_record| last_record.offset + 1);
-                let is_whole = self.turn_ends.contains(&batch.to);
-                assert_eq!(
-                    last_record,
-                    is_whole.then_some(batch.to),
-                    "the digest of the last record of a turn"
+                // A batch can also contain a turn and the first part of the next one.
+                let is_right = match self.turn_ends.contains(&batch.to) {
+                    true => last_record == Some(batch.to),
+                    false => last_record.is_none_or(|end| self.turn_ends.contains(&end)),
+                };
+                assert!(
+                    is_right,
+                    "not the digest of the last record of a turn: {last_record:?}"
                 );
                 let bytes: usize = batch.changes.iter().map(Change::size).sum();
                 assert!(
-                    bytes <= MAX_BATCH_BYTES || batch.changes.len() == 1,
+                    bytes <= self.settings.index_batch_bytes || batch.changes.len() == 1,
                     "{bytes} bytes"
                 );
                 for change in batch.changes {
@@ -808,6 +870,7 @@ impl World {
                 self.now = Timestamp::from_millis(self.now.as_millis() + seconds * 1_000);
             }
             Step::Turn { limit, is_lost } => self.turn(limit, is_lost),
+            Step::RefusedTurn { limit, accepted } => self.refused_turn(limit, accepted),
             Step::ServeIndex(count) => (0..count).for_each(|_| self.serve_index()),
             Step::SetIndexFull(is_full) => self.is_full = is_full,
             Step::SetPresence(presence) => self.topics.set(presence),
@@ -857,9 +920,9 @@ impl World {
             "undecided commands"
         );
         let dead: HashMap<u64, Timestamp> = self.dead_letters.iter().copied().collect();
-        assert_eq!(
-            dead.len(),
-            self.dead_letters.len(),
+        let refused: HashMap<u64, Timestamp> = self.refused.iter().copied().collect();
+        assert!(
+            dead.len() == self.dead_letters.len() && refused.len() == self.refused.len(),
             "two dead letters for one job"
         );
         let mut times: HashMap<JobId, Vec<Timestamp>> = HashMap::new();
@@ -887,8 +950,11 @@ impl World {
                         JobState::Cancelled => assert!(at.is_empty(), "cancelled and dispatched: {job:?}"),
                         JobState::Expired => {
                             assert!(at.is_empty(), "expired and dispatched: {job:?}");
-                            let dead_at = dead[&id.offset()];
-                            assert!(dead_at >= job.due.after(TIMEOUT), "dead letter too soon: {job:?}");
+                            let (dead, refused) = (dead.get(&id.offset()), refused.get(&id.offset()));
+                            assert!(dead.is_some() != refused.is_some(), "{job:?}");
+                            let is_missed = dead.is_none_or(|at| *at >= job.due.after(TIMEOUT));
+                            assert!(is_missed, "dead letter too soon: {job:?}");
+                            assert!(refused.is_none_or(|at| *at >= job.due), "early: {job:?}");
                         }
                         JobState::Scheduled => panic!("never dispatched: {job:?}"),
                     }
@@ -918,6 +984,11 @@ impl World {
             let state = job.map(|job| job.state);
             let expected = match answer.outcome() {
                 v1::Outcome::Cancelled | v1::Outcome::AlreadyCancelled => Some(JobState::Cancelled),
+                // Or, of the same turn, refused by its topic after this was answered.
+                v1::Outcome::AlreadyDispatched if state == Some(JobState::Expired) => {
+                    assert!(job.is_some_and(|job| refused.contains_key(&job.id.offset())));
+                    None
+                }
                 v1::Outcome::AlreadyDispatched => Some(JobState::Dispatched),
                 v1::Outcome::Unknown => None,
                 v1::Outcome::Expired => Some(JobState::Expired),
@@ -1080,8 +1151,10 @@ proptest! {
     fn each_job_is_dispatched_once_and_never_early(
         steps in proptest::collection::vec(step(), 0..120),
         rate in proptest::option::of(30.0..200.0),
+        index_batch_bytes in index_batch_bytes(),
     ) {
-        let mut world = World::with(Settings { app_states: LiveAppStates::fixed(limited(rate)), ..settings() });
+        let app_states = LiveAppStates::fixed(limited(rate));
+        let mut world = World::with(Settings { app_states, index_batch_bytes, ..settings() });
         for step in steps {
             world.run(&step);
         }
@@ -1094,9 +1167,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn each_job_is_dispatched_once_and_forgotten_after_its_retention(steps in proptest::collection::vec(step(), 0..120)) {
+    fn each_job_is_dispatched_once_and_forgotten_after_its_retention(
+        steps in proptest::collection::vec(step(), 0..120),
+        index_batch_bytes in index_batch_bytes(),
+    ) {
         let retention = RetentionPolicy { keys: Duration::from_millis(300), ended: Duration::from_millis(200) };
-        let mut world = World::with(Settings { retention, ..settings() });
+        let mut world = World::with(Settings { retention, index_batch_bytes, ..settings() });
         for step in steps {
             world.run(&step);
         }

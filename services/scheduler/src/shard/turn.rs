@@ -91,12 +91,6 @@ pub(crate) struct Dispatched {
 }
 
 impl Tally {
-    /// The number of jobs that have ended. Of the replaced ones, some have.
-    pub(super) fn ended(&self) -> usize {
-        let others = self.cancelled + self.replaced + self.expired + self.dead;
-        self.dispatched.len() + usize::try_from(others).unwrap_or(usize::MAX)
-    }
-
     /// Counts a dispatched job with this due time as dead. False if there is none.
     pub(crate) fn refuse_dispatch(&mut self, due: Timestamp) -> bool {
         let Some(index) = self.dispatched.iter().position(|job| job.due == due) else {

@@ -21,6 +21,7 @@ mod quota;
 mod rate;
 mod rebuild;
 mod recurring;
+mod repeats;
 mod requests;
 mod startup;
 mod tls;

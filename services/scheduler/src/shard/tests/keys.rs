@@ -42,6 +42,39 @@ fn a_duplicate_returns_the_first_job_and_a_conflict_is_rejected() {
     assert_eq!(world.answers["3"].outcome(), v1::Outcome::Duplicate);
 }
 
+#[test]
+fn a_turn_in_parts_forgets_no_key() {
+    // One change per part.
+    let mut world = World::with(Settings {
+        index_batch_bytes: 1,
+        ..settings()
+    });
+    let first: Vec<JobId> = (0..3)
+        .map(|key| world.schedule("app", 60_000, Some(key)))
+        .collect();
+    for _ in 0..10 {
+        world.serve_index();
+    }
+    world.turn(50, false);
+    assert_eq!((world.state.len(), world.index.len()), (3, 0));
+    // The index gets the first part, and then answers about a key in another one.
+    let again: Vec<JobId> = (0..3)
+        .rev()
+        .map(|key| world.schedule("app", 60_000, Some(key)))
+        .collect();
+    while world.index.is_empty() {
+        world.serve_index();
+    }
+    world.serve_index();
+    assert_eq!(world.index.len(), 1);
+    world.turn(50, false);
+    world.advance(100);
+    for (first, again) in first.iter().rev().zip(again) {
+        let (outcome, job) = outcome_of(&world, again);
+        assert_eq!((outcome, job.id), (v1::Outcome::Duplicate, first.to_string()));
+    }
+}
+
 fn outcome_of(world: &World, id: JobId) -> (v1::Outcome, v1::Job) {
     let answer = &world.answers[&id.offset().to_string()];
     (answer.outcome(), answer.job.clone().unwrap_or_default())

@@ -128,8 +128,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn each_occurrence_is_dispatched_once_or_skipped(events in proptest::collection::vec(event(), 0..150)) {
-        let mut world = World::new();
+    fn each_occurrence_is_dispatched_once_or_skipped(
+        events in proptest::collection::vec(event(), 0..150),
+        index_batch_bytes in index_batch_bytes(),
+    ) {
+        let mut world = World::with(Settings { index_batch_bytes, ..settings() });
         let mut updated = HashSet::new();
         for event in events {
             match event {
@@ -439,7 +442,9 @@ fn a_catch_up_with_large_jobs_delays_neither_other_schedules_nor_jobs_and_fits_i
         );
         let bytes = writes.bytes();
         assert!(bytes < 2 << 20, "{bytes} bytes in turn {turn}");
-        world.commit(writes);
+        let mut batch = TransactionBatch::default();
+        world.turns.add(ASSIGNMENT, writes, &mut batch);
+        world.commit(batch);
         world.run(&Step::ServeIndex(5));
     }
     assert!(world.was_dispatched(job));

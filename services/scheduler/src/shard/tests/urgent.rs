@@ -491,9 +491,14 @@ fn the_time_for_which_a_job_is_pinned_is_no_lateness() {
     world.read(1);
     let ended = world.now;
     let ready = loop {
-        let writes = world.shard.finish(world.now, records(50));
-        let ready = writes.tally.dispatched.first().map(|job| job.ready);
-        world.commit(writes);
+        let batch = world.collect(50);
+        let mut dispatched = world
+            .turns
+            .tallies
+            .iter()
+            .flat_map(|(_, tally)| &tally.dispatched);
+        let ready = dispatched.next().map(|job| job.ready);
+        world.commit(batch);
         if let Some(ready) = ready {
             break ready;
         }
