@@ -296,6 +296,12 @@ impl TopicReader {
         Ok(())
     }
 
+    /// The id of the cluster; `None` if no broker tells it in time.
+    #[must_use]
+    pub fn cluster_id(&self) -> Option<String> {
+        self.committed.client().fetch_cluster_id(CALL)
+    }
+
     /// The id of a topic; `None` if the broker does not know the topic, or does not support ids (before Kafka 2.8).
     ///
     /// # Errors

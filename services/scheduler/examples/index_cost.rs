@@ -15,7 +15,7 @@ use redeliver_runtime::tasks::Tasks;
 use redeliver_scheduler::codec::{self, RetentionPolicy};
 use redeliver_scheduler::index::redis::RedisIndex;
 use redeliver_scheduler::index::{
-    Batch, Change, Cursor, Effect, FlowPosition, Index, ListRequest, Lookup, Owner, ScanRequest,
+    Batch, Change, Cursor, Effect, FlowPosition, Index, Installation, ListRequest, Lookup, Owner, ScanRequest,
 };
 use redeliver_scheduler::job::{Flow, Job, JobId, JobState, Kind, Payload, Priority};
 use redeliver_testkit::LocalRedis;
@@ -292,7 +292,14 @@ async fn main() {
     let raw = Client::new(Config::from_url(&redis.url()).expect("a URL"), None, None, None);
     raw.init().await.expect("a connection");
     let mut tasks = Tasks::new(Default::default());
-    let index = RedisIndex::connect(&config, &mut tasks).await.expect("an index");
+    let installation = Installation {
+        cluster: "cluster".to_owned(),
+        topic: "state".into(),
+        topic_id: None,
+    };
+    let index = RedisIndex::connect(&config, "redeliver", installation, &mut tasks)
+        .await
+        .expect("an index");
     let mut bench = Bench {
         index,
         raw,

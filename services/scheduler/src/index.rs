@@ -36,7 +36,8 @@ pub const FORMAT: u32 = LAYOUT + job::FORMAT;
 /// |---|---|
 /// | 0 | all ended jobs have a record |
 /// | 1 | a bounded number of ended jobs has a record, and the value of an idempotency key contains the request id |
-const LAYOUT: u32 = 1;
+/// | 2 | names the installation |
+const LAYOUT: u32 = 2;
 
 /// How long an ended job has a record, however many others end. Clients repeat a command whose answer they did not get, and get a job
 /// whose request was undecided. The API gives up after 10 seconds, and this leaves time for five further attempts.
@@ -132,6 +133,17 @@ impl FinishedRelease {
 /// The token of the indexer that may change a shard: a random number, drawn at each takeover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner(pub u64);
+
+/// The topic of which an index is a copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Installation {
+    /// The id of the Kafka cluster.
+    pub cluster: String,
+    /// The state topic.
+    pub topic: Arc<str>,
+    /// The id of the state topic; `None` if the cluster has no such ids. A topic that was created again has another one.
+    pub topic_id: Option<TopicId>,
+}
 
 /// The change that a record of the state topic makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -519,6 +531,11 @@ pub enum IndexError {
 /// An index by due time. All methods can be called at any time from any thread. Consecutive calls of one caller for one shard
 /// take effect in their order.
 pub trait Index: Clone + Send + Sync + 'static {
+    /// The index for its owner. A query fails with [`IndexError::Fenced`] once another owner has claimed the shard, and with [`IndexError::Gap`] while the
+    /// index is complete only up to an offset before `expected`. Without this, queries are those of anybody, for example for an API.
+    #[must_use]
+    fn of_owner(&self, owner: Owner, expected: i64) -> Self;
+
     /// Makes `owner` the owner of the shard, and returns the checkpoint, if there is one.
     fn claim(
         &self,
@@ -629,7 +646,7 @@ mod tests {
     use super::*;
 
     /// The layout and the format of job records of each format of the index.
-    const HISTORY: [(u32, u32); 2] = [(0, 0), (1, 0)];
+    const HISTORY: [(u32, u32); 3] = [(0, 0), (1, 0), (2, 0)];
 
     #[test]
     fn a_new_layout_or_format_of_jobs_is_a_new_format_of_the_index() {

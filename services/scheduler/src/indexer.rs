@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::checkpoint_age::{ALWAYS_RECENT, is_at_end, max_age, renewal_delay};
 use crate::codec::RetentionPolicy;
-use crate::index::{self, Applied, Batch, Checkpoint, Index, IndexError, LastRecordDigest, Owner};
+use crate::index::{self, Batch, Checkpoint, Index, IndexError, LastRecordDigest, Owner};
 use crate::index_messages::{IndexRequest, IndexResponse};
 use crate::limits::{ProcessLimits, TakeOver, TakeOverPermit};
 use crate::lookups;
@@ -173,7 +173,7 @@ impl<I: Index> ShardIndexer<I> {
                     continue;
                 }
                 () = tokio::time::sleep_until(next_count) => {
-                    self.count_keys().await;
+                    self.count_keys(owner, applied).await;
                     next_count = Instant::now() + KEY_COUNT_INTERVAL;
                     continue;
                 }
@@ -223,9 +223,11 @@ impl<I: Index> ShardIndexer<I> {
         }
     }
 
-    /// Updates the metric of known idempotency keys. While the index is unavailable, it keeps its value.
-    async fn count_keys(&mut self) {
-        match self.index.known_keys(self.shard, self.clock.now()).await {
+    /// Updates the metric of known idempotency keys, and so tells other installations that the index is in use. While the index is unavailable, the metric
+    /// keeps its value.
+    async fn count_keys(&mut self, owner: Owner, applied: i64) {
+        let index = self.index.of_owner(owner, applied);
+        match index.known_keys(self.shard, self.clock.now()).await {
             Ok(count) => self.known_keys.set(count),
             Err(error) => tracing::debug!(shard = self.shard, %error, "cannot count the idempotency keys"),
         }
@@ -261,16 +263,9 @@ impl<I: Index> ShardIndexer<I> {
     ) -> Result<IndexResponse, IndexError> {
         let now = self.clock.now();
         let shard = self.shard;
-        let expected = *applied;
         // An index that was restored from an older dump, or failed over to a lagging replica, would return jobs that were
         // dispatched since.
-        let is_current = |found: Option<Applied>| match found {
-            Some(found) if found.offset >= expected => Ok(()),
-            found => Err(IndexError::Gap {
-                found: found.map(|found| found.offset),
-                expected,
-            }),
-        };
+        let index = self.index.of_owner(owner, *applied);
         match request {
             IndexRequest::Apply { turn, batch } => {
                 fault::point("index");
@@ -282,21 +277,18 @@ impl<I: Index> ShardIndexer<I> {
                 })
             }
             IndexRequest::LookUp(queries) => {
-                let found = lookups::answer(&self.index, shard, queries, now, is_current).await?;
+                let found = lookups::answer(&index, shard, queries, now).await?;
                 Ok(IndexResponse::LookedUp(found))
             }
             IndexRequest::Scan(scan) | IndexRequest::ScanWaits(scan) => {
-                let scan = self.index.scan(shard, scan).await?;
-                is_current(scan.applied)?;
-                let scan = lookups::read_scan(scan)?;
+                let scan = lookups::read_scan(index.scan(shard, scan).await?)?;
                 Ok(match request {
                     IndexRequest::ScanWaits(_) => IndexResponse::ScannedWaits(scan),
                     _ => IndexResponse::Scanned(scan),
                 })
             }
             IndexRequest::FinishedRelease(pipeline) => {
-                let (applied, finished) = self.index.finished_release(shard, pipeline).await?;
-                is_current(applied)?;
+                let (_, finished) = index.finished_release(shard, pipeline).await?;
                 Ok(IndexResponse::FinishedRelease(finished))
             }
             IndexRequest::FinishRelease(pipeline, finished) => {
@@ -306,15 +298,13 @@ impl<I: Index> ShardIndexer<I> {
                 Ok(IndexResponse::ReleaseFinished)
             }
             IndexRequest::Forgettable => {
-                let (applied, ids) = self.index.forgettable(shard, now, MAX_FORGETTABLE).await?;
-                is_current(applied)?;
+                let (_, ids) = index.forgettable(shard, now, MAX_FORGETTABLE).await?;
                 Ok(IndexResponse::Forgettable(ids))
             }
             IndexRequest::Count(apps) => {
                 let mut counted = Vec::with_capacity(apps.len());
                 for app in apps {
-                    let stats = self.index.stats(shard, Some(app), now, 0).await?;
-                    is_current(stats.applied)?;
+                    let stats = index.stats(shard, Some(app), now, 0).await?;
                     counted.push((app.clone(), stats.scheduled));
                 }
                 Ok(IndexResponse::Counted(counted))
@@ -651,6 +641,7 @@ mod tests {
     use redeliver_runtime::health::Health;
 
     use super::*;
+    use crate::index::Applied;
     use crate::index::memory::MemoryIndex;
 
     const START: Timestamp = Timestamp::from_millis(1_763_722_800_000);

@@ -10,26 +10,23 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 
 use crate::codec::{self, KeyValue};
-use crate::index::{Applied, FlowScan, Index, IndexError, Lookup, Row, Scan};
+use crate::index::{FlowScan, Index, IndexError, Lookup, Row, Scan};
 use crate::index_messages::{Found, Query, ScannedJob};
 use crate::job::{Job, JobId};
 
-/// Answers queries in their order. `is_current` checks the state of the index after each lookup.
+/// Answers queries in their order.
 pub(crate) async fn answer<I: Index>(
     index: &I,
     shard: i32,
     queries: &[Query],
     now: Timestamp,
-    is_current: impl Fn(Option<Applied>) -> Result<(), IndexError>,
 ) -> Result<Vec<Found>, IndexError> {
-    let (applied, results) = index.look_up(shard, &first_lookups(queries), now).await?;
-    is_current(applied)?;
+    let (_, results) = index.look_up(shard, &first_lookups(queries), now).await?;
     let mut found = first_results(queries, results)?;
     let jobs = jobs_of_keys(queries, &found);
     if !jobs.is_empty() {
         let lookups: Vec<Lookup> = jobs.iter().copied().map(Lookup::Job).collect();
-        let (applied, records) = index.look_up(shard, &lookups, now).await?;
-        is_current(applied)?;
+        let (_, records) = index.look_up(shard, &lookups, now).await?;
         let mut records = jobs.into_iter().zip(records);
         for found in lacking_jobs(queries, &mut found) {
             if let Some((id, record)) = records.next() {
@@ -183,7 +180,7 @@ mod tests {
             Query::Job(one.id),
             Query::JobOfKey(hash("a")),
         ];
-        let found = answer(&index, 0, &queries, NOW, |_| Ok(())).await.unwrap();
+        let found = answer(&index, 0, &queries, NOW).await.unwrap();
         let of = |job: &Job, has_key: bool, has_job: bool| Found {
             key: has_key.then(|| KeyValue::of(job)),
             job: has_job.then(|| Arc::new(job.clone())),
@@ -196,17 +193,6 @@ mod tests {
             of(&one, true, true),
         ];
         assert_eq!(found, expected);
-    }
-
-    #[tokio::test]
-    async fn an_outdated_index_gives_no_answer() {
-        let outdated = |applied: Option<Applied>| match applied {
-            Some(_) => Ok(()),
-            None => Err(IndexError::Fenced),
-        };
-        let queries = [Query::JobOfKey([0; 16])];
-        let answered = answer(&MemoryIndex::default(), 0, &queries, NOW, outdated).await;
-        assert!(matches!(answered, Err(IndexError::Fenced)), "{answered:?}");
     }
 
     #[tokio::test]
@@ -245,7 +231,7 @@ mod tests {
             index::Index::apply(&index, 0, Owner(1), &batch, NOW)
                 .await
                 .unwrap();
-            let answered = answer(&index, 0, &queries, NOW, |_| Ok(())).await;
+            let answered = answer(&index, 0, &queries, NOW).await;
             assert!(matches!(answered, Err(IndexError::Damaged(_))), "{answered:?}");
             let due = ScanRequest {
                 now: job.due,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use redeliver_kafka::reader::TopicReader;
 use redeliver_kafka::{IfFenced, IfRecreated, LaneSpec, Waker, reader};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
@@ -20,8 +21,8 @@ use crate::codec::RetentionPolicy;
 use crate::config::rules;
 use crate::controls::LiveAppStates;
 use crate::growth::IngestSize;
-use crate::index::Index;
-use crate::index::redis::RedisIndex;
+use crate::index::redis::{RedisIndex, in_use};
+use crate::index::{Index, Installation};
 use crate::indexer::IndexResponses;
 use crate::limits::{MemoryShare, ProcessLimits};
 use crate::metrics::SchedulerFamilies;
@@ -54,14 +55,55 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
     host.ensure_topics(&spec).await?;
     if !host.tasks.shutdown().is_cancelled() {
         let config = host.config.clone();
-        let index = RedisIndex::connect(&config.redis, &mut host.tasks)
+        let (installation, partitions) = installation(&host).await?;
+        let prefix = config.redis.prefix(&config.kafka, &installation.cluster);
+        let index = RedisIndex::connect(&config.redis, &prefix, installation, &mut host.tasks)
             .await?
             .with_max_ended(config.scheduler.max_ended as usize);
+        refuse_shared_prefix(&index, partitions).await?;
         index.register(&mut host.registry());
         mount(&mut host, index.clone()).await?;
         api::mount(&mut host, index, listener).await?;
     }
     Ok(host.run().await?)
+}
+
+/// What identifies the index in Redis, and the number of its shards.
+async fn installation(host: &Host) -> anyhow::Result<(Installation, i32)> {
+    let topic: Arc<str> = host.config.scheduler.topics.state.as_str().into();
+    let kafka = host.kafka.clone();
+    let read = move || {
+        let reader = TopicReader::new(&kafka, std::slice::from_ref(&topic))?;
+        let cluster = reader
+            .cluster_id()
+            .context("no broker tells the id of the cluster")?;
+        let topic_id = reader.topic_id(&topic)?;
+        let partitions = reader.partitions(&topic);
+        let installation = Installation {
+            cluster,
+            topic,
+            topic_id,
+        };
+        anyhow::Ok((installation, partitions))
+    };
+    tokio::task::spawn_blocking(read)
+        .await
+        .context("reading the identity of the state topic")?
+}
+
+/// Refuses to start beside another installation that uses the same keys. While Redis is unavailable, that is found out later: no shard is claimed.
+async fn refuse_shared_prefix(index: &RedisIndex, shards: i32) -> anyhow::Result<()> {
+    for shard in 0..shards {
+        match index.used_by_another(shard).await {
+            Ok(None) => {}
+            Ok(Some(other)) => anyhow::bail!(in_use(&other)),
+            Err(error) => {
+                tracing::debug!(%error, "cannot find out whether another installation uses the index");
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
 }
 
 /// How many jobs of applications with a quota may wait.

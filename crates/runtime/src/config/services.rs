@@ -11,6 +11,7 @@ use super::api::ApiConfig;
 use super::auth::AuthConfig;
 use super::display_from_str;
 use super::error::Findings;
+use super::kafka::KafkaConfig;
 use super::masking::{self, MaskingRule};
 use super::output::{is_pointer, pointer_problem};
 use super::redrive::RedriveConfig;
@@ -49,8 +50,8 @@ pub struct RedisConfig {
     pub url: Url,
     /// Additional CA certificates (PEM) for TLS.
     pub ca_file: Option<PathBuf>,
-    /// The prefix of all keys.
-    pub prefix: String,
+    /// The prefix of all keys. `None`: see [`RedisConfig::prefix`].
+    pub prefix: Option<String>,
     /// The fraction of `maxmemory` above which jobs that are not due soon are rejected.
     pub high_water: f64,
 }
@@ -105,7 +106,7 @@ impl Default for RedisConfig {
         Self {
             url: Url::new("redis://localhost:6379"),
             ca_file: None,
-            prefix: "redeliver".to_owned(),
+            prefix: None,
             high_water: 0.9,
         }
     }
@@ -173,6 +174,14 @@ impl RetryTierConfig {
 }
 
 impl RedisConfig {
+    /// The prefix of all keys of an installation with these settings for Kafka, on the cluster with this id. By default, installations on different clusters
+    /// or with different prefixes of ids have different ones.
+    #[must_use]
+    pub fn prefix(&self, kafka: &KafkaConfig, cluster: &str) -> String {
+        let default = || format!("{}:{cluster}", kafka.id("redeliver"));
+        self.prefix.clone().unwrap_or_else(default)
+    }
+
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
         let scheme = self.url.expose().split_once("://").map(|(scheme, _)| scheme);
         let is_redis = matches!(
@@ -201,7 +210,8 @@ impl RedisConfig {
         findings.range("high_water", self.high_water, 0.1..=1.0);
         // Braces in the prefix would replace the shard as the hash tag, which selects the node of a cluster.
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "._:-".contains(c);
-        if self.prefix.is_empty() || self.prefix.len() > 100 || !self.prefix.chars().all(is_plain) {
+        let is_valid = |prefix: &String| (1..=100).contains(&prefix.len()) && prefix.chars().all(is_plain);
+        if !self.prefix.as_ref().is_none_or(is_valid) {
             findings.report(
                 "prefix",
                 "is not a valid prefix: use 1 to 100 of the characters a-z, A-Z, 0-9, `.`, `_`, `:` and `-`",

@@ -1203,7 +1203,15 @@ fn invalid_settings_of_redis_are_rejected() {
         assert_eq!(config.redis.ca_file, Some("ca.pem".into()));
     }
     let environment = [("REDELIVER__REDIS__PREFIX", "team:jobs")];
-    assert_eq!(load("", &environment, &[]).unwrap().redis.prefix, "team:jobs");
+    let config = load("", &environment, &[]).unwrap();
+    assert_eq!(config.redis.prefix(&config.kafka, "cluster"), "team:jobs");
+    for (file, expected) in [
+        ("", "redeliver:cluster"),
+        ("kafka: { id_prefix: staging- }", "staging-redeliver:cluster"),
+    ] {
+        let config = load(file, &[], &[]).unwrap();
+        assert_eq!(config.redis.prefix(&config.kafka, "cluster"), expected);
+    }
 }
 
 #[test]

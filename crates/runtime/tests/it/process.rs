@@ -52,7 +52,7 @@ fn child() {
 
 /// The check of the service itself.
 fn check(config: &Config) -> Result<(), ConfigError> {
-    if config.redis.prefix != "rejected" {
+    if config.redis.prefix.as_deref() != Some("rejected") {
         return Ok(());
     }
     Err(ConfigError::of_field(

@@ -649,6 +649,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         )],
     ),
     mutant(
+        "index-queries-without-owner",
+        "A query of a shard does not say who asks. A shard that another process or installation has claimed is read as if nothing had happened: its jobs are dispatched twice.",
+        &[integration(
+            SCHEDULER,
+            "index::in_redis::queries_of_a_former_owner_are_fenced",
+        )],
+    ),
+    mutant(
         "index-evicts-jobs-that-just-ended",
         "Jobs lose their record as soon as others end. A repeated cancellation of a job that has just ended is told that the job is unknown.",
         &[unit(

@@ -19,6 +19,8 @@ use crate::job::{Flow, JobId, KeyHash};
 pub struct MemoryIndex {
     shards: Arc<Mutex<BTreeMap<i32, Shard>>>,
     max_ended: usize,
+    /// See [`Index::of_owner`].
+    owner: Option<(Owner, i64)>,
 }
 
 impl Default for MemoryIndex {
@@ -26,6 +28,7 @@ impl Default for MemoryIndex {
         Self {
             shards: Arc::default(),
             max_ended: usize::MAX,
+            owner: None,
         }
     }
 }
@@ -47,11 +50,19 @@ impl MemoryIndex {
         self.shards.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read<T>(&self, shard: i32, read: impl FnOnce(&Shard) -> T) -> T {
-        match self.shards().get(&shard) {
-            Some(shard) => read(shard),
-            None => read(&Shard::default()),
+    fn read<T>(&self, shard: i32, read: impl FnOnce(&Shard) -> T) -> Result<T, IndexError> {
+        let (shards, none) = (self.shards(), Shard::default());
+        let shard = shards.get(&shard).unwrap_or(&none);
+        if let Some((owner, expected)) = self.owner {
+            if shard.owner.is_some_and(|other| other != owner) {
+                return Err(IndexError::Fenced);
+            }
+            let found = shard.applied.map(|applied| applied.offset);
+            if found.is_none_or(|found| found < expected) {
+                return Err(IndexError::Gap { found, expected });
+            }
         }
+        Ok(read(shard))
     }
 }
 
@@ -352,6 +363,13 @@ fn up_to(set: &DueSet, after: Option<Cursor>, until: Timestamp) -> impl Iterator
 }
 
 impl Index for MemoryIndex {
+    fn of_owner(&self, owner: Owner, expected: i64) -> Self {
+        Self {
+            owner: Some((owner, expected)),
+            ..self.clone()
+        }
+    }
+
     async fn claim(&self, shard: i32, owner: Owner) -> Result<Option<Checkpoint>, IndexError> {
         let mut shards = self.shards();
         let shard = shards.entry(shard).or_default();
@@ -381,14 +399,14 @@ impl Index for MemoryIndex {
         keys: &[Lookup],
         now: Timestamp,
     ) -> Result<(Option<Applied>, Vec<Option<Bytes>>), IndexError> {
-        Ok(self.read(shard, |shard| {
+        self.read(shard, |shard| {
             let found = keys.iter().map(|lookup| shard.look_up(lookup, now)).collect();
             (shard.applied, found)
-        }))
+        })
     }
 
     async fn scan(&self, shard: i32, request: &ScanRequest) -> Result<Scan, IndexError> {
-        Ok(self.read(shard, |shard| shard.scan(request)))
+        self.read(shard, |shard| shard.scan(request))
     }
 
     async fn finished_release(
@@ -396,10 +414,10 @@ impl Index for MemoryIndex {
         shard: i32,
         pipeline: &str,
     ) -> Result<(Option<Applied>, Option<FinishedRelease>), IndexError> {
-        Ok(self.read(shard, |shard| {
+        self.read(shard, |shard| {
             let finished = shard.finished_releases.get(pipeline).copied();
             (shard.applied, finished)
-        }))
+        })
     }
 
     async fn finish_release(
@@ -420,17 +438,17 @@ impl Index for MemoryIndex {
         now: Timestamp,
         limit: usize,
     ) -> Result<(Option<Applied>, Vec<JobId>), IndexError> {
-        Ok(self.read(shard, |shard| {
+        self.read(shard, |shard| {
             let over = shard.ended.keys().take_while(|(forget, _)| *forget <= now);
             (shard.applied, over.take(limit).map(|(_, id)| *id).collect())
-        }))
+        })
     }
 
     async fn known_keys(&self, shard: i32, now: Timestamp) -> Result<u64, IndexError> {
-        Ok(self.read(shard, |shard| {
+        self.read(shard, |shard| {
             let in_use = shard.keys.values().filter(|(expires, _)| *expires > now);
             in_use.count() as u64
-        }))
+        })
     }
 
     async fn stats(
@@ -440,7 +458,7 @@ impl Index for MemoryIndex {
         now: Timestamp,
         minutes: u32,
     ) -> Result<ShardStats, IndexError> {
-        Ok(self.read(shard, |shard| shard.stats(app, now, minutes)))
+        self.read(shard, |shard| shard.stats(app, now, minutes))
     }
 }
 

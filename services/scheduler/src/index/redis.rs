@@ -4,7 +4,7 @@
 //!
 //! | key | content |
 //! |---|---|
-//! | `meta` | hash: the checkpoint (`offset`, `at`, the digest of the last record in `seal`, `counts`), `owner`, `cleared` or `clearing` with the token of a clear, `evictions`, `format`, see [`FORMAT`], and `released:<pipeline>` with a [`FinishedRelease`] |
+//! | `meta` | hash: the checkpoint (`offset`, `at`, the digest of the last record in `seal`, `counts`), `owner`, `installation`, `topic`, `seen`, `cleared` or `clearing` with the token of a clear, `evictions`, `format`, see [`FORMAT`], and `released:<pipeline>` with a [`FinishedRelease`] |
 //! | `due:<flow>` | sorted set: the ids of the scheduled jobs of a flow by due time. `<flow>` is priority (0 is high), topic and application, such as `1:sms-jobs:sms` |
 //! | `flows` | sorted set: the flows that have scheduled jobs, by the due time of their first job |
 //! | `sizes` | hash: flow to the number of its scheduled jobs, for the same flows |
@@ -52,18 +52,20 @@
 //! shard, finds a [`FORMAT`] that it does not support, and clears and rebuilds the shard. It leaves keys that only a newer scheduler knows.
 //! They are removed when a newer scheduler claims the shard again, which clears and rebuilds it because its format is older.
 //!
-//! # The former layout
-//! Before there were flows, the prefix was `PREFIX:{p}:`, and one sorted set `due` took the place of the due sets, `flows` and
-//! `sizes`. A claim deletes the keys of the former layout, and reads nothing from them. A former scheduler to which the shard
-//! returns finds no checkpoint and rebuilds its own layout.
+//! # Installations
+//! `installation` names the Kafka cluster and the state topic whose copy the shard is, and `topic` is the id of that topic. Each script checks both, the owner, and
+//! the offset that the caller expects (`redis/access.lua`). A claim by another installation is refused while `seen`, the time of Redis at which the owner has last
+//! used the shard, is less than [`IN_USE`] ago. Owners use their shards every few seconds. Otherwise, nothing of the content is used, as after the state topic was
+//! created again.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::{Buf as _, Bytes};
 use fred::prelude::Value;
 use prometheus_client::registry::Registry;
-use redeliver_core::Timestamp;
+use redeliver_core::{Timestamp, mutant};
 use redeliver_kafka::TopicId;
 use redeliver_runtime::config::RedisConfig;
 use redeliver_runtime::tasks::Tasks;
@@ -74,8 +76,8 @@ use self::connection::{Connection, Script};
 use self::reply::{Reply, unexpected};
 use super::{
     Applied, Batch, Checkpoint, Cursor, FORMAT, FinishedRelease, FlowPosition, FlowScan, Index, IndexError,
-    LastRecordDigest, Lookup, Owner, Row, Scan, ScanRequest, ShardStats, Usage, flow_key, is_requested,
-    min_kept_millis,
+    Installation, LastRecordDigest, Lookup, Owner, Row, Scan, ScanRequest, ShardStats, Usage, flow_key,
+    is_requested, min_kept_millis,
 };
 use crate::job::{Flow, JobId};
 
@@ -93,14 +95,19 @@ const MAX_ARGUMENTS: usize = 1_000_000;
 const MAX_COUNTED: (usize, usize) = (100, 20_000);
 /// The maximum number of flows times jobs that one script searches.
 const MAX_SEARCHED: usize = 50_000;
+/// How long after its last use a shard belongs to its installation.
+pub const IN_USE: Duration = Duration::from_secs(30);
 
 /// An index in Redis; clones share its connection.
 #[derive(Clone, Debug)]
 pub struct RedisIndex {
     connection: Connection,
     prefix: Arc<str>,
+    installation: Arc<Installation>,
     scripts: Arc<Scripts>,
     max_ended: usize,
+    /// See [`Index::of_owner`].
+    owner: Option<(Owner, Option<i64>)>,
     /// By shard, the token of a clear after which nothing has been applied yet.
     cleared: Arc<Mutex<HashMap<i32, (Owner, u64)>>>,
 }
@@ -108,6 +115,7 @@ pub struct RedisIndex {
 #[derive(Debug)]
 struct Scripts {
     claim: Script,
+    in_use: Script,
     clear: Script,
     apply: Script,
     look_up: Script,
@@ -123,25 +131,36 @@ struct Scripts {
 
 impl Scripts {
     fn new() -> Self {
-        /// A script with the functions that check the checkpoint.
-        macro_rules! with_checkpoint {
+        /// A script for callers of the shard's installation, and for its owner if the caller says so.
+        macro_rules! guarded {
+            ($file:literal) => {
+                Script::new(concat!(
+                    include_str!("redis/mark.lua"),
+                    include_str!("redis/access.lua"),
+                    include_str!($file)
+                ))
+            };
+        }
+        /// A script that finds out whose the shard is.
+        macro_rules! unguarded {
             ($file:literal) => {
                 Script::new(concat!(include_str!("redis/mark.lua"), include_str!($file)))
             };
         }
         Self {
-            claim: with_checkpoint!("redis/claim.lua"),
-            clear: Script::new(include_str!("redis/clear.lua")),
-            apply: with_checkpoint!("redis/apply.lua"),
-            look_up: with_checkpoint!("redis/look_up.lua"),
-            scan: with_checkpoint!("redis/scan.lua"),
-            finished_release: with_checkpoint!("redis/finished_release.lua"),
-            finish_release: Script::new(include_str!("redis/finish_release.lua")),
-            forgettable: with_checkpoint!("redis/forgettable.lua"),
-            flows: with_checkpoint!("redis/flows.lua"),
-            locate: with_checkpoint!("redis/locate.lua"),
-            known_keys: Script::new(include_str!("redis/known_keys.lua")),
-            stats: with_checkpoint!("redis/stats.lua"),
+            claim: unguarded!("redis/claim.lua"),
+            in_use: unguarded!("redis/in_use.lua"),
+            clear: guarded!("redis/clear.lua"),
+            apply: guarded!("redis/apply.lua"),
+            look_up: guarded!("redis/look_up.lua"),
+            scan: guarded!("redis/scan.lua"),
+            finished_release: guarded!("redis/finished_release.lua"),
+            finish_release: guarded!("redis/finish_release.lua"),
+            forgettable: guarded!("redis/forgettable.lua"),
+            flows: guarded!("redis/flows.lua"),
+            locate: guarded!("redis/locate.lua"),
+            known_keys: guarded!("redis/known_keys.lua"),
+            stats: guarded!("redis/stats.lua"),
         }
     }
 }
@@ -155,15 +174,22 @@ impl RedisIndex {
         connection::check(config)
     }
 
-    /// Connects to Redis, and reconnects whenever the connection is lost, while the tasks run. An unavailable Redis is not an
+    /// Connects to Redis, for an installation whose keys have this prefix, and reconnects whenever the connection is lost, while the tasks run. An unavailable Redis is not an
     /// error: until it is available, all methods fail with [`IndexError::Unavailable`].
     ///
     /// # Errors
     /// When the settings are invalid, Redis refuses the connection, or it may evict keys.
-    pub async fn connect(config: &RedisConfig, tasks: &mut Tasks) -> Result<Self, ConnectError> {
+    pub async fn connect(
+        config: &RedisConfig,
+        prefix: &str,
+        installation: Installation,
+        tasks: &mut Tasks,
+    ) -> Result<Self, ConnectError> {
         Ok(Self {
             connection: Connection::open(config, tasks).await?,
-            prefix: config.prefix.as_str().into(),
+            prefix: prefix.into(),
+            installation: Arc::new(installation),
+            owner: None,
             scripts: Arc::new(Scripts::new()),
             max_ended: usize::MAX,
             cleared: Arc::default(),
@@ -197,16 +223,63 @@ impl RedisIndex {
         ShardKeys(format!("{}:v2:{{{shard}}}:", self.prefix))
     }
 
-    fn former_shard(&self, shard: i32) -> ShardKeys {
-        ShardKeys(format!("{}:{{{shard}}}:", self.prefix))
+    /// The index for an owner that expects nothing of the checkpoint.
+    fn owned_by(&self, owner: Owner) -> Self {
+        Self {
+            owner: Some((owner, None)),
+            ..self.clone()
+        }
+    }
+
+    /// Another installation that uses this shard, and so the prefix.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] with the reason.
+    pub async fn used_by_another(&self, shard: i32) -> Result<Option<String>, IndexError> {
+        let arguments = vec![text(IN_USE.as_secs())];
+        let keys = self.shard(shard);
+        let mut reply = self
+            .run(&self.scripts.in_use, keys.keys(&["meta"]), arguments)
+            .await?;
+        match reply.optional_bytes()? {
+            Some(other) => Ok(Some(String::from_utf8_lossy(&other).into_owned())),
+            None => Ok(None),
+        }
+    }
+
+    /// Runs a script for the owner, if there is one.
+    ///
+    /// # Errors
+    /// [`IndexError::Fenced`] or [`IndexError::Gap`] if the script finds another owner, or a checkpoint that is not as expected.
+    async fn run(
+        &self,
+        script: &Script,
+        keys: Vec<Value>,
+        mut arguments: Vec<Value>,
+    ) -> Result<Reply, IndexError> {
+        let Installation {
+            cluster,
+            topic,
+            topic_id,
+        } = &*self.installation;
+        let id = topic_id.map_or_else(String::new, |id| format!("{:032x}", id.bits()));
+        let (owner, expected) = self.owner.unzip();
+        let expected = expected.flatten();
+        arguments.extend([
+            format!("{cluster}/{topic}").into(),
+            id.into(),
+            owner.map_or_else(|| "".into(), |owner| text(owner.0)),
+            expected.map_or_else(|| "".into(), |offset| offset.to_string().into()),
+        ]);
+        check_arguments(&arguments)?;
+        Reply::from(self.connection.run(script, keys, arguments).await?).checked()
     }
 
     /// Runs the steps of the script that clears a shard.
-    async fn run_clear(&self, keys: &ShardKeys, owner: Value, token: Value) -> Result<Cleared, IndexError> {
+    async fn run_clear(&self, keys: &ShardKeys, token: Value) -> Result<Cleared, IndexError> {
         let (mut step, mut log, mut position) = ("first", Value::from(""), Value::from("0"));
         loop {
             let arguments = vec![
-                owner.clone(),
                 token.clone(),
                 keys.prefix(),
                 step.into(),
@@ -214,14 +287,10 @@ impl RedisIndex {
                 position,
                 FORMAT.into(),
             ];
-            let reply = self
-                .connection
-                .run(&self.scripts.clear, keys.keys(&CLEARED), arguments);
-            let mut reply = Reply::from(reply.await?);
+            let mut reply = self.run(&self.scripts.clear, keys.keys(&ALL), arguments).await?;
             match reply.word()?.as_str() {
                 "DONE" => return Ok(Cleared::Completely),
                 "MORE" => (step, log, position) = ("next", reply.value()?, reply.value()?),
-                "FENCED" => return Err(IndexError::Fenced),
                 "SUPERSEDED" => return Ok(Cleared::Superseded),
                 other => return Err(unexpected(other)),
             }
@@ -237,23 +306,18 @@ impl RedisIndex {
         let keys = self.shard(shard);
         let token = self.token(shard, owner);
         let mut arguments = vec![
-            text(owner.0),
+            batch.last_record.map_or_else(|| "".into(), digest_value),
             batch.from.into(),
             batch.to.into(),
             now.as_millis().into(),
             token.map_or_else(|| "".into(), text),
             keys.prefix(),
-            batch.last_record.map_or_else(|| "".into(), digest_value),
+            text(min_kept_millis()),
             i64::from(batch.force).into(),
             number(self.max_ended),
-            text(min_kept_millis()),
         ];
         BatchArguments::of(batch, now, located).write(&mut arguments);
-        check_arguments(&arguments)?;
-        let reply = self
-            .connection
-            .run(&self.scripts.apply, keys.keys(&ALL), arguments);
-        let mut reply = Reply::from(reply.await?);
+        let mut reply = self.run(&self.scripts.apply, keys.keys(&ALL), arguments).await?;
         match reply.word()?.as_str() {
             "OK" => {
                 if token.is_some() {
@@ -262,11 +326,6 @@ impl RedisIndex {
                 Ok(Outcome::Applied)
             }
             "LOCATE" => reply.ids().map(Outcome::Unlocated),
-            "FENCED" => Err(IndexError::Fenced),
-            "GAP" => Err(IndexError::Gap {
-                found: reply.optional_number()?,
-                expected: batch.from,
-            }),
             other => Err(unexpected(other)),
         }
     }
@@ -281,10 +340,9 @@ impl RedisIndex {
             let mut arguments = vec![keys.prefix(), number(ids.len())];
             arguments.extend(ids.iter().map(|id| id_value(*id)));
             arguments.extend(some.iter().map(flow_value));
-            let reply = self
-                .connection
-                .run(&self.scripts.locate, keys.keys(&COUNTED), arguments);
-            let mut reply = Reply::from(reply.await?);
+            let mut reply = self
+                .run(&self.scripts.locate, keys.keys(&COUNTED), arguments)
+                .await?;
             reply.applied()?;
             while !reply.is_empty() {
                 let (id, flow) = (reply.item_of(&ids)?, reply.item_of(&some)?);
@@ -298,10 +356,9 @@ impl RedisIndex {
 
     /// The checkpoint and all flows; none without a checkpoint.
     async fn flows(&self, keys: &ShardKeys) -> Result<(Option<Applied>, Vec<Flow>), IndexError> {
-        let reply = self
-            .connection
-            .run(&self.scripts.flows, keys.keys(&COUNTED), Vec::new());
-        let mut reply = Reply::from(reply.await?);
+        let mut reply = self
+            .run(&self.scripts.flows, keys.keys(&COUNTED), Vec::new())
+            .await?;
         let applied = reply.applied()?;
         let mut flows = Vec::new();
         while !reply.is_empty() {
@@ -320,10 +377,9 @@ impl RedisIndex {
     ) -> Result<bool, IndexError> {
         let mut arguments = vec![keys.prefix(), score(now), minutes.into()];
         arguments.extend_from_slice(flows);
-        let reply = self
-            .connection
-            .run(&self.scripts.stats, keys.keys(&COUNTED), arguments);
-        let mut reply = Reply::from(reply.await?);
+        let mut reply = self
+            .run(&self.scripts.stats, keys.keys(&COUNTED), arguments)
+            .await?;
         let Some(applied) = reply.applied()? else {
             return Ok(false);
         };
@@ -381,11 +437,6 @@ const COUNTED: [&str; 7] = ["meta", "flows", "sizes", "ended", "buckets", "recen
 const ALL: [&str; 8] = [
     "meta", "flows", "sizes", "ended", "buckets", "recent", "evicted", "idemlogs",
 ];
-/// Including the key of the former layout.
-const CLEARED: [&str; 9] = [
-    "meta", "flows", "sizes", "ended", "buckets", "recent", "evicted", "idemlogs", "due",
-];
-
 /// What a batch has done.
 enum Outcome {
     Applied,
@@ -401,17 +452,29 @@ enum Cleared {
 }
 
 impl Index for RedisIndex {
+    fn of_owner(&self, owner: Owner, expected: i64) -> Self {
+        let owner = Some((owner, Some(expected)));
+        Self {
+            owner: mutant!("index-queries-without-owner", owner, None),
+            ..self.clone()
+        }
+    }
+
     async fn claim(&self, shard: i32, owner: Owner) -> Result<Option<Checkpoint>, IndexError> {
-        // Before a rebuild needs their memory. A former scheduler that uses the shard again deletes or continues the rest.
-        self.run_clear(&self.former_shard(shard), "".into(), "".into())
-            .await?;
         let keys = self.shard(shard);
-        let arguments = vec![text(owner.0), keys.prefix()];
-        let reply = self
-            .connection
-            .run(&self.scripts.claim, keys.keys(&COUNTED), arguments);
-        let mut reply = Reply::from(reply.await?);
+        let arguments = vec![keys.prefix(), text(IN_USE.as_secs())];
+        let mut reply = self
+            .owned_by(owner)
+            .run(&self.scripts.claim, keys.keys(&COUNTED), arguments)
+            .await?;
+        if reply.is_word("IN_USE") {
+            reply.value()?;
+            return Err(IndexError::Unavailable(in_use(&reply.word()?)));
+        }
         let Some(applied) = reply.applied()? else {
+            if !reply.is_empty() && reply.number()? == 1 {
+                tracing::warn!(shard, "index does not match the state topic; rebuilding");
+            }
             return Ok(None);
         };
         let last_record = reply.optional_bytes()?.and_then(read_digest);
@@ -429,10 +492,8 @@ impl Index for RedisIndex {
     async fn clear(&self, shard: i32, owner: Owner) -> Result<(), IndexError> {
         self.forget_token(shard, owner);
         let token = fastrand::u64(..);
-        match self
-            .run_clear(&self.shard(shard), text(owner.0), text(token))
-            .await?
-        {
+        let index = self.owned_by(owner);
+        match index.run_clear(&self.shard(shard), text(token)).await? {
             Cleared::Completely => {}
             Cleared::Superseded => {
                 let reason = "another clear of the shard has started";
@@ -445,12 +506,13 @@ impl Index for RedisIndex {
 
     async fn apply(&self, shard: i32, owner: Owner, batch: &Batch, now: Timestamp) -> Result<(), IndexError> {
         let call = (shard, owner, batch, now);
-        let forgotten = match self.try_apply(call, &LocatedJobs::new()).await? {
+        let index = self.owned_by(owner);
+        let forgotten = match index.try_apply(call, &LocatedJobs::new()).await? {
             Outcome::Applied => return Ok(()),
             Outcome::Unlocated(forgotten) => forgotten,
         };
-        let located = self.locate(&self.shard(shard), forgotten).await?;
-        match self.try_apply(call, &located).await? {
+        let located = index.locate(&self.shard(shard), forgotten).await?;
+        match index.try_apply(call, &located).await? {
             Outcome::Applied => Ok(()),
             Outcome::Unlocated(_) => {
                 let reason = "the index has changed during a search for jobs without an end";
@@ -480,10 +542,9 @@ impl Index for RedisIndex {
         let mut arguments = vec![shard.prefix(), number(jobs.len() / 2)];
         arguments.append(&mut jobs);
         arguments.append(&mut hashes);
-        let reply = self
-            .connection
-            .run(&self.scripts.look_up, shard.keys(&COUNTED), arguments);
-        let mut reply = Reply::from(reply.await?);
+        let mut reply = self
+            .run(&self.scripts.look_up, shard.keys(&COUNTED), arguments)
+            .await?;
         let Some(applied) = reply.applied()? else {
             return Ok((None, vec![None; keys.len()]));
         };
@@ -527,10 +588,9 @@ impl Index for RedisIndex {
             arguments.extend([score(until), limit]);
         }
         check_arguments(&arguments)?;
-        let reply = self
-            .connection
-            .run(&self.scripts.scan, keys.keys(&COUNTED), arguments);
-        let mut reply = Reply::from(reply.await?);
+        let mut reply = self
+            .run(&self.scripts.scan, keys.keys(&COUNTED), arguments)
+            .await?;
         let Some(applied) = reply.applied()? else {
             return Ok(Scan::default());
         };
@@ -569,10 +629,9 @@ impl Index for RedisIndex {
     ) -> Result<(Option<Applied>, Option<FinishedRelease>), IndexError> {
         let keys = self.shard(shard);
         let arguments = vec![released_field(pipeline)];
-        let reply = self
-            .connection
-            .run(&self.scripts.finished_release, keys.keys(&COUNTED), arguments);
-        let mut reply = Reply::from(reply.await?);
+        let mut reply = self
+            .run(&self.scripts.finished_release, keys.keys(&COUNTED), arguments)
+            .await?;
         let Some(applied) = reply.applied()? else {
             return Ok((None, None));
         };
@@ -588,22 +647,13 @@ impl Index for RedisIndex {
         finished: &FinishedRelease,
     ) -> Result<(), IndexError> {
         let keys = self.shard(shard);
-        let arguments = vec![
-            text(owner.0),
-            released_field(pipeline),
-            finished_release_value(finished),
-        ];
-        let reply = self
-            .connection
-            .run(&self.scripts.finish_release, keys.keys(&["meta"]), arguments);
-        let mut reply = Reply::from(reply.await?);
+        let arguments = vec![released_field(pipeline), finished_release_value(finished)];
+        let mut reply = self
+            .of_owner(owner, 0)
+            .run(&self.scripts.finish_release, keys.keys(&["meta"]), arguments)
+            .await?;
         match reply.word()?.as_str() {
             "OK" => Ok(()),
-            "FENCED" => Err(IndexError::Fenced),
-            "GAP" => Err(IndexError::Gap {
-                found: None,
-                expected: 0,
-            }),
             other => Err(unexpected(other)),
         }
     }
@@ -616,20 +666,23 @@ impl Index for RedisIndex {
     ) -> Result<(Option<Applied>, Vec<JobId>), IndexError> {
         let keys = self.shard(shard);
         let arguments = vec![score(now), number(limit), keys.prefix()];
-        let reply = self
-            .connection
-            .run(&self.scripts.forgettable, keys.keys(&COUNTED), arguments);
-        let mut reply = Reply::from(reply.await?);
+        let mut reply = self
+            .run(&self.scripts.forgettable, keys.keys(&COUNTED), arguments)
+            .await?;
         Ok((reply.applied()?, reply.ids()?))
     }
 
     async fn known_keys(&self, shard: i32, _now: Timestamp) -> Result<u64, IndexError> {
         let shard = self.shard(shard);
         let arguments = vec![shard.prefix()];
-        let reply = self
-            .connection
-            .run(&self.scripts.known_keys, shard.keys(&["idemlogs"]), arguments);
-        let count = Reply::from(reply.await?).number()?;
+        let mut reply = self
+            .run(
+                &self.scripts.known_keys,
+                shard.keys(&["meta", "idemlogs"]),
+                arguments,
+            )
+            .await?;
+        let count = reply.number()?;
         u64::try_from(count).map_err(|_| unexpected("a negative number of keys"))
     }
 
@@ -662,6 +715,15 @@ impl Index for RedisIndex {
         }
         Ok(stats)
     }
+}
+
+/// Why an index with the same prefix cannot be used.
+#[must_use]
+pub fn in_use(by: &str) -> String {
+    format!(
+        "redis.prefix: another installation uses the keys with this prefix, or has used them within {} seconds: {by}; set another prefix",
+        IN_USE.as_secs()
+    )
 }
 
 fn check_arguments(arguments: &[Value]) -> Result<(), IndexError> {

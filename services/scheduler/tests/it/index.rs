@@ -76,6 +76,8 @@ suite![
     a_claim_returns_the_newest_digest,
     a_batch_after_a_gap_is_rejected,
     a_replaced_owner_is_fenced,
+    queries_of_a_former_owner_are_fenced,
+    a_query_of_an_index_that_is_behind_is_a_gap,
     applying_a_batch_twice_changes_nothing,
     a_renewal_moves_only_the_time_of_the_checkpoint,
     a_partly_applied_batch_is_applied_completely,

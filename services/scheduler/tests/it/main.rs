@@ -14,6 +14,7 @@ mod env;
 mod full_redis;
 mod growth;
 mod index;
+mod installations;
 mod metrics;
 mod missing_topic;
 mod oracle;

@@ -34,6 +34,8 @@ enum Step {
 #[derive(Clone, Copy, Debug)]
 enum End {
     Committed,
+    /// Topics refuse all of its records, whose dead letters are committed.
+    Refused,
     /// It is aborted, and the relay takes its records back.
     TakenBack,
     /// It is aborted, and the partition is read again.
@@ -47,9 +49,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0_u64..240).prop_map(|half_seconds| Step::Write { ahead: half_seconds * 500 }),
         3 => (0_u64..12).prop_map(|half_seconds| Step::AdvanceClock(half_seconds * 500)),
         4 => (1_usize..8).prop_map(|limit| Step::Turn { limit, end: End::Committed }),
-        1 => (1_usize..8, any::<bool>()).prop_map(|(limit, is_dropped)| {
-            Step::Turn { limit, end: if is_dropped { End::Dropped } else { End::TakenBack } }
-        }),
+        1 => (1_usize..8, prop::sample::select(vec![End::Refused, End::TakenBack, End::Dropped]))
+            .prop_map(|(limit, end)| Step::Turn { limit, end }),
         1 => Just(Step::Reassign),
         1 => any::<bool>().prop_map(Step::Pause),
         1 => Just(Step::Release),
@@ -193,6 +194,16 @@ impl World {
         assert_eq!(batch.outputs.len(), batch.completed.len());
         match end {
             End::Committed => {}
+            End::Refused => {
+                let failure = Failure::permanent("output.too-large", "no");
+                let refused: Vec<Refused> = (0..batch.outputs.len())
+                    .map(|index| Refused {
+                        index,
+                        failure: failure.clone(),
+                    })
+                    .collect();
+                assert!(self.bench.relay.refused(&refused, &mut batch, self.now));
+            }
             End::TakenBack => {
                 assert!(self.bench.relay.take_back(&mut batch));
                 assert!(batch.outputs.is_empty() && batch.completed.is_empty());
@@ -222,6 +233,11 @@ impl World {
                 .filter(|logged| logged.number == number);
             let Logged { due, .. } = logged.expect("a record completes its own offset");
             assert!(self.completed.insert(offset), "{number} was completed twice");
+            if matches!(end, End::Refused) {
+                assert_eq!(&*output.topic, "docs-dlq");
+                assert!(self.left.insert(number), "{number} left twice");
+                continue;
+            }
             match output.topic.strip_prefix("docs-retry-").unwrap() {
                 "due" => {
                     assert!(self.may_leave(offset), "{number} was released early");

@@ -1,7 +1,7 @@
 -- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets  [6] recent  [7] evicted  [8] key logs
--- ARGV[1] owner  [2] from  [3] to  [4] now, ms  [5] token of the preceding clear, or ''  [6] prefix of other keys
---     [7] seal, or '' to keep the current one  [8] 1 to apply even if the memory is full
---     [9] maximum number of ended jobs with a record  [10] for how many ms after its end a job has a record in any case
+-- ARGV[1] seal, or '' to keep the current one  [2] from  [3] to  [4] now, ms  [5] token of the preceding clear, or ''
+--     [6] prefix of other keys  [7] for how many ms after its end a job has a record in any case  [8] 1 to apply even if the memory is full
+--     [9] maximum number of ended jobs with a record
 -- then lists, each preceded by its length:
 --   names of flows
 --   buckets, for each its name and three lists: number of the flow, due time, id and record of scheduled jobs; number of the
@@ -11,33 +11,31 @@
 --   logs of idempotency keys, for each its name (BITS.NUMBER for a time slice of 2^BITS ms), its time to live in ms, and a list:
 --     hash and value of each key
 -- An empty range at the checkpoint renews its time.
--- Returns 'OK', 'FENCED', 'GAP' with the offset of the checkpoint, or 'LOCATE' with the ids of forgotten jobs that may be in
+-- Returns 'OK', 'GAP' with the offset of the checkpoint and the beginning of the range, or 'LOCATE' with the ids of forgotten jobs that may be in
 -- any flow. Then nothing has changed.
-local meta = redis.call('HMGET', KEYS[1], 'owner', 'offset', 'cleared', 'counts', 'evictions')
-local owner, offset, cleared = meta[1], meta[2], meta[3]
-if owner ~= ARGV[1] and (owner or offset) then
-  return {'FENCED'}
-elseif offset then
-  if meta[4] ~= counts() or meta[5] and meta[5] ~= evictions() then
+local meta = redis.call('HMGET', KEYS[1], 'cleared', 'counts', 'evictions')
+local offset, cleared = known[1], meta[1]
+if offset then
+  if meta[2] ~= counts() or meta[3] and meta[3] ~= evictions() then
     without_mark()
-    return {'GAP', false}
+    return {'GAP', false, ARGV[2]}
   elseif tonumber(offset) >= tonumber(ARGV[3]) then
     if offset == ARGV[2] and offset == ARGV[3] then
       if ARGV[8] == '1' then
         redis.call('ZREM', KEYS[2], '')
       end
-      redis.call('HSET', KEYS[1], 'at', ARGV[4])
+      redis.call('HSET', KEYS[1], 'at', ARGV[4], 'seen', seconds())
     end
     return {'OK'}
   elseif tonumber(offset) < tonumber(ARGV[2]) then
-    return {'GAP', offset}
+    return {'GAP', offset, ARGV[2]}
   end
 elseif ARGV[5] == '' or cleared ~= ARGV[5] then
-  return {'GAP', false}
+  return {'GAP', false, ARGV[2]}
 end
 
 local prefix = ARGV[6]
-local at = 11
+local at = 10
 
 local function next_value()
   at = at + 1
@@ -66,7 +64,7 @@ for i, size in ipairs(sizes_of(names, 1, 1)) do
     leftovers[#leftovers + 1] = set
   elseif jobs ~= (tonumber(size) or 0) then
     without_mark()
-    return {'GAP', false}
+    return {'GAP', false, ARGV[2]}
   end
   flows[i] = {name = names[i], set = set, due = {}, not_due = {}}
 end
@@ -103,7 +101,7 @@ for i = 1, tonumber(next_value()) do
       -- It was forgotten without having ended: its state record was deleted from outside.
       if number < 0 then
         without_mark()
-        return {'GAP', false}
+        return {'GAP', false, ARGV[2]}
       end
       lost[#lost + 1] = id
     end
@@ -121,7 +119,7 @@ end
 for _, bucket in ipairs(buckets) do
   if redis.call('EXISTS', prefix .. 'job:' .. bucket.name) == 0 and redis.call('SISMEMBER', KEYS[5], bucket.name) == 1 then
     without_mark()
-    return {'GAP', false}
+    return {'GAP', false, ARGV[2]}
   end
 end
 
@@ -134,7 +132,7 @@ end
 local oldest = redis.call('ZRANGE', KEYS[7], 0, 0)[1]
 if oldest and redis.call('EXISTS', prefix .. 'evicted:' .. oldest) == 0 then
   without_mark()
-  return {'GAP', false}
+  return {'GAP', false, ARGV[2]}
 end
 
 -- A full Redis refuses no write of a script that has already written. So the first command decides about the whole batch:
@@ -216,7 +214,7 @@ end
 -- stay, in logs of 2^18 ms by the time at which they are forgotten. If many jobs can lose their records at once, for example after the
 -- maximum has been lowered, each batch evicts some of them.
 local function is_evictable(entry)
-  return math.abs(tonumber(ARGV[4]) - tonumber(string.sub(entry, 17))) >= tonumber(ARGV[10])
+  return math.abs(tonumber(ARGV[4]) - tonumber(string.sub(entry, 17))) >= tonumber(ARGV[7])
 end
 local excess = math.min(redis.call('LLEN', KEYS[6]) - tonumber(ARGV[9]), #ends + 1000)
 if excess > 0 and is_evictable(redis.call('LINDEX', KEYS[6], 0)) then
@@ -318,9 +316,9 @@ for _ = 1, tonumber(next_value()) do
   end
 end
 
-redis.call('HSET', KEYS[1], 'offset', ARGV[3], 'at', ARGV[4], 'counts', counts(), 'evictions', evictions())
-if ARGV[7] ~= '' then
-  redis.call('HSET', KEYS[1], 'seal', ARGV[7])
+redis.call('HSET', KEYS[1], 'offset', ARGV[3], 'at', ARGV[4], 'counts', counts(), 'evictions', evictions(), 'seen', seconds())
+if ARGV[1] ~= '' then
+  redis.call('HSET', KEYS[1], 'seal', ARGV[1])
 end
 redis.call('HDEL', KEYS[1], 'cleared')
 return {'OK'}

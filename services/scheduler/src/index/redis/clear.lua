@@ -1,32 +1,15 @@
 -- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets  [6] recent  [7] evicted  [8] key logs
---     [9] due, only in the former layout
--- ARGV[1] owner, or '' to delete a shard of the former layout  [2] token of this clear  [3] prefix of other keys
---     [4] step: 'first' or 'next'  [5] log to continue with, or ''  [6] offset in it  [7] format of the shard from now on
+-- ARGV[1] token of this clear  [2] prefix of other keys  [3] step: 'first' or 'next'  [4] log to continue with, or ''
+--     [5] offset in it  [6] format of the shard from now on
 -- Runs one small step. The first step removes the checkpoint, so that the rest is not visible. The last step stores the token,
 -- without which no batch is applied.
--- Returns 'DONE', 'FENCED', 'SUPERSEDED', or 'MORE' with the log and the offset to continue with.
-local prefix = ARGV[3]
-if ARGV[1] == '' then
-  if ARGV[4] == 'first' then
-    if redis.call('EXISTS', unpack(KEYS)) == 0 then
-      return {'DONE'}
-    end
-    redis.call('UNLINK', KEYS[1], KEYS[4], KEYS[9])
-  elseif redis.call('EXISTS', KEYS[1]) == 1 then
-    -- A scheduler with the former layout uses the shard again.
-    return {'SUPERSEDED'}
-  end
-else
-  local owner = redis.call('HGET', KEYS[1], 'owner')
-  if owner and owner ~= ARGV[1] then
-    return {'FENCED'}
-  end
-  if ARGV[4] == 'first' then
-    redis.call('UNLINK', KEYS[1], KEYS[4], KEYS[6])
-    redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'clearing', ARGV[2])
-  elseif redis.call('HGET', KEYS[1], 'clearing') ~= ARGV[2] then
-    return {'SUPERSEDED'}
-  end
+-- Returns 'DONE', 'SUPERSEDED', or 'MORE' with the log and the offset to continue with.
+local prefix = ARGV[2]
+if ARGV[3] == 'first' then
+  redis.call('UNLINK', KEYS[1], KEYS[4], KEYS[6])
+  redis.call('HSET', KEYS[1], 'owner', owner, 'installation', installation, 'topic', topic, 'seen', seconds(), 'clearing', ARGV[1])
+elseif redis.call('HGET', KEYS[1], 'clearing') ~= ARGV[1] then
+  return {'SUPERSEDED'}
 end
 
 local flows = redis.call('ZRANGE', KEYS[2], 0, 999)
@@ -70,7 +53,7 @@ if #evicted > 0 then
   return {'MORE', '', '0'}
 end
 
-local log, start = ARGV[5], tonumber(ARGV[6])
+local log, start = ARGV[4], tonumber(ARGV[5])
 if log == '' then
   log, start = redis.call('SRANDMEMBER', KEYS[8]), 0
 end
@@ -90,8 +73,6 @@ if log then
   return {'MORE', log, string.format('%.0f', start + #hashes)}
 end
 
-if ARGV[1] ~= '' then
-  redis.call('HDEL', KEYS[1], 'clearing')
-  redis.call('HSET', KEYS[1], 'cleared', ARGV[2], 'format', ARGV[7])
-end
+redis.call('HDEL', KEYS[1], 'clearing')
+redis.call('HSET', KEYS[1], 'cleared', ARGV[1], 'format', ARGV[6])
 return {'DONE'}

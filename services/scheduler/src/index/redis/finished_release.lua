@@ -2,7 +2,7 @@
 -- ARGV[1] field of meta
 -- Returns the checkpoint and, if there is one, the value of the field.
 local found = mark()
-if found[1] then
+if found[2] then
   found[3] = redis.call('HGET', KEYS[1], ARGV[1])
 end
 return found

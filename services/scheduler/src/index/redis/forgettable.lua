@@ -2,7 +2,7 @@
 -- ARGV[1] now, ms  [2] limit  [3] prefix of other keys
 -- Returns the checkpoint and, if there is one, the ids.
 local found = mark()
-if not found[1] then
+if not found[2] then
   return found
 end
 local limit = tonumber(ARGV[2])

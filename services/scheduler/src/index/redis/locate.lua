@@ -3,7 +3,7 @@
 -- Returns the checkpoint and, if there is one, for each job that one of the flows contains: its number and that of the flow,
 -- from 1 on.
 local found = mark()
-if not found[1] then
+if not found[2] then
   return found
 end
 local jobs = tonumber(ARGV[2])

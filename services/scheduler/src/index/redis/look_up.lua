@@ -2,7 +2,7 @@
 -- ARGV[1] prefix of other keys  [2] number of jobs; then bucket and id of each job; then hashes of keys
 -- Returns the checkpoint and, if there is one, the records of the jobs and the values of the keys.
 local found = mark()
-if not found[1] then
+if not found[2] then
   return found
 end
 local prefix = ARGV[1]

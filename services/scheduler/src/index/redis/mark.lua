@@ -1,5 +1,11 @@
--- Precedes each script that checks the checkpoint ("mark").
--- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets  [6] recent  [7] evicted
+-- Precedes each script: what all of them have in common, such as the checkpoint ("mark").
+-- KEYS[1] meta. Scripts that check the counts also have: [2] flows  [3] sizes  [4] ended  [5] buckets  [6] recent  [7] evicted
+-- The last four values of ARGV are: the installation, the id of its state topic, the owner, or '' of a process that does not own the shard, and the offset
+-- up to which the index must be complete, or ''. They are removed, so that the other values can be a list.
+local expected = table.remove(ARGV)
+local owner = table.remove(ARGV)
+local topic = table.remove(ARGV)
+local installation = table.remove(ARGV)
 
 -- The numbers of flows (twice), of ended jobs, and of buckets.
 local function counts()
@@ -16,10 +22,18 @@ end
 -- Removes the checkpoint of an inconsistent shard: a key was lost or changed from outside. The shard is then rebuilt.
 local function without_mark()
   redis.call('HDEL', KEYS[1], 'offset', 'at')
+  if expected ~= '' then
+    return {'GAP', false, expected}
+  end
   return {false, false}
 end
 
--- The checkpoint, unless the stored counts differ from the actual ones.
+-- The time of Redis in seconds, which all installations share.
+local function seconds()
+  return redis.call('TIME')[1]
+end
+
+-- The checkpoint, unless the stored counts differ from the actual ones; then what to return, whose second value is false.
 local function mark()
   local found = redis.call('HMGET', KEYS[1], 'offset', 'at', 'counts', 'evictions')
   -- A shard of an older scheduler has no evictions.

@@ -21,6 +21,25 @@ impl Reply {
         self.0.as_slice().is_empty()
     }
 
+    /// Whether the next value is this text.
+    pub(super) fn is_word(&self, word: &str) -> bool {
+        let next = self.0.as_slice().first();
+        next.is_some_and(|value| value.as_bytes() == Some(word.as_bytes()))
+    }
+
+    /// The reply, unless the script has refused the caller.
+    pub(super) fn checked(mut self) -> Result<Self, IndexError> {
+        if self.is_word("FENCED") {
+            return Err(IndexError::Fenced);
+        }
+        if self.is_word("GAP") {
+            self.value()?;
+            let (found, expected) = (self.optional_number()?, self.number()?);
+            return Err(IndexError::Gap { found, expected });
+        }
+        Ok(self)
+    }
+
     pub(super) fn value(&mut self) -> Result<Value, IndexError> {
         self.0.next().ok_or_else(|| unexpected("too few values"))
     }

@@ -6,7 +6,7 @@
 -- Returns the checkpoint and, if there is one, the number of flows, then for each: its name, its first due time, the number of
 -- due jobs, whether the rows are complete, and the number of rows; then for each row: id, due time and record.
 local found = mark()
-if not found[1] then
+if not found[2] then
   return found
 end
 local prefix, now = ARGV[1], tonumber(ARGV[3])

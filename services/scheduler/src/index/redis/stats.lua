@@ -3,7 +3,7 @@
 -- Returns the checkpoint and, if there is one: the number of scheduled jobs of these flows, of due jobs, the first due time, and
 -- the number of jobs for each minute from now on.
 local found = mark()
-if not found[1] then
+if not found[2] then
   return found
 end
 local now, minutes = tonumber(ARGV[2]), tonumber(ARGV[3])

@@ -4,8 +4,10 @@ use std::fmt::Display;
 
 use fred::prelude::{Client, ClientLike as _, Config, Value};
 use fred::types::{ClusterHash, CustomCommand};
+use redeliver_kafka::TopicId;
 use redeliver_runtime::config::{RedisConfig, Url};
 use redeliver_runtime::tasks::Tasks;
+use redeliver_scheduler::index::Installation;
 use redeliver_scheduler::index::redis::{ConnectError, RedisIndex};
 use redeliver_testkit::{redis_url, unique};
 
@@ -20,7 +22,7 @@ pub(crate) struct OwnRedis {
 pub(crate) fn config(url: &str) -> RedisConfig {
     RedisConfig {
         url: Url::new(url),
-        prefix: unique("index"),
+        prefix: Some(unique("index")),
         ..RedisConfig::default()
     }
 }
@@ -31,9 +33,25 @@ pub(crate) fn key(prefix: &str, shard: impl Display, name: &str) -> String {
 }
 
 pub(crate) async fn connect(config: &RedisConfig) -> Result<(RedisIndex, Tasks), ConnectError> {
+    connect_as(config, installation()).await
+}
+
+pub(crate) async fn connect_as(
+    config: &RedisConfig,
+    installation: Installation,
+) -> Result<(RedisIndex, Tasks), ConnectError> {
     let mut tasks = Tasks::new(Default::default());
-    let index = RedisIndex::connect(config, &mut tasks).await?;
+    let prefix = config.prefix.as_deref().unwrap();
+    let index = RedisIndex::connect(config, prefix, installation, &mut tasks).await?;
     Ok((index, tasks))
+}
+
+pub(crate) fn installation() -> Installation {
+    Installation {
+        cluster: "cluster".to_owned(),
+        topic: "state".into(),
+        topic_id: Some(TopicId::from_bits(1)),
+    }
 }
 
 impl OwnRedis {
@@ -53,14 +71,18 @@ impl OwnRedis {
         }
     }
 
+    pub(crate) fn prefix(&self) -> &str {
+        self.config.prefix.as_deref().unwrap()
+    }
+
     /// A key of a shard.
     pub(crate) fn key(&self, shard: i32, name: &str) -> String {
-        key(&self.config.prefix, shard, name)
+        key(self.prefix(), shard, name)
     }
 
     /// All keys of the prefix.
     pub(crate) async fn keys(&self) -> Vec<Value> {
-        self.keys_of(&format!("{}:", self.config.prefix)).await
+        self.keys_of(&format!("{}:", self.prefix())).await
     }
 
     /// All keys that begin with this text.

@@ -3,19 +3,20 @@
 use std::collections::BTreeMap;
 
 use fred::prelude::Value;
+use redeliver_kafka::TopicId;
 use redeliver_runtime::config::Url;
 use redeliver_scheduler::index::redis::{ConnectError, RedisIndex};
 use redeliver_scheduler::index::{
-    Batch, Change, Effect, Index, IndexError, Lookup, MemoryPressure, ShardStats,
+    Batch, Change, Effect, Index, IndexError, Installation, Lookup, MemoryPressure, ShardStats,
 };
 use redeliver_scheduler::job::Flow;
 use redeliver_testkit::{DEADLINE, LocalRedis, eventually_async, redis_url};
 
 use super::cases::{
-    ME, SHARD, all, apply, at, batch, begin, due_scan, ended, flow, flow_of, forgotten, id, waits, waits_in,
-    with_key,
+    ME, OTHER, SHARD, all, apply, at, batch, begin, due_scan, ended, flow, flow_of, forgotten, id, waits,
+    waits_in, with_key,
 };
-use super::own_redis::{OwnRedis, Raw, config, connect};
+use super::own_redis::{OwnRedis, Raw, config, connect, connect_as, installation};
 use super::proxy::Proxy;
 
 /// The reason of [`IndexError::Unavailable`].
@@ -307,38 +308,6 @@ async fn a_due_set_without_its_lists_does_not_survive_a_rebuild() {
     redis.remove().await;
 }
 
-/// Writes a shard in the former layout: a job per bucket, every third ended, each with an idempotency key.
-async fn write_former(redis: &OwnRedis, prefix: &str, shard: i32, jobs: u32) {
-    let key = |name: &str| Value::from(format!("{prefix}:{{{shard}}}:{name}"));
-    let text = |number: u32| Value::from(number.to_string());
-    let run = async |words: Vec<Value>| drop(redis.raw.call_with(words).await);
-    for job in 0..jobs {
-        let id = || Value::from(&id(i64::from(job) * 1024).to_bytes()[..]);
-        let hash = format!("{job:016}");
-        let log = text(job % 3);
-        let set = if job % 3 == 0 { "ended" } else { "due" };
-        run(vec!["ZADD".into(), key(set), text(job), id()]).await;
-        run(vec!["SADD".into(), key("buckets"), text(job)]).await;
-        run(vec![
-            "HSET".into(),
-            key(&format!("job:{job}")),
-            id(),
-            "record".into(),
-        ])
-        .await;
-        run(vec!["SET".into(), key(&format!("idem:{hash}")), "value".into()]).await;
-        let name = format!("idemlog:{}", job % 3);
-        run(vec!["APPEND".into(), key(&name), hash.into()]).await;
-        run(vec!["SADD".into(), key("idemlogs"), log]).await;
-    }
-    let ended = jobs.div_ceil(3);
-    let counts = format!("{} {ended} {jobs}", jobs - ended);
-    let mut meta = vec!["HSET".into(), key("meta")];
-    let fields = ["owner", "77", "offset", "10", "at", "5", "counts", &counts];
-    meta.extend(fields.map(Value::from));
-    run(meta).await;
-}
-
 /// All keys that begin with this text, with their content.
 async fn dump(redis: &OwnRedis, prefix: &str) -> BTreeMap<Vec<u8>, Value> {
     let mut found = BTreeMap::new();
@@ -350,69 +319,74 @@ async fn dump(redis: &OwnRedis, prefix: &str) -> BTreeMap<Vec<u8>, Value> {
 }
 
 #[tokio::test]
-async fn a_claim_deletes_a_shard_of_the_former_layout_and_nothing_else() {
+async fn an_index_of_a_former_topic_is_not_used() {
     let redis = OwnRedis::connect().await;
-    let own = redis.config.prefix.clone();
-    let other = format!("{own}-other");
-    let former = format!("{own}:{{{SHARD}}}:");
-    // More buckets than one step deletes.
-    write_former(&redis, &own, SHARD, 1_500).await;
-    write_former(&redis, &own, SHARD + 1, 4).await;
-    write_former(&redis, &other, SHARD, 4).await;
-    let untouched = async || {
-        let mut all = dump(&redis, &format!("{own}:{{{}}}:", SHARD + 1)).await;
-        all.extend(dump(&redis, &other).await);
-        all
+    begin(&redis.index, vec![waits(1, 5)]).await;
+    let recreated = Installation {
+        topic_id: Some(TopicId::from_bits(2)),
+        ..installation()
     };
-    let before = untouched().await;
-    assert_eq!(before.len(), 2 * (4 + 4 + 3 + 5));
-    assert_eq!(dump(&redis, &former).await.len(), 1_500 + 1_500 + 3 + 5);
-
-    assert_eq!(redis.index.claim(SHARD, ME).await.unwrap(), None);
-    assert_eq!(dump(&redis, &former).await, BTreeMap::new());
-    let jobs = || vec![with_key(waits(1, 5), 1, 1000), waits(2, 6), ended(3, 900)];
-    begin(&redis.index, jobs()).await;
-    assert_eq!(all(&redis.index, 10).await, [(5, 1), (6, 2)]);
-    assert_eq!(untouched().await, before);
-
-    // A former scheduler had the shard meanwhile.
-    let current = dump(&redis, &redis.key(SHARD, "")).await;
-    write_former(&redis, &own, SHARD, 20).await;
-    let claimed = redis.index.claim(SHARD, ME).await.unwrap().unwrap();
-    assert_eq!(claimed.applied.offset, 10);
-    assert_eq!(dump(&redis, &former).await, BTreeMap::new());
-    assert_eq!(dump(&redis, &redis.key(SHARD, "")).await, current);
-    assert_eq!(untouched().await, before);
-
-    // Without a checkpoint, as after an interrupted claim.
-    write_former(&redis, &own, SHARD, 20).await;
-    redis.raw.call(&["DEL", &format!("{former}meta")]).await;
-    redis.index.claim(SHARD, ME).await.unwrap().unwrap();
-    assert_eq!(dump(&redis, &former).await, BTreeMap::new());
+    let (index, _tasks) = connect_as(&redis.config, recreated).await.unwrap();
+    assert_eq!(index.used_by_another(SHARD).await.unwrap(), None);
+    let fenced =
+        |answer: Result<(), IndexError>| assert!(matches!(answer, Err(IndexError::Fenced)), "{answer:?}");
+    fenced(index.look_up(SHARD, &[], at(0)).await.map(drop));
+    assert_eq!(index.claim(SHARD, OTHER).await.unwrap(), None);
+    assert_eq!(all(&index, 10).await, []);
+    index.clear(SHARD, OTHER).await.unwrap();
+    index
+        .apply(SHARD, OTHER, &batch(0, 20, vec![waits(2, 6)]), at(0))
+        .await
+        .unwrap();
+    assert_eq!(all(&index, 10).await, [(6, 2)]);
+    // Whoever still knows only the former topic sees nothing of it, with or without a claim.
+    fenced(redis.index.look_up(SHARD, &[], at(0)).await.map(drop));
+    fenced(
+        redis
+            .index
+            .of_owner(ME, 10)
+            .forgettable(SHARD, at(0), 1)
+            .await
+            .map(drop),
+    );
+    fenced(redis.index.apply(SHARD, ME, &batch(10, 30, vec![]), at(0)).await);
     redis.remove().await;
-    for key in redis.keys_of(&other).await {
-        redis.raw.call_with(vec!["DEL".into(), key]).await;
-    }
 }
 
 #[tokio::test]
-async fn the_deletion_of_the_former_layout_stops_when_a_former_scheduler_uses_it() {
+async fn a_prefix_in_use_belongs_to_its_installation() {
     let redis = OwnRedis::connect().await;
-    let own = redis.config.prefix.clone();
-    let former = format!("{own}:{{{SHARD}}}:");
-    write_former(&redis, &own, SHARD, 20).await;
-    let before = dump(&redis, &former).await;
-    // The second step finds the checkpoint that a former scheduler has written since the first one.
-    let script = include_str!("../../../src/index/redis/clear.lua");
-    let names = [
-        "meta", "flows", "sizes", "ended", "buckets", "recent", "evicted", "idemlogs", "due",
-    ];
-    let mut command = vec![Value::from("EVAL"), script.into(), 9.into()];
-    command.extend(names.map(|name| Value::from(format!("{former}{name}"))));
-    command.extend(["", "", &former, "next", "", "0", "1"].map(Value::from));
-    let reply = redis.raw.call_with(command).await.into_array();
-    assert_eq!(reply, [Value::from("SUPERSEDED")]);
-    assert_eq!(dump(&redis, &former).await, before);
+    begin(&redis.index, vec![waits(1, 5)]).await;
+    let other = Installation {
+        topic: "staging.state".into(),
+        ..installation()
+    };
+    let (index, _tasks) = connect_as(&redis.config, other).await.unwrap();
+    let name = Some("cluster/state".to_owned());
+    assert_eq!(index.used_by_another(SHARD).await.unwrap(), name);
+    let reason = unavailable(index.claim(SHARD, OTHER).await).unwrap();
+    assert!(
+        reason.contains("redis.prefix") && reason.contains("cluster/state"),
+        "{reason}"
+    );
+    assert_eq!(all(&redis.index, 10).await, [(5, 1)]);
+    // Each use counts, also one that changes nothing, but not 30 seconds later.
+    let meta = redis.key(SHARD, "meta");
+    let age = async |seconds: u64| {
+        let seen = redis.raw.call(&["HGET", &meta, "seen"]).await.as_u64().unwrap() - seconds;
+        redis.raw.call(&["HSET", &meta, "seen", &seen.to_string()]).await;
+    };
+    age(31).await;
+    assert_eq!(index.used_by_another(SHARD).await.unwrap(), None);
+    let owner = redis.index.of_owner(ME, 10);
+    owner.known_keys(SHARD, at(0)).await.unwrap();
+    assert_eq!(index.used_by_another(SHARD).await.unwrap(), name);
+    age(31).await;
+    owner.apply(SHARD, ME, &Batch::renewal(10), at(1)).await.unwrap();
+    assert_eq!(index.used_by_another(SHARD).await.unwrap(), name);
+    age(31).await;
+    assert_eq!(index.claim(SHARD, OTHER).await.unwrap(), None);
+    assert_eq!(all(&index, 10).await, []);
     redis.remove().await;
 }
 
@@ -547,7 +521,7 @@ async fn an_older_scheduler_reads_a_shard_and_what_it_leaves_is_removed() {
     let field = async |name: &str| redis.raw.call(&["HGET", &meta, name]).await.into_string();
     // Format 0: flows, sizes, ended jobs, and buckets.
     assert_eq!(field("counts").await.as_deref(), Some("1 1 1 1"));
-    assert_eq!(field("format").await.as_deref(), Some("1"));
+    assert_eq!(field("format").await.as_deref(), Some("2"));
 
     // It has rebuilt the shard in its format, and left what it does not know.
     for name in ["format", "evictions"] {
@@ -717,7 +691,7 @@ async fn a_full_redis_rejects_batches_that_are_not_forced() {
         .call(&["CONFIG", "SET", "maxmemory-policy", "noeviction"])
         .await;
     redis.raw.call(&["CONFIG", "SET", "maxmemory", "1"]).await;
-    let before = dump(&redis, &redis.config.prefix).await;
+    let before = dump(&redis, redis.prefix()).await;
     for change in [
         waits(2, 5),
         ended(1, 9),
@@ -734,7 +708,7 @@ async fn a_full_redis_rejects_batches_that_are_not_forced() {
         );
     }
     // The batches had no effect.
-    assert_eq!(dump(&redis, &redis.config.prefix).await, before);
+    assert_eq!(dump(&redis, redis.prefix()).await, before);
     let ahead = due_scan(&redis.index, None, at(5), 10, 1000).await.unwrap();
     assert_eq!((ahead.applied.unwrap().offset, ahead.rows.len()), (10, 2));
     let renewal = Batch::renewal(10);

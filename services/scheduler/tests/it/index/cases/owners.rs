@@ -79,6 +79,44 @@ pub(crate) async fn a_replaced_owner_is_fenced<I: Index>(index: I) {
     assert_eq!(all(&index, 10).await, [(5, 1), (6, 2)]);
 }
 
+pub(crate) async fn queries_of_a_former_owner_are_fenced<I: Index>(index: I) {
+    begin(&index, vec![waits(1, 5)]).await;
+    let mine = index.of_owner(ME, 10);
+    let answers = async || {
+        [
+            mine.look_up(SHARD, &[], at(0)).await.map(drop),
+            due_scan(&mine, None, at(5), 1, 1).await.map(drop),
+            mine.finished_release(SHARD, "docs").await.map(drop),
+            mine.forgettable(SHARD, at(0), 1).await.map(drop),
+            mine.known_keys(SHARD, at(0)).await.map(drop),
+            mine.stats(SHARD, None, at(0), 0).await.map(drop),
+        ]
+    };
+    for answer in answers().await {
+        answer.unwrap();
+    }
+    index.claim(SHARD, OTHER).await.unwrap();
+    for answer in answers().await {
+        assert!(matches!(answer, Err(IndexError::Fenced)), "{answer:?}");
+    }
+    // Anybody may read, as an API does.
+    assert_eq!(all(&index, 10).await, [(5, 1)]);
+}
+
+pub(crate) async fn a_query_of_an_index_that_is_behind_is_a_gap<I: Index>(index: I) {
+    begin(&index, vec![waits(1, 5)]).await;
+    let gap = |expected, found: Option<i64>, answer: Result<(), IndexError>| {
+        let is_gap =
+            matches!(answer, Err(IndexError::Gap { found: f, expected: e }) if (f, e) == (found, expected));
+        assert!(is_gap, "{answer:?}");
+    };
+    let ahead = index.of_owner(ME, 11);
+    gap(11, Some(10), ahead.look_up(SHARD, &[], at(0)).await.map(drop));
+    gap(11, Some(10), ahead.forgettable(SHARD, at(0), 1).await.map(drop));
+    index.clear(SHARD, ME).await.unwrap();
+    gap(11, None, due_scan(&ahead, None, at(5), 1, 1).await.map(drop));
+}
+
 pub(crate) async fn applying_a_batch_twice_changes_nothing<I: Index>(index: I) {
     begin(&index, vec![waits(1, 5)]).await;
     assert_eq!(apply(&index, 10, 20, vec![ended(1, 9)]).await, Ok(()));

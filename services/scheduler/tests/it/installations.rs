@@ -1,0 +1,54 @@
+//! Two installations that share a Redis.
+
+use redeliver_testkit::LocalRedis;
+
+use crate::env::{DEADLINE, SchedulerEnv};
+use crate::oracle::JobSpec;
+use crate::requests::{Request, in_millis};
+
+/// An installation with its own prefix of ids, and with this prefix of keys in Redis.
+fn installation(name: &str, redis: &LocalRedis, prefix: &str) -> SchedulerEnv {
+    let builder = SchedulerEnv::builder(name).redis(redis.url()).partitions(2);
+    let builder = builder.set("kafka.id_prefix", "{name}-");
+    SchedulerEnv::new(builder.set("redis.prefix", prefix))
+}
+
+#[test]
+fn two_installations_with_defaults_do_not_meet() {
+    let redis = LocalRedis::start().unwrap();
+    let [production, staging] = ["production", "staging"].map(|name| installation(name, &redis, "null"));
+    let schedulers = [production.start("a"), staging.start("a")];
+    let due = in_millis(15_000);
+    let send = |env: &SchedulerEnv| {
+        let job = |n: usize| Request::protobuf(JobSpec::new("mail", n.to_string()).at(due));
+        env.send((0..50).map(job).collect())
+    };
+    let sent = [send(&production), send(&staging)];
+    for (env, sent) in [&production, &staging].into_iter().zip(sent) {
+        let report = env.settle(sent);
+        assert_eq!(report.dispatched, 52, "{report}");
+    }
+    for scheduler in &schedulers {
+        let output = scheduler.output();
+        assert!(
+            !output.contains("rebuilding") && !output.contains("replaying"),
+            "{output}"
+        );
+    }
+}
+
+#[test]
+fn a_prefix_of_another_installation_is_refused() {
+    let redis = LocalRedis::start().unwrap();
+    let [production, staging] = ["production", "staging"].map(|name| installation(name, &redis, "shared"));
+    let _scheduler = production.start("a");
+    let sent = production.send(vec![Request::protobuf(JobSpec::new("mail", "1").after(1_000))]);
+    let mut other = staging.spawn("a");
+    let status = other.wait(DEADLINE);
+    let output = other.output();
+    assert_eq!(status.code(), Some(1), "{output}");
+    let said = output.lines().last().unwrap_or_default();
+    let state = production.topics.state.as_ref();
+    assert!(said.contains("redis.prefix") && said.contains(state), "{output}");
+    production.settle(sent);
+}
