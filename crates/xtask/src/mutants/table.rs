@@ -412,7 +412,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "shard-counts-a-turn-twice",
         "A shard counts what it writes in one transaction as two turns. When the index has the first part of them, keys are forgotten and jobs are accepted twice.",
         &[
-            unit(SCHEDULER, "shard::tests::keys::a_turn_in_parts_forgets_no_key"),
+            unit(SCHEDULER, "shard::tests::keys::split_turn_keeps_keys"),
             SHARD_MODEL,
         ],
     ),
@@ -653,7 +653,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A query of a shard does not say who asks. A shard that another process or installation has claimed is read as if nothing had happened: its jobs are dispatched twice.",
         &[integration(
             SCHEDULER,
-            "index::in_redis::queries_of_a_former_owner_are_fenced",
+            "index::in_redis::former_owner_queries_are_fenced",
         )],
     ),
     mutant(

@@ -14,7 +14,7 @@ fn installation(name: &str, redis: &LocalRedis, prefix: &str) -> SchedulerEnv {
 }
 
 #[test]
-fn two_installations_with_defaults_do_not_meet() {
+fn default_installations_share_a_redis() {
     let redis = LocalRedis::start().unwrap();
     let [production, staging] = ["production", "staging"].map(|name| installation(name, &redis, "null"));
     let schedulers = [production.start("a"), staging.start("a")];
@@ -38,7 +38,7 @@ fn two_installations_with_defaults_do_not_meet() {
 }
 
 #[test]
-fn a_prefix_of_another_installation_is_refused() {
+fn foreign_prefix_stops_the_start() {
     let redis = LocalRedis::start().unwrap();
     let [production, staging] = ["production", "staging"].map(|name| installation(name, &redis, "shared"));
     let _scheduler = production.start("a");

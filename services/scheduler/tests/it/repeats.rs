@@ -13,7 +13,7 @@ const DATA: usize = 4_000;
 const LAG: std::ops::Range<usize> = 300..KEYS;
 
 #[test]
-fn repeated_keys_of_a_backlog_are_accepted_once() {
+fn repeated_keys_are_accepted_once() {
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("repeats");
     let builder = SchedulerEnv::builder("repeats").partitions(1);

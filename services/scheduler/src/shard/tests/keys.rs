@@ -43,7 +43,7 @@ fn a_duplicate_returns_the_first_job_and_a_conflict_is_rejected() {
 }
 
 #[test]
-fn a_turn_in_parts_forgets_no_key() {
+fn split_turn_keeps_keys() {
     // One change per part.
     let mut world = World::with(Settings {
         index_batch_bytes: 1,

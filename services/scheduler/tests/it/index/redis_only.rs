@@ -319,7 +319,7 @@ async fn dump(redis: &OwnRedis, prefix: &str) -> BTreeMap<Vec<u8>, Value> {
 }
 
 #[tokio::test]
-async fn an_index_of_a_former_topic_is_not_used() {
+async fn recreated_topic_index_is_not_used() {
     let redis = OwnRedis::connect().await;
     begin(&redis.index, vec![waits(1, 5)]).await;
     let recreated = Installation {
@@ -354,7 +354,7 @@ async fn an_index_of_a_former_topic_is_not_used() {
 }
 
 #[tokio::test]
-async fn a_prefix_in_use_belongs_to_its_installation() {
+async fn prefix_in_use_is_refused() {
     let redis = OwnRedis::connect().await;
     begin(&redis.index, vec![waits(1, 5)]).await;
     let other = Installation {

@@ -79,7 +79,7 @@ pub(crate) async fn a_replaced_owner_is_fenced<I: Index>(index: I) {
     assert_eq!(all(&index, 10).await, [(5, 1), (6, 2)]);
 }
 
-pub(crate) async fn queries_of_a_former_owner_are_fenced<I: Index>(index: I) {
+pub(crate) async fn former_owner_queries_are_fenced<I: Index>(index: I) {
     begin(&index, vec![waits(1, 5)]).await;
     let mine = index.of_owner(ME, 10);
     let answers = async || {
@@ -103,7 +103,7 @@ pub(crate) async fn queries_of_a_former_owner_are_fenced<I: Index>(index: I) {
     assert_eq!(all(&index, 10).await, [(5, 1)]);
 }
 
-pub(crate) async fn a_query_of_an_index_that_is_behind_is_a_gap<I: Index>(index: I) {
+pub(crate) async fn query_behind_expected_offset_is_gap<I: Index>(index: I) {
     begin(&index, vec![waits(1, 5)]).await;
     let gap = |expected, found: Option<i64>, answer: Result<(), IndexError>| {
         let is_gap =
