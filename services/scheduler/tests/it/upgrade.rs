@@ -4,6 +4,7 @@
 use bytes::Bytes;
 use redeliver_core::{Headers, JobId, Output, Timestamp};
 use redeliver_scheduler::codec;
+use redeliver_scheduler::index::FORMAT;
 use redeliver_testkit::{eventually, redis_url};
 
 use crate::env::{DEADLINE, SchedulerEnv, id};
@@ -196,7 +197,7 @@ fn an_index_of_an_older_scheduler_is_rebuilt() {
     env.watch().until_known(20);
     scheduler.shut_down();
     let redis = Redis::of(&env);
-    assert_eq!(redis.call("HGET", "meta", &["format"]), Some(1));
+    assert_eq!(redis.call("HGET", "meta", &["format"]), Some(FORMAT.into()));
     for field in ["format", "evictions"] {
         redis.call("HDEL", "meta", &[field]);
     }
@@ -207,6 +208,6 @@ fn an_index_of_an_older_scheduler_is_rebuilt() {
         log.contains("index was written by an older scheduler; rebuilding"),
         "{log}"
     );
-    assert_eq!(redis.call("HGET", "meta", &["format"]), Some(1));
+    assert_eq!(redis.call("HGET", "meta", &["format"]), Some(FORMAT.into()));
     until_dispatched(&env, waiting.iter().map(id));
 }

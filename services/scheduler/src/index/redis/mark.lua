@@ -36,8 +36,11 @@ end
 -- The checkpoint, unless the stored counts differ from the actual ones; then what to return, whose second value is false.
 local function mark()
   local found = redis.call('HMGET', KEYS[1], 'offset', 'at', 'counts', 'evictions')
+  if not found[1] then
+    return {false, false}
+  end
   -- A shard of an older scheduler has no evictions.
-  if found[1] and (found[3] ~= counts() or found[4] and found[4] ~= evictions()) then
+  if found[3] ~= counts() or found[4] and found[4] ~= evictions() then
     return without_mark()
   end
   return {found[1], found[2]}

@@ -72,6 +72,18 @@ async fn a_flushed_shard_is_a_gap_until_it_is_cleared() {
 }
 
 #[tokio::test]
+async fn claim_without_offset_finds_no_checkpoint() {
+    let redis = OwnRedis::connect().await;
+    begin(&redis.index, vec![waits(1, 5)]).await;
+    redis
+        .raw
+        .call(&["HDEL", &redis.key(SHARD, "meta"), "offset"])
+        .await;
+    assert_eq!(redis.index.claim(SHARD, ME).await.unwrap(), None);
+    redis.remove().await;
+}
+
+#[tokio::test]
 async fn an_older_copy_is_recognised_by_its_checkpoint() {
     let redis = OwnRedis::connect().await;
     begin(&redis.index, vec![waits(1, 5), waits(2, 5)]).await;
