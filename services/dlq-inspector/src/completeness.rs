@@ -1,7 +1,7 @@
 //! Whether an answer contains everything that it should: only then is it certain that a dead letter does not exist, and only then is a
 //! list or a count complete.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,6 +57,18 @@ impl Completeness {
     pub(crate) fn covers(&self, topic: &str, partition: i32, now: Timestamp) -> bool {
         let is_missing = |partition| self.missing.contains_key(&(Arc::from(topic), partition));
         self.is_recent(now) && !is_missing(Some(partition)) && !is_missing(None)
+    }
+
+    /// Whether the index contains everything that Kafka had in these topics at a time.
+    ///
+    /// # Errors
+    /// A topic of which a partition is missing; `None` if the index is older.
+    pub(crate) fn check(&self, topics: &BTreeSet<String>, at: Timestamp) -> Result<(), Option<Arc<str>>> {
+        let mut missing = self.missing.keys().map(|(topic, _)| topic);
+        if let Some(topic) = missing.find(|topic| topics.contains(&***topic)) {
+            return Err(Some(topic.clone()));
+        }
+        self.as_of.filter(|as_of| *as_of >= at).map(|_| ()).ok_or(None)
     }
 
     /// Whether the index may have only a part of this topic, because it is being read or removed. What cannot be read is not.
@@ -224,6 +236,19 @@ mod tests {
         assert!(some.covers("a-dlq", 0, now) && some.covers("c-dlq", 0, now));
         assert!(!some.covers("a-dlq", 1, now) && !some.covers("b-dlq", 7, now));
         assert!(!some.covers("a-dlq", 0, at(2_000_000)));
+    }
+
+    #[test]
+    fn topics_are_known_up_to_the_last_survey() {
+        let topics = |topic: &str| BTreeSet::from([topic.to_owned(), "b-dlq".to_owned()]);
+        let some = with(&[("a-dlq", Some(1))]);
+        assert_eq!(some.check(&topics("c-dlq"), at(1_000_000)), Ok(()));
+        assert_eq!(some.check(&topics("c-dlq"), at(1_000_001)), Err(None));
+        assert_eq!(
+            some.check(&topics("a-dlq"), at(0)),
+            Err(Some(Arc::from("a-dlq")))
+        );
+        assert_eq!(Completeness::default().check(&topics("c-dlq"), at(0)), Err(None));
     }
 
     #[test]

@@ -823,6 +823,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         )],
     ),
     mutant(
+        "redrive-canary-counts-skipped",
+        "Skipped dead letters end the first batches of a redrive. After those that are gone, all others are written at once.",
+        &[unit(INSPECTOR, "redrive::pace::tests::skipped_items_end_no_batch")],
+    ),
+    mutant(
         "redrive-empties-records",
         "A redrive takes the dead letter of a share group for a copy of the record, also if the broker has not copied it. A record without key and value is written.",
         &[unit(

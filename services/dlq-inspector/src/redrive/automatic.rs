@@ -415,6 +415,7 @@ mod tests {
         }
         let mut progress = Progress::default();
         (0..done).for_each(|_| progress.count(Outcome::Done));
+        progress.observed = progress.done;
         let progress: Bytes = progress.to_record().encode_to_vec().into();
         jobs.apply(&record(&progress_key(id), Some(progress)));
         jobs.apply(&record(&job_key(id), Some(written.encode_to_vec().into())));

@@ -443,6 +443,7 @@ mod tests {
             let mut jobs = jobs(2, wanted);
             let mut progress = Progress::default();
             (0..done).for_each(|_| progress.count(Outcome::Done));
+            progress.observed = progress.done;
             jobs.apply_own("1f", &progress, Vec::new());
             let change = Change::Job("1f".to_owned(), None, change);
             let (job, outputs) = pending(change, jobs).decide()?;
@@ -482,6 +483,7 @@ mod tests {
             jobs.apply(&record_of(&job_key("1f"), job.encode_to_vec()));
             let mut progress = Progress::default();
             (0..done).for_each(|_| progress.count(Outcome::Done));
+            progress.observed = progress.done;
             jobs.apply_own("1f", &progress, Vec::new());
             let change = Change::Job("1f".to_owned(), None, JobChange::Start(at));
             let (job, outputs) = pending(change, jobs).decide()?;
@@ -571,6 +573,7 @@ mod tests {
             let mut progress = Progress::default();
             progress.count(Outcome::Done);
             progress.count(Outcome::Failed);
+            progress.observed = progress.done;
             let outcomes = v1::RedriveOutcomes {
                 outcomes: vec![Outcome::Done.number(), Outcome::Failed.number()].into(),
                 ..v1::RedriveOutcomes::default()

@@ -5,7 +5,6 @@
 //! the step that is probably the next one. The jobs take turns: a step that cannot be decided or written is tried again later, while others go on.
 
 use std::collections::{BTreeSet, HashMap};
-use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,9 +15,9 @@ use redeliver_core::{Clock, Record, Timestamp};
 use redeliver_kafka::{AssignmentId, FollowUp, Processor, Refused, TransactionBatch};
 use redeliver_service::audit::AuditLog;
 
-use super::job::{Job, Outcome, Progress, Skip};
+use super::job::{self, Job, Outcome, Progress, Skip};
 use super::jobs::{Entry, Jobs};
-use super::pace::{self, Memory, Next};
+use super::pace::{self, Memory, Next, Take};
 use super::removal::{self, Removals};
 use super::source::{Answer, Request};
 use super::step::{Step, Written};
@@ -28,6 +27,8 @@ use crate::metrics::Metrics;
 const CAPACITY: usize = 1_000;
 /// The time before the next attempt to read the jobs after a failure.
 const RETRY: Duration = Duration::from_secs(2);
+/// The time between two looks whether the index shows what has come back.
+const OBSERVE_AGAIN: Duration = Duration::from_secs(1);
 /// After this many failures in a row, a job says that its steps cannot be written.
 const SHOWN_FAILURES: u32 = 2;
 /// The problem of a job whose steps cannot be written for a reason that is not known.
@@ -187,6 +188,10 @@ impl Executor {
                     self.loaded_to = end;
                     self.log = LogThrottle::default();
                 }
+                Answer::NotKnown => {
+                    let memory = self.memory.entry(self.last.clone()).or_default();
+                    memory.not_before = Some(now.after(OBSERVE_AGAIN));
+                }
                 Answer::Step(step) => self.ready = (!self.is_stopping).then_some(*step),
                 Answer::Gone(removed) => {
                     self.removals.found(removed, now);
@@ -339,12 +344,12 @@ impl Executor {
         };
         let request = match take {
             None => Request::Observe { job, entry },
-            Some(items) => Request::Try {
+            Some(take) => Request::Try {
                 again: self.unwritten.take_if(|unwritten| *unwritten == id).is_some(),
                 denied: self.denied_topics(&id, now),
                 job,
                 entry,
-                items,
+                take,
             },
         };
         self.last = id;
@@ -374,7 +379,7 @@ impl Executor {
             id,
             job,
             entry,
-            take: Some(items),
+            take: Some(Take { items, .. }),
         }) = turn
         {
             // It would take as long as the attempt itself.
@@ -411,8 +416,8 @@ struct Turn {
     id: String,
     job: Box<Job>,
     entry: Arc<Entry>,
-    /// The items to try; `None`: count what has come back.
-    take: Option<Range<u32>>,
+    /// What to try; `None`: count what has come back.
+    take: Option<Take>,
 }
 
 /// What will be true of a job once its step is committed.
@@ -441,7 +446,7 @@ fn next_turn(
             _ => (entry.progress(), memory.get(id).copied().unwrap_or_default()),
         };
         let take = match pace::next(&job, &progress, memory, now) {
-            Next::Take(to) => Some(progress.next..to),
+            Next::Take(take) => Some(take),
             Next::Observe => None,
             Next::Wait(until) => {
                 look_at = Some(look_at.map_or(until, |known| known.min(until)));
@@ -629,9 +634,6 @@ impl Processor for Executor {
         let memory = self.memory.entry(id.clone()).or_default();
         memory.succeeded();
         memory.not_before = pace::not_before(&step.job, taken, now);
-        if taken == 0 {
-            memory.observed = step.before.next;
-        }
         if let Some(brake) = &step.brake {
             tracing::warn!(id, brake, "the brake has paused a redrive");
         }
@@ -643,12 +645,13 @@ impl Processor for Executor {
         ] {
             self.metrics.add_redriven(step.job.kind, outcome, count);
         }
-        if after.next >= step.job.spec().total {
+        if job::has_ended(job::state(&step.job, after)) {
             tracing::info!(
                 id,
                 done = after.done,
                 failed = after.failed,
                 skipped = after.skipped,
+                returned = after.returned,
                 "a redrive has ended"
             );
         }

@@ -301,8 +301,10 @@ pub struct Progress {
     pub skipped: u32,
     /// The number of redriven records that have come back.
     pub returned: u32,
-    /// When `next` has changed last.
-    pub time: Option<Timestamp>,
+    /// When `done` has changed last.
+    pub sent_at: Option<Timestamp>,
+    /// `done` when the records that had come back were counted last, and all of them were known.
+    pub observed: u32,
     /// The run that the brake has paused; 0: none.
     pub braked_run: u32,
     /// Why.
@@ -339,7 +341,8 @@ impl Progress {
             failed: record.failed,
             skipped: record.skipped,
             returned: record.returned,
-            time: record.time.as_ref().and_then(from_timestamp),
+            sent_at: record.sent_at.as_ref().and_then(from_timestamp),
+            observed: record.observed,
             braked_run: record.braked_run,
             brake: record.brake,
             braked_at: (record.braked_done, record.braked_returned),
@@ -356,7 +359,8 @@ impl Progress {
             failed: self.failed,
             skipped: self.skipped,
             returned: self.returned,
-            time: self.time.map(redeliver_proto::convert::to_timestamp),
+            sent_at: self.sent_at.map(redeliver_proto::convert::to_timestamp),
+            observed: self.observed,
             braked_run: self.braked_run,
             brake: self.brake.clone(),
             braked_done: self.braked_at.0,
@@ -366,12 +370,23 @@ impl Progress {
     }
 }
 
-/// The state of a job.
+/// Whether records of a job may come back that were not counted yet.
+#[must_use]
+pub fn awaits_returns(job: &Job, progress: &Progress) -> bool {
+    job.kind == Kind::Redrive && progress.observed != progress.done
+}
+
+/// The state of a job. It has ended once everything was tried, and it is known which records have come back.
 #[must_use]
 pub fn state(job: &Job, progress: &Progress) -> v1::RedriveState {
     let total = job.spec().total;
-    if progress.next >= total {
-        return match (progress.done, progress.failed + progress.skipped) {
+    if progress.next >= total && !awaits_returns(job, progress) {
+        // Each of several results of a record can come back.
+        let returned = progress.returned.min(progress.done);
+        return match (
+            progress.done - returned,
+            progress.failed + progress.skipped + returned,
+        ) {
             (_, 0) => v1::RedriveState::Succeeded,
             (0, _) => v1::RedriveState::Failed,
             _ => v1::RedriveState::PartiallySucceeded,
@@ -504,6 +519,7 @@ pub(crate) mod tests {
         let progress = |outcomes: &[Outcome]| {
             let mut progress = Progress::default();
             outcomes.iter().for_each(|outcome| progress.count(*outcome));
+            progress.observed = progress.done;
             assert_eq!(Progress::read(progress.to_record()), Ok(progress.clone()));
             progress
         };
@@ -516,6 +532,7 @@ pub(crate) mod tests {
             (Wanted::Running, &[done, done], v1::RedriveState::Succeeded),
             // The last step was written before the pause was read.
             (Wanted::Paused, &[done, done], v1::RedriveState::Succeeded),
+            (Wanted::Cancelled, &[done, done], v1::RedriveState::Succeeded),
             (
                 Wanted::Running,
                 &[done, failed],
@@ -528,6 +545,20 @@ pub(crate) mod tests {
                 expected,
                 "{wanted:?} {outcomes:?}"
             );
+        }
+        let mut ended = progress(&[done, done]);
+        for (returned, expected) in [
+            (1, v1::RedriveState::PartiallySucceeded),
+            (2, v1::RedriveState::Failed),
+            (3, v1::RedriveState::Failed),
+        ] {
+            ended.returned = returned;
+            assert_eq!(state(&job(2, Wanted::Running), &ended), expected, "{returned}");
+        }
+        // It is not known yet what has come back.
+        ended.observed = 1;
+        for wanted in [Wanted::Running, Wanted::Paused, Wanted::Cancelled] {
+            assert_eq!(state(&job(2, wanted), &ended), wanted.to_wire());
         }
         let braked = Progress {
             braked_run: 1,

@@ -1,15 +1,17 @@
 //! What the executor does next with a job: take items, wait, or brake. No IO.
 //!
-//! A redrive begins with a few items. After each batch, the executor waits for a while and looks how many of them have come back.
+//! A redrive begins with a few records. After each batch, and at the end, the executor waits for a while and counts how many of them have come back. Items that
+//! are skipped or fail end no batch, because nothing can come back from them.
 
+use std::ops::Range;
 use std::time::Duration;
 
-use redeliver_core::Timestamp;
+use redeliver_core::{Timestamp, mutant};
 use redeliver_proto::v1;
 
 use super::job::{self, CHUNK, Job, Kind, Progress};
 
-/// The ends of the first batches.
+/// The ends of the first batches, as numbers of redriven records.
 const BATCHES: [u32; 2] = [10, 110];
 /// With fewer redriven records, a share says nothing.
 const MIN_DONE: u32 = 10;
@@ -27,11 +29,11 @@ const STEP_CHUNKS: u32 = 8;
 const MAX_HALVINGS: u32 = 12;
 
 /// What to do next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Try items up to this number, exclusively.
-    Take(u32),
-    /// A batch has ended: count what has come back, then decide again.
+    /// Try items.
+    Take(Take),
+    /// A batch has ended, or everything was tried: count what has come back, then decide again.
     Observe,
     /// Nothing before this time.
     Wait(Timestamp),
@@ -39,12 +41,19 @@ pub enum Next {
     Nothing,
 }
 
+/// The items of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Take {
+    /// Their numbers.
+    pub items: Range<u32>,
+    /// The step ends with the item that is the last one of so many that are done.
+    pub max_done: u32,
+}
+
 /// What the executor remembers of a job besides its progress. A new executor begins without it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// What has come back was counted after this number of items were tried.
-    pub observed: u32,
-    /// The rate permits nothing before this time.
+    /// The rate, or an observation, permits nothing before this time.
     pub not_before: Option<Timestamp>,
     /// How many attempts in a row did nothing because of a problem, and when the next one is.
     pub failures: u32,
@@ -85,37 +94,61 @@ pub fn next(job: &Job, progress: &Progress, memory: Memory, now: Timestamp) -> N
     if let Some(begin) = begins.into_iter().flatten().max().filter(|begin| *begin > now) {
         return Next::Wait(begin);
     }
-    let total = job.spec().total;
-    let has_batches = job.kind == Kind::Redrive && !job.spec().all_at_once;
-    if has_batches && BATCHES.contains(&progress.next) && memory.observed != progress.next {
+    if is_observed_now(job, progress) {
         return Next::Observe;
     }
-    let mut to = total.min((progress.next / CHUNK + STEP_CHUNKS) * CHUNK);
-    if has_batches && let Some(end) = BATCHES.into_iter().find(|end| *end > progress.next) {
-        to = to.min(end);
-    }
+    let total = job.spec().total;
+    let batch = batch_end(job, progress);
+    // Of most items of a batch, the record is not needed if others are not skipped.
+    let chunks = batch.map_or(STEP_CHUNKS, |_| 1);
+    let mut to = total.min((progress.next / CHUNK + chunks) * CHUNK);
     if job.spec().rate_per_second > 0 {
         // At least ten steps per second, so that a pause takes effect soon.
         let most = (job.spec().rate_per_second / 10).max(1);
         to = to.min(progress.next.saturating_add(most));
     }
     let size = to.saturating_sub(progress.next) >> memory.halvings;
-    Next::Take(progress.next.saturating_add(size.max(1)).min(to))
+    Next::Take(Take {
+        items: progress.next..progress.next.saturating_add(size.max(1)).min(to),
+        max_done: batch.map_or(u32::MAX, |end| end - batched(progress)),
+    })
 }
 
-/// Until when a running job waits, because its start is delayed or a batch is observed.
+/// What counts for the batches.
+fn batched(progress: &Progress) -> u32 {
+    mutant!("redrive-canary-counts-skipped", progress.done, progress.next)
+}
+
+/// The end of the batch that a job has begun; `None` if it takes the rest.
+fn batch_end(job: &Job, progress: &Progress) -> Option<u32> {
+    let has_batches = job.kind == Kind::Redrive && !job.spec().all_at_once;
+    let mut ends = BATCHES.into_iter().filter(|_| has_batches);
+    ends.find(|end| *end > batched(progress))
+}
+
+/// Whether nothing more is tried before it was counted what has come back.
+fn is_observed_now(job: &Job, progress: &Progress) -> bool {
+    let is_batch = !job.spec().all_at_once && BATCHES.contains(&batched(progress));
+    job::awaits_returns(job, progress) && (is_batch || progress.next >= job.spec().total)
+}
+
+/// Until when a running job waits, because its start is delayed or its records are observed.
 #[must_use]
 pub fn waits_until(job: &Job, progress: &Progress, now: Timestamp) -> Option<Timestamp> {
     // Also if it took its first items while it was postponed.
     if let Some(start) = job.start_at().filter(|start| *start > now) {
         return Some(start);
     }
-    let has_batches = job.kind == Kind::Redrive && !job.spec().all_at_once;
-    if !has_batches || !BATCHES.contains(&progress.next) {
+    if !is_observed_now(job, progress) {
         return None;
     }
-    let end = progress.time?.after(job.observe());
-    (end > now).then_some(end)
+    observed_at(job, progress).filter(|end| *end > now)
+}
+
+/// When it is known which of the records that were written last have come back; `None` if nothing was written.
+#[must_use]
+pub fn observed_at(job: &Job, progress: &Progress) -> Option<Timestamp> {
+    Some(progress.sent_at?.after(job.observe()))
 }
 
 /// The time before which a job takes nothing more after this many items, because of its rate.
@@ -133,7 +166,9 @@ pub fn brake(job: &Job, progress: &Progress) -> Option<String> {
     let done = progress.done.saturating_sub(done_before);
     let returned = progress.returned.saturating_sub(returned_before);
     let bound = job.spec().max_returned_share;
+    // Once everything was tried, there is nothing to pause.
     let is_over = job.kind == Kind::Redrive
+        && progress.next < job.spec().total
         && done >= MIN_DONE
         && f64::from(returned) > bound * f64::from(done)
         && bound < 1.0;
@@ -151,13 +186,17 @@ mod tests {
         Timestamp::from_millis(millis)
     }
 
-    fn tried(next: u32, time: i64) -> Progress {
+    fn tried(next: u32, sent_at: i64) -> Progress {
         Progress {
             next,
             done: next,
-            time: Some(at(time)),
+            sent_at: Some(at(sent_at)),
             ..Progress::default()
         }
+    }
+
+    fn take(items: Range<u32>, max_done: u32) -> Next {
+        Next::Take(Take { items, max_done })
     }
 
     fn with(job: &Job, change: impl FnOnce(&mut v1::Redrive)) -> Job {
@@ -166,53 +205,82 @@ mod tests {
         Job::read(record).unwrap()
     }
 
+    fn observing(total: u32) -> Job {
+        let observe = redeliver_core::HumanDuration::from_secs(30);
+        with(&job(total, Wanted::Running), |spec| {
+            spec.observe = Some(redeliver_proto::convert::to_duration(observe));
+        })
+    }
+
     #[test]
     fn batches_grow_and_each_is_observed() {
-        let observe = redeliver_core::HumanDuration::from_secs(30);
-        let job = with(&job(5_200, Wanted::Running), |spec| {
-            spec.observe = Some(redeliver_proto::convert::to_duration(observe));
-        });
-        let next = |next_item, observed, now| {
-            let memory = Memory {
+        let job = observing(5_200);
+        let next = |done, observed, now| {
+            let progress = Progress {
                 observed,
-                ..Memory::default()
+                ..tried(done, 1_000)
             };
-            super::next(&job, &tried(next_item, 1_000), memory, at(now))
+            super::next(&job, &progress, Memory::default(), at(now))
         };
-        assert_eq!(
-            super::next(&job, &Progress::default(), Memory::default(), at(0)),
-            Next::Take(10)
-        );
-        assert_eq!(next(4, 0, 1_000), Next::Take(10));
+        let first = super::next(&job, &Progress::default(), Memory::default(), at(0));
+        assert_eq!(first, take(0..500, 10));
+        assert_eq!(next(4, 0, 1_000), take(4..500, 6));
         assert_eq!(next(10, 0, 1_000), Next::Wait(at(31_000)));
         assert_eq!(next(10, 0, 31_000), Next::Observe);
-        assert_eq!(next(10, 10, 31_000), Next::Take(110));
+        assert_eq!(next(10, 10, 1_000), take(10..500, 100));
         assert_eq!(next(110, 10, 31_000), Next::Observe);
-        assert_eq!(next(110, 110, 31_000), Next::Take(4_000));
+        assert_eq!(next(110, 110, 1_000), take(110..4_000, u32::MAX));
         // A step ends with a chunk.
-        assert_eq!(next(700, 110, 31_000), Next::Take(4_500));
-        assert_eq!(next(4_000, 110, 31_000), Next::Take(5_200));
-        assert_eq!(next(5_200, 110, 31_000), Next::Nothing);
+        assert_eq!(next(700, 110, 1_000), take(700..4_500, u32::MAX));
+        assert_eq!(next(4_000, 110, 1_000), take(4_000..5_200, u32::MAX));
+        assert_eq!(next(5_200, 110, 1_000), Next::Wait(at(31_000)));
+        assert_eq!(next(5_200, 110, 31_000), Next::Observe);
+        assert_eq!(next(5_200, 5_200, 31_000), Next::Nothing);
         let at_once = with(&job, |spec| spec.all_at_once = true);
-        assert_eq!(
-            super::next(&at_once, &Progress::default(), Memory::default(), at(0)),
-            Next::Take(4_000)
-        );
+        let next = |progress: &Progress| super::next(&at_once, progress, Memory::default(), at(31_000));
+        assert_eq!(next(&Progress::default()), take(0..4_000, u32::MAX));
+        assert_eq!(next(&tried(110, 1_000)), take(110..4_000, u32::MAX));
+        assert_eq!(next(&tried(5_200, 1_000)), Next::Observe);
+    }
+
+    #[test]
+    fn skipped_items_end_no_batch() {
+        let job = observing(1_110);
+        let next = |next, done, observed, now| {
+            let progress = Progress {
+                next,
+                done,
+                skipped: next - done,
+                observed,
+                sent_at: (done > 0).then(|| at(1_000)),
+                ..Progress::default()
+            };
+            super::next(&job, &progress, Memory::default(), at(now))
+        };
+        assert_eq!(next(110, 0, 0, 0), take(110..500, 10));
+        assert_eq!(next(500, 0, 0, 0), take(500..1_000, 10));
+        assert_eq!(next(510, 10, 0, 1_000), Next::Wait(at(31_000)));
+        assert_eq!(next(510, 10, 0, 31_000), Next::Observe);
+        assert_eq!(next(510, 10, 10, 31_000), take(510..1_000, 100));
+        // Of the second batch, all were skipped up to here.
+        assert_eq!(next(600, 10, 10, 31_000), take(600..1_000, 100));
+        // Nothing can come back.
+        assert_eq!(next(1_110, 0, 0, 0), Next::Nothing);
     }
 
     #[test]
     fn steps_that_fail_become_smaller_until_one_succeeds() {
         let job = with(&job(1_000, Wanted::Running), |spec| spec.all_at_once = true);
         let mut memory = Memory::default();
-        let take = |memory: Memory| next(&job, &tried(100, 0), memory, at(1_000_000));
-        assert_eq!(take(memory), Next::Take(1_000));
+        let next = |memory: Memory| next(&job, &tried(100, 0), memory, at(1_000_000));
+        assert_eq!(next(memory), take(100..1_000, u32::MAX));
         for size in [450, 225, 112, 56, 28, 14, 7, 3, 1, 1, 1, 1, 1] {
             memory.failed(at(0));
-            assert_eq!(take(memory), Next::Take(100 + size));
+            assert_eq!(next(memory), take(100..100 + size, u32::MAX));
         }
         for size in [1, 1, 1, 3, 7] {
             memory.succeeded();
-            assert_eq!(take(memory), Next::Take(100 + size));
+            assert_eq!(next(memory), take(100..100 + size, u32::MAX));
         }
     }
 
@@ -225,19 +293,19 @@ mod tests {
         let first = |job: &Job, now| next(job, &Progress::default(), Memory::default(), at(now));
         assert_eq!(
             (first(&delayed, 4_999), first(&delayed, 5_000)),
-            (Next::Wait(at(5_000)), Next::Take(10))
+            (Next::Wait(at(5_000)), take(0..500, 10))
         );
         // It was postponed in the moment in which it took its first items.
         let after_first = |now| next(&delayed, &tried(4, 1_000), Memory::default(), at(now));
         assert_eq!(
             (after_first(4_999), after_first(5_000)),
-            (Next::Wait(at(5_000)), Next::Take(10))
+            (Next::Wait(at(5_000)), take(4..500, 6))
         );
         let slow = with(&running, |spec| {
             spec.rate_per_second = 20;
             spec.all_at_once = true;
         });
-        assert_eq!(first(&slow, 0), Next::Take(2));
+        assert_eq!(first(&slow, 0), take(0..2, u32::MAX));
         let not_before = not_before(&slow, 2, at(1_000));
         assert_eq!(not_before, Some(at(1_100)));
         let memory = Memory {
@@ -248,7 +316,10 @@ mod tests {
             next(&slow, &tried(2, 1_000), memory, at(1_099)),
             Next::Wait(at(1_100))
         );
-        assert_eq!(next(&slow, &tried(2, 1_000), memory, at(1_100)), Next::Take(4));
+        assert_eq!(
+            next(&slow, &tried(2, 1_000), memory, at(1_100)),
+            take(2..4, u32::MAX)
+        );
         assert_eq!(super::not_before(&running, 2, at(1_000)), None);
         for wanted in [Wanted::Planned, Wanted::Paused, Wanted::Cancelled] {
             assert_eq!(first(&job(5, wanted), 0), Next::Nothing, "{wanted:?}");
@@ -264,9 +335,9 @@ mod tests {
             memory.failed(at(1_000));
             assert_eq!(next(memory, 1_000), Next::Wait(at(1_000 + seconds * 1_000)));
         }
-        assert_eq!(next(memory, 31_000), Next::Take(1));
+        assert_eq!(next(memory, 31_000), take(0..7, 10));
         memory.succeeded();
-        assert_eq!(next(memory, 1_000), Next::Take(1));
+        assert_eq!(next(memory, 1_000), take(0..15, 10));
         memory.failed(at(1_000));
         assert_eq!(next(memory, 1_000), Next::Wait(at(3_000)));
     }

@@ -23,9 +23,10 @@ use super::job::{CHUNK, Item, Job, Kind, Progress};
 use super::jobs::{Entry, Jobs};
 use super::ledger_states::{LedgerStates, Removed};
 use super::omitted;
-use super::pace::brake;
+use super::pace::{self, Take, brake};
 use super::record::{Candidate, Destinations};
 use super::step::{Context, Prepared, Presence, Step, Tried};
+use crate::completeness::MAX_AGE;
 use crate::filter::{Expr, Restriction, TextTest};
 use crate::index::{self, Pool};
 use crate::ledger::{self, Update};
@@ -61,7 +62,7 @@ pub(crate) enum Request {
     Try {
         job: Box<Job>,
         entry: Arc<Entry>,
-        items: Range<u32>,
+        take: Take,
         /// Whether the last step of the job could not be written, so that what is known of its destinations may be outdated.
         again: bool,
         /// Topics to which this process may not write, as the job has shown a moment ago.
@@ -90,6 +91,8 @@ pub(crate) enum Answer {
     Step(Box<Step>),
     /// The entries of dead letters that are gone.
     Gone(Vec<Removed>),
+    /// It will be known in a moment how many records have come back.
+    NotKnown,
     /// Nothing, because of this problem.
     Failed(String),
 }
@@ -105,8 +108,12 @@ enum Problem {
     Plan,
     #[error("the ledger was not read")]
     NotLoaded,
-    #[error("the index is catching up, so nobody knows what has come back")]
-    CatchingUp,
+    #[error("the index lacks what may have come back{}", in_topic(.0.as_deref()))]
+    Incomplete(Option<Arc<str>>),
+}
+
+fn in_topic(topic: Option<&str>) -> String {
+    topic.map(|topic| format!(" to `{topic}`")).unwrap_or_default()
 }
 
 /// The thread.
@@ -309,12 +316,12 @@ impl Source {
             Request::Try {
                 job,
                 entry,
-                items,
+                take,
                 again,
                 denied,
             } => {
                 known.use_denied(denied, again);
-                self.step(known, *job, &entry, items).map(boxed)
+                self.step(known, *job, &entry, take).map(boxed)
             }
             Request::ReadAhead {
                 job,
@@ -340,12 +347,7 @@ impl Source {
                 }
                 Ok(Some(Answer::Gone(gone)))
             }
-            Request::Observe { .. } if !*self.shared.caught_up.borrow() => Err(Problem::CatchingUp),
-            Request::Observe { job, entry } => {
-                known.counted = None;
-                let next = entry.progress().next;
-                self.step(known, *job, &entry, next..next).map(boxed)
-            }
+            Request::Observe { job, entry } => self.observe(known, *job, &entry),
         }
     }
 
@@ -393,26 +395,13 @@ impl Source {
     }
 
     /// Decides what becomes of the next items of a job, or of fewer if they are large.
-    fn step(&self, known: &mut Known, job: Job, entry: &Entry, items: Range<u32>) -> Result<Step, Problem> {
+    fn step(&self, known: &mut Known, job: Job, entry: &Entry, take: Take) -> Result<Step, Problem> {
         let before = entry.progress();
         let now = self.clock.now();
         let returned = self.returned(known, &job, &before, now)?;
-        let counted = Progress {
-            returned: returned.unwrap_or(before.returned),
-            ..before.clone()
-        };
-        let brake = brake(&job, &counted);
-        let mut step = Step {
-            outcomes: entry.outcomes(before.next / CHUNK),
-            tried: Vec::new(),
-            brake,
-            problem: String::new(),
-            returned,
-            now,
-            before,
-            job,
-        };
-        if step.brake.is_some() || items.is_empty() {
+        let Take { items, max_done } = take;
+        let mut step = counted(job, entry, before, returned, now);
+        if step.brake.is_some() {
             return Ok(step);
         }
         let prepared = match known.take_ahead(&step.job.spec().id, &items) {
@@ -420,7 +409,26 @@ impl Source {
             None => self.prepare(known, &step.job, entry, items, now)?,
         };
         step.tried = self.tried(known, step.job.kind, prepared)?;
+        step.end_after(max_done);
         Ok(step)
+    }
+
+    /// Counts what has come back by the end of an observation, once the index has all of it.
+    fn observe(&self, known: &mut Known, job: Job, entry: &Entry) -> Result<Option<Answer>, Problem> {
+        let before = entry.progress();
+        let now = self.clock.now();
+        let end = pace::observed_at(&job, &before).unwrap_or(now);
+        known.counted = None;
+        match self.count(&job, end, now) {
+            // The index is always some seconds old.
+            Err(Problem::Incomplete(None)) if now.since(end) <= MAX_AGE => Ok(Some(Answer::NotKnown)),
+            Err(problem) => Err(problem),
+            Ok(returned) => {
+                let mut step = counted(job, entry, before, Some(returned), now);
+                step.is_observation = true;
+                Ok(boxed(step))
+            }
+        }
     }
 
     /// Reads what decides about items, except for the ledger. Returns the first ones, or all.
@@ -568,30 +576,65 @@ impl Source {
         Ok(())
     }
 
-    /// How many records of a job have come back; `None` if that is not known or of no interest now.
+    /// How many records of a job have come back; `None` if that is of no interest now.
     fn returned(
         &self,
         known: &mut Known,
         job: &Job,
         before: &Progress,
         now: Timestamp,
-    ) -> Result<Option<u32>, index::ReadError> {
-        if job.kind != Kind::Redrive || before.done == 0 || !*self.shared.caught_up.borrow() {
+    ) -> Result<Option<u32>, Problem> {
+        if job.kind != Kind::Redrive || before.done == 0 {
             return Ok(None);
         }
         let id = &job.spec().id;
-        let topics = returning_to(job, &self.destinations);
         if let Some((of, count, at)) = &known.counted
             && of == id
             && at.elapsed() < COUNTED
         {
             return Ok(Some(*count));
         }
+        let max_age = i64::try_from(MAX_AGE.as_millis()).unwrap_or(i64::MAX);
+        let recent = Timestamp::from_millis(now.as_millis().saturating_sub(max_age));
+        let count = match self.count(job, recent, now) {
+            // There is no brake.
+            Err(Problem::Incomplete(_)) if job.spec().max_returned_share >= 1.0 => return Ok(None),
+            count => count?,
+        };
+        known.counted = Some((id.clone(), count, Instant::now()));
+        Ok(Some(count))
+    }
+
+    /// How many records of a job have come back, at least those that had at a time.
+    fn count(&self, job: &Job, at: Timestamp, now: Timestamp) -> Result<u32, Problem> {
+        let id = &job.spec().id;
+        let topics = returning_to(job, &self.destinations);
+        let completeness = self.shared.completeness();
         let count = self
             .pool
             .read_blocking(|connection| count_returned(connection, id, &topics, now))?;
-        known.counted = Some((id.clone(), count, Instant::now()));
-        Ok(Some(count))
+        let completeness = completeness.and(&self.shared.completeness());
+        completeness.check(&topics, at).map_err(Problem::Incomplete)?;
+        Ok(count)
+    }
+}
+
+/// A step without items, with what has come back.
+fn counted(job: Job, entry: &Entry, before: Progress, returned: Option<u32>, now: Timestamp) -> Step {
+    let counted = Progress {
+        returned: returned.unwrap_or(before.returned),
+        ..before.clone()
+    };
+    Step {
+        outcomes: entry.outcomes(before.next / CHUNK),
+        tried: Vec::new(),
+        brake: brake(&job, &counted),
+        problem: String::new(),
+        returned,
+        is_observation: false,
+        now,
+        before,
+        job,
     }
 }
 

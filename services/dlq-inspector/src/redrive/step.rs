@@ -149,6 +149,8 @@ pub struct Step {
     pub tried: Vec<Tried>,
     /// How many records have come back, if they were counted.
     pub returned: Option<u32>,
+    /// Whether all were known that had come back by the end of the observation.
+    pub is_observation: bool,
     /// Why the brake pauses the job.
     pub brake: Option<String>,
     /// Why nothing was tried; empty if nothing is wrong.
@@ -180,9 +182,19 @@ impl Step {
             outcomes: Outcomes::default(),
             tried: Vec::new(),
             returned: None,
+            is_observation: false,
             brake: None,
             problem: bounded_text(problem, MAX_PROBLEM),
             now,
+        }
+    }
+
+    /// Ends the step with the last of this many items that are done.
+    pub fn end_after(&mut self, max_done: u32) {
+        let done = self.tried.iter().enumerate().filter(|(_, tried)| tried.outcome == Outcome::Done);
+        let last = max_done.checked_sub(1).and_then(|index| done.map(|(index, _)| index).nth(index as usize));
+        if let Some(last) = last {
+            self.tried.truncate(last + 1);
         }
     }
 
@@ -216,8 +228,11 @@ impl Step {
         if let Some(returned) = self.returned {
             progress.returned = returned;
         }
-        if !self.tried.is_empty() {
-            progress.time = Some(self.now);
+        if progress.done > self.before.done {
+            progress.sent_at = Some(self.now);
+        }
+        if self.is_observation {
+            progress.observed = progress.done;
         }
         if let Some(brake) = &self.brake {
             progress.braked_run = self.job.record.run;
@@ -575,6 +590,7 @@ mod tests {
             outcomes: Outcomes::default(),
             tried,
             returned: Some(7),
+            is_observation: false,
             brake: None,
             problem: String::new(),
             now: NOW,
@@ -632,11 +648,28 @@ mod tests {
     }
 
     #[test]
+    fn a_step_ends_with_the_last_record_of_a_batch() {
+        let tried = |outcome| Tried {
+            item: planned(1),
+            outcome,
+            output: None,
+        };
+        let (done, skipped) = (tried(Outcome::Done), tried(Outcome::Skipped(Skip::Gone)));
+        let tried = [&skipped, &done, &skipped, &done, &skipped].map(Tried::clone);
+        for (max_done, expected) in [(1, 2), (2, 4), (3, 5), (u32::MAX, 5)] {
+            let mut step = Step::of_problem(job(5, Wanted::Running), Progress::default(), "", NOW);
+            step.tried = tried.to_vec();
+            step.end_after(max_done);
+            assert_eq!(step.tried.len(), expected, "{max_done}");
+        }
+    }
+
+    #[test]
     fn a_problem_is_written_once_and_gone_with_the_next_step() {
         let before = Progress {
             next: 10,
             done: 10,
-            time: Some(NOW),
+            sent_at: Some(NOW),
             ..Progress::default()
         };
         let audit = AuditLog::new(&Config::default(), "dlq-inspector");
@@ -666,6 +699,7 @@ mod tests {
             outcomes: Outcomes::default(),
             tried: Vec::new(),
             returned: Some(5),
+            is_observation: true,
             brake: Some("too many".to_owned()),
             problem: String::new(),
             now: NOW,
@@ -677,6 +711,6 @@ mod tests {
             (written.progress.braked_run, written.progress.braked_at),
             (1, (10, 5))
         );
-        assert_eq!(written.progress.time, None);
+        assert_eq!((written.progress.sent_at, written.progress.observed), (None, 10));
     }
 }

@@ -137,12 +137,18 @@ pub(crate) fn read(env: &InspectorEnv, topic: &Arc<str>) -> Vec<Record> {
     records
 }
 
+/// How long a job waits for what comes back.
+pub(crate) fn observe(seconds: u64) -> prost_types::Duration {
+    redeliver_proto::convert::to_duration(redeliver_core::HumanDuration::from_secs(seconds))
+}
+
 pub(crate) fn plan(kind: v1::RedriveKind, filter: &str) -> v1::PlanRedriveRequest {
     v1::PlanRedriveRequest {
         kind: kind.into(),
         filter: filter.to_owned(),
         all: filter.is_empty(),
         all_at_once: true,
+        observe: Some(observe(0)),
         why: "fixed".to_owned(),
         ..v1::PlanRedriveRequest::default()
     }
@@ -226,6 +232,16 @@ pub(crate) async fn items(inspector: &mut Inspector, id: &str) -> Vec<v1::Redriv
             return items;
         }
     }
+}
+
+/// The dead letters of records that have failed again.
+fn died(records: &[Record]) -> Vec<Dead> {
+    let died = records.iter().cloned().map(|record| Dead {
+        key: record.key,
+        value: record.value,
+        headers: record.headers,
+    });
+    died.collect()
 }
 
 /// Where the record of an item was written.
@@ -424,9 +440,7 @@ async fn the_brake_pauses_a_redrive_whose_records_come_back() {
     inspector.until_listed("", 41).await;
     let request = v1::PlanRedriveRequest {
         all_at_once: false,
-        observe: Some(redeliver_proto::convert::to_duration(
-            redeliver_core::HumanDuration::from_secs(10),
-        )),
+        observe: Some(observe(10)),
         ..plan(v1::RedriveKind::Redrive, "")
     };
     let job = planned(&mut inspector, request).await.unwrap();
@@ -440,15 +454,6 @@ async fn the_brake_pauses_a_redrive_whose_records_come_back() {
         }
     })
     .await;
-    let died = |records: &[Record]| -> Vec<Dead> {
-        let records = records.iter().cloned();
-        let died = records.map(|record| Dead {
-            key: record.key,
-            value: record.value,
-            headers: record.headers,
-        });
-        died.collect()
-    };
     // Five of ten come back. A later pipeline gives up on the results of the others: these records have not come back.
     world.env.put(&world.dlq, 0, died(&first[..5])).await;
     world.env.put(&later, 0, died(&first[5..])).await;
@@ -462,6 +467,42 @@ async fn the_brake_pauses_a_redrive_whose_records_come_back() {
     assert_eq!((ended.done, world.redriven().len()), (40, 40));
     inspector.until_listed(&format!("topic = \"{later}\""), 6).await;
     assert_eq!(get(&mut inspector, &job.id).await.unwrap().returned, 5);
+}
+
+#[tokio::test]
+async fn deleted_dead_letters_end_no_batch() {
+    let world = World::new("redrive-canary", "").await;
+    let letters = (0..1_110).map(|offset| world.dead(offset, Some(b"v"), Headers::new()));
+    world.env.put(&world.dlq, 0, letters.collect()).await;
+    let mut inspector = world.env.start().await;
+    let job = eventually_async("the plan", DEADLINE, async || {
+        let request = v1::PlanRedriveRequest {
+            all_at_once: false,
+            observe: Some(observe(5)),
+            ..plan(v1::RedriveKind::Redrive, "")
+        };
+        let job = planned(&mut inspector, request).await;
+        let job = job.map_err(|status| status.to_string())?;
+        (job.total == 1_110).then(|| job.clone()).ok_or(job.total.to_string())
+    })
+    .await;
+    delete_records(&world.env.kafka.brokers, &world.dlq, 0, 110);
+    start(&mut inspector, &job.id).await;
+    let first = eventually_async("the first batch", DEADLINE, async || {
+        let redriven = world.redriven();
+        if redriven.len() >= 10 {
+            Ok(redriven)
+        } else {
+            Err(redriven.len().to_string())
+        }
+    })
+    .await;
+    assert_eq!(first.len(), 10);
+    // All of them come back.
+    world.env.put(&world.dlq, 0, died(&first)).await;
+    let paused = until(&mut inspector, &job.id, &[v1::RedriveState::Paused]).await;
+    assert_eq!((paused.skipped, paused.done, paused.returned), (110, 10, 10));
+    assert_eq!(world.redriven().len(), 10);
 }
 
 #[tokio::test]

@@ -6,9 +6,9 @@ use std::sync::mpsc::sync_channel;
 
 use bytes::Bytes;
 use prometheus_client::registry::Registry;
-use redeliver_core::{Failure, Headers, ManualClock, Output};
+use redeliver_core::{Failure, Headers, HumanDuration, ManualClock, Output};
 use redeliver_kafka::Delivered;
-use redeliver_proto::Message as _;
+use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::Config;
 use redeliver_service::followed::Contents as _;
 
@@ -22,6 +22,8 @@ use super::*;
 use crate::ledger;
 
 const TOPIC: &str = "redrives";
+/// How long jobs wait for what comes back.
+const OBSERVE: HumanDuration = HumanDuration::from_secs(3_600);
 
 /// An executor that has read the jobs `1` and `2`, both running.
 struct World {
@@ -37,6 +39,7 @@ fn job_record(id: &str, wanted: Wanted, revision: u64) -> Record {
     written.revision = revision;
     if let Some(redrive) = &mut written.redrive {
         redrive.id = id.to_owned();
+        redrive.observe = Some(redeliver_proto::convert::to_duration(OBSERVE));
     }
     record(&job_key(id), Some(written.encode_to_vec().into()))
 }
@@ -104,14 +107,11 @@ impl World {
     fn step(&mut self) -> String {
         let mut id = String::new();
         self.answer(|request| {
-            let Request::Try {
-                job, entry, items, ..
-            } = request
-            else {
+            let Request::Try { job, entry, take, .. } = request else {
                 panic!("{request:?}");
             };
             id.clone_from(&job.spec().id);
-            Answer::Step(Box::new(done(*job, &entry, items.end)))
+            Answer::Step(Box::new(done(*job, &entry, take.items.end)))
         });
         id
     }
@@ -163,6 +163,7 @@ fn done(job: Job, entry: &Entry, to: u32) -> Step {
         before,
         job,
         returned: None,
+        is_observation: false,
         brake: None,
         problem: String::new(),
         now: Timestamp::from_millis(1_000_000),
@@ -245,6 +246,49 @@ fn a_job_that_fails_tells_why_and_does_not_delay_others() {
     let progress = world.progress("1").progress();
     // A step after a failure is half as large.
     assert_eq!((progress.done, &*progress.problem), (5, ""));
+}
+
+#[test]
+fn a_job_ends_once_it_is_known_what_has_come_back() {
+    let mut world = World::new();
+    let state = |world: &World| {
+        let entry = world.progress("1");
+        job::state(&entry.job().unwrap(), &entry.progress())
+    };
+    for id in ["1", "2"] {
+        assert_eq!(world.step(), id);
+        world.commit();
+    }
+    assert_eq!(state(&world), v1::RedriveState::Running);
+    world.clock.advance(OBSERVE.duration());
+    world.finish();
+    world.answer(|request| {
+        assert!(matches!(request, Request::FindGone { .. }));
+        Answer::Gone(Vec::new())
+    });
+    // The index does not have all of it yet. The other job has its turn meanwhile.
+    for id in ["1", "2"] {
+        world.answer(|request| {
+            assert!(matches!(request, Request::Observe { job, .. } if job.spec().id == id));
+            Answer::NotKnown
+        });
+    }
+    assert!(world.request().is_none());
+    assert_eq!(state(&world), v1::RedriveState::Running);
+    world.clock.advance(OBSERVE_AGAIN);
+    world.finish();
+    world.answer(|request| {
+        let Request::Observe { job, entry } = request else {
+            panic!("{request:?}");
+        };
+        let mut step = done(*job, &entry, 10);
+        (step.returned, step.is_observation) = (Some(4), true);
+        Answer::Step(Box::new(step))
+    });
+    world.commit();
+    let progress = world.progress("1").progress();
+    assert_eq!((progress.returned, &*progress.problem), (4, ""));
+    assert_eq!(state(&world), v1::RedriveState::PartiallySucceeded);
 }
 
 #[test]
