@@ -244,10 +244,7 @@ mod tests {
         let some = with(&[("a-dlq", Some(1))]);
         assert_eq!(some.check(&topics("c-dlq"), at(1_000_000)), Ok(()));
         assert_eq!(some.check(&topics("c-dlq"), at(1_000_001)), Err(None));
-        assert_eq!(
-            some.check(&topics("a-dlq"), at(0)),
-            Err(Some(Arc::from("a-dlq")))
-        );
+        assert_eq!(some.check(&topics("a-dlq"), at(0)), Err(Some(Arc::from("a-dlq"))));
         assert_eq!(Completeness::default().check(&topics("c-dlq"), at(0)), Err(None));
     }
 

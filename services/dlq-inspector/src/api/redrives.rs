@@ -405,6 +405,7 @@ fn change_failed(error: &ChangeError) -> Status {
                 "REDRIVE_UNKNOWN_FORMAT",
                 unknown_format(*problem),
             ),
+            RefusedChange::RequestIdUsed(id) => return plan::request_id_used(id),
             RefusedChange::Overtaken => (
                 Code::Aborted,
                 "REDRIVE_REVISED",

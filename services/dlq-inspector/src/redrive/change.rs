@@ -56,7 +56,7 @@ pub enum JobChange {
 }
 
 /// Why a change is refused. Nothing was written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RefusedChange {
     /// There is no such job.
     Missing,
@@ -66,6 +66,8 @@ pub enum RefusedChange {
     State(v1::RedriveState),
     /// This version would lose something of the job.
     Unknown(Problem),
+    /// The caller has planned this job with the same request id and another request.
+    RequestIdUsed(String),
     /// An automatic job was planned after another one than the last one of its pipeline.
     Overtaken,
     /// There is no room for another job.
@@ -167,8 +169,11 @@ impl PendingChange {
         edit: Option<&Edit>,
     ) -> Result<(Job, Vec<Output>), RefusedChange> {
         let ChangeRequest { by, at, .. } = &*self.request;
-        let same = self.jobs.of_request(&by.name, &record.request_id);
+        let same = self.jobs.of_request(by, &record.request_id);
         if let Some(job) = same.filter(|_| !mutant!("redrive-forgets-requests")) {
+            if job.record.request_hash != record.request_hash {
+                return Err(RefusedChange::RequestIdUsed(job.spec().id.clone()));
+            }
             return Ok((job, Vec::new()));
         }
         if !automatic::follows(record, &self.jobs) {
@@ -431,9 +436,31 @@ mod tests {
         let other = PendingChange {
             change_id: change_id(7),
             id: 7,
-            ..pending(plan("s", 9), jobs)
+            ..pending(plan("s", 9), jobs.clone())
         };
         assert_eq!(other.decide().unwrap().0.spec().total, 9);
+        // Another request with the same id, and the same one of somebody else.
+        let Change::Plan(mut discard, items) = plan("r", 9) else {
+            unreachable!("it is a plan");
+        };
+        discard.request_hash = Bytes::from_static(b"discard");
+        let discard = PendingChange {
+            change_id: change_id(7),
+            ..pending(Change::Plan(discard, items), jobs.clone())
+        };
+        let used = RefusedChange::RequestIdUsed("018bcfe568002345".to_owned());
+        assert_eq!(discard.decide().err(), Some(used));
+        for (name, is_anonymous) in [("bob", false), ("ann", true)] {
+            let mut other = PendingChange {
+                change_id: change_id(7),
+                ..pending(plan("r", 9), jobs.clone())
+            };
+            Arc::make_mut(&mut other.request).by = Author {
+                name: name.into(),
+                is_anonymous,
+            };
+            assert_eq!(other.decide().unwrap().0.spec().total, 9, "{name}");
+        }
     }
 
     #[test]

@@ -191,8 +191,14 @@ impl Step {
 
     /// Ends the step with the last of this many items that are done.
     pub fn end_after(&mut self, max_done: u32) {
-        let done = self.tried.iter().enumerate().filter(|(_, tried)| tried.outcome == Outcome::Done);
-        let last = max_done.checked_sub(1).and_then(|index| done.map(|(index, _)| index).nth(index as usize));
+        let done = self
+            .tried
+            .iter()
+            .enumerate()
+            .filter(|(_, tried)| tried.outcome == Outcome::Done);
+        let last = max_done
+            .checked_sub(1)
+            .and_then(|index| done.map(|(index, _)| index).nth(index as usize));
         if let Some(last) = last {
             self.tried.truncate(last + 1);
         }

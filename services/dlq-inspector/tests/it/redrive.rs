@@ -399,6 +399,43 @@ async fn two_plans_with_the_same_dead_letters_redrive_each_once() {
 }
 
 #[tokio::test]
+async fn a_used_request_id_plans_no_other_action() {
+    let world = World::new("redrive-request", "").await;
+    world.put(4).await;
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 4).await;
+    let with_id = |request| v1::PlanRedriveRequest {
+        request_id: "INC-17".to_owned(),
+        ..request
+    };
+    let redrive = with_id(plan(v1::RedriveKind::Redrive, ""));
+    let job = planned(&mut inspector, redrive.clone()).await.unwrap();
+    let destination = world.due.to_string();
+    for other in [
+        plan(v1::RedriveKind::Discard, ""),
+        plan(v1::RedriveKind::Redrive, "partition = 0"),
+        v1::PlanRedriveRequest {
+            destination,
+            ..redrive.clone()
+        },
+        v1::PlanRedriveRequest {
+            force: true,
+            ..redrive.clone()
+        },
+    ] {
+        let refused = planned(&mut inspector, with_id(other)).await.unwrap_err();
+        assert_eq!(
+            error::reason(&refused).as_deref(),
+            Some("REQUEST_ID_USED"),
+            "{refused:?}"
+        );
+    }
+    let again = planned(&mut inspector, redrive).await.unwrap();
+    assert_eq!((again.state(), again.id), (v1::RedriveState::Planned, job.id));
+    assert_eq!(world.redriven().len(), 0);
+}
+
+#[tokio::test]
 async fn what_was_discarded_is_not_redriven_until_it_is_restored() {
     let world = World::new("redrive-discard", "").await;
     world.put(5).await;

@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 
 use bytes::Bytes;
 use clap::Args;
-use redeliver_client::{DeadLetterClient, FoundDeadLetter, Headers, PlanEdit, RedriveClient};
+use redeliver_client::{DeadLetterClient, FoundDeadLetter, Headers, PlanEdit, RedriveClient, RedriveKind};
 
 use super::completeness::EXIT_INCOMPLETE;
 use super::redrives::{self, RunArgs, WishArgs};
@@ -109,7 +109,7 @@ pub(super) async fn run(
         request_id: args.run.request_id.clone(),
         force: args.wish.force,
     };
-    let executed = redrives::execute(redrives, &args.run, None, async || {
+    let executed = redrives::execute(redrives, &args.run, RedriveKind::Redrive, None, async || {
         redrives.plan_edit(&plan).await
     });
     Ok(executed.await?.exit_code())

@@ -70,7 +70,10 @@ pub(super) async fn run(client: &RedriveClient, args: &ImportArgs) -> Result<Exi
             rate_per_second: args.rate.per_second,
             ..PlanRedrive::new(RedriveKind::Redrive, RedriveSelection::Contents(letters.to_vec()))
         };
-        match redrives::execute(client, &args.run, None, async || client.plan(&plan).await).await {
+        let executed = redrives::execute(client, &args.run, plan.kind, None, async || {
+            client.plan(&plan).await
+        });
+        match executed.await {
             // Perhaps these were redriven by an earlier import of the file, and others were not.
             Err(CliError::Client(error)) if has_reason(&error, "NOTHING_TO_REDRIVE") => {
                 eprintln!("{error}");

@@ -77,7 +77,7 @@ pub(super) struct RunArgs {
     /// Why, for others; at most 1000 bytes
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(super) why: String,
-    /// A text that is different for each command, so that a repeated one continues with the same job
+    /// A text that is different for each command, so that a repeated one continues with the same job; refused for a command that differs
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(super) request_id: String,
     /// Show the plan only; `redeliver dlq redrives start` starts it
@@ -278,7 +278,7 @@ pub(super) async fn redrive(client: &RedriveClient, args: &RedriveArgs) -> Resul
         force: args.wish.force,
         ..planned(&args.job, RedriveKind::Redrive)
     };
-    let executed = execute(client, &args.job.run, args.start_at, async || {
+    let executed = execute(client, &args.job.run, plan.kind, args.start_at, async || {
         client.plan(&plan).await
     });
     Ok(executed.await?.exit_code())
@@ -299,7 +299,9 @@ pub(super) async fn discard(
     kind: RedriveKind,
 ) -> Result<ExitCode, CliError> {
     let plan = planned(&args.job, kind);
-    let executed = execute(client, &args.job.run, None, async || client.plan(&plan).await);
+    let executed = execute(client, &args.job.run, kind, None, async || {
+        client.plan(&plan).await
+    });
     Ok(executed.await?.exit_code())
 }
 
@@ -347,11 +349,13 @@ impl Executed {
 pub(super) async fn execute(
     client: &RedriveClient,
     args: &RunArgs,
+    kind: RedriveKind,
     start_at: Option<Timestamp>,
     plan: impl AsyncFnOnce() -> Result<Redrive, ClientError>,
 ) -> Result<Executed, CliError> {
     args.check()?;
     let job = plan().await?;
+    check_kind(&job, kind)?;
     if args.plan {
         print_item(args.output.format, || as_text(&job), || as_json(&job));
         return Ok(Executed::Accepted);
@@ -371,6 +375,19 @@ pub(super) async fn execute(
     }
     let ended = wait(client, &started.id, args.output.format).await?;
     Ok(Executed::of(&ended))
+}
+
+/// Refuses a job of another kind: an inspector that does not compare requests returns one that had the same `--request-id`.
+fn check_kind(job: &Redrive, wanted: RedriveKind) -> Result<(), CliError> {
+    if job.kind == wanted {
+        return Ok(());
+    }
+    Err(CliError::failed(format_args!(
+        "the inspector has returned `{}`, a job of the kind {}, instead of {}; nothing was started",
+        job.id,
+        job.kind.as_str(),
+        wanted.as_str()
+    )))
 }
 
 /// Starts a job. Whoever repeats the request goes on with the job as it is, also if it was started for another time meanwhile.
@@ -676,6 +693,18 @@ mod tests {
         let refused = |millis| check_start(Some(Timestamp::from_millis(millis)), now).is_err();
         assert_eq!([4, 5, 6].map(refused), [true, true, false]);
         assert!(check_start(None, now).is_ok());
+    }
+
+    #[test]
+    fn a_job_of_another_kind_is_refused() {
+        let job = v1::Redrive {
+            kind: v1::RedriveKind::Redrive.into(),
+            state: v1::RedriveState::Planned.into(),
+            ..v1::Redrive::default()
+        };
+        let job = Redrive::try_from(job).unwrap();
+        assert!(check_kind(&job, RedriveKind::Redrive).is_ok());
+        assert!(check_kind(&job, RedriveKind::Discard).is_err());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use redeliver_proto::{Message as _, v1};
 use tonic::{Code, Status};
 
 use super::super::{Api, bounded, kafka_unavailable};
-use super::plan::{Plan, checked, request_id_used};
+use super::plan::{Plan, RequestKey, checked};
 use crate::access::Viewer;
 use crate::redrive::change::Change;
 use crate::redrive::edit::Edit;
@@ -24,7 +24,7 @@ impl Api {
     pub(super) async fn plan_of_edit(
         &self,
         viewer: &Viewer,
-        request: v1::PlanEditRequest,
+        mut request: v1::PlanEditRequest,
     ) -> Result<v1::Redrive, Status> {
         self.check_accepts_edits()?;
         let spec = checked(&v1::PlanRedriveRequest {
@@ -36,6 +36,7 @@ impl Api {
             force: request.force,
             ..v1::PlanRedriveRequest::default()
         })?;
+        let key = RequestKey::new("edit", std::mem::take(&mut request.request_id), &request);
         let edit = Edit::read(request.edit.unwrap_or_default());
         let wish = Wish {
             destination: request.destination,
@@ -49,9 +50,8 @@ impl Api {
         if let Ok(letter) = &found {
             viewer.require_editing(&letter.id.topic)?;
         }
-        if let Some(job) = self.job_of_request(viewer, &request.request_id)? {
-            let message = self.redrive_message(&job).await?;
-            return self.same_edit(message, &request.id, &edit, &wish);
+        if let Some(job) = self.job_of_request(viewer, &key)? {
+            return self.redrive_message(&job).await;
         }
         let letter = found?;
         Self::check_states(true, &completeness)?;
@@ -63,10 +63,7 @@ impl Api {
         plan.add(&letter);
         let item = match plan.items.as_slice() {
             [item] => item.clone(),
-            _ => {
-                let message = self.job_or_nothing(viewer, &request.request_id, &plan).await?;
-                return self.same_edit(message, &request.id, &edit, &wish);
-            }
+            _ => return self.job_or_nothing(viewer, &key, &plan).await,
         };
         viewer.require_operating([&*letter.id.topic].into_iter())?;
         for destination in plan.destinations.keys() {
@@ -82,39 +79,15 @@ impl Api {
             Ok(target) => target,
             Err(skip) => {
                 plan.refuse(skip, &letter.id);
-                let message = self.job_or_nothing(viewer, &request.request_id, &plan).await?;
-                return self.same_edit(message, &request.id, &edit, &wish);
+                return self.job_or_nothing(viewer, &key, &plan).await;
             }
         };
         let record = edit.redriven(&stored.record, &target, SAMPLE_ID, self.clock.now());
         self.check_sizes(record, &item, &edit).await?;
         let warnings = self.warnings(&plan, viewer, &completeness).await?;
-        let record = plan.record(spec, warnings, request.request_id);
-        let change = Change::Edit(Box::new(record), item, Box::new(edit.clone()));
-        let message = self.write_job(viewer, change).await?;
-        // Another call with this request id may have been faster.
-        self.same_edit(message, &request.id, &edit, &wish)
-    }
-
-    /// Refuses a request id that its caller has used for something else: he would start that instead.
-    fn same_edit(
-        &self,
-        message: v1::Redrive,
-        id: &str,
-        edit: &Edit,
-        wish: &Wish,
-    ) -> Result<v1::Redrive, Status> {
-        let jobs = self.jobs()?;
-        let entry = jobs.get(&message.id);
-        let planned = entry.and_then(|entry| entry.items(0)).unwrap_or_default();
-        let is_wanted = message.destination == wish.destination && message.force == wish.force;
-        let is_same = is_wanted
-            && planned.iter().all(|item| item.id.to_string() == id)
-            && entry.and_then(|entry| entry.edit().ok().flatten()).as_ref() == Some(edit);
-        if is_same {
-            return Ok(message);
-        }
-        Err(request_id_used(&message.id))
+        let record = plan.record(spec, warnings, key);
+        let change = Change::Edit(Box::new(record), item, Box::new(edit));
+        self.write_job(viewer, change).await
     }
 
     pub(super) fn check_accepts_edits(&self) -> Result<(), Status> {

@@ -9,7 +9,8 @@ use redeliver_core::{HumanDuration, redrive};
 use redeliver_kafka::reader::{PartitionCounts, ReadError as KafkaReadError};
 use redeliver_proto::convert::{from_duration, to_duration};
 use redeliver_proto::error::{invalid, status};
-use redeliver_proto::v1;
+use redeliver_proto::{Message, v1};
+use sha2::{Digest as _, Sha256};
 use tonic::{Code, Status};
 
 use super::super::group_changes::check_text;
@@ -58,38 +59,45 @@ enum Selection {
     Ids(Vec<(LetterId, Option<ContentHash>)>),
 }
 
-/// Refuses a request id that its caller has used for another job.
+/// Refuses a request id that its caller has used for another request.
 pub(super) fn request_id_used(id: &str) -> Status {
-    let problem = format!("was used for the redrive `{id}`, which does something else");
+    let problem = format!("was used for the redrive `{id}`, which another request has planned");
     invalid("request_id", problem, "REQUEST_ID_USED", [])
+}
+
+/// What recognises a repeated request.
+pub(super) struct RequestKey {
+    /// The id that its caller has given it.
+    id: String,
+    hash: Bytes,
+}
+
+impl RequestKey {
+    /// `request` has no id any more.
+    pub(super) fn new(method: &str, id: String, request: &impl Message) -> Self {
+        let mut hash = Sha256::new();
+        hash.update(method);
+        hash.update(request.encode_to_vec());
+        Self {
+            id,
+            hash: Bytes::copy_from_slice(&hash.finalize()),
+        }
+    }
 }
 
 impl Api {
     pub(super) async fn plan(
         &self,
         viewer: &Viewer,
-        request: v1::PlanRedriveRequest,
-    ) -> Result<v1::Redrive, Status> {
-        let message = self.plan_or_repeat(viewer, request).await?;
-        // Its caller would start the edit.
-        if message.edited.is_empty() {
-            Ok(message)
-        } else {
-            Err(request_id_used(&message.id))
-        }
-    }
-
-    async fn plan_or_repeat(
-        &self,
-        viewer: &Viewer,
-        request: v1::PlanRedriveRequest,
+        mut request: v1::PlanRedriveRequest,
     ) -> Result<v1::Redrive, Status> {
         let problem = "must be REDRIVE, DISCARD or RESTORE";
         let kind = Kind::from_wire(request.kind()).filter(|kind| *kind != Kind::Park);
         let kind = kind.ok_or_else(|| invalid("kind", problem, "KIND_INVALID", []))?;
         let mut spec = checked(&request)?;
         // What was done since leaves nothing to plan, and the repeated request would fail.
-        if let Some(job) = self.job_of_request(viewer, &request.request_id)? {
+        let key = RequestKey::new("plan", std::mem::take(&mut request.request_id), &request);
+        if let Some(job) = self.job_of_request(viewer, &key)? {
             return self.redrive_message(&job).await;
         }
         if request.group.is_empty() {
@@ -117,11 +125,11 @@ impl Api {
             viewer.require_destination(destination)?;
         }
         if plan.items.is_empty() {
-            return self.job_or_nothing(viewer, &request.request_id, &plan).await;
+            return self.job_or_nothing(viewer, &key, &plan).await;
         }
         let mut warnings = self.warnings(&plan, viewer, &completeness).await?;
         warnings.extend(self.narrow_destinations(&plan).await?);
-        let record = plan.record(spec, warnings, request.request_id);
+        let record = plan.record(spec, warnings, key);
         let mut items = plan.items;
         // So that they are read from Kafka one after the other.
         items.sort_by(|one, other| {
@@ -136,12 +144,12 @@ impl Api {
     pub(super) async fn job_or_nothing(
         &self,
         viewer: &Viewer,
-        request_id: &str,
+        key: &RequestKey,
         plan: &Plan,
     ) -> Result<v1::Redrive, Status> {
         // The job may be new, and this inspector has not read it yet.
-        self.until_request(viewer, request_id).await;
-        match self.job_of_request(viewer, request_id)? {
+        self.until_request(viewer, &key.id).await;
+        match self.job_of_request(viewer, key)? {
             Some(job) => self.redrive_message(&job).await,
             None => Err(nothing(plan)),
         }
@@ -162,20 +170,26 @@ impl Api {
         Ok(warnings)
     }
 
-    /// The id of the job that the caller has planned with this request id.
-    pub(super) fn job_of_request(&self, viewer: &Viewer, request_id: &str) -> Result<Option<String>, Status> {
-        let author = viewer.author();
+    /// The id of the job that this request has planned before.
+    ///
+    /// # Errors
+    /// If the caller has used its id for another request.
+    pub(super) fn job_of_request(&self, viewer: &Viewer, key: &RequestKey) -> Result<Option<String>, Status> {
         let jobs = self.jobs()?;
-        let found = jobs.of_request(&author.name, request_id);
-        Ok(found
-            .filter(|job| sees(viewer, job))
-            .map(|job| job.spec().id.clone()))
+        let found = jobs.of_request(&viewer.author(), &key.id);
+        let Some(job) = found.filter(|job| sees(viewer, job)) else {
+            return Ok(None);
+        };
+        if job.record.request_hash != key.hash {
+            return Err(request_id_used(&job.spec().id));
+        }
+        Ok(Some(job.spec().id.clone()))
     }
 
     async fn until_request(&self, viewer: &Viewer, request_id: &str) {
         if !request_id.is_empty() {
             let author = viewer.author();
-            let has_read = |jobs: &Jobs| jobs.of_request(&author.name, request_id).is_some();
+            let has_read = |jobs: &Jobs| jobs.of_request(&author, request_id).is_some();
             self.redrives.jobs.until_read(has_read).await;
         }
     }
@@ -564,11 +578,12 @@ impl Plan {
         &self,
         spec: v1::Redrive,
         warnings: Vec<String>,
-        request_id: String,
+        key: RequestKey,
     ) -> v1::RedriveRecord {
         v1::RedriveRecord {
             wanted: v1::RedriveState::Planned.into(),
-            request_id,
+            request_id: key.id,
+            request_hash: key.hash,
             redrive: Some(v1::Redrive {
                 warnings,
                 ..self.describe(spec)
