@@ -1,7 +1,7 @@
 //! Changes a small topic so that each change is decided with everything that was written before it, also by other processes.
 //!
 //! All writers use one transactional id. A change initialises a producer with it, reads the topic to its end, decides, and writes in one
-//! transaction. The initialisation completes or aborts the transaction of the writer before, and fences that writer. So either
+//! transaction. A caller that knows the beginning of the topic reads only the rest, so that a change of a large topic takes no longer. The initialisation completes or aborts the transaction of the writer before, and fences that writer. So either
 //! the change of another writer is committed before this one reads, or that writer is fenced and has to read again: between the read
 //! and the commit of a change, nothing can be written. This is a compare-and-set on the topic.
 //!
@@ -36,7 +36,7 @@ pub trait Decide {
     /// Why the change is refused.
     type Error;
 
-    /// Takes note of a record. All records of the topic come in their order.
+    /// Takes note of a record. All records that the reader of the change reads come in their order.
     fn read(&mut self, record: Record);
 
     /// Decides, once all records were read: the result, and what to write. If the outcome of a former attempt is unknown, the records
@@ -97,14 +97,15 @@ impl ExclusiveWriter {
         }
     }
 
-    /// Makes one change. Each attempt calls `begin`. Blocks for `timeout` at most, and a little longer for the last attempt.
+    /// Makes one change. Each attempt calls `begin`, which returns the change and the reader that continues after what the change knows of the topic. What the
+    /// change knows must be older than the call: an attempt with an unknown outcome is recognised by what is read. Blocks for `timeout` at most, and a little longer for the last attempt.
     ///
     /// # Errors
     /// [`ExclusiveError`] says whether something may have been written.
     pub fn write<D: Decide>(
         &self,
         timeout: Duration,
-        begin: impl Fn() -> D,
+        begin: impl Fn() -> Result<(TopicReader, D), ReadError>,
     ) -> Result<D::Decision, ExclusiveError<D::Error>> {
         let deadline = Instant::now() + timeout;
         let (mut delay, mut is_unknown) = (FIRST_DELAY, false);
@@ -128,7 +129,7 @@ impl ExclusiveWriter {
     fn attempt<D: Decide>(
         &self,
         deadline: Instant,
-        begin: impl Fn() -> D,
+        begin: impl Fn() -> Result<(TopicReader, D), ReadError>,
         is_unknown: &mut bool,
     ) -> Result<D::Decision, Failed<D::Error>> {
         let at = |step| move |error| Failed::At(step, error);
@@ -142,9 +143,7 @@ impl ExclusiveWriter {
             config.create().map_err(at("creating the producer"))?;
         let initialising = at("initialising the producer");
         producer.init_transactions(left()).map_err(initialising)?;
-        let mut change = begin();
-        let mut reader =
-            TopicReader::of_partition(&self.settings, &self.topic, 0, None).map_err(Failed::Reading)?;
+        let (mut reader, mut change) = begin().map_err(Failed::Reading)?;
         let read = reader.read_to_end(left(), |record| change.read(record));
         read.map_err(Failed::Reading)?;
         // If a former attempt has committed, the records show it.

@@ -165,6 +165,15 @@ impl PartitionCounts {
     }
 }
 
+/// How far a partition was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadTo {
+    /// The topic.
+    pub topic: TopicId,
+    /// The next offset to read.
+    pub offset: i64,
+}
+
 /// Reads topics up to their current end, as a read_committed consumer. Each call continues where the previous one ended.
 pub struct TopicReader {
     settings: KafkaSettings,
@@ -221,6 +230,30 @@ impl TopicReader {
             topics: [(topic.to_string(), topic.clone())].into(),
             positions: [((topic.to_string(), partition), from)].into(),
         })
+    }
+
+    /// A reader of one partition that continues where another one ended: the result is true. If it cannot, it begins at the beginning: the topic is or may be
+    /// another one, or Kafka does not have the records from there on any more.
+    ///
+    /// # Errors
+    /// If the broker does not answer or the partition does not exist.
+    pub fn continuing(
+        settings: &KafkaSettings,
+        topic: &Arc<str>,
+        partition: i32,
+        from: Option<ReadTo>,
+    ) -> Result<(Self, bool), ReadError> {
+        let mut reader = Self::of_partition(settings, topic, partition, None)?;
+        let Some(from) = from else {
+            return Ok((reader, false));
+        };
+        let watermarks = reader.uncommitted.fetch_watermarks(topic, partition, CALL);
+        let (low, high) = watermarks.map_err(kafka("requesting the ends of a partition"))?;
+        let continues = (low..=high).contains(&from.offset) && reader.known_id(topic) == Some(from.topic);
+        if continues {
+            reader.seek(topic, partition, from.offset);
+        }
+        Ok((reader, continues))
     }
 
     /// A reader of one partition that begins at the first record with this timestamp or a later one, and not before an offset.
@@ -315,6 +348,15 @@ impl TopicReader {
         let described = describe_topics(self.committed.client(), &[topic], CALL).map_err(failed)?;
         let described = described.into_values().next().transpose().map_err(failed)?;
         Ok(described.and_then(|described| described.id))
+    }
+
+    /// The id of a topic; `None` if it is unknown, also because the broker does not tell it: nobody is kept from reading by that.
+    #[must_use]
+    pub fn known_id(&self, topic: &str) -> Option<TopicId> {
+        self.topic_id(topic).unwrap_or_else(|error| {
+            tracing::debug!(topic, %error, "cannot read the id of a topic");
+            None
+        })
     }
 
     /// The number of partitions of a topic that it reads.

@@ -72,6 +72,10 @@ impl Control {
         (Self::new(followed), sender)
     }
 
+    fn followed(&self) -> &Followed<Snapshot> {
+        &self.followed
+    }
+
     /// What applies now. Does not block. The same [`Arc`] is returned until something changes.
     #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {

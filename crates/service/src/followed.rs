@@ -3,7 +3,8 @@
 //!
 //! Such a topic is small and changes rarely, so it is asked for its end twice a second. Every error is then an error of a request,
 //! and it is certain how old the state is. After an error, and when the topic was created again, everything is read again. What
-//! applied before applies until that is complete.
+//! applied before applies until that is complete. Reading again, and each change, continue where the topic was last read to its end, so that they do not depend on its
+//! size, unless the topic was created again.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +20,7 @@ use redeliver_core::Record;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::wait::LogThrottle;
 use redeliver_kafka::exclusive::{Decide, ExclusiveError, ExclusiveWriter};
-use redeliver_kafka::reader::{ReadError, TopicReader};
+use redeliver_kafka::reader::{ReadError, ReadTo, TopicReader};
 use redeliver_kafka::{KafkaSettings, TopicId, TopicState, TopicWatch};
 use redeliver_runtime::health::{Health, Part};
 use tokio::sync::{Mutex, watch};
@@ -38,6 +39,8 @@ const CONFIRMING_LOOKS: u32 = 5;
 const MISSING_POLLS: u32 = 10;
 /// How many problems readiness names.
 const NAMED: usize = 3;
+/// A read continues where one ended that is not longer ago: until then, Kafka keeps what says that a value was removed.
+const CONTINUES_WITHIN: Duration = Duration::from_secs(3_600);
 /// How long a caller waits until its own process has read a change.
 const READ_OWN_CHANGE: Duration = Duration::from_secs(2);
 /// How long a change may take.
@@ -76,9 +79,77 @@ pub trait Contents: Clone + Default + PartialEq + Send + Sync + 'static {
 #[derive(Debug)]
 pub struct Followed<C> {
     contents: watch::Receiver<Option<Arc<C>>>,
+    latest: Latest<C>,
     reads: Reads,
     /// Makes the follower look at once.
     wake: SyncSender<()>,
+}
+
+/// What a topic contained when it was last read to its end; `None` until then, and while the id of the topic is unknown. Cheap to clone.
+#[derive(Debug)]
+struct Latest<C>(Arc<BlockingMutex<Option<Known<C>>>>);
+
+#[derive(Debug)]
+struct Known<C> {
+    contents: Arc<C>,
+    to: ReadTo,
+    at: Instant,
+}
+
+impl<C> Clone for Known<C> {
+    fn clone(&self) -> Self {
+        Self {
+            contents: self.contents.clone(),
+            ..*self
+        }
+    }
+}
+
+impl<C> Clone for Latest<C> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<C> Default for Latest<C> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<C: Contents> Latest<C> {
+    fn lock(&self) -> MutexGuard<'_, Option<Known<C>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known at a time.
+    fn known(&self, now: Instant) -> Option<Known<C>> {
+        let is_recent = |known: &Known<C>| now.saturating_duration_since(known.at) < CONTINUES_WITHIN;
+        self.lock().clone().filter(is_recent)
+    }
+
+    /// The topic was read up to here.
+    fn set(&self, contents: &Arc<C>, to: ReadTo, at: Instant) {
+        let contents = contents.clone();
+        *self.lock() = Some(Known { contents, to, at });
+    }
+
+    /// A reader of the topic that continues after the contents with which it is returned.
+    fn reader(&self, kafka: &KafkaSettings, topic: &Arc<str>) -> Result<(TopicReader, C), ReadError> {
+        let (reader, contents) = read_after(self.known(Instant::now()).as_ref(), kafka, topic)?;
+        Ok((reader, contents.unwrap_or_default()))
+    }
+}
+
+/// A reader that continues after what is known, and the contents up to there; `None` if it begins at the beginning.
+fn read_after<C: Contents>(
+    known: Option<&Known<C>>,
+    kafka: &KafkaSettings,
+    topic: &Arc<str>,
+) -> Result<(TopicReader, Option<C>), ReadError> {
+    let (reader, continues) = TopicReader::continuing(kafka, topic, 0, known.map(|known| known.to))?;
+    let contents = known.filter(|_| continues).map(|known| C::clone(&known.contents));
+    Ok((reader, contents))
 }
 
 /// How the reads of a topic ended. Cheap to clone.
@@ -127,6 +198,7 @@ impl<C> Clone for Followed<C> {
     fn clone(&self) -> Self {
         Self {
             contents: self.contents.clone(),
+            latest: self.latest.clone(),
             reads: self.reads.clone(),
             wake: self.wake.clone(),
         }
@@ -156,10 +228,19 @@ impl<C: Contents> Followed<C> {
         reads.succeeded(Instant::now());
         let followed = Self {
             contents,
+            latest: Latest::default(),
             reads,
             wake,
         };
         (followed, sender)
+    }
+
+    /// A reader of the topic that continues after the contents with which it is returned: those of the last read to the end, or none if it begins at the beginning.
+    ///
+    /// # Errors
+    /// If the broker does not answer or the topic does not exist.
+    pub fn reader(&self, kafka: &KafkaSettings, topic: &Arc<str>) -> Result<(TopicReader, C), ReadError> {
+        self.latest.reader(kafka, topic)
     }
 
     /// Why [`Followed::contents`] may be older than this; `None` if the topic was read to its end since.
@@ -257,7 +338,7 @@ impl Host {
     ) -> io::Result<Followed<C>> {
         let (sender, contents) = watch::channel(None);
         let (wake, woken) = sync_channel(1);
-        let reads = Reads::default();
+        let (latest, reads) = (Latest::default(), Reads::default());
         let follow = Follow::<C> {
             kafka: self.kafka.clone(),
             topic: topic.into(),
@@ -266,6 +347,7 @@ impl Host {
             part,
             metrics: FollowMetrics::register::<C>(&mut self.registry()),
             contents: sender,
+            latest: latest.clone(),
             reads: reads.clone(),
             woken,
             stop: self.tasks.shutdown().clone(),
@@ -278,6 +360,7 @@ impl Host {
         })?;
         Ok(Followed {
             contents,
+            latest,
             reads,
             wake,
         })
@@ -294,13 +377,14 @@ struct Follow<C> {
     part: Part,
     metrics: FollowMetrics,
     contents: watch::Sender<Option<Arc<C>>>,
+    latest: Latest<C>,
     reads: Reads,
     /// When to look at once.
     woken: Receiver<()>,
     stop: CancellationToken,
 }
 
-/// What was read of one topic since its beginning.
+/// What was read of one topic.
 struct Session<C> {
     reader: TopicReader,
     /// The topic; `None` if it is not known yet.
@@ -316,7 +400,7 @@ impl<C: Contents> Follow<C> {
         while !self.stop.is_cancelled() {
             // The end is looked up later, so that nothing older is missing.
             let began = Instant::now();
-            match self.read(&mut session) {
+            match self.read(&mut session, began) {
                 Ok(()) => {
                     self.reads.succeeded(began);
                     self.metrics.readable.set(1);
@@ -325,7 +409,7 @@ impl<C: Contents> Follow<C> {
                     missed = 0;
                 }
                 Err(error) => {
-                    // Read again from the beginning: after an error, the topic may be another one.
+                    // After an error, the topic may be another one.
                     session = None;
                     missed = if matches!(error, ReadError::Missing(_) | ReadError::Denied(_)) {
                         missed + 1
@@ -360,7 +444,7 @@ impl<C: Contents> Follow<C> {
     }
 
     /// Reads the topic to its end.
-    fn read(&self, session: &mut Option<Session<C>>) -> Result<(), ReadError> {
+    fn read(&self, session: &mut Option<Session<C>>, began: Instant) -> Result<(), ReadError> {
         let id = match self.watch.state(&self.topic) {
             TopicState::Exists { id, .. } => id,
             TopicState::Unknown | TopicState::Missing { .. } => None,
@@ -371,21 +455,24 @@ impl<C: Contents> Follow<C> {
             let position = known.reader.position(&self.topic, 0).unwrap_or(0);
             if is_other || end < position {
                 *session = None;
-            } else {
-                known.id = known.id.or(id);
-                if end == position {
-                    return Ok(());
-                }
+            } else if end == position {
+                self.note(known, began);
+                return Ok(());
             }
         }
         let is_new = session.is_none();
         let known = match session {
             Some(known) => known,
-            None => session.insert(Session {
-                reader: TopicReader::of_partition(&self.kafka, &self.topic, 0, None)?,
-                id,
-                contents: C::default(),
-            }),
+            None => {
+                let latest = self.latest.known(began);
+                let (reader, contents) = read_after(latest.as_ref(), &self.kafka, &self.topic)?;
+                let id = match (&contents, latest) {
+                    (Some(_), Some(latest)) => Some(latest.to.topic),
+                    _ => reader.known_id(&self.topic),
+                };
+                let contents = contents.unwrap_or_default();
+                session.insert(Session { reader, id, contents })
+            }
         };
         let Session { reader, contents, .. } = known;
         let mut has_changed = is_new;
@@ -397,7 +484,16 @@ impl<C: Contents> Follow<C> {
         if has_changed {
             self.publish(contents);
         }
+        self.note(known, began);
         Ok(())
+    }
+
+    /// The topic was read to its end. What applies is what was read.
+    fn note(&self, session: &Session<C>, at: Instant) {
+        let offset = session.reader.position(&self.topic, 0);
+        if let (Some(topic), Some(offset), Some(contents)) = (session.id, offset, &*self.contents.borrow()) {
+            self.latest.set(contents, ReadTo { topic, offset }, at);
+        }
     }
 
     /// Makes a state apply, if it differs from what applies.
@@ -484,33 +580,37 @@ const fn polls(missed: u32, may_be_missing: bool) -> u32 {
 
 /// Changes a followed topic. No change can overlap another one, see [`redeliver_kafka::exclusive`]. Cheap to clone.
 #[derive(Clone)]
-pub struct FollowedWriter {
+pub struct FollowedWriter<C> {
     writer: ExclusiveWriter,
+    kafka: KafkaSettings,
     topic: Arc<str>,
+    latest: Latest<C>,
     /// One change of this process at a time: several would fence each other.
     turn: Arc<Mutex<()>>,
 }
 
-impl FollowedWriter {
-    /// A writer of a topic. All writers of the topic need the same `transactional_id`.
+impl<C: Contents> FollowedWriter<C> {
+    /// A writer of a topic that is followed. All writers of the topic need the same `transactional_id`.
     #[must_use]
-    pub fn new(kafka: &KafkaSettings, transactional_id: &str, topic: &str) -> Self {
+    pub fn new(kafka: &KafkaSettings, transactional_id: &str, topic: &str, followed: &Followed<C>) -> Self {
         let topic: Arc<str> = topic.into();
         Self {
             writer: ExclusiveWriter::new(kafka, transactional_id, topic.clone()),
+            kafka: kafka.clone(),
             topic,
+            latest: followed.latest.clone(),
             turn: Arc::default(),
         }
     }
 
-    /// Makes one change. `begin` gets the topic and an id that is different for each change, by which a change recognises what it has
-    /// written with an unknown outcome. When this returns, the change is durable.
+    /// Makes one change. `begin` gets the topic, an id that is different for each change, by which a change recognises what it has
+    /// written with an unknown outcome, and what the topic contained before the change. What was written since is read. When this returns, the change is durable.
     ///
     /// # Errors
     /// [`ExclusiveError`] says whether something may have been written.
     pub async fn write<D>(
         &self,
-        begin: impl Fn(&Arc<str>, u128) -> D + Send + 'static,
+        begin: impl Fn(&Arc<str>, u128, C) -> D + Send + 'static,
     ) -> Result<D::Decision, ExclusiveError<D::Error>>
     where
         D: Decide,
@@ -522,12 +622,23 @@ impl FollowedWriter {
             step: "waiting for other changes",
             source: elapsed.into(),
         })?;
-        let Self { writer, topic, .. } = self.clone();
+        let Self {
+            writer,
+            kafka,
+            topic,
+            latest,
+            ..
+        } = self.clone();
         // The change goes on when its caller does not wait any longer.
         let changing = tokio::task::spawn_blocking(move || {
             let _turn = turn;
             let id = fastrand::u128(..);
-            writer.write(CHANGE_TIMEOUT, || begin(&topic, id))
+            // The same for all attempts, so that each reads what those before it have written.
+            let known = latest.known(Instant::now());
+            writer.write(CHANGE_TIMEOUT, || {
+                let (reader, contents) = read_after(known.as_ref(), &kafka, &topic)?;
+                Ok((reader, begin(&topic, id, contents.unwrap_or_default())))
+            })
         });
         changing.await.unwrap_or_else(|error| Err(never_ran(error)))
     }

@@ -275,6 +275,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     if config.redrive.execute {
         redrive::start::execute(
             host,
+            jobs.clone(),
             destinations.clone(),
             pool.clone(),
             shared.clone(),

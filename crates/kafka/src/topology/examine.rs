@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use redeliver_core::HumanDuration;
 use redeliver_core::pipeline::TopicRole;
 
-use super::needed::{APPEND_TIME, HEADER_ROOM, largest_source};
+use super::needed::{APPEND_TIME, HEADER_ROOM, SMALL_SEGMENTS, largest_source};
 use super::{ActualTopic, Cleanup, Finding, Role, Severity, TopicSpec, TopologySpec};
 
 /// The existing topics by name.
@@ -49,6 +49,7 @@ pub fn examine(spec: &TopicSpec, all: &Actual) -> Vec<Finding> {
         Some(Cleanup::Compact { tombstones }) => vec![
             examine_compacted(spec, actual),
             examine_tombstones(spec, actual, tombstones),
+            examine_segments(spec, actual),
         ],
     };
     let mut findings: Vec<_> = of_cleanup
@@ -95,7 +96,7 @@ fn examine_compacted(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> 
 
 fn examine_tombstones(spec: &TopicSpec, actual: &ActualTopic, configured: HumanDuration) -> Option<Finding> {
     if matches!(spec.role, Role::Control | Role::GroupStates | Role::Redrives) {
-        // Each process reads it from its beginning, and again after each error.
+        // Each process continues where it was at most an hour ago, or reads it from its beginning.
         return None;
     }
     let kept = actual.tombstone_retention()?;
@@ -125,6 +126,20 @@ fn examine_tombstones(spec: &TopicSpec, actual: &ActualTopic, configured: HumanD
                 "set its delete.retention.ms to {} ({configured}) or more",
                 configured.as_millis()
             ),
+        )
+    })
+}
+
+fn examine_segments(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> {
+    let (name, wanted, found) = SMALL_SEGMENTS.iter().find_map(|(name, wanted)| {
+        let found = actual.number(name)?;
+        (found > 2 * wanted).then_some((name, wanted, found))
+    })?;
+    (spec.role == Role::Redrives).then(|| {
+        spec.finding(
+            Severity::Warning,
+            format!("has {name}={found}: it is compacted late, so that a new executor reads much before it goes on"),
+            format!("set its {name} to {wanted}"),
         )
     })
 }

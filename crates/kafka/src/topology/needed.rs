@@ -285,6 +285,9 @@ fn kept_for(
     (Some(retention), Some(retention.min(shortest)))
 }
 
+/// Settings with which the topic of redrives is compacted soon: the segment that is being written never is, and each step of a job supersedes records.
+pub(super) const SMALL_SEGMENTS: [(&str, i64); 2] = [("segment.bytes", 32 << 20), ("segment.ms", 600_000)];
+
 /// The value of `message.timestamp.type` with which brokers set the timestamps of records.
 pub(super) const APPEND_TIME: &str = "LogAppendTime";
 
@@ -321,6 +324,11 @@ pub(super) fn creation_config(spec: &TopicSpec, limit: Option<i64>) -> Vec<(&'st
         config.push(("segment.ms", millis(URGENT_SEGMENT)));
         // Otherwise, clocks of producers decide how long copies are kept.
         config.push(("message.timestamp.type", "LogAppendTime".to_owned()));
+    }
+    if spec.role == Role::Redrives {
+        config.extend(SMALL_SEGMENTS.map(|(name, value)| (name, value.to_string())));
+        // Half of the topic would be superseded records otherwise.
+        config.push(("min.cleanable.dirty.ratio", "0.1".to_owned()));
     }
     if spec.role == Role::Audit {
         // Entries are found by time, and removed by age. With the time of a writer whose clock is ahead, both would be wrong.

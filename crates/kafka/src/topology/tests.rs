@@ -623,3 +623,37 @@ fn brokers_set_the_times_of_the_audit_topic() {
         ]
     );
 }
+
+#[test]
+fn the_topic_of_redrives_is_compacted_soon() {
+    let spec = TopologySpec::for_redrives("redeliver.dlq.redrives", &settings())
+        .topics
+        .remove(0);
+    let created: BTreeMap<_, _> = creation_config(&spec, None).into_iter().collect();
+    assert_eq!(created["segment.bytes"], "33554432");
+    assert_eq!(created["segment.ms"], "600000");
+    assert_eq!(created["min.cleanable.dirty.ratio"], "0.1");
+    let findings = |config: &[(&str, &str)]| -> Vec<String> {
+        let compacted = [("cleanup.policy", "compact")];
+        let actual = ActualTopic {
+            partitions: 1,
+            ..topic(&[&compacted[..], config].concat())
+        };
+        let findings = findings_for(&spec, actual);
+        findings.iter().map(ToString::to_string).collect()
+    };
+    assert_eq!(
+        findings(&[("segment.bytes", "67108864"), ("segment.ms", "600000")]),
+        [""; 0]
+    );
+    for (name, found, wanted) in [
+        ("segment.bytes", "1073741824", "33554432"),
+        ("segment.ms", "604800000", "600000"),
+    ] {
+        let expected = format!(
+            "warning: topic `redeliver.dlq.redrives` has {name}={found}: it is compacted late, so that a new executor reads much before it goes on; \
+             set its {name} to {wanted}"
+        );
+        assert_eq!(findings(&[(name, found)]), [expected]);
+    }
+}

@@ -1,14 +1,16 @@
 //! Changes that cannot overlap, on a real broker.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
 use redeliver_core::{Headers, Output, Record};
-use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::exclusive::{Decide, ExclusiveError, ExclusiveWriter};
-use redeliver_kafka::reader::TopicReader;
+use redeliver_kafka::reader::{ReadError, ReadTo, TopicReader};
+use redeliver_kafka::{KafkaClient, KafkaSettings, TopicId};
+use redeliver_testkit::kafka_request::delete_records;
 use redeliver_testkit::unique;
 
 use crate::support::{create_topic, settings};
@@ -47,6 +49,11 @@ impl Decide for Count<'_> {
     }
 }
 
+/// A reader of all of a topic.
+fn whole(topic: &Arc<str>) -> Result<TopicReader, ReadError> {
+    TopicReader::of_partition(&settings("exclusive"), topic, 0, None)
+}
+
 fn writer(topic: &Arc<str>) -> (KafkaSettings, ExclusiveWriter) {
     let mut settings = settings(&unique("writer"));
     // Writers of one topic fence each other, also those of different installations.
@@ -65,10 +72,13 @@ fn changes_of_several_writers_at_once_are_decided_one_after_the_other() {
         .build()
         .unwrap()
         .block_on(creating);
-    let count = || Count {
-        topic: &topic,
-        records: 0,
-        most: WRITERS * CHANGES,
+    let count = || {
+        let count = Count {
+            topic: &topic,
+            records: 0,
+            most: WRITERS * CHANGES,
+        };
+        Ok((whole(&topic)?, count))
     };
     thread::scope(|scope| {
         for _ in 0..WRITERS {
@@ -136,7 +146,7 @@ fn a_record_that_the_topic_refuses_is_not_an_unknown_outcome_and_not_tried_again
     let attempts = Cell::new(0);
     let failed = writer.write(DEADLINE, || {
         attempts.set(attempts.get() + 1);
-        TooLarge(&topic)
+        Ok((whole(&topic)?, TooLarge(&topic)))
     });
     assert!(
         matches!(
@@ -155,14 +165,114 @@ fn a_record_that_the_topic_refuses_is_not_an_unknown_outcome_and_not_tried_again
 fn a_change_of_a_missing_topic_is_refused_at_once_and_does_not_create_it() {
     let topic: Arc<str> = unique("missing").into();
     let (settings, writer) = writer(&topic);
-    let failed = writer.write(DEADLINE, || Count {
-        topic: &topic,
-        records: 0,
-        most: 1,
+    let failed = writer.write(DEADLINE, || {
+        let count = Count {
+            topic: &topic,
+            records: 0,
+            most: 1,
+        };
+        Ok((whole(&topic)?, count))
     });
     let Err(ExclusiveError::Unavailable { source, .. }) = failed else {
         panic!("{failed:?}");
     };
     assert!(source.to_string().contains("does not exist"), "{source}");
     assert!(TopicReader::new(&settings, &[topic]).is_err());
+}
+
+/// Notes the offsets of what it reads, and writes one record.
+struct Offsets<'t> {
+    topic: &'t Arc<str>,
+    seen: &'t RefCell<Vec<i64>>,
+}
+
+impl Decide for Offsets<'_> {
+    type Decision = ();
+    type Error = &'static str;
+
+    fn read(&mut self, record: Record) {
+        self.seen.borrow_mut().push(record.position.offset);
+    }
+
+    fn decide(self) -> Result<((), Vec<Output>), &'static str> {
+        let output = Output {
+            topic: self.topic.clone(),
+            partition: Some(0),
+            key: Some("key".into()),
+            value: Some("value".into()),
+            headers: Headers::new(),
+        };
+        Ok(((), vec![output]))
+    }
+}
+
+#[test]
+fn a_change_reads_only_what_is_new() {
+    const RECORDS: i64 = 5_000;
+    let topic: Arc<str> = unique("tail").into();
+    let (settings, writer) = writer(&topic);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(create_topic(&settings, &topic, 1));
+    let producer = settings.transactional_producer(&unique("records"));
+    let producer: KafkaClient<ThreadedProducer<DefaultProducerContext>> = producer.create().unwrap();
+    producer.init_transactions(DEADLINE).unwrap();
+    producer.begin_transaction().unwrap();
+    // The marker of the transaction is the last one.
+    for number in 1..RECORDS {
+        let value = number.to_string();
+        let record = BaseRecord::<(), str>::to(&topic).payload(&value);
+        producer.send(record).map_err(|(error, _)| error).unwrap();
+    }
+    producer.commit_transaction(DEADLINE).unwrap();
+    let mut reader = whole(&topic).unwrap();
+    reader.read_to_end(DEADLINE, |_| ()).unwrap();
+    let id = reader.topic_id(&topic).unwrap().unwrap();
+    assert_eq!(reader.position(&topic, 0), Some(RECORDS));
+    // A change that knows what was read up to here returns which offsets it has read.
+    let change = |from: ReadTo| {
+        let (seen, continued) = (RefCell::default(), Cell::new(false));
+        let begin = || {
+            let (reader, continues) = TopicReader::continuing(&settings, &topic, 0, Some(from))?;
+            continued.set(continues);
+            let offsets = Offsets {
+                topic: &topic,
+                seen: &seen,
+            };
+            Ok((reader, offsets))
+        };
+        writer.write(DEADLINE, begin).unwrap();
+        (continued.get(), seen.into_inner())
+    };
+    let end = ReadTo {
+        topic: id,
+        offset: RECORDS,
+    };
+    assert_eq!(change(end), (true, vec![]));
+    // Each change is followed by the marker of its transaction.
+    assert_eq!(change(end), (true, vec![RECORDS]));
+    let before = ReadTo {
+        offset: RECORDS - 3,
+        ..end
+    };
+    let expected = vec![RECORDS - 3, RECORDS - 2, RECORDS, RECORDS + 2];
+    assert_eq!(change(before), (true, expected));
+    // It may be another topic of the same name, or an older one.
+    let all = |(continues, seen): (bool, Vec<i64>)| (continues, seen.first().copied());
+    for other in [
+        ReadTo {
+            topic: TopicId::from_bits(7),
+            ..end
+        },
+        ReadTo {
+            offset: RECORDS * 2,
+            ..end
+        },
+    ] {
+        assert_eq!(all(change(other)), (false, Some(0)), "{other:?}");
+    }
+    delete_records(&settings.brokers, &topic, 0, RECORDS);
+    assert_eq!(all(change(before)), (false, Some(RECORDS)));
 }

@@ -87,7 +87,7 @@ pub type ChangeError = ExclusiveError<RefusedChange>;
 /// Changes the control topic. Cheap to clone.
 #[derive(Clone)]
 pub struct ControlWriter {
-    writer: FollowedWriter,
+    writer: FollowedWriter<Snapshot>,
     audit: AuditLog,
     clock: Arc<dyn Clock>,
     control: Control,
@@ -99,7 +99,7 @@ impl ControlWriter {
     pub fn new(host: &Host, control: Control, audit: AuditLog) -> Self {
         let topic = host.config.control_topic();
         Self {
-            writer: FollowedWriter::new(&host.kafka, &transactional_id(&topic), &topic),
+            writer: FollowedWriter::new(&host.kafka, &transactional_id(&topic), &topic, control.followed()),
             audit,
             clock: host.clock.clone(),
             control,
@@ -114,14 +114,14 @@ impl ControlWriter {
     pub async fn change(&self, request: ChangeRequest) -> Result<Option<Value>, ChangeError> {
         let name = request.name.clone();
         let (clock, audit, request) = (self.clock.clone(), self.audit.clone(), Arc::new(request));
-        let changing = self.writer.write(move |topic, id| PendingChange {
+        let changing = self.writer.write(move |topic, id, snapshot| PendingChange {
             request: request.clone(),
             id,
             change_id: change_id(id),
             topic: topic.clone(),
             audit: audit.clone(),
             now: clock.now(),
-            snapshot: Snapshot::default(),
+            snapshot,
             own: None,
         });
         let Decided { value, is_written } = changing.await?;

@@ -72,7 +72,8 @@ Redeliver manages the topic, `config` and the topics whose records must fit into
 {{- $_ := set $managed "redeliver.dlq.ledger" (dict "sources" list "config" (deepCopy $compacted)) -}}
 {{- $_ := set $managed "redeliver.dlq.groups" (dict "sources" list "partitions" 1 "config" (deepCopy $compacted)) -}}
 {{- $redrives := default (printf "%sredeliver.dlq.redrives" $facts.prefix) (dig "dlq_inspector" "redrive" "topic" "" $config) -}}
-{{- $_ := set $managed $redrives (dict "sources" list "partitions" 1 "config" (deepCopy $compacted)) -}}
+{{- $segments := dict "segment.bytes" 33554432 "segment.ms" 600000 "min.cleanable.dirty.ratio" "0.1" -}}
+{{- $_ := set $managed $redrives (dict "sources" list "partitions" 1 "config" (merge $segments $compacted)) -}}
 {{- $control := default (printf "%sredeliver.control" $facts.prefix) (dig "control" "topic" "" $config) -}}
 {{- $_ := set $managed $control (dict "sources" list "partitions" 1 "config" (deepCopy $compacted)) -}}
 {{- $audit := default (printf "%sredeliver.audit" $facts.prefix) (dig "audit" "topic" "" $config) -}}

@@ -84,7 +84,7 @@ pub type ChangeError = ExclusiveError<RefusedChange>;
 /// Changes the topic that `states` follows. Cheap to clone.
 #[derive(Clone)]
 pub struct GroupWriter {
-    writer: FollowedWriter,
+    writer: FollowedWriter<GroupStates>,
     audit: AuditLog,
     states: Followed<GroupStates>,
 }
@@ -94,7 +94,7 @@ impl GroupWriter {
     #[must_use]
     pub fn new(kafka: &KafkaSettings, audit: AuditLog, states: Followed<GroupStates>) -> Self {
         Self {
-            writer: FollowedWriter::new(kafka, TRANSACTIONAL_ID, TOPIC),
+            writer: FollowedWriter::new(kafka, TRANSACTIONAL_ID, TOPIC, &states),
             audit,
             states,
         }
@@ -115,13 +115,13 @@ impl GroupWriter {
             ..
         } = &*request;
         let (pending, audit) = (request.clone(), self.audit.clone());
-        let changing = self.writer.write(move |topic, id| PendingChange {
+        let changing = self.writer.write(move |topic, id, states| PendingChange {
             request: pending.clone(),
             audit: audit.clone(),
             id,
             change_id: change_id(id),
             topic: topic.clone(),
-            states: GroupStates::default(),
+            states,
             own: None,
         });
         let Changed { value, is_written } = changing.await?;

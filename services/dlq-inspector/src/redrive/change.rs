@@ -82,7 +82,7 @@ pub type ChangeError = ExclusiveError<RefusedChange>;
 /// Changes the topic that `jobs` follows. Cheap to clone.
 #[derive(Clone)]
 pub struct JobWriter {
-    writer: FollowedWriter,
+    writer: FollowedWriter<Jobs>,
     audit: AuditLog,
     jobs: Followed<Jobs>,
 }
@@ -92,7 +92,7 @@ impl JobWriter {
     #[must_use]
     pub fn new(kafka: &KafkaSettings, topic: &str, audit: AuditLog, jobs: Followed<Jobs>) -> Self {
         Self {
-            writer: FollowedWriter::new(kafka, &own_id(topic), topic),
+            writer: FollowedWriter::new(kafka, &own_id(topic), topic, &jobs),
             audit,
             jobs,
         }
@@ -105,13 +105,13 @@ impl JobWriter {
     pub async fn change(&self, request: ChangeRequest) -> Result<String, ChangeError> {
         let request = Arc::new(request);
         let (pending, audit) = (request.clone(), self.audit.clone());
-        let changing = self.writer.write(move |topic, id| PendingChange {
+        let changing = self.writer.write(move |topic, id, jobs| PendingChange {
             request: pending.clone(),
             audit: audit.clone(),
             id,
             change_id: change_id(id),
             topic: topic.clone(),
-            jobs: Jobs::default(),
+            jobs,
         });
         let job = changing.await?;
         let (id, revision) = (job.spec().id.clone(), job.record.revision);

@@ -15,7 +15,7 @@ use redeliver_kafka::lookup::{Lookup, StoredRecord};
 use redeliver_kafka::reader::{PartitionCounts, ReadError, TopicReader};
 use redeliver_kafka::{KafkaSettings, TopicId, Waker};
 use redeliver_proto::v1;
-use redeliver_service::followed::Contents as _;
+use redeliver_service::followed::{Contents as _, Followed};
 use tokio_util::sync::CancellationToken;
 
 use super::edit::Edit;
@@ -56,7 +56,7 @@ const STEP_BYTES: usize = 8 << 20;
 /// What the executor asks for.
 #[derive(Debug)]
 pub(crate) enum Request {
-    /// Everything, from the beginning: the lane owns the partition now.
+    /// Everything: the lane owns the partition now.
     Load,
     /// What becomes of these items of a job, which are the next ones.
     Try {
@@ -121,6 +121,7 @@ pub(crate) struct Source {
     pub(crate) kafka: KafkaSettings,
     /// The topic of the jobs.
     pub(crate) topic: Arc<str>,
+    pub(crate) jobs: Followed<Jobs>,
     pub(crate) pool: Pool,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) destinations: Arc<Destinations>,
@@ -305,9 +306,8 @@ impl Source {
         match request {
             Request::Load => {
                 (known.ledger, known.ahead) = (None, None);
-                let mut jobs = Jobs::default();
                 let topic = &self.topic;
-                let mut reader = TopicReader::of_partition(&self.kafka, topic, 0, None)?;
+                let (mut reader, mut jobs) = self.jobs.reader(&self.kafka, topic)?;
                 reader.read_to_end(LOAD_TIMEOUT, |record| jobs.apply(&record))?;
                 let end = reader.position(topic, 0).unwrap_or(0);
                 known.ledger = Some(self.load_ledger(&mut known.ledger_partitions, &mut known.ledger_ids)?);

@@ -79,6 +79,7 @@ pub(crate) fn destinations(host: &Host) -> Destinations {
 /// When a thread or the watch of the topics cannot be started.
 pub(crate) fn execute(
     host: &mut Host,
+    jobs: Followed<Jobs>,
     destinations: Arc<Destinations>,
     pool: Pool,
     shared: Arc<SharedState>,
@@ -93,6 +94,7 @@ pub(crate) fn execute(
     let source = Source {
         kafka: host.kafka.clone(),
         topic: topic.clone(),
+        jobs,
         pool,
         shared,
         destinations,

@@ -520,7 +520,9 @@ async fn deleted_dead_letters_end_no_batch() {
         };
         let job = planned(&mut inspector, request).await;
         let job = job.map_err(|status| status.to_string())?;
-        (job.total == 1_110).then(|| job.clone()).ok_or(job.total.to_string())
+        (job.total == 1_110)
+            .then(|| job.clone())
+            .ok_or(job.total.to_string())
     })
     .await;
     delete_records(&world.env.kafka.brokers, &world.dlq, 0, 110);
