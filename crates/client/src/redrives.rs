@@ -91,7 +91,7 @@ pub struct PlanRedrive {
     pub all_at_once: bool,
     /// The brake acts when a larger share has come back, from 0 to 1. `None`: the default of the inspector.
     pub max_returned_share: Option<f64>,
-    /// How long to wait after a batch. `None`: the default of the inspector.
+    /// How long to wait for what comes back, after each of the first batches and at the end. `None`: until the retries of the pipelines are over.
     pub observe: Option<Duration>,
     /// Whether to redrive also what has come back often.
     pub force: bool,
@@ -118,6 +118,8 @@ pub struct PlanEdit {
     pub why: String,
     /// Different for each plan, so that a repeated call returns the same job; empty: each call plans another one.
     pub request_id: String,
+    /// How long to wait for what comes back. `None`: until the retries of the pipeline are over.
+    pub observe: Option<Duration>,
     /// Whether to redrive it also if it has come back often.
     pub force: bool,
 }
@@ -326,6 +328,9 @@ impl RedriveClient {
             bytes.map(|bytes| v1::EditedBytes { bytes })
         };
         let request = v1::PlanEditRequest {
+            observe: plan
+                .observe
+                .map(|observe| to_duration(HumanDuration::from(observe))),
             id: plan.id.clone(),
             content_hash: plan.content_hash.clone(),
             edit: Some(v1::RedriveEdit {

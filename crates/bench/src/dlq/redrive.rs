@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use redeliver_core::{Clock, Pipeline, SystemClock};
+use redeliver_core::{Clock, HumanDuration, Pipeline, SystemClock};
+use redeliver_proto::convert::to_duration;
 use redeliver_proto::v1;
 use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
 use tonic::transport::Channel;
@@ -99,6 +100,7 @@ async fn redrive(
         kind: v1::RedriveKind::Redrive.into(),
         filter: format!("topic = {}", pipeline.dead_letter_topic()),
         all_at_once: true,
+        observe: Some(to_duration(HumanDuration::default())),
         why: "benchmark".to_owned(),
         ..v1::PlanRedriveRequest::default()
     };

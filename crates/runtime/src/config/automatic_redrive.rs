@@ -25,9 +25,9 @@ pub struct AutomaticRedriveConfig {
     /// The time between two looks for dead letters.
     #[serde(with = "display_from_str")]
     pub every: HumanDuration,
-    /// How long a job waits after its first batches.
-    #[serde(with = "display_from_str")]
-    pub observe: HumanDuration,
+    /// How long a job waits after its first batches and at its end for what comes back. `None`: until the retries of the pipeline are over.
+    #[serde(with = "display_from_str::optional")]
+    pub observe: Option<HumanDuration>,
     /// The brake acts when a larger share of the redriven records has come back. 1: never.
     pub max_returned_share: f64,
     /// Only failures of these classes. Empty: of all classes.
@@ -43,7 +43,7 @@ impl Default for AutomaticRedriveConfig {
             max_count: 2,
             rate: 10,
             every: HumanDuration::from_secs(300),
-            observe: HumanDuration::from_secs(30),
+            observe: None,
             max_returned_share: 0.2,
             error_classes: Vec::new(),
             error_codes: Vec::new(),
@@ -61,7 +61,9 @@ impl AutomaticRedriveConfig {
         findings.range("after", self.after, second..=year);
         let day = HumanDuration::from_secs(86_400);
         findings.range("every", self.every, second..=day);
-        findings.range("observe", self.observe, HumanDuration::default()..=day);
+        if let Some(observe) = self.observe {
+            findings.range("observe", observe, HumanDuration::default()..=day);
+        }
         findings.range("max_returned_share", self.max_returned_share, 0.0..=1.0);
         findings.range("rate", self.rate, 1..=1_000_000);
         findings.range("max_count", self.max_count, 1..=1_000);

@@ -23,7 +23,7 @@ use super::{Api, bounded};
 use crate::access::Viewer;
 use crate::index::{Cursor, IndexedLetter};
 use crate::redrive::change::{Change, ChangeError, ChangeRequest, JobChange, JobWriter, RefusedChange};
-use crate::redrive::job::{self, CHUNK, Item, Job, Kind};
+use crate::redrive::job::{self, CHUNK, Item, Job};
 use crate::redrive::jobs::{Entry, Jobs, Problem};
 use crate::redrive::pace::waits_until;
 use crate::redrive::record::Destinations;
@@ -147,9 +147,9 @@ impl RedriveService for Api {
             let jobs = self.jobs()?;
             let visible = jobs.iter().rev().filter(|(_, _, job)| sees(&viewer, job));
             let messages = visible.map(|(_, entry, job)| self.message(entry, &job));
-            Ok(v1::ListRedrivesResponse {
-                redrives: messages.collect(),
-            })
+            let mut redrives = messages.collect();
+            self.count_returned(&mut redrives).await;
+            Ok(v1::ListRedrivesResponse { redrives })
         };
         self.observed("ListRedrives", response).await
     }
@@ -277,19 +277,34 @@ impl Api {
         let jobs = self.jobs()?;
         let found = jobs.get(id).and_then(|entry| Some((entry.clone(), entry.job()?)));
         let (entry, job) = found.ok_or_else(|| no_job(id))?;
-        let mut message = self.message(&entry, &job);
-        if job.kind == Kind::Redrive && message.done > 0 && *self.shared.caught_up.borrow() {
-            let (id, now) = (id.to_owned(), self.clock.now());
-            let topics = returning_to(&job, &self.redrives.destinations);
-            let counting = self
-                .pool
-                .query(move |connection| count_returned(connection, &id, &topics, now));
-            // Without an answer of the index, what the executor has counted last is shown.
-            if let Ok(returned) = counting.await {
-                message.returned = returned;
+        let mut messages = vec![self.message(&entry, &job)];
+        self.count_returned(&mut messages).await;
+        messages.pop().ok_or_else(|| no_job(id))
+    }
+
+    /// Counts what has come back up to now, also since the ends of jobs.
+    async fn count_returned(&self, jobs: &mut Vec<v1::Redrive>) {
+        if !*self.shared.caught_up.borrow() {
+            return;
+        }
+        let counted = |job: &&mut v1::Redrive| job.kind() == v1::RedriveKind::Redrive && job.done > 0;
+        let counted: Vec<&mut v1::Redrive> = jobs.iter_mut().filter(counted).collect();
+        let topics = counted.iter().map(|job| {
+            let topics = returning_to(job, &self.redrives.destinations);
+            (job.id.clone(), topics)
+        });
+        let (topics, now) = (topics.collect::<Vec<_>>(), self.clock.now());
+        let counting = self.pool.query(move |connection| {
+            let counts = topics.iter();
+            let counts = counts.map(|(id, topics)| count_returned(connection, id, topics, now));
+            counts.collect::<rusqlite::Result<Vec<u32>>>()
+        });
+        // Without an answer of the index, what the executor has counted last is shown.
+        if let Ok(counts) = counting.await {
+            for (job, returned) in counted.into_iter().zip(counts) {
+                job.returned = returned;
             }
         }
-        Ok(message)
     }
 
     fn message(&self, entry: &Entry, job: &Job) -> v1::Redrive {

@@ -309,7 +309,10 @@ impl<'r> Selection<'r> {
             samples: samples.map(|item| item.id.to_string()).collect(),
             rate_per_second: settings.rate,
             max_returned_share: settings.max_returned_share,
-            observe: Some(to_duration(settings.observe)),
+            observe: (!is_used_up).then(|| {
+                let observe = settings.observe;
+                to_duration(observe.unwrap_or_else(|| self.destinations.observe(&[&chosen.destination])))
+            }),
             has_more: chosen.has_more,
             automatic_pipeline: pipeline.clone(),
             automatic_max_count: if is_used_up { 0 } else { settings.max_count },

@@ -4,16 +4,22 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use redeliver_core::headers::{self, ReservedHeaders};
 use redeliver_core::pattern::matches;
 use redeliver_core::pipeline::{is_topic_name, parse_retry_topic};
 use redeliver_core::redrive::{self, REDRIVE_COUNT, REDRIVE_ID, REDRIVE_TIME};
-use redeliver_core::{Headers, Output, Pipeline, Position, Record, Timestamp, mutant};
+use redeliver_core::{Headers, HumanDuration, Output, Pipeline, Position, Record, Timestamp, mutant};
 
 use super::job::{Job, Kind, Skip};
 use crate::dialect::{Dialect, Facts, is_of_failure};
 use crate::index::IndexedLetter;
+
+/// The longest time that a job waits for what comes back.
+pub const MAX_OBSERVE: Duration = Duration::from_secs(86_400);
+/// How long the attempts of a record are assumed to take, and what is read and written between them.
+const ATTEMPTS_TAKE: Duration = Duration::from_secs(30);
 
 /// The topics to which dead letters may be written.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +43,8 @@ struct OwnTopics {
     source: Option<Arc<str>>,
     /// The source, also of a retired pipeline.
     origin: Arc<str>,
+    /// How long the retries of a record take, without the attempts.
+    retries_take: Duration,
     /// Its other dead-letter topic. Records return from there as from the first one.
     parking: Arc<str>,
 }
@@ -119,6 +127,7 @@ impl Destinations {
             return_topic: pipeline.return_topic(),
             source: (!pipeline.retired).then(|| pipeline.source.clone()),
             origin: pipeline.source.clone(),
+            retries_take: retries_take(pipeline),
             parking: pipeline.parking_topic(),
         };
         Self {
@@ -144,14 +153,29 @@ impl Destinations {
 
     /// The dead-letter topics of the pipelines that read one of these topics: what is written there comes back here.
     pub fn dead_letter_topics<'d>(&'d self, of: &'d [&str]) -> impl Iterator<Item = &'d Arc<str>> {
-        let reads_one = move |own: &OwnTopics| {
+        self.readers(of).map(|(topic, _)| topic)
+    }
+
+    /// How long the retries of a record can take that is written to one of these topics: until then, nobody knows whether it comes back.
+    #[must_use]
+    pub fn retries_take(&self, of: &[&str]) -> HumanDuration {
+        let longest = self.readers(of).map(|(_, own)| own.retries_take).max();
+        longest.unwrap_or_default().into()
+    }
+
+    /// How long a job waits for what comes back, unless its caller says so: until the retries are over, and a while for the attempts.
+    #[must_use]
+    pub fn observe(&self, of: &[&str]) -> HumanDuration {
+        let retries = self.retries_take(of).duration();
+        (retries + ATTEMPTS_TAKE).min(MAX_OBSERVE).into()
+    }
+
+    /// The pipelines that read one of these topics.
+    fn readers<'d>(&'d self, of: &'d [&str]) -> impl Iterator<Item = (&'d Arc<str>, &'d OwnTopics)> {
+        self.pipelines.iter().filter(move |(_, own)| {
             let mut topics = own.source.iter().chain([&own.return_topic]);
             topics.any(|topic| of.contains(&&**topic))
-        };
-        self.pipelines
-            .iter()
-            .filter(move |(_, own)| reads_one(own))
-            .map(|(topic, _)| topic)
+        })
     }
 
     /// Whether a pipeline parks its dead letters in this topic.
@@ -303,6 +327,12 @@ impl Destinations {
             is_source: false,
         })
     }
+}
+
+/// The sum of the delays of a pipeline.
+fn retries_take(pipeline: &Pipeline) -> Duration {
+    let delays = (1..=pipeline.policy.max_retries()).filter_map(|retry| pipeline.policy.nominal_wait(retry));
+    delays.fold(Duration::ZERO, |sum, delay| sum.saturating_add(delay.duration()))
 }
 
 /// The record to write for a dead letter.
@@ -688,5 +718,43 @@ mod tests {
                 letter = Record { headers: again.headers, ..letter };
             }
         }
+    }
+
+    #[test]
+    fn a_job_observes_until_the_retries_of_its_pipelines_are_over() {
+        let patient = Pipeline {
+            policy: redeliver_core::RetryPolicy::listed(
+                vec![HumanDuration::from_secs(600)],
+                Some(3),
+                redeliver_core::Jitter::Full,
+            )
+            .unwrap(),
+            ..Pipeline::new("patient")
+        };
+        let eternal = Pipeline {
+            policy: redeliver_core::RetryPolicy::listed(
+                vec![HumanDuration::from_secs(86_400)],
+                Some(9),
+                redeliver_core::Jitter::None,
+            )
+            .unwrap(),
+            ..Pipeline::new("eternal")
+        };
+        let pipelines = [Pipeline::new("docs"), patient, eternal];
+        let destinations = Destinations::new(&pipelines, &[], Vec::new(), 3);
+        for (of, expected) in [
+            (&["docs-retry-due"][..], 5 + 30 + 60 + 30),
+            (&["docs"], 5 + 30 + 60 + 30),
+            (&["docs", "patient"], 1_800 + 30),
+            (&["eternal-retry-due"], 86_400),
+            (&["legacy"], 30),
+        ] {
+            assert_eq!(
+                destinations.observe(of),
+                HumanDuration::from_secs(expected),
+                "{of:?}"
+            );
+        }
+        assert_eq!(destinations.retries_take(&["legacy"]), HumanDuration::default());
     }
 }

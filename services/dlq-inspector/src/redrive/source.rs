@@ -608,7 +608,7 @@ impl Source {
     /// How many records of a job have come back, at least those that had at a time.
     fn count(&self, job: &Job, at: Timestamp, now: Timestamp) -> Result<u32, Problem> {
         let id = &job.spec().id;
-        let topics = returning_to(job, &self.destinations);
+        let topics = returning_to(job.spec(), &self.destinations);
         let completeness = self.shared.completeness();
         let count = self
             .pool
@@ -666,14 +666,14 @@ fn read_ledger(
 
 /// The topics in which the records of a job come back: those from which it takes dead letters, and those of the pipelines to which it writes. In others, a
 /// later pipeline has given up on a result. A parking topic has a copy of what came back, which would count twice.
-pub(crate) fn returning_to(job: &Job, destinations: &Destinations) -> BTreeSet<String> {
+pub(crate) fn returning_to(job: &v1::Redrive, destinations: &Destinations) -> BTreeSet<String> {
     let topics = |counts: &'_ [v1::RedriveCount]| -> Vec<String> {
         counts.iter().map(|count| count.topic.clone()).collect()
     };
-    let written = topics(&job.spec().destinations);
+    let written = topics(&job.destinations);
     let written: Vec<&str> = written.iter().map(String::as_str).collect();
     let of_pipelines = destinations.dead_letter_topics(&written).map(ToString::to_string);
-    let sources = topics(&job.spec().sources).into_iter();
+    let sources = topics(&job.sources).into_iter();
     sources
         .filter(|topic| !destinations.is_parking_topic(topic))
         .chain(of_pipelines)

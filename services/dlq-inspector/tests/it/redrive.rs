@@ -501,9 +501,56 @@ async fn the_brake_pauses_a_redrive_whose_records_come_back() {
     let resumed = client(&mut inspector).await.resume_redrive(change(&job.id)).await;
     assert_ne!(resumed.unwrap().into_inner().state(), v1::RedriveState::Paused);
     let ended = until(&mut inspector, &job.id, &ENDED).await;
-    assert_eq!((ended.done, world.redriven().len()), (40, 40));
+    assert_eq!((ended.done, ended.returned, world.redriven().len()), (40, 5, 40));
+    assert_eq!(ended.state(), v1::RedriveState::PartiallySucceeded);
+    // More come back after the end.
+    let last = &world.redriven()[30..32];
+    world.env.put(&world.dlq, 0, died(last)).await;
+    inspector
+        .until_listed(&format!("topic = \"{}\"", world.dlq), 47)
+        .await;
     inspector.until_listed(&format!("topic = \"{later}\""), 6).await;
-    assert_eq!(get(&mut inspector, &job.id).await.unwrap().returned, 5);
+    assert_eq!(get(&mut inspector, &job.id).await.unwrap().returned, 7);
+    let listed = client(&mut inspector)
+        .await
+        .list_redrives(v1::ListRedrivesRequest {})
+        .await;
+    assert_eq!(listed.unwrap().into_inner().redrives[0].returned, 7);
+}
+
+#[tokio::test]
+async fn a_redrive_waits_for_the_retries_of_its_pipeline() {
+    let retries = "    retry: { tiers: [2s, 10s] }\n";
+    let world = World::new("redrive-retries", retries).await;
+    world.put(12).await;
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 12).await;
+    let by_default = v1::PlanRedriveRequest {
+        all_at_once: false,
+        observe: None,
+        ..plan(v1::RedriveKind::Redrive, "")
+    };
+    let job = planned(&mut inspector, by_default.clone()).await.unwrap();
+    assert_eq!(job.observe, Some(observe(42)));
+    assert_eq!(job.warnings, Vec::<String>::new());
+    let short = v1::PlanRedriveRequest {
+        observe: Some(observe(5)),
+        ..by_default
+    };
+    let short = planned(&mut inspector, short).await.unwrap();
+    assert!(short.warnings[0].contains("can take 12s"), "{:?}", short.warnings);
+    start(&mut inspector, &job.id).await;
+    let first = eventually_async("the first batch", DEADLINE, async || {
+        let job = get(&mut inspector, &job.id).await.unwrap();
+        if job.done == 10 {
+            Ok(job)
+        } else {
+            Err(format!("{job:?}"))
+        }
+    })
+    .await;
+    assert_eq!(first.state(), v1::RedriveState::Running);
+    assert!(first.waits_until.is_some(), "{first:?}");
 }
 
 #[tokio::test]

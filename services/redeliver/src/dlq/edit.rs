@@ -107,6 +107,7 @@ pub(super) async fn run(
         destination: args.wish.destination.clone(),
         why: args.run.why.clone(),
         request_id: args.run.request_id.clone(),
+        observe: args.wish.observe(),
         force: args.wish.force,
     };
     let executed = redrives::execute(redrives, &args.run, RedriveKind::Redrive, None, async || {

@@ -64,6 +64,7 @@ pub(super) async fn run(client: &RedriveClient, args: &ImportArgs) -> Result<Exi
     let result = one_after_the_other(&contents.letters, async |number, letters| {
         let plan = PlanRedrive {
             destination: args.wish.destination.clone(),
+            observe: args.wish.observe(),
             force: args.wish.force,
             why: args.run.why.clone(),
             request_id: request_id(&args.run.request_id, number),

@@ -105,6 +105,16 @@ pub(super) struct WishArgs {
     /// Redrive also what has come back dlq_inspector.redrive.max_count times
     #[arg(long)]
     pub(super) force: bool,
+    /// How long to wait for what comes back, after each of the first batches and at the end (default: the sum of the pipeline's retry
+    /// delays, and 30s)
+    #[arg(long, value_name = "DURATION")]
+    observe: Option<HumanDuration>,
+}
+
+impl WishArgs {
+    pub(super) fn observe(&self) -> Option<Duration> {
+        self.observe.map(HumanDuration::duration)
+    }
 }
 
 #[derive(Args)]
@@ -119,9 +129,6 @@ pub(super) struct RedriveArgs {
     /// Pause when a larger share of the redriven records has come back; 1: never (default: 0.2)
     #[arg(long, value_name = "SHARE")]
     max_returned: Option<f64>,
-    /// How long to wait after each of the first batches for what comes back (default: 30s)
-    #[arg(long, value_name = "DURATION")]
-    observe: Option<HumanDuration>,
     /// When to start, such as 2026-11-30T02:00:00Z (default: now); does not wait for the end
     #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "plan")]
     start_at: Option<Timestamp>,
@@ -157,7 +164,7 @@ enum RedrivesVerb {
     Cancel(ChangeArgs),
     /// Change the rate of one
     Rate(RateArgs),
-    /// Wait for the end of one; exits with status 3 if not all were done
+    /// Wait for the end of one; exits with status 3 if not all were done, or some have come back
     Wait(JobIdArgs),
 }
 
@@ -274,7 +281,7 @@ pub(super) async fn redrive(client: &RedriveClient, args: &RedriveArgs) -> Resul
         destination: args.wish.destination.clone(),
         all_at_once: args.all_at_once,
         max_returned_share: args.max_returned,
-        observe: args.observe.map(HumanDuration::duration),
+        observe: args.wish.observe(),
         force: args.wish.force,
         ..planned(&args.job, RedriveKind::Redrive)
     };
@@ -449,7 +456,7 @@ fn is_confirmed(job: &Redrive) -> Result<bool, CliError> {
 /// Shows the progress of a job until it ends or pauses.
 async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<Redrive, CliError> {
     let (mut progress, mut outage) = (Progress::new("dead letters"), Outage::new(Some(PATIENCE)));
-    let mut problem = None;
+    let (mut problem, mut waits_until) = (None, None);
     let job = loop {
         let job = match client.get(id).await {
             Ok(job) => job,
@@ -466,6 +473,16 @@ async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<Redriv
             if let Some(problem) = &problem {
                 progress.clear();
                 eprintln!("the inspector tries again: {}", in_one_line(problem));
+            }
+        }
+        if job.waits_until != waits_until {
+            waits_until = job.waits_until;
+            if let Some(until) = waits_until.filter(|_| job.done > 0) {
+                progress.clear();
+                eprintln!(
+                    "waiting until {until} for what comes back of {} records",
+                    job.done
+                );
             }
         }
         progress.draw((job.total - job.pending).into());

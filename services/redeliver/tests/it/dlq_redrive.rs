@@ -137,7 +137,16 @@ fn dead_letters_return_to_their_pipeline_once_the_cause_is_fixed() {
     works.store(true, Ordering::SeqCst);
     let redriven = cli.json(
         0,
-        &["redrive", "--all", "--yes", "--why", "fixed", "--all-at-once"],
+        &[
+            "redrive",
+            "--all",
+            "--yes",
+            "--why",
+            "fixed",
+            "--all-at-once",
+            "--observe",
+            "0s",
+        ],
     );
     assert_eq!(
         (&redriven["state"], &redriven["done"]),
@@ -145,7 +154,10 @@ fn dead_letters_return_to_their_pipeline_once_the_cause_is_fixed() {
     );
     let restored = cli.json(0, &["restore", "--all", "--yes"]);
     assert_eq!(restored["done"], 2);
-    let rest = cli.json(0, &["redrive", "--all", "--yes", "--all-at-once"]);
+    let rest = cli.json(
+        0,
+        &["redrive", "--all", "--yes", "--all-at-once", "--observe", "0s"],
+    );
     assert_eq!(rest["done"], 2);
     let items = cli.json(0, &["redrives", "items", redriven["id"].as_str().unwrap()]);
     let items = items.as_array().unwrap();
@@ -222,7 +234,16 @@ fn an_edited_record_has_another_end_and_an_exported_file_redrives_the_others_onc
 
     let value = file("value");
     std::fs::write(&value, b"fixed \0\xff").unwrap();
-    let edit = ["edit", id, "--value-file", &value, "--header", "fixed-by=ann"];
+    let edit = [
+        "edit",
+        id,
+        "--value-file",
+        &value,
+        "--header",
+        "fixed-by=ann",
+        "--observe",
+        "0s",
+    ];
     let plan = cli.json(0, &[&edit[..], &["--plan"]].concat());
     assert_eq!(plan["edited"], serde_json::json!(["value", "headers"]));
     let done = cli.json(0, &[&edit[..], &["--yes", "--why", "typo"]].concat());
@@ -256,7 +277,7 @@ fn an_edited_record_has_another_end_and_an_exported_file_redrives_the_others_onc
     assert!(again.stderr.contains("REDRIVEN"), "{again:?}");
 
     // The file has three, one of which was redriven since.
-    let imported = cli.json(3, &["import", &exported, "--yes"]);
+    let imported = cli.json(3, &["import", &exported, "--yes", "--observe", "0s"]);
     assert_eq!(
         (&imported["done"], &imported["total"]),
         (&2.into(), &2.into()),
@@ -308,7 +329,10 @@ fn a_record_that_was_dead_for_longer_than_max_age_gets_its_attempts_again() {
         (now > dead.after(max_age)).then_some(()).ok_or(now)
     });
     works.store(true, Ordering::SeqCst);
-    let redriven = cli.json(0, &["redrive", "--all", "--yes", "--all-at-once"]);
+    let redriven = cli.json(
+        0,
+        &["redrive", "--all", "--yes", "--all-at-once", "--observe", "0s"],
+    );
     assert_eq!(redriven["done"], 5, "{redriven}");
     cli.pipe.settle(&sent, DEADLINE);
     let report = cli.pipe.audit();
@@ -364,7 +388,15 @@ fn who_does_not_confirm_a_plan_cancels_what_was_shown_and_not_what_others_have_s
     cli.pipe.settle(&sent, DEADLINE);
     cli.until("OPEN", 20);
     let newest = || cli.json(0, &["redrives", "ls"])[0].clone();
-    let redrive = ["redrive", "--all", "--rate", "1", "--all-at-once"];
+    let redrive = [
+        "redrive",
+        "--all",
+        "--rate",
+        "1",
+        "--all-at-once",
+        "--observe",
+        "0s",
+    ];
 
     let declined = answered(&cli, &redrive, || (), "n");
     assert_eq!(declined.code, Some(3), "{declined:?}");

@@ -299,6 +299,7 @@ Options:
       --remove-header <NAME>  Header to remove, all with this name; may be repeated
       --destination <TOPIC>   Topic to write to, one of the pipeline or of dlq_inspector.redrive.destinations (default: the return topic of the pipeline, or the original topic)
       --force                 Redrive also what has come back dlq_inspector.redrive.max_count times
+      --observe <DURATION>    How long to wait for what comes back, after each of the first batches and at the end (default: the sum of the pipeline's retry delays, and 30s)
       --why <TEXT>            Why, for others; at most 1000 bytes
 ";
     let help = output_of(&["dlq", "edit", "--help"]).stdout;

@@ -323,7 +323,17 @@ fn a_trace_follows_a_record_through_death_and_redrive_to_its_second_death_and_it
 
     let redrive = |died: &Value, why: &str, more: &[&str]| {
         redriven.until_open(died);
-        let command = ["dlq", "redrive", "--all", "--yes", "--all-at-once", "--why", why];
+        let command = [
+            "dlq",
+            "redrive",
+            "--all",
+            "--yes",
+            "--all-at-once",
+            "--observe",
+            "0s",
+            "--why",
+            why,
+        ];
         let job = redriven.json(&[&command, more].concat());
         assert_eq!(job["done"], 1, "{job}");
         job["id"].as_str().unwrap().to_owned()

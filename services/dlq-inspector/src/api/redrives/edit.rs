@@ -33,6 +33,7 @@ impl Api {
             why: request.why.clone(),
             request_id: request.request_id.clone(),
             all_at_once: true,
+            observe: request.observe,
             force: request.force,
             ..v1::PlanRedriveRequest::default()
         })?;

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
-use redeliver_core::{HumanDuration, redrive};
+use redeliver_core::redrive;
 use redeliver_kafka::reader::{PartitionCounts, ReadError as KafkaReadError};
 use redeliver_proto::convert::{from_duration, to_duration};
 use redeliver_proto::error::{invalid, status};
@@ -29,7 +28,7 @@ use crate::masking::Masking;
 use crate::redrive::change::Change;
 use crate::redrive::job::{CHUNK, Item, Kind, MAX_ITEMS, Outcome, Skip};
 use crate::redrive::jobs::Jobs;
-use crate::redrive::record::{Destinations, Wish};
+use crate::redrive::record::{Destinations, MAX_OBSERVE, Wish};
 
 /// The maximum number of topics to which a job writes.
 const MAX_DESTINATIONS: usize = 100;
@@ -49,8 +48,6 @@ const PAGE: PageLimit = PageLimit {
     bytes: 4 << 20,
 };
 const DEFAULT_SHARE: f64 = 0.2;
-const DEFAULT_OBSERVE: HumanDuration = HumanDuration::from_secs(30);
-const MAX_OBSERVE: Duration = Duration::from_secs(86_400);
 
 /// Which dead letters.
 enum Selection {
@@ -420,12 +417,11 @@ pub(super) fn checked(request: &v1::PlanRedriveRequest) -> Result<v1::Redrive, S
         let problem = "must be a number from 0 to 1";
         return Err(invalid("max_returned_share", problem, "SHARE_INVALID", []));
     }
-    let observe = match &request.observe {
-        None => DEFAULT_OBSERVE,
-        Some(observe) => from_duration(observe)
-            .filter(|observe| observe.duration() <= MAX_OBSERVE)
-            .ok_or_else(|| invalid("observe", "must be at most one day", "OBSERVE_INVALID", []))?,
-    };
+    let observe = request.observe.as_ref().map(|observe| {
+        let observe = from_duration(observe).filter(|observe| observe.duration() <= MAX_OBSERVE);
+        observe.ok_or_else(|| invalid("observe", "must be at most one day", "OBSERVE_INVALID", []))
+    });
+    let observe = observe.transpose()?;
     let is_redrive = request.kind() == v1::RedriveKind::Redrive;
     if !is_redrive && (!request.destination.is_empty() || request.force) {
         let problem = "is only for a redrive, and so is force";
@@ -446,7 +442,7 @@ pub(super) fn checked(request: &v1::PlanRedriveRequest) -> Result<v1::Redrive, S
         rate_per_second: request.rate_per_second,
         all_at_once: request.all_at_once,
         max_returned_share: share,
-        observe: Some(to_duration(observe)),
+        observe: observe.map(to_duration),
         force: request.force,
         destination: request.destination.clone(),
         retry_of: request.retry_of.clone(),
@@ -576,10 +572,22 @@ impl Plan {
     /// The job, as it is written before it has an id.
     pub(super) fn record(
         &self,
-        spec: v1::Redrive,
-        warnings: Vec<String>,
+        mut spec: v1::Redrive,
+        mut warnings: Vec<String>,
         key: RequestKey,
     ) -> v1::RedriveRecord {
+        if self.kind == Kind::Redrive {
+            let topics: Vec<&str> = self.destinations.keys().map(String::as_str).collect();
+            let retries = self.allowed.retries_take(&topics);
+            let wanted = spec.observe.as_ref().and_then(from_duration);
+            let observe = wanted.unwrap_or_else(|| self.allowed.observe(&topics));
+            if observe < retries {
+                warnings.push(format!(
+                    "retries can take {retries}, and the job waits for {observe} only: it will not know of all records that come back"
+                ));
+            }
+            spec.observe = Some(to_duration(observe));
+        }
         v1::RedriveRecord {
             wanted: v1::RedriveState::Planned.into(),
             request_id: key.id,
@@ -652,7 +660,7 @@ fn nothing(plan: &Plan) -> Status {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use redeliver_core::{Headers, Timestamp};
+    use redeliver_core::{Headers, HumanDuration, Timestamp};
     use redeliver_proto::error::reason;
     use redeliver_runtime::config::MaskingRule;
 
@@ -768,10 +776,7 @@ mod tests {
             super::checked(&request).map_err(|status| reason(&status).unwrap())
         };
         let spec = checked(&|_| {}).unwrap();
-        assert_eq!(
-            (spec.max_returned_share, spec.observe.unwrap().seconds),
-            (0.2, 30)
-        );
+        assert_eq!((spec.max_returned_share, spec.observe), (0.2, None));
         for (change, expected) in [
             (
                 &(|request: &mut v1::PlanRedriveRequest| request.why = "x".repeat(1_001))

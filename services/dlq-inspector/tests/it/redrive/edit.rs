@@ -17,6 +17,7 @@ pub(crate) async fn edit(inspector: &mut Inspector, id: &str, value: &[u8]) -> v
     let request = v1::GetDeadLetterRequest { id: id.to_owned() };
     let letter = inspector.client().await.get_dead_letter(request).await.unwrap();
     v1::PlanEditRequest {
+        observe: Some(observe(0)),
         id: id.to_owned(),
         content_hash: letter.into_inner().content_hash,
         edit: Some(v1::RedriveEdit {
