@@ -1,18 +1,26 @@
-//! Hashes of the parts of a record that must not change.
+//! Hashes of the parts of a record that must not change. [`redeliver_core::kept`] defines which ones those are.
 
 use std::hash::{DefaultHasher, Hasher as _};
 
-use redeliver_core::Record;
-use redeliver_core::headers::{self, TRACEPARENT, TRACESTATE};
-use redeliver_core::redrive;
+use redeliver_core::kept::{describes_value, is_kept};
+use redeliver_core::redrive::REDRIVE_EDITED;
+use redeliver_core::{Record, redrive};
 
 /// Hashes of a record. They are only compared within one process, so the fixed keys of [`DefaultHasher`] suffice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Content {
-    /// The hash of the value.
+    /// The hash of the value and of the header that describes it, with its place among the user headers: who may replace the one may
+    /// replace the other.
     pub(crate) value: u64,
-    /// The hash of the key and the user headers in order.
+    /// The hash of the key and the other user headers in order.
     pub(crate) rest: u64,
+}
+
+/// Which parts of a record an edit may have changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Edited {
+    pub(crate) value: bool,
+    pub(crate) rest: bool,
 }
 
 impl Content {
@@ -21,9 +29,16 @@ impl Content {
         write(&mut value, record.value.as_deref());
         let mut rest = DefaultHasher::new();
         write(&mut rest, record.key.as_deref());
-        for (name, value) in record.headers.iter().filter(|(name, _)| is_user_header(name)) {
-            write(&mut rest, Some(name.as_bytes()));
-            write(&mut rest, value);
+        let kept = record.headers.iter().filter(|(name, _)| is_kept(name));
+        for (place, (name, content)) in kept.enumerate() {
+            let part = if describes_value(name) {
+                value.write_usize(place);
+                &mut value
+            } else {
+                &mut rest
+            };
+            write(part, Some(name.as_bytes()));
+            write(part, content);
         }
         Self {
             value: value.finish(),
@@ -38,11 +53,17 @@ pub(crate) fn life(record: &Record) -> u32 {
     redrive::count(&record.headers)
 }
 
-/// Each hop may change the trace context and the reserved headers. A redrive adds headers of its own.
-fn is_user_header(name: &str) -> bool {
-    !headers::is_reserved(name)
-        && ![TRACEPARENT, TRACESTATE].contains(&name)
-        && !redrive::is_redrive_header(name)
+/// What the redrive with which this life began has edited.
+pub(crate) fn edited(record: &Record) -> Edited {
+    let parts = record.headers.last(REDRIVE_EDITED);
+    let parts = parts
+        .and_then(|parts| std::str::from_utf8(parts).ok())
+        .unwrap_or("");
+    let has = |part| parts.split(", ").any(|edited| edited == part);
+    Edited {
+        value: has("value") || has("headers"),
+        rest: has("key") || has("headers"),
+    }
 }
 
 /// Includes the length, so that moving a byte from one field to the next changes the hash. Null differs from empty.

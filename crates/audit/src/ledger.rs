@@ -4,41 +4,19 @@
 //! that was read, by hash, so the order of reading does not matter. A record that does not belong to the pipeline is
 //! foreign: it is counted separately and is not a defect.
 //!
-//! A redriven record keeps its origin and starts a new life. Each life can end once. The last life decides how the
-//! record is counted.
+//! A redriven record keeps its origin and starts a new life, which differs from the one before only in what was edited. Each life can
+//! end once. The last life decides how the record is counted.
 
 use std::collections::BTreeMap;
 
 use redeliver_core::headers::{ERROR_CLASS, Origin, PAYLOAD_OMITTED, PROCESS_AFTER, ReservedHeaders};
 use redeliver_core::pipeline::{ReturnTo, TopicRole};
 use redeliver_core::route::Arrival;
-use redeliver_core::{HumanDuration, Pipeline, Position, Record, Timestamp};
+use redeliver_core::{HandlerChanges, HumanDuration, Pipeline, Position, Record, Timestamp};
 
 use crate::content::{self, Content};
 use crate::report::{Finding, Findings, Lateness, Report};
 use crate::table::{Compare, Life, Mark, Place, Role, Table};
-
-/// The parts of a result that must be equal to its source record.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OutputCheck {
-    /// Key, value and user headers.
-    #[default]
-    Unchanged,
-    /// Key and user headers. The handler replaces the value.
-    ValueReplaced,
-    /// Nothing. The handler replaces keys or adds headers too.
-    Free,
-}
-
-impl OutputCheck {
-    fn compare(self) -> Compare {
-        match self {
-            Self::Unchanged => Compare::Everything,
-            Self::ValueReplaced => Compare::KeyAndHeaders,
-            Self::Free => Compare::Nothing,
-        }
-    }
-}
 
 /// A record of the pipeline in the scheduler.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +28,7 @@ pub struct Scheduled(Place, u32);
 /// running, see [`crate::run`].
 pub struct Ledger {
     pipeline: Pipeline,
-    check: OutputCheck,
+    results: Compare,
     table: Table,
     /// The first offset that was read in each partition of the source.
     source_begins: BTreeMap<i32, i64>,
@@ -64,12 +42,16 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// An empty ledger.
+    /// An empty ledger. `changes`: what the handler of the pipeline may change in a result.
     #[must_use]
-    pub fn new(pipeline: &Pipeline, check: OutputCheck) -> Self {
+    pub fn new(pipeline: &Pipeline, changes: HandlerChanges) -> Self {
         Self {
             pipeline: pipeline.clone(),
-            check,
+            results: match changes {
+                HandlerChanges::Nothing => Compare::Everything,
+                HandlerChanges::Value => Compare::AllButValue,
+                HandlerChanges::Anything => Compare::Nothing,
+            },
             table: Table::default(),
             source_begins: BTreeMap::new(),
             positions_are_known: false,
@@ -83,14 +65,14 @@ impl Ledger {
 
     /// Adds a record of an output topic.
     pub fn output(&mut self, record: &Record) {
-        self.end(record, Role::Output, self.check.compare());
+        self.end(record, Role::Output, self.results);
     }
 
     /// Adds a record of the dead-letter topic. An omitted payload is not compared.
     pub fn dead(&mut self, record: &Record) {
         let check = match record.headers.last(PAYLOAD_OMITTED) {
             None => Compare::Everything,
-            Some(b"value") => Compare::KeyAndHeaders,
+            Some(b"value") => Compare::AllButValue,
             Some(_) => Compare::Nothing,
         };
         self.end(record, Role::Dead, check);
@@ -300,16 +282,24 @@ impl Ledger {
         });
     }
 
-    /// Reports a redriven record that differs from its dead letter.
+    /// Reports a redriven record that differs from its dead letter in what was not edited.
     fn check_redriven(&self, report: &mut Report, place: Place, number: u32, life: &Life) {
-        let first = self.table.first_life(place).filter(|_| number > 0);
-        if first.is_some_and(|first| !first.equals(life)) && !life.has(Mark::ALTERED) {
-            report.altered.add(|| Finding {
-                origin: self.name(place),
-                at: None,
-                reason: format!("redrive {number} differs from the record before the first redrive"),
-            });
+        let Some((previous_number, previous)) = self.table.life_before(place, number) else {
+            return;
+        };
+        // Of several edits in between, only the last one is known.
+        let is_edited = life.has(Mark::EDITED_VALUE) || life.has(Mark::EDITED_REST);
+        if is_edited && previous_number + 1 < number {
+            return;
         }
+        if previous.redriven_as(life) || life.has(Mark::ALTERED) {
+            return;
+        }
+        report.altered.add(|| Finding {
+            origin: self.name(place),
+            at: None,
+            reason: format!("redrive {number} differs from the record before it"),
+        });
     }
 
     /// Whether a copy was read before the source, so that the source must contain the record.
@@ -408,6 +398,15 @@ fn compare(
     check: Compare,
     altered: &mut Findings,
 ) {
+    let edited = content::edited(record);
+    for (is_edited, mark) in [
+        (edited.value, Mark::EDITED_VALUE),
+        (edited.rest, Mark::EDITED_REST),
+    ] {
+        if is_edited {
+            life.mark(mark);
+        }
+    }
     let Some(difference) = life.compare(role, Content::of(record), check) else {
         return;
     };

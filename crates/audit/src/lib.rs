@@ -16,6 +16,6 @@ pub mod report;
 pub mod run;
 mod table;
 
-pub use ledger::{Ledger, OutputCheck, Scheduled};
+pub use ledger::{Ledger, Scheduled};
 pub use report::{Finding, Findings, Lateness, Report, Waiting};
 pub use run::{AuditError, AuditOptions, audit};

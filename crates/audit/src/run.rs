@@ -43,21 +43,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::pipeline::TopicRole;
-use redeliver_core::{JobId, Pipeline, Position, Record, SchedulerTopics};
+use redeliver_core::{HandlerChanges, JobId, Pipeline, Position, Record, SchedulerTopics};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::backlog::GroupPositions;
 use redeliver_kafka::reader::{ReadError, TopicReader};
 use redeliver_kafka::survey::Surveyor;
 use redeliver_proto::long_wait;
 
-use crate::ledger::{Ledger, OutputCheck, Scheduled};
+use crate::ledger::{Ledger, Scheduled};
 use crate::report::Report;
 
 /// The options of an audit.
 #[derive(Clone, Debug)]
 pub struct AuditOptions {
-    /// The parts of a result that must be equal to its source record.
-    pub output: OutputCheck,
+    /// What the handler of the pipeline may change in a result.
+    pub changes: HandlerChanges,
     /// The consumer group and the topics of the scheduler, if long waits go there.
     pub scheduler: Option<(String, SchedulerTopics)>,
     /// The timeout of each step.
@@ -68,7 +68,7 @@ impl Default for AuditOptions {
     /// Results must be unchanged, there is no scheduler, and the timeout is 10 minutes.
     fn default() -> Self {
         Self {
-            output: OutputCheck::default(),
+            changes: HandlerChanges::default(),
             scheduler: None,
             timeout: Duration::from_secs(600),
         }
@@ -105,7 +105,7 @@ pub fn audit(
             source: Box::new(source),
         }
     };
-    let mut ledger = Ledger::new(pipeline, options.output);
+    let mut ledger = Ledger::new(pipeline, options.changes);
     let roles = roles(settings, pipeline).map_err(failed("list the retry topics"))?;
     let topics = |wanted: fn(&TopicRole) -> bool| -> Vec<Arc<str>> {
         roles

@@ -46,7 +46,7 @@ impl fmt::Display for Role {
     }
 }
 
-/// Ten flags of a life.
+/// Twelve flags of a life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark(u16);
 
@@ -62,6 +62,10 @@ impl Mark {
     pub(crate) const ALTERED: Self = Self(128);
     pub(crate) const WITH_SCHEDULER: Self = Self(256);
     pub(crate) const WAITS_WITH_SCHEDULER: Self = Self(512);
+    /// The redrive with which the life began may have changed the value and the header that describes it.
+    pub(crate) const EDITED_VALUE: Self = Self(1024);
+    /// It may have changed the key or the other headers.
+    pub(crate) const EDITED_REST: Self = Self(2048);
 }
 
 /// One life of an origin: from the source or a redrive to the output or the dead letters.
@@ -113,7 +117,8 @@ impl Hashed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compare {
     Everything,
-    KeyAndHeaders,
+    /// Not the value and the header that describes it.
+    AllButValue,
     Nothing,
 }
 
@@ -170,7 +175,9 @@ impl Life {
                     self.hashed.set_value_from(role);
                 }
                 Some(other) if self.value != content.value => {
-                    differences.push(format!("value differs between {role} and {other}"));
+                    differences.push(format!(
+                        "value or content-type differs between {role} and {other}"
+                    ));
                 }
                 Some(_) => {}
             }
@@ -178,14 +185,16 @@ impl Life {
         (!differences.is_empty()).then(|| differences.join(", "))
     }
 
-    /// Whether the known contents of both lives are equal.
-    pub(crate) fn equals(&self, other: &Self) -> bool {
+    /// Whether the known contents of this life and of the next one are equal, apart from what the redrive between them has edited.
+    pub(crate) fn redriven_as(&self, next: &Self) -> bool {
         let differs = |a: u64, a_from: Option<Role>, b: u64, b_from: Option<Role>| {
             a_from.is_some() && b_from.is_some() && a != b
         };
-        let (one, two) = (self.hashed, other.hashed);
-        !differs(self.rest, one.rest_from(), other.rest, two.rest_from())
-            && !differs(self.value, one.value_from(), other.value, two.value_from())
+        let (one, two) = (self.hashed, next.hashed);
+        let differs_in_value = differs(self.value, one.value_from(), next.value, two.value_from());
+        let differs_in_rest = differs(self.rest, one.rest_from(), next.rest, two.rest_from());
+        (!differs_in_value || next.has(Mark::EDITED_VALUE))
+            && (!differs_in_rest || next.has(Mark::EDITED_REST))
     }
 }
 
@@ -219,6 +228,13 @@ impl Table {
             .get(&page)
             .map(|page| &page[index])
             .filter(|life| life.is_seen())
+    }
+
+    /// The last life of an origin before this one of which a copy was read, with its number.
+    pub(crate) fn life_before(&self, place: Place, life: u32) -> Option<(u32, &Life)> {
+        let mut earlier = self.later_lives.range((place, 0)..(place, life));
+        let earlier = earlier.next_back().map(|((_, number), found)| (*number, found));
+        earlier.or_else(|| Some((0, self.first_life(place).filter(|_| life > 0)?)))
     }
 
     /// Every life of which a copy was read: the first lives in order of their origins, then the others.

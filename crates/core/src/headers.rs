@@ -55,6 +55,8 @@ pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
 pub const JOB_PRIORITY: &str = "job-priority";
 /// The occurrence of a recurring schedule for which the job was created, such as `nightly@2026-11-24T02:30:00.000Z`.
 pub const JOB_OCCURRENCE: &str = "job-occurrence";
+/// The media type of the value. A user header, which the enricher sets in results.
+pub const CONTENT_TYPE: &str = "content-type";
 /// The trace context of a record or request, as defined by W3C Trace Context.
 pub const TRACEPARENT: &str = "traceparent";
 /// The vendor-specific part of the trace context.

@@ -15,6 +15,7 @@
 //! | [`outcome`] | the outcome of an attempt |
 //! | [`classification`] | the failure class of an HTTP status |
 //! | [`backoff`] | retry policies: the delay before each retry |
+//! | [`kept`] | what a record keeps in a pipeline, and what its handler may change |
 //! | [`job`] | ids, priorities and states of scheduled jobs |
 //! | [`pattern`] | patterns of names, with `*` |
 //! | [`pipeline`] | a pipeline: its topics, tiers and settings |
@@ -37,6 +38,7 @@ pub mod headers;
 pub mod human_duration;
 pub mod job;
 pub mod json;
+pub mod kept;
 pub mod mutants;
 pub mod outcome;
 pub mod pattern;
@@ -54,6 +56,7 @@ pub use clock_guard::{ClockLimits, GuardedClock};
 pub use failure::{ErrorClass, Failure};
 pub use human_duration::HumanDuration;
 pub use job::JobId;
+pub use kept::HandlerChanges;
 pub use outcome::Outcome;
 pub use pipeline::Pipeline;
 pub use record::{Headers, Output, Position, Record, TimestampType};

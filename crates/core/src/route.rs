@@ -12,6 +12,7 @@ use crate::delay::DelayRange;
 use crate::failure::{ErrorClass, Failure, MESSAGE_LIMIT, bounded_text};
 use crate::headers::{self, Origin, ReservedHeaders, TraceContext};
 use crate::human_duration::HumanDuration;
+use crate::kept::is_same_header;
 use crate::mutant;
 use crate::outcome::{Outcome, Produced};
 use crate::pipeline::{DelayQueue, Pipeline, ReturnTo};
@@ -416,7 +417,7 @@ impl RouteContext<'_> {
 }
 
 fn replaces(headers: &Headers, name: &str) -> bool {
-    headers.iter().any(|(own, _)| own.eq_ignore_ascii_case(name))
+    headers.iter().any(|(own, _)| is_same_header(own, name))
 }
 
 /// A dead letter without the key, value and headers of the record.

@@ -232,32 +232,38 @@ pub(crate) fn headers_of(field: Field) -> impl Iterator<Item = &'static str> {
 }
 
 /// The beginnings of the names of headers that frameworks add to a record because it failed.
-const FAILURE_PREFIXES: [&str; 7] = [
-    "kafka_dlt-",
-    "retry_topic-",
-    "__connect.errors.",
-    "__streams.errors.",
-    "__dlq.errors.",
-    "springDeserializerException",
-    // SmallRye, if it cannot deserialize the record.
-    "deserialization-failure-",
+const FAILURE_PREFIXES: [(Dialect, &str); 7] = [
+    (Dialect::Spring, "kafka_dlt-"),
+    (Dialect::Spring, "retry_topic-"),
+    (Dialect::Spring, "springDeserializerException"),
+    (Dialect::Connect, "__connect.errors."),
+    (Dialect::Streams, "__streams.errors."),
+    (Dialect::ShareGroup, "__dlq.errors."),
+    // If it cannot deserialize the record.
+    (Dialect::SmallRye, "deserialization-failure-"),
 ];
 
 /// The names of other such headers. Reserved headers are not among them: some of them stay when a record is redriven.
-const FAILURE_HEADERS: [&str; 8] = [
-    "kafka_deliveryAttempt",
-    "dead-letter-exception-class-name",
-    "dead-letter-cause-class-name",
-    "dead-letter-reason",
-    "dead-letter-cause",
-    "dead-letter-topic",
-    "dead-letter-partition",
-    "dead-letter-offset",
+const FAILURE_HEADERS: [(Dialect, &str); 8] = [
+    (Dialect::Spring, "kafka_deliveryAttempt"),
+    (Dialect::SmallRye, "dead-letter-exception-class-name"),
+    (Dialect::SmallRye, "dead-letter-cause-class-name"),
+    (Dialect::SmallRye, "dead-letter-reason"),
+    (Dialect::SmallRye, "dead-letter-cause"),
+    (Dialect::SmallRye, "dead-letter-topic"),
+    (Dialect::SmallRye, "dead-letter-partition"),
+    (Dialect::SmallRye, "dead-letter-offset"),
 ];
 
-/// Whether a framework other than Redeliver adds a header of this name to a record because it failed.
-pub(crate) fn is_of_failure(header: &str) -> bool {
-    FAILURE_HEADERS.contains(&header) || FAILURE_PREFIXES.iter().any(|prefix| header.starts_with(prefix))
+/// The framework other than Redeliver that adds a header of this name to a record because it failed.
+pub(crate) fn framework_of(header: &str) -> Option<Dialect> {
+    let named = FAILURE_HEADERS.iter().find(|(_, name)| header == *name);
+    let found = named.or_else(|| {
+        FAILURE_PREFIXES
+            .iter()
+            .find(|(_, prefix)| header.starts_with(prefix))
+    });
+    found.map(|(dialect, _)| *dialect)
 }
 
 /// What the names of headers with error messages and stack traces contain, in lower case, also those of unknown frameworks.

@@ -5,12 +5,10 @@ use std::time::Duration;
 
 use crate::say;
 use clap::Args;
-use redeliver_audit::{AuditOptions, OutputCheck, audit};
-use redeliver_core::HumanDuration;
-use redeliver_core::Pipeline;
+use redeliver_audit::{AuditOptions, audit};
+use redeliver_core::{HandlerChanges, HumanDuration, Pipeline};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, EXIT_USAGE, report};
-use redeliver_runtime::config::ResponseMode;
 use redeliver_service::host::check_kafka;
 use redeliver_service::login::kafka_of_command;
 
@@ -54,10 +52,10 @@ pub(crate) fn main(args: &AuditArgs) -> ExitCode {
         Err(error) => return report(&error),
     };
     let mut clean = true;
-    for (pipeline, check) in selected(&config, &args.pipeline) {
+    for (pipeline, changes) in selected(&config, &args.pipeline) {
         let scheduler = &config.scheduler;
         let options = AuditOptions {
-            output: check,
+            changes,
             scheduler: (pipeline.long_waits.is_some())
                 .then(|| (settings.id(&scheduler.group), scheduler.topics())),
             timeout: Duration::from(args.timeout),
@@ -83,18 +81,15 @@ pub(crate) fn main(args: &AuditArgs) -> ExitCode {
     }
 }
 
-/// The pipelines to audit, and how a result may differ from its record.
-fn selected(config: &Config, names: &[String]) -> Vec<(Pipeline, OutputCheck)> {
+/// The pipelines to audit, and what their handlers may change.
+fn selected(config: &Config, names: &[String]) -> Vec<(Pipeline, HandlerChanges)> {
     let selected = config
         .all_pipelines()
         .filter(|(name, _)| names.is_empty() || names.iter().any(|selected| selected == name));
-    let with_check = selected.map(|(name, pipeline)| {
-        let check = match pipeline.http.as_ref().map(|http| &http.response) {
-            Some(ResponseMode::Keep) => OutputCheck::Unchanged,
-            Some(ResponseMode::Replace | ResponseMode::Merge(_)) => OutputCheck::ValueReplaced,
-            None => OutputCheck::Free,
-        };
-        (pipeline.pipeline(name, &config.scheduler), check)
+    let with_changes = selected.map(|(name, pipeline)| {
+        let http = pipeline.http.as_ref();
+        let changes = http.map_or(HandlerChanges::Anything, |http| http.response.changes());
+        (pipeline.pipeline(name, &config.scheduler), changes)
     });
-    with_check.collect()
+    with_changes.collect()
 }

@@ -3,11 +3,13 @@ mod world;
 
 use bytes::Bytes;
 use redeliver_core::headers::{ORIGINAL_OFFSET, PIPELINE, TRACEPARENT};
+use redeliver_core::outcome::Produced;
 use redeliver_core::route::{reject, strip_payload};
 use redeliver_core::{Failure, Headers, Output};
 
 use self::world::{
-    Change, Location, START, World, all_locations, check, defects, redrive, set_header, with_scheduler,
+    Change, Location, START, World, all_locations, check, defects, redrive, redrive_with, set_header,
+    with_scheduler,
 };
 use super::*;
 
@@ -211,23 +213,123 @@ fn a_changed_copy_is_altered_in_every_topic() {
 }
 
 #[test]
-fn the_output_check_decides_what_a_handler_may_replace() {
+fn only_what_the_handler_changes_may_differ() {
     let mut world = World::with_one(ReturnTo::Due, 1, Location::Output);
     world.last_of(Role::Output).value = None;
     check(&world, &[("altered", 1)]);
-    assert!(world.report_with(OutputCheck::ValueReplaced).is_clean());
+    assert!(world.report_with(HandlerChanges::Value).is_clean());
     world.last_of(Role::Output).key = None;
     assert_eq!(
-        defects(&world.report_with(OutputCheck::ValueReplaced)),
+        defects(&world.report_with(HandlerChanges::Value)),
         [("altered", 1)]
     );
-    assert!(world.report_with(OutputCheck::Free).is_clean());
+    assert!(world.report_with(HandlerChanges::Anything).is_clean());
     world.last_of(Role::Tier).key = None;
     assert_eq!(
-        defects(&world.report_with(OutputCheck::Free)),
+        defects(&world.report_with(HandlerChanges::Anything)),
         [("altered", 1)],
         "a tier must not change a record"
     );
+}
+
+/// A world in which the handler has replaced the value of a record with these headers, and set these.
+fn replaced(of_record: &[(&str, &str)], set: &[(&str, &str)]) -> World {
+    let headers = |pairs: &[(&str, &str)]| -> Headers {
+        let pairs = pairs.iter();
+        pairs
+            .map(|(name, value)| (*name, Some(value.as_bytes())))
+            .collect()
+    };
+    let result = Produced {
+        headers: headers(set),
+        ..Produced::value(Some(Bytes::from_static(b"answer")))
+    };
+    let mut world = World::new(ReturnTo::Due);
+    let record = world.source(Some(b"k"), Some(b"v"), headers(of_record), 0);
+    world.live_with(record, 1, Location::Output, 0, result.into());
+    world
+}
+
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+#[test]
+fn results_with_another_content_type_are_clean() {
+    for of_record in [
+        &[("tenant", "a")][..],
+        &[JSON, ("tenant", "a")],
+        &[("tenant", "a"), JSON],
+        &[("Content-Type", "text/csv"), ("tenant", "a"), ("x", "")],
+        &[],
+    ] {
+        for set in [&[JSON][..], &[("content-type", "text/plain")], &[]] {
+            let world = replaced(of_record, set);
+            let report = world.report_with(HandlerChanges::Value);
+            assert!(
+                report.is_clean() && report.output == 1,
+                "{of_record:?}, {set:?}: {report}"
+            );
+        }
+    }
+}
+
+#[test]
+fn lost_user_headers_of_results_are_altered() {
+    let of_record = [("tenant", "a"), JSON, ("tenant", "b")];
+    for lost in 0..4 {
+        let mut world = replaced(&of_record, &[JSON]);
+        let result = world.last_of(Role::Output);
+        let headers = result.headers.clone();
+        let mut user = 0;
+        let kept = headers.iter().filter(|(name, _)| {
+            user += usize::from(*name == "tenant");
+            // Also all of them, and two that change places.
+            !(*name == "tenant" && (lost == user - 1 || lost == 2))
+        });
+        result.headers = kept.collect();
+        if lost == 3 {
+            let places = [("tenant", Some(&b"b"[..])), ("tenant", Some(b"a"))];
+            let others = headers.iter().filter(|(name, _)| *name != "tenant");
+            result.headers = places.into_iter().chain(others).collect();
+        }
+        assert_eq!(
+            defects(&world.report_with(HandlerChanges::Value)),
+            [("altered", 1)],
+            "{lost}"
+        );
+    }
+}
+
+#[test]
+fn added_headers_are_for_custom_handlers_only() {
+    let world = replaced(&[("tenant", "a")], &[("x-added", "1")]);
+    let report = world.report_with(HandlerChanges::Value);
+    assert_eq!(defects(&report), [("altered", 1)]);
+    assert!(world.report_with(HandlerChanges::Anything).is_clean());
+}
+
+#[test]
+fn content_types_of_waiting_and_dead_records_are_compared() {
+    for role in [Role::Tier, Role::Due, Role::Dead] {
+        for change in 0..3 {
+            let mut world = World::new(ReturnTo::Due);
+            let headers = [JSON, ("tenant", "a")];
+            let headers = headers
+                .into_iter()
+                .map(|(name, value)| (name, Some(value.as_bytes())));
+            let record = world.source(None, Some(b"v"), headers.collect(), 0);
+            world.live(record, 1, Location::Dead, 0);
+            assert!(world.report_with(HandlerChanges::Value).is_clean());
+            let copy = world.last_of(role);
+            match change {
+                0 => copy.headers = copy.headers.filtered(|name| name != "content-type"),
+                1 => set_header(copy, "content-type", "text/plain"),
+                // Behind the other one.
+                _ => set_header(copy, "content-type", "application/json"),
+            }
+            let report = world.report_with(HandlerChanges::Value);
+            assert_eq!(defects(&report), [("altered", 1)], "{role}, {change}");
+        }
+    }
 }
 
 #[test]
@@ -357,6 +459,40 @@ fn the_last_life_of_a_redriven_record_counts() {
     }
     let report = check(&world, &[("altered", 1)]);
     assert!(report.altered.sample[0].reason.contains("redrive 3"), "{report}");
+}
+
+#[test]
+fn edited_parts_of_a_redriven_record_may_differ() {
+    let edit = |edited: &'static str, change: fn(&mut Record)| {
+        move |record: &mut Record| {
+            change(record);
+            set_header(record, "redrive-of", "docs-dlq/2/1");
+            set_header(record, "redrive-edited", edited);
+        }
+    };
+    let value = |record: &mut Record| record.value = None;
+    let key = |record: &mut Record| record.key = None;
+    let headers = |record: &mut Record| set_header(record, "tenant", "b");
+    for (edited, change, is_clean) in [
+        ("value", value as fn(&mut Record), true),
+        ("key", key, true),
+        ("headers", headers, true),
+        ("value, headers", headers, true),
+        ("value", key, false),
+        ("key", value, false),
+        ("value", headers, false),
+        ("", value, false),
+    ] {
+        let mut world = World::with_one(ReturnTo::Due, 0, Location::Dead);
+        let record = redrive_with(&mut world, 1, edit(edited, change));
+        world.live(record, 1, Location::Dead, 0);
+        // The next redrive edits nothing. Its record keeps the headers of the edit.
+        let record = redrive(&mut world, 2);
+        world.live(record, 0, Location::Output, 0);
+        let report = world.report();
+        assert_eq!(report.is_clean(), is_clean, "{edited}: {report}");
+        assert_eq!((report.output, report.redriven), (1, 1));
+    }
 }
 
 #[test]

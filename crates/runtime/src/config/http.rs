@@ -5,8 +5,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use redeliver_core::HumanDuration;
 use redeliver_core::classification::{Classification, Verdict};
+use redeliver_core::{HandlerChanges, HumanDuration};
 use serde::{Deserialize, Serialize};
 
 use super::batch::BatchConfig;
@@ -84,6 +84,17 @@ pub enum ResponseMode {
     Keep,
     /// The body, which is JSON, is inserted into the record's value, a JSON object, at this JSON pointer.
     Merge(String),
+}
+
+impl ResponseMode {
+    /// What a response changes in the result.
+    #[must_use]
+    pub fn changes(&self) -> HandlerChanges {
+        match self {
+            Self::Keep => HandlerChanges::Nothing,
+            Self::Replace | Self::Merge(_) => HandlerChanges::Value,
+        }
+    }
 }
 
 /// `tls`: PEM files for a connection.

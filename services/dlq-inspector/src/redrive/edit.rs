@@ -11,7 +11,7 @@ use redeliver_core::{Output, Record, Timestamp, mutant};
 use redeliver_proto::v1;
 
 use super::record::{Target, redriven};
-use crate::dialect::is_of_failure;
+use crate::dialect::framework_of;
 
 /// The maximum number of headers that an edit sets, and of names that it removes.
 const MAX_HEADERS: usize = 100;
@@ -62,7 +62,7 @@ impl Edit {
                 return Err(InvalidEdit::Name(shown()));
             }
             let is_of_redrive = is_redrive_header(name) || is_edit_header(name);
-            let is_of_user = !is_reserved(name) && !is_of_redrive && !is_of_failure(name);
+            let is_of_user = !is_reserved(name) && !is_of_redrive && framework_of(name).is_none();
             if !is_of_user && !mutant!("edit-sets-any-header") {
                 return Err(InvalidEdit::NotOfUser(shown()));
             }

@@ -13,7 +13,7 @@ use redeliver_core::redrive::{self, REDRIVE_COUNT, REDRIVE_ID, REDRIVE_TIME};
 use redeliver_core::{Headers, HumanDuration, Output, Pipeline, Position, Record, Timestamp, mutant};
 
 use super::job::{Job, Kind, Skip};
-use crate::dialect::{Dialect, Facts, is_of_failure};
+use crate::dialect::{Dialect, Facts, framework_of};
 use crate::index::IndexedLetter;
 
 /// The longest time that a job waits for what comes back.
@@ -335,11 +335,13 @@ fn retries_take(pipeline: &Pipeline) -> Duration {
     delays.fold(Duration::ZERO, |sum, delay| sum.saturating_add(delay.duration()))
 }
 
-/// The record to write for a dead letter.
+/// The record to write for a dead letter. Without the headers of the framework that gave up on the record: those of others are user
+/// headers, such as of a record that was read from the dead letters of another framework.
 #[must_use]
 pub fn redriven(letter: &Record, target: &Target, redrive_id: &str, now: Timestamp) -> Output {
+    let dialect = Facts::read(&letter.headers).dialect;
     let is_dropped = |name: &str| {
-        if redrive::is_redrive_header(name) || is_of_failure(name) {
+        if redrive::is_redrive_header(name) || framework_of(name) == Some(dialect) {
             return true;
         }
         let is_lineage = [
@@ -389,6 +391,7 @@ mod tests {
     use bytes::Bytes;
     use proptest::prelude::*;
     use redeliver_core::Failure;
+    use redeliver_core::kept::is_kept;
     use redeliver_core::pipeline::ReturnTo;
     use redeliver_core::route::{Arrival, reject};
 
@@ -662,53 +665,83 @@ mod tests {
     }
 
     #[test]
-    fn headers_of_failures_are_removed_in_all_dialects() {
-        let failures = [
-            "kafka_dlt-exception-stacktrace",
-            "retry_topic-backoff-timestamp",
-            "kafka_deliveryAttempt",
-            "__connect.errors.stage",
-            "__connect.errors.task.id",
-            "__streams.errors.stacktrace",
-            "dead-letter-cause",
-            "__dlq.errors.message",
-            "springDeserializerExceptionValue",
-            "deserialization-failure-data",
-            "deserialization-failure-dlq",
-            "error-message",
-            "process-after",
-            "redrive-id",
+    fn redrives_remove_only_headers_of_their_dialect() {
+        let of_dialects: [(Dialect, &str, &[&str]); 6] = [
+            (
+                Dialect::Spring,
+                "kafka_dlt-original-topic",
+                &[
+                    "kafka_dlt-exception-stacktrace",
+                    "retry_topic-backoff-timestamp",
+                    "kafka_deliveryAttempt",
+                    "springDeserializerExceptionValue",
+                ],
+            ),
+            (
+                Dialect::Connect,
+                "__connect.errors.topic",
+                &["__connect.errors.stage", "__connect.errors.task.id"],
+            ),
+            (
+                Dialect::Streams,
+                "__streams.errors.topic",
+                &["__streams.errors.stacktrace"],
+            ),
+            (
+                Dialect::SmallRye,
+                "dead-letter-topic",
+                &[
+                    "dead-letter-cause",
+                    "deserialization-failure-data",
+                    "deserialization-failure-dlq",
+                ],
+            ),
+            (
+                Dialect::ShareGroup,
+                "__dlq.errors.topic",
+                &["__dlq.errors.message"],
+            ),
+            (
+                Dialect::Redeliver,
+                "error-code",
+                &["error-message", "process-after"],
+            ),
         ];
-        let mut headers: Headers = failures.iter().map(|name| (*name, Some(&b"1"[..]))).collect();
-        headers.push("kafka_correlationId", None);
-        headers.push("dead-letter-office", Some(b"x"));
-        let letter = record("s-dlt", headers);
-        let target = destinations(ReturnTo::Due).target(Candidate::of(&letter), &wish("legacy-a"));
-        let output = redriven(&letter, &target.unwrap(), "r1", NOW);
-        let names: Vec<&str> = output.headers.iter().map(|(name, _)| name).collect();
-        assert_eq!(
-            names,
-            [
-                "kafka_correlationId",
-                "dead-letter-office",
-                REDRIVE_ID,
-                REDRIVE_COUNT,
-                REDRIVE_TIME
-            ]
-        );
+        for (dialect, mark, others) in of_dialects {
+            // Of all other frameworks, only what does not make the record a dead letter of theirs.
+            let foreign = of_dialects.iter().filter(|(other, ..)| *other != dialect);
+            let foreign =
+                foreign.flat_map(|(other, _, names)| names.iter().filter(|_| *other != Dialect::Redeliver));
+            let foreign: Vec<&str> = foreign
+                .copied()
+                .filter(|name| *name != "__dlq.errors.message")
+                .collect();
+            let users = ["kafka_correlationId", "dead-letter-office"];
+            let names = others.iter().copied().chain([mark, "redrive-id"]);
+            let names = names.chain(foreign.iter().copied()).chain(users);
+            let headers: Headers = names.map(|name| (name, Some(&b"1"[..]))).collect();
+            assert_eq!(Facts::read(&headers).dialect, dialect);
+            let letter = record("s-dlt", headers);
+            let target = destinations(ReturnTo::Due).target(Candidate::of(&letter), &wish("legacy-a"));
+            let output = redriven(&letter, &target.unwrap(), "r1", NOW);
+            let kept: Vec<&str> = output.headers.iter().map(|(name, _)| name).collect();
+            let added = [REDRIVE_ID, REDRIVE_COUNT, REDRIVE_TIME];
+            let expected: Vec<&str> = foreign.into_iter().chain(users).chain(added).collect();
+            assert_eq!(kept, expected, "{dialect:?}");
+        }
     }
 
     proptest! {
         #[test]
         fn user_headers_stay_byte_for_byte(
-            user in proptest::collection::vec(("[a-z]{1,3}", proptest::option::of(proptest::collection::vec(any::<u8>(), 0..4))), 0..8),
+            user in proptest::collection::vec(("[a-z]{1,3}|__connect\\.errors\\.topic|kafka_dlt-original-topic|dead-letter-reason", proptest::option::of(proptest::collection::vec(any::<u8>(), 0..4))), 0..8),
         ) {
             let user: Headers = user.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
             let mut letter = dead(user.clone());
             for count in 1..3_u32 {
                 let target = destinations(ReturnTo::Due).target(Candidate::of(&letter), &wish("")).unwrap();
                 let output = redriven(&letter, &target, "r1", NOW);
-                let kept = output.headers.filtered(|name| !headers::is_reserved(name) && !redrive::is_redrive_header(name));
+                let kept = output.headers.filtered(is_kept);
                 prop_assert_eq!(&kept, &user);
                 prop_assert_eq!(redrive::count(&output.headers), count);
                 // It fails again.

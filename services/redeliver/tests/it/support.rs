@@ -15,15 +15,17 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::future::try_join_all;
-use redeliver_audit::{AuditOptions, OutputCheck, Report, audit};
+use redeliver_audit::{AuditOptions, Report, audit};
 use redeliver_core::headers::{self, Origin, ReservedHeaders};
 use redeliver_core::pipeline::TopicRole;
-use redeliver_core::{Headers, Output, Pipeline, Position, Record, SchedulerTopics, Timestamp};
+use redeliver_core::{
+    HandlerChanges, Headers, Output, Pipeline, Position, Record, SchedulerTopics, Timestamp,
+};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_runtime::Config;
-use redeliver_runtime::config::{LongWaitsConfig, ResponseMode, Sources};
+use redeliver_runtime::config::{LongWaitsConfig, Sources};
 use redeliver_testkit::{
     CommandOutput, EnvBuilder, FakeEndpoint, Fate, Plan, Reply, Request, ServiceProcess, TestEnv, eventually,
     unique_delays,
@@ -60,7 +62,7 @@ pub(crate) struct Pipe {
     pub(crate) kafka: KafkaSettings,
     /// What the enricher calls.
     pub(crate) endpoint: FakeEndpoint,
-    check: OutputCheck,
+    changes: HandlerChanges,
     /// Group and topics of the scheduler, if long waits go through it.
     pub(crate) jobs: Option<(String, SchedulerTopics)>,
     producer: Producer,
@@ -204,16 +206,11 @@ impl PipeBuilder {
             ..KafkaSettings::new(env.brokers().to_owned(), format!("{}-test", env.name()))
         };
         let pipeline = &config.pipelines[env.name()];
-        let keeps_value = |http: &redeliver_runtime::config::HttpConfig| http.response == ResponseMode::Keep;
         let scheduler = &config.scheduler;
         Pipe {
             jobs: (pipeline.long_waits == LongWaitsConfig::Scheduler)
                 .then(|| (config.kafka.id(&scheduler.group), scheduler.topics())),
-            check: if pipeline.http.as_ref().is_some_and(keeps_value) {
-                OutputCheck::Unchanged
-            } else {
-                OutputCheck::ValueReplaced
-            },
+            changes: (pipeline.http.as_ref()).map_or(HandlerChanges::Value, |http| http.response.changes()),
             pipeline: pipeline.pipeline(env.name(), scheduler),
             producer: Producer::new(&kafka).unwrap(),
             runtime: tokio::runtime::Builder::new_multi_thread()
@@ -441,7 +438,7 @@ impl Pipe {
             origins: self.origins(),
             records: watch.records,
             pipeline: self.pipeline.clone(),
-            check: self.check,
+            changes: self.changes,
             report,
         }
     }
@@ -454,7 +451,7 @@ impl Pipe {
     /// Runs the audit of a pipeline with other settings.
     pub(crate) fn audit_of(&self, pipeline: &Pipeline) -> Box<Report> {
         let options = AuditOptions {
-            output: self.check,
+            changes: self.changes,
             scheduler: self.jobs.clone(),
             timeout: DEADLINE,
         };
@@ -629,7 +626,7 @@ pub(crate) struct Ends {
     pub(crate) records: Vec<Record>,
     origins: HashMap<Position, Record>,
     pipeline: Pipeline,
-    check: OutputCheck,
+    changes: HandlerChanges,
 }
 
 impl Ends {
@@ -736,7 +733,7 @@ impl Ends {
         };
         let is_dead = end.position.topic == self.pipeline.dead_letter_topic();
         equal("whether it is dead", &is_dead, &class.is_some())?;
-        if !is_dead && self.check == OutputCheck::ValueReplaced {
+        if !is_dead && self.changes == HandlerChanges::Value {
             equal(
                 "value",
                 &end.value,

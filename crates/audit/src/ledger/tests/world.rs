@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use redeliver_core::headers::{TRACEPARENT, TraceContext, is_reserved};
 use redeliver_core::pipeline::DelayQueue;
+use redeliver_core::redrive::is_redrive_header;
 use redeliver_core::route::{Disposition, RouteContext, Routing};
 use redeliver_core::{Failure, Headers, Outcome, Output};
 
@@ -145,7 +146,19 @@ impl World {
 
     /// Processes a record: this many failed attempts, each released `late` milliseconds after its due time, then on to
     /// its location.
-    pub(super) fn live(&mut self, mut record: Record, failures: u32, location: Location, late: u64) {
+    pub(super) fn live(&mut self, record: Record, failures: u32, location: Location, late: u64) {
+        self.live_with(record, failures, location, late, Outcome::unchanged());
+    }
+
+    /// As [`World::live`], with what the handler returns at last.
+    pub(super) fn live_with(
+        &mut self,
+        mut record: Record,
+        failures: u32,
+        location: Location,
+        late: u64,
+        success: Outcome,
+    ) {
         let mut now = START;
         let stay = |world: &mut Self| world.seen.last_mut().unwrap().unread = true;
         let back = match self.pipeline.return_to {
@@ -184,7 +197,7 @@ impl World {
             }
         }
         let (role, outcome) = match location {
-            Location::Output => (Role::Output, Outcome::unchanged()),
+            Location::Output => (Role::Output, success),
             Location::Dead => (Role::Dead, Outcome::Failed(Failure::permanent("http.400", "no"))),
             Location::WaitsInSource | Location::WaitsInDue | Location::WaitsInTier => return stay(self),
         };
@@ -193,11 +206,11 @@ impl World {
     }
 
     pub(super) fn ledger(&self) -> Ledger {
-        Ledger::new(&self.pipeline, OutputCheck::Unchanged)
+        Ledger::new(&self.pipeline, HandlerChanges::Nothing)
     }
 
-    pub(super) fn report_with(&self, check: OutputCheck) -> Report {
-        let mut ledger = Ledger::new(&self.pipeline, check);
+    pub(super) fn report_with(&self, changes: HandlerChanges) -> Report {
+        let mut ledger = Ledger::new(&self.pipeline, changes);
         for seen in &self.seen {
             match seen.role {
                 Role::Source => ledger.source(&seen.record, seen.unread),
@@ -212,7 +225,7 @@ impl World {
     }
 
     pub(super) fn report(&self) -> Report {
-        self.report_with(OutputCheck::Unchanged)
+        self.report_with(HandlerChanges::Nothing)
     }
 
     /// A second copy of the first record with this role, at another offset.
@@ -342,7 +355,7 @@ impl Change {
     /// The reason that the report must contain.
     pub(super) fn reason(self) -> &'static str {
         match self {
-            Self::Value(_) => "value differs",
+            Self::Value(_) => "value or content-type differs",
             Self::Key(_) | Self::Headers(_) => "key or headers differ",
         }
     }
@@ -357,10 +370,17 @@ pub(super) fn with_scheduler(return_to: ReturnTo) -> World {
 
 /// Redrives the last dead letter: writes it to the due topic.
 pub(super) fn redrive(world: &mut World, count: u32) -> Record {
-    let dead = world.last_of(Role::Dead).clone();
-    let mut headers = dead
+    redrive_with(world, count, |_| {})
+}
+
+/// As [`redrive`], of the dead letter with an edit.
+pub(super) fn redrive_with(world: &mut World, count: u32, edit: impl FnOnce(&mut Record)) -> Record {
+    let mut dead = world.last_of(Role::Dead).clone();
+    dead.headers = dead
         .headers
-        .filtered(|name| !name.starts_with("error-") && !name.starts_with("redrive-"));
+        .filtered(|name| !name.starts_with("error-") && !is_redrive_header(name));
+    edit(&mut dead);
+    let mut headers = dead.headers;
     headers.push_text("redrive-id", "r");
     headers.push_text("redrive-count", &count.to_string());
     let output = Output {
