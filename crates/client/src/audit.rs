@@ -129,29 +129,27 @@ impl AuditClient {
         };
         let answer = self.service.clone().list_audit_entries(request).await;
         let answer = error::answer(&self.url, answer).await?;
-        let entries = answer.entries.into_iter().map(AuditEntry::try_from);
+        let entries = answer.entries.into_iter().map(AuditEntry::from);
         Ok(AuditPage {
-            entries: entries.collect::<Result<_, _>>()?,
+            entries: entries.collect(),
             next_page_token: text(answer.next_page_token),
             is_incomplete: answer.incomplete,
         })
     }
 }
 
-impl TryFrom<v1::ListedAuditEntry> for AuditEntry {
-    type Error = ClientError;
-
-    fn try_from(listed: v1::ListedAuditEntry) -> Result<Self, ClientError> {
+impl From<v1::ListedAuditEntry> for AuditEntry {
+    fn from(listed: v1::ListedAuditEntry) -> Self {
         let is_readable = listed.entry.is_some();
         let entry = listed.entry.unwrap_or_default();
-        Ok(Self {
+        Self {
             position: listed.position.map(|position| Position {
                 topic: position.topic.into(),
                 partition: position.partition,
                 offset: position.offset,
             }),
             is_readable,
-            time: time(entry.time, "time")?,
+            time: time(entry.time),
             by: entry.by,
             is_anonymous: entry.anonymous,
             action: entry.action,
@@ -166,7 +164,7 @@ impl TryFrom<v1::ListedAuditEntry> for AuditEntry {
             service: entry.service,
             instance: entry.instance,
             id: entry.id,
-        })
+        }
     }
 }
 

@@ -117,16 +117,20 @@ pub struct DeadLetter {
     pub origin: Option<Position>,
     /// The timestamp with which the record entered the pipeline.
     pub origin_timestamp: Option<Timestamp>,
-    /// The key of the record.
+    /// The key of the record, or its first MiB.
     pub key: Option<Bytes>,
+    /// Whether `key` is truncated.
+    pub is_key_truncated: bool,
     /// The size of the value in bytes; `None` for a null value, or if it is masked.
     pub value_size: Option<u64>,
     /// The first MiB of the value, if the request has `full`. [`DeadLetterClient::payload`] reads the whole value.
     pub value: Option<Bytes>,
     /// Whether `value` is truncated.
     pub is_value_truncated: bool,
-    /// The headers in order, if the request has `full`; otherwise empty.
+    /// The headers in order, if the request has `full`; otherwise empty. As many as fit into 1.5 MiB together with the key.
     pub headers: Headers,
+    /// Whether `headers` lacks the last headers.
+    pub are_headers_truncated: bool,
     /// The number of headers that `headers` lacks because their names are not UTF-8, if the request has `full`; otherwise 0.
     pub unreadable_headers: u32,
     /// Whether `key`, `value` and `headers` are withheld, because the caller lacks the scope `dead-letters:payload`.
@@ -645,7 +649,7 @@ impl DeadLetterClient {
             dead_letters: read(answer.dead_letters)?,
             gone: read(answer.gone)?,
             next_page_token: text(answer.next_page_token),
-            completeness: completeness(answer.completeness)?,
+            completeness: completeness(answer.completeness),
         })
     }
 
@@ -661,7 +665,7 @@ impl DeadLetterClient {
             answer => {
                 let mut letter = self.answer(answer).await?;
                 Ok(Some(FoundDeadLetter {
-                    completeness: completeness(letter.completeness.take())?,
+                    completeness: completeness(letter.completeness.take()),
                     decoded: letter.decoded.take().map(DecodedValue::from),
                     content_hash: std::mem::take(&mut letter.content_hash),
                     redriven_as: letter.redriven_as.take().map(RedrivenAs::from),
@@ -695,7 +699,7 @@ impl DeadLetterClient {
         };
         let answer = self.service.clone().get_dead_letter_stats(request).await;
         let answer = self.answer(answer).await?;
-        answer.try_into()
+        Ok(answer.into())
     }
 
     /// Lists a page of groups of dead letters that fail for the same reason.
@@ -719,13 +723,13 @@ impl DeadLetterClient {
         };
         let answer = self.service.clone().list_groups(request).await;
         let answer = self.answer(answer).await?;
-        let groups = answer.groups.into_iter().map(Group::try_from);
-        let groups: Vec<Group> = groups.collect::<Result<_, _>>()?;
+        let groups = answer.groups.into_iter().map(Group::from);
+        let groups: Vec<Group> = groups.collect();
         check_groups(list, &groups)?;
         Ok(GroupPage {
             groups,
             next_page_token: text(answer.next_page_token),
-            completeness: completeness(answer.completeness)?,
+            completeness: completeness(answer.completeness),
         })
     }
 
@@ -741,8 +745,8 @@ impl DeadLetterClient {
             answer => {
                 let mut group = self.answer(answer).await?;
                 Ok(Some(FoundGroup {
-                    completeness: completeness(group.completeness.take())?,
-                    group: Group::try_from(group)?,
+                    completeness: completeness(group.completeness.take()),
+                    group: Group::from(group),
                 }))
             }
         }
@@ -757,7 +761,7 @@ impl DeadLetterClient {
     /// effect: repeat it with [`GroupChange::expected_revision`], because without it, it would also resolve what has regressed since.
     pub async fn resolve_group(&self, change: &GroupChange) -> Result<Group, ClientError> {
         let answer = self.service.clone().resolve_group(change_request(change)).await;
-        Group::try_from(self.answer(answer).await?)
+        Ok(Group::from(self.answer(answer).await?))
     }
 
     /// Says that a group is known and wanted, so that it is in no alert about groups until this time; `None`: until somebody changes it. Nothing tells
@@ -782,7 +786,7 @@ impl DeadLetterClient {
             until: until.map(to_timestamp),
         };
         let answer = self.service.clone().mute_group(request).await;
-        Group::try_from(self.answer(answer).await?)
+        Ok(Group::from(self.answer(answer).await?))
     }
 
     /// Sets the state of a group back to open. Callers with the scopes for all topics can also reset a group that has no dead letters any more, and
@@ -792,7 +796,7 @@ impl DeadLetterClient {
     /// As for [`DeadLetterClient::resolve_group`].
     pub async fn reopen_group(&self, change: &GroupChange) -> Result<Group, ClientError> {
         let answer = self.service.clone().reopen_group(change_request(change)).await;
-        Group::try_from(self.answer(answer).await?)
+        Ok(Group::from(self.answer(answer).await?))
     }
 
     /// Sets the note of a group, at most 2000 bytes; empty: there is none. The expected revision is that of [`GroupChange`].
@@ -811,7 +815,7 @@ impl DeadLetterClient {
             expected_revision,
         };
         let answer = self.service.clone().annotate_group(request).await;
-        Group::try_from(self.answer(answer).await?)
+        Ok(Group::from(self.answer(answer).await?))
     }
 
     /// Watches dead letters: first the existing ones, then each new one.
@@ -924,10 +928,10 @@ impl Watch {
                 Some(Event::DeadLetter(letter)) => {
                     WatchEvent::DeadLetter(Box::new(DeadLetter::try_from(letter)?))
                 }
-                Some(Event::Synced(synced)) => WatchEvent::Synced(completeness(synced.completeness)?),
+                Some(Event::Synced(synced)) => WatchEvent::Synced(completeness(synced.completeness)),
                 Some(Event::Heartbeat(heartbeat)) => WatchEvent::Heartbeat {
-                    time: time(heartbeat.time, "time")?,
-                    completeness: completeness(heartbeat.completeness)?,
+                    time: time(heartbeat.time),
+                    completeness: completeness(heartbeat.completeness),
                 },
                 // A newer inspector may send events that this client does not know.
                 None => continue,
@@ -942,13 +946,13 @@ impl Watch {
     }
 }
 
-fn completeness(completeness: Option<v1::Completeness>) -> Result<Completeness, ClientError> {
+fn completeness(completeness: Option<v1::Completeness>) -> Completeness {
     // An inspector that does not say it is older than this client.
     let Some(completeness) = completeness else {
-        return Ok(Completeness {
+        return Completeness {
             are_states_known: true,
             ..Completeness::default()
-        });
+        };
     };
     let missing = completeness.missing.into_iter().map(|missing| MissingPartition {
         reason: match missing.reason() {
@@ -962,15 +966,15 @@ fn completeness(completeness: Option<v1::Completeness>) -> Result<Completeness, 
         partition: missing.partition,
         error: text(missing.error),
     });
-    Ok(Completeness {
+    Completeness {
         is_complete: completeness.complete,
         missing: missing.collect(),
         missing_count: completeness.missing_count,
         are_states_known: completeness.states_known,
         group_states_problem: text(completeness.group_states_problem),
         undecoded_count: completeness.undecoded_count,
-        as_of: time(completeness.as_of, "as_of")?,
-    })
+        as_of: time(completeness.as_of),
+    }
 }
 
 pub(crate) fn position(position: v1::Position) -> Position {
@@ -981,13 +985,11 @@ pub(crate) fn position(position: v1::Position) -> Position {
     }
 }
 
-impl TryFrom<v1::Group> for Group {
-    type Error = ClientError;
-
-    fn try_from(group: v1::Group) -> Result<Self, ClientError> {
+impl From<v1::Group> for Group {
+    fn from(group: v1::Group) -> Self {
         let state = GroupState::of(group.state());
         let topics = group.topics.into_iter();
-        Ok(Self {
+        Self {
             id: group.id,
             fingerprint_version: group.fingerprint_version,
             pipeline: text(group.pipeline),
@@ -996,22 +998,22 @@ impl TryFrom<v1::Group> for Group {
             template: text(group.template),
             count: group.count,
             open: group.open,
-            first_dead_at: time(group.first_dead_at, "first_dead_at")?,
-            last_dead_at: time(group.last_dead_at, "last_dead_at")?,
+            first_dead_at: time(group.first_dead_at),
+            last_dead_at: time(group.last_dead_at),
             topics: topics.map(|topic| (topic.topic, topic.count)).collect(),
             trend: group.trend,
             sample_id: text(group.sample_id),
             state,
-            state_time: time(group.state_time, "state_time")?,
+            state_time: time(group.state_time),
             state_by: text(group.state_by),
             state_why: text(group.state_why),
-            muted_until: time(group.muted_until, "muted_until")?,
+            muted_until: time(group.muted_until),
             note: text(group.note),
-            note_time: time(group.note_time, "note_time")?,
+            note_time: time(group.note_time),
             note_by: text(group.note_by),
             revision: group.revision,
             problem: text(group.problem),
-        })
+        }
     }
 }
 
@@ -1044,7 +1046,7 @@ impl TryFrom<v1::DeadLetter> for DeadLetter {
         Ok(Self {
             id: letter.id,
             position: position(place),
-            dead_at: time(letter.dead_at, "dead_at")?.filter(|_| has_timestamp),
+            dead_at: time(letter.dead_at).filter(|_| has_timestamp),
             timestamp_type,
             state,
             dialect,
@@ -1052,10 +1054,10 @@ impl TryFrom<v1::DeadLetter> for DeadLetter {
             error_class: text(letter.error_class),
             error_code: text(letter.error_code),
             error_message: text(letter.error_message),
-            failed_at: time(letter.failed_at, "failed_at")?,
+            failed_at: time(letter.failed_at),
             retry_count: letter.retry_count,
             origin: letter.origin.map(position),
-            origin_timestamp: time(letter.origin_timestamp, "origin_timestamp")?,
+            origin_timestamp: time(letter.origin_timestamp),
             is_payload_withheld: letter.payload_withheld != 0,
             masked: letter.masked.map_or_else(Masked::default, |masked| Masked {
                 fields: masked.fields,
@@ -1063,10 +1065,12 @@ impl TryFrom<v1::DeadLetter> for DeadLetter {
                 paths: masked.paths,
             }),
             key: letter.key,
+            is_key_truncated: letter.key_truncated,
             value_size: letter.value_size,
             value: letter.value,
             is_value_truncated: letter.value_truncated,
             headers: from_headers(&letter.headers),
+            are_headers_truncated: letter.headers_truncated,
             unreadable_headers: letter.unreadable_headers,
             trace_id: text(letter.trace_id),
             job_id: text(letter.job_id),
@@ -1075,31 +1079,27 @@ impl TryFrom<v1::DeadLetter> for DeadLetter {
     }
 }
 
-impl TryFrom<v1::DeadLetterStats> for DeadLetterStats {
-    type Error = ClientError;
-
-    fn try_from(answer: v1::DeadLetterStats) -> Result<Self, ClientError> {
+impl From<v1::DeadLetterStats> for DeadLetterStats {
+    fn from(answer: v1::DeadLetterStats) -> Self {
         // An inspector that does not send completeness is older than this client. It always knows `open`, and does not send a 0.
         let is_older = answer.completeness.is_none();
         let topics = answer.topics.into_iter().map(|topic| {
-            let mut stats = TopicStats::try_from(topic)?;
+            let mut stats = TopicStats::from(topic);
             if is_older {
                 stats.open = stats.open.or(Some(0));
             }
-            Ok(stats)
+            stats
         });
-        Ok(Self {
-            topics: topics.collect::<Result<_, ClientError>>()?,
+        Self {
+            topics: topics.collect(),
             lag: answer.lag,
-            completeness: completeness(answer.completeness)?,
-        })
+            completeness: completeness(answer.completeness),
+        }
     }
 }
 
-impl TryFrom<v1::TopicStats> for TopicStats {
-    type Error = ClientError;
-
-    fn try_from(stats: v1::TopicStats) -> Result<Self, ClientError> {
+impl From<v1::TopicStats> for TopicStats {
+    fn from(stats: v1::TopicStats) -> Self {
         let removal = match stats.removal() {
             v1::Removal::Unspecified => Removal::Unknown,
             v1::Removal::Never => Removal::Never,
@@ -1107,25 +1107,22 @@ impl TryFrom<v1::TopicStats> for TopicStats {
             v1::Removal::BySize => Removal::BySize,
             v1::Removal::ByAgeOrSize => Removal::ByAgeOrSize,
         };
-        let until_removal = stats
-            .until_removal
-            .map(|duration| from_duration(&duration).ok_or(ClientError::InvalidResponse("until_removal")))
-            .transpose()?;
+        let until_removal = stats.until_removal.as_ref().and_then(from_duration);
         let open_by_class: HashMap<String, u64> = stats.open_by_class;
-        Ok(Self {
+        Self {
             topic: stats.topic,
             open: stats.open,
             total: stats.total,
             last_minute: stats.last_minute,
             last_hour: stats.last_hour,
             last_day: stats.last_day,
-            oldest: time(stats.oldest, "oldest")?,
-            newest: time(stats.newest, "newest")?,
+            oldest: time(stats.oldest),
+            newest: time(stats.newest),
             removal,
             until_removal: until_removal.map(Duration::from),
             open_by_class: open_by_class.into_iter().collect(),
             are_classes_masked: stats.classes_masked,
-        })
+        }
     }
 }
 
@@ -1171,21 +1168,13 @@ mod tests {
             matches!(error, ClientError::InvalidResponse("position")),
             "{error}"
         );
-        let negative = v1::TopicStats {
-            until_removal: Some(prost_types::Duration {
-                seconds: -1,
-                nanos: 0,
-            }),
-            ..v1::TopicStats::default()
-        };
-        assert!(TopicStats::try_from(negative).is_err());
     }
     #[test]
     fn a_state_that_the_inspector_does_not_know_is_not_open() {
         let unknown = v1::DeadLetter { state: 0, ..sent() };
         let letter = DeadLetter::try_from(unknown).unwrap();
         assert_eq!(letter.state, DeadLetterState::Unknown);
-        let stats = TopicStats::try_from(v1::TopicStats::default()).unwrap();
+        let stats = TopicStats::from(v1::TopicStats::default());
         assert_eq!((stats.open, stats.removal), (None, Removal::Unknown));
     }
 
@@ -1197,7 +1186,7 @@ mod tests {
                 completeness,
                 ..v1::DeadLetterStats::default()
             };
-            DeadLetterStats::try_from(answer).unwrap().topics[0].open
+            DeadLetterStats::from(answer).topics[0].open
         };
         assert_eq!(open(None), Some(0));
         assert_eq!(open(Some(v1::Completeness::default())), None);
@@ -1205,7 +1194,7 @@ mod tests {
 
     #[test]
     fn an_answer_without_completeness_is_not_complete() {
-        let unknown = completeness(None).unwrap();
+        let unknown = completeness(None);
         assert!(!unknown.is_complete && unknown.are_states_known);
         let sent = v1::Completeness {
             complete: false,
@@ -1235,7 +1224,7 @@ mod tests {
             group_states_problem: Some("missing".to_owned()),
             undecoded_count: 3,
         };
-        assert_eq!(completeness(Some(sent)).unwrap(), expected);
+        assert_eq!(completeness(Some(sent)), expected);
     }
 
     #[test]
@@ -1246,7 +1235,7 @@ mod tests {
                 count,
                 ..v1::Group::default()
             };
-            Group::try_from(group).unwrap()
+            Group::from(group)
         };
         let in_states = ListGroups {
             states: vec![GroupState::Regressed],

@@ -63,7 +63,7 @@ pub struct ExportedDeadLetter {
 /// Which parts of an exported dead letter are not those of the record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Partial {
-    /// Why `key` is `None`.
+    /// Why `key` is `None`, or the beginning of the key.
     pub key: Option<Gap>,
     /// Why `headers` lacks headers, or contains `<masked>`.
     pub headers: Option<Gap>,
@@ -73,7 +73,7 @@ pub struct Partial {
 
 /// Why a part of an exported dead letter is not that of the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Gap {
     /// The caller lacks the scope `dead-letters:payload`.
     Withheld,
@@ -83,6 +83,8 @@ pub enum Gap {
     Gone,
     /// Names of headers are not UTF-8. These headers are left out.
     Unreadable,
+    /// The inspector sends the beginning only.
+    TooLarge,
 }
 
 impl Partial {
@@ -103,9 +105,12 @@ impl ExportedDeadLetter {
             () => None,
         };
         let unreadable = (letter.unreadable_headers > 0).then_some(Gap::Unreadable);
+        let too_large = |is_truncated: bool| is_truncated.then_some(Gap::TooLarge);
         let partial = Partial {
-            key: gap("key"),
-            headers: gap("headers").or(unreadable),
+            key: gap("key").or(too_large(letter.is_key_truncated)),
+            headers: gap("headers")
+                .or(unreadable)
+                .or(too_large(letter.are_headers_truncated)),
             value: gap("value"),
         };
         Self {
@@ -142,7 +147,9 @@ impl ExportedDeadLetter {
                 &self.headers,
             )
         };
-        (!self.partial.is_any()).then(hash)
+        // A time that no answer can contain is not known here.
+        let is_timestamp_known = self.timestamp.is_some() || self.timestamp_type.is_none();
+        (is_timestamp_known && !self.partial.is_any()).then(hash)
     }
 
     /// Removes the value, because Kafka does not have it any more.

@@ -466,17 +466,17 @@ impl TryFrom<v1::WaitingRecord> for WaitingRecord {
             pipeline: record.pipeline,
             place: record.place,
             position: position(record.position, "position")?,
-            due_at: time(record.due_at, "due_at")?,
+            due_at: time(record.due_at),
             attempts: record.attempts,
             error_class: text(record.error_class),
             error_code: text(record.error_code),
             error_message: text(record.error_message),
-            failed_at: time(record.failed_at, "failed_at")?,
+            failed_at: time(record.failed_at),
             origin: record
                 .origin
                 .map(|origin| position(Some(origin), "origin"))
                 .transpose()?,
-            origin_timestamp: time(record.origin_timestamp, "origin_timestamp")?,
+            origin_timestamp: time(record.origin_timestamp),
             is_malformed: record.malformed,
         })
     }
@@ -500,13 +500,13 @@ impl TryFrom<v1::PipelineTrace> for RecordTrace {
         Ok(Self {
             pipeline: trace.pipeline,
             origin: position(trace.origin, "origin")?,
-            origin_timestamp: time(trace.origin_timestamp, "origin_timestamp")?,
+            origin_timestamp: time(trace.origin_timestamp),
             steps: steps.collect::<Result<_, _>>()?,
             is_truncated: trace.truncated,
             outcome,
-            next_due: time(trace.next_due, "next_due")?,
+            next_due: time(trace.next_due),
             gaps: trace.gaps,
-            searched_since: time(trace.searched_since, "searched_since")?,
+            searched_since: time(trace.searched_since),
         })
     }
 }
@@ -526,21 +526,18 @@ impl TryFrom<v1::TraceStep> for TraceStep {
             v1::TraceEvent::Discarded => TraceEvent::Discarded,
             v1::TraceEvent::Restored => TraceEvent::Restored,
         };
-        let wait = step
-            .wait
-            .map(|wait| from_duration(&wait).ok_or(ClientError::InvalidResponse("wait")))
-            .transpose()?;
+        let wait = step.wait.as_ref().and_then(from_duration);
         Ok(Self {
             event,
-            time: time(step.time, "time")?,
+            time: time(step.time),
             position: position(step.position, "position")?,
             place: step.place,
             attempts: step.attempts,
             error_class: text(step.error_class),
             error_code: text(step.error_code),
             error_message: text(step.error_message),
-            failed_at: time(step.failed_at, "failed_at")?,
-            due_at: time(step.due_at, "due_at")?,
+            failed_at: time(step.failed_at),
+            due_at: time(step.due_at),
             wait: wait.map(Duration::from),
             redrives: step.redrives,
             by: text(step.by),
@@ -570,8 +567,8 @@ fn counts(counts: Option<v1::WaitingCounts>) -> Result<WaitingCounts, ClientErro
         malformed: counts.malformed,
         average_attempts: counts.average_attempts,
         max_attempts: counts.max_attempts,
-        next_due: time(counts.next_due, "next_due")?,
-        oldest: time(counts.oldest, "oldest")?,
+        next_due: time(counts.next_due),
+        oldest: time(counts.oldest),
         codes: codes.map(|code| (code.error_code, code.records)).collect(),
         other_codes: counts.other_codes,
     })
@@ -580,7 +577,7 @@ fn counts(counts: Option<v1::WaitingCounts>) -> Result<WaitingCounts, ClientErro
 fn coverage(coverage: Option<v1::WaitingCoverage>) -> Result<WaitingCoverage, ClientError> {
     let coverage = coverage.ok_or(ClientError::InvalidResponse("coverage"))?;
     Ok(WaitingCoverage {
-        as_of: time(coverage.as_of, "as_of")?,
+        as_of: time(coverage.as_of),
         is_scheduler_truncated: coverage.scheduler_truncated,
     })
 }

@@ -1,38 +1,56 @@
 //! Conversions between protobuf types and domain types.
 
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
 use prost_types::{Duration as ProtoDuration, Timestamp as ProtoTimestamp};
 use redeliver_core::job::{JobState, Priority};
 use redeliver_core::{Headers, HumanDuration, Timestamp};
 
 use crate::v1;
 
-/// Converts a timestamp.
+/// 0001-01-01T00:00:00Z and 9999-12-31T23:59:59Z, the first and the last second that a protobuf timestamp can have. Clients refuse
+/// messages with others, and these have no JSON.
+const SECONDS: RangeInclusive<i64> = -62_135_596_800..=253_402_300_799;
+/// The limit of a protobuf duration in seconds, about 10,000 years.
+const MAX_DURATION: u64 = 315_576_000_000;
+
+/// Converts a timestamp. The result is one that every client can read: outside of the years 1 to 9999, it is the first or the last time
+/// of them. For the time of a record, which can be anything, use [`time_of_record`].
 #[must_use]
 pub fn to_timestamp(time: Timestamp) -> ProtoTimestamp {
-    let millis = time.as_millis();
+    let millis = time
+        .as_millis()
+        .clamp(SECONDS.start() * 1000, SECONDS.end() * 1000 + 999);
     ProtoTimestamp {
         seconds: millis.div_euclid(1000),
         nanos: i32::try_from(millis.rem_euclid(1000)).unwrap_or(0) * 1_000_000,
     }
 }
 
+/// Converts a time that a record contains, for an answer. `None` if its year is not from 1 to 9999: one such record must not make an
+/// answer about many unreadable.
+#[must_use]
+pub fn time_of_record(time: Timestamp) -> Option<ProtoTimestamp> {
+    let is_readable = SECONDS.contains(&time.as_millis().div_euclid(1000));
+    is_readable.then(|| to_timestamp(time))
+}
+
 /// Converts a timestamp, rounded up to the next millisecond, so that no due time becomes earlier. `None` if a field is
 /// out of the range that protobuf documents (years 1 to 9999).
 #[must_use]
 pub fn from_timestamp(time: &ProtoTimestamp) -> Option<Timestamp> {
-    const FIRST: i64 = -62_135_596_800;
-    const LAST: i64 = 253_402_300_799;
-    if !(FIRST..=LAST).contains(&time.seconds) || !(0..1_000_000_000).contains(&time.nanos) {
+    if !SECONDS.contains(&time.seconds) || !(0..1_000_000_000).contains(&time.nanos) {
         return None;
     }
     let millis = (i64::from(time.nanos) + 999_999) / 1_000_000;
     Some(Timestamp::from_millis(time.seconds * 1000 + millis))
 }
 
-/// Converts a duration.
+/// Converts a duration. One beyond the limit of protobuf, about 10,000 years, becomes the limit.
 #[must_use]
 pub fn to_duration(duration: HumanDuration) -> ProtoDuration {
-    let duration = duration.duration();
+    let duration = duration.duration().min(Duration::from_secs(MAX_DURATION));
     ProtoDuration {
         seconds: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
         nanos: i32::try_from(duration.subsec_nanos()).unwrap_or(0),
@@ -131,6 +149,22 @@ mod tests {
         for (seconds, nanos) in [(i64::MAX, 0), (0, -1), (0, 1_000_000_000)] {
             assert_eq!(from_timestamp(&ProtoTimestamp { seconds, nanos }), None);
         }
+    }
+
+    #[test]
+    fn extreme_times_stay_readable() {
+        for millis in [i64::MIN, -62_135_596_800_001, 253_402_300_800_000, i64::MAX] {
+            let time = Timestamp::from_millis(millis);
+            assert!(from_timestamp(&to_timestamp(time)).is_some(), "{millis}");
+            assert_eq!(time_of_record(time), None, "{millis}");
+        }
+        for millis in [-62_135_596_800_000, 253_402_300_799_999] {
+            let time = Timestamp::from_millis(millis);
+            let shown = time_of_record(time).unwrap();
+            assert_eq!(from_timestamp(&shown), Some(time));
+        }
+        let longest = to_duration(HumanDuration::from_millis(u64::MAX));
+        assert_eq!(longest.seconds, 315_576_000_000);
     }
 
     #[test]

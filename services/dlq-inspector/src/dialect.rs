@@ -22,6 +22,7 @@ use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
 use redeliver_core::headers::{self, JOB_ID, TRACEPARENT};
 use redeliver_core::pipeline::is_topic_name;
 use redeliver_core::{Headers, Timestamp};
+use redeliver_proto::convert::time_of_record;
 
 use crate::masking::{MASK, lower_case};
 
@@ -379,11 +380,10 @@ struct DialectHeaders<'a> {
 impl DialectHeaders<'_> {
     fn facts(&self) -> Facts {
         let number = |field| self.first(field, decode_number);
-        // Kafka writes -1 for a record without a timestamp.
+        // Kafka writes -1 for a record without a timestamp. A time that cannot be shown is none either.
         let time = |field| {
-            number(field)
-                .filter(|millis| *millis >= 0)
-                .map(Timestamp::from_millis)
+            let time = Timestamp::from_millis(number(field).filter(|millis| *millis >= 0)?);
+            time_of_record(time).map(|_| time)
         };
         let topic = self.first(Field::OriginTopic, |value, encoding| {
             decode_text(value, encoding, TEXT_LIMIT).filter(|topic| is_topic_name(topic))

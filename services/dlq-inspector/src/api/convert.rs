@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use redeliver_core::{Position, TimestampType};
 use redeliver_kafka::lookup::StoredRecord;
-use redeliver_proto::convert::{to_headers, to_timestamp};
-use redeliver_proto::v1;
+use redeliver_proto::convert::{time_of_record, to_headers};
+use redeliver_proto::{Message as _, v1};
 
 use super::value::ShownValue;
 use crate::access::Viewer;
@@ -15,6 +15,11 @@ use crate::masking::{Fact, Mask, MaskedHeaders};
 
 /// Values in messages are truncated to this many bytes.
 pub(super) const VALUE_LIMIT: usize = 1 << 20;
+/// Keys in messages are truncated to this many bytes.
+const KEY_LIMIT: usize = 1 << 20;
+/// Headers in messages end before they exceed this many bytes together with the key. With a value, its decoded form and the rest, which is
+/// bounded by the index, a dead letter stays below 4 MiB, the limit of gRPC clients.
+const KEY_AND_HEADERS_LIMIT: usize = 3 << 19;
 
 /// The BASIC view: without value and headers. `are_states_known`: see [`Completeness::are_states_known`].
 ///
@@ -56,10 +61,38 @@ pub(super) fn full(
 fn shown(viewer: &Viewer, letter: &IndexedLetter, mut whole: v1::DeadLetter) -> v1::DeadLetter {
     let topic = &letter.id.topic;
     mask(&viewer.mask(topic), letter, &mut whole);
+    truncate(&mut whole);
     if viewer.sees_payloads(topic) {
         return whole;
     }
     without_payload(whole)
+}
+
+/// Truncates key and headers, so that one dead letter does not make a page or a watch unreadable.
+fn truncate(whole: &mut v1::DeadLetter) {
+    let key = whole.key.as_deref().unwrap_or_default();
+    let mut left = KEY_AND_HEADERS_LIMIT - key.len().min(KEY_LIMIT);
+    if key.len() > KEY_LIMIT {
+        whole.key = Some(Bytes::copy_from_slice(&key[..KEY_LIMIT]));
+        whole.key_truncated = true;
+    }
+    let fits = |header: &&v1::Header| {
+        // Tag and length of the header in the message.
+        let size = header.encoded_len() + 5;
+        let fits = size <= left;
+        left = left.saturating_sub(size);
+        fits
+    };
+    let kept = whole.headers.iter().take_while(fits).count();
+    if kept == whole.headers.len() {
+        return;
+    }
+    whole.headers.truncate(kept);
+    whole.headers_truncated = true;
+    if let Some(masked) = &mut whole.masked {
+        let is_kept = |name: &String| whole.headers.iter().any(|header| header.name == *name);
+        masked.headers.retain(is_kept);
+    }
 }
 
 /// Masks everything but the value.
@@ -126,14 +159,14 @@ fn mask_facts(mask: &Mask<'_>, facts: Facts, whole: &mut v1::DeadLetter) {
     whole.error_class = facts.error_class;
     whole.error_code = facts.error_code;
     whole.error_message = facts.error_message;
-    whole.failed_at = facts.failed_at.map(to_timestamp);
+    whole.failed_at = facts.failed_at.and_then(time_of_record);
     whole.retry_count = facts.retry_count;
     whole.origin = facts.origin.map(|origin| v1::Position {
         topic: origin.topic,
         partition: origin.partition.unwrap_or(-1),
         offset: origin.offset.unwrap_or(-1),
     });
-    whole.origin_timestamp = facts.origin_timestamp.map(to_timestamp);
+    whole.origin_timestamp = facts.origin_timestamp.and_then(time_of_record);
     whole.trace_id = facts.trace_id.unwrap_or_default();
     whole.job_id = facts.job_id.unwrap_or_default();
 }
@@ -160,9 +193,11 @@ fn without_payload(whole: v1::DeadLetter) -> v1::DeadLetter {
     });
     v1::DeadLetter {
         key: None,
+        key_truncated: false,
         value: None,
         value_truncated: false,
         headers: Vec::new(),
+        headers_truncated: false,
         decoded: None,
         unreadable_headers: 0,
         content_hash: Bytes::new(),
@@ -185,17 +220,17 @@ fn whole_basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter
             partition: letter.id.partition,
             offset: letter.id.offset,
         }),
-        dead_at: Some(to_timestamp(letter.dead_at)),
+        dead_at: time_of_record(letter.dead_at),
         state: if are_states_known { letter.state as i32 } else { 0 },
         dialect: letter.dialect,
         pipeline: letter.pipeline.clone(),
         error_class: letter.error_class.clone(),
         error_code: letter.error_code.clone(),
         error_message: letter.error_message.clone(),
-        failed_at: letter.failed_at.map(to_timestamp),
+        failed_at: letter.failed_at.and_then(time_of_record),
         retry_count: letter.retry_count,
         origin,
-        origin_timestamp: letter.origin_timestamp.map(to_timestamp),
+        origin_timestamp: letter.origin_timestamp.and_then(time_of_record),
         key: letter.key.clone(),
         value_size: letter.value_size,
         value: None,
@@ -204,7 +239,7 @@ fn whole_basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter
         trace_id: letter.trace_id.clone(),
         job_id: letter.job_id.clone(),
         group: letter.group.to_string(),
-        state_time: letter.state_time.map(to_timestamp),
+        state_time: letter.state_time.and_then(time_of_record),
         state_by: letter.state_by.clone(),
         state_note: letter.state_note.clone(),
         content_hash: Bytes::copy_from_slice(&letter.content),
@@ -215,6 +250,8 @@ fn whole_basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter
         completeness: None,
         decoded: None,
         redriven_as: None,
+        key_truncated: false,
+        headers_truncated: false,
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use redeliver_core::Timestamp;
-use redeliver_proto::convert::to_timestamp;
+use redeliver_proto::convert::{time_of_record, to_timestamp};
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::config::Verb;
@@ -295,8 +295,8 @@ pub(super) fn message(
         template: group.template,
         count: group.count,
         open: are_states_known.then_some(group.open),
-        first_dead_at: Some(to_timestamp(group.first)),
-        last_dead_at: Some(to_timestamp(group.last)),
+        first_dead_at: time_of_record(group.first),
+        last_dead_at: time_of_record(group.last),
         topics: topics
             .map(|(topic, count)| v1::GroupTopic { topic, count })
             .collect(),

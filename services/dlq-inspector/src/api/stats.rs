@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redeliver_core::{HumanDuration, Timestamp};
 use redeliver_kafka::survey::Retention;
-use redeliver_proto::convert::{to_duration, to_timestamp};
+use redeliver_proto::convert::{time_of_record, to_duration};
 use redeliver_proto::v1;
 use tonic::Status;
 
@@ -82,8 +82,8 @@ fn stats(topic: String, counts: TopicCounts, status: TopicStatus, now: Timestamp
         last_minute,
         last_hour,
         last_day,
-        oldest: counts.oldest.map(to_timestamp),
-        newest: counts.newest.map(to_timestamp),
+        oldest: counts.oldest.and_then(time_of_record),
+        newest: counts.newest.and_then(time_of_record),
         until_removal,
         open_by_class: counts.open_by_class.into_iter().collect(),
         removal: removal(status.retention).into(),

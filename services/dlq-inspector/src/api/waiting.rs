@@ -11,7 +11,7 @@ use redeliver_core::pipeline::is_topic_name;
 use redeliver_core::{ErrorClass, Pipeline, Position, Timestamp};
 use redeliver_kafka::reader::ReadError;
 use redeliver_kafka::scan::Progress;
-use redeliver_proto::convert::{from_duration, to_duration, to_timestamp};
+use redeliver_proto::convert::{from_duration, time_of_record, to_duration, to_timestamp};
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1::waiting_service_server::WaitingService;
 use redeliver_proto::{Message as _, v1};
@@ -477,8 +477,8 @@ fn counts_message(counts: &Counts) -> v1::WaitingCounts {
         malformed: counts.malformed,
         average_attempts: counts.average_attempts(),
         max_attempts: counts.max_attempts,
-        next_due: counts.next_due.map(to_timestamp),
-        oldest: counts.oldest.map(to_timestamp),
+        next_due: counts.next_due.and_then(time_of_record),
+        oldest: counts.oldest.and_then(time_of_record),
         codes: codes
             .into_iter()
             .map(|(code, records)| v1::WaitingCode {
@@ -506,14 +506,16 @@ fn record_message(row: &Row, pipeline: &Pipeline) -> v1::WaitingRecord {
         pipeline: pipeline.name.to_string(),
         place: row.place.to_string(),
         position: Some(position_message(&row.position)),
-        due_at: facts.due.map(to_timestamp),
+        due_at: facts.due.and_then(time_of_record),
         attempts: facts.attempts.unwrap_or(0),
         error_class: text(&facts.class),
         error_code: text(&facts.code),
         error_message: text(&row.message),
-        failed_at: facts.failed_at.map(to_timestamp),
+        failed_at: facts.failed_at.and_then(time_of_record),
         origin: origin.map(origin_message),
-        origin_timestamp: origin.and_then(|origin| origin.timestamp).map(to_timestamp),
+        origin_timestamp: origin
+            .and_then(|origin| origin.timestamp)
+            .and_then(time_of_record),
         malformed: facts.is_malformed,
     }
 }
@@ -532,13 +534,13 @@ fn trace_message(traced: Traced) -> v1::PipelineTrace {
     v1::PipelineTrace {
         pipeline: traced.pipeline.to_string(),
         origin: Some(position_message(&traced.origin)),
-        origin_timestamp: traced.origin_timestamp.map(to_timestamp),
+        origin_timestamp: traced.origin_timestamp.and_then(time_of_record),
         steps: traced.life.steps.into_iter().map(step_message).collect(),
         truncated: traced.is_truncated,
         outcome: outcome.into(),
-        next_due: traced.life.next_due.map(to_timestamp),
+        next_due: traced.life.next_due.and_then(time_of_record),
         gaps: traced.life.gaps,
-        searched_since: traced.since.map(to_timestamp),
+        searched_since: traced.since.and_then(time_of_record),
     }
 }
 
@@ -594,15 +596,15 @@ fn step_message(
             .written
             .filter(|_| has_copy)
             .or(decision.time)
-            .map(to_timestamp),
+            .and_then(time_of_record),
         position: Some(position_message(&copy.position)),
         place: copy.spot.to_string(),
         attempts: facts.attempts.unwrap_or(0),
         error_class: text(facts.class),
         error_code: text(facts.code),
         error_message: text(copy.message),
-        failed_at: failed_at.map(to_timestamp),
-        due_at: due.map(to_timestamp),
+        failed_at: failed_at.and_then(time_of_record),
+        due_at: due.and_then(time_of_record),
         wait,
         redrives: facts.redrives,
         by: decision.by,

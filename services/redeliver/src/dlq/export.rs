@@ -253,6 +253,7 @@ fn reason(gap: Gap) -> &'static str {
         Gap::Masked => "masked",
         Gap::Gone => "gone",
         Gap::Unreadable => "with headers whose names are not UTF-8",
+        Gap::TooLarge => "with a key or headers that are too large",
     }
 }
 

@@ -55,6 +55,9 @@ pub(crate) fn as_text(letter: &DeadLetter, redriven: Option<&RedrivenAs>) -> Str
         text += "\nheaders\n";
         text += &header_lines(&letter.headers);
     }
+    if letter.are_headers_truncated {
+        text += "  (more headers are too large to be shown)\n";
+    }
     if letter.unreadable_headers > 0 {
         text += &format!(
             "  ({} more headers have names that are not UTF-8)\n",
@@ -172,6 +175,9 @@ pub(crate) fn as_json(letter: &DeadLetter) -> Value {
     } else {
         insert_bytes(&mut object, "key", letter.key.as_deref());
     }
+    if letter.is_key_truncated {
+        object.insert("key_truncated".to_owned(), true.into());
+    }
     if !letter.masked.fields.is_empty() {
         let masked = &letter.masked;
         let masked = json!({ "fields": masked.fields, "headers": masked.headers, "paths": masked.paths });
@@ -184,6 +190,9 @@ pub(crate) fn as_json(letter: &DeadLetter) -> Value {
     }
     if !letter.headers.is_empty() {
         object.insert("headers".to_owned(), headers_json(&letter.headers));
+    }
+    if letter.are_headers_truncated {
+        object.insert("headers_truncated".to_owned(), true.into());
     }
     if letter.unreadable_headers > 0 {
         object.insert("unreadable_headers".to_owned(), letter.unreadable_headers.into());
@@ -232,6 +241,8 @@ mod tests {
             value_size: Some(3),
             value: Some(bytes::Bytes::from_static(b"\xff\x00a")),
             is_value_truncated: false,
+            is_key_truncated: false,
+            are_headers_truncated: false,
             is_payload_withheld: false,
             masked: Masked::default(),
             headers,
