@@ -46,6 +46,8 @@ mod dead_letters;
 mod endpoint;
 mod error;
 pub mod export;
+#[cfg(test)]
+mod extremes;
 mod ingest;
 mod jobs;
 mod producer;

@@ -341,6 +341,13 @@ impl<'w> PageBuilder<'w> {
         self.read += 1;
         self.read_bytes += bytes;
         let entry = v1::AuditEntry::decode(record.value.clone().unwrap_or_default()).ok();
+        // Clients cannot read an answer with a time that is out of range.
+        let entry = entry.filter(|entry| {
+            entry
+                .time
+                .as_ref()
+                .is_none_or(|time| from_timestamp(time).is_some())
+        });
         // What cannot be read is listed without its contents: nobody must overlook it.
         if entry.as_ref().is_none_or(|entry| self.wanted.has(entry)) {
             self.bytes += bytes;

@@ -281,12 +281,112 @@ pub(super) fn position_message(position: &Position) -> v1::Position {
 
 #[cfg(test)]
 mod tests {
+    use prost_reflect::{DescriptorPool, DynamicMessage};
     use redeliver_core::{Headers, Position, Record, Timestamp};
+    use redeliver_proto::convert::from_timestamp;
 
     use super::*;
     use crate::id::LetterId;
     use crate::index::{self, Change, Index};
     use crate::letter::Letter;
+
+    /// A message must be one that clients with default limits can read, and have a form in JSON.
+    fn assert_readable(message: &v1::DeadLetter) {
+        let bytes = message.encode_to_vec();
+        assert!(bytes.len() < 3 << 20, "{} bytes", bytes.len());
+        let pool = DescriptorPool::decode(redeliver_proto::DESCRIPTORS).unwrap();
+        let descriptor = pool.get_message_by_name("redeliver.v1.DeadLetter").unwrap();
+        let dynamic = DynamicMessage::decode(descriptor, &*bytes).unwrap();
+        serde_json::to_string(&dynamic).unwrap();
+        for time in [
+            message.dead_at,
+            message.failed_at,
+            message.origin_timestamp,
+            message.state_time,
+        ] {
+            assert!(
+                time.is_none_or(|time| from_timestamp(&time).is_some()),
+                "{time:?}"
+            );
+        }
+    }
+
+    /// A dead letter as the index has it.
+    fn indexed(record: &Record) -> IndexedLetter {
+        let directory = tempfile::tempdir().unwrap();
+        let mut index = Index::open(directory.path(), &[]).unwrap();
+        let changes = [Change::Letters(vec![Letter::read(record)])];
+        index.writer.write(&changes, Timestamp::from_millis(1)).unwrap();
+        let id = LetterId::from(&record.position);
+        let found = index.pool.read_blocking(|connection| index::get(connection, &id));
+        found.unwrap().unwrap()
+    }
+
+    #[test]
+    fn extreme_dead_letters_stay_readable() {
+        let large = vec![0xff; 5 << 20];
+        let many: Vec<(&str, Option<&[u8]>)> = vec![("h", None); 1 << 20];
+        for millis in [
+            i64::MIN,
+            -1,
+            0,
+            253_402_300_800_000,
+            1_790_000_000_000_000,
+            i64::MAX,
+        ] {
+            let binary = millis.to_be_bytes();
+            let text = millis.to_string();
+            let headers: [(&str, Option<&[u8]>); 8] = [
+                ("kafka_dlt-original-topic", Some(b"o")),
+                ("kafka_dlt-original-partition", Some(&binary)),
+                ("kafka_dlt-original-offset", Some(&binary)),
+                ("kafka_dlt-original-timestamp", Some(&binary)),
+                ("retry_topic-attempts", Some(&binary)),
+                ("kafka_dlt-exception-message", Some(&large[..1 << 10])),
+                ("error-timestamp", Some(text.as_bytes())),
+                ("retry-count", Some(text.as_bytes())),
+            ];
+            for (more, key) in [
+                (&[][..], None),
+                (
+                    &[("stack", Some(&large[..])), ("tenant", Some(b"a"))],
+                    Some(&large),
+                ),
+                (&many, Some(&large)),
+            ] {
+                // Opening an index takes longer than the rest.
+                if !more.is_empty() && millis != i64::MAX {
+                    continue;
+                }
+                let record = Record {
+                    position: Position {
+                        topic: "a-dlq".into(),
+                        partition: i32::MAX,
+                        offset: i64::MAX - 1,
+                    },
+                    timestamp: Some(Timestamp::from_millis(millis)),
+                    key: key.map(|key| Bytes::copy_from_slice(key)),
+                    value: None,
+                    headers: headers.into_iter().chain(more.iter().copied()).collect(),
+                    unreadable_headers: usize::MAX,
+                };
+                let letter = indexed(&record);
+                let stored = StoredRecord {
+                    record,
+                    timestamp_type: Some(TimestampType::CreateTime),
+                };
+                let mut whole = whole_full(&letter, &stored, true);
+                truncate(&mut whole);
+                assert_readable(&whole);
+                assert_eq!(whole.headers_truncated, !more.is_empty());
+                assert_eq!(whole.key_truncated, key.is_some());
+                assert!(whole.headers.len() >= headers.len());
+                let mut basic = whole_basic(&letter, false);
+                truncate(&mut basic);
+                assert_readable(&basic);
+            }
+        }
+    }
 
     #[test]
     fn headers_that_cannot_be_shown_are_counted_and_unknown_states_are_not_open() {

@@ -11,7 +11,7 @@ use redeliver_core::{Clock as _, SystemClock};
 use redeliver_testkit::{CommandOutput, Reply, Request, ServiceProcess, eventually};
 use serde_json::Value;
 
-use crate::support::{DEADLINE, Pipe, PipeBuilder, records};
+use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, records};
 
 /// A pipeline with an inspector that accepts edits, and its commands.
 struct Cli {
@@ -262,6 +262,9 @@ fn an_edited_record_has_another_end_and_an_exported_file_redrives_the_others_onc
         Some(&b"value, headers"[..])
     );
     assert_eq!(output.headers.last("fixed-by"), Some(&b"ann"[..]));
+    // What was edited may differ.
+    let report = pipe.audit();
+    assert!(report.is_clean(), "{report}");
     // The original says who has edited it, and its life has one end.
     let trace = pipe.redeliver(&["trace", id, "--server", &cli.server, "-o", "json"]);
     let trace: Value =
@@ -461,4 +464,71 @@ fn who_repeats_or_confirms_a_plan_does_not_move_the_start_that_others_have_chose
     let confirmed = answered(&cli, &["redrive", "--all", "--no-wait"], starts, "y");
     assert_eq!(confirmed.code, Some(0), "{confirmed:?}");
     assert_eq!(at(&newest()), waits_until(TOMORROW));
+}
+
+#[test]
+fn audits_of_documented_producers_are_clean() {
+    // The endpoint says what it answers with, and the producer has only the header `tenant`, as in docs/producers.md.
+    let pipe = PipeBuilder::new("audit-headers")
+        .behave(|request| {
+            let json = vec![("content-type".to_owned(), "application/json".to_owned())];
+            Reply::Status(200, json, request.body.clone())
+        })
+        .create();
+    let _services = ["enricher", "retry-tier"].map(|service| pipe.start(service, "a", &[]));
+    let order = |number: usize| Draft::new(format!("k-{number}"), format!("{{\"order\":{number}}}"));
+    let orders = (0..30).map(|number| order(number).header("tenant", b"a"));
+    let ends = pipe.settle(&pipe.produce(orders.collect()), DEADLINE);
+    assert_eq!(ends.report.output, 30);
+    for record in &ends.records {
+        assert_eq!(
+            record.headers.last("content-type"),
+            Some(&b"application/json"[..])
+        );
+    }
+    let audited = pipe.redeliver(&["audit"]);
+    assert_eq!(audited.code, Some(0), "{audited:?}");
+}
+
+#[test]
+fn redrives_keep_headers_of_other_frameworks() {
+    let works = Arc::new(AtomicBool::new(false));
+    let endpoint_works = works.clone();
+    let cli = Cli::start("dlq-foreign", move |request| {
+        match endpoint_works.load(Ordering::SeqCst) {
+            true => Reply::ok(request.body.clone()),
+            false => Reply::status(422),
+        }
+    });
+    let pipe = &cli.pipe;
+    // A record of a pipeline that reads the dead letters of Kafka Connect.
+    let headers = [("__connect.errors.topic", &b"orders"[..]), ("tenant", b"a")];
+    let draft = Draft::new("k", "v");
+    let draft = headers
+        .iter()
+        .fold(draft, |draft, (name, value)| draft.header(name, value));
+    let sent = pipe.produce(vec![draft]);
+    pipe.settle(&sent, DEADLINE);
+    cli.until("OPEN", 1);
+    works.store(true, Ordering::SeqCst);
+    cli.json(
+        0,
+        &["redrive", "--all", "--yes", "--why", "fixed", "--all-at-once"],
+    );
+    let report = eventually("the record has succeeded", DEADLINE, || {
+        let report = pipe.audit();
+        if report.output == 1 {
+            Ok(report)
+        } else {
+            Err(report.to_string())
+        }
+    });
+    assert!(report.is_clean(), "{report}");
+    let results = pipe.read(&pipe.end_topics());
+    let result = results
+        .iter()
+        .find(|record| record.headers.last("redrive-id").is_some());
+    for (name, value) in headers {
+        assert_eq!(result.unwrap().headers.last(name), Some(value), "{name}");
+    }
 }
