@@ -1,5 +1,7 @@
 //! Answers with extreme values in all fields: one of them must not make the others unreadable.
 
+use std::sync::LazyLock;
+
 use proptest::prelude::*;
 use prost_reflect::{DescriptorPool, DynamicMessage, Kind, MapKey, MessageDescriptor, ReflectMessage, Value};
 use redeliver_proto::{Message, v1};
@@ -8,6 +10,8 @@ use crate::audit::AuditEntry;
 use crate::dead_letters::{DeadLetter, DeadLetterStats, Group};
 use crate::waiting::{RecordTrace, WaitingRecord};
 
+static POOL: LazyLock<DescriptorPool> =
+    LazyLock::new(|| DescriptorPool::decode(redeliver_proto::DESCRIPTORS).unwrap());
 /// Deeper messages are empty.
 const MAX_DEPTH: u32 = 4;
 
@@ -58,8 +62,7 @@ impl Choice {
 }
 
 fn extreme<M: Message + Default>(name: &str, seed: u64) -> M {
-    let pool = DescriptorPool::decode(redeliver_proto::DESCRIPTORS).unwrap();
-    let descriptor = pool.get_message_by_name(&format!("redeliver.v1.{name}")).unwrap();
+    let descriptor = POOL.get_message_by_name(&format!("redeliver.v1.{name}")).unwrap();
     let message = Choice(seed).message(&descriptor, 0);
     assert_eq!(message.descriptor().name(), name);
     M::decode(&*message.encode_to_vec()).unwrap()
