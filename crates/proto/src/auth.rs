@@ -1,4 +1,4 @@
-//! What clients add to each request: bearer tokens, which `redeliver_service::identity` checks, and the reason for reading payloads.
+//! What clients add to each request: bearer tokens, which `redeliver_service::identity` checks, and the reason of a call.
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode, utf8_percent_encode};
 use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
@@ -59,7 +59,12 @@ impl SendToken {
 /// The reason in the metadata of a request; empty if there is none, and `None` if it is not UTF-8.
 #[must_use]
 pub fn reason(metadata: &MetadataMap) -> Option<String> {
-    let encoded = metadata.get(REASON).map_or(&b""[..], MetadataValue::as_bytes);
+    decode_reason(metadata.get(REASON).map_or(&b""[..], MetadataValue::as_bytes))
+}
+
+/// A reason as it is sent; `None` if it is not UTF-8.
+#[must_use]
+pub fn decode_reason(encoded: &[u8]) -> Option<String> {
     let decoded = percent_decode(encoded).decode_utf8();
     decoded.ok().map(String::from)
 }

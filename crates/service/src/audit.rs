@@ -1,20 +1,32 @@
 //! The audit topic: who has changed or seen what.
 //!
 //! An entry of a change is written in the transaction of the change: [`AuditLog::record`] makes the record, and whoever writes the
-//! change writes it too. An entry of a disclosure is written, and acknowledged, before the answer is sent.
+//! change writes it too. An entry of a disclosure, or of a command for the scheduler, is written by an [`AuditWriter`], and acknowledged,
+//! before the answer or the command is sent.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use redeliver_core::error_chain::error_chain;
 use redeliver_core::{Headers, Output, Timestamp};
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::producer::{ProduceError, Producer};
+use redeliver_kafka::reader::{ReadError, partitions};
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::Config;
 
+use crate::Host;
 use crate::identity::Identity;
 
 /// The maximum number of ids in an entry. Others are recorded as ranges.
 pub const MAX_IDS: usize = 100;
+
+/// How long a caller waits until an entry is written.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// That the topic exists is checked again after this time.
+const CHECKED_FOR: Duration = Duration::from_secs(5);
 
 /// Where the entries of a process are written. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -54,6 +66,22 @@ pub enum Action {
     ReopenGroup,
     /// The note of a group was changed.
     AnnotateGroup,
+    /// A recurring schedule was created.
+    CreateSchedule,
+    /// Its definition was replaced.
+    UpdateSchedule,
+    /// It was paused.
+    PauseSchedule,
+    /// It was resumed.
+    ResumeSchedule,
+    /// An additional job of it was created.
+    TriggerSchedule,
+    /// It was deleted.
+    DeleteSchedule,
+    /// Jobs were cancelled.
+    CancelJobs,
+    /// Jobs were given another due time.
+    RescheduleJobs,
     /// A redrive, discard or restore was planned.
     PlanRedrive,
     /// It was started.
@@ -99,9 +127,9 @@ pub struct Entry {
     pub details: String,
     /// The filter of a list or watch, without what was searched for in payloads.
     pub filter: String,
-    /// How many payloads were sent, or dead letters changed.
+    /// How many payloads were sent, or dead letters or jobs changed.
     pub count: u64,
-    /// The ids of the first dead letters.
+    /// The ids of the first dead letters, or of the jobs.
     pub ids: Vec<String>,
     /// Where the others are.
     pub ranges: Vec<v1::DisclosedRange>,
@@ -136,6 +164,14 @@ impl Action {
             Self::MuteGroup => "groups.mute",
             Self::ReopenGroup => "groups.reopen",
             Self::AnnotateGroup => "groups.annotate",
+            Self::CreateSchedule => "schedules.create",
+            Self::UpdateSchedule => "schedules.update",
+            Self::PauseSchedule => "schedules.pause",
+            Self::ResumeSchedule => "schedules.resume",
+            Self::TriggerSchedule => "schedules.trigger",
+            Self::DeleteSchedule => "schedules.delete",
+            Self::CancelJobs => "jobs.cancel",
+            Self::RescheduleJobs => "jobs.reschedule",
             Self::PlanRedrive => "redrives.plan",
             Self::StartRedrive => "redrives.start",
             Self::PauseRedrive => "redrives.pause",
@@ -218,6 +254,78 @@ impl AuditLog {
             value: Some(Bytes::from(entry.encode_to_vec())),
             headers: Headers::new(),
         }
+    }
+}
+
+/// Writes entries that are not part of a transaction. Cheap to clone.
+#[derive(Clone)]
+pub struct AuditWriter {
+    log: AuditLog,
+    producer: Producer,
+    kafka: KafkaSettings,
+    /// When the topic was found to exist.
+    checked: Arc<Mutex<Option<Instant>>>,
+}
+
+/// Why an entry was not written, or may not have been.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct NotWritten(String);
+
+impl AuditWriter {
+    /// A writer for a service of this process.
+    ///
+    /// # Errors
+    /// When the producer cannot be created.
+    pub fn new(host: &Host, service: &'static str) -> Result<Self, ProduceError> {
+        Ok(Self {
+            log: AuditLog::new(&host.config, service),
+            producer: Producer::new(&host.kafka)?,
+            kafka: host.kafka.clone(),
+            checked: Arc::default(),
+        })
+    }
+
+    /// Writes an entry about what was decided at this time, and waits until it is acknowledged.
+    ///
+    /// # Errors
+    /// When the topic does not exist, or there is no acknowledgement within 10 seconds.
+    pub async fn write(&self, entry: Entry, time: Timestamp) -> Result<(), NotWritten> {
+        let record = self.log.record(entry, time);
+        let writing = async {
+            self.check_topic().await.map_err(|error| error_chain(&error))?;
+            let written = self.producer.send(&record).await;
+            written.map(drop).map_err(|error| error_chain(&error))
+        };
+        let written = tokio::time::timeout(WRITE_TIMEOUT, writing).await;
+        let written = written
+            .unwrap_or_else(|_| Err(format!("no acknowledgement within {} s", WRITE_TIMEOUT.as_secs())));
+        written.map_err(NotWritten)
+    }
+
+    /// Checks that the topic exists. If not, a write could make the broker create it, with the settings of no audit topic.
+    async fn check_topic(&self) -> Result<(), ReadError> {
+        let checked = || self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        if checked().is_some_and(|at| at.elapsed() < CHECKED_FOR) {
+            return Ok(());
+        }
+        let (kafka, topic) = (self.kafka.clone(), self.log.topic().clone());
+        if let Some(found) = blocking(move || partitions(&kafka, &topic)).await {
+            found?;
+            *checked() = Some(Instant::now());
+        }
+        Ok(())
+    }
+}
+
+/// Runs what blocks; `None` if the runtime is shutting down.
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => Some(result),
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => None,
+        },
     }
 }
 

@@ -4,7 +4,7 @@
 //! repeated. `dlq_inspector.record_disclosures: false` turns the entries off.
 
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -12,21 +12,18 @@ use redeliver_core::error_chain::error_chain;
 use redeliver_core::pattern::matches;
 use redeliver_core::{Record, Timestamp};
 use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::producer::Producer;
-use redeliver_kafka::reader::{ReadError, TopicReader, partitions};
+use redeliver_kafka::reader::{ReadError, TopicReader};
 use redeliver_proto::convert::from_timestamp;
 use redeliver_proto::error::status;
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::Host;
-use redeliver_service::audit::{Action, AuditLog, Entry, MAX_IDS};
+use redeliver_service::audit::{Action, AuditLog, AuditWriter, Entry, MAX_IDS, blocking};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::{Code, Status};
 
 use crate::access::Viewer;
 use crate::metrics::Metrics;
 
-/// How long a caller waits until an entry is written.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a caller waits for the first record of a page.
 const READ_TIMEOUT: Duration = Duration::from_secs(15);
 /// After this time, a page has what was found until then.
@@ -48,19 +45,15 @@ const SLACK_MILLIS: i64 = 60_000;
 const LATE_MILLIS: i64 = 10 * 60_000;
 /// The filters of callers are recorded up to this many bytes.
 const MAX_FILTER: usize = 1_000;
-/// That the topic exists is checked again after this time.
-const CHECKED_FOR: Duration = Duration::from_secs(5);
 
 /// Writes and reads the audit topic. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Audit {
     log: AuditLog,
     /// `None`: disclosures are not recorded.
-    producer: Option<Producer>,
+    writer: Option<AuditWriter>,
     kafka: KafkaSettings,
     readers: Arc<Semaphore>,
-    /// When the topic was found to exist.
-    checked: Arc<Mutex<Option<Instant>>>,
     metrics: Metrics,
 }
 
@@ -175,15 +168,14 @@ fn add(ranges: &mut Vec<v1::DisclosedRange>, position: &v1::Position) {
 
 impl Audit {
     pub(crate) fn new(host: &Host, records_disclosures: bool, metrics: Metrics) -> anyhow::Result<Self> {
-        let producer = records_disclosures
-            .then(|| Producer::new(&host.kafka))
+        let writer = records_disclosures
+            .then(|| AuditWriter::new(host, "dlq-inspector"))
             .transpose();
         Ok(Self {
             log: AuditLog::new(&host.config, "dlq-inspector"),
-            producer: producer.context("creating the producer of the audit topic")?,
+            writer: writer.context("creating the producer of the audit topic")?,
             kafka: host.kafka.clone(),
             readers: Arc::new(Semaphore::new(READERS)),
-            checked: Arc::default(),
             metrics,
         })
     }
@@ -195,7 +187,7 @@ impl Audit {
         disclosure: Disclosure,
         now: Timestamp,
     ) -> Result<(), Status> {
-        let Some(producer) = self.producer.as_ref().filter(|_| disclosure.count > 0) else {
+        let Some(writer) = self.writer.as_ref().filter(|_| disclosure.count > 0) else {
             return Ok(());
         };
         let entry = Entry {
@@ -208,21 +200,13 @@ impl Audit {
             is_masked: disclosure.is_masked,
             ..Entry::new(viewer.author(), disclosure.action)
         };
-        let record = self.log.record(entry, now);
-        let writing = async {
-            self.check_topic().await.map_err(|error| error_chain(&error))?;
-            let written = producer.send(&record).await;
-            written.map_err(|error| error_chain(&error))
-        };
-        let problem = match tokio::time::timeout(WRITE_TIMEOUT, writing).await {
-            Ok(Ok(_)) => return Ok(()),
-            Ok(Err(problem)) => problem,
-            Err(_) => format!("no acknowledgement within {} s", WRITE_TIMEOUT.as_secs()),
+        let Err(problem) = writer.write(entry, now).await else {
+            return Ok(());
         };
         self.metrics.add_audit_failure();
         tracing::error!(
             topic = &**self.log.topic(),
-            problem,
+            %problem,
             "cannot record who gets a payload; refusing it"
         );
         Err(unavailable(
@@ -246,31 +230,6 @@ impl Audit {
         // `None`: the runtime is shutting down.
         let page = reading.await.unwrap_or_else(|| Ok(EntryPage::default()));
         page.map_err(|error| unavailable(&format!("cannot read the audit topic: {}", error_chain(&error))))
-    }
-
-    /// Checks that the topic exists. If not, a write could make the broker create it, with the settings of no audit topic.
-    async fn check_topic(&self) -> Result<(), ReadError> {
-        let checked = || self.checked.lock().unwrap_or_else(PoisonError::into_inner);
-        if checked().is_some_and(|at| at.elapsed() < CHECKED_FOR) {
-            return Ok(());
-        }
-        let (kafka, topic) = (self.kafka.clone(), self.log.topic().clone());
-        if let Some(found) = blocking(move || partitions(&kafka, &topic)).await {
-            found?;
-            *checked() = Some(Instant::now());
-        }
-        Ok(())
-    }
-}
-
-/// Runs what blocks; `None` if the runtime is shutting down.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => Some(result),
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => None,
-        },
     }
 }
 
@@ -393,7 +352,7 @@ impl Wanted {
         time.is_none_or(|time| time >= self.from && time < self.until)
             && is_any(&self.by, &entry.by)
             && (self.action.is_empty() || matches(&self.action, &entry.action))
-            && is_any(&self.target, &entry.target)
+            && (is_any(&self.target, &entry.target) || entry.ids.contains(&self.target))
     }
 }
 

@@ -11,6 +11,7 @@
 //! | `limits` | limits for clients |
 //! | `hosts` | the hosts that requests may name |
 //! | `rates` | the rate of requests of each caller |
+//! | `changes` | records who changes schedules and jobs |
 //! | `body_budget` | the memory for the bodies of all requests |
 //! | `grpc` | `redeliver.v1.JobService` |
 //! | `schedules` | recurring schedules: the operations, `redeliver.v1.ScheduleService` and `/v1/schedules` |
@@ -41,6 +42,7 @@ use redeliver_runtime::config::{ConfigError, SchedulerConfig};
 use redeliver_runtime::http_server::{self, HttpLimits, ProtectedRequests};
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::tls::Protocols;
+use redeliver_service::audit::AuditWriter;
 use redeliver_service::control::Controls;
 use redeliver_service::control::grpc::Service as ControlService;
 use redeliver_service::host::{Host, api_tls};
@@ -55,6 +57,7 @@ use crate::config::rules;
 use crate::index::Index;
 
 mod body_budget;
+mod changes;
 mod commands;
 mod completeness;
 mod control;
@@ -74,11 +77,13 @@ mod state_end;
 mod view;
 
 use body_budget::{BodyBudget, reserve_body};
+use changes::{ChangeLog, ENTRIES, run_entries};
 use commands::{CommandWriter, UrgentTopic, WRITES, run_writes};
 use hosts::{Host as AcceptedHost, check_host};
 use jobs::Jobs;
 use limits::{LimitMetrics, is_grpc, with_status_of_timeout};
 use rates::{CallerRates, limit_rate};
+pub use schedules::{OccurrenceView, ScheduleView};
 use state_end::StateEnd;
 
 /// The share of `shutdown.grace` for which commands that are written wait for their outcomes once the process shuts down. Its
@@ -173,7 +178,23 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         }
         None => None,
     };
+    let unrecorded = Counter::default();
+    host.registry().register(
+        "scheduler_audit_failures",
+        "Changes that were refused, because they could not be recorded in the audit topic",
+        unrecorded.clone(),
+    );
+    let (entries, pending_entries) = mpsc::channel(ENTRIES);
+    let writer = AuditWriter::new(host, "scheduler")?;
+    host.tasks.spawn(
+        "scheduler-audit",
+        run_entries(pending_entries, writer, host.clock.clone(), unrecorded),
+    );
     let jobs = Arc::new(Jobs {
+        changes: ChangeLog {
+            records_jobs: scheduler.record_job_changes,
+            entries,
+        },
         index,
         commands: CommandWriter {
             producer: Producer::new(&host.kafka)?,

@@ -57,6 +57,8 @@ pub struct SchedulerConfig {
     pub keep_ended: HumanDuration,
     /// Maximum ended jobs that the index keeps per partition.
     pub max_ended: u32,
+    /// Whether jobs are cancelled and rescheduled only after it was recorded in the audit topic by whom.
+    pub record_job_changes: bool,
     /// How long before its due time a job is loaded into memory.
     #[serde(with = "display_from_str")]
     pub window: HumanDuration,
@@ -118,6 +120,7 @@ impl Default for SchedulerConfig {
             idempotency_window: HumanDuration::from_secs(86_400),
             keep_ended: HumanDuration::from_secs(86_400),
             max_ended: 50_000,
+            record_job_changes: true,
             window: HumanDuration::from_secs(10),
             window_jobs: 50_000,
             window_bytes: 64 << 20,

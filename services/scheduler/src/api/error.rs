@@ -51,6 +51,8 @@ pub(crate) enum RequestError {
     Unconfirmed(String),
     /// Kafka refused the command; nothing was written.
     KafkaUnavailable(String),
+    /// The change could not be recorded in the audit topic; nothing was changed.
+    NotRecorded,
     /// The index has no memory for a job with this due time. The request was not written, or the shard rejected it.
     IndexFull(String),
     /// Too many jobs of the application wait; the shard rejected the request.
@@ -229,6 +231,10 @@ impl RequestError {
                 "KAFKA_UNAVAILABLE",
                 format!("Kafka refused the command; nothing was written ({reason})"),
             ),
+            Self::NotRecorded => unavailable(
+                "AUDIT_UNAVAILABLE",
+                "cannot record the change in the audit topic; nothing was changed; retry later".to_owned(),
+            ),
             Self::IndexFull(message) => parts(
                 Code::ResourceExhausted,
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -292,6 +298,7 @@ impl RequestError {
             Self::Control(error) => error.retry_after(),
             Self::Refused(refusal) => (refusal.reason() == Reason::KeysUnavailable).then_some(SOON),
             Self::KafkaUnavailable(_)
+            | Self::NotRecorded
             | Self::CannotWait(_)
             | Self::Overloaded
             | Self::IndexUnavailable(_)

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use redeliver_core::{Failure, Headers};
 use redeliver_proto::convert::from_state;
-use redeliver_proto::v1;
 use redeliver_proto::v1::job_service_server::JobService;
+use redeliver_proto::{auth, v1};
 use redeliver_service::identity::Identity;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status};
 
+use super::changes::{Asked, read_reason};
 use super::error::RequestError;
 use super::jobs::{Accepted, Jobs, trace_headers};
 use super::list::{JobPage, ListJobs};
@@ -28,6 +29,16 @@ impl<I> Service<I> {
 
 pub(super) fn trace(metadata: &MetadataMap) -> Headers {
     trace_headers(|name| metadata.get(name).map(MetadataValue::as_bytes))
+}
+
+/// What comes with a request for a change.
+pub(super) fn asked(metadata: &MetadataMap) -> Result<Asked, Status> {
+    let encoded = metadata
+        .get(auth::REASON)
+        .map_or(&b""[..], MetadataValue::as_bytes);
+    let why = read_reason(encoded).map_err(|failure| RequestError::from(failure).into_status())?;
+    let trace = trace(metadata);
+    Ok(Asked { trace, why })
 }
 
 /// The caller. The layer that authenticates requests has added it.
@@ -135,14 +146,14 @@ impl<I: Index> JobService for Service<I> {
         &self,
         request: Request<v1::CancelJobRequest>,
     ) -> Result<Response<v1::CancelJobResponse>, Status> {
-        let (caller, trace) = (caller(&request)?, trace(request.metadata()));
+        let (caller, asked) = (caller(&request)?, asked(request.metadata())?);
         let v1::CancelJobRequest {
             id,
             app,
             idempotency_key,
         } = request.into_inner();
         let job = parse_job_ref(&id, &app, &idempotency_key)?;
-        let cancelled = self.0.cancel(&caller, job, Format::Protobuf, trace).await;
+        let cancelled = self.0.cancel(&caller, job, Format::Protobuf, asked).await;
         let v1::CommandOutcome { outcome, job, .. } = cancelled.map_err(RequestError::into_status)?;
         Ok(Response::new(v1::CancelJobResponse { outcome, job }))
     }
@@ -151,7 +162,7 @@ impl<I: Index> JobService for Service<I> {
         &self,
         request: Request<v1::RescheduleJobRequest>,
     ) -> Result<Response<v1::RescheduleJobResponse>, Status> {
-        let (caller, trace) = (caller(&request)?, trace(request.metadata()));
+        let (caller, asked) = (caller(&request)?, asked(request.metadata())?);
         let v1::RescheduleJobRequest {
             id,
             when,
@@ -168,7 +179,7 @@ impl<I: Index> JobService for Service<I> {
         let when = read_when(when.as_ref()).map_err(|failure| RequestError::from(failure).into_status())?;
         let rescheduled = self
             .0
-            .reschedule(&caller, job, when, Format::Protobuf, trace)
+            .reschedule(&caller, job, when, Format::Protobuf, asked)
             .await;
         let v1::CommandOutcome { outcome, job, .. } = rescheduled.map_err(RequestError::into_status)?;
         Ok(Response::new(v1::RescheduleJobResponse { outcome, job }))

@@ -36,6 +36,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::body_budget::BodyBudget;
+use super::changes::{Asked, ChangeLog};
 use super::commands::CommandWriter;
 use super::completeness::{self, Completeness, KafkaWait, PartitionEnd, StatePartition, read_complete};
 use super::error::{RequestError, Undecided, UndecidedJob};
@@ -70,6 +71,7 @@ const MAX_MINUTES: u32 = 1_440;
 pub(crate) struct Jobs<I> {
     pub(crate) index: I,
     pub(crate) commands: CommandWriter,
+    pub(crate) changes: ChangeLog,
     /// The number of partitions of the ingest topic, which is the number of shards.
     pub(crate) partitions: i32,
     pub(crate) rules: Rules,
@@ -222,14 +224,15 @@ impl<I: Index> Jobs<I> {
         caller: &Identity,
         job: JobRef,
         format: Format,
-        trace: Headers,
+        asked: Asked,
     ) -> Result<v1::CommandOutcome, RequestError> {
         if !self.may_change(caller, &job, "cancel").await? {
             return Ok(unknown_job());
         }
         let request = ParsedRequest::Cancel(job.clone());
         self.check(&request, format)?;
-        self.command(&job, &request, trace).await
+        self.changes.record_cancellation(caller, &job, &asked.why).await?;
+        self.command(&job, &request, asked.trace).await
     }
 
     /// Reschedules a job. The outcome says if it was too late.
@@ -239,7 +242,7 @@ impl<I: Index> Jobs<I> {
         job: JobRef,
         when: When,
         format: Format,
-        trace: Headers,
+        asked: Asked,
     ) -> Result<v1::CommandOutcome, RequestError> {
         if !self.may_change(caller, &job, "reschedule").await? {
             return Ok(unknown_job());
@@ -247,7 +250,10 @@ impl<I: Index> Jobs<I> {
         let job_ref = job.clone();
         let request = ParsedRequest::Reschedule { job, when };
         self.check(&request, format)?;
-        self.command(&job_ref, &request, trace).await
+        self.changes
+            .record_new_time(caller, &job_ref, when, &asked.why)
+            .await?;
+        self.command(&job_ref, &request, asked.trace).await
     }
 
     /// A job with its payload.

@@ -23,7 +23,7 @@ use axum::{Extension, Json, Router, middleware};
 use jiff::tz::TimeZone;
 use redeliver_core::failure::bounded_text;
 use redeliver_core::{Failure, Headers};
-use redeliver_proto::v1;
+use redeliver_proto::{auth, v1};
 use redeliver_runtime::http_server::BodyTimeout;
 use redeliver_service::identity::{AuthenticateLayer, Authenticator, Identity, Refusal};
 use serde::{Deserialize, Serialize};
@@ -32,6 +32,7 @@ use utoipa::openapi::OpenApi;
 use utoipa::{IntoParams, ToSchema};
 
 use super::body_budget::BodyBudget;
+use super::changes::{Asked, read_reason};
 use super::control;
 use super::error::RequestError;
 use super::jobs::{Accepted, Jobs, trace_headers};
@@ -413,7 +414,7 @@ async fn show<I: Index>(
     delete,
     path = "/v1/jobs/{id}",
     operation_id = "cancelJob",
-    params(JobPath),
+    params(JobPath, ReasonHeader),
     responses(
         (status = 200, description = "Cancelled now or before, or expired", body = CommandResponse),
         Problems, JobProblems, CommandProblems,
@@ -465,7 +466,7 @@ impl KeyQuery {
     delete,
     path = "/v1/jobs",
     operation_id = "cancelJobByKey",
-    params(KeyQuery),
+    params(KeyQuery, ReasonHeader),
     responses(
         (status = 200, description = "Cancelled now or before, or expired", body = CommandResponse),
         Problems, JobProblems, CommandProblems,
@@ -487,7 +488,7 @@ async fn cancel_job<I: Index>(
     headers: &HeaderMap,
 ) -> Result<Json<CommandResponse>, Problem> {
     let cancelled = jobs
-        .cancel(caller, job.clone(), Format::Json, trace(headers))
+        .cancel(caller, job.clone(), Format::Json, asked(headers)?)
         .await?;
     let has_effect = matches!(
         cancelled.outcome(),
@@ -503,7 +504,7 @@ async fn cancel_job<I: Index>(
     patch,
     path = "/v1/jobs/{id}",
     operation_id = "rescheduleJob",
-    params(JobPath),
+    params(JobPath, ReasonHeader),
     request_body = DueRequest,
     responses(
         (status = 200, description = "The job has the new due time", body = CommandResponse),
@@ -528,7 +529,7 @@ async fn reschedule<I: Index>(
     patch,
     path = "/v1/jobs",
     operation_id = "rescheduleJobByKey",
-    params(KeyQuery),
+    params(KeyQuery, ReasonHeader),
     request_body = DueRequest,
     responses(
         (status = 200, description = "The job has the new due time", body = CommandResponse),
@@ -555,7 +556,7 @@ async fn reschedule_job<I: Index>(
     let body = json_body(headers, body, "scheduler.max_data")?;
     let when = read_json_time(&body, &jobs.rules.time_zone).map_err(RequestError::from)?;
     let rescheduled = jobs
-        .reschedule(caller, job.clone(), when, Format::Json, trace(headers))
+        .reschedule(caller, job.clone(), when, Format::Json, asked(headers)?)
         .await?;
     let has_effect = rescheduled.outcome() == v1::Outcome::Rescheduled;
     command_response(&job, rescheduled, has_effect)
@@ -710,6 +711,23 @@ fn parse_id(text: &str) -> Result<JobId, RequestError> {
 
 pub(super) fn trace(headers: &HeaderMap) -> Headers {
     trace_headers(|name| headers.get(name).map(HeaderValue::as_bytes))
+}
+
+/// What comes with a request for a change.
+pub(super) fn asked(headers: &HeaderMap) -> Result<Asked, RequestError> {
+    let why = read_reason(headers.get(auth::REASON).map_or(&b""[..], HeaderValue::as_bytes))?;
+    let trace = trace(headers);
+    Ok(Asked { trace, why })
+}
+
+/// The header with the reason of a change.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Header)]
+#[expect(dead_code, reason = "describes the header in the OpenAPI document")]
+pub(super) struct ReasonHeader {
+    /// Why, for the audit log: percent-encoded UTF-8, at most 1000 bytes.
+    #[param(rename = "redeliver-reason")]
+    reason: Option<String>,
 }
 
 pub(super) fn invalid_query(error: &QueryRejection) -> Problem {

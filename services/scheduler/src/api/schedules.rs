@@ -23,6 +23,7 @@ use redeliver_runtime::error_chain::error_chain;
 use redeliver_service::identity::Identity;
 use tokio::time::Instant;
 
+use super::changes::Asked;
 use super::completeness::{KafkaWait, read_complete};
 use super::error::RequestError;
 use super::jobs::{Jobs, OUTCOME_TIMEOUT, is_visible};
@@ -38,7 +39,8 @@ pub(super) mod rest;
 mod view;
 
 pub(super) use error::ScheduleError;
-pub(super) use view::{ScheduleView, UnreadableView};
+pub(super) use view::UnreadableView;
+pub use view::{OccurrenceView, ScheduleView};
 
 /// The default number of occurrences of a preview.
 const DEFAULT_PREVIEW: usize = 10;
@@ -95,7 +97,7 @@ impl<I: Index> Jobs<I> {
         spec: v1::ScheduleSpec,
         state: Option<v1::ScheduleState>,
         format: Format,
-        trace: Headers,
+        asked: Asked,
     ) -> Result<(v1::Schedule, bool), RequestError> {
         self.require_job(caller, Verb::Write, &spec, "create_schedule")?;
         let recurrence = state.map(|_| check_recurrence(&spec, format)).transpose()?;
@@ -106,7 +108,7 @@ impl<I: Index> Jobs<I> {
             let new = StoredSchedule::new(id, recurrence, v1::JobTemplate::default(), self.clock.now());
             check_state(expected, new.state())?;
         }
-        let outcome = self.send_change(caller, request, trace).await?;
+        let outcome = self.send_change(caller, request, asked).await?;
         check_unchanged(state, &outcome)?;
         let is_new = outcome.outcome() == v1::Outcome::ScheduleChanged;
         Ok((changed(outcome)?, is_new))
@@ -132,7 +134,7 @@ impl<I: Index> Jobs<I> {
         spec: v1::ScheduleSpec,
         expected: Expected,
         format: Format,
-        trace: Headers,
+        asked: Asked,
     ) -> Result<v1::Schedule, RequestError> {
         self.require_job(caller, Verb::Write, &spec, "update_schedule")?;
         let Expected { state, revision } = expected;
@@ -148,7 +150,7 @@ impl<I: Index> Jobs<I> {
             expected_revision,
         };
         let outcome = self
-            .change_known(caller, id, action, "update_schedule", format, trace)
+            .change_known(caller, id, action, "update_schedule", format, asked)
             .await?;
         check_unchanged(state, &outcome)?;
         changed(outcome)
@@ -194,7 +196,7 @@ impl<I: Index> Jobs<I> {
         id: String,
         action: Action<v1::ScheduleSpec>,
         format: Format,
-        trace: Headers,
+        asked: Asked,
     ) -> Result<v1::CommandOutcome, RequestError> {
         let operation = match action {
             Action::Create(_) => "create_schedule",
@@ -204,7 +206,7 @@ impl<I: Index> Jobs<I> {
             Action::Trigger => "trigger_schedule",
             Action::Delete => "delete_schedule",
         };
-        self.change_known(caller, id, action, operation, format, trace)
+        self.change_known(caller, id, action, operation, format, asked)
             .await
     }
 
@@ -273,7 +275,7 @@ impl<I: Index> Jobs<I> {
         action: Action<v1::ScheduleSpec>,
         operation: &str,
         format: Format,
-        trace: Headers,
+        asked: Asked,
     ) -> Result<v1::CommandOutcome, RequestError> {
         self.require_some(caller, Verb::Write, operation)?;
         // Before the look-up, so that an invalid change costs none.
@@ -287,7 +289,7 @@ impl<I: Index> Jobs<I> {
             // Meanwhile, the schedule may be replaced by one of another application.
             change.expected_app = Some(known.app().to_owned());
         }
-        self.send_change(caller, change, trace).await
+        self.send_change(caller, change, asked).await
     }
 
     /// Checks a change with the rules of the shard that will read it, so that no invalid command is written.
@@ -306,8 +308,26 @@ impl<I: Index> Jobs<I> {
         Ok(change)
     }
 
-    /// Writes a command to the shard of the schedule, and waits for its outcome.
+    /// Records a change, writes its command to the shard of the schedule, and waits for the outcome.
     async fn send_change(
+        &self,
+        caller: &Identity,
+        change: ParsedChange,
+        asked: Asked,
+    ) -> Result<v1::CommandOutcome, RequestError> {
+        self.changes.record_schedule(caller, &change, &asked.why).await?;
+        let (id, action) = (change.id.clone(), change.action.clone());
+        let outcome = self.outcome_of_change(caller, change, asked.trace).await;
+        if let Err(error) = &outcome
+            && let Some(refusal) = refusal(error)
+        {
+            self.changes.record_refusal(caller, &action, &id, refusal).await;
+        }
+        outcome
+    }
+
+    /// Writes the command of a change, and waits for its outcome.
+    async fn outcome_of_change(
         &self,
         caller: &Identity,
         change: ParsedChange,
@@ -426,6 +446,19 @@ fn decode(record: &Bytes) -> Result<StoredSchedule, RequestError> {
         RecordError::Definition(_) => Failure::permanent("schedule.definition", error_chain(&error)).into(),
         RecordError::Malformed(_) | RecordError::Newer(_) => unreadable(&error),
     })
+}
+
+/// Why a change had no effect; `None` if it may have had one.
+fn refusal(error: &RequestError) -> Option<&'static str> {
+    match error {
+        RequestError::Schedule(ScheduleError::Unknown(_)) => Some("the schedule is unknown"),
+        RequestError::Schedule(ScheduleError::Exists { .. }) => Some("another schedule has the id"),
+        RequestError::Schedule(ScheduleError::Revised { .. }) => Some("the schedule has another revision"),
+        RequestError::Schedule(ScheduleError::Undecided { .. } | ScheduleError::Unconfirmed { .. })
+        | RequestError::Unconfirmed(_)
+        | RequestError::Undecided(..) => None,
+        _ => Some("the scheduler did not accept it"),
+    }
 }
 
 /// The schedule that an outcome contains.

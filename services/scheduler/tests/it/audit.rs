@@ -8,6 +8,8 @@ use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::auth::SendToken;
 use redeliver_proto::error::reason;
 use redeliver_proto::v1::control_service_client::ControlServiceClient;
+use redeliver_proto::v1::job_service_client::JobServiceClient;
+use redeliver_proto::v1::schedule_service_client::ScheduleServiceClient;
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::identity::new_token;
 use redeliver_testkit::ServiceProcess;
@@ -18,7 +20,8 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::env::{DEADLINE, SchedulerEnv};
 
-type Control = ControlServiceClient<InterceptedService<Channel, SendToken>>;
+type Intercepted = InterceptedService<Channel, SendToken>;
+type Control = ControlServiceClient<Intercepted>;
 
 fn topic(env: &SchedulerEnv, of: &str) -> Arc<str> {
     format!("{}-{of}", env.test.name()).into()
@@ -29,7 +32,7 @@ fn env(name: &str) -> (SchedulerEnv, String) {
     let bob = new_token().unwrap();
     let mut env = SchedulerEnv::new(SchedulerEnv::builder(name));
     let file = env.test.directory().join("tokens");
-    let scopes = ["control:write"];
+    let scopes = ["control:write", "jobs:*"];
     let tokens = json!({ "tokens": [{ "name": "bob", "sha256": bob.sha256.to_string(), "scopes": scopes }] });
     std::fs::write(&file, tokens.to_string()).unwrap();
     env.test
@@ -38,6 +41,11 @@ fn env(name: &str) -> (SchedulerEnv, String) {
 }
 
 fn connect(env: &SchedulerEnv, scheduler: &mut ServiceProcess, token: &str) -> Control {
+    let channel = channel(env, scheduler);
+    ControlServiceClient::with_interceptor(channel, SendToken::new(Some(token)).unwrap())
+}
+
+fn channel(env: &SchedulerEnv, scheduler: &mut ServiceProcess) -> Channel {
     let output = scheduler.wait_for_output("serving the job API", DEADLINE);
     let line = output.lines().rfind(|line| line.contains("serving the job API"));
     let address = line
@@ -46,8 +54,57 @@ fn connect(env: &SchedulerEnv, scheduler: &mut ServiceProcess, token: &str) -> C
         .1
         .trim();
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
-    let channel = env.block_on(endpoint.connect()).unwrap();
-    ControlServiceClient::with_interceptor(channel, SendToken::new(Some(token)).unwrap())
+    env.block_on(endpoint.connect()).unwrap()
+}
+
+/// Clients whose caller has a reason for each change.
+fn clients(
+    env: &SchedulerEnv,
+    scheduler: &mut ServiceProcess,
+    token: &str,
+) -> (ScheduleServiceClient<Intercepted>, JobServiceClient<Intercepted>) {
+    let channel = channel(env, scheduler);
+    let send = SendToken::new(Some(token)).unwrap().with_reason("incident 42");
+    (
+        ScheduleServiceClient::with_interceptor(channel.clone(), send.clone()),
+        JobServiceClient::with_interceptor(channel, send),
+    )
+}
+
+fn nightly(data: &'static str) -> Option<v1::ScheduleSpec> {
+    Some(v1::ScheduleSpec {
+        timing: Some(v1::schedule_spec::Timing::Cron(v1::CronTiming {
+            expression: "30 2 * * *".to_owned(),
+            ..v1::CronTiming::default()
+        })),
+        job: Some(v1::JobTemplate {
+            app: "mail".to_owned(),
+            data: data.into(),
+            ..v1::JobTemplate::default()
+        }),
+        ..v1::ScheduleSpec::default()
+    })
+}
+
+fn job() -> v1::ScheduleJobRequest {
+    v1::ScheduleJobRequest {
+        job: Some(v1::JobSpec {
+            app: "mail".to_owned(),
+            when: Some(v1::job_spec::When::Delay(prost_types::Duration {
+                seconds: 3_600,
+                nanos: 0,
+            })),
+            ..v1::JobSpec::default()
+        }),
+        no_wait: false,
+    }
+}
+
+fn cancel(id: &str) -> v1::CancelJobRequest {
+    v1::CancelJobRequest {
+        id: id.to_owned(),
+        ..v1::CancelJobRequest::default()
+    }
 }
 
 fn request(why: &str) -> v1::ChangeControlRequest {
@@ -146,6 +203,156 @@ fn each_change_has_an_entry_that_says_who_has_changed_what_and_why() {
         );
         assert!(entry.time.is_some() && changes.contains_key(&entry.id));
     }
+}
+
+#[test]
+fn changes_of_schedules_have_entries() {
+    let (env, token) = env("audit-schedules");
+    let mut scheduler = env.start("a");
+    let (mut schedules, _) = clients(&env, &mut scheduler, &token);
+    let id = "nightly".to_owned();
+    env.block_on(async {
+        let create = v1::CreateScheduleRequest {
+            id: id.clone(),
+            spec: nightly("secret"),
+        };
+        schedules.create_schedule(create).await.unwrap();
+        let update = |data, expected_revision| v1::UpdateScheduleRequest {
+            id: id.clone(),
+            spec: nightly(data),
+            expected_revision,
+        };
+        schedules.update_schedule(update("", 1)).await.unwrap();
+        schedules.update_schedule(update("other", 1)).await.unwrap_err();
+        let pause = v1::PauseScheduleRequest { id: id.clone() };
+        schedules.pause_schedule(pause).await.unwrap();
+        let resume = v1::ResumeScheduleRequest {
+            id: id.clone(),
+            catch_up: true,
+        };
+        schedules.resume_schedule(resume).await.unwrap();
+        let trigger = v1::TriggerScheduleRequest { id: id.clone() };
+        schedules.trigger_schedule(trigger).await.unwrap();
+        let delete = v1::DeleteScheduleRequest { id: id.clone() };
+        schedules.delete_schedule(delete.clone()).await.unwrap();
+        schedules.delete_schedule(delete).await.unwrap_err();
+    });
+    let (entries, _) = written(&env);
+    let found: Vec<_> = entries
+        .iter()
+        .map(|entry| (&*entry.action, &*entry.details))
+        .collect();
+    let definition = |data: u32| {
+        format!(
+            "data of {data} bytes, no key, no headers, {}",
+            r#"{"appName":"mail","cron":{"expression":"30 2 * * *","zone":""}}"#
+        )
+    };
+    let update = |data| format!("expects revision 1, {}", definition(data));
+    assert_eq!(
+        found,
+        [
+            ("schedules.create", &*definition(6)),
+            ("schedules.update", &*update(0)),
+            ("schedules.update", &*update(5)),
+            ("schedules.update", "refused: the schedule has another revision"),
+            ("schedules.pause", ""),
+            ("schedules.resume", "catches up"),
+            ("schedules.trigger", ""),
+            ("schedules.delete", ""),
+            ("schedules.delete", ""),
+            ("schedules.delete", "refused: the schedule is unknown"),
+        ]
+    );
+    for entry in entries {
+        assert_eq!((&*entry.by, &*entry.target), ("bob", "nightly"));
+        assert!(entry.why == "incident 42" || entry.details.starts_with("refused"));
+    }
+}
+
+#[test]
+fn changes_of_jobs_have_entries() {
+    let (env, token) = env("audit-jobs");
+    let mut scheduler = env.start("a");
+    let (_, jobs) = clients(&env, &mut scheduler, &token);
+    let cancelled = env.block_on(async {
+        let calls = (0..20).map(|_| {
+            let mut jobs = jobs.clone();
+            async move {
+                let id = jobs.schedule_job(job()).await.unwrap().into_inner().id;
+                jobs.cancel_job(cancel(&id)).await.unwrap();
+                id
+            }
+        });
+        futures::future::join_all(calls).await
+    });
+    let moved = env.block_on(async {
+        let mut jobs = jobs.clone();
+        let id = jobs.schedule_job(job()).await.unwrap().into_inner().id;
+        let delay = prost_types::Duration {
+            seconds: 7_200,
+            nanos: 0,
+        };
+        let later = v1::RescheduleJobRequest {
+            id: id.clone(),
+            when: Some(v1::reschedule_job_request::When::Delay(delay)),
+            ..v1::RescheduleJobRequest::default()
+        };
+        jobs.reschedule_job(later).await.unwrap();
+        id
+    });
+    let (entries, _) = written(&env);
+    let of = |action: &'static str| entries.iter().filter(move |entry| entry.action == action);
+    let named = |entry: &v1::AuditEntry| match entry.ids.is_empty() {
+        true => vec![entry.target.clone()],
+        false => entry.ids.clone(),
+    };
+    let mut found: Vec<String> = of("jobs.cancel").flat_map(named).collect();
+    let mut expected = cancelled;
+    found.sort();
+    expected.sort();
+    assert_eq!(found, expected);
+    let count: u64 = of("jobs.cancel").map(|entry| entry.count).sum();
+    assert_eq!(count, 20);
+    let moves: Vec<_> = of("jobs.reschedule")
+        .map(|entry| (&*entry.target, &*entry.details))
+        .collect();
+    assert_eq!(moves, [(&*moved, "due after 2h")]);
+    assert!(
+        entries
+            .iter()
+            .all(|entry| entry.by == "bob" && entry.why == "incident 42")
+    );
+}
+
+#[test]
+fn without_the_audit_topic_no_job_is_changed() {
+    let (env, token) = env("audit-jobs-gone");
+    let mut scheduler = env.start("a");
+    let (mut schedules, mut jobs) = clients(&env, &mut scheduler, &token);
+    delete_topic(&env.kafka.brokers, &topic(&env, "audit"));
+    env.block_on(async {
+        let id = jobs.schedule_job(job()).await.unwrap().into_inner().id;
+        let refused = jobs.cancel_job(cancel(&id)).await.unwrap_err();
+        assert_eq!(
+            reason(&refused).as_deref(),
+            Some("AUDIT_UNAVAILABLE"),
+            "{refused:?}"
+        );
+        let create = v1::CreateScheduleRequest {
+            id: "nightly".to_owned(),
+            spec: nightly(""),
+        };
+        let refused = schedules.create_schedule(create).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::Unavailable, "{refused:?}");
+        let get = v1::GetScheduleRequest {
+            id: "nightly".to_owned(),
+        };
+        let unknown = schedules.get_schedule(get).await.unwrap_err();
+        assert_eq!(unknown.code(), tonic::Code::NotFound, "{unknown:?}");
+        let job = jobs.get_job(v1::GetJobRequest { id }).await.unwrap().into_inner();
+        assert_eq!(job.state(), v1::JobState::Scheduled);
+    });
 }
 
 #[test]

@@ -10,7 +10,7 @@ use tonic::{Request, Response, Status};
 
 use super::{Expected, PreviewRequest, Previewed, changed};
 use crate::api::error::RequestError;
-use crate::api::grpc::{caller, named, trace};
+use crate::api::grpc::{asked, caller, named};
 use crate::api::jobs::Jobs;
 use crate::api::list::{ListSchedules, SchedulePage};
 use crate::index::Index;
@@ -46,11 +46,11 @@ impl<I: Index> ScheduleService for Service<I> {
         &self,
         request: Request<v1::CreateScheduleRequest>,
     ) -> Result<Response<v1::Schedule>, Status> {
-        let (caller, trace) = (caller(&request)?, trace(request.metadata()));
+        let (caller, asked) = (caller(&request)?, asked(request.metadata())?);
         let v1::CreateScheduleRequest { id, spec } = request.into_inner();
         let created = self
             .0
-            .create_schedule(&caller, id, required(spec)?, None, FORMAT, trace)
+            .create_schedule(&caller, id, required(spec)?, None, FORMAT, asked)
             .await;
         let (schedule, _) = created.map_err(status)?;
         Ok(Response::new(schedule))
@@ -97,7 +97,7 @@ impl<I: Index> ScheduleService for Service<I> {
         &self,
         request: Request<v1::UpdateScheduleRequest>,
     ) -> Result<Response<v1::Schedule>, Status> {
-        let (caller, trace) = (caller(&request)?, trace(request.metadata()));
+        let (caller, asked) = (caller(&request)?, asked(request.metadata())?);
         let v1::UpdateScheduleRequest {
             id,
             spec,
@@ -109,7 +109,7 @@ impl<I: Index> ScheduleService for Service<I> {
         };
         let updated = self
             .0
-            .update_schedule(&caller, id, required(spec)?, expected, FORMAT, trace)
+            .update_schedule(&caller, id, required(spec)?, expected, FORMAT, asked)
             .await;
         updated.map(Response::new).map_err(status)
     }
@@ -118,11 +118,11 @@ impl<I: Index> ScheduleService for Service<I> {
         &self,
         request: Request<v1::PauseScheduleRequest>,
     ) -> Result<Response<v1::Schedule>, Status> {
-        let (caller, trace) = (caller(&request)?, trace(request.metadata()));
+        let (caller, asked) = (caller(&request)?, asked(request.metadata())?);
         let id = request.into_inner().id;
         let paused = self
             .0
-            .change_schedule(&caller, id, Action::Pause, FORMAT, trace)
+            .change_schedule(&caller, id, Action::Pause, FORMAT, asked)
             .await;
         let schedule = paused.and_then(changed).map_err(status)?;
         Ok(Response::new(schedule))
@@ -132,12 +132,12 @@ impl<I: Index> ScheduleService for Service<I> {
         &self,
         request: Request<v1::ResumeScheduleRequest>,
     ) -> Result<Response<v1::ResumeScheduleResponse>, Status> {
-        let (caller, trace) = (caller(&request)?, trace(request.metadata()));
+        let (caller, asked) = (caller(&request)?, asked(request.metadata())?);
         let v1::ResumeScheduleRequest { id, catch_up } = request.into_inner();
         let catch_up = if catch_up { CatchUp::Misfire } else { CatchUp::Skip };
         let resumed = self
             .0
-            .change_schedule(&caller, id, Action::Resume(catch_up), FORMAT, trace)
+            .change_schedule(&caller, id, Action::Resume(catch_up), FORMAT, asked)
             .await;
         let v1::CommandOutcome {
             schedule, skipped, ..
@@ -149,11 +149,11 @@ impl<I: Index> ScheduleService for Service<I> {
         &self,
         request: Request<v1::TriggerScheduleRequest>,
     ) -> Result<Response<v1::TriggerScheduleResponse>, Status> {
-        let (caller, trace) = (caller(&request)?, trace(request.metadata()));
+        let (caller, asked) = (caller(&request)?, asked(request.metadata())?);
         let id = request.into_inner().id;
         let triggered = self
             .0
-            .change_schedule(&caller, id, Action::Trigger, FORMAT, trace)
+            .change_schedule(&caller, id, Action::Trigger, FORMAT, asked)
             .await;
         let job = triggered.map_err(status)?.job.unwrap_or_default();
         Ok(Response::new(v1::TriggerScheduleResponse { job_id: job.id }))
@@ -188,11 +188,11 @@ impl<I: Index> ScheduleService for Service<I> {
         &self,
         request: Request<v1::DeleteScheduleRequest>,
     ) -> Result<Response<v1::DeleteScheduleResponse>, Status> {
-        let (caller, trace) = (caller(&request)?, trace(request.metadata()));
+        let (caller, asked) = (caller(&request)?, asked(request.metadata())?);
         let id = request.into_inner().id;
         let deleted = self
             .0
-            .change_schedule(&caller, id, Action::Delete, FORMAT, trace)
+            .change_schedule(&caller, id, Action::Delete, FORMAT, asked)
             .await;
         deleted.map_err(status)?;
         Ok(Response::new(v1::DeleteScheduleResponse {}))

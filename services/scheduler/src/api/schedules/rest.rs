@@ -22,7 +22,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Json};
-use redeliver_core::{Failure, Headers, Timestamp};
+use redeliver_core::{Failure, Timestamp};
 use redeliver_proto::v1;
 use redeliver_recurrence::CatchUp;
 use redeliver_service::identity::Identity;
@@ -32,6 +32,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::view::{OccurrenceView, UnreadableView};
 use super::{Expected, PreviewRequest, Previewed, ScheduleView, changed};
+use crate::api::changes::Asked;
 use crate::api::error::RequestError;
 use crate::api::jobs::Jobs;
 use crate::api::list::{ListSchedules, SchedulePage};
@@ -40,7 +41,7 @@ use crate::api::openapi::{
     ScheduleRequest,
 };
 use crate::api::problem::Problem;
-use crate::api::rest::{invalid_query, json_body, not_allowed, not_found, trace};
+use crate::api::rest::{ReasonHeader, asked, invalid_query, json_body, not_allowed, not_found};
 use crate::index::Index;
 use crate::request::{Action, Field, Format, ReadSchedule, read_instant, read_schedule_json};
 
@@ -73,6 +74,7 @@ pub(in crate::api) fn add<I: Index>(
     post,
     path = "/v1/schedules",
     operation_id = "createSchedule",
+    params(ReasonHeader),
     request_body = ScheduleRequest,
     responses(
         (status = 201, description = "A new schedule", body = ScheduleView),
@@ -92,7 +94,7 @@ async fn create<I: Index>(
     })?;
     let location = format!("/v1/schedules/{id}");
     let (schedule, is_new) = jobs
-        .create_schedule(&caller, id, spec, state, FORMAT, trace(&headers))
+        .create_schedule(&caller, id, spec, state, FORMAT, asked(&headers)?)
         .await?;
     let status = if is_new {
         StatusCode::CREATED
@@ -213,7 +215,7 @@ struct UpdateQuery {
     put,
     path = "/v1/schedules/{id}",
     operation_id = "updateSchedule",
-    params(SchedulePath, UpdateQuery),
+    params(SchedulePath, UpdateQuery, ReasonHeader),
     request_body = ScheduleRequest,
     responses(
         (status = 200, description = "The schedule has this definition", body = ScheduleView),
@@ -255,7 +257,7 @@ async fn update<I: Index>(
         revision: expected_revision.or(revision),
     };
     let schedule = jobs
-        .update_schedule(&caller, id, spec, expected, FORMAT, trace(&headers))
+        .update_schedule(&caller, id, spec, expected, FORMAT, asked(&headers)?)
         .await?;
     Ok(Json(schedule.into()))
 }
@@ -273,7 +275,7 @@ pub(in crate::api) struct DeletedSchedule {
     delete,
     path = "/v1/schedules/{id}",
     operation_id = "deleteSchedule",
-    params(SchedulePath),
+    params(SchedulePath, ReasonHeader),
     responses((status = 200, description = "Deleted", body = DeletedSchedule), Problems, ScheduleProblems),
 )]
 async fn delete<I: Index>(
@@ -283,7 +285,7 @@ async fn delete<I: Index>(
     headers: HeaderMap,
 ) -> Result<Json<DeletedSchedule>, Problem> {
     no_verb(&id)?;
-    jobs.change_schedule(&caller, id.clone(), Action::Delete, FORMAT, trace(&headers))
+    jobs.change_schedule(&caller, id.clone(), Action::Delete, FORMAT, asked(&headers)?)
         .await?;
     Ok(Json(DeletedSchedule { id }))
 }
@@ -330,19 +332,19 @@ async fn command<I: Index>(
     };
     // The content type is required even without a body, for the reason that `json_body` has.
     let body = json_body(&headers, body, "scheduler.max_data")?;
-    let (id, trace) = (id.to_owned(), trace(&headers));
+    let (id, asked) = (id.to_owned(), asked(&headers)?);
     Ok(match verb {
         "pause" => {
             let NoOptions {} = read_options(&body)?;
-            pause(&jobs, &caller, id, trace).await?.into_response()
+            pause(&jobs, &caller, id, asked).await?.into_response()
         }
         "resume" => {
             let options = read_options(&body)?;
-            resume(&jobs, &caller, id, options, trace).await?.into_response()
+            resume(&jobs, &caller, id, options, asked).await?.into_response()
         }
         _ => {
             let NoOptions {} = read_options(&body)?;
-            trigger(&jobs, &caller, id, trace).await?.into_response()
+            trigger(&jobs, &caller, id, asked).await?.into_response()
         }
     })
 }
@@ -381,7 +383,7 @@ pub(in crate::api) fn read_options<T: Default + DeserializeOwned>(body: &Bytes) 
     post,
     path = "/v1/schedules/{id}:pause",
     operation_id = "pauseSchedule",
-    params(SchedulePath),
+    params(SchedulePath, ReasonHeader),
     request_body = NoOptions,
     responses(
         (status = 200, description = "The schedule is paused", body = ScheduleView),
@@ -392,10 +394,10 @@ async fn pause<I: Index>(
     jobs: &Jobs<I>,
     caller: &Identity,
     id: String,
-    trace: Headers,
+    asked: Asked,
 ) -> Result<Json<ScheduleView>, Problem> {
     let paused = jobs
-        .change_schedule(caller, id, Action::Pause, FORMAT, trace)
+        .change_schedule(caller, id, Action::Pause, FORMAT, asked)
         .await?;
     Ok(Json(changed(paused)?.into()))
 }
@@ -415,7 +417,7 @@ pub(in crate::api) struct ResumedSchedule {
     post,
     path = "/v1/schedules/{id}:resume",
     operation_id = "resumeSchedule",
-    params(SchedulePath),
+    params(SchedulePath, ReasonHeader),
     request_body = ResumeRequest,
     responses(
         (status = 200, description = "The schedule is not paused", body = ResumedSchedule),
@@ -427,7 +429,7 @@ async fn resume<I: Index>(
     caller: &Identity,
     id: String,
     options: ResumeOptions,
-    trace: Headers,
+    asked: Asked,
 ) -> Result<Json<ResumedSchedule>, Problem> {
     let catch_up = if options.catch_up.unwrap_or(false) {
         CatchUp::Misfire
@@ -437,7 +439,7 @@ async fn resume<I: Index>(
     let v1::CommandOutcome {
         schedule, skipped, ..
     } = jobs
-        .change_schedule(caller, id, Action::Resume(catch_up), FORMAT, trace)
+        .change_schedule(caller, id, Action::Resume(catch_up), FORMAT, asked)
         .await?;
     Ok(Json(ResumedSchedule {
         schedule: schedule.map(ScheduleView::from),
@@ -460,7 +462,7 @@ pub(in crate::api) struct TriggeredSchedule {
     post,
     path = "/v1/schedules/{id}:trigger",
     operation_id = "triggerSchedule",
-    params(SchedulePath),
+    params(SchedulePath, ReasonHeader),
     request_body = NoOptions,
     responses(
         (status = 200, description = "The job", body = TriggeredSchedule),
@@ -471,10 +473,10 @@ async fn trigger<I: Index>(
     jobs: &Jobs<I>,
     caller: &Identity,
     id: String,
-    trace: Headers,
+    asked: Asked,
 ) -> Result<Json<TriggeredSchedule>, Problem> {
     let triggered = jobs
-        .change_schedule(caller, id, Action::Trigger, FORMAT, trace)
+        .change_schedule(caller, id, Action::Trigger, FORMAT, asked)
         .await?;
     let job_id = triggered.job.unwrap_or_default().id;
     Ok(Json(TriggeredSchedule { job_id }))

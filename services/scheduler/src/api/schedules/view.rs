@@ -15,7 +15,7 @@ use crate::request::{as_data, state_name};
 /// A recurring schedule. Bytes that are not UTF-8, and data that is not JSON, are encoded in Base64, in a field of another name.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct ScheduleView {
+pub struct ScheduleView {
     id: String,
     /// `active`, `paused` or `finished`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -112,7 +112,7 @@ pub(crate) struct MisfireView {
 /// A future occurrence.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct OccurrenceView {
+pub struct OccurrenceView {
     /// The nominal time, which is also the earliest due time.
     #[schema(format = DateTime)]
     nominal_time: Option<String>,
@@ -155,8 +155,22 @@ fn duration(duration: Option<&ProtoDuration>) -> Option<String> {
 }
 
 impl ScheduleView {
+    /// A definition alone, as JSON.
+    pub(crate) fn definition(spec: v1::ScheduleSpec) -> serde_json::Value {
+        let view = Self::from(v1::Schedule {
+            spec: Some(spec),
+            ..v1::Schedule::default()
+        });
+        let mut definition = serde_json::json!(view);
+        if let Some(fields) = definition.as_object_mut() {
+            fields.retain(|field, _| !["id", "revision", "dispatched", "skipped"].contains(&field.as_str()));
+        }
+        definition
+    }
+
     /// A schedule with the data, key and headers of its job. It is a definition of the same schedule.
-    pub(crate) fn whole(schedule: v1::Schedule) -> Self {
+    #[must_use]
+    pub fn whole(schedule: v1::Schedule) -> Self {
         let mut view = Self::from(schedule);
         if view.job_data.is_none() {
             // Without data, which is something else than the data `null`.

@@ -1,0 +1,352 @@
+//! Records who changes recurring schedules and jobs, and why, before the command is written: if the entry cannot be written, nothing is
+//! changed.
+//!
+//! Whether a command takes effect is decided by its shard, later. An entry that another one about a refusal follows had no effect.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use futures::future::join_all;
+use prometheus_client::metrics::counter::Counter;
+use redeliver_core::{Clock, Failure, Headers};
+use redeliver_proto::{auth, v1};
+use redeliver_recurrence::CatchUp;
+use redeliver_service::audit::{Action as Recorded, AuditWriter, Author, Entry, MAX_IDS};
+use redeliver_service::identity::Identity;
+use tokio::sync::{mpsc, oneshot};
+
+use super::error::RequestError;
+use super::schedules::ScheduleView;
+use crate::request::{Action, JobRef, ParsedChange, When};
+
+/// The maximum number of entries that wait to be written. Further callers wait for room.
+pub(super) const ENTRIES: usize = 1_000;
+
+/// The maximum size of a reason in bytes.
+const MAX_WHY: usize = 1_000;
+
+/// What comes with a request for a change, besides the change.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Asked {
+    /// The caller's trace context.
+    pub(crate) trace: Headers,
+    /// Why, in the words of the caller.
+    pub(crate) why: String,
+}
+
+/// Records changes. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct ChangeLog {
+    /// `scheduler.record_job_changes`.
+    pub(super) records_jobs: bool,
+    /// To [`run_entries`].
+    pub(super) entries: mpsc::Sender<PendingEntry>,
+}
+
+/// An entry that is to be written.
+pub(super) struct PendingEntry {
+    entry: Entry,
+    /// Gets whether it was written.
+    written: oneshot::Sender<bool>,
+}
+
+/// The reason in the header `redeliver-reason`.
+///
+/// # Errors
+/// When it is not percent-encoded UTF-8, too long, or has control characters.
+pub(crate) fn read_reason(encoded: &[u8]) -> Result<String, Failure> {
+    let invalid = |problem: &str| {
+        let problem = format!("`{}` {problem}", auth::REASON);
+        Failure::permanent("request.reason", problem)
+    };
+    let why = auth::decode_reason(encoded).ok_or_else(|| invalid("is not percent-encoded UTF-8"))?;
+    if why.len() > MAX_WHY || why.contains(|c: char| c.is_control() && c != '\n') {
+        return Err(invalid("must be a text of at most 1000 bytes"));
+    }
+    Ok(why)
+}
+
+impl ChangeLog {
+    /// Records a change of a schedule.
+    pub(super) async fn record_schedule(
+        &self,
+        caller: &Identity,
+        change: &ParsedChange,
+        why: &str,
+    ) -> Result<(), RequestError> {
+        let (action, details) = described(&change.action);
+        self.record(entry(caller, action, &change.id, details, why)).await
+    }
+
+    /// Records that a change of a schedule was refused, after it was recorded. Its caller gets the refusal in any case.
+    pub(super) async fn record_refusal(
+        &self,
+        caller: &Identity,
+        action: &Action<v1::ScheduleSpec>,
+        id: &str,
+        refusal: &str,
+    ) {
+        let (action, _) = described(action);
+        let refused = entry(caller, action, id, format!("refused: {refusal}"), "");
+        if self.record(refused).await.is_err() {
+            tracing::warn!(
+                schedule = id,
+                refusal,
+                "the audit log does not say that the change was refused"
+            );
+        }
+    }
+
+    /// Records the cancellation of a job.
+    pub(super) async fn record_cancellation(
+        &self,
+        caller: &Identity,
+        job: &JobRef,
+        why: &str,
+    ) -> Result<(), RequestError> {
+        self.record_job(caller, Recorded::CancelJobs, job, String::new(), why)
+            .await
+    }
+
+    /// Records the new due time of a job.
+    pub(super) async fn record_new_time(
+        &self,
+        caller: &Identity,
+        job: &JobRef,
+        when: When,
+        why: &str,
+    ) -> Result<(), RequestError> {
+        let details = match when {
+            When::At(time) => format!("due at {time}"),
+            When::After(delay) => format!("due after {delay}"),
+        };
+        self.record_job(caller, Recorded::RescheduleJobs, job, details, why)
+            .await
+    }
+
+    async fn record_job(
+        &self,
+        caller: &Identity,
+        action: Recorded,
+        job: &JobRef,
+        details: String,
+        why: &str,
+    ) -> Result<(), RequestError> {
+        if !self.records_jobs {
+            return Ok(());
+        }
+        let target = match job {
+            JobRef::Id(id) => id.to_string(),
+            JobRef::Key { app, key } => format!("{app}/{key}"),
+        };
+        let entry = entry(caller, action, &target, details, why);
+        self.record(Entry { count: 1, ..entry }).await
+    }
+
+    async fn record(&self, entry: Entry) -> Result<(), RequestError> {
+        let (written, is_written) = oneshot::channel();
+        // Both only fail when the process shuts down.
+        let sent = self.entries.send(PendingEntry { entry, written }).await;
+        match (sent, is_written.await) {
+            (Ok(()), Ok(true)) => Ok(()),
+            _ => Err(RequestError::NotRecorded),
+        }
+    }
+}
+
+fn entry(caller: &Identity, action: Recorded, target: &str, details: String, why: &str) -> Entry {
+    Entry {
+        target: target.to_owned(),
+        details,
+        why: why.to_owned(),
+        ..Entry::new(Author::of(caller), action)
+    }
+}
+
+/// What is recorded of a change, without keys, data and the values of headers.
+fn described(action: &Action<v1::ScheduleSpec>) -> (Recorded, String) {
+    match action {
+        Action::Create(spec) => (Recorded::CreateSchedule, definition(spec)),
+        Action::Update {
+            definition: spec,
+            expected_revision,
+        } => {
+            let expected = expected_revision.map(|revision| format!("expects revision {revision}, "));
+            let details = format!("{}{}", expected.unwrap_or_default(), definition(spec));
+            (Recorded::UpdateSchedule, details)
+        }
+        Action::Pause => (Recorded::PauseSchedule, String::new()),
+        Action::Resume(CatchUp::Skip) => (Recorded::ResumeSchedule, String::new()),
+        Action::Resume(CatchUp::Misfire) => (Recorded::ResumeSchedule, "catches up".to_owned()),
+        Action::Trigger => (Recorded::TriggerSchedule, String::new()),
+        Action::Delete => (Recorded::DeleteSchedule, String::new()),
+    }
+}
+
+fn definition(spec: &v1::ScheduleSpec) -> String {
+    let mut spec = spec.clone();
+    let job = spec.job.get_or_insert_default();
+    let (data, key) = (job.data.len(), job.key.take().map(|key| key.len()));
+    let headers: Vec<String> = job.headers.drain(..).map(|header| header.name).collect();
+    job.data.clear();
+    let key = key.map_or_else(|| "no key".to_owned(), |bytes| format!("key of {bytes} bytes"));
+    let headers = match headers.is_empty() {
+        true => "no headers".to_owned(),
+        false => format!("headers {}", headers.join(", ")),
+    };
+    let definition = ScheduleView::definition(spec);
+    format!("data of {data} bytes, {key}, {headers}, {definition}")
+}
+
+/// Writes entries until there are none to come. Those that arrive while others are written are written together, and those of jobs
+/// that differ only in the job are one entry.
+pub(super) async fn run_entries(
+    mut pending: mpsc::Receiver<PendingEntry>,
+    writer: AuditWriter,
+    clock: Arc<dyn Clock>,
+    failures: Counter,
+) -> Result<(), Infallible> {
+    let mut arrived = Vec::new();
+    while pending.recv_many(&mut arrived, ENTRIES).await > 0 {
+        let writes = combined(arrived.drain(..))
+            .into_iter()
+            .map(async |(entry, callers)| {
+                let written = writer.write(entry, clock.now()).await;
+                if let Err(problem) = &written {
+                    failures.inc();
+                    tracing::error!(%problem, "cannot record a change in the audit topic; refusing it");
+                }
+                for caller in callers {
+                    // It may be gone.
+                    let _ = caller.send(written.is_ok());
+                }
+            });
+        join_all(writes).await;
+    }
+    Ok(())
+}
+
+type Combined = (Entry, Vec<oneshot::Sender<bool>>);
+
+fn combined(pending: impl Iterator<Item = PendingEntry>) -> Vec<Combined> {
+    let mut all: Vec<Combined> = Vec::new();
+    for PendingEntry { mut entry, written } in pending {
+        let mut open = all.iter_mut().filter(|(of, _)| of.ids.len() < MAX_IDS);
+        match open.find(|(of, _)| is_combinable(of, &entry)) {
+            Some((of, callers)) => {
+                if of.ids.is_empty() {
+                    of.ids.push(std::mem::take(&mut of.target));
+                }
+                of.ids.push(std::mem::take(&mut entry.target));
+                of.count += entry.count;
+                callers.push(written);
+            }
+            None => all.push((entry, vec![written])),
+        }
+    }
+    all
+}
+
+fn is_combinable(a: &Entry, b: &Entry) -> bool {
+    matches!(a.action, Recorded::CancelJobs | Recorded::RescheduleJobs)
+        && (&a.by, a.action, &a.details, &a.why) == (&b.by, b.action, &b.details, &b.why)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn of_job(by: &str, job: usize) -> PendingEntry {
+        let by = Author {
+            name: by.into(),
+            is_anonymous: false,
+        };
+        let (written, _) = oneshot::channel();
+        PendingEntry {
+            entry: Entry {
+                target: format!("job-{job}"),
+                count: 1,
+                ..Entry::new(by, Recorded::CancelJobs)
+            },
+            written,
+        }
+    }
+
+    #[test]
+    fn entries_of_jobs_are_combined_and_name_each() {
+        let others = [of_job("bob", 0), of_job("ann", 1)];
+        let pending = others.into_iter().chain((0..250).map(|job| of_job("eve", job)));
+        let all = combined(pending);
+        let shown: Vec<_> = all
+            .iter()
+            .map(|(entry, callers)| (&*entry.by.name, entry.count, entry.ids.len(), callers.len()))
+            .collect();
+        let expected = [
+            ("bob", 1, 0, 1),
+            ("ann", 1, 0, 1),
+            ("eve", 100, 100, 100),
+            ("eve", 100, 100, 100),
+            ("eve", 50, 50, 50),
+        ];
+        assert_eq!(shown, expected);
+        assert_eq!((&*all[0].0.target, &*all[2].0.target), ("job-0", ""));
+        let named: Vec<&String> = all[2..].iter().flat_map(|(entry, _)| &entry.ids).collect();
+        assert!(
+            named
+                .iter()
+                .enumerate()
+                .all(|(job, id)| **id == format!("job-{job}"))
+        );
+    }
+
+    #[test]
+    fn entries_of_schedules_are_not_combined() {
+        let pending = || {
+            let mut pending = of_job("bob", 0);
+            pending.entry.action = Recorded::PauseSchedule;
+            pending
+        };
+        assert_eq!(combined([pending(), pending()].into_iter()).len(), 2);
+    }
+
+    #[test]
+    fn an_entry_has_the_definition_without_contents() {
+        let spec = v1::ScheduleSpec {
+            timing: Some(v1::schedule_spec::Timing::Cron(v1::CronTiming {
+                expression: "30 2 * * *".into(),
+                zone: "Europe/London".into(),
+                ..v1::CronTiming::default()
+            })),
+            job: Some(v1::JobTemplate {
+                app: "sms".into(),
+                data: Bytes::from_static(b"secret"),
+                key: Some(Bytes::from_static(b"secret")),
+                headers: vec![v1::Header {
+                    name: "tenant".into(),
+                    value: Some(Bytes::from_static(b"secret")),
+                }],
+                ..v1::JobTemplate::default()
+            }),
+            ..v1::ScheduleSpec::default()
+        };
+        let update = Action::Update {
+            definition: Box::new(spec),
+            expected_revision: Some(3),
+        };
+        let expected = r#"expects revision 3, data of 6 bytes, key of 6 bytes, headers tenant, {"appName":"sms","cron":{"expression":"30 2 * * *","zone":"Europe/London"}}"#;
+        assert_eq!(
+            described(&update),
+            (Recorded::UpdateSchedule, expected.to_owned())
+        );
+    }
+
+    #[test]
+    fn a_reason_is_text() {
+        assert_eq!(read_reason(b"incident%2042").unwrap(), "incident 42");
+        for invalid in [&b"%ff"[..], b"%07", &[b'a'; 1_001]] {
+            assert_eq!(read_reason(invalid).unwrap_err().code, "request.reason");
+        }
+    }
+}
