@@ -54,6 +54,23 @@ pub(crate) struct SchedulerArgs {
     connection: ConnectionArgs,
 }
 
+/// The reason of a change.
+#[derive(Args, Default)]
+pub(crate) struct WhyArgs {
+    /// Why, for the audit log; at most 1000 bytes
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    why: String,
+}
+
+impl WhyArgs {
+    pub(crate) fn add_to(&self, endpoint: Endpoint) -> Endpoint {
+        if self.why.is_empty() {
+            return endpoint;
+        }
+        endpoint.reason(&self.why)
+    }
+}
+
 #[derive(Args)]
 #[group(required = true, multiple = false)]
 struct WhenArgs {
@@ -101,6 +118,8 @@ enum ChangedJob<'a> {
 struct ChangeArgs {
     #[command(flatten)]
     job: ChangedJobArgs,
+    #[command(flatten)]
+    why: WhyArgs,
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
@@ -179,8 +198,12 @@ pub(crate) fn main(args: &JobsArgs) -> ExitCode {
 
 impl SchedulerArgs {
     async fn connect(&self, config: &Config) -> Result<JobClient, CliError> {
+        self.connect_to_change(config, &WhyArgs::default()).await
+    }
+
+    async fn connect_to_change(&self, config: &Config, why: &WhyArgs) -> Result<JobClient, CliError> {
         let service = scheduler(config);
-        let endpoint = self.endpoint(&service)?;
+        let endpoint = why.add_to(self.endpoint(&service)?);
         let connected = JobClient::connect(&endpoint).await;
         connected.map_err(|error| service.failure(error))
     }
@@ -239,7 +262,7 @@ impl ChangedJob<'_> {
 
 async fn cancel(config: &Config, args: &ChangeArgs) -> Result<ExitCode, CliError> {
     let job = args.job.named()?;
-    let client = args.scheduler.connect(config).await?;
+    let client = args.scheduler.connect_to_change(config, &args.why).await?;
     let answer = job.cancel(&client).await?;
     print_answer(&job, args.output.format, &answer);
     // A repeated request succeeds as well: the response to the first one may have been lost.
@@ -255,7 +278,7 @@ async fn reschedule(config: &Config, args: &RescheduleArgs) -> Result<ExitCode, 
     let when = due(args.when.at, args.when.after)?;
     let args = &args.change;
     let job = args.job.named()?;
-    let client = args.scheduler.connect(config).await?;
+    let client = args.scheduler.connect_to_change(config, &args.why).await?;
     let answer = job.reschedule(&client, when).await?;
     print_answer(&job, args.output.format, &answer);
     Ok(match answer.outcome {

@@ -53,7 +53,11 @@ pub(crate) fn print_items<T>(
     }
 }
 
-pub(crate) fn print_item(format: Format, text: impl FnOnce() -> String, value: impl FnOnce() -> Value) {
+pub(crate) fn print_item<V: fmt::Display>(
+    format: Format,
+    text: impl FnOnce() -> String,
+    value: impl FnOnce() -> V,
+) {
     match format {
         Format::Table => print(text().trim_end()),
         Format::Json | Format::Jsonl => print(value()),

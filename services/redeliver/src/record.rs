@@ -24,9 +24,9 @@ pub(crate) struct RecordArgs {
     /// Header of the record; may be repeated
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
     pub(crate) headers: Vec<(String, String)>,
-    /// Priority among due jobs: high, normal or low
-    #[arg(long, value_name = "PRIORITY", default_value = "normal", value_parser = priority)]
-    pub(crate) priority: Priority,
+    /// Priority among due jobs: high, normal or low (default: normal)
+    #[arg(long, value_name = "PRIORITY", value_parser = priority)]
+    pub(crate) priority: Option<Priority>,
     /// Expire the job this long after its due time (default: never)
     #[arg(long, value_name = "DURATION")]
     pub(crate) expire_after: Option<HumanDuration>,
@@ -45,12 +45,12 @@ fn priority(text: &str) -> Result<Priority, String> {
 }
 
 impl RecordArgs {
-    /// The value of the record.
-    pub(crate) fn data(&self) -> Result<Vec<u8>, CliError> {
+    /// The value of the record, if a flag names it.
+    pub(crate) fn data(&self) -> Result<Option<Vec<u8>>, CliError> {
         match (&self.data, self.data_file.as_deref()) {
-            (Some(text), _) => Ok(text.clone().into_bytes()),
-            (None, Some(path)) => read_file("--data-file", path),
-            (None, None) => Ok(Vec::new()),
+            (Some(text), _) => Ok(Some(text.clone().into_bytes())),
+            (None, Some(path)) => read_file("--data-file", path).map(Some),
+            (None, None) => Ok(None),
         }
     }
 }

@@ -14,10 +14,10 @@ use redeliver_runtime::Config;
 use redeliver_runtime::cli::report;
 use serde_json::json;
 
-use self::definition::DefinitionArgs;
-use self::show::{COLUMNS, as_json, as_text, row};
+use self::definition::{ChangesArgs, DefinitionArgs, read_definition};
+use self::show::{COLUMNS, as_json, as_text, definition_json, row};
 use crate::connection::{CliError, conclude, scheduler};
-use crate::jobs::SchedulerArgs;
+use crate::jobs::{SchedulerArgs, WhyArgs};
 use crate::output::{Format, OutputArgs, print_item, print_items};
 
 /// The maximum number of schedules of a page.
@@ -32,23 +32,25 @@ pub(crate) struct SchedulesArgs {
 #[derive(Subcommand)]
 enum Verb {
     /// Create a schedule; exits with status 1 if another one has the id
-    Create(Box<ChangeArgs>),
-    /// Replace the definition of a schedule
+    Create(Box<CreateArgs>),
+    /// Change parts of a schedule; what no flag names stays as it is
+    Set(Box<SetArgs>),
+    /// Replace the whole definition of a schedule by that of a file
     Update(Box<UpdateArgs>),
     /// List schedules, those whose next occurrence is due first; paused and finished ones last
     Ls(ListArgs),
     /// Show one schedule
     Get(IdArgs),
     /// Pause a schedule
-    Pause(IdArgs),
+    Pause(ChangeArgs),
     /// Resume a paused schedule
     Resume(ResumeArgs),
     /// Create one additional job now
-    Trigger(IdArgs),
+    Trigger(ChangeArgs),
     /// Show the next occurrences of a definition, without a scheduler, or of a schedule
     Preview(Box<preview::PreviewArgs>),
     /// Delete a schedule; the jobs that it has created stay
-    Delete(IdArgs),
+    Delete(ChangeArgs),
 }
 
 #[derive(Args)]
@@ -64,11 +66,21 @@ struct IdArgs {
 
 #[derive(Args)]
 struct ChangeArgs {
+    #[command(flatten)]
+    why: WhyArgs,
+    #[command(flatten)]
+    schedule: IdArgs,
+}
+
+#[derive(Args)]
+struct CreateArgs {
     /// Schedule id: 1 to 128 of the characters a-z, A-Z, 0-9, `.`, `_` and `-` (default: `id` of --file)
     #[arg(value_name = "ID", required_unless_present = "file")]
     id: Option<String>,
     #[command(flatten)]
     definition: DefinitionArgs,
+    #[command(flatten)]
+    why: WhyArgs,
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
@@ -76,12 +88,32 @@ struct ChangeArgs {
 }
 
 #[derive(Args)]
+struct SetArgs {
+    #[command(flatten)]
+    changes: ChangesArgs,
+    #[command(flatten)]
+    why: WhyArgs,
+    #[command(flatten)]
+    schedule: IdArgs,
+}
+
+#[derive(Args)]
 struct UpdateArgs {
+    /// Schedule id (default: `id` of --file)
+    #[arg(value_name = "ID")]
+    id: Option<String>,
+    /// File with the definition in JSON, as for REST and as `get -o json` prints it; - for standard input
+    #[arg(long, value_name = "FILE")]
+    file: String,
     /// Fail unless the schedule has this revision (default: `revision` of --file)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     expected_revision: Option<u32>,
     #[command(flatten)]
-    change: ChangeArgs,
+    why: WhyArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    scheduler: SchedulerArgs,
 }
 
 #[derive(Args)]
@@ -104,18 +136,18 @@ struct ResumeArgs {
     #[arg(long)]
     catch_up: bool,
     #[command(flatten)]
-    schedule: IdArgs,
+    change: ChangeArgs,
 }
 
 pub(crate) fn main(args: &SchedulesArgs) -> ExitCode {
     let common = match &args.verb {
         Verb::Create(args) => &args.scheduler.common,
-        Verb::Update(args) => &args.change.scheduler.common,
+        Verb::Set(args) => &args.schedule.scheduler.common,
+        Verb::Update(args) => &args.scheduler.common,
         Verb::Ls(args) => &args.scheduler.common,
-        Verb::Get(args) | Verb::Pause(args) | Verb::Trigger(args) | Verb::Delete(args) => {
-            &args.scheduler.common
-        }
-        Verb::Resume(args) => &args.schedule.scheduler.common,
+        Verb::Get(args) => &args.scheduler.common,
+        Verb::Pause(args) | Verb::Trigger(args) | Verb::Delete(args) => &args.schedule.scheduler.common,
+        Verb::Resume(args) => &args.change.schedule.scheduler.common,
         Verb::Preview(args) => args.common(),
     };
     let config = match common.load() {
@@ -128,6 +160,7 @@ pub(crate) fn main(args: &SchedulesArgs) -> ExitCode {
     conclude(async {
         match &args.verb {
             Verb::Create(args) => create(&config, args).await,
+            Verb::Set(args) => set(&config, args).await,
             Verb::Update(args) => update(&config, args).await,
             Verb::Ls(args) => list(&config, args).await,
             Verb::Get(args) => get(&config, args).await,
@@ -142,24 +175,41 @@ pub(crate) fn main(args: &SchedulesArgs) -> ExitCode {
 
 impl SchedulerArgs {
     async fn connect_to_schedules(&self, config: &Config) -> Result<ScheduleClient, CliError> {
+        self.connect_to_change_schedules(config, &WhyArgs::default())
+            .await
+    }
+
+    async fn connect_to_change_schedules(
+        &self,
+        config: &Config,
+        why: &WhyArgs,
+    ) -> Result<ScheduleClient, CliError> {
         let service = scheduler(config);
-        let endpoint = self.endpoint(&service)?;
+        let endpoint = why.add_to(self.endpoint(&service)?);
         let connected = ScheduleClient::connect(&endpoint).await;
         connected.map_err(|error| service.failure(error))
     }
 }
 
 impl ChangeArgs {
-    fn id<'a>(&'a self, of_file: Option<&'a str>) -> Result<&'a str, CliError> {
-        match (self.id.as_deref(), of_file) {
-            (Some(id), Some(of_file)) if id != of_file => Err(CliError::Usage(format!(
-                "the id is `{id}`, but `id` in --file is `{of_file}`"
-            ))),
-            (Some(id), _) | (None, Some(id)) => Ok(id),
-            (None, None) => Err(CliError::Usage(
-                "the id is missing; write it as an argument, or as `id` in --file".to_owned(),
-            )),
-        }
+    async fn connect(&self, config: &Config) -> Result<ScheduleClient, CliError> {
+        self.schedule
+            .scheduler
+            .connect_to_change_schedules(config, &self.why)
+            .await
+    }
+}
+
+/// The id of a schedule, as an argument or in its file.
+fn named<'a>(argument: Option<&'a str>, of_file: Option<&'a str>) -> Result<&'a str, CliError> {
+    match (argument, of_file) {
+        (Some(id), Some(of_file)) if id != of_file => Err(CliError::Usage(format!(
+            "the id is `{id}`, but `id` in --file is `{of_file}`"
+        ))),
+        (Some(id), _) | (None, Some(id)) => Ok(id),
+        (None, None) => Err(CliError::Usage(
+            "the id is missing; write it as an argument, or as `id` in --file".to_owned(),
+        )),
     }
 }
 
@@ -178,21 +228,43 @@ fn print_schedule(format: Format, schedule: &Schedule) {
     print_item(format, || as_text(schedule), || as_json(schedule));
 }
 
-async fn create(config: &Config, args: &ChangeArgs) -> Result<ExitCode, CliError> {
+async fn create(config: &Config, args: &CreateArgs) -> Result<ExitCode, CliError> {
     let definition = args.definition.read(config)?;
     definition.check_state(ScheduleState::Active)?;
-    let id = args.id(definition.id.as_deref())?;
-    let client = args.scheduler.connect_to_schedules(config).await?;
+    let id = named(args.id.as_deref(), definition.id.as_deref())?;
+    let client = args
+        .scheduler
+        .connect_to_change_schedules(config, &args.why)
+        .await?;
     let schedule = client.create(id, definition.spec).await?;
     print_schedule(args.output.format, &schedule);
     Ok(ExitCode::SUCCESS)
 }
 
+async fn set(config: &Config, args: &SetArgs) -> Result<ExitCode, CliError> {
+    let IdArgs {
+        id,
+        output,
+        scheduler,
+    } = &args.schedule;
+    let client = scheduler.connect_to_change_schedules(config, &args.why).await?;
+    let known = client.get(id).await?.ok_or_else(|| not_found(id))?;
+    let mut spec = known.spec.unwrap_or_default();
+    args.changes.apply(&mut spec)?;
+    // What somebody else has changed since it was read would be lost otherwise.
+    let changed = client.update(id, spec, Some(known.revision)).await;
+    let schedule = changed.map_err(|error| failure(id, error))?;
+    print_schedule(output.format, &schedule);
+    Ok(ExitCode::SUCCESS)
+}
+
 async fn update(config: &Config, args: &UpdateArgs) -> Result<ExitCode, CliError> {
-    let change = &args.change;
-    let definition = change.definition.read(config)?;
-    let id = change.id(definition.id.as_deref())?;
-    let client = change.scheduler.connect_to_schedules(config).await?;
+    let definition = read_definition(config, &args.file)?;
+    let id = named(args.id.as_deref(), definition.id.as_deref())?;
+    let client = args
+        .scheduler
+        .connect_to_change_schedules(config, &args.why)
+        .await?;
     let mut expected = args.expected_revision.or(definition.revision);
     if definition.state.is_some()
         && let Some(known) = client.get(id).await?
@@ -203,7 +275,7 @@ async fn update(config: &Config, args: &UpdateArgs) -> Result<ExitCode, CliError
     }
     let updated = client.update(id, definition.spec, expected).await;
     let schedule = updated.map_err(|error| failure(id, error))?;
-    print_schedule(change.output.format, &schedule);
+    print_schedule(args.output.format, &schedule);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -259,25 +331,25 @@ async fn list(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
 async fn get(config: &Config, args: &IdArgs) -> Result<ExitCode, CliError> {
     let client = args.scheduler.connect_to_schedules(config).await?;
     let schedule = client.get(&args.id).await?.ok_or_else(|| not_found(&args.id))?;
-    print_schedule(args.output.format, &schedule);
+    print_item(
+        args.output.format,
+        || as_text(&schedule),
+        || definition_json(&schedule),
+    );
     Ok(ExitCode::SUCCESS)
 }
 
-async fn pause(config: &Config, args: &IdArgs) -> Result<ExitCode, CliError> {
-    let client = args.scheduler.connect_to_schedules(config).await?;
-    let paused = client.pause(&args.id).await;
-    let schedule = paused.map_err(|error| failure(&args.id, error))?;
-    print_schedule(args.output.format, &schedule);
+async fn pause(config: &Config, args: &ChangeArgs) -> Result<ExitCode, CliError> {
+    let client = args.connect(config).await?;
+    let paused = client.pause(&args.schedule.id).await;
+    let schedule = paused.map_err(|error| failure(&args.schedule.id, error))?;
+    print_schedule(args.schedule.output.format, &schedule);
     Ok(ExitCode::SUCCESS)
 }
 
 async fn resume(config: &Config, args: &ResumeArgs) -> Result<ExitCode, CliError> {
-    let IdArgs {
-        id,
-        output,
-        scheduler,
-    } = &args.schedule;
-    let client = scheduler.connect_to_schedules(config).await?;
+    let IdArgs { id, output, .. } = &args.change.schedule;
+    let client = args.change.connect(config).await?;
     let resumed = client.resume(id, args.catch_up).await;
     let resumed = resumed.map_err(|error| failure(id, error))?;
     print_item(
@@ -293,27 +365,27 @@ fn skipped(count: u64) -> String {
     format!("skipped {count} occurrence{plural} of the pause")
 }
 
-async fn trigger(config: &Config, args: &IdArgs) -> Result<ExitCode, CliError> {
-    let client = args.scheduler.connect_to_schedules(config).await?;
-    let triggered = client.trigger(&args.id).await;
-    let job = triggered.map_err(|error| failure(&args.id, error))?;
+async fn trigger(config: &Config, args: &ChangeArgs) -> Result<ExitCode, CliError> {
+    let client = args.connect(config).await?;
+    let triggered = client.trigger(&args.schedule.id).await;
+    let job = triggered.map_err(|error| failure(&args.schedule.id, error))?;
     print_item(
-        args.output.format,
+        args.schedule.output.format,
         || job.to_string(),
-        || json!({ "job_id": job.to_string() }),
+        || json!({ "jobId": job.to_string() }),
     );
     Ok(ExitCode::SUCCESS)
 }
 
-async fn delete(config: &Config, args: &IdArgs) -> Result<ExitCode, CliError> {
-    let client = args.scheduler.connect_to_schedules(config).await?;
-    if !client.delete(&args.id).await? {
-        return Err(not_found(&args.id));
+async fn delete(config: &Config, args: &ChangeArgs) -> Result<ExitCode, CliError> {
+    let client = args.connect(config).await?;
+    if !client.delete(&args.schedule.id).await? {
+        return Err(not_found(&args.schedule.id));
     }
     print_item(
-        args.output.format,
-        || format!("schedule {} deleted", args.id),
-        || json!({ "id": args.id, "deleted": true }),
+        args.schedule.output.format,
+        || format!("schedule {} deleted", args.schedule.id),
+        || json!({ "id": args.schedule.id, "deleted": true }),
     );
     Ok(ExitCode::SUCCESS)
 }

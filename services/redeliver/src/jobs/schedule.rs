@@ -79,8 +79,8 @@ impl ScheduleArgs {
         let app = self.app.as_deref().unwrap_or_default();
         let record = &self.record;
         let mut request = JobRequest::new(app, when)
-            .priority(record.priority)
-            .data(record.data()?);
+            .priority(record.priority.unwrap_or_default())
+            .data(record.data()?.unwrap_or_default());
         if let Some(key) = &record.key {
             request = request.key(key.clone());
         }

@@ -4,8 +4,8 @@ use clap::{ArgGroup, Args, ValueEnum};
 use redeliver_client::Timestamp;
 use redeliver_client::messages::schedule_spec::Timing;
 use redeliver_client::messages::{
-    CronTiming, GapPolicy, Header, IntervalTiming, JobTemplate, Misfire, MisfirePolicy, OverlapPolicy,
-    ScheduleSpec, ScheduleState,
+    CronTiming, GapPolicy, Header, IntervalTiming, JobTemplate, MisfirePolicy, OverlapPolicy, ScheduleSpec,
+    ScheduleState,
 };
 use redeliver_core::HumanDuration;
 use redeliver_proto::convert::{to_duration, to_priority, to_timestamp};
@@ -24,19 +24,19 @@ pub(super) struct TimingArgs {
     #[arg(long, value_name = "EXPRESSION")]
     cron: Option<String>,
     /// Time zone of --cron, such as Europe/Berlin (default: UTC)
-    #[arg(long, value_name = "NAME", requires = "cron", conflicts_with = "every")]
+    #[arg(long, value_name = "NAME", conflicts_with = "every")]
     zone: Option<String>,
     /// What happens to a local time that a day does not have (default: shift)
-    #[arg(long, value_name = "POLICY", requires = "cron", conflicts_with = "every")]
+    #[arg(long, value_name = "POLICY", conflicts_with = "every")]
     gap: Option<Gap>,
     /// What happens to a local time that a day has twice (default: both if --cron selects every hour, and otherwise first)
-    #[arg(long, value_name = "POLICY", requires = "cron", conflicts_with = "every")]
+    #[arg(long, value_name = "POLICY", conflicts_with = "every")]
     overlap: Option<Overlap>,
     /// Interval, such as 5m
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", conflicts_with = "cron")]
     every: Option<HumanDuration>,
     /// One of the times of --every, which decides its phase (default: --start, or else 1970-01-01T00:00:00Z)
-    #[arg(long, value_name = "TIME", requires = "every", conflicts_with = "cron", value_parser = crate::jobs::time)]
+    #[arg(long, value_name = "TIME", conflicts_with = "cron", value_parser = crate::jobs::time)]
     anchor: Option<Timestamp>,
     /// No nominal time before this one
     #[arg(long, value_name = "TIME", value_parser = crate::jobs::time)]
@@ -103,6 +103,25 @@ pub(super) struct DefinitionArgs {
     record: RecordArgs,
 }
 
+/// What of a schedule changes. The rest stays.
+#[derive(Args)]
+#[group(skip)]
+#[command(group = ArgGroup::new("what").required(true).multiple(true).args(["app", "cron", "zone", "gap", "overlap", "every",
+    "anchor", "start", "end", "max_count", "jitter", "misfire", "misfire_limit", "grace", "data", "data_file", "key", "headers",
+    "removed_headers", "priority", "expire_after"]))]
+pub(super) struct ChangesArgs {
+    /// Application, one of scheduler.apps
+    #[arg(long, value_name = "NAME")]
+    app: Option<String>,
+    /// Header of the record to remove, all with this name; may be repeated
+    #[arg(long = "remove-header", value_name = "NAME")]
+    removed_headers: Vec<String>,
+    #[command(flatten)]
+    timing: TimingArgs,
+    #[command(flatten)]
+    record: RecordArgs,
+}
+
 /// A definition that is valid as far as it can be checked without a scheduler.
 pub(super) struct Definition {
     /// The id, if the file contains one.
@@ -132,10 +151,12 @@ impl DefinitionArgs {
         match &self.file {
             Some(file) => read_definition(config, file),
             None => {
-                let spec = ScheduleSpec {
-                    job: Some(self.job()?),
-                    ..self.timing.spec()
-                };
+                let mut spec = self.timing.spec()?;
+                let job = spec.job.insert(JobTemplate {
+                    app: self.app.clone().unwrap_or_default(),
+                    ..JobTemplate::default()
+                });
+                self.record.change(job)?;
                 check(&spec)?;
                 Ok(Definition {
                     id: None,
@@ -146,21 +167,50 @@ impl DefinitionArgs {
             }
         }
     }
+}
 
-    fn job(&self) -> Result<JobTemplate, CliError> {
-        let record = &self.record;
-        let headers = record.headers.iter().map(|(name, value)| Header {
-            name: name.clone(),
-            value: Some(value.clone().into_bytes().into()),
-        });
-        Ok(JobTemplate {
-            app: self.app.clone().unwrap_or_default(),
-            priority: to_priority(record.priority).into(),
-            data: record.data()?.into(),
-            key: record.key.clone().map(|key| key.into_bytes().into()),
-            headers: headers.collect(),
-            expire_after: record.expire_after.map(to_duration),
-        })
+impl ChangesArgs {
+    /// Changes what the flags name, and nothing else.
+    pub(super) fn apply(&self, spec: &mut ScheduleSpec) -> Result<(), CliError> {
+        self.timing.change(spec)?;
+        let job = spec.job.get_or_insert_default();
+        set(&mut job.app, self.app.clone());
+        job.headers
+            .retain(|header| !self.removed_headers.contains(&header.name));
+        self.record.change(job)?;
+        check(spec)
+    }
+}
+
+impl RecordArgs {
+    fn change(&self, job: &mut JobTemplate) -> Result<(), CliError> {
+        set(
+            &mut job.priority,
+            self.priority.map(|priority| to_priority(priority).into()),
+        );
+        set(&mut job.data, self.data()?.map(Into::into));
+        set_some(&mut job.key, self.key.clone().map(|key| key.into_bytes().into()));
+        set_some(&mut job.expire_after, self.expire_after.map(to_duration));
+        job.headers
+            .retain(|header| self.headers.iter().all(|(name, _)| *name != header.name));
+        job.headers
+            .extend(self.headers.iter().map(|(name, value)| Header {
+                name: name.clone(),
+                value: Some(value.clone().into_bytes().into()),
+            }));
+        Ok(())
+    }
+}
+
+fn set<T>(field: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *field = value;
+    }
+}
+
+fn set_some<T>(field: &mut Option<T>, value: Option<T>) {
+    if value.is_some() {
+        *field = value;
     }
 }
 
@@ -196,48 +246,200 @@ fn check(spec: &ScheduleSpec) -> Result<(), CliError> {
 
 impl TimingArgs {
     /// The definition without its job.
-    pub(super) fn spec(&self) -> ScheduleSpec {
-        let timing = match (&self.cron, self.every) {
-            (Some(expression), _) => Some(Timing::Cron(CronTiming {
-                expression: expression.clone(),
-                zone: self.zone.clone().unwrap_or_default(),
-                gap: match self.gap {
-                    None => GapPolicy::Unspecified,
-                    Some(Gap::Shift) => GapPolicy::Shift,
-                    Some(Gap::Skip) => GapPolicy::Skip,
-                }
-                .into(),
-                overlap: match self.overlap {
-                    None => OverlapPolicy::Unspecified,
-                    Some(Overlap::First) => OverlapPolicy::First,
-                    Some(Overlap::Both) => OverlapPolicy::Both,
-                }
-                .into(),
-            })),
-            (None, Some(interval)) => Some(Timing::Every(IntervalTiming {
-                interval: Some(to_duration(interval)),
-                anchor: self.anchor.map(to_timestamp),
-            })),
-            (None, None) => None,
+    pub(super) fn spec(&self) -> Result<ScheduleSpec, CliError> {
+        let mut spec = ScheduleSpec::default();
+        self.change(&mut spec)?;
+        Ok(spec)
+    }
+
+    /// Changes what the flags name, and nothing else.
+    fn change(&self, spec: &mut ScheduleSpec) -> Result<(), CliError> {
+        let timing = spec.timing.take();
+        spec.timing = match (timing, &self.cron, self.every) {
+            (Some(Timing::Every(_)) | None, Some(_), _) => Some(Timing::Cron(CronTiming::default())),
+            (Some(Timing::Cron(_)) | None, _, Some(_)) => Some(Timing::Every(IntervalTiming::default())),
+            (timing, _, _) => timing,
         };
-        let policy = match self.misfire {
-            None => MisfirePolicy::Unspecified,
-            Some(MisfireName::Skip) => MisfirePolicy::Skip,
-            Some(MisfireName::Once) => MisfirePolicy::Once,
-            Some(MisfireName::All) => MisfirePolicy::All,
-        };
-        ScheduleSpec {
-            timing,
-            start: self.start.map(to_timestamp),
-            end: self.end.map(to_timestamp),
-            max_count: self.max_count.unwrap_or_default(),
-            jitter: self.jitter.map(to_duration),
-            misfire: Some(Misfire {
-                policy: policy.into(),
-                limit: self.misfire_limit.unwrap_or_default(),
-                grace: self.grace.map(to_duration),
-            }),
-            job: None,
+        match &mut spec.timing {
+            Some(Timing::Cron(cron)) => self.change_cron(cron)?,
+            Some(Timing::Every(every)) => self.change_interval(every)?,
+            None => {}
         }
+        set_some(&mut spec.start, self.start.map(to_timestamp));
+        set_some(&mut spec.end, self.end.map(to_timestamp));
+        set(&mut spec.max_count, self.max_count);
+        set_some(&mut spec.jitter, self.jitter.map(to_duration));
+        let misfire = spec.misfire.get_or_insert_default();
+        if let Some(policy) = self.misfire {
+            let policy = match policy {
+                MisfireName::Skip => MisfirePolicy::Skip,
+                MisfireName::Once => MisfirePolicy::Once,
+                MisfireName::All => MisfirePolicy::All,
+            };
+            // The limit is that of the policy before.
+            (misfire.policy, misfire.limit) = (policy.into(), 0);
+        }
+        set(&mut misfire.limit, self.misfire_limit);
+        set_some(&mut misfire.grace, self.grace.map(to_duration));
+        Ok(())
+    }
+
+    fn change_cron(&self, cron: &mut CronTiming) -> Result<(), CliError> {
+        if self.anchor.is_some() {
+            let problem = "--anchor needs --every: the schedule has a cron expression";
+            return Err(CliError::Usage(problem.to_owned()));
+        }
+        set(&mut cron.expression, self.cron.clone());
+        set(&mut cron.zone, self.zone.clone());
+        if let Some(gap) = self.gap {
+            let gap = match gap {
+                Gap::Shift => GapPolicy::Shift,
+                Gap::Skip => GapPolicy::Skip,
+            };
+            cron.gap = gap.into();
+        }
+        if let Some(overlap) = self.overlap {
+            let overlap = match overlap {
+                Overlap::First => OverlapPolicy::First,
+                Overlap::Both => OverlapPolicy::Both,
+            };
+            cron.overlap = overlap.into();
+        }
+        Ok(())
+    }
+
+    fn change_interval(&self, every: &mut IntervalTiming) -> Result<(), CliError> {
+        if self.zone.is_some() || self.gap.is_some() || self.overlap.is_some() {
+            let problem = "--zone, --gap and --overlap need --cron: the schedule has an interval";
+            return Err(CliError::Usage(problem.to_owned()));
+        }
+        set_some(&mut every.interval, self.every.map(to_duration));
+        set_some(&mut every.anchor, self.anchor.map(to_timestamp));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use redeliver_client::messages::Misfire;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Set {
+        #[command(flatten)]
+        changes: ChangesArgs,
+    }
+
+    fn changed(spec: &ScheduleSpec, flags: &[&str]) -> Result<ScheduleSpec, String> {
+        let all = ["set"].iter().chain(flags);
+        let set = Set::try_parse_from(all).map_err(|error| error.to_string())?;
+        let mut spec = spec.clone();
+        match set.changes.apply(&mut spec) {
+            Ok(()) => Ok(spec),
+            Err(CliError::Usage(problem)) => Err(problem),
+            Err(_) => Err("another error".to_owned()),
+        }
+    }
+
+    fn header(name: &str, value: &'static str) -> Header {
+        Header {
+            name: name.to_owned(),
+            value: Some(value.as_bytes().into()),
+        }
+    }
+
+    fn cron(zone: &str) -> Timing {
+        Timing::Cron(CronTiming {
+            expression: "30 2 * * *".to_owned(),
+            zone: zone.to_owned(),
+            gap: GapPolicy::Skip.into(),
+            overlap: OverlapPolicy::Both.into(),
+        })
+    }
+
+    fn full() -> ScheduleSpec {
+        let at = |time: &str| Some(to_timestamp(time.parse().unwrap()));
+        let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
+        ScheduleSpec {
+            timing: Some(cron("Europe/Berlin")),
+            start: at("2027-01-01T00:00:00Z"),
+            end: at("2028-01-01T00:00:00Z"),
+            max_count: 7,
+            jitter: seconds(60),
+            misfire: Some(Misfire {
+                policy: MisfirePolicy::All.into(),
+                limit: 5,
+                grace: seconds(90),
+            }),
+            job: Some(JobTemplate {
+                app: "sms".to_owned(),
+                priority: redeliver_client::messages::Priority::High.into(),
+                data: bytes::Bytes::from_static(b"\xff\0"),
+                key: Some(bytes::Bytes::from_static(b"\xfe")),
+                headers: vec![header("a", "1"), header("b", "2"), header("a", "3")],
+                expire_after: seconds(3_600),
+            }),
+        }
+    }
+
+    #[test]
+    fn a_change_keeps_what_no_flag_names() {
+        let full = full();
+        let with = |change: &dyn Fn(&mut ScheduleSpec)| {
+            let mut spec = full.clone();
+            change(&mut spec);
+            Ok(spec)
+        };
+        let with_job = |change: &dyn Fn(&mut JobTemplate)| with(&|spec| change(spec.job.as_mut().unwrap()));
+        let zone = changed(&full, &["--zone", "Europe/London"]);
+        assert_eq!(zone, with(&|spec| spec.timing = Some(cron("Europe/London"))));
+        assert_eq!(
+            changed(&full, &["--max-count", "8"]),
+            with(&|spec| spec.max_count = 8)
+        );
+        assert_eq!(
+            changed(&full, &["--data", "x"]),
+            with_job(&|job| job.data = "x".into())
+        );
+        assert_eq!(
+            changed(&full, &["--app", "mail"]),
+            with_job(&|job| job.app = "mail".to_owned())
+        );
+        assert_eq!(
+            changed(&full, &["--header", "a=4", "--remove-header", "b"]),
+            with_job(&|job| job.headers = vec![header("a", "4")])
+        );
+        let once = with(&|spec| {
+            let misfire = spec.misfire.as_mut().unwrap();
+            (misfire.policy, misfire.limit) = (MisfirePolicy::Once.into(), 0);
+        });
+        assert_eq!(changed(&full, &["--misfire", "once"]), once);
+        let every = changed(&full, &["--every", "2h"]).unwrap();
+        let interval = IntervalTiming {
+            interval: Some(prost_types::Duration {
+                seconds: 7_200,
+                nanos: 0,
+            }),
+            anchor: None,
+        };
+        assert_eq!(
+            Ok(every.clone()),
+            with(&|spec| spec.timing = Some(Timing::Every(interval.clone())))
+        );
+        let back = changed(&every, &["--cron", "@daily"]).unwrap();
+        assert_eq!(back.job, full.job);
+    }
+
+    #[test]
+    fn a_flag_of_the_other_timing_is_refused() {
+        let every = changed(&full(), &["--every", "2h"]).unwrap();
+        let refused = changed(&every, &["--zone", "UTC"]).unwrap_err();
+        assert!(refused.contains("need --cron"), "{refused}");
+        let refused = changed(&full(), &["--anchor", "2027-01-01T00:00:00Z"]).unwrap_err();
+        assert!(refused.contains("needs --every"), "{refused}");
+        let refused = changed(&full(), &[]).unwrap_err();
+        assert!(refused.contains("required"), "{refused}");
     }
 }

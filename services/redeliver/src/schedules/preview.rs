@@ -10,6 +10,7 @@ use redeliver_proto::convert::from_timestamp;
 use redeliver_recurrence::{Progress, Schedule, ScheduleId};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::CommonArgs;
+use redeliver_scheduler::api::OccurrenceView;
 use redeliver_scheduler::request::{Format, check_recurrence};
 use redeliver_scheduler::schedules::write_preview;
 use serde_json::{Value, json};
@@ -54,7 +55,7 @@ impl PreviewArgs {
     fn of_definition(&self, config: &Config) -> Result<Vec<OccurrencePreview>, CliError> {
         let spec = match &self.file {
             Some(file) => read_definition(config, file)?.spec,
-            None => self.timing.spec(),
+            None => self.timing.spec()?,
         };
         let recurrence =
             check_recurrence(&spec, Format::Protobuf).map_err(|failure| CliError::Usage(failure.message))?;
@@ -110,14 +111,5 @@ fn row(occurrence: &OccurrencePreview) -> Vec<String> {
 }
 
 fn as_json(occurrence: &OccurrencePreview) -> Value {
-    let reason = occurrence.reason().as_str_name();
-    let reason = reason.strip_prefix("OCCURRENCE_REASON_").unwrap_or(reason);
-    let missing = &occurrence.missing_local_time;
-    json!({
-        "nominal_time": time(occurrence.nominal_time.as_ref()),
-        "latest_due_time": time(occurrence.latest_due_time.as_ref()),
-        "local_time": occurrence.local_time,
-        "reason": reason.to_lowercase(),
-        "missing_local_time": (!missing.is_empty()).then_some(missing),
-    })
+    json!(OccurrenceView::from(occurrence.clone()))
 }

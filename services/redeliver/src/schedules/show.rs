@@ -3,14 +3,14 @@
 use redeliver_client::Timestamp;
 use redeliver_client::messages::schedule_spec::Timing;
 use redeliver_client::messages::{
-    CronTiming, GapPolicy, IntervalTiming, JobTemplate, Misfire, MisfirePolicy, OverlapPolicy, Schedule,
-    ScheduleState,
+    CronTiming, GapPolicy, JobTemplate, Misfire, MisfirePolicy, OverlapPolicy, Schedule, ScheduleState,
 };
 use redeliver_proto::convert::{from_duration, from_headers, from_priority, from_timestamp};
-use serde_json::{Map, Value, json};
+use redeliver_scheduler::api::ScheduleView;
+use serde_json::{Value, json};
 
 use crate::dlq::rounded;
-use crate::output::{block, fields, header_lines, headers_json, insert_bytes, line};
+use crate::output::{block, fields, header_lines, line};
 
 /// Limit of the data in text output, in bytes.
 const SHOWN: usize = 16 * 1024;
@@ -175,79 +175,21 @@ fn misfire_text(misfire: &Misfire) -> String {
     format!("{}{limit}, after {grace}", policy(misfire))
 }
 
-fn cron_json(cron: &CronTiming) -> Value {
-    json!({
-        "expression": cron.expression,
-        "zone": cron.zone,
-        "gap": gap(cron),
-        "overlap": overlap(cron),
-    })
-}
-
-fn every_json(every: &IntervalTiming) -> Value {
-    json!({
-        "interval": duration(every.interval.as_ref()),
-        "anchor": shown(every.anchor.as_ref()),
-    })
-}
-
+/// A schedule as REST shows it in answers to changes and in lists: without data, key and headers.
 pub(super) fn as_json(schedule: &Schedule) -> Value {
-    let spec = schedule.spec.clone().unwrap_or_default();
-    let job = job(schedule);
-    let (cron, every) = match &spec.timing {
-        Some(Timing::Cron(cron)) => (Some(cron_json(cron)), None),
-        Some(Timing::Every(every)) => (None, Some(every_json(every))),
-        None => (None, None),
-    };
-    let misfire = spec.misfire.as_ref().map(|misfire| {
-        json!({
-            "policy": policy(misfire),
-            "limit": (misfire.limit != 0).then_some(misfire.limit),
-            "grace": duration(misfire.grace.as_ref()),
-        })
-    });
-    let problem = &schedule.problem;
-    let mut object = Map::new();
-    let mut put = |name: &str, value: Value| object.insert(name.to_owned(), value);
-    put("id", json!(schedule.id));
-    put("app", json!(job.app));
-    put("state", json!(state(schedule)));
-    put("cron", json!(cron));
-    put("every", json!(every));
-    put("start", json!(shown(spec.start.as_ref())));
-    put("end", json!(shown(spec.end.as_ref())));
-    put(
-        "max_count",
-        json!((spec.max_count != 0).then_some(spec.max_count)),
-    );
-    put("jitter", json!(duration(spec.jitter.as_ref())));
-    put("misfire", json!(misfire));
-    put(
-        "next_nominal_time",
-        json!(shown(schedule.next_nominal_time.as_ref())),
-    );
-    put("next_due_time", json!(shown(schedule.next_due_time.as_ref())));
-    put("problem", json!((!problem.is_empty()).then_some(problem)));
-    put("dispatched", json!(schedule.dispatched));
-    put("skipped", json!(schedule.skipped));
-    put("decided_until", json!(shown(schedule.decided_until.as_ref())));
-    put("created_at", json!(shown(schedule.created_at.as_ref())));
-    put("revision", json!(schedule.revision));
-    put("priority", json!(from_priority(job.priority()).as_str()));
-    put("expire_after", json!(duration(job.expire_after.as_ref())));
-    // Answers to changes and lists do not contain them.
-    if !job.data.is_empty() || job.key.is_some() || !job.headers.is_empty() {
-        insert_bytes(&mut object, "key", job.key.as_deref());
-        insert_bytes(&mut object, "data", Some(&job.data));
-        object.insert("headers".to_owned(), headers_json(&from_headers(&job.headers)));
-    }
-    Value::Object(object)
+    json!(ScheduleView::from(schedule.clone()))
+}
+
+/// A schedule as REST shows it, so that it can be sent back. Its data is, byte for byte, what it was.
+pub(super) fn definition_json(schedule: &Schedule) -> String {
+    serde_json::to_string(&ScheduleView::whole(schedule.clone())).expect("the names of all fields are text")
 }
 
 #[cfg(test)]
 mod tests {
     use redeliver_client::messages::{ScheduleSpec, ScheduleState};
     use redeliver_proto::convert::to_timestamp;
+    use redeliver_scheduler::request::read_schedule_json;
 
     use super::*;
 
@@ -328,11 +270,17 @@ priority           normal
 data, 2 bytes
 {}";
         assert_eq!(as_text(&schedule()), expected);
-        let value = as_json(&schedule());
-        assert_eq!(
-            (&value["cron"]["zone"], &value["misfire"]["limit"], &value["data"]),
-            (&json!("Europe/Berlin"), &json!(5), &json!("{}"))
-        );
-        assert_eq!((&value["every"], &value["problem"]), (&Value::Null, &Value::Null));
+    }
+
+    #[test]
+    fn what_is_shown_in_json_can_be_read_again() {
+        let mut shown = schedule();
+        let job = shown.spec.as_mut().unwrap().job.as_mut().unwrap();
+        job.data = bytes::Bytes::from_static(b"{ \"n\": 1.50 }");
+        let job = job.clone();
+        let text = definition_json(&shown);
+        let read = read_schedule_json(&text.into(), &jiff::tz::TimeZone::UTC).unwrap();
+        assert_eq!(read.id.as_deref(), Some("nightly"));
+        assert_eq!(read.spec.job.unwrap().data, job.data);
     }
 }

@@ -47,10 +47,10 @@ fn a_schedule_is_created_listed_changed_and_deleted() {
     let schedule = services.json(&["schedules", "get", "nightly"]);
     let expected = json!({
         "id": "nightly",
-        "app": APP,
+        "appName": APP,
         "cron": { "expression": "30 2 * * *", "zone": "Europe/Berlin", "gap": "shift", "overlap": "first" },
         "misfire": { "policy": "all", "limit": 5, "grace": "1m" },
-        "data": r#"{"a":1}"#,
+        "jobData": { "a": 1 },
         "headers": [{ "name": "a", "value": "b" }],
         "dispatched": 0,
     });
@@ -149,6 +149,47 @@ fn a_schedule_is_created_listed_changed_and_deleted() {
 }
 
 #[test]
+fn a_change_keeps_what_is_not_named() {
+    let services = Services::new("cli-set");
+    let _scheduler = services.pipe.scheduler("a");
+    let data = r#"{ "amount": 1.50 }"#;
+    let job = ["--app", APP, "--data", data, "--header", "a=b", "--key", "k"];
+    services.cli(&[&["schedules", "create", "nightly"][..], &job, &NIGHTLY].concat());
+    let before = services.json(&["schedules", "get", "nightly"]);
+    let by_flags = services.fails(2, &["schedules", "update", "nightly", "--zone", "UTC"]);
+    assert!(by_flags.stderr.contains("--zone"), "{by_flags:?}");
+
+    let changed = services.json(&["schedules", "set", "nightly", "--zone", "Europe/London"]);
+    assert_eq!(changed["revision"], json!(2));
+    let after = services.json(&["schedules", "get", "nightly"]);
+    let mut expected = before.clone();
+    expected["cron"]["zone"] = json!("Europe/London");
+    for field in [
+        "cron", "misfire", "appName", "priority", "key", "headers", "jobData",
+    ] {
+        assert_eq!(after[field], expected[field], "{field} of {after}");
+    }
+
+    // What is shown can be sent back and changes nothing, not even a byte of the data.
+    let shown = services.cli(&["schedules", "get", "nightly", "-o", "json"]);
+    assert!(shown.contains(data), "{shown}");
+    let file = services.pipe.env.directory().join("shown.json");
+    std::fs::write(&file, &shown).unwrap();
+    let file = file.to_str().unwrap();
+    let updated = services.json(&["schedules", "update", "--file", file]);
+    assert_eq!(updated["revision"], json!(2), "{updated}");
+    services.cli(&["schedules", "delete", "nightly"]);
+    services.cli(&["schedules", "create", "--file", file]);
+    let again = services.json(&["schedules", "get", "nightly"]);
+    assert_eq!(
+        (&again["jobData"], &again["key"]),
+        (&after["jobData"], &after["key"])
+    );
+    let unknown = services.fails(1, &["schedules", "set", "hourly", "--every", "1h"]);
+    assert_eq!(unknown.stderr, "error: schedule hourly not found\n");
+}
+
+#[test]
 fn a_definition_is_previewed_without_a_scheduler() {
     let nowhere = format!("http://127.0.0.1:{}", free_port());
     let preview = [
@@ -225,15 +266,11 @@ fn a_flag_that_has_no_effect_is_refused() {
     let of_timing = of_cron.iter().chain([&anchor, &limit]);
     pairs.extend(of_timing.clone().map(|flag| (file, *flag)));
     let of_id = of_timing.map(|flag| (id, *flag));
-    let commands = [
-        &["schedules", "create", "a"][..],
-        &["schedules", "update", "a"],
-        &["schedules", "preview"],
-    ];
+    let commands = [&["schedules", "create", "a"][..], &["schedules", "preview"]];
     let all = commands
         .iter()
         .flat_map(|command| pairs.iter().map(move |pair| (*command, *pair)));
-    for (command, (timing, flag)) in all.chain(of_id.map(|pair| (commands[2], pair))) {
+    for (command, (timing, flag)) in all.chain(of_id.map(|pair| (commands[1], pair))) {
         let app: &[&str] = if command[1] == "preview" || timing == file {
             &[]
         } else {

@@ -109,7 +109,8 @@ Usage: redeliver schedules <COMMAND>
 
 Commands:
   create   Create a schedule; exits with status 1 if another one has the id
-  update   Replace the definition of a schedule
+  set      Change parts of a schedule; what no flag names stays as it is
+  update   Replace the whole definition of a schedule by that of a file
   ls       List schedules, those whose next occurrence is due first; paused and finished ones last
   get      Show one schedule
   pause    Pause a schedule
