@@ -159,7 +159,11 @@ pub(crate) fn resume(args: &ResumeArgs) -> ExitCode {
         if args.as_configured {
             client.reset(change).await
         } else {
-            client.resume(change).await
+            let resumed = client.resume(change).await?;
+            if let Some(rate) = desired(&resumed).rate() {
+                eprintln!("the rate stays at {rate}; --as-configured removes it");
+            }
+            Ok(resumed)
         }
     })
 }

@@ -244,12 +244,24 @@ fn next(
     if !has_effect(&before, &desired) && is_same_reason {
         return Ok(None);
     }
+    let why = match current {
+        // The reason is that of the rate, which stays.
+        Some(current)
+            if request.why.is_empty()
+                && matches!(request.change, Change::Run(_))
+                && before.run() != Some(Run::Paused)
+                && before.rate().is_some() =>
+        {
+            current.why.clone()
+        }
+        _ => request.why.clone(),
+    };
     Ok(Some(Value {
         // A reset is a value too, so that no revision occurs twice.
         revision: revision + 1,
         changed_at: Some(now),
         changed_by: request.by.name.to_string(),
-        why: request.why.clone(),
+        why,
         change_id: change_id.clone(),
         desired,
         is_newer: false,
@@ -489,6 +501,29 @@ mod tests {
         }
         assert_eq!(decide(&[], Change::Reset, None), Ok((None, 0)));
         assert_eq!(decide(&[], Change::Rate(None), None), Ok((None, 0)));
+    }
+
+    #[test]
+    fn a_resumption_keeps_the_reason_of_a_rate() {
+        let before = |run| {
+            let limited = ApplicationControl {
+                run,
+                rate: Some(RateLimit::PerSecond(5.0)),
+            };
+            let value = Value {
+                desired: Desired::Application(limited),
+                ..paused(4)
+            };
+            [record(0, "app/sms", Some(value.encode()))]
+        };
+        let resume = |run, why: &str| {
+            let resumed = decide_because(&before(run), Change::Run(Run::Running), why, None);
+            resumed.unwrap().0.unwrap().why
+        };
+        assert_eq!(resume(None, ""), "outage");
+        assert_eq!(resume(None, "works"), "works");
+        // This is the reason of the pause.
+        assert_eq!(resume(Some(Run::Paused), ""), "");
     }
 
     #[test]

@@ -169,6 +169,16 @@ impl Desired {
             Self::Tier(tier) => tier.run,
         }
     }
+
+    /// How many per second; `None`: as the configuration says.
+    #[must_use]
+    pub fn rate(&self) -> Option<RateLimit> {
+        match self {
+            Self::Application(app) => app.rate,
+            Self::Pipeline(pipeline) => pipeline.rate,
+            Self::Tier(tier) => tier.rate,
+        }
+    }
 }
 
 impl fmt::Display for Desired {
