@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use redeliver_core::HumanDuration;
 use redeliver_core::pipeline::TopicRole;
+use redeliver_core::scheduler::SchedulerRole;
 
 use super::needed::{APPEND_TIME, HEADER_ROOM, SMALL_SEGMENTS, largest_source};
 use super::{ActualTopic, Cleanup, Finding, Role, Severity, TopicSpec, TopologySpec};
@@ -200,7 +201,12 @@ fn examine_retention(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> 
         });
     }
     (retention < configured).then(|| {
-        let severity = if retention < required {
+        // Dead letters have ended: whoever shortens their retention loses only their history, and no other topic depends on them.
+        let is_of_dead_letters = matches!(
+            spec.role,
+            Role::Pipeline(TopicRole::DeadLetter) | Role::Scheduler(SchedulerRole::DeadLetter)
+        );
+        let severity = if retention < required && !is_of_dead_letters {
             Severity::Error
         } else {
             Severity::Warning

@@ -252,16 +252,19 @@ fn a_tier_with_less_than_twice_the_longest_wait_as_retention_is_an_error() {
 }
 
 #[test]
-fn due_topics_and_dead_letter_topics_need_the_configured_retention() {
+fn a_shorter_retention_of_dead_letters_is_a_warning() {
+    for (retention, shown) in [("900000", "15m"), ("604800000", "7d"), ("1", "1ms")] {
+        let expected = format!(
+            "warning: topic `crawl-jobs-dlq` deletes dead letters after {shown}, but 30d is configured; set its \
+             retention.ms to 2592000000 (30d) or more"
+        );
+        check("crawl-jobs-dlq", &[("retention.ms", retention)], &[&expected]);
+    }
+}
+
+#[test]
+fn due_topics_need_the_configured_retention() {
     check("crawl-jobs-retry-due", &[("retention.ms", "604800000")], &[]);
-    check(
-        "crawl-jobs-dlq",
-        &[("retention.ms", "604800000")],
-        &[
-            "warning: topic `crawl-jobs-dlq` deletes dead letters after 7d, but 30d is configured; set its \
-           retention.ms to 2592000000 (30d) or more",
-        ],
-    );
     check(
         "crawl-jobs-retry-due",
         &[("retention.ms", "60000")],
