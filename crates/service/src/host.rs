@@ -66,6 +66,7 @@ pub struct Host {
     /// Taken when the admin port is served.
     admin: Option<Listener>,
     pub(crate) existing_topics: BTreeSet<String>,
+    refused_pipelines: BTreeSet<Arc<str>>,
     /// Becomes ready in [`Host::run`], so that the process is not ready before its other parts are registered.
     topics_part: Option<Part>,
     /// Started on first use.
@@ -215,6 +216,7 @@ impl Host {
             lane_stop: CancellationToken::new(),
             lane_holds: Vec::new(),
             existing_topics: BTreeSet::new(),
+            refused_pipelines: BTreeSet::new(),
             registry: shared_registry.clone(),
             families: HashMap::new(),
         }
@@ -307,16 +309,48 @@ impl Host {
     /// # Errors
     /// [`TopicsError::Invalid`] lists every problem of the topics.
     pub async fn ensure_topics(&mut self, spec: &TopologySpec) -> Result<(), TopicsError> {
+        self.ensure_topics_of(&[], spec).await
+    }
+
+    /// As [`Host::ensure_topics`], but errors of the topics of some of these pipelines refuse only them: [`Host::is_refused`]. The
+    /// process is not ready then. A process that ends when nothing is left to do does not start.
+    ///
+    /// # Errors
+    /// [`TopicsError::Invalid`] lists every problem, if other topics have some, or if no pipeline is left.
+    pub async fn ensure_topics_of(
+        &mut self,
+        pipelines: &[Pipeline],
+        spec: &TopologySpec,
+    ) -> Result<(), TopicsError> {
+        let separate = if self.until_idle.is_some() { &[] } else { pipelines };
         let part = self.topics_part();
         self.log_in().await;
         self.serve_admin();
-        self.existing_topics =
-            topics::ensure(&self.config, &self.kafka, spec, self.tasks.shutdown(), &part).await?;
+        let shutdown = self.tasks.shutdown();
+        let ensured = topics::ensure(&self.config, &self.kafka, spec, separate, shutdown, &part).await?;
+        self.existing_topics = ensured.existing;
+        for (pipeline, errors) in ensured.refused {
+            let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            let errors = errors.join("; ");
+            tracing::error!(
+                %pipeline, errors,
+                "topics are missing or misconfigured: this process does not serve the pipeline; correct them, and restart it"
+            );
+            let part = self.health.part(format!("topics-{pipeline}"));
+            part.not_ready(format!("the pipeline is not served until a restart: {errors}"));
+            self.refused_pipelines.insert(pipeline);
+        }
         part.not_ready("checking consumer groups");
         tokio::select! {
             checked = topics::check_prefix(&self.config, &self.kafka, spec, &self.existing_topics) => checked,
             () = self.tasks.shutdown().cancelled() => Ok(()),
         }
+    }
+
+    /// Whether a pipeline must not be served, see [`Host::ensure_topics_of`].
+    #[must_use]
+    pub fn is_refused(&self, pipeline: &str) -> bool {
+        self.refused_pipelines.contains(pipeline)
     }
 
     /// Whether a topic existed at the time of [`Host::ensure_topics`].

@@ -1,8 +1,9 @@
 //! The topics that a process needs. They are checked before anything is read: a process does not start while a topic's
 //! configuration would lose records.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::Pipeline;
@@ -150,33 +151,44 @@ pub fn pipelines(config: &Config) -> Vec<Pipeline> {
         .collect()
 }
 
+/// What [`ensure`] has found.
+#[derive(Debug, Default)]
+pub struct Ensured {
+    /// The names of all existing topics.
+    pub existing: BTreeSet<String>,
+    /// The pipelines that must not be served, with the errors of their topics.
+    pub refused: BTreeMap<Arc<str>, Vec<Finding>>,
+}
+
 /// Checks these topics and, with `kafka.topics.create`, creates missing ones. While Kafka is unavailable, this waits
 /// until `shutdown` is cancelled, and `part` shows the reason. `part` is still not ready when this returns: the caller
 /// decides when it is.
 ///
-/// Returns the names of all existing topics, or none after `shutdown`.
+/// Errors that only concern some of `pipelines` refuse these, and the others can be served. After `shutdown`, nothing was found.
 ///
 /// # Errors
-/// [`TopicsError::Invalid`] lists every problem.
+/// [`TopicsError::Invalid`] lists every problem, if other topics have some, or if no pipeline is left.
 pub async fn ensure(
     config: &Config,
     kafka: &KafkaSettings,
     spec: &TopologySpec,
+    pipelines: &[Pipeline],
     shutdown: &CancellationToken,
     part: &Part,
-) -> Result<BTreeSet<String>, TopicsError> {
+) -> Result<Ensured, TopicsError> {
     part.not_ready("checking topics");
     let mut backoff = Backoff::new(MIN_DELAY, MAX_DELAY);
     let mut log_throttle = LogThrottle::default();
     loop {
         let checked = tokio::select! {
             checked = check(config, kafka, spec, !log_throttle.has_logged()) => checked,
-            () = shutdown.cancelled() => return Ok(BTreeSet::new()),
+            () = shutdown.cancelled() => return Ok(Ensured::default()),
         };
         match checked {
-            Ok((findings, names)) => {
-                reject_errors(findings, |topic| may_be_missing(spec, &names, topic))?;
-                return Ok(names);
+            Ok((findings, existing)) => {
+                let is_awaited = |topic: &str| may_be_missing(spec, &existing, topic);
+                let refused = reject_errors(findings, pipelines, is_awaited)?;
+                return Ok(Ensured { existing, refused });
             }
             Err(ref error @ TopologyError::Unreachable { ref refusal, .. }) => {
                 part.not_ready(format!("Kafka at `{}` is unavailable{refusal}", kafka.brokers));
@@ -186,7 +198,7 @@ pub async fn ensure(
                 }
                 tokio::select! {
                     () = tokio::time::sleep(backoff.next_delay()) => {}
-                    () = shutdown.cancelled() => return Ok(BTreeSet::new()),
+                    () = shutdown.cancelled() => return Ok(Ensured::default()),
                 }
             }
             Err(error) => return Err(error.into()),
@@ -306,18 +318,42 @@ fn may_be_missing(spec: &TopologySpec, existing: &BTreeSet<String>, topic: &str)
     !existing.contains(topic) && specs.all(|spec| is_awaited(spec.role))
 }
 
-/// Logs warnings, and fails if there are errors other than missing topics that may be missing.
-fn reject_errors(findings: Vec<Finding>, may_be_missing: impl Fn(&str) -> bool) -> Result<(), TopicsError> {
+/// Logs warnings, and returns the pipelines that have errors other than missing topics that may be missing. Fails if something else has
+/// some, or all pipelines.
+fn reject_errors(
+    findings: Vec<Finding>,
+    pipelines: &[Pipeline],
+    may_be_missing: impl Fn(&str) -> bool,
+) -> Result<BTreeMap<Arc<str>, Vec<Finding>>, TopicsError> {
     let (errors, warnings): (Vec<_>, Vec<_>) = findings
         .into_iter()
         .partition(|finding| finding.severity == Severity::Error);
     warnings.iter().for_each(warn);
-    if errors.iter().all(|finding| may_be_missing(&finding.topic)) {
-        errors.iter().for_each(warn);
-        Ok(())
-    } else {
-        Err(TopicsError::Invalid(errors))
+    let topics: Vec<_> = pipelines
+        .iter()
+        .map(|pipeline| (&pipeline.name, pipeline.topics()))
+        .collect();
+    let mut refused: BTreeMap<Arc<str>, Vec<Finding>> = BTreeMap::new();
+    let mut is_shared = false;
+    for error in &errors {
+        if may_be_missing(&error.topic) {
+            warn(error);
+            continue;
+        }
+        let owners = topics
+            .iter()
+            .filter(|(_, topics)| topics.iter().any(|(topic, _)| *topic == error.topic));
+        let mut has_owner = false;
+        for (name, _) in owners {
+            has_owner = true;
+            refused.entry((*name).clone()).or_default().push(error.clone());
+        }
+        is_shared |= !has_owner;
     }
+    if is_shared || (!refused.is_empty() && refused.len() == pipelines.len()) {
+        return Err(TopicsError::Invalid(errors));
+    }
+    Ok(refused)
 }
 
 fn warn(finding: &Finding) {
@@ -327,4 +363,47 @@ fn warn(finding: &Finding) {
         remedy = finding.remedy,
         "topic has a problem"
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding(topic: &str, severity: Severity) -> Finding {
+        Finding {
+            topic: topic.into(),
+            severity,
+            problem: "is compacted".to_owned(),
+            remedy: "change it".to_owned(),
+        }
+    }
+
+    fn refused(findings: &[(&str, Severity)], pipelines: &[&str]) -> Option<Vec<String>> {
+        let findings = findings.iter().map(|(topic, severity)| finding(topic, *severity));
+        let pipelines: Vec<Pipeline> = pipelines.iter().map(|name| Pipeline::new(name)).collect();
+        let refused = reject_errors(findings.collect(), &pipelines, |topic| topic == "awaited");
+        refused
+            .ok()
+            .map(|refused| refused.keys().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn errors_refuse_the_pipelines_of_their_topics() {
+        use Severity::{Error, Warning};
+        let both = ["a", "b"];
+        assert_eq!(refused(&[("b-dlq", Error)], &both), Some(vec!["b".to_owned()]));
+        assert_eq!(
+            refused(&[("b-dlq", Warning), ("awaited", Error)], &both),
+            Some(Vec::new())
+        );
+        // None is left, or something else is wrong.
+        assert_eq!(refused(&[("a-dlq", Error), ("b-retry-due", Error)], &both), None);
+        assert_eq!(
+            refused(&[("b-dlq", Error), ("redeliver.control", Error)], &both),
+            None
+        );
+        assert_eq!(refused(&[("a-dlq", Error)], &["a"]), None);
+        assert_eq!(refused(&[("redeliver.control", Error)], &[]), None);
+        assert_eq!(refused(&[], &[]), Some(Vec::new()));
+    }
 }

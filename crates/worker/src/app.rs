@@ -127,8 +127,11 @@ impl Worker {
         let specs = self.specs(&host.config)?;
         let pipelines: Vec<Pipeline> = specs.iter().map(|(spec, _)| (*spec.pipeline).clone()).collect();
         let topics = topics::of_pipelines(&host.config, &pipelines);
-        host.ensure_topics(&topics).await?;
+        host.ensure_topics_of(&pipelines, &topics).await?;
         for (spec, handler) in specs {
+            if host.is_refused(&spec.pipeline.name) {
+                continue;
+            }
             spawn(&mut host, &spec, handler.clone()).await?;
         }
         Ok(host.run().await?)

@@ -43,13 +43,14 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
 /// When a file of an endpoint cannot be read, topics are missing or misconfigured, or a lane fails.
 pub async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("enricher", start);
-    let workers = http_workers(&host.config, &host.clock)?;
+    let mut workers = http_workers(&host.config, &host.clock)?;
     let pipelines: Vec<Pipeline> = workers
         .iter()
         .map(|worker| (*worker.spec.pipeline).clone())
         .collect();
     let topics = topics::of_pipelines(&host.config, &pipelines);
-    host.ensure_topics(&topics).await?;
+    host.ensure_topics_of(&pipelines, &topics).await?;
+    workers.retain(|worker| !host.is_refused(&worker.spec.pipeline.name));
     spawn(&mut host, &workers).await?;
     Ok(host.run().await?)
 }

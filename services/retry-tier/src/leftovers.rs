@@ -36,6 +36,8 @@ pub(crate) struct LeftoverWatch {
     config: Arc<Config>,
     kafka: KafkaSettings,
     pipelines: Vec<Pipeline>,
+    /// Those of them that must not be served.
+    refused: BTreeSet<Arc<str>>,
     needed: TopologySpec,
     lanes: TierLanes,
     starter: LaneStarter,
@@ -53,9 +55,15 @@ impl LeftoverWatch {
     /// # Errors
     /// See [`Host::topic_watch`].
     pub(crate) fn new(host: &mut Host, lanes: TierLanes) -> io::Result<Self> {
+        let pipelines = topics::pipelines(&host.config);
         Ok(Self {
             starter: host.starter()?,
-            pipelines: topics::pipelines(&host.config),
+            refused: pipelines
+                .iter()
+                .map(|pipeline| pipeline.name.clone())
+                .filter(|name| host.is_refused(name))
+                .collect(),
+            pipelines,
             needed: topics::of_all(&host.config),
             lanes,
             stop: host.tasks.shutdown().clone(),
@@ -119,7 +127,7 @@ impl LeftoverWatch {
     fn serves(&self, leftover: &Leftover) -> bool {
         let settings = &self.config.retry_tier;
         let is_served = |tier| settings.serves_leftovers() && settings.serves(tier);
-        leftover.tier.is_some_and(is_served)
+        leftover.tier.is_some_and(is_served) && !self.refused.contains(&leftover.pipeline)
     }
 
     /// Stops the lanes of topics that no longer exist.

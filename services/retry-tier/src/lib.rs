@@ -47,8 +47,8 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
     let pipelines = served_pipelines(&host.config);
     let pipelines: Vec<Pipeline> = pipelines.iter().map(|pipeline| (**pipeline).clone()).collect();
     let needed = TopologySpec::for_pipelines(&pipelines, &topic_settings(&host.config));
-    host.ensure_topics(&needed.join(topics::of_control(&host.config)))
-        .await?;
+    let needed = needed.join(topics::of_control(&host.config));
+    host.ensure_topics_of(&pipelines, &needed).await?;
     mount(&mut host).await?;
     Ok(host.run().await?)
 }
@@ -64,7 +64,8 @@ pub async fn mount(host: &mut Host) -> anyhow::Result<()> {
     };
     let config = host.config.clone();
     host.require_steady_clock();
-    let pipelines = served_pipelines(&config);
+    let mut pipelines = served_pipelines(&config);
+    pipelines.retain(|pipeline| !host.is_refused(&pipeline.name));
     let tiers = config.served_tiers();
     host.report_paused("tiers", "paused tiers", {
         let (pipelines, tiers) = (pipelines.clone(), tiers.clone());

@@ -38,6 +38,7 @@ mod ordering;
 mod polyglot;
 mod raw;
 mod recreated;
+mod refused_pipeline;
 mod render;
 mod retries;
 mod second_day;
