@@ -451,7 +451,9 @@ fn trace_failed(error: TraceError) -> Status {
     match error {
         TraceError::Read(error) => scan_failed(&error),
         error @ TraceError::OtherTopic(_) => invalid("position", error.to_string(), "POSITION_INVALID", []),
-        error @ TraceError::Gone(_) => status(Code::NotFound, error.to_string(), "RECORD_NOT_FOUND", []),
+        error @ (TraceError::Gone(_) | TraceError::NoPartition(..) | TraceError::NotWritten(..)) => {
+            status(Code::NotFound, error.to_string(), "RECORD_NOT_FOUND", [])
+        }
         error @ TraceError::NoOrigin(_) => status(Code::NotFound, error.to_string(), "ORIGIN_UNKNOWN", []),
     }
 }

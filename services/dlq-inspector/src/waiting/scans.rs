@@ -12,7 +12,7 @@ use redeliver_core::{JobId, Pipeline, Position, Record, SchedulerTopics, Timesta
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::backlog::GroupPositions;
 use redeliver_kafka::lookup::Lookup;
-use redeliver_kafka::reader::ReadError;
+use redeliver_kafka::reader::{ReadError, TopicReader, partitions};
 use redeliver_kafka::scan::{Progress, Scan};
 use redeliver_kafka::survey::Surveyor;
 use redeliver_proto::long_wait;
@@ -63,6 +63,12 @@ pub(crate) enum TraceError {
     /// Kafka has no record at the position.
     #[error("there is no record at {0}; retention may have removed it")]
     Gone(Position),
+    /// The topic has fewer partitions.
+    #[error("there is no record at {0}: the topic has {1} partitions")]
+    NoPartition(Position, i32),
+    /// The partition ends before.
+    #[error("there is no record at {0}: the partition ends at offset {1}")]
+    NotWritten(Position, i64),
     /// The record names no origin in the pipeline.
     #[error("the record at {0} does not say where it entered a pipeline")]
     NoOrigin(Position),
@@ -190,6 +196,7 @@ impl Scans {
         if having.is_empty() {
             return Err(TraceError::OtherTopic(position.topic.clone()));
         }
+        self.check_position(position)?;
         let found = self.lookup(position)?;
         let mut parts = Parts {
             before: Progress::default(),
@@ -216,6 +223,21 @@ impl Scans {
             Some(_) => Err(TraceError::NoOrigin(position.clone())),
             None => Err(TraceError::Gone(position.clone())),
         }
+    }
+
+    /// Checks that there is or was a record at a position. One that was never written is not one that retention has removed.
+    fn check_position(&self, position: &Position) -> Result<(), TraceError> {
+        let Position { topic, partition, .. } = position;
+        let partitions = partitions(&self.kafka, topic)?;
+        if !(0..partitions).contains(partition) {
+            return Err(TraceError::NoPartition(position.clone(), partitions));
+        }
+        let end = TopicReader::of_partition(&self.kafka, topic, *partition, None)?
+            .high_watermark(topic, *partition)?;
+        if position.offset >= end {
+            return Err(TraceError::NotWritten(position.clone(), end));
+        }
+        Ok(())
     }
 
     fn lookup(&self, position: &Position) -> Result<Option<Record>, ReadError> {

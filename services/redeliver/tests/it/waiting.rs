@@ -203,6 +203,16 @@ fn a_trace_shows_what_has_happened_to_a_record() {
     let position = listed["records"][0]["position"].as_str().unwrap();
     assert_eq!(trace(position), waits, "from the position in the state topic");
 
+    // What was never written is not what retention has removed.
+    let source = &sent[0].position.topic;
+    for (position, says) in [
+        ("99/1", "the topic has"),
+        ("0/999999999", "the partition ends at"),
+    ] {
+        let never = services.fails(1, &["trace", &format!("{source}/{position}")]);
+        assert!(never.stderr.contains(says), "{never:?}");
+    }
+
     let hopeless = trace(&sent[3].position.to_string());
     let expected = [step("entered", "source", 0), step("died", "dead-letters", 1)];
     assert_eq!(steps(&hopeless), expected, "{hopeless}");
