@@ -3,6 +3,7 @@
 mod endpoint;
 mod narrator;
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,6 +27,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use self::narrator::{Narrator, Totals};
+use crate::output::print_line;
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DevArgs {
@@ -134,6 +136,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
         &host.config.scheduler.topics(),
         totals.clone(),
         began,
+        stop.clone(),
     )?;
     // The narrator stops last, so that it sees the records that are written during the shutdown.
     let ended = CancellationToken::new();
@@ -152,11 +155,11 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     narration
         .join()
         .map_err(|_| anyhow::anyhow!("the narrator panicked"))??;
-    println!(
+    crate::say(format_args!(
         "\nstopped after {:.0} s: {}",
         began.elapsed().as_secs_f64(),
         line(&totals)
-    );
+    ));
     telemetry.shutdown().await;
     Ok(result?)
 }
@@ -189,7 +192,7 @@ fn bind_or_free_port(field: &'static str, address: SocketAddr) -> Result<Listene
 }
 
 fn greet(brokers: &str, admin: SocketAddr, jobs: SocketAddr, inspector: SocketAddr) {
-    println!(
+    crate::say(format_args!(
         "All services of Redeliver are running in this process, with demonstration data.
 The embedded broker ({brokers}) is not durable and does not demonstrate the delivery guarantees.
 
@@ -205,7 +208,7 @@ Dead letters  redeliver dlq ls --server http://{inspector}
 
 Press Ctrl-C to stop.
 "
-    );
+    ));
 }
 
 /// Produces records, jobs, and from time to time a job for an application that does not exist.
@@ -248,9 +251,16 @@ async fn print_totals(totals: Arc<Mutex<Totals>>, stop: CancellationToken) -> an
     let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + SUMMARY_EVERY, SUMMARY_EVERY);
     loop {
         tokio::select! {
-            _ = ticks.tick() => println!("--------  {}", line(&totals)),
+            _ = ticks.tick() => tell(format_args!("--------  {}", line(&totals)), &stop),
             () = stop.cancelled() => return Ok(()),
         }
+    }
+}
+
+/// Prints a line. Nobody reads any more if stdout is closed, as by `head`: then everything stops.
+fn tell(line: impl fmt::Display, stop: &CancellationToken) {
+    if !print_line(line) {
+        stop.cancel();
     }
 }
 

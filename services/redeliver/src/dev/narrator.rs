@@ -85,6 +85,7 @@ pub(super) struct Narrator {
     roles: Vec<(Arc<str>, Role)>,
     totals: Arc<Mutex<Totals>>,
     began: Instant,
+    stop: CancellationToken,
 }
 
 #[derive(Clone, Copy)]
@@ -103,6 +104,7 @@ impl Narrator {
         scheduler: &SchedulerTopics,
         totals: Arc<Mutex<Totals>>,
         began: Instant,
+        stop: CancellationToken,
     ) -> Result<Self, ReadError> {
         let of_pipeline = pipeline.topics().into_iter();
         let of_scheduler = scheduler.topics().into_iter();
@@ -121,6 +123,7 @@ impl Narrator {
             roles,
             totals,
             began,
+            stop,
         })
     }
 
@@ -139,7 +142,7 @@ impl Narrator {
                 };
                 if let Some((name, sentence)) = event {
                     let at = self.began.elapsed().as_secs_f64();
-                    println!("{at:7.1}s  {name:<8} {sentence}");
+                    super::tell(format_args!("{at:7.1}s  {name:<8} {sentence}"), &self.stop);
                 }
             }
         }

@@ -1,6 +1,8 @@
 //! `redeliver dev`: what it prints about each service, and that the addresses it prints work.
 
+use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
+use std::process::Stdio;
 
 use redeliver_core::JobId;
 use redeliver_testkit::{Process, binary, eventually, http, run};
@@ -40,6 +42,22 @@ fn cli(arguments: &[&str], server: &str) -> String {
         "{arguments:?} {printed:?}"
     );
     printed.stdout
+}
+
+#[test]
+fn the_demonstration_ends_when_nobody_reads() {
+    let mut command = binary("redeliver");
+    command.env_clear().args(["dev", "--rate", "50"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut demo = command.spawn().unwrap();
+    let mut first = String::new();
+    // Dropping the reader closes the pipe, as `head` does.
+    BufReader::new(demo.stdout.take().unwrap())
+        .read_line(&mut first)
+        .unwrap();
+    let ended = demo.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success() && !stderr.contains("panicked"), "{stderr}");
 }
 
 #[test]
