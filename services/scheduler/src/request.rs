@@ -391,6 +391,15 @@ fn application<'r>(
     })
 }
 
+/// Checks that a list or count is about an application of the configuration, or about the long waits of one of its pipelines. Otherwise, a typing
+/// error would look like an application without jobs.
+pub(crate) fn check_listed(app: &str, format: Format, rules: &Rules) -> Result<(), Failure> {
+    if rules.pipelines.contains_key(app) {
+        return Ok(());
+    }
+    application(app, format, rules).map(drop)
+}
+
 /// A job that is named by its key belongs to an application of the configuration. Otherwise, a typing error would look like a key
 /// that is not in use.
 fn check_job_ref(job: &JobRef, format: Format, rules: &Rules) -> Result<(), Failure> {

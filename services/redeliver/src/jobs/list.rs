@@ -125,6 +125,15 @@ fn read_topic(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
     })?;
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
     let (found, unreadable) = (jobs.rows.len(), jobs.unreadable);
+    // One that is not in the configuration any more may have jobs.
+    if let Some(app) = args.app.as_deref().filter(|_| found == 0)
+        && !config.scheduler.apps.contains_key(app)
+        && config.any_pipeline(app).is_none()
+    {
+        return Err(CliError::failed(format_args!(
+            "{app} is neither an application nor a pipeline of the configuration, and there is no job of it"
+        )));
+    }
     let rows = jobs.first(limit);
     print_rows(args.output.format, &rows);
     if found > rows.len() {

@@ -328,6 +328,9 @@ impl<I: Index> Jobs<I> {
                 *sum += count;
             }
         }
+        if total.scheduled == 0 {
+            self.check_empty(app, format)?;
+        }
         let next_due = shards.iter().filter_map(|stats| stats.next_due).min();
         total.next_due = next_due.map(to_timestamp);
         let shown = total.due + total.per_minute.iter().sum::<u64>();

@@ -19,7 +19,7 @@ use super::jobs::Jobs;
 use crate::codec;
 use crate::index::{self, Cursor, Index, Row};
 use crate::job::JobState;
-use crate::request::{Field, Format};
+use crate::request::{Field, Format, check_listed};
 
 mod merge;
 mod schedules;
@@ -119,11 +119,19 @@ impl<I: Index> Jobs<I> {
         let MergedPage { rows, next } = self
             .merge_page(&query.filters, query.limit, query.after, &wait, to_entry)
             .await?;
+        if rows.is_empty() && query.after.is_none() {
+            self.check_empty(request.app.as_deref(), format)?;
+        }
         let token = next.map(|next| token::encode(&query.filters, next));
         Ok(JobPage {
             jobs: rows,
             next_page_token: token.unwrap_or_default(),
         })
+    }
+
+    /// Checks the application of which there is nothing. One that is not in the configuration any more may have some.
+    pub(super) fn check_empty(&self, app: Option<&str>, format: Format) -> Result<(), RequestError> {
+        Ok(app.map_or(Ok(()), |app| check_listed(app, format, &self.rules))?)
     }
 
     /// The next entries of all shards, in the order of their cursors.

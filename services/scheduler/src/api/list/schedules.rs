@@ -168,6 +168,9 @@ impl<I: Index> Jobs<I> {
                 Entry::Unreadable(entry) => unreadable.push(entry),
             }
         }
+        if schedules.is_empty() && unreadable.is_empty() && request.page_token.is_empty() && token.is_none() {
+            self.check_empty(app, format)?;
+        }
         Ok(SchedulePage {
             schedules,
             unreadable,
