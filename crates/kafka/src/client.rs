@@ -379,8 +379,9 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 impl ClientLog {
     pub(crate) fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        // Consumers and producers share one list of properties, so each gets properties meant for the other.
-        if facility == "CONFWARN" {
+        // CONFWARN: consumers and producers share one list of properties, so each gets properties meant for the other. GETPID: the
+        // client tries again, as on a new cluster; what lasts is an error of the call that waits for the producer.
+        if matches!(facility, "CONFWARN" | "GETPID") {
             tracing::debug!(facility, message, "kafka client");
             return;
         }
