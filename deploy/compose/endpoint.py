@@ -1,7 +1,7 @@
 """A demo endpoint that greets numbers.
 
 Multiples of 7 fail permanently (422). Other multiples of 5 fail transiently (500) on the first call. The endpoint prints
-the status and the Idempotency-Key of each call. Usage: endpoint.py [ADDRESS], by default 127.0.0.1; port 8080.
+the status and the Idempotency-Key of each call. Usage: endpoint.py [ADDRESS[:PORT]], by default 127.0.0.1:8080.
 """
 
 import json
@@ -43,8 +43,8 @@ class Endpoint(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    address = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1"
-    server = ThreadingHTTPServer((address, 8080), Endpoint)
+    address, _, port = (sys.argv[1] if len(sys.argv) > 1 else "").partition(":")
+    server = ThreadingHTTPServer((address or "127.0.0.1", int(port or 8080)), Endpoint)
     try:
         server.serve_forever()
     except KeyboardInterrupt:

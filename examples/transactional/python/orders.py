@@ -21,7 +21,7 @@ end = end[0] if end else "commit"
 producer = Producer({
     "bootstrap.servers": brokers,
     "transactional.id": name,
-    # While a transaction is open, later commands in the same partition wait. A dead producer's ends after this time.
+    # While a transaction is open, later commands in the same partition wait. If the producer dies, its transaction is aborted after this time.
     "transaction.timeout.ms": 5_000,
     # As in Java, so that the key of a command chooses the partition in which the scheduler expects it.
     "partitioner": "murmur2_random",

@@ -87,7 +87,7 @@ fn connect(brokers: &str, name: &str) -> Result<FutureProducer> {
     let producer: FutureProducer = ClientConfig::new()
         .set("bootstrap.servers", brokers)
         .set("transactional.id", name)
-        // While a transaction is open, later commands in the same partition wait. A dead producer's ends after this time.
+        // While a transaction is open, later commands in the same partition wait. If the producer dies, its transaction is aborted after this time.
         .set("transaction.timeout.ms", "5000")
         .set("partitioner", "murmur2_random")
         .create()?;
