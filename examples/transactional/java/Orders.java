@@ -89,8 +89,8 @@ public class Orders {
         return Map.of(
                 "bootstrap.servers", brokers,
                 "transactional.id", name,
-                // While a transaction is open, later commands in the same partition wait. A dead producer's ends after
-                // this time.
+                // While a transaction is open, later commands in the same partition wait. If the producer dies, its
+                // transaction is aborted after this time.
                 "transaction.timeout.ms", 5_000);
     }
 
