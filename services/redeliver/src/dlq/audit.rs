@@ -25,7 +25,7 @@ pub(super) struct AuditArgs {
     /// Only entries with this action, such as control.pause or 'dead-letters.*'
     #[arg(long, value_name = "ACTION", default_value = "", hide_default_value = true)]
     action: String,
-    /// Only entries with this target, such as app/sms or the id of a dead letter
+    /// Only entries with this target, such as app/sms, or with this id of a dead letter or job among others
     #[arg(long, value_name = "TARGET", default_value = "", hide_default_value = true)]
     target: String,
     /// Maximum number of entries, the oldest first

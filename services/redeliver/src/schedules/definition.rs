@@ -426,7 +426,7 @@ mod tests {
         };
         assert_eq!(
             Ok(every.clone()),
-            with(&|spec| spec.timing = Some(Timing::Every(interval.clone())))
+            with(&|spec| spec.timing = Some(Timing::Every(interval)))
         );
         let back = changed(&every, &["--cron", "@daily"]).unwrap();
         assert_eq!(back.job, full.job);

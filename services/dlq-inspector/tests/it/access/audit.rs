@@ -117,7 +117,8 @@ async fn who_gets_payloads_is_recorded_and_auditors_can_read_it() {
         until: None,
         ..v1::ListAuditEntriesRequest::default()
     };
-    assert_eq!(entries(&mut auditor, wanted, 9).await, [all[4].clone()]);
+    // Also where it is one of several.
+    assert_eq!(entries(&mut auditor, wanted, 9).await, all[2..]);
     let none = v1::ListAuditEntriesRequest {
         until: all[0].time,
         ..v1::ListAuditEntriesRequest::default()
