@@ -13,8 +13,8 @@ const NEW_RECORD_EVERY: usize = 4;
 pub(crate) struct AttemptQueue<T> {
     retries: VecDeque<T>,
     new: VecDeque<T>,
-    /// They wait behind all others until [`AttemptQueue::recall`], so that each probe is another record.
-    forgotten: VecDeque<(T, bool)>,
+    /// The one whose attempt is the longest ago is first.
+    forgotten: VecDeque<T>,
     retries_in_a_row: usize,
 }
 
@@ -50,15 +50,8 @@ impl<T> AttemptQueue<T> {
     }
 
     /// Adds a record whose attempt does not count.
-    pub(crate) fn push_forgotten(&mut self, record: T, is_retry: bool) {
-        self.forgotten.push_back((record, is_retry));
-    }
-
-    /// Moves forgotten records to the front, where they were.
-    pub(crate) fn recall(&mut self) {
-        while let Some((record, is_retry)) = self.forgotten.pop_back() {
-            self.push_first(record, is_retry);
-        }
+    pub(crate) fn push_forgotten(&mut self, record: T) {
+        self.forgotten.push_back(record);
     }
 
     /// How many records wait, without those whose attempt was forgotten.
@@ -83,8 +76,11 @@ impl<T> AttemptQueue<T> {
         self.has_only_forgotten() && self.forgotten.is_empty()
     }
 
-    /// The record whose attempt is next.
-    pub(crate) fn pop(&mut self) -> Option<T> {
+    /// The record whose attempt is next. Forgotten ones are last, or first.
+    pub(crate) fn pop(&mut self, forgotten_first: bool) -> Option<T> {
+        if forgotten_first && let Some(record) = self.forgotten.pop_front() {
+            return Some(record);
+        }
         let is_turn_of_new = self.retries_in_a_row + 1 >= NEW_RECORD_EVERY && !self.new.is_empty();
         if !is_turn_of_new && let Some(retry) = self.retries.pop_front() {
             self.retries_in_a_row += 1;
@@ -92,21 +88,17 @@ impl<T> AttemptQueue<T> {
         }
         self.retries_in_a_row = 0;
         let next = self.new.pop_front();
-        next.or_else(|| self.forgotten.pop_front().map(|(record, _)| record))
+        next.or_else(|| self.forgotten.pop_front())
     }
 
     /// Removes all records for which `is_removed` returns true, in their order.
     pub(crate) fn remove(&mut self, is_removed: impl Fn(&T) -> bool) -> Vec<T> {
         let mut removed = Vec::new();
-        for queue in [&mut self.retries, &mut self.new] {
+        for queue in [&mut self.retries, &mut self.new, &mut self.forgotten] {
             let (gone, kept) = std::mem::take(queue).into_iter().partition(&is_removed);
             *queue = kept;
             removed.extend::<VecDeque<T>>(gone);
         }
-        let is_gone = |(record, _): &(T, bool)| is_removed(record);
-        let (gone, kept) = std::mem::take(&mut self.forgotten).into_iter().partition(is_gone);
-        self.forgotten = kept;
-        removed.extend::<Vec<T>>(VecDeque::into_iter(gone).map(|(record, _)| record).collect());
         removed
     }
 }
@@ -126,7 +118,7 @@ mod tests {
     #[test]
     fn retries_go_first_and_every_fourth_attempt_is_that_of_a_new_record() {
         let mut queue = queue(7, 3);
-        let order: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
+        let order: Vec<_> = std::iter::from_fn(|| queue.pop(false)).collect();
         let expected = [
             ("retry", 0),
             ("retry", 1),
@@ -145,24 +137,28 @@ mod tests {
     #[test]
     fn a_new_record_that_arrives_after_many_retries_is_next() {
         let mut queue = queue(100, 0);
-        (0..50).for_each(|number| assert_eq!(queue.pop(), Some(("retry", number))));
+        (0..50).for_each(|number| assert_eq!(queue.pop(false), Some(("retry", number))));
         queue.push(("new", 0), false);
-        assert_eq!(queue.pop(), Some(("new", 0)));
-        assert_eq!(queue.pop(), Some(("retry", 50)));
+        assert_eq!(queue.pop(false), Some(("new", 0)));
+        assert_eq!(queue.pop(false), Some(("retry", 50)));
     }
 
     #[test]
-    fn forgotten_records_wait_behind_all_others_until_they_are_recalled() {
+    fn forgotten_records_are_last_or_first() {
         let mut queue = queue(0, 3);
-        let first = queue.pop().unwrap();
-        queue.push_forgotten(first, false);
-        assert_eq!(queue.pop(), Some(("new", 1)));
-        queue.recall();
-        queue.push_forgotten(("new", 1), false);
-        assert_eq!((queue.pop(), queue.pop()), (Some(("new", 0)), Some(("new", 2))));
+        let first = queue.pop(false).unwrap();
+        queue.push_forgotten(first);
+        assert_eq!(
+            (queue.pop(false), queue.pop(true)),
+            (Some(("new", 1)), Some(("new", 0)))
+        );
+        queue.push_forgotten(("new", 1));
+        assert_eq!(
+            (queue.pop(false), queue.pop(false)),
+            (Some(("new", 2)), Some(("new", 1)))
+        );
+        queue.push_forgotten(("new", 1));
         assert!(!queue.is_empty());
-        assert_eq!((queue.pop(), queue.pop()), (Some(("new", 1)), None));
-        queue.push_forgotten(("new", 1), false);
         assert_eq!(queue.remove(|_| true), [("new", 1)]);
         assert!(queue.is_empty());
     }
@@ -172,7 +168,7 @@ mod tests {
         let mut queue = queue(3, 3);
         let removed = queue.remove(|(_, number)| *number == 1);
         assert_eq!(removed, [("retry", 1), ("new", 1)]);
-        let order: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
+        let order: Vec<_> = std::iter::from_fn(|| queue.pop(false)).collect();
         assert_eq!(order, [("retry", 0), ("retry", 2), ("new", 0), ("new", 2)]);
     }
 }

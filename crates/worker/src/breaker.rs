@@ -1,30 +1,40 @@
-//! The circuit breaker of a pipeline: an outage of the endpoint burns no attempts.
+//! The circuit breaker of a pipeline: an outage of the endpoint uses up no attempts.
 //!
-//! A failure whose scope is the endpoint is provisional, and its record stays in hand. A call that starts later and that
-//! the endpoint answers shows that the failure was the record's own: it counts as a failed attempt. If more failures
-//! follow instead, the breaker opens and the failure is forgotten. While the breaker is open, records wait, and one at a
-//! time is a probe. The first probe that is answered closes the breaker.
+//! A call is *answered* if it shows that the endpoint works: it succeeds, or it fails with the scope
+//! [`FailureScope::Record`]. A failure with the scope [`FailureScope::Endpoint`] is no answer, and neither is one with the scope
+//! [`FailureScope::Unknown`] or a request for a delay. An *outage* is a time in which no call that starts is answered.
+//!
+//! - **Closed**: attempts start freely, every other one that of a record whose attempt was forgotten, if there is one. The breaker opens if more than a share of the calls of a time failed, or, with too few calls,
+//!   if the last ones failed, see [`BreakerSettings`].
+//! - **Open**: one probe at a time, after 1, 2, 4 s, in turn of a record whose attempt was forgotten and of another one. The first answer
+//!   makes the breaker half open.
+//! - **Half open**: 2 attempts at a time; twice as many with each answer. Every other one is that of a record whose attempt was
+//!   forgotten. When all permits would be as many as the attempts of the process (`concurrency`), the breaker closes. If as many
+//!   attempts as there are permits end without an answer in between, it opens again.
+//!
+//! A failure with the scope of the endpoint is provisional, and its record stays in hand:
+//!
+//! - It is forgotten if its call began before the breaker opened last, or if it is one of at least [`BreakerSettings::failures`] in
+//!   a row, during which no call that started was answered.
+//! - It is the record's own once a call that started later is answered.
 //!
 //! Records that always fail must not wait for ever if no others arrive. So once no other record has been probed for
-//! [`BreakerSettings::poison_after`], a record that has been probed for as long fails on its own. While new records arrive,
-//! each probe is another record, so that a long outage burns no attempts.
-//!
-//! An endpoint that fails for a part of the calls opens the breaker as well if [`BreakerSettings::rate`] says so.
+//! [`BreakerSettings::poison_after`], a record that has been probed for as long fails on its own.
 //!
 //! [`Breaker`] decides and has no clock. [`Gate`] shares it between the drivers of a process.
 
+mod gate;
 mod window;
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::failure::FailureScope;
-use redeliver_core::headers::Origin;
-use redeliver_core::{Failure, Outcome, mutant};
-use tokio::sync::watch;
+use redeliver_core::{Outcome, mutant};
 use tokio::time::Instant;
 
+pub(crate) use gate::{BreakerObserver, Gate, Permit};
 use window::CallWindow;
 
 /// The delay before the first probe. It doubles with each probe that fails.
@@ -32,16 +42,18 @@ const FIRST_DELAY: Duration = Duration::from_secs(1);
 /// By how much the delay before a probe is prolonged at random, at most, as a share of it: processes do not probe at the
 /// same moment.
 const JITTER: f64 = 0.2;
-/// For how long drivers that have only records whose probes failed leave the next probe to drivers that have others.
+/// For how long drivers that have no record of the kind that is probed next leave the probe to drivers that have one.
 const PRECEDENCE: Duration = Duration::from_millis(200);
+/// How many attempts at a time a breaker permits that has just become half open.
+const FIRST_PERMITS: usize = 2;
 
 /// When a breaker opens and closes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BreakerSettings {
-    /// Consecutive failures of the endpoint after which the breaker opens. With 0 it never opens, and every failure is the
-    /// record's own.
+    /// Failures of the endpoint in a row after which the breaker opens, unless `rate` decides. With 0 it never opens, and every
+    /// failure is the record's own.
     pub failures: usize,
-    /// The breaker also opens if this share of the calls of a window fails.
+    /// The share of failures that opens the breaker as soon as there are enough calls. `None`: `failures` always decides.
     pub rate: Option<FailureRate>,
     /// Maximum delay between two probes, without jitter.
     pub open_max: Duration,
@@ -53,7 +65,7 @@ pub struct BreakerSettings {
 /// The share of calls at whose failure the breaker opens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FailureRate {
-    /// The share, from 0 to 1.
+    /// The breaker opens if more than this share fails, from 0 to 1.
     pub share: f64,
     /// The time whose calls count.
     pub window: Duration,
@@ -62,14 +74,30 @@ pub struct FailureRate {
 }
 
 impl Default for BreakerSettings {
-    /// Opens after 5 failures, probes at least once per minute, and gives up on a lone record after 15 minutes.
+    /// Opens if more than half of at least 20 calls fail within 10 s or, with fewer calls, if 5 in a row do. Probes at least every
+    /// 4 s, and gives up on a lone record after 15 minutes.
     fn default() -> Self {
         Self {
             failures: 5,
-            rate: None,
-            open_max: Duration::from_secs(60),
+            rate: Some(FailureRate {
+                share: 0.5,
+                window: Duration::from_secs(10),
+                calls: 20,
+            }),
+            open_max: Duration::from_secs(4),
             poison_after: Duration::from_secs(900),
         }
+    }
+}
+
+impl BreakerSettings {
+    fn delay(&self, doublings: usize) -> Duration {
+        let factor = u32::try_from(doublings).map_or(u32::MAX, |doublings| 2_u32.saturating_pow(doublings));
+        FIRST_DELAY.saturating_mul(factor).min(self.open_max)
+    }
+
+    fn probe_at(&self, failed_probes: usize, now: Instant, random: f64) -> Instant {
+        now + self.delay(failed_probes).mul_f64(1.0 + JITTER * random)
     }
 }
 
@@ -106,28 +134,31 @@ impl Evidence {
     }
 }
 
+/// Which records a driver could call next.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer {
+    /// Some whose attempt was forgotten since the breaker opened.
+    pub(crate) forgotten: bool,
+    /// Some others.
+    pub(crate) others: bool,
+}
+
 /// An attempt that the breaker has admitted. Attempts are numbered in the order in which they start, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Admitted {
     number: u64,
-    is_probe: bool,
+    /// It should be that of a record whose attempt was forgotten, if there is one.
+    forgotten_first: bool,
 }
 
-/// A failure of the endpoint that is not decided yet.
+/// A failure of the endpoint that is not decided yet. Failures are numbered in the order in which they end, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Provisional {
+    number: u64,
     /// How many attempts had started when it ended.
     after: u64,
     /// How often the breaker had opened.
     openings: u64,
-}
-
-/// A call that failed.
-#[derive(Debug)]
-struct Undecided {
-    /// The first failure of the call.
-    failure: Provisional,
-    shared_call: Option<u64>,
 }
 
 /// What becomes of a failed attempt.
@@ -144,27 +175,35 @@ pub(crate) enum Verdict {
     Forgotten,
 }
 
+/// The name of a breaker's state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Phase {
+    #[default]
+    Closed,
+    Open,
+    HalfOpen,
+}
+
 /// What decides about provisional failures. Changes are announced to all drivers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct View {
+    pub(crate) phase: Phase,
+    /// How often the breaker has changed its state, or the pipeline has gone on after a pause. Time before the last one says
+    /// nothing about a record.
+    pub(crate) changes: u64,
     /// The highest number of an attempt that the endpoint answered.
     answered: u64,
     openings: u64,
-    pub(crate) is_open: bool,
-    /// How often the pipeline has gone on after a pause.
-    resumptions: u64,
+    /// The last outage after which the breaker did not have to open: failures with a number above the first and up to the
+    /// second one.
+    outage: (u64, u64),
 }
 
 impl View {
-    /// How often the breaker has opened or closed, or the pipeline has gone on after a pause. Time before the last one says nothing about
-    /// a record.
-    pub(crate) fn changes(&self) -> u64 {
-        2 * self.openings - u64::from(self.is_open) + self.resumptions
-    }
-
     /// What becomes of a held failure.
     pub(crate) fn decide(&self, failure: Provisional) -> Verdict {
-        if self.openings > failure.openings {
+        let (from, to) = self.outage;
+        if self.openings > failure.openings || (failure.number > from && failure.number <= to) {
             Verdict::Forgotten
         } else if self.answered > failure.after {
             Verdict::Own
@@ -177,51 +216,182 @@ impl View {
 #[derive(Debug)]
 pub(crate) struct Breaker {
     settings: BreakerSettings,
+    /// How many attempts the process makes at a time: a half-open breaker closes when it permits as many.
+    concurrency: usize,
     started: u64,
+    failed: u64,
+    /// The last failure that was held since the state changed, and when it ended.
+    last_held: Option<(Provisional, Instant)>,
+    /// When the breaker last opened, and how many attempts had started.
+    last_opening: Option<(Instant, u64)>,
     view: View,
-    /// How many attempts had started when the breaker last opened.
-    started_before_opening: u64,
-    /// Failed calls since the last answer that are not decided, oldest first.
-    undecided: VecDeque<Undecided>,
-    last_failure: Option<Instant>,
-    /// The calls that decide by [`BreakerSettings::rate`].
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Closed(Closed),
+    Open(Open),
+    HalfOpen(HalfOpen),
+}
+
+#[derive(Debug)]
+struct Closed {
     window: CallWindow,
-    open: Option<Open>,
+    /// Failures since the last answer.
+    run: Option<Run>,
+}
+
+/// Failures in a row: no attempt that started after the first one was answered.
+#[derive(Debug)]
+struct Run {
+    /// The number of the first attempt that failed.
+    first: u64,
+    /// How many failures there were before.
+    failed_before: u64,
+    /// The calls that failed, without repetitions, at most [`BreakerSettings::failures`].
+    calls: Vec<Option<u64>>,
 }
 
 #[derive(Debug)]
 struct Open {
-    since: Instant,
     next_probe: Instant,
-    /// The rate of attempts allows no probe before this time.
-    postponed: Option<Instant>,
     is_probing: bool,
-    failed_probes: u32,
+    failed_probes: usize,
     /// The records whose probes failed, with the time of the first one that is not part of a failed attempt.
     probed: HashMap<RecordId, Instant>,
     /// When a record was probed that had not been probed before, or a pause ended: no other record could be probed before.
     last_other: Instant,
 }
 
+#[derive(Debug)]
+struct HalfOpen {
+    permits: usize,
+    in_progress: usize,
+    /// How many attempts have ended since the last answer.
+    unanswered: usize,
+}
+
+impl Closed {
+    fn new(settings: &BreakerSettings) -> Self {
+        let length = settings.rate.map_or(Duration::ZERO, |rate| rate.window);
+        Self {
+            window: CallWindow::new(length),
+            run: None,
+        }
+    }
+
+    /// Takes note of the result of an attempt. `failed` counts all failures up to this one. Returns true if the breaker opens.
+    fn ended(
+        &mut self,
+        admitted: Admitted,
+        evidence: Evidence,
+        failed: u64,
+        settings: &BreakerSettings,
+        view: &mut View,
+        now: Instant,
+    ) -> bool {
+        match evidence {
+            Evidence::Answered => {
+                self.window.add(false, now);
+                if let Some(run) = self.run.take_if(|run| run.first < admitted.number)
+                    && run.calls.len() >= settings.failures
+                {
+                    view.outage = (run.failed_before, failed);
+                }
+                false
+            }
+            Evidence::None | Evidence::NotCalled => false,
+            Evidence::Failed { shared_call } => {
+                self.window.add(true, now);
+                let run = self.run.get_or_insert_with(|| Run {
+                    first: admitted.number,
+                    failed_before: failed - 1,
+                    calls: Vec::new(),
+                });
+                let is_counted = shared_call.is_some() && run.calls.contains(&shared_call);
+                if !is_counted && run.calls.len() < settings.failures {
+                    run.calls.push(shared_call);
+                }
+                let by_rate = settings.rate.and_then(|rate| self.window.exceeds(rate));
+                by_rate.unwrap_or(run.calls.len() >= settings.failures)
+            }
+        }
+    }
+}
+
+impl Open {
+    /// Takes note of the result of a probe. Returns what becomes of the record if it failed, and whether it was answered.
+    fn ended(
+        &mut self,
+        record: RecordId,
+        evidence: Evidence,
+        settings: &BreakerSettings,
+        now: Instant,
+        random: f64,
+    ) -> (Verdict, bool) {
+        self.is_probing = false;
+        if matches!(evidence, Evidence::Answered | Evidence::NotCalled) {
+            return (Verdict::Own, evidence == Evidence::Answered);
+        }
+        self.failed_probes += 1;
+        self.next_probe = settings.probe_at(self.failed_probes, now, random);
+        if evidence == Evidence::None {
+            return (Verdict::Own, false);
+        }
+        let first = self.probed.entry(record).or_insert_with(|| {
+            self.last_other = now;
+            now
+        });
+        if now - (*first).max(self.last_other) >= settings.poison_after {
+            // A retry of this record is not another one.
+            *first = now;
+            return (Verdict::Poison, false);
+        }
+        (Verdict::Forgotten, false)
+    }
+}
+
+impl HalfOpen {
+    /// Takes note of the result of an attempt. Returns the next state if it is another one.
+    fn ended(&mut self, evidence: Evidence, concurrency: usize) -> Option<Phase> {
+        self.in_progress -= 1;
+        match evidence {
+            Evidence::NotCalled => None,
+            Evidence::Answered => {
+                self.permits = self.permits.saturating_mul(2);
+                self.unanswered = 0;
+                let is_closed = self.permits >= concurrency || mutant!("breaker-closes-after-one-answer");
+                is_closed.then_some(Phase::Closed)
+            }
+            Evidence::Failed { .. } | Evidence::None => {
+                self.unanswered += 1;
+                (self.unanswered >= self.permits).then_some(Phase::Open)
+            }
+        }
+    }
+}
+
 /// A change that operators should know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
-    Opened,
-    Closed { after: Duration },
+pub(crate) struct Change {
+    pub(crate) to: Phase,
+    /// The time since the last opening before it; 0 if it is the first one.
+    pub(crate) since_opening: Duration,
 }
 
 impl Breaker {
-    pub(crate) fn new(settings: BreakerSettings) -> Self {
-        let window = settings.rate.map_or(Duration::ZERO, |rate| rate.window);
+    /// `concurrency` is the maximum number of attempts at a time.
+    pub(crate) fn new(settings: BreakerSettings, concurrency: usize) -> Self {
         Self {
+            state: State::Closed(Closed::new(&settings)),
             settings,
-            window: CallWindow::new(window),
+            concurrency,
             started: 0,
-            started_before_opening: 0,
+            failed: 0,
+            last_held: None,
+            last_opening: None,
             view: View::default(),
-            undecided: VecDeque::new(),
-            last_failure: None,
-            open: None,
         }
     }
 
@@ -229,47 +399,45 @@ impl Breaker {
         self.view
     }
 
-    /// Admits an attempt of a record. `is_forgotten`: an attempt of it was forgotten since the breaker opened.
+    /// Admits an attempt of one of the records of a driver.
     ///
     /// # Errors
-    /// The time of the next probe, or `None` while one is in progress.
-    pub(crate) fn start(&mut self, is_forgotten: bool, now: Instant) -> Result<Admitted, Option<Instant>> {
-        let is_probe = self.open.is_some();
-        if let Some(open) = &mut self.open {
-            let next = open
-                .postponed
-                .map_or(open.next_probe, |at| at.max(open.next_probe));
-            let at = next + if is_forgotten { PRECEDENCE } else { Duration::ZERO };
-            if open.is_probing {
-                return Err(None);
+    /// The time of the next probe, or `None` if an attempt in progress has to end first.
+    pub(crate) fn start(&mut self, offer: Offer, now: Instant) -> Result<Admitted, Option<Instant>> {
+        let is_turn_of_forgotten = (self.started - self.started_before_opening()).is_multiple_of(2);
+        match &mut self.state {
+            State::Closed(_) => {}
+            State::Open(open) => {
+                let is_offered = if is_turn_of_forgotten {
+                    offer.forgotten
+                } else {
+                    offer.others
+                };
+                let at = open.next_probe + if is_offered { Duration::ZERO } else { PRECEDENCE };
+                if open.is_probing {
+                    return Err(None);
+                }
+                if now < at {
+                    return Err(Some(at));
+                }
+                open.is_probing = true;
             }
-            if now < at {
-                return Err(Some(at));
+            State::HalfOpen(half_open) => {
+                if half_open.in_progress >= half_open.permits {
+                    return Err(None);
+                }
+                half_open.in_progress += 1;
             }
-            open.is_probing = true;
         }
         self.started += 1;
         Ok(Admitted {
             number: self.started,
-            is_probe,
+            forgotten_first: is_turn_of_forgotten,
         })
     }
 
-    /// When a driver should call a held record again. If it has nothing else to call, only that can decide about the
-    /// record. Otherwise, it does so in case the results of its other calls decide nothing for a long time.
-    pub(crate) fn repeat_at(&self, is_alone: bool) -> Option<Instant> {
-        let failures = u32::try_from(self.undecided.len()).unwrap_or(u32::MAX);
-        let delay = match is_alone {
-            true => self.delay(failures.saturating_sub(1)),
-            false => self.settings.open_max,
-        };
-        Some(self.last_failure? + delay)
-    }
-
-    fn delay(&self, doublings: u32) -> Duration {
-        FIRST_DELAY
-            .saturating_mul(2_u32.saturating_pow(doublings))
-            .min(self.settings.open_max)
+    fn started_before_opening(&self) -> u64 {
+        self.last_opening.map_or(0, |(_, started)| started)
     }
 
     /// Takes note of the result of an attempt. `random` is a number from 0 to 1.
@@ -281,280 +449,127 @@ impl Breaker {
         now: Instant,
         random: f64,
     ) -> (Verdict, Option<Change>) {
-        if admitted.is_probe {
-            return self.probed(admitted, record, evidence, now, random);
-        }
-        match evidence {
-            Evidence::Answered => {
-                self.count(false, now);
-                self.answered(admitted.number);
-                (Verdict::Own, None)
-            }
-            Evidence::None | Evidence::NotCalled => (Verdict::Own, None),
-            Evidence::Failed { .. } if self.settings.failures == 0 || mutant!("breaker-burns-attempts") => {
-                (Verdict::Own, None)
-            }
-            // The breaker has opened since the attempt started. It may have closed, too.
-            Evidence::Failed { .. }
-                if admitted.number <= self.started_before_opening && !mutant!("breaker-burns-stragglers") =>
-            {
-                (Verdict::Forgotten, None)
-            }
-            Evidence::Failed { shared_call } => {
-                let failure = Provisional {
-                    after: self.started,
-                    openings: self.view.openings,
-                };
-                let mut calls = self.undecided.iter().map(|undecided| undecided.shared_call);
-                if shared_call.is_none() || calls.all(|call| call != shared_call) {
-                    self.undecided.push_back(Undecided { failure, shared_call });
-                }
-                self.last_failure = Some(now);
-                self.count(true, now);
-                let rate = self.settings.rate;
-                let is_exceeded = rate.is_some_and(|rate| self.window.exceeds(rate.share, rate.calls));
-                if self.undecided.len() < self.settings.failures && !is_exceeded {
-                    return (Verdict::Held(failure), None);
-                }
-                self.open(now, random);
-                (Verdict::Forgotten, Some(Change::Opened))
-            }
-        }
-    }
-
-    fn count(&mut self, is_failure: bool, now: Instant) {
-        if self.settings.rate.is_some() {
-            self.window.add(is_failure, now);
-        }
-    }
-
-    fn open(&mut self, now: Instant, random: f64) {
-        self.undecided.clear();
-        self.window.clear();
-        self.view.openings += 1;
-        self.view.is_open = true;
-        self.started_before_opening = self.started;
-        self.open = Some(Open {
-            since: now,
-            next_probe: now + self.delay(0).mul_f64(1.0 + JITTER * random),
-            postponed: None,
-            is_probing: false,
-            failed_probes: 0,
-            probed: HashMap::new(),
-            last_other: now,
-        });
-    }
-
-    fn answered(&mut self, number: u64) {
-        self.view.answered = self.view.answered.max(number);
-        let answered = self.view.answered;
-        self.undecided
-            .retain(|undecided| undecided.failure.after >= answered);
-    }
-
-    fn probed(
-        &mut self,
-        admitted: Admitted,
-        record: RecordId,
-        evidence: Evidence,
-        now: Instant,
-        random: f64,
-    ) -> (Verdict, Option<Change>) {
-        let delay = self
-            .open
-            .as_ref()
-            .map(|open| self.delay(open.failed_probes.saturating_add(1)));
-        let poison_after = self.settings.poison_after;
-        let (Some(open), Some(delay)) = (&mut self.open, delay) else {
+        let is_failure = matches!(evidence, Evidence::Failed { .. });
+        if is_failure && (self.settings.failures == 0 || mutant!("breaker-burns-attempts")) {
             return (Verdict::Own, None);
-        };
-        open.is_probing = false;
-        let after = now - open.since;
+        }
+        if admitted.number <= self.started_before_opening() {
+            let is_forgotten = is_failure && !mutant!("breaker-burns-stragglers");
+            let verdict = if is_forgotten {
+                Verdict::Forgotten
+            } else {
+                Verdict::Own
+            };
+            return (verdict, None);
+        }
         if evidence == Evidence::Answered {
-            self.answered(admitted.number);
-            return (Verdict::Own, Some(self.close(after)));
+            self.view.answered = self.view.answered.max(admitted.number);
         }
-        if evidence == Evidence::NotCalled {
-            return (Verdict::Own, None);
+        self.failed += u64::from(is_failure);
+        let held = Provisional {
+            number: self.failed,
+            after: self.started,
+            openings: self.view.openings,
+        };
+        let settings = &self.settings;
+        let (if_failed, next) = match &mut self.state {
+            State::Closed(closed) => {
+                let opens = closed.ended(admitted, evidence, self.failed, settings, &mut self.view, now);
+                (Verdict::Held(held), opens.then_some(Phase::Open))
+            }
+            State::Open(open) => {
+                let (verdict, is_answered) = open.ended(record, evidence, settings, now, random);
+                (verdict, is_answered.then_some(Phase::HalfOpen))
+            }
+            State::HalfOpen(half_open) => (Verdict::Held(held), half_open.ended(evidence, self.concurrency)),
+        };
+        let change = next.map(|next| self.enter(next, now, random));
+        let verdict = match (is_failure, change) {
+            (false, _) => Verdict::Own,
+            (true, None) => if_failed,
+            // It is one of those that have opened the breaker.
+            (true, Some(_)) => Verdict::Forgotten,
+        };
+        if verdict == Verdict::Held(held) {
+            self.last_held = Some((held, now));
         }
-        open.failed_probes = open.failed_probes.saturating_add(1);
-        open.next_probe = now + delay.mul_f64(1.0 + JITTER * random);
-        if evidence == Evidence::None {
-            return (Verdict::Own, None);
-        }
-        let first = open.probed.entry(record).or_insert_with(|| {
-            open.last_other = now;
-            now
-        });
-        if now - (*first).max(open.last_other) >= poison_after {
-            // A retry of this record is not another one.
-            *first = now;
-            return (Verdict::Poison, None);
-        }
-        (Verdict::Forgotten, None)
+        (verdict, change)
     }
 
-    fn close(&mut self, after: Duration) -> Change {
-        self.open = None;
-        self.view.is_open = false;
-        self.last_failure = None;
-        Change::Closed { after }
+    fn enter(&mut self, next: Phase, now: Instant, random: f64) -> Change {
+        let since_opening = self.last_opening.map_or(Duration::ZERO, |(at, _)| now - at);
+        // The answered probe is the first of its doublings.
+        let next = match next {
+            Phase::HalfOpen if FIRST_PERMITS >= self.concurrency => Phase::Closed,
+            next => next,
+        };
+        self.state = match next {
+            Phase::Closed => State::Closed(Closed::new(&self.settings)),
+            Phase::Open => {
+                self.view.openings += 1;
+                self.last_opening = Some((now, self.started));
+                State::Open(Open {
+                    next_probe: self.settings.probe_at(0, now, random),
+                    is_probing: false,
+                    failed_probes: 0,
+                    probed: HashMap::new(),
+                    last_other: now,
+                })
+            }
+            Phase::HalfOpen => State::HalfOpen(HalfOpen {
+                permits: FIRST_PERMITS,
+                in_progress: 0,
+                unanswered: 0,
+            }),
+        };
+        self.last_held = None;
+        self.view.phase = next;
+        self.view.changes += 1;
+        Change {
+            to: next,
+            since_opening,
+        }
+    }
+
+    /// Whether a failure may be held that is not decided yet.
+    fn may_hold(&self) -> bool {
+        self.last_held
+            .is_some_and(|(failure, _)| self.view.decide(failure) == Verdict::Held(failure))
+    }
+
+    /// When a driver should call a held record again. If it has nothing else to call, only that can decide about the
+    /// record. Otherwise, it does so in case the results of its other calls decide nothing for a long time.
+    pub(crate) fn repeat_at(&self, is_alone: bool) -> Option<Instant> {
+        let failures = match &self.state {
+            State::Closed(closed) => closed.run.as_ref().map_or(0, |run| run.calls.len()),
+            State::HalfOpen(half_open) => half_open.unanswered,
+            State::Open(_) => 0,
+        };
+        let delay = match is_alone {
+            true => self.settings.delay(failures.saturating_sub(1)),
+            false => self.settings.open_max,
+        };
+        Some(self.last_held?.1 + delay)
     }
 
     /// The pipeline goes on after a pause.
     pub(crate) fn resumed(&mut self, now: Instant) {
-        self.view.resumptions += 1;
-        if let Some(open) = &mut self.open {
+        self.view.changes += 1;
+        if let State::Open(open) = &mut self.state {
             open.last_other = now;
         }
     }
 
-    /// A probe must not start before this time, and has not.
-    pub(crate) fn postponed(&mut self, probe: Admitted, until: Instant) {
-        self.abandoned(probe);
-        if let Some(open) = &mut self.open {
-            open.postponed = Some(until);
+    /// An attempt ended without a result.
+    pub(crate) fn abandoned(&mut self, admitted: Admitted) {
+        if admitted.number <= self.started_before_opening() {
+            return;
         }
-    }
-
-    /// Another rate may allow a probe earlier.
-    pub(crate) fn rate_changed(&mut self) {
-        if let Some(open) = &mut self.open {
-            open.postponed = None;
+        match &mut self.state {
+            State::Closed(_) => {}
+            State::Open(open) => open.is_probing = false,
+            State::HalfOpen(half_open) => half_open.in_progress -= 1,
         }
-    }
-
-    /// A probe ended without a result.
-    pub(crate) fn abandoned(&mut self, probe: Admitted) {
-        if let Some(open) = &mut self.open
-            && probe.is_probe
-        {
-            open.is_probing = false;
-        }
-    }
-}
-
-/// Reports changes of a breaker to operators.
-pub(crate) trait BreakerObserver: Send + Sync {
-    /// The breaker has opened because of this failure.
-    fn opened(&self, failure: &Failure);
-    /// The breaker has closed.
-    fn closed(&self, after: Duration);
-}
-
-/// The breaker of a pipeline, which all drivers of the process share. Clones are handles.
-#[derive(Clone)]
-pub(crate) struct Gate {
-    breaker: Arc<Mutex<Breaker>>,
-    view: watch::Sender<View>,
-    observer: Arc<dyn BreakerObserver>,
-}
-
-/// An attempt in progress. If it is dropped without a result, the breaker admits another one in its place.
-pub(crate) struct Permit {
-    admitted: Option<Admitted>,
-    gate: Gate,
-}
-
-impl Gate {
-    pub(crate) fn new(settings: BreakerSettings, observer: Arc<dyn BreakerObserver>) -> Self {
-        Self {
-            breaker: Arc::new(Mutex::new(Breaker::new(settings))),
-            view: watch::Sender::new(View::default()),
-            observer,
-        }
-    }
-
-    /// Changes that may decide about held records, or open or close the breaker.
-    pub(crate) fn watch(&self) -> watch::Receiver<View> {
-        self.view.subscribe()
-    }
-
-    pub(crate) fn view(&self) -> View {
-        self.lock().view()
-    }
-
-    /// See [`Breaker::start`].
-    pub(crate) fn start(&self, is_forgotten: bool) -> Result<Permit, Option<Instant>> {
-        let admitted = self.lock().start(is_forgotten, Instant::now())?;
-        Ok(Permit {
-            admitted: Some(admitted),
-            gate: self.clone(),
-        })
-    }
-
-    /// See [`Breaker::repeat_at`].
-    pub(crate) fn repeat_at(&self, is_alone: bool) -> Option<Instant> {
-        self.lock().repeat_at(is_alone)
-    }
-
-    /// The pipeline goes on after a pause: records have not failed for the time of the pause.
-    pub(crate) fn resumed(&self) {
-        let mut breaker = self.lock();
-        breaker.resumed(Instant::now());
-        self.announce(breaker.view());
-    }
-
-    /// The rate of attempts has changed. Makes all drivers look again.
-    pub(crate) fn rate_changed(&self) {
-        let mut breaker = self.lock();
-        breaker.rate_changed();
-        self.announce(breaker.view());
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Breaker> {
-        self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Tells the drivers.
-    fn announce(&self, view: View) {
-        self.view.send_replace(view);
-    }
-}
-
-impl Permit {
-    /// Takes note of the outcome of the attempt.
-    pub(crate) fn ended(mut self, origin: &Origin, outcome: &Outcome) -> Verdict {
-        let Some(admitted) = self.admitted.take() else {
-            return Verdict::Own;
-        };
-        let evidence = Evidence::of(outcome);
-        let record = (origin.topic.clone(), origin.partition, origin.offset);
-        let mut breaker = self.gate.lock();
-        let were_undecided = !breaker.undecided.is_empty();
-        let (verdict, change) = breaker.ended(admitted, record, evidence, Instant::now(), fastrand::f64());
-        // With the lock, so that the observer sees changes in their order.
-        match (change, outcome) {
-            (Some(Change::Opened), Outcome::Failed(failure)) => self.gate.observer.opened(failure),
-            (Some(Change::Closed { after }), _) => self.gate.observer.closed(after),
-            _ => {}
-        }
-        // The view changes with every answer, but that matters only while failures are undecided or the breaker is open.
-        if were_undecided || change.is_some() || admitted.is_probe {
-            self.gate.announce(breaker.view());
-        }
-        verdict
-    }
-}
-
-impl Permit {
-    /// The attempt must not start before this time.
-    pub(crate) fn postpone(mut self, until: Instant) {
-        self.give_back(|breaker, probe| breaker.postponed(probe, until));
-    }
-
-    fn give_back(&mut self, give_back: impl FnOnce(&mut Breaker, Admitted)) {
-        if let Some(probe) = self.admitted.take().filter(|admitted| admitted.is_probe) {
-            let mut breaker = self.gate.lock();
-            give_back(&mut breaker, probe);
-            self.gate.announce(breaker.view());
-        }
-    }
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.give_back(Breaker::abandoned);
     }
 }
 

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::attempt::AttemptRunner;
-use crate::breaker::{Gate, Permit, Verdict, View};
+use crate::breaker::{Gate, Offer, Permit, Phase, Verdict, View};
 use crate::engine::{Blocks, FinishedRecord, LaneChannel, QueuedRecord};
 use crate::failure_log::FailureLog;
 use crate::groups::Grouping;
@@ -136,7 +136,7 @@ impl<H: Handler> Driver<H> {
 
     /// Decides about held failures, if the results of other attempts allow it.
     fn decide(&self, work: &mut Work) {
-        if work.held.is_empty() && !work.queue.has_forgotten() {
+        if work.held.is_empty() {
             return;
         }
         let view = self.gate.view();
@@ -148,9 +148,6 @@ impl<H: Handler> Driver<H> {
                 Verdict::Poison => self.route(held.called, work),
             }
         }
-        if !view.is_open {
-            work.queue.recall();
-        }
     }
 
     /// Starts attempts. Returns when to look again, if nothing else happens.
@@ -161,20 +158,24 @@ impl<H: Handler> Driver<H> {
         }
         let wake_at = [self.repeat_held(work), self.unblock(work)];
         while work.slots < self.concurrency && !work.queue.is_empty() {
-            let permit = match self.gate.start(work.queue.has_only_forgotten()) {
-                Ok(permit) => permit,
-                Err(wait_until) => return wait_until.into_iter().chain(wake_at.into_iter().flatten()).min(),
-            };
+            // Before the breaker, which would admit nothing else in the place of an attempt that has to wait.
             if !work.may_start
                 && let Err(wait) = self.context.limiter.start()
             {
                 let at = Instant::now() + wait;
-                permit.postpone(at);
                 return wake_at.into_iter().flatten().chain([at]).min();
             }
-            // Kept if all records wait for others of their limited group.
+            // Kept if the attempt does not start now.
             work.may_start = true;
-            let Some(OfLane { lane, record }) = work.next() else {
+            let offer = Offer {
+                forgotten: work.queue.has_forgotten(),
+                others: !work.queue.has_only_forgotten(),
+            };
+            let permit = match self.gate.start(offer) {
+                Ok(permit) => permit,
+                Err(wait_until) => return wait_until.into_iter().chain(wake_at.into_iter().flatten()).min(),
+            };
+            let Some(OfLane { lane, record }) = work.next(permit.forgotten_first()) else {
                 break;
             };
             work.may_start = false;
@@ -206,12 +207,12 @@ impl<H: Handler> Driver<H> {
         let now = Instant::now();
         let due: Vec<_> = work.blocking.extract_if(.., |(at, _)| *at <= now).collect();
         if !due.is_empty() {
-            let is_open = self.gate.view().is_open;
+            let is_closed = self.gate.view().phase == Phase::Closed;
             for (_, queued) in due {
-                match is_open {
+                match is_closed {
+                    true => work.repeat(queued),
                     // Records that have not been probed go first.
-                    true => work.push(queued),
-                    false => work.repeat(queued),
+                    false => work.push(queued),
                 }
             }
         }
@@ -247,8 +248,7 @@ impl<H: Handler> Driver<H> {
         let mut queued = called.map(|called| called.queued);
         // The attempt was that of an outage. The next one is the first.
         queued.record.blocks = None;
-        let is_retry = queued.record.is_retry;
-        work.queue.push_forgotten(queued, is_retry);
+        work.queue.push_forgotten(queued);
     }
 
     /// Ends an attempt that counts, unless the record blocks its followers.
@@ -259,7 +259,7 @@ impl<H: Handler> Driver<H> {
             .blocks_until(&mut called.record, view, Instant::now())
         {
             // Others are probed first: its failures may never say anything about the endpoint.
-            Some(_) if view.is_open && !work.queue.is_empty() => self.forget(called, work),
+            Some(_) if view.phase != Phase::Closed && !work.queue.is_empty() => self.forget(called, work),
             Some(at) => work.blocking.push((at, called.map(|called| called.queued))),
             None => self.route(called, work),
         }
@@ -339,12 +339,12 @@ impl AttemptContext {
         }
         let first = Blocks {
             since: now,
-            breaker_changes: breaker.changes(),
+            breaker_changes: breaker.changes,
         };
         let blocks = called
             .queued
             .blocks
-            .filter(|blocks| blocks.breaker_changes == breaker.changes());
+            .filter(|blocks| blocks.breaker_changes == breaker.changes);
         let Blocks { since, .. } = *called.queued.blocks.insert(blocks.unwrap_or(first));
         // The delay doubles, because it is as long as the time that has passed.
         let delay = (now - since).clamp(BLOCKING_DELAY, BLOCKING_DELAY_MAX);

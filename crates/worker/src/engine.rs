@@ -31,7 +31,7 @@ use waiting::{MissingTopics, WaitingForTopic, missing_topic};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Blocks {
     pub(crate) since: Instant,
-    /// See [`View::changes`](crate::breaker::View::changes). The time of an outage does not use up `key_blocking`.
+    /// See [`View::changes`](crate::breaker::View). The time of an outage does not use up `key_blocking`.
     pub(crate) breaker_changes: u64,
 }
 

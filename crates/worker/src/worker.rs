@@ -210,6 +210,7 @@ pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: H) -
     part.ready();
     let gate = Gate::new(
         spec.breaker.clone(),
+        spec.concurrency,
         Arc::new(Report {
             pipeline: spec.pipeline.name.clone(),
             metrics: metrics.clone(),
@@ -324,12 +325,19 @@ impl BreakerObserver for Report {
             .ready_but(format!("the circuit breaker is open: {}", failure.message));
     }
 
+    fn answered(&self, after: Duration) {
+        self.report_answer(after, "endpoint answers again; circuit breaker half open");
+    }
+
     fn closed(&self, after: Duration) {
-        tracing::info!(
-            pipeline = &*self.pipeline,
-            after_seconds = after.as_secs(),
-            "circuit breaker closed"
-        );
+        self.report_answer(after, "circuit breaker closed");
+    }
+}
+
+impl Report {
+    fn report_answer(&self, after: Duration, message: &str) {
+        let after_seconds = after.as_secs();
+        tracing::info!(pipeline = &*self.pipeline, after_seconds, "{message}");
         self.metrics.breaker_open.set(0);
         self.part.ready();
     }

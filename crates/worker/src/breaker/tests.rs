@@ -1,7 +1,13 @@
+use proptest::prelude::*;
+
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 const FAILED: Evidence = Evidence::Failed { shared_call: None };
+const BOTH: Offer = Offer {
+    forgotten: true,
+    others: true,
+};
 
 /// A breaker at a time that only the test moves.
 struct Bench {
@@ -10,29 +16,35 @@ struct Bench {
 }
 
 impl Bench {
+    /// Opens after this many failures in a row, whatever the share.
     fn new(failures: usize) -> Self {
+        Self::with_rate(failures, None)
+    }
+
+    fn with_rate(failures: usize, rate: Option<FailureRate>) -> Self {
         let settings = BreakerSettings {
             failures,
-            rate: None,
+            rate,
             open_max: 8 * SECOND,
             poison_after: 60 * SECOND,
         };
         Self {
-            breaker: Breaker::new(settings),
+            breaker: Breaker::new(settings, 16),
             now: Instant::now(),
         }
     }
 
     fn start(&mut self) -> Admitted {
-        self.breaker.start(false, self.now).unwrap()
+        self.breaker.start(BOTH, self.now).unwrap()
     }
 
-    fn end(&mut self, admitted: Admitted, record: i64, evidence: Evidence) -> (Verdict, Option<Change>) {
+    fn end(&mut self, admitted: Admitted, record: i64, evidence: Evidence) -> (Verdict, Option<Phase>) {
         let record = ("docs".into(), 0, record);
-        self.breaker.ended(admitted, record, evidence, self.now, 0.0)
+        let (verdict, change) = self.breaker.ended(admitted, record, evidence, self.now, 0.0);
+        (verdict, change.map(|change| change.to))
     }
 
-    fn run(&mut self, record: i64, evidence: Evidence) -> (Verdict, Option<Change>) {
+    fn run(&mut self, record: i64, evidence: Evidence) -> (Verdict, Option<Phase>) {
         let admitted = self.start();
         self.end(admitted, record, evidence)
     }
@@ -44,61 +56,94 @@ impl Bench {
         }
     }
 
+    fn decide(&self, failure: Provisional) -> Verdict {
+        self.breaker.view().decide(failure)
+    }
+
+    fn phase(&self) -> Phase {
+        self.breaker.view().phase
+    }
+
     /// Opens the breaker.
     fn open(&mut self) {
-        let failures = self.breaker.settings.failures;
-        for record in 1..failures {
-            self.held(i64::try_from(record).unwrap());
+        for _ in 1..self.breaker.settings.failures {
+            self.held(0);
         }
-        assert_eq!(self.run(0, FAILED), (Verdict::Forgotten, Some(Change::Opened)));
+        assert_eq!(self.run(0, FAILED), OPENED);
+    }
+
+    /// Opens the breaker, and has a probe answered.
+    fn half_open(&mut self) {
+        self.open();
+        self.advance_to_probe();
+        assert_eq!(
+            self.run(0, Evidence::Answered),
+            (Verdict::Own, Some(Phase::HalfOpen))
+        );
     }
 
     /// The time until the next probe.
     fn next_probe(&mut self) -> Duration {
-        self.breaker.start(false, self.now).unwrap_err().unwrap() - self.now
+        self.breaker.start(BOTH, self.now).unwrap_err().unwrap() - self.now
     }
 
     fn advance_to_probe(&mut self) {
         let delay = self.next_probe();
         self.now += delay;
     }
+
+    /// All attempts that may start now.
+    fn start_all(&mut self) -> Vec<Admitted> {
+        std::iter::from_fn(|| self.breaker.start(BOTH, self.now).ok())
+            .take(1_000)
+            .collect()
+    }
 }
 
+const OPENED: (Verdict, Option<Phase>) = (Verdict::Forgotten, Some(Phase::Open));
+
+/// More than half of 20 calls within 10 s.
+const HALF: Option<FailureRate> = Some(FailureRate {
+    share: 0.5,
+    window: Duration::from_secs(10),
+    calls: 20,
+});
+
 #[test]
-fn an_answer_to_a_later_attempt_makes_a_failure_the_records_own() {
+fn a_later_answer_makes_a_failure_the_records_own() {
     let mut bench = Bench::new(5);
     let failure = bench.held(1);
-    assert_eq!(bench.breaker.view().decide(failure), Verdict::Held(failure));
+    assert_eq!(bench.decide(failure), Verdict::Held(failure));
     assert_eq!(bench.run(2, Evidence::Answered), (Verdict::Own, None));
-    assert_eq!(bench.breaker.view().decide(failure), Verdict::Own);
+    assert_eq!(bench.decide(failure), Verdict::Own);
 }
 
 #[test]
-fn an_answer_to_an_attempt_that_started_before_the_failure_decides_nothing() {
+fn an_answer_to_an_earlier_attempt_decides_nothing() {
     let mut bench = Bench::new(5);
     let slow = bench.start();
     let failure = bench.held(1);
     assert_eq!(bench.end(slow, 2, Evidence::Answered), (Verdict::Own, None));
-    assert_eq!(bench.breaker.view().decide(failure), Verdict::Held(failure));
+    assert_eq!(bench.decide(failure), Verdict::Held(failure));
 }
 
 #[test]
-fn consecutive_failures_open_the_breaker_and_none_of_them_counts() {
+fn failures_that_open_the_breaker_are_forgotten() {
     let mut bench = Bench::new(3);
     let running = [bench.start(), bench.start()];
     let held = [bench.held(1), bench.held(2)];
-    assert_eq!(bench.run(3, FAILED), (Verdict::Forgotten, Some(Change::Opened)));
+    assert_eq!(bench.run(3, FAILED), OPENED);
     for failure in held {
-        assert_eq!(bench.breaker.view().decide(failure), Verdict::Forgotten);
+        assert_eq!(bench.decide(failure), Verdict::Forgotten);
     }
-    // Attempts that were in progress neither count nor close the breaker.
+    // Attempts that were in progress neither count nor change anything.
     assert_eq!(bench.end(running[0], 4, FAILED), (Verdict::Forgotten, None));
     assert_eq!(bench.end(running[1], 5, Evidence::Answered), (Verdict::Own, None));
-    assert!(bench.breaker.view().is_open);
+    assert_eq!(bench.phase(), Phase::Open);
 }
 
 #[test]
-fn the_failures_of_a_call_for_several_records_count_once() {
+fn failures_of_a_shared_call_count_once() {
     let mut bench = Bench::new(3);
     let of_call = |call| Evidence::Failed {
         shared_call: Some(call),
@@ -112,8 +157,7 @@ fn the_failures_of_a_call_for_several_records_count_once() {
             assert_eq!(change, None);
         }
     }
-    let opened = (Verdict::Forgotten, Some(Change::Opened));
-    assert_eq!(bench.run(-1, of_call(3)), opened);
+    assert_eq!(bench.run(-1, of_call(3)), OPENED);
 }
 
 #[test]
@@ -124,63 +168,77 @@ fn an_answer_between_failures_keeps_the_breaker_closed() {
         bench.held(2 * round + 1);
         bench.run(-1, Evidence::Answered);
     }
-    // A request for a delay is no answer.
+    // Neither a request for a delay nor the answer to a call from before the failures is one.
+    let slow = bench.start();
     bench.held(1);
     bench.held(2);
     assert_eq!(bench.run(3, Evidence::None), (Verdict::Own, None));
-    assert_eq!(bench.run(4, FAILED), (Verdict::Forgotten, Some(Change::Opened)));
+    assert_eq!(bench.end(slow, 4, Evidence::Answered), (Verdict::Own, None));
+    assert_eq!(bench.run(5, FAILED), OPENED);
 }
 
 #[test]
-fn the_breaker_opens_if_too_many_of_the_calls_of_a_window_fail_although_others_are_answered() {
-    let mut bench = Bench::new(5);
-    let rate = FailureRate {
-        share: 0.5,
-        window: 10 * SECOND,
-        calls: 20,
-    };
-    bench.breaker = Breaker::new(BreakerSettings {
-        rate: Some(rate),
-        ..bench.breaker.settings.clone()
-    });
-    // A third of the calls fails.
-    for record in 0..100 {
+fn more_than_half_of_the_calls_open_the_breaker() {
+    let mut bench = Bench::with_rate(5, HALF);
+    for record in 0..1_000 {
         bench.now += SECOND / 10;
-        let evidence = if record % 3 == 0 {
-            FAILED
-        } else {
-            Evidence::Answered
-        };
-        assert_eq!(bench.run(record, evidence).1, None);
+        let is_answered = record % 2 == 0;
+        let evidence = if is_answered { Evidence::Answered } else { FAILED };
+        assert_eq!(bench.run(record, evidence).1, None, "half of them");
     }
-    // From now on, two thirds do. The breaker opens when half of the calls of the last 10 s have failed.
-    let opened = (100..200).find(|record| {
-        bench.now += SECOND / 10;
-        let evidence = if record % 3 == 0 {
-            Evidence::Answered
-        } else {
-            FAILED
-        };
-        bench.run(*record, evidence).1 == Some(Change::Opened)
-    });
-    assert!((140..160).contains(&opened.unwrap()), "{opened:?}");
-    // The calls from before do not open it again.
-    bench.advance_to_probe();
-    bench.run(200, Evidence::Answered);
-    assert!(matches!(bench.run(201, FAILED), (Verdict::Held(_), None)));
+    assert_eq!(bench.run(-1, FAILED), OPENED);
 }
 
 #[test]
-fn a_postponed_probe_makes_room_for_another_one_at_that_time() {
-    let mut bench = Bench::new(1);
-    bench.open();
+fn with_few_calls_failures_in_a_row_open_the_breaker() {
+    let mut bench = Bench::with_rate(5, HALF);
+    for record in 0..14 {
+        assert_eq!(bench.run(record, Evidence::Answered).1, None);
+    }
+    for record in 0..4 {
+        bench.held(record);
+    }
+    assert_eq!(bench.run(4, FAILED), OPENED);
+}
+
+#[test]
+fn with_many_calls_failures_in_a_row_open_nothing_and_are_forgotten() {
+    let mut bench = Bench::with_rate(5, HALF);
+    for record in 0..100 {
+        bench.run(record, Evidence::Answered);
+    }
+    let outage: Vec<_> = (0..5).map(|record| bench.held(record)).collect();
+    bench.run(5, Evidence::Answered);
+    assert!(
+        outage
+            .iter()
+            .all(|failure| bench.decide(*failure) == Verdict::Forgotten)
+    );
+    let short: Vec<_> = (0..4).map(|record| bench.held(record)).collect();
+    bench.run(5, Evidence::Answered);
+    assert!(short.iter().all(|failure| bench.decide(*failure) == Verdict::Own));
+}
+
+#[test]
+fn the_window_starts_empty_after_the_breaker_has_closed() {
+    let mut bench = Bench::with_rate(5, HALF);
+    for record in 0..30 {
+        bench.run(record, Evidence::Answered);
+    }
+    let opened = (0..).find(|record| bench.run(*record, FAILED) == OPENED);
+    assert_eq!(opened, Some(30));
     bench.advance_to_probe();
-    let probe = bench.start();
-    bench.breaker.postponed(probe, bench.now + 3 * SECOND);
-    assert_eq!(bench.next_probe(), 3 * SECOND);
-    // Another rate allows it at once.
-    bench.breaker.rate_changed();
-    assert!(bench.breaker.start(false, bench.now).is_ok());
+    for _ in 0..4 {
+        bench.run(0, Evidence::Answered);
+    }
+    assert_eq!(bench.phase(), Phase::Closed);
+    // With the calls from before, these would be more than half.
+    for record in 0..20 {
+        bench.run(record, Evidence::Answered);
+    }
+    for record in 0..20 {
+        bench.held(record);
+    }
 }
 
 #[test]
@@ -191,42 +249,94 @@ fn an_open_breaker_admits_one_probe_at_a_time_after_growing_delays() {
         assert_eq!(bench.next_probe(), seconds * SECOND);
         bench.now += seconds * SECOND;
         let probe = bench.start();
-        assert_eq!(bench.breaker.start(false, bench.now), Err(None), "one at a time");
+        assert_eq!(bench.breaker.start(BOTH, bench.now), Err(None), "one at a time");
         assert_eq!(bench.end(probe, record, FAILED), (Verdict::Forgotten, None));
     }
-    bench.now += 8 * SECOND;
-    let after = 31 * SECOND;
-    assert_eq!(
-        bench.run(6, Evidence::Answered),
-        (Verdict::Own, Some(Change::Closed { after }))
-    );
-    bench.start();
-    bench.start();
 }
 
 #[test]
-fn drivers_with_other_records_probe_first() {
+fn probes_are_in_turn_of_forgotten_and_of_other_records() {
     let mut bench = Bench::new(1);
+    let only = |forgotten| Offer {
+        forgotten,
+        others: !forgotten,
+    };
     bench.open();
+    for is_turn_of_forgotten in [true, false, true, false] {
+        bench.advance_to_probe();
+        // Drivers with the other kind only come later.
+        let at = bench.breaker.start(only(!is_turn_of_forgotten), bench.now);
+        assert_eq!(at, Err(Some(bench.now + PRECEDENCE)));
+        let probe = bench
+            .breaker
+            .start(only(is_turn_of_forgotten), bench.now)
+            .unwrap();
+        assert_eq!(probe.forgotten_first, is_turn_of_forgotten);
+        bench.end(probe, 1, FAILED);
+    }
     bench.advance_to_probe();
-    let at = bench.breaker.start(true, bench.now).unwrap_err().unwrap();
-    assert!(at > bench.now);
-    bench.now = at;
-    assert!(bench.breaker.start(true, bench.now).is_ok());
+    bench.now += PRECEDENCE;
+    assert!(bench.breaker.start(only(false), bench.now).is_ok());
 }
 
 #[test]
-fn an_attempt_that_started_before_the_breaker_opened_and_fails_after_it_has_closed_does_not_count() {
+fn permits_double_with_each_answer_until_the_breaker_closes() {
+    let mut bench = Bench::new(2);
+    bench.half_open();
+    for permits in [2, 4, 8] {
+        let started = bench.start_all();
+        assert_eq!(started.len(), permits);
+        let forgotten_first = started.iter().filter(|admitted| admitted.forgotten_first);
+        assert_eq!(forgotten_first.count(), permits / 2);
+        started[1..]
+            .iter()
+            .for_each(|admitted| bench.breaker.abandoned(*admitted));
+        let expected = (permits == 8).then_some(Phase::Closed);
+        assert_eq!(
+            bench.end(started[0], 1, Evidence::Answered),
+            (Verdict::Own, expected)
+        );
+    }
+    assert_eq!(bench.start_all().len(), 1_000);
+}
+
+#[test]
+fn a_round_without_an_answer_opens_the_breaker_again() {
+    let mut bench = Bench::new(2);
+    bench.half_open();
+    let failure = bench.held(1);
+    // The permits of this round are 4.
+    assert_eq!(bench.run(2, Evidence::Answered), (Verdict::Own, None));
+    assert_eq!(bench.decide(failure), Verdict::Own);
+    let round: Vec<_> = (0..2).map(|record| bench.held(record)).collect();
+    assert_eq!(bench.run(5, Evidence::None), (Verdict::Own, None));
+    assert_eq!(bench.run(6, Evidence::NotCalled), (Verdict::Own, None));
+    let straggler = bench.start();
+    assert_eq!(bench.run(7, FAILED), OPENED);
+    assert!(
+        round
+            .iter()
+            .all(|failure| bench.decide(*failure) == Verdict::Forgotten)
+    );
+    assert_eq!(bench.end(straggler, 8, FAILED), (Verdict::Forgotten, None));
+    assert_eq!(bench.next_probe(), SECOND);
+    bench.now += SECOND;
+    bench.run(9, Evidence::Answered);
+    assert_eq!(bench.start_all().len(), FIRST_PERMITS);
+}
+
+#[test]
+fn a_straggler_from_before_an_outage_does_not_count() {
     let mut bench = Bench::new(2);
     let slow = [bench.start(), bench.start()];
-    bench.open();
-    bench.advance_to_probe();
-    let (_, change) = bench.run(1, Evidence::Answered);
-    assert!(matches!(change, Some(Change::Closed { .. })));
+    bench.half_open();
+    while bench.phase() != Phase::Closed {
+        bench.run(1, Evidence::Answered);
+    }
     for (record, attempt) in (2..).zip(slow) {
         assert_eq!(bench.end(attempt, record, FAILED), (Verdict::Forgotten, None));
     }
-    assert!(!bench.breaker.view().is_open);
+    assert_eq!(bench.phase(), Phase::Closed);
 }
 
 #[test]
@@ -289,12 +399,12 @@ fn the_time_of_a_pause_does_not_count_as_time_in_which_a_record_failed() {
     let poison_after = bench.breaker.settings.poison_after;
     bench.advance_to_probe();
     assert_eq!(bench.run(1, FAILED).0, Verdict::Forgotten);
-    let changes = bench.breaker.view().changes();
+    let changes = bench.breaker.view().changes;
     bench.now += 10 * poison_after;
     bench.breaker.resumed(bench.now);
     assert_eq!(bench.run(1, FAILED).0, Verdict::Forgotten);
     // A record that blocks its followers may block them as long as before the pause.
-    assert_ne!(bench.breaker.view().changes(), changes);
+    assert_ne!(bench.breaker.view().changes, changes);
     bench.now += poison_after;
     assert_eq!(bench.run(1, FAILED).0, Verdict::Poison);
 }
@@ -329,7 +439,7 @@ fn a_driver_with_nothing_else_repeats_a_held_record_after_growing_delays() {
         assert_eq!(bench.breaker.repeat_at(true), Some(bench.now + seconds * SECOND));
         bench.now += seconds * SECOND;
     }
-    assert_eq!(bench.run(1, FAILED), (Verdict::Forgotten, Some(Change::Opened)));
+    assert_eq!(bench.run(1, FAILED), OPENED);
 }
 
 #[test]
@@ -344,5 +454,129 @@ fn without_a_limit_of_failures_every_failure_is_the_records_own() {
     let mut bench = Bench::new(0);
     for record in 0..100 {
         assert_eq!(bench.run(record, FAILED), (Verdict::Own, None));
+    }
+}
+
+/// What happens to a breaker.
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Start { forgotten: bool, others: bool },
+    End { which: usize, evidence: Evidence },
+    Abandon { which: usize },
+    Pass { millis: u64 },
+}
+
+fn ops() -> impl Strategy<Value = Op> {
+    let evidence = prop_oneof![
+        6 => Just(FAILED),
+        4 => Just(Evidence::Answered),
+        1 => Just(Evidence::None),
+        1 => Just(Evidence::NotCalled),
+    ];
+    prop_oneof![
+        8 => (any::<bool>(), any::<bool>()).prop_map(|(forgotten, others)| Op::Start { forgotten, others }),
+        8 => (any::<usize>(), evidence).prop_map(|(which, evidence)| Op::End { which, evidence }),
+        1 => any::<usize>().prop_map(|which| Op::Abandon { which }),
+        4 => (0..3_000_u64).prop_map(|millis| Op::Pass { millis }),
+    ]
+}
+
+/// What the rules say about a history of attempts.
+#[derive(Default)]
+struct History {
+    started: u64,
+    answered: u64,
+    /// How many attempts had started at each opening.
+    openings: Vec<u64>,
+    /// Failures that are held, and how many attempts had started when they ended.
+    held: Vec<(Provisional, u64)>,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
+
+    /// Whatever happens when: permits are kept, no failure counts without a later answer, and an endpoint that answers closes the
+    /// breaker.
+    #[test]
+    fn no_history_breaks_the_rules(
+        has_rate in any::<bool>(),
+        failures in 1..6_usize,
+        ops in proptest::collection::vec(ops(), 0..200),
+    ) {
+        let mut bench = Bench::with_rate(failures, HALF.filter(|_| has_rate));
+        let mut history = History::default();
+        let mut running: Vec<Admitted> = Vec::new();
+        for op in ops {
+            match op {
+                Op::Pass { millis } => bench.now += Duration::from_millis(millis),
+                Op::Start { forgotten, others } => {
+                    let Ok(admitted) = bench.breaker.start(Offer { forgotten, others }, bench.now) else {
+                        continue;
+                    };
+                    history.started += 1;
+                    prop_assert_eq!(admitted.number, history.started);
+                    running.push(admitted);
+                    let opened_after = history.openings.last().copied().unwrap_or(0);
+                    let since_opening = running.iter().filter(|other| other.number > opened_after).count();
+                    match bench.phase() {
+                        Phase::Closed => {}
+                        Phase::Open => prop_assert_eq!(since_opening, 1),
+                        Phase::HalfOpen => prop_assert!(since_opening < 16, "{}", since_opening),
+                    }
+                }
+                Op::Abandon { which } if !running.is_empty() => {
+                    bench.breaker.abandoned(running.remove(which % running.len()));
+                }
+                Op::End { which, evidence } if !running.is_empty() => {
+                    let admitted = running.remove(which % running.len());
+                    let is_straggler = history.openings.last().is_some_and(|after| admitted.number <= *after);
+                    let before = bench.phase();
+                    let (verdict, change) = bench.end(admitted, i64::try_from(which % 3).unwrap(), evidence);
+                    match verdict {
+                        _ if evidence != FAILED => prop_assert_eq!(verdict, Verdict::Own),
+                        Verdict::Held(failure) => {
+                            prop_assert!(!is_straggler && before != Phase::Open);
+                            history.held.push((failure, history.started));
+                        }
+                        Verdict::Forgotten => {
+                            prop_assert!(is_straggler || before == Phase::Open || change == Some(Phase::Open));
+                        }
+                        Verdict::Own | Verdict::Poison => prop_assert!(verdict == Verdict::Poison && before == Phase::Open),
+                    }
+                    if evidence == Evidence::Answered && !is_straggler {
+                        history.answered = history.answered.max(admitted.number);
+                    }
+                    if change == Some(Phase::Open) {
+                        history.openings.push(history.started);
+                        prop_assert!(evidence != Evidence::Answered && before != Phase::Open);
+                    }
+                }
+                Op::Abandon { .. } | Op::End { .. } => {}
+            }
+            let view = bench.breaker.view();
+            for (failure, after) in std::mem::take(&mut history.held) {
+                let is_answered_later = history.answered > after;
+                let has_opened = history.openings.last().is_some_and(|opened| *opened >= after);
+                match view.decide(failure) {
+                    Verdict::Held(_) => {
+                        prop_assert!(!is_answered_later && !has_opened);
+                        history.held.push((failure, after));
+                    }
+                    Verdict::Own => prop_assert!(is_answered_later && !has_opened),
+                    Verdict::Forgotten => prop_assert!(is_answered_later || has_opened),
+                    Verdict::Poison => prop_assert!(false, "a held failure"),
+                }
+            }
+        }
+        // The endpoint works from now on.
+        for admitted in running {
+            bench.breaker.abandoned(admitted);
+        }
+        for _ in 0..5 {
+            bench.now += 10 * SECOND;
+            bench.run(0, Evidence::Answered);
+        }
+        prop_assert_eq!(bench.phase(), Phase::Closed);
+        prop_assert!(history.held.iter().all(|(failure, _)| bench.decide(*failure) != Verdict::Held(*failure)));
     }
 }

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::FailureRate;
+
 /// The window moves in steps of this part of its length.
 const STEPS: u32 = 10;
 
@@ -49,17 +51,13 @@ impl CallWindow {
         }
     }
 
-    /// Whether the window has at least this many calls, and at least this share of them failed.
-    pub(super) fn exceeds(&self, share: f64, calls: usize) -> bool {
+    /// Whether more than the share of the calls failed. `None` if there are too few of them.
+    pub(super) fn exceeds(&self, rate: FailureRate) -> Option<bool> {
         let all: usize = self.steps.iter().map(|step| step.calls).sum();
         let failed: usize = self.steps.iter().map(|step| step.failures).sum();
         #[expect(clippy::cast_precision_loss, reason = "numbers of calls in seconds")]
-        let is_exceeded = failed as f64 >= share * all as f64;
-        all >= calls.max(1) && is_exceeded
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.steps.clear();
+        let is_exceeded = failed as f64 > rate.share * all as f64;
+        (all >= rate.calls).then_some(is_exceeded)
     }
 }
 
@@ -69,15 +67,22 @@ mod tests {
 
     #[test]
     fn calls_before_the_window_do_not_count() {
+        let rate = |share, calls| FailureRate {
+            share,
+            calls,
+            window: Duration::from_secs(10),
+        };
         let mut window = CallWindow::new(Duration::from_secs(10));
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert!(!window.exceeds(0.5, 0), "no call");
         (0..6).for_each(|second| window.add(true, at(second)));
-        assert!(window.exceeds(1.0, 6) && !window.exceeds(1.0, 7));
+        assert_eq!(window.exceeds(rate(0.9, 6)), Some(true));
+        assert_eq!(window.exceeds(rate(0.9, 7)), None);
         (6..12).for_each(|second| window.add(false, at(second)));
         // Those of seconds 2 to 11, of which 4 failed.
-        assert!(window.exceeds(0.4, 10) && !window.exceeds(0.41, 10) && !window.exceeds(0.4, 11));
+        assert_eq!(window.exceeds(rate(0.39, 10)), Some(true));
+        assert_eq!(window.exceeds(rate(0.4, 10)), Some(false));
+        assert_eq!(window.exceeds(rate(0.4, 11)), None);
         for call in 0..10_000 {
             window.add(call % 2 == 0, at(12) + Duration::from_millis(call));
         }

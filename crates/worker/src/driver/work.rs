@@ -94,10 +94,11 @@ impl Work {
         self.queue.push_first(queued, is_retry);
     }
 
-    /// The record whose attempt starts now. The lane drops those of partitions that have just been revoked.
-    pub(super) fn next(&mut self) -> Option<OfLane<QueuedRecord>> {
+    /// The record whose attempt starts now: one whose attempt was forgotten if it should be and there is one. The lane drops those of
+    /// partitions that have just been revoked.
+    pub(super) fn next(&mut self, forgotten_first: bool) -> Option<OfLane<QueuedRecord>> {
         loop {
-            let next = self.queue.pop()?;
+            let next = self.queue.pop(forgotten_first)?;
             if !next.record.is_assigned() {
                 self.release_limited(&next.record.groups);
                 self.return_unprocessed(next);

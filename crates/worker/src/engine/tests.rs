@@ -10,6 +10,9 @@ use crate::metrics::WorkerFamilies;
 
 const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 
+/// After all due times.
+const LATER: Timestamp = Timestamp::from_millis(4_000_000_000_000);
+
 const TIMEOUT: Duration = Duration::from_secs(900);
 
 /// An engine that owns one partition of its source, and a substitute for its driver.
@@ -84,6 +87,29 @@ impl Bench {
 
     pub(crate) fn accept(&mut self, offset: i64, size: usize) {
         self.accept_with_key(offset, size, &format!("key-{offset}"));
+    }
+
+    /// Accepts a record that a tier has released.
+    pub(crate) fn accept_released(&mut self, waiting: Output, offset: i64) {
+        let record = Record {
+            position: Position {
+                topic: self.pipeline.due_topic(),
+                partition: 0,
+                offset,
+            },
+            timestamp: Some(NOW),
+            key: waiting.key,
+            value: waiting.value,
+            headers: waiting.headers,
+            unreadable_headers: 0,
+        };
+        self.engine.accept(self.assignment, record, LATER);
+        self.engine.accepted_all();
+    }
+
+    /// What the transaction writes.
+    pub(crate) fn outputs(&self) -> &[Output] {
+        &self.batch.outputs
     }
 
     fn accept_with_key(&mut self, offset: i64, size: usize, key: &str) {

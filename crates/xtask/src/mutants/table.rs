@@ -189,7 +189,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "Each failure of the endpoint counts. An outage uses up all retries of the records that arrive meanwhile.",
         &[unit(
             WORKER,
-            "breaker::tests::consecutive_failures_open_the_breaker_and_none_of_them_counts",
+            "breaker::tests::failures_that_open_the_breaker_are_forgotten",
         )],
     ),
     mutant(
@@ -197,7 +197,15 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A call that began before an outage and fails after it counts. The outage uses up an attempt.",
         &[unit(
             WORKER,
-            "breaker::tests::an_attempt_that_started_before_the_breaker_opened_and_fails_after_it_has_closed_does_not_count",
+            "breaker::tests::a_straggler_from_before_an_outage_does_not_count",
+        )],
+    ),
+    mutant(
+        "breaker-closes-after-one-answer",
+        "A half-open breaker closes after one answer. All records are sent to an endpoint that can answer only a few of them.",
+        &[unit(
+            WORKER,
+            "breaker::tests::permits_double_with_each_answer_until_the_breaker_closes",
         )],
     ),
     mutant(

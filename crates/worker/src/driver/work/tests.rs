@@ -22,13 +22,13 @@ enum Op {
     Arrive {
         lane: usize,
     },
-    Start,
+    Start {
+        forgotten_first: bool,
+    },
     End {
         which: usize,
         after: After,
     },
-    /// The breaker has closed.
-    Recall,
     /// Blocking records are due.
     Unblock,
     GiveBack {
@@ -45,9 +45,8 @@ fn ops() -> impl Strategy<Value = Op> {
     ];
     prop_oneof![
         8 => (0..LANES).prop_map(|lane| Op::Arrive { lane }),
-        8 => Just(Op::Start),
+        8 => any::<bool>().prop_map(|forgotten_first| Op::Start { forgotten_first }),
         6 => (any::<usize>(), after).prop_map(|(which, after)| Op::End { which, after }),
-        2 => Just(Op::Recall),
         2 => Just(Op::Unblock),
         3 => (0..LANES).prop_map(|lane| Op::GiveBack { lane }),
         1 => Just(Op::Revoke),
@@ -105,8 +104,10 @@ impl Model {
     }
 
     /// Checks that no attempt runs that should wait.
-    fn start(&mut self) {
-        let Some(next) = self.work.next() else { return };
+    fn start(&mut self, forgotten_first: bool) {
+        let Some(next) = self.work.next(forgotten_first) else {
+            return;
+        };
         let (key, tenant, _) = self.of(&next);
         let of_key = self.running.iter().filter(|running| self.of(running).0 == key);
         assert_eq!(of_key.count(), 0, "one at a time");
@@ -135,8 +136,7 @@ impl Model {
                 self.ended += 1;
             }
             After::Forgotten => {
-                let is_retry = queued.record.is_retry;
-                self.work.queue.push_forgotten(queued, is_retry);
+                self.work.queue.push_forgotten(queued);
             }
             After::Blocks => self.work.blocking.push((Instant::now(), queued)),
         }
@@ -173,12 +173,12 @@ impl Model {
 fn a_record_that_goes_back_leaves_its_place_to_another_one_of_its_tenant() {
     let mut model = Model::new(1);
     (0..3).for_each(|key| model.arrive(0, key, 0));
-    model.start();
+    model.start(false);
     // Both others wait for the first one.
-    model.start();
+    model.start(false);
     model.end(0, After::Final);
     model.work.give_back(|_, queued| queued.offset == 1);
-    model.start();
+    model.start(false);
     let running: Vec<_> = model
         .running
         .iter()
@@ -201,9 +201,8 @@ proptest! {
         for (op, key, tenant) in ops {
             match op {
                 Op::Arrive { lane } => model.arrive(lane, key, tenant),
-                Op::Start => model.start(),
+                Op::Start { forgotten_first } => model.start(forgotten_first),
                 Op::End { which, after } => model.end(which, after),
-                Op::Recall => model.work.queue.recall(),
                 Op::Unblock => model.unblock(),
                 Op::GiveBack { lane } => model.work.give_back(|of, _| of == lane),
                 // Those of all partitions are found when their turn comes.
@@ -216,10 +215,9 @@ proptest! {
             model.assert_waiting();
         }
         for _ in 0..model.records.len() {
-            model.work.queue.recall();
             model.unblock();
             while !model.work.queue.is_empty() {
-                model.start();
+                model.start(false);
             }
             while !model.running.is_empty() {
                 model.end(0, After::Final);
