@@ -263,7 +263,7 @@ pub(crate) struct WaitingCounts {
     pub(crate) limit: usize,
     /// The results of other calls, which decide whether their failed attempt counts.
     pub(crate) held: usize,
-    /// The breaker to close, after an attempt that does not count.
+    /// Another attempt, after one that does not count.
     pub(crate) forgotten: usize,
     /// Their next attempt, while their followers wait for them.
     pub(crate) blocking: usize,

@@ -10,10 +10,10 @@ use super::error::Findings;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BreakerConfig {
-    /// Consecutive failures of the endpoint after which the breaker opens. 0: it never opens, and each failure counts as a
-    /// failed attempt.
+    /// Failures of the endpoint in a row after which the breaker opens, unless `rate` decides. 0: it never opens, and each failure
+    /// counts as a failed attempt.
     pub failures: u32,
-    /// The breaker also opens if this share of the calls of a window fails. `None`: only because of consecutive failures.
+    /// The share of failures that opens the breaker as soon as there are enough calls. `None`: `failures` always decides.
     pub rate: Option<FailureRateConfig>,
     /// Maximum delay between two probes while the breaker is open. Delays start at 1 s and double.
     #[serde(with = "display_from_str")]
@@ -28,14 +28,29 @@ pub struct BreakerConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FailureRateConfig {
-    /// The share of failed calls.
+    /// The breaker opens if more than this share of the calls fails.
+    #[serde(default = "default_share")]
     pub share: f64,
     /// The time whose calls count.
     #[serde(with = "display_from_str", default = "default_window")]
     pub window: HumanDuration,
-    /// How many calls there must have been in the window.
+    /// How many calls there must have been in the window. With fewer, [`BreakerConfig::failures`] decides.
     #[serde(default = "default_calls")]
     pub calls: u32,
+}
+
+impl Default for FailureRateConfig {
+    fn default() -> Self {
+        Self {
+            share: default_share(),
+            window: default_window(),
+            calls: default_calls(),
+        }
+    }
+}
+
+const fn default_share() -> f64 {
+    0.5
 }
 
 const fn default_window() -> HumanDuration {
@@ -50,8 +65,8 @@ impl Default for BreakerConfig {
     fn default() -> Self {
         Self {
             failures: 5,
-            rate: None,
-            open_max: HumanDuration::from_secs(60),
+            rate: Some(FailureRateConfig::default()),
+            open_max: HumanDuration::from_secs(4),
             poison_after: HumanDuration::from_secs(900),
         }
     }
@@ -69,15 +84,9 @@ impl BreakerConfig {
         findings.range("poison_after", self.poison_after, second..=day);
         let Some(rate) = &self.rate else { return };
         findings.inside("rate", |at| {
-            at.range("share", rate.share, 0.01..=1.0);
+            at.range("share", rate.share, 0.01..=0.99);
             at.range("window", rate.window, second..=HumanDuration::from_secs(600));
             at.range("calls", rate.calls, 1..=100_000);
         });
-        if self.failures == 0 {
-            findings.report(
-                "rate",
-                "has no effect with `failures: 0`, which turns the breaker off",
-            );
-        }
     }
 }

@@ -513,11 +513,6 @@ fn invalid_settings_of_a_pipeline_are_rejected() {
             "pipelines.p.rate_limit.attempts: 0 is out of range: must be between 1 and 1000000",
         ),
         (
-            "pipelines: { p: { breaker: { failures: 0, rate: { share: 0.5 } } } }",
-            1,
-            "pipelines.p.breaker.rate: has no effect with `failures: 0`, which turns the breaker off",
-        ),
-        (
             "pipelines: { p: { output: { by: status, topics: { 20x: a, 204: null }, default: b }, http: { url: 'http://h' } } }",
             1,
             "pipelines.p.output.topics.20x: is not a status: write a number from 100 to 599",

@@ -73,7 +73,7 @@ fn echo(request: &Request) -> Reply {
 #[test]
 fn an_outage_of_the_endpoint_burns_no_attempts_and_kills_no_record() {
     let pipe = PipeBuilder::new("outage")
-        .breaker("{ failures: 5, open_max: 1s }")
+        .breaker("{ open_max: 1s }")
         .behave(echo)
         .create();
     let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
@@ -115,7 +115,7 @@ fn settle(pipe: &Pipe, sent: &[Sent]) {
 fn a_minute_of_outages_under_load_burns_no_attempts_and_kills_no_record() {
     let _permit = ChaosPermit::acquire();
     let pipe = PipeBuilder::new("long-outage")
-        .breaker("{ failures: 5, open_max: 4s }")
+        .breaker("{ failures: 5, rate: null, open_max: 4s }")
         .behave(echo)
         .create();
     let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
@@ -140,7 +140,7 @@ fn a_minute_of_outages_under_load_burns_no_attempts_and_kills_no_record() {
 fn a_hundred_flaps_of_the_breaker_under_load_lose_and_double_nothing() {
     let _permit = ChaosPermit::acquire();
     let pipe = PipeBuilder::new("flaps")
-        .breaker("{ failures: 5, open_max: 1s }")
+        .breaker("{ failures: 5, rate: null, open_max: 1s }")
         .behave(echo)
         .create();
     let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
@@ -162,7 +162,7 @@ fn records_that_fail_on_their_own_use_up_their_attempts_while_others_succeed_and
     let is_bad = |body: &[u8]| body.starts_with(b"bad");
     let pipe = PipeBuilder::new("poison")
         .tiers(&[500, 1_000, 2_000])
-        .breaker("{ failures: 5, open_max: 1s, poison_after: 2s }")
+        .breaker("{ failures: 5, rate: null, open_max: 1s, poison_after: 2s }")
         .behave(move |request| match is_bad(&request.body) {
             true => Reply::status(503),
             false => echo(request),
@@ -207,7 +207,7 @@ fn until_slow_is_called(pipe: &Pipe) -> Vec<Sent> {
 #[test]
 fn a_call_from_before_an_outage_that_fails_after_it_burns_no_attempt() {
     let pipe = PipeBuilder::new("straggler")
-        .breaker("{ failures: 5, open_max: 1s }")
+        .breaker("{ failures: 5, rate: null, open_max: 1s }")
         .pipeline("http.timeout", "6s")
         .create();
     let is_down = Arc::new(AtomicBool::new(true));
@@ -236,7 +236,7 @@ fn a_call_from_before_an_outage_that_fails_after_it_burns_no_attempt() {
 #[test]
 fn a_call_that_is_never_answered_does_not_keep_a_failed_record_in_memory() {
     let pipe = PipeBuilder::new("undecided")
-        .breaker("{ failures: 5, open_max: 1s }")
+        .breaker("{ failures: 5, rate: null, open_max: 1s }")
         .pipeline("http.timeout", "10m")
         .behave(|request| match request {
             request if hangs(request) => Reply::Hang,
@@ -254,7 +254,7 @@ fn a_call_that_is_never_answered_does_not_keep_a_failed_record_in_memory() {
 fn records_of_revoked_partitions_leave_memory_while_the_breaker_is_open() {
     let pipe = PipeBuilder::new("revoked-open")
         .partitions(4)
-        .breaker("{ failures: 5, open_max: 1m }")
+        .breaker("{ failures: 5, rate: null, open_max: 1m }")
         .behave(|_| Reply::status(503))
         .create();
     let mut first = pipe.enricher("a");

@@ -40,7 +40,7 @@ fn a_changed_header_file_is_used_without_a_restart_and_costs_no_record_an_attemp
             "http.header_files",
             &format!("{{ authorization: {} }}", file.display()),
         )
-        .breaker("{ failures: 3, open_max: 1s }")
+        .breaker("{ failures: 3, rate: null, open_max: 1s }")
         .behave({
             let (accepted, used) = (accepted.clone(), used.clone());
             move |request| {

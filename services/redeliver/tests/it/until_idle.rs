@@ -83,7 +83,7 @@ fn retries_that_are_due_later_are_left_for_another_run() {
 #[test]
 fn a_process_does_not_end_while_its_endpoint_is_down() {
     let pipe = PipeBuilder::new("idle-down")
-        .breaker("{ failures: 3, open_max: 1s }")
+        .breaker("{ failures: 3, rate: null, open_max: 1s }")
         .create();
     pipe.endpoint.down(true);
     let sent = pipe.produce(records(20));
