@@ -51,6 +51,10 @@ pub struct TopicDescription {
     pub id: Option<TopicId>,
     /// The number of partitions.
     pub partitions: i32,
+    /// Whether all partitions have leaders.
+    pub has_leaders: bool,
+    /// Whether this client may write to the topic (the operation Write); `None` if the broker does not tell (before Kafka 2.3).
+    pub may_write: Option<bool>,
 }
 
 /// A consumer group as described by its coordinator.
@@ -102,7 +106,7 @@ pub fn describe_topics<C: ClientContext>(
     if topics.is_empty() {
         return Ok(BTreeMap::new());
     }
-    let event = request_topics(client, topics, false, timeout)?;
+    let event = request_topics(client, topics, timeout)?;
     let mut found = BTreeMap::new();
     for topic in event.topics() {
         let error = topic.error();
@@ -115,6 +119,8 @@ pub fn describe_topics<C: ClientContext>(
             Ok(TopicDescription {
                 id: topic.id(),
                 partitions: topic.partitions(),
+                has_leaders: topic.has_leaders(),
+                may_write: topic.may_write(),
             })
         };
         found.insert(topic.name(), description);
@@ -122,29 +128,9 @@ pub fn describe_topics<C: ClientContext>(
     Ok(found)
 }
 
-/// Whether this client may write to topics (the operation Write). A topic that is missing from the result does not exist, is not visible to this client, or the broker
-/// does not tell (before Kafka 2.3).
-///
-/// # Errors
-/// As [`describe_topics`].
-pub fn writable_topics<C: ClientContext>(
-    client: &Client<C>,
-    topics: &[&str],
-    timeout: Duration,
-) -> Result<BTreeMap<String, bool>, RDKafkaErrorCode> {
-    if topics.is_empty() {
-        return Ok(BTreeMap::new());
-    }
-    let event = request_topics(client, topics, true, timeout)?;
-    let described = event.topics().filter(|topic| !topic.error().is_error());
-    let known = described.filter_map(|topic| Some((topic.name(), topic.may_write()?)));
-    Ok(known.collect())
-}
-
 fn request_topics<C: ClientContext>(
     client: &Client<C>,
     topics: &[&str],
-    with_operations: bool,
     timeout: Duration,
 ) -> Result<Event, RDKafkaErrorCode> {
     let names = c_strings(topics)?;
@@ -155,9 +141,7 @@ fn request_topics<C: ClientContext>(
         rd::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS,
         timeout,
     )?;
-    if with_operations {
-        options.include_authorized_operations()?;
-    }
+    options.include_authorized_operations()?;
     // SAFETY: the client outlives the call; collection, options and queue are guards of live objects. The call copies the
     // names.
     unsafe {

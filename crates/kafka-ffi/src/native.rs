@@ -338,10 +338,23 @@ impl Topic<'_> {
     }
 
     pub(crate) fn partitions(&self) -> i32 {
-        let mut count = 0;
-        // SAFETY: the description lives as long as its event; `count` is valid for the call.
-        unsafe { rd::rd_kafka_TopicDescription_partitions(self.topic, ptr::from_mut(&mut count)) };
-        i32::try_from(count).unwrap_or(i32::MAX)
+        i32::try_from(self.partition_infos().len()).unwrap_or(i32::MAX)
+    }
+
+    pub(crate) fn has_leaders(&self) -> bool {
+        self.partition_infos().iter().all(|partition| {
+            // SAFETY: the partition is part of the description, which lives as long as its event.
+            let leader = unsafe { rd::rd_kafka_TopicPartitionInfo_leader(*partition) };
+            // SAFETY: the leader is not null and part of the partition.
+            !leader.is_null() && unsafe { rd::rd_kafka_Node_id(leader) } >= 0
+        })
+    }
+
+    fn partition_infos(&self) -> &[*const rd::rd_kafka_TopicPartitionInfo_t] {
+        elements(self.topic, |topic, count| {
+            // SAFETY: the description lives as long as its event; `count` is valid for the call.
+            unsafe { rd::rd_kafka_TopicDescription_partitions(topic, count) }
+        })
     }
 }
 

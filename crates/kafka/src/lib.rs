@@ -67,4 +67,4 @@ pub use lane::{IfFenced, IfRecreated, Lane, LaneContext, LaneError, LaneObserver
 pub use login::{Login, LoginObserver, TokenError, TokenSource};
 pub use processor::{AssignmentId, Delivered, FollowUp, Processor, Refused, TransactionBatch, Waker};
 pub use redeliver_kafka_ffi::{InvalidToken, KafkaClient, Token, TopicId};
-pub use topic_watch::{TopicState, TopicWatch};
+pub use topic_watch::{Presence, TopicState, TopicWatch, Unwritable};

@@ -136,7 +136,8 @@ pub trait Processor {
     }
 
     /// This process may not write to the topics of these outputs, in ascending order of their index, and the transaction was aborted.
-    /// Replaces them in the batch and returns true if the batch can be written again. Returns false if they should wait for the permission.
+    /// Replaces them in the batch and returns true if the batch can be written again. Otherwise the lane calls [`Processor::take_back`], or drops the batch, and
+    /// [`TopicWatch::presence`](crate::TopicWatch::presence) reports the topics as unwritable.
     fn denied(&mut self, _denied: &[Refused], _batch: &mut TransactionBatch, _now: Timestamp) -> bool {
         false
     }

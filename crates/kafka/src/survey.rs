@@ -17,7 +17,7 @@ use rdkafka::topic_partition_list::Offset;
 use rdkafka::types::RDKafkaRespErr;
 use redeliver_core::pipeline::{TopicRole, is_topic_name, parse_retry_topic};
 use redeliver_core::{HumanDuration, Pipeline};
-use redeliver_kafka_ffi::{KafkaClient, TopicId, describe_topics, writable_topics};
+use redeliver_kafka_ffi::{KafkaClient, TopicId, describe_topics};
 
 use crate::client::KafkaSettings;
 use crate::credentials::Replaceable;
@@ -207,9 +207,13 @@ impl Surveyor {
     /// If the broker does not answer.
     pub fn writable(&self, topics: &[&str]) -> Result<BTreeMap<String, bool>, ReadError> {
         let clients = self.0.get();
-        let asked = writable_topics(clients.consumer.client(), topics, CALL);
         let failed = kafka("requesting the permissions for topics");
-        asked.map_err(|error| failed(KafkaError::AdminOp(error)))
+        let described = describe_topics(clients.consumer.client(), topics, CALL)
+            .map_err(|error| failed(KafkaError::AdminOp(error)))?;
+        let known = described.into_iter();
+        Ok(known
+            .filter_map(|(name, found)| Some((name, found.ok()?.may_write?)))
+            .collect())
     }
 
     async fn settings(&self, topics: &[Arc<str>]) -> Result<Vec<(String, Vec<ConfigEntry>)>, ReadError> {

@@ -1,16 +1,17 @@
-//! Keeps track of which topics exist while a process runs.
+//! Keeps track of which topics exist and can be written while a process runs.
 //!
-//! A producer that writes to a deleted topic waits until its transaction times out. A consumer whose topic was deleted and
-//! created again continues at the old offset. The client reports neither. So one thread per process requests the
-//! descriptions of all watched topics every [`INTERVAL`], by name and without creating any. Others read the latest result
-//! without waiting.
+//! A transaction that writes to a topic that was deleted, has no leader or may not be written stops all others of its lane. A
+//! consumer whose topic was deleted and created again continues at the old offset. The client reports neither in time. So one
+//! thread per process requests the descriptions of all watched topics every [`INTERVAL`], by name and without creating any.
+//! Others read the latest result without waiting, [`TopicWatch::presence`] tells whether to write to a topic, and transactions
+//! report what they learn.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use rdkafka::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
@@ -32,6 +33,10 @@ pub const INTERVAL: Duration = Duration::from_secs(2);
 const CALL: Duration = Duration::from_secs(5);
 /// Timeout of a request to a group's coordinator. It is short because requests for topics wait for it.
 const GROUP_CALL: Duration = Duration::from_secs(1);
+/// How long a topic may not be written after the broker has denied it, unless the broker tells the permissions for topics.
+const DENIED: Duration = Duration::from_secs(30);
+/// A topic that became unwritable in this time is requested more often: most elections of a leader end within it.
+const SETTLING: Duration = Duration::from_secs(5);
 /// How many consecutive responses without a topic confirm that it is missing. A single one does not: a broker that has just
 /// started, or has not heard of a new topic yet, answers that it does not know the topic.
 const CONFIRMING_RESPONSES: usize = 2;
@@ -55,6 +60,78 @@ pub enum TopicState {
     },
 }
 
+/// Whether records can be written to a topic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// The topic exists, and nothing is known that prevents writes.
+    Exists,
+    /// Not requested yet, or Kafka has not answered.
+    Unknown,
+    /// The topic does not exist.
+    Missing {
+        /// For how long this process has observed it.
+        lasting: Duration,
+    },
+    /// The topic exists, or existed a moment ago, and cannot be written.
+    Unwritable {
+        /// Why.
+        reason: Unwritable,
+        /// For how long this process has observed it.
+        lasting: Duration,
+    },
+}
+
+impl Presence {
+    /// Whether a transaction that writes to the topic would fail or stop.
+    #[must_use]
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self, Self::Missing { .. } | Self::Unwritable { .. })
+    }
+
+    /// Whether it is certain that the topic does not exist.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Missing { .. })
+    }
+
+    /// For how long the topic has been unavailable; 0 if it is not.
+    #[must_use]
+    pub fn lasting(&self) -> Duration {
+        match self {
+            Self::Missing { lasting } | Self::Unwritable { lasting, .. } => *lasting,
+            Self::Exists | Self::Unknown => Duration::ZERO,
+        }
+    }
+}
+
+/// The predicate of a sentence whose subject is the topic.
+impl fmt::Display for Presence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Exists => "exists",
+            Self::Unknown => "is not known yet",
+            Self::Missing { .. } => "does not exist",
+            Self::Unwritable { reason, .. } => match reason {
+                Unwritable::Denied => "may not be written by this process",
+                Unwritable::NoLeader => "has a partition without a leader",
+                Unwritable::Stalled => "does not accept records",
+            },
+        })
+    }
+}
+
+/// Why a topic cannot be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unwritable {
+    /// This process lacks the permission.
+    Denied,
+    /// One of its partitions has no leader. Which partition a record goes to is decided when it is written, so all records wait.
+    NoLeader,
+    /// A transaction was given up because the topic did not accept its records: a leader does not answer, or too few replicas are in
+    /// sync. This ends when the broker has resolved that transaction, for which it has to write to each partition.
+    Stalled,
+}
+
 impl TopicState {
     /// Whether it is certain that the topic does not exist.
     #[must_use]
@@ -72,8 +149,8 @@ struct Shared {
     topics: Mutex<BTreeMap<Arc<str>, WatchedTopic>>,
     /// Notified after every response.
     updated: Condvar,
-    /// The number of missing topics.
-    missing: AtomicUsize,
+    /// The number of topics that are missing or cannot be written.
+    unavailable: AtomicUsize,
     /// The number of changes of any topic's state.
     changes: AtomicUsize,
     /// Throttles the errors of each topic.
@@ -91,7 +168,22 @@ struct WatchedTopic {
     /// Consecutive responses without the topic.
     missed: usize,
     missed_since: Option<Instant>,
+    blocked: Option<Blocked>,
+    /// The number of unresolved transactions that this topic has stalled, and since when there is the last one.
+    stalls: usize,
+    stalled_since: Instant,
     wakers: Vec<Waker>,
+}
+
+/// Why a topic cannot be written, apart from stalled transactions.
+#[derive(Clone, Copy, Debug)]
+struct Blocked {
+    reason: Unwritable,
+    since: Instant,
+    /// When that was observed last.
+    observed: Instant,
+    /// Until when it is assumed; `None` until a response says otherwise.
+    until: Option<Instant>,
 }
 
 impl Default for WatchedTopic {
@@ -101,8 +193,25 @@ impl Default for WatchedTopic {
             last_seen: None,
             missed: 0,
             missed_since: None,
+            blocked: None,
+            stalls: 0,
+            stalled_since: Instant::now(),
             wakers: Vec::new(),
         }
+    }
+}
+
+/// A topic that has stalled a transaction. It counts as unwritable until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Stall {
+    watch: TopicWatch,
+    topic: Arc<str>,
+}
+
+impl Drop for Stall {
+    fn drop(&mut self) {
+        self.watch
+            .change(&self.topic, |topic| topic.stalls = topic.stalls.saturating_sub(1));
     }
 }
 
@@ -179,23 +288,53 @@ impl TopicWatch {
         self.0.changes.load(Ordering::Acquire)
     }
 
-    /// Whether any watched topic is missing. Takes no lock, so it can be called for every record.
+    /// Whether records can be written to a topic. A topic that is not watched yet is watched from now on, and unknown until the
+    /// next response.
     #[must_use]
-    pub fn any_missing(&self) -> bool {
-        self.0.missing.load(Ordering::Relaxed) > 0
+    pub fn presence(&self, topic: &str) -> Presence {
+        let state = self.state(topic);
+        if self.0.unavailable.load(Ordering::Relaxed) > 0
+            && let Some(known) = lock(&self.0.topics).get(topic)
+        {
+            return known.presence(Instant::now());
+        }
+        match state {
+            TopicState::Exists { .. } => Presence::Exists,
+            TopicState::Unknown => Presence::Unknown,
+            TopicState::Missing { since } => Presence::Missing {
+                lasting: since.elapsed(),
+            },
+        }
     }
 
-    /// How long the topic has been missing; `None` if it may exist. Takes no lock unless a watched topic is missing, so it
-    /// can be called for every record.
-    #[must_use]
-    pub fn missing_for(&self, topic: &str) -> Option<Duration> {
-        if !self.any_missing() {
-            return None;
+    /// The broker has denied this process to write to the topic.
+    pub(crate) fn denied(&self, topic: &Arc<str>) {
+        let now = Instant::now();
+        self.change(topic, |topic| {
+            topic.block(Unwritable::Denied, now, Some(now + DENIED));
+        });
+        self.0.wake();
+    }
+
+    /// The topic has stalled a transaction. The topic is unwritable until the result is dropped.
+    pub(crate) fn stalled(&self, topic: &Arc<str>) -> Stall {
+        let now = Instant::now();
+        self.change(topic, |topic| {
+            topic.stalls += 1;
+            topic.stalled_since = now;
+        });
+        Stall {
+            watch: self.clone(),
+            topic: topic.clone(),
         }
-        match self.state(topic) {
-            TopicState::Missing { since } => Some(since.elapsed()),
-            TopicState::Unknown | TopicState::Exists { .. } => None,
-        }
+    }
+
+    fn change(&self, topic: &Arc<str>, change: impl FnOnce(&mut WatchedTopic)) {
+        let mut topics = lock(&self.0.topics);
+        let known = topics.entry(topic.clone()).or_default();
+        change(known);
+        known.wakers.iter().for_each(Waker::wake);
+        self.0.count_unavailable(&topics);
     }
 
     /// Sends a request now, without waiting for the response.
@@ -271,7 +410,7 @@ impl Shared {
             let Some(topic) = topics.get_mut(name) else {
                 continue;
             };
-            let before = topic.state;
+            let before = (topic.state, topic.is_writable());
             match found.get(&**name) {
                 Some(Ok(found)) => topic.update(Some(found), sent),
                 None => topic.update(None, sent),
@@ -282,18 +421,62 @@ impl Shared {
                     }
                 }
             }
-            if topic.state != before {
+            if topic.state != before.0 {
                 self.changes.fetch_add(1, Ordering::Release);
+            }
+            if (topic.state, topic.is_writable()) != before {
                 topic.wakers.iter().for_each(Waker::wake);
             }
         }
-        let missing = topics.values().filter(|topic| topic.state.is_missing());
-        self.missing.store(missing.count(), Ordering::Relaxed);
+        self.count_unavailable(&topics);
         self.updated.notify_all();
+    }
+
+    fn count_unavailable(&self, topics: &BTreeMap<Arc<str>, WatchedTopic>) {
+        let is_unavailable = |topic: &&WatchedTopic| topic.state.is_missing() || !topic.is_writable();
+        let unavailable = topics.values().filter(is_unavailable);
+        self.unavailable.store(unavailable.count(), Ordering::Relaxed);
     }
 }
 
 impl WatchedTopic {
+    fn presence(&self, now: Instant) -> Presence {
+        let unwritable = |reason, since| Presence::Unwritable {
+            reason,
+            lasting: now.saturating_duration_since(since),
+        };
+        let is_now = |blocked: &Blocked| blocked.until.is_none_or(|until| now < until);
+        match (self.state, self.blocked.filter(is_now)) {
+            (TopicState::Missing { since }, _) => Presence::Missing {
+                lasting: now.saturating_duration_since(since),
+            },
+            (_, Some(Blocked { reason, since, .. })) => unwritable(reason, since),
+            _ if self.stalls > 0 => unwritable(Unwritable::Stalled, self.stalled_since),
+            (TopicState::Unknown, None) => Presence::Unknown,
+            (TopicState::Exists { .. }, None) => Presence::Exists,
+        }
+    }
+
+    fn is_writable(&self) -> bool {
+        self.blocked.is_none() && self.stalls == 0
+    }
+
+    /// The topic became unwritable a moment ago.
+    fn is_settling(&self, now: Instant) -> bool {
+        self.blocked
+            .is_some_and(|blocked| now.saturating_duration_since(blocked.since) < SETTLING)
+    }
+
+    fn block(&mut self, reason: Unwritable, observed: Instant, until: Option<Instant>) {
+        let before = self.blocked.filter(|before| before.reason == reason);
+        self.blocked = Some(Blocked {
+            reason,
+            since: before.map_or(observed, |before| before.since),
+            observed,
+            until,
+        });
+    }
+
     fn update(&mut self, found: Option<&TopicDescription>, sent: Instant) {
         if let Some(found) = found {
             self.last_seen = Some(sent);
@@ -303,6 +486,16 @@ impl WatchedTopic {
                 id: found.id,
                 partitions: found.partitions,
             };
+            if found.may_write == Some(false) {
+                self.block(Unwritable::Denied, sent, None);
+            } else if !found.has_leaders {
+                self.block(Unwritable::NoLeader, sent, None);
+            } else if self.blocked.is_some_and(|blocked| {
+                let is_told = blocked.reason != Unwritable::Denied || found.may_write.is_some();
+                blocked.observed < sent && (is_told || blocked.until.is_some_and(|until| until <= sent))
+            }) {
+                self.blocked = None;
+            }
             return;
         }
         self.missed += 1;
@@ -379,7 +572,12 @@ fn watch(mut client: WatchClient, settings: &ClientSettings, renewal: &Renewal, 
                 }
             }
         }
-        let names: Vec<Arc<str>> = lock(&shared.topics).keys().cloned().collect();
+        // A request with an invalid name would fail as a whole. Transactions may have reported one.
+        let names: Vec<Arc<str>> = lock(&shared.topics)
+            .keys()
+            .filter(|name| is_topic_name(name))
+            .cloned()
+            .collect();
         let borrowed: Vec<&str> = names.iter().map(|name| &**name).collect();
         let sent = Instant::now();
         match describe_topics(client.client(), &borrowed, CALL) {
@@ -398,9 +596,9 @@ fn watch(mut client: WatchClient, settings: &ClientSettings, renewal: &Renewal, 
             }
             continue;
         }
-        let is_confirming = lock(&shared.topics)
-            .values()
-            .any(|topic| (1..CONFIRMING_RESPONSES).contains(&topic.missed));
+        let is_confirming = lock(&shared.topics).values().any(|topic| {
+            (1..CONFIRMING_RESPONSES).contains(&topic.missed) || topic.is_settling(Instant::now())
+        });
         if is_confirming {
             thread::park_timeout(INTERVAL / 8);
         } else {
@@ -430,13 +628,80 @@ impl ConsumerContext for WatchContext {}
 mod tests {
     use super::*;
 
+    fn found() -> TopicDescription {
+        TopicDescription {
+            id: Some(TopicId::from_bits(1)),
+            partitions: 1,
+            has_leaders: true,
+            may_write: Some(true),
+        }
+    }
+
+    #[test]
+    fn denied_topic_is_unwritable_until_permitted() {
+        let (mut topic, now) = (WatchedTopic::default(), Instant::now());
+        let after = |seconds| now + Duration::from_secs(seconds);
+        let reason = |topic: &WatchedTopic, seconds| match topic.presence(after(seconds)) {
+            Presence::Unwritable { reason, .. } => Some(reason),
+            _ => None,
+        };
+        topic.update(Some(&found()), after(0));
+        assert_eq!(reason(&topic, 0), None);
+        topic.block(Unwritable::Denied, after(2), Some(after(2) + DENIED));
+        // The response to an earlier request.
+        topic.update(Some(&found()), after(1));
+        assert_eq!(reason(&topic, 2), Some(Unwritable::Denied));
+        topic.update(Some(&found()), after(3));
+        assert_eq!(reason(&topic, 3), None);
+        // A broker that does not tell permissions.
+        topic.block(Unwritable::Denied, after(4), Some(after(4) + DENIED));
+        let silent = TopicDescription {
+            may_write: None,
+            ..found()
+        };
+        topic.update(Some(&silent), after(5));
+        assert_eq!(reason(&topic, 5), Some(Unwritable::Denied));
+        assert_eq!(reason(&topic, 40), None);
+        let refused = TopicDescription {
+            may_write: Some(false),
+            ..found()
+        };
+        topic.update(Some(&refused), after(41));
+        assert_eq!(reason(&topic, 400), Some(Unwritable::Denied));
+        let leaderless = TopicDescription {
+            has_leaders: false,
+            ..found()
+        };
+        topic.update(Some(&leaderless), after(401));
+        assert_eq!(reason(&topic, 401), Some(Unwritable::NoLeader));
+        topic.update(Some(&found()), after(402));
+        assert_eq!(topic.presence(after(402)), Presence::Exists);
+    }
+
+    #[test]
+    fn stalled_topic_is_unwritable_until_resolved() {
+        // No broker listens there.
+        let watch = TopicWatch::start(&KafkaSettings::new("127.0.0.1:1", "test")).unwrap();
+        let topic: Arc<str> = "docs".into();
+        let stalls = [(); 2].map(|()| watch.stalled(&topic));
+        for stall in stalls {
+            let presence = watch.presence(&topic);
+            assert!(
+                presence.is_unavailable() && !presence.is_missing(),
+                "{presence:?}"
+            );
+            drop(stall);
+        }
+        assert_eq!(watch.presence(&topic), Presence::Unknown);
+    }
+
     #[test]
     fn two_consecutive_responses_without_a_topic_confirm_that_it_is_missing() {
         let mut topic = WatchedTopic::default();
         let now = Instant::now();
         let found = TopicDescription {
-            id: Some(TopicId::from_bits(1)),
             partitions: 3,
+            ..found()
         };
         topic.update(Some(&found), now);
         let exists = TopicState::Exists {

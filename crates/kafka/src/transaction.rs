@@ -4,8 +4,13 @@
 //! producer with one with the same transactional id, whose initialisation makes the broker complete or abort the old
 //! transaction. If a commit was requested, only the committed positions then show the outcome.
 //!
-//! A transaction that writes to a deleted topic would block until it times out. So while it waits for deliveries, it
-//! checks the [`TopicWatch`], and gives up as soon as the watch is certain that the topic is missing.
+//! A transaction that writes to a topic that was deleted, has no leader, or does not accept records would block until it times out.
+//! So while it waits for deliveries, it asks the [`TopicWatch`], and looks for topics whose records are not delivered while those of
+//! others are. It gives up, and the watch reports the topic as unavailable.
+//!
+//! The broker resolves a transaction by writing to each of its partitions. Until it can, it refuses the transactional id. So after a
+//! stall the producer is initialised again, and as long as that does not succeed, the topic counts as unwritable, and
+//! [`Alternating`] uses other ids.
 
 mod alternating;
 mod deliveries;
@@ -32,7 +37,7 @@ use crate::recovery::{
     RecoveryAction, Refusal, is_denied, is_outdated_member, is_secondary, is_timeout, is_unknown_topic,
     recovery_action, refusal,
 };
-use crate::topic_watch::{TopicState, TopicWatch};
+use crate::topic_watch::{Stall, TopicState, TopicWatch};
 pub(crate) use alternating::Alternating;
 use deliveries::Deliveries;
 use offset_sender::OffsetSender;
@@ -42,6 +47,8 @@ use pace::{InFlight, Pace};
 const CALL: Duration = Duration::from_secs(2);
 /// How many transactions may fail because of an earlier failed delivery.
 const MAX_SECONDARY_FAILURES: u32 = 3;
+/// How long no record is delivered before topics whose records are not delivered, while those of others are, count as stalled.
+const STALLED: Duration = Duration::from_secs(1);
 const RETRY_DELAY: Duration = Duration::from_millis(5);
 /// Timeout of finding out whether a topic exists that the client does not know.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(3);
@@ -57,6 +64,8 @@ pub struct Transactions {
     initialised: bool,
     changelog: Option<Arc<str>>,
     watch: Option<TopicWatch>,
+    /// The topics that have stalled the last transaction, until it is resolved.
+    stalls: Vec<Stall>,
     pace: Pace,
     /// Outputs passed to the producer in the current transaction.
     sent: usize,
@@ -95,8 +104,9 @@ pub struct TransactionError {
 pub enum FailureKind {
     /// It was aborted because topics refuse these outputs.
     Refused(Vec<Refused>),
-    /// It was aborted because the topic of an output is missing.
-    MissingTopic,
+    /// It is aborted because topics of outputs are missing or cannot be written. [`TopicWatch::presence`] reports these topics as
+    /// unavailable.
+    Unavailable,
     /// It was aborted because this process may not write to the topics of these outputs; without outputs, because it lacks another permission.
     Denied(Vec<Refused>),
     /// It took too long and is aborted.
@@ -139,6 +149,12 @@ enum Next {
 const COMMITTING: &str = "committing";
 
 impl TransactionError {
+    /// Whether the broker is resolving an earlier transaction with the same transactional id.
+    pub(crate) fn is_concurrent(&self) -> bool {
+        let source = self.source.downcast_ref::<KafkaError>();
+        source.and_then(KafkaError::rdkafka_error_code) == Some(RDKafkaErrorCode::ConcurrentTransactions)
+    }
+
     /// The error of the client.
     #[must_use]
     pub fn into_source(self) -> ClientError {
@@ -180,6 +196,7 @@ impl Transactions {
             initialised: false,
             changelog: None,
             watch: None,
+            stalls: Vec::new(),
             pace: Pace::default(),
             sent: 0,
             follow_ups: Vec::new(),
@@ -193,7 +210,7 @@ impl Transactions {
         self.changelog = changelog;
     }
 
-    /// Lets transactions fail early if one of their topics is missing.
+    /// Lets transactions fail early if one of their topics is unavailable.
     pub(crate) fn set_watch(&mut self, watch: TopicWatch) {
         self.watch = Some(watch);
     }
@@ -202,6 +219,11 @@ impl Transactions {
     /// Complete once everything was delivered, also if the outcome of the transaction is unknown.
     pub(crate) fn take_changelog_ends(&mut self) -> Vec<(i32, i64)> {
         std::mem::take(&mut self.changelog_ends)
+    }
+
+    /// Whether a topic has stalled the last transaction, which is not resolved yet.
+    pub(crate) fn is_stalled(&self) -> bool {
+        !self.stalls.is_empty()
     }
 
     /// Whether a transaction can begin.
@@ -247,6 +269,7 @@ impl Transactions {
                 // The transaction that a predecessor left open is resolved.
                 fault::point("initialise");
                 self.initialised = true;
+                self.stalls.clear();
                 Ok(())
             }
             Err(error) => {
@@ -322,6 +345,7 @@ impl Transactions {
         } = failed;
         let refusal = refusal(&client_error);
         let is_unknown_topic = is_unknown_topic(&client_error);
+        let is_stalled = !self.stalls.is_empty();
         let is_denied = is_denied(&client_error);
         let is_secondary =
             (1..=MAX_SECONDARY_FAILURES).contains(&self.secondary_failures) && is_secondary(&client_error);
@@ -336,11 +360,19 @@ impl Transactions {
                 RecoveryAction::Abort | RecoveryAction::Retry => RecoveryAction::Rebuild,
                 other => other,
             })
+        } else if is_stalled {
+            // The initialisation of a new producer shows when the broker could write to these topics.
+            Err(match error.action {
+                RecoveryAction::Fenced => RecoveryAction::Fenced,
+                _ => RecoveryAction::Rebuild,
+            })
         } else {
             self.end(error.action)
         };
         if let Some(denied) = denied {
             error.kind = FailureKind::Denied(denied);
+        } else if is_stalled && !is_unknown {
+            error.kind = FailureKind::Unavailable;
         }
         if let Err(action) = ended {
             error.action = action;
@@ -361,7 +393,7 @@ impl Transactions {
                 *refreshes += 1;
                 return Next::WriteAgain;
             }
-            error.kind = FailureKind::MissingTopic;
+            error.kind = FailureKind::Unavailable;
         }
         if let (Some((index, in_flight)), Some(refusal)) = (output, refusal) {
             let topic = self.output(outputs, index).topic.clone();
@@ -422,6 +454,7 @@ impl Transactions {
             sent,
             follow_ups,
             watch,
+            stalls,
             changelog_ends,
             ..
         } = self;
@@ -449,6 +482,7 @@ impl Transactions {
             producer,
             pace,
             watch: watch.as_ref(),
+            stalls,
             number,
             deadline,
             sent,
@@ -554,6 +588,11 @@ impl Transactions {
             .map(|connection| connection.producer.client().context().denied())
             .unwrap_or_default();
         topics.extend(failed.map(|(index, _)| self.output(outputs, *index).topic.to_string()));
+        if let Some(watch) = &self.watch {
+            topics
+                .iter()
+                .for_each(|topic| watch.denied(&topic.as_str().into()));
+        }
         let denied = outputs
             .iter()
             .chain(&self.follow_ups)
@@ -621,6 +660,8 @@ struct Sending<'t> {
     producer: &'t ThreadedProducer<Deliveries>,
     pace: &'t mut Pace,
     watch: Option<&'t TopicWatch>,
+    /// See [`Transactions`].
+    stalls: &'t mut Vec<Stall>,
     /// The number of the transaction.
     number: u32,
     deadline: Instant,
@@ -658,12 +699,49 @@ impl Sending<'_> {
     }
 
     /// Waits until the first `count` outputs of a part are delivered. `in_flight`: those that were sent, and may not be delivered.
-    fn wait(&self, part: Part<'_>, in_flight: Range<usize>, count: usize) -> Result<(), Box<AttemptError>> {
-        let deliveries = self.producer.client().context();
+    fn wait(
+        &mut self,
+        part: Part<'_>,
+        in_flight: Range<usize>,
+        count: usize,
+    ) -> Result<(), Box<AttemptError>> {
+        let producer = self.producer;
+        let deliveries = producer.client().context();
         let Part { outputs, base } = part;
         let sent = &outputs[..in_flight.end];
+        let (mut reported, mut since) = (deliveries.reported(), Instant::now());
         let waited = deliveries.wait_for(base + count, self.deadline, |round| {
-            Some(base + first_missing(self.watch?, sent, round)?)
+            let watch = self.watch?;
+            if std::mem::replace(&mut reported, deliveries.reported()) != reported {
+                since = Instant::now();
+            }
+            // Deliveries are slow by now. Their topics may be unavailable without the watch knowing it, or not be watched at all.
+            if round == 2 {
+                watch.refresh_including(sent.iter().map(|output| &output.topic));
+            }
+            let undelivered = deliveries.undelivered(sent, base);
+            let is_missing = |output: &Output| {
+                undelivered.contains(&output.topic) && watch.presence(&output.topic).is_missing()
+            };
+            if let Some(index) = sent.iter().position(is_missing) {
+                let code = RDKafkaErrorCode::UnknownTopicOrPartition;
+                return Some((base + index, KafkaError::MessageProduction(code)));
+            }
+            let is_slow = reported > 0 && since.elapsed() >= STALLED;
+            let is_stalled = |topic: &&Arc<str>| is_slow || watch.presence(topic).is_unavailable();
+            // Nothing can be written without the changelog, so nothing is gained by giving up before it is available again.
+            let needs_changelog = deliveries
+                .changelog()
+                .is_some_and(|topic| undelivered.contains(topic));
+            let stalled: Vec<&Arc<str>> = undelivered.iter().filter(is_stalled).collect();
+            if stalled.is_empty() || needs_changelog {
+                return None;
+            }
+            let index = sent.iter().position(|output| stalled.contains(&&output.topic))?;
+            self.stalls
+                .extend(stalled.into_iter().map(|topic| watch.stalled(topic)));
+            let code = RDKafkaErrorCode::MessageTimedOut;
+            Some((base + index, KafkaError::MessageProduction(code)))
         });
         waited.map_err(|(index, error)| {
             let denied = is_secondary(&error)
@@ -726,20 +804,6 @@ fn retry_until(
             result => return result,
         }
     }
-}
-
-/// The index of the first output whose topic is missing. `round` counts the checks of one wait.
-fn first_missing(watch: &TopicWatch, outputs: &[Output], round: u32) -> Option<usize> {
-    // Deliveries are slow by now. Their topics may be missing without the watch knowing it, or not be watched at all.
-    if round == 2 {
-        watch.refresh_including(outputs.iter().map(|output| &output.topic));
-    }
-    if !watch.any_missing() {
-        return None;
-    }
-    outputs
-        .iter()
-        .position(|output| watch.state(&output.topic).is_missing())
 }
 
 /// The index of the first output to one of these topics.

@@ -6,6 +6,7 @@
 //!
 //! | module | idea |
 //! |---|---|
+//! | [`acls`] | a Kafka whose topics become read-only |
 //! | [`addresses`](mod@addresses) | the addresses of the shared Kafka and Redis |
 //! | [`services_file`] | what `cargo xtask services up` started and left running |
 //! | [`unique`](mod@unique) | names and delays that no other test uses |
@@ -33,6 +34,7 @@
 //! | [`scratch`] | directories that are removed, even after a killed test run |
 //! | [`target`] | where Cargo puts what it builds |
 
+pub mod acls;
 pub mod addresses;
 pub mod certificates;
 #[cfg(feature = "services")]

@@ -15,7 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use redeliver_core::route::{self, Arrival, Disposition, Routing};
 use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Failure, Output, Pipeline, Record, Timestamp, mutant};
-use redeliver_kafka::{AssignmentId, Processor, Refused, TransactionBatch, Waker};
+use redeliver_kafka::{AssignmentId, Presence, Processor, Refused, TransactionBatch, Waker};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -25,7 +25,7 @@ use crate::failure_log::FailureLog;
 use crate::groups::{Group, Grouping, GroupsOf};
 use crate::metrics::{MissingTopicGauges, WorkerMetrics};
 use crate::rate_limit::OwnedPartitions;
-use waiting::{MissingTopics, WaitingForTopic, missing_topic};
+use waiting::{UnavailableTopics, WaitingForTopic, unavailable_topic};
 
 /// A time in which a record blocks its followers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,13 +167,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// For how long a topic is known to be missing; `None` if it exists or its state is unknown.
-pub(crate) type MissingFor = Box<dyn Fn(&str) -> Option<Duration> + Send>;
+/// Whether a topic can be written, see [`TopicWatch::presence`](redeliver_kafka::TopicWatch::presence).
+pub(crate) type PresenceOf = Box<dyn Fn(&str) -> Presence + Send>;
 
-/// The topics that an engine writes, and what to do while one of them is missing.
+/// The topics that an engine writes, and what to do while one of them is unavailable.
 pub(crate) struct OutputTopics {
     pub(crate) written: Vec<Arc<str>>,
-    pub(crate) missing_for: MissingFor,
+    pub(crate) presence: PresenceOf,
     /// A result whose topic has been missing for this long becomes a dead letter.
     pub(crate) timeout: Duration,
     pub(crate) gauges: MissingTopicGauges,
@@ -284,20 +284,19 @@ impl Engine {
         }
     }
 
-    /// Keeps records with a missing topic out of the next transaction, because such a transaction would block until it
-    /// times out. Releases those whose topic exists again, and replaces results whose topic has been missing for too
+    /// Keeps records with an unavailable topic out of the next transaction, because such a transaction would block until it
+    /// times out. Releases those whose topic is available again, and replaces results whose topic has been missing for too
     /// long by dead letters.
     ///
     /// With an order, the followers of a record that waits do so too: it may have results for topics that exist, which
     /// theirs must not overtake.
     fn hold_back(&mut self, now: Timestamp) {
         let topics = &self.topics;
-        let missing = topics
-            .written
-            .iter()
-            .filter_map(|topic| Some((topic.clone(), (topics.missing_for)(topic)?)));
-        let missing: Vec<(Arc<str>, Duration)> = missing.collect();
-        if missing.is_empty() && self.waiting.is_empty() {
+        let written = topics.written.iter();
+        let states = written.map(|topic| (topic.clone(), (topics.presence)(topic)));
+        let unavailable: Vec<(Arc<str>, Presence)> =
+            states.filter(|(_, presence)| presence.is_unavailable()).collect();
+        if unavailable.is_empty() && self.waiting.is_empty() {
             return;
         }
         // All of them are looked at again, before those that have been collected since, so that they keep their order.
@@ -307,23 +306,25 @@ impl Engine {
         }
         let mut held = HashMap::new();
         for record in std::mem::take(&mut self.finished) {
-            self.place(record, &missing, &mut held, now);
+            self.place(record, &unavailable, &mut held, now);
         }
         self.topics.gauges.set(&self.waiting.counts());
-        self.log_waiting(&missing);
+        self.log_waiting(&unavailable);
     }
 
-    /// Whether results for this topic become dead letters. Records for a tier or the dead-letter topic wait without
-    /// limit, because there is no other topic for them.
-    fn has_timed_out(&self, topic: &str, missing_for: Duration) -> bool {
-        missing_for >= self.topics.timeout && self.context.pipeline.has_output(topic)
+    /// Whether results for this topic become dead letters. Records for a topic that exists, a tier or the dead-letter topic
+    /// wait without limit.
+    fn has_timed_out(&self, topic: &str, presence: Presence) -> bool {
+        presence.is_missing()
+            && presence.lasting() >= self.topics.timeout
+            && self.context.pipeline.has_output(topic)
     }
 
     /// Adds a record to the next transaction, or to the records that wait for a topic.
     fn place(
         &mut self,
         mut record: FinishedRecord,
-        missing: &MissingTopics,
+        unavailable: &UnavailableTopics,
         held: &mut HeldGroups,
         now: Timestamp,
     ) {
@@ -332,12 +333,12 @@ impl Engine {
             self.finished.push(record);
             return;
         }
-        // A loop, because the dead-letter topic may be missing, too.
-        while let Some((topic, missing_for)) =
-            missing_topic(&record, missing).filter(|_| !mutant!("engine-writes-to-missing-topics"))
+        // A loop, because the dead-letter topic may be unavailable, too.
+        while let Some((topic, presence)) =
+            unavailable_topic(&record, unavailable).filter(|_| !mutant!("engine-writes-to-missing-topics"))
         {
-            if !self.has_timed_out(topic, *missing_for)
-                || !self.replace_by_dead_letter(&mut record, topic, *missing_for, now)
+            if !self.has_timed_out(topic, *presence)
+                || !self.replace_by_dead_letter(&mut record, topic, presence.lasting(), now)
             {
                 if let Some(group) = record.ordered.clone() {
                     held.entry((record.assignment, group))
@@ -393,20 +394,22 @@ impl Engine {
         true
     }
 
-    fn log_waiting(&mut self, missing: &MissingTopics) {
+    fn log_waiting(&mut self, unavailable: &UnavailableTopics) {
         if self.waiting.is_empty() || !self.log_throttle.should_log() {
             return;
         }
         for (topic, records) in self.waiting.counts() {
-            let missing_for = missing.iter().find(|(missing, _)| missing == topic);
+            let found = unavailable.iter().find(|(name, _)| name == topic);
+            let Some((_, presence)) = found else { continue };
             tracing::warn!(
                 pipeline = &*self.context.pipeline.name,
                 topic = &**topic,
                 records,
-                missing_for = ?missing_for.map(|(_, missing_for)| missing_for),
+                reason = %presence,
+                lasting = ?presence.lasting(),
                 in_flight = self.in_flight.own().records,
                 in_flight_limit = self.in_flight.limit().records,
-                "topic is missing; records wait for it"
+                "topic is unavailable; records wait for it"
             );
         }
     }
@@ -658,7 +661,7 @@ impl Processor for Engine {
     }
 
     fn is_busy(&self) -> bool {
-        // A stopping lane does not wait for missing topics. The records that wait for one are processed again after the
+        // A stopping lane does not wait for unavailable topics. The records that wait for one are processed again after the
         // restart.
         self.in_flight.own().records > self.waiting.len()
     }

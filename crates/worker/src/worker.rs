@@ -240,12 +240,12 @@ pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: H) -
             let waker = Waker::new();
             let channel = Arc::new(LaneChannel::new(waker.clone(), changed.clone()));
             let written = spec.pipeline.written_topics();
-            // The lane is woken when one of these topics is deleted or created.
+            // The lane is woken when one of these topics becomes available or unavailable.
             watch.watch(written.iter().cloned(), &waker);
             let outputs = OutputTopics {
-                missing_for: Box::new({
+                presence: Box::new({
                     let watch = watch.clone();
-                    move |topic| watch.missing_for(topic)
+                    move |topic| watch.presence(topic)
                 }),
                 timeout: missing_timeout,
                 gauges: families.missing_topics(&spec.pipeline.name, &name, &written),

@@ -58,9 +58,9 @@ impl TierLanes {
         tier: HumanDuration,
         pipelines: &[ServedPipeline],
     ) -> NewLane<Relay> {
-        let is_missing = Box::new({
+        let presence = Box::new({
             let watch = self.topic_watch.clone();
-            move |topic: &str| watch.missing_for(topic).is_some()
+            move |topic: &str| watch.presence(topic)
         });
         let group = pipeline::retry_tier_group(&self.kafka.id_prefix, tier);
         let serves = Serves {
@@ -79,7 +79,7 @@ impl TierLanes {
                 clock: self.clock.clone(),
                 tracer: self.tracer.clone(),
                 control: self.control.clone(),
-                is_missing,
+                presence,
                 partitions: Box::new({
                     let watch = self.topic_watch.clone();
                     move |topic| match watch.state(topic) {
@@ -91,7 +91,7 @@ impl TierLanes {
         );
         let waker = Waker::new();
         self.control.wake(&waker);
-        // The lane is woken when one of these topics is deleted or created.
+        // The lane is woken when one of these topics becomes available or unavailable.
         self.topic_watch.watch(relay.written_topics(), &waker);
         NewLane {
             kafka: self.kafka.clone(),

@@ -18,7 +18,7 @@ use redeliver_core::pipeline::ReturnTopics;
 use redeliver_core::route;
 use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Clock, Failure, HumanDuration, Output, Pipeline, Position, Record, Timestamp, mutant};
-use redeliver_kafka::{AssignmentId, Processor, Refused, TopicId, TransactionBatch};
+use redeliver_kafka::{AssignmentId, Presence, Processor, Refused, TopicId, TransactionBatch};
 use redeliver_runtime::telemetry::{SpanKind, Tracer};
 use redeliver_runtime::trace_context::span_context;
 use redeliver_service::control::Control;
@@ -73,8 +73,8 @@ struct TierTopic {
     tier_topics: HashMap<HumanDuration, Arc<str>>,
 }
 
-/// Whether a topic is known to be missing.
-pub(crate) type IsMissing = Box<dyn Fn(&str) -> bool + Send>;
+/// Whether a topic can be written, see [`TopicWatch::presence`](redeliver_kafka::TopicWatch::presence).
+pub(crate) type PresenceOf = Box<dyn Fn(&str) -> Presence + Send>;
 
 /// The number of partitions of a topic; `None` if it is not known.
 pub(crate) type PartitionsOf = Box<dyn Fn(&str) -> Option<u32> + Send>;
@@ -84,7 +84,7 @@ pub(crate) struct RelayContext {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) tracer: Tracer,
     pub(crate) control: Control,
-    pub(crate) is_missing: IsMissing,
+    pub(crate) presence: PresenceOf,
     pub(crate) partitions: PartitionsOf,
 }
 
@@ -105,7 +105,7 @@ pub(crate) struct Relay {
     /// When the due records were last counted.
     last_count: Option<Timestamp>,
     tracer: Tracer,
-    is_missing: IsMissing,
+    presence: PresenceOf,
     partitions_of: PartitionsOf,
     log_throttle: LogThrottle,
     /// In the order of the transaction's outputs; each record has exactly one.
@@ -215,7 +215,7 @@ impl Relay {
             clock,
             tracer,
             control,
-            is_missing,
+            presence,
             partitions,
         } = context;
         let names = pipelines.iter().map(ServedPipeline::name).collect();
@@ -243,7 +243,7 @@ impl Relay {
             is_held: false,
             last_count: None,
             tracer,
-            is_missing,
+            presence,
             partitions_of: partitions,
             log_throttle: LogThrottle::default(),
             in_transaction: Vec::new(),
@@ -418,8 +418,8 @@ impl Processor for Relay {
         self.is_held = confirmed.is_none();
         self.in_transaction.clear();
         let mut bytes = 0;
-        let is_missing = &self.is_missing;
-        let mut missing = None;
+        let presence = &self.presence;
+        let mut unavailable = None;
         let count = self.order.len();
         for step in 0..count {
             // Each call starts with another partition, so that none starves while transactions are full.
@@ -429,7 +429,7 @@ impl Processor for Relay {
             };
             // All dead letters of a partition go to one topic, so one check is enough.
             let letter = partition.rejected.front();
-            let may_reject = letter.is_some_and(|(_, letter)| !is_missing(&letter.topic));
+            let may_reject = letter.is_some_and(|(_, letter)| !presence(&letter.topic).is_unavailable());
             while may_reject
                 && batch.completed.len() < limit
                 && bytes < TransactionBatch::BYTES
@@ -458,14 +458,15 @@ impl Processor for Relay {
                 let Some(next) = partition.waiting.next().filter(|next| next.is_ready(now)) else {
                     break;
                 };
-                // A record for a missing topic stays, however late it becomes: writing it would block the transaction.
+                // A record for an unavailable topic stays, however late it becomes: writing it would block the transaction.
                 // One check serves all records in a row with the same return topic.
                 if checked
                     .as_ref()
                     .is_none_or(|checked| !Arc::ptr_eq(checked, &next.return_topic))
                 {
-                    if is_missing(&next.return_topic) && !mutant!("relay-writes-to-missing-topics") {
-                        missing.get_or_insert_with(|| next.return_topic.clone());
+                    let found = presence(&next.return_topic);
+                    if found.is_unavailable() && !mutant!("relay-writes-to-missing-topics") {
+                        unavailable.get_or_insert_with(|| (next.return_topic.clone(), found));
                         break;
                     }
                     checked = Some(next.return_topic.clone());
@@ -513,7 +514,7 @@ impl Processor for Relay {
                     now,
                     limit - batch.completed.len(),
                     TransactionBatch::BYTES - bytes,
-                    is_missing,
+                    presence,
                 );
                 // The records behind those that move may have to move as well.
                 if !misplaced.is_empty() && !mutant!("relay-searches-once-per-interval") {
@@ -535,13 +536,14 @@ impl Processor for Relay {
             }
         }
         self.next = self.next.wrapping_add(1);
-        if let Some(topic) = missing
+        if let Some((topic, found)) = unavailable
             && self.log_throttle.should_log()
         {
             tracing::warn!(
                 tier = %self.tier,
                 topic = &*topic,
-                "return topic is missing; due records wait for it"
+                reason = %found,
+                "return topic is unavailable; due records wait for it"
             );
         }
     }
@@ -635,11 +637,11 @@ impl Processor for Relay {
         }
         self.partitions
             .values()
-            // The lane is woken when operators want something else, and when a missing topic is created. Until then, a due time in the
+            // The lane is woken when operators want something else, and when a topic becomes available. Until then, a due time in the
             // past would make it spin.
             .filter(|partition| !self.controls.state(partition.topic.number).is_paused)
             .filter_map(|partition| Some((partition.waiting.next()?, partition.paced_until)))
-            .filter(|(next, _)| !(self.is_missing)(&next.return_topic))
+            .filter(|(next, _)| !(self.presence)(&next.return_topic).is_unavailable())
             .map(|(next, paced_until)| next.look_at().max(paced_until.unwrap_or(next.look_at())))
             .min()
     }
@@ -692,7 +694,7 @@ impl Partition {
         now: Timestamp,
         limit: usize,
         bytes: usize,
-        is_missing: &IsMissing,
+        presence: &PresenceOf,
     ) -> Vec<(Waiting, Arc<str>)> {
         let topic = self.topic.clone();
         let fitting = |waiting: &Waiting| {
@@ -711,7 +713,7 @@ impl Partition {
             // A tier whose delay exceeds the remaining wait could release the record late.
             (fitting <= remaining || mutant!("relay-moves-to-longer-tiers"))
                 && may_move
-                && !is_missing(&topic.tier_topics[&fitting])
+                && !presence(&topic.tier_topics[&fitting]).is_unavailable()
         };
         let taken = self.waiting.take(limit, bytes, is_misplaced);
         let with_topic = |waiting: Waiting| {

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Clock, Record, Timestamp, mutant};
@@ -26,7 +26,6 @@ use crate::metrics::{GaugeShare, SchedulerMetrics};
 use crate::readiness::ShardReadiness;
 use crate::settings::Settings;
 use crate::shard::{Obstacle, Shard, Taken, Target};
-use crate::topics::Presence;
 use crate::turns::{AssignedShard, Turns};
 use crate::urgent::UrgentCopies;
 
@@ -64,7 +63,7 @@ pub(crate) struct LaneShards {
     pressure: MemoryPressure,
     /// Which applications are paused or limited.
     app_states: Arc<AppStates>,
-    /// The number of jobs that wait for missing topics.
+    /// The number of jobs that wait for unavailable topics.
     parked: BTreeMap<Target, usize>,
     /// The dead letters of the turn, by error code.
     turn_dead_letters: BTreeMap<String, u64>,
@@ -125,8 +124,7 @@ impl<I: Index> Scheduler<I> {
     /// Passes copies of commands to their shards.
     fn take_urgent_copies(&mut self) {
         let Some(urgent) = &self.urgent else { return };
-        let presence = self.settings.topics.presence(&urgent.topic);
-        let is_missing = matches!(presence, Presence::Missing { .. });
+        let is_missing = self.settings.topics.presence(&urgent.topic).is_missing();
         for (id, handle) in &mut self.lane.shards {
             let delivery = urgent.take(*id, handle.number, handle.shard.passed(), !is_missing);
             let metrics = &self.metrics.urgent;
@@ -251,7 +249,7 @@ impl<I: Index> Scheduler<I> {
         }
     }
 
-    /// Reads which jobs wait for missing topics, and reports a change. Also reports how many wait because their application is
+    /// Reads which jobs wait for unavailable topics, and reports a change. Also reports how many wait because their application is
     /// paused.
     fn update_parked(&mut self) {
         let mut parked: BTreeMap<Target, usize> = BTreeMap::new();
@@ -261,7 +259,7 @@ impl<I: Index> Scheduler<I> {
         for handle in self.lane.shards.values() {
             for (obstacle, count) in handle.shard.parked() {
                 match obstacle {
-                    Obstacle::MissingTopic(target) => *parked.entry(target).or_default() += count,
+                    Obstacle::UnavailableTopic(target) => *parked.entry(target).or_default() += count,
                     Obstacle::Paused(app) => {
                         if let Some(sum) = paused.get_mut(&*app) {
                             *sum += count;
@@ -277,10 +275,7 @@ impl<I: Index> Scheduler<I> {
             return;
         }
         for ((topic, app), count) in &parked {
-            let lasting = match self.settings.topics.presence(topic) {
-                Presence::Missing { lasting } => lasting,
-                Presence::Exists | Presence::Unknown => Duration::ZERO,
-            };
+            let lasting = self.settings.topics.presence(topic).lasting();
             self.metrics.set_parked(app, topic, *count, lasting);
         }
         let before = std::mem::replace(&mut self.lane.parked, parked);
@@ -292,7 +287,8 @@ impl<I: Index> Scheduler<I> {
         for (topic, app) in parked.keys().filter(|target| !before.contains_key(*target)) {
             tracing::warn!(
                 %app, %topic,
-                "topic of due jobs does not exist; keeping the jobs until kafka.topics.missing_timeout"
+                reason = %self.settings.topics.presence(topic),
+                "topic of due jobs is unavailable; keeping the jobs, if it is missing until kafka.topics.missing_timeout"
             );
         }
         if !before.keys().eq(parked.keys()) {
@@ -325,11 +321,11 @@ impl<I: Index> Scheduler<I> {
             notes.push(format!("paused applications: {}", paused.join(", ")));
         }
         if let Some((topic, app)) = self.lane.parked.keys().next() {
+            let reason = self.settings.topics.presence(topic);
+            let first = format!("jobs of {app} wait for topic {topic}, which {reason}");
             notes.push(match self.lane.parked.len() - 1 {
-                0 => format!("jobs of {app} wait for topic {topic}, which does not exist"),
-                others => {
-                    format!("jobs of {app} wait for topic {topic}, which does not exist, and jobs for {others} more missing topics")
-                }
+                0 => first,
+                others => format!("{first}, and jobs for {others} more unavailable topics"),
             });
         }
         let is_any = !notes.is_empty();

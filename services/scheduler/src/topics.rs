@@ -1,27 +1,16 @@
-//! What is known about topics while the process runs: whether the topics of jobs exist, and how many partitions the ingest
-//! topic has. A record for a missing topic would block its transaction, and with it every other job of the lane.
+//! What is known about topics while the process runs: whether the topics of jobs can be written, and how many partitions the ingest
+//! topic has. A record for an unavailable topic would block its transaction, and with it every other job of the lane.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+pub(crate) use redeliver_kafka::Presence;
 use redeliver_kafka::{TopicState, TopicWatch};
 
 /// How long a topic stays unknown before it is treated as existing. The embedded broker does not answer this request,
 /// and all of its topics exist.
 const UNKNOWN_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Whether a topic exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Presence {
-    Exists,
-    /// The brokers have not reported it yet.
-    Unknown,
-    Missing {
-        /// For how long this process has observed it.
-        lasting: Duration,
-    },
-}
 
 /// What is known about topics.
 pub(crate) trait Topics: Send + Sync {
@@ -56,12 +45,8 @@ impl WatchedTopics {
 
 impl Topics for WatchedTopics {
     fn presence(&self, topic: &Arc<str>) -> Presence {
-        match self.watch.state(topic) {
-            TopicState::Exists { .. } => Presence::Exists,
-            TopicState::Missing { since } => Presence::Missing {
-                lasting: since.elapsed(),
-            },
-            TopicState::Unknown => {
+        match self.watch.presence(topic) {
+            Presence::Unknown => {
                 let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
                 let queried = unknown.entry(topic.clone()).or_insert_with(Instant::now);
                 // Brokers that do not answer this request may still accept records.
@@ -71,6 +56,7 @@ impl Topics for WatchedTopics {
                     Presence::Exists
                 }
             }
+            known => known,
         }
     }
 

@@ -126,6 +126,7 @@ impl<'a> Driver<'a> {
             Step::Check => {
                 self.check_topics(state)?;
                 self.check_group(state)?;
+                self.writer.transactions().look_after_unready();
             }
             Step::Admit => {
                 self.admit(state);

@@ -79,7 +79,8 @@ pub(super) enum Outcome {
     TimedOut,
     /// The broker refuses the first output.
     Refused,
-    MissingTopic,
+    /// The topic of an output is missing or cannot be written.
+    Unavailable,
     /// The lane may not write to the topic of the first output.
     Denied,
     /// Another process initialised a producer with the same id.
@@ -148,7 +149,7 @@ fn random_op(random: &mut Random) -> Op {
                 1 => Outcome::Aborted,
                 2 => Outcome::TimedOut,
                 3 => Outcome::Refused,
-                4 => Outcome::MissingTopic,
+                4 => Outcome::Unavailable,
                 5 => Outcome::Fenced,
                 6 => Outcome::UnknownCommitted,
                 7 => Outcome::UnknownAborted,

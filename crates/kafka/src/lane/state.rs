@@ -537,7 +537,11 @@ impl<P: Processor> LaneState<P> {
             // The first retry comes at once, with the same batch.
             FailureKind::Aborted if self.failures.count == 1 => {}
             // What is kept would be written whenever that becomes possible, whatever the processor thinks of it by then.
-            FailureKind::Aborted | FailureKind::Denied(_) => {
+            FailureKind::Aborted => {
+                self.give_back();
+            }
+            // Another permission is missing.
+            FailureKind::Denied(denied) if denied.is_empty() => {
                 self.give_back();
             }
             FailureKind::Unknown => {
@@ -555,7 +559,8 @@ impl<P: Processor> LaneState<P> {
                     self.drop_batch();
                 }
             }
-            FailureKind::MissingTopic => {
+            // The processor finishes the records again without those for topics that are unavailable.
+            FailureKind::Unavailable | FailureKind::Denied(_) => {
                 if !self.give_back() {
                     self.drop_batch();
                 }

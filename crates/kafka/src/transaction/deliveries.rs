@@ -1,5 +1,6 @@
 //! Waits for the delivery reports of a transaction.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
@@ -10,6 +11,7 @@ use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{DeliveryResult, Message as _};
 use rdkafka::producer::ProducerContext;
+use redeliver_core::Output;
 
 use crate::client::ClientLog;
 use crate::processor::Delivered;
@@ -25,6 +27,8 @@ pub(super) struct Deliveries {
     transaction: AtomicU32,
     waiting: Mutex<Option<Thread>>,
     reported: AtomicUsize,
+    /// Which outputs are delivered, by index.
+    delivered: Mutex<Vec<bool>>,
     awaited: AtomicUsize,
     failed: AtomicBool,
     /// The first failure that was not caused by another one; until there is one, the latest failure.
@@ -50,6 +54,7 @@ impl Deliveries {
             transaction: AtomicU32::new(0),
             waiting: Mutex::new(None),
             reported: AtomicUsize::new(0),
+            delivered: Mutex::default(),
             awaited: AtomicUsize::new(usize::MAX),
             failed: AtomicBool::new(false),
             first_failure: Mutex::new(None),
@@ -64,6 +69,7 @@ impl Deliveries {
     pub(super) fn begin(&self, wanted: usize) -> u32 {
         let number = self.transaction.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
         self.reported.store(0, Ordering::SeqCst);
+        lock(&self.delivered).clear();
         self.awaited.store(usize::MAX, Ordering::SeqCst);
         self.failed.store(false, Ordering::SeqCst);
         *lock(&self.first_failure) = None;
@@ -74,34 +80,33 @@ impl Deliveries {
         number
     }
 
-    /// Waits for `count` delivery reports. Every [`TOPIC_CHECK_INTERVAL`] it calls `first_missing`, with the number of the
-    /// call, for the index of an output whose topic is missing.
+    /// Waits for `count` delivery reports. Every [`TOPIC_CHECK_INTERVAL`] it calls `check`, with the number of the call, for a
+    /// reason to give up.
     ///
     /// # Errors
-    /// If a delivery failed or a topic is missing, with the index of the output, or if the deadline passes.
+    /// If a delivery failed or `check` gives up, with the index of the output, or if the deadline passes.
     pub(super) fn wait_for(
         &self,
         count: usize,
         deadline: Instant,
-        first_missing: impl Fn(u32) -> Option<usize>,
+        mut check: impl FnMut(u32) -> Option<(usize, KafkaError)>,
     ) -> Result<(), (Option<usize>, KafkaError)> {
         *lock(&self.waiting) = Some(thread::current());
         self.awaited.store(count, Ordering::SeqCst);
-        let mut has_timed_out = false;
-        let mut missing = None;
+        let mut given_up = None;
         let mut round = 0;
         let mut next_check = Instant::now() + TOPIC_CHECK_INTERVAL;
-        while self.reported.load(Ordering::SeqCst) < count && !self.failed.load(Ordering::SeqCst) {
+        while self.reported() < count && !self.failed.load(Ordering::SeqCst) {
             let now = Instant::now();
             if now >= deadline {
-                has_timed_out = true;
+                given_up = Some((None, KafkaError::Flush(RDKafkaErrorCode::OperationTimedOut)));
                 break;
             }
             if now >= next_check {
                 round += 1;
                 next_check = now + TOPIC_CHECK_INTERVAL;
-                missing = first_missing(round);
-                if missing.is_some() {
+                if let Some((index, error)) = check(round) {
+                    given_up = Some((Some(index), error));
                     break;
                 }
             }
@@ -110,16 +115,27 @@ impl Deliveries {
         self.awaited.store(usize::MAX, Ordering::SeqCst);
         match lock(&self.first_failure).clone() {
             Some((index, error)) => Err((Some(index), error)),
-            None if missing.is_some() => {
-                let error = KafkaError::MessageProduction(RDKafkaErrorCode::UnknownTopicOrPartition);
-                Err((missing, error))
-            }
-            None if has_timed_out => {
-                let error = KafkaError::Flush(RDKafkaErrorCode::OperationTimedOut);
-                Err((None, error))
-            }
-            None => Ok(()),
+            None => given_up.map_or(Ok(()), Err),
         }
+    }
+
+    /// The number of delivery reports in this transaction.
+    pub(super) fn reported(&self) -> usize {
+        self.reported.load(Ordering::SeqCst)
+    }
+
+    /// The topics of those outputs that are not delivered. `base`: the index of the first one.
+    pub(super) fn undelivered(&self, outputs: &[Output], base: usize) -> BTreeSet<Arc<str>> {
+        let delivered = lock(&self.delivered);
+        let is_delivered = |index: usize| delivered.get(base + index) == Some(&true);
+        let outputs = outputs.iter().enumerate();
+        let undelivered = outputs.filter(|(index, _)| !is_delivered(*index));
+        undelivered.map(|(_, output)| output.topic.clone()).collect()
+    }
+
+    /// The topic whose end offsets the lane wants to know.
+    pub(super) fn changelog(&self) -> Option<&Arc<str>> {
+        self.changelog.as_ref()
     }
 
     /// The partitions of the changelog that the transaction has written to, each with the offset after its last record there.
@@ -191,6 +207,13 @@ impl ProducerContext for Deliveries {
             && let Some(position) = lock(&self.positions).get_mut(index)
         {
             *position = Some((message.partition(), message.offset())).filter(|(_, offset)| *offset >= 0);
+        }
+        if result.is_ok() {
+            let mut delivered = lock(&self.delivered);
+            if delivered.len() <= index {
+                delivered.resize(index + 1, false);
+            }
+            delivered[index] = true;
         }
         match result {
             Ok(message) if self.changelog.as_deref() == Some(message.topic()) => {

@@ -18,3 +18,4 @@ mod recreated;
 mod refused;
 mod support;
 mod topology;
+mod unavailable;

@@ -6,7 +6,9 @@ use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::topic_partition_list::Offset;
 use redeliver_kafka::backlog::backlogs;
-use redeliver_kafka::{IfRecreated, KafkaClient, KafkaSettings, TopicState, TopicWatch, Waker, topic_watch};
+use redeliver_kafka::{
+    IfRecreated, KafkaClient, KafkaSettings, Presence, TopicState, TopicWatch, Waker, topic_watch,
+};
 use redeliver_testkit::{eventually, kafka_request, unique};
 
 use crate::copy::{CopyEnv, CopyOptions};
@@ -73,11 +75,9 @@ async fn all_records_of_a_recreated_topic_are_a_backlog_of_its_group() {
 /// Waits until all topic watches must have detected that the topic is missing.
 fn until_missing(settings: &KafkaSettings, topic: &str) {
     let watch = TopicWatch::start(settings).unwrap();
-    eventually("the topic is missing", DEADLINE, || {
-        match watch.missing_for(topic) {
-            Some(duration) if duration > 2 * topic_watch::INTERVAL => Ok(()),
-            _ => Err(format!("{:?}", watch.state(topic))),
-        }
+    eventually("the topic is missing", DEADLINE, || match watch.presence(topic) {
+        Presence::Missing { lasting } if lasting > 2 * topic_watch::INTERVAL => Ok(()),
+        _ => Err(format!("{:?}", watch.state(topic))),
     });
 }
 

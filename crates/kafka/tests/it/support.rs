@@ -101,8 +101,24 @@ impl RunningLane {
         processor: impl Processor + Send + 'static,
         observer: Arc<dyn LaneObserver>,
     ) -> Self {
+        Self::spawn_with(
+            settings,
+            spec,
+            processor,
+            observer,
+            TopicWatch::start(settings).unwrap(),
+        )
+    }
+
+    /// As [`RunningLane::spawn`], with a watch that the processor uses, too.
+    pub(crate) fn spawn_with(
+        settings: &KafkaSettings,
+        spec: LaneSpec,
+        processor: impl Processor + Send + 'static,
+        observer: Arc<dyn LaneObserver>,
+        watch: TopicWatch,
+    ) -> Self {
         let stop = CancellationToken::new();
-        let watch = TopicWatch::start(settings).unwrap();
         let context = LaneContext::new(settings.clone(), observer, watch, stop.clone());
         let lane = Lane::new(context, spec, processor);
         Self {

@@ -3,6 +3,7 @@ use prometheus_client::registry::Registry;
 use redeliver_core::outcome::Produced;
 use redeliver_core::route::RouteContext;
 use redeliver_core::{Headers, Outcome, Position, headers};
+use redeliver_kafka::Unwritable;
 
 use super::*;
 use crate::groups::Ordering as Order;
@@ -25,8 +26,8 @@ pub(crate) struct Bench {
     registry: Registry,
     pub(crate) assignment: AssignmentId,
     batch: TransactionBatch,
-    /// Missing topics, and for how long they have been missing.
-    missing: Arc<Mutex<HashMap<String, Duration>>>,
+    /// Unavailable topics.
+    unavailable: Arc<Mutex<HashMap<String, Presence>>>,
 }
 
 impl Bench {
@@ -45,11 +46,14 @@ impl Bench {
         let mut registry = Registry::default();
         let families = WorkerFamilies::register(&mut registry);
         let metrics = Arc::new(families.of("docs"));
-        let missing: Arc<Mutex<HashMap<String, Duration>>> = Arc::default();
+        let unavailable: Arc<Mutex<HashMap<String, Presence>>> = Arc::default();
         let topics = OutputTopics {
-            missing_for: Box::new({
-                let missing = missing.clone();
-                move |topic| missing.lock().unwrap().get(topic).copied()
+            presence: Box::new({
+                let unavailable = unavailable.clone();
+                move |topic| {
+                    let presence = unavailable.lock().unwrap().get(topic).copied();
+                    presence.unwrap_or(Presence::Exists)
+                }
             }),
             written: pipeline.written_topics(),
             timeout: TIMEOUT,
@@ -81,7 +85,7 @@ impl Bench {
             registry,
             assignment,
             batch: TransactionBatch::default(),
-            missing,
+            unavailable,
         }
     }
 
@@ -400,6 +404,39 @@ fn a_transaction_is_bounded_in_bytes_but_holds_at_least_one_record() {
     assert_eq!(batches, [1, 2, 1]);
 }
 
+fn missing(lasting: Duration) -> Presence {
+    Presence::Missing { lasting }
+}
+
+#[test]
+fn results_for_unwritable_topic_wait_without_limit() {
+    let mut bench = Bench::new(ROOMY);
+    let unwritable = Presence::Unwritable {
+        reason: Unwritable::Denied,
+        lasting: 2 * TIMEOUT,
+    };
+    bench
+        .unavailable
+        .lock()
+        .unwrap()
+        .insert("other".into(), unwritable);
+    bench.accept(0, 10);
+    bench.accept(1, 10);
+    bench.handle(|offset| {
+        Outcome::Success(vec![Produced {
+            topic: Some(if offset == 0 { "other" } else { "done" }.into()),
+            ..Produced::unchanged()
+        }])
+    });
+    bench.finish();
+    bench.engine.committed(NOW);
+    assert_eq!(bench.written(), [["done", "key-1", ""]]);
+    bench.unavailable.lock().unwrap().clear();
+    bench.finish();
+    bench.engine.committed(NOW);
+    assert_eq!(bench.written(), [["other", "key-0", ""]]);
+}
+
 #[test]
 fn only_records_for_a_missing_topic_wait_for_it() {
     let mut bench = Bench::new(ROOMY);
@@ -410,7 +447,11 @@ fn only_records_for_a_missing_topic_wait_for_it() {
             ..Produced::unchanged()
         }])
     };
-    bench.missing.lock().unwrap().insert("other".into(), TIMEOUT / 2);
+    bench
+        .unavailable
+        .lock()
+        .unwrap()
+        .insert("other".into(), missing(TIMEOUT / 2));
     for offset in 0..4 {
         bench.accept(offset, 10);
     }
@@ -423,7 +464,7 @@ fn only_records_for_a_missing_topic_wait_for_it() {
     bench.finish();
     assert!(bench.written().is_empty());
     // The topic exists again.
-    bench.missing.lock().unwrap().clear();
+    bench.unavailable.lock().unwrap().clear();
     bench.finish();
     bench.engine.committed(NOW);
     assert_eq!(bench.written(), [["other", "key-1", ""], ["other", "key-3", ""]]);
@@ -434,7 +475,11 @@ fn only_records_for_a_missing_topic_wait_for_it() {
 #[test]
 fn results_that_have_waited_for_a_topic_are_written_before_later_ones() {
     let mut bench = Bench::new(ROOMY);
-    bench.missing.lock().unwrap().insert("done".into(), TIMEOUT / 2);
+    bench
+        .unavailable
+        .lock()
+        .unwrap()
+        .insert("done".into(), missing(TIMEOUT / 2));
     bench.accept(0, 10);
     bench.accept(1, 10);
     // The second one waits for another topic, too.
@@ -448,12 +493,16 @@ fn results_that_have_waited_for_a_topic_are_written_before_later_ones() {
             Produced::unchanged(),
         ]),
     });
-    bench.missing.lock().unwrap().insert("other".into(), TIMEOUT / 2);
+    bench
+        .unavailable
+        .lock()
+        .unwrap()
+        .insert("other".into(), missing(TIMEOUT / 2));
     bench.finish();
     assert!(bench.written().is_empty());
-    bench.missing.lock().unwrap().remove("other");
+    bench.unavailable.lock().unwrap().remove("other");
     bench.finish();
-    bench.missing.lock().unwrap().clear();
+    bench.unavailable.lock().unwrap().clear();
     bench.accept(2, 10);
     bench.handle(|_| Outcome::unchanged());
     bench.finish();
@@ -474,7 +523,11 @@ fn with_an_order_results_do_not_overtake_an_earlier_one_that_waits_for_another_t
             topic: Some(topic.into()),
             ..Produced::unchanged()
         };
-        bench.missing.lock().unwrap().insert("other".into(), TIMEOUT / 2);
+        bench
+            .unavailable
+            .lock()
+            .unwrap()
+            .insert("other".into(), missing(TIMEOUT / 2));
         for (offset, key) in ["a", "b", "a"].into_iter().enumerate() {
             bench.accept_with_key(offset.try_into().unwrap(), 10, key);
         }
@@ -494,7 +547,7 @@ fn with_an_order_results_do_not_overtake_an_earlier_one_that_waits_for_another_t
                 .map(|(_, offset)| *offset)
                 .collect::<Vec<_>>(),
         );
-        bench.missing.lock().unwrap().clear();
+        bench.unavailable.lock().unwrap().clear();
         bench.finish();
         transactions.push(bench.batch.completed.iter().map(|(_, offset)| *offset).collect());
         transactions
@@ -528,8 +581,8 @@ fn records_that_are_accepted_in_the_round_of_a_revocation_reach_the_driver_befor
 #[test]
 fn after_the_timeout_results_for_a_missing_topic_become_dead_letters_and_retries_still_wait() {
     let mut bench = Bench::new(ROOMY);
-    let missing = bench.missing.clone();
-    let set = |topic: &str, missing_for| missing.lock().unwrap().insert(topic.into(), missing_for);
+    let unavailable = bench.unavailable.clone();
+    let set = |topic: &str, lasting| unavailable.lock().unwrap().insert(topic.into(), missing(lasting));
     set("done", TIMEOUT / 2);
     set("docs-retry-5s", TIMEOUT * 2);
     bench.accept(0, 10);
@@ -545,11 +598,11 @@ fn after_the_timeout_results_for_a_missing_topic_become_dead_letters_and_retries
     set("docs-dlq", TIMEOUT);
     bench.finish();
     assert!(bench.written().is_empty());
-    missing.lock().unwrap().remove("docs-dlq");
+    unavailable.lock().unwrap().remove("docs-dlq");
     bench.finish();
     bench.engine.committed(NOW);
     assert_eq!(bench.written(), [["docs-dlq", "key-0", "output.missing"]]);
-    missing.lock().unwrap().clear();
+    unavailable.lock().unwrap().clear();
     bench.finish();
     bench.engine.committed(NOW);
     assert_eq!(bench.written()[0][0], "docs-retry-5s");
@@ -559,7 +612,11 @@ fn after_the_timeout_results_for_a_missing_topic_become_dead_letters_and_retries
 #[test]
 fn records_of_a_revoked_partition_no_longer_wait_for_their_topic() {
     let mut bench = Bench::new(ROOMY);
-    bench.missing.lock().unwrap().insert("done".into(), TIMEOUT / 2);
+    bench
+        .unavailable
+        .lock()
+        .unwrap()
+        .insert("done".into(), missing(TIMEOUT / 2));
     bench.accept(0, 10);
     bench.handle(|_| Outcome::unchanged());
     bench.finish();

@@ -1,19 +1,18 @@
-//! Finished records that cannot be written because one of their topics is missing.
+//! Finished records that cannot be written because one of their topics is unavailable.
 //!
 //! They stay out of every transaction, and they count as in flight, which limits their number.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
-use redeliver_kafka::AssignmentId;
+use redeliver_kafka::{AssignmentId, Presence};
 
 use super::FinishedRecord;
 
-/// Topics that are missing, and for how long that has been known.
-pub(super) type MissingTopics = [(Arc<str>, Duration)];
+/// Topics that are missing or cannot be written.
+pub(super) type UnavailableTopics = [(Arc<str>, Presence)];
 
-/// Finished records, oldest first, with the first of their topics that is missing; with that of an earlier record if only their
+/// Finished records, oldest first, with the first of their topics that is unavailable; with that of an earlier record if only their
 /// order keeps them waiting.
 #[derive(Default)]
 pub(super) struct WaitingForTopic(Vec<(Arc<str>, FinishedRecord)>);
@@ -53,11 +52,11 @@ impl WaitingForTopic {
     }
 }
 
-/// The first missing topic of a record's outputs.
-pub(super) fn missing_topic<'m>(
+/// The first unavailable topic of a record's outputs.
+pub(super) fn unavailable_topic<'m>(
     record: &FinishedRecord,
-    missing: &'m MissingTopics,
-) -> Option<&'m (Arc<str>, Duration)> {
+    unavailable: &'m UnavailableTopics,
+) -> Option<&'m (Arc<str>, Presence)> {
     let mut outputs = record.routing.iter().flat_map(|routing| &routing.outputs);
-    outputs.find_map(|output| missing.iter().find(|(topic, _)| *topic == output.topic))
+    outputs.find_map(|output| unavailable.iter().find(|(topic, _)| *topic == output.topic))
 }

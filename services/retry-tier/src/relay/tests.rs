@@ -5,6 +5,7 @@ use prometheus_client::registry::Registry;
 use proptest::prelude::*;
 use redeliver_core::headers::{self, Origin};
 use redeliver_core::{ClockLimits, GuardedClock, Headers, ManualClock, Position};
+use redeliver_kafka::Unwritable;
 use redeliver_service::control::Snapshot;
 use redeliver_service::control::value::{Desired, RateLimit, Release, Run, TierControl, Value};
 use redeliver_service::metrics::ServesLabels;
@@ -51,7 +52,6 @@ impl Bench {
         };
         let topic = pipeline.tier_topic(tier);
         let served = ServedPipeline::new(Arc::new(pipeline), true);
-        let is_missing = Box::new(|_: &str| false);
         let (control, wanted) = Control::fixed(Snapshot::default());
         let clock = Arc::new(ManualClock::new(NOW));
         let guarded = Arc::new(GuardedClock::new(clock.clone(), LIMITS, Box::new(|_| {})));
@@ -65,7 +65,7 @@ impl Bench {
                 clock: guarded,
                 tracer: Tracer::off(),
                 control,
-                is_missing,
+                presence: Box::new(|_| Presence::Exists),
                 partitions: Box::new(|_| Some(2)),
             },
         );
@@ -511,13 +511,24 @@ fn misplaced_records_of_all_partitions_share_the_maximum_size_of_a_transaction()
     check_transactions(bench, 60);
 }
 
+/// A topic that may not be written is treated as a missing one.
+fn presence(is_unwritable: bool) -> Presence {
+    if !is_unwritable {
+        return Presence::Exists;
+    }
+    Presence::Unwritable {
+        reason: Unwritable::Denied,
+        lasting: Duration::ZERO,
+    }
+}
+
 #[test]
 fn a_record_whose_return_topic_is_missing_stays_and_dead_letters_are_written() {
     let mut bench = Bench::new(10);
     let gone = Arc::new(std::sync::Mutex::new("docs-retry-due"));
-    bench.relay.is_missing = Box::new({
+    bench.relay.presence = Box::new({
         let gone = gone.clone();
-        move |topic| *gone.lock().unwrap() == topic
+        move |topic| presence(*gone.lock().unwrap() == topic)
     });
     bench.accept(waiting_until(NOW));
     assert!(bench.finish(NOW).is_empty());
@@ -540,9 +551,9 @@ fn dead_letters_whose_topic_is_missing_fill_only_their_own_partition() {
     let other = AssignmentId::for_tests(1, 2);
     bench.relay.assigned(other, &"docs-retry-5s".into(), 1);
     let is_gone = Arc::new(std::sync::atomic::AtomicBool::new(true));
-    bench.relay.is_missing = Box::new({
+    bench.relay.presence = Box::new({
         let is_gone = is_gone.clone();
-        move |topic| topic == "docs-dlq" && is_gone.load(std::sync::atomic::Ordering::SeqCst)
+        move |topic| presence(topic == "docs-dlq" && is_gone.load(std::sync::atomic::Ordering::SeqCst))
     });
     for _ in 0..2 {
         bench.accept(Headers::new());

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use bytes::Bytes;
 use prometheus_client::registry::Registry;
 use redeliver_core::headers::JOB_ID;

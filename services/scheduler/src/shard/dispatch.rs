@@ -23,7 +23,7 @@ pub(super) const TOPIC_MISSING: &str = "topic.missing";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DueAction {
     Dispatch,
-    /// Keep it until its topic exists and its application is not paused.
+    /// Keep it until its topic is available and its application is not paused.
     Park,
     /// Write a dead letter: the topic has been missing for too long.
     DeadLetter,
@@ -50,7 +50,7 @@ impl Settings {
         }
     }
 
-    /// What to do with a due job, depending on whether its topic exists and its application is paused.
+    /// What to do with a due job, depending on whether its topic is available and its application is paused.
     pub(super) fn due_action(
         &self,
         presence: Presence,
@@ -72,7 +72,7 @@ impl Settings {
             {
                 DueAction::DeadLetter
             }
-            Presence::Missing { .. } | Presence::Unknown => DueAction::Park,
+            Presence::Missing { .. } | Presence::Unwritable { .. } | Presence::Unknown => DueAction::Park,
         }
     }
 
@@ -135,13 +135,13 @@ impl Shard {
         self.end_job(job, JobState::Expired, now, writes);
     }
 
-    /// Keeps a due job out of the window, and all jobs of its flow with it, until its topic exists and its application is not paused.
+    /// Keeps a due job out of the window, and all jobs of its flow with it, until its topic is available and its application is not paused.
     pub(super) fn park(&mut self, job: &Job, target: Target, now: Timestamp) {
         let flow = Flow::of(job);
         let obstacle = if self.apps.pauses(job) {
             Obstacle::Paused(job.app.clone())
         } else {
-            Obstacle::MissingTopic(target)
+            Obstacle::UnavailableTopic(target)
         };
         self.window.remove_flow(&flow);
         self.look_ahead.park(&flow, obstacle, Cursor::of(job), now);

@@ -20,7 +20,7 @@ impl Shard {
         }
         let (settings, apps) = (&self.settings, &self.apps);
         let presence = |obstacle: &Obstacle| match obstacle {
-            Obstacle::MissingTopic((topic, _)) => settings.topics.presence(topic),
+            Obstacle::UnavailableTopic((topic, _)) => settings.topics.presence(topic),
             Obstacle::Paused(app) if apps.is_paused(app) => Presence::Unknown,
             Obstacle::Paused(_) => Presence::Exists,
         };
@@ -30,7 +30,7 @@ impl Shard {
                 let timeout = i64::try_from(settings.missing_topic_timeout.as_millis()).unwrap_or(i64::MAX);
                 Release::Until(Timestamp::from_millis(now.as_millis().saturating_sub(timeout)))
             }
-            Presence::Missing { .. } | Presence::Unknown => Release::Nothing,
+            Presence::Missing { .. } | Presence::Unwritable { .. } | Presence::Unknown => Release::Nothing,
         };
         let request = self
             .look_ahead

@@ -5,9 +5,9 @@
 //! without jobs cost nothing. Jobs that are [pinned](super::pins) and due count as being in the window.
 //!
 //! # Parked flows
-//! If the topic of a due job does not exist, or its application is paused, its flow is *parked*: its jobs leave the window and stay in the state topic and in the
+//! If the topic of a due job is unavailable, or its application is paused, its flow is *parked*: its jobs leave the window and stay in the state topic and in the
 //! index, whose number of due jobs is all that is known of them. So any number of them takes no memory, and a takeover finds them
-//! again as all other jobs. When the topic exists, the flow is read again. While it does not, only jobs that have waited for too long
+//! again as all other jobs. When the topic is available, the flow is read again. While it does not exist, only jobs that have waited for too long
 //! are read, which become dead letters.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -34,8 +34,8 @@ pub(crate) type Target = (Arc<str>, Arc<str>);
 /// Why the due jobs of a flow cannot be dispatched.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Obstacle {
-    /// Their topic does not exist.
-    MissingTopic(Target),
+    /// Their topic does not exist or cannot be written.
+    UnavailableTopic(Target),
     /// The application is paused.
     Paused(Arc<str>),
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use redeliver_core::headers::Origin;
 use redeliver_core::{Failure, Headers, HumanDuration, Output, Position, headers};
-use redeliver_kafka::{AssignmentId, Refused, TransactionBatch};
+use redeliver_kafka::{AssignmentId, Refused, TransactionBatch, Unwritable};
 use redeliver_proto::convert::{from_timestamp, to_duration, to_headers, to_timestamp};
 use redeliver_proto::{Message as _, v1};
 use v1::job_command::Command as ProtoCommand;
@@ -249,6 +249,7 @@ fn step() -> impl Strategy<Value = Step> {
             Presence::Unknown,
             Presence::Missing { lasting: Duration::ZERO },
             Presence::Missing { lasting: Duration::from_secs(60) },
+            Presence::Unwritable { reason: Unwritable::Denied, lasting: Duration::from_secs(600) },
         ]).prop_map(Step::SetPresence),
         3 => (0_u16..600).prop_map(|ahead| Step::ScheduleForGone { ahead }),
         2 => (any::<bool>(), proptest::option::of(20.0..200.0))
@@ -484,7 +485,7 @@ impl World {
                 APP | GONE => {
                     assert!(
                         &*output.topic != GONE || self.topics.get() == Presence::Exists,
-                        "written to a missing topic"
+                        "written to an unavailable topic"
                     );
                     let id = output.headers.last(headers::JOB_ID).unwrap();
                     let id: JobId = std::str::from_utf8(id).unwrap().parse().unwrap();

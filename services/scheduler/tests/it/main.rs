@@ -26,5 +26,6 @@ mod repeats;
 mod requests;
 mod startup;
 mod tls;
+mod unwritable_topic;
 mod upgrade;
 mod urgent;

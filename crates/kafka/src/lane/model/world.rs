@@ -166,8 +166,10 @@ impl World {
     pub(super) fn apply(&mut self, op: Op) -> Result<(), String> {
         let takes_back = self.state.processor().takes_back;
         // A processor that takes nothing back gives up a batch that cannot be written as it is.
-        let gives_up =
-            matches!(op, Op::Outcomes(Outcome::TimedOut | Outcome::MissingTopic, _)) && !takes_back;
+        let gives_up = matches!(
+            op,
+            Op::Outcomes(Outcome::TimedOut | Outcome::Unavailable | Outcome::Denied, _)
+        ) && !takes_back;
         self.may_call_again |= op.may_repeat_calls() || gives_up;
         match op {
             Op::Steps(count) => {
@@ -564,7 +566,7 @@ impl World {
                     Ok(())
                 }
                 Outcome::TimedOut => fail(RecoveryAction::Rebuild, FailureKind::TimedOut),
-                Outcome::MissingTopic => fail(RecoveryAction::Abort, FailureKind::MissingTopic),
+                Outcome::Unavailable => fail(RecoveryAction::Abort, FailureKind::Unavailable),
                 Outcome::Refused if !transaction.values.is_empty() => {
                     let refused = Refused {
                         index: 0,

@@ -1,0 +1,195 @@
+//! A topic that may not be written, or has no leader, stops only the records for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdkafka::admin::{NewTopic, TopicReplication};
+use redeliver_core::{Headers, Output, Record, Timestamp};
+use redeliver_kafka::producer::Producer;
+use redeliver_kafka::{AssignmentId, KafkaSettings, Processor, TopicWatch, TransactionBatch};
+use redeliver_testkit::{LocalKafka, acls, unique};
+
+use crate::copy::{Observed, until_copied};
+use crate::support::{RunningLane, create_new_topic, lane_spec};
+
+/// Copies records to the topic that their key names. Those for unavailable topics wait.
+struct Sort {
+    watch: TopicWatch,
+    waiting: Vec<(AssignmentId, Record)>,
+    in_batch: Vec<(AssignmentId, Record)>,
+    takes_back: bool,
+}
+
+impl Processor for Sort {
+    fn assigned(&mut self, _assignment: AssignmentId, _topic: &Arc<str>, _partition: i32) {}
+
+    fn revoked(&mut self, assignment: AssignmentId) {
+        self.waiting.retain(|(id, _)| *id != assignment);
+    }
+
+    fn capacity(&self, _assignment: AssignmentId) -> usize {
+        10_000
+    }
+
+    fn accept(&mut self, assignment: AssignmentId, record: Record, _now: Timestamp) {
+        self.waiting.push((assignment, record));
+    }
+
+    fn finish(&mut self, _now: Timestamp, limit: usize, batch: &mut TransactionBatch) {
+        let topic = |record: &Record| String::from_utf8(record.key.clone().unwrap().into()).unwrap();
+        let is_ready =
+            |(_, record): &mut (AssignmentId, Record)| !self.watch.presence(&topic(record)).is_unavailable();
+        self.in_batch = self.waiting.extract_if(.., is_ready).take(limit).collect();
+        for (assignment, record) in &self.in_batch {
+            batch.completed.push((*assignment, record.position.offset));
+            batch.outputs.push(Output {
+                topic: topic(record).into(),
+                partition: None,
+                key: None,
+                value: record.value.clone(),
+                headers: Headers::new(),
+            });
+        }
+    }
+
+    fn take_back(&mut self, _batch: &mut TransactionBatch) -> bool {
+        if self.takes_back {
+            self.waiting.splice(0..0, self.in_batch.drain(..));
+        }
+        self.takes_back
+    }
+
+    fn committed(&mut self, _now: Timestamp) {
+        self.in_batch.clear();
+    }
+
+    fn aborted(&mut self) {
+        self.in_batch.clear();
+    }
+
+    fn next_due(&self) -> Option<Timestamp> {
+        None
+    }
+
+    fn is_busy(&self) -> bool {
+        false
+    }
+}
+
+struct Env {
+    settings: KafkaSettings,
+    from: String,
+    group: String,
+    /// The topic that becomes unavailable, and another one.
+    topics: [String; 2],
+    sent: u32,
+    lanes: Vec<RunningLane>,
+}
+
+impl Env {
+    /// `replicas`: the brokers of the topic that becomes unavailable, and of all other topics.
+    async fn new(brokers: String, replicas: [&[i32]; 2]) -> Self {
+        let env = Self {
+            settings: KafkaSettings::new(brokers, unique("unavailable")),
+            from: unique("from"),
+            group: unique("group"),
+            topics: [unique("first"), unique("second")],
+            sent: 0,
+            lanes: Vec::new(),
+        };
+        let [own, others] = replicas;
+        for (topic, replicas) in [
+            (&env.from, others),
+            (&env.topics[0], own),
+            (&env.topics[1], others),
+        ] {
+            let replicas = [replicas];
+            let new = NewTopic::new(topic, 1, TopicReplication::Variable(&replicas));
+            create_new_topic(&env.settings, &new).await;
+        }
+        env
+    }
+
+    /// Starts a lane, which can take back an aborted batch or not.
+    fn start(&mut self, takes_back: bool) {
+        let group = self.group.as_str();
+        let watch = TopicWatch::start(&self.settings).unwrap();
+        let sort = Sort {
+            watch: watch.clone(),
+            waiting: Vec::new(),
+            in_batch: Vec::new(),
+            takes_back,
+        };
+        let spec = lane_spec(group, group, &[&self.from]);
+        let observed = Arc::<Observed>::default();
+        let lane = RunningLane::spawn_with(&self.settings, spec, sort, observed, watch);
+        self.lanes.push(lane);
+    }
+
+    /// Writes so many records for each of the topics.
+    async fn fill(&mut self, count: u32) {
+        let producer = Producer::new(&self.settings).unwrap();
+        for number in self.sent..self.sent + count {
+            for topic in &self.topics {
+                let output = Output {
+                    topic: self.from.as_str().into(),
+                    partition: None,
+                    key: Some(topic.clone().into()),
+                    value: Some(number.to_string().into()),
+                    headers: Headers::new(),
+                };
+                producer.send(&output).await.unwrap();
+            }
+        }
+        self.sent += count;
+    }
+
+    #[track_caller]
+    fn until_copied(&self, topic: usize) {
+        until_copied(&self.settings, &self.topics[topic], self.sent as usize);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn denied_topic_stops_only_its_records() {
+    let kafka = acls::start().unwrap();
+    for takes_back in [false, true] {
+        let mut env = Env::new(kafka.brokers(), [&[1], &[1]]).await;
+        let denied = env.topics[0].clone();
+        acls::deny_writes(&env.settings.brokers, &denied).unwrap();
+        env.fill(10).await;
+        env.start(takes_back);
+        env.until_copied(1);
+        env.fill(10).await;
+        env.until_copied(1);
+        acls::permit_writes(&env.settings.brokers, &denied).unwrap();
+        env.until_copied(0);
+        env.lanes.clear();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn topic_without_leader_stops_only_its_records() {
+    let [first, mut second] = LocalKafka::start_pair().unwrap();
+    for takes_back in [false, true] {
+        let mut env = Env::new(first.brokers(), [&[2], &[1]]).await;
+        env.start(takes_back);
+        env.fill(10).await;
+        env.until_copied(0);
+        // The lane writes to both topics at the moment at which the broker fails, and before the controller notices.
+        second.kill_9();
+        for _ in 0..20 {
+            env.fill(5).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        env.until_copied(1);
+        // A lane that begins meanwhile finds an unresolved transaction.
+        env.lanes.clear();
+        env.fill(10).await;
+        env.start(takes_back);
+        env.until_copied(1);
+        second.start_again().unwrap();
+        env.until_copied(0);
+        env.lanes.clear();
+    }
+}
