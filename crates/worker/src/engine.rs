@@ -23,7 +23,7 @@ use crate::budget::{BudgetShare, InFlight};
 use crate::dead_letter::{DeadLetter, OnDead};
 use crate::failure_log::FailureLog;
 use crate::groups::{Group, Grouping, GroupsOf};
-use crate::metrics::{MissingTopicGauges, WorkerMetrics};
+use crate::metrics::{UnavailableTopicGauges, WorkerMetrics};
 use crate::rate_limit::OwnedPartitions;
 use waiting::{UnavailableTopics, WaitingForTopic, unavailable_topic};
 
@@ -176,7 +176,7 @@ pub(crate) struct OutputTopics {
     pub(crate) presence: PresenceOf,
     /// A result whose topic has been missing for this long becomes a dead letter.
     pub(crate) timeout: Duration,
-    pub(crate) gauges: MissingTopicGauges,
+    pub(crate) gauges: UnavailableTopicGauges,
 }
 
 /// A record in the transaction that is being written.

@@ -84,7 +84,7 @@ pub struct WorkerFamilies {
     forgotten: Family<PipelineLabel, Counter>,
     waiting: Family<PipelineReason, Gauge>,
     in_flight: Family<PipelineLane, Gauge>,
-    missing_topics: Family<LaneTopic, Gauge>,
+    unavailable_topics: Family<LaneTopic, Gauge>,
 }
 
 impl WorkerFamilies {
@@ -104,7 +104,7 @@ impl WorkerFamilies {
             forgotten: Family::default(),
             waiting: Family::default(),
             in_flight: Family::default(),
-            missing_topics: Family::default(),
+            unavailable_topics: Family::default(),
         };
         registry.register(
             "worker_succeeded",
@@ -167,9 +167,9 @@ impl WorkerFamilies {
             families.in_flight.clone(),
         );
         registry.register(
-            "worker_missing_topic_records",
-            "Finished records that wait for a missing topic, per lane",
-            families.missing_topics.clone(),
+            "worker_unavailable_topic_records",
+            "Finished records that wait for a topic that is missing or cannot be written, per lane",
+            families.unavailable_topics.clone(),
         );
         families
     }
@@ -181,20 +181,23 @@ impl WorkerFamilies {
     }
 
     /// The gauges of one lane, one for each topic that it writes.
-    pub(crate) fn missing_topics(
+    pub(crate) fn unavailable_topics(
         &self,
         pipeline: &str,
         lane: &str,
         topics: &[Arc<str>],
-    ) -> MissingTopicGauges {
+    ) -> UnavailableTopicGauges {
         let gauges = topics.iter().map(|topic| {
             let label = LaneTopic {
                 lane: PipelineLane::new(pipeline, lane),
                 topic: topic.to_string(),
             };
-            (topic.clone(), self.missing_topics.get_or_create(&label).clone())
+            (
+                topic.clone(),
+                self.unavailable_topics.get_or_create(&label).clone(),
+            )
         });
-        MissingTopicGauges(gauges.collect())
+        UnavailableTopicGauges(gauges.collect())
     }
 
     pub(crate) fn of(&self, pipeline: &str) -> WorkerMetrics {
@@ -308,9 +311,9 @@ impl Drop for WaitingRecords {
 }
 
 /// Number of records of a lane that wait for each topic that it writes.
-pub(crate) struct MissingTopicGauges(Vec<(Arc<str>, Gauge)>);
+pub(crate) struct UnavailableTopicGauges(Vec<(Arc<str>, Gauge)>);
 
-impl MissingTopicGauges {
+impl UnavailableTopicGauges {
     /// Sets all gauges. Those of topics that are not in `counts` become 0.
     pub(crate) fn set(&self, counts: &BTreeMap<&Arc<str>, usize>) {
         for (topic, gauge) in &self.0 {

@@ -248,7 +248,7 @@ pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: H) -
                     move |topic| watch.presence(topic)
                 }),
                 timeout: missing_timeout,
-                gauges: families.missing_topics(&spec.pipeline.name, &name, &written),
+                gauges: families.unavailable_topics(&spec.pipeline.name, &name, &written),
                 written,
             };
             let engine = Engine::new(

@@ -70,7 +70,7 @@ pub(crate) struct SchedulerFamilies {
     unprotected: Family<LaneLabel, Gauge>,
     index_memory: Gauge<f64, AtomicU64>,
     parked_jobs: Family<ParkedLabel, Gauge>,
-    missing_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
+    unavailable_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
     held_back: Family<AppLabel, Gauge>,
     paused: Family<AppLabel, Gauge>,
     due: DueFamilies<GroupLabel>,
@@ -97,7 +97,7 @@ impl SchedulerFamilies {
             unprotected: Family::default(),
             index_memory: Gauge::default(),
             parked_jobs: Family::default(),
-            missing_seconds: Family::default(),
+            unavailable_seconds: Family::default(),
             held_back: Family::default(),
             paused: Family::default(),
             due: DueFamilies::register(registry, "scheduler", clock),
@@ -188,14 +188,14 @@ impl SchedulerFamilies {
             families.index_memory.clone(),
         );
         registry.register(
-            "scheduler_missing_topic_jobs",
-            "Approximate number of due jobs that wait because their topic does not exist",
+            "scheduler_unavailable_topic_jobs",
+            "Approximate number of due jobs that wait because their topic does not exist or cannot be written",
             families.parked_jobs.clone(),
         );
         registry.register(
-            "scheduler_missing_topic_seconds",
-            "Time for which the topic has been missing",
-            families.missing_seconds.clone(),
+            "scheduler_unavailable_topic_seconds",
+            "Time for which the topic has been missing or unwritable",
+            families.unavailable_seconds.clone(),
         );
         registry.register(
             "scheduler_rate_limited_jobs",
@@ -258,7 +258,7 @@ impl SchedulerFamilies {
             dead: ended("dead"),
             lane: lane.to_owned(),
             parked_jobs: self.parked_jobs.clone(),
-            missing_seconds: self.missing_seconds.clone(),
+            unavailable_seconds: self.unavailable_seconds.clone(),
             held_back: self.held_back.clone(),
             paused: self.paused.clone(),
             due: self.due.signal(GroupLabel {
@@ -313,7 +313,7 @@ pub(crate) struct SchedulerMetrics {
     dead: Counter,
     lane: String,
     parked_jobs: Family<ParkedLabel, Gauge>,
-    missing_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
+    unavailable_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
     held_back: Family<AppLabel, Gauge>,
     paused: Family<AppLabel, Gauge>,
     pub(crate) due: DueSignal,
@@ -368,7 +368,7 @@ impl SchedulerMetrics {
         let label = self.parked_label(app, topic);
         let jobs = i64::try_from(jobs).unwrap_or(i64::MAX);
         self.parked_jobs.get_or_create(&label).set(jobs);
-        self.missing_seconds
+        self.unavailable_seconds
             .get_or_create(&label)
             .set(lasting.as_secs_f64());
     }

@@ -57,7 +57,7 @@ impl Bench {
             }),
             written: pipeline.written_topics(),
             timeout: TIMEOUT,
-            gauges: families.missing_topics(&pipeline.name, "lane", &pipeline.written_topics()),
+            gauges: families.unavailable_topics(&pipeline.name, "lane", &pipeline.written_topics()),
         };
         let context = EngineContext {
             pipeline: pipeline.clone(),

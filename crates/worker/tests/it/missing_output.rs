@@ -1,4 +1,4 @@
-//! Results for topics that are missing or that the pipeline does not declare.
+//! Results for topics that are missing, may not be written, or that the pipeline does not declare.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use redeliver_kafka::reader::partitions;
 use redeliver_kafka::survey::Surveyor;
 use redeliver_runtime::Config;
 use redeliver_service::topics;
-use redeliver_testkit::{brokers, eventually, kafka_request, unique};
+use redeliver_testkit::{acls, brokers, eventually, kafka_request, unique};
 use redeliver_worker::Attempt;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
@@ -37,12 +37,16 @@ struct Bench {
 
 impl Bench {
     fn start(timeout: &str) -> Self {
+        Self::start_on(brokers(), timeout)
+    }
+
+    fn start_on(brokers: String, timeout: &str) -> Self {
         let name = unique("outputs");
         let file = format!(
             "instance: {name}\nadmin: {{ listen: 127.0.0.1:0 }}\n\
              kafka:\n  brokers: '{}'\n  topics: {{ create: true, partitions: 1, missing_timeout: {timeout} }}\n\
              pipelines: {{ {name}: {{ output: [{name}-a, {name}-b] }} }}\n",
-            brokers()
+            brokers
         );
         let config = Arc::new(Config::from_yaml(&file).unwrap());
         let pipeline = config.pipelines[&name].pipeline(&name, &config.scheduler);
@@ -61,7 +65,7 @@ impl Bench {
                 async move { Ok::<_, BoxError>(Outcome::Success(vec![result])) }
             }
         });
-        let kafka = KafkaSettings::new(brokers(), "outputs-test");
+        let kafka = KafkaSettings::new(brokers, "outputs-test");
         let (runtime, stop) = (Runtime::new().unwrap(), CancellationToken::new());
         let working = runtime.spawn(work(config.clone(), name, handler, stop.clone()));
         for (topic, _) in pipeline.topics() {
@@ -220,6 +224,21 @@ fn only_records_for_a_missing_output_wait_for_it() {
     bench.send_all(&["a", "b"], number..number + 20);
     bench.has(&b, "b", first_held..number + 20);
     bench.has(&a, "a", 0..number + 20);
+    assert!(by_value(&bench.kafka, &bench.pipeline.dead_letter_topic()).is_empty());
+    bench.called_once();
+    bench.end();
+}
+
+#[test]
+fn results_for_denied_topic_wait_alone() {
+    let kafka = acls::start().unwrap();
+    let bench = Bench::start_on(kafka.brokers(), "1s");
+    let denied = bench.topic("b");
+    acls::deny_writes(&bench.kafka.brokers, &denied).unwrap();
+    bench.send_all(&["a", "b"], 0..20);
+    bench.has(&bench.topic("a"), "a", 0..20);
+    acls::permit_writes(&bench.kafka.brokers, &denied).unwrap();
+    bench.has(&denied, "b", 0..20);
     assert!(by_value(&bench.kafka, &bench.pipeline.dead_letter_topic()).is_empty());
     bench.called_once();
     bench.end();

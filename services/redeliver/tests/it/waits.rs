@@ -131,7 +131,7 @@ fn records_for_a_tier_that_is_created_again_with_fewer_partitions_still_reach_it
     });
     delete_topic(&pipe.kafka.brokers, &pipe.first_tier());
     eventually("the records wait for the topic", DEADLINE, || {
-        match enricher.metric("redeliver_worker_missing_topic_records") {
+        match enricher.metric("redeliver_worker_unavailable_topic_records") {
             60 => Ok(()),
             count => Err(count),
         }

@@ -363,7 +363,7 @@ fn a_topic_of_an_application_that_is_deleted_and_created_again_loses_and_duplica
             // Those of the other applications.
             load.until_more_ended(200);
             eventually("jobs wait for the topic", DEADLINE, || {
-                match member.metric("redeliver_scheduler_missing_topic_jobs") {
+                match member.metric("redeliver_scheduler_unavailable_topic_jobs") {
                     0 => Err("none"),
                     _ => Ok(()),
                 }

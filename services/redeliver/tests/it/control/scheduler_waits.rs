@@ -204,7 +204,7 @@ fn check_recreated(return_to: &str) {
     waits.release();
     let until_missing = |scheduler: &mut ServiceProcess, count: u64| {
         eventually("jobs wait for the topic", DEADLINE, || {
-            match scheduler.metric("redeliver_scheduler_missing_topic_jobs") {
+            match scheduler.metric("redeliver_scheduler_unavailable_topic_jobs") {
                 missing if missing == count => Ok(()),
                 missing => Err(missing),
             }
