@@ -833,7 +833,10 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "redrive-canary-counts-skipped",
         "Skipped dead letters end the first batches of a redrive. After those that are gone, all others are written at once.",
-        &[unit(INSPECTOR, "redrive::pace::tests::skipped_items_end_no_batch")],
+        &[unit(
+            INSPECTOR,
+            "redrive::pace::tests::skipped_items_end_no_batch",
+        )],
     ),
     mutant(
         "redrive-empties-records",

@@ -147,7 +147,7 @@ impl RedriveService for Api {
             let jobs = self.jobs()?;
             let visible = jobs.iter().rev().filter(|(_, _, job)| sees(&viewer, job));
             let messages = visible.map(|(_, entry, job)| self.message(entry, &job));
-            let mut redrives = messages.collect();
+            let mut redrives: Vec<v1::Redrive> = messages.collect();
             self.count_returned(&mut redrives).await;
             Ok(v1::ListRedrivesResponse { redrives })
         };
@@ -283,7 +283,7 @@ impl Api {
     }
 
     /// Counts what has come back up to now, also since the ends of jobs.
-    async fn count_returned(&self, jobs: &mut Vec<v1::Redrive>) {
+    async fn count_returned(&self, jobs: &mut [v1::Redrive]) {
         if !*self.shared.caught_up.borrow() {
             return;
         }
