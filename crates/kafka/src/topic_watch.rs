@@ -31,7 +31,7 @@ use crate::processor::Waker;
 pub const INTERVAL: Duration = Duration::from_secs(2);
 /// Timeout of a request for topics.
 const CALL: Duration = Duration::from_secs(5);
-/// Timeout of a request to a group's coordinator. It is short because requests for topics wait for it.
+/// Timeout of a request for metadata, or to a group's coordinator. It is short because requests for topics wait for it.
 const GROUP_CALL: Duration = Duration::from_secs(1);
 /// How long a topic may not be written after the broker has denied it, unless the broker tells the permissions for topics.
 const DENIED: Duration = Duration::from_secs(30);
@@ -583,7 +583,11 @@ fn watch(mut client: WatchClient, settings: &ClientSettings, renewal: &Renewal, 
         match describe_topics(client.client(), &borrowed, CALL) {
             Ok(found) => shared.update(sent, &names, &found),
             // An outage deletes no topic, so all states stay.
-            Err(error) => tracing::debug!(%error, "request for topics failed"),
+            Err(error) => {
+                tracing::debug!(%error, "request for topics failed");
+                // The client sends the request to the controller, or what it took for that. Any response with metadata names the current one.
+                let _ = client.fetch_metadata(borrowed.first().copied(), GROUP_CALL);
+            }
         }
         // Topics are requested again after each group: they must not wait for several groups whose broker is down.
         let group = lock(&shared.groups).first().map(|request| request.group.clone());
