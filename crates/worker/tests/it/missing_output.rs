@@ -37,16 +37,15 @@ struct Bench {
 
 impl Bench {
     fn start(timeout: &str) -> Self {
-        Self::start_on(brokers(), timeout)
+        Self::start_on(&brokers(), timeout)
     }
 
-    fn start_on(brokers: String, timeout: &str) -> Self {
+    fn start_on(brokers: &str, timeout: &str) -> Self {
         let name = unique("outputs");
         let file = format!(
             "instance: {name}\nadmin: {{ listen: 127.0.0.1:0 }}\n\
-             kafka:\n  brokers: '{}'\n  topics: {{ create: true, partitions: 1, missing_timeout: {timeout} }}\n\
-             pipelines: {{ {name}: {{ output: [{name}-a, {name}-b] }} }}\n",
-            brokers
+             kafka:\n  brokers: '{brokers}'\n  topics: {{ create: true, partitions: 1, missing_timeout: {timeout} }}\n\
+             pipelines: {{ {name}: {{ output: [{name}-a, {name}-b] }} }}\n"
         );
         let config = Arc::new(Config::from_yaml(&file).unwrap());
         let pipeline = config.pipelines[&name].pipeline(&name, &config.scheduler);
@@ -232,7 +231,7 @@ fn only_records_for_a_missing_output_wait_for_it() {
 #[test]
 fn results_for_denied_topic_wait_alone() {
     let kafka = acls::start().unwrap();
-    let bench = Bench::start_on(kafka.brokers(), "1s");
+    let bench = Bench::start_on(&kafka.brokers(), "1s");
     let denied = bench.topic("b");
     acls::deny_writes(&bench.kafka.brokers, &denied).unwrap();
     bench.send_all(&["a", "b"], 0..20);
