@@ -10,7 +10,7 @@
 //!
 //! The broker resolves a transaction by writing to each of its partitions. Until it can, it refuses the transactional id. So after a
 //! stall the producer is initialised again, and as long as that does not succeed, the topic counts as unwritable, and
-//! [`Alternating`] uses other ids.
+//! `Alternating` uses other ids.
 
 mod alternating;
 mod deliveries;
