@@ -86,10 +86,11 @@ fn build_and_test(
     let release = for_cargo
         .iter()
         .any(|argument| argument == "--release" || argument == "-r");
-    // Tests run the binaries of all packages, and `cargo test` builds only those of the tested package. xtask is excluded
-    // because it is running.
+    // Tests run the binaries of all packages, and `cargo test` builds only those of the tested package. All packages at once, so that
+    // both commands select the same features.
     let mut build = cargo();
-    build.args(["build", "--workspace", "--bins", "--exclude", "xtask"]);
+    build.args(["build", "--workspace", "--bins"]);
+    build.args((!selects_packages(for_cargo)).then_some("--tests"));
     build.args(release.then_some("--release"));
     let (status, _) = stream(build, interrupt)?;
     ensure!(status.success(), "building the binaries: {status}");
