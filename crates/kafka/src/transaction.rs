@@ -5,8 +5,8 @@
 //! transaction. If a commit was requested, only the committed positions then show the outcome.
 //!
 //! A transaction that writes to a topic that was deleted, has no leader, or does not accept records would block until it times out.
-//! So while it waits for deliveries, it asks the [`TopicWatch`], and looks for topics whose records are not delivered while those of
-//! others are. It gives up, and the watch reports the topic as unavailable.
+//! So while it waits for deliveries, it asks the [`TopicWatch`], and looks for topics whose records are not delivered while other
+//! records are. It gives up, and the watch reports the topic as unavailable.
 //!
 //! The broker resolves a transaction by writing to each of its partitions. Until it can, it refuses the transactional id. So after a
 //! stall the producer is initialised again, and as long as that does not succeed, the topic counts as unwritable, and
@@ -47,8 +47,6 @@ use pace::{InFlight, Pace};
 const CALL: Duration = Duration::from_secs(2);
 /// How many transactions may fail because of an earlier failed delivery.
 const MAX_SECONDARY_FAILURES: u32 = 3;
-/// How long no record is delivered before topics whose records are not delivered, while those of others are, count as stalled.
-const STALLED: Duration = Duration::from_secs(1);
 const RETRY_DELAY: Duration = Duration::from_millis(5);
 /// Timeout of finding out whether a topic exists that the client does not know.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(3);
@@ -313,9 +311,16 @@ impl Transactions {
     ) -> Result<(), TransactionError> {
         let mut refreshes = 0;
         let result = loop {
-            let deadline = Instant::now() + self.timeout;
+            let began = Instant::now();
+            let deadline = began + self.timeout;
             let Err(failed) = self.attempt(outputs, follow_up, offsets, member, deadline) else {
                 self.secondary_failures = 0;
+                if let Some(watch) = &self.watch {
+                    let all = outputs.iter().chain(&self.follow_ups);
+                    watch.committed(began.elapsed(), |topic| {
+                        all.clone().any(|output| *output.topic == *topic)
+                    });
+                }
                 break Ok(());
             };
             match self.after_failure(*failed, outputs, &mut refreshes) {
@@ -727,8 +732,9 @@ impl Sending<'_> {
                 let code = RDKafkaErrorCode::UnknownTopicOrPartition;
                 return Some((base + index, KafkaError::MessageProduction(code)));
             }
-            let is_slow = reported > 0 && since.elapsed() >= STALLED;
-            let is_stalled = |topic: &&Arc<str>| is_slow || watch.presence(topic).is_unavailable();
+            // A topic also stalls if only some of its partitions do: which one a record goes to is decided when it is written.
+            let is_slow = |topic: &str| reported > 0 && since.elapsed() >= watch.patience(topic);
+            let is_stalled = |topic: &&Arc<str>| is_slow(topic) || watch.presence(topic).is_unavailable();
             // Nothing can be written without the changelog, so nothing is gained by giving up before it is available again.
             let needs_changelog = deliveries
                 .changelog()
@@ -843,7 +849,15 @@ fn send(
 
 #[cfg(test)]
 mod tests {
+    use rdkafka::consumer::{BaseConsumer, Consumer as _};
+    use rdkafka::mocking::{MockCluster, MockCoordinator};
+    use rdkafka::producer::DefaultProducerContext;
+    use rdkafka::topic_partition_list::Offset;
+    use redeliver_core::Headers;
+    use redeliver_testkit::DEADLINE;
+
     use super::*;
+    use crate::client::KafkaSettings;
 
     #[test]
     fn an_unanswered_request_for_offsets_replaces_the_producer_although_a_delivery_failed() {
@@ -874,5 +888,71 @@ mod tests {
             result(Some(&refused), Some(&refused)),
             Err(("delivering", RecoveryAction::Abort))
         );
+    }
+
+    /// A producer and topics with one partition each, on brokers 1 and 2 of a cluster.
+    struct Env {
+        cluster: MockCluster<'static, DefaultProducerContext>,
+        settings: KafkaSettings,
+        transactions: Transactions,
+    }
+
+    impl Env {
+        fn new() -> Self {
+            let cluster = MockCluster::new(2).unwrap();
+            for (topic, leader) in [("first", 1), ("second", 2)] {
+                cluster.create_topic(topic, 1, 1).unwrap();
+                cluster.partition_leader(topic, 0, Some(leader)).unwrap();
+            }
+            for coordinator in [
+                MockCoordinator::Transaction("test".to_owned()),
+                MockCoordinator::Group("group".to_owned()),
+            ] {
+                cluster.coordinator(coordinator, 1).unwrap();
+            }
+            let settings = KafkaSettings::new(cluster.bootstrap_servers(), "test");
+            let config = settings.transactional_producer("test");
+            let mut transactions = Transactions::new(config, "test", settings.transaction_timeout);
+            transactions.set_watch(TopicWatch::start(&settings).unwrap());
+            transactions.recover(DEADLINE).unwrap();
+            Self {
+                cluster,
+                settings,
+                transactions,
+            }
+        }
+
+        /// Writes a record to each of these topics.
+        fn write(&mut self, topics: &[&str]) -> Result<(), TransactionError> {
+            let output = |topic: &&str| Output {
+                topic: (*topic).into(),
+                partition: None,
+                key: None,
+                value: Some("value".into()),
+                headers: Headers::new(),
+            };
+            let outputs: Vec<Output> = topics.iter().map(output).collect();
+            let mut offsets = TopicPartitionList::new();
+            offsets
+                .add_partition_offset("from", 0, Offset::Offset(1))
+                .unwrap();
+            let consumer: KafkaClient<BaseConsumer> =
+                self.settings.consumer("group", "member").create().unwrap();
+            let member = consumer.group_metadata().map(Arc::new);
+            self.transactions.write(&outputs, &offsets, member.as_ref())
+        }
+    }
+
+    #[test]
+    fn slow_topic_is_written() {
+        let mut env = Env::new();
+        env.write(&["first", "second"]).unwrap();
+        env.cluster
+            .broker_round_trip_time(2, Duration::from_millis(1500))
+            .unwrap();
+        let error = env.write(&["first", "second"]).unwrap_err();
+        assert_eq!(error.kind, FailureKind::Unavailable, "{error:?}");
+        env.transactions.recover(DEADLINE).unwrap();
+        env.write(&["first", "second"]).unwrap();
     }
 }
