@@ -302,6 +302,13 @@ impl TopicWatch {
             .unwrap_or(Presence::Unknown)
     }
 
+    /// Whether any watched topic is unavailable.
+    pub(crate) fn is_any_unavailable(&self) -> bool {
+        let now = Instant::now();
+        let topics = lock(&self.0.topics);
+        topics.values().any(|topic| topic.presence(now).is_unavailable())
+    }
+
     /// The broker has denied this process to write to the topic.
     pub(crate) fn denied(&self, topic: &Arc<str>) {
         let now = Instant::now();
