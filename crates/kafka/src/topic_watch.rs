@@ -35,6 +35,8 @@ const CALL: Duration = Duration::from_secs(5);
 const GROUP_CALL: Duration = Duration::from_secs(1);
 /// How long a topic may not be written after the broker has denied it, unless the broker tells the permissions for topics.
 const DENIED: Duration = Duration::from_secs(30);
+/// How long it may not be written then although the broker says that it may: brokers learn of permissions at different times.
+const DENIED_DESPITE: Duration = Duration::from_secs(5);
 /// A topic that became unwritable in this time is requested more often: most elections of a leader end within it.
 const SETTLING: Duration = Duration::from_secs(5);
 /// How long a topic may accept no record while others do, at first. See [`TopicWatch::patience`].
@@ -504,8 +506,13 @@ impl WatchedTopic {
             } else if !found.has_leaders {
                 self.block(Unwritable::NoLeader, sent, None);
             } else if self.blocked.is_some_and(|blocked| {
-                let is_told = blocked.reason != Unwritable::Denied || found.may_write.is_some();
-                blocked.observed < sent && (is_told || blocked.until.is_some_and(|until| until <= sent))
+                let is_over_after = match blocked.until {
+                    // A response has said so.
+                    None => blocked.observed,
+                    Some(until) if found.may_write.is_none() => until,
+                    Some(_) => blocked.observed + DENIED_DESPITE,
+                };
+                is_over_after < sent
             }) {
                 self.blocked = None;
             }
@@ -668,16 +675,19 @@ mod tests {
         // The response to an earlier request.
         topic.update(Some(&found()), after(1));
         assert_eq!(reason(&topic, 2), Some(Unwritable::Denied));
+        // Another broker denies it.
         topic.update(Some(&found()), after(3));
-        assert_eq!(reason(&topic, 3), None);
+        assert_eq!(reason(&topic, 3), Some(Unwritable::Denied));
+        topic.update(Some(&found()), after(8));
+        assert_eq!(reason(&topic, 8), None);
         // A broker that does not tell permissions.
-        topic.block(Unwritable::Denied, after(4), Some(after(4) + DENIED));
+        topic.block(Unwritable::Denied, after(9), Some(after(9) + DENIED));
         let silent = TopicDescription {
             may_write: None,
             ..found()
         };
-        topic.update(Some(&silent), after(5));
-        assert_eq!(reason(&topic, 5), Some(Unwritable::Denied));
+        topic.update(Some(&silent), after(15));
+        assert_eq!(reason(&topic, 15), Some(Unwritable::Denied));
         assert_eq!(reason(&topic, 40), None);
         let refused = TopicDescription {
             may_write: Some(false),
@@ -693,6 +703,10 @@ mod tests {
         assert_eq!(reason(&topic, 401), Some(Unwritable::NoLeader));
         topic.update(Some(&found()), after(402));
         assert_eq!(topic.presence(after(402)), Presence::Exists);
+        // The broker has told permissions once, and does not any more.
+        topic.update(Some(&refused), after(403));
+        topic.update(Some(&silent), after(404));
+        assert_eq!(topic.presence(after(404)), Presence::Exists);
     }
 
     #[test]
