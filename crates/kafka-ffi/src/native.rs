@@ -322,7 +322,6 @@ impl Topic<'_> {
 
     /// Whether the client is authorized to write; `None` if the broker does not tell.
     pub(crate) fn may_write(&self) -> Option<bool> {
-        const WRITE: u32 = rd::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_WRITE as u32;
         let mut count = 0;
         // SAFETY: the description lives as long as its event; `count` is valid for the call.
         let operations = unsafe {
@@ -334,7 +333,7 @@ impl Topic<'_> {
         // Numbers, because a later version of Kafka may have other operations than the enumeration.
         // SAFETY: librdkafka returns `count` numbers that live as long as the description. The enumeration is represented as u32.
         let operations = unsafe { slice::from_raw_parts(operations.cast::<u32>(), count) };
-        Some(operations.contains(&WRITE))
+        may_write(operations)
     }
 
     pub(crate) fn partitions(&self) -> i32 {
@@ -356,6 +355,16 @@ impl Topic<'_> {
             unsafe { rd::rd_kafka_TopicDescription_partitions(topic, count) }
         })
     }
+}
+
+/// Whether these operations on a topic include Write; `None` if they are not told.
+fn may_write(operations: &[u32]) -> Option<bool> {
+    const DESCRIBE: u32 = rd::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_DESCRIBE as u32;
+    const WRITE: u32 = rd::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_WRITE as u32;
+    // Without Describe, there would be no description. Some brokers send an empty set instead of none.
+    operations
+        .contains(&DESCRIBE)
+        .then(|| operations.contains(&WRITE))
 }
 
 /// A group in a response.
@@ -417,4 +426,18 @@ fn partitions(member: *const rd::rd_kafka_MemberDescription_t) -> Vec<(String, i
         .iter()
         .filter_map(|element| Some((text(element.topic)?, element.partition)))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::may_write;
+
+    #[test]
+    fn operations_without_describe_tell_nothing() {
+        // Read (3), Write (4) and Describe (8) in Kafka's protocol.
+        assert_eq!(may_write(&[]), None);
+        assert_eq!(may_write(&[3]), None);
+        assert_eq!(may_write(&[3, 8]), Some(false));
+        assert_eq!(may_write(&[3, 4, 8]), Some(true));
+    }
 }

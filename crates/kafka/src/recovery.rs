@@ -56,6 +56,8 @@ pub fn recovery_action(error: &KafkaError) -> RecoveryAction {
         }
         // The broker may still write the record.
         KafkaError::MessageProduction(code) if is_unanswered(*code) => RecoveryAction::Rebuild,
+        // The broker has not begun the transaction, and may still do so.
+        KafkaError::MessageProduction(RDKafkaErrorCode::ConcurrentTransactions) => RecoveryAction::Rebuild,
         // A record was not delivered, so the transaction must not be committed.
         KafkaError::MessageProduction(_) => RecoveryAction::Abort,
         KafkaError::MessageConsumptionFatal(code) if is_fenced(*code) => RecoveryAction::Fenced,

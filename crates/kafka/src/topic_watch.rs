@@ -35,8 +35,12 @@ const CALL: Duration = Duration::from_secs(5);
 const GROUP_CALL: Duration = Duration::from_secs(1);
 /// How long a topic may not be written after the broker has denied it, unless the broker tells the permissions for topics.
 const DENIED: Duration = Duration::from_secs(30);
+/// How long it may not be written then although the broker says that it may: brokers learn of permissions at different times.
+const DENIED_DESPITE: Duration = Duration::from_secs(5);
 /// A topic that became unwritable in this time is requested more often: most elections of a leader end within it.
 const SETTLING: Duration = Duration::from_secs(5);
+/// How long a topic may accept no record while others do, at first. See [`TopicWatch::patience`].
+const PATIENCE: Duration = Duration::from_secs(1);
 /// How many consecutive responses without a topic confirm that it is missing. A single one does not: a broker that has just
 /// started, or has not heard of a new topic yet, answers that it does not know the topic.
 const CONFIRMING_RESPONSES: usize = 2;
@@ -149,8 +153,6 @@ struct Shared {
     topics: Mutex<BTreeMap<Arc<str>, WatchedTopic>>,
     /// Notified after every response.
     updated: Condvar,
-    /// The number of topics that are missing or cannot be written.
-    unavailable: AtomicUsize,
     /// The number of changes of any topic's state.
     changes: AtomicUsize,
     /// Throttles the errors of each topic.
@@ -172,6 +174,7 @@ struct WatchedTopic {
     /// The number of unresolved transactions that this topic has stalled, and since when there is the last one.
     stalls: usize,
     stalled_since: Instant,
+    patience: Duration,
     wakers: Vec<Waker>,
 }
 
@@ -196,6 +199,7 @@ impl Default for WatchedTopic {
             blocked: None,
             stalls: 0,
             stalled_since: Instant::now(),
+            patience: PATIENCE,
             wakers: Vec::new(),
         }
     }
@@ -269,18 +273,22 @@ impl TopicWatch {
     /// The state of a topic. A topic that is not watched yet is watched from now on, and unknown until the next response.
     #[must_use]
     pub fn state(&self, topic: &str) -> TopicState {
-        // The broker answers a request that contains an invalid name with an error, also for all other topics.
-        if !is_topic_name(topic) {
-            return TopicState::Unknown;
-        }
+        self.known(topic, |known| known.state)
+            .unwrap_or(TopicState::Unknown)
+    }
+
+    fn known<T>(&self, topic: &str, read: impl FnOnce(&WatchedTopic) -> T) -> Option<T> {
         let mut topics = lock(&self.0.topics);
         if let Some(known) = topics.get(topic) {
-            return known.state;
+            return Some(read(known));
         }
-        topics.insert(topic.into(), WatchedTopic::default());
-        drop(topics);
-        self.0.wake();
-        TopicState::Unknown
+        // The broker answers a request that contains an invalid name with an error, also for all other topics.
+        if is_topic_name(topic) {
+            topics.insert(topic.into(), WatchedTopic::default());
+            drop(topics);
+            self.0.wake();
+        }
+        None
     }
 
     /// The number of changes of any watched topic's state. Takes no lock.
@@ -292,19 +300,15 @@ impl TopicWatch {
     /// next response.
     #[must_use]
     pub fn presence(&self, topic: &str) -> Presence {
-        let state = self.state(topic);
-        if self.0.unavailable.load(Ordering::Relaxed) > 0
-            && let Some(known) = lock(&self.0.topics).get(topic)
-        {
-            return known.presence(Instant::now());
-        }
-        match state {
-            TopicState::Exists { .. } => Presence::Exists,
-            TopicState::Unknown => Presence::Unknown,
-            TopicState::Missing { since } => Presence::Missing {
-                lasting: since.elapsed(),
-            },
-        }
+        self.known(topic, |known| known.presence(Instant::now()))
+            .unwrap_or(Presence::Unknown)
+    }
+
+    /// Whether any watched topic is unavailable.
+    pub(crate) fn is_any_unavailable(&self) -> bool {
+        let now = Instant::now();
+        let topics = lock(&self.0.topics);
+        topics.values().any(|topic| topic.presence(now).is_unavailable())
     }
 
     /// The broker has denied this process to write to the topic.
@@ -320,6 +324,10 @@ impl TopicWatch {
     pub(crate) fn stalled(&self, topic: &Arc<str>) -> Stall {
         let now = Instant::now();
         self.change(topic, |topic| {
+            // Lanes that the topic stalls at the same time count once.
+            if topic.stalls == 0 {
+                topic.patience = topic.patience.saturating_mul(2);
+            }
             topic.stalls += 1;
             topic.stalled_since = now;
         });
@@ -329,12 +337,26 @@ impl TopicWatch {
         }
     }
 
+    /// How long a transaction waits for a topic that accepts no record while others do. Each stall doubles it: otherwise, a topic that is slow, but
+    /// works, would never be written.
+    pub(crate) fn patience(&self, topic: &str) -> Duration {
+        self.known(topic, |known| known.patience).unwrap_or(PATIENCE)
+    }
+
+    /// A transaction with records for these topics was committed, and took so long.
+    pub(crate) fn committed(&self, took: Duration, is_included: impl Fn(&str) -> bool) {
+        for (name, topic) in lock(&self.0.topics).iter_mut() {
+            if topic.patience > PATIENCE && is_included(name) {
+                topic.patience = topic.patience.min(PATIENCE.max(took.saturating_mul(2)));
+            }
+        }
+    }
+
     fn change(&self, topic: &Arc<str>, change: impl FnOnce(&mut WatchedTopic)) {
         let mut topics = lock(&self.0.topics);
         let known = topics.entry(topic.clone()).or_default();
         change(known);
         known.wakers.iter().for_each(Waker::wake);
-        self.0.count_unavailable(&topics);
     }
 
     /// Sends a request now, without waiting for the response.
@@ -428,14 +450,7 @@ impl Shared {
                 topic.wakers.iter().for_each(Waker::wake);
             }
         }
-        self.count_unavailable(&topics);
         self.updated.notify_all();
-    }
-
-    fn count_unavailable(&self, topics: &BTreeMap<Arc<str>, WatchedTopic>) {
-        let is_unavailable = |topic: &&WatchedTopic| topic.state.is_missing() || !topic.is_writable();
-        let unavailable = topics.values().filter(is_unavailable);
-        self.unavailable.store(unavailable.count(), Ordering::Relaxed);
     }
 }
 
@@ -491,8 +506,13 @@ impl WatchedTopic {
             } else if !found.has_leaders {
                 self.block(Unwritable::NoLeader, sent, None);
             } else if self.blocked.is_some_and(|blocked| {
-                let is_told = blocked.reason != Unwritable::Denied || found.may_write.is_some();
-                blocked.observed < sent && (is_told || blocked.until.is_some_and(|until| until <= sent))
+                let is_over_after = match blocked.until {
+                    // A response has said so.
+                    None => blocked.observed,
+                    Some(until) if found.may_write.is_none() => until,
+                    Some(_) => blocked.observed + DENIED_DESPITE,
+                };
+                is_over_after < sent
             }) {
                 self.blocked = None;
             }
@@ -655,16 +675,19 @@ mod tests {
         // The response to an earlier request.
         topic.update(Some(&found()), after(1));
         assert_eq!(reason(&topic, 2), Some(Unwritable::Denied));
+        // Another broker denies it.
         topic.update(Some(&found()), after(3));
-        assert_eq!(reason(&topic, 3), None);
+        assert_eq!(reason(&topic, 3), Some(Unwritable::Denied));
+        topic.update(Some(&found()), after(8));
+        assert_eq!(reason(&topic, 8), None);
         // A broker that does not tell permissions.
-        topic.block(Unwritable::Denied, after(4), Some(after(4) + DENIED));
+        topic.block(Unwritable::Denied, after(9), Some(after(9) + DENIED));
         let silent = TopicDescription {
             may_write: None,
             ..found()
         };
-        topic.update(Some(&silent), after(5));
-        assert_eq!(reason(&topic, 5), Some(Unwritable::Denied));
+        topic.update(Some(&silent), after(15));
+        assert_eq!(reason(&topic, 15), Some(Unwritable::Denied));
         assert_eq!(reason(&topic, 40), None);
         let refused = TopicDescription {
             may_write: Some(false),
@@ -680,6 +703,10 @@ mod tests {
         assert_eq!(reason(&topic, 401), Some(Unwritable::NoLeader));
         topic.update(Some(&found()), after(402));
         assert_eq!(topic.presence(after(402)), Presence::Exists);
+        // The broker has told permissions once, and does not any more.
+        topic.update(Some(&refused), after(403));
+        topic.update(Some(&silent), after(404));
+        assert_eq!(topic.presence(after(404)), Presence::Exists);
     }
 
     #[test]
@@ -697,6 +724,24 @@ mod tests {
             drop(stall);
         }
         assert_eq!(watch.presence(&topic), Presence::Unknown);
+    }
+
+    #[test]
+    fn slow_topic_gets_more_time() {
+        // No broker listens there.
+        let watch = TopicWatch::start(&KafkaSettings::new("127.0.0.1:1", "test")).unwrap();
+        let [slow, other]: [Arc<str>; 2] = ["slow".into(), "other".into()];
+        assert_eq!(watch.patience(&slow), PATIENCE);
+        drop(watch.stalled(&slow));
+        drop([watch.stalled(&slow), watch.stalled(&slow)]);
+        assert_eq!(watch.patience(&slow), 4 * PATIENCE);
+        // It is as slow as before, or was not included.
+        watch.committed(3 * PATIENCE, |topic| topic == "slow");
+        watch.committed(Duration::ZERO, |topic| topic == "other");
+        assert_eq!(watch.patience(&slow), 4 * PATIENCE);
+        assert_eq!(watch.patience(&other), PATIENCE);
+        watch.committed(Duration::ZERO, |topic| topic == "slow");
+        assert_eq!(watch.patience(&slow), PATIENCE);
     }
 
     #[test]

@@ -5,12 +5,13 @@
 //! transaction. If a commit was requested, only the committed positions then show the outcome.
 //!
 //! A transaction that writes to a topic that was deleted, has no leader, or does not accept records would block until it times out.
-//! So while it waits for deliveries, it asks the [`TopicWatch`], and looks for topics whose records are not delivered while those of
-//! others are. It gives up, and the watch reports the topic as unavailable.
+//! So while it waits for deliveries, it asks the [`TopicWatch`], and looks for topics whose records are not delivered while other
+//! records are. It gives up, and the watch reports the topic as unavailable.
 //!
 //! The broker resolves a transaction by writing to each of its partitions. Until it can, it refuses the transactional id. So after a
 //! stall the producer is initialised again, and as long as that does not succeed, the topic counts as unwritable, and
-//! `Alternating` uses other ids.
+//! `Alternating` uses other ids. A committed transaction may be unresolved, too: the client then repeats the first request of the next one
+//! until it times out. So if that takes long while something is known to be unavailable, it is given up, and another id is used.
 
 mod alternating;
 mod deliveries;
@@ -45,10 +46,11 @@ use pace::{InFlight, Pace};
 
 /// Timeout of one blocking call of the client. The deadline of the transaction is checked between calls.
 const CALL: Duration = Duration::from_secs(2);
+/// How long the first request of a transaction takes before the producer's last transaction counts as unresolved, at first. Usually, the broker resolves one
+/// in less than a second.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// How many transactions may fail because of an earlier failed delivery.
 const MAX_SECONDARY_FAILURES: u32 = 3;
-/// How long no record is delivered before topics whose records are not delivered, while those of others are, count as stalled.
-const STALLED: Duration = Duration::from_secs(1);
 const RETRY_DELAY: Duration = Duration::from_millis(5);
 /// Timeout of finding out whether a topic exists that the client does not know.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(3);
@@ -66,6 +68,12 @@ pub struct Transactions {
     watch: Option<TopicWatch>,
     /// The topics that have stalled the last transaction, until it is resolved.
     stalls: Vec<Stall>,
+    /// Whether the broker resolves an earlier transaction, so that this producer cannot be used before.
+    is_unresolved: bool,
+    /// Whether that is to be expected.
+    is_wary: bool,
+    /// See [`PATIENCE`]. Doubled when it is over, in case the cluster is only slow.
+    patience: Duration,
     pace: Pace,
     /// Outputs passed to the producer in the current transaction.
     sent: usize,
@@ -150,7 +158,7 @@ const COMMITTING: &str = "committing";
 
 impl TransactionError {
     /// Whether the broker is resolving an earlier transaction with the same transactional id.
-    pub(crate) fn is_concurrent(&self) -> bool {
+    fn is_unresolved(&self) -> bool {
         let source = self.source.downcast_ref::<KafkaError>();
         source.and_then(KafkaError::rdkafka_error_code) == Some(RDKafkaErrorCode::ConcurrentTransactions)
     }
@@ -197,6 +205,9 @@ impl Transactions {
             changelog: None,
             watch: None,
             stalls: Vec::new(),
+            is_unresolved: false,
+            is_wary: false,
+            patience: PATIENCE,
             pace: Pace::default(),
             sent: 0,
             follow_ups: Vec::new(),
@@ -221,9 +232,14 @@ impl Transactions {
         std::mem::take(&mut self.changelog_ends)
     }
 
-    /// Whether a topic has stalled the last transaction, which is not resolved yet.
-    pub(crate) fn is_stalled(&self) -> bool {
-        !self.stalls.is_empty()
+    /// Whether the last transaction waits for the broker, which may take long. If its outcome was unknown, it is certain.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.is_unresolved || !self.stalls.is_empty()
+    }
+
+    /// Whether the next transaction is given up soon if the broker has not resolved the last one.
+    pub(crate) fn set_wary(&mut self, is_wary: bool) {
+        self.is_wary = is_wary;
     }
 
     /// Whether a transaction can begin.
@@ -269,11 +285,13 @@ impl Transactions {
                 // The transaction that a predecessor left open is resolved.
                 fault::point("initialise");
                 self.initialised = true;
+                self.is_unresolved = false;
                 self.stalls.clear();
                 Ok(())
             }
             Err(error) => {
                 let error = self.error("initialising", error);
+                self.is_unresolved |= error.is_unresolved();
                 if error.action != RecoveryAction::Retry {
                     self.discard();
                 }
@@ -313,9 +331,16 @@ impl Transactions {
     ) -> Result<(), TransactionError> {
         let mut refreshes = 0;
         let result = loop {
-            let deadline = Instant::now() + self.timeout;
+            let began = Instant::now();
+            let deadline = began + self.timeout;
             let Err(failed) = self.attempt(outputs, follow_up, offsets, member, deadline) else {
                 self.secondary_failures = 0;
+                let took = began.elapsed();
+                self.patience = self.patience.min(PATIENCE.max(took.saturating_mul(2)));
+                if let Some(watch) = &self.watch {
+                    let all = outputs.iter().chain(&self.follow_ups);
+                    watch.committed(took, |topic| all.clone().any(|output| *output.topic == *topic));
+                }
                 break Ok(());
             };
             match self.after_failure(*failed, outputs, &mut refreshes) {
@@ -353,6 +378,10 @@ impl Transactions {
         error.topic = output.map(|(index, _)| self.output(outputs, index).topic.clone());
         // A commit request may have reached the broker, and aborting would not show that.
         let is_unknown = step == COMMITTING;
+        if error.is_unresolved() && !is_unknown {
+            self.is_unresolved = true;
+            self.patience = self.patience.saturating_mul(2);
+        }
         let denied = (is_denied && !is_unknown).then(|| self.denied(outputs, output.as_ref()));
         let ended = if is_unknown {
             error.kind = FailureKind::Unknown;
@@ -455,6 +484,8 @@ impl Transactions {
             follow_ups,
             watch,
             stalls,
+            is_wary,
+            patience,
             changelog_ends,
             ..
         } = self;
@@ -483,6 +514,8 @@ impl Transactions {
             pace,
             watch: watch.as_ref(),
             stalls,
+            is_wary: *is_wary,
+            patience: *patience,
             number,
             deadline,
             sent,
@@ -517,9 +550,14 @@ impl Transactions {
         }
         // Nothing else may be done with the transaction before this call has returned. After a failed delivery, it returns
         // soon, or the producer is replaced.
-        let offsets_added = offset_sender.finish(match &all_delivered {
+        let until = match &all_delivered {
             Ok(()) => deadline,
             Err(_) => Instant::now(),
+        };
+        let since = Instant::now();
+        let offsets_added = offset_sender.finish(until, || {
+            let is_first = outputs.is_empty();
+            is_first.then(|| sending.unresolved(since.elapsed())).flatten()
         });
         deliveries_and_offsets(all_delivered, offsets_added)?;
         if let Some(follow_up) = follow_up {
@@ -662,6 +700,8 @@ struct Sending<'t> {
     watch: Option<&'t TopicWatch>,
     /// See [`Transactions`].
     stalls: &'t mut Vec<Stall>,
+    is_wary: bool,
+    patience: Duration,
     /// The number of the transaction.
     number: u32,
     deadline: Instant,
@@ -698,6 +738,13 @@ impl Sending<'_> {
         Ok(first)
     }
 
+    /// An error if the broker probably has not resolved the last transaction of this producer, as it has done nothing for this one for so long.
+    fn unresolved(&self, waited: Duration) -> Option<KafkaError> {
+        let is_likely = || self.is_wary || self.watch.is_some_and(TopicWatch::is_any_unavailable);
+        let code = RDKafkaErrorCode::ConcurrentTransactions;
+        (waited >= self.patience && is_likely()).then_some(KafkaError::MessageProduction(code))
+    }
+
     /// Waits until the first `count` outputs of a part are delivered. `in_flight`: those that were sent, and may not be delivered.
     fn wait(
         &mut self,
@@ -727,13 +774,20 @@ impl Sending<'_> {
                 let code = RDKafkaErrorCode::UnknownTopicOrPartition;
                 return Some((base + index, KafkaError::MessageProduction(code)));
             }
-            let is_slow = reported > 0 && since.elapsed() >= STALLED;
-            let is_stalled = |topic: &&Arc<str>| is_slow || watch.presence(topic).is_unavailable();
+            // A topic also stalls if only some of its partitions do: which one a record goes to is decided when it is written.
+            let is_slow = |topic: &str| reported > 0 && since.elapsed() >= watch.patience(topic);
+            let is_stalled = |topic: &&Arc<str>| is_slow(topic) || watch.presence(topic).is_unavailable();
             // Nothing can be written without the changelog, so nothing is gained by giving up before it is available again.
             let needs_changelog = deliveries
                 .changelog()
                 .is_some_and(|topic| undelivered.contains(topic));
             let stalled: Vec<&Arc<str>> = undelivered.iter().filter(is_stalled).collect();
+            if reported == 0
+                && stalled.is_empty()
+                && let Some(error) = self.unresolved(since.elapsed())
+            {
+                return Some((base, error));
+            }
             if stalled.is_empty() || needs_changelog {
                 return None;
             }
@@ -843,7 +897,16 @@ fn send(
 
 #[cfg(test)]
 mod tests {
+    use rdkafka::consumer::{BaseConsumer, Consumer as _};
+    use rdkafka::mocking::{MockCluster, MockCoordinator};
+    use rdkafka::producer::DefaultProducerContext;
+    use rdkafka::topic_partition_list::Offset;
+    use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+    use redeliver_core::Headers;
+    use redeliver_testkit::{DEADLINE, eventually};
+
     use super::*;
+    use crate::client::KafkaSettings;
 
     #[test]
     fn an_unanswered_request_for_offsets_replaces_the_producer_although_a_delivery_failed() {
@@ -874,5 +937,98 @@ mod tests {
             result(Some(&refused), Some(&refused)),
             Err(("delivering", RecoveryAction::Abort))
         );
+    }
+
+    /// A producer and topics with one partition each, on brokers 1 and 2 of a cluster.
+    struct Env {
+        cluster: MockCluster<'static, DefaultProducerContext>,
+        settings: KafkaSettings,
+        transactions: Transactions,
+    }
+
+    impl Env {
+        fn new() -> Self {
+            let cluster = MockCluster::new(2).unwrap();
+            for (topic, leader) in [("first", 1), ("second", 2)] {
+                cluster.create_topic(topic, 1, 1).unwrap();
+                cluster.partition_leader(topic, 0, Some(leader)).unwrap();
+            }
+            for coordinator in [
+                MockCoordinator::Transaction("test".to_owned()),
+                MockCoordinator::Group("group".to_owned()),
+            ] {
+                cluster.coordinator(coordinator, 1).unwrap();
+            }
+            let settings = KafkaSettings::new(cluster.bootstrap_servers(), "test");
+            let config = settings.transactional_producer("test");
+            let mut transactions = Transactions::new(config, "test", settings.transaction_timeout);
+            transactions.set_watch(TopicWatch::start(&settings).unwrap());
+            transactions.recover(DEADLINE).unwrap();
+            Self {
+                cluster,
+                settings,
+                transactions,
+            }
+        }
+
+        /// Writes a record to each of these topics.
+        fn write(&mut self, topics: &[&str]) -> Result<(), TransactionError> {
+            let output = |topic: &&str| Output {
+                topic: (*topic).into(),
+                partition: None,
+                key: None,
+                value: Some("value".into()),
+                headers: Headers::new(),
+            };
+            let outputs: Vec<Output> = topics.iter().map(output).collect();
+            let mut offsets = TopicPartitionList::new();
+            offsets
+                .add_partition_offset("first", 0, Offset::Offset(1))
+                .unwrap();
+            let consumer: KafkaClient<BaseConsumer> =
+                self.settings.consumer("group", "member").create().unwrap();
+            let member = consumer.group_metadata().map(Arc::new);
+            self.transactions.write(&outputs, &offsets, member.as_ref())
+        }
+    }
+
+    #[test]
+    fn unresolved_transaction_is_not_waited_for() {
+        let mut env = Env::new();
+        env.write(&["first", "second"]).unwrap();
+        let first_requests: [(_, &[&str]); 2] = [
+            (RDKafkaApiKey::AddPartitionsToTxn, &["first"]),
+            (RDKafkaApiKey::AddOffsetsToTxn, &[]),
+        ];
+        for (api, topics) in first_requests {
+            let errors = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_CONCURRENT_TRANSACTIONS; 1000];
+            env.cluster.request_errors(api, &errors);
+            env.transactions.set_wary(true);
+            let error = env.write(topics).unwrap_err();
+            assert_eq!(error.action, RecoveryAction::Rebuild, "{error:?}");
+            assert_eq!(error.kind, FailureKind::Aborted, "{error:?}");
+            assert!(env.transactions.is_blocked());
+            assert_eq!(env.transactions.patience, 2 * PATIENCE);
+            env.cluster.clear_request_errors(api);
+            env.transactions.recover(DEADLINE).unwrap();
+            assert!(!env.transactions.is_blocked());
+            env.write(topics).unwrap();
+        }
+    }
+
+    #[test]
+    fn slow_topic_is_written() {
+        let mut env = Env::new();
+        env.write(&["first", "second"]).unwrap();
+        env.cluster
+            .broker_round_trip_time(2, Duration::from_millis(1100))
+            .unwrap();
+        let error = env.write(&["first", "second"]).unwrap_err();
+        assert_eq!(error.kind, FailureKind::Unavailable, "{error:?}");
+        eventually("the topic is written", DEADLINE, || {
+            env.transactions.recover(DEADLINE).unwrap();
+            env.write(&["first", "second"])
+                .map_err(|error| format!("{error:?}"))
+        });
     }
 }

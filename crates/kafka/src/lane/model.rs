@@ -335,12 +335,14 @@ fn a_lane_that_is_fenced_repeatedly_ends() {
 
 #[test]
 fn a_batch_that_times_out_is_written_in_smaller_parts_without_another_call() {
-    let mut world = world(true);
-    world.apply(Op::Outcomes(Outcome::TimedOut, 2)).unwrap();
-    produce_and_finish(&mut world, 20);
-    world.apply(Op::Steps(250)).unwrap();
-    world.settle().unwrap();
-    assert_eq!(world.sizes[..3], [40, 20, 16]);
+    for outcome in [Outcome::TimedOut, Outcome::Unavailable] {
+        let mut world = world(true);
+        world.apply(Op::Outcomes(outcome, 2)).unwrap();
+        produce_and_finish(&mut world, 20);
+        world.apply(Op::Steps(250)).unwrap();
+        world.settle().unwrap();
+        assert_eq!(world.sizes[..3], [40, 20, 16], "{outcome:?}");
+    }
 }
 
 #[test]

@@ -144,7 +144,7 @@ pub(super) struct LaneState<P> {
     began: Option<Instant>,
     /// Whether a transaction was committed in this session.
     pub(super) has_committed: bool,
-    /// The current maximum batch size. It is halved after each timeout, because a batch that takes longer to write than the
+    /// The current maximum batch size. It is halved after each timeout and stall, because a batch that takes longer to write than the
     /// transaction timeout would fail forever.
     batch_limit: usize,
     failures: FailedTransactions,
@@ -530,6 +530,9 @@ impl<P: Processor> LaneState<P> {
         if error.action != RecoveryAction::Abort {
             self.has_producers = false;
         }
+        if matches!(error.kind, FailureKind::TimedOut | FailureKind::Unavailable) {
+            self.batch_limit = (self.batch_limit / 2).max(MIN_BATCH.min(self.max_batch));
+        }
         let Some(unwritten) = &mut self.unwritten else {
             return Ok(());
         };
@@ -554,7 +557,6 @@ impl<P: Processor> LaneState<P> {
                 unwritten.timeouts += 1;
                 let size = self.batch.outputs.len().max(self.batch.completed.len());
                 let must_shrink = unwritten.timeouts >= MAX_TIMEOUTS && size > MIN_BATCH;
-                self.batch_limit = (self.batch_limit / 2).max(MIN_BATCH.min(self.max_batch));
                 if !self.give_back() && must_shrink {
                     self.drop_batch();
                 }

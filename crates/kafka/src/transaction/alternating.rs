@@ -12,6 +12,8 @@
 //! While a partition of a transaction has no leader, or too few replicas in sync, the broker cannot write its marker, and refuses the transactional
 //! id, also after a restart of the process. The transaction does not wait for that: its outcome is certain, and the coordinator returns no position
 //! that depends on it before. So the lane continues with the other producer, or with a spare one with another id.
+//!
+//! A crashed process may have left a transaction open under any id, so all are initialised at the start, and the spare ones dropped after that.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,20 +31,18 @@ use crate::topic_watch::TopicWatch;
 /// What is added to the transactional ids: two that alternate, and two spare ones.
 const SUFFIXES: [&str; 4] = ["", "-b", "-c", "-d"];
 const PAIR: usize = 2;
-/// How long the broker resolves an earlier transaction before another transactional id is used. Usually it takes less than a second.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// How often the initialisation of a producer is looked at while others are used, and for how long.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(10);
+/// The former after an error other than a timeout.
+const LONG_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Several [`Transactions`], used alternately.
 pub(crate) struct Alternating {
-    create: Box<dyn Fn(&str) -> Transactions + Send>,
-    /// Those of the first suffixes.
-    all: Vec<Transactions>,
+    all: [Transactions; SUFFIXES.len()],
+    /// The number of those in use: all, or without the spare ones, which have no producer then.
+    used: usize,
     last: usize,
-    /// Since when the broker has been resolving earlier transactions.
-    concurrent_since: Option<Instant>,
     next_look: Instant,
 }
 
@@ -54,84 +54,79 @@ impl Alternating {
         changelog: Option<&Arc<str>>,
         watch: &TopicWatch,
     ) -> Self {
-        let (settings, id) = (settings.clone(), id.to_owned());
-        let (changelog, watch) = (changelog.cloned(), watch.clone());
-        let create = move |suffix: &str| {
+        let all = SUFFIXES.map(|suffix| {
             let id = format!("{id}{suffix}");
             let config = settings.transactional_producer(&id);
             let mut transactions = Transactions::new(config, settings.id(&id), settings.transaction_timeout);
-            transactions.set_changelog(changelog.clone());
+            transactions.set_changelog(changelog.cloned());
             transactions.set_watch(watch.clone());
             transactions
-        };
+        });
         Self {
-            all: SUFFIXES[..PAIR].iter().map(|suffix| create(suffix)).collect(),
-            create: Box::new(create),
+            used: all.len(),
+            all,
             last: 0,
-            concurrent_since: None,
             next_look: Instant::now(),
         }
     }
 
-    /// See [`Transactions::recover`]. On success, no producer has an open transaction, and at least one is ready. Those whose last transaction the broker
-    /// cannot resolve yet are not.
+    /// See [`Transactions::recover`]. On success, the outcome of each transaction of this process is certain, and at least one producer is ready. Those whose
+    /// last transaction the broker cannot resolve yet are not, and spare ones need not be.
     ///
     /// # Errors
     /// If a producer is not initialised yet; call again.
     pub(crate) fn recover(&mut self, wait: Duration) -> Result<(), TransactionError> {
         // Create them first, so that they connect at the same time.
-        self.all.iter_mut().try_for_each(Transactions::connect)?;
-        // A crashed process may have left a transaction open under any id, so all are initialised before reading.
+        self.all[..PAIR].iter_mut().try_for_each(Transactions::connect)?;
         let mut unready = None;
-        for one in &mut self.all {
-            let wait = if one.is_stalled() { LOOK } else { wait };
+        for (index, one) in self.all[..self.used].iter_mut().enumerate() {
+            // Of the spare ones, only the last one used can have a transaction whose outcome is unknown.
+            let is_needed = index < PAIR || index == self.last;
+            let wait = if is_needed && !one.is_blocked() {
+                wait
+            } else {
+                LOOK
+            };
             match one.recover(wait) {
-                Ok(()) => {}
-                Err(error) if one.is_stalled() || error.is_concurrent() => unready = Some(error),
-                Err(error) => return Err(error),
+                Err(error) if is_needed && !one.is_blocked() => return Err(error),
+                recovered => unready = recovered.err().or(unready),
             }
         }
-        let Some(error) = unready else {
-            self.all.truncate(PAIR);
-            self.concurrent_since = None;
-            return Ok(());
-        };
-        let since = *self.concurrent_since.get_or_insert_with(Instant::now);
-        let is_any_ready = self.all.iter().any(Transactions::is_ready);
-        let are_stalled = self.all.iter().all(|one| one.is_ready() || one.is_stalled());
-        if is_any_ready && (are_stalled || since.elapsed() >= PATIENCE) {
-            return Ok(());
+        self.drop_spares();
+        match unready {
+            Some(error) if !self.all.iter().any(Transactions::is_ready) => {
+                self.used = self.all.len();
+                Err(error)
+            }
+            _ => Ok(()),
         }
-        if !is_any_ready
-            && (are_stalled || since.elapsed() >= PATIENCE)
-            && let Some(suffix) = SUFFIXES.get(self.all.len())
-        {
-            self.all.push((self.create)(suffix));
-        }
-        Err(error)
     }
 
     /// Looks whether the broker has resolved the transactions of producers that are not ready. Takes no longer than a few milliseconds, and
     /// must not be called before [`Alternating::recover`] has succeeded.
     pub(crate) fn look_after_unready(&mut self) {
-        if self.all.iter().all(Transactions::is_ready) && self.all.len() == PAIR {
-            return;
-        }
         let now = Instant::now();
-        if now < self.next_look {
+        if self.used == PAIR && self.all[..PAIR].iter().all(Transactions::is_ready) || now < self.next_look {
             return;
         }
         self.next_look = now + LOOK_INTERVAL;
-        for one in &mut self.all {
+        for one in &mut self.all[..self.used] {
             if let Err(error) = one.recover(LOOK)
                 && error.action != RecoveryAction::Retry
             {
+                self.next_look = now + LONG_INTERVAL;
                 tracing::warn!(%error, "cannot initialise a producer; others are used");
             }
         }
-        if self.all.iter().take(PAIR).all(Transactions::is_ready) {
-            self.all.truncate(PAIR);
-            self.concurrent_since = None;
+        self.drop_spares();
+    }
+
+    /// Drops the spare producers, unless one that is used is not ready.
+    fn drop_spares(&mut self) {
+        if self.all[..self.used].iter().all(Transactions::is_ready) {
+            self.all[PAIR..].iter_mut().for_each(Transactions::discard);
+            self.used = PAIR;
+            self.last %= PAIR;
         }
     }
 
@@ -149,20 +144,89 @@ impl Alternating {
         let count = self.all.len();
         let after_last = (1..=count).map(|step| (self.last + step) % count);
         let ready = after_last.into_iter().find(|index| self.all[*index].is_ready());
-        self.last = ready.unwrap_or(self.last % count);
+        self.last = ready.unwrap_or(self.last);
+        let is_any_blocked = self.all.iter().any(Transactions::is_blocked);
+        self.all[self.last].set_wary(is_any_blocked);
         self.all[self.last].write_and_follow_up(outputs, follow_up, offsets, member)
     }
 
     /// See [`Transactions::take_changelog_ends`].
     pub(crate) fn take_changelog_ends(&mut self) -> Vec<(i32, i64)> {
-        self.all
-            .get_mut(self.last)
-            .map(Transactions::take_changelog_ends)
-            .unwrap_or_default()
+        self.all[self.last].take_changelog_ends()
     }
 
     /// Drops all producers.
     pub(crate) fn discard(&mut self) {
         self.all.iter_mut().for_each(Transactions::discard);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No broker listens there, so no producer becomes ready.
+    fn alternating() -> Alternating {
+        let settings = KafkaSettings::new("127.0.0.1:1", "test");
+        Alternating::new(&settings, "test", None, &TopicWatch::start(&settings).unwrap())
+    }
+
+    fn recover(alternating: &mut Alternating) -> bool {
+        alternating.recover(LOOK).is_ok()
+    }
+
+    #[test]
+    fn failing_spares_do_not_block() {
+        let mut alternating = alternating();
+        assert!(!recover(&mut alternating));
+        alternating.all[0].initialised = true;
+        assert!(!recover(&mut alternating));
+        alternating.all[1].initialised = true;
+        assert!(recover(&mut alternating));
+        // A transaction that an earlier process has left open is still to be resolved.
+        assert_eq!(alternating.used, SUFFIXES.len());
+        for spare in &mut alternating.all[PAIR..] {
+            spare.initialised = true;
+        }
+        alternating.next_look = Instant::now();
+        alternating.look_after_unready();
+        assert_eq!(alternating.used, PAIR);
+        assert!(!alternating.all[PAIR].is_ready());
+    }
+
+    #[test]
+    fn unknown_outcome_of_spare_blocks() {
+        let mut alternating = alternating();
+        for one in &mut alternating.all[..PAIR] {
+            one.initialised = true;
+        }
+        alternating.last = PAIR;
+        assert!(!recover(&mut alternating));
+        // The broker says that it resolves the transaction.
+        alternating.all[PAIR].is_unresolved = true;
+        assert!(recover(&mut alternating));
+        assert_eq!(alternating.used, SUFFIXES.len());
+    }
+
+    #[test]
+    fn spares_replace_blocked_producers() {
+        let mut alternating = alternating();
+        alternating.used = PAIR;
+        for one in &mut alternating.all[..PAIR] {
+            one.is_unresolved = true;
+        }
+        assert!(!recover(&mut alternating));
+        alternating.all[PAIR].initialised = true;
+        assert!(recover(&mut alternating));
+        let _ = alternating.write(&[], None, &TopicPartitionList::new(), None);
+        assert_eq!(alternating.last, PAIR);
+    }
+
+    #[test]
+    fn blocked_producers_are_not_waited_for() {
+        let mut alternating = alternating();
+        alternating.all[0].initialised = true;
+        alternating.all[1].is_unresolved = true;
+        alternating.recover(Duration::from_secs(600)).unwrap();
     }
 }

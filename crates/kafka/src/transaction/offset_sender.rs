@@ -7,9 +7,9 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::ConsumerGroupMetadata;
@@ -17,6 +17,9 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{Producer as _, ProducerContext, ThreadedProducer};
 
 use super::{CALL, retry_until};
+
+/// How often a reason to give up is looked for.
+const CHECK: Duration = Duration::from_millis(100);
 
 struct Request {
     offsets: TopicPartitionList,
@@ -79,20 +82,33 @@ impl OffsetSender {
         requests.send(request).map_err(|_| KafkaError::Canceled)
     }
 
-    /// Waits until the offsets are added.
+    /// Waits until the offsets are added. `check` is called repeatedly for a reason to give up.
     ///
     /// # Errors
-    /// The error of the client, or `OperationTimedOut` if the call does not return soon after the deadline.
-    pub(super) fn finish(&mut self, deadline: Instant) -> Result<(), KafkaError> {
+    /// The error of the client, that of `check`, or `OperationTimedOut` if the call does not return soon after the deadline.
+    pub(super) fn finish(
+        &mut self,
+        deadline: Instant,
+        check: impl Fn() -> Option<KafkaError>,
+    ) -> Result<(), KafkaError> {
         // The thread stops retrying at the deadline, and its last call may take `CALL`.
-        let timeout = deadline.saturating_duration_since(Instant::now()) + CALL;
-        self.results.recv_timeout(timeout).unwrap_or_else(|_| {
-            // Detaches the thread, so that `drop` does not wait for a call that may never return, and refuses further
-            // requests. This error makes the caller replace the producer.
-            self.thread = None;
-            self.requests = None;
-            Err(KafkaError::ConsumerCommit(RDKafkaErrorCode::OperationTimedOut))
-        })
+        let until = deadline + CALL;
+        let error = loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.results.recv_timeout(left.min(CHECK)) {
+                Ok(result) => return result,
+                Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
+                Err(_) => break KafkaError::ConsumerCommit(RDKafkaErrorCode::OperationTimedOut),
+            }
+            if let Some(error) = check() {
+                break error;
+            }
+        };
+        // Detaches the thread, so that `drop` does not wait for a call that may never return, and refuses further
+        // requests. This error makes the caller replace the producer.
+        self.thread = None;
+        self.requests = None;
+        Err(error)
     }
 }
 

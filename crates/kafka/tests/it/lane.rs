@@ -90,8 +90,8 @@ async fn transactions_that_a_killed_process_left_open_are_resolved_before_the_la
     };
     let env = CopyEnv::new(settings, 1, 1).await;
     env.fill(0..100).await;
-    // A lane uses two producers alternately.
-    let left_open = ["", "-b"].map(|suffix| {
+    // A lane uses two producers alternately, and may need others.
+    let left_open = ["", "-b", "-c", "-d"].map(|suffix| {
         let id = format!("redeliver-{}-copy-{}{suffix}", env.settings.instance, env.group);
         let producer: KafkaClient<BaseProducer> = env.settings.transactional_producer(&id).create().unwrap();
         producer.init_transactions(DEADLINE).unwrap();
