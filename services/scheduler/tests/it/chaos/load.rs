@@ -36,8 +36,8 @@ pub(crate) struct Volume {
 impl Volume {
     /// So few requests that large jobs have about 3 MB per second.
     pub(crate) const LARGE: Self = Self {
-        per_second: 40,
-        large: 25,
+        per_second: 100,
+        large: 10,
     };
 }
 
@@ -91,12 +91,14 @@ impl Done<'_> {
             late_duplicates,
             ..
         } = report;
+        let is_single = self.watch.env().topics.partitions == 1;
         let all = [
             cancelled,
             refused,
             conflicts,
             duplicates,
-            forwarded,
+            // There is no wrong partition to which a request could be sent.
+            forwarded + usize::from(is_single),
             rescheduled,
             replaced,
             late_duplicates,
@@ -200,7 +202,7 @@ impl<'a> Generator<'a> {
                 None => self.job(),
             },
             12..20 => self.debounced(),
-            20..26 if !self.keyed.is_empty() => self.again(),
+            20..30 if !self.keyed.is_empty() => self.again(),
             _ => self.job(),
         }
     }
