@@ -1,9 +1,18 @@
 //! A Kafka with an authorizer, whose topics a test makes read-only and writable again.
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 
-use crate::local_kafka::kafka_tool;
-use crate::{LocalKafka, run};
+use crate::LocalKafka;
+use crate::kafka_request::{Acl, create_acl, delete_acl};
+
+const EVERYTHING: Acl = Acl {
+    operation: 2,
+    permission: 3,
+};
+const NO_WRITES: Acl = Acl {
+    operation: 4,
+    permission: 2,
+};
 
 /// Starts a Kafka that permits everything, apart from what [`deny_writes`] denies.
 ///
@@ -22,46 +31,17 @@ pub fn start() -> Result<LocalKafka> {
 /// Denies everybody to write to a topic. All else stays permitted.
 ///
 /// # Errors
-/// If the tool fails.
+/// If the broker refuses.
 pub fn deny_writes(brokers: &str, topic: &str) -> Result<()> {
     // A topic with any permission has no others but those that are granted.
-    change(
-        brokers,
-        topic,
-        &["--add", "--allow-principal", "User:*", "--operation", "All"],
-    )?;
-    change(
-        brokers,
-        topic,
-        &["--add", "--deny-principal", "User:*", "--operation", "Write"],
-    )
+    create_acl(brokers, topic, &EVERYTHING)?;
+    create_acl(brokers, topic, &NO_WRITES)
 }
 
 /// Permits to write to a topic again.
 ///
 /// # Errors
-/// If the tool fails.
+/// If the broker refuses.
 pub fn permit_writes(brokers: &str, topic: &str) -> Result<()> {
-    change(
-        brokers,
-        topic,
-        &[
-            "--remove",
-            "--force",
-            "--deny-principal",
-            "User:*",
-            "--operation",
-            "Write",
-        ],
-    )
-}
-
-fn change(brokers: &str, topic: &str, arguments: &[&str]) -> Result<()> {
-    let mut command = kafka_tool("org.apache.kafka.tools.AclCommand")?;
-    command
-        .args(["--bootstrap-server", brokers, "--topic", topic])
-        .args(arguments);
-    let output = run(command);
-    ensure!(output.code == Some(0), "{output:?}");
-    Ok(())
+    delete_acl(brokers, topic, &NO_WRITES)
 }

@@ -1,5 +1,5 @@
-//! Requests that delete topics and records, add partitions, and change configurations (Kafka protocol guide: `DeleteTopics`,
-//! `DeleteRecords`, `CreatePartitions` and `AlterConfigs`, all version 1).
+//! Requests that delete topics and records, add partitions, and change configurations and permissions (Kafka protocol guide: `DeleteTopics`,
+//! `DeleteRecords`, `CreatePartitions`, `AlterConfigs`, `CreateAcls` and `DeleteAcls`, all version 1).
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -9,6 +9,8 @@ use anyhow::{Context as _, Result, ensure};
 
 const DELETE_TOPICS: i16 = 20;
 const DELETE_RECORDS: i16 = 21;
+const CREATE_ACLS: i16 = 30;
+const DELETE_ACLS: i16 = 31;
 const ALTER_CONFIGS: i16 = 33;
 const CREATE_PARTITIONS: i16 = 37;
 const TIMEOUT: i32 = 20_000;
@@ -94,6 +96,43 @@ pub fn configure_topic(brokers: &str, topic: &str, config: &[(&str, &str)]) {
     if let Err(error) = ask(brokers, ALTER_CONFIGS, &body, 4 + 4) {
         panic!("configuring topic {topic}: {error:#}");
     }
+}
+
+/// A permission for everybody: the codes of an operation, and whether it is denied (2) or allowed (3).
+pub(crate) struct Acl {
+    pub(crate) operation: u8,
+    pub(crate) permission: u8,
+}
+
+/// Adds a permission for a topic.
+///
+/// # Errors
+/// If the first broker refuses or does not respond.
+pub(crate) fn create_acl(brokers: &str, topic: &str, acl: &Acl) -> Result<()> {
+    change_acl(brokers, CREATE_ACLS, topic, acl)
+}
+
+/// Removes a permission for a topic.
+///
+/// # Errors
+/// If the first broker refuses or does not respond.
+pub(crate) fn delete_acl(brokers: &str, topic: &str, acl: &Acl) -> Result<()> {
+    change_acl(brokers, DELETE_ACLS, topic, acl)
+}
+
+fn change_acl(brokers: &str, api: i16, topic: &str, acl: &Acl) -> Result<()> {
+    const TOPIC: u8 = 2;
+    const LITERAL: u8 = 3;
+    let mut body = Vec::new();
+    body.extend(1_i32.to_be_bytes());
+    body.push(TOPIC);
+    push_text(&mut body, topic);
+    body.push(LITERAL);
+    push_text(&mut body, "User:*");
+    push_text(&mut body, "*");
+    body.extend([acl.operation, acl.permission]);
+    // The throttle time, one result with its error.
+    ask(brokers, api, &body, 4 + 4)
 }
 
 fn push_text(body: &mut Vec<u8>, text: &str) {

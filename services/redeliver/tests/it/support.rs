@@ -543,42 +543,44 @@ impl Sent {
 /// Records of all sorts: arbitrary, empty and missing keys and values; repeated, empty and null headers, and headers that
 /// resemble reserved ones. Values differ, so that each record has its own fate.
 pub(crate) fn records(count: usize) -> Vec<Draft> {
-    let draft = |n: usize| {
-        let key = match n % 7 {
-            0 => None,
-            1 => Some(Bytes::new()),
-            2 => Some(Bytes::from(vec![0xff, 0x00, n.to_le_bytes()[0]])),
-            _ => Some(Bytes::from(format!("customer-{}", n % 97))),
-        };
-        let mut value = format!("record {n} ").into_bytes();
-        if n.is_multiple_of(3) {
-            value.extend([0x00, 0xff, 0xfe, b'\r', b'\n']);
-        }
-        if n.is_multiple_of(50) {
-            value.resize(20_000, b'x');
-        }
-        let mut list = Headers::new();
-        if n.is_multiple_of(2) {
-            list.push("tenant", Some(b"a"));
-            list.push("tenant", Some(b"b"));
-            list.push("tenant", Some(b"a"));
-        }
-        if n.is_multiple_of(5) {
-            list.push("nothing", None);
-            list.push("empty", Some(b""));
-            list.push("", Some(b"a header without a name"));
-        }
-        if n.is_multiple_of(11) {
-            list.push("Process-After", Some(b"not ours: names are case-sensitive"));
-            list.push("binary", Some(&[0x00, 0xff, 0x80]));
-        }
-        Draft {
-            key,
-            value: Some(value.into()),
-            headers: list,
-        }
+    (0..count).map(record).collect()
+}
+
+/// One of [`records`].
+pub(crate) fn record(n: usize) -> Draft {
+    let key = match n % 7 {
+        0 => None,
+        1 => Some(Bytes::new()),
+        2 => Some(Bytes::from(vec![0xff, 0x00, n.to_le_bytes()[0]])),
+        _ => Some(Bytes::from(format!("customer-{}", n % 97))),
     };
-    (0..count).map(draft).collect()
+    let mut value = format!("record {n} ").into_bytes();
+    if n.is_multiple_of(3) {
+        value.extend([0x00, 0xff, 0xfe, b'\r', b'\n']);
+    }
+    if n.is_multiple_of(50) {
+        value.resize(20_000, b'x');
+    }
+    let mut list = Headers::new();
+    if n.is_multiple_of(2) {
+        list.push("tenant", Some(b"a"));
+        list.push("tenant", Some(b"b"));
+        list.push("tenant", Some(b"a"));
+    }
+    if n.is_multiple_of(5) {
+        list.push("nothing", None);
+        list.push("empty", Some(b""));
+        list.push("", Some(b"a header without a name"));
+    }
+    if n.is_multiple_of(11) {
+        list.push("Process-After", Some(b"not ours: names are case-sensitive"));
+        list.push("binary", Some(&[0x00, 0xff, 0x80]));
+    }
+    Draft {
+        key,
+        value: Some(value.into()),
+        headers: list,
+    }
 }
 
 /// Follows the output and the dead letters.

@@ -17,7 +17,7 @@ use redeliver_testkit::{
 
 use crate::env::{APPS, DEADLINE, SchedulerEnv};
 use crate::index::own_redis::{self, Raw};
-use load::{Load, under_load, under_watched_load};
+use load::{Load, Volume, under_load, under_watched_load};
 
 /// The shortest session timeout that the configuration allows.
 const SESSION: Duration = Duration::from_secs(6);
@@ -37,24 +37,30 @@ fn call(redis: &LocalRedis, env: &SchedulerEnv, command: &[&str]) -> Value {
 
 #[test]
 fn kills_at_random_moments_lose_and_duplicate_nothing() {
-    kill_at_random_moments(6);
+    kill_at_random_moments(setup("kills"), 6, 300.into());
+}
+
+#[test]
+fn kills_under_large_jobs_lose_and_duplicate_nothing() {
+    // With a single shard, what has gathered after a kill is more than the index gets at once.
+    kill_at_random_moments(setup("large-kills").partitions(1), 6, Volume::LARGE);
 }
 
 #[test]
 #[ignore = "long"]
 fn many_kills_lose_and_duplicate_nothing() {
-    kill_at_random_moments(24);
+    kill_at_random_moments(setup("kills"), 24, 300.into());
 }
 
-fn kill_at_random_moments(kills: u32) {
+fn kill_at_random_moments(setup: EnvBuilder, kills: u32, volume: Volume) {
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("kills");
     // Much longer than a restart takes, on any machine.
     let session = Duration::from_secs(60);
-    let setup = setup("kills").set("kafka.session_timeout", &format!("{}s", session.as_secs()));
+    let setup = setup.set("kafka.session_timeout", &format!("{}s", session.as_secs()));
     let env = SchedulerEnv::new(setup);
     let mut member = env.start("a");
-    let done = under_load(&env, &mut random, 300, |load, random| {
+    let done = under_load(&env, &mut random, volume, |load, random| {
         for kill in 0..kills {
             // Three out of four kills hit a scheduler that is working, the others one that may be starting.
             if kill % 2 == 0 || random.bool() {
@@ -116,6 +122,16 @@ fn an_index_that_evicts_ended_jobs_loses_and_duplicates_nothing() {
 /// rebuilt.
 #[test]
 fn a_crash_at_any_step_of_a_transaction_loses_and_duplicates_nothing() {
+    crash_at_any_step(setup("points"), 200.into());
+}
+
+#[test]
+#[ignore = "long"]
+fn crashes_under_large_jobs_lose_and_duplicate_nothing() {
+    crash_at_any_step(setup("large-points").partitions(1), Volume::LARGE);
+}
+
+fn crash_at_any_step(setup: EnvBuilder, volume: Volume) {
     const POINTS: [&str; 8] = [
         "begin", "produce", "offsets", "commit", "index", "claim", "replay", "clear",
     ];
@@ -125,13 +141,14 @@ fn a_crash_at_any_step_of_a_transaction_loses_and_duplicates_nothing() {
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("points");
     let redis = LocalRedis::start().unwrap();
-    let env = SchedulerEnv::new(setup("points").redis(redis.url()));
+    let env = SchedulerEnv::new(setup.redis(redis.url()));
+    let partitions = env.test.partitions();
     let mut member = env.start("a");
-    let done = under_load(&env, &mut random, 200, |load, _| {
+    let done = under_load(&env, &mut random, volume, |load, _| {
         member.kill_9();
         for time in TIMES {
             for point in POINTS {
-                if OF_THE_START.contains(&point) && time > PARTITIONS {
+                if OF_THE_START.contains(&point) && time > partitions {
                     continue;
                 }
                 if point == "clear" {
@@ -221,12 +238,22 @@ fn until_progress(load: &Load<'_>, random: &mut fastrand::Rng) {
 
 #[test]
 fn an_emptied_redis_loses_and_duplicates_nothing() {
+    empty_redis(setup("flushed"), 300.into());
+}
+
+#[test]
+#[ignore = "long"]
+fn an_emptied_redis_under_large_jobs_loses_and_duplicates_nothing() {
+    empty_redis(setup("large-flushed"), Volume::LARGE);
+}
+
+fn empty_redis(setup: EnvBuilder, volume: Volume) {
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("flushed");
     let redis = LocalRedis::start().unwrap();
-    let env = SchedulerEnv::new(setup("flushed").redis(redis.url()));
+    let env = SchedulerEnv::new(setup.redis(redis.url()));
     let mut member = env.start("a");
-    let done = under_load(&env, &mut random, 300, |load, random| {
+    let done = under_load(&env, &mut random, volume, |load, random| {
         for round in 0..8 {
             until_progress(load, random);
             call(&redis, &env, &["FLUSHALL"]);
@@ -303,6 +330,48 @@ fn a_redis_that_restarts_or_is_restored_from_an_older_copy_loses_and_duplicates_
     });
     done.settle();
     assert_eq!(member.kills(), 2);
+}
+
+/// Both have default settings, apart from what tells them apart on one Kafka.
+#[test]
+fn two_installations_on_one_redis_lose_and_duplicate_nothing() {
+    let _permit = ChaosPermit::acquire();
+    let mut random = chaos_random("two");
+    let mut redis = LocalRedis::start().unwrap();
+    let [production, staging] = ["production", "staging"].map(|name| {
+        let setup = setup(name).redis(redis.url());
+        let setup = setup.set("kafka.id_prefix", "{name}-");
+        SchedulerEnv::new(setup.set("redis.prefix", "null"))
+    });
+    let mut members = [production.start("a"), staging.start("a")];
+    let done = under_load(&production, &mut random, 150, |load, random| {
+        let done = under_load(&staging, random, Volume::LARGE, |other, random| {
+            for round in 0..6 {
+                until_progress(load, random);
+                until_progress(other, random);
+                match round % 3 {
+                    0 => drop(call(&redis, &production, &["FLUSHALL"])),
+                    1 => {
+                        redis.kill_9();
+                        redis.start_again().unwrap();
+                    }
+                    _ => {
+                        let member = &mut members[round / 3];
+                        member.kill_9();
+                        member.start_again();
+                        member.until_ready();
+                    }
+                }
+            }
+            until_progress(load, random);
+            load.until_more_ended(100);
+        });
+        done.settle();
+    });
+    done.settle();
+    for member in &members {
+        assert_eq!(member.kills(), 1);
+    }
 }
 
 #[test]

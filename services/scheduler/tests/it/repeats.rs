@@ -1,44 +1,56 @@
 //! Idempotency keys that are repeated in a backlog of large jobs: the changes of one transaction reach the index in several parts.
 
+use std::ops::Range;
+
 use redeliver_testkit::{ChaosPermit, chaos_random};
 
 use crate::env::SchedulerEnv;
 use crate::oracle::JobSpec;
-use crate::requests::{Request, in_millis};
-
-const KEYS: usize = 8_000;
-/// The size of a job's data in bytes. Of these jobs, a transaction has more than the index gets at once.
-const DATA: usize = 4_000;
-/// How many keys after a request its repetition comes at least, and at most.
-const LAG: std::ops::Range<usize> = 300..KEYS;
+use crate::requests::{Request, distance, in_millis, noise};
 
 #[test]
 fn repeated_keys_are_accepted_once() {
+    // Of these jobs, a transaction has more than the index gets at once.
+    accept_once("repeats", 8_000, 4_000..4_001);
+}
+
+#[test]
+fn repeated_large_jobs_are_accepted_once() {
+    accept_once("large-repeats", 200, 1_000..900_001);
+}
+
+/// Each of `keys` is repeated, at any distance, and some again after their jobs have been dispatched. `data` is the size of a job in bytes.
+fn accept_once(name: &str, keys: usize, data: Range<usize>) {
     let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random("repeats");
-    let builder = SchedulerEnv::builder("repeats").partitions(1);
+    let mut random = chaos_random(name);
+    let builder = SchedulerEnv::builder(name).partitions(1);
     let env = SchedulerEnv::new(builder.set("scheduler.window", "1s"));
     env.create_topics();
+    let noise = noise(&mut random, data.end);
     // Far enough ahead for all keys to be looked up in the index.
     let due = in_millis(25_000);
-    let request = |key: usize| {
-        let job = JobSpec::new("crawl", vec![b'x'; DATA]).at(due);
-        Request::protobuf(job.idempotency_key(key.to_string()))
-    };
-    let mut sent = Vec::with_capacity(2 * KEYS);
+    let mut jobs: Vec<JobSpec> = Vec::with_capacity(keys);
+    let mut sent = Vec::with_capacity(4 * keys);
     let mut requests = Vec::new();
-    for key in 0..KEYS {
-        requests.push(request(key));
-        let lag = random.usize(LAG);
-        if let Some(earlier) = key.checked_sub(lag) {
-            requests.push(request(earlier));
-        }
+    for key in 0..keys {
+        let size = random.usize(data.clone());
+        let job = JobSpec::new("crawl", noise[..size].to_owned()).at(due);
+        jobs.push(job.idempotency_key(key.to_string()));
+        let any = key - distance(&mut random, jobs.len());
+        // Most find their key in neither the same turn nor a complete index.
+        let far = key.checked_sub(random.usize(keys / 25..keys));
+        let keys = [Some(key), Some(any), far].into_iter().flatten();
+        requests.extend(keys.map(|key| Request::protobuf(jobs[key].clone())));
         if requests.len() >= 1_000 {
             sent.extend(env.send(std::mem::take(&mut requests)));
         }
     }
     sent.extend(env.send(requests));
     let _scheduler = env.start("a");
-    let report = env.settle(sent);
-    assert_eq!(report.dispatched, KEYS + 1, "{report}");
+    let mut watch = env.watch();
+    watch.until_jobs_ended(keys);
+    sent.extend(env.send(jobs.into_iter().step_by(10).map(Request::protobuf).collect()));
+    let report = watch.settle(&mut sent);
+    assert_eq!(report.dispatched, keys + 1, "{report}");
+    assert_eq!(report.late_duplicates, keys / 10, "{report}");
 }

@@ -308,6 +308,20 @@ fn span(duration: Duration) -> HumanDuration {
     HumanDuration::from_millis(u64::try_from(duration.as_millis()).unwrap())
 }
 
+/// How far before the last one of `count` requests the one is that is repeated. As likely 0 as 1 or 2 to 3, and so on, so that keys are repeated at once,
+/// in the same turn, after some turns, and after their jobs have ended.
+pub(crate) fn distance(random: &mut fastrand::Rng, count: usize) -> usize {
+    let most = 1 << random.u32(..=count.ilog2());
+    random.usize(most / 2..most)
+}
+
+/// Letters and digits.
+pub(crate) fn noise(random: &mut fastrand::Rng, length: usize) -> String {
+    std::iter::repeat_with(|| random.alphanumeric())
+        .take(length)
+        .collect()
+}
+
 pub(crate) fn now() -> Timestamp {
     SystemClock.now()
 }

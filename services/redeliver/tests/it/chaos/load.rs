@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use redeliver_testkit::eventually;
 
-use crate::support::{DEADLINE, Pipe, Sent, Watch, records};
+use crate::support::{DEADLINE, Draft, Pipe, Sent, Watch, record};
 
 /// The maximum number of records of a test, which none should reach.
 const MAX_RECORDS: usize = 40_000;
@@ -38,10 +38,21 @@ impl Load {
 
 /// Produces at this rate from before `chaos` starts until it is over, and returns what was produced.
 pub(crate) fn under_load(pipe: &Pipe, per_second: u32, chaos: impl FnOnce(&Load)) -> Vec<Sent> {
+    under_load_of(pipe, per_second, record, chaos)
+}
+
+/// The same with other records, which are numbered.
+pub(crate) fn under_load_of(
+    pipe: &Pipe,
+    per_second: u32,
+    record: impl FnMut(usize) -> Draft + Send,
+    chaos: impl FnOnce(&Load),
+) -> Vec<Sent> {
     let load = Load {
         ends: RefCell::new(pipe.watch()),
     };
-    let produce = |is_over: &AtomicBool| produce_until(is_over, pipe, per_second);
+    let records = (0..MAX_RECORDS).map(record);
+    let produce = |is_over: &AtomicBool| produce_until(is_over, pipe, per_second, records);
     let sent = redeliver_testkit::under_load(produce, || {
         load.until_ended(1);
         chaos(&load);
@@ -50,16 +61,18 @@ pub(crate) fn under_load(pipe: &Pipe, per_second: u32, chaos: impl FnOnce(&Load)
     sent
 }
 
-fn produce_until(is_over: &AtomicBool, pipe: &Pipe, per_second: u32) -> Vec<Sent> {
-    let mut drafts = records(MAX_RECORDS);
-    drafts.reverse();
+fn produce_until(
+    is_over: &AtomicBool,
+    pipe: &Pipe,
+    per_second: u32,
+    mut records: impl ExactSizeIterator<Item = Draft>,
+) -> Vec<Sent> {
     let mut sent = Vec::new();
     let began = Instant::now();
-    while !is_over.load(Ordering::SeqCst) && !drafts.is_empty() {
+    while !is_over.load(Ordering::SeqCst) && records.len() > 0 {
         // After an interruption, such as a broker that is down, the missed records are not sent in a burst.
         let count = usize::try_from(u128::from(per_second) * INTERVAL.as_millis() / 1000).unwrap();
-        let rest = drafts.len().saturating_sub(count.max(1));
-        let batch = drafts.drain(rest..).rev().collect();
+        let batch = records.by_ref().take(count.max(1)).collect();
         sent.extend(pipe.produce(batch));
         thread::sleep(INTERVAL);
     }

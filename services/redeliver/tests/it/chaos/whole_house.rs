@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use redeliver_testkit::{ChaosPermit, Reply, Request, chaos_random, sleep_up_to};
 
-use super::load::under_load;
+use super::load::under_load_of;
 use super::{LONG_SESSION, PLAN, delayed, settle, setup};
+use crate::support::{Draft, record};
 
 /// Longer than each tier, so that the scheduler holds the record.
 const LONG_WAIT_SECS: u64 = 3;
@@ -14,6 +15,19 @@ const LONG_WAIT_SECS: u64 = 3;
 fn asks_for_a_long_wait(request: &Request) -> bool {
     let sum: u64 = request.body.iter().map(|byte| u64::from(*byte)).sum();
     request.earlier_calls_of_key == 0 && sum % 10 == 3
+}
+
+/// Some records are large: with all else, the job of a long wait has at most `scheduler.max_data`.
+fn sometimes_large(n: usize, random: &mut fastrand::Rng) -> Draft {
+    let mut draft = record(n);
+    if n % 50 == 1 {
+        let mut value = draft.value.map_or_else(Vec::new, Vec::from);
+        let small = value.len();
+        value.resize(small + random.usize(1_000..890_000), 0);
+        random.fill(&mut value[small..]);
+        draft.value = Some(value.into());
+    }
+    draft
 }
 
 #[test]
@@ -33,7 +47,9 @@ fn kills_of_all_processes_at_once_lose_and_duplicate_nothing() {
         })
         .create();
     let mut members = ["enricher", "retry-tier", "scheduler"].map(|service| pipe.start(service, "a", &[]));
-    let sent = under_load(&pipe, 150, |load| {
+    let mut sizes = random.fork();
+    let record = move |n| sometimes_large(n, &mut sizes);
+    let sent = under_load_of(&pipe, 150, record, |load| {
         for _ in 0..KILLS {
             load.until_ended(50);
             sleep_up_to(&mut random, Duration::from_millis(1_000));

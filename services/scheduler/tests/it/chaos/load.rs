@@ -2,6 +2,7 @@
 
 use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use redeliver_kafka::murmur2::shard_of;
 
 use crate::env::{APPS, SchedulerEnv, Watch, id};
 use crate::oracle::{Intent, JobSpec, Report, Sent, When};
-use crate::requests::{Request, in_millis, now};
+use crate::requests::{Request, distance, in_millis, noise, now};
 
 /// The maximum number of requests of a test, which none should reach.
 const MAX_REQUESTS: usize = 60_000;
@@ -20,6 +21,32 @@ const MAX_REQUESTS: usize = 60_000;
 const INTERVAL: Duration = Duration::from_millis(50);
 /// The longest delay of a job.
 const AHEAD_MS: u64 = 5_000;
+
+/// The padding of a large job, in bytes. With all else, a job has at most `scheduler.max_data`.
+const LARGE: Range<usize> = 1_000..899_500;
+
+/// What a load sends.
+#[derive(Clone, Copy)]
+pub(crate) struct Volume {
+    per_second: u32,
+    /// How many of a hundred jobs have [`LARGE`] padding.
+    large: u32,
+}
+
+impl Volume {
+    /// So few requests that large jobs have about 3 MB per second.
+    pub(crate) const LARGE: Self = Self {
+        per_second: 100,
+        large: 10,
+    };
+}
+
+/// So many small requests per second.
+impl From<u32> for Volume {
+    fn from(per_second: u32) -> Self {
+        Self { per_second, large: 0 }
+    }
+}
 
 /// The load as the chaos sees it.
 pub(crate) struct Load<'a> {
@@ -61,45 +88,49 @@ impl Done<'_> {
             forwarded,
             rescheduled,
             replaced,
+            late_duplicates,
             ..
         } = report;
+        let is_single = self.watch.env().topics.partitions == 1;
         let all = [
             cancelled,
             refused,
             conflicts,
             duplicates,
-            forwarded,
+            // There is no wrong partition to which a request could be sent.
+            forwarded + usize::from(is_single),
             rescheduled,
             replaced,
+            late_duplicates,
         ];
         assert!(all.iter().all(|count| *count > 0), "{report}");
         report
     }
 }
 
-/// Sends requests at this rate from before `chaos` starts until it is over.
+/// Sends requests from before `chaos` starts until it is over.
 pub(crate) fn under_load<'a>(
     env: &'a SchedulerEnv,
     random: &mut fastrand::Rng,
-    per_second: u32,
+    volume: impl Into<Volume>,
     chaos: impl FnOnce(&Load<'_>, &mut fastrand::Rng),
 ) -> Done<'a> {
-    under_watched_load(env.watch(), random, per_second, chaos)
+    under_watched_load(env.watch(), random, volume, chaos)
 }
 
 /// The same with a watch of the test.
 pub(crate) fn under_watched_load<'a>(
     watch: Watch<'a>,
     random: &mut fastrand::Rng,
-    per_second: u32,
+    volume: impl Into<Volume>,
     chaos: impl FnOnce(&Load<'_>, &mut fastrand::Rng),
 ) -> Done<'a> {
     let env = watch.env();
     let load = Load {
         watch: RefCell::new(watch),
     };
-    let generator = Generator::new(env, random.fork());
-    let generate = |is_over: &AtomicBool| generator.run(is_over, per_second);
+    let generator = Generator::new(env, random.fork(), volume.into());
+    let generate = |is_over: &AtomicBool| generator.run(is_over);
     let sent = redeliver_testkit::under_load(generate, || {
         load.until_more_ended(1);
         chaos(&load, random);
@@ -115,9 +146,12 @@ pub(crate) fn under_watched_load<'a>(
 struct Generator<'a> {
     env: &'a SchedulerEnv,
     random: fastrand::Rng,
+    volume: Volume,
+    /// What large jobs consist of. It cannot be compressed.
+    noise: String,
     number: usize,
     /// Jobs with idempotency keys, to be requested again.
-    keyed: VecDeque<JobSpec>,
+    keyed: Vec<JobSpec>,
     /// Jobs to be cancelled or rescheduled.
     ids: VecDeque<JobId>,
     /// The last request that replaces others, to be sent again.
@@ -125,23 +159,26 @@ struct Generator<'a> {
 }
 
 impl<'a> Generator<'a> {
-    fn new(env: &'a SchedulerEnv, random: fastrand::Rng) -> Self {
+    fn new(env: &'a SchedulerEnv, mut random: fastrand::Rng, volume: Volume) -> Self {
         Self {
             env,
+            noise: noise(&mut random, LARGE.end),
             random,
+            volume,
             number: 0,
-            keyed: VecDeque::new(),
+            keyed: Vec::new(),
             ids: VecDeque::new(),
             debounced: None,
         }
     }
 
-    fn run(mut self, is_over: &AtomicBool, per_second: u32) -> Vec<Sent> {
+    fn run(mut self, is_over: &AtomicBool) -> Vec<Sent> {
         let mut all = Vec::new();
         let began = Instant::now();
         while !is_over.load(Ordering::SeqCst) && all.len() < MAX_REQUESTS {
             // After an interruption, such as a broker that is down, the missed requests are not sent in a burst.
-            let batch = usize::try_from(u128::from(per_second) * INTERVAL.as_millis() / 1000).unwrap();
+            let batch =
+                usize::try_from(u128::from(self.volume.per_second) * INTERVAL.as_millis() / 1000).unwrap();
             let requests = (0..batch.max(1)).map(|_| self.request()).collect();
             let sent = self.env.send(requests);
             for sent in &sent {
@@ -165,10 +202,7 @@ impl<'a> Generator<'a> {
                 None => self.job(),
             },
             12..20 => self.debounced(),
-            20..26 => match self.keyed.pop_front() {
-                Some(spec) => self.again(spec),
-                None => self.job(),
-            },
+            20..30 if !self.keyed.is_empty() => self.again(),
             _ => self.job(),
         }
     }
@@ -187,11 +221,15 @@ impl<'a> Generator<'a> {
         let random = &mut self.random;
         let app = APPS[random.usize(..APPS.len())];
         let is_json = random.bool();
-        let mut value = format!("{{\"job\" : {n}, \"text\":\"\\u00e9\"}}").into_bytes();
+        let padding = match random.u32(..100) < self.volume.large {
+            true => &self.noise[..random.usize(LARGE)],
+            false => "",
+        };
+        let mut value = format!("{{\"job\" : {n}, \"text\":\"\\u00e9{padding}\"}}").into_bytes();
         if !is_json {
             value.extend([0xff, 0x00]);
         }
-        if n.is_multiple_of(100) && !is_json {
+        if n.is_multiple_of(100) && !is_json && padding.is_empty() {
             value.resize(20_000, b'x');
         }
         let spec = JobSpec::new(app, value);
@@ -218,9 +256,7 @@ impl<'a> Generator<'a> {
         }
         if random.u32(..3) == 0 {
             spec = spec.idempotency_key(format!("key {n}"));
-            if random.u32(..4) == 0 {
-                self.keyed.push_back(spec.clone());
-            }
+            self.keyed.push(spec.clone());
         }
         let request = match random.bool() {
             _ if is_json => Request::json(spec),
@@ -258,14 +294,12 @@ impl<'a> Generator<'a> {
         self.maybe_misplaced(request)
     }
 
-    /// The same job again, or another one with the same key.
-    fn again(&mut self, mut spec: JobSpec) -> Request {
+    /// An earlier job again, or another one with the same key.
+    fn again(&mut self) -> Request {
+        let back = distance(&mut self.random, self.keyed.len());
+        let mut spec = self.keyed[self.keyed.len() - 1 - back].clone();
         if self.random.u32(..4) == 0 {
             spec.headers.push("another", None);
-        }
-        if self.random.bool() {
-            // And a third time later.
-            self.keyed.push_back(spec.clone());
         }
         spec.request_id = Some(format!("again {}", self.number));
         let request = Request::protobuf(spec).answer_to(self.number.to_string());

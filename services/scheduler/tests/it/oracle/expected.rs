@@ -175,7 +175,12 @@ impl Checker<'_> {
                     self.report.jobs += 1;
                     self.report.replaced += 1;
                 }
-                Expected::Duplicate(_) => self.report.duplicates += 1,
+                Expected::Duplicate(id) => {
+                    self.report.duplicates += 1;
+                    let last = states.get(id).and_then(|states| states.last()?.as_ref());
+                    let ended = last.and_then(|last| last.ended_ms).map(Timestamp::from_millis);
+                    self.report.late_duplicates += usize::from(ended.is_some_and(|ended| ended < command.at));
+                }
                 Expected::Conflict(_) => self.report.conflicts += 1,
                 Expected::Refused => self.report.refused += 1,
                 Expected::NoRoom

@@ -38,6 +38,8 @@ pub(crate) struct Report {
     pub(crate) gone: usize,
     pub(crate) conflicts: usize,
     pub(crate) duplicates: usize,
+    /// Those of them that were requested after the job had ended.
+    pub(crate) late_duplicates: usize,
     pub(crate) forwarded: usize,
     /// Reschedulings that had an effect.
     pub(crate) rescheduled: usize,
@@ -79,7 +81,7 @@ impl fmt::Display for Report {
         write!(
             f,
             "{} jobs: {} dispatched (smallest margin {smallest:?} ms), {} gone with their topic, {} cancelled, {} expired; {} \
-             refused, {} without room, {} conflicts, {} duplicates, {} forwarded, {} rescheduled, {} replaced, {} answers; {} waiting, {} defects",
+             refused, {} without room, {} conflicts, {} duplicates ({} late), {} forwarded, {} rescheduled, {} replaced, {} answers; {} waiting, {} defects",
             self.jobs,
             self.dispatched,
             self.gone,
@@ -89,6 +91,7 @@ impl fmt::Display for Report {
             self.without_room,
             self.conflicts,
             self.duplicates,
+            self.late_duplicates,
             self.forwarded,
             self.rescheduled,
             self.replaced,
