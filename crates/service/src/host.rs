@@ -7,6 +7,8 @@ use std::io;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use redeliver_core::{Clock, HumanDuration, Pipeline, SystemClock};
@@ -67,6 +69,7 @@ pub struct Host {
     admin: Option<Listener>,
     pub(crate) existing_topics: BTreeSet<String>,
     refused_pipelines: BTreeSet<Arc<str>>,
+    refused: Family<PipelineLabel, Gauge>,
     /// Becomes ready in [`Host::run`], so that the process is not ready before its other parts are registered.
     topics_part: Option<Part>,
     /// Started on first use.
@@ -80,6 +83,11 @@ pub struct Host {
     lane_stop: CancellationToken,
     /// Cancelled when the hold is released.
     lane_holds: Vec<CancellationToken>,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PipelineLabel {
+    pipeline: String,
 }
 
 /// A lane that has not been started.
@@ -191,6 +199,12 @@ impl Host {
             // Ends the process.
             Err(error) => tasks.spawn("kafka-login", async { Err(error) }),
         }
+        let refused = Family::default();
+        registry.register(
+            "pipeline_refused",
+            "1 while the process does not serve the pipeline because of its topics, else 0",
+            refused.clone(),
+        );
         let stale_credentials = StaleCredentials::register(&mut registry);
         // After the login, because a client that tries changed credentials needs it too.
         if let Err(error) = credentials::start(&start.config, &mut kafka, &stale_credentials, &mut registry) {
@@ -217,6 +231,7 @@ impl Host {
             lane_holds: Vec::new(),
             existing_topics: BTreeSet::new(),
             refused_pipelines: BTreeSet::new(),
+            refused,
             registry: shared_registry.clone(),
             families: HashMap::new(),
         }
@@ -313,7 +328,8 @@ impl Host {
     }
 
     /// As [`Host::ensure_topics`], but errors of the topics of some of these pipelines refuse only them: [`Host::is_refused`]. The
-    /// process is not ready then. A process that ends when nothing is left to do does not start.
+    /// process is not ready then, and ends with an error once their topics are correct, so that a restart serves them. A process that ends
+    /// when nothing is left to do does not start.
     ///
     /// # Errors
     /// [`TopicsError::Invalid`] lists every problem, if other topics have some, or if no pipeline is left.
@@ -329,16 +345,31 @@ impl Host {
         let shutdown = self.tasks.shutdown();
         let ensured = topics::ensure(&self.config, &self.kafka, spec, separate, shutdown, &part).await?;
         self.existing_topics = ensured.existing;
+        for Pipeline { name, .. } in separate {
+            let pipeline = name.to_string();
+            let is_refused = ensured.refused.contains_key(name);
+            let gauge = self.refused.get_or_create(&PipelineLabel { pipeline });
+            gauge.set(i64::from(is_refused));
+        }
         for (pipeline, errors) in ensured.refused {
             let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
             let errors = errors.join("; ");
             tracing::error!(
                 %pipeline, errors,
-                "topics are missing or misconfigured: this process does not serve the pipeline; correct them, and restart it"
+                "topics are missing or misconfigured: this process does not serve the pipeline, and ends once they are correct"
             );
             let part = self.health.part(format!("topics-{pipeline}"));
-            part.not_ready(format!("the pipeline is not served until a restart: {errors}"));
+            part.not_ready(format!("the pipeline is not served: {errors}"));
             self.refused_pipelines.insert(pipeline);
+        }
+        if !self.refused_pipelines.is_empty() {
+            let (config, kafka, spec) = (self.config.clone(), self.kafka.clone(), spec.clone());
+            let (pipelines, refused) = (pipelines.to_vec(), self.refused_pipelines.clone());
+            self.tasks.spawn_background("refused-pipelines", async move {
+                topics::until_corrected(&config, &kafka, &spec, &pipelines, &refused)
+                    .await
+                    .map(drop)
+            });
         }
         part.not_ready("checking consumer groups");
         tokio::select! {

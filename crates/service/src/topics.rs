@@ -1,7 +1,8 @@
 //! The topics that a process needs. They are checked before anything is read: a process does not start while a topic's
-//! configuration would lose records.
+//! configuration would lose records, or serves only the pipelines whose topics can be used.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +31,9 @@ pub enum TopicsError {
     /// The topics could not be checked or created.
     #[error("cannot check topics")]
     Topology(#[from] TopologyError),
+    /// The process has not served this pipeline, and can after a restart.
+    #[error("the topics of pipeline `{0}` can be used now; restart the process to serve it")]
+    Corrected(Arc<str>),
     /// The process would repeat what it did under another prefix.
     #[error(transparent)]
     Prefix(#[from] PrefixChanged),
@@ -185,9 +189,13 @@ pub async fn ensure(
             () = shutdown.cancelled() => return Ok(Ensured::default()),
         };
         match checked {
-            Ok((findings, existing)) => {
-                let is_awaited = |topic: &str| may_be_missing(spec, &existing, topic);
-                let refused = reject_errors(findings, pipelines, is_awaited)?;
+            Ok(Checked {
+                errors,
+                warnings,
+                existing,
+            }) => {
+                warnings.iter().for_each(warn);
+                let refused = reject_errors(errors, pipelines)?;
                 return Ok(Ensured { existing, refused });
             }
             Err(ref error @ TopologyError::Unreachable { ref refusal, .. }) => {
@@ -204,6 +212,39 @@ pub async fn ensure(
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Repeats the check of [`ensure`], which has refused some of `pipelines`, until a start would refuse fewer of them and no others.
+/// Only a start serves a pipeline: what a process has, does not change while it runs.
+///
+/// # Errors
+/// [`TopicsError::Corrected`], then.
+pub(crate) async fn until_corrected(
+    config: &Config,
+    kafka: &KafkaSettings,
+    spec: &TopologySpec,
+    pipelines: &[Pipeline],
+    refused: &BTreeSet<Arc<str>>,
+) -> Result<Infallible, TopicsError> {
+    let mut backoff = Backoff::new(MIN_DELAY, MAX_DELAY);
+    loop {
+        tokio::time::sleep(backoff.next_delay()).await;
+        if let Ok(checked) = check(config, kafka, spec, false).await
+            && let Some(pipeline) = corrected(refused, checked.errors, pipelines)
+        {
+            return Err(TopicsError::Corrected(pipeline));
+        }
+    }
+}
+
+/// A pipeline that a start would not refuse any more, if it would not refuse more than that.
+fn corrected(refused: &BTreeSet<Arc<str>>, errors: Vec<Finding>, pipelines: &[Pipeline]) -> Option<Arc<str>> {
+    let now = reject_errors(errors, pipelines).ok()?;
+    let mut corrected = refused.iter().filter(|pipeline| !now.contains_key(*pipeline));
+    corrected
+        .next()
+        .filter(|_| now.keys().all(|pipeline| refused.contains(pipeline)))
+        .cloned()
 }
 
 /// Checks that the groups that read these topics have not had another `kafka.id_prefix`. `existing` are the names of all
@@ -281,12 +322,20 @@ pub async fn warn_about(kafka: &KafkaSettings, spec: &TopologySpec, shutdown: &C
     }
 }
 
+struct Checked {
+    /// Those with which nothing that uses the topic can start.
+    errors: Vec<Finding>,
+    warnings: Vec<Finding>,
+    /// The names of all existing topics.
+    existing: BTreeSet<String>,
+}
+
 async fn check(
     config: &Config,
     kafka: &KafkaSettings,
     spec: &TopologySpec,
     is_first: bool,
-) -> Result<(Vec<Finding>, BTreeSet<String>), TopologyError> {
+) -> Result<Checked, TopologyError> {
     let client = kafka.client();
     let timeout = if is_first {
         FIRST_CHECK_TIMEOUT
@@ -302,7 +351,16 @@ async fn check(
     } else {
         topology::check(&client, spec, timeout).await?
     };
-    Ok((findings, topology::names(&client, CHECK_TIMEOUT).await?))
+    let existing = topology::names(&client, CHECK_TIMEOUT).await?;
+    let is_error = |finding: &Finding| {
+        finding.severity == Severity::Error && !may_be_missing(spec, &existing, &finding.topic)
+    };
+    let (errors, warnings) = findings.into_iter().partition(is_error);
+    Ok(Checked {
+        errors,
+        warnings,
+        existing,
+    })
 }
 
 /// Whether a process can start without this topic. Records for a missing output or application topic wait until it
@@ -318,17 +376,11 @@ fn may_be_missing(spec: &TopologySpec, existing: &BTreeSet<String>, topic: &str)
     !existing.contains(topic) && specs.all(|spec| is_awaited(spec.role))
 }
 
-/// Logs warnings, and returns the pipelines that have errors other than missing topics that may be missing. Fails if something else has
-/// some, or all pipelines.
+/// The pipelines whose topics have these errors. Fails if something else has some, or all pipelines.
 fn reject_errors(
-    findings: Vec<Finding>,
+    errors: Vec<Finding>,
     pipelines: &[Pipeline],
-    may_be_missing: impl Fn(&str) -> bool,
 ) -> Result<BTreeMap<Arc<str>, Vec<Finding>>, TopicsError> {
-    let (errors, warnings): (Vec<_>, Vec<_>) = findings
-        .into_iter()
-        .partition(|finding| finding.severity == Severity::Error);
-    warnings.iter().for_each(warn);
     let topics: Vec<_> = pipelines
         .iter()
         .map(|pipeline| (&pipeline.name, pipeline.topics()))
@@ -336,10 +388,6 @@ fn reject_errors(
     let mut refused: BTreeMap<Arc<str>, Vec<Finding>> = BTreeMap::new();
     let mut is_shared = false;
     for error in &errors {
-        if may_be_missing(&error.topic) {
-            warn(error);
-            continue;
-        }
         let owners = topics
             .iter()
             .filter(|(_, topics)| topics.iter().any(|(topic, _)| *topic == error.topic));
@@ -369,41 +417,51 @@ fn warn(finding: &Finding) {
 mod tests {
     use super::*;
 
-    fn finding(topic: &str, severity: Severity) -> Finding {
-        Finding {
-            topic: topic.into(),
-            severity,
+    fn errors(topics: &[&str]) -> Vec<Finding> {
+        let findings = topics.iter().map(|topic| Finding {
+            topic: (*topic).into(),
+            severity: Severity::Error,
             problem: "is compacted".to_owned(),
             remedy: "change it".to_owned(),
-        }
+        });
+        findings.collect()
     }
 
-    fn refused(findings: &[(&str, Severity)], pipelines: &[&str]) -> Option<Vec<String>> {
-        let findings = findings.iter().map(|(topic, severity)| finding(topic, *severity));
-        let pipelines: Vec<Pipeline> = pipelines.iter().map(|name| Pipeline::new(name)).collect();
-        let refused = reject_errors(findings.collect(), &pipelines, |topic| topic == "awaited");
-        refused
-            .ok()
-            .map(|refused| refused.keys().map(ToString::to_string).collect())
+    fn pipelines(names: &[&str]) -> Vec<Pipeline> {
+        names.iter().map(|name| Pipeline::new(name)).collect()
+    }
+
+    fn refused(topics: &[&str], names: &[&str]) -> Option<Vec<String>> {
+        let refused = reject_errors(errors(topics), &pipelines(names)).ok()?;
+        Some(refused.keys().map(ToString::to_string).collect())
     }
 
     #[test]
     fn errors_refuse_the_pipelines_of_their_topics() {
-        use Severity::{Error, Warning};
         let both = ["a", "b"];
-        assert_eq!(refused(&[("b-dlq", Error)], &both), Some(vec!["b".to_owned()]));
-        assert_eq!(
-            refused(&[("b-dlq", Warning), ("awaited", Error)], &both),
-            Some(Vec::new())
-        );
+        assert_eq!(refused(&["b-dlq"], &both), Some(vec!["b".to_owned()]));
         // None is left, or something else is wrong.
-        assert_eq!(refused(&[("a-dlq", Error), ("b-retry-due", Error)], &both), None);
-        assert_eq!(
-            refused(&[("b-dlq", Error), ("redeliver.control", Error)], &both),
-            None
-        );
-        assert_eq!(refused(&[("a-dlq", Error)], &["a"]), None);
-        assert_eq!(refused(&[("redeliver.control", Error)], &[]), None);
+        assert_eq!(refused(&["a-dlq", "b-retry-due"], &both), None);
+        assert_eq!(refused(&["b-dlq", "redeliver.control"], &both), None);
+        assert_eq!(refused(&["a-dlq"], &["a"]), None);
+        assert_eq!(refused(&["redeliver.control"], &[]), None);
         assert_eq!(refused(&[], &[]), Some(Vec::new()));
+    }
+
+    #[test]
+    fn a_restart_must_serve_more_pipelines() {
+        let all = pipelines(&["a", "b", "c"]);
+        let before = ["b", "c"].map(Arc::from).into();
+        let corrected = |topics: &[&str]| corrected(&before, errors(topics), &all);
+        assert_eq!(corrected(&["c-dlq"]), Some("b".into()));
+        assert_eq!(corrected(&[]), Some("b".into()));
+        // The same, one that is served, or all that the process needs.
+        for topics in [
+            &["b-dlq", "c-dlq"],
+            &["a-dlq", "c-dlq"],
+            &["c-dlq", "redeliver.control"],
+        ] {
+            assert_eq!(corrected(topics), None);
+        }
     }
 }

@@ -65,9 +65,11 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// The topics to which jobs are dispatched.
+    /// The topics to which jobs are dispatched, and those of the dead letters of pipelines.
     pub(crate) fn topics(&self) -> Vec<Arc<str>> {
-        let of_pipelines = self.pipelines.values().map(|pipeline| pipeline.return_topic());
+        let of_pipelines = self.pipelines.values();
+        let of_pipelines =
+            of_pipelines.flat_map(|pipeline| [pipeline.return_topic(), pipeline.dead_letter_topic()]);
         self.apps.values().cloned().chain(of_pipelines).collect()
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use redeliver_kafka::reader::TopicReader;
@@ -77,7 +78,7 @@ async fn installation(host: &Host) -> anyhow::Result<(Installation, i32)> {
         let cluster = reader
             .cluster_id()
             .context("no broker tells the id of the cluster")?;
-        let topic_id = reader.topic_id(&topic)?;
+        let topic_id = ask_twice(ID_DELAY, || reader.topic_id(&topic))?;
         let partitions = reader.partitions(&topic);
         let installation = Installation {
             cluster,
@@ -89,6 +90,15 @@ async fn installation(host: &Host) -> anyhow::Result<(Installation, i32)> {
     tokio::task::spawn_blocking(read)
         .await
         .context("reading the identity of the state topic")?
+}
+
+/// Asks again once if there is no answer: a broker may not know a topic yet that another one has created.
+fn ask_twice<T, E>(delay: Duration, mut ask: impl FnMut() -> Result<Option<T>, E>) -> Result<Option<T>, E> {
+    if let Some(answer) = ask()? {
+        return Ok(Some(answer));
+    }
+    std::thread::sleep(delay);
+    ask()
 }
 
 /// Refuses to start beside another installation that uses the same keys. While Redis is unavailable, that is found out later: no shard is claimed.
@@ -234,3 +244,22 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
 const INDEX_BATCH_BYTES: usize = 4 << 20;
 /// The maximum number of indexers that wait to be started.
 const INDEXER_QUEUE: usize = 64;
+/// The delay before a broker is asked again for the id of a topic.
+const ID_DELAY: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broker_may_not_know_yet() {
+        let asked = |answers: [Option<i32>; 2]| {
+            let mut answers = answers.into_iter();
+            let found: Result<_, ()> = ask_twice(Duration::ZERO, || Ok(answers.next().unwrap()));
+            (found.unwrap(), answers.len())
+        };
+        assert_eq!(asked([None, Some(1)]), (Some(1), 0));
+        assert_eq!(asked([Some(1), None]), (Some(1), 1));
+        assert_eq!(asked([None, None]), (None, 0));
+    }
+}

@@ -114,7 +114,9 @@ pub(crate) struct Shard {
     needs_lookup: VecDeque<PendingCommand>,
     looking_up: VecDeque<PendingCommand>,
     ready: VecDeque<ReadyItem>,
-    /// The size of the commands in all three queues.
+    /// Long waits to reject, by the dead-letter topic of their pipeline, which cannot be written. They name no job, so nothing waits for them.
+    rejected_waits: BTreeMap<Arc<str>, Vec<Box<PendingCommand>>>,
+    /// The size of the commands in all four.
     command_bytes: usize,
     /// The size of the results of lookups in `ready`.
     found_bytes: usize,
@@ -158,6 +160,7 @@ impl Shard {
             needs_lookup: VecDeque::new(),
             looking_up: VecDeque::new(),
             ready: VecDeque::new(),
+            rejected_waits: BTreeMap::new(),
             command_bytes: 0,
             found_bytes: 0,
             is_crowded: false,
@@ -234,7 +237,9 @@ impl Shard {
         if !self.is_live() || self.is_index_behind(1) || self.command_bytes >= MAX_COMMAND_BYTES {
             return 0;
         }
-        MAX_COMMANDS.saturating_sub(self.needs_lookup.len() + self.looking_up.len() + self.ready.len())
+        let undecided = self.needs_lookup.len() + self.looking_up.len() + self.ready.len();
+        let rejected = self.rejected_waits.values().map(Vec::len);
+        MAX_COMMANDS.saturating_sub(undecided + rejected.sum::<usize>())
     }
 
     /// Whether this many times the maximum of changes wait for the index.
@@ -387,6 +392,7 @@ impl Shard {
         }
         let is_due = self.window.next_due().is_some_and(|due| due <= now);
         let half = if is_due { room.quarters(2) } else { room };
+        self.retry_rejections();
         self.is_crowded = self.window.has_backlog() || self.ready.len() > half.records / 2;
         // Commands and due jobs get half of a turn each, so that neither delays the other for long. The priority of a new
         // job is unknown until its command is decided. So while more is ready than fits into a turn and the window has room,
@@ -399,6 +405,9 @@ impl Shard {
         while writes.fits_into(for_commands) && writes.completed.len() < room.records {
             match self.ready.pop_front() {
                 Some(ReadyItem::Command(command, found)) => {
+                    let Some(command) = self.keep_if_rejected(command) else {
+                        continue;
+                    };
                     self.command_bytes -= command.size();
                     self.found_bytes -= found.size();
                     let (offset, is_in_order) = (command.record.position.offset, command.is_in_order);
@@ -442,11 +451,13 @@ impl Shard {
             let dispatched = writes.tally.dispatched.len();
             let target = self.settings.target(&job);
             let presence = self.settings.topics.presence(&target.0);
-            match self.settings.due_action(presence, &self.apps, &job, now) {
-                DueAction::Dispatch => self.dispatch(&job, target.0, now, &mut writes),
-                DueAction::Park if mutant!("shard-forgets-parked-jobs") => {}
-                DueAction::Park => self.park(&job, target, now),
-                DueAction::DeadLetter => self.dead_letter(&job, target, now, &mut writes),
+            let action = self.settings.due_action(presence, &self.apps, &job, now);
+            match (action, self.settings.lacking(&job)) {
+                (DueAction::Park, _) if mutant!("shard-forgets-parked-jobs") => {}
+                (DueAction::Park, _) => self.park(&job, target, now),
+                (_, Some(dead_letters)) => self.park(&job, dead_letters, now),
+                (DueAction::Dispatch, None) => self.dispatch(&job, target.0, now, &mut writes),
+                (DueAction::DeadLetter, None) => self.dead_letter(&job, target, now, &mut writes),
             }
             if writes.tally.dispatched.len() == dispatched {
                 self.window.return_token(&job);

@@ -604,6 +604,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[SHARD_MODEL],
     ),
     mutant(
+        "shard-writes-to-missing-dead-letter-topics",
+        "A long wait that is rejected or may be refused is written although no dead letter can be. Each such transaction fails.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::pipelines::a_long_wait_waits_for_its_dead_letter_topic",
+        )],
+    ),
+    mutant(
         "shard-releases-later-waits",
         "A release also dispatches records that have come after it. They are early.",
         &[unit(

@@ -11,6 +11,7 @@ use redeliver_core::HumanDuration;
 use redeliver_proto::convert::{to_duration, to_priority, to_timestamp};
 use redeliver_runtime::Config;
 use redeliver_scheduler::request::{Format, ReadSchedule, check_recurrence, other_state, read_schedule_json};
+use redeliver_scheduler::schedules::{read_spec, write_spec};
 
 use crate::connection::CliError;
 use crate::record::{RecordArgs, read_file};
@@ -289,6 +290,10 @@ impl TimingArgs {
             let problem = "--anchor needs --every: the schedule has a cron expression";
             return Err(CliError::Usage(problem.to_owned()));
         }
+        if self.cron.is_some() && has_default_overlap(cron) {
+            // That of another expression may differ.
+            cron.overlap = OverlapPolicy::Unspecified.into();
+        }
         set(&mut cron.expression, self.cron.clone());
         set(&mut cron.zone, self.zone.clone());
         if let Some(gap) = self.gap {
@@ -317,6 +322,20 @@ impl TimingArgs {
         set_some(&mut every.anchor, self.anchor.map(to_timestamp));
         Ok(())
     }
+}
+
+/// Whether the policy is the one that the expression has by default, which the scheduler fills in.
+fn has_default_overlap(cron: &CronTiming) -> bool {
+    let unspecified = CronTiming {
+        overlap: OverlapPolicy::Unspecified.into(),
+        ..cron.clone()
+    };
+    let spec = ScheduleSpec {
+        timing: Some(Timing::Cron(unspecified)),
+        ..ScheduleSpec::default()
+    };
+    let filled_in = read_spec(&spec).map(|recurrence| write_spec(&recurrence, None).timing);
+    matches!(filled_in, Ok(Some(Timing::Cron(filled_in))) if filled_in.overlap == cron.overlap)
 }
 
 #[cfg(test)]
@@ -430,6 +449,35 @@ mod tests {
         );
         let back = changed(&every, &["--cron", "@daily"]).unwrap();
         assert_eq!(back.job, full.job);
+    }
+
+    #[test]
+    fn another_expression_has_its_own_default_overlap() {
+        let overlap = |expression: &str, overlap: OverlapPolicy, flags: &[&str]| {
+            let timing = Timing::Cron(CronTiming {
+                expression: expression.to_owned(),
+                overlap: overlap.into(),
+                ..CronTiming::default()
+            });
+            let spec = ScheduleSpec {
+                timing: Some(timing),
+                ..full()
+            };
+            match changed(&spec, flags).unwrap().timing {
+                Some(Timing::Cron(cron)) => cron.overlap(),
+                other => panic!("{other:?}"),
+            }
+        };
+        use OverlapPolicy::{Both, First, Unspecified};
+        let nightly = ["--cron", "30 2 * * *"];
+        assert_eq!(overlap("@hourly", Both, &nightly), Unspecified);
+        assert_eq!(overlap("0 3 * * *", First, &["--cron", "@hourly"]), Unspecified);
+        // One that somebody has chosen.
+        assert_eq!(overlap("@hourly", First, &nightly), First);
+        assert_eq!(overlap("0 3 * * *", Both, &nightly), Both);
+        let both = [nightly[0], nightly[1], "--overlap", "both"];
+        assert_eq!(overlap("@hourly", Both, &both), Both);
+        assert_eq!(overlap("@hourly", Both, &["--zone", "Europe/Berlin"]), Both);
     }
 
     #[test]

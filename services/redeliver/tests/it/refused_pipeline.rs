@@ -8,7 +8,8 @@ use crate::support::{DEADLINE, PipeBuilder, records};
 #[test]
 fn wrong_topics_refuse_only_their_pipeline() {
     let builder = PipeBuilder::new("refused");
-    let other = format!("{}-b", builder.name());
+    let name = builder.name().to_owned();
+    let other = format!("{name}-b");
     let of_other = |key: &str| format!("pipelines.{other}.{key}");
     let pipe = builder
         .tiers(&[1_000])
@@ -29,6 +30,10 @@ fn wrong_topics_refuse_only_their_pipeline() {
         let (status, parts) = service.get("/readyz");
         assert_eq!(status, 503, "{parts}");
         assert!(parts.contains(&format!("topics-{other}")), "{parts}");
+        for (pipeline, is_refused) in [(name.as_str(), 0), (&other, 1)] {
+            let series = format!("redeliver_pipeline_refused{{pipeline=\"{pipeline}\"}}");
+            assert_eq!(service.metric(&series), is_refused, "{pipeline}");
+        }
         let log = service.output();
         assert!(log.contains("this process does not serve the pipeline"), "{log}");
     }
@@ -38,7 +43,12 @@ fn wrong_topics_refuse_only_their_pipeline() {
     let applied = pipe.redeliver(&["topics", "apply"]);
     assert_eq!(applied.code, Some(0), "{applied:?}");
     for service in &mut services {
-        service.shut_down();
+        assert!(!service.wait(DEADLINE).success());
+        let log = service.output();
+        assert!(
+            log.contains(&format!("the topics of pipeline `{other}` can be used now")),
+            "{log}"
+        );
         service.start_again();
         service.until_ready();
     }

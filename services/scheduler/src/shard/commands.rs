@@ -1,5 +1,6 @@
 //! Decides commands.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -10,7 +11,7 @@ use redeliver_proto::{Message as _, v1};
 
 use super::conflict::{self, NamedJob, Resolution};
 use super::dispatch::DueAction;
-use super::{Shard, Writes};
+use super::{ReadyItem, Shard, Writes};
 use crate::admission::{self, INDEX_FULL};
 use crate::codec::{self, KeyValue};
 use crate::index::{Cursor, MemoryPressure};
@@ -79,6 +80,27 @@ impl Shard {
                 Some(Query::Job(schedules::entry_id(change.id.as_str(), self.number)))
             }
         }
+    }
+
+    /// Keeps a command aside if it is a long wait to reject whose dead letter cannot be written. It stays incomplete.
+    pub(super) fn keep_if_rejected(&mut self, command: Box<PendingCommand>) -> Option<Box<PendingCommand>> {
+        let wait = command.incoming.rejected_wait.as_deref();
+        let topic = wait.map(|wait| wait.pipeline.dead_letter_topic());
+        let Some(topic) = topic.filter(|topic| self.settings.lacks(topic)) else {
+            return Some(command);
+        };
+        self.rejected_waits.entry(topic).or_default().push(command);
+        None
+    }
+
+    /// Decides again about long waits to reject whose dead letters can be written now.
+    pub(super) fn retry_rejections(&mut self) {
+        let waits = std::mem::take(&mut self.rejected_waits).into_iter();
+        let (kept, possible): (_, BTreeMap<_, _>) = waits.partition(|(topic, _)| self.settings.lacks(topic));
+        self.rejected_waits = kept;
+        let commands = possible.into_values().flatten();
+        self.ready
+            .extend(commands.map(|command| ReadyItem::Command(command, Found::default())));
     }
 
     pub(super) fn decide(
@@ -245,6 +267,7 @@ impl Shard {
         let presence = self.settings.topics.presence(&topic);
         let action = self.settings.due_action(presence, &self.apps, &job, now);
         let may_dispatch = self.may_dispatch() && self.pins.pin_of(&job).is_none();
+        let may_dispatch = may_dispatch && self.settings.lacking(&job).is_none();
         let is_due = job.due <= now && action == DueAction::Dispatch && may_dispatch;
         let flow = Flow::of(&job);
         let is_next = self.look_ahead.is_next(&flow, Cursor::of(&job)) && !self.look_ahead.is_parked(&flow);

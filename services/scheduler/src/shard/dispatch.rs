@@ -76,6 +76,22 @@ impl Settings {
         }
     }
 
+    /// Whether it is known that dead letters cannot be written to a topic.
+    pub(super) fn lacks(&self, dead_letters: &Arc<str>) -> bool {
+        self.topics.presence(dead_letters).is_unavailable()
+            && !mutant!("shard-writes-to-missing-dead-letter-topics")
+    }
+
+    /// The dead-letter topic of the pipeline of a long wait, if it cannot be written. The record is not dispatched then: its topic may refuse
+    /// it, and only a dead letter can replace it.
+    pub(super) fn lacking(&self, job: &Job) -> Option<Target> {
+        let pipeline = self.rules.pipelines.get(&*job.app);
+        let topic = pipeline
+            .filter(|_| job.kind == Kind::LongWait)?
+            .dead_letter_topic();
+        self.lacks(&topic).then(|| (topic, job.app.clone()))
+    }
+
     /// The topic and the application of a job.
     pub(super) fn target(&self, job: &Job) -> Target {
         (self.destination(job), job.app.clone())

@@ -54,32 +54,33 @@ fn ingest_id() -> TopicId {
     TopicId::from_bits(7)
 }
 
-/// The presence of [`GONE`]; all other topics exist.
-#[derive(Clone)]
-struct FakeTopics(Arc<Mutex<Presence>>);
-
-impl Default for FakeTopics {
-    fn default() -> Self {
-        Self(Arc::new(Mutex::new(Presence::Exists)))
-    }
-}
+/// The presence of some topics; all others exist.
+#[derive(Clone, Default)]
+struct FakeTopics(Arc<Mutex<HashMap<String, Presence>>>);
 
 impl FakeTopics {
+    fn of(&self, topic: &str) -> Presence {
+        let known = self.0.lock().unwrap().get(topic).copied();
+        known.unwrap_or(Presence::Exists)
+    }
+
+    fn set_of(&self, topic: &str, presence: Presence) {
+        self.0.lock().unwrap().insert(topic.to_owned(), presence);
+    }
+
+    /// The presence of [`GONE`].
     fn get(&self) -> Presence {
-        *self.0.lock().unwrap()
+        self.of(GONE)
     }
 
     fn set(&self, presence: Presence) {
-        *self.0.lock().unwrap() = presence;
+        self.set_of(GONE, presence);
     }
 }
 
 impl Topics for FakeTopics {
     fn presence(&self, topic: &Arc<str>) -> Presence {
-        match &**topic {
-            GONE => self.get(),
-            _ => Presence::Exists,
-        }
+        self.of(topic)
     }
 
     fn partitions(&self, _topic: &str) -> Option<i32> {
@@ -545,7 +546,10 @@ impl World {
                         }
                     }
                 }
-                "docs-dlq" => self.dead_long_waits.push(output),
+                "docs-dlq" => {
+                    assert_eq!(self.topics.of("docs-dlq"), Presence::Exists);
+                    self.dead_long_waits.push(output);
+                }
                 other => panic!("unexpected output topic {other}"),
             }
         }

@@ -100,6 +100,45 @@ fn a_rejected_long_wait_becomes_a_dead_letter_of_its_pipeline() {
 }
 
 #[test]
+fn a_long_wait_waits_for_its_dead_letter_topic() {
+    let mut world = World::new();
+    let reason = Unwritable::NoLeader;
+    let lasting = Duration::from_secs(600);
+    world
+        .topics
+        .set_of("docs-dlq", Presence::Unwritable { reason, lasting });
+    let wait = |due: Timestamp| {
+        ProtoCommand::LongWait(v1::LongWait {
+            pipeline: "docs".to_owned(),
+            due: Some(to_timestamp(due)),
+            value: Some(Bytes::from_static(b"document")),
+            ..v1::LongWait::default()
+        })
+    };
+    // One is rejected, one is due at once, and one later.
+    for ahead in [86_400 * 366, 0, 1] {
+        world.send(wait(world.now.after(Duration::from_secs(ahead))));
+    }
+    let job = world.schedule("app", 0, None);
+    for _ in 0..100 {
+        world.run(&Step::AdvanceClock(20));
+        world.turn(50, false);
+        world.serve_index();
+    }
+    assert!(world.was_dispatched(job));
+    let ended = |world: &World| (world.returned_waits.len(), world.dead_long_waits.len());
+    assert_eq!((ended(&world), world.completed.contains(&0)), ((0, 0), false));
+    assert_eq!(world.completed.len(), 3);
+    // Another owner reads what is not completed again.
+    world.restart();
+    world.settle();
+    assert_eq!(ended(&world), (0, 0));
+    world.topics.set_of("docs-dlq", Presence::Exists);
+    world.settle();
+    assert_eq!((ended(&world), world.completed.len()), ((2, 1), 4));
+}
+
+#[test]
 fn a_long_wait_cannot_be_cancelled_or_rescheduled() {
     let mut world = World::new();
     let due = world.now.after(Duration::from_secs(2));
