@@ -5,14 +5,19 @@ mod omitted;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use redeliver_core::pipeline::retry_tier_group;
 use redeliver_core::route::reject;
 use redeliver_core::{
-    Clock as _, Failure, Headers, Pipeline, Position, Record, SystemClock, Timestamp, redrive,
+    Clock as _, Failure, Headers, HumanDuration, Pipeline, Position, Record, SystemClock, Timestamp, redrive,
 };
-use redeliver_kafka::reader::TopicReader;
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::groups::{self, CommittedOffset, GroupOffsets};
+use redeliver_kafka::reader::{ReadError, TopicReader};
+use redeliver_kafka::survey::Surveyor;
 use redeliver_proto::auth::SendToken;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
@@ -33,14 +38,64 @@ pub(crate) struct World {
     pipeline: Pipeline,
     pub(crate) dlq: Arc<str>,
     pub(crate) due: Arc<str>,
+    worker: Option<Worker>,
+}
+
+/// Completes what is in a topic at once. Ends when it is dropped.
+struct Worker(Arc<AtomicBool>);
+
+impl Worker {
+    fn start(kafka: &KafkaSettings, group: String, topic: &Arc<str>) -> Self {
+        let (kafka, topic, stop) = (kafka.clone(), topic.clone(), Arc::new(AtomicBool::new(false)));
+        let stopped = stop.clone();
+        std::thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                // Brokers may be down.
+                drop(complete(&kafka, &group, &topic));
+                std::thread::park_timeout(Duration::from_millis(500));
+            }
+        });
+        Self(stop)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Commits the ends of a topic for a group.
+fn complete(kafka: &KafkaSettings, group: &str, topic: &Arc<str>) -> Result<(), ReadError> {
+    let metadata = String::new();
+    let mut offsets = GroupOffsets::new();
+    for found in Surveyor::new(kafka)?.topics(|name| *name == **topic)? {
+        for (partition, extent) in (0..).zip(found.partitions) {
+            let offset = extent.map_or(0, |extent| extent.end);
+            let metadata = metadata.clone();
+            offsets.insert(
+                (topic.to_string(), partition),
+                CommittedOffset { offset, metadata },
+            );
+        }
+    }
+    groups::commit(kafka, group, &offsets)
 }
 
 impl World {
+    /// With a worker.
     pub(crate) async fn new(name: &str, settings: &str) -> Self {
         Self::on(name, settings, &brokers()).await
     }
 
     pub(crate) async fn on(name: &str, settings: &str, brokers: &str) -> Self {
+        let mut world = Self::without_worker(name, settings, brokers).await;
+        let group = world.pipeline.worker_group("");
+        world.worker = Some(Worker::start(&world.env.kafka, group, &world.due));
+        world
+    }
+
+    async fn without_worker(name: &str, settings: &str, brokers: &str) -> Self {
         let yaml = format!("pipelines:\n  {{name}}-p:\n    output: {{name}}-out\n{settings}");
         let env = InspectorEnv::with_yaml_on(name, &yaml, brokers);
         let pipeline = Pipeline::new(&format!("{}-p", env.base.name()));
@@ -52,6 +107,7 @@ impl World {
             pipeline,
             dlq,
             due,
+            worker: None,
         }
     }
 
@@ -551,6 +607,48 @@ async fn a_redrive_waits_for_the_retries_of_its_pipeline() {
     .await;
     assert_eq!(first.state(), v1::RedriveState::Running);
     assert!(first.waits_until.is_some(), "{first:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_that_wait_hold_the_brake() {
+    let retries = "    retry: { tiers: [4711ms] }\n";
+    let world = World::without_worker("redrive-waiting", retries, &brokers()).await;
+    world.put(30).await;
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 30).await;
+    let request = v1::PlanRedriveRequest {
+        all_at_once: false,
+        ..plan(v1::RedriveKind::Redrive, "")
+    };
+    let job = planned(&mut inspector, request).await.unwrap();
+    start(&mut inspector, &job.id).await;
+    let until_waiting = async |inspector: &mut Inspector, count: u32, done: u32| {
+        eventually_async(&format!("{count} wait"), DEADLINE, async || {
+            let found = get(inspector, &job.id).await.unwrap();
+            assert!(found.done <= done, "{found:?}");
+            let is_shown = found
+                .problem
+                .starts_with(&format!("{count} redriven records still wait"));
+            is_shown.then_some(()).ok_or(format!("{found:?}"))
+        })
+        .await;
+    };
+    // Nobody has processed the first ones.
+    until_waiting(&mut inspector, 10, 10).await;
+    // One of them waits for its next attempt.
+    let kafka = &world.env.kafka;
+    let tier = HumanDuration::from_millis(4_711);
+    let tier_topic = world.pipeline.tier_topic(tier);
+    world.env.recreate_topic(&tier_topic, 1).await;
+    world.env.put(&tier_topic, 0, died(&world.redriven()[..1])).await;
+    let worker = world.pipeline.worker_group("");
+    complete(kafka, &worker, &world.due).unwrap();
+    until_waiting(&mut inspector, 1, 10).await;
+    complete(kafka, &retry_tier_group("", tier), &tier_topic).unwrap();
+    until_waiting(&mut inspector, 20, 30).await;
+    complete(kafka, &worker, &world.due).unwrap();
+    let ended = until(&mut inspector, &job.id, &ENDED).await;
+    assert_eq!((ended.state(), ended.done), (v1::RedriveState::Succeeded, 30));
 }
 
 #[tokio::test]
