@@ -652,6 +652,31 @@ async fn records_that_wait_hold_the_brake() {
     assert_eq!((ended.state(), ended.done), (v1::RedriveState::Succeeded, 30));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_brake_an_unreadable_topic_delays_nothing() {
+    let kafka = LocalKafka::start_with(&AUTHORIZER).unwrap();
+    let world = World::without_worker("redrive-unreadable", "", &kafka.brokers()).await;
+    let source = &world.pipeline.source;
+    world.env.recreate_topic(source, 1).await;
+    let letters = world.env.create_topic("foreign", 1).await;
+    let died = dead("k", "v", &[("kafka_dlt-original-topic", source)]);
+    world.env.put(&letters, 0, vec![died; 20]).await;
+    // Nobody knows what comes back there.
+    allow_all(&kafka, &[&world.dlq]);
+    deny(&kafka, "Read", &[&world.dlq]);
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 20).await;
+    let request = v1::PlanRedriveRequest {
+        all_at_once: false,
+        max_returned_share: Some(1.0),
+        ..plan(v1::RedriveKind::Redrive, "")
+    };
+    let job = planned(&mut inspector, request).await.unwrap();
+    start(&mut inspector, &job.id).await;
+    let ended = until(&mut inspector, &job.id, &ENDED).await;
+    assert_eq!((ended.done, ended.returned), (20, 0));
+}
+
 #[tokio::test]
 async fn deleted_dead_letters_end_no_batch() {
     let world = World::new("redrive-canary", "").await;
