@@ -12,16 +12,17 @@ use bytes::Bytes;
 use redeliver_core::pipeline::retry_tier_group;
 use redeliver_core::route::reject;
 use redeliver_core::{
-    Clock as _, Failure, Headers, HumanDuration, Pipeline, Position, Record, SystemClock, Timestamp, redrive,
+    Clock as _, Failure, Headers, HumanDuration, Output, Pipeline, Position, Record, SystemClock, Timestamp,
+    redrive,
 };
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::groups::{self, CommittedOffset, GroupOffsets};
 use redeliver_kafka::reader::{ReadError, TopicReader};
 use redeliver_kafka::survey::Surveyor;
 use redeliver_proto::auth::SendToken;
-use redeliver_proto::convert::to_timestamp;
+use redeliver_proto::convert::{to_headers, to_timestamp};
 use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
-use redeliver_proto::{Message as _, error, v1};
+use redeliver_proto::{Message as _, error, long_wait, v1};
 use redeliver_service::identity::{NewToken, new_token};
 use redeliver_testkit::kafka_request::{delete_records, delete_topic};
 use redeliver_testkit::{LocalKafka, brokers, eventually_async};
@@ -610,6 +611,72 @@ async fn a_redrive_waits_for_the_retries_of_its_pipeline() {
     assert!(first.waits_until.is_some(), "{first:?}");
 }
 
+/// Waits until a job says that so many of its records wait. It has not written more than this before.
+async fn until_waiting(inspector: &mut Inspector, id: &str, count: u32, done: u32) {
+    eventually_async(&format!("{count} wait"), DEADLINE, async || {
+        let found = get(inspector, id).await.unwrap();
+        assert!(found.done <= done, "{found:?}");
+        let shown = format!("{count} redriven records still wait");
+        let is_shown = found.problem.starts_with(&shown);
+        is_shown.then_some(()).ok_or(format!("{found:?}"))
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_with_the_scheduler_hold_a_job() {
+    let settings = "    long_waits: scheduler\nscheduler:\n  group: '{name}-scheduler'\n  topics: { ingest: '{name}-ingest', state: '{name}-state' }\n";
+    let world = World::without_worker("redrive-long-wait", settings, &brokers()).await;
+    let name = world.env.base.name();
+    let [ingest, state] = ["ingest", "state"].map(|topic| Arc::<str>::from(format!("{name}-{topic}")));
+    for topic in [&ingest, &state] {
+        world.env.recreate_topic(topic, 1).await;
+    }
+    world.put(3).await;
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 3).await;
+    let all = plan(v1::RedriveKind::Redrive, "");
+    let job = planned(&mut inspector, all).await.unwrap();
+    start(&mut inspector, &job.id).await;
+    until_waiting(&mut inspector, &job.id, 3, 3).await;
+    // The worker hands two of them over.
+    let redriven = world.redriven();
+    let commands = redriven[..2].iter().cloned().map(|record| {
+        let output = Output {
+            topic: record.position.topic,
+            partition: None,
+            key: record.key,
+            value: record.value,
+            headers: record.headers,
+        };
+        let command = long_wait::wrap(&world.pipeline.name, SystemClock.now(), output);
+        Dead {
+            key: command.key,
+            value: command.value,
+            headers: command.headers,
+        }
+    });
+    world.env.put(&ingest, 0, commands.collect()).await;
+    let kafka = &world.env.kafka;
+    complete(kafka, &world.pipeline.worker_group(""), &world.due).unwrap();
+    until_waiting(&mut inspector, &job.id, 2, 3).await;
+    // The scheduler keeps one of these, and has dispatched the other one.
+    let scheduled = v1::JobRecord {
+        state: v1::JobState::Scheduled.into(),
+        long_wait: true,
+        headers: to_headers(&redriven[0].headers),
+        ..v1::JobRecord::default()
+    };
+    let id = "0196c0de-0000-7000-8000-000000000001";
+    let value = scheduled.encode_to_vec();
+    world.env.write(&state, id, Some(value.into())).await;
+    complete(kafka, &format!("{name}-scheduler"), &ingest).unwrap();
+    until_waiting(&mut inspector, &job.id, 1, 3).await;
+    world.env.write(&state, id, None).await;
+    let ended = until(&mut inspector, &job.id, &ENDED).await;
+    assert_eq!(ended.state(), v1::RedriveState::Succeeded);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn records_that_wait_hold_the_brake() {
     let retries = "    retry: { tiers: [4711ms] }\n";
@@ -623,19 +690,8 @@ async fn records_that_wait_hold_the_brake() {
     };
     let job = planned(&mut inspector, request).await.unwrap();
     start(&mut inspector, &job.id).await;
-    let until_waiting = async |inspector: &mut Inspector, count: u32, done: u32| {
-        eventually_async(&format!("{count} wait"), DEADLINE, async || {
-            let found = get(inspector, &job.id).await.unwrap();
-            assert!(found.done <= done, "{found:?}");
-            let is_shown = found
-                .problem
-                .starts_with(&format!("{count} redriven records still wait"));
-            is_shown.then_some(()).ok_or(format!("{found:?}"))
-        })
-        .await;
-    };
     // Nobody has processed the first ones.
-    until_waiting(&mut inspector, 10, 10).await;
+    until_waiting(&mut inspector, &job.id, 10, 10).await;
     // One of them waits for its next attempt.
     let kafka = &world.env.kafka;
     let tier = HumanDuration::from_millis(4_711);
@@ -644,9 +700,9 @@ async fn records_that_wait_hold_the_brake() {
     world.env.put(&tier_topic, 0, died(&world.redriven()[..1])).await;
     let worker = world.pipeline.worker_group("");
     complete(kafka, &worker, &world.due).unwrap();
-    until_waiting(&mut inspector, 1, 10).await;
+    until_waiting(&mut inspector, &job.id, 1, 10).await;
     complete(kafka, &retry_tier_group("", tier), &tier_topic).unwrap();
-    until_waiting(&mut inspector, 20, 30).await;
+    until_waiting(&mut inspector, &job.id, 20, 30).await;
     complete(kafka, &worker, &world.due).unwrap();
     let ended = until(&mut inspector, &job.id, &ENDED).await;
     assert_eq!((ended.state(), ended.done), (v1::RedriveState::Succeeded, 30));
