@@ -16,7 +16,7 @@ pub const REDRIVE_COUNT: &str = "redrive-count";
 pub const REDRIVE_TIME: &str = "redrive-time";
 /// The dead letter whose edited copy the record is: `topic/partition/offset`. Later redrives without an edit keep it.
 pub const REDRIVE_OF: &str = "redrive-of";
-/// What was edited: `value`, `key` and `headers`, separated by commas.
+/// What was edited: `value`, `key` and `headers`, separated by commas. Later redrives without an edit drop it, because their record may not differ.
 pub const REDRIVE_EDITED: &str = "redrive-edited";
 
 /// Whether a redrive adds a header of this name, in place of those of an earlier one.

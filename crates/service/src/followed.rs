@@ -468,7 +468,8 @@ impl<C: Contents> Follow<C> {
                 let (reader, contents) = read_after(latest.as_ref(), &self.kafka, &self.topic)?;
                 let id = match (&contents, latest) {
                     (Some(_), Some(latest)) => Some(latest.to.topic),
-                    _ => reader.known_id(&self.topic),
+                    // Without an id that the broker would tell, each change would read the whole topic: the next look asks again.
+                    _ => reader.topic_id(&self.topic)?,
                 };
                 let contents = contents.unwrap_or_default();
                 session.insert(Session { reader, id, contents })
@@ -663,6 +664,8 @@ fn never_ran<E>(error: JoinError) -> ExclusiveError<E> {
 
 #[cfg(test)]
 mod tests {
+    use redeliver_kafka::embedded::EmbeddedBroker;
+
     use super::*;
 
     #[test]
@@ -673,6 +676,59 @@ mod tests {
         }
         assert_eq!(polls(CONFIRMING_LOOKS + 1, true), MISSING_POLLS);
         assert_eq!(polls(CONFIRMING_LOOKS + 1, false), 1);
+    }
+
+    #[derive(Clone, Default, PartialEq)]
+    struct Nothing;
+
+    impl Contents for Nothing {
+        type Problem = String;
+        const TOPIC: &'static str = "topic";
+        const NAME: &'static str = "topic";
+        const IS_OPTIONAL: bool = false;
+
+        fn apply(&mut self, _record: &Record) {}
+
+        fn count(&self) -> usize {
+            0
+        }
+
+        fn problems(&self) -> BTreeMap<String, String> {
+            BTreeMap::new()
+        }
+
+        fn is_unreadable(_problem: &String) -> bool {
+            false
+        }
+
+        fn log_changes(&self, _topic: &str, _before: &Self) {}
+    }
+
+    #[test]
+    fn no_session_opens_without_its_topic_id() {
+        // It answers no request for ids.
+        let broker = EmbeddedBroker::start(&[("t".to_owned(), 1)]).unwrap();
+        let kafka = KafkaSettings::new(broker.brokers(), "test");
+        let mut follow = Follow::<Nothing> {
+            watch: TopicWatch::start(&kafka).unwrap(),
+            kafka,
+            topic: "t".into(),
+            may_be_missing: false,
+            part: Health::new().part("topic"),
+            metrics: FollowMetrics::default(),
+            contents: watch::channel(None).0,
+            latest: Latest::default(),
+            reads: Reads::default(),
+            woken: sync_channel(1).1,
+            stop: CancellationToken::new(),
+        };
+        let mut session = None;
+        assert!(follow.read(&mut session, Instant::now()).is_err());
+        assert!(session.is_none());
+        // A broker that has no ids says so.
+        follow.kafka.takes_all_partitions = true;
+        follow.read(&mut session, Instant::now()).unwrap();
+        assert!(session.is_some_and(|session| session.id.is_none()));
     }
 
     #[test]

@@ -277,6 +277,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
             host,
             jobs.clone(),
             destinations.clone(),
+            scans.clone(),
             pool.clone(),
             shared.clone(),
             metrics.clone(),

@@ -180,7 +180,7 @@ impl Metrics {
         );
         registry.register(
             "dlq_automatic_redrive",
-            "1 for how the automatic redrive of a pipeline stands: idle, running, paused, braked (too many records came back), waiting (the index is incomplete); 0 for the others",
+            "1 for how the automatic redrive of a pipeline stands: idle, running, stuck (a job runs, and nothing can be done for it now), paused, braked (too many records came back, or nobody knows), waiting (the index is incomplete); 0 for the others",
             metrics.automatic.clone(),
         );
         registry.register(
@@ -261,7 +261,7 @@ impl Metrics {
 
     /// Sets how the automatic redrive of a pipeline stands.
     pub(crate) fn set_automatic_redrive(&self, pipeline: &str, standing: &'static str) {
-        for state in ["idle", "running", "paused", "braked", "waiting"] {
+        for state in ["idle", "running", "stuck", "paused", "braked", "waiting"] {
             let labels = AutomaticLabels {
                 pipeline: pipeline.to_owned(),
                 state,

@@ -11,8 +11,8 @@ use redeliver_kafka::exclusive::ExclusiveError;
 use redeliver_kafka::survey::Surveyor;
 use redeliver_proto::convert::{from_timestamp, to_timestamp};
 use redeliver_proto::error::{invalid, status};
-use redeliver_proto::v1;
 use redeliver_proto::v1::redrive_service_server::RedriveService;
+use redeliver_proto::{Message as _, v1};
 use redeliver_service::followed::Followed;
 use tonic::{Code, Request, Response, Status};
 
@@ -32,6 +32,9 @@ use crate::redrive::source::{count_returned, returning_to};
 
 /// The maximum length of the id of a job.
 const MAX_ID: usize = 32;
+
+/// The maximum size of a list of jobs with all their details, in bytes.
+const MAX_LISTED: usize = 2 << 20;
 
 /// The jobs. Cheap to clone.
 #[derive(Clone)]
@@ -148,7 +151,11 @@ impl RedriveService for Api {
             let visible = jobs.iter().rev().filter(|(_, _, job)| sees(&viewer, job));
             let messages = visible.map(|(_, entry, job)| self.message(entry, &job));
             let mut redrives: Vec<v1::Redrive> = messages.collect();
-            self.count_returned(&mut redrives).await;
+            let running = redrives
+                .iter_mut()
+                .filter(|job| job.state() == v1::RedriveState::Running);
+            self.count_returned(running.collect()).await;
+            shorten(&mut redrives);
             Ok(v1::ListRedrivesResponse { redrives })
         };
         self.observed("ListRedrives", response).await
@@ -277,19 +284,18 @@ impl Api {
         let jobs = self.jobs()?;
         let found = jobs.get(id).and_then(|entry| Some((entry.clone(), entry.job()?)));
         let (entry, job) = found.ok_or_else(|| no_job(id))?;
-        let mut messages = vec![self.message(&entry, &job)];
-        self.count_returned(&mut messages).await;
-        messages.pop().ok_or_else(|| no_job(id))
+        let mut message = self.message(&entry, &job);
+        self.count_returned(vec![&mut message]).await;
+        Ok(message)
     }
 
     /// Counts what has come back up to now, also since the ends of jobs.
-    async fn count_returned(&self, jobs: &mut [v1::Redrive]) {
+    async fn count_returned(&self, mut jobs: Vec<&mut v1::Redrive>) {
         if !*self.shared.caught_up.borrow() {
             return;
         }
-        let counted = |job: &&mut v1::Redrive| job.kind() == v1::RedriveKind::Redrive && job.done > 0;
-        let counted: Vec<&mut v1::Redrive> = jobs.iter_mut().filter(counted).collect();
-        let topics = counted.iter().map(|job| {
+        jobs.retain(|job| job.kind() == v1::RedriveKind::Redrive && job.done > 0);
+        let topics = jobs.iter().map(|job| {
             let topics = returning_to(job, &self.redrives.destinations);
             (job.id.clone(), topics)
         });
@@ -301,7 +307,7 @@ impl Api {
         });
         // Without an answer of the index, what the executor has counted last is shown.
         if let Ok(counts) = counting.await {
-            for (job, returned) in counted.into_iter().zip(counts) {
+            for (job, returned) in jobs.into_iter().zip(counts) {
                 job.returned = returned;
             }
         }
@@ -376,6 +382,19 @@ impl Api {
                 String::new()
             },
         })
+    }
+}
+
+/// Leaves out the details of jobs for which a list has no room.
+fn shorten(jobs: &mut [v1::Redrive]) {
+    let mut room = MAX_LISTED;
+    for job in jobs {
+        let size = job.encoded_len();
+        if size > room {
+            (job.sources, job.destinations) = (Vec::new(), Vec::new());
+            (job.refused, job.samples, job.warnings) = (Vec::new(), Vec::new(), Vec::new());
+        }
+        room = room.saturating_sub(size);
     }
 }
 
@@ -491,5 +510,21 @@ mod tests {
             text.contains("was written by a newer version") && text.contains("upgrade this inspector"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_long_list_has_fewer_details() {
+        let job = |id: usize| v1::Redrive {
+            id: id.to_string(),
+            problem: "stays".to_owned(),
+            warnings: vec!["w".repeat(50_000)],
+            ..v1::Redrive::default()
+        };
+        let mut jobs: Vec<v1::Redrive> = (0..200).map(job).collect();
+        shorten(&mut jobs);
+        let whole = jobs.iter().filter(|job| !job.warnings.is_empty()).count();
+        assert_eq!((jobs.len(), whole), (200, MAX_LISTED / 50_032));
+        assert!(jobs.iter().all(|job| job.problem == "stays"));
+        assert!(!jobs[0].warnings.is_empty(), "the newest ones have them");
     }
 }

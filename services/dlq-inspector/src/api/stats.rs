@@ -1,5 +1,6 @@
 //! `GetDeadLetterStats`: counts by topic.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
@@ -20,6 +21,10 @@ use crate::shared::TopicStatus;
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(86_400);
+/// How many error classes of a topic are named. Anybody who writes dead letters can invent some.
+const MAX_CLASSES: usize = 100;
+/// The name of all others.
+const OTHER_CLASSES: &str = "other";
 
 impl Api {
     pub(super) async fn stats(&self, viewer: &Viewer, filter: String) -> Result<v1::DeadLetterStats, Status> {
@@ -85,10 +90,23 @@ fn stats(topic: String, counts: TopicCounts, status: TopicStatus, now: Timestamp
         oldest: counts.oldest.and_then(time_of_record),
         newest: counts.newest.and_then(time_of_record),
         until_removal,
-        open_by_class: counts.open_by_class.into_iter().collect(),
+        open_by_class: most_frequent(counts.open_by_class),
         removal: removal(status.retention).into(),
         classes_masked: false,
     }
+}
+
+/// The most frequent classes, and the sum of the others.
+fn most_frequent(by_class: BTreeMap<String, u64>) -> HashMap<String, u64> {
+    let mut classes: Vec<(String, u64)> = by_class.into_iter().collect();
+    classes.sort_by_key(|(_, count)| Reverse(*count));
+    let others = classes.split_off(classes.len().min(MAX_CLASSES));
+    let mut named: HashMap<String, u64> = classes.into_iter().collect();
+    if !others.is_empty() {
+        let sum: u64 = others.iter().map(|(_, count)| count).sum();
+        *named.entry(OTHER_CLASSES.to_owned()).or_default() += sum;
+    }
+    named
 }
 
 /// Without what depends on the states of dead letters, which are unknown.
@@ -136,6 +154,19 @@ mod tests {
         };
         let status = TopicStatus { retention, lag: 0 };
         stats("t".into(), counts, status, Timestamp::from_millis(1_000_000))
+    }
+
+    #[test]
+    fn only_the_most_frequent_classes_are_named() {
+        let classes = |count: u64| (1..=count).map(|number| (number.to_string(), number)).collect();
+        assert_eq!(most_frequent(classes(100)).len(), 100);
+        let named = most_frequent(classes(1_000));
+        assert_eq!((named.len(), named["901"], named.get("900")), (101, 901, None));
+        assert_eq!(named["other"], (1..=900).sum::<u64>());
+        // A class has that name, too.
+        let mut classes: BTreeMap<String, u64> = classes(100);
+        classes.insert("other".to_owned(), 7_000);
+        assert_eq!(most_frequent(classes)["other"], 7_001);
     }
 
     #[test]

@@ -54,6 +54,8 @@ pub enum Standing {
     Idle(Option<Box<Job>>),
     /// A job runs.
     Running,
+    /// A job runs, and nothing can be done for it now.
+    Stuck,
     /// A caller has paused a job.
     Paused,
     /// The brake has paused a job.
@@ -73,6 +75,7 @@ impl Standing {
             v1::RedriveState::Paused if job::is_braked(&job, &progress) => Self::Braked,
             v1::RedriveState::Paused => Self::Paused,
             state if job::has_ended(state) => Self::Idle(Some(Box::new(job))),
+            _ if !progress.problem.is_empty() => Self::Stuck,
             _ => Self::Running,
         }
     }
@@ -83,6 +86,7 @@ impl Standing {
         match self {
             Self::Idle(_) => "idle",
             Self::Running => "running",
+            Self::Stuck => "stuck",
             Self::Paused => "paused",
             Self::Braked => "braked",
         }
@@ -503,6 +507,13 @@ mod tests {
         };
         jobs.apply_own("1", &braked, Vec::new());
         assert_eq!(Standing::of("docs", &jobs), Standing::Braked);
+        let stuck = Progress {
+            problem: "records wait".to_owned(),
+            braked_run: 0,
+            ..braked
+        };
+        jobs.apply_own("1", &stuck, Vec::new());
+        assert_eq!(Standing::of("docs", &jobs), Standing::Stuck);
         let mut jobs = Jobs::default();
         add(&mut jobs, "1", &first, 1, v1::RedriveState::Cancelled);
         assert_eq!(next(&jobs, &letters), None);

@@ -280,6 +280,12 @@ impl Job {
         self.spec().start_at.as_ref().and_then(from_timestamp)
     }
 
+    /// Whether the brake can act. Without it, a job does not depend on what comes back.
+    #[must_use]
+    pub fn has_brake(&self) -> bool {
+        self.kind == Kind::Redrive && self.spec().max_returned_share < 1.0
+    }
+
     /// How long it waits after a batch.
     #[must_use]
     pub fn observe(&self) -> Duration {

@@ -263,6 +263,15 @@ impl Entry {
         value.map(Outcomes::read).unwrap_or_default()
     }
 
+    /// Where its records were written, as far as it is known.
+    #[must_use]
+    pub fn written(&self) -> Vec<Position> {
+        let outcomes = self.outcomes.values().cloned().map(Outcomes::read);
+        outcomes
+            .flat_map(|outcomes| outcomes.positions().collect::<Vec<_>>())
+            .collect()
+    }
+
     /// The keys of all its values.
     #[must_use]
     pub fn keys(&self, id: &str) -> Vec<String> {

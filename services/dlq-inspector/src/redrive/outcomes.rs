@@ -83,6 +83,11 @@ impl Outcomes {
         })
     }
 
+    /// Where the records of its items were written, as far as it is known.
+    pub fn positions(&self) -> impl Iterator<Item = Position> {
+        (0..self.items.len()).filter_map(|index| self.written(index))
+    }
+
     fn push(&mut self, outcome: Outcome, written: Option<(&str, i32, i64)>) {
         let mut item = Known {
             outcome: outcome.number(),

@@ -1,7 +1,7 @@
 //! What the executor does next with a job: take items, wait, or brake. No IO.
 //!
-//! A redrive begins with a few records. After each batch, and at the end, the executor waits for a while and counts how many of them have come back. Items that
-//! are skipped or fail end no batch, because nothing can come back from them.
+//! A redrive begins with a few records. After each batch, and at the end, the executor waits for a while, and until none of them waits for an attempt, and counts
+//! how many have come back. Items that are skipped or fail end no batch, because nothing can come back from them.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -9,7 +9,8 @@ use std::time::Duration;
 use redeliver_core::{Timestamp, mutant};
 use redeliver_proto::v1;
 
-use super::job::{self, CHUNK, Job, Kind, Progress};
+use super::job::{self, CHUNK, Job, Progress};
+use super::record::MAX_OBSERVE;
 
 /// The ends of the first batches, as numbers of redriven records.
 const BATCHES: [u32; 2] = [10, 110];
@@ -121,14 +122,18 @@ fn batched(progress: &Progress) -> u32 {
 
 /// The end of the batch that a job has begun; `None` if it takes the rest.
 fn batch_end(job: &Job, progress: &Progress) -> Option<u32> {
-    let has_batches = job.kind == Kind::Redrive && !job.spec().all_at_once;
-    let mut ends = BATCHES.into_iter().filter(|_| has_batches);
+    let mut ends = BATCHES.into_iter().filter(|_| has_batches(job));
     ends.find(|end| *end > batched(progress))
+}
+
+/// Without a brake, nothing depends on the first records.
+fn has_batches(job: &Job) -> bool {
+    job.has_brake() && !job.spec().all_at_once
 }
 
 /// Whether nothing more is tried before it was counted what has come back.
 fn is_observed_now(job: &Job, progress: &Progress) -> bool {
-    let is_batch = !job.spec().all_at_once && BATCHES.contains(&batched(progress));
+    let is_batch = has_batches(job) && BATCHES.contains(&batched(progress));
     job::awaits_returns(job, progress) && (is_batch || progress.next >= job.spec().total)
 }
 
@@ -151,6 +156,12 @@ pub fn observed_at(job: &Job, progress: &Progress) -> Option<Timestamp> {
     Some(progress.sent_at?.after(job.observe()))
 }
 
+/// When a job does not wait any longer for records that still wait for an attempt.
+#[must_use]
+pub fn gives_up_at(job: &Job, progress: &Progress) -> Option<Timestamp> {
+    Some(observed_at(job, progress)?.after(MAX_OBSERVE))
+}
+
 /// The time before which a job takes nothing more after this many items, because of its rate.
 #[must_use]
 pub fn not_before(job: &Job, taken: u32, now: Timestamp) -> Option<Timestamp> {
@@ -167,11 +178,10 @@ pub fn brake(job: &Job, progress: &Progress) -> Option<String> {
     let returned = progress.returned.saturating_sub(returned_before);
     let bound = job.spec().max_returned_share;
     // Once everything was tried, there is nothing to pause.
-    let is_over = job.kind == Kind::Redrive
+    let is_over = job.has_brake()
         && progress.next < job.spec().total
         && done >= MIN_DONE
-        && f64::from(returned) > bound * f64::from(done)
-        && bound < 1.0;
+        && f64::from(returned) > bound * f64::from(done);
     is_over
         .then(|| format!("{returned} of {done} redriven records have come back, more than {bound} of them"))
 }
@@ -240,6 +250,17 @@ mod tests {
         let next = |progress: &Progress| super::next(&at_once, progress, Memory::default(), at(31_000));
         assert_eq!(next(&Progress::default()), take(0..4_000, u32::MAX));
         assert_eq!(next(&tried(110, 1_000)), take(110..4_000, u32::MAX));
+        assert_eq!(next(&tried(5_200, 1_000)), Next::Observe);
+    }
+
+    #[test]
+    fn without_a_brake_only_the_end_is_observed() {
+        let job = with(&observing(5_200), |spec| spec.max_returned_share = 1.0);
+        let next = |progress: &Progress| super::next(&job, progress, Memory::default(), at(31_000));
+        assert_eq!(next(&Progress::default()), take(0..4_000, u32::MAX));
+        for done in [10, 110] {
+            assert_eq!(next(&tried(done, 1_000)), take(done..4_000, u32::MAX));
+        }
         assert_eq!(next(&tried(5_200, 1_000)), Next::Observe);
     }
 

@@ -203,8 +203,8 @@ impl Destinations {
     pub fn original(&self, topic: &str, headers: &Headers) -> Option<Position> {
         let omitted = headers.last(headers::PAYLOAD_OMITTED)?;
         headers.last(headers::PAYLOAD_OMITTED_HASH)?;
-        // The origin does not have the headers of an edit, and the hash does not cover headers.
-        if omitted != b"value" && headers.last(redrive::REDRIVE_EDITED).is_some() {
+        // The origin does not have the headers of an edit, also of an earlier redrive, and the hash does not cover headers.
+        if omitted != b"value" && headers.last(redrive::REDRIVE_OF).is_some() {
             return None;
         }
         let own = self.own(topic, headers)?;
@@ -341,7 +341,9 @@ fn retries_take(pipeline: &Pipeline) -> Duration {
 pub fn redriven(letter: &Record, target: &Target, redrive_id: &str, now: Timestamp) -> Output {
     let dialect = Facts::read(&letter.headers).dialect;
     let is_dropped = |name: &str| {
-        if redrive::is_redrive_header(name) || framework_of(name) == Some(dialect) {
+        // Only the record of an edit may differ from the one before.
+        let is_of_job = redrive::is_redrive_header(name) || name == redrive::REDRIVE_EDITED;
+        if is_of_job || framework_of(name) == Some(dialect) {
             return true;
         }
         let is_lineage = [
@@ -480,6 +482,23 @@ mod tests {
                 (1, Some(NOW))
             );
         }
+    }
+
+    #[test]
+    fn a_redrive_without_an_edit_keeps_only_its_link() {
+        let (of, edited) = (redrive::REDRIVE_OF, redrive::REDRIVE_EDITED);
+        let mut letter = dead(headers_of(&[(of, b"docs-dlq/0/1"), (edited, b"value, headers")]));
+        let destinations = destinations(ReturnTo::Due);
+        let target = destinations.target(Candidate::of(&letter), &wish(""));
+        letter.headers = redriven(&letter, &target.unwrap(), "r1", NOW).headers;
+        assert_eq!(letter.headers.last(of), Some(&b"docs-dlq/0/1"[..]));
+        assert_eq!(letter.headers.last(edited), None);
+        // The headers at the origin are still other ones.
+        letter.headers.push_text("payload-omitted", "value");
+        letter.headers.push_text("payload-omitted-hash", "00");
+        assert!(destinations.original("docs-dlq", &letter.headers).is_some());
+        letter.headers.push_text("payload-omitted", "value,headers");
+        assert_eq!(destinations.original("docs-dlq", &letter.headers), None);
     }
 
     #[test]

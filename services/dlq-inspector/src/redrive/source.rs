@@ -31,6 +31,7 @@ use crate::filter::{Expr, Restriction, TextTest};
 use crate::index::{self, Pool};
 use crate::ledger::{self, Update};
 use crate::shared::SharedState;
+use crate::waiting::scans::Scans;
 
 /// The time between two requests for the id of the ledger after one has failed.
 const IDS_PAUSE: Duration = Duration::from_secs(60);
@@ -110,6 +111,8 @@ enum Problem {
     NotLoaded,
     #[error("the index lacks what may have come back{}", in_topic(.0.as_deref()))]
     Incomplete(Option<Arc<str>>),
+    #[error("{0} redriven records still wait for an attempt, so that nobody knows whether they come back")]
+    Waiting(u64),
 }
 
 fn in_topic(topic: Option<&str>) -> String {
@@ -125,6 +128,7 @@ pub(crate) struct Source {
     pub(crate) pool: Pool,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) destinations: Arc<Destinations>,
+    pub(crate) scans: Scans,
     pub(crate) clock: Arc<dyn Clock>,
     /// How long a dead letter must be gone before its entry is removed; `None`: it stays.
     pub(crate) remove_after: Option<Duration>,
@@ -151,6 +155,8 @@ struct Known {
     /// See [`Request::Try`].
     denied: Vec<Arc<str>>,
     counted: Option<(String, u32, Instant)>,
+    /// When none of the first records of a job was waiting any more, by id; and how many records these are.
+    settled: HashMap<String, (u32, Timestamp)>,
 }
 
 /// The items of a step that is probably the next one.
@@ -306,6 +312,7 @@ impl Source {
         match request {
             Request::Load => {
                 (known.ledger, known.ahead) = (None, None);
+                known.settled.clear();
                 let topic = &self.topic;
                 let (mut reader, mut jobs) = self.jobs.reader(&self.kafka, topic)?;
                 reader.read_to_end(LOAD_TIMEOUT, |record| jobs.apply(&record))?;
@@ -413,22 +420,59 @@ impl Source {
         Ok(step)
     }
 
-    /// Counts what has come back by the end of an observation, once the index has all of it.
+    /// Counts what has come back by the end of an observation, once none of the records waits any more, and the index has all of it.
     fn observe(&self, known: &mut Known, job: Job, entry: &Entry) -> Result<Option<Answer>, Problem> {
         let before = entry.progress();
         let now = self.clock.now();
         let end = pace::observed_at(&job, &before).unwrap_or(now);
         known.counted = None;
-        match self.count(&job, end, now) {
+        let settled = if job.has_brake() {
+            self.settled_at(known, &job, entry, before.done)
+        } else {
+            Ok(end)
+        };
+        let at = settled.as_ref().map_or(end, |settled| end.max(*settled));
+        let returned = match self.count(&job, at, now) {
             // The index is always some seconds old.
-            Err(Problem::Incomplete(None)) if now.since(end) <= MAX_AGE => Ok(Some(Answer::NotKnown)),
-            Err(problem) => Err(problem),
-            Ok(returned) => {
-                let mut step = counted(job, entry, before, Some(returned), now);
-                step.is_observation = true;
-                Ok(boxed(step))
+            Err(Problem::Incomplete(None)) if now.since(at) <= MAX_AGE => return Ok(Some(Answer::NotKnown)),
+            Err(Problem::Incomplete(_)) if !job.has_brake() => None,
+            returned => Some(returned?),
+        };
+        let gives_up = pace::gives_up_at(&job, &before).is_some_and(|at| at <= now);
+        known.settled.remove(&job.spec().id);
+        let mut step = counted(job, entry, before, returned, now);
+        step.is_observation = true;
+        // If enough of them have come back, the others do not matter.
+        if let (Err(problem), None) = (settled, &step.brake) {
+            if !gives_up {
+                return Err(problem);
             }
+            step.give_up_waiting(error_chain(&problem));
         }
+        Ok(boxed(step))
+    }
+
+    /// When none of the records of a job was waiting any more, this many of which were redriven.
+    fn settled_at(
+        &self,
+        known: &mut Known,
+        job: &Job,
+        entry: &Entry,
+        done: u32,
+    ) -> Result<Timestamp, Problem> {
+        let id = &job.spec().id;
+        if let Some((of, at)) = known.settled.get(id)
+            && *of == done
+        {
+            return Ok(*at);
+        }
+        let now = self.clock.now();
+        let waiting = self.scans.redriven(job, &entry.written(), READ_TIMEOUT)?;
+        if waiting > 0 {
+            return Err(Problem::Waiting(waiting));
+        }
+        known.settled.insert(id.clone(), (done, now));
+        Ok(now)
     }
 
     /// Reads what decides about items, except for the ledger. Returns the first ones, or all.
@@ -598,7 +642,7 @@ impl Source {
         let recent = Timestamp::from_millis(now.as_millis().saturating_sub(max_age));
         let count = match self.count(job, recent, now) {
             // There is no brake.
-            Err(Problem::Incomplete(_)) if job.spec().max_returned_share >= 1.0 => return Ok(None),
+            Err(Problem::Incomplete(_)) if !job.has_brake() => return Ok(None),
             count => count?,
         };
         known.counted = Some((id.clone(), count, Instant::now()));

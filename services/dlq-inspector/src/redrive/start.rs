@@ -27,6 +27,7 @@ use super::source::Source;
 use crate::index::Pool;
 use crate::metrics::Metrics;
 use crate::shared::SharedState;
+use crate::waiting::scans::Scans;
 
 /// The name of the lane, which is a part of its transactional ids.
 const LANE: &str = "dlq-redrive";
@@ -81,6 +82,7 @@ pub(crate) fn execute(
     host: &mut Host,
     jobs: Followed<Jobs>,
     destinations: Arc<Destinations>,
+    scans: Scans,
     pool: Pool,
     shared: Arc<SharedState>,
     metrics: Metrics,
@@ -98,6 +100,7 @@ pub(crate) fn execute(
         pool,
         shared,
         destinations,
+        scans,
         clock: host.clock.clone(),
         remove_after,
         requests,

@@ -189,6 +189,13 @@ impl Step {
         }
     }
 
+    /// Pauses the job, because nobody knows in time what comes back. Once it is resumed, it goes on; or it waits again if everything was tried, because it does not
+    /// end before it is known.
+    pub fn give_up_waiting(&mut self, reason: String) {
+        self.is_observation = self.before.next < self.job.spec().total;
+        self.brake = Some(reason);
+    }
+
     /// Ends the step with the last of this many items that are done.
     pub fn end_after(&mut self, max_done: u32) {
         let done = self
@@ -329,6 +336,7 @@ mod tests {
 
     use super::super::job::tests::{item, job};
     use super::super::job::{EDIT_FORMAT, Wanted};
+    use super::super::{job, pace};
     use super::*;
     use crate::ledger::Update;
 
@@ -691,6 +699,32 @@ mod tests {
         step.before = with_problem;
         step.problem.clear();
         assert_eq!(step.written(&"redrives".into(), &audit).progress, before);
+    }
+
+    #[test]
+    fn a_job_that_gives_up_waiting_is_paused_and_does_not_end() {
+        let audit = AuditLog::new(&Config::default(), "dlq-inspector");
+        for (next, state_after) in [(10, "takes more"), (500, "observes")] {
+            let before = Progress {
+                next,
+                done: next,
+                sent_at: Some(NOW),
+                ..Progress::default()
+            };
+            let mut step = Step::of_problem(job(500, Wanted::Running), before, "", NOW);
+            step.give_up_waiting("3 wait".to_owned());
+            let progress = step.written(&"redrives".into(), &audit).progress;
+            assert_eq!(job::state(&step.job, &progress), v1::RedriveState::Paused);
+            assert_eq!(progress.brake, "3 wait");
+            // Somebody resumes it.
+            step.job.record.run += 1;
+            let next = match pace::next(&step.job, &progress, pace::Memory::default(), NOW) {
+                pace::Next::Take(_) => "takes more",
+                pace::Next::Observe => "observes",
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(next, state_after);
+        }
     }
 
     #[test]

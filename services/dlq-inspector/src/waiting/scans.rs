@@ -1,12 +1,13 @@
 //! Reads the topics of pipelines: for what waits in them, and for the copies of one record.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::headers::{ORIGINAL_OFFSET, Origin, ReservedHeaders};
 use redeliver_core::pipeline::{ReturnTo, TopicRole};
+use redeliver_core::redrive::REDRIVE_ID;
 use redeliver_core::route::Arrival;
 use redeliver_core::{JobId, Pipeline, Position, Record, SchedulerTopics, Timestamp};
 use redeliver_kafka::KafkaSettings;
@@ -30,6 +31,7 @@ use crate::id::LetterId;
 use crate::ledger;
 use crate::letter::content_hash;
 use crate::masking::Mask;
+use crate::redrive::job::Job;
 
 /// The maximum duration of a scan.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(600);
@@ -173,6 +175,94 @@ impl Scans {
             on_progress(progress)
         })?;
         Ok(tally.finish())
+    }
+
+    /// How many records of a redrive wait, which has written some at these positions: a pipeline that reads them there has not processed them yet, or will do so
+    /// again. Blocks.
+    pub(crate) fn redriven(
+        &self,
+        job: &Job,
+        written: &[Position],
+        timeout: Duration,
+    ) -> Result<u64, ReadError> {
+        let enters = |pipeline: &Pipeline, topic: &str| {
+            let topics = pipeline.worker_topics(true);
+            topics.iter().any(|read| **read == *topic)
+        };
+        let destinations = &job.spec().destinations;
+        let pipelines = self.pipelines.iter().filter(|pipeline| {
+            let mut topics = destinations.iter().map(|count| &*count.topic);
+            topics.any(|topic| enters(pipeline, topic))
+        });
+        let pipelines: Vec<Pipeline> = pipelines.cloned().collect();
+        let mut waiting = 0;
+        for (pipeline, roles) in pipelines.iter().zip(self.surveyor.roles(&pipelines)?) {
+            let groups = self.groups(pipeline, &roles);
+            // The next copies are written together with these positions, and so before the scan, which is not needed yet if something is unread.
+            let positions = GroupPositions::read(&self.kafka, &groups)?;
+            let entered = written.iter().filter(|at| enters(pipeline, &at.topic));
+            waiting += match entered.filter(|at| positions.is_unread(at)).count() as u64 {
+                0 => self.later_attempts(pipeline, &roles, groups, job, timeout)?,
+                unread => unread,
+            };
+        }
+        Ok(waiting)
+    }
+
+    /// How many records of a redrive wait in a pipeline that has processed all of them before.
+    fn later_attempts(
+        &self,
+        pipeline: &Pipeline,
+        roles: &HashMap<Arc<str>, TopicRole>,
+        mut groups: Vec<(String, Arc<str>)>,
+        job: &Job,
+        timeout: Duration,
+    ) -> Result<u64, ReadError> {
+        let (_, scheduler) = &*self.scheduler;
+        groups.retain(|(_, topic)| {
+            roles.get(topic) != Some(&TopicRole::Source) || pipeline.return_to == ReturnTo::Source
+        });
+        let since = Some(with_slack(job.created_at()));
+        let states = pipeline
+            .long_waits
+            .is_some()
+            .then(|| (scheduler.state.clone(), since));
+        let scan = Scan::new(&self.kafka, states.as_slice(), &groups)?;
+        let id = job.spec().id.as_bytes();
+        let is_of_job = |record: &Record| record.headers.last(REDRIVE_ID) == Some(id);
+        let (mut waiting, mut scheduled) = (0, HashSet::new());
+        scan.run(timeout, |record, _| {
+            let Some(record) = record else {
+                return ControlFlow::Continue(());
+            };
+            if record.position.topic == scheduler.state {
+                let waits = long_wait::unwrap_state(&pipeline.name, &record);
+                if waits.as_ref().is_some_and(is_of_job) {
+                    scheduled.insert(record.key);
+                } else {
+                    scheduled.remove(&record.key);
+                }
+            } else if record.position.topic == scheduler.ingest {
+                let waits = long_wait::unwrap(&pipeline.name, &record);
+                waiting += u64::from(waits.as_ref().is_some_and(is_of_job));
+            } else {
+                waiting += u64::from(is_of_job(&record));
+            }
+            ControlFlow::Continue(())
+        })?;
+        Ok(waiting + scheduled.len() as u64)
+    }
+
+    /// The groups that read the topics of a pipeline.
+    fn groups(&self, pipeline: &Pipeline, roles: &HashMap<Arc<str>, TopicRole>) -> Vec<(String, Arc<str>)> {
+        let of_pipeline = roles.iter().filter_map(|(topic, role)| {
+            let group = pipeline.reading_group(*role, &self.kafka.id_prefix)?;
+            Some((group, topic.clone()))
+        });
+        let (group, scheduler) = &*self.scheduler;
+        let waits_long = pipeline.long_waits.is_some();
+        let of_scheduler = waits_long.then(|| (group.clone(), scheduler.ingest.clone()));
+        of_pipeline.chain(of_scheduler).collect()
     }
 
     /// Follows the record at a position through these pipelines. Blocks.
@@ -353,7 +443,7 @@ impl Search<'_> {
             .map(with_slack);
 
         // What is complete now has its next copy before the ends that the scans look up.
-        let positions = GroupPositions::read(&scans.kafka, &self.groups())?;
+        let positions = GroupPositions::read(&scans.kafka, &scans.groups(pipeline, &self.roles))?;
         let mut copies = self.copies(since, &positions, parts)?;
         let decisions = self.decisions(&copies.list, from_beginning, parts)?;
         if may_be_in_source(pipeline, &copies.list, &decisions) {
@@ -376,18 +466,6 @@ impl Search<'_> {
             is_truncated,
             since,
         })
-    }
-
-    /// The groups that read the topics of the pipeline.
-    fn groups(&self) -> Vec<(String, Arc<str>)> {
-        let of_pipeline = self.roles.iter().filter_map(|(topic, role)| {
-            let group = self.pipeline.reading_group(*role, &self.scans.kafka.id_prefix)?;
-            Some((group, topic.clone()))
-        });
-        let (group, scheduler) = &*self.scans.scheduler;
-        let waits_long = self.pipeline.long_waits.is_some();
-        let of_scheduler = waits_long.then(|| (group.clone(), scheduler.ingest.clone()));
-        of_pipeline.chain(of_scheduler).collect()
     }
 
     /// The copies in the topics in which the pipeline writes some.

@@ -5,18 +5,24 @@ mod omitted;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use redeliver_core::pipeline::retry_tier_group;
 use redeliver_core::route::reject;
 use redeliver_core::{
-    Clock as _, Failure, Headers, Pipeline, Position, Record, SystemClock, Timestamp, redrive,
+    Clock as _, Failure, Headers, HumanDuration, Output, Pipeline, Position, Record, SystemClock, Timestamp,
+    redrive,
 };
-use redeliver_kafka::reader::TopicReader;
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::groups::{self, CommittedOffset, GroupOffsets};
+use redeliver_kafka::reader::{ReadError, TopicReader};
+use redeliver_kafka::survey::Surveyor;
 use redeliver_proto::auth::SendToken;
-use redeliver_proto::convert::to_timestamp;
+use redeliver_proto::convert::{to_headers, to_timestamp};
 use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
-use redeliver_proto::{Message as _, error, v1};
+use redeliver_proto::{Message as _, error, long_wait, v1};
 use redeliver_service::identity::{NewToken, new_token};
 use redeliver_testkit::kafka_request::{delete_records, delete_topic};
 use redeliver_testkit::{LocalKafka, brokers, eventually_async};
@@ -33,14 +39,64 @@ pub(crate) struct World {
     pipeline: Pipeline,
     pub(crate) dlq: Arc<str>,
     pub(crate) due: Arc<str>,
+    worker: Option<Worker>,
+}
+
+/// Completes what is in a topic at once. Ends when it is dropped.
+struct Worker(Arc<AtomicBool>);
+
+impl Worker {
+    fn start(kafka: &KafkaSettings, group: String, topic: &Arc<str>) -> Self {
+        let (kafka, topic, stop) = (kafka.clone(), topic.clone(), Arc::new(AtomicBool::new(false)));
+        let stopped = stop.clone();
+        std::thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                // Brokers may be down.
+                drop(complete(&kafka, &group, &topic));
+                std::thread::park_timeout(Duration::from_millis(500));
+            }
+        });
+        Self(stop)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Commits the ends of a topic for a group.
+fn complete(kafka: &KafkaSettings, group: &str, topic: &Arc<str>) -> Result<(), ReadError> {
+    let metadata = String::new();
+    let mut offsets = GroupOffsets::new();
+    for found in Surveyor::new(kafka)?.topics(|name| *name == **topic)? {
+        for (partition, extent) in (0..).zip(found.partitions) {
+            let offset = extent.map_or(0, |extent| extent.end);
+            let metadata = metadata.clone();
+            offsets.insert(
+                (topic.to_string(), partition),
+                CommittedOffset { offset, metadata },
+            );
+        }
+    }
+    groups::commit(kafka, group, &offsets)
 }
 
 impl World {
+    /// With a worker.
     pub(crate) async fn new(name: &str, settings: &str) -> Self {
         Self::on(name, settings, &brokers()).await
     }
 
     pub(crate) async fn on(name: &str, settings: &str, brokers: &str) -> Self {
+        let mut world = Self::without_worker(name, settings, brokers).await;
+        let group = world.pipeline.worker_group("");
+        world.worker = Some(Worker::start(&world.env.kafka, group, &world.due));
+        world
+    }
+
+    async fn without_worker(name: &str, settings: &str, brokers: &str) -> Self {
         let yaml = format!("pipelines:\n  {{name}}-p:\n    output: {{name}}-out\n{settings}");
         let env = InspectorEnv::with_yaml_on(name, &yaml, brokers);
         let pipeline = Pipeline::new(&format!("{}-p", env.base.name()));
@@ -52,6 +108,7 @@ impl World {
             pipeline,
             dlq,
             due,
+            worker: None,
         }
     }
 
@@ -511,11 +568,12 @@ async fn the_brake_pauses_a_redrive_whose_records_come_back() {
         .await;
     inspector.until_listed(&format!("topic = \"{later}\""), 6).await;
     assert_eq!(get(&mut inspector, &job.id).await.unwrap().returned, 7);
+    // A list does not count what has come back since the ends of all its jobs.
     let listed = client(&mut inspector)
         .await
         .list_redrives(v1::ListRedrivesRequest {})
         .await;
-    assert_eq!(listed.unwrap().into_inner().redrives[0].returned, 7);
+    assert_eq!(listed.unwrap().into_inner().redrives[0].returned, 5);
 }
 
 #[tokio::test]
@@ -551,6 +609,128 @@ async fn a_redrive_waits_for_the_retries_of_its_pipeline() {
     .await;
     assert_eq!(first.state(), v1::RedriveState::Running);
     assert!(first.waits_until.is_some(), "{first:?}");
+}
+
+/// Waits until a job says that so many of its records wait. It has not written more than this before.
+async fn until_waiting(inspector: &mut Inspector, id: &str, count: u32, done: u32) {
+    eventually_async(&format!("{count} wait"), DEADLINE, async || {
+        let found = get(inspector, id).await.unwrap();
+        assert!(found.done <= done, "{found:?}");
+        let shown = format!("{count} redriven records still wait");
+        let is_shown = found.problem.starts_with(&shown);
+        is_shown.then_some(()).ok_or(format!("{found:?}"))
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_with_the_scheduler_hold_a_job() {
+    let settings = "    long_waits: scheduler\nscheduler:\n  group: '{name}-scheduler'\n  topics: { ingest: '{name}-ingest', state: '{name}-state' }\n";
+    let world = World::without_worker("redrive-long-wait", settings, &brokers()).await;
+    let name = world.env.base.name();
+    let [ingest, state] = ["ingest", "state"].map(|topic| Arc::<str>::from(format!("{name}-{topic}")));
+    for topic in [&ingest, &state] {
+        world.env.recreate_topic(topic, 1).await;
+    }
+    world.put(3).await;
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 3).await;
+    let all = plan(v1::RedriveKind::Redrive, "");
+    let job = planned(&mut inspector, all).await.unwrap();
+    start(&mut inspector, &job.id).await;
+    until_waiting(&mut inspector, &job.id, 3, 3).await;
+    // The worker hands two of them over.
+    let redriven = world.redriven();
+    let commands = redriven[..2].iter().cloned().map(|record| {
+        let output = Output {
+            topic: record.position.topic,
+            partition: None,
+            key: record.key,
+            value: record.value,
+            headers: record.headers,
+        };
+        let command = long_wait::wrap(&world.pipeline.name, SystemClock.now(), output);
+        Dead {
+            key: command.key,
+            value: command.value,
+            headers: command.headers,
+        }
+    });
+    world.env.put(&ingest, 0, commands.collect()).await;
+    let kafka = &world.env.kafka;
+    complete(kafka, &world.pipeline.worker_group(""), &world.due).unwrap();
+    until_waiting(&mut inspector, &job.id, 2, 3).await;
+    // The scheduler keeps one of these, and has dispatched the other one.
+    let scheduled = v1::JobRecord {
+        state: v1::JobState::Scheduled.into(),
+        long_wait: true,
+        headers: to_headers(&redriven[0].headers),
+        ..v1::JobRecord::default()
+    };
+    let id = "0196c0de-0000-7000-8000-000000000001";
+    let value = scheduled.encode_to_vec();
+    world.env.write(&state, id, Some(value.into())).await;
+    complete(kafka, &format!("{name}-scheduler"), &ingest).unwrap();
+    until_waiting(&mut inspector, &job.id, 1, 3).await;
+    world.env.write(&state, id, None).await;
+    let ended = until(&mut inspector, &job.id, &ENDED).await;
+    assert_eq!(ended.state(), v1::RedriveState::Succeeded);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_that_wait_hold_the_brake() {
+    let retries = "    retry: { tiers: [4711ms] }\n";
+    let world = World::without_worker("redrive-waiting", retries, &brokers()).await;
+    world.put(30).await;
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 30).await;
+    let request = v1::PlanRedriveRequest {
+        all_at_once: false,
+        ..plan(v1::RedriveKind::Redrive, "")
+    };
+    let job = planned(&mut inspector, request).await.unwrap();
+    start(&mut inspector, &job.id).await;
+    // Nobody has processed the first ones.
+    until_waiting(&mut inspector, &job.id, 10, 10).await;
+    // One of them waits for its next attempt.
+    let kafka = &world.env.kafka;
+    let tier = HumanDuration::from_millis(4_711);
+    let tier_topic = world.pipeline.tier_topic(tier);
+    world.env.recreate_topic(&tier_topic, 1).await;
+    world.env.put(&tier_topic, 0, died(&world.redriven()[..1])).await;
+    let worker = world.pipeline.worker_group("");
+    complete(kafka, &worker, &world.due).unwrap();
+    until_waiting(&mut inspector, &job.id, 1, 10).await;
+    complete(kafka, &retry_tier_group("", tier), &tier_topic).unwrap();
+    until_waiting(&mut inspector, &job.id, 20, 30).await;
+    complete(kafka, &worker, &world.due).unwrap();
+    let ended = until(&mut inspector, &job.id, &ENDED).await;
+    assert_eq!((ended.state(), ended.done), (v1::RedriveState::Succeeded, 30));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_brake_an_unreadable_topic_delays_nothing() {
+    let kafka = LocalKafka::start_with(&AUTHORIZER).unwrap();
+    let world = World::without_worker("redrive-unreadable", "", &kafka.brokers()).await;
+    let source = &world.pipeline.source;
+    world.env.recreate_topic(source, 1).await;
+    let letters = world.env.create_topic("foreign", 1).await;
+    let died = dead("k", "v", &[("kafka_dlt-original-topic", source)]);
+    world.env.put(&letters, 0, vec![died; 20]).await;
+    // Nobody knows what comes back there.
+    allow_all(&kafka, &[&world.dlq]);
+    deny(&kafka, "Read", &[&world.dlq]);
+    let mut inspector = world.env.start().await;
+    inspector.until_listed("", 20).await;
+    let request = v1::PlanRedriveRequest {
+        all_at_once: false,
+        max_returned_share: Some(1.0),
+        ..plan(v1::RedriveKind::Redrive, "")
+    };
+    let job = planned(&mut inspector, request).await.unwrap();
+    start(&mut inspector, &job.id).await;
+    let ended = until(&mut inspector, &job.id, &ENDED).await;
+    assert_eq!((ended.done, ended.returned), (20, 0));
 }
 
 #[tokio::test]

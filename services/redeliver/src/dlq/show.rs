@@ -110,7 +110,8 @@ fn edited(letter: &DeadLetter) -> Option<String> {
         Some(shortened(&String::from_utf8_lossy(value), SHOWN_NAMES))
     };
     let of = header(REDRIVE_OF)?;
-    let parts = header(REDRIVE_EDITED).unwrap_or_default();
+    // It was redriven again since.
+    let parts = header(REDRIVE_EDITED).unwrap_or_else(|| "an earlier copy".to_owned());
     Some(format!("{parts} of {of}"))
 }
 
