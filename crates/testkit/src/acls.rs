@@ -5,18 +5,28 @@ use anyhow::{Result, ensure};
 use crate::local_kafka::kafka_tool;
 use crate::{LocalKafka, run};
 
+const AUTHORIZER: [(&str, &str); 2] = [
+    (
+        "authorizer.class.name",
+        "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    ),
+    ("allow.everyone.if.no.acl.found", "true"),
+];
+
 /// Starts a Kafka that permits everything, apart from what [`deny_writes`] denies.
 ///
 /// # Errors
 /// As [`LocalKafka::start`].
 pub fn start() -> Result<LocalKafka> {
-    LocalKafka::start_with(&[
-        (
-            "authorizer.class.name",
-            "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        ),
-        ("allow.everyone.if.no.acl.found", "true"),
-    ])
+    LocalKafka::start_with(&AUTHORIZER)
+}
+
+/// As [`start`], two brokers; see [`LocalKafka::start_pair`].
+///
+/// # Errors
+/// As [`LocalKafka::start`].
+pub fn start_pair() -> Result<[LocalKafka; 2]> {
+    LocalKafka::start_pair_with(&AUTHORIZER)
 }
 
 /// Denies everybody to write to a topic. All else stays permitted.
