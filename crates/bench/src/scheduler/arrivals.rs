@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use rdkafka::consumer::BaseConsumer;
 use rdkafka::message::{BorrowedMessage, Message as _};
+use rdkafka::types::RDKafkaErrorCode;
 use redeliver_core::Timestamp;
 
 use super::PARTITIONS;
@@ -109,7 +110,13 @@ fn read(
         let Some(message) = consumer.poll(Duration::from_millis(100)) else {
             continue;
         };
-        let message = message?;
+        let message = match message {
+            // One of several brokers is down.
+            Err(error) if error.rdkafka_error_code() == Some(RDKafkaErrorCode::BrokerTransportFailure) => {
+                continue;
+            }
+            message => message?,
+        };
         last = Instant::now();
         let (number, due) = identify(&message)?;
         arrivals.push(Arrival {
