@@ -393,7 +393,7 @@ def pipeline():
               total("redeliver_worker_waiting_records", PIPELINE, "reason"), stacked=True),
         graph("In flight", "Records that are read and not yet committed, by lane. in_flight limits the sum of the two lanes "
               "with the same number.", total("redeliver_worker_in_flight", PIPELINE, "instance, lane")),
-        graph("Circuit breaker", "1 while the breaker of a process is open, because the endpoint fails. Records wait meanwhile.",
+        graph("Circuit breaker", "1 while the breaker of a process is open or half open, because the endpoint fails. Records wait meanwhile.",
               total("redeliver_worker_breaker_open", PIPELINE, "instance, pipeline")),
         graph("Forgotten attempts", "Failed attempts per second that do not count, because the endpoint failed for others too.",
               rate("redeliver_worker_forgotten_total", PIPELINE, "pipeline"), unit="cps"),

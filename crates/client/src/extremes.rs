@@ -4,10 +4,14 @@ use std::sync::LazyLock;
 
 use proptest::prelude::*;
 use prost_reflect::{DescriptorPool, DynamicMessage, Kind, MapKey, MessageDescriptor, ReflectMessage, Value};
+use redeliver_core::Timestamp;
+use redeliver_core::job::JobId;
 use redeliver_proto::{Message, v1};
 
 use crate::audit::AuditEntry;
 use crate::dead_letters::{DeadLetter, DeadLetterStats, Group};
+use crate::jobs::Job;
+use crate::redrives::Redrive;
 use crate::waiting::{RecordTrace, WaitingRecord};
 
 static POOL: LazyLock<DescriptorPool> =
@@ -77,5 +81,21 @@ proptest! {
         let _ = DeadLetterStats::from(extreme::<v1::DeadLetterStats>("DeadLetterStats", seed));
         let _ = Group::from(extreme::<v1::Group>("Group", seed));
         let _ = AuditEntry::from(extreme::<v1::ListedAuditEntry>("ListedAuditEntry", seed));
+        // Without the fields that only the service itself writes.
+        let time = Some(prost_types::Timestamp::default());
+        let job = v1::Job {
+            id: JobId::new(Timestamp::from_millis(0), 0, 0).to_string(),
+            state: v1::JobState::Scheduled.into(),
+            scheduled_time: time,
+            accepted_at: time,
+            ..extreme("Job", seed)
+        };
+        prop_assert!(Job::try_from(job).is_ok());
+        let redrive = v1::Redrive {
+            kind: v1::RedriveKind::Redrive.into(),
+            state: v1::RedriveState::Running.into(),
+            ..extreme("Redrive", seed)
+        };
+        prop_assert!(Redrive::try_from(redrive).is_ok());
     }
 }

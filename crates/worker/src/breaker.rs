@@ -4,29 +4,32 @@
 //! [`FailureScope::Record`]. A failure with the scope [`FailureScope::Endpoint`] is no answer, and neither is one with the scope
 //! [`FailureScope::Unknown`] or a request for a delay. An *outage* is a time in which no call that starts is answered.
 //!
-//! - **Closed**: attempts start freely, every other one that of a record whose attempt was forgotten, if there is one. The breaker opens if more than a share of the calls of a time failed, or, with too few calls,
-//!   if the last ones failed, see [`BreakerSettings`].
+//! - **Closed**: attempts start freely, every other one that of a record whose attempt was forgotten, if there is one. The breaker
+//!   opens if more than a share of the calls of a time failed, or, with too few calls, if the last ones failed, see
+//!   [`BreakerSettings`]. Failures often come faster than answers, so a call that started less than a second ago counts as
+//!   one that is answered.
 //! - **Open**: one probe at a time, after 1, 2, 4 s, in turn of a record whose attempt was forgotten and of another one. The first answer
 //!   makes the breaker half open.
 //! - **Half open**: 2 attempts at a time; twice as many with each answer. Every other one is that of a record whose attempt was
 //!   forgotten. When all permits would be as many as the attempts of the process (`concurrency`), the breaker closes. If as many
-//!   attempts as there are permits end without an answer in between, it opens again.
+//!   attempts as there are permits end without an answer in between, besides those that started less than a second ago, it
+//!   opens again.
 //!
 //! A failure with the scope of the endpoint is provisional, and its record stays in hand:
 //!
 //! - It is forgotten if its call began before the breaker opened last, or if it is one of at least [`BreakerSettings::failures`] in
-//!   a row, during which no call that started was answered.
+//!   a row, and the first of the calls in progress that is answered started after them.
 //! - It is the record's own once a call that started later is answered.
 //!
 //! Records that always fail must not wait for ever if no others arrive. So once no other record has been probed for
-//! [`BreakerSettings::poison_after`], a record that has been probed for as long fails on its own.
+//! [`BreakerSettings::poison_after`] without the breaker having closed, a record that has been probed for as long fails on its own.
 //!
 //! [`Breaker`] decides and has no clock. [`Gate`] shares it between the drivers of a process.
 
 mod gate;
 mod window;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,6 +47,8 @@ const FIRST_DELAY: Duration = Duration::from_secs(1);
 const JITTER: f64 = 0.2;
 /// For how long drivers that have no record of the kind that is probed next leave the probe to drivers that have one.
 const PRECEDENCE: Duration = Duration::from_millis(200);
+/// For how long a call in progress counts as one that is answered.
+const YOUNG: Duration = Duration::from_secs(1);
 /// How many attempts at a time a breaker permits that has just become half open.
 const FIRST_PERMITS: usize = 2;
 
@@ -220,10 +225,13 @@ pub(crate) struct Breaker {
     concurrency: usize,
     started: u64,
     failed: u64,
-    /// The last failure that was held since the state changed, and when it ended.
+    /// When the attempts in progress started that have done so since the last opening, by number.
+    in_progress: BTreeMap<u64, Instant>,
+    /// The last failure that was held since the breaker opened, and when it ended.
     last_held: Option<(Provisional, Instant)>,
     /// When the breaker last opened, and how many attempts had started.
     last_opening: Option<(Instant, u64)>,
+    probed: Probed,
     view: View,
     state: State,
 }
@@ -249,17 +257,30 @@ struct Run {
     first: u64,
     /// How many failures there were before.
     failed_before: u64,
-    /// The calls that failed, without repetitions, at most [`BreakerSettings::failures`].
-    calls: Vec<Option<u64>>,
+    /// How many calls failed that were not shared.
+    own_calls: usize,
+    shared_calls: HashSet<u64>,
+    /// How many attempts had started when there were enough failures for an outage.
+    enough_after: Option<u64>,
+}
+
+impl Run {
+    fn calls(&self) -> usize {
+        self.own_calls + self.shared_calls.len()
+    }
 }
 
 #[derive(Debug)]
 struct Open {
     next_probe: Instant,
-    is_probing: bool,
     failed_probes: usize,
-    /// The records whose probes failed, with the time of the first one that is not part of a failed attempt.
-    probed: HashMap<RecordId, Instant>,
+}
+
+/// The records whose probes failed since the breaker was closed last.
+#[derive(Debug)]
+struct Probed {
+    /// With the time of the first failed probe that is not part of a failed attempt.
+    since: HashMap<RecordId, Instant>,
     /// When a record was probed that had not been probed before, or a pause ended: no other record could be probed before.
     last_other: Instant,
 }
@@ -267,7 +288,6 @@ struct Open {
 #[derive(Debug)]
 struct HalfOpen {
     permits: usize,
-    in_progress: usize,
     /// How many attempts have ended since the last answer.
     unanswered: usize,
 }
@@ -281,81 +301,75 @@ impl Closed {
         }
     }
 
-    /// Takes note of the result of an attempt. `failed` counts all failures up to this one. Returns true if the breaker opens.
-    fn ended(
+    /// Takes note of an answer. `failed` counts all failures. Returns the failures that an outage explains, see [`View::outage`].
+    fn answered(&mut self, admitted: Admitted, failed: u64, now: Instant) -> Option<(u64, u64)> {
+        self.window.add(false, now);
+        let run = self.run.take_if(|run| run.first < admitted.number)?;
+        let is_outage = run.enough_after.is_some_and(|after| admitted.number > after);
+        is_outage.then_some((run.failed_before, failed))
+    }
+
+    /// Takes note of a failure. `young` is the number of attempts in progress that may still be answered. Returns true if the
+    /// breaker opens.
+    fn failed(
         &mut self,
         admitted: Admitted,
-        evidence: Evidence,
-        failed: u64,
+        shared_call: Option<u64>,
+        failure: Provisional,
+        young: usize,
         settings: &BreakerSettings,
-        view: &mut View,
         now: Instant,
     ) -> bool {
-        match evidence {
-            Evidence::Answered => {
-                self.window.add(false, now);
-                if let Some(run) = self.run.take_if(|run| run.first < admitted.number)
-                    && run.calls.len() >= settings.failures
-                {
-                    view.outage = (run.failed_before, failed);
-                }
-                false
-            }
-            Evidence::None | Evidence::NotCalled => false,
-            Evidence::Failed { shared_call } => {
-                self.window.add(true, now);
-                let run = self.run.get_or_insert_with(|| Run {
-                    first: admitted.number,
-                    failed_before: failed - 1,
-                    calls: Vec::new(),
-                });
-                let is_counted = shared_call.is_some() && run.calls.contains(&shared_call);
-                if !is_counted && run.calls.len() < settings.failures {
-                    run.calls.push(shared_call);
-                }
-                let by_rate = settings.rate.and_then(|rate| self.window.exceeds(rate));
-                by_rate.unwrap_or(run.calls.len() >= settings.failures)
-            }
+        self.window.add(true, now);
+        let run = self.run.get_or_insert_with(|| Run {
+            first: admitted.number,
+            failed_before: failure.number - 1,
+            own_calls: 0,
+            shared_calls: HashSet::new(),
+            enough_after: None,
+        });
+        match shared_call {
+            Some(call) => drop(run.shared_calls.insert(call)),
+            None => run.own_calls += 1,
         }
+        let Some(rate) = settings.rate else {
+            return run.calls() >= settings.failures;
+        };
+        let is_outage = run.calls() >= settings.failures.max(young + 1);
+        if is_outage {
+            run.enough_after.get_or_insert(failure.after);
+        }
+        self.window.exceeds(rate, young).unwrap_or(is_outage)
     }
 }
 
-impl Open {
-    /// Takes note of the result of a probe. Returns what becomes of the record if it failed, and whether it was answered.
-    fn ended(
-        &mut self,
-        record: RecordId,
-        evidence: Evidence,
-        settings: &BreakerSettings,
-        now: Instant,
-        random: f64,
-    ) -> (Verdict, bool) {
-        self.is_probing = false;
-        if matches!(evidence, Evidence::Answered | Evidence::NotCalled) {
-            return (Verdict::Own, evidence == Evidence::Answered);
+impl Probed {
+    fn new(now: Instant) -> Self {
+        Self {
+            since: HashMap::new(),
+            last_other: now,
         }
-        self.failed_probes += 1;
-        self.next_probe = settings.probe_at(self.failed_probes, now, random);
-        if evidence == Evidence::None {
-            return (Verdict::Own, false);
-        }
-        let first = self.probed.entry(record).or_insert_with(|| {
+    }
+
+    /// Takes note of a failed probe. Returns whether the failure is the record's own.
+    fn is_poison(&mut self, record: RecordId, poison_after: Duration, now: Instant) -> bool {
+        let since = self.since.entry(record).or_insert_with(|| {
             self.last_other = now;
             now
         });
-        if now - (*first).max(self.last_other) >= settings.poison_after {
+        let is_poison = now - (*since).max(self.last_other) >= poison_after;
+        if is_poison {
             // A retry of this record is not another one.
-            *first = now;
-            return (Verdict::Poison, false);
+            *since = now;
         }
-        (Verdict::Forgotten, false)
+        is_poison
     }
 }
 
 impl HalfOpen {
-    /// Takes note of the result of an attempt. Returns the next state if it is another one.
-    fn ended(&mut self, evidence: Evidence, concurrency: usize) -> Option<Phase> {
-        self.in_progress -= 1;
+    /// Takes note of the result of an attempt. `young` is the number of those in progress that may still be answered. Returns the
+    /// next state if it is another one.
+    fn ended(&mut self, evidence: Evidence, young: usize, concurrency: usize) -> Option<Phase> {
         match evidence {
             Evidence::NotCalled => None,
             Evidence::Answered => {
@@ -366,7 +380,7 @@ impl HalfOpen {
             }
             Evidence::Failed { .. } | Evidence::None => {
                 self.unanswered += 1;
-                (self.unanswered >= self.permits).then_some(Phase::Open)
+                (self.unanswered >= self.permits + young).then_some(Phase::Open)
             }
         }
     }
@@ -389,8 +403,10 @@ impl Breaker {
             concurrency,
             started: 0,
             failed: 0,
+            in_progress: BTreeMap::new(),
             last_held: None,
             last_opening: None,
+            probed: Probed::new(Instant::now()),
             view: View::default(),
         }
     }
@@ -405,7 +421,7 @@ impl Breaker {
     /// The time of the next probe, or `None` if an attempt in progress has to end first.
     pub(crate) fn start(&mut self, offer: Offer, now: Instant) -> Result<Admitted, Option<Instant>> {
         let is_turn_of_forgotten = (self.started - self.started_before_opening()).is_multiple_of(2);
-        match &mut self.state {
+        match &self.state {
             State::Closed(_) => {}
             State::Open(open) => {
                 let is_offered = if is_turn_of_forgotten {
@@ -414,22 +430,18 @@ impl Breaker {
                     offer.others
                 };
                 let at = open.next_probe + if is_offered { Duration::ZERO } else { PRECEDENCE };
-                if open.is_probing {
+                if !self.in_progress.is_empty() {
                     return Err(None);
                 }
                 if now < at {
                     return Err(Some(at));
                 }
-                open.is_probing = true;
             }
-            State::HalfOpen(half_open) => {
-                if half_open.in_progress >= half_open.permits {
-                    return Err(None);
-                }
-                half_open.in_progress += 1;
-            }
+            State::HalfOpen(half_open) if self.in_progress.len() >= half_open.permits => return Err(None),
+            State::HalfOpen(_) => {}
         }
         self.started += 1;
+        self.in_progress.insert(self.started, now);
         Ok(Admitted {
             number: self.started,
             forgotten_first: is_turn_of_forgotten,
@@ -449,6 +461,7 @@ impl Breaker {
         now: Instant,
         random: f64,
     ) -> (Verdict, Option<Change>) {
+        self.in_progress.remove(&admitted.number);
         let is_failure = matches!(evidence, Evidence::Failed { .. });
         if is_failure && (self.settings.failures == 0 || mutant!("breaker-burns-attempts")) {
             return (Verdict::Own, None);
@@ -472,16 +485,37 @@ impl Breaker {
             openings: self.view.openings,
         };
         let settings = &self.settings;
-        let (if_failed, next) = match &mut self.state {
-            State::Closed(closed) => {
-                let opens = closed.ended(admitted, evidence, self.failed, settings, &mut self.view, now);
+        let in_progress = self.in_progress.values().rev();
+        let young = || in_progress.take_while(|at| now - **at < YOUNG).count();
+        let (if_failed, next) = match (&mut self.state, evidence) {
+            (State::Closed(closed), Evidence::Answered) => {
+                if let Some(outage) = closed.answered(admitted, self.failed, now) {
+                    self.view.outage = outage;
+                }
+                (Verdict::Own, None)
+            }
+            (State::Closed(closed), Evidence::Failed { shared_call }) => {
+                let opens = closed.failed(admitted, shared_call, held, young(), settings, now);
                 (Verdict::Held(held), opens.then_some(Phase::Open))
             }
-            State::Open(open) => {
-                let (verdict, is_answered) = open.ended(record, evidence, settings, now, random);
-                (verdict, is_answered.then_some(Phase::HalfOpen))
+            (State::Closed(_), Evidence::None | Evidence::NotCalled)
+            | (State::Open(_), Evidence::NotCalled) => (Verdict::Own, None),
+            (State::Open(_), Evidence::Answered) => (Verdict::Own, Some(Phase::HalfOpen)),
+            (State::Open(open), Evidence::Failed { .. } | Evidence::None) => {
+                open.failed_probes += 1;
+                open.next_probe = settings.probe_at(open.failed_probes, now, random);
+                let is_poison = is_failure && self.probed.is_poison(record, settings.poison_after, now);
+                let verdict = if is_poison {
+                    Verdict::Poison
+                } else {
+                    Verdict::Forgotten
+                };
+                (verdict, None)
             }
-            State::HalfOpen(half_open) => (Verdict::Held(held), half_open.ended(evidence, self.concurrency)),
+            (State::HalfOpen(half_open), evidence) => (
+                Verdict::Held(held),
+                half_open.ended(evidence, young(), self.concurrency),
+            ),
         };
         let change = next.map(|next| self.enter(next, now, random));
         let verdict = match (is_failure, change) {
@@ -506,23 +540,23 @@ impl Breaker {
         self.state = match next {
             Phase::Closed => State::Closed(Closed::new(&self.settings)),
             Phase::Open => {
+                if self.view.phase == Phase::Closed {
+                    self.probed = Probed::new(now);
+                }
                 self.view.openings += 1;
                 self.last_opening = Some((now, self.started));
+                self.last_held = None;
+                self.in_progress.clear();
                 State::Open(Open {
                     next_probe: self.settings.probe_at(0, now, random),
-                    is_probing: false,
                     failed_probes: 0,
-                    probed: HashMap::new(),
-                    last_other: now,
                 })
             }
             Phase::HalfOpen => State::HalfOpen(HalfOpen {
                 permits: FIRST_PERMITS,
-                in_progress: 0,
                 unanswered: 0,
             }),
         };
-        self.last_held = None;
         self.view.phase = next;
         self.view.changes += 1;
         Change {
@@ -541,7 +575,7 @@ impl Breaker {
     /// record. Otherwise, it does so in case the results of its other calls decide nothing for a long time.
     pub(crate) fn repeat_at(&self, is_alone: bool) -> Option<Instant> {
         let failures = match &self.state {
-            State::Closed(closed) => closed.run.as_ref().map_or(0, |run| run.calls.len()),
+            State::Closed(closed) => closed.run.as_ref().map_or(0, Run::calls),
             State::HalfOpen(half_open) => half_open.unanswered,
             State::Open(_) => 0,
         };
@@ -555,21 +589,12 @@ impl Breaker {
     /// The pipeline goes on after a pause.
     pub(crate) fn resumed(&mut self, now: Instant) {
         self.view.changes += 1;
-        if let State::Open(open) = &mut self.state {
-            open.last_other = now;
-        }
+        self.probed.last_other = now;
     }
 
     /// An attempt ended without a result.
     pub(crate) fn abandoned(&mut self, admitted: Admitted) {
-        if admitted.number <= self.started_before_opening() {
-            return;
-        }
-        match &mut self.state {
-            State::Closed(_) => {}
-            State::Open(open) => open.is_probing = false,
-            State::HalfOpen(half_open) => half_open.in_progress -= 1,
-        }
+        self.in_progress.remove(&admitted.number);
     }
 }
 

@@ -138,7 +138,7 @@ impl WorkerFamilies {
         );
         registry.register(
             "worker_breaker_open",
-            "1 while the circuit breaker is open because the endpoint fails, else 0",
+            "1 while the circuit breaker is open or half open because the endpoint fails, else 0",
             families.breaker_open.clone(),
         );
         registry.register(

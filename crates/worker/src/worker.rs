@@ -326,18 +326,21 @@ impl BreakerObserver for Report {
     }
 
     fn answered(&self, after: Duration) {
-        self.report_answer(after, "endpoint answers again; circuit breaker half open");
+        let after_seconds = after.as_secs();
+        tracing::info!(
+            pipeline = &*self.pipeline,
+            after_seconds,
+            "endpoint answers again; circuit breaker half open"
+        );
     }
 
     fn closed(&self, after: Duration) {
-        self.report_answer(after, "circuit breaker closed");
-    }
-}
-
-impl Report {
-    fn report_answer(&self, after: Duration, message: &str) {
         let after_seconds = after.as_secs();
-        tracing::info!(pipeline = &*self.pipeline, after_seconds, "{message}");
+        tracing::info!(
+            pipeline = &*self.pipeline,
+            after_seconds,
+            "circuit breaker closed"
+        );
         self.metrics.breaker_open.set(0);
         self.part.ready();
     }

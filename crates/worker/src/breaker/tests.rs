@@ -220,6 +220,79 @@ fn with_many_calls_failures_in_a_row_open_nothing_and_are_forgotten() {
 }
 
 #[test]
+fn fast_failures_beside_slow_answers_open_nothing() {
+    let mut bench = Bench::with_rate(5, HALF);
+    let slow: Vec<_> = (0..10).map(|_| bench.start()).collect();
+    // Enough calls for the share with the seventh of them.
+    let failures: Vec<_> = (0..10).map(|record| bench.held(record)).collect();
+    for (record, attempt) in (10..).zip(slow) {
+        assert_eq!(
+            bench.end(attempt, record, Evidence::Answered),
+            (Verdict::Own, None)
+        );
+    }
+    assert!(
+        failures
+            .iter()
+            .all(|failure| bench.decide(*failure) == Verdict::Held(*failure))
+    );
+    bench.run(20, Evidence::Answered);
+    assert!(
+        failures
+            .iter()
+            .all(|failure| bench.decide(*failure) == Verdict::Own)
+    );
+}
+
+#[test]
+fn calls_without_answer_for_long_keep_nothing_closed() {
+    let mut bench = Bench::with_rate(5, HALF);
+    let slow: Vec<_> = (0..10).map(|_| bench.start()).collect();
+    bench.now += YOUNG;
+    for record in 0..4 {
+        bench.held(record);
+    }
+    assert_eq!(bench.run(4, FAILED), OPENED);
+    for attempt in slow {
+        assert_eq!(bench.end(attempt, 5, FAILED), (Verdict::Forgotten, None));
+    }
+}
+
+#[test]
+fn failures_around_an_answered_call_are_no_outage() {
+    let mut bench = Bench::with_rate(5, HALF);
+    for record in 0..100 {
+        bench.run(record, Evidence::Answered);
+    }
+    let first = bench.held(0);
+    let slow = bench.start();
+    let failures: Vec<_> = (1..10).map(|record| bench.held(record)).chain([first]).collect();
+    bench.end(slow, 10, Evidence::Answered);
+    bench.run(11, Evidence::Answered);
+    assert!(
+        failures
+            .iter()
+            .all(|failure| bench.decide(*failure) == Verdict::Own)
+    );
+}
+
+#[test]
+fn a_closing_breaker_repeats_held_failures() {
+    let mut bench = Bench::new(5);
+    bench.half_open();
+    while bench.phase() == Phase::HalfOpen {
+        let attempts = bench.start_all();
+        bench.end(attempts[0], 1, FAILED);
+        bench.end(attempts[1], 2, Evidence::Answered);
+        attempts[2..]
+            .iter()
+            .for_each(|attempt| bench.breaker.abandoned(*attempt));
+    }
+    assert_eq!(bench.phase(), Phase::Closed);
+    assert_eq!(bench.breaker.repeat_at(true), Some(bench.now + SECOND));
+}
+
+#[test]
 fn the_window_starts_empty_after_the_breaker_has_closed() {
     let mut bench = Bench::with_rate(5, HALF);
     for record in 0..30 {
@@ -312,16 +385,20 @@ fn a_round_without_an_answer_opens_the_breaker_again() {
     assert_eq!(bench.run(5, Evidence::None), (Verdict::Own, None));
     assert_eq!(bench.run(6, Evidence::NotCalled), (Verdict::Own, None));
     let straggler = bench.start();
-    assert_eq!(bench.run(7, FAILED), OPENED);
+    // It may be answered.
+    let last = bench.held(7);
+    bench.now += YOUNG;
+    assert_eq!(bench.run(8, FAILED), OPENED);
+    assert_eq!(bench.decide(last), Verdict::Forgotten);
     assert!(
         round
             .iter()
             .all(|failure| bench.decide(*failure) == Verdict::Forgotten)
     );
-    assert_eq!(bench.end(straggler, 8, FAILED), (Verdict::Forgotten, None));
+    assert_eq!(bench.end(straggler, 9, FAILED), (Verdict::Forgotten, None));
     assert_eq!(bench.next_probe(), SECOND);
     bench.now += SECOND;
-    bench.run(9, Evidence::Answered);
+    bench.run(10, Evidence::Answered);
     assert_eq!(bench.start_all().len(), FIRST_PERMITS);
 }
 
@@ -390,6 +467,22 @@ fn records_that_are_probed_again_and_again_fail_on_their_own_once_there_is_no_ot
     }
     // A retry of a record is not another one, so that both go on to use up their attempts.
     assert!(failures.iter().all(|failures| *failures >= 3), "{failures:?}");
+}
+
+#[test]
+fn a_lone_record_fails_on_its_own_although_the_breaker_was_half_open() {
+    let mut bench = Bench::new(1);
+    bench.open();
+    let poison_after = bench.breaker.settings.poison_after;
+    bench.advance_to_probe();
+    assert_eq!(bench.run(1, FAILED).0, Verdict::Forgotten);
+    bench.advance_to_probe();
+    bench.run(2, Evidence::Answered);
+    while bench.phase() == Phase::HalfOpen {
+        bench.run(1, FAILED);
+    }
+    bench.now += poison_after;
+    assert_eq!(bench.run(1, FAILED).0, Verdict::Poison);
 }
 
 #[test]

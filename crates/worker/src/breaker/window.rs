@@ -51,9 +51,9 @@ impl CallWindow {
         }
     }
 
-    /// Whether more than the share of the calls failed. `None` if there are too few of them.
-    pub(super) fn exceeds(&self, rate: FailureRate) -> Option<bool> {
-        let all: usize = self.steps.iter().map(|step| step.calls).sum();
+    /// Whether more than the share of the calls failed, if this many others do not. `None` if there are too few of them.
+    pub(super) fn exceeds(&self, rate: FailureRate, others: usize) -> Option<bool> {
+        let all = others + self.steps.iter().map(|step| step.calls).sum::<usize>();
         let failed: usize = self.steps.iter().map(|step| step.failures).sum();
         #[expect(clippy::cast_precision_loss, reason = "numbers of calls in seconds")]
         let is_exceeded = failed as f64 > rate.share * all as f64;
@@ -76,13 +76,14 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         (0..6).for_each(|second| window.add(true, at(second)));
-        assert_eq!(window.exceeds(rate(0.9, 6)), Some(true));
-        assert_eq!(window.exceeds(rate(0.9, 7)), None);
+        assert_eq!(window.exceeds(rate(0.9, 6), 0), Some(true));
+        assert_eq!(window.exceeds(rate(0.9, 7), 0), None);
         (6..12).for_each(|second| window.add(false, at(second)));
         // Those of seconds 2 to 11, of which 4 failed.
-        assert_eq!(window.exceeds(rate(0.39, 10)), Some(true));
-        assert_eq!(window.exceeds(rate(0.4, 10)), Some(false));
-        assert_eq!(window.exceeds(rate(0.4, 11)), None);
+        assert_eq!(window.exceeds(rate(0.39, 10), 0), Some(true));
+        assert_eq!(window.exceeds(rate(0.4, 10), 0), Some(false));
+        assert_eq!(window.exceeds(rate(0.4, 11), 0), None);
+        assert_eq!(window.exceeds(rate(0.39, 10), 1), Some(false));
         for call in 0..10_000 {
             window.add(call % 2 == 0, at(12) + Duration::from_millis(call));
         }

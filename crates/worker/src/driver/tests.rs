@@ -18,16 +18,27 @@ use crate::handler::Attempt;
 use crate::rate_limit::RateLimit;
 
 const SECOND: Duration = Duration::from_secs(1);
-const CONCURRENCY: usize = 16;
 /// Longer than a test.
 const NEVER: Duration = Duration::from_secs(86_400);
 
 /// Limits of a driver, by default none.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Limits {
     timeout: Option<Duration>,
     rate_limit: Option<RateLimit>,
+    concurrency: usize,
     repeated_slots: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            timeout: None,
+            rate_limit: None,
+            concurrency: 16,
+            repeated_slots: 0,
+        }
+    }
 }
 
 /// Counts how often the breaker has opened.
@@ -92,12 +103,12 @@ impl Rig {
         let bench = Bench::with_grouping(ROOMY, grouping.clone());
         let limiter = Arc::new(Limiter::new(limits.rate_limit, Box::new(|| Some(1.0))));
         let openings = Arc::new(Openings::default());
-        let gate = Gate::new(breaker, CONCURRENCY, openings.clone());
+        let gate = Gate::new(breaker, limits.concurrency, openings.clone());
         let driver = Driver {
             handler,
             lanes: vec![bench.channel.clone()],
             changed: bench.changed.clone(),
-            concurrency: CONCURRENCY,
+            concurrency: limits.concurrency,
             repeated_slots: limits.repeated_slots,
             context: Arc::new(AttemptContext {
                 pipeline: bench.pipeline.clone(),
@@ -582,7 +593,7 @@ struct Simulated {
     succeeded: HashMap<i64, Duration>,
     /// How often a record was written to a tier.
     retried: usize,
-    dead: usize,
+    dead: BTreeSet<i64>,
     openings: usize,
 }
 
@@ -594,10 +605,42 @@ impl Simulated {
     }
 }
 
-/// Simulates a pipeline with the tiers 1s, 2s and 4s, to whose source 200 records/s are written, and calls of 5 ms. `answers`
-/// says which of them the endpoint answers; it has a failure for the others. Ends when this many records have succeeded.
+/// How long calls take that the endpoint answers, and those that fail, before jitter.
+#[derive(Clone, Copy, Debug)]
+struct Latency {
+    answer: u64,
+    failure: u64,
+}
+
+/// An endpoint that is fast, one with a usual latency, and one that fails at once and works for its answers.
+const LATENCIES: [Latency; 3] = [
+    Latency {
+        answer: 5,
+        failure: 5,
+    },
+    Latency {
+        answer: 50,
+        failure: 50,
+    },
+    Latency {
+        answer: 100,
+        failure: 1,
+    },
+];
+
+impl Latency {
+    /// Prolonged or shortened by up to a fifth.
+    fn of(self, is_answered: bool) -> Duration {
+        let millis = if is_answered { self.answer } else { self.failure };
+        Duration::from_micros(fastrand::u64(800 * millis..=1_200 * millis))
+    }
+}
+
+/// Simulates a pipeline with the tiers 1s, 2s and 4s, to whose source 200 records/s are written, and 32 calls at a time.
+/// `answers` says which of them the endpoint answers; it has a failure for the others. Ends when this many have succeeded.
 async fn simulate(
     breaker: BreakerSettings,
+    latency: Latency,
     records: i64,
     successes: usize,
     answers: impl Fn(Call) -> bool + Send + Sync + 'static,
@@ -622,7 +665,7 @@ async fn simulate(
     let handler = service_fn(move |attempt: Attempt| {
         let is_answered = answers(attempt.origin.offset);
         async move {
-            tokio::time::sleep(TICK).await;
+            tokio::time::sleep(latency.of(is_answered)).await;
             Ok::<_, BoxError>(if is_answered {
                 Outcome::unchanged()
             } else {
@@ -630,7 +673,11 @@ async fn simulate(
             })
         }
     });
-    let mut rig = Rig::with_handler(Grouping::default(), breaker, Limits::default(), handler);
+    let limits = Limits {
+        concurrency: 32,
+        ..Limits::default()
+    };
+    let mut rig = Rig::with_handler(Grouping::default(), breaker, limits, handler);
     let mut simulated = Simulated::default();
     let mut new = 0..records;
     let mut waiting: BTreeMap<(Duration, i64), Output> = BTreeMap::new();
@@ -653,18 +700,18 @@ async fn simulate(
         rig.bench.finish();
         let now = start.elapsed();
         for output in rig.bench.outputs() {
+            let key = std::str::from_utf8(output.key.as_deref().unwrap()).unwrap();
+            let record = key.strip_prefix("key-").unwrap().parse().unwrap();
             let wait = match &*output.topic {
                 "docs-retry-5s" => 1,
                 "docs-retry-30s" => 2,
                 "docs-retry-1m" => 4,
                 "done" => {
-                    let key = std::str::from_utf8(output.key.as_deref().unwrap()).unwrap();
-                    let record = key.strip_prefix("key-").unwrap().parse().unwrap();
                     simulated.succeeded.insert(record, now);
                     continue;
                 }
                 _ => {
-                    simulated.dead += 1;
+                    simulated.dead.insert(record);
                     continue;
                 }
             };
@@ -683,20 +730,36 @@ fn fails(record: i64) -> (bool, bool) {
 
 #[tokio::test(start_paused = true)]
 async fn failures_of_a_third_stop_no_others() {
-    let simulated = simulate(BreakerSettings::default(), 5_000, 4_950, |call| {
-        match fails(call.record) {
-            (_, true) => false,
-            (true, _) => {
-                call.since_first.as_millis() >= 1_000 + u128::from(call.record.unsigned_abs() * 7_919 % 2_001)
-            }
-            _ => true,
-        }
-    })
-    .await;
-    // The last one is produced after 25 s.
-    let last = simulated.last(|record| fails(record) == (false, false));
-    assert!(last < 26 * SECOND, "{last:?}");
-    assert!(simulated.openings <= 2, "{} openings", simulated.openings);
+    for latency in LATENCIES {
+        let simulated = simulate(
+            BreakerSettings::default(),
+            latency,
+            5_000,
+            4_950,
+            |call| match fails(call.record) {
+                (_, true) => false,
+                (true, _) => {
+                    call.since_first.as_millis()
+                        >= 1_000 + u128::from(call.record.unsigned_abs() * 7_919 % 2_001)
+                }
+                _ => true,
+            },
+        )
+        .await;
+        // The last one is produced after 25 s.
+        let last = simulated.last(|record| fails(record) == (false, false));
+        assert!(last < 26 * SECOND, "{latency:?}: {last:?}");
+        assert_eq!(simulated.openings, 0, "{latency:?}");
+        // Those of the first half have used up their attempts long before.
+        let dead: Vec<_> = simulated
+            .dead
+            .iter()
+            .copied()
+            .filter(|record| *record < 2_500)
+            .collect();
+        let expected: Vec<_> = (0..2_500).filter(|record| fails(*record).1).collect();
+        assert_eq!(dead, expected, "{latency:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -706,48 +769,56 @@ async fn a_cache_that_fills_delays_records_by_seconds() {
         failures: 0,
         ..BreakerSettings::default()
     };
-    let without = simulate(off, 300, 300, first_fails).await.last(|_| true);
-    let with = simulate(BreakerSettings::default(), 300, 300, first_fails).await;
-    let longer = with.last(|_| true).saturating_sub(without);
-    assert!(longer < 10 * SECOND, "{longer:?}");
-    assert_eq!(with.dead, 0);
+    for latency in LATENCIES {
+        let without = simulate(off.clone(), latency, 300, 300, first_fails).await;
+        let with = simulate(BreakerSettings::default(), latency, 300, 300, first_fails).await;
+        let longer = with.last(|_| true).saturating_sub(without.last(|_| true));
+        assert!(longer < 10 * SECOND, "{latency:?}: {longer:?}");
+        assert!(with.dead.is_empty());
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn after_an_outage_records_are_at_once_what_they_were() {
     const OUTAGE: std::ops::Range<Duration> = Duration::from_secs(15)..Duration::from_secs(60);
-    let simulated = simulate(BreakerSettings::default(), 20_000, 20_000, |call| {
-        !OUTAGE.contains(&call.at)
-    })
-    .await;
-    let after = simulated.succeeded.values().filter(|at| **at > OUTAGE.end);
-    let first = *after.min().unwrap() - OUTAGE.end;
-    assert!(first < 5 * SECOND, "{first:?}");
-    let in_time = |second: u32| {
-        let from = OUTAGE.end + second * SECOND;
-        simulated
-            .succeeded
-            .values()
-            .filter(|at| (from..from + SECOND).contains(*at))
-            .count()
-    };
-    assert!(
-        (9..12).all(|second| in_time(second) >= 200),
-        "{:?}",
-        [9, 10, 11].map(in_time)
-    );
-    assert_eq!((simulated.retried, simulated.dead), (0, 0));
+    for latency in LATENCIES {
+        let simulated = simulate(BreakerSettings::default(), latency, 20_000, 20_000, |call| {
+            !OUTAGE.contains(&call.at)
+        })
+        .await;
+        let after = simulated.succeeded.values().filter(|at| **at > OUTAGE.end);
+        // Those of calls before the outage may end in it.
+        let first = *after.min().unwrap() - OUTAGE.end;
+        assert!(first < 5 * SECOND, "{latency:?}: {first:?}");
+        let in_time = |second: u32| {
+            let from = OUTAGE.end + second * SECOND;
+            simulated
+                .succeeded
+                .values()
+                .filter(|at| (from..from + SECOND).contains(*at))
+                .count()
+        };
+        assert!(
+            (9..12).all(|second| in_time(second) >= 200),
+            "{latency:?}: {:?}",
+            [9, 10, 11].map(in_time)
+        );
+        assert_eq!((simulated.retried, simulated.dead.len()), (0, 0), "{latency:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_outage_too_short_to_open_the_breaker_uses_up_no_attempt() {
     let outage = 15 * SECOND..17 * SECOND;
-    let simulated = simulate(BreakerSettings::default(), 5_000, 5_000, move |call| {
-        !outage.contains(&call.at)
-    })
-    .await;
-    assert_eq!((simulated.retried, simulated.openings), (0, 0));
-    assert!(simulated.last(|_| true) < 26 * SECOND);
+    for latency in LATENCIES {
+        let outage = outage.clone();
+        let simulated = simulate(BreakerSettings::default(), latency, 5_000, 5_000, move |call| {
+            !outage.contains(&call.at)
+        })
+        .await;
+        assert_eq!((simulated.retried, simulated.openings), (0, 0), "{latency:?}");
+        assert!(simulated.last(|_| true) < 26 * SECOND, "{latency:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -758,7 +829,10 @@ async fn with_failures_in_a_row_only_an_outage_uses_up_no_attempt() {
         open_max: 60 * SECOND,
         ..BreakerSettings::default()
     };
-    let outage = 5 * SECOND..25 * SECOND;
-    let simulated = simulate(settings, 2_000, 2_000, move |call| !outage.contains(&call.at)).await;
-    assert_eq!((simulated.retried, simulated.openings), (0, 1));
+    for latency in LATENCIES {
+        let outage = 5 * SECOND..25 * SECOND;
+        let answers = move |call: Call| !outage.contains(&call.at);
+        let simulated = simulate(settings.clone(), latency, 2_000, 2_000, answers).await;
+        assert_eq!((simulated.retried, simulated.openings), (0, 1), "{latency:?}");
+    }
 }
