@@ -1,8 +1,10 @@
 //! `bench isolation`: how late the records of others are while one topic cannot be written, with a scheduler, a retry tier and a
-//! worker; on a cluster of two brokers with an authorizer, of which the second one stops.
+//! worker; on a cluster of two brokers with an authorizer, of which the second one stops. Only the topics that shall be affected
+//! are on it.
 
-use std::sync::Arc;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -20,14 +22,13 @@ use crate::scheduler::PARTITIONS;
 use crate::scheduler::arrivals::Arrivals;
 use crate::scheduler::env::data;
 
-/// The topic that cannot be written, and the topic of the others.
-const SIDES: [&str; 2] = ["victim", "other"];
-/// Records per second for each of them.
+/// Records per second for the affected topic, and for that of the others.
 const RATE: f64 = 100.0;
 /// The time before a cause, and that from its end to the end of the load.
 const AROUND: Duration = Duration::from_secs(4);
 /// When the topic is certainly not written any more.
 const EFFECTIVE: Duration = Duration::from_secs(5);
+const OTHERS: &str = "others";
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -53,80 +54,100 @@ impl Subject {
     const ALL: [Self; 3] = [Self::Scheduler, Self::Tier, Self::Worker];
 }
 
+/// The application, pipeline or output that is affected, and what happens to its topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cause {
-    None,
-    /// A broker stops, and every topic keeps its leaders.
-    Broker,
-    Deleted,
-    Refused,
-    Leaderless,
-    FewInSync,
+struct Cause {
+    name: &'static str,
+    description: &'static str,
+    /// The first replica leads.
+    replicas: &'static [i32],
+    min_in_sync: &'static str,
 }
 
-impl Cause {
-    const ALL: [Self; 6] = [
-        Self::None,
-        Self::Broker,
-        Self::Deleted,
-        Self::Refused,
-        Self::Leaderless,
-        Self::FewInSync,
-    ];
-
-    fn description(self) -> &'static str {
-        match self {
-            Self::None => "nothing fails",
-            Self::Broker => "a broker stops, no topic is affected",
-            Self::Deleted => "deleted",
-            Self::Refused => "writes refused by ACL",
-            Self::Leaderless => "without leader: its only replica is on a broker that stops",
-            Self::FewInSync => "too few in-sync replicas: one of two is on a broker that stops",
-        }
-    }
-
-    fn stops_broker(self) -> bool {
-        matches!(self, Self::Broker | Self::Leaderless | Self::FewInSync)
-    }
-
-    /// The topic that it affects. The first replica leads.
-    fn topic<'a>(self, name: &'a str) -> NewTopic<'a> {
-        const OWN: [&[i32]; PARTITIONS as usize] = [&[1, 2]; PARTITIONS as usize];
-        const SECOND: [&[i32]; PARTITIONS as usize] = [&[2]; PARTITIONS as usize];
-        let replicas = if self == Self::Leaderless { &SECOND } else { &OWN };
-        let new = NewTopic::new(name, PARTITIONS, TopicReplication::Variable(replicas));
-        match self {
-            Self::FewInSync => new.set("min.insync.replicas", "2"),
-            _ => new,
-        }
-    }
-}
+const NONE: Cause = Cause {
+    name: "none",
+    description: "nothing fails",
+    replicas: &[1, 2],
+    min_in_sync: "1",
+};
+/// The second broker stops, and the topic stays available.
+const STOPPED: Cause = Cause {
+    name: "stopped",
+    description: "a broker stops, but the topic can be written",
+    ..NONE
+};
+const DELETED: Cause = Cause {
+    name: "deleted",
+    description: "the topic is deleted",
+    ..NONE
+};
+const REFUSED: Cause = Cause {
+    name: "refused",
+    description: "writes are refused by ACL",
+    ..NONE
+};
+const LEADERLESS: Cause = Cause {
+    name: "leaderless",
+    description: "without leader: the broker of its only replica stops",
+    replicas: &[2],
+    ..NONE
+};
+const TOO_FEW: Cause = Cause {
+    name: "too-few",
+    description: "too few in-sync replicas: the broker of one of two stops",
+    min_in_sync: "2",
+    ..NONE
+};
+const CAUSES: [Cause; 6] = [NONE, STOPPED, DELETED, REFUSED, LEADERLESS, TOO_FEW];
 
 pub(crate) async fn run(options: &Options, figures: &mut Figures) -> anyhow::Result<()> {
     let mut redis = Redis::connect(&options.redis)?;
-    let [first, mut second] = acls::start_pair()?;
+    let single = [
+        ("offsets.topic.replication.factor", "1"),
+        ("transaction.state.log.replication.factor", "1"),
+    ];
+    let settings = [&acls::AUTHORIZER[..], &single].concat();
+    let [first, mut second] = LocalKafka::start_pair_with(&settings)?;
     let broker = Broker::new(format!("{},{}", first.brokers(), second.brokers()));
     let endpoint = FakeEndpoint::start(|request| Reply::ok(request.body.clone()));
     for subject in &options.only {
-        for cause in Cause::ALL {
-            redis.empty()?;
-            let case = Case {
-                broker: &broker,
-                name: broker.name(&format!("{subject:?}-{cause:?}").to_lowercase()),
-                subject: *subject,
-                cause,
-            };
-            let config = case.config(&redis.url, &endpoint.url());
+        redis.empty()?;
+        let case = Case {
+            broker: &broker,
+            name: broker.name(&format!("{subject:?}").to_lowercase()),
+            subject: *subject,
+        };
+        for cause in CAUSES {
+            case.create(cause.name, cause).await?;
+        }
+        case.create(OTHERS, NONE).await?;
+        // The process creates its topics on the first broker, and Kafka those of the coordinators.
+        second.stop()?;
+        let process = case.start(&redis.url, &endpoint.url())?;
+        second.start_again()?;
+        let others = Arrivals::at(&broker, &case.output(OTHERS))?;
+        let stop = AtomicBool::new(false);
+        let (times, sent) = std::thread::scope(|scope| {
+            let sender = scope.spawn(|| case.trickle(OTHERS, &stop));
             let lasts = Duration::from_secs(options.seconds);
-            let lateness = case.measure(&config, &mut second, lasts).await?;
+            let times = CAUSES.map(|cause| case.let_it_happen(cause, &mut second, lasts));
+            stop.store(true, Ordering::SeqCst);
+            (times, sender.join())
+        });
+        let sent = sent.map_err(|_| anyhow::anyhow!("the producer panicked"))??;
+        let arrivals = others.all(sent)?;
+        for (cause, times) in CAUSES.iter().zip(times) {
+            let times = times?;
+            let meanwhile = arrivals.iter().filter(|arrival| times.contains(&arrival.due));
             figures.add(
                 format!(
                     "{subject:?}, lateness of {RATE}/s of others (goal p99 1 s): {}",
-                    cause.description()
+                    cause.description
                 ),
-                lateness,
+                Distribution::of(meanwhile.map(|arrival| arrival.lateness).collect()),
             );
         }
+        process.stop()?;
     }
     Ok(())
 }
@@ -135,7 +156,6 @@ struct Case<'a> {
     broker: &'a Broker,
     name: String,
     subject: Subject,
-    cause: Cause,
 }
 
 impl Case<'_> {
@@ -151,38 +171,60 @@ impl Case<'_> {
         }
     }
 
-    fn config(&self, redis: &str, endpoint: &str) -> String {
-        let [victim, other] = SIDES.map(|side| self.name(side));
-        let (name, [bad, good]) = (&self.name, SIDES);
-        let own = match self.subject {
-            Subject::Scheduler => format!(
-                "redis: {{ url: '{redis}', prefix: '{name}' }}
-scheduler:
-  listen: 127.0.0.1:0
-  topics: {{ ingest: {name}-ingest, state: {name}-state, dlq: {name}-dlq, answers: {name}-answers }}
-  apps: {{ {bad}: {{ topic: {victim} }}, {good}: {{ topic: {other} }} }}
-"
-            ),
-            Subject::Tier => format!(
-                "pipelines: {{ {victim}: {{ retry: {{ tiers: [1s] }} }}, {other}: {{ retry: {{ tiers: [1s] }} }} }}\n"
-            ),
-            Subject::Worker => format!(
-                "pipelines:
-  {name}:
-    output: {{ pointer: /app, topics: {{ {bad}: {victim}, {good}: {other} }}, default: {other} }}
-    http: {{ url: '{endpoint}' }}
-"
-            ),
-        };
-        format!(
-            "instance: {name}
-kafka: {{ brokers: '{}', topics: {{ create: true, partitions: {PARTITIONS}, replication: 2 }} }}
-{own}",
-            self.broker.address
-        )
+    async fn create(&self, side: &str, cause: Cause) -> anyhow::Result<()> {
+        let (name, replicas) = (self.output(side), [cause.replicas; PARTITIONS as usize]);
+        let new = NewTopic::new(&name, PARTITIONS, TopicReplication::Variable(&replicas));
+        let new = new.set("min.insync.replicas", cause.min_in_sync);
+        self.broker.create_new(&[new]).await
     }
 
-    /// What is written for a record that is due now.
+    fn start(&self, redis: &str, endpoint: &str) -> anyhow::Result<Running> {
+        let name = &self.name;
+        let sides = CAUSES.map(|cause| cause.name).into_iter().chain([OTHERS]);
+        let each = |text: &dyn Fn(&str, String) -> String| {
+            let texts = sides.map(|side| text(side, self.name(side)));
+            texts.collect::<Vec<_>>().join(", ")
+        };
+        let (program, own) = match self.subject {
+            Subject::Scheduler => {
+                let apps = each(&|side, topic| format!("{side}: {{ topic: {topic} }}"));
+                let topics =
+                    ["ingest", "state", "dlq", "answers"].map(|kind| format!("{kind}: {name}-{kind}"));
+                let topics = topics.join(", ");
+                (
+                    "scheduler",
+                    format!(
+                        "redis: {{ url: '{redis}', prefix: '{name}' }}
+scheduler: {{ listen: 127.0.0.1:0, topics: {{ {topics} }}, apps: {{ {apps} }} }}"
+                    ),
+                )
+            }
+            Subject::Tier => {
+                let pipelines = each(&|_, name| format!("{name}: {{ retry: {{ tiers: [1s] }} }}"));
+                ("retry-tier", format!("pipelines: {{ {pipelines} }}"))
+            }
+            Subject::Worker => {
+                let topics = each(&|side, topic| format!("{side}: {topic}"));
+                let output = format!("{{ pointer: /app, topics: {{ {topics} }}, default: {name}-{OTHERS} }}");
+                (
+                    "enricher",
+                    format!("pipelines: {{ {name}: {{ output: {output}, http: {{ url: '{endpoint}' }} }} }}"),
+                )
+            }
+        };
+        let config = format!(
+            "instance: {name}
+kafka: {{ brokers: '{}', topics: {{ create: true, partitions: {PARTITIONS} }} }}
+{own}
+",
+            self.broker.address
+        );
+        let process = Running::start(program, name, &config, &[])?;
+        process.wait_until_ready()?;
+        Ok(process)
+    }
+
+    /// What is written for a record that is due now, or soon.
     fn record(&self, side: &str, number: usize) -> Output {
         let delay = match self.subject {
             Subject::Scheduler | Subject::Tier => Duration::from_secs(1),
@@ -190,15 +232,15 @@ kafka: {{ brokers: '{}', topics: {{ create: true, partitions: {PARTITIONS}, repl
         };
         let due = SystemClock.now().after(delay);
         let data = data(number, due);
-        let of = |topic: String, value: String| Output {
+        let output = |topic: String, value| Output {
             topic: topic.into(),
-            partition: Some(i32::try_from(number % PARTITIONS as usize).unwrap_or(0)),
+            partition: None,
             key: None,
-            value: Some(value.into()),
+            value: Some(String::into(value)),
             headers: Headers::new(),
         };
         match self.subject {
-            Subject::Scheduler => of(
+            Subject::Scheduler => output(
                 self.name("ingest"),
                 format!(r#"{{"appName":"{side}","scheduledTime":"{due}","jobData":{data}}}"#),
             ),
@@ -211,91 +253,68 @@ kafka: {{ brokers: '{}', topics: {{ create: true, partitions: {PARTITIONS}, repl
                     due,
                 )
             },
-            Subject::Worker => of(self.name.clone(), format!(r#"{{"app":"{side}",{}"#, &data[1..])),
+            Subject::Worker => output(self.name.clone(), format!(r#"{{"app":"{side}",{}"#, &data[1..])),
         }
     }
 
-    async fn measure(
-        &self,
-        config: &str,
-        second: &mut LocalKafka,
-        lasts: Duration,
-    ) -> anyhow::Result<Distribution> {
-        let [victim, other] = SIDES.map(|side| self.output(side));
-        let topics = [self.cause.topic(&victim), Cause::None.topic(&other)];
-        self.broker.create_new(&topics).await?;
-        let program = match self.subject {
-            Subject::Scheduler => "scheduler",
-            Subject::Tier => "retry-tier",
-            Subject::Worker => "enricher",
-        };
-        let process = Running::start(program, &self.name, config, &[])?;
-        process.wait_until_ready()?;
-        let others = Arrivals::at(self.broker, &other)?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let (from, to, sent) = std::thread::scope(|scope| {
-            let [load, of_others] = SIDES.map(|side| {
-                let stop = stop.clone();
-                scope.spawn(move || {
-                    let record = |number| self.record(side, number);
-                    self.broker.trickle(RATE, &stop, record)
-                })
-            });
-            let times = self.let_it_happen(&victim, second, lasts);
-            stop.store(true, Ordering::SeqCst);
-            let joined = |sender: std::thread::ScopedJoinHandle<'_, anyhow::Result<usize>>| {
-                let sent = sender.join();
-                sent.map_err(|_| anyhow::anyhow!("the producer panicked"))?
-            };
-            joined(load)?;
-            let sent = joined(of_others)?;
-            let (from, to) = times?;
-            anyhow::Ok((from, to, sent))
-        })?;
-        let arrivals = others.all(sent)?;
-        process.stop()?;
-        let meanwhile = arrivals
-            .iter()
-            .filter(|arrival| (from..to).contains(&arrival.due));
-        Ok(Distribution::of(
-            meanwhile.map(|arrival| arrival.lateness).collect(),
-        ))
+    fn trickle(&self, side: &str, stop: &AtomicBool) -> anyhow::Result<usize> {
+        self.broker
+            .trickle(RATE, stop, |number| self.record(side, number))
     }
 
-    /// Begins and ends the cause, and returns when it did.
+    /// Begins and ends a cause, with records for its topic, and returns when it did.
     fn let_it_happen(
         &self,
-        victim: &str,
+        cause: Cause,
         second: &mut LocalKafka,
         lasts: Duration,
-    ) -> anyhow::Result<(Timestamp, Timestamp)> {
-        let runtime = tokio::runtime::Handle::current();
-        let block_on = |future| tokio::task::block_in_place(|| runtime.block_on(future));
-        std::thread::sleep(AROUND);
+    ) -> anyhow::Result<Range<Timestamp>> {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let sender = scope.spawn(|| self.trickle(cause.name, &stop));
+            sleep(AROUND);
+            let times = self.change(cause, second, lasts);
+            sleep(AROUND);
+            stop.store(true, Ordering::SeqCst);
+            sender
+                .join()
+                .map_err(|_| anyhow::anyhow!("the producer panicked"))??;
+            times
+        })
+    }
+
+    fn change(
+        &self,
+        cause: Cause,
+        second: &mut LocalKafka,
+        lasts: Duration,
+    ) -> anyhow::Result<Range<Timestamp>> {
+        let topic = self.output(cause.name);
         let from = SystemClock.now();
-        match self.cause {
-            Cause::None => {}
-            Cause::Deleted => block_on(self.broker.delete(&[victim]))?,
-            Cause::Refused => acls::deny_writes(&self.broker.address, victim)?,
-            Cause::Broker | Cause::Leaderless | Cause::FewInSync => second.stop()?,
-        }
         let to = from.after(lasts);
-        std::thread::sleep(EFFECTIVE);
-        // The other two causes leave nothing to write to.
-        let watch = self.broker.watch(victim, PARTITIONS)?;
-        let written = || match self.cause {
-            Cause::Refused | Cause::FewInSync => watch.end(),
-            _ => Ok(0),
-        };
-        let before = written()?;
-        std::thread::sleep(SystemClock.until(to));
-        ensure!(written()? == before, "{victim} was written");
-        match self.cause {
-            Cause::Refused => acls::permit_writes(&self.broker.address, victim)?,
-            cause if cause.stops_broker() => second.start_again()?,
-            _ => {}
+        match cause {
+            NONE => {}
+            DELETED => {
+                let topics = [&*topic];
+                let delete = self.broker.delete(&topics);
+                tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(delete))?;
+            }
+            REFUSED => acls::deny_writes(&self.broker.address, &topic)?,
+            _ => second.stop()?,
         }
-        std::thread::sleep(AROUND);
-        Ok((from, to))
+        sleep(EFFECTIVE);
+        let watch = self.broker.watch(&topic, PARTITIONS)?;
+        // Without a leader, there is nothing to write to.
+        let is_checked = cause == REFUSED || cause == TOO_FEW;
+        let written = || if is_checked { watch.end() } else { Ok(0) };
+        let before = written()?;
+        sleep(SystemClock.until(to));
+        ensure!(written()? == before, "{topic} was written");
+        match cause {
+            NONE | DELETED => {}
+            REFUSED => acls::permit_writes(&self.broker.address, &topic)?,
+            _ => second.start_again()?,
+        }
+        Ok(from..to)
     }
 }

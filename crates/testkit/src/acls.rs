@@ -5,7 +5,8 @@ use anyhow::{Result, ensure};
 use crate::local_kafka::kafka_tool;
 use crate::{LocalKafka, run};
 
-const AUTHORIZER: [(&str, &str); 2] = [
+/// The settings of a Kafka that permits everything, apart from what [`deny_writes`] denies.
+pub const AUTHORIZER: [(&str, &str); 2] = [
     (
         "authorizer.class.name",
         "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -13,20 +14,12 @@ const AUTHORIZER: [(&str, &str); 2] = [
     ("allow.everyone.if.no.acl.found", "true"),
 ];
 
-/// Starts a Kafka that permits everything, apart from what [`deny_writes`] denies.
+/// Starts a Kafka with [`AUTHORIZER`].
 ///
 /// # Errors
 /// As [`LocalKafka::start`].
 pub fn start() -> Result<LocalKafka> {
     LocalKafka::start_with(&AUTHORIZER)
-}
-
-/// As [`start`], two brokers; see [`LocalKafka::start_pair`].
-///
-/// # Errors
-/// As [`LocalKafka::start`].
-pub fn start_pair() -> Result<[LocalKafka; 2]> {
-    LocalKafka::start_pair_with(&AUTHORIZER)
 }
 
 /// Denies everybody to write to a topic. All else stays permitted.
