@@ -1,6 +1,7 @@
 //! Fills topics and measures how they grow.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
@@ -47,15 +48,23 @@ impl Broker {
     }
 
     pub(crate) async fn create(&self, topics: &[&str], partitions: i32) -> anyhow::Result<()> {
+        let new = |topic| NewTopic::new(topic, partitions, TopicReplication::Fixed(1));
+        let new: Vec<_> = topics.iter().copied().map(new).collect();
+        self.create_new(&new).await
+    }
+
+    /// Creates topics, and waits until all of their partitions have leaders.
+    pub(crate) async fn create_new(&self, topics: &[NewTopic<'_>]) -> anyhow::Result<()> {
         let admin: AdminClient<DefaultClientContext> = self.client().create()?;
-        let new: Vec<_> = topics
-            .iter()
-            .map(|topic| NewTopic::new(topic, partitions, TopicReplication::Fixed(1)))
-            .collect();
-        for result in admin.create_topics(&new, &AdminOptions::new()).await? {
+        for result in admin.create_topics(topics, &AdminOptions::new()).await? {
             result.map_err(|(topic, code)| anyhow::anyhow!("creating {topic}: {code}"))?;
         }
-        for topic in topics {
+        for NewTopic {
+            name: topic,
+            num_partitions,
+            ..
+        } in topics
+        {
             let started = Instant::now();
             loop {
                 let metadata = admin
@@ -67,7 +76,7 @@ impl Broker {
                     .iter()
                     .filter(|partition| partition.leader() >= 0)
                     .count();
-                if i32::try_from(leaders) == Ok(partitions) {
+                if i32::try_from(leaders) == Ok(*num_partitions) {
                     break;
                 }
                 ensure!(
@@ -111,6 +120,28 @@ impl Broker {
             filler.send(&record(index))?;
         }
         filler.flush()
+    }
+
+    /// Writes records at a steady rate until it is stopped, and returns how many it has written.
+    pub(crate) fn trickle(
+        &self,
+        per_second: f64,
+        stop: &AtomicBool,
+        record: impl Fn(usize) -> Output,
+    ) -> anyhow::Result<usize> {
+        let filler = self.filler()?;
+        let started = Instant::now();
+        let mut sent = 0;
+        while !stop.load(Ordering::SeqCst) {
+            let target = (started.elapsed().as_secs_f64() * per_second) as usize;
+            while sent < target {
+                filler.send(&record(sent))?;
+                sent += 1;
+            }
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+        filler.flush()?;
+        Ok(sent)
     }
 
     pub(crate) fn filler(&self) -> anyhow::Result<Filler> {

@@ -9,8 +9,10 @@
 )]
 
 mod bare;
+mod breaker;
 mod dlq;
 mod figures;
+mod isolation;
 mod kafka;
 mod lane;
 mod memory;
@@ -82,6 +84,14 @@ enum Bench {
     Dlq(dlq::Options),
     /// Scans of waiting records by an inspector process
     Waiting(waiting::Options),
+    /// The circuit breaker of an enricher process while a part of the calls fails, and after an outage
+    Breaker {
+        /// Number of rounds; each round measures everything once
+        #[arg(long, default_value_t = 3)]
+        rounds: usize,
+    },
+    /// Lateness of the records of others while a topic cannot be written, on a cluster of two brokers
+    Isolation(isolation::Options),
 }
 
 #[tokio::main]
@@ -102,6 +112,8 @@ async fn main() -> anyhow::Result<()> {
         Bench::StateReads(options) => state_reads::run(&broker, &options, &mut figures).await?,
         Bench::Dlq(options) => dlq::run(&broker, &options, &mut figures).await?,
         Bench::Waiting(options) => waiting::run(&broker, &options, &mut figures).await?,
+        Bench::Breaker { rounds } => breaker::run(&broker, rounds, &mut figures)?,
+        Bench::Isolation(options) => isolation::run(&options, &mut figures).await?,
         Bench::Scheduler(options) => scheduler::run(&broker, &options, &mut figures).await?,
     }
     println!("{}", figures.table());

@@ -2,10 +2,10 @@
 //! recovery from a killed process and from an emptied Redis; next to a scheduler that polls Redis, in the same run and on
 //! the same servers.
 
-mod arrivals;
+pub(crate) mod arrivals;
 mod backlog;
 mod burst;
-mod env;
+pub(crate) mod env;
 mod faults;
 mod lateness;
 mod polling;
@@ -25,7 +25,7 @@ use crate::redis::Redis;
 use crate::scheduler::polling::Polling;
 
 /// Partitions of every topic, and thus the number of shards.
-const PARTITIONS: i32 = 4;
+pub(crate) const PARTITIONS: i32 = 4;
 /// Size of a job's data in bytes.
 const DATA: usize = 200;
 

@@ -14,18 +14,21 @@ const NO_WRITES: Acl = Acl {
     permission: 2,
 };
 
-/// Starts a Kafka that permits everything, apart from what [`deny_writes`] denies.
+/// The settings of a Kafka that permits everything, apart from what [`deny_writes`] denies.
+pub const AUTHORIZER: [(&str, &str); 2] = [
+    (
+        "authorizer.class.name",
+        "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    ),
+    ("allow.everyone.if.no.acl.found", "true"),
+];
+
+/// Starts a Kafka with [`AUTHORIZER`].
 ///
 /// # Errors
 /// As [`LocalKafka::start`].
 pub fn start() -> Result<LocalKafka> {
-    LocalKafka::start_with(&[
-        (
-            "authorizer.class.name",
-            "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        ),
-        ("allow.everyone.if.no.acl.found", "true"),
-    ])
+    LocalKafka::start_with(&AUTHORIZER)
 }
 
 /// Denies everybody to write to a topic. All else stays permitted.

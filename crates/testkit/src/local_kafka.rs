@@ -189,7 +189,16 @@ impl LocalKafka {
     /// # Errors
     /// As [`LocalKafka::start`].
     pub fn start_pair() -> Result<[Self; 2]> {
-        let settings = replicated("2", "1");
+        Self::start_pair_with(&[])
+    }
+
+    /// As [`LocalKafka::start_pair`], with settings added or replaced on both brokers.
+    ///
+    /// # Errors
+    /// As [`LocalKafka::start`].
+    pub fn start_pair_with(added: &[(&str, &str)]) -> Result<[Self; 2]> {
+        let mut settings = replicated("2", "1");
+        settings.extend_from_slice(added);
         let first = Self::start_with(&settings)?;
         let node = Node {
             id: 2,

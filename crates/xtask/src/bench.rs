@@ -11,7 +11,7 @@ use crate::packages;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// relay, worker, transactions, memory, state-reads, scheduler, dlq or waiting, followed by its flags, such as `--count 100000`
+    /// relay, worker, transactions, memory, state-reads, scheduler, dlq, waiting, breaker or isolation, followed by its flags, such as `--count 100000`
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -30,6 +30,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
             "dist",
             "--package",
             "redeliver-bench",
+            "--package",
+            "redeliver-enricher",
             "--package",
             "redeliver-retry-tier",
             "--package",

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use rdkafka::consumer::BaseConsumer;
 use rdkafka::message::{BorrowedMessage, Message as _};
+use rdkafka::types::RDKafkaErrorCode;
 use redeliver_core::Timestamp;
 
 use super::PARTITIONS;
@@ -16,15 +17,15 @@ use crate::figures::millis_since;
 use crate::kafka::Broker;
 use crate::process::wait_until;
 
-pub(super) struct Arrival {
-    pub(super) number: u64,
-    pub(super) due: Timestamp,
+pub(crate) struct Arrival {
+    pub(crate) number: u64,
+    pub(crate) due: Timestamp,
     /// Arrival minus due time in milliseconds. A negative value would be early.
-    pub(super) lateness: f64,
+    pub(crate) lateness: f64,
 }
 
 /// A consumer on its own thread.
-pub(super) struct Arrivals {
+pub(crate) struct Arrivals {
     reader: JoinHandle<anyhow::Result<Vec<Arrival>>>,
     /// The number of jobs to wait for, once it is known.
     expected: Arc<AtomicU64>,
@@ -34,7 +35,7 @@ pub(super) struct Arrivals {
 
 impl Arrivals {
     /// Of jobs whose data says which they are.
-    pub(super) fn at(broker: &Broker, topic: &str) -> anyhow::Result<Self> {
+    pub(crate) fn at(broker: &Broker, topic: &str) -> anyhow::Result<Self> {
         Self::of(broker, topic, job)
     }
 
@@ -62,7 +63,7 @@ impl Arrivals {
     }
 
     /// Waits for the expected number of jobs, and checks that each arrived once and none early.
-    pub(super) fn all(self, expected: usize) -> anyhow::Result<Vec<Arrival>> {
+    pub(crate) fn all(self, expected: usize) -> anyhow::Result<Vec<Arrival>> {
         let arrivals = self.all_once(expected)?;
         let early = arrivals.iter().filter(|arrival| arrival.lateness < 0.0).count();
         ensure!(early == 0, "{early} jobs were early");
@@ -109,7 +110,13 @@ fn read(
         let Some(message) = consumer.poll(Duration::from_millis(100)) else {
             continue;
         };
-        let message = message?;
+        let message = match message {
+            // One of several brokers is down.
+            Err(error) if error.rdkafka_error_code() == Some(RDKafkaErrorCode::BrokerTransportFailure) => {
+                continue;
+            }
+            message => message?,
+        };
         last = Instant::now();
         let (number, due) = identify(&message)?;
         arrivals.push(Arrival {

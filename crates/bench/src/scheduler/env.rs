@@ -185,7 +185,7 @@ pub(super) fn partition(number: usize) -> i32 {
 }
 
 /// The data of a job, which contains its number and due time for the measurement.
-pub(super) fn data(number: usize, due: Timestamp) -> String {
+pub(crate) fn data(number: usize, due: Timestamp) -> String {
     let mut data = format!(r#"{{"n":{number},"due":{},"pad":""#, due.as_millis());
     while data.len() < DATA - 2 {
         data.push('x');

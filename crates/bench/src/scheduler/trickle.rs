@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redeliver_core::{Clock, SystemClock};
 
@@ -28,24 +28,14 @@ impl Trickle {
         let sender = std::thread::spawn({
             let (env, stop) = (env.clone(), stop.clone());
             move || {
-                let filler = env.broker.filler()?;
-                let started = Instant::now();
-                let mut sent = 0;
-                while !stop.load(Ordering::SeqCst) {
-                    let target = (started.elapsed().as_secs_f64() * per_second) as usize;
-                    while sent < target {
-                        let job = JobSpec {
-                            number: sent,
-                            due: SystemClock.now().after(delay),
-                            partition: partitions[sent % partitions.len()],
-                        };
-                        filler.send(&env.request(app, job))?;
-                        sent += 1;
-                    }
-                    std::thread::park_timeout(Duration::from_millis(1));
-                }
-                filler.flush()?;
-                Ok(sent)
+                env.broker.trickle(per_second, &stop, |number| {
+                    let job = JobSpec {
+                        number,
+                        due: SystemClock.now().after(delay),
+                        partition: partitions[number % partitions.len()],
+                    };
+                    env.request(app, job)
+                })
             }
         });
         Self { stop, sender }
