@@ -666,7 +666,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "index-queries-without-owner",
-        "A query of a shard does not say who asks. A shard that another process or installation has claimed is read as if nothing had happened: its jobs are dispatched twice.",
+        "A query of a shard does not say who asks. A shard that another process has claimed is read as if nothing had happened: its jobs are dispatched twice.",
         &[integration(
             SCHEDULER,
             "index::in_redis::former_owner_queries_are_fenced",
