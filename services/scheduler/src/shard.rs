@@ -115,7 +115,7 @@ pub(crate) struct Shard {
     looking_up: VecDeque<PendingCommand>,
     ready: VecDeque<ReadyItem>,
     /// Long waits to reject, by the dead-letter topic of their pipeline, which cannot be written. They name no job, so nothing waits for them.
-    rejected_waits: BTreeMap<Arc<str>, Vec<Box<PendingCommand>>>,
+    rejected_waits: BTreeMap<Arc<str>, Vec<PendingCommand>>,
     /// The size of the commands in all four.
     command_bytes: usize,
     /// The size of the results of lookups in `ready`.

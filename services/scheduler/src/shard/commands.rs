@@ -89,7 +89,7 @@ impl Shard {
         let Some(topic) = topic.filter(|topic| self.settings.lacks(topic)) else {
             return Some(command);
         };
-        self.rejected_waits.entry(topic).or_default().push(command);
+        self.rejected_waits.entry(topic).or_default().push(*command);
         None
     }
 
@@ -98,7 +98,7 @@ impl Shard {
         let waits = std::mem::take(&mut self.rejected_waits).into_iter();
         let (kept, possible): (_, BTreeMap<_, _>) = waits.partition(|(topic, _)| self.settings.lacks(topic));
         self.rejected_waits = kept;
-        let commands = possible.into_values().flatten();
+        let commands = possible.into_values().flatten().map(Box::new);
         self.ready
             .extend(commands.map(|command| ReadyItem::Command(command, Found::default())));
     }
