@@ -296,8 +296,7 @@ kafka: {{ brokers: '{}', topics: {{ create: true, partitions: {PARTITIONS} }} }}
             NONE => {}
             DELETED => {
                 let topics = [&*topic];
-                let delete = self.broker.delete(&topics);
-                tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(delete))?;
+                block_on(self.broker.delete(&topics))?;
             }
             REFUSED => acls::deny_writes(&self.broker.address, &topic)?,
             _ => second.stop()?,
@@ -311,10 +310,16 @@ kafka: {{ brokers: '{}', topics: {{ create: true, partitions: {PARTITIONS} }} }}
         sleep(SystemClock.until(to));
         ensure!(written()? == before, "{topic} was written");
         match cause {
-            NONE | DELETED => {}
+            NONE => {}
+            // Otherwise, its records would fill `in_flight` of the worker during the next causes.
+            DELETED => block_on(self.create(cause.name, cause))?,
             REFUSED => acls::permit_writes(&self.broker.address, &topic)?,
             _ => second.start_again()?,
         }
         Ok(from..to)
     }
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(future))
 }
