@@ -486,7 +486,7 @@ fn edited_parts_of_a_redriven_record_may_differ() {
         let mut world = World::with_one(ReturnTo::Due, 0, Location::Dead);
         let record = redrive_with(&mut world, 1, edit(edited, change));
         world.live(record, 1, Location::Dead, 0);
-        // The next redrive edits nothing. Its record keeps the headers of the edit.
+        // The next redrive edits nothing. Records from before kept the headers of the edit.
         let record = redrive(&mut world, 2);
         world.live(record, 0, Location::Output, 0);
         let report = world.report();
