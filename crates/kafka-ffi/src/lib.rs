@@ -53,6 +53,8 @@ pub struct TopicDescription {
     pub partitions: i32,
     /// Whether all partitions have leaders.
     pub has_leaders: bool,
+    /// Whether all replicas of all partitions are in sync.
+    pub has_replicas: bool,
     /// Whether this client may write to the topic (the operation Write); `None` if the broker does not tell (before Kafka 2.3).
     pub may_write: Option<bool>,
 }
@@ -120,6 +122,7 @@ pub fn describe_topics<C: ClientContext>(
                 id: topic.id(),
                 partitions: topic.partitions(),
                 has_leaders: topic.has_leaders(),
+                has_replicas: topic.has_replicas(),
                 may_write: topic.may_write(),
             })
         };

@@ -349,6 +349,20 @@ impl Topic<'_> {
         })
     }
 
+    pub(crate) fn has_replicas(&self) -> bool {
+        self.partition_infos().iter().all(|partition| {
+            // SAFETY: the partition is part of the description, which lives as long as its event; `count` is valid for the call.
+            let in_sync = elements(*partition, |partition, count| unsafe {
+                rd::rd_kafka_TopicPartitionInfo_isr(partition, count)
+            });
+            // SAFETY: as above.
+            let all = elements(*partition, |partition, count| unsafe {
+                rd::rd_kafka_TopicPartitionInfo_replicas(partition, count)
+            });
+            in_sync.len() >= all.len()
+        })
+    }
+
     fn partition_infos(&self) -> &[*const rd::rd_kafka_TopicPartitionInfo_t] {
         elements(self.topic, |topic, count| {
             // SAFETY: the description lives as long as its event; `count` is valid for the call.

@@ -174,6 +174,7 @@ struct WatchedTopic {
     /// The number of unresolved transactions that this topic has stalled, and since when there is the last one.
     stalls: usize,
     stalled_since: Instant,
+    lacks_replicas: bool,
     patience: Duration,
     wakers: Vec<Waker>,
 }
@@ -199,6 +200,7 @@ impl Default for WatchedTopic {
             blocked: None,
             stalls: 0,
             stalled_since: Instant::now(),
+            lacks_replicas: false,
             patience: PATIENCE,
             wakers: Vec::new(),
         }
@@ -304,11 +306,12 @@ impl TopicWatch {
             .unwrap_or(Presence::Unknown)
     }
 
-    /// Whether any watched topic is unavailable.
-    pub(crate) fn is_any_unavailable(&self) -> bool {
+    /// Whether any watched topic is unavailable, or lacks replicas in sync.
+    pub(crate) fn is_any_impaired(&self) -> bool {
         let now = Instant::now();
         let topics = lock(&self.0.topics);
-        topics.values().any(|topic| topic.presence(now).is_unavailable())
+        let is_impaired = |topic: &WatchedTopic| topic.lacks_replicas || topic.presence(now).is_unavailable();
+        topics.values().any(is_impaired)
     }
 
     /// The broker has denied this process to write to the topic.
@@ -501,6 +504,7 @@ impl WatchedTopic {
                 id: found.id,
                 partitions: found.partitions,
             };
+            self.lacks_replicas = !found.has_replicas;
             if found.may_write == Some(false) {
                 self.block(Unwritable::Denied, sent, None);
             } else if !found.has_leaders {
@@ -657,6 +661,7 @@ mod tests {
             id: Some(TopicId::from_bits(1)),
             partitions: 1,
             has_leaders: true,
+            has_replicas: true,
             may_write: Some(true),
         }
     }
@@ -707,6 +712,22 @@ mod tests {
         topic.update(Some(&refused), after(403));
         topic.update(Some(&silent), after(404));
         assert_eq!(topic.presence(after(404)), Presence::Exists);
+    }
+
+    #[test]
+    fn topic_without_replicas_is_impaired() {
+        // No broker listens there.
+        let watch = TopicWatch::start(&KafkaSettings::new("127.0.0.1:1", "test")).unwrap();
+        let topic: Arc<str> = "topic".into();
+        for has_replicas in [true, false, true] {
+            let found = TopicDescription {
+                has_replicas,
+                ..found()
+            };
+            watch.change(&topic, |topic| topic.update(Some(&found), Instant::now()));
+            assert_eq!(watch.is_any_impaired(), !has_replicas);
+            assert_eq!(watch.presence(&topic), Presence::Exists);
+        }
     }
 
     #[test]

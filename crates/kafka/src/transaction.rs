@@ -12,6 +12,10 @@
 //! stall the producer is initialised again, and as long as that does not succeed, the topic counts as unwritable, and
 //! `Alternating` uses other ids. A committed transaction may be unresolved, too: the client then repeats the first request of the next one
 //! until it times out. So if that takes long while something is known to be unavailable, it is given up, and another id is used.
+//!
+//! A record that was written just before its partition lost too many replicas gets no answer, and a broker answers requests of a connection in their
+//! order. So nothing is delivered then, and nothing shows which topic is the cause. If that takes long while a topic lacks replicas, the transaction
+//! is given up in the same way: another producer has new connections, and the broker refuses the record at once.
 
 mod alternating;
 mod deliveries;
@@ -738,9 +742,9 @@ impl Sending<'_> {
         Ok(first)
     }
 
-    /// An error if the broker probably has not resolved the last transaction of this producer, as it has done nothing for this one for so long.
+    /// An error if the broker probably will not go on with this transaction soon, as it has done nothing for it for so long.
     fn unresolved(&self, waited: Duration) -> Option<KafkaError> {
-        let is_likely = || self.is_wary || self.watch.is_some_and(TopicWatch::is_any_unavailable);
+        let is_likely = || self.is_wary || self.watch.is_some_and(TopicWatch::is_any_impaired);
         let code = RDKafkaErrorCode::ConcurrentTransactions;
         (waited >= self.patience && is_likely()).then_some(KafkaError::MessageProduction(code))
     }
@@ -778,12 +782,15 @@ impl Sending<'_> {
             let is_slow = |topic: &str| reported > 0 && since.elapsed() >= watch.patience(topic);
             let is_stalled = |topic: &&Arc<str>| is_slow(topic) || watch.presence(topic).is_unavailable();
             // Nothing can be written without the changelog, so nothing is gained by giving up before it is available again.
-            let needs_changelog = deliveries
+            let changelog = deliveries
                 .changelog()
-                .is_some_and(|topic| undelivered.contains(topic));
+                .filter(|topic| undelivered.contains(*topic));
+            if changelog.is_some_and(|topic| watch.presence(topic).is_unavailable()) {
+                return None;
+            }
+            let needs_changelog = changelog.is_some();
             let stalled: Vec<&Arc<str>> = undelivered.iter().filter(is_stalled).collect();
-            if reported == 0
-                && stalled.is_empty()
+            if (needs_changelog || reported == 0 && stalled.is_empty())
                 && let Some(error) = self.unresolved(since.elapsed())
             {
                 return Some((base, error));
@@ -1014,6 +1021,22 @@ mod tests {
             assert!(!env.transactions.is_blocked());
             env.write(topics).unwrap();
         }
+    }
+
+    #[test]
+    fn hanging_changelog_is_given_up() {
+        let mut env = Env::new();
+        env.transactions.set_changelog(Some("second".into()));
+        env.transactions.discard();
+        env.transactions.recover(DEADLINE).unwrap();
+        env.write(&["first", "second"]).unwrap();
+        env.transactions.set_wary(true);
+        env.cluster
+            .broker_round_trip_time(2, env.settings.transaction_timeout / 2)
+            .unwrap();
+        let error = env.write(&["first", "second"]).unwrap_err();
+        assert_eq!(error.action, RecoveryAction::Rebuild, "{error:?}");
+        assert_eq!(error.kind, FailureKind::Aborted, "{error:?}");
     }
 
     #[test]
