@@ -189,14 +189,15 @@ pub async fn ensure(
             () = shutdown.cancelled() => return Ok(Ensured::default()),
         };
         match checked {
-            Ok(Checked {
-                errors,
-                warnings,
-                existing,
-            }) => {
-                warnings.iter().for_each(warn);
-                let refused = reject_errors(errors, pipelines)?;
-                return Ok(Ensured { existing, refused });
+            Ok(checked) => {
+                let awaited = |error: &&Finding| checked.awaited.contains(&*error.topic);
+                let awaited = checked.errors.iter().filter(awaited);
+                checked.warnings.iter().chain(awaited).for_each(warn);
+                let refused = reject_errors(checked.errors, &checked.awaited, pipelines)?;
+                return Ok(Ensured {
+                    existing: checked.existing,
+                    refused,
+                });
             }
             Err(ref error @ TopologyError::Unreachable { ref refusal, .. }) => {
                 part.not_ready(format!("Kafka at `{}` is unavailable{refusal}", kafka.brokers));
@@ -230,7 +231,7 @@ pub(crate) async fn until_corrected(
     loop {
         tokio::time::sleep(backoff.next_delay()).await;
         if let Ok(checked) = check(config, kafka, spec, false).await
-            && let Some(pipeline) = corrected(refused, checked.errors, pipelines)
+            && let Some(pipeline) = corrected(refused, checked.errors, &checked.awaited, pipelines)
         {
             return Err(TopicsError::Corrected(pipeline));
         }
@@ -238,8 +239,13 @@ pub(crate) async fn until_corrected(
 }
 
 /// A pipeline that a start would not refuse any more, if it would not refuse more than that.
-fn corrected(refused: &BTreeSet<Arc<str>>, errors: Vec<Finding>, pipelines: &[Pipeline]) -> Option<Arc<str>> {
-    let now = reject_errors(errors, pipelines).ok()?;
+fn corrected(
+    refused: &BTreeSet<Arc<str>>,
+    errors: Vec<Finding>,
+    awaited: &BTreeSet<String>,
+    pipelines: &[Pipeline],
+) -> Option<Arc<str>> {
+    let now = reject_errors(errors, awaited, pipelines).ok()?;
     let mut corrected = refused.iter().filter(|pipeline| !now.contains_key(*pipeline));
     corrected
         .next()
@@ -323,9 +329,10 @@ pub async fn warn_about(kafka: &KafkaSettings, spec: &TopologySpec, shutdown: &C
 }
 
 struct Checked {
-    /// Those with which nothing that uses the topic can start.
     errors: Vec<Finding>,
     warnings: Vec<Finding>,
+    /// The missing topics without which a process can start.
+    awaited: BTreeSet<String>,
     /// The names of all existing topics.
     existing: BTreeSet<String>,
 }
@@ -352,11 +359,13 @@ async fn check(
         topology::check(&client, spec, timeout).await?
     };
     let existing = topology::names(&client, CHECK_TIMEOUT).await?;
-    let is_error = |finding: &Finding| {
-        finding.severity == Severity::Error && !may_be_missing(spec, &existing, &finding.topic)
-    };
-    let (errors, warnings) = findings.into_iter().partition(is_error);
+    let (errors, warnings): (Vec<Finding>, _) = findings
+        .into_iter()
+        .partition(|finding| finding.severity == Severity::Error);
+    let topics = errors.iter().map(|error| error.topic.to_string());
+    let awaited = topics.filter(|topic| may_be_missing(spec, &existing, topic));
     Ok(Checked {
+        awaited: awaited.collect(),
         errors,
         warnings,
         existing,
@@ -376,9 +385,11 @@ fn may_be_missing(spec: &TopologySpec, existing: &BTreeSet<String>, topic: &str)
     !existing.contains(topic) && specs.all(|spec| is_awaited(spec.role))
 }
 
-/// The pipelines whose topics have these errors. Fails if something else has some, or all pipelines.
+/// The pipelines whose topics have these errors, besides missing topics that are awaited. Fails if something else has some, or all
+/// pipelines.
 fn reject_errors(
     errors: Vec<Finding>,
+    awaited: &BTreeSet<String>,
     pipelines: &[Pipeline],
 ) -> Result<BTreeMap<Arc<str>, Vec<Finding>>, TopicsError> {
     let topics: Vec<_> = pipelines
@@ -387,7 +398,7 @@ fn reject_errors(
         .collect();
     let mut refused: BTreeMap<Arc<str>, Vec<Finding>> = BTreeMap::new();
     let mut is_shared = false;
-    for error in &errors {
+    for error in errors.iter().filter(|error| !awaited.contains(&*error.topic)) {
         let owners = topics
             .iter()
             .filter(|(_, topics)| topics.iter().any(|(topic, _)| *topic == error.topic));
@@ -432,7 +443,8 @@ mod tests {
     }
 
     fn refused(topics: &[&str], names: &[&str]) -> Option<Vec<String>> {
-        let refused = reject_errors(errors(topics), &pipelines(names)).ok()?;
+        let awaited = ["awaited".to_owned()].into();
+        let refused = reject_errors(errors(topics), &awaited, &pipelines(names)).ok()?;
         Some(refused.keys().map(ToString::to_string).collect())
     }
 
@@ -440,6 +452,7 @@ mod tests {
     fn errors_refuse_the_pipelines_of_their_topics() {
         let both = ["a", "b"];
         assert_eq!(refused(&["b-dlq"], &both), Some(vec!["b".to_owned()]));
+        assert_eq!(refused(&["awaited"], &both), Some(Vec::new()));
         // None is left, or something else is wrong.
         assert_eq!(refused(&["a-dlq", "b-retry-due"], &both), None);
         assert_eq!(refused(&["b-dlq", "redeliver.control"], &both), None);
@@ -452,7 +465,7 @@ mod tests {
     fn a_restart_must_serve_more_pipelines() {
         let all = pipelines(&["a", "b", "c"]);
         let before = ["b", "c"].map(Arc::from).into();
-        let corrected = |topics: &[&str]| corrected(&before, errors(topics), &all);
+        let corrected = |topics: &[&str]| corrected(&before, errors(topics), &BTreeSet::new(), &all);
         assert_eq!(corrected(&["c-dlq"]), Some("b".into()));
         assert_eq!(corrected(&[]), Some("b".into()));
         // The same, one that is served, or all that the process needs.
