@@ -313,6 +313,15 @@ async fn a_disclosure_does_not_make_the_broker_create_the_audit_topic() {
     inspector.until_listed("", 1).await;
     let audit = format!("{}-audit", env.base.name());
     delete_topic(&kafka.brokers(), &audit);
+    // The broker may still accept records for a moment.
+    eventually_async("the topic is deleted", DEADLINE, async || {
+        let names = topology::names(&env.kafka.client(), Duration::from_secs(10)).await;
+        let names = names.map_err(|error| error.to_string())?;
+        (!names.contains(&audit))
+            .then_some(())
+            .ok_or_else(|| "it exists".to_owned())
+    })
+    .await;
     let request = v1::GetDeadLetterRequest { id };
     let mut client = inspector.client().await;
     let refused = client.get_dead_letter(request).await.unwrap_err();
