@@ -192,10 +192,18 @@ impl InspectorEnv {
         name.expect("a directory").to_owned()
     }
 
-    /// Starts an inspector, and waits until it serves.
+    /// Starts an inspector, and waits until it serves and has read the jobs.
     pub(crate) async fn start(&self) -> Inspector {
         let mut inspector = self.spawn();
         inspector.until_serving().await;
+        let process = &mut inspector.process;
+        eventually_async("the jobs are read", DEADLINE, async || {
+            match process.metric("redeliver_dlq_redrives_readable") {
+                1 => Ok(()),
+                other => Err(other),
+            }
+        })
+        .await;
         inspector
     }
 }
