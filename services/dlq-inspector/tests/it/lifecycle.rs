@@ -116,7 +116,9 @@ async fn it_works_with_the_embedded_broker() {
         vec![dead("first", "v", &[("error-class", "permanent")])],
     )
     .await;
-    let mut inspector = env.start().await;
+    // There is no topic of jobs.
+    let mut inspector = env.spawn();
+    inspector.until_serving().await;
     assert_eq!(inspector.list("error_class = permanent").await.len(), 1);
     env.put(&topic, 0, vec![dead("second", "value", &[])]).await;
     inspector.until_listed("key = second", 1).await;
