@@ -205,7 +205,7 @@ impl Executor {
                 }
                 Answer::Failed(reason) => {
                     if self.log.should_log() {
-                        tracing::warn!(reason, id = self.last, "cannot execute redrives; retrying");
+                        tracing::warn!(reason, id = self.last, "a redrive cannot go on now; retrying");
                     }
                     if self.jobs.is_some() {
                         let id = self.last.clone();
