@@ -160,13 +160,6 @@ impl Pipeline {
         format!("{}-dlq", self.name).into()
     }
 
-    /// The parking topic, for dead letters whose automatic redrives are used up: `<pipeline>-parked`. It exists only if the pipeline has automatic
-    /// redrives, and only the inspector writes to it.
-    #[must_use]
-    pub fn parking_topic(&self) -> Arc<str> {
-        format!("{}-parked", self.name).into()
-    }
-
     /// Whether new waits end in the due topic, so that it must exist.
     #[must_use]
     pub fn needs_due_topic(&self) -> bool {
