@@ -82,7 +82,7 @@ mod tests {
     use super::super::edit::Edit;
     use super::super::job::Wanted;
     use super::super::job::tests::{item, job};
-    use super::super::jobs::tests::record;
+    use super::super::jobs::tests::{jobs, record};
     use super::super::jobs::{job_key, plan_key};
     use super::*;
 
@@ -123,6 +123,18 @@ mod tests {
             running
         };
         assert_eq!(make(&running, ONE, later), Err(RefusedChange::TooMany));
+    }
+
+    #[test]
+    fn all_plans_together_are_bounded() {
+        let new = New {
+            letters: MAX_TOTAL - job::CHUNK + 1,
+            ..ONE
+        };
+        let made = |wanted| make(&jobs(2, wanted), new, NOW);
+        assert_eq!(made(Wanted::Running), Err(RefusedChange::TooMany));
+        let freed = vec!["job/1f".to_owned(), "plan/1f/0".to_owned()];
+        assert_eq!(made(Wanted::Cancelled), Ok(freed));
     }
 
     fn edit(bytes: usize) -> Edit {
