@@ -200,8 +200,7 @@ impl KafkaSettings {
     /// An id with the prefix of this installation.
     #[must_use]
     pub fn id(&self, name: &str) -> String {
-        let prefix = mutant!("kafka-forgets-the-prefix", &*self.id_prefix, "");
-        format!("{prefix}{name}")
+        format!("{}{name}", self.id_prefix)
     }
 
     /// Checks each passed-through property separately, without creating a client.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use redeliver_core::{Record, Timestamp, mutant};
+use redeliver_core::{Record, Timestamp};
 use redeliver_kafka::TopicId;
 use sha2::{Digest as _, Sha256};
 
@@ -50,8 +50,7 @@ fn is_evictable(ended: Timestamp, now: Timestamp) -> bool {
 }
 
 fn min_kept_millis() -> u64 {
-    let millis = u64::try_from(MIN_KEPT.as_millis()).unwrap_or(u64::MAX);
-    mutant!("index-evicts-jobs-that-just-ended", millis, 0)
+    u64::try_from(MIN_KEPT.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// How far the index contains the state topic.
