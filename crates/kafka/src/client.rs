@@ -325,7 +325,8 @@ impl KafkaSettings {
         config
     }
 
-    /// The `group.instance.id` of a lane's consumer; `None` for a dynamic member.
+    /// The `group.instance.id` of a lane's consumer; `None` for a dynamic member. Only with a configured `instance`: two static members
+    /// of one name fence each other, and one that does not come back keeps its partitions until the session timeout.
     #[must_use]
     pub fn group_instance_id(&self, member: &str) -> Option<String> {
         self.static_membership
