@@ -263,7 +263,6 @@ fn next(
         why,
         change_id: change_id.clone(),
         desired,
-        is_newer: false,
     }))
 }
 
@@ -558,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_newer_version_has_written_is_not_changed() {
+    fn unreadable_values_are_not_changed() {
         let broken = [record(0, "app/sms", Some(Bytes::from_static(b"\xff")))];
         let refused = decide(&broken, Change::Reset, None);
         assert!(matches!(refused, Err(RefusedChange::Unknown(_))), "{refused:?}");
