@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use redeliver_core::{Headers, Outcome, Output, Pipeline, Record};
 use redeliver_kafka::KafkaSettings;
