@@ -274,7 +274,7 @@ impl Pipeline {
     }
 
     /// The tier for a wait without randomness: the longest tier that is not longer than the wait, or the shortest tier for
-    /// a wait that is shorter than every tier.
+    /// a wait that is shorter than every tier. A topic is read in order: behind records with longer waits, a record would be late.
     #[must_use]
     pub fn tier_for(&self, wait: HumanDuration) -> HumanDuration {
         let tiers = self.policy.tiers();

@@ -10,7 +10,7 @@ use redeliver_core::headers::{self, ReservedHeaders};
 use redeliver_core::pattern::matches;
 use redeliver_core::pipeline::{is_topic_name, parse_retry_topic};
 use redeliver_core::redrive::{self, REDRIVE_COUNT, REDRIVE_ID, REDRIVE_TIME};
-use redeliver_core::{Headers, HumanDuration, Output, Pipeline, Position, Record, Timestamp, mutant};
+use redeliver_core::{Headers, HumanDuration, Output, Pipeline, Position, Record, Timestamp};
 
 use super::job::Skip;
 use crate::dialect::{Dialect, Facts, framework_of};
@@ -85,9 +85,7 @@ impl<'l> Candidate<'l> {
             return !self.is_restorable;
         }
         // A broker leaves out key and value unless errors.deadletterqueue.copy.record.enable is set for the share group, and does not say so.
-        self.is_empty
-            && Facts::read(self.headers).dialect == Dialect::ShareGroup
-            && !mutant!("redrive-empties-records")
+        self.is_empty && Facts::read(self.headers).dialect == Dialect::ShareGroup
     }
 }
 
@@ -265,9 +263,7 @@ impl Destinations {
             || is_one_of(&self.dead_letters);
         let is_allowed = !is_excluded
             && is_topic_name(topic)
-            && (sources.any(|source| **source == *topic)
-                || is_one_of(&self.others) && !is_of_redeliver
-                || mutant!("redrive-writes-anywhere"));
+            && (sources.any(|source| **source == *topic) || is_one_of(&self.others) && !is_of_redeliver);
         if !is_allowed {
             return Err(Skip::DestinationNotAllowed);
         }
@@ -308,7 +304,7 @@ pub fn redriven(letter: &Record, target: &Target, redrive_id: &str, now: Timesta
     };
     let mut headers = letter.headers.filtered(|name| !is_dropped(name));
     if target.is_own {
-        headers.push_text(headers::RETRY_COUNT, mutant!("redrive-keeps-attempts", "0", "4"));
+        headers.push_text(headers::RETRY_COUNT, "0");
         if target.is_source {
             headers.push_text(headers::RETURN_TOPIC, &target.topic);
         }
