@@ -8,8 +8,7 @@
 //! whether a text contains another one, compared by byte; `field:*` tests whether the field is present. A restriction on
 //! a field that a dead letter does not have is false, for every operator, and NOT inverts it.
 //!
-//! The fields of a JSON value are `json./pointer`; only those that the configuration names are indexed. While a value is not decoded, the results of
-//! tests of its fields are unknown, see [`Expr::with_unknown_values`].
+//! The fields of a JSON value are `json./pointer`; only those that the configuration names are indexed.
 //!
 //! No IO. The length of a filter, its nesting and the number of its restrictions are limited.
 
@@ -63,8 +62,6 @@ pub enum Restriction {
     Key(TextTest),
     /// A test of the field of a JSON value at this JSON pointer.
     Json(String, TextTest),
-    /// The value is not decoded yet, so that nobody knows the results of tests of its fields. Filters that people write have no such test.
-    Pending,
 }
 
 impl Expr {
@@ -74,32 +71,6 @@ impl Expr {
         match self {
             Self::And(all) => all.iter().flat_map(Self::conjuncts).collect(),
             _ => vec![self],
-        }
-    }
-
-    /// Whether any restriction tests a field of a value.
-    #[must_use]
-    pub fn tests_values(&self) -> bool {
-        !self.all(&|restriction| !matches!(restriction, Restriction::Json(..)))
-    }
-
-    /// The dead letters that match this filter for certain while the fields of their values are not known (`false`), or that can match it
-    /// (`true`): tests of fields of values have the result that makes the most difference.
-    #[must_use]
-    pub fn with_unknown_values(&self, can_match: bool) -> Self {
-        let all = |parts: &[Self]| {
-            parts
-                .iter()
-                .map(|part| part.with_unknown_values(can_match))
-                .collect()
-        };
-        match self {
-            Self::And(parts) => Self::And(all(parts)),
-            Self::Or(parts) => Self::Or(all(parts)),
-            Self::Not(inner) => Self::Not(Box::new(inner.with_unknown_values(!can_match))),
-            Self::Is(Restriction::Json(..)) if can_match => Self::And(Vec::new()),
-            Self::Is(Restriction::Json(..)) => Self::Or(Vec::new()),
-            Self::Is(_) => self.clone(),
         }
     }
 

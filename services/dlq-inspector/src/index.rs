@@ -10,8 +10,6 @@
 //! they are indexed, which is never reused: the position of a watch. Repeated texts and the templates of messages (`message`)
 //! are stored once and referenced by id.
 //!
-//! The table `undecoded` names the dead letters whose values could not be decoded, so that their JSON fields are missing for now.
-//!
 //! Each version of the schema, and each list of JSON fields, has a file of its own. A new one is built beside the old one,
 //! which is deleted once the new one has caught up: until then, the former version of the program can use it again.
 
@@ -32,7 +30,6 @@ mod sweep;
 mod tables;
 mod terms;
 mod texts;
-mod undecoded;
 mod writer;
 
 use std::fs::{File, TryLockError};
@@ -54,9 +51,6 @@ pub(crate) use query::{
 };
 pub use schema::Generation;
 use schema::OpenError;
-pub(crate) use undecoded::{
-    Reach, UndecodedLetter, has_pending, next_schema, of_schema, pending, pending_count, reach,
-};
 pub use writer::{Change, Writer};
 
 /// Opening or writing the index failed.
@@ -168,7 +162,7 @@ pub struct Index {
 }
 
 /// The name of the database file if its contents depend on no settings.
-pub const FILE: &str = "dlq-index-v10.db";
+pub const FILE: &str = "dlq-index-v11.db";
 
 /// What the names of the files of all versions begin with.
 const PREFIX: &str = "dlq-index";

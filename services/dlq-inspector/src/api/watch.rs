@@ -25,9 +25,8 @@ use super::token::{QueryHash, Resume, ResumeToken, query_hash};
 use super::{Api, ResponseStream, WATCHERS, query_failed, shutting_down};
 use crate::access::{LimitedFilter, Viewer};
 use crate::audit::Disclosure;
-use crate::completeness::Completeness;
 use crate::filter::NumberField;
-use crate::index::{self, Generation, IndexedLetter, MessageCache, Page, PageLimit, Reach, Stretch};
+use crate::index::{self, Generation, IndexedLetter, MessageCache, Page, PageLimit, Stretch};
 use crate::ledger;
 use crate::metrics::WatcherGuard;
 
@@ -82,8 +81,6 @@ struct Watcher {
     last_read: i64,
     /// Of this watch and of those that it resumes; `None` if it is not known.
     passed: Option<Passed>,
-    /// Whether the next dead letter is one of which it is not known whether it matches, as far as the watch knows.
-    is_held_back: bool,
     /// Whether the watch has begun in another index: what it has passed may follow in this one.
     skips_passed: bool,
     /// When the last message was sent.
@@ -141,7 +138,6 @@ impl Api {
             is_full: is_full(request.view),
             last_read,
             passed,
-            is_held_back: false,
             skips_passed,
             last_sent: Instant::now(),
             sender,
@@ -205,7 +201,7 @@ impl Watcher {
     async fn watch(&mut self, rows: &mut watch::Receiver<i64>) -> Result<std::convert::Infallible, WatchEnd> {
         let last = *rows.borrow_and_update();
         self.send_up_to(last).await?;
-        let completeness = Some(self.completeness().await?);
+        let completeness = Some(self.completeness());
         self.send(Event::Synced(v1::Synced { completeness }), None)
             .await?;
         let mut heartbeats = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
@@ -220,29 +216,16 @@ impl Watcher {
                     self.send_up_to(last).await?;
                 }
                 _ = heartbeats.tick() => {
-                    // What holds the watch back can end without a new dead letter, for example because Kafka deletes it.
-                    let last = *rows.borrow();
-                    self.send_up_to(last).await?;
+                    self.check_generation()?;
                     self.send_heartbeat().await?;
                 }
             }
         }
     }
 
-    async fn completeness(&self) -> Result<v1::Completeness, WatchEnd> {
-        let mut completeness = Completeness::clone(&self.api.completeness());
-        if self.filter.written().tests_values() {
-            let (filter, after) = (self.filter.clone(), self.last_read);
-            let counting = self
-                .api
-                .pool
-                .watch(move |connection| filter.pending(connection, after));
-            let counted = counting.await;
-            let pending = counted.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
-            // What has held the watch back may be decoded or removed since, but what follows it is not sent yet.
-            completeness = completeness.with_pending(pending.max(u64::from(self.is_held_back)));
-        }
-        Ok(self.api.completeness_message(&completeness, &self.viewer))
+    fn completeness(&self) -> v1::Completeness {
+        self.api
+            .completeness_message(&self.api.completeness(), &self.viewer)
     }
 
     /// Numbers are valid within one build of the index.
@@ -259,11 +242,9 @@ impl Watcher {
         )))
     }
 
-    /// Sends the dead letters that match, up to a number. Sends heartbeats in between, whose tokens skip what does not match. Stops before a dead
-    /// letter of which it is not known whether it matches, because its value is not decoded yet: the watch goes on when it is.
+    /// Sends the dead letters that match, up to a number. Sends heartbeats in between, whose tokens skip what does not match.
     async fn send_up_to(&mut self, last: i64) -> Result<(), WatchEnd> {
         self.check_generation()?;
-        self.is_held_back = false;
         while self.last_read < last {
             let completeness = self.api.completeness();
             let (filter, messages) = (self.filter.clone(), self.messages.clone());
@@ -272,16 +253,14 @@ impl Watcher {
                 .api
                 .pool
                 .watch(move |connection| {
-                    let Reach { up_to, is_pending } = filter.reach(connection, after, last)?;
                     let filter = filter.resolve(connection)?;
                     let stretch =
-                        index::list_by_sequence(connection, &filter, &messages, after, up_to, READ_LIMIT)?;
-                    let is_pending = is_pending && stretch.end == up_to;
-                    Ok((stretch, is_pending, index::read_topic_ids(connection)?))
+                        index::list_by_sequence(connection, &filter, &messages, after, last, READ_LIMIT)?;
+                    Ok((stretch, index::read_topic_ids(connection)?))
                 })
                 .await;
             self.check_generation()?;
-            let (Stretch { page, end }, is_pending, ids) =
+            let (Stretch { page, end }, ids) =
                 stretch.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
             let keys = TopicKeys::new(ids);
             let Page {
@@ -307,10 +286,6 @@ impl Watcher {
                 self.last_read = end;
             } else if let Some(sequence) = last_of_page {
                 self.last_read = sequence;
-            }
-            if is_pending && !has_more {
-                self.is_held_back = true;
-                return Ok(());
             }
             let is_silent = !has_more && self.last_sent == last_sent && self.last_read < last;
             if is_silent || self.last_sent.elapsed() >= HEARTBEAT {
@@ -371,7 +346,7 @@ impl Watcher {
     async fn send_heartbeat(&mut self) -> Result<(), WatchEnd> {
         let heartbeat = v1::Heartbeat {
             time: Some(to_timestamp(self.api.clock.now())),
-            completeness: Some(self.completeness().await?),
+            completeness: Some(self.completeness()),
         };
         self.send(Event::Heartbeat(heartbeat), None).await
     }

@@ -5,11 +5,11 @@ use std::path::Path;
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
 
 use super::tables::{BodyRow, LetterRow};
-use super::{IndexError, counters, database, entries, groups, query, terms, undecoded};
+use super::{IndexError, counters, database, entries, groups, query, terms};
 
 /// The version of the schema. It is part of the file's name, see [`super::file_name`]. Increase it with every change of the
 /// tables or of what they contain.
-pub(super) const VERSION: i32 = 10;
+pub(super) const VERSION: i32 = 11;
 
 /// Identifies one build of the index: a random number. Sequence numbers are valid within one generation only.
 pub type Generation = i64;
@@ -105,7 +105,6 @@ fn create_file(path: &Path) -> Result<Connection, IndexError> {
         counters::CREATE,
         groups::CREATE,
         terms::CREATE,
-        undecoded::CREATE,
     ] {
         connection.execute_batch(sql).map_err(&creating)?;
     }

@@ -26,7 +26,6 @@ mod group_lists;
 mod ledger_entries;
 mod queries;
 mod removals;
-mod undecoded;
 
 pub(super) struct Fixture {
     directory: TempDir,

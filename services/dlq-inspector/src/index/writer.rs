@@ -16,7 +16,7 @@ use super::states::States;
 use super::sweep::Sweep;
 use super::tables::{BodyRow, LetterRow};
 use super::texts::{TextIds, TextTable};
-use super::{IndexError, Pool, database, groups, message, query, row_key, schema, terms, undecoded};
+use super::{IndexError, Pool, database, groups, message, query, row_key, schema, terms};
 use crate::fingerprint::{self, GroupId};
 use crate::ledger::{State, Update};
 use crate::letter::Letter;
@@ -26,13 +26,6 @@ use crate::letter::Letter;
 pub enum Change {
     /// Adds dead letters. One whose position is indexed already is ignored.
     Letters(Vec<Letter>),
-    /// Adds the JSON fields of dead letters whose values could not be decoded when they were added.
-    Decoded {
-        /// As they are read now. Those that are not indexed are ignored.
-        letters: Vec<Letter>,
-        /// The numbers of those whose records Kafka does not have any more: nobody will know their fields.
-        gone: Vec<i64>,
-    },
     /// Applies updates of the ledger. Those of one partition are in the order of their records.
     Ledger(Vec<Update>),
     /// Stores the read position of a partition.
@@ -303,11 +296,6 @@ impl Writer {
                         self.next_sequence += 1;
                     }
                 }
-                Change::Decoded { letters, gone } => {
-                    letters.iter().try_for_each(|letter| batch.set_fields(letter))?;
-                    gone.iter()
-                        .try_for_each(|sequence| undecoded::remove(&transaction, *sequence))?;
-                }
                 Change::Ledger(updates) => updates
                     .iter()
                     .try_for_each(|update| batch.update_ledger(update))?,
@@ -480,9 +468,6 @@ impl Batch<'_> {
             json_fields: letter.json_fields.clone(),
         };
         body.insert(&mut self.insert_body)?;
-        if let Some(undecoded) = letter.undecoded {
-            undecoded::put(self.transaction, sequence, row.row, undecoded)?;
-        }
         self.documents
             .push((row.row, terms::document(letter, row.template_id)));
         let counted = Counted {
@@ -511,39 +496,6 @@ impl Batch<'_> {
         if definition.insert(self.transaction)? {
             self.new_groups.push(letter.group);
         }
-        Ok(())
-    }
-
-    /// Replaces the JSON fields of a dead letter. If it is another one by now, it keeps its own.
-    fn set_fields(&mut self, letter: &Letter) -> rusqlite::Result<()> {
-        let place = Place {
-            topic_id: self.text_id(&letter.position.topic)?,
-            partition: letter.position.partition,
-            offset: letter.position.offset,
-        };
-        let Some(row) = self.find(place)? else {
-            return Ok(());
-        };
-        let known = LetterRow::load(self.transaction, row)?;
-        if known.content != letter.content {
-            return Ok(());
-        }
-        match letter.undecoded {
-            Some(undecoded) => undecoded::put(self.transaction, known.sequence, row, undecoded)?,
-            None => undecoded::remove(self.transaction, known.sequence)?,
-        }
-        if letter.json_fields.is_none() {
-            // It had none before.
-            return Ok(());
-        }
-        self.transaction
-            .prepare_cached("UPDATE bodies SET json_fields = ? WHERE row = ?")?
-            .execute((&letter.json_fields, row))?;
-        self.transaction
-            .prepare_cached("DELETE FROM terms WHERE rowid = ?")?
-            .execute([row])?;
-        let document = terms::document(letter, known.template_id);
-        self.documents.push((row, document));
         Ok(())
     }
 

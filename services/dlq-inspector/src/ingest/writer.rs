@@ -25,7 +25,7 @@ use crate::index::{Change, IndexError, Pool, Writer};
 use crate::metrics::Metrics;
 use crate::shared::SharedState;
 
-/// A message from the reader, or from the task that decodes values later. The order of those from the reader is significant.
+/// A message from the reader. Their order is significant.
 #[derive(Debug)]
 pub(crate) struct Work {
     /// The build of the index that it was decided for. It is ignored if the index was rebuilt since.
@@ -43,8 +43,6 @@ pub(crate) enum Message {
     },
     /// What the index contains once all changes before are applied.
     Completeness(Completeness),
-    /// JSON fields that were not known before: a [`Change::Decoded`].
-    Decoded(Change),
 }
 
 /// Maximum number of batches in one transaction.
@@ -199,13 +197,6 @@ impl OpenIndex {
                     if self.note_caught_up()? == Outcome::Stopped {
                         return Ok(());
                     }
-                }
-                Message::Decoded(change) => {
-                    if self.write(self.last_batch, &[change])? == Outcome::Stopped {
-                        return Ok(());
-                    }
-                    // Watches may wait for them.
-                    self.thread.shared.last_row.send_modify(|_| {});
                 }
                 Message::Changes {
                     mut batch,
