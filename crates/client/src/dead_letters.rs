@@ -896,7 +896,7 @@ impl Payload {
 }
 
 /// A stream of dead letters. After a [transient error](ClientError::is_transient), a new watch with
-/// [`Watch::resume_token`] continues without a gap.
+/// [`Watch::resume_token`] continues without a gap, and may repeat dead letters.
 #[derive(Debug)]
 pub struct Watch {
     stream: Streaming<v1::WatchDeadLettersResponse>,

@@ -283,6 +283,11 @@ impl LimitedFilter {
         })
     }
 
+    /// Whether a watch with this filter reads this topic.
+    pub(crate) fn can_match_in(&self, topic: &str) -> bool {
+        self.matches(Some(topic)) && self.filter.can_match_in(topic)
+    }
+
     /// What limits a filter to the topics in which its caller may find something.
     fn visible(&self, connection: &Connection) -> rusqlite::Result<Vec<Expr>> {
         if self.matches(None) {

@@ -80,6 +80,19 @@ impl Expr {
         !self.all(&|restriction| !matches!(restriction, Restriction::Number(tested, _) if *tested == field))
     }
 
+    /// Whether it can match dead letters of this topic, as far as its restrictions of topics tell.
+    #[must_use]
+    pub fn can_match_in(&self, topic: &str) -> bool {
+        match self {
+            Self::And(parts) => parts.iter().all(|part| part.can_match_in(topic)),
+            Self::Or(parts) => parts.iter().any(|part| part.can_match_in(topic)),
+            Self::Is(Restriction::Id(id)) => id.topic == topic,
+            Self::Is(Restriction::Text(TextField::Topic, TextTest::Equal(name))) => name == topic,
+            Self::Is(Restriction::Text(TextField::Topic, TextTest::Has(part))) => topic.contains(part),
+            Self::Is(_) | Self::Not(_) => true,
+        }
+    }
+
     /// Whether all restrictions satisfy a condition.
     pub fn all(&self, condition: &impl Fn(&Restriction) -> bool) -> bool {
         match self {

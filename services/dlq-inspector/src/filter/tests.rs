@@ -318,6 +318,26 @@ fn many_damaged_filters_are_refused_or_have_bound_parameters_only() {
 }
 
 #[test]
+fn it_is_known_in_which_topics_a_filter_can_match() {
+    for (filter, expected) in [
+        ("", [true, true]),
+        ("topic = a-dlq", [true, false]),
+        ("topic : b- AND pipeline = a", [false, true]),
+        (
+            r#"state = OPEN AND (topic = a-dlq OR id = "b-dlq/0/1")"#,
+            [true, true],
+        ),
+        ("topic = a-dlq topic = b-dlq", [false, false]),
+        // Not all that do not match are known.
+        ("topic != a-dlq", [true, true]),
+    ] {
+        let filter = parse(filter, &[]).unwrap();
+        let can_match = ["a-dlq", "b-dlq"].map(|topic| filter.can_match_in(topic));
+        assert_eq!(can_match, expected, "{filter:?}");
+    }
+}
+
+#[test]
 fn it_is_known_which_fields_a_filter_tests() {
     for (filter, expected) in [
         ("", false),

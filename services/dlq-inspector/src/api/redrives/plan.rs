@@ -666,7 +666,6 @@ mod tests {
             .collect();
         let now = Timestamp::from_millis(1_000);
         IndexedLetter {
-            sequence: offset,
             id: LetterId {
                 topic: "spring-dlq".to_owned(),
                 partition: 0,
