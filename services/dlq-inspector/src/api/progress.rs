@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_goes_on_at_its_next_offsets() {
+    fn watches_go_on_at_next_offsets() {
         for id in [Some(1), None] {
             let mut progress = passed(id);
             assert_eq!(unread(&mut progress, id, 0, 9), Some([7, 9]));
@@ -167,12 +167,12 @@ mod tests {
     }
 
     #[test]
-    fn an_added_partition_begins_at_its_start() {
+    fn added_partitions_begin_at_their_start() {
         assert_eq!(unread(&mut passed(Some(1)), Some(1), 2, 3), Some([0, 3]));
     }
 
     #[test]
-    fn a_recreated_topic_begins_at_its_start() {
+    fn recreated_topics_begin_at_their_start() {
         assert_eq!(unread(&mut passed(Some(1)), Some(2), 0, 20), Some([0, 20]));
         // While it is read again, it has no id yet.
         let mut progress = passed(Some(1));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_names_the_partitions_with_the_highest_offsets() {
+    fn large_tokens_leave_out_low_offsets() {
         let mut progress = Progress::default();
         for partition in 0..600 {
             progress.pass("t-dlq", partition, i64::from(partition));

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_valid_for_its_query_and_kind() {
+    fn tokens_belong_to_query_and_kind() {
         let cursor = Cursor {
             dead_at: -5,
             id_hash: u64::MAX,

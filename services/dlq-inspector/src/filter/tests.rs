@@ -318,7 +318,7 @@ fn many_damaged_filters_are_refused_or_have_bound_parameters_only() {
 }
 
 #[test]
-fn it_is_known_in_which_topics_a_filter_can_match() {
+fn topics_without_matches_are_known() {
     for (filter, expected) in [
         ("", [true, true]),
         ("topic = a-dlq", [true, false]),

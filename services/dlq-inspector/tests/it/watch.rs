@@ -109,7 +109,7 @@ async fn a_watch_sends_existing_dead_letters_then_new_ones_and_can_be_resumed() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_added_partition_begins_at_its_start() {
+async fn added_partitions_begin_at_their_start() {
     let env = InspectorEnv::new("added");
     let topic = env.create_topic("a", 1).await;
     env.put(&topic, 0, numbered("a", 3, "permanent")).await;

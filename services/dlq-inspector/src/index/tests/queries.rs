@@ -425,7 +425,7 @@ fn part(partition: i32) -> Unread {
 }
 
 #[test]
-fn a_watch_reads_each_partition_in_order() {
+fn watches_read_partitions_in_order() {
     let mut fixture = Fixture::new();
     let all = (0..50_000).map(|number| letter("t-dlq", number % 2, (number / 2).into(), &[]));
     fixture.put(all.collect());
