@@ -167,8 +167,7 @@ impl Masked {
 /// Whether an answer contains everything that it should.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Completeness {
-    /// Whether no partition is missing, `as_of` is at most 30 seconds ago, the states of groups are current, and `undecoded_count` is 0. False if the
-    /// inspector does not say it.
+    /// Whether no partition is missing, `as_of` is at most 30 seconds ago, and the states of groups are current. False if the inspector does not say it.
     pub is_complete: bool,
     /// The answer reflects everything that Kafka contained at this time, except for missing partitions.
     pub as_of: Option<Timestamp>,
@@ -180,9 +179,6 @@ pub struct Completeness {
     pub are_states_known: bool,
     /// In answers about groups: why their states and notes may not be those of the last 30 seconds.
     pub group_states_problem: Option<String>,
-    /// In answers to filters on fields of JSON values: the number of dead letters of which it is not known whether they match, because their values are not
-    /// decoded yet. At most 10,000 are counted.
-    pub undecoded_count: u64,
 }
 
 /// A partition whose dead letters, or entries of the ledger, may be missing in an answer.
@@ -886,7 +882,7 @@ impl Payload {
 }
 
 /// A stream of dead letters. After a [transient error](ClientError::is_transient), a new watch with
-/// [`Watch::resume_token`] continues without a gap.
+/// [`Watch::resume_token`] continues without a gap, and may repeat dead letters.
 #[derive(Debug)]
 pub struct Watch {
     stream: Streaming<v1::WatchDeadLettersResponse>,
@@ -952,7 +948,6 @@ fn completeness(completeness: Option<v1::Completeness>) -> Completeness {
         missing_count: completeness.missing_count,
         are_states_known: completeness.states_known,
         group_states_problem: text(completeness.group_states_problem),
-        undecoded_count: completeness.undecoded_count,
         as_of: time(completeness.as_of),
     }
 }
@@ -1164,7 +1159,6 @@ mod tests {
             missing_count: 7,
             states_known: true,
             group_states_problem: "missing".to_owned(),
-            undecoded_count: 3,
         };
         let expected = Completeness {
             is_complete: false,
@@ -1178,7 +1172,6 @@ mod tests {
             missing_count: 7,
             are_states_known: true,
             group_states_problem: Some("missing".to_owned()),
-            undecoded_count: 3,
         };
         assert_eq!(completeness(Some(sent)), expected);
     }

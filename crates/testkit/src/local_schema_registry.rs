@@ -97,24 +97,6 @@ impl LocalSchemaRegistry {
         process.kill_9();
     }
 
-    /// Freezes it: it answers no request until [`LocalSchemaRegistry::thaw`], and keeps its schemas.
-    ///
-    /// # Panics
-    /// If it is not running.
-    #[track_caller]
-    pub fn freeze(&self) {
-        self.process.as_ref().expect("the schema registry runs").stop();
-    }
-
-    /// Lets it answer again.
-    ///
-    /// # Panics
-    /// If it is not running.
-    #[track_caller]
-    pub fn thaw(&self) {
-        self.process.as_ref().expect("the schema registry runs").cont();
-    }
-
     /// Registers a schema, and returns its id. `references` are names of other schemas: each is also its subject, of version 1.
     ///
     /// # Panics

@@ -28,7 +28,7 @@ use rusqlite::Connection;
 use tonic::{Request, Status};
 
 use crate::filter::{Expr, Restriction, TextField, TextTest};
-use crate::index::{self, Reach};
+use crate::index;
 use crate::masking::{Mask, Masking};
 
 /// What each call of the audit log requires.
@@ -271,50 +271,19 @@ impl LimitedFilter {
     }
 
     /// The filter for a query in the transaction of the connection. Unless the caller may find everything, it names each topic:
-    /// one that the transaction does not see, or that is not in the counters, matches nothing. It matches only what matches for certain, whatever the
-    /// fields of values are that are not decoded yet.
+    /// one that the transaction does not see, or that is not in the counters, matches nothing.
     pub(crate) fn resolve(&self, connection: &Connection) -> rusqlite::Result<Expr> {
         let mut parts = self.visible(connection)?;
         parts.push(self.filter.clone());
-        if self.filter.tests_values() && index::has_pending(connection)? {
-            let is_decoded = Expr::Not(Box::new(Expr::Is(Restriction::Pending)));
-            parts.push(Expr::Or(vec![is_decoded, self.filter.with_unknown_values(false)]));
-        }
         Ok(match <[Expr; 1]>::try_from(parts) {
             Ok([filter]) => filter,
             Err(parts) => Expr::And(parts),
         })
     }
 
-    /// The number of dead letters numbered after this one of which it is not known whether they match, because their values are not decoded yet. Many are not
-    /// counted exactly.
-    pub(crate) fn pending(&self, connection: &Connection, after: i64) -> rusqlite::Result<u64> {
-        match self.undecided(connection)? {
-            Some(filter) => index::pending(connection, &filter, after),
-            None => Ok(0),
-        }
-    }
-
-    /// How far it is known of the dead letters between these numbers whether they match.
-    pub(crate) fn reach(&self, connection: &Connection, after: i64, up_to: i64) -> rusqlite::Result<Reach> {
-        match self.undecided(connection)? {
-            Some(filter) => index::reach(connection, &filter, after, up_to),
-            None => Ok(Reach {
-                up_to,
-                is_pending: false,
-            }),
-        }
-    }
-
-    /// Matches the pending dead letters of which it is not known whether they match this filter; `None` if there are none.
-    fn undecided(&self, connection: &Connection) -> rusqlite::Result<Option<Expr>> {
-        if !self.filter.tests_values() || !index::has_pending(connection)? {
-            return Ok(None);
-        }
-        let mut parts = self.visible(connection)?;
-        parts.push(self.filter.with_unknown_values(true));
-        parts.push(Expr::Not(Box::new(self.filter.with_unknown_values(false))));
-        Ok(Some(Expr::And(parts)))
+    /// Whether a watch with this filter reads this topic.
+    pub(crate) fn can_match_in(&self, topic: &str) -> bool {
+        self.matches(Some(topic)) && self.filter.can_match_in(topic)
     }
 
     /// What limits a filter to the topics in which its caller may find something.
@@ -364,11 +333,9 @@ fn named_topics(filter: &Expr) -> Vec<&str> {
 fn is_about_payload(restriction: &Restriction) -> bool {
     match restriction {
         Restriction::Key(_) | Restriction::Header(..) | Restriction::Json(..) => true,
-        Restriction::Id(_)
-        | Restriction::Text(..)
-        | Restriction::TopicIn(_)
-        | Restriction::Number(..)
-        | Restriction::Pending => false,
+        Restriction::Id(_) | Restriction::Text(..) | Restriction::TopicIn(_) | Restriction::Number(..) => {
+            false
+        }
     }
 }
 

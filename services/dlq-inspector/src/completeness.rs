@@ -43,8 +43,6 @@ pub(crate) struct Completeness {
     pub(crate) ledger_losses: u64,
     /// Whether the ledger was missing between the times that an answer compares.
     pub(crate) has_lost_ledger: bool,
-    /// The dead letters of which it is not known whether they belong to an answer, because their values are not decoded yet. Depends on the filter.
-    pub(crate) pending: u64,
 }
 
 impl Completeness {
@@ -100,13 +98,7 @@ impl Completeness {
             missing,
             ledger_losses: later.ledger_losses,
             has_lost_ledger: self.has_lost_ledger || self.ledger_losses != later.ledger_losses,
-            pending: self.pending.max(later.pending),
         }
-    }
-
-    /// Of an answer to a filter that could match so many dead letters whose values are not decoded yet.
-    pub(crate) fn with_pending(self, pending: u64) -> Self {
-        Self { pending, ..self }
     }
 
     /// What it says about the topics for which a condition holds, and about the ledger.
@@ -121,13 +113,12 @@ impl Completeness {
     pub(crate) fn to_message(&self, now: Timestamp) -> v1::Completeness {
         let listed = self.missing.iter().take(LISTED);
         v1::Completeness {
-            complete: self.missing.is_empty() && self.pending == 0 && self.is_recent(now),
+            complete: self.missing.is_empty() && self.is_recent(now),
             as_of: self.as_of.map(to_timestamp),
             missing: listed.map(|(place, reason)| missing(place, reason)).collect(),
             missing_count: u32::try_from(self.missing.len()).unwrap_or(u32::MAX),
             states_known: self.are_states_known(),
             group_states_problem: String::new(),
-            undecoded_count: self.pending,
         }
     }
 }
@@ -193,17 +184,6 @@ mod tests {
         assert!(!partial.complete && partial.states_known);
         assert_eq!(partial.missing[0].reason(), v1::MissingReason::NoLeader);
         assert!(!with(&[(ledger::TOPIC, None)]).to_message(recent).states_known);
-    }
-
-    #[test]
-    fn an_answer_that_lacks_undecoded_dead_letters_is_not_complete() {
-        let now = at(1_000_000);
-        let message = with(&[]).with_pending(3).to_message(now);
-        assert!(!message.complete && message.undecoded_count == 3);
-        assert!(with(&[]).with_pending(0).to_message(now).complete);
-        // Also one about some topics: the number is of those that the caller sees.
-        let some = with(&[]).with_pending(3).of_topics(|_| false);
-        assert_eq!(some.to_message(now).undecoded_count, 3);
     }
 
     #[test]

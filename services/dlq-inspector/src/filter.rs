@@ -8,8 +8,7 @@
 //! whether a text contains another one, compared by byte; `field:*` tests whether the field is present. A restriction on
 //! a field that a dead letter does not have is false, for every operator, and NOT inverts it.
 //!
-//! The fields of a JSON value are `json./pointer`; only those that the configuration names are indexed. While a value is not decoded, the results of
-//! tests of its fields are unknown, see [`Expr::with_unknown_values`].
+//! The fields of a JSON value are `json./pointer`; only those that the configuration names are indexed.
 //!
 //! No IO. The length of a filter, its nesting and the number of its restrictions are limited.
 
@@ -63,8 +62,6 @@ pub enum Restriction {
     Key(TextTest),
     /// A test of the field of a JSON value at this JSON pointer.
     Json(String, TextTest),
-    /// The value is not decoded yet, so that nobody knows the results of tests of its fields. Filters that people write have no such test.
-    Pending,
 }
 
 impl Expr {
@@ -77,36 +74,23 @@ impl Expr {
         }
     }
 
-    /// Whether any restriction tests a field of a value.
-    #[must_use]
-    pub fn tests_values(&self) -> bool {
-        !self.all(&|restriction| !matches!(restriction, Restriction::Json(..)))
-    }
-
-    /// The dead letters that match this filter for certain while the fields of their values are not known (`false`), or that can match it
-    /// (`true`): tests of fields of values have the result that makes the most difference.
-    #[must_use]
-    pub fn with_unknown_values(&self, can_match: bool) -> Self {
-        let all = |parts: &[Self]| {
-            parts
-                .iter()
-                .map(|part| part.with_unknown_values(can_match))
-                .collect()
-        };
-        match self {
-            Self::And(parts) => Self::And(all(parts)),
-            Self::Or(parts) => Self::Or(all(parts)),
-            Self::Not(inner) => Self::Not(Box::new(inner.with_unknown_values(!can_match))),
-            Self::Is(Restriction::Json(..)) if can_match => Self::And(Vec::new()),
-            Self::Is(Restriction::Json(..)) => Self::Or(Vec::new()),
-            Self::Is(_) => self.clone(),
-        }
-    }
-
     /// Whether any restriction tests this field.
     #[must_use]
     pub fn tests(&self, field: NumberField) -> bool {
         !self.all(&|restriction| !matches!(restriction, Restriction::Number(tested, _) if *tested == field))
+    }
+
+    /// Whether it can match dead letters of this topic, as far as its restrictions of topics tell.
+    #[must_use]
+    pub fn can_match_in(&self, topic: &str) -> bool {
+        match self {
+            Self::And(parts) => parts.iter().all(|part| part.can_match_in(topic)),
+            Self::Or(parts) => parts.iter().any(|part| part.can_match_in(topic)),
+            Self::Is(Restriction::Id(id)) => id.topic == topic,
+            Self::Is(Restriction::Text(TextField::Topic, TextTest::Equal(name))) => name == topic,
+            Self::Is(Restriction::Text(TextField::Topic, TextTest::Has(part))) => topic.contains(part),
+            Self::Is(_) | Self::Not(_) => true,
+        }
     }
 
     /// Whether all restrictions satisfy a condition.

@@ -56,17 +56,16 @@ impl Gauges {
     async fn count_open(&self) -> Result<(), ReadError> {
         let (build, before) = (self.shared.build(), self.shared.completeness());
         let (states, now) = (self.group_states.contents(), self.clock.now());
-        let (open, groups, pending) = self
+        let (open, groups) = self
             .pool
             .internal(move |connection| {
                 let open = index::open_by_topic(connection)?;
                 let groups = states
                     .as_ref()
                     .map(|states| index::open_groups(connection, states, now));
-                Ok((open, groups.transpose()?, index::pending_count(connection)?))
+                Ok((open, groups.transpose()?))
             })
             .await?;
-        self.metrics.set_undecoded(pending);
         let completeness = before.and(&self.shared.completeness());
         let is_current = completeness.as_of.is_some() && self.shared.build() == build;
         if !is_current || !completeness.are_states_known() {

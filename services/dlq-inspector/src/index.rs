@@ -6,11 +6,8 @@
 //!
 //! The table `letters` is narrow, because filters scan it. The table `bodies`, with the same `row`, holds
 //! the rest, such as the key and the headers. Row numbers increase with `dead_at` (`row_key`), so that the table itself and the
-//! full-text index of equalities (`terms`) are in the order of lists. Dead letters also have a number in the order in which
-//! they are indexed, which is never reused: the position of a watch. Repeated texts and the templates of messages (`message`)
-//! are stored once and referenced by id.
-//!
-//! The table `undecoded` names the dead letters whose values could not be decoded, so that their JSON fields are missing for now.
+//! full-text index of equalities (`terms`) are in the order of lists. Watches read partitions in the order of offsets. Repeated texts and
+//! the templates of messages (`message`) are stored once and referenced by id.
 //!
 //! Each version of the schema, and each list of JSON fields, has a file of its own. A new one is built beside the old one,
 //! which is deleted once the new one has caught up: until then, the former version of the program can use it again.
@@ -32,7 +29,6 @@ mod sweep;
 mod tables;
 mod terms;
 mod texts;
-mod undecoded;
 mod writer;
 
 use std::fs::{File, TryLockError};
@@ -49,14 +45,10 @@ pub use pool::{Pool, ReadError};
 pub(crate) use pool::{QUERY_TIMEOUT, QUEUE_TIMEOUT};
 pub use query::{Cursor, Direction, IndexedLetter, RecordDigest, TopicCounts};
 pub(crate) use query::{
-    Page, PageLimit, Stretch, count_by_topic, first_and_last, get, list, list_by_sequence, open_by_topic,
-    read_positions, read_topic_ids, topics,
+    Page, PageLimit, ReadPosition, Unread, count_by_topic, first_and_last, get, list, list_unread,
+    open_by_topic, read_positions, topics,
 };
-pub use schema::Generation;
 use schema::OpenError;
-pub(crate) use undecoded::{
-    Reach, UndecodedLetter, has_pending, next_schema, of_schema, pending, pending_count, reach,
-};
 pub use writer::{Change, Writer};
 
 /// Opening or writing the index failed.
@@ -168,7 +160,7 @@ pub struct Index {
 }
 
 /// The name of the database file if its contents depend on no settings.
-pub const FILE: &str = "dlq-index-v10.db";
+pub const FILE: &str = "dlq-index-v11.db";
 
 /// What the names of the files of all versions begin with.
 const PREFIX: &str = "dlq-index";

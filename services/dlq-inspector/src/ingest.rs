@@ -1,8 +1,7 @@
 //! Reads the dead-letter topics into the index. These parts run independently:
 //!
 //! - [`survey`], a task: every few seconds, finds the topics, their offsets, and topics that were created again;
-//! - [`reader`], a thread: follows the partitions, parses headers and has values with a schema decoded;
-//! - [`pending`], a task: decodes values that could not be decoded when they were read;
+//! - [`reader`], a thread: follows the partitions, and parses headers;
 //! - [`writer`], a thread: applies all changes of the index, in large transactions if many are queued.
 //!
 //! The reader decides in [`topics`] and [`partition`], without IO: which partitions to follow, and what the index contains.
@@ -10,9 +9,7 @@
 //! is read faster than it is indexed does not use up the memory.
 
 pub(crate) mod contents;
-pub(crate) mod decoder;
 mod partition;
-pub(crate) mod pending;
 pub(crate) mod reader;
 pub(crate) mod survey;
 mod topics;

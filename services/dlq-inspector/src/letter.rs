@@ -28,21 +28,10 @@ pub struct Letter {
     pub value_size: Option<u64>,
     /// The encoded headers, see [`header_list`].
     pub headers: Vec<u8>,
-    /// The configured fields of a JSON value, or of one that was decoded, see [`crate::json_fields`]. [`Letter::read`] leaves them out.
+    /// The configured fields of a JSON value, see [`crate::json_fields`]. [`Letter::read`] leaves them out.
     pub json_fields: Option<Vec<u8>>,
-    /// Why its fields may be missing in `json_fields`; `None` if they are not.
-    pub undecoded: Option<Undecoded>,
     /// The hash of the record.
     pub content: ContentHash,
-}
-
-/// Why a value with a schema is not decoded for now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Undecoded {
-    /// Its schema, with this id, is not known yet, or there was no time to decode it. So nobody knows which fields it has.
-    Pending(u32),
-    /// The registry has no schema with this id. The value counts as one without fields, unless the registry has one later.
-    NoSchema(u32),
 }
 
 impl Letter {
@@ -68,7 +57,6 @@ impl Letter {
             value_size: record.value.as_ref().map(|value| value.len() as u64),
             headers: header_list::encode(&record.headers),
             json_fields: None,
-            undecoded: None,
             content: content_hash(record),
         }
     }

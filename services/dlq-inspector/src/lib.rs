@@ -73,7 +73,6 @@ use redeliver_service::control::Controls;
 use redeliver_service::host::api_tls;
 use redeliver_service::identity::Authenticator;
 use redeliver_service::topics::{of_audit, of_control, topic_settings, warn_about};
-use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -84,7 +83,6 @@ use crate::gauges::Gauges;
 use crate::group_states::change::GroupWriter;
 use crate::index::Pool;
 use crate::ingest::contents::Contents;
-use crate::ingest::pending::PendingTask;
 use crate::ingest::reader::Reader;
 use crate::ingest::survey::{SurveyTask, refresh_retention};
 use crate::ingest::writer::WriterThread;
@@ -171,11 +169,10 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let decoding = DecodingPool::new();
     let schemas = registry.map(|registry| SchemaRegistry::new(registry, decoding.clone(), metrics.clone()));
     let schemas = schemas.transpose()?;
-    let contents = Arc::new(Contents::new(
-        JsonFields::new(&config.json_fields),
-        masking.clone(),
-        schemas.clone().map(|schemas| (schemas, decoding.clone())),
-    ));
+    let contents = Contents {
+        json_fields: JsonFields::new(&config.json_fields),
+        masking: masking.clone(),
+    };
     let pool = Pool::new(&config.data_dir, &contents.settings());
     tracing::info!(api = %address, data_dir = %config.data_dir.display(), "inspecting dead letters");
 
@@ -210,20 +207,11 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         group_states: states.clone(),
         stop: stop.clone(),
     };
-    let pending = PendingTask {
-        pool: pool.clone(),
-        contents: contents.clone(),
-        lookups: lookups.clone(),
-        shared: shared.clone(),
-        writer: work_sender.clone(),
-        stop: stop.clone(),
-    };
     let reader = Reader {
         settings: host.kafka.clone(),
         surveys,
         writer: work_sender,
         contents,
-        runtime: Handle::current(),
         waker: waker.clone(),
         shared: shared.clone(),
         part: part.clone(),
@@ -323,7 +311,6 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
             Err(_) => Ok(()),
         })?;
     host.tasks.spawn("dlq-survey", survey.run());
-    host.tasks.spawn("dlq-pending", pending.run());
     host.tasks.spawn("dlq-retention", retention);
     host.tasks.spawn("dlq-measures", gauges);
     host.tasks.spawn(

@@ -64,7 +64,6 @@ pub(crate) struct Metrics {
     write_errors: Counter,
     audit_failures: Counter,
     schema_fetches: Family<OutcomeLabel, Counter>,
-    undecoded: Gauge,
     size: Gauge,
     watchers: Gauge,
     redriven: Family<RedrivenLabels, Counter>,
@@ -90,7 +89,6 @@ impl Metrics {
             write_errors: Counter::default(),
             audit_failures: Counter::default(),
             schema_fetches: Family::default(),
-            undecoded: Gauge::default(),
             size: Gauge::default(),
             watchers: Gauge::default(),
             redriven: Family::default(),
@@ -183,11 +181,6 @@ impl Metrics {
             "dlq_schema_fetches",
             "Fetches of schemas for decoding values, by outcome: ok, missing, unusable, refused, unavailable",
             metrics.schema_fetches.clone(),
-        );
-        registry.register(
-            "dlq_undecoded",
-            "Dead letters whose values are not decoded yet, so that filters on json fields do not find them",
-            metrics.undecoded.clone(),
         );
         registry.register_with_unit(
             "dlq_index_size",
@@ -315,10 +308,6 @@ impl Metrics {
     /// Counts a fetch of a schema.
     pub(crate) fn add_schema_fetch(&self, outcome: &'static str) {
         self.schema_fetches.get_or_create(&OutcomeLabel { outcome }).inc();
-    }
-
-    pub(crate) fn set_undecoded(&self, count: i64) {
-        self.undecoded.set(count);
     }
 
     pub(crate) fn add_audit_failure(&self) {

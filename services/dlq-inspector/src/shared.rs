@@ -31,8 +31,8 @@ impl TopicStatus {
 /// State that the parts of the inspector share.
 #[derive(Debug)]
 pub(crate) struct SharedState {
-    /// The number of the last dead letter of the index.
-    pub(crate) last_row: watch::Sender<i64>,
+    /// Changes when dead letters were added to the index.
+    pub(crate) written: watch::Sender<()>,
     /// Whether the index contains everything that existed at the start.
     pub(crate) caught_up: watch::Sender<bool>,
     completeness: Mutex<Arc<Completeness>>,
@@ -49,7 +49,7 @@ impl SharedState {
     /// Before the index is open.
     pub(crate) fn new() -> Self {
         Self {
-            last_row: watch::Sender::new(0),
+            written: watch::Sender::new(()),
             caught_up: watch::Sender::new(false),
             completeness: Mutex::default(),
             build: AtomicU64::new(Self::FIRST_BUILD),

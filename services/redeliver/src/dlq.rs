@@ -81,7 +81,7 @@ pub(crate) struct InspectorArgs {
 
 #[derive(Args)]
 struct FilterArgs {
-    /// Filter, such as 'error_class = "permanent" AND headers.tenant = "x" AND retry_count > 3' (default: all)
+    /// Filter, such as 'error_class = "permanent" AND headers.tenant = "x" AND retry_count > 3' (default: all). json./POINTER matches plain JSON values only, not decoded ones
     #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true)]
     filter: String,
 }

@@ -47,10 +47,9 @@ impl Api {
         let problem = self.group_states_problem();
         let states = self.group_states()?;
         let (seen, known) = (viewer.clone(), states.clone());
-        let (GroupPage { groups, next }, pending) = self
+        let GroupPage { groups, next } = self
             .pool
             .query(move |connection| {
-                let pending = filter.pending(connection, 0)?;
                 let (filter, visible) = (filter.resolve(connection)?, seen.topics(connection)?);
                 let query = GroupQuery {
                     wanted: &wanted,
@@ -59,12 +58,12 @@ impl Api {
                     limit: size,
                     ..GroupQuery::first(&filter, &known, visible.as_ref(), now)
                 };
-                Ok((index::list_groups(connection, &query)?, pending))
+                index::list_groups(connection, &query)
             })
             .await
             .map_err(|error| query_failed(&error))?;
         // The states were read by the query, which may have waited for its turn.
-        let completeness = self.completeness_since(&completeness).with_pending(pending);
+        let completeness = self.completeness_since(&completeness);
         Self::check_states(tests_states, &completeness)?;
         let are_states_known = completeness.are_states_known();
         let groups = groups

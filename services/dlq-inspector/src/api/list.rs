@@ -51,19 +51,14 @@ impl Api {
             letters: size,
             bytes: INDEX_BYTES,
         };
-        let (
-            Page {
-                letters,
-                mut has_more,
-            },
-            pending,
-        ) = self
+        let Page {
+            letters,
+            mut has_more,
+        } = self
             .pool
             .query(move |connection| {
-                let pending = filter.pending(connection, 0)?;
                 let filter = filter.resolve(connection)?;
-                let page = index::list(connection, &filter, direction, after, limit)?;
-                Ok((page, pending))
+                index::list(connection, &filter, direction, after, limit)
             })
             .await
             .map_err(|error| query_failed(&error))?;
@@ -108,7 +103,7 @@ impl Api {
         }
         let token = last.filter(|_| has_more);
         let next_page_token = token.map_or_else(String::new, |cursor| PageToken::encode(query, cursor));
-        let completeness = self.completeness_since(&completeness).with_pending(pending);
+        let completeness = self.completeness_since(&completeness);
         Ok(v1::ListDeadLettersResponse {
             dead_letters: page,
             gone,

@@ -1,7 +1,7 @@
 //! `WatchDeadLetters`: streams existing dead letters, then new ones as they are indexed.
 //!
-//! A watcher reads the index in the order of arrival, so that a single number says where it goes on, and the index itself
-//! buffers bursts for slow clients. Its resume tokens also contain what it has passed, for other indexes. What is read ahead of a client is bounded in bytes, for each watcher and for all of them
+//! A watcher reads each partition in the order of offsets, so that its next offsets say where it goes on, in every index, and the index itself
+//! buffers bursts for slow clients. What is read ahead of a client is bounded in bytes, for each watcher and for all of them
 //! together: memory is reserved before values are read from Kafka. A watch ends if its client accepts no message for
 //! [`SEND_TIMEOUT`], or when the client may no longer read dead letters.
 
@@ -20,14 +20,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tonic::{Code, Status};
 
 use super::list::{batches, is_full};
-use super::passed::{Passed, TopicKeys};
-use super::token::{QueryHash, Resume, ResumeToken, query_hash};
+use super::progress::Progress;
+use super::token::{QueryHash, ResumeToken, query_hash};
 use super::{Api, ResponseStream, WATCHERS, query_failed, shutting_down};
 use crate::access::{LimitedFilter, Viewer};
 use crate::audit::Disclosure;
-use crate::completeness::Completeness;
 use crate::filter::NumberField;
-use crate::index::{self, Generation, IndexedLetter, MessageCache, Page, PageLimit, Reach, Stretch};
+use crate::index::{self, IndexedLetter, MessageCache, PageLimit, ReadPosition, Unread};
 use crate::ledger;
 use crate::metrics::WatcherGuard;
 
@@ -68,8 +67,8 @@ enum WatchEnd {
 
 struct Watcher {
     api: Api,
-    /// The build of the index that the numbers belong to.
-    generation: Generation,
+    /// The build of the index that is read. Another one may lack what the watch has passed.
+    build: u64,
     viewer: Viewer,
     filter: Arc<LimitedFilter>,
     /// As it is recorded.
@@ -78,14 +77,7 @@ struct Watcher {
     tests_states: bool,
     query: QueryHash,
     is_full: bool,
-    /// The number of the last dead letter that was read.
-    last_read: i64,
-    /// Of this watch and of those that it resumes; `None` if it is not known.
-    passed: Option<Passed>,
-    /// Whether the next dead letter is one of which it is not known whether it matches, as far as the watch knows.
-    is_held_back: bool,
-    /// Whether the watch has begun in another index: what it has passed may follow in this one.
-    skips_passed: bool,
+    progress: Progress,
     /// When the last message was sent.
     last_sent: Instant,
     sender: mpsc::Sender<Result<Buffered, Status>>,
@@ -102,47 +94,36 @@ impl Api {
         request: &v1::WatchDeadLettersRequest,
         viewer: Viewer,
     ) -> Result<ResponseStream<v1::WatchDeadLettersResponse>, Status> {
-        let filter = viewer.limit(self.parse_filter(&request.filter)?)?;
+        let filter = Arc::new(viewer.limit(self.parse_filter(&request.filter)?)?);
         let query = query_hash(&["watch", &request.filter]);
         let tests_states = filter.written().tests(NumberField::State);
         Self::check_states(tests_states, &self.completeness())?;
-        let generation = self.pool.generation();
-        let rows = self.shared.last_row.subscribe();
-        let token = ResumeToken::decode(generation, *rows.borrow(), query, &request.resume_token)?;
+        let build = self.shared.build();
+        let token = ResumeToken::decode(query, &request.resume_token)?;
         let Ok(permit) = self.watcher_permits.clone().try_acquire_owned() else {
             let text = format!("too many watchers; the limit is {WATCHERS}; retry later");
             return Err(status(Code::ResourceExhausted, text, "TOO_MANY_WATCHERS", []));
         };
-        let (skips_passed, last_read, passed) = match token {
-            Some(Resume::After {
-                sequence,
-                passed,
-                skips_passed,
-            }) => (skips_passed, sequence, passed),
-            Some(Resume::Elsewhere(passed)) => (true, 0, Some(passed)),
-            None if request.only_new => {
-                let (passed, last) = self.indexed(&viewer).await?;
-                (false, last, Some(passed))
+        let mut progress = token.unwrap_or_default();
+        if request.only_new && request.resume_token.is_empty() {
+            for part in progress.unread(self.positions(&filter).await?) {
+                progress.pass(&part.topic, part.partition, part.end);
             }
-            None => (false, 0, Some(Passed::default())),
-        };
+        }
         // One slot is reserved for the final status, so that sending it never blocks.
         let (sender, receiver) = mpsc::channel(BUFFER_MESSAGES + 1);
         let (accepting, accepted) = watch::channel(0);
         let watcher = Watcher {
             api: self.clone(),
-            generation,
+            build,
             viewer,
-            filter: Arc::new(filter),
+            filter,
             recorded_filter: self.recorded_filter(&request.filter)?,
             messages: Arc::default(),
             tests_states,
             query,
             is_full: is_full(request.view),
-            last_read,
-            passed,
-            is_held_back: false,
-            skips_passed,
+            progress,
             last_sent: Instant::now(),
             sender,
             accepted,
@@ -150,7 +131,7 @@ impl Api {
             _count: self.metrics.count_watcher(),
             _permit: permit,
         };
-        self.watchers.spawn(watcher.run(rows));
+        self.watchers.spawn(watcher.run());
         let messages = stream::unfold((receiver, accepting), |(mut receiver, accepting)| async move {
             let next: Result<Buffered, Status> = receiver.recv().await?;
             accepting.send_modify(|count| *count += 1);
@@ -159,33 +140,23 @@ impl Api {
         Ok(Box::pin(messages))
     }
 
-    /// What the index contains of the topics that a caller sees, and the number of the last dead letter. The number is read last: what is
-    /// indexed in between is not sent, and is not passed either.
-    async fn indexed(&self, viewer: &Viewer) -> Result<(Passed, i64), Status> {
-        let reading = self.pool.watch(|connection| {
-            let ids = index::read_topic_ids(connection)?;
-            let (positions, last) = index::read_positions(connection)?;
-            Ok((ids, positions, last))
-        });
-        let (ids, positions, last) = reading.await.map_err(|error| query_failed(&error))?;
-        let keys = TopicKeys::new(ids);
-        let mut passed = Passed::default();
-        for position in positions {
-            if position.topic != ledger::TOPIC && viewer.sees(&position.topic) {
-                passed.pass(keys.of(&position.topic), position.partition, position.next);
-            }
-        }
-        Ok((passed, last))
+    /// Up to where the index contains the partitions in which a filter may match.
+    async fn positions(&self, filter: &LimitedFilter) -> Result<Vec<ReadPosition>, Status> {
+        let reading = self.pool.watch(index::read_positions).await;
+        let mut positions = reading.map_err(|error| query_failed(&error))?;
+        positions
+            .retain(|position| &*position.topic != ledger::TOPIC && filter.can_match_in(&position.topic));
+        Ok(positions)
     }
 }
 
 impl Watcher {
-    async fn run(mut self, mut rows: watch::Receiver<i64>) {
+    async fn run(mut self) {
         let stop = self.api.stop.clone();
         let sender = self.sender.clone();
         let viewer = self.viewer.clone();
         let end = tokio::select! {
-            result = self.watch(&mut rows) => match result {
+            result = self.watch() => match result {
                 Err(end) => end,
                 Ok(never) => match never {},
             },
@@ -202,52 +173,37 @@ impl Watcher {
         }
     }
 
-    async fn watch(&mut self, rows: &mut watch::Receiver<i64>) -> Result<std::convert::Infallible, WatchEnd> {
-        let last = *rows.borrow_and_update();
-        self.send_up_to(last).await?;
-        let completeness = Some(self.completeness().await?);
+    async fn watch(&mut self) -> Result<std::convert::Infallible, WatchEnd> {
+        let mut written = self.api.shared.written.subscribe();
+        self.send_unread().await?;
+        let completeness = Some(self.completeness());
         self.send(Event::Synced(v1::Synced { completeness }), None)
             .await?;
         let mut heartbeats = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         heartbeats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                changed = rows.changed() => {
+                changed = written.changed() => {
                     if changed.is_err() {
                         return Err(WatchEnd::Status(shutting_down()));
                     }
-                    let last = *rows.borrow_and_update();
-                    self.send_up_to(last).await?;
+                    self.send_unread().await?;
                 }
                 _ = heartbeats.tick() => {
-                    // What holds the watch back can end without a new dead letter, for example because Kafka deletes it.
-                    let last = *rows.borrow();
-                    self.send_up_to(last).await?;
+                    self.check_build()?;
                     self.send_heartbeat().await?;
                 }
             }
         }
     }
 
-    async fn completeness(&self) -> Result<v1::Completeness, WatchEnd> {
-        let mut completeness = Completeness::clone(&self.api.completeness());
-        if self.filter.written().tests_values() {
-            let (filter, after) = (self.filter.clone(), self.last_read);
-            let counting = self
-                .api
-                .pool
-                .watch(move |connection| filter.pending(connection, after));
-            let counted = counting.await;
-            let pending = counted.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
-            // What has held the watch back may be decoded or removed since, but what follows it is not sent yet.
-            completeness = completeness.with_pending(pending.max(u64::from(self.is_held_back)));
-        }
-        Ok(self.api.completeness_message(&completeness, &self.viewer))
+    fn completeness(&self) -> v1::Completeness {
+        self.api
+            .completeness_message(&self.api.completeness(), &self.viewer)
     }
 
-    /// Numbers are valid within one build of the index.
-    fn check_generation(&self) -> Result<(), WatchEnd> {
-        if self.api.pool.generation() == self.generation {
+    fn check_build(&self) -> Result<(), WatchEnd> {
+        if self.api.shared.build() == self.build {
             return Ok(());
         }
         let text = "the index was rebuilt; resume the watch";
@@ -259,76 +215,55 @@ impl Watcher {
         )))
     }
 
-    /// Sends the dead letters that match, up to a number. Sends heartbeats in between, whose tokens skip what does not match. Stops before a dead
-    /// letter of which it is not known whether it matches, because its value is not decoded yet: the watch goes on when it is.
-    async fn send_up_to(&mut self, last: i64) -> Result<(), WatchEnd> {
-        self.check_generation()?;
-        self.is_held_back = false;
-        while self.last_read < last {
+    /// What the index contains now and the watch has not passed.
+    async fn unread(&mut self) -> Result<Vec<Unread>, WatchEnd> {
+        let positions = self.api.positions(&self.filter).await;
+        self.check_build()?;
+        Ok(self.progress.unread(positions.map_err(WatchEnd::Status)?))
+    }
+
+    /// Sends the dead letters that match, of all that the index contains now. Sends heartbeats in between, whose tokens skip what does not match.
+    async fn send_unread(&mut self) -> Result<(), WatchEnd> {
+        let mut unread = self.unread().await?;
+        while !unread.is_empty() {
             let completeness = self.api.completeness();
-            let (filter, messages) = (self.filter.clone(), self.messages.clone());
-            let (after, last_sent) = (self.last_read, self.last_sent);
-            let stretch = self
-                .api
-                .pool
-                .watch(move |connection| {
-                    let Reach { up_to, is_pending } = filter.reach(connection, after, last)?;
-                    let filter = filter.resolve(connection)?;
-                    let stretch =
-                        index::list_by_sequence(connection, &filter, &messages, after, up_to, READ_LIMIT)?;
-                    let is_pending = is_pending && stretch.end == up_to;
-                    Ok((stretch, is_pending, index::read_topic_ids(connection)?))
-                })
-                .await;
-            self.check_generation()?;
-            let (Stretch { page, end }, is_pending, ids) =
-                stretch.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
-            let keys = TopicKeys::new(ids);
-            let Page {
-                mut letters,
-                has_more,
-            } = page;
-            let last_of_page = letters.last().map(|letter| letter.sequence);
-            if self.skips_passed {
-                letters.retain(|letter| !self.has_passed(&keys, letter));
-            }
+            let (filter, messages, parts) = (self.filter.clone(), self.messages.clone(), unread.clone());
+            let reading = self.api.pool.watch(move |connection| {
+                index::list_unread(connection, filter.written(), &messages, &parts, READ_LIMIT)
+            });
+            let stretch = reading.await;
+            self.check_build()?;
+            let stretch = stretch.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
             let completeness = self.api.completeness_since(&completeness);
             Api::check_states(self.tests_states, &completeness).map_err(WatchEnd::Status)?;
             let are_states_known = completeness.are_states_known();
+            let letters = &stretch.letters;
             if self.is_full {
-                for batch in batches(&letters, VALUE_BYTES) {
-                    self.send_batch(&keys, batch, are_states_known).await?;
+                for batch in batches(letters, VALUE_BYTES) {
+                    self.send_batch(batch, are_states_known).await?;
                 }
             } else if !letters.is_empty() {
-                self.send_batch(&keys, &letters, are_states_known).await?;
+                self.send_batch(letters, are_states_known).await?;
             }
-            if !has_more {
-                // Dead letters that do not match are skipped by later queries and resume tokens.
-                self.last_read = end;
-            } else if let Some(sequence) = last_of_page {
-                self.last_read = sequence;
+            for (part, next) in unread.iter_mut().zip(stretch.next) {
+                part.next = next;
+                self.progress.pass(&part.topic, part.partition, next);
             }
-            if is_pending && !has_more {
-                self.is_held_back = true;
-                return Ok(());
+            unread.retain(|part| part.next < part.end);
+            if unread.is_empty() {
+                break;
             }
-            let is_silent = !has_more && self.last_sent == last_sent && self.last_read < last;
-            if is_silent || self.last_sent.elapsed() >= HEARTBEAT {
+            // The first one was read last, if there is more of it: each partition has its turn.
+            unread.rotate_left(1);
+            if letters.is_empty() || self.last_sent.elapsed() >= HEARTBEAT {
                 self.send_heartbeat().await?;
             }
         }
         Ok(())
     }
 
-    fn has_passed(&self, keys: &TopicKeys, letter: &IndexedLetter) -> bool {
-        let id = &letter.id;
-        let passed = self.passed.as_ref();
-        passed.is_some_and(|passed| passed.has(keys.of(&id.topic), id.partition, id.offset))
-    }
-
     async fn send_batch(
         &mut self,
-        keys: &TopicKeys,
         letters: &[IndexedLetter],
         are_states_known: bool,
     ) -> Result<(), WatchEnd> {
@@ -355,11 +290,8 @@ impl Watcher {
             recorded.await.map_err(WatchEnd::Status)?;
         }
         for (letter, message) in letters.iter().zip(messages) {
-            self.last_read = letter.sequence;
-            if let Some(passed) = &mut self.passed {
-                let id = &letter.id;
-                passed.pass(keys.of(&id.topic), id.partition, id.offset + 1);
-            }
+            let id = &letter.id;
+            self.progress.pass(&id.topic, id.partition, id.offset + 1);
             if let Some(message) = message {
                 self.send(Event::DeadLetter(message), Some(reserved.clone()))
                     .await?;
@@ -371,7 +303,7 @@ impl Watcher {
     async fn send_heartbeat(&mut self) -> Result<(), WatchEnd> {
         let heartbeat = v1::Heartbeat {
             time: Some(to_timestamp(self.api.clock.now())),
-            completeness: Some(self.completeness().await?),
+            completeness: Some(self.completeness()),
         };
         self.send(Event::Heartbeat(heartbeat), None).await
     }
@@ -396,13 +328,7 @@ impl Watcher {
     async fn send(&mut self, event: Event, reserved: Option<Reserved>) -> Result<(), WatchEnd> {
         let message = v1::WatchDeadLettersResponse {
             event: Some(event),
-            resume_token: ResumeToken::encode(
-                self.generation,
-                self.query,
-                self.last_read,
-                self.passed.as_ref(),
-                self.skips_passed,
-            ),
+            resume_token: ResumeToken::encode(self.query, &self.progress),
         };
         let size = kib(message.encoded_len() as u64);
         let sending = async {

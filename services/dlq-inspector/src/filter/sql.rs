@@ -1,6 +1,6 @@
 //! Translates a filter into a SQL condition. All values are bound as parameters; the SQL text contains only constants.
 //!
-//! The condition refers to the tables `letters l`, `bodies b` and `undecoded`, see [`crate::index`]. It is never NULL: a restriction on
+//! The condition refers to the tables `letters l` and `bodies b`, see [`crate::index`]. It is never NULL: a restriction on
 //! a missing field is false and not unknown, so that NOT inverts it.
 
 use crate::index::certain_part;
@@ -98,9 +98,6 @@ impl Condition {
             Restriction::Number(field, test) => self.number(*field, *test),
             Restriction::Header(name, test) => self.listed("b.headers", name, test),
             Restriction::Json(pointer, test) => self.listed("b.json_fields", pointer, test),
-            Restriction::Pending => {
-                self.sql += "EXISTS (SELECT 1 FROM undecoded WHERE sequence = l.sequence AND is_pending = 1)";
-            }
             Restriction::Key(test) => {
                 let (condition, value) = match test {
                     TextTest::Equal(text) => ("(b.key IS NOT NULL AND b.key = ?)", Some(text)),

@@ -318,30 +318,23 @@ fn many_damaged_filters_are_refused_or_have_bound_parameters_only() {
 }
 
 #[test]
-fn a_filter_says_what_it_matches_whatever_the_unknown_fields_of_values_are() {
-    // What can match, and what matches for certain.
-    for (filter, possible, certain) in [
-        ("json./order/id = o-7", "(1)", "(0)"),
-        ("NOT json./order/id = o-7", "NOT ((0))", "NOT ((1))"),
+fn topics_without_matches_are_known() {
+    for (filter, expected) in [
+        ("", [true, true]),
+        ("topic = a-dlq", [true, false]),
+        ("topic : b- AND pipeline = a", [false, true]),
         (
-            "-(json./order/id:* OR retry_count = 1)",
-            "NOT (((0) OR l.retry_count = ?))",
-            "NOT (((1) OR l.retry_count = ?))",
+            r#"state = OPEN AND (topic = a-dlq OR id = "b-dlq/0/1")"#,
+            [true, true],
         ),
-        (
-            "retry_count = 1 AND NOT json./order/id:*",
-            "(l.retry_count = ? AND NOT ((0)))",
-            "(l.retry_count = ? AND NOT ((1)))",
-        ),
+        ("topic = a-dlq topic = b-dlq", [false, false]),
+        // Not all that do not match are known.
+        ("topic != a-dlq", [true, true]),
     ] {
-        let parsed = parse(filter, &json_fields()).unwrap();
-        assert!(parsed.tests_values(), "{filter}");
-        let sql = |can_match| Condition::of(&parsed.with_unknown_values(can_match), &dictionary()).sql;
-        assert_eq!([sql(true), sql(false)], [possible, certain], "{filter}");
+        let filter = parse(filter, &[]).unwrap();
+        let can_match = ["a-dlq", "b-dlq"].map(|topic| filter.can_match_in(topic));
+        assert_eq!(can_match, expected, "{filter:?}");
     }
-    let other = parse("retry_count = 1", &[]).unwrap();
-    assert!(!other.tests_values());
-    assert_eq!(other.with_unknown_values(true), other);
 }
 
 #[test]

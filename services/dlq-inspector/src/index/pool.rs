@@ -6,14 +6,14 @@
 //! their own, because they never end.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use tokio::sync::{Semaphore, watch};
 
-use super::{Generation, functions, is_damage};
+use super::{functions, is_damage};
 
 /// Maximum number of concurrent queries of the API in the fast lane. Further queries wait.
 const FAST_CONNECTIONS: usize = 4;
@@ -59,7 +59,6 @@ struct Inner {
     path: PathBuf,
     /// Whether the index was opened.
     is_open: watch::Sender<bool>,
-    generation: AtomicI64,
     /// Whether a query has found damage.
     is_damaged: AtomicBool,
     /// Held by queries for reading, and while the files are replaced for writing.
@@ -87,7 +86,6 @@ impl Pool {
         Self(Arc::new(Inner {
             path: super::path(directory, settings),
             is_open: watch::Sender::new(false),
-            generation: AtomicI64::new(0),
             is_damaged: AtomicBool::new(false),
             gate: RwLock::new(()),
             is_replacing: AtomicBool::new(false),
@@ -110,15 +108,8 @@ impl Pool {
     }
 
     /// Lets queries read the index.
-    pub(super) fn set_open(&self, generation: Generation) {
-        self.0.generation.store(generation, Ordering::Release);
+    pub(super) fn set_open(&self) {
         self.0.is_open.send_replace(true);
-    }
-
-    /// Identifies the build of the index that is read.
-    #[must_use]
-    pub fn generation(&self) -> Generation {
-        self.0.generation.load(Ordering::Acquire)
     }
 
     /// Whether a query has found damage. Then the index must be rebuilt.
@@ -128,13 +119,12 @@ impl Pool {
 
     /// Replaces the files. Interrupts queries in progress, and closes all connections: a connection to deleted files would delete
     /// the new write-ahead log when it is closed. Further queries wait, and read the new files.
-    pub(super) fn replace<E>(&self, replace: impl FnOnce() -> Result<Generation, E>) -> Result<(), E> {
+    pub(super) fn replace<E>(&self, replace: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         self.0.is_replacing.store(true, Ordering::Release);
         let _gate = self.0.gate.write().unwrap_or_else(PoisonError::into_inner);
         self.0.is_replacing.store(false, Ordering::Release);
         self.0.lock_idle().clear();
-        let generation = replace()?;
-        self.0.generation.store(generation, Ordering::Release);
+        replace()?;
         self.0.is_damaged.store(false, Ordering::Release);
         Ok(())
     }

@@ -14,7 +14,7 @@ use super::message_cache::MessageCache;
 use super::plan::{Driver, FEW_OF, Plan, TimeRange};
 use super::tables::{BodyRow, LetterRow};
 use super::texts::{TextTable, Texts};
-use super::{counters, message, row_key, schema, terms, writer};
+use super::{counters, message, row_key, terms, writer};
 use crate::filter::{
     Comparison, Condition, Dictionary, Expr, Lookups, NumberField, NumberTest, Param, Restriction, TextField,
     TextTest,
@@ -27,8 +27,6 @@ use crate::letter::ContentHash;
 /// A dead letter as the index stores it: everything but its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexedLetter {
-    /// Its number. Dead letters are numbered in the order in which they are indexed.
-    pub sequence: i64,
     /// Its position in the dead-letter topic.
     pub id: LetterId,
     /// The timestamp of its record in the dead-letter topic.
@@ -145,7 +143,6 @@ impl IndexedLetter {
         let time = |millis: Option<i64>| millis.map(Timestamp::from_millis);
         let mut text = |id| texts.text(TextTable::Texts, id);
         Ok(Self {
-            sequence: letter.sequence,
             id: LetterId {
                 topic: text(letter.topic_id)?,
                 partition: letter.partition,
@@ -380,36 +377,34 @@ pub(crate) fn list(
     Page::load(connection, &rows, has_more, limit)
 }
 
-/// Maximum number of rows that [`list_by_sequence`] tests, so that a watch of few dead letters does not leave the fast lane of
-/// queries.
-pub(super) const SCANNED_ROWS: i64 = 20_000;
+/// Maximum number of rows that [`list_unread`] tests, so that a watch of few dead letters does not leave the fast lane of queries.
+pub(super) const SCANNED_ROWS: usize = 20_000;
 
-/// A page of a watch.
-#[derive(Debug)]
-pub(crate) struct Stretch {
-    pub(crate) page: Page,
-    /// If the page has no more, all dead letters up to this number were tested.
+/// What a watch has not read of a partition: from offset `next` to before `end`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unread {
+    pub(crate) topic: Arc<str>,
+    pub(crate) partition: i32,
+    pub(crate) next: i64,
     pub(crate) end: i64,
 }
 
-/// A page in the order in which dead letters were indexed: after number `after`, up to and including `up_to` or an earlier number.
-pub(crate) fn list_by_sequence(
+/// A page of a watch.
+#[derive(Debug, Default)]
+pub(crate) struct Stretch {
+    pub(crate) letters: Vec<IndexedLetter>,
+    /// Of each of the first parts, the offset before which all dead letters were tested.
+    pub(crate) next: Vec<i64>,
+}
+
+/// The first dead letters that match, in the order of the parts and of offsets.
+pub(crate) fn list_unread(
     connection: &Connection,
     filter: &Expr,
     messages: &MessageCache,
-    after: i64,
-    up_to: i64,
+    parts: &[Unread],
     limit: PageLimit,
 ) -> rusqlite::Result<Stretch> {
-    // Numbers are not dense: each start skips many.
-    let end = connection
-        .prepare_cached(
-            "SELECT sequence FROM letters INDEXED BY letters_by_sequence \
-             WHERE sequence > ? AND sequence <= ? ORDER BY sequence LIMIT 1 OFFSET ?",
-        )?
-        .query_row((after, up_to, SCANNED_ROWS - 1), |row| row.get("sequence"))
-        .optional()?
-        .unwrap_or(up_to);
     let condition = Condition::of(filter, &dictionary(connection, filter, messages)?);
     let bodies = if condition.reads_bodies {
         " CROSS JOIN bodies b ON b.row = l.row"
@@ -417,27 +412,34 @@ pub(crate) fn list_by_sequence(
         ""
     };
     let sql = format!(
-        "SELECT l.row AS row FROM letters l INDEXED BY letters_by_sequence{bodies} \
-         WHERE l.sequence > ? AND l.sequence <= ? AND {} ORDER BY l.sequence LIMIT ?",
+        "SELECT l.row AS row, l.offset AS offset, {} AS matches FROM letters l INDEXED BY letters_by_position{bodies} \
+         WHERE l.topic_id = ? AND l.partition = ? AND l.offset >= ? AND l.offset < ? ORDER BY l.offset",
         condition.sql
     );
-    // One more than the limit tells whether there are more.
-    let one_more = i64::try_from(limit.letters).unwrap_or(i64::MAX).saturating_add(1);
-    let params = [after, end]
-        .map(Value::Integer)
-        .into_iter()
-        .chain(values(&condition.params))
-        .chain([Value::Integer(one_more)]);
     let mut statement = connection.prepare_cached(&sql)?;
-    let mut rows: Vec<i64> = statement
-        .query_map(params_from_iter(params), |row| row.get("row"))?
-        .collect::<rusqlite::Result<_>>()?;
-    let has_more = rows.len() > limit.letters;
-    rows.truncate(limit.letters);
-    Ok(Stretch {
-        page: Page::load(connection, &rows, has_more, limit)?,
-        end,
-    })
+    let (mut texts, mut entries) = (Texts::new(connection), Entries::new(connection)?);
+    let (mut stretch, mut tested, mut bytes) = (Stretch::default(), 0, 0);
+    for part in parts {
+        let topic_id = TextTable::Texts.find(connection, &part.topic)?;
+        let place = [topic_id.unwrap_or(-1), part.partition.into(), part.next, part.end];
+        let params = values(&condition.params).chain(place.map(Value::Integer));
+        let mut rows = statement.query(params_from_iter(params))?;
+        while let Some(row) = rows.next()? {
+            tested += 1;
+            if row.get("matches")? {
+                let letter = IndexedLetter::load(connection, &mut texts, &mut entries, row.get("row")?)?;
+                bytes += letter.size();
+                stretch.letters.push(letter);
+            }
+            if tested == SCANNED_ROWS || stretch.letters.len() == limit.letters || bytes >= limit.bytes {
+                let offset: i64 = row.get("offset")?;
+                stretch.next.push(offset + 1);
+                return Ok(stretch);
+            }
+        }
+        stretch.next.push(part.end);
+    }
+    Ok(stretch)
 }
 
 /// The dead letter with this id.
@@ -681,32 +683,31 @@ pub(crate) fn open_by_topic(connection: &Connection) -> rusqlite::Result<BTreeMa
 /// The next offset to read of a partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ReadPosition {
-    pub(crate) topic: String,
+    pub(crate) topic: Arc<str>,
+    /// The id of the topic, if it is known.
+    pub(crate) id: Option<TopicId>,
     pub(crate) partition: i32,
     pub(crate) next: i64,
 }
 
-impl ReadPosition {
-    fn from_row(row: &Row<'_>) -> rusqlite::Result<Self> {
-        Ok(Self {
-            topic: row.get("topic")?,
-            partition: row.get("partition")?,
-            next: row.get("next")?,
-        })
-    }
-}
-
-/// The position of each partition, and the number of the last dead letter.
-pub(crate) fn read_positions(connection: &Connection) -> rusqlite::Result<(Vec<ReadPosition>, i64)> {
-    let positions = connection
+/// The position of each partition.
+pub(crate) fn read_positions(connection: &Connection) -> rusqlite::Result<Vec<ReadPosition>> {
+    connection
         .prepare_cached(
-            "SELECT (SELECT text FROM texts WHERE id = p.topic_id) AS topic, p.partition AS partition, p.next AS next \
-             FROM positions p",
+            "SELECT (SELECT text FROM texts WHERE id = p.topic_id) AS topic, i.id AS id, p.partition AS partition, p.next AS next \
+             FROM positions p LEFT JOIN topic_ids i ON i.topic_id = p.topic_id",
         )?
-        .query_map((), ReadPosition::from_row)?
-        .collect::<rusqlite::Result<_>>()?;
-    let next_sequence = schema::next_sequence(connection)?;
-    Ok((positions, next_sequence - 1))
+        .query_map((), |row| {
+            let topic: String = row.get("topic")?;
+            let id: Option<[u8; 16]> = row.get("id")?;
+            Ok(ReadPosition {
+                topic: topic.into(),
+                id: id.map(|id| TopicId::from_bits(u128::from_be_bytes(id))),
+                partition: row.get("partition")?,
+                next: row.get("next")?,
+            })
+        })?
+        .collect()
 }
 
 /// The ids of the topics that were read.

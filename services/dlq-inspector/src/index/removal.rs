@@ -10,7 +10,6 @@ use super::counters;
 use super::entries::{self, Place};
 use super::states::States;
 use super::texts::TextTable;
-use super::undecoded;
 use super::writer::Change;
 use crate::ledger::{self, State};
 
@@ -91,7 +90,6 @@ fn letters(
         ] {
             transaction.prepare_cached(sql)?.execute([row])?;
         }
-        undecoded::remove(transaction, letter.sequence)?;
     }
     counters.store(transaction)?;
     let mut changed = rows.len();
@@ -212,8 +210,7 @@ impl Removals {
             Change::Position { topic, .. } | Change::Identify { topic, .. } | Change::Trim { topic, .. } => {
                 is_removed(topic)
             }
-            // It changes only what is there.
-            Change::Decoded { .. } | Change::Forget { .. } | Change::ForgetLedger => false,
+            Change::Forget { .. } | Change::ForgetLedger => false,
         }
     }
 
@@ -234,11 +231,7 @@ impl Removals {
                 self.topics.insert(topic.clone());
             }
             Change::ForgetLedger => self.has_ledger = true,
-            Change::Letters(_)
-            | Change::Decoded { .. }
-            | Change::Ledger(_)
-            | Change::Position { .. }
-            | Change::Identify { .. } => {}
+            Change::Letters(_) | Change::Ledger(_) | Change::Position { .. } | Change::Identify { .. } => {}
         }
     }
 

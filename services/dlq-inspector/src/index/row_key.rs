@@ -1,8 +1,8 @@
 //! Row numbers that increase with `dead_at`, so that the full-text index and the table itself return rows in the order of time.
 //!
 //! A row number is a bucket of 8 ms of `dead_at` and a slot in the bucket. Rows of the same bucket are in no particular order;
-//! readers sort them by `dead_at` and by the hash of the id. The slot comes from the sequence number of the dead letter, so that
-//! it is almost always free.
+//! readers sort them by `dead_at` and by the hash of the id. The slot comes from a number that the writer counts up, so that it
+//! is almost always free.
 
 use redeliver_core::Timestamp;
 
@@ -28,14 +28,14 @@ pub(super) fn bucket(dead_at: Timestamp) -> i64 {
 /// The row number to try in the given attempt, counted from 0, less than [`MAX_ATTEMPTS`]. Rows beyond a full bucket, which has
 /// several million rows of 8 ms, go to the next one, and those beyond the last bucket to the one before: then their place in lists is
 /// approximate.
-pub(super) fn candidate(dead_at: Timestamp, sequence: i64, attempt: i64) -> i64 {
+pub(super) fn candidate(dead_at: Timestamp, number: i64, attempt: i64) -> i64 {
     let (bucket, away) = (bucket(dead_at), attempt / ATTEMPTS_PER_BUCKET);
     let bucket = if bucket + away <= LAST_BUCKET {
         bucket + away
     } else {
         LAST_BUCKET - away
     };
-    let slot = sequence.wrapping_add(attempt * STRIDE).rem_euclid(SLOTS);
+    let slot = number.wrapping_add(attempt * STRIDE).rem_euclid(SLOTS);
     bucket << SLOT_BITS | slot
 }
 
@@ -104,11 +104,11 @@ mod tests {
     #[test]
     fn a_row_is_within_its_bucket_and_each_attempt_is_another_row() {
         let time = at(1_700_000_000_003);
-        for sequence in [0, 1, SLOTS - 1, SLOTS, i64::MAX] {
-            let row = candidate(time, sequence, 0);
-            assert!((first(time)..=last(time)).contains(&row), "{sequence}");
-            assert_ne!(row, candidate(time, sequence, 1), "{sequence}");
-            assert!(candidate(time, sequence, ATTEMPTS_PER_BUCKET) > last(time));
+        for number in [0, 1, SLOTS - 1, SLOTS, i64::MAX] {
+            let row = candidate(time, number, 0);
+            assert!((first(time)..=last(time)).contains(&row), "{number}");
+            assert_ne!(row, candidate(time, number, 1), "{number}");
+            assert!(candidate(time, number, ATTEMPTS_PER_BUCKET) > last(time));
         }
         // The last bucket, which all times from 2248 on share, has others beside it, too.
         let attempts = (0..MAX_ATTEMPTS).step_by(usize::try_from(ATTEMPTS_PER_BUCKET).unwrap());

@@ -5,14 +5,11 @@ use std::path::Path;
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
 
 use super::tables::{BodyRow, LetterRow};
-use super::{IndexError, counters, database, entries, groups, query, terms, undecoded};
+use super::{IndexError, counters, database, entries, groups, query, terms};
 
 /// The version of the schema. It is part of the file's name, see [`super::file_name`]. Increase it with every change of the
 /// tables or of what they contain.
-pub(super) const VERSION: i32 = 10;
-
-/// Identifies one build of the index: a random number. Sequence numbers are valid within one generation only.
-pub type Generation = i64;
+pub(super) const VERSION: i32 = 11;
 
 const SMALL_TABLES: &str = "
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -36,7 +33,6 @@ CREATE TABLE topic_ids (topic_id INTEGER PRIMARY KEY, id BLOB NOT NULL);
 /// Equalities of all other fields are in the table `terms`. The state is not, because it changes.
 const INDEXES: &str = "
 CREATE UNIQUE INDEX letters_by_position ON letters (topic_id, partition, offset);
-CREATE UNIQUE INDEX letters_by_sequence ON letters (sequence);
 CREATE INDEX letters_by_topic_and_state ON letters (topic_id, state, dead_at);
 CREATE INDEX letters_by_state_and_code ON letters (state, error_code_id, dead_at);
 CREATE INDEX letters_by_state ON letters (state, dead_at);
@@ -71,7 +67,6 @@ pub(super) fn open_existing(path: &Path) -> Result<Option<Connection>, OpenError
         (),
         |_| Ok(()),
     )?;
-    connection.query_row("SELECT value FROM meta WHERE name = 'generation'", (), |_| Ok(()))?;
     query::read_positions(&connection)?;
     query::read_topic_ids(&connection)?;
     Ok(Some(connection))
@@ -105,17 +100,9 @@ fn create_file(path: &Path) -> Result<Connection, IndexError> {
         counters::CREATE,
         groups::CREATE,
         terms::CREATE,
-        undecoded::CREATE,
     ] {
         connection.execute_batch(sql).map_err(&creating)?;
     }
-    let generation = fastrand::i64(1..);
-    let mut meta = connection
-        .prepare("INSERT INTO meta (name, value) VALUES (?, ?)")
-        .map_err(&creating)?;
-    meta.execute(("generation", generation)).map_err(&creating)?;
-    meta.execute(("next_sequence", 1)).map_err(&creating)?;
-    drop(meta);
     connection
         .execute_batch(&format!("PRAGMA user_version = {VERSION}; COMMIT"))
         .map_err(&creating)?;
@@ -133,41 +120,6 @@ fn configure(connection: &Connection) -> rusqlite::Result<()> {
     // The data directory may be the only writable one.
     connection.pragma_update(None, "temp_store", "memory")?;
     connection.pragma_update(None, "cache_size", -48 * 1024)
-}
-
-pub(super) fn generation(connection: &Connection) -> Result<Generation, IndexError> {
-    meta(connection, "generation")
-        .and_then(|value| value.ok_or(rusqlite::Error::QueryReturnedNoRows))
-        .map_err(database("reading the index"))
-}
-
-/// By how much the numbers of dead letters increase with each start at least. A crash of the machine loses the last transactions, but not
-/// as many dead letters, so that no number is used twice.
-pub(super) const SEQUENCE_GAP: i64 = 1 << 20;
-/// They increase by up to this many more, at random: a copy of the index and the index that it was copied from do not use the same numbers for
-/// different dead letters.
-const RANDOM_GAP: i64 = 1 << 40;
-
-/// Skips numbers that a process may have used whose last transactions were lost.
-pub(super) fn skip_sequences(connection: &Connection) -> rusqlite::Result<()> {
-    let gap = SEQUENCE_GAP + fastrand::i64(0..RANDOM_GAP);
-    let next = next_sequence(connection)?.saturating_add(gap);
-    // This transaction must not be lost.
-    connection.pragma_update(None, "synchronous", "full")?;
-    set_next_sequence(connection, next)?;
-    connection.pragma_update(None, "synchronous", "normal")
-}
-
-/// The number of the next dead letter.
-pub(super) fn next_sequence(connection: &Connection) -> rusqlite::Result<i64> {
-    Ok(meta(connection, "next_sequence")?.unwrap_or(1))
-}
-
-pub(super) fn set_next_sequence(connection: &Connection, next: i64) -> rusqlite::Result<()> {
-    connection
-        .prepare_cached("UPDATE meta SET value = ? WHERE name = 'next_sequence'")?
-        .execute([next])?;
-    Ok(())
 }
 
 /// Whether the index has contained everything once.

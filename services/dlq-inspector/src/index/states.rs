@@ -10,7 +10,6 @@ use crate::letter::ContentHash;
 #[derive(Clone, Debug)]
 pub(super) struct StateRow {
     row: i64,
-    pub(super) sequence: i64,
     /// What the dead letter is counted as.
     pub(super) counted: Counted,
     pub(super) group_id: i64,
@@ -22,15 +21,14 @@ impl StateRow {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
             row: row.get(0)?,
-            sequence: row.get(1)?,
             counted: Counted {
-                topic_id: row.get(2)?,
-                error_class_id: row.get(3)?,
-                state: row.get(4)?,
+                topic_id: row.get(1)?,
+                error_class_id: row.get(2)?,
+                state: row.get(3)?,
             },
-            group_id: row.get(5)?,
-            dead_at: row.get(6)?,
-            content: row.get(7)?,
+            group_id: row.get(4)?,
+            dead_at: row.get(5)?,
+            content: row.get(6)?,
         })
     }
 }
@@ -46,11 +44,11 @@ impl<'c> States<'c> {
     pub(super) fn new(connection: &'c Connection) -> rusqlite::Result<Self> {
         Ok(Self {
             at: connection.prepare_cached(
-                "SELECT row, sequence, topic_id, error_class_id, state, group_id, dead_at, content FROM letters \
+                "SELECT row, topic_id, error_class_id, state, group_id, dead_at, content FROM letters \
                  WHERE topic_id = ? AND partition = ? AND offset = ?",
             )?,
             of_row: connection.prepare_cached(
-                "SELECT row, sequence, topic_id, error_class_id, state, group_id, dead_at, content FROM letters WHERE row = ?",
+                "SELECT row, topic_id, error_class_id, state, group_id, dead_at, content FROM letters WHERE row = ?",
             )?,
             set: connection.prepare_cached("UPDATE letters SET state = ? WHERE row = ?")?,
         })

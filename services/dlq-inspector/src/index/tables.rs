@@ -71,8 +71,6 @@ table! {
         /// See [`super::message`]. The first column, because a search for a number tests it in each row: SQLite decodes a row up to the column
         /// that it needs.
         message_parts: Option<String>, "TEXT";
-        /// Dead letters are numbered in the order in which they are indexed. Numbers are never reused.
-        sequence: i64, "INTEGER NOT NULL";
         topic_id: i64, "INTEGER NOT NULL";
         partition: i32, "INTEGER NOT NULL";
         offset: i64, "INTEGER NOT NULL";

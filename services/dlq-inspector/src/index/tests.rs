@@ -26,7 +26,6 @@ mod group_lists;
 mod ledger_entries;
 mod queries;
 mod removals;
-mod undecoded;
 
 pub(super) struct Fixture {
     directory: TempDir,
@@ -53,7 +52,7 @@ impl Fixture {
         }
     }
 
-    fn apply(&mut self, changes: &[Change]) -> i64 {
+    fn apply(&mut self, changes: &[Change]) {
         let writer = &mut self.index.writer;
         let mut rest = changes;
         while !rest.is_empty() {
@@ -61,11 +60,10 @@ impl Fixture {
             rest = &rest[count..];
             while writer.remove_slice().unwrap() {}
         }
-        writer.last_sequence()
     }
 
-    fn put(&mut self, letters: Vec<Letter>) -> i64 {
-        self.apply(&[Change::Letters(letters)])
+    fn put(&mut self, letters: Vec<Letter>) {
+        self.apply(&[Change::Letters(letters)]);
     }
 
     fn list(

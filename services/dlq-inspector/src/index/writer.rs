@@ -16,7 +16,7 @@ use super::states::States;
 use super::sweep::Sweep;
 use super::tables::{BodyRow, LetterRow};
 use super::texts::{TextIds, TextTable};
-use super::{IndexError, Pool, database, groups, message, query, row_key, schema, terms, undecoded};
+use super::{IndexError, Pool, database, groups, message, query, row_key, schema, terms};
 use crate::fingerprint::{self, GroupId};
 use crate::ledger::{State, Update};
 use crate::letter::Letter;
@@ -26,13 +26,6 @@ use crate::letter::Letter;
 pub enum Change {
     /// Adds dead letters. One whose position is indexed already is ignored.
     Letters(Vec<Letter>),
-    /// Adds the JSON fields of dead letters whose values could not be decoded when they were added.
-    Decoded {
-        /// As they are read now. Those that are not indexed are ignored.
-        letters: Vec<Letter>,
-        /// The numbers of those whose records Kafka does not have any more: nobody will know their fields.
-        gone: Vec<i64>,
-    },
     /// Applies updates of the ledger. Those of one partition are in the order of their records.
     Ledger(Vec<Update>),
     /// Stores the read position of a partition.
@@ -82,7 +75,8 @@ pub struct Writer {
     connection: Connection,
     path: PathBuf,
     text_ids: TextIds,
-    next_sequence: i64,
+    /// Counted up for each dead letter, see [`row_key`]. It begins anywhere, so that it seldom meets rows of an earlier process.
+    next_number: i64,
     /// Groups that were added since [`Writer::take_new_groups`].
     new_groups: Vec<GroupId>,
     /// The hour for which all hours that are in no trend any more are forgotten. A clock can go back.
@@ -123,17 +117,12 @@ impl Writer {
             opened => opened,
         };
         let (connection, is_new) = opened?;
-        let generation = schema::generation(&connection)?;
-        if !is_new {
-            schema::skip_sequences(&connection).map_err(database("preparing the index"))?;
-        }
         connection.set_prepared_statement_cache_capacity(STATEMENTS);
-        let next_sequence = schema::next_sequence(&connection).map_err(database("reading the index"))?;
         let writer = Self {
             connection,
             path: path.to_owned(),
             text_ids: TextIds::default(),
-            next_sequence,
+            next_number: fastrand::i64(0..i64::from(u32::MAX)),
             new_groups: Vec::new(),
             trend_hour: i64::MIN,
             removals: Removals::default(),
@@ -141,14 +130,14 @@ impl Writer {
             sweep: None,
             _lock: lock,
         };
-        pool.set_open(generation);
+        pool.set_open();
         Ok((writer, is_new))
     }
 
     /// What was read so far.
     pub(crate) fn read_progress(&self) -> Result<ReadProgress, IndexError> {
         let read = || {
-            let (positions, _) = query::read_positions(&self.connection)?;
+            let positions = query::read_positions(&self.connection)?;
             let topic_ids = query::read_topic_ids(&self.connection)?;
             Ok(ReadProgress { positions, topic_ids })
         };
@@ -174,10 +163,8 @@ impl Writer {
         if count == 0 {
             return Ok(0);
         }
-        let before = self.next_sequence;
         let result = self.try_write(&changes[..count], now.as_millis());
         if result.is_err() {
-            self.next_sequence = before;
             // The cache may contain ids of texts whose insertion was rolled back.
             self.text_ids.clear_cache();
         }
@@ -200,12 +187,6 @@ impl Writer {
     /// If the database fails. Then nothing has changed.
     pub fn set_caught_up(&mut self) -> Result<(), IndexError> {
         schema::set_caught_up(&self.connection).map_err(database("writing the index"))
-    }
-
-    /// The number of the last dead letter.
-    #[must_use]
-    pub fn last_sequence(&self) -> i64 {
-        self.next_sequence - 1
     }
 
     /// The groups that were added since the last call. A group that had no dead letters any more is new again.
@@ -272,10 +253,8 @@ impl Writer {
             })?;
             let connection = schema::create(&self.path)?;
             connection.set_prepared_statement_cache_capacity(STATEMENTS);
-            self.next_sequence = schema::next_sequence(&connection).map_err(database("reading the index"))?;
-            let generation = schema::generation(&connection)?;
             self.connection = connection;
-            Ok(generation)
+            Ok(())
         })
     }
 
@@ -298,15 +277,9 @@ impl Writer {
             match change {
                 Change::Letters(letters) => {
                     for letter in letters {
-                        // A duplicate leaves a gap in the numbers, which only have to increase.
-                        batch.insert_letter(letter, self.next_sequence)?;
-                        self.next_sequence += 1;
+                        batch.insert_letter(letter, self.next_number)?;
+                        self.next_number += 1;
                     }
-                }
-                Change::Decoded { letters, gone } => {
-                    letters.iter().try_for_each(|letter| batch.set_fields(letter))?;
-                    gone.iter()
-                        .try_for_each(|sequence| undecoded::remove(&transaction, *sequence))?;
                 }
                 Change::Ledger(updates) => updates
                     .iter()
@@ -322,7 +295,6 @@ impl Writer {
             }
         }
         let new_groups = batch.finish()?;
-        schema::set_next_sequence(&transaction, self.next_sequence)?;
         let hour = groups::hour(now);
         let has_more_hours = hour != self.trend_hour && groups::forget_hours(&transaction, hour)?;
         transaction.commit()?;
@@ -410,7 +382,7 @@ impl Batch<'_> {
         self.text_ids.id(self.transaction, TextTable::Texts, text)
     }
 
-    fn insert_letter(&mut self, letter: &Letter, sequence: i64) -> rusqlite::Result<()> {
+    fn insert_letter(&mut self, letter: &Letter, number: i64) -> rusqlite::Result<()> {
         let facts = &letter.facts;
         let place = Place {
             topic_id: self.text_id(&letter.position.topic)?,
@@ -428,7 +400,6 @@ impl Batch<'_> {
         let (template, message_parts) = message::split(&facts.error_message);
         let mut row = LetterRow {
             row: 0,
-            sequence,
             topic_id: place.topic_id,
             partition: place.partition,
             offset: place.offset,
@@ -459,18 +430,17 @@ impl Batch<'_> {
         };
         let mut attempt = 0;
         loop {
-            row.row = row_key::candidate(letter.dead_at, sequence, attempt);
+            row.row = row_key::candidate(letter.dead_at, number, attempt);
             if row.insert(&mut self.insert_letter)? {
                 break;
             }
-            // A record that is read twice is indexed once, under its first number.
+            // A record that is read twice is indexed once.
             if self.find(place)?.is_some() {
                 return Ok(());
             }
             attempt += 1;
             if attempt == row_key::MAX_ATTEMPTS {
-                // The number itself is in use, which only a damaged index can cause.
-                return Err(number_in_use());
+                return Err(no_free_row());
             }
         }
         let body = BodyRow {
@@ -480,9 +450,6 @@ impl Batch<'_> {
             json_fields: letter.json_fields.clone(),
         };
         body.insert(&mut self.insert_body)?;
-        if let Some(undecoded) = letter.undecoded {
-            undecoded::put(self.transaction, sequence, row.row, undecoded)?;
-        }
         self.documents
             .push((row.row, terms::document(letter, row.template_id)));
         let counted = Counted {
@@ -511,39 +478,6 @@ impl Batch<'_> {
         if definition.insert(self.transaction)? {
             self.new_groups.push(letter.group);
         }
-        Ok(())
-    }
-
-    /// Replaces the JSON fields of a dead letter. If it is another one by now, it keeps its own.
-    fn set_fields(&mut self, letter: &Letter) -> rusqlite::Result<()> {
-        let place = Place {
-            topic_id: self.text_id(&letter.position.topic)?,
-            partition: letter.position.partition,
-            offset: letter.position.offset,
-        };
-        let Some(row) = self.find(place)? else {
-            return Ok(());
-        };
-        let known = LetterRow::load(self.transaction, row)?;
-        if known.content != letter.content {
-            return Ok(());
-        }
-        match letter.undecoded {
-            Some(undecoded) => undecoded::put(self.transaction, known.sequence, row, undecoded)?,
-            None => undecoded::remove(self.transaction, known.sequence)?,
-        }
-        if letter.json_fields.is_none() {
-            // It had none before.
-            return Ok(());
-        }
-        self.transaction
-            .prepare_cached("UPDATE bodies SET json_fields = ? WHERE row = ?")?
-            .execute((&letter.json_fields, row))?;
-        self.transaction
-            .prepare_cached("DELETE FROM terms WHERE rowid = ?")?
-            .execute([row])?;
-        let document = terms::document(letter, known.template_id);
-        self.documents.push((row, document));
         Ok(())
     }
 
@@ -607,10 +541,10 @@ impl Batch<'_> {
     }
 }
 
-/// The error of an index in which a number is used twice, or in which no row is free. The index is rebuilt.
-fn number_in_use() -> rusqlite::Error {
+/// The error of an index in which no row is free, which only damage can cause. The index is rebuilt.
+fn no_free_row() -> rusqlite::Error {
     let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT);
-    let text = "no free row for a dead letter, or its number is in use".to_owned();
+    let text = "no free row for a dead letter".to_owned();
     rusqlite::Error::SqliteFailure(code, Some(text))
 }
 

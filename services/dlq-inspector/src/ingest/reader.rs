@@ -12,13 +12,11 @@ use redeliver_kafka::follow::{Event, Follower};
 use redeliver_kafka::reader::ReadError;
 use redeliver_kafka::{KafkaSettings, Waker};
 use redeliver_runtime::health::Part;
-use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-use super::contents::{Contents, Read};
+use super::contents::Contents;
 use super::topics::{Actions, Arrival, Indexed, Topics};
 use super::{Message, Survey, Work};
-use crate::decoding::Framed;
 use crate::index::Change;
 use crate::ledger::{self, Update};
 use crate::letter::Letter;
@@ -27,10 +25,8 @@ use crate::shared::SharedState;
 
 /// Maximum number of records in a batch of changes.
 const BATCH: usize = 2_000;
-/// A batch ends once its keys, headers and values to decode exceed this many bytes. Their size is up to the producers.
+/// A batch ends once its keys and headers exceed this many bytes. Their size is up to the producers.
 const BATCH_BYTES: usize = 4 << 20;
-/// Maximum time in which the values of a batch are decoded. The others are decoded later.
-const DECODE_WAIT: Duration = Duration::from_secs(1);
 /// Maximum wait for a record, after which the loop checks for surveys and for shutdown.
 const POLL_TIMEOUT: Duration = Duration::from_millis(200);
 
@@ -39,9 +35,7 @@ pub(crate) struct Reader {
     pub(crate) settings: KafkaSettings,
     pub(crate) surveys: Receiver<Survey>,
     pub(crate) writer: SyncSender<Work>,
-    pub(crate) contents: Arc<Contents>,
-    /// Where values are decoded.
-    pub(crate) runtime: Handle,
+    pub(crate) contents: Contents,
     pub(crate) waker: Waker,
     pub(crate) shared: Arc<SharedState>,
     pub(crate) part: Part,
@@ -104,8 +98,6 @@ struct ReaderLoop {
 #[derive(Default)]
 struct Batch {
     letters: Vec<Letter>,
-    /// The values of letters that are to be decoded, and which letters these are.
-    framed: Vec<(usize, Framed)>,
     bytes: usize,
     ledger: Vec<Update>,
     positions: BTreeMap<(Arc<str>, i32), i64>,
@@ -132,11 +124,6 @@ impl ReaderLoop {
             batch.add(topics, contents, event);
             batch.is_full()
         })?;
-        if !batch.framed.is_empty() {
-            let decoding =
-                contents.decode(&mut batch.letters, std::mem::take(&mut batch.framed), DECODE_WAIT);
-            self.reader.runtime.block_on(decoding);
-        }
         self.log_refused(&batch.refused);
         let recreated = std::mem::take(&mut batch.recreated);
         // The batch may contain records of the old topic. They go first, so that the removal of the topic covers them.
@@ -267,12 +254,8 @@ impl Batch {
                     }
                 } else if !topics.is_removed(&position.topic, position.partition, position.offset) {
                     // A record that was read before retention removed it would stay in the index, after its trim.
-                    let Read { letter, framed } = contents.read(&record);
+                    let letter = contents.read(&record);
                     self.bytes += letter.headers.len() + letter.key.as_ref().map_or(0, Bytes::len);
-                    if let Some(framed) = framed {
-                        self.bytes += framed.payload.len();
-                        self.framed.push((self.letters.len(), framed));
-                    }
                     self.letters.push(letter);
                 }
             }

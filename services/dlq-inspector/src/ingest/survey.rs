@@ -128,10 +128,10 @@ impl SurveyTask {
         // The index is read before Kafka. In the other order, a record that is indexed in between would be beyond the end
         // that Kafka returned, and its topic would look recreated.
         let (as_of, began_at) = (self.shared.applied(), self.clock.now());
-        let (positions, _) = self.pool.internal(index::read_positions).await?;
+        let positions = self.pool.internal(index::read_positions).await?;
         let positions: BTreeMap<(Arc<str>, i32), i64> = positions
             .into_iter()
-            .map(|position| ((Arc::from(position.topic), position.partition), position.next))
+            .map(|position| ((position.topic, position.partition), position.next))
             .collect();
         let indexed = positions.keys().map(|(topic, _)| topic.clone());
         let topics = self.topics(indexed.collect()).await?;

@@ -423,9 +423,7 @@ mod tests {
             Change::Trim { .. } => "trim",
             Change::ForgetLedger => "forget ledger",
             Change::Identify { .. } => "identify",
-            Change::Letters(_) | Change::Decoded { .. } | Change::Ledger(_) | Change::Position { .. } => {
-                "other"
-            }
+            Change::Letters(_) | Change::Ledger(_) | Change::Position { .. } => "other",
         };
         actions.changes.iter().map(kind).collect()
     }

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use redeliver_core::{Clock as _, SystemClock};
+use redeliver_core::{Clock as _, Headers, Output, SystemClock};
+use redeliver_kafka::producer::Producer;
 use redeliver_proto::auth::SendToken;
 use redeliver_proto::error::reason;
 use redeliver_proto::v1;
@@ -11,6 +12,7 @@ use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
 use redeliver_service::identity::{NewToken, new_token};
 use redeliver_testkit::jwt::{Issuer, jwks};
+use redeliver_testkit::kafka_request::create_partitions;
 use serde_json::json;
 use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
@@ -84,7 +86,7 @@ async fn a_watch_sends_existing_dead_letters_then_new_ones_and_can_be_resumed() 
     assert_eq!(keys(&mut new, Some(3)).await.0, ["b0", "b1", "b2"]);
     drop((all, new));
 
-    // A resume token survives a restart of the inspector, as long as its index is kept.
+    // A resume token survives a restart of the inspector.
     env.put(&topic, 0, numbered("c", 1, "permanent")).await;
     inspector.process.shut_down();
     let mut inspector = env.start().await;
@@ -104,6 +106,35 @@ async fn a_watch_sends_existing_dead_letters_then_new_ones_and_can_be_resumed() 
         (refused.code(), reason(&refused).as_deref()),
         (Code::InvalidArgument, Some("TOKEN_OF_ANOTHER_QUESTION"))
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn added_partitions_begin_at_their_start() {
+    let env = InspectorEnv::new("added");
+    let topic = env.create_topic("a", 1).await;
+    env.put(&topic, 0, numbered("a", 3, "permanent")).await;
+    let mut inspector = env.start().await;
+    let mut client = inspector.client().await;
+    let mut stream = watch(&mut client, "", "", false).await;
+    let (seen, token) = keys(&mut stream, None).await;
+    assert_eq!(seen.len(), 3);
+    drop(stream);
+    create_partitions(&env.kafka.brokers, &topic, 2);
+    // The producer of the test learns of it later.
+    let producer = Producer::new(&env.kafka).unwrap();
+    for number in 0..2 {
+        let output = Output {
+            topic: topic.clone(),
+            partition: Some(1),
+            key: Some(format!("b{number}").into()),
+            value: None,
+            headers: Headers::new(),
+        };
+        producer.send(&output).await.unwrap();
+    }
+    inspector.until_listed("", 5).await;
+    let mut resumed = watch(&mut client, "", &token, false).await;
+    assert_eq!(keys(&mut resumed, None).await.0, ["b0", "b1"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -46,25 +46,17 @@ pub(crate) fn problem(completeness: &Completeness) -> Option<String> {
         Some(as_of) => format!("as of {as_of}"),
         None => "as of an unknown time".to_owned(),
     };
-    let undecoded = match completeness.undecoded_count {
-        0 => String::new(),
-        count => format!(
-            "{count} dead letters may match whose values are not decoded yet, for example because the schema registry does not answer; "
-        ),
-    };
     if let Some(problem) = &completeness.group_states_problem {
         let index = match completeness.missing_count {
             0 => String::new(),
             missing => format!("; in addition, {missing} partitions are missing"),
         };
         return Some(in_one_line(&format!(
-            "states and notes of groups may not be the current ones: {problem}; {undecoded}the index is {as_of}{index}"
+            "states and notes of groups may not be the current ones: {problem}; the index is {as_of}{index}"
         )));
     }
     if completeness.missing_count == 0 {
-        return Some(format!(
-            "the answer is incomplete: {undecoded}the index is {as_of}"
-        ));
+        return Some(format!("the answer is incomplete: the index is {as_of}"));
     }
     let mut shown: Vec<String> = completeness.missing.iter().take(SHOWN).map(partition).collect();
     let more = u64::from(completeness.missing_count).saturating_sub(shown.len() as u64);
@@ -77,7 +69,7 @@ pub(crate) fn problem(completeness: &Completeness) -> Option<String> {
         "; states are unknown, because the ledger cannot be read"
     };
     Some(format!(
-        "the answer is incomplete: {undecoded}these partitions are missing: {}; all others are {as_of}{states}",
+        "the answer is incomplete: these partitions are missing: {}; all others are {as_of}{states}",
         shown.join(", ")
     ))
 }
@@ -114,7 +106,6 @@ pub(crate) fn completeness_json(completeness: &Completeness) -> Value {
         "missing_count": completeness.missing_count,
         "states_known": completeness.are_states_known,
         "group_states_problem": completeness.group_states_problem,
-        "undecoded_count": completeness.undecoded_count,
     })
 }
 
@@ -132,7 +123,6 @@ mod tests {
             missing_count: count,
             are_states_known: true,
             group_states_problem: None,
-            undecoded_count: 0,
         }
     }
 
@@ -169,27 +159,6 @@ mod tests {
             "the answer is incomplete: these partitions are missing: a-dlq/3 (no leader), redeliver.dlq.ledger (refused: \
              denied\\u{1b}), b-dlq/0 (not read yet), b-dlq/1 (not read yet), b-dlq/2 (not read yet), and 4995 more; all \
              others are as of 2025-11-21T11:00:00.123Z; states are unknown, because the ledger cannot be read"
-        );
-    }
-
-    #[test]
-    fn a_warning_counts_what_is_not_decoded() {
-        let undecoded = Completeness {
-            undecoded_count: 7,
-            ..completeness(Vec::new(), 0)
-        };
-        let text = "the answer is incomplete: 7 dead letters may match whose values are not decoded yet, for example because \
-                    the schema registry does not answer; the index is as of 2025-11-21T11:00:00.123Z";
-        assert_eq!(problem(&undecoded).as_deref(), Some(text));
-        let with_missing = Completeness {
-            missing: vec![missing("a-dlq", None, MissingReason::NoLeader)],
-            missing_count: 1,
-            ..undecoded
-        };
-        let both = problem(&with_missing).unwrap();
-        assert!(
-            both.contains("7 dead letters") && both.contains("a-dlq (no leader)"),
-            "{both}"
         );
     }
 

@@ -616,7 +616,7 @@ fn dead_letters_are_listed_shown_counted_and_watched() {
     assert_eq!(stats["open_by_class"], json!({ "permanent": 2 }));
     assert!(services.cli(&["dlq", "stats"]).contains(&*topic));
 
-    // A watch continues after a restart of the inspector, without gaps and without duplicates.
+    // A watch continues after a restart of the inspector without gaps.
     let mut watch = Process::spawn(
         services
             .pipe

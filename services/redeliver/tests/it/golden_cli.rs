@@ -159,7 +159,7 @@ List dead letters, newest first
 Usage: redeliver dlq ls [OPTIONS]
 
 Options:
-      --filter <FILTER>     Filter, such as 'error_class = \"permanent\" AND headers.tenant = \"x\" AND retry_count > 3' (default: all)
+      --filter <FILTER>     Filter, such as 'error_class = \"permanent\" AND headers.tenant = \"x\" AND retry_count > 3' (default: all). json./POINTER matches plain JSON values only, not decoded ones
       --limit <N>           Maximum number of dead letters [default: 50]
       --oldest-first        List the oldest first
       --require-complete    Exit with status 3 if the answer is incomplete

@@ -115,7 +115,7 @@ impl Api {
             Selection::Matching(filter) => self.add_matching(viewer, filter, &mut plan).await?,
             Selection::Ids(ids) => self.add_ids(viewer, ids, &mut plan).await?,
         }
-        let completeness = self.completeness_since(&completeness).with_pending(plan.pending);
+        let completeness = self.completeness_since(&completeness);
         Self::check_states(true, &completeness)?;
         viewer.require_operating(plan.sources.keys().map(String::as_str))?;
         for destination in plan.destinations.keys() {
@@ -255,14 +255,11 @@ impl Api {
         loop {
             let filter = filter.clone();
             let listing = self.pool.query(move |connection| {
-                let pending = filter.pending(connection, 0)?;
                 let filter = filter.resolve(connection)?;
-                let page = index::list(connection, &filter, Direction::Ascending, after, PAGE)?;
-                Ok((page, pending))
+                index::list(connection, &filter, Direction::Ascending, after, PAGE)
             });
             let listed = listing.await.map_err(|error| query_failed(&error))?;
-            let (Page { letters, has_more }, pending) = listed;
-            plan.pending = plan.pending.max(pending);
+            let Page { letters, has_more } = listed;
             for letter in &letters {
                 if plan.items.len() >= MAX_ITEMS as usize {
                     plan.has_more = true;
@@ -467,8 +464,6 @@ pub(super) struct Plan {
     /// How many have no payload, which is read at their origin.
     restored: u32,
     has_more: bool,
-    /// How many dead letters there are of which it is not known whether they match, because their values are not decoded yet.
-    pending: u64,
 }
 
 impl Plan {
@@ -486,7 +481,6 @@ impl Plan {
             came_back: 0,
             restored: 0,
             has_more: false,
-            pending: 0,
         }
     }
 
@@ -645,15 +639,11 @@ fn nothing(plan: &Plan) -> Status {
         format!("{count} {reason}, such as `{sample}`")
     });
     let refused: Vec<String> = refused.collect();
-    let mut text = if refused.is_empty() {
+    let text = if refused.is_empty() {
         format!("no dead letter matches that is {}", plan.kind.takes().name())
     } else {
         format!("no dead letter can be taken: {}", refused.join("; "))
     };
-    if plan.pending > 0 {
-        let count = plan.pending;
-        text += &format!("; {count} more can match, whose values are not decoded yet; retry later");
-    }
     status(Code::NotFound, text, "NOTHING_TO_REDRIVE", [])
 }
 
@@ -676,7 +666,6 @@ mod tests {
             .collect();
         let now = Timestamp::from_millis(1_000);
         IndexedLetter {
-            sequence: offset,
             id: LetterId {
                 topic: "spring-dlq".to_owned(),
                 partition: 0,

@@ -6,7 +6,6 @@ use super::*;
 fn an_existing_index_is_opened_and_an_unusable_one_is_replaced() {
     let mut fixture = Fixture::new();
     fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
-    let generation = fixture.index.pool.generation();
     let path = fixture.directory.path().join(FILE);
     assert!(matches!(
         Index::open(fixture.directory.path(), &[]),
@@ -27,10 +26,7 @@ fn an_existing_index_is_opened_and_an_unusable_one_is_replaced() {
         }
     };
     let fixture = reopen(fixture);
-    assert_eq!(
-        (fixture.index.is_new, fixture.index.pool.generation()),
-        (false, generation)
-    );
+    assert!(!fixture.index.is_new);
     assert_eq!(fixture.matching(""), [1]);
 
     rusqlite::Connection::open(&path)
@@ -38,9 +34,9 @@ fn an_existing_index_is_opened_and_an_unusable_one_is_replaced() {
         .pragma_update(None, "user_version", 99)
         .unwrap();
     let mut fixture = reopen(fixture);
-    assert!(fixture.index.is_new && fixture.index.pool.generation() != generation);
+    assert!(fixture.index.is_new);
     assert_eq!(fixture.matching(""), [0_i64; 0]);
-    assert_eq!(fixture.put(vec![letter("t-dlq", 0, 1, &[])]), 1);
+    fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
 
     let Fixture { directory, index, .. } = fixture;
     drop(index);
@@ -71,11 +67,9 @@ fn a_rebuilt_index_is_empty_and_can_be_read_and_written() {
     let mut fixture = Fixture::new();
     fixture.put(vec![letter("t-dlq", 0, 1, &[]), letter("t-dlq", 0, 2, &[])]);
     assert_eq!(fixture.matching(""), [2, 1]);
-    let generation = fixture.index.pool.generation();
     fixture.index.writer.rebuild(&fixture.index.pool).unwrap();
-    assert_ne!(fixture.index.pool.generation(), generation);
     assert_eq!(fixture.matching(""), [0_i64; 0]);
-    assert_eq!(fixture.put(vec![letter("t-dlq", 0, 7, &[])]), 1);
+    fixture.put(vec![letter("t-dlq", 0, 7, &[])]);
     assert_eq!(fixture.matching(""), [7]);
 }
 
@@ -94,7 +88,8 @@ fn a_full_disk_is_a_temporary_failure_that_changes_nothing() {
     assert!(error.is_temporary() && !error.is_damage(), "{error:?}");
     assert_eq!(fixture.matching(""), [1]);
     fixture.index.writer.limit_size_to_pages(1_000_000);
-    assert_eq!(fixture.apply(&changes), 499);
+    fixture.apply(&changes);
+    assert_eq!(fixture.matching("").len(), 499);
 }
 
 #[test]
@@ -174,25 +169,9 @@ fn an_index_with_other_fields_is_built_beside_the_old_one() {
 }
 
 #[test]
-fn numbers_are_not_reused_after_the_index_has_lost_its_last_transactions() {
-    let mut fixture = Fixture::new();
-    let last = fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
-    let Fixture { directory, index, .. } = fixture;
-    drop(index);
-    let mut index = Index::open(directory.path(), &[]).unwrap();
-    assert!(index.writer.last_sequence() >= last + schema::SEQUENCE_GAP);
-    let (_, read) = index.pool.read_blocking(read_positions).unwrap();
-    assert_eq!(read, index.writer.last_sequence());
-    let more = [Change::Letters(vec![letter("t-dlq", 0, 2, &[])])];
-    index.writer.write(&more, Timestamp::from_millis(0)).unwrap();
-    assert_eq!(index.writer.last_sequence(), read + 1);
-}
-
-#[test]
 fn an_index_that_cannot_be_opened_for_now_is_kept() {
     let mut fixture = Fixture::new();
     fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
-    let generation = fixture.index.pool.generation();
     let Fixture { directory, index, .. } = fixture;
     drop(index);
     let other = rusqlite::Connection::open(directory.path().join(FILE)).unwrap();
@@ -203,7 +182,8 @@ fn an_index_that_cannot_be_opened_for_now_is_kept() {
     assert!(error.is_temporary(), "{error:?}");
     drop(other);
     let index = Index::open(directory.path(), &[]).unwrap();
-    assert_eq!((index.is_new, index.pool.generation()), (false, generation));
+    assert!(!index.is_new);
+    assert_eq!(index.pool.read_blocking(topics).unwrap().len(), 1);
 }
 
 #[test]
@@ -222,33 +202,12 @@ fn a_failure_after_a_part_of_the_changes_repeats_only_the_rest() {
     let writer = &mut fixture.index.writer;
     assert_eq!(writer.write(&changes, now).unwrap(), 2);
     while writer.remove_slice().unwrap() {}
-    let last = writer.last_sequence();
     writer.limit_size_to_pages(1);
     assert!(writer.write(&changes[2..], now).is_err());
-    assert_eq!(writer.last_sequence(), last);
     assert_eq!(fixture.matching(""), [1]);
     let writer = &mut fixture.index.writer;
     writer.limit_size_to_pages(1_000_000);
     assert_eq!(writer.write(&changes[2..], now).unwrap(), 1);
     assert_eq!(fixture.matching("topic = t-dlq").len(), 500);
     assert_eq!(fixture.matching("topic = other-dlq"), [1]);
-}
-
-#[test]
-fn a_copy_of_an_index_uses_other_numbers_than_the_original() {
-    let mut fixture = Fixture::new();
-    fixture.put(vec![letter("a-dlq", 0, 1, &[])]);
-    let Fixture { directory, index, .. } = fixture;
-    drop(index);
-    let copy = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(directory.path()).unwrap() {
-        let path = entry.unwrap().path();
-        std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
-    }
-    // A resume token of one is neither beyond the end of the other soon, nor does it skip dead letters of the other.
-    let next = [directory.path(), copy.path()].map(|directory| {
-        let index = Index::open(directory, &[]).unwrap();
-        index.writer.last_sequence()
-    });
-    assert!(next[0].abs_diff(next[1]) > 1_000, "{next:?}");
 }

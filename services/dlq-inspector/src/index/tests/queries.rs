@@ -116,46 +116,6 @@ fn pages_contain_each_dead_letter_once_while_others_are_indexed() {
         }
         assert_eq!(seen.len() as i64, expected, "{filter}");
     }
-    let (_, last) = fixture.index.pool.read_blocking(read_positions).unwrap();
-    let nothing = parse("topic = none", &[]).unwrap();
-    let stretch = fixture
-        .index
-        .pool
-        .read_blocking(|connection| {
-            list_by_sequence(
-                connection,
-                &nothing,
-                &MessageCache::default(),
-                0,
-                last,
-                letters(500),
-            )
-        })
-        .unwrap();
-    assert_eq!(
-        (stretch.page.letters.len(), stretch.end),
-        (0, query::SCANNED_ROWS)
-    );
-    let mut seen = HashSet::new();
-    let mut after = 0;
-    loop {
-        let everything = Expr::And(Vec::new());
-        let page = fixture.index.pool.read_blocking(|connection| {
-            list_by_sequence(
-                connection,
-                &everything,
-                &MessageCache::default(),
-                after,
-                last,
-                letters(500),
-            )
-        });
-        let page = page.unwrap().page.letters;
-        let Some(end) = page.last() else { break };
-        after = end.sequence;
-        assert!(page.iter().all(|found| seen.insert(found.sequence)));
-    }
-    assert_eq!(seen.len() as i64, last);
 }
 
 #[tokio::test]
@@ -203,23 +163,22 @@ fn large_headers_make_a_page_end_early() {
     let with_large = (0..10).map(|offset| letter("t-dlq", 0, offset, &[("large", &large)]));
     fixture.put(with_large.collect());
     let everything = Expr::And(Vec::new());
-    let page = |after| {
+    let stretch = |next| {
+        let part = Unread { next, ..part(0) };
         let query = |connection: &_| {
-            list_by_sequence(
+            list_unread(
                 connection,
                 &everything,
                 &MessageCache::default(),
-                after,
-                100,
+                &[part],
                 letters(100),
             )
         };
-        fixture.index.pool.read_blocking(query).unwrap().page
+        let stretch = fixture.index.pool.read_blocking(query).unwrap();
+        (stretch.letters.len(), stretch.next)
     };
-    let first = page(0);
-    assert_eq!((first.letters.len(), first.has_more), (4, true));
-    let last = page(7);
-    assert_eq!((last.letters.len(), last.has_more), (3, false));
+    assert_eq!(stretch(0), (4, vec![4]));
+    assert_eq!(stretch(7), (3, vec![100_000]));
     let query = |connection: &_| list(connection, &everything, Direction::Descending, None, letters(2));
     let limited = fixture.index.pool.read_blocking(query).unwrap();
     assert_eq!((limited.letters.len(), limited.has_more), (2, true));
@@ -455,28 +414,52 @@ fn a_page_token_of_another_version_continues_at_the_same_dead_letter() {
     assert_eq!(fixture.get("t-dlq/3/44").unwrap().cursor(), expected);
 }
 
+/// All dead letters of a partition of `t-dlq`.
+fn part(partition: i32) -> Unread {
+    Unread {
+        topic: "t-dlq".into(),
+        partition,
+        next: 0,
+        end: 100_000,
+    }
+}
+
 #[test]
-fn a_watch_passes_unused_numbers_at_once() {
+fn watches_read_partitions_in_order() {
     let mut fixture = Fixture::new();
-    fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
-    let Fixture { directory, index, .. } = fixture;
-    drop(index);
-    let mut index = Index::open(directory.path(), &[]).unwrap();
-    let more = [Change::Letters(vec![letter("t-dlq", 0, 2, &[])])];
-    index.writer.write(&more, Timestamp::from_millis(0)).unwrap();
-    let last = index.writer.last_sequence();
-    let nothing = parse("topic = none", &[]).unwrap();
-    let query = |connection: &_| {
-        list_by_sequence(
-            connection,
-            &nothing,
-            &MessageCache::default(),
-            0,
-            last,
-            letters(9),
-        )
+    let all = (0..50_000).map(|number| letter("t-dlq", number % 2, (number / 2).into(), &[]));
+    fixture.put(all.collect());
+    let stretch = |filter: &str, parts: &[Unread]| {
+        let filter = parse(filter, &[]).unwrap();
+        let query =
+            |connection: &_| list_unread(connection, &filter, &MessageCache::default(), parts, letters(997));
+        fixture.index.pool.read_blocking(query).unwrap()
     };
-    assert_eq!(index.pool.read_blocking(query).unwrap().end, last);
+    let mut parts = vec![part(0), part(2), part(1)];
+    let mut seen = [0_i64; 2];
+    while !parts.is_empty() {
+        let stretch = stretch("", &parts);
+        for letter in stretch.letters {
+            let next = &mut seen[usize::try_from(letter.id.partition).unwrap()];
+            assert_eq!(letter.id.offset, *next);
+            *next += 1;
+        }
+        for (part, next) in parts.iter_mut().zip(stretch.next) {
+            part.next = next;
+        }
+        parts.retain(|part| part.next < part.end);
+        parts.reverse();
+    }
+    assert_eq!(seen, [25_000; 2]);
+    // Without a match, a part is read at a time.
+    let parts = [part(1), part(0)];
+    assert_eq!(stretch("pipeline = none", &parts).next, [20_000]);
+    let part = Unread {
+        next: 20_000,
+        ..part(1)
+    };
+    let stretch = stretch("offset = 24999", &[part, parts[1].clone()]);
+    assert_eq!((stretch.letters.len(), stretch.next), (1, vec![100_000, 15_000]));
 }
 
 #[test]
@@ -493,9 +476,8 @@ fn a_watch_that_knows_templates_finds_messages_of_later_ones() {
     let filter = parse("error_message : refused", &[]).unwrap();
     let known = MessageCache::default();
     let found = |fixture: &Fixture| -> Vec<i64> {
-        let (_, last) = fixture.index.pool.read_blocking(read_positions).unwrap();
-        let query = |connection: &_| list_by_sequence(connection, &filter, &known, 0, last, letters(9));
-        let letters = fixture.index.pool.read_blocking(query).unwrap().page.letters;
+        let query = |connection: &_| list_unread(connection, &filter, &known, &[part(0)], letters(9));
+        let letters = fixture.index.pool.read_blocking(query).unwrap().letters;
         letters.into_iter().map(|letter| letter.id.offset).collect()
     };
     fixture.put(vec![with_message(1, "refused by host"), with_message(2, "gone")]);

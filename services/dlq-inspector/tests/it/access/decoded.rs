@@ -1,7 +1,5 @@
 //! Values that were written with a schema of a registry.
 
-mod filters;
-
 use redeliver_testkit::{FakeEndpoint, LocalSchemaRegistry, Reply};
 use serde_json::Value;
 
@@ -32,6 +30,20 @@ fn string(text: &str) -> Vec<u8> {
     [&[u8::try_from(text.len() * 2).unwrap()], text.as_bytes()].concat()
 }
 
+/// The ids that match, in order, in a complete answer.
+async fn matching(client: &TokenClient, filter: &str) -> Vec<String> {
+    let request = v1::ListDeadLettersRequest {
+        filter: filter.to_owned(),
+        ..v1::ListDeadLettersRequest::default()
+    };
+    let page = client.clone().list_dead_letters(request).await;
+    let page = page.unwrap().into_inner();
+    assert!(page.completeness.unwrap().complete);
+    let mut ids: Vec<String> = page.dead_letters.into_iter().map(|letter| letter.id).collect();
+    ids.sort();
+    ids
+}
+
 async fn decoded(client: &mut TokenClient, id: &str) -> Option<v1::DecodedValue> {
     get(client, id).await.unwrap().decoded
 }
@@ -57,6 +69,8 @@ async fn values_are_decoded_with_their_schemas_and_what_is_masked_is_not_in_them
         .env
         .base
         .set("dlq_inspector.schema_registry.url", &registry.url());
+    let json_fields = r#"["/id", "/cardNumber"]"#;
+    callers.env.base.set("dlq_inspector.json_fields", json_fields);
     callers.env.base.set(
         "dlq_inspector.masking",
         r#"[{"topics": ["*-orders-dlq"], "fields": ["/cardNumber", "/orders/*/card_number"]}]"#,
@@ -143,6 +157,11 @@ async fn values_are_decoded_with_their_schemas_and_what_is_masked_is_not_in_them
         assert_eq!(decoded(&mut all, &id(&orders, offset)).await, None);
     }
 
+    // Filters find fields of plain JSON only, and their answers do not depend on the registry.
+    let plain = [id(&orders, 6), id(&people, 6)];
+    assert_eq!(matching(&all, "json./id:*").await, plain);
+    assert_eq!(matching(&all, "json./cardNumber:*").await, [""; 0]);
+
     // The value is withheld, and the rest of what it contains is shown.
     let mut masked = callers.client(&channel, "masked");
     let mut answers = Answers::default();
@@ -201,6 +220,7 @@ async fn values_are_decoded_with_their_schemas_and_what_is_masked_is_not_in_them
 
     // Without the registry, what is known is decoded, and the rest is shown as it is.
     registry.kill_9();
+    assert_eq!(matching(&all, "json./id:*").await, plain);
     assert!(!decoded(&mut all, &id(&orders, 0)).await.unwrap().json.is_empty());
     callers.env.put(&people, 0, vec![letter_of(4_242)]).await;
     let last = id(&people, 9);
@@ -251,8 +271,6 @@ async fn the_registry_gets_the_credentials_of_the_files_and_its_answers_are_boun
     });
     let scopes: [(&str, &[&str]); 1] = [("all", &["dead-letters:*"])];
     let mut callers = Callers::without_dead_letters("decoded-login", &scopes).await;
-    // Without fields, no schema is fetched while dead letters are indexed.
-    callers.env.base.set("dlq_inspector.json_fields", "[]");
     let password = callers.env.base.directory().join("password");
     std::fs::write(&password, "one\n").unwrap();
     let base = &mut callers.env.base;
