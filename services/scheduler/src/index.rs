@@ -40,7 +40,7 @@ pub const FORMAT: u32 = LAYOUT + job::FORMAT;
 const LAYOUT: u32 = 2;
 
 /// How long an ended job has a record, however many others end. Clients repeat a command whose answer they did not get, and get a job
-/// whose request was undecided. The API gives up after 10 seconds, and this leaves time for five further attempts.
+/// whose command was pending. The API gives up after 10 seconds, and this leaves time for five further attempts.
 pub const MIN_KEPT: Duration = Duration::from_secs(60);
 
 /// Whether a job that ended at `ended` can lose its record at `now`. An end in the future, after the clock was put back, must not

@@ -249,7 +249,6 @@ impl FormerVersion {
             grace: Duration::from_secs(5),
             changelog: None,
             if_recreated: IfRecreated::ReadFromBeginning,
-            reports_ends: false,
             if_fenced: IfFenced::End,
         };
         let observer = Arc::new(FormerObserver::default());

@@ -23,6 +23,8 @@ pub(crate) struct Problem {
     pub(crate) job_id: Option<Box<str>>,
     pub(crate) job: Option<Box<v1::Job>>,
     pub(crate) schedule: Option<Box<ConcernedSchedule>>,
+    /// Where a pending command is.
+    pub(crate) position: Option<Box<str>>,
     /// The outcome of a command that had no effect.
     pub(crate) outcome: Option<v1::Outcome>,
     /// When to send the same request again, in seconds. It is also in the header `Retry-After`.
@@ -51,6 +53,7 @@ impl Problem {
             job_id: None,
             job: None,
             schedule: None,
+            position: None,
             outcome: None,
             retry_after: None,
             challenge: None,
@@ -71,7 +74,7 @@ pub(crate) struct ProblemBody {
     field: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<String>,
-    /// The job that the problem is about. With `undecided`, no job has this id if the idempotency key of the request was in use.
+    /// The job that the problem is about. With `pending`, no job has this id if the idempotency key of the request was in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     job_id: Option<Box<str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -80,6 +83,9 @@ pub(crate) struct ProblemBody {
     schedule_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     schedule: Option<ScheduleView>,
+    /// With `pending`: where the command waits for its turn in the ingest topic, as `topic/partition/offset`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    position: Option<Box<str>>,
     /// When to send the same request again, in seconds; a response has it also in the header `Retry-After`. Nothing was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_after: Option<u32>,
@@ -102,6 +108,7 @@ impl From<Problem> for ProblemBody {
             job: problem.job.map(|job| JobView::from(*job)),
             schedule_id,
             schedule: schedule.map(ScheduleView::from),
+            position: problem.position,
             retry_after: problem.retry_after,
         }
     }
