@@ -324,7 +324,7 @@ impl Topic {
                 actions.follow.push(Start {
                     topic: found.name.clone(),
                     partition: number,
-                    from: from.into(),
+                    from,
                 });
             }
             // Of the ledger, the index has no records that a trim could remove.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use axum::http::header::WWW_AUTHENTICATE;
 use redeliver_core::{ErrorClass, Failure, Position};
 use redeliver_kafka::producer::ProduceError;
 use redeliver_proto::{error, v1};
@@ -398,7 +399,7 @@ impl RequestError {
         let challenge = match &self {
             Self::Refused(refusal) if retry_after.is_none() => refusal
                 .challenge()
-                .and_then(|challenge| challenge.try_into().ok()),
+                .and_then(|challenge| Some((WWW_AUTHENTICATE, challenge.try_into().ok()?))),
             _ => None,
         };
         let parts = self.parts();
@@ -418,8 +419,7 @@ impl RequestError {
             position: parts.position.map(|at| at.to_string().into()),
             outcome: None,
             retry_after: retry_after.map(whole_seconds),
-            challenge: challenge.map(Box::new),
-            allow: None,
+            header: challenge.map(Box::new),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Errors as `application/problem+json` documents (RFC 9457).
 
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use redeliver_proto::v1;
 use serde::Serialize;
@@ -29,10 +29,8 @@ pub(crate) struct Problem {
     pub(crate) outcome: Option<v1::Outcome>,
     /// When to send the same request again, in seconds. It is also in the header `Retry-After`.
     pub(crate) retry_after: Option<u32>,
-    /// How to authenticate, for the header `WWW-Authenticate`.
-    pub(crate) challenge: Option<Box<HeaderValue>>,
-    /// The methods that the path supports, for the header `Allow`.
-    pub(crate) allow: Option<&'static str>,
+    /// A header of the response: how to authenticate (`WWW-Authenticate`), or the methods that the path supports (`Allow`).
+    pub(crate) header: Option<Box<(HeaderName, HeaderValue)>>,
 }
 
 /// The schedule that a problem is about.
@@ -56,8 +54,7 @@ impl Problem {
             position: None,
             outcome: None,
             retry_after: None,
-            challenge: None,
-            allow: None,
+            header: None,
         }
     }
 }
@@ -117,7 +114,7 @@ impl From<Problem> for ProblemBody {
 impl IntoResponse for Problem {
     fn into_response(mut self) -> Response {
         let (status, retry_after) = (self.status, self.retry_after);
-        let (challenge, allow) = (self.challenge.take(), self.allow);
+        let header = self.header.take();
         let mut response = (status, Json(ProblemBody::from(self))).into_response();
         let headers = response.headers_mut();
         headers.insert(
@@ -127,11 +124,8 @@ impl IntoResponse for Problem {
         if let Some(seconds) = retry_after {
             headers.insert(header::RETRY_AFTER, seconds.into());
         }
-        if let Some(challenge) = challenge {
-            headers.insert(header::WWW_AUTHENTICATE, *challenge);
-        }
-        if let Some(methods) = allow {
-            headers.insert(header::ALLOW, HeaderValue::from_static(methods));
+        if let Some((name, value)) = header.map(|header| *header) {
+            headers.insert(name, value);
         }
         response
     }
