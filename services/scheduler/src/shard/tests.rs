@@ -972,6 +972,11 @@ impl World {
                 v1::Outcome::AlreadyDispatched => Some(JobState::Dispatched),
                 v1::Outcome::Unknown => None,
                 v1::Outcome::Expired => Some(JobState::Expired),
+                // Its key is in use again: the clock was set back after the job was forgotten.
+                v1::Outcome::Ended => {
+                    assert!(self.has_stepped && state.is_some_and(|state| state != JobState::Scheduled));
+                    None
+                }
                 other => panic!("unexpected outcome of a cancellation: {other:?}"),
             };
             // An unknown job may have been requested after its cancellation.
