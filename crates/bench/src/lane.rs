@@ -82,7 +82,6 @@ pub(crate) fn start(
         grace: Duration::from_secs(10),
         changelog: None,
         if_recreated: IfRecreated::ReadFromBeginning,
-        reports_ends: false,
         if_fenced: IfFenced::End,
     };
     let stop = CancellationToken::new();

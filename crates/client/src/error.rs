@@ -76,6 +76,8 @@ pub struct ErrorDetails {
     pub error_code: Option<String>,
     /// The job that the error is about: the one with the idempotency key, or the one whose outcome is unknown.
     pub job_id: Option<JobId>,
+    /// Of a command that has its turn later: where it is in the ingest topic, as `topic/partition/offset`.
+    pub position: Option<String>,
     /// The scope that the caller lacks, such as `jobs:write:sms`.
     pub scope: Option<String>,
 }
@@ -88,6 +90,7 @@ impl ErrorDetails {
             field: proto::field(status),
             error_code: metadata.remove("code"),
             job_id: metadata.remove("job_id").and_then(|id| id.parse().ok()),
+            position: metadata.remove("position"),
             scope: metadata.remove("scope"),
         }
     }
@@ -107,6 +110,7 @@ impl From<v1::JobError> for ClientError {
                 field: text(error.field),
                 error_code: text(error.error_code),
                 job_id: error.job_id.parse().ok(),
+                position: text(error.position),
                 // A batch does not say it.
                 scope: None,
             }),
@@ -188,14 +192,14 @@ impl ClientError {
 
     /// Whether the scheduler does not know if the call took effect. Repeat it only with the same idempotency key.
     #[must_use]
-    pub fn is_undecided(&self) -> bool {
-        let undecided = |reason: &String| matches!(reason.as_str(), "UNDECIDED" | "UNCONFIRMED");
-        matches!(self, Self::Refused { reason, .. } if reason.as_ref().is_some_and(undecided))
+    pub fn has_unknown_outcome(&self) -> bool {
+        let is_unknown = |reason: &String| matches!(reason.as_str(), "PENDING" | "UNCONFIRMED");
+        matches!(self, Self::Refused { reason, .. } if reason.as_ref().is_some_and(is_unknown))
     }
 
     /// Whether the same call may succeed later, because the service is unavailable, not ready or overloaded. After [`ClientError::Unreachable`], unless
     /// the connection was refused, a call that changes something may have taken effect: schedule a job again only with the same idempotency key. If
-    /// the scheduler says that it does not know the outcome ([`ClientError::is_undecided`]), the error is not transient.
+    /// the scheduler says that it does not know the outcome ([`ClientError::has_unknown_outcome`]), the error is not transient.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -229,11 +233,13 @@ mod tests {
         assert_eq!(error.code(), Some(Code::NotFound));
         assert!(matches!(&error, ClientError::Refused { reason: Some(reason), .. } if reason == "APP"));
         assert!(!error.is_transient());
-        assert!(!error.is_undecided());
+        assert!(!error.has_unknown_outcome());
         assert_eq!(error.details(), Some(&ErrorDetails::default()));
-        let undecided = redeliver_proto::error::status(Code::Unknown, "shutting down", "UNDECIDED", []);
-        let error = ClientError::from_status("http://x", &undecided);
-        assert!(error.is_undecided() && !error.is_transient());
+        let position = ("position", "ingest/3/41".to_owned());
+        let pending = redeliver_proto::error::status(Code::Unknown, "shutting down", "PENDING", [position]);
+        let error = ClientError::from_status("http://x", &pending);
+        assert!(error.has_unknown_outcome() && !error.is_transient());
+        assert_eq!(error.details().unwrap().position.as_deref(), Some("ingest/3/41"));
     }
 
     #[test]
@@ -271,6 +277,7 @@ mod tests {
             error_code: "request.app".to_owned(),
             field: "app".to_owned(),
             job_id: id.to_owned(),
+            position: "ingest/3/41".to_owned(),
             retry_after: Some(prost_types::Duration {
                 seconds: 1,
                 nanos: 500_000_000,
@@ -284,6 +291,7 @@ mod tests {
                 field: Some("app".to_owned()),
                 error_code: Some("request.app".to_owned()),
                 job_id: id.parse().ok(),
+                position: Some("ingest/3/41".to_owned()),
                 scope: None,
             })
         );

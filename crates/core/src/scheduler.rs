@@ -13,9 +13,6 @@ pub struct SchedulerTopics {
     pub dlq: Arc<str>,
     /// The answers topic: outcomes of requests for which a client waits.
     pub answers: Arc<str>,
-    /// The urgent topic: copies of commands that name a job, which is pinned until they have had their turn in the ingest topic. `None`:
-    /// no job is pinned.
-    pub urgent: Option<Arc<str>>,
     /// The topics of the applications, to which due jobs are dispatched.
     pub apps: Vec<Arc<str>>,
 }
@@ -31,8 +28,6 @@ pub enum SchedulerRole {
     DeadLetter,
     /// The answers topic.
     Answers,
-    /// The urgent topic.
-    Urgent,
     /// The topic of an application.
     App,
 }
@@ -47,10 +42,8 @@ impl SchedulerTopics {
             (&self.dlq, SchedulerRole::DeadLetter),
             (&self.answers, SchedulerRole::Answers),
         ];
-        let urgent = self.urgent.iter().map(|topic| (topic, SchedulerRole::Urgent));
         let apps = self.apps.iter().map(|topic| (topic, SchedulerRole::App));
         own.into_iter()
-            .chain(urgent)
             .chain(apps)
             .map(|(topic, role)| (topic.clone(), role))
             .collect()
@@ -59,14 +52,13 @@ impl SchedulerTopics {
 
 impl Default for SchedulerTopics {
     /// `scheduler.jobs.ingest`, `scheduler.jobs.state`, `scheduler.jobs.dlq` and `scheduler.jobs.answers`; no
-    /// urgent topic and no applications.
+    /// applications.
     fn default() -> Self {
         Self {
             ingest: "scheduler.jobs.ingest".into(),
             state: "scheduler.jobs.state".into(),
             dlq: "scheduler.jobs.dlq".into(),
             answers: "scheduler.jobs.answers".into(),
-            urgent: None,
             apps: Vec::new(),
         }
     }

@@ -1,4 +1,4 @@
-//! Follows partitions from given offsets, outside of any consumer group, usually as a read_committed consumer, and reports when
+//! Follows partitions from given offsets, outside of any consumer group, as a read_committed consumer, and reports when
 //! the current end of a partition is reached.
 //!
 //! Partitions can be added and removed at any time. Each has its own queue in the client, so that an end-of-partition event
@@ -9,7 +9,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::base_consumer::PartitionQueue;
@@ -26,7 +26,7 @@ use crate::convert;
 use crate::credentials::Renewal;
 use crate::partition_end::EndContext;
 use crate::processor::Waker;
-use crate::reader::{ReadError, kafka, watermarks};
+use crate::reader::{ReadError, kafka};
 use crate::shared_prefetch::SharedPrefetch;
 
 /// An event of a followed partition.
@@ -64,51 +64,8 @@ pub struct Start {
     pub topic: Arc<str>,
     /// The partition.
     pub partition: i32,
-    /// Where to begin. An offset that is out of range means the beginning.
-    pub from: Begin,
-}
-
-/// The first record to read of a partition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Begin {
-    /// The first one that exists.
-    Beginning,
-    /// The one at this offset.
-    At(i64),
-    /// So many records before the end. The client asks for the end, which blocks no other partition.
-    Last(i64),
-}
-
-impl From<Option<i64>> for Begin {
-    fn from(offset: Option<i64>) -> Self {
-        offset.map_or(Self::Beginning, Self::At)
-    }
-}
-
-impl Begin {
-    fn offset(self) -> Offset {
-        match self {
-            Self::Beginning => Offset::Beginning,
-            Self::At(offset) => Offset::Offset(offset),
-            Self::Last(count) => Offset::OffsetTail(count),
-        }
-    }
-}
-
-/// Asks for the ends of partitions, from any thread.
-#[derive(Clone)]
-pub struct Ends(Arc<BaseConsumer<EndContext>>);
-
-impl Ends {
-    /// The current end of any partition: for [`Follower::uncommitted`], the high watermark, which passes every record that was acknowledged
-    /// before this call. A leader that does not know it yet does not answer. Blocks for up to 3 s.
-    ///
-    /// # Errors
-    /// If the broker does not answer.
-    pub fn of(&self, topic: &str, partition: i32) -> Result<i64, ReadError> {
-        let deadline = Instant::now() + Duration::from_secs(1);
-        watermarks(&self.0, topic, partition, deadline).map(|(_, end)| end)
-    }
+    /// The offset of the first record to read; `None`: the beginning, as of an offset that is out of range.
+    pub from: Option<i64>,
 }
 
 /// Reads partitions from given offsets. All calls must come from one thread.
@@ -132,7 +89,7 @@ struct FollowedPartition {
     queue: PartitionQueue<EndContext>,
     topic: Arc<str>,
     partition: i32,
-    next: Begin,
+    next: Option<i64>,
 }
 
 /// The maximum number of records of one partition per poll.
@@ -144,21 +101,8 @@ impl Follower {
     /// # Errors
     /// If the client cannot be created from its configuration.
     pub fn new(settings: &KafkaSettings, waker: Waker) -> Result<Self, ReadError> {
-        Self::with_isolation(settings, "read_committed", waker)
-    }
-
-    /// Creates a follower that also returns records of open and of aborted transactions, so that a transaction holds up none of the
-    /// records behind it.
-    ///
-    /// # Errors
-    /// If the client cannot be created from its configuration.
-    pub fn uncommitted(settings: &KafkaSettings, waker: Waker) -> Result<Self, ReadError> {
-        Self::with_isolation(settings, "read_uncommitted", waker)
-    }
-
-    fn with_isolation(settings: &KafkaSettings, isolation: &str, waker: Waker) -> Result<Self, ReadError> {
         let renewal = Renewal::new(settings, "follower");
-        let mut config = settings.reader(isolation);
+        let mut config = settings.reader("read_committed");
         // For offsets that retention has deleted. If the topic was created again, the caller notices it by the offsets.
         config.set("auto.offset.reset", "earliest");
         for (name, value) in [
@@ -191,12 +135,6 @@ impl Follower {
     #[must_use]
     pub fn rounds(&self) -> u64 {
         self.rounds
-    }
-
-    /// Asks for the ends of partitions with the current client, which exists as long as the answer.
-    #[must_use]
-    pub fn ends(&self) -> Ends {
-        Ends(self.consumer.clone())
     }
 
     /// Follows more partitions. A partition that is already followed continues from the given offset.
@@ -234,14 +172,6 @@ impl Follower {
     /// If the client fails.
     pub fn remove(&mut self, topic: &str) -> Result<(), ReadError> {
         self.drop_partitions(|followed, _| &**followed == topic)
-    }
-
-    /// Stops following all partitions but these.
-    ///
-    /// # Errors
-    /// If the client fails.
-    pub fn retain(&mut self, should_keep: impl Fn(&Arc<str>, i32) -> bool) -> Result<(), ReadError> {
-        self.drop_partitions(|topic, partition| !should_keep(topic, partition))
     }
 
     /// Replaces the client and continues from the same offsets: after a restart of the broker, a fetch may hang forever.
@@ -297,20 +227,6 @@ impl Follower {
     pub fn poll(
         &mut self,
         wait: Duration,
-        visit: impl FnMut(Event) -> ControlFlow<()>,
-    ) -> Result<(), ReadError> {
-        self.poll_some(wait, |_, _| true, visit)
-    }
-
-    /// As [`Follower::poll`], but leaves the events of partitions that are not wanted now in their queues. The client stops prefetching
-    /// when a queue is full.
-    ///
-    /// # Errors
-    /// On a fatal error of the client.
-    pub fn poll_some(
-        &mut self,
-        wait: Duration,
-        is_wanted: impl Fn(&Arc<str>, i32) -> bool,
         mut visit: impl FnMut(Event) -> ControlFlow<()>,
     ) -> Result<(), ReadError> {
         self.waker.attach_current_thread();
@@ -325,11 +241,7 @@ impl Follower {
         let partitions = self.partitions.len();
         for step in 0..partitions {
             let index = (self.first + step) % partitions;
-            let followed = &mut self.partitions[index];
-            let (count, flow) = match is_wanted(&followed.topic, followed.partition) {
-                true => followed.drain(self.consumer.context(), &mut visit)?,
-                false => (0, ControlFlow::Continue(())),
-            };
+            let (count, flow) = self.partitions[index].drain(self.consumer.context(), &mut visit)?;
             is_idle &= count == 0;
             self.turns += 1;
             if flow.is_break() {
@@ -351,8 +263,12 @@ impl Follower {
         let assigning = kafka("assigning");
         let mut list = TopicPartitionList::new();
         for start in starts {
-            list.add_partition_offset(&start.topic, start.partition, start.from.offset())
-                .map_err(&assigning)?;
+            list.add_partition_offset(
+                &start.topic,
+                start.partition,
+                start.from.map_or(Offset::Beginning, Offset::Offset),
+            )
+            .map_err(&assigning)?;
             // The queue is split before fetching begins, so that all records arrive in it.
             let queue = self.consumer.split_partition_queue(&start.topic, start.partition);
             let mut queue = queue.ok_or_else(|| assigning(KafkaError::Canceled))?;
@@ -400,7 +316,7 @@ impl FollowedPartition {
             let event = match self.queue.poll(Duration::ZERO) {
                 None => return Ok((count, ControlFlow::Continue(()))),
                 Some(Ok(message)) => {
-                    self.next = Begin::At(message.offset() + 1);
+                    self.next = Some(message.offset() + 1);
                     Event::Record(convert::record(&message, &self.topic))
                 }
                 Some(Err(KafkaError::PartitionEOF(_))) => {

@@ -68,8 +68,6 @@ pub struct LaneSpec {
     pub changelog: Option<Arc<str>>,
     /// What to do when one of the topics is deleted and created again.
     pub if_recreated: IfRecreated,
-    /// Whether the lane calls [`Processor::reached_end`].
-    pub reports_ends: bool,
     /// What to do when other processes fence the lane repeatedly.
     pub if_fenced: IfFenced,
 }

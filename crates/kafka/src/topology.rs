@@ -181,7 +181,6 @@ impl TopicSpec {
                 "dead letters"
             }
             Role::Scheduler(SchedulerRole::Ingest) => "commands",
-            Role::Scheduler(SchedulerRole::Urgent) => "copies of commands",
             Role::Scheduler(SchedulerRole::State) => "waiting jobs",
             Role::Scheduler(SchedulerRole::Answers) => "answers",
             Role::Scheduler(SchedulerRole::App) => "jobs",

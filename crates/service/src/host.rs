@@ -567,7 +567,6 @@ pub fn lane_spec(config: &Config, name: String, group: String, topics: Vec<Arc<s
         grace: lane_grace(config),
         changelog: None,
         if_recreated: IfRecreated::ReadFromBeginning,
-        reports_ends: false,
         if_fenced: IfFenced::End,
     }
 }

@@ -373,12 +373,12 @@ async fn check(
 }
 
 /// Whether a process can start without this topic. Records for a missing output or application topic wait until it
-/// exists, and delay no others. Nothing depends on the urgent topic.
+/// exists, and delay no others.
 fn may_be_missing(spec: &TopologySpec, existing: &BTreeSet<String>, topic: &str) -> bool {
     let is_awaited = |role| {
         matches!(
             role,
-            Role::Pipeline(TopicRole::Output) | Role::Scheduler(SchedulerRole::App | SchedulerRole::Urgent)
+            Role::Pipeline(TopicRole::Output) | Role::Scheduler(SchedulerRole::App)
         )
     };
     let mut specs = spec.topics.iter().filter(|spec| *spec.name == *topic);

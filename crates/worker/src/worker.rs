@@ -270,7 +270,6 @@ pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: H) -
                     grace: spec.grace,
                     changelog: None,
                     if_recreated: IfRecreated::ReadFromBeginning,
-                    reports_ends: false,
                     if_fenced: IfFenced::End,
                 },
                 serves: Serves {

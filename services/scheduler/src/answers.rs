@@ -181,7 +181,7 @@ impl PendingOutcomes {
             let delivered = self.deliver_all(&mut tail, stop);
             self.callers().is_following = false;
             if let Err(error) = delivered {
-                // Answers that arrive before the next tail is open are lost. Their requests time out as undecided.
+                // Answers that arrive before the next tail is open are lost. Their requests time out as pending.
                 report_error(part, &error);
                 std::thread::park_timeout(RETRY_DELAY);
             }

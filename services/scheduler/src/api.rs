@@ -32,7 +32,6 @@ use axum::http::Request;
 use axum::middleware;
 use axum::response::{IntoResponse as _, Response};
 use prometheus_client::metrics::counter::Counter;
-use redeliver_kafka::Waker;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::{self, ReadError};
 use redeliver_proto::v1::control_service_server::ControlServiceServer;
@@ -58,7 +57,6 @@ use crate::index::Index;
 
 mod body_budget;
 mod changes;
-mod commands;
 mod completeness;
 mod control;
 mod error;
@@ -78,7 +76,6 @@ mod view;
 
 use body_budget::{BodyBudget, reserve_body};
 use changes::{ChangeLog, ENTRIES, run_entries};
-use commands::{CommandWriter, UrgentTopic, WRITES, run_writes};
 use hosts::{Host as AcceptedHost, check_host};
 use jobs::Jobs;
 use limits::{LimitMetrics, is_grpc, with_status_of_timeout};
@@ -154,30 +151,6 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         lanes: host.hold_lanes(),
     };
     let metrics = LimitMetrics::register(&mut host.registry());
-    let unwritten = Counter::default();
-    host.registry().register(
-        "scheduler_urgent_unwritten",
-        "Copies of commands that the API could not write to the urgent topic",
-        unwritten.clone(),
-    );
-    let urgent = match &scheduler.topics.urgent {
-        Some(topic) => {
-            let (name, watch): (Arc<str>, _) = (topic.as_str().into(), host.topic_watch()?);
-            watch.watch([name.clone()], &Waker::new());
-            let (writes, starting_writes) = mpsc::channel(WRITES);
-            host.tasks
-                .spawn("scheduler-urgent-writes", run_writes(starting_writes));
-            Some(Arc::new(UrgentTopic {
-                name,
-                watch,
-                // A partition that cannot be written to fills only the queue of this one.
-                producer: Producer::new(&host.kafka)?,
-                unwritten,
-                writes,
-            }))
-        }
-        None => None,
-    };
     let unrecorded = Counter::default();
     host.registry().register(
         "scheduler_audit_failures",
@@ -196,12 +169,8 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
             entries,
         },
         index,
-        commands: CommandWriter {
-            producer: Producer::new(&host.kafka)?,
-            ingest,
-            urgent,
-            gave_up: ending.gave_up.clone(),
-        },
+        producer: Producer::new(&host.kafka)?,
+        ingest,
         partitions,
         rules: rules(&config)?,
         controls: Arc::new(Controls::new(
@@ -303,7 +272,7 @@ struct Ending {
 impl Ending {
     async fn run(self, outcomes: &PendingOutcomes) {
         if tokio::time::timeout(self.drain, outcomes.close()).await.is_err() {
-            tracing::warn!("commands are still undecided; their callers are told so");
+            tracing::warn!("commands are still pending; their callers are told so");
             self.gave_up.cancel();
             outcomes.close().await;
         }

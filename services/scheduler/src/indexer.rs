@@ -122,15 +122,6 @@ fn and_more(count: usize) -> String {
     }
 }
 
-/// What a replay does with the records.
-#[derive(Clone, Copy)]
-enum ReplayMode {
-    /// Applies them. Unsupported records before this offset are known to be replaced by later ones.
-    Apply { superseded_before: i64 },
-    /// Only checks that they are supported.
-    Inspect,
-}
-
 /// What of the index's content is used when it is brought up to date.
 #[derive(Clone, Copy)]
 enum Trust {
@@ -358,20 +349,11 @@ impl<I: Index> ShardIndexer<I> {
         fault::point("claim");
         let mut superseded_before = 0;
         match checkpoint {
-            Some(Checkpoint { format, .. }) if format > index::FORMAT => {
-                // A newer scheduler wrote this index. As long as the topic contains a record that only the newer scheduler
-                // supports, the index is left as it is, so the topic is inspected before the index is cleared.
-                let _permit = self.permit(TakeOver::Rebuild).await;
-                let opened = self.open(None).await?;
-                match self.replay(opened, owner, None, ReplayMode::Inspect).await {
-                    Err(CatchUpError::Superseded { before }) => superseded_before = before,
-                    result => drop(result?),
-                }
-            }
-            Some(Checkpoint { format, .. }) if format < index::FORMAT => tracing::info!(
+            Some(Checkpoint { format, .. }) if format != index::FORMAT => tracing::warn!(
                 shard = self.shard,
                 format,
-                "index was written by an older scheduler; rebuilding"
+                supported = index::FORMAT,
+                "index has the format of another version; rebuilding"
             ),
             Some(_) if matches!(trust, Trust::Nothing) => {
                 tracing::warn!(shard = self.shard, "index is damaged; rebuilding");
@@ -398,8 +380,7 @@ impl<I: Index> ShardIndexer<I> {
             fault::point("clear");
             let opened = self.open(None).await?;
             self.log_progress(0, opened.1);
-            let mode = ReplayMode::Apply { superseded_before };
-            match self.replay(opened, owner, None, mode).await {
+            match self.replay(opened, owner, None, superseded_before).await {
                 Err(CatchUpError::Superseded { before }) => superseded_before = before,
                 done => return done,
             }
@@ -442,14 +423,7 @@ impl<I: Index> ShardIndexer<I> {
             return Err(CatchUpError::Outdated { age });
         }
         self.log_progress(from, end);
-        let superseded_before = 0;
-        self.replay(
-            (reader, end),
-            owner,
-            Some(checkpoint),
-            ReplayMode::Apply { superseded_before },
-        )
-        .await
+        self.replay((reader, end), owner, Some(checkpoint), 0).await
     }
 
     /// The age from which on a checkpoint is not resumed. Reads the settings of the topic, as at the start of the process,
@@ -494,13 +468,13 @@ impl<I: Index> ShardIndexer<I> {
 
     /// Applies all records from the reader's position to the end of the state topic. With a checkpoint, the reader begins at
     /// the checkpoint's last record. After an unsupported record, nothing more is applied; the remaining records are only
-    /// read to find out whether they replace it.
+    /// read to find out whether they replace it. Those before `superseded_before` are known to be replaced.
     async fn replay(
         &self,
         (mut reader, end): (TopicReader, i64),
         owner: Owner,
         known: Option<Checkpoint>,
-        mode: ReplayMode,
+        superseded_before: i64,
     ) -> Result<i64, CatchUpError> {
         let (sender, mut chunks) = mpsc::channel::<Vec<Record>>(2);
         let (topic, shard) = (self.topic.clone(), self.shard);
@@ -536,7 +510,7 @@ impl<I: Index> ShardIndexer<I> {
                     }
                     chunk.retain(|record| record.position.offset >= applied);
                 }
-                if let Some(mut batch) = self.read(&chunk, applied, mode, &mut unread) {
+                if let Some(mut batch) = self.read(&chunk, applied, superseded_before, &mut unread) {
                     batch.force = force;
                     self.apply(owner, &batch).await?;
                     applied = batch.to;
@@ -553,9 +527,6 @@ impl<I: Index> ShardIndexer<I> {
         }
         if unread.is_any() {
             return Err(CatchUpError::Superseded { before: end });
-        }
-        if matches!(mode, ReplayMode::Inspect) {
-            return Ok(end);
         }
         let batch = Batch {
             from: applied,
@@ -577,21 +548,20 @@ impl<I: Index> ShardIndexer<I> {
         &self,
         records: &[Record],
         from: i64,
-        mode: ReplayMode,
+        superseded_before: i64,
         unread: &mut UnreadRecords,
     ) -> Option<Batch> {
         let mut changes = Vec::new();
         let mut last = None;
         for record in records {
             let found = state_topic::read(record, self.retention);
-            match (mode, found) {
-                (ReplayMode::Apply { superseded_before }, Err(_))
-                    if record.position.offset < superseded_before => {}
-                (ReplayMode::Apply { .. }, Ok(change)) if !unread.is_any() => {
+            match found {
+                Err(_) if record.position.offset < superseded_before => {}
+                Ok(change) if !unread.is_any() => {
                     changes.extend(change);
                     last = Some(record);
                 }
-                (_, found) => unread.note(record, found),
+                found => unread.note(record, found),
             }
         }
         let last = last?;

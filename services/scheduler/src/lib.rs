@@ -58,7 +58,6 @@ mod spans;
 mod state_topic;
 mod topics;
 mod turns;
-mod urgent;
 mod window;
 
 pub use config::rules;

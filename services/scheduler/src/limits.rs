@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// The maximum size of commands, results of lookups, changes that the index does not contain yet, and pins, of all shards.
+/// The maximum size of commands, results of lookups, and changes that the index does not contain yet, of all shards.
 const MEMORY: usize = 256 << 20;
-/// A shard with less than this, apart from its pins, accepts commands also while the others use up the memory, so that none of them
-/// starves. Pins do not count: they end only as commands are accepted.
+/// A shard with less than this accepts commands also while the others use up the memory, so that none of them starves.
 const RESERVE: usize = 1 << 20;
 /// The maximum number of shards that read the state topic at the same time. Each reader takes up to about 44 MiB. A shard with an
 /// intact index needs some tenths of a second, most of which it waits for Kafka, so a dozen take two rounds.

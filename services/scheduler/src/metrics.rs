@@ -54,8 +54,6 @@ struct GroupLabel {
 pub(crate) struct SchedulerFamilies {
     received: Counter,
     commands: Family<OutcomeLabel, Counter>,
-    urgent: Family<OutcomeLabel, Counter>,
-    urgent_gave_up: Counter,
     occurrences: Family<OutcomeLabel, Counter>,
     ended: Family<OutcomeLabel, Counter>,
     dead_letters: Family<CodeLabel, Counter>,
@@ -66,8 +64,6 @@ pub(crate) struct SchedulerFamilies {
     window_jobs: Family<LaneLabel, Gauge>,
     index_lag: Family<LaneLabel, Gauge>,
     live: Family<LaneLabel, Gauge>,
-    pinned: Family<LaneLabel, Gauge>,
-    unprotected: Family<LaneLabel, Gauge>,
     index_memory: Gauge<f64, AtomicU64>,
     parked_jobs: Family<ParkedLabel, Gauge>,
     unavailable_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
@@ -81,8 +77,6 @@ impl SchedulerFamilies {
         let families = Self {
             received: Counter::default(),
             commands: Family::default(),
-            urgent: Family::default(),
-            urgent_gave_up: Counter::default(),
             occurrences: Family::default(),
             ended: Family::default(),
             dead_letters: Family::default(),
@@ -93,8 +87,6 @@ impl SchedulerFamilies {
             window_jobs: Family::default(),
             index_lag: Family::default(),
             live: Family::default(),
-            pinned: Family::default(),
-            unprotected: Family::default(),
             index_memory: Gauge::default(),
             parked_jobs: Family::default(),
             unavailable_seconds: Family::default(),
@@ -111,26 +103,6 @@ impl SchedulerFamilies {
             "scheduler_commands",
             "Commands by outcome: accepted, duplicate, conflict, rejected, no_room (the index is full), over_quota (too many jobs of the application wait; these four become dead letters), cancelled, rescheduled, replaced (the request took the place of a waiting job), schedule_changed (created, changed or deleted), refused (the job had ended or is unknown, or nothing is to be changed), forwarded to another shard",
             families.commands.clone(),
-        );
-        registry.register(
-            "scheduler_urgent_commands",
-            "Copies in the urgent topic: pins (the job that it names is not dispatched before the original has had its turn), late (it has had its turn), dropped (too many jobs are pinned), invalid (it is no copy of a command that names a job, or its original does not exist)",
-            families.urgent.clone(),
-        );
-        registry.register(
-            "scheduler_urgent_gave_up",
-            "Shards that have begun to dispatch jobs although the urgent topic could not be read to its end",
-            families.urgent_gave_up.clone(),
-        );
-        registry.register(
-            "scheduler_unprotected_shards",
-            "Shards that dispatch jobs although the urgent topic is not read to its end at the moment, so that jobs may be dispatched before commands that name them",
-            families.unprotected.clone(),
-        );
-        registry.register(
-            "scheduler_pinned_jobs",
-            "Due jobs that wait for a command whose copy is in the urgent topic",
-            families.pinned.clone(),
         );
         registry.register(
             "scheduler_occurrences",
@@ -164,7 +136,7 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_lateness_seconds",
-            "Time from a job's due time or, if its rate held its application back, from when the rate allowed it, or from the end of its pin, to the commit that dispatched it",
+            "Time from a job's due time or, if its rate held its application back, from when the rate allowed it, to the commit that dispatched it",
             families.lateness.clone(),
         );
         registry.register(
@@ -212,7 +184,6 @@ impl SchedulerFamilies {
 
     pub(crate) fn of(&self, lane: &str, group: &str) -> SchedulerMetrics {
         let command = |outcome| self.commands.get_or_create(&OutcomeLabel { outcome }).clone();
-        let urgent = |outcome| self.urgent.get_or_create(&OutcomeLabel { outcome }).clone();
         let occurrence = |outcome| self.occurrences.get_or_create(&OutcomeLabel { outcome }).clone();
         let ended = |outcome| self.ended.get_or_create(&OutcomeLabel { outcome }).clone();
         let label = LaneLabel {
@@ -231,13 +202,6 @@ impl SchedulerFamilies {
             rescheduled: command("rescheduled"),
             replaced: command("replaced"),
             schedules_changed: command("schedule_changed"),
-            urgent: UrgentMetrics {
-                pins: urgent("pins"),
-                late: urgent("late"),
-                dropped: urgent("dropped"),
-                invalid: urgent("invalid"),
-                gave_up: self.urgent_gave_up.clone(),
-            },
             occurrences: occurrence("created"),
             skipped_occurrences: occurrence("skipped"),
             postponed_occurrences: occurrence("postponed"),
@@ -252,8 +216,6 @@ impl SchedulerFamilies {
             window_jobs: self.window_jobs.get_or_create(&label).clone(),
             index_lag: self.index_lag.get_or_create(&label).clone(),
             live: self.live.get_or_create(&label).clone(),
-            pinned: self.pinned.get_or_create(&label).clone(),
-            unprotected: self.unprotected.get_or_create(&label).clone(),
             index_memory: self.index_memory.clone(),
             dead: ended("dead"),
             lane: lane.to_owned(),
@@ -266,16 +228,6 @@ impl SchedulerFamilies {
             }),
         }
     }
-}
-
-/// What becomes of the copies in the urgent topic.
-#[derive(Clone, Default)]
-pub(crate) struct UrgentMetrics {
-    pub(crate) pins: Counter,
-    pub(crate) late: Counter,
-    pub(crate) dropped: Counter,
-    pub(crate) invalid: Counter,
-    pub(crate) gave_up: Counter,
 }
 
 /// The metrics of one lane.
@@ -292,7 +244,6 @@ pub(crate) struct SchedulerMetrics {
     rescheduled: Counter,
     replaced: Counter,
     schedules_changed: Counter,
-    pub(crate) urgent: UrgentMetrics,
     occurrences: Counter,
     skipped_occurrences: Counter,
     postponed_occurrences: Counter,
@@ -307,8 +258,6 @@ pub(crate) struct SchedulerMetrics {
     window_jobs: Gauge,
     index_lag: Gauge,
     live: Gauge,
-    pinned: Gauge,
-    unprotected: Gauge,
     index_memory: Gauge<f64, AtomicU64>,
     dead: Counter,
     lane: String,
@@ -397,17 +346,11 @@ impl SchedulerMetrics {
         gauges.get_or_create(&label).set(jobs);
     }
 
-    /// Sets how many shards dispatch jobs although copies in the urgent topic may not have been read.
-    pub(crate) fn set_unprotected(&self, shards: usize) {
-        self.unprotected.set(i64::try_from(shards).unwrap_or(i64::MAX));
-    }
-
-    pub(crate) fn gauges(&self, window_jobs: usize, index_lag: usize, live: usize, pinned: usize) {
+    pub(crate) fn gauges(&self, window_jobs: usize, index_lag: usize, live: usize) {
         let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
         self.window_jobs.set(number(window_jobs));
         self.index_lag.set(number(index_lag));
         self.live.set(number(live));
-        self.pinned.set(number(pinned));
     }
 }
 

@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Clock, Record, Timestamp};
@@ -25,9 +24,8 @@ use crate::limits::{MemoryShare, ProcessLimits};
 use crate::metrics::{GaugeShare, SchedulerMetrics};
 use crate::readiness::ShardReadiness;
 use crate::settings::Settings;
-use crate::shard::{Obstacle, Shard, Taken, Target};
+use crate::shard::{Obstacle, Shard, Target};
 use crate::turns::{AssignedShard, Turns};
-use crate::urgent::UrgentCopies;
 
 /// The capacity of the channel to an indexer: at least one per kind of request, since one of each can be in progress.
 const INDEX_REQUESTS: usize = 8;
@@ -45,8 +43,6 @@ pub(crate) struct Scheduler<I> {
     pub(crate) readiness: Arc<ShardReadiness>,
     pub(crate) ingest_size: IngestSize,
     pub(crate) limits: Arc<ProcessLimits>,
-    /// The copies in the urgent topic, if it is configured.
-    pub(crate) urgent: Option<Arc<UrgentCopies>>,
     /// What the shards of this lane use of them.
     pub(crate) memory: MemoryShare,
     pub(crate) lane: LaneShards,
@@ -68,8 +64,6 @@ pub(crate) struct LaneShards {
     /// The dead letters of the turn, by error code.
     turn_dead_letters: BTreeMap<String, u64>,
     growth_log: LogThrottle,
-    /// The number of shards whose jobs are dispatched although the urgent topic was not read to its end.
-    unprotected: usize,
 }
 
 struct ShardHandle {
@@ -77,8 +71,6 @@ struct ShardHandle {
     number: i32,
     /// Commands that the lane had read when the clock stepped.
     deferred: Vec<Record>,
-    /// Where the lane has reached the end of the partition, behind the commands that it has accepted and deferred.
-    end: Option<i64>,
     requests: mpsc::Sender<IndexRequest>,
     _cancel_indexer: DropGuard,
 }
@@ -109,65 +101,13 @@ impl LaneShards {
 }
 
 impl<I: Index> Scheduler<I> {
-    /// Passes on what the lane had read when the clock stepped, and the ends behind it.
+    /// Passes on what the lane had read when the clock stepped.
     fn accept_deferred(&mut self, now: Timestamp) {
         for handle in self.lane.shards.values_mut() {
             for record in std::mem::take(&mut handle.deferred) {
                 handle.shard.accept(record, now);
             }
-            if let Some(end) = handle.end.take() {
-                handle.shard.reached_end(end);
-            }
         }
-    }
-
-    /// Passes copies of commands to their shards.
-    fn take_urgent_copies(&mut self) {
-        let Some(urgent) = &self.urgent else { return };
-        let is_missing = self.settings.topics.presence(&urgent.topic).is_missing();
-        for (id, handle) in &mut self.lane.shards {
-            let delivery = urgent.take(*id, handle.number, handle.shard.passed(), !is_missing);
-            let metrics = &self.metrics.urgent;
-            for copy in &delivery.copies {
-                let counter = match handle.shard.take_copy(copy) {
-                    Taken::Pins => &metrics.pins,
-                    Taken::Late => &metrics.late,
-                    Taken::NoRoom => &metrics.dropped,
-                };
-                counter.inc();
-            }
-            if delivery.gave_up {
-                metrics.gave_up.inc();
-                tracing::warn!(
-                    shard = handle.number,
-                    topic = &*urgent.topic,
-                    "the urgent topic was not read to its end in time; dispatching jobs without"
-                );
-            }
-            handle.shard.set_pins_complete(delivery.may_dispatch);
-        }
-        self.update_unprotected();
-    }
-
-    /// Reads how many shards dispatch jobs although copies may not have been read, and reports a change.
-    fn update_unprotected(&mut self) {
-        let Some(urgent) = &self.urgent else { return };
-        let now = urgent.unprotected(Instant::now());
-        self.metrics.set_unprotected(now);
-        let before = std::mem::replace(&mut self.lane.unprotected, now);
-        if (before == 0) == (now == 0) {
-            return;
-        }
-        let topic = &*urgent.topic;
-        match now {
-            0 => tracing::info!(topic, "the urgent topic is read to its end again"),
-            _ => tracing::warn!(
-                topic,
-                shards = now,
-                "the urgent topic is not read to its end; jobs may be dispatched before commands that name them"
-            ),
-        }
-        self.update_readiness_note();
     }
 
     fn send_index_requests(&mut self, now: Timestamp) {
@@ -179,8 +119,7 @@ impl<I: Index> Scheduler<I> {
 
     fn update_memory(&mut self) {
         let shards = self.lane.shards.values();
-        let of = |shard: &Shard| shard.memory() + shard.pins_memory();
-        self.memory.set(shards.map(|handle| of(&handle.shard)).sum());
+        self.memory.set(shards.map(|handle| handle.shard.memory()).sum());
     }
 
     /// Reads the memory pressure of the index, and reports a change.
@@ -309,12 +248,6 @@ impl<I: Index> Scheduler<I> {
                 notes.push("Redis is full: rejecting jobs that are not due soon".to_owned());
             }
         }
-        if self.lane.unprotected > 0 {
-            notes.push(
-                "the urgent topic is not read to its end: jobs may be dispatched before commands that name them"
-                    .to_owned(),
-            );
-        }
         let paused = &self.lane.app_states.paused;
         if !paused.is_empty() {
             let paused: Vec<&str> = paused.iter().map(String::as_str).collect();
@@ -370,14 +303,13 @@ impl<I: Index> Scheduler<I> {
     }
 
     fn update_gauges(&self) {
-        let (mut window_jobs, mut index_lag, mut live, mut pinned) = (0, 0, 0, 0);
+        let (mut window_jobs, mut index_lag, mut live) = (0, 0, 0);
         for handle in self.lane.shards.values() {
             window_jobs += handle.shard.window_len();
             index_lag += handle.shard.index_lag();
-            pinned += handle.shard.pinned();
             live += usize::from(handle.shard.is_live() && !self.ingest_size.has_grown());
         }
-        self.metrics.gauges(window_jobs, index_lag, live, pinned);
+        self.metrics.gauges(window_jobs, index_lag, live);
     }
 }
 
@@ -407,16 +339,10 @@ impl<I: Index> Processor for Scheduler<I> {
         if self.indexers.blocking_send(indexer).is_err() {
             tracing::error!(shard = partition, "index task is not running");
         }
-        let mut shard = Shard::new(self.settings.clone(), partition);
-        if let Some(urgent) = &self.urgent {
-            shard.set_pins_complete(false);
-            urgent.assigned(assignment, partition);
-        }
         let handle = ShardHandle {
-            shard,
+            shard: Shard::new(self.settings.clone(), partition),
             number: partition,
             deferred: Vec::new(),
-            end: None,
             requests,
             _cancel_indexer: cancelled.drop_guard(),
         };
@@ -435,22 +361,15 @@ impl<I: Index> Processor for Scheduler<I> {
     fn starts_at(&mut self, assignment: AssignmentId, offset: i64) {
         if let Some(handle) = self.lane.shards.get_mut(&assignment) {
             handle.shard.start_at(offset);
-            if let Some(urgent) = &self.urgent {
-                urgent.starts_at(assignment, handle.number, offset);
-            }
         }
     }
 
     fn revoked(&mut self, assignment: AssignmentId) {
         self.readiness.remove(assignment);
-        if let Some(urgent) = &self.urgent {
-            urgent.revoked(assignment);
-        }
         self.lane.shards.remove(&assignment);
         self.lane.turns.revoked(assignment);
         self.update_memory();
         self.update_gauges();
-        self.update_unprotected();
         self.report_waiting(self.clock.now());
     }
 
@@ -475,12 +394,6 @@ impl<I: Index> Processor for Scheduler<I> {
                     self.lane.is_held = true;
                 }
             }
-        }
-    }
-
-    fn reached_end(&mut self, assignment: AssignmentId, offset: i64) {
-        if let Some(handle) = self.lane.shards.get_mut(&assignment) {
-            handle.end = Some(offset);
         }
     }
 
@@ -512,7 +425,6 @@ impl<I: Index> Processor for Scheduler<I> {
         }
         self.update_memory_pressure();
         self.update_app_states();
-        self.take_urgent_copies();
         // Before jobs are taken out: they are not dispatched until the transaction is committed.
         self.report_waiting(now);
         if confirmed.is_some() {

@@ -14,7 +14,6 @@ use redeliver_service::control::settings::AppSettings;
 use redeliver_service::host::{Host, NewLane, lane_spec};
 use redeliver_service::metrics::Serves;
 use redeliver_service::topics;
-use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use crate::api;
@@ -33,7 +32,6 @@ use crate::readiness::ShardReadiness;
 use crate::settings::Settings;
 use crate::spans::Spans;
 use crate::topics::{Topics, WatchedTopics};
-use crate::urgent::{self, UrgentCopies};
 
 /// Checks a configuration without connecting to anything.
 ///
@@ -184,26 +182,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
             metrics.set_held_back(app, 0);
             metrics.set_paused(app, 0);
         }
-        let urgent = match &names.urgent {
-            Some(topic) => {
-                let copies = UrgentCopies::new(topic.as_str().into(), waker.clone());
-                let reader = urgent::Reader {
-                    kafka: host.kafka.clone(),
-                    settings: settings.clone(),
-                    clock: host.clock.clone(),
-                    copies: copies.clone(),
-                    metrics: metrics.urgent.clone(),
-                    runtime: Handle::current(),
-                    stop: host.tasks.shutdown().clone(),
-                };
-                host.tasks
-                    .spawn_thread(format!("{name}-urgent"), move || reader.run())?;
-                Some(copies)
-            }
-            None => None,
-        };
         let processor = Scheduler {
-            urgent,
             settings: settings.clone(),
             index: index.clone(),
             kafka: host.kafka.clone(),
@@ -222,8 +201,6 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
             changelog: Some(settings.state.clone()),
             // Offsets of the ingest topic are part of job ids. In a topic that was created again, they would repeat.
             if_recreated: IfRecreated::Halt,
-            // Pins of commands that will never come end there.
-            reports_ends: names.urgent.is_some(),
             if_fenced: IfFenced::End,
             ..lane_spec(&config, name, group.clone(), vec![ingest.clone()])
         };

@@ -28,8 +28,6 @@ use self::dispatch::DueAction;
 use self::look_ahead::LookAhead;
 pub(crate) use self::look_ahead::{Obstacle, Target, WindowRoom};
 use self::outbox::Outbox;
-use self::pins::Pins;
-pub(crate) use self::pins::{NamedBy, Taken, UrgentCopy};
 use self::recurring::DueOrder;
 pub(crate) use self::refusal::RefusedJob;
 use self::released_waits::ReleasedWaits;
@@ -41,7 +39,6 @@ mod dispatch;
 mod loading;
 mod look_ahead;
 mod outbox;
-mod pins;
 mod recurring;
 mod refusal;
 mod released_waits;
@@ -133,7 +130,8 @@ pub(crate) struct Shard {
     forgettable: VecDeque<JobId>,
     is_scanning_forgettable: bool,
     next_forget: Timestamp,
-    pins: Pins,
+    /// Every command before this offset was accepted, or will never come.
+    read_to: i64,
     released_waits: ReleasedWaits,
 }
 
@@ -172,7 +170,7 @@ impl Shard {
             forgettable: VecDeque::new(),
             is_scanning_forgettable: false,
             next_forget: Timestamp::from_millis(0),
-            pins: Pins::default(),
+            read_to: 0,
         }
     }
 
@@ -263,7 +261,7 @@ impl Shard {
         if !self.ready.is_empty() || !self.forgettable.is_empty() {
             return Some(Timestamp::from_millis(0));
         }
-        self.window.next_due().filter(|_| self.may_dispatch())
+        self.window.next_due()
     }
 
     /// What is due or undecided, and who becomes due before a transaction of the maximum size has ended; nothing until the shard dispatches jobs.
@@ -287,16 +285,17 @@ impl Shard {
         }
     }
 
+    /// The shard reads the ingest topic from this offset on.
+    pub(crate) fn start_at(&mut self, offset: i64) {
+        self.read_to = self.read_to.max(offset);
+    }
+
     /// Accepts a record of the ingest topic.
     pub(crate) fn accept(&mut self, record: Record, now: Timestamp) {
         let incoming = crate::request::read(&record, &self.settings.rules, now);
         let needs_lookup = self.query_for(&incoming).is_some() && self.owner_shard(&incoming) == self.number;
-        self.pins.accepted(record.position.offset, needs_lookup);
-        let command = PendingCommand {
-            record,
-            incoming,
-            is_in_order: needs_lookup,
-        };
+        self.start_at(record.position.offset + 1);
+        let command = PendingCommand { record, incoming };
         self.command_bytes += command.size();
         if needs_lookup {
             self.needs_lookup.push_back(command);
@@ -410,13 +409,11 @@ impl Shard {
                     };
                     self.command_bytes -= command.size();
                     self.found_bytes -= found.size();
-                    let (offset, is_in_order) = (command.record.position.offset, command.is_in_order);
-                    writes.completed.push(offset);
+                    writes.completed.push(command.record.position.offset);
                     if mutant!("shard-forgets-completions") {
                         writes.completed.pop();
                     }
                     self.decide(*command, &found, now, &mut writes);
-                    self.note_decided(offset, is_in_order);
                 }
                 Some(ReadyItem::ReleasedWait(job)) => {
                     self.released_waits.decided(&job);
@@ -426,9 +423,8 @@ impl Shard {
                 None => break,
             }
         }
-        self.end_pins(now);
         let mut order = DueOrder::new(room);
-        while writes.fits_into(room) && self.may_dispatch() {
+        while writes.fits_into(room) {
             let until = mutant!("shard-dispatches-early", now, now.after(Duration::from_millis(1)));
             let Some(job) = order.next(&mut self.window, until) else {
                 break;
@@ -442,10 +438,6 @@ impl Shard {
                 let before = writes.outputs.len();
                 self.run_schedule(&job, room, now, &mut writes);
                 order.has_written(writes.outputs.len() - before);
-                continue;
-            }
-            if self.keep_if_pinned(&job) {
-                self.window.return_token(&job);
                 continue;
             }
             let dispatched = writes.tally.dispatched.len();

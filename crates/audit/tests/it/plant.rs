@@ -163,7 +163,6 @@ impl Plant {
             grace: Duration::from_secs(1),
             changelog: None,
             if_recreated: IfRecreated::ReadFromBeginning,
-            reports_ends: false,
             if_fenced: IfFenced::End,
         };
         let stop = CancellationToken::new();

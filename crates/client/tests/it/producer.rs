@@ -33,7 +33,6 @@ impl Ingest {
             state: unique(name).into(),
             dlq: unique(name).into(),
             answers: unique(name).into(),
-            urgent: None,
             apps: Vec::new(),
         };
         let settings = TopicSettings {

@@ -60,8 +60,7 @@ impl<'a> Driver<'a> {
         writer: &'a Writer,
         state: &mut LaneState<P>,
     ) -> Result<Self, Ended> {
-        let mut config = lane.settings.consumer(&lane.spec.group, &lane.spec.name);
-        config.set("enable.partition.eof", lane.spec.reports_ends.to_string());
+        let config = lane.settings.consumer(&lane.spec.group, &lane.spec.name);
         let events = Events::new(lane.waker.clone());
         let waker = lane.waker.clone();
         let consumer = config
@@ -242,10 +241,6 @@ impl<'a> Driver<'a> {
             state.fenced(Instant::now())?;
             return Err(Ended::Broken(error.to_string()));
         }
-        // Of a partition whose queue was dropped a moment ago.
-        if matches!(error, KafkaError::PartitionEOF(_)) {
-            return Ok(());
-        }
         if matches!(error, KafkaError::MessageConsumptionFatal(_)) {
             return Err(Ended::Broken(error.to_string()));
         }
@@ -383,12 +378,6 @@ impl<'a> Driver<'a> {
                         let reading = state.assignments.reading(slot);
                         self.out_of_range.extend(reading.map(|(id, _)| (slot, id)));
                         break;
-                    }
-                    Some(Err(KafkaError::PartitionEOF(_))) => {
-                        // An end without an offset says nothing.
-                        if let Some(offset) = self.consumer.context().take_end() {
-                            state.reached_end(slot, offset);
-                        }
                     }
                     Some(Err(error)) => {
                         tracing::debug!(lane = self.lane.spec.name, slot, %error, "consumer error");

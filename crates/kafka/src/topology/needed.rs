@@ -12,11 +12,6 @@ use super::{ActualTopic, Cleanup, Role, TopicSettings, TopicSpec, TopologySpec};
 const TIER_MARGIN: HumanDuration = HumanDuration::from_secs(86_400);
 /// A shorter retention of a topic between services is an error.
 const MIN_RETENTION: HumanDuration = HumanDuration::from_secs(3_600);
-/// How long the urgent topic is kept: longer than backlogs usually last. A shard reads the last copies again when it moves to another
-/// process.
-const URGENT_RETENTION: HumanDuration = HumanDuration::from_secs(3_600);
-/// Kafka deletes whole segments. With its default of seven days, one that is written to would keep all copies of that time.
-const URGENT_SEGMENT: HumanDuration = HumanDuration::from_secs(600);
 /// Clients stop waiting for an answer long before.
 const ANSWER_RETENTION: HumanDuration = HumanDuration::from_secs(3_600);
 const MIN_ANSWER_RETENTION: HumanDuration = HumanDuration::from_secs(60);
@@ -247,11 +242,6 @@ impl TopicSpec {
                 partitions: settings.partitions.min(MAX_ANSWER_PARTITIONS),
                 ..deleted_after(kept_for(ANSWER_RETENTION, MIN_ANSWER_RETENTION))
             },
-            SchedulerRole::Urgent => Self {
-                partitions_as: Some(scheduler.ingest.clone()),
-                sources: vec![scheduler.ingest.clone()],
-                ..deleted_after(kept_for(URGENT_RETENTION, MIN_ANSWER_RETENTION))
-            },
             SchedulerRole::State => Self {
                 partitions_as: Some(scheduler.ingest.clone()),
                 sources: vec![scheduler.ingest.clone()],
@@ -306,11 +296,6 @@ pub(super) fn creation_config(spec: &TopicSpec, limit: Option<i64>) -> Vec<(&'st
     }
     if let Some(retention) = spec.retention {
         config.push(("retention.ms", millis(retention)));
-    }
-    if spec.role == Role::Scheduler(SchedulerRole::Urgent) {
-        config.push(("segment.ms", millis(URGENT_SEGMENT)));
-        // Otherwise, clocks of producers decide how long copies are kept.
-        config.push(("message.timestamp.type", "LogAppendTime".to_owned()));
     }
     if spec.role == Role::Redrives {
         config.extend(SMALL_SEGMENTS.map(|(name, value)| (name, value.to_string())));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rdkafka::TopicPartitionList;
 use redeliver_core::{Headers, Output, Position};
-use redeliver_kafka::follow::{Begin, Event, Follower, Start};
+use redeliver_kafka::follow::{Event, Follower, Start};
 use redeliver_kafka::lookup::{Found, Lookup, StoredRecord};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
@@ -29,7 +29,7 @@ fn output(topic: &Arc<str>, partition: i32, value: &str) -> Output {
     }
 }
 
-pub(crate) async fn produce(settings: &KafkaSettings, topic: &Arc<str>, partition: i32, values: &[&str]) {
+async fn produce(settings: &KafkaSettings, topic: &Arc<str>, partition: i32, values: &[&str]) {
     let producer = Producer::new(settings).unwrap();
     for value in values {
         producer.send(&output(topic, partition, value)).await.unwrap();
@@ -37,7 +37,7 @@ pub(crate) async fn produce(settings: &KafkaSettings, topic: &Arc<str>, partitio
 }
 
 /// Writes values in a transaction, aborts it, and waits until its marker is written.
-pub(crate) fn produce_and_abort(settings: &KafkaSettings, topic: &Arc<str>, values: &[&str]) {
+fn produce_and_abort(settings: &KafkaSettings, topic: &Arc<str>, values: &[&str]) {
     let id = unique("aborted");
     let mut transactions = Transactions::new(settings.transactional_producer(&id), &id, DEADLINE);
     eventually("a producer", DEADLINE, || {
@@ -63,22 +63,10 @@ struct Received {
 }
 
 impl Received {
-    fn until(&mut self, follower: &mut Follower, what: &str, is_expected: impl FnMut(&Self) -> bool) {
-        self.until_of(follower, |_| true, what, is_expected);
-    }
-
-    /// Reads only some partitions.
-    fn until_of(
-        &mut self,
-        follower: &mut Follower,
-        is_wanted: impl Fn(i32) -> bool,
-        what: &str,
-        mut is_expected: impl FnMut(&Self) -> bool,
-    ) {
-        let is_wanted = |_: &Arc<str>, partition| is_wanted(partition);
+    fn until(&mut self, follower: &mut Follower, what: &str, mut is_expected: impl FnMut(&Self) -> bool) {
         eventually(what, DEADLINE, || {
             follower
-                .poll_some(Duration::from_millis(20), is_wanted, |event| {
+                .poll(Duration::from_millis(20), |event| {
                     match event {
                         Event::Record(record) => {
                             let value = String::from_utf8(record.value.unwrap().to_vec()).unwrap();
@@ -113,7 +101,7 @@ fn start(topic: &Arc<str>, partition: i32, from: Option<i64>) -> Start {
     Start {
         topic: topic.clone(),
         partition,
-        from: from.into(),
+        from,
     }
 }
 
@@ -153,65 +141,6 @@ async fn partitions_are_followed_from_given_offsets_without_aborted_records() {
         received.values(1).len() == 3
     });
     assert_eq!(received.values(1), ["z", "y", "z"]);
-    // A partition that is not followed any more.
-    follower.retain(|_, partition| partition == 0).unwrap();
-    produce(&settings, &topic, 1, &["x"]).await;
-    produce(&settings, &topic, 0, &["d"]).await;
-    received.until(&mut follower, "a record of the other partition", |received| {
-        received.values(0).len() == 4
-    });
-    follower.add(&[start(&topic, 1, Some(3))]).unwrap();
-    received.until(&mut follower, "the record, once", |received| {
-        received.values(1).len() == 4
-    });
-    assert_eq!(received.values(1), ["z", "y", "z", "x"]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_last_records_are_followed_and_partitions_that_are_not_wanted_wait() {
-    let settings = settings("last");
-    let topic: Arc<str> = unique("last").into();
-    create_topic(&settings, &topic, 2).await;
-    produce(&settings, &topic, 0, &["a", "b"]).await;
-    produce(&settings, &topic, 1, &["x", "y", "z"]).await;
-    let mut follower = Follower::uncommitted(&settings, Waker::new()).unwrap();
-    let last = |partition, count| Start {
-        topic: topic.clone(),
-        partition,
-        from: Begin::Last(count),
-    };
-    follower.add(&[last(0, 10), last(1, 2)]).unwrap();
-    let mut received = Received::default();
-    received.until_of(
-        &mut follower,
-        |partition| partition == 1,
-        "the end of one",
-        |received| received.ends.contains_key(&1),
-    );
-    assert_eq!((received.values(0), received.values(1)), (vec![], vec!["y", "z"]));
-    let ends = BTreeMap::from([(0, 2), (1, 3)]);
-    received.until(&mut follower, "both ends", |received| received.ends == ends);
-    assert_eq!(received.values(0), ["a", "b"], "all, as there are fewer");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_uncommitted_follower_returns_aborted_records_and_knows_the_end_of_any_topic() {
-    let settings = settings("uncommitted");
-    let topic: Arc<str> = unique("uncommitted").into();
-    let other: Arc<str> = unique("other").into();
-    create_topic(&settings, &topic, 1).await;
-    create_topic(&settings, &other, 2).await;
-    produce_and_abort(&settings, &topic, &["aborted"]);
-    produce(&settings, &topic, 0, &["a"]).await;
-    produce(&settings, &other, 1, &["x", "y"]).await;
-    let mut follower = Follower::uncommitted(&settings, Waker::new()).unwrap();
-    follower.add(&[start(&topic, 0, None)]).unwrap();
-    let mut received = Received::default();
-    let ends = BTreeMap::from([(0, 3)]);
-    received.until(&mut follower, "the end", |received| received.ends == ends);
-    assert_eq!(received.values(0), ["aborted", "a"]);
-    assert_eq!(follower.ends().of(&other, 1).unwrap(), 2);
-    follower.ends().of(&other, 2).unwrap_err();
 }
 
 #[tokio::test(flavor = "multi_thread")]

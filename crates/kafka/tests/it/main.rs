@@ -2,7 +2,6 @@
 
 mod changelog;
 mod copy;
-mod ends;
 mod errors;
 mod exclusive;
 mod follow;

@@ -83,7 +83,6 @@ pub(crate) fn lane_spec(name: &str, group: &str, topics: &[&str]) -> LaneSpec {
         grace: Duration::from_secs(10),
         changelog: None,
         if_recreated: IfRecreated::ReadFromBeginning,
-        reports_ends: false,
         if_fenced: IfFenced::End,
     }
 }

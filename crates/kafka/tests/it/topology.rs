@@ -254,7 +254,6 @@ fn scheduler() -> SchedulerTopics {
         state: format!("{name}-state").into(),
         dlq: format!("{name}-dead").into(),
         answers: format!("{name}-answers").into(),
-        urgent: Some(format!("{name}-urgent").into()),
         apps: vec![format!("{name}-app").into()],
     }
 }
@@ -281,7 +280,7 @@ async fn topics_of_the_scheduler_and_its_pipelines_are_created_together() {
     let scheduler = scheduler();
     let spec = joined(&scheduler);
     let applied = apply(&client(), &spec, TIMEOUT).await.unwrap();
-    assert_eq!(created(&applied), 13);
+    assert_eq!(created(&applied), 12);
     assert!(
         applied.iter().all(|topic| topic.findings.is_empty()),
         "{applied:?}"
@@ -294,13 +293,6 @@ async fn topics_of_the_scheduler_and_its_pipelines_are_created_together() {
     assert_eq!(configured(&scheduler.ingest, "retention.ms").await, "604800000");
     assert_eq!(configured(&scheduler.dlq, "retention.ms").await, "2592000000");
     assert_eq!(configured(&scheduler.answers, "retention.ms").await, "3600000");
-    let urgent = scheduler.urgent.as_ref().unwrap();
-    assert_eq!(configured(urgent, "retention.ms").await, "3600000");
-    assert_eq!(configured(urgent, "segment.ms").await, "600000");
-    assert_eq!(
-        configured(urgent, "message.timestamp.type").await,
-        "LogAppendTime"
-    );
     // A record of the source fits into the ingest topic, and a command fits into the state topic.
     let mut limits = Vec::new();
     for topic in [&spec.topics[0].name, &scheduler.ingest, state] {
@@ -316,12 +308,11 @@ async fn a_state_topic_is_created_with_as_many_partitions_as_the_ingest_topic() 
     // With 2 partitions instead of the configured 3.
     create(&scheduler.ingest, &[]).await;
     let applied = apply(&client(), &joined(&scheduler), TIMEOUT).await.unwrap();
-    assert_eq!(created(&applied), 12);
+    assert_eq!(created(&applied), 11);
     let findings = applied.iter().flat_map(|topic| &topic.findings);
     let errors = findings.filter(|finding| finding.severity == Severity::Error);
     assert_eq!(errors.count(), 0, "{applied:?}");
     assert_eq!(partitions(&scheduler.state).await, 2);
-    assert_eq!(partitions(&scheduler.urgent.unwrap()).await, 2);
     assert_eq!(partitions(&scheduler.dlq).await, 3);
 }
 

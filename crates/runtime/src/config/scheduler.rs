@@ -97,8 +97,6 @@ pub struct JobTopicsConfig {
     pub dlq: String,
     /// Results of commands, for callers that wait for them.
     pub answers: String,
-    /// Copies of commands that name a job, which is pinned until they have had their turn. `None`: no job is pinned.
-    pub urgent: Option<String>,
 }
 
 impl Default for SchedulerConfig {
@@ -135,7 +133,6 @@ impl Default for JobTopicsConfig {
             state,
             dlq,
             answers,
-            urgent,
             apps: _,
         } = SchedulerTopics::default();
         Self {
@@ -143,22 +140,19 @@ impl Default for JobTopicsConfig {
             state: state.as_ref().to_owned(),
             dlq: dlq.as_ref().to_owned(),
             answers: answers.as_ref().to_owned(),
-            urgent: urgent.map(|topic| topic.as_ref().to_owned()),
         }
     }
 }
 
 impl JobTopicsConfig {
     /// All topics with their configuration keys.
-    pub(super) fn by_key(&self) -> Vec<(&'static str, &str)> {
-        let required = [
+    pub(super) fn by_key(&self) -> [(&'static str, &str); 4] {
+        [
             ("ingest", self.ingest.as_str()),
             ("state", self.state.as_str()),
             ("dlq", self.dlq.as_str()),
             ("answers", self.answers.as_str()),
-        ];
-        let urgent = self.urgent.iter().map(|topic| ("urgent", topic.as_str()));
-        required.into_iter().chain(urgent).collect()
+        ]
     }
 }
 
@@ -203,7 +197,6 @@ impl SchedulerConfig {
             state: self.topics.state.as_str().into(),
             dlq: self.topics.dlq.as_str().into(),
             answers: self.topics.answers.as_str().into(),
-            urgent: self.topics.urgent.as_deref().map(Into::into),
             apps: apps.into_iter().map(Into::into).collect(),
         }
     }

@@ -61,10 +61,6 @@ Redeliver manages the topic, `config` and the topics whose records must fit into
 {{- $answers := dict "cleanup.policy" "delete" "retention.ms" 3600000 -}}
 {{- $answers = dict "sources" list "partitions" (min 4 $partitions) "config" $answers -}}
 {{- $_ := set $managed (default "scheduler.jobs.answers" $names.answers) $answers -}}
-{{- with $names.urgent -}}
-{{- $urgent := dict "cleanup.policy" "delete" "retention.ms" 3600000 "segment.ms" 600000 "message.timestamp.type" "LogAppendTime" -}}
-{{- $_ := set $managed . (dict "sources" (list $ingest) "config" $urgent) -}}
-{{- end -}}
 {{- end -}}
 {{- $_ := set $managed "redeliver.dlq.ledger" (dict "sources" list "config" (deepCopy $compacted)) -}}
 {{- $_ := set $managed "redeliver.dlq.groups" (dict "sources" list "partitions" 1 "config" (deepCopy $compacted)) -}}

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use redeliver_core::Timestamp;
 use redeliver_kafka::TopicId;
-use redeliver_kafka::follow::{Begin, Start};
+use redeliver_kafka::follow::Start;
 use redeliver_kafka::survey::SurveyedTopic;
 
 use super::partition::{Observation, Partition};
@@ -189,7 +189,7 @@ impl Topics {
             actions.follow.push(Start {
                 topic: name.clone(),
                 partition: number,
-                from: Begin::Beginning,
+                from: None,
             });
         }
         self.is_changed = true;
@@ -324,7 +324,7 @@ impl Topic {
                 actions.follow.push(Start {
                     topic: found.name.clone(),
                     partition: number,
-                    from: from.into(),
+                    from,
                 });
             }
             // Of the ledger, the index has no records that a trim could remove.
@@ -406,14 +406,10 @@ mod tests {
     }
 
     fn followed(actions: &Actions) -> Vec<(i32, Option<i64>)> {
-        let offset = |from| match from {
-            Begin::At(offset) => Some(offset),
-            Begin::Beginning | Begin::Last(_) => None,
-        };
         actions
             .follow
             .iter()
-            .map(|start| (start.partition, offset(start.from)))
+            .map(|start| (start.partition, start.from))
             .collect()
     }
 

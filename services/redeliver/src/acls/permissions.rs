@@ -116,10 +116,9 @@ impl Permissions {
         self.checked(config, &topics::of_scheduler(config));
         for (topic, role) in config.scheduler.topics().topics() {
             let operations: &[Operation] = match role {
-                SchedulerRole::Ingest
-                | SchedulerRole::State
-                | SchedulerRole::Answers
-                | SchedulerRole::Urgent => &[Operation::Read, Operation::Write],
+                SchedulerRole::Ingest | SchedulerRole::State | SchedulerRole::Answers => {
+                    &[Operation::Read, Operation::Write]
+                }
                 SchedulerRole::DeadLetter | SchedulerRole::App => &[Operation::Write],
             };
             self.topic(&topic, operations);

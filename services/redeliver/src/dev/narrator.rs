@@ -247,9 +247,7 @@ impl Narrator {
                 );
                 Some((name(record.key.as_deref()), sentence))
             }
-            SchedulerRole::Ingest | SchedulerRole::Answers | SchedulerRole::Urgent | SchedulerRole::App => {
-                None
-            }
+            SchedulerRole::Ingest | SchedulerRole::Answers | SchedulerRole::App => None,
         }
     }
 }

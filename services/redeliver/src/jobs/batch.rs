@@ -462,7 +462,7 @@ mod tests {
         let pause = call.note(
             vec![
                 Err(refused("SHUTTING_DOWN", Some(1))),
-                Err(refused("UNDECIDED", None)),
+                Err(refused("PENDING", None)),
                 Err(refused("INDEX_FULL", Some(30))),
             ],
             false,

@@ -129,8 +129,8 @@ impl Load {
                             .idempotency_key(format!("{job}"))
                             .data(format!("job {job}"));
                         while let Err(error) = client.schedule(&request).await {
-                            let is_undecided = matches!(&error, ClientError::Refused { reason: Some(reason), .. } if reason == "UNDECIDED");
-                            assert!(is_undecided, "{error}");
+                            let is_pending = matches!(&error, ClientError::Refused { reason: Some(reason), .. } if reason == "PENDING");
+                            assert!(is_pending, "{error}");
                         }
                     }
                 });

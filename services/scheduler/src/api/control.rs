@@ -48,5 +48,6 @@ pub(super) fn parts_of(error: &ControlError) -> ErrorParts {
         message: error.message(),
         job: None,
         schedule: None,
+        position: None,
     }
 }

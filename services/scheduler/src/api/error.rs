@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use redeliver_core::{ErrorClass, Failure};
+use axum::http::header::WWW_AUTHENTICATE;
+use redeliver_core::{ErrorClass, Failure, Position};
 use redeliver_kafka::producer::ProduceError;
 use redeliver_proto::{error, v1};
 use redeliver_runtime::error_chain::error_chain;
@@ -46,7 +47,7 @@ pub(crate) enum RequestError {
     /// A request for control failed.
     Control(ControlError),
     /// The command is in Kafka, and there was no outcome in time.
-    Undecided(UndecidedJob, Undecided),
+    Pending(PendingJob, Pending),
     /// Kafka did not confirm the command: it may or may not be written.
     Unconfirmed(String),
     /// Kafka refused the command; nothing was written.
@@ -70,7 +71,7 @@ pub(crate) enum RequestError {
 
 /// The job of a command without an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum UndecidedJob {
+pub(crate) enum PendingJob {
     /// It has this id.
     Id(JobId),
     /// It has this id, unless the idempotency key of the request was in use: then the job of the key keeps its id.
@@ -79,9 +80,17 @@ pub(crate) enum UndecidedJob {
     Key,
 }
 
+/// A command that is in Kafka and has its turn later.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    /// Its position in the ingest topic.
+    pub(crate) position: Position,
+    pub(crate) why: NoOutcome,
+}
+
 /// Why a request did not wait any longer for the outcome of its command.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Undecided {
+pub(crate) enum NoOutcome {
     #[error("no outcome within {} s", .0.as_secs())]
     Timeout(Duration),
     #[error("this scheduler is shutting down")]
@@ -137,6 +146,8 @@ pub(super) struct ErrorParts {
     pub(super) job: Option<JobId>,
     /// The id of a schedule.
     pub(super) schedule: Option<String>,
+    /// Of a pending command.
+    pub(super) position: Option<Position>,
 }
 
 impl RequestError {
@@ -148,6 +159,7 @@ impl RequestError {
             message,
             job: None,
             schedule: None,
+            position: None,
         };
         let unavailable = |reason, message| {
             parts(
@@ -193,23 +205,25 @@ impl RequestError {
             },
             Self::Schedule(error) => error.into_parts(),
             Self::Control(error) => control::parts_of(&error),
-            Self::Undecided(job, why) => {
+            Self::Pending(job, Pending { position, why }) => {
                 let (id, message) = match job {
-                    UndecidedJob::Key => (
+                    PendingJob::Key => (
                         None,
-                        format!("{why}; the command is in Kafka and will take effect; it can be repeated"),
-                    ),
-                    UndecidedJob::Id(id) => (
-                        Some(id),
                         format!(
-                            "{why}; the command for job {id} is in Kafka and will take effect; get the job later, and \
-                             repeat the request only with the same idempotency key"
+                            "{why}; the command is in Kafka ({position}) and will take effect; it can be repeated"
                         ),
                     ),
-                    UndecidedJob::New(id) => (
+                    PendingJob::Id(id) => (
                         Some(id),
                         format!(
-                            "{why}; the request is in Kafka and will take effect; its job is {id}, unless the \
+                            "{why}; the command for job {id} is in Kafka ({position}) and will take effect; get the job \
+                             later, and repeat the request only with the same idempotency key"
+                        ),
+                    ),
+                    PendingJob::New(id) => (
+                        Some(id),
+                        format!(
+                            "{why}; the request is in Kafka ({position}) and will take effect; its job is {id}, unless the \
                              idempotency key was in use: then no job has this id; repeat the request with the same key \
                              to get the id of its job"
                         ),
@@ -217,7 +231,8 @@ impl RequestError {
                 };
                 ErrorParts {
                     job: id,
-                    ..unknown("UNDECIDED", message)
+                    position: Some(position),
+                    ..unknown("PENDING", message)
                 }
             }
             Self::Unconfirmed(reason) => unknown(
@@ -308,7 +323,7 @@ impl RequestError {
             | Self::Rejected(_)
             | Self::UnknownJob(_)
             | Self::Schedule(_)
-            | Self::Undecided(..)
+            | Self::Pending(..)
             | Self::Unconfirmed(_) => None,
         }
     }
@@ -335,7 +350,8 @@ impl RequestError {
         }
         let job = parts.job.map(|id| ("job_id", id.to_string()));
         let schedule = parts.schedule.map(|id| ("schedule_id", id));
-        let details = job.into_iter().chain(schedule);
+        let position = parts.position.map(|at| ("position", at.to_string()));
+        let details = job.into_iter().chain(schedule).chain(position);
         error::status(parts.grpc, parts.message, parts.reason, details)
     }
 
@@ -357,6 +373,7 @@ impl RequestError {
             error_code,
             field: field.unwrap_or_default().to_owned(),
             job_id: parts.job.map(|id| id.to_string()).unwrap_or_default(),
+            position: parts.position.map(|at| at.to_string()).unwrap_or_default(),
             retry_after: retry_after.map(|after| prost_types::Duration {
                 seconds: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
                 nanos: i32::try_from(after.subsec_nanos()).unwrap_or(0),
@@ -382,7 +399,7 @@ impl RequestError {
         let challenge = match &self {
             Self::Refused(refusal) if retry_after.is_none() => refusal
                 .challenge()
-                .and_then(|challenge| challenge.try_into().ok()),
+                .and_then(|challenge| Some((WWW_AUTHENTICATE, challenge.try_into().ok()?))),
             _ => None,
         };
         let parts = self.parts();
@@ -399,10 +416,10 @@ impl RequestError {
                     current: schedule,
                 })
             }),
+            position: parts.position.map(|at| at.to_string().into()),
             outcome: None,
             retry_after: retry_after.map(whole_seconds),
-            challenge: challenge.map(Box::new),
-            allow: None,
+            header: challenge.map(Box::new),
         }
     }
 }
@@ -432,6 +449,7 @@ fn refused(refusal: &Refusal) -> ErrorParts {
         message: refusal.message().to_owned(),
         job: None,
         schedule: None,
+        position: None,
     }
 }
 
@@ -453,6 +471,7 @@ fn invalid(failure: Failure) -> ErrorParts {
         message: failure.message,
         job: None,
         schedule: None,
+        position: None,
     }
 }
 
@@ -525,19 +544,35 @@ mod tests {
 
     #[test]
     fn an_unknown_outcome_is_reported_with_codes_that_are_not_repeated() {
-        let timeout = || Undecided::Timeout(Duration::from_secs(10));
-        let undecided = || RequestError::Undecided(UndecidedJob::Id(id()), timeout());
-        let status = undecided().into_status();
+        let position = || Position {
+            topic: "ingest".into(),
+            partition: 1,
+            offset: 41,
+        };
+        let pending = |job| {
+            let why = NoOutcome::Timeout(Duration::from_secs(10));
+            let position = position();
+            RequestError::Pending(job, Pending { position, why })
+        };
+        let status = pending(PendingJob::Id(id())).into_status();
         assert_eq!(status.code(), Code::Unknown);
-        assert!(status.message().contains("is in Kafka and will take effect"));
+        let says = "is in Kafka (ingest/1/41) and will take effect";
+        assert!(status.message().contains(says), "{}", status.message());
+        assert_eq!(error::reason(&status).as_deref(), Some("PENDING"));
+        assert_eq!(error::metadata(&status)["position"], position().to_string());
+        assert_eq!(pending(PendingJob::Key).into_job_error().position, "ingest/1/41");
         assert!(status.message().contains(&id().to_string()));
         assert!(status.get_details_retry_info().is_none());
-        let problem = undecided().into_problem();
+        let problem = pending(PendingJob::Id(id())).into_problem();
         assert_eq!(problem.status, StatusCode::FAILED_DEPENDENCY);
+        assert_eq!(
+            (&*problem.code, problem.position.as_deref()),
+            ("pending", Some("ingest/1/41"))
+        );
         assert_eq!(problem.job_id.as_deref(), Some(&*id().to_string()));
         assert!(problem.retry_after.is_none());
         // A key that was in use belongs to another job.
-        let keyed = RequestError::Undecided(UndecidedJob::New(id()), timeout()).into_problem();
+        let keyed = pending(PendingJob::New(id())).into_problem();
         assert_eq!(keyed.job_id.as_deref(), Some(&*id().to_string()));
         let says = "unless the idempotency key was in use: then no job has this id";
         assert!(keyed.detail.contains(says), "{}", keyed.detail);

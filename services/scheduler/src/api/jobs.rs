@@ -24,8 +24,9 @@ use std::time::Duration;
 use futures::future::join_all;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use redeliver_core::headers::{TRACEPARENT, TRACESTATE};
-use redeliver_core::{Clock, Headers, Timestamp};
+use redeliver_core::{Clock, Headers, Output, Position, Timestamp};
 use redeliver_kafka::murmur2::shard_of;
+use redeliver_kafka::producer::Producer;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1;
 use redeliver_runtime::config::{Area, Verb};
@@ -37,9 +38,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::body_budget::BodyBudget;
 use super::changes::{Asked, ChangeLog};
-use super::commands::CommandWriter;
 use super::completeness::{self, Completeness, KafkaWait, PartitionEnd, StatePartition, read_complete};
-use super::error::{RequestError, Undecided, UndecidedJob};
+use super::error::{NoOutcome, Pending, PendingJob, RequestError};
 use super::rates::CallerRates;
 use super::state_end::StateEnd;
 use crate::admission;
@@ -47,7 +47,9 @@ use crate::answers::{PendingOutcome, PendingOutcomes};
 use crate::codec;
 use crate::index::{Index, Lookup, ShardStats};
 use crate::job::{JobId, Kind};
-use crate::request::{Command, Draft, Envelope, Field, Format, JobRef, ParsedRequest, Rules, When};
+use crate::request::{
+    Command, Draft, Envelope, Field, Format, JobRef, ParsedRequest, Rules, When, write_protobuf,
+};
 
 /// How long to wait for an outcome.
 pub(super) const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);
@@ -70,7 +72,9 @@ const MAX_MINUTES: u32 = 1_440;
 /// The operations of the API.
 pub(crate) struct Jobs<I> {
     pub(crate) index: I,
-    pub(crate) commands: CommandWriter,
+    pub(crate) producer: Producer,
+    /// The ingest topic, to which commands are written.
+    pub(crate) ingest: Arc<str>,
     pub(crate) changes: ChangeLog,
     /// The number of partitions of the ingest topic, which is the number of shards.
     pub(crate) partitions: i32,
@@ -191,13 +195,13 @@ impl<I: Index> Jobs<I> {
         let id = self
             .write(&request, partition, &pending.answer_to(), trace, deadline)
             .await?;
-        let outcome = self.outcome(&mut pending, deadline).await;
-        let outcome = outcome.map_err(|why| {
+        let outcome = self.outcome(&mut pending, id, deadline).await;
+        let outcome = outcome.map_err(|pending| {
             let job = match has_key {
-                true => UndecidedJob::New(id),
-                false => UndecidedJob::Id(id),
+                true => PendingJob::New(id),
+                false => PendingJob::Id(id),
             };
-            RequestError::Undecided(job, why)
+            RequestError::Pending(job, pending)
         })?;
         let job = outcome.job.clone().unwrap_or_default();
         match outcome.outcome() {
@@ -458,18 +462,16 @@ impl<I: Index> Jobs<I> {
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
         let (partition, concerned) = match job {
-            JobRef::Id(id) => (id.shard(), UndecidedJob::Id(*id)),
-            JobRef::Key { app, key } => (shard_of(app, key, self.partitions), UndecidedJob::Key),
+            JobRef::Id(id) => (id.shard(), PendingJob::Id(*id)),
+            JobRef::Key { app, key } => (shard_of(app, key, self.partitions), PendingJob::Key),
         };
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         let mut pending = self.outcomes.register()?;
-        let command = self
-            .commands
-            .record(request, partition, &pending.answer_to(), trace);
-        let writing = self.outcomes.register_write()?;
-        self.commands.write_with_copy(command, deadline, writing).await?;
-        let outcome = self.outcome(&mut pending, deadline).await;
-        let outcome = outcome.map_err(|why| RequestError::Undecided(concerned, why))?;
+        let written = self
+            .write(request, partition, &pending.answer_to(), trace, deadline)
+            .await?;
+        let outcome = self.outcome(&mut pending, written, deadline).await;
+        let outcome = outcome.map_err(|pending| RequestError::Pending(concerned, pending))?;
         match outcome.outcome() {
             v1::Outcome::Rejected => Err(RequestError::Rejected(outcome.reason)),
             _ => Ok(outcome),
@@ -485,22 +487,56 @@ impl<I: Index> Jobs<I> {
         trace: Headers,
         deadline: Instant,
     ) -> Result<JobId, RequestError> {
-        let command = self.commands.record(request, partition, answer_to, trace);
-        self.commands.write(&command, deadline).await
+        let mut headers = trace;
+        headers.push_text("content-type", redeliver_proto::CONTENT_TYPE);
+        let command = Output {
+            topic: self.ingest.clone(),
+            partition: Some(partition),
+            key: None,
+            value: Some(write_protobuf(request, answer_to)),
+            headers,
+        };
+        let unconfirmed = |reason: &str| RequestError::Unconfirmed(reason.to_owned());
+        let sent = tokio::select! {
+            biased;
+            sent = self.producer.send(&command) => sent,
+            () = tokio::time::sleep_until(deadline) => return Err(unconfirmed("timed out")),
+            () = self.gave_up.cancelled() => return Err(unconfirmed("this scheduler is shutting down")),
+        };
+        let written = sent?;
+        let timestamp = written
+            .timestamp
+            .ok_or_else(|| unconfirmed("the topic keeps no timestamps"))?;
+        if written.position.offset < 0 {
+            // A retry of the client found that the command was written before.
+            return Err(unconfirmed("the offset of the request is unknown"));
+        }
+        Ok(JobId::new(
+            timestamp,
+            written.position.partition,
+            written.position.offset,
+        ))
     }
 
-    /// Waits for the outcome of a command.
+    /// Waits for the outcome of a command. `written` is what [`Jobs::write`] has returned for it.
     pub(super) async fn outcome(
         &self,
         pending: &mut PendingOutcome,
+        written: JobId,
         deadline: Instant,
-    ) -> Result<v1::CommandOutcome, Undecided> {
-        tokio::select! {
+    ) -> Result<v1::CommandOutcome, Pending> {
+        let why = tokio::select! {
             biased;
-            outcome = pending.outcome() => Ok(outcome),
-            () = tokio::time::sleep_until(deadline) => Err(Undecided::Timeout(OUTCOME_TIMEOUT)),
-            () = self.gave_up.cancelled() => Err(Undecided::ShuttingDown),
-        }
+            outcome = pending.outcome() => return Ok(outcome),
+            () = tokio::time::sleep_until(deadline) => NoOutcome::Timeout(OUTCOME_TIMEOUT),
+            () = self.gave_up.cancelled() => NoOutcome::ShuttingDown,
+        };
+        let position = Position {
+            topic: self.ingest.clone(),
+            partition: written.shard(),
+            offset: i64::try_from(written.offset()).unwrap_or(i64::MAX),
+        };
+        Err(Pending { position, why })
     }
 
     /// Whether the shard of an id exists. Otherwise, no job has the id.

@@ -1,7 +1,7 @@
 //! Errors as `application/problem+json` documents (RFC 9457).
 
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use redeliver_proto::v1;
 use serde::Serialize;
@@ -23,14 +23,14 @@ pub(crate) struct Problem {
     pub(crate) job_id: Option<Box<str>>,
     pub(crate) job: Option<Box<v1::Job>>,
     pub(crate) schedule: Option<Box<ConcernedSchedule>>,
+    /// Where a pending command is.
+    pub(crate) position: Option<Box<str>>,
     /// The outcome of a command that had no effect.
     pub(crate) outcome: Option<v1::Outcome>,
     /// When to send the same request again, in seconds. It is also in the header `Retry-After`.
     pub(crate) retry_after: Option<u32>,
-    /// How to authenticate, for the header `WWW-Authenticate`.
-    pub(crate) challenge: Option<Box<HeaderValue>>,
-    /// The methods that the path supports, for the header `Allow`.
-    pub(crate) allow: Option<&'static str>,
+    /// A header of the response: how to authenticate (`WWW-Authenticate`), or the methods that the path supports (`Allow`).
+    pub(crate) header: Option<Box<(HeaderName, HeaderValue)>>,
 }
 
 /// The schedule that a problem is about.
@@ -51,10 +51,10 @@ impl Problem {
             job_id: None,
             job: None,
             schedule: None,
+            position: None,
             outcome: None,
             retry_after: None,
-            challenge: None,
-            allow: None,
+            header: None,
         }
     }
 }
@@ -71,7 +71,7 @@ pub(crate) struct ProblemBody {
     field: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<String>,
-    /// The job that the problem is about. With `undecided`, no job has this id if the idempotency key of the request was in use.
+    /// The job that the problem is about. With `pending`, no job has this id if the idempotency key of the request was in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     job_id: Option<Box<str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -80,6 +80,9 @@ pub(crate) struct ProblemBody {
     schedule_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     schedule: Option<ScheduleView>,
+    /// With `pending`: where the command waits for its turn in the ingest topic, as `topic/partition/offset`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    position: Option<Box<str>>,
     /// When to send the same request again, in seconds; a response has it also in the header `Retry-After`. Nothing was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_after: Option<u32>,
@@ -102,6 +105,7 @@ impl From<Problem> for ProblemBody {
             job: problem.job.map(|job| JobView::from(*job)),
             schedule_id,
             schedule: schedule.map(ScheduleView::from),
+            position: problem.position,
             retry_after: problem.retry_after,
         }
     }
@@ -110,7 +114,7 @@ impl From<Problem> for ProblemBody {
 impl IntoResponse for Problem {
     fn into_response(mut self) -> Response {
         let (status, retry_after) = (self.status, self.retry_after);
-        let (challenge, allow) = (self.challenge.take(), self.allow);
+        let header = self.header.take();
         let mut response = (status, Json(ProblemBody::from(self))).into_response();
         let headers = response.headers_mut();
         headers.insert(
@@ -120,11 +124,8 @@ impl IntoResponse for Problem {
         if let Some(seconds) = retry_after {
             headers.insert(header::RETRY_AFTER, seconds.into());
         }
-        if let Some(challenge) = challenge {
-            headers.insert(header::WWW_AUTHENTICATE, *challenge);
-        }
-        if let Some(methods) = allow {
-            headers.insert(header::ALLOW, HeaderValue::from_static(methods));
+        if let Some((name, value)) = header.map(|header| *header) {
+            headers.insert(name, value);
         }
         response
     }

@@ -86,8 +86,9 @@ pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator)
 /// The problem of a method that a path does not support. Without `allow`, the router adds the methods of its route.
 pub(super) fn not_allowed(allow: Option<&'static str>) -> Problem {
     let detail = "this path does not support the method";
+    let header = allow.map(|methods| Box::new((header::ALLOW, HeaderValue::from_static(methods))));
     Problem {
-        allow,
+        header,
         ..Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method", detail)
     }
 }

@@ -341,8 +341,8 @@ impl<I: Index> Jobs<I> {
         let written = self
             .write(&request, partition, &pending.answer_to(), trace, deadline)
             .await;
-        let job = match written {
-            Ok(job) => is_trigger.then_some(job),
+        let written = match written {
+            Ok(written) => written,
             Err(RequestError::Unconfirmed(reason)) => {
                 return Err(ScheduleError::Unconfirmed {
                     id,
@@ -353,9 +353,12 @@ impl<I: Index> Jobs<I> {
             }
             Err(error) => return Err(error),
         };
-        let outcome = match self.outcome(&mut pending, deadline).await {
+        let outcome = match self.outcome(&mut pending, written, deadline).await {
             Ok(outcome) => outcome,
-            Err(why) => return Err(ScheduleError::Undecided { id, job, why }.into()),
+            Err(pending) => {
+                let job = is_trigger.then_some(written);
+                return Err(ScheduleError::Pending { id, job, pending }.into());
+            }
         };
         match outcome.outcome() {
             v1::Outcome::ScheduleUnknown => Err(ScheduleError::Unknown(id).into()),
@@ -454,9 +457,9 @@ fn refusal(error: &RequestError) -> Option<&'static str> {
         RequestError::Schedule(ScheduleError::Unknown(_)) => Some("the schedule is unknown"),
         RequestError::Schedule(ScheduleError::Exists { .. }) => Some("another schedule has the id"),
         RequestError::Schedule(ScheduleError::Revised { .. }) => Some("the schedule has another revision"),
-        RequestError::Schedule(ScheduleError::Undecided { .. } | ScheduleError::Unconfirmed { .. })
+        RequestError::Schedule(ScheduleError::Pending { .. } | ScheduleError::Unconfirmed { .. })
         | RequestError::Unconfirmed(_)
-        | RequestError::Undecided(..) => None,
+        | RequestError::Pending(..) => None,
         _ => Some("the scheduler did not accept it"),
     }
 }

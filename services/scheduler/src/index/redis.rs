@@ -4,7 +4,7 @@
 //!
 //! | key | content |
 //! |---|---|
-//! | `meta` | hash: the checkpoint (`offset`, `at`, the digest of the last record in `seal`, `counts`), `owner`, `installation`, `topic`, `seen`, `cleared` or `clearing` with the token of a clear, `evictions`, `format`, see [`FORMAT`], and `released:<pipeline>` with a [`FinishedRelease`] |
+//! | `meta` | hash: the checkpoint (`offset`, `at`, the digest of the last record in `seal`, `counts`), `owner`, `installation`, `topic`, `seen`, `cleared` or `clearing` with the token of a clear, `format`, see [`FORMAT`], and `released:<pipeline>` with a [`FinishedRelease`] |
 //! | `due:<flow>` | sorted set: the ids of the scheduled jobs of a flow by due time. `<flow>` is priority (0 is high), topic and application, such as `1:sms-jobs:sms` |
 //! | `flows` | sorted set: the flows that have scheduled jobs, by the due time of their first job |
 //! | `sizes` | hash: flow to the number of its scheduled jobs, for the same flows |
@@ -27,9 +27,7 @@
 //! others end, the jobs that ended first are *evicted*: they lose their record and the entry in `ended`, and only their id stays in a log
 //! until they are forgotten, 22 bytes instead of several hundred. The log must stay: without the tombstone that forgetting writes, the
 //! state topic would keep the job for ever. The time slices of these logs have 2^18 ms, and a job in a log is forgotten after the end of
-//! the slice. A log expires a week after that, for the case that an older scheduler, which does not know it, has taken the shard over. A
-//! log that expires before its jobs are forgotten is a lost one: the shard is rebuilt.
-//!
+//! the slice. //!
 //! Each method is one Lua script, so it reads a snapshot and changes all or nothing. The exceptions are [`Index::clear`],
 //! [`Index::stats`] and [`Index::list`], which run several small scripts, so that none blocks Redis for long. The first script of
 //! a clear removes the checkpoint, and without it the rest of the shard is not visible.
@@ -40,17 +38,12 @@
 //! A command whose reply was lost can be executed much later, after the client has reconnected. That is harmless: a batch is
 //! applied only if it continues the checkpoint, and to a cleared shard only with the token of the latest clear.
 //!
-//! Single keys can get lost, by eviction or by hand. `counts` stores the number of members of `flows`, `sizes`, `ended` and
-//! `buckets` after each change, `evictions` that of `recent` and `evicted`, and `sizes` that of each due set. A script that finds other numbers, or no record of a scheduled
+//! Single keys can get lost, by eviction or by hand. `counts` stores the number of members of `flows`, `sizes`, `ended`,
+//! `buckets`, `recent` and `evicted` after each change, and `sizes` that of each due set. A script that finds other numbers, or no record of a scheduled
 //! job, removes the checkpoint, and the shard is rebuilt. A script compares the sizes only of the flows that it uses, and a claim
 //! those of all flows. So the time of a script depends on the number of flows that it uses, but not on the number of all flows.
 //!
 //! The scripts derive the names of due sets, buckets and idempotency keys. All of them have the shard's hash tag.
-//!
-//! # Formats
-//! An older scheduler can read an index of a newer format, for example for a list, and finds `counts` as it expects them. To change the index, it would have to claim the
-//! shard, finds a [`FORMAT`] that it does not support, and clears and rebuilds the shard. It leaves keys that only a newer scheduler knows.
-//! They are removed when a newer scheduler claims the shard again, which clears and rebuilds it because its format is older.
 //!
 //! # Installations
 //! `installation` names the Kafka cluster and the state topic whose copy the shard is, and `topic` is the id of that topic. Each script checks both, the owner, and
@@ -478,10 +471,8 @@ impl Index for RedisIndex {
             return Ok(None);
         };
         let last_record = reply.optional_bytes()?.and_then(read_digest);
-        let format = match reply.optional_number()? {
-            Some(format) => u32::try_from(format).map_err(|_| unexpected("a format out of range"))?,
-            None => 0,
-        };
+        let format = reply.optional_number()?;
+        let format = format.and_then(|format| u32::try_from(format).ok()).unwrap_or(0);
         Ok(Some(Checkpoint {
             applied,
             last_record,

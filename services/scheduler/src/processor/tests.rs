@@ -13,12 +13,9 @@ use crate::codec;
 use crate::index::memory::MemoryIndex;
 use crate::index::{Change, Effect};
 use crate::index_messages::IndexResponse;
-use crate::job::JobId;
 use crate::metrics::SchedulerFamilies;
 use crate::shard::tests::settings;
-use crate::shard::{NamedBy, UrgentCopy};
 use crate::turns::SHORT_TURN;
-use crate::urgent::Pushed;
 
 const START: Timestamp = Timestamp::from_millis(1_763_722_800_000);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -35,10 +32,6 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        Self::with(None)
-    }
-
-    fn with(urgent: Option<Arc<UrgentCopies>>) -> Self {
         let clock = Arc::new(ManualClock::new(START));
         let limits = ClockLimits {
             max_step: Duration::from_secs(2),
@@ -61,7 +54,6 @@ impl Bench {
             ingest_size: IngestSize::new("ingest".into(), "state".into(), settings().partitions),
             memory: MemoryShare::new(process.clone()),
             limits: process,
-            urgent,
             lane: LaneShards::default(),
         };
         let assignment = AssignmentId::for_tests(0, 1);
@@ -196,51 +188,6 @@ fn a_delay_never_counts_from_a_time_that_is_not_confirmed() {
         assert_eq!(bench.turn(), due.map(|due| ("state".to_owned(), Some(due))));
         assert!(bench.capacity() > 0);
     }
-}
-
-#[test]
-fn a_lane_dispatches_jobs_once_the_urgent_topic_is_read_and_keeps_pinned_ones() {
-    let copies = UrgentCopies::new("urgent".into(), Waker::new());
-    let mut bench = Bench::with(Some(copies.clone()));
-    bench.processor.starts_at(bench.assignment, 5);
-    bench.offset = 5;
-    for delay in ["4s", "5s"] {
-        bench.schedule(delay, START);
-        assert_eq!(bench.turn().len(), 1);
-    }
-    bench.clock.advance(Duration::from_secs(5));
-    assert!(bench.turn().is_empty());
-    assert_eq!(bench.processor.next_due(), None);
-    copies.begin();
-    let names = |offset| NamedBy::Id(JobId::new(START, 0, offset));
-    // Of a command that had its turn, and of one that comes.
-    for (job, original, expected) in [(5, 4, Pushed::Late), (6, 9, Pushed::Added)] {
-        let names = names(job);
-        assert_eq!(copies.push(0, UrgentCopy { names, original }), expected);
-    }
-    copies.set_current(0, true);
-    let topics: Vec<String> = bench.turn().into_iter().map(|(topic, _)| topic).collect();
-    assert_eq!(topics, ["jobs", "state"]);
-    let metrics = &bench.processor.metrics;
-    assert_eq!(metrics.urgent.pins.get(), 1);
-    assert!(bench.turn().is_empty());
-    // It is not due again and again.
-    assert_eq!(bench.processor.next_due(), None);
-}
-
-#[test]
-fn an_end_behind_commands_that_are_deferred_is_reached_after_them() {
-    let mut bench = Bench::new();
-    bench.processor.starts_at(bench.assignment, 0);
-    let passed = |bench: &Bench| bench.processor.lane.shards[&bench.assignment].shard.passed();
-    bench.clock.set(START.after(HOUR));
-    bench.schedule("2h", START);
-    bench.processor.reached_end(bench.assignment, 7);
-    assert!(bench.turn().is_empty());
-    assert_eq!(passed(&bench), 0);
-    bench.clock.advance(CONFIRM);
-    assert_eq!(bench.turn().len(), 1);
-    assert_eq!(passed(&bench), 7);
 }
 
 #[test]
@@ -381,7 +328,6 @@ fn lane_with(settings: Settings, shards: u32, commands: i64, value: &Bytes, head
             number,
             requests: mpsc::channel(INDEX_REQUESTS).0,
             deferred: Vec::new(),
-            end: None,
             _cancel_indexer: CancellationToken::new().drop_guard(),
         };
         let id = AssignmentId::for_tests(slot, 1);

@@ -27,8 +27,6 @@ use crate::schedules;
 pub(super) struct PendingCommand {
     pub(super) record: Record,
     pub(super) incoming: Incoming,
-    /// Whether it names a job or a key of this shard. Such commands are decided in the order of their offsets.
-    pub(super) is_in_order: bool,
 }
 
 impl PendingCommand {
@@ -264,8 +262,7 @@ impl Shard {
         let topic = self.settings.destination(&job);
         let presence = self.settings.topics.presence(&topic);
         let action = self.settings.due_action(presence, &self.apps, &job, now);
-        let may_dispatch = self.may_dispatch() && self.pins.pin_of(&job).is_none();
-        let may_dispatch = may_dispatch && self.settings.lacking(&job).is_none();
+        let may_dispatch = self.settings.lacking(&job).is_none();
         let is_due = job.due <= now && action == DueAction::Dispatch && may_dispatch;
         let flow = Flow::of(&job);
         let is_next = self.look_ahead.is_next(&flow, Cursor::of(&job)) && !self.look_ahead.is_parked(&flow);

@@ -107,7 +107,7 @@ impl Shard {
         }
         writes.tally.dispatched.push(Dispatched {
             due: job.due,
-            ready: self.window.ready_at(job).max(self.unpinned_since(job)),
+            ready: self.window.ready_at(job),
         });
         let mut headers = self.dispatch_headers(job, now);
         if job.kind == Kind::LongWait && headers.last(headers::RETURN_TOPIC) != Some(topic.as_bytes()) {

@@ -2,7 +2,7 @@
 //!
 //! A scan reads all flows at once, each from its own position. So jobs that are due next are found however many jobs of another
 //! flow are due before them. A flow from which everything up to [`LookAhead::base`] is in the window has no entry here: flows
-//! without jobs cost nothing. Jobs that are [pinned](super::pins) and due count as being in the window.
+//! without jobs cost nothing.
 //!
 //! # Parked flows
 //! If the topic of a due job is unavailable, or its application is paused, its flow is *parked*: its jobs leave the window and stay in the state topic and in the
@@ -23,8 +23,6 @@ use crate::job::Flow;
 /// The maximum number and size of jobs per scan.
 const MAX_JOBS: usize = 5_000;
 const MAX_BYTES: usize = 4 << 20;
-/// How many jobs of a flow a scan reads at least while it looks for jobs to read again. Most of those in between are in the window.
-const RELEASED_JOBS: usize = 100;
 /// The time between two checks whether a flow is still parked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -87,9 +85,6 @@ struct Entry {
     missing: Option<Cursor>,
     /// [`WindowRoom::departures`] when the next job did not fit. Before others leave the window, another scan would be in vain.
     refused_at: Option<u64>,
-    /// The last job that was kept out of the window while it was due, and is to be read again. Up to there, the flow is read although the
-    /// window is full: jobs that are due later make room.
-    released: Option<Cursor>,
     parked: Option<Parked>,
 }
 
@@ -98,13 +93,7 @@ impl Entry {
     fn has_room(&self, flow: &Flow, room: &impl WindowRoom, worthwhile: usize) -> bool {
         let is_in_vain = self.refused_at == Some(room.departures());
         let is_worthwhile = !room.contains(flow) || room.of(flow) >= worthwhile;
-        self.released.is_some() || (!is_in_vain && is_worthwhile)
-    }
-
-    /// How many jobs a scan reads.
-    fn jobs(&self, flow: &Flow, room: &impl WindowRoom) -> usize {
-        let released = if self.released.is_some() { RELEASED_JOBS } else { 0 };
-        room.of(flow).max(released)
+        !is_in_vain && is_worthwhile
     }
 }
 
@@ -181,18 +170,6 @@ impl LookAhead {
         }
     }
 
-    /// A job at this position was kept out of the window while it was due. It is read again, and soon.
-    pub(super) fn read_again(&mut self, flow: &Flow, cursor: Cursor) {
-        let has_passed = self.has_passed(flow, cursor);
-        self.rewind(flow, cursor);
-        if let Some(entry) = self.flows.get_mut(flow)
-            && (has_passed || entry.released.is_some())
-            && !mutant!("look-ahead-waits-for-room-to-release-jobs")
-        {
-            entry.released = entry.released.max(Some(cursor));
-        }
-    }
-
     fn entry(&mut self, flow: &Flow) -> &mut Entry {
         let cursor = self.base;
         self.flows.entry(flow.clone()).or_insert(Entry {
@@ -200,7 +177,6 @@ impl LookAhead {
             scanned_until: None,
             missing: None,
             refused_at: None,
-            released: None,
             parked: None,
         })
     }
@@ -268,9 +244,7 @@ impl LookAhead {
                 Some(until) => FlowPosition::After {
                     cursor: entry.cursor,
                     until,
-                    jobs: entry
-                        .jobs(flow, room)
-                        .clamp(1, (MAX_JOBS / wanting.max(1)).max(1)),
+                    jobs: room.of(flow).clamp(1, (MAX_JOBS / wanting.max(1)).max(1)),
                 },
                 None => FlowPosition::CountOnly,
             };
@@ -379,7 +353,7 @@ impl LookAhead {
     pub(super) fn lacks_room(&mut self, flow: &Flow, first: Cursor, room: &impl WindowRoom) {
         self.rewind(flow, first);
         if let Some(entry) = self.flows.get_mut(flow) {
-            (entry.refused_at, entry.released) = (Some(room.departures()), None);
+            entry.refused_at = Some(room.departures());
         }
     }
 
@@ -393,7 +367,6 @@ impl LookAhead {
             .take()
             .map_or(to, |missing| to.min(missing.before()));
         entry.cursor = entry.cursor.max(Some(to));
-        entry.released = entry.released.filter(|released| Some(*released) > entry.cursor);
         if entry.parked.is_none() && entry.cursor >= self.base {
             self.flows.remove(flow);
         }

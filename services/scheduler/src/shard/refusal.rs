@@ -18,8 +18,7 @@ pub(crate) struct RefusedJob {
 
 impl Shard {
     /// Changes the state of a job that the current turn dispatched: a dead letter replaces its record, so it was not
-    /// dispatched. It has the same state as a job whose topic does not exist for too long. A state of its own would stop the
-    /// shards of older schedulers. `None` if the turn did not dispatch the job.
+    /// dispatched. It has the same state as a job whose topic does not exist for too long. `None` if the turn did not dispatch the job.
     pub(crate) fn refuse_dispatch(&mut self, id: JobId) -> Option<RefusedJob> {
         let dispatched = self.overlay.job(id)??;
         let change = self.changes.iter_mut().rfind(|change| change.id == id)?;

@@ -60,9 +60,6 @@ impl Shard {
         if job.state == JobState::Dispatched && mutant!("shard-dispatches-without-a-state-record") {
             writes.outputs.pop();
         }
-        if !mutant!("shard-rewinds-for-changed-jobs") {
-            self.pins.forget(job.id);
-        }
         self.changes
             .push(codec::change(job, record, self.settings.retention));
         self.overlay.set(self.turn, job.id, Some(job.clone()));

@@ -23,7 +23,7 @@ use crate::lookups;
 use crate::quota::QUOTA_EXCEEDED;
 use crate::rate::Buckets;
 use crate::refused::{self, Replacement};
-use crate::request::{NAME, Rules, key_hash};
+use crate::request::{Rules, key_hash};
 use crate::schedules;
 use crate::spans::Spans;
 use crate::topics::{Presence, Topics};
@@ -36,7 +36,6 @@ mod limits;
 mod pipelines;
 mod recurring;
 mod released_waits;
-mod urgent;
 mod waiting;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -278,14 +277,8 @@ struct World {
     completed: HashSet<i64>,
     /// The number of records of the ingest topic that this shard has read.
     fed: usize,
-    /// How many were read at any time: their transactions are committed.
-    read_to: usize,
     /// How many more records it reads.
     may_feed: usize,
-    /// Offsets of commands whose transactions were aborted.
-    aborted: HashSet<i64>,
-    /// The urgent topic, if there is one.
-    urgent: Option<urgent::UrgentTopic>,
     state: BTreeMap<JobId, Job>,
     /// Forgotten jobs in their last state.
     forgotten: BTreeMap<JobId, Job>,
@@ -348,10 +341,7 @@ impl World {
             ingest: Vec::new(),
             completed: HashSet::new(),
             fed: 0,
-            read_to: 0,
             may_feed: usize::MAX,
-            aborted: HashSet::new(),
-            urgent: None,
             state: BTreeMap::new(),
             forgotten: BTreeMap::new(),
             end: 0,
@@ -406,13 +396,9 @@ impl World {
             let record = self.ingest[self.fed].clone();
             let offset = record.position.offset;
             self.fed += 1;
-            self.read_to = self.read_to.max(self.fed);
-            if !self.completed.contains(&offset) && !self.aborted.contains(&offset) {
+            if !self.completed.contains(&offset) {
                 self.shard.accept(record, self.now);
             }
-        }
-        if self.fed == self.ingest.len() && self.shard.capacity() > 0 {
-            self.shard.reached_end(i64::try_from(self.fed).unwrap());
         }
         self.requests.extend(self.shard.index_requests(self.now));
     }
@@ -422,7 +408,8 @@ impl World {
         self.shard = Shard::new(self.settings.clone(), 0);
         self.shard.set_app_states(self.apps.clone());
         self.shard.set_topic(Some(ingest_id()));
-        self.restart_urgent();
+        let undecided = (0..).find(|offset| !self.completed.contains(offset));
+        self.shard.start_at(undecided.unwrap());
         self.requests.clear();
         self.index = snapshot(&self.state);
         self.applied = self.end;
@@ -480,7 +467,6 @@ impl World {
         let is_idle = batch.outputs.is_empty() && batch.completed.is_empty();
         assert!(is_idle || !self.is_halted, "a halted shard wrote something");
         let mut wrote = false;
-        let dispatched = self.dispatched.len();
         for output in batch.outputs {
             match &*output.topic {
                 APP | GONE => {
@@ -556,7 +542,6 @@ impl World {
         for (_, offset) in batch.completed {
             assert!(self.completed.insert(offset), "completed twice");
         }
-        self.check_pins(dispatched);
         if wrote {
             self.turn_ends.insert(self.end);
             self.turns.changelog_written(0, self.end);
@@ -911,19 +896,9 @@ impl World {
         self.state.get(&id).or_else(|| self.forgotten.get(&id))
     }
 
-    /// The commands whose transactions were not aborted, with their offsets.
-    fn commands(&self) -> impl Iterator<Item = (usize, &Record)> {
-        let commands = self.ingest.iter().enumerate();
-        commands.filter(|(_, record)| !self.aborted.contains(&record.position.offset))
-    }
-
     /// Asserts the invariants after [`World::settle`].
     fn check(&self) {
-        assert_eq!(
-            self.completed.len(),
-            self.commands().count(),
-            "undecided commands"
-        );
+        assert_eq!(self.completed.len(), self.ingest.len(), "undecided commands");
         let dead: HashMap<u64, Timestamp> = self.dead_letters.iter().copied().collect();
         let refused: HashMap<u64, Timestamp> = self.refused.iter().copied().collect();
         assert!(
@@ -934,7 +909,7 @@ impl World {
         for (id, at) in &self.dispatched {
             times.entry(*id).or_default().push(*at);
         }
-        for (offset, record) in self.commands() {
+        for (offset, record) in self.ingest.iter().enumerate() {
             let command = v1::JobCommand::decode(record.value.clone().unwrap()).unwrap();
             let outcome = &self.answers[&offset.to_string()];
             let id = self.ids[offset];
@@ -977,7 +952,7 @@ impl World {
             }
         }
         assert!(times.is_empty(), "dispatched without a request: {times:?}");
-        for (offset, record) in self.commands() {
+        for (offset, record) in self.ingest.iter().enumerate() {
             let command = v1::JobCommand::decode(record.value.clone().unwrap()).unwrap();
             let Some(ProtoCommand::Cancel(cancel)) = command.command else {
                 continue;
@@ -1002,6 +977,11 @@ impl World {
                     None
                 }
                 v1::Outcome::Expired => Some(JobState::Expired),
+                // Its key is in use again: the clock was set back after the job was forgotten.
+                v1::Outcome::Ended => {
+                    assert!(self.has_stepped && state.is_some_and(|state| state != JobState::Scheduled));
+                    None
+                }
                 other => panic!("unexpected outcome of a cancellation: {other:?}"),
             };
             // An unknown job may have been requested after its cancellation.
@@ -1016,7 +996,7 @@ impl World {
     fn check_keys(&self) {
         let mut uses: HashMap<String, KeyUse> = HashMap::new();
         let mut newest: HashMap<JobId, KeyUse> = HashMap::new();
-        for (offset, record) in self.commands() {
+        for (offset, record) in self.ingest.iter().enumerate() {
             let command = v1::JobCommand::decode(record.value.clone().unwrap()).unwrap();
             let outcome = &self.answers[&offset.to_string()];
             let job = outcome.job.as_ref();

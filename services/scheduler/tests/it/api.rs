@@ -13,7 +13,6 @@ mod rolling;
 mod schedules;
 mod server;
 mod state_records;
-mod urgent;
 
 use redeliver_core::Record;
 use redeliver_proto::auth::SendToken;
@@ -478,7 +477,7 @@ async fn the_server_supports_both_versions_of_reflection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_response_to_a_late_command_says_that_it_will_take_effect() {
+async fn the_answer_to_a_late_command_has_its_position() {
     let redis = LocalRedis::start().unwrap();
     let server = Server::start_with(|builder| builder.redis(redis.url()));
     // Without the index it is unknown whether the key is used.
@@ -486,7 +485,9 @@ async fn the_response_to_a_late_command_says_that_it_will_take_effect() {
     let body = r#"{"appName":"sms","delay":"1h","idempotencyKey":"k","jobData":1}"#;
     let late = server.json(Method::POST, "/v1/jobs", body).await;
     let id = late.text_of("jobId").to_owned();
-    late.problem(424, "undecided", "is in Kafka and will take effect");
+    let command = &server.records("jobs-ingest")[0].position;
+    assert_eq!(late.text_of("position"), command.to_string());
+    late.problem(424, "pending", "and will take effect");
     redis.process().cont();
     let job = eventually_async("the job", DEADLINE, async || {
         let job = server.get(&format!("/v1/jobs/{id}")).await;

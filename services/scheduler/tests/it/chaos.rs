@@ -558,8 +558,7 @@ fn kills_of_each_of_three_brokers_lose_and_duplicate_nothing() {
         setup("three-brokers")
             .brokers(brokers.each_ref().map(LocalKafka::brokers).join(","))
             .set("kafka.topics.replication", &REPLICAS.to_string())
-            .set("kafka.transaction_timeout", "5s")
-            .set("scheduler.topics.urgent", "{name}-jobs-urgent"),
+            .set("kafka.transaction_timeout", "5s"),
     );
     let member = env.start("a");
     let done = under_load(&env, &mut random, 100, |load, random| {

@@ -28,4 +28,3 @@ mod startup;
 mod tls;
 mod unwritable_topic;
 mod upgrade;
-mod urgent;

@@ -153,16 +153,6 @@ impl Request {
         Self::command(Intent::Cancel(id), Command::Cancel(command))
     }
 
-    /// Cancels the job that uses a key, which is this one.
-    pub(crate) fn cancel_key(app: &str, key: &str, id: JobId) -> Self {
-        let command = v1::CancelJob {
-            app: app.to_owned(),
-            idempotency_key: key.to_owned(),
-            ..v1::CancelJob::default()
-        };
-        Self::command(Intent::Cancel(id), Command::Cancel(command))
-    }
-
     pub(crate) fn cancel_json(id: JobId) -> Self {
         let text = format!(r#"{{"cancel":"{id}"}}"#);
         Self::new(Intent::Cancel(id), Body::Raw(Some(text.into())))

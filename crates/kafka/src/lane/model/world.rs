@@ -103,7 +103,6 @@ impl World {
             grace: Duration::from_secs(10),
             changelog: None,
             if_recreated: IfRecreated::ReadFromBeginning,
-            reports_ends: false,
             if_fenced: IfFenced::End,
         };
         let processor = ModelProcessor::new(random.below(2) == 0, random.below(2) == 0);

@@ -4,7 +4,7 @@ use axum::http::StatusCode;
 use redeliver_proto::v1;
 use tonic::Code;
 
-use crate::api::error::{ErrorParts, RequestError, UNKNOWN_OUTCOME, Undecided};
+use crate::api::error::{ErrorParts, Pending, RequestError, UNKNOWN_OUTCOME};
 use crate::job::JobId;
 
 /// Why a request for a recurring schedule failed.
@@ -24,11 +24,11 @@ pub(crate) enum ScheduleError {
         schedule: Option<Box<v1::Schedule>>,
     },
     /// The command is in Kafka, and there was no outcome in time.
-    Undecided {
+    Pending {
         id: String,
         /// The job that a trigger creates.
         job: Option<JobId>,
-        why: Undecided,
+        pending: Pending,
     },
     /// Kafka did not confirm the command: it may or may not be written.
     Unconfirmed {
@@ -49,7 +49,7 @@ impl ScheduleError {
     pub(crate) fn schedule(&self) -> Option<&v1::Schedule> {
         match self {
             Self::Exists { schedule, .. } | Self::Revised { schedule, .. } => schedule.as_deref(),
-            Self::Unknown(_) | Self::Undecided { .. } | Self::Unconfirmed { .. } => None,
+            Self::Unknown(_) | Self::Pending { .. } | Self::Unconfirmed { .. } => None,
         }
     }
 
@@ -77,7 +77,8 @@ impl ScheduleError {
                     schedule.as_ref().map_or(0, |schedule| schedule.revision)
                 ),
             ),
-            Self::Undecided { id, job, why } => {
+            Self::Pending { id, job, pending } => {
+                let Pending { position, why } = pending;
                 let advice = job.map_or_else(
                     || "get the schedule before you repeat the request".to_owned(),
                     |job| format!("the job is {job}; get it before you trigger again"),
@@ -85,9 +86,9 @@ impl ScheduleError {
                 (
                     unknown_grpc,
                     unknown_http,
-                    "UNDECIDED",
+                    "PENDING",
                     format!(
-                        "{why}; the command for schedule {id} is in Kafka and will take effect; {advice}"
+                        "{why}; the command for schedule {id} is in Kafka ({position}) and will take effect; {advice}"
                     ),
                 )
             }
@@ -112,16 +113,12 @@ impl ScheduleError {
                 )
             }
         };
-        let job = match self {
-            Self::Undecided { job, .. } => job,
-            _ => None,
-        };
-        let id = match self {
+        let (id, job, position) = match self {
+            Self::Pending { id, job, pending } => (id, job, Some(pending.position)),
             Self::Unknown(id)
             | Self::Exists { id, .. }
             | Self::Revised { id, .. }
-            | Self::Undecided { id, .. }
-            | Self::Unconfirmed { id, .. } => id,
+            | Self::Unconfirmed { id, .. } => (id, None, None),
         };
         ErrorParts {
             grpc,
@@ -130,6 +127,7 @@ impl ScheduleError {
             message,
             job,
             schedule: Some(id),
+            position,
         }
     }
 }
@@ -138,18 +136,27 @@ impl ScheduleError {
 mod tests {
     use std::time::Duration;
 
-    use redeliver_core::Timestamp;
+    use redeliver_core::{Position, Timestamp};
 
     use super::*;
+    use crate::api::error::NoOutcome;
 
     #[test]
     fn a_trigger_with_an_unknown_outcome_says_how_to_find_out() {
         let id = "nightly".to_owned();
         let job = JobId::new(Timestamp::from_millis(1_763_722_800_000), 3, 7);
-        let undecided = |job| ScheduleError::Undecided {
+        let position = Position {
+            topic: "ingest".into(),
+            partition: 3,
+            offset: 7,
+        };
+        let pending = |job| ScheduleError::Pending {
             id: id.clone(),
             job,
-            why: Undecided::Timeout(Duration::from_secs(10)),
+            pending: Pending {
+                position: position.clone(),
+                why: NoOutcome::Timeout(Duration::from_secs(10)),
+            },
         };
         let unconfirmed = |is_trigger| ScheduleError::Unconfirmed {
             id: id.clone(),
@@ -159,8 +166,8 @@ mod tests {
         let of_job = format!("the job is {job}; get it before you trigger again");
         let of_schedule = "get the schedule before you repeat the request";
         for (error, says, named) in [
-            (undecided(Some(job)), &*of_job, Some(job)),
-            (undecided(None), of_schedule, None),
+            (pending(Some(job)), &*of_job, Some(job)),
+            (pending(None), of_schedule, None),
             (unconfirmed(true), "triggering again may create another job", None),
             (unconfirmed(false), of_schedule, None),
         ] {

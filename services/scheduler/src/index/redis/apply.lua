@@ -13,10 +13,10 @@
 -- An empty range at the checkpoint renews its time.
 -- Returns 'OK', 'GAP' with the offset of the checkpoint and the beginning of the range, or 'LOCATE' with the ids of forgotten jobs that may be in
 -- any flow. Then nothing has changed.
-local meta = redis.call('HMGET', KEYS[1], 'cleared', 'counts', 'evictions')
+local meta = redis.call('HMGET', KEYS[1], 'cleared', 'counts')
 local offset, cleared = known[1], meta[1]
 if offset then
-  if meta[2] ~= counts() or meta[3] and meta[3] ~= evictions() then
+  if meta[2] ~= counts() then
     without_mark()
     return {'GAP', false, ARGV[2]}
   elseif tonumber(offset) >= tonumber(ARGV[3]) then
@@ -246,9 +246,6 @@ if excess > 0 and is_evictable(redis.call('LINDEX', KEYS[6], 0)) then
   for log, some in pairs(logs) do
     local key = prefix .. 'evicted:' .. log
     call('RPUSH', key, some)
-    -- A week after the end of the slice, or after now if the shard is rebuilt later.
-    local rest = math.max((tonumber(log) + 1) * 262144 - tonumber(ARGV[4]), 0)
-    redis.call('PEXPIRE', key, string.format('%.0f', rest + 604800000))
     redis.call('ZADD', KEYS[7], log, log)
   end
 end
@@ -316,7 +313,7 @@ for _ = 1, tonumber(next_value()) do
   end
 end
 
-redis.call('HSET', KEYS[1], 'offset', ARGV[3], 'at', ARGV[4], 'counts', counts(), 'evictions', evictions(), 'seen', seconds())
+redis.call('HSET', KEYS[1], 'offset', ARGV[3], 'at', ARGV[4], 'counts', counts(), 'seen', seconds())
 if ARGV[1] ~= '' then
   redis.call('HSET', KEYS[1], 'seal', ARGV[1])
 end

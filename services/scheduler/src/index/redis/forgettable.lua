@@ -33,7 +33,7 @@ if room > 0 and log and (tonumber(log) + 1) * 262144 <= tonumber(ARGV[1]) then
     redis.call('LTRIM', key, outdated, -1)
     if redis.call('EXISTS', key) == 0 then
       redis.call('ZREM', KEYS[7], log)
-      redis.call('HSET', KEYS[1], 'evictions', evictions())
+      redis.call('HSET', KEYS[1], 'counts', counts())
     end
   end
 end

@@ -7,16 +7,10 @@ local owner = table.remove(ARGV)
 local topic = table.remove(ARGV)
 local installation = table.remove(ARGV)
 
--- The numbers of flows (twice), of ended jobs, and of buckets.
+-- The numbers of flows (twice), of ended jobs, of buckets, of ended jobs with a record, and of logs of evicted ones.
 local function counts()
   return redis.call('ZCARD', KEYS[2]) .. ' ' .. redis.call('HLEN', KEYS[3]) .. ' ' .. redis.call('ZCARD', KEYS[4])
-    .. ' ' .. redis.call('SCARD', KEYS[5])
-end
-
--- The numbers of ended jobs with a record, and of logs of evicted ones. They are stored apart from the other counts, which an
--- older scheduler compares when it reads the shard.
-local function evictions()
-  return redis.call('LLEN', KEYS[6]) .. ' ' .. redis.call('ZCARD', KEYS[7])
+    .. ' ' .. redis.call('SCARD', KEYS[5]) .. ' ' .. redis.call('LLEN', KEYS[6]) .. ' ' .. redis.call('ZCARD', KEYS[7])
 end
 
 -- Removes the checkpoint of an inconsistent shard: a key was lost or changed from outside. The shard is then rebuilt.
@@ -35,12 +29,11 @@ end
 
 -- The checkpoint, unless the stored counts differ from the actual ones; then what to return, whose second value is false.
 local function mark()
-  local found = redis.call('HMGET', KEYS[1], 'offset', 'at', 'counts', 'evictions')
+  local found = redis.call('HMGET', KEYS[1], 'offset', 'at', 'counts')
   if not found[1] then
     return {false, false}
   end
-  -- A shard of an older scheduler has no evictions.
-  if found[3] ~= counts() or found[4] and found[4] ~= evictions() then
+  if found[3] ~= counts() then
     return without_mark()
   end
   return {found[1], found[2]}

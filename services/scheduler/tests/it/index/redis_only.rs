@@ -503,52 +503,6 @@ async fn a_lost_log_of_evicted_jobs_is_detected() {
 }
 
 #[tokio::test]
-async fn a_log_of_evicted_jobs_outlives_its_time_slice_by_a_week() {
-    let redis = OwnRedis::connect().await;
-    let index = redis.index.clone().with_max_ended(1);
-    // The second one is of a slice that is over, as in a rebuild.
-    begin(
-        &index,
-        vec![ended(1, 3_600_000), ended(2, -3_600_000), ended(3, 5)],
-    )
-    .await;
-    let week = 7 * 86_400_000;
-    for (forget, longest) in [(3_600_000, week + 3_600_000 + (1 << 18)), (-3_600_000, week)] {
-        let log = redis.key(SHARD, &format!("evicted:{}", at(forget).as_millis() >> 18));
-        let life = redis.raw.call(&["PTTL", &log]).await.as_i64().unwrap();
-        assert!(
-            (longest - (1 << 18) - 600_000..=longest).contains(&life),
-            "{life}"
-        );
-    }
-    redis.remove().await;
-}
-
-#[tokio::test]
-async fn an_older_scheduler_reads_a_shard_and_what_it_leaves_is_removed() {
-    let redis = OwnRedis::connect().await;
-    let index = redis.index.clone().with_max_ended(1);
-    begin(&index, vec![waits(1, 5), ended(2, 5), ended(3, 5)]).await;
-    let meta = redis.key(SHARD, "meta");
-    let field = async |name: &str| redis.raw.call(&["HGET", &meta, name]).await.into_string();
-    // Format 0: flows, sizes, ended jobs, and buckets.
-    assert_eq!(field("counts").await.as_deref(), Some("1 1 1 1"));
-    assert_eq!(field("format").await.as_deref(), Some("2"));
-
-    // It has rebuilt the shard in its format, and left what it does not know.
-    for name in ["format", "evictions"] {
-        redis.raw.call(&["HDEL", &meta, name]).await;
-    }
-    let found = index.look_up(SHARD, &[Lookup::Job(id(1))], at(0)).await.unwrap();
-    assert!(found.0.is_some() && found.1[0].is_some());
-    let claimed = index.claim(SHARD, ME).await.unwrap().unwrap();
-    assert_eq!(claimed.format, 0);
-    index.clear(SHARD, ME).await.unwrap();
-    assert_eq!(redis.names(SHARD).await, ["meta"]);
-    redis.remove().await;
-}
-
-#[tokio::test]
 async fn redis_removes_expired_keys_itself() {
     let redis = OwnRedis::connect().await;
     begin(&redis.index, vec![with_key(waits(1, 5), b'a', 100_000)]).await;
