@@ -204,8 +204,6 @@ contains "the topic of the states of groups" 'topicName: "redeliver.dlq.groups"'
     --set topics.provisioner=strimzi --set topics.strimzi.cluster=main
 contains "the topic of redrives" 'topicName: "redeliver.dlq.redrives"' "${base[@]}" \
     --set topics.provisioner=strimzi --set topics.strimzi.cluster=main
-contains "the parking topic" 'topicName: "docs-parked"' "${base[@]}" --set topics.provisioner=strimzi \
-    --set topics.strimzi.cluster=main --set-json 'config.pipelines.docs.automatic_redrive={}'
 contains "the urgent topic" 'topicName: "scheduler.jobs.urgent"' "${base[@]}" --set topics.provisioner=strimzi \
     --set topics.strimzi.cluster=main --set config.scheduler.topics.urgent=scheduler.jobs.urgent
 contains "the topics of a choice with dropped results" 'topicName: "ready"' --values "$work/dropped.yaml" --set topics.provisioner=strimzi

@@ -141,7 +141,7 @@ pub struct DeadLetter {
     pub trace_id: Option<String>,
     /// The id of the job from which the record was dispatched.
     pub job_id: Option<String>,
-    /// The id of its [`Group`]; `None` if the inspector is older than this client.
+    /// The id of its [`Group`].
     pub group: Option<String>,
 }
 
@@ -402,7 +402,7 @@ pub struct Group {
 /// The state of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupState {
-    /// The inspector is older than this client, or newer.
+    /// A state that this client does not know.
     Unknown,
     /// Nobody has decided anything, it was opened again, or the time for which it was muted is over.
     Open,
@@ -705,7 +705,7 @@ impl DeadLetterClient {
     /// Lists a page of groups of dead letters that fail for the same reason.
     ///
     /// # Errors
-    /// Like [`DeadLetterClient::list`], and [`ClientError::Unsupported`] if the inspector is too old for the request.
+    /// Like [`DeadLetterClient::list`].
     pub async fn groups(&self, list: &ListGroups) -> Result<GroupPage, ClientError> {
         let request = v1::ListGroupsRequest {
             filter: list.filter.clone(),
@@ -723,11 +723,8 @@ impl DeadLetterClient {
         };
         let answer = self.service.clone().list_groups(request).await;
         let answer = self.answer(answer).await?;
-        let groups = answer.groups.into_iter().map(Group::from);
-        let groups: Vec<Group> = groups.collect();
-        check_groups(list, &groups)?;
         Ok(GroupPage {
-            groups,
+            groups: answer.groups.into_iter().map(Group::from).collect(),
             next_page_token: text(answer.next_page_token),
             completeness: completeness(answer.completeness),
         })
@@ -842,17 +839,6 @@ impl DeadLetterClient {
     }
 }
 
-/// Whether an answer is one to this request. An older inspector ignores fields that it does not know.
-fn check_groups(list: &ListGroups, groups: &[Group]) -> Result<(), ClientError> {
-    if !list.states.is_empty() && groups.iter().any(|group| group.state == GroupState::Unknown) {
-        return Err(ClientError::Unsupported("states"));
-    }
-    if list.without_dead_letters && groups.iter().any(|group| group.count > 0) {
-        return Err(ClientError::Unsupported("without_dead_letters"));
-    }
-    Ok(())
-}
-
 fn change_request(change: &GroupChange) -> v1::ChangeGroupRequest {
     v1::ChangeGroupRequest {
         id: change.id.clone(),
@@ -933,7 +919,7 @@ impl Watch {
                     time: time(heartbeat.time),
                     completeness: completeness(heartbeat.completeness),
                 },
-                // A newer inspector may send events that this client does not know.
+                // An event that this client does not know.
                 None => continue,
             });
         }
@@ -947,13 +933,7 @@ impl Watch {
 }
 
 fn completeness(completeness: Option<v1::Completeness>) -> Completeness {
-    // An inspector that does not say it is older than this client.
-    let Some(completeness) = completeness else {
-        return Completeness {
-            are_states_known: true,
-            ..Completeness::default()
-        };
-    };
+    let completeness = completeness.unwrap_or_default();
     let missing = completeness.missing.into_iter().map(|missing| MissingPartition {
         reason: match missing.reason() {
             v1::MissingReason::Unspecified => MissingReason::Other,
@@ -1081,17 +1061,8 @@ impl TryFrom<v1::DeadLetter> for DeadLetter {
 
 impl From<v1::DeadLetterStats> for DeadLetterStats {
     fn from(answer: v1::DeadLetterStats) -> Self {
-        // An inspector that does not send completeness is older than this client. It always knows `open`, and does not send a 0.
-        let is_older = answer.completeness.is_none();
-        let topics = answer.topics.into_iter().map(|topic| {
-            let mut stats = TopicStats::from(topic);
-            if is_older {
-                stats.open = stats.open.or(Some(0));
-            }
-            stats
-        });
         Self {
-            topics: topics.collect(),
+            topics: answer.topics.into_iter().map(TopicStats::from).collect(),
             lag: answer.lag,
             completeness: completeness(answer.completeness),
         }
@@ -1179,23 +1150,8 @@ mod tests {
     }
 
     #[test]
-    fn an_older_inspector_does_not_send_that_nothing_is_open() {
-        let open = |completeness| {
-            let answer = v1::DeadLetterStats {
-                topics: vec![v1::TopicStats::default()],
-                completeness,
-                ..v1::DeadLetterStats::default()
-            };
-            DeadLetterStats::from(answer).topics[0].open
-        };
-        assert_eq!(open(None), Some(0));
-        assert_eq!(open(Some(v1::Completeness::default())), None);
-    }
-
-    #[test]
     fn an_answer_without_completeness_is_not_complete() {
-        let unknown = completeness(None);
-        assert!(!unknown.is_complete && unknown.are_states_known);
+        assert_eq!(completeness(None), Completeness::default());
         let sent = v1::Completeness {
             complete: false,
             as_of: Some(prost_types::Timestamp { seconds: 1, nanos: 0 }),
@@ -1225,39 +1181,5 @@ mod tests {
             undecoded_count: 3,
         };
         assert_eq!(completeness(Some(sent)), expected);
-    }
-
-    #[test]
-    fn an_answer_of_an_inspector_that_ignores_a_part_of_the_request_is_an_error() {
-        let group = |state: v1::GroupState, count| {
-            let group = v1::Group {
-                state: state.into(),
-                count,
-                ..v1::Group::default()
-            };
-            Group::from(group)
-        };
-        let in_states = ListGroups {
-            states: vec![GroupState::Regressed],
-            ..ListGroups::default()
-        };
-        let without = ListGroups {
-            without_dead_letters: true,
-            ..ListGroups::default()
-        };
-        let former = [group(v1::GroupState::Unspecified, 3)];
-        let unsupported = |list: &ListGroups, groups: &[Group]| match check_groups(list, groups) {
-            Ok(()) => None,
-            Err(ClientError::Unsupported(field)) => Some(field),
-            Err(other) => panic!("{other:?}"),
-        };
-        assert_eq!(unsupported(&in_states, &former), Some("states"));
-        assert_eq!(unsupported(&without, &former), Some("without_dead_letters"));
-        assert_eq!(unsupported(&ListGroups::default(), &former), None);
-        assert_eq!(
-            unsupported(&in_states, &[group(v1::GroupState::Regressed, 3)]),
-            None
-        );
-        assert_eq!(unsupported(&without, &[group(v1::GroupState::Muted, 0)]), None);
     }
 }

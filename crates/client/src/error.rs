@@ -56,9 +56,6 @@ pub enum ClientError {
     /// A field of the response is invalid.
     #[error("field `{0}` of the response is missing or out of range")]
     InvalidResponse(&'static str),
-    /// The service is older than this client: it does not know this field of the request, and its answer is one to another request.
-    #[error("the service is older than this client, and does not know the field `{0}` of the request")]
-    Unsupported(&'static str),
     /// The service ended a stream that should not end. Open a new one.
     #[error("the service ended the stream")]
     Ended,
@@ -202,18 +199,12 @@ impl ClientError {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            // Older schedulers answer with codes that mean a repetition otherwise.
-            _ if self.is_undecided() => false,
             Self::Unreachable { .. } | Self::Ended | Self::StreamTimeout(_) => true,
             Self::Refused { code, .. } => matches!(
                 code,
                 Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::ResourceExhausted
             ),
-            Self::Endpoint { .. }
-            | Self::Token(_)
-            | Self::Invalid(_)
-            | Self::InvalidResponse(_)
-            | Self::Unsupported(_) => false,
+            Self::Endpoint { .. } | Self::Token(_) | Self::Invalid(_) | Self::InvalidResponse(_) => false,
         }
     }
 }

@@ -38,8 +38,8 @@ pub struct Job {
     pub revision: u32,
     /// The idempotency key of the request, if it has one.
     pub idempotency_key: Option<String>,
-    /// The request id; the id of the job if the client set none. `None` if an older scheduler answered.
-    pub request_id: Option<String>,
+    /// The request id; the id of the job if the client set none.
+    pub request_id: String,
     /// The value of the record to dispatch; empty after the end of the job.
     pub data: Bytes,
     /// The key of the record to dispatch.
@@ -428,7 +428,7 @@ impl TryFrom<v1::Job> for Job {
             expires_at: time(job.expires_at),
             headers: from_headers(&job.headers),
             idempotency_key: text(job.idempotency_key),
-            request_id: text(job.request_id),
+            request_id: job.request_id,
             topic: text(job.topic),
             occurrence: text(job.occurrence),
             is_long_wait: job.long_wait,

@@ -32,8 +32,6 @@ pub enum RedriveKind {
     Discard,
     /// Opens discarded ones again.
     Restore,
-    /// Moves them to the parking topic of their pipeline. Only automatic redrives plan it.
-    Park,
 }
 
 /// The state of a job.
@@ -192,8 +190,6 @@ pub struct Redrive {
     pub has_more: bool,
     /// What is edited: `value`, `key` and `headers`; empty: nothing.
     pub edited: Vec<String>,
-    /// The pipeline whose automatic redrive has planned it.
-    pub automatic_pipeline: Option<String>,
 }
 
 /// What became of a dead letter.
@@ -234,7 +230,6 @@ impl RedriveKind {
             Self::Redrive => "redrive",
             Self::Discard => "discard",
             Self::Restore => "restore",
-            Self::Park => "park",
         }
     }
 }
@@ -283,7 +278,6 @@ impl RedriveClient {
             RedriveKind::Redrive => v1::RedriveKind::Redrive,
             RedriveKind::Discard => v1::RedriveKind::Discard,
             RedriveKind::Restore => v1::RedriveKind::Restore,
-            RedriveKind::Park => v1::RedriveKind::Park,
         };
         let mut request = v1::PlanRedriveRequest {
             kind: kind.into(),
@@ -489,7 +483,6 @@ impl TryFrom<v1::Redrive> for Redrive {
             v1::RedriveKind::Redrive => RedriveKind::Redrive,
             v1::RedriveKind::Discard => RedriveKind::Discard,
             v1::RedriveKind::Restore => RedriveKind::Restore,
-            v1::RedriveKind::Park => RedriveKind::Park,
             v1::RedriveKind::Unspecified => return Err(ClientError::InvalidResponse("kind")),
         };
         let state = match redrive.state() {
@@ -537,7 +530,6 @@ impl TryFrom<v1::Redrive> for Redrive {
             problem: text(redrive.problem),
             has_more: redrive.has_more,
             edited: redrive.edited,
-            automatic_pipeline: text(redrive.automatic_pipeline),
         })
     }
 }

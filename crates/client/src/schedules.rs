@@ -35,7 +35,7 @@ pub struct ListSchedules {
 pub struct SchedulePage {
     /// By the due time of the next occurrence, without the data and headers of their jobs; paused and finished ones come last.
     pub schedules: Vec<Schedule>,
-    /// What the scheduler cannot read, for example because a newer one wrote it.
+    /// What the scheduler cannot read, for example because another version wrote it.
     pub unreadable: Vec<UnreadableSchedule>,
     /// `None` on the last page.
     pub next_page_token: Option<String>,

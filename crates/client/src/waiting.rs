@@ -307,7 +307,7 @@ impl TraceEvent {
 enum Message<T> {
     Progress(v1::ScanProgress),
     Answer(T),
-    /// From a newer inspector.
+    /// One that this client does not know.
     Other,
 }
 

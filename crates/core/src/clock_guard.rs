@@ -25,7 +25,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::human_duration::HumanDuration;
-use crate::mutant;
 use crate::time::{Clock, Timestamp};
 
 /// The offset may change by a tenth of the elapsed time without being a step. chrony slews by at most a twelfth
@@ -155,10 +154,6 @@ impl ClockGuard {
         let hold = match &mut self.hold {
             None => {
                 if confirmed.track(offset, at, max_step) {
-                    return steady;
-                }
-                if mutant!("clock-trusts-each-step") {
-                    *confirmed = TrackedOffset::new(offset, at);
                     return steady;
                 }
                 Hold::begin(confirmed, offset, at)

@@ -160,13 +160,6 @@ impl Pipeline {
         format!("{}-dlq", self.name).into()
     }
 
-    /// The parking topic, for dead letters whose automatic redrives are used up: `<pipeline>-parked`. It exists only if the pipeline has automatic
-    /// redrives, and only the inspector writes to it.
-    #[must_use]
-    pub fn parking_topic(&self) -> Arc<str> {
-        format!("{}-parked", self.name).into()
-    }
-
     /// Whether new waits end in the due topic, so that it must exist.
     #[must_use]
     pub fn needs_due_topic(&self) -> bool {
@@ -281,7 +274,7 @@ impl Pipeline {
     }
 
     /// The tier for a wait without randomness: the longest tier that is not longer than the wait, or the shortest tier for
-    /// a wait that is shorter than every tier.
+    /// a wait that is shorter than every tier. A topic is read in order: behind records with longer waits, a record would be late.
     #[must_use]
     pub fn tier_for(&self, wait: HumanDuration) -> HumanDuration {
         let tiers = self.policy.tiers();

@@ -13,7 +13,6 @@ use crate::failure::{ErrorClass, Failure, MESSAGE_LIMIT, bounded_text};
 use crate::headers::{self, Origin, ReservedHeaders, TraceContext};
 use crate::human_duration::HumanDuration;
 use crate::kept::is_same_header;
-use crate::mutant;
 use crate::outcome::{Outcome, Produced};
 use crate::pipeline::{DelayQueue, Pipeline, ReturnTo};
 use crate::record::{Headers, Output, Record};
@@ -216,7 +215,7 @@ impl RouteContext<'_> {
             },
             Outcome::Failed(failure) => failure,
         };
-        let counts = failure.class.counts() && !mutant!("route-forgets-the-attempt");
+        let counts = failure.class.counts();
         let failed_attempts = self.arrival.failed_attempts.saturating_add(u32::from(counts));
         match self.next_attempt(record, failed_attempts, &failure) {
             Ok(wait) => self.route_retry(record, failed_attempts, &failure, wait),
@@ -276,8 +275,7 @@ impl RouteContext<'_> {
         // For the same reason, it does not apply to a redriven record.
         // A time in the future would prolong its life.
         let redriven_at = self.arrival.redriven_at.map(|at| at.min(now));
-        let is_first =
-            self.arrival.failed_attempts == 0 && redriven_at.is_none() || mutant!("route-keeps-the-anchor");
+        let is_first = self.arrival.failed_attempts == 0 && redriven_at.is_none();
         let (delays, anchor) = match failure.class {
             ErrorClass::Transient => {
                 let anchor = if is_first {
@@ -338,14 +336,8 @@ impl RouteContext<'_> {
             DelayQueue::Tier(_) => (delays.nominal, None),
             DelayQueue::Scheduler => (delays.anywhere(random), None),
         };
-        let due = due(delay);
-        let due = mutant!(
-            "route-retries-early",
-            due,
-            Timestamp::from_millis(due.as_millis() - 1)
-        );
         Wait {
-            due,
+            due: due(delay),
             queue,
             topic,
             partition,

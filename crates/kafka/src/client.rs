@@ -200,8 +200,7 @@ impl KafkaSettings {
     /// An id with the prefix of this installation.
     #[must_use]
     pub fn id(&self, name: &str) -> String {
-        let prefix = mutant!("kafka-forgets-the-prefix", &*self.id_prefix, "");
-        format!("{prefix}{name}")
+        format!("{}{name}", self.id_prefix)
     }
 
     /// Checks each passed-through property separately, without creating a client.
@@ -328,7 +327,8 @@ impl KafkaSettings {
         config
     }
 
-    /// The `group.instance.id` of a lane's consumer; `None` for a dynamic member.
+    /// The `group.instance.id` of a lane's consumer; `None` for a dynamic member. Only with a configured `instance`: two static members
+    /// of one name fence each other, and one that does not come back keeps its partitions until the session timeout.
     #[must_use]
     pub fn group_instance_id(&self, member: &str) -> Option<String> {
         self.static_membership

@@ -30,7 +30,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redeliver_core::mutant;
 use redeliver_core::wait::{Backoff, LogThrottle};
 
 use crate::client::KafkaSettings;
@@ -364,9 +363,6 @@ impl<S: CredentialSource, O: CredentialObserver> Keeper<S, O> {
         for (name, value) in properties.iter() {
             client.set(name, value);
         }
-        if mutant!("credentials-are-not-tried") {
-            return Ok(());
-        }
         match probe(&client, PROBE) {
             Ok(Probed::Connected) => Ok(()),
             Ok(Probed::Refused(reason)) => Err(format!("kafka refuses them: {reason}")),
@@ -382,9 +378,7 @@ impl<S: CredentialSource, O: CredentialObserver> Keeper<S, O> {
         self.observer.using(&properties);
         tracing::info!("credentials for kafka have changed; replacing clients one after the other");
         let mut state = self.shared.lock();
-        if !mutant!("credentials-are-not-used") {
-            state.properties = properties;
-        }
+        state.properties = properties;
         state.version += 1;
     }
 

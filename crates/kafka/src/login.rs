@@ -4,6 +4,9 @@
 //! tries again, and clients keep the token that they have. Every client of the process is registered when it is created
 //! ([`ClientSettings`](crate::client::ClientSettings)), and gets each token at once, whether it is polled or not. So a
 //! connection that the broker wants to be authenticated again always finds a fresh token.
+//!
+//! rdkafka's callback for tokens is not used: it needs a client that is polled, which admin clients are not, passes on no SASL
+//! extensions, and logs rejected tokens.
 
 use std::io;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};

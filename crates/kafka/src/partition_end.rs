@@ -25,7 +25,6 @@ use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::ConsumerContext;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use redeliver_core::mutant;
 
 use crate::client::ClientLog;
 
@@ -124,7 +123,6 @@ pub(crate) enum AtEnd {
 
 /// Decides about an end of partition at `reported`, when the next offset to read is `next` and the reader has to reach `end`.
 pub(crate) fn at_end(next: Option<i64>, reported: Option<i64>, end: i64) -> AtEnd {
-    let reported = mutant!("reader-takes-any-end", reported, reported.map(|_| end));
     match next.max(reported) {
         Some(next) if next >= end => AtEnd::Reached { next },
         next => AtEnd::ReadOn { next },

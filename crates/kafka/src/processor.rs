@@ -40,7 +40,8 @@ pub struct TransactionBatch {
 /// The partition and offset at which an output was written; `None` if the broker does not tell, because it recognised a repeated request.
 pub type Delivered = Option<(i32, i64)>;
 
-/// Writes more records in the transaction of a batch, once the positions of its outputs are known.
+/// Writes more records in the transaction of a batch, once the positions of its outputs are known. Written with the next transaction, the positions
+/// of the last one before a crash would be lost.
 ///
 /// The function gets the positions in the order of [`TransactionBatch::outputs`]. It runs on the thread that writes, must not block, and is called again if the
 /// transaction is repeated: then the records are at other positions.

@@ -254,9 +254,7 @@ impl OffsetTracker {
     /// [`METADATA_LIMIT`]. Do not read the partition until completions make it true again.
     #[must_use]
     pub fn may_admit(&self) -> bool {
-        if mutant!("tracker-ignores-its-weight") {
-            true
-        } else if self.restored.is_empty() {
+        if self.restored.is_empty() {
             // Room for two offsets: the next one, and one more, so that after a restart from the resulting commit there is
             // room for an offset beyond the restored set. Without it, records would then be admitted one at a time.
             self.weight.plus(Weight::HEAVIEST).plus(Weight::HEAVIEST).fits()

@@ -1,7 +1,7 @@
 //! Logs to stderr and spans to an OpenTelemetry collector.
 //!
 //! Spans of records are created with [`Tracer`] instead of the macros of `tracing`: their parents come from record
-//! headers (see `docs/adr/0014-opentelemetry-spans.md`), and a disabled tracer costs nothing per record.
+//! headers and from other processes, and a disabled tracer costs nothing per record.
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal};

@@ -100,8 +100,6 @@ pub enum Action {
     DiscardDeadLetters,
     /// Discarded dead letters are open again.
     RestoreDeadLetters,
-    /// Dead letters were moved to a parking topic.
-    ParkDeadLetters,
     /// A dead letter was sent to a caller.
     GetDeadLetter,
     /// A page of dead letters was sent to a caller.
@@ -181,7 +179,6 @@ impl Action {
             Self::RedriveDeadLetters => "dead-letters.redrive",
             Self::DiscardDeadLetters => "dead-letters.discard",
             Self::RestoreDeadLetters => "dead-letters.restore",
-            Self::ParkDeadLetters => "dead-letters.park",
             Self::GetDeadLetter => "dead-letters.get",
             Self::ListDeadLetters => "dead-letters.list",
             Self::WatchDeadLetters => "dead-letters.watch",

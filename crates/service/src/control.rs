@@ -17,7 +17,7 @@
 //!
 //! A process waits for [`Host::control`] before it does anything that can be paused. So it never runs what was paused before it
 //! started. If the topic cannot be read later, what it contained last applies, and readiness and a metric say so. What has a value that a process cannot
-//! read, for example because a newer version has written it, is paused, and reported. Names of an unknown kind are only reported.
+//! read, for example because another version has written it, is paused, and reported. Names of an unknown kind are only reported.
 
 pub mod change;
 pub mod error;

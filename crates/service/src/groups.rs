@@ -3,7 +3,8 @@
 //! A process that starts with another `kafka.id_prefix` has groups without committed offsets. It would read every topic from
 //! the beginning, and process all records in them again. So it does not start while another group of the cluster has the
 //! same name after its prefix, and a lane has committed offsets for it in a topic in which the process's own group has none.
-//! See `docs/adr/0021-id-prefix.md`.
+//! Nothing that a process keeps says which prefix it had before; Kafka's groups do. A broker that does not list its groups is only a
+//! warning: the check is a precaution, and must not keep processes from starting.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -467,8 +467,7 @@ impl Breaker {
             return (Verdict::Own, None);
         }
         if admitted.number <= self.started_before_opening() {
-            let is_forgotten = is_failure && !mutant!("breaker-burns-stragglers");
-            let verdict = if is_forgotten {
+            let verdict = if is_failure {
                 Verdict::Forgotten
             } else {
                 Verdict::Own

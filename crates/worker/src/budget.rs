@@ -8,8 +8,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use redeliver_core::mutant;
-
 /// Records in flight, or their limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct InFlight {
@@ -106,13 +104,7 @@ impl BudgetShare {
 fn room(limit: usize, lanes: usize, own: usize, others: impl Iterator<Item = usize>) -> usize {
     let fair = limit / lanes;
     let reserve = (fair / RESERVES_PER_PART).max(1);
-    let keep = |other: usize| {
-        mutant!(
-            "budget-keeps-no-reserve",
-            other.max(fair.min(other + reserve)),
-            other
-        )
-    };
+    let keep = |other: usize| other.max(fair.min(other + reserve));
     let kept: usize = others.map(keep).sum();
     // The reserve may exceed the limit, if others hold results that are larger than expected or if the limit is less than
     // a record per lane.

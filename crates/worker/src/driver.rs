@@ -14,7 +14,7 @@ use futures::future::join_all;
 use redeliver_core::headers::TraceContext;
 use redeliver_core::pipeline::DelayQueue;
 use redeliver_core::route::{Disposition, RouteContext, Routing};
-use redeliver_core::{Clock, ErrorClass, Outcome, Pipeline, Timestamp, mutant};
+use redeliver_core::{Clock, ErrorClass, Outcome, Pipeline, Timestamp};
 use redeliver_proto::long_wait;
 use tokio::sync::Notify;
 use tokio::task::JoinError;
@@ -153,7 +153,7 @@ impl<H: Handler> Driver<H> {
     /// Starts attempts. Returns when to look again, if nothing else happens.
     fn start(&self, work: &mut Work) -> Option<Instant> {
         // All lanes of a pipeline are paused together.
-        if self.lanes.iter().any(|lane| lane.is_paused()) && !mutant!("driver-ignores-pauses") {
+        if self.lanes.iter().any(|lane| lane.is_paused()) {
             return None;
         }
         let wake_at = [self.repeat_held(work), self.unblock(work)];

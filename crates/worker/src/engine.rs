@@ -334,9 +334,7 @@ impl Engine {
             return;
         }
         // A loop, because the dead-letter topic may be unavailable, too.
-        while let Some((topic, presence)) =
-            unavailable_topic(&record, unavailable).filter(|_| !mutant!("engine-writes-to-missing-topics"))
-        {
+        while let Some((topic, presence)) = unavailable_topic(&record, unavailable) {
             if !self.has_timed_out(topic, *presence)
                 || !self.replace_by_dead_letter(&mut record, topic, presence.lasting(), now)
             {
@@ -443,10 +441,6 @@ impl Engine {
         record.outputs = routing.outputs.len();
         let failures = &self.context.failures;
         failures.failed(&arrival.origin, failure, routing.disposition);
-        if mutant!("engine-keeps-other-results-of-refused-records") {
-            outputs.extend(routing.outputs);
-            return Some(outputs);
-        }
         Some(mutant!(
             "engine-drops-refused-results",
             routing.outputs,
@@ -476,10 +470,7 @@ impl Processor for Engine {
         // The driver returns queued records of the partition. Handlers that already run are not cancelled: their calls
         // may have had effects, and `finish` drops their results because the assignment is gone.
         if let Some(is_assigned) = self.assignments.remove(&assignment) {
-            is_assigned.store(
-                mutant!("engine-keeps-calling-for-revoked-partitions"),
-                Ordering::SeqCst,
-            );
+            is_assigned.store(false, Ordering::SeqCst);
             self.context.partitions.revoked();
             self.channel.revoked.store(true, Ordering::SeqCst);
             self.channel.changed.notify_one();
@@ -553,7 +544,7 @@ impl Processor for Engine {
         let count = self.batch_len(limit);
         for record in self.finished.drain(..count) {
             self.in_flight.remove(InFlight {
-                records: mutant!("engine-never-releases-records", 1, 0),
+                records: 1,
                 bytes: record.size,
             });
             let Some(routing) = record.routing else {

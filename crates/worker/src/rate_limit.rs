@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use governor::clock::{Clock as _, DefaultClock};
 use governor::{DefaultDirectRateLimiter, Quota};
+use redeliver_core::Timestamp;
 use redeliver_core::token_bucket::Bucket;
-use redeliver_core::{Timestamp, mutant};
 use redeliver_service::control::value::RateLimit as WantedRate;
 use tokio::time::Instant;
 
@@ -102,7 +102,7 @@ impl Limiter {
     /// How long it has to wait. It must ask again then.
     pub(crate) fn start(&self) -> Result<(), Duration> {
         let mut wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
-        match mutant!("limiter-ignores-operators", wanted.rate, None) {
+        match wanted.rate {
             None => self.start_as_configured(),
             Some(WantedRate::Unlimited) => Ok(()),
             Some(WantedRate::PerSecond(rate)) => {

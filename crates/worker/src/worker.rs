@@ -346,8 +346,7 @@ impl BreakerObserver for Report {
     }
 }
 
-/// The name of a lane, which is part of transactional ids and of the ids of static members. Lanes of the source have the
-/// name that lanes of both topics had, so a new version resolves the transactions that an older one left open.
+/// The name of a lane, which is part of transactional ids and of the ids of static members.
 fn lane_name(pipeline: &Pipeline, topic: &str, number: usize) -> String {
     let suffix = if *topic == *pipeline.due_topic() {
         "-due"
@@ -367,7 +366,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_of_the_source_keep_their_former_name_and_those_of_the_due_topic_have_another() {
+    fn lanes_have_names_by_topic() {
         let pipeline = Pipeline::new("docs");
         let names = pipeline.worker_topics(true);
         let names: Vec<String> = names.iter().map(|topic| lane_name(&pipeline, topic, 3)).collect();

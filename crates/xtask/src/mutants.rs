@@ -166,7 +166,6 @@ impl Verdict {
             Some(0) => Self::Survived,
             Some(FAILED) => Self::Caught,
             _ if !finished.timed_out => Self::Crashed,
-            _ if mutant.may_hang => Self::Caught,
             _ => Self::TimedOut,
         }
     }
@@ -192,24 +191,20 @@ mod tests {
     #[test]
     fn a_defect_is_caught_only_by_a_failed_test_that_executes_it() {
         let mutant = MUTANTS[0];
-        let verdict = |status: i32, timed_out, output: String, may_hang| {
+        let verdict = |status: i32, timed_out, output: String| {
             let finished = Finished {
                 status: ExitStatus::from_raw(status),
                 timed_out,
                 output,
             };
-            Verdict::of(&finished, &Mutant { may_hang, ..mutant })
+            Verdict::of(&finished, &mutant)
         };
         let reached = || format!("mutant reached: {}\n", mutant.name);
-        assert_eq!(verdict(101 << 8, false, reached(), false), Verdict::Caught);
-        assert_eq!(verdict(0, false, reached(), false), Verdict::Survived);
-        assert_eq!(
-            verdict(101 << 8, false, String::new(), false),
-            Verdict::NotReached
-        );
-        assert_eq!(verdict(9, true, reached(), false), Verdict::TimedOut);
-        assert_eq!(verdict(9, true, reached(), true), Verdict::Caught);
-        assert_eq!(verdict(6, false, reached(), true), Verdict::Crashed);
+        assert_eq!(verdict(101 << 8, false, reached()), Verdict::Caught);
+        assert_eq!(verdict(0, false, reached()), Verdict::Survived);
+        assert_eq!(verdict(101 << 8, false, String::new()), Verdict::NotReached);
+        assert_eq!(verdict(9, true, reached()), Verdict::TimedOut);
+        assert_eq!(verdict(6, false, reached()), Verdict::Crashed);
     }
 
     #[test]

@@ -15,7 +15,6 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use redeliver_core::mutant;
 use redeliver_proto::v1::audit_service_server::SERVICE_NAME as AUDIT_SERVICE_NAME;
 use redeliver_proto::v1::control_service_server::SERVICE_NAME as CONTROL_SERVICE_NAME;
 use redeliver_proto::v1::dead_letter_service_server::SERVICE_NAME;
@@ -252,8 +251,7 @@ fn lacking<'t>(
     topics: impl Iterator<Item = &'t str>,
 ) -> Option<(Verb, Option<&'t str>)> {
     let (seen, others): (Vec<_>, Vec<_>) = topics.partition(|topic| may(Verb::Read, topic));
-    let may_change = |topic: &&str| may(Verb::Operate, topic) || mutant!("groups-are-changed-by-readers");
-    let refused = seen.into_iter().find(|topic| !may_change(topic));
+    let refused = seen.into_iter().find(|topic| !may(Verb::Operate, topic));
     let refused = refused.map(|topic| (Verb::Operate, Some(topic)));
     refused.or((!others.is_empty()).then_some((Verb::Read, None)))
 }

@@ -94,7 +94,6 @@ use crate::masking::Masking;
 use crate::metrics::Metrics;
 use crate::pattern::Patterns;
 use crate::redrive::change::JobWriter;
-use crate::redrive::planner::{Planner, rules};
 use crate::schema_registry::SchemaRegistry;
 use crate::shared::SharedState;
 use crate::waiting::scans::Scans;
@@ -115,14 +114,11 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
     Authenticator::check(SECTION, &api)
 }
 
-/// The topics that the inspector needs apart from dead-letter topics: the ledger, the states of groups, the redrives, and the parking topics.
+/// The topics that the inspector needs apart from dead-letter topics: the ledger, the states of groups, and the redrives.
 #[must_use]
 pub fn topics(config: &Config) -> TopologySpec {
     let settings = topic_settings(config);
-    let automatic = config.automatic_redrives().into_iter();
-    let automatic: Vec<_> = automatic.map(|(pipeline, _)| pipeline).collect();
     TopologySpec::for_ledger(ledger::TOPIC, &settings)
-        .join(TopologySpec::for_parking(&automatic, &settings))
         .join(TopologySpec::for_group_states(group_states::TOPIC, &settings))
         .join(TopologySpec::for_redrives(&config.redrives_topic(), &settings))
 }
@@ -167,8 +163,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let metrics = Metrics::register(&mut host.registry());
     let part = host.health.part("dlq-index");
     let stop = host.tasks.shutdown().clone();
-    let pipelines = redeliver_service::topics::pipelines(&host.config);
-    let masking = Arc::new(Masking::new(&config.masking).with_parking_topics(&pipelines));
+    let masking = Arc::new(Masking::new(&config.masking));
     for warning in masking.warnings() {
         tracing::warn!(warning, "check dlq_inspector.masking");
     }
@@ -238,7 +233,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let surveyor = Surveyor::new(&host.kafka)?;
     let scans = Scans::new(&host.config, &host.kafka, surveyor.clone());
     let survey = SurveyTask {
-        patterns: Patterns::new(&host.config.dead_letter_patterns()).without([
+        patterns: Patterns::new(&config.topics).without([
             host.config.audit_topic(),
             host.config.control_topic(),
             redrives_topic.clone(),
@@ -282,20 +277,6 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
             shared.clone(),
             metrics.clone(),
         )?;
-        let planner = Planner {
-            rules: rules(&host.config),
-            jobs: jobs.clone(),
-            writer: job_writer.clone(),
-            destinations: destinations.clone(),
-            pool: pool.clone(),
-            shared: shared.clone(),
-            clock: host.clock.clone(),
-            metrics: metrics.clone(),
-        };
-        if !planner.rules.is_empty() {
-            host.tasks
-                .spawn("dlq-automatic-redrives", planner.run(stop.clone()));
-        }
     }
     let redrives = redrive::start::count(jobs.clone(), metrics.clone(), stop.clone());
     host.tasks.spawn("dlq-redrives", redrives);

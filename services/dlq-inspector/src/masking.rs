@@ -8,14 +8,13 @@ mod json;
 mod text;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use bytes::Bytes;
 use redeliver_core::failure::MESSAGE_LIMIT;
 use redeliver_core::headers::{ERROR_MESSAGE, JOB_ID, TRACEPARENT};
 use redeliver_core::pattern::matches;
-use redeliver_core::{Headers, Pipeline, mutant};
+use redeliver_core::Headers;
 use redeliver_runtime::config::{Expression, FieldPath, MaskingRule};
 
 use crate::dialect::{self, Facts, Field};
@@ -47,8 +46,6 @@ static QUOTED_RECORDS: LazyLock<Vec<Expression>> = LazyLock::new(|| {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Masking {
     rules: Vec<MaskingRule>,
-    /// Parking topics, and the dead-letter topics whose rules apply to them as well.
-    copies: HashMap<Arc<str>, Arc<str>>,
 }
 
 /// The rules for a topic.
@@ -87,28 +84,12 @@ impl Masking {
         for header in rules.iter_mut().flat_map(|rule| &mut rule.headers) {
             header.make_ascii_lowercase();
         }
-        Self {
-            rules,
-            copies: HashMap::new(),
-        }
-    }
-
-    /// Applies the rules of the dead-letter topics of these pipelines to their parking topics, too: these have the same records.
-    pub(crate) fn with_parking_topics(mut self, pipelines: &[Pipeline]) -> Self {
-        let copies = pipelines
-            .iter()
-            .map(|pipeline| (pipeline.parking_topic(), pipeline.dead_letter_topic()));
-        self.copies.extend(copies);
-        self
+        Self { rules }
     }
 
     /// The rules for a topic.
     pub(crate) fn of(&self, topic: &str) -> Mask<'_> {
-        let topics = [Some(topic), self.copies.get(topic).map(|topic| &**topic)];
-        let applies = |rule: &&MaskingRule| {
-            let is_of = |topic| rule.topics.iter().any(|pattern| matches(pattern, topic));
-            topics.into_iter().flatten().any(is_of)
-        };
+        let applies = |rule: &&MaskingRule| rule.topics.iter().any(|pattern| matches(pattern, topic));
         Mask(self.rules.iter().filter(applies).collect())
     }
 
@@ -250,7 +231,7 @@ impl<'m> Mask<'m> {
                 self.paths().any(|path| json::masks(path, &names))
             }
             Restriction::Text(field, _) => match text_fact(*field) {
-                Some(fact) => mutant!("masking-answers-filters", self.may_hide(fact), self.hides(fact)),
+                Some(fact) => self.may_hide(fact),
                 None => false,
             },
             Restriction::Number(NumberField::ValueSize, _) => self.has_fields(),
@@ -312,7 +293,6 @@ impl<'m> Mask<'m> {
         }
         match json::mask(&value, &paths) {
             Some(masked) => MaskedValue::Shown(masked.text.into(), masked.found),
-            None if mutant!("masking-shows-what-it-cannot-read") => MaskedValue::Shown(value, Vec::new()),
             None => MaskedValue::Withheld,
         }
     }

@@ -39,12 +39,6 @@ struct CallLabels {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct AutomaticLabels {
-    pipeline: String,
-    state: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RedrivenLabels {
     kind: &'static str,
     outcome: &'static str,
@@ -76,7 +70,6 @@ pub(crate) struct Metrics {
     redriven: Family<RedrivenLabels, Counter>,
     redrives: Family<StateLabel, Gauge>,
     removed_entries: Counter,
-    automatic: Family<AutomaticLabels, Gauge>,
     scans: Gauge,
     scanned: Counter,
     calls: Family<CallLabels, Histogram, fn() -> Histogram>,
@@ -103,7 +96,6 @@ impl Metrics {
             redriven: Family::default(),
             redrives: Family::default(),
             removed_entries: Counter::default(),
-            automatic: Family::default(),
             scans: Gauge::default(),
             scanned: Counter::default(),
             calls: Family::new_with_constructor(|| Histogram::new(CALL_SECONDS)),
@@ -158,30 +150,25 @@ impl Metrics {
             "Failed attempts to open or write the index, which are repeated",
             metrics.write_errors.clone(),
         );
-        for kind in [Kind::Redrive, Kind::Discard, Kind::Restore, Kind::Park] {
+        for kind in [Kind::Redrive, Kind::Discard, Kind::Restore] {
             for outcome in ["done", "failed", "skipped"] {
                 metrics.add_redriven(kind, outcome, 0);
             }
         }
         registry.register(
             "dlq_redrive_items",
-            "Dead letters that this process has redriven, discarded, restored or parked, or tried to",
+            "Dead letters that this process has redriven, discarded or restored, or tried to",
             metrics.redriven.clone(),
         );
         registry.register(
             "dlq_redrives",
-            "Jobs (redrives, discards, restores, parkings) that have not ended, by state; braked: paused because too many records came back",
+            "Jobs (redrives, discards, restores) that have not ended, by state; braked: paused because too many records came back",
             metrics.redrives.clone(),
         );
         registry.register(
             "dlq_ledger_entries_removed",
             "Entries that this process has removed from the ledger because Kafka has deleted their dead letters",
             metrics.removed_entries.clone(),
-        );
-        registry.register(
-            "dlq_automatic_redrive",
-            "1 for how the automatic redrive of a pipeline stands: idle, running, stuck (a job runs, and nothing can be done for it now), paused, braked (too many records came back, or nobody knows), waiting (the index is incomplete); 0 for the others",
-            metrics.automatic.clone(),
         );
         registry.register(
             "dlq_audit_failures",
@@ -259,24 +246,11 @@ impl Metrics {
         self.redrives.get_or_create(&StateLabel { state }).set(count);
     }
 
-    /// Sets how the automatic redrive of a pipeline stands.
-    pub(crate) fn set_automatic_redrive(&self, pipeline: &str, standing: &'static str) {
-        for state in ["idle", "running", "stuck", "paused", "braked", "waiting"] {
-            let labels = AutomaticLabels {
-                pipeline: pipeline.to_owned(),
-                state,
-            };
-            let is_so = i64::from(state == standing);
-            self.automatic.get_or_create(&labels).set(is_so);
-        }
-    }
-
     pub(crate) fn add_redriven(&self, kind: Kind, outcome: &'static str, count: u32) {
         let kind = match kind {
             Kind::Redrive => "redrive",
             Kind::Discard => "discard",
             Kind::Restore => "restore",
-            Kind::Park => "park",
         };
         let labels = RedrivenLabels { kind, outcome };
         self.redriven.get_or_create(&labels).inc_by(count.into());

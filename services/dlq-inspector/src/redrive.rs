@@ -10,8 +10,7 @@
 //! | [`jobs`] | what the topic contains |
 //! | [`edit`] | how a record is edited |
 //! | [`change`] | changes by callers |
-//! | [`automatic`] | which job of a pipeline is next without a caller |
-//! | `planner` | plans these jobs |
+//! | [`room`] | which jobs are removed for a new one |
 //! | [`pace`] | what the executor does next |
 //! | [`omitted`] | dead letters whose payload was left out |
 //! | [`outcomes`] | what became of the items of a job, and where their records are |
@@ -23,7 +22,6 @@
 //! | `executor` | the processor of the lane |
 //! | `start` | starts the lane |
 
-pub mod automatic;
 pub mod change;
 pub mod edit;
 pub(crate) mod executor;
@@ -34,7 +32,6 @@ pub(crate) mod ledger_states;
 pub mod omitted;
 pub mod outcomes;
 pub mod pace;
-pub(crate) mod planner;
 pub mod record;
 pub(crate) mod removal;
 pub mod room;

@@ -49,7 +49,7 @@ use hyper::body::Body as _;
 use redeliver_core::classification::Classification;
 use redeliver_core::failure::FailureScope;
 use redeliver_core::outcome::Produced;
-use redeliver_core::{Clock, ErrorClass, Failure, Headers, HumanDuration, Outcome, mutant};
+use redeliver_core::{Clock, ErrorClass, Failure, Headers, HumanDuration, Outcome};
 use redeliver_runtime::config::BatchValues;
 use redeliver_service::Host;
 use redeliver_worker::Attempt;
@@ -250,7 +250,7 @@ impl Batches {
         }
         let (item, bytes) = (attempt.clone(), value.map_or(0, <[u8]>::len));
         let has_failed = attempt.failed_attempts > 0 || attempt.is_repeated;
-        match has_failed && !mutant!("batch-repeats-failed-records-together") {
+        match has_failed {
             true => self.batcher.process_alone(item).await,
             false => self.batcher.process(item, bytes).await,
         }

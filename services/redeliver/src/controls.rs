@@ -454,7 +454,7 @@ fn released_control(result: &TierReleaseResult) -> Result<&Control, ControlFailu
     match &result.result {
         Some(Released::Released(control)) => Ok(control),
         Some(Released::Failure(failure)) => Err(failure.clone()),
-        // From a newer server.
+        // One that this client does not know.
         None => Err(ControlFailure {
             code: Code::Unknown.into(),
             message: "the server says nothing that this version knows".to_owned(),

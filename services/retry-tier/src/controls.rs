@@ -117,7 +117,6 @@ mod tests {
             why: String::new(),
             change_id: bytes::Bytes::new(),
             desired: Desired::Tier(tier),
-            is_newer: false,
         };
         snapshot.insert(name.parse().unwrap(), value);
         snapshot

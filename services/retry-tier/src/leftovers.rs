@@ -2,7 +2,7 @@
 //!
 //! Each leftover topic has its own lane, in the consumer group of its tier, so that reading continues at the committed
 //! offset. No other lane's subscription changes. A leftover is served until its topic is deleted, even if it is empty,
-//! because during a rolling restart a process with the former configuration may still write to it. See ADR 8.
+//! because during a rolling restart a process with the former configuration may still write to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;

@@ -448,7 +448,7 @@ impl Processor for Relay {
             }
             let topic_number = partition.topic.number;
             let is_paused = self.controls.state(topic_number).is_paused;
-            if is_paused && !mutant!("relay-ignores-pauses") {
+            if is_paused {
                 continue;
             }
             let Some(now) = confirmed else { continue };
@@ -465,7 +465,7 @@ impl Processor for Relay {
                     .is_none_or(|checked| !Arc::ptr_eq(checked, &next.return_topic))
                 {
                     let found = presence(&next.return_topic);
-                    if found.is_unavailable() && !mutant!("relay-writes-to-missing-topics") {
+                    if found.is_unavailable() {
                         unavailable.get_or_insert_with(|| (next.return_topic.clone(), found));
                         break;
                     }
@@ -517,7 +517,7 @@ impl Processor for Relay {
                     presence,
                 );
                 // The records behind those that move may have to move as well.
-                if !misplaced.is_empty() && !mutant!("relay-searches-once-per-interval") {
+                if !misplaced.is_empty() {
                     partition.last_search = None;
                 }
                 for (waiting, topic) in misplaced {
@@ -553,7 +553,7 @@ impl Processor for Relay {
             let output = &mut batch.outputs[*index];
             let written = &mut self.in_transaction[*index];
             let is_letter = matches!(written.completion, Completion::Rejected);
-            if is_letter || mutant!("relay-strips-refused-records") {
+            if is_letter {
                 return route::strip_payload(output);
             }
             let (assignment, offset) = batch.completed[*index];
@@ -707,13 +707,9 @@ impl Partition {
                 return false;
             }
             let (remaining, fitting) = fitting(waiting);
-            let may_move = fitting > tier
-                || waiting.has_waited(tier, now)
-                || mutant!("relay-moves-records-that-are-in-place");
+            let may_move = fitting > tier || waiting.has_waited(tier, now);
             // A tier whose delay exceeds the remaining wait could release the record late.
-            (fitting <= remaining || mutant!("relay-moves-to-longer-tiers"))
-                && may_move
-                && !presence(&topic.tier_topics[&fitting]).is_unavailable()
+            fitting <= remaining && may_move && !presence(&topic.tier_topics[&fitting]).is_unavailable()
         };
         let taken = self.waiting.take(limit, bytes, is_misplaced);
         let with_topic = |waiting: Waiting| {

@@ -6,8 +6,6 @@
 
 use std::sync::Arc;
 
-use redeliver_core::mutant;
-
 /// The ingest topic with its number of partitions at the start of the process.
 #[derive(Debug)]
 pub(crate) struct IngestSize {
@@ -30,7 +28,7 @@ impl IngestSize {
     /// Takes note of an observed number of partitions. A lower number is ignored: Kafka cannot remove partitions, so it comes
     /// from a broker that has not heard of the growth yet.
     pub(crate) fn observe(&mut self, partitions: i32) {
-        if partitions > self.partitions && !mutant!("scheduler-ignores-growth") {
+        if partitions > self.partitions {
             self.grown_to = self.grown_to.max(Some(partitions));
         }
     }

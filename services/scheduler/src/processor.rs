@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use redeliver_core::wait::LogThrottle;
-use redeliver_core::{Clock, Record, Timestamp, mutant};
+use redeliver_core::{Clock, Record, Timestamp};
 use redeliver_kafka::{AssignmentId, KafkaSettings, Processor, Refused, TopicId, TransactionBatch};
 use redeliver_service::due::Waiting;
 use tokio::sync::mpsc;
@@ -468,13 +468,7 @@ impl<I: Index> Processor for Scheduler<I> {
         if let Some(handle) = self.lane.shards.get_mut(&assignment) {
             self.metrics.received.inc();
             // The round may have begun before the record was written. A delay must not count from then.
-            let confirmed = self.clock.confirmed();
-            let confirmed = mutant!(
-                "scheduler-accepts-during-holds",
-                confirmed,
-                confirmed.or(Some(self.clock.now()))
-            );
-            match confirmed {
+            match self.clock.confirmed() {
                 Some(now) if handle.deferred.is_empty() => handle.shard.accept(record, now),
                 _ => {
                     handle.deferred.push(record);
@@ -499,11 +493,6 @@ impl<I: Index> Processor for Scheduler<I> {
         self.lane.turn_dead_letters.clear();
         // Read again: the time of the round may be from before a step that another lane has seen since.
         let confirmed = self.clock.confirmed();
-        let confirmed = mutant!(
-            "scheduler-ignores-holds",
-            confirmed,
-            confirmed.or(Some(self.clock.possible().1))
-        );
         self.lane.is_held = confirmed.is_none();
         let now = confirmed.unwrap_or(of_round);
         let responses = self.responses.drain();

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use redeliver_core::{ErrorClass, Failure, mutant};
+use redeliver_core::{ErrorClass, Failure};
 
 use crate::admission::RETRY_AFTER;
 use crate::job::{Job, Kind};
@@ -110,9 +110,7 @@ impl Quotas {
 
     /// Counts a job that has waited, and has ended.
     pub(crate) fn remove(&mut self, job: &Job) {
-        if !mutant!("shard-counts-no-ended-jobs") {
-            self.change(job, |waiting| waiting.saturating_sub(1));
-        }
+        self.change(job, |waiting| waiting.saturating_sub(1));
     }
 
     fn change(&mut self, job: &Job, count: impl FnOnce(u64) -> u64) {
@@ -127,7 +125,7 @@ impl Quotas {
 
 impl AppQuota {
     fn is_used_up(&self) -> bool {
-        self.waiting >= self.max_in_shard && !mutant!("shard-ignores-quotas")
+        self.waiting >= self.max_in_shard
     }
 }
 

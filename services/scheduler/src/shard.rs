@@ -467,7 +467,7 @@ impl Shard {
             .window
             .next_due()
             .is_some_and(|due| due <= now.after(DUE_SOON));
-        let forgotten = if is_due_soon && !mutant!("shard-forgets-beside-due-jobs") {
+        let forgotten = if is_due_soon {
             // More than jobs end, so that ended jobs do not pile up under a steady load.
             let count =
                 |is: fn(&Effect) -> bool| self.changes.iter().filter(|change| is(&change.effect)).count();

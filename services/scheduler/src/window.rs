@@ -13,7 +13,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redeliver_core::{Timestamp, mutant};
+use redeliver_core::Timestamp;
 use redeliver_service::due::Waiting;
 
 use crate::index::Cursor;
@@ -286,8 +286,7 @@ impl Window {
             let may_replace = own.jobs.last().is_some_and(|latest| *latest > cursor);
             let largest = self
                 .largest_flow()
-                .filter(|largest| *largest != index && self.may_shrink(*largest, index, cursor, cost, share))
-                .filter(|_| !mutant!("window-has-no-shares"));
+                .filter(|largest| *largest != index && self.may_shrink(*largest, index, cursor, cost, share));
             match largest {
                 Some(largest) => self.shrink(largest, share, cost, evicted),
                 None if may_replace => evicted.extend(self.remove_latest(index)),
@@ -566,9 +565,7 @@ impl Window {
     /// Takes a token of an application, if it has a rate. The error is when to ask again.
     fn take_token(&mut self, app: usize, now: Timestamp) -> Result<(), Timestamp> {
         let App { bucket, token, .. } = &mut self.apps[app];
-        if let Some(bucket) = bucket
-            && !mutant!("window-ignores-rates")
-        {
+        if let Some(bucket) = bucket {
             *token = bucket.lock().take(now)?;
         }
         Ok(())

@@ -630,7 +630,7 @@ impl<P: Processor> LaneState<P> {
         self.fences
             .retain(|then| now.duration_since(*then) < FENCE_WINDOW);
         self.fences.push(now);
-        if self.fences.len() < FENCE_LIMIT || mutant!("lane-ignores-fencing") {
+        if self.fences.len() < FENCE_LIMIT {
             return Ok(());
         }
         Err(Ended::Fatal(LaneError::InstanceInUse {

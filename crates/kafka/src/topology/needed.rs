@@ -102,19 +102,6 @@ impl TopologySpec {
         )))
     }
 
-    /// The parking topics of these pipelines: dead-letter topics, to which the inspector moves what it does not redrive by itself any more.
-    #[must_use]
-    pub fn for_parking(pipelines: &[Pipeline], settings: &TopicSettings) -> Self {
-        Self::of(pipelines.iter().map(|pipeline| {
-            TopicSpec::of_pipeline(
-                pipeline.parking_topic(),
-                TopicRole::DeadLetter,
-                pipeline,
-                settings,
-            )
-        }))
-    }
-
     /// The audit topic. It has one partition, so that its entries have one order. A shorter retention than a day is an error.
     #[must_use]
     pub fn for_audit(name: &str, retention: HumanDuration, settings: &TopicSettings) -> Self {

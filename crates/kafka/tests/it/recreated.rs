@@ -109,7 +109,7 @@ async fn a_topic_that_was_missing_for_a_while_is_read_from_its_beginning() {
     env.assert_no_duplicates();
 }
 
-/// Commits an offset without a topic fingerprint, as older versions did.
+/// Commits an offset without a topic fingerprint, as if the completed set needed its space.
 fn commit_without_fingerprint(env: &CopyEnv, offset: i64) {
     let mut config = env.settings.client();
     let consumer: KafkaClient<BaseConsumer> = config.set("group.id", &env.group).create().unwrap();

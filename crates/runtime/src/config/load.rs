@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::error::{ConfigError, Findings, suggestion};
 use super::tree::{Node, Value};
-use super::{Config, PipelineConfig, ServedPipelines, deserialize, overrides, topology, yaml};
+use super::{Config, ServedPipelines, deserialize, overrides, topology, yaml};
 
 /// The sources of a configuration, from lowest to highest precedence.
 #[derive(Clone, Debug, Default)]
@@ -122,7 +122,7 @@ impl Config {
         self.check_retention(findings);
         findings.inside("pipelines", |at| {
             for (name, pipeline) in &self.pipelines {
-                at.inside(name, |at| self.check_pipeline(name, pipeline, at));
+                at.inside(name, |at| pipeline.check(name, &self.scheduler, at));
             }
         });
         findings.inside("retired", |at| {
@@ -130,7 +130,7 @@ impl Config {
                 if self.pipelines.contains_key(name) {
                     at.report(name, "is also listed under `pipelines`; remove one of the two");
                 }
-                at.inside(name, |at| self.check_pipeline(name, pipeline, at));
+                at.inside(name, |at| pipeline.check(name, &self.scheduler, at));
             }
         });
         topology::check(self, findings);
@@ -146,14 +146,6 @@ impl Config {
         findings.inside("control", |at| self.control.check(at));
         findings.inside("audit", |at| self.audit.check(at));
         findings.inside("shutdown", |at| self.shutdown.check(at));
-    }
-
-    fn check_pipeline(&self, name: &str, pipeline: &PipelineConfig, findings: &mut Findings<'_>) {
-        pipeline.check(name, &self.scheduler, findings);
-        if let Some(automatic) = &pipeline.automatic_redrive {
-            let max_count = self.dlq_inspector.redrive.max_count;
-            findings.inside("automatic_redrive", |at| automatic.check(max_count, at));
-        }
     }
 
     /// Kafka deletes a record that waits longer than the retention of its topic.

@@ -4,7 +4,6 @@ use redeliver_core::pipeline::{Anchor, Pipeline, ReturnTo, is_topic_name};
 use redeliver_core::{HumanDuration, RetryPolicy};
 use serde::{Deserialize, Serialize};
 
-use super::automatic_redrive::AutomaticRedriveConfig;
 use super::breaker::BreakerConfig;
 use super::display_from_str;
 use super::error::{Findings, TOPIC_RULE};
@@ -68,8 +67,6 @@ pub struct PipelineConfig {
     pub in_flight: u32,
     /// Approximate maximum size of records in flight and their results per lane, in bytes.
     pub in_flight_bytes: u64,
-    /// Which dead letters are redriven without a caller. `None`: none.
-    pub automatic_redrive: Option<AutomaticRedriveConfig>,
     #[serde(skip)]
     is_retired: bool,
 }
@@ -131,7 +128,6 @@ impl Default for PipelineConfig {
             breaker: BreakerConfig::default(),
             in_flight: 4_096,
             in_flight_bytes: 256 << 20,
-            automatic_redrive: None,
             is_retired: false,
         }
     }

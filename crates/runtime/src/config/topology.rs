@@ -148,7 +148,7 @@ struct TopicUse<'c> {
 enum Role {
     Source,
     Output,
-    /// A tier topic, the due topic, the dead-letter topic or the parking topic, which are named after the pipeline and belong to it.
+    /// A tier topic, the due topic or the dead-letter topic, which are named after the pipeline and belong to it.
     Own,
 }
 
@@ -174,8 +174,6 @@ fn uses<'c>(
     };
     let outputs = settings.output.iter().flat_map(super::OutputConfig::topics);
     let mut uses: Vec<TopicUse<'c>> = outputs.map(|topic| used(topic, Role::Output)).collect();
-    let parking = settings.automatic_redrive.iter();
-    uses.extend(parking.map(|_| used(&redeliver_core::Pipeline::new(name).parking_topic(), Role::Own)));
     uses.extend(topics.iter().filter_map(|(topic, role)| match role {
         TopicRole::Source => Some(used(topic, Role::Source)),
         TopicRole::Output => None,

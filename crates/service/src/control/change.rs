@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use redeliver_core::{Clock, Headers, Output, Record, Timestamp, mutant};
+use redeliver_core::{Clock, Headers, Output, Record, Timestamp};
 use redeliver_kafka::exclusive::{Decide, ExclusiveError};
 
 use super::name::ControlName;
@@ -58,7 +58,7 @@ impl WantedRelease {
     /// may be the newer one of the two: it was written after this one was looked up.
     fn and(&self, earlier: Option<&Release>, revision: u64) -> Option<Release> {
         let is_of_another_topic = earlier.is_some_and(|earlier| earlier.topic != self.release.topic);
-        let is_newer = revision <= self.known || mutant!("control-releases-deleted-topics");
+        let is_newer = revision <= self.known;
         (!is_of_another_topic || is_newer).then(|| (*self.release).clone().and(earlier))
     }
 }
@@ -194,8 +194,7 @@ impl Decide for PendingChange {
             headers: Headers::new(),
         };
         let entry = self.audit.record(entry(&self.request, &value, self.id), self.now);
-        let outputs = mutant!("control-without-audit", vec![output.clone(), entry], vec![output]);
-        Ok((decided(Some(value), true), outputs))
+        Ok((decided(Some(value), true), vec![output, entry]))
     }
 }
 
@@ -264,7 +263,6 @@ fn next(
         why,
         change_id: change_id.clone(),
         desired,
-        is_newer: false,
     }))
 }
 
@@ -559,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_newer_version_has_written_is_not_changed() {
+    fn unreadable_values_are_not_changed() {
         let broken = [record(0, "app/sms", Some(Bytes::from_static(b"\xff")))];
         let refused = decide(&broken, Change::Reset, None);
         assert!(matches!(refused, Err(RefusedChange::Unknown(_))), "{refused:?}");

@@ -21,15 +21,13 @@ pub struct Snapshot {
     unknown: BTreeSet<String>,
 }
 
-/// Why a value is not, or not completely, obeyed.
+/// Why a value is not obeyed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Problem {
     /// Its key is of an unknown kind.
     Name,
     /// It cannot be read. It may want a pause, so what it names is paused.
     Unreadable(InvalidValue),
-    /// A newer version has written it, which may want more.
-    Newer,
 }
 
 /// What applies to the workers of a pipeline.
@@ -67,18 +65,6 @@ impl fmt::Display for Problem {
         match self {
             Self::Name => f.write_str("is of an unknown kind, and ignored"),
             Self::Unreadable(invalid) => write!(f, "{invalid}, and is paused until it can be read"),
-            Self::Newer => {
-                f.write_str("was written by a newer version, and obeyed as far as this one knows it")
-            }
-        }
-    }
-}
-
-impl Problem {
-    fn of(value: &Result<Value, InvalidValue>) -> Option<Self> {
-        match value {
-            Ok(value) => value.is_newer.then_some(Self::Newer),
-            Err(invalid) => Some(Self::Unreadable(*invalid)),
         }
     }
 }
@@ -187,7 +173,12 @@ impl Snapshot {
     /// The problem of a name, if there is one.
     #[must_use]
     pub fn problem(&self, name: &ControlName) -> Option<Problem> {
-        self.values.get(name).and_then(Problem::of)
+        self.values
+            .get(name)?
+            .as_ref()
+            .err()
+            .copied()
+            .map(Problem::Unreadable)
     }
 }
 
@@ -231,7 +222,9 @@ impl Contents for Snapshot {
 
     fn problems(&self) -> BTreeMap<String, Problem> {
         let values = self.values.iter();
-        let values = values.filter_map(|(name, value)| Some((name.to_string(), Problem::of(value)?)));
+        let values = values.filter_map(|(name, value)| {
+            Some((name.to_string(), Problem::Unreadable(*value.as_ref().err()?)))
+        });
         let unknown = self.unknown.iter().map(|key| (key.clone(), Problem::Name));
         values.chain(unknown).collect()
     }
@@ -313,7 +306,6 @@ pub(super) mod tests {
                 run: Some(Run::Paused),
                 rate: None,
             }),
-            is_newer: false,
         }
     }
 

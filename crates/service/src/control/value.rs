@@ -13,10 +13,8 @@ use redeliver_proto::{Message as _, has_unknown_fields, v1};
 
 use super::name::ControlName;
 
-/// The newest format that this version knows.
-const FORMAT: u32 = PIPELINE_RATE_FORMAT;
-/// The format of a pipeline with a rate. Versions that know only format 0 would drop the rate.
-const PIPELINE_RATE_FORMAT: u32 = 1;
+/// The format of values.
+const FORMAT: u32 = 0;
 /// The valid limits of rates, per second.
 pub const RATES: std::ops::RangeInclusive<f64> = 0.001..=1_000_000.0;
 /// The maximum size of a value, in bytes. A release contains an offset for each partition.
@@ -37,8 +35,6 @@ pub struct Value {
     pub change_id: Bytes,
     /// What is wanted.
     pub desired: Desired,
-    /// Whether a newer version has written it, which may want more.
-    pub is_newer: bool,
 }
 
 /// What is wanted, by kind.
@@ -152,14 +148,6 @@ impl Desired {
         std::mem::discriminant(self) == std::mem::discriminant(&Self::default_of(name))
     }
 
-    /// The format of a value of it: the oldest one whose versions drop nothing of it.
-    fn format(&self) -> u32 {
-        match self {
-            Self::Pipeline(PipelineControl { rate: Some(_), .. }) => PIPELINE_RATE_FORMAT,
-            _ => 0,
-        }
-    }
-
     /// Whether it runs; `None`: as the configuration says.
     #[must_use]
     pub fn run(&self) -> Option<Run> {
@@ -257,10 +245,13 @@ pub enum InvalidValue {
     /// It is not a `redeliver.v1.ControlRecord`.
     #[error("is not a redeliver.v1.ControlRecord")]
     Malformed,
-    /// Its kind does not fit its name, or a newer version has written it.
+    /// Another version has written it.
+    #[error("has a format or a field that this version does not know")]
+    Format,
+    /// Its kind does not fit its name.
     #[error("is of an unknown kind")]
     Kind,
-    /// A newer version has written it.
+    /// It is neither paused nor running.
     #[error("has an unknown state")]
     State,
     /// The limit is missing or out of range.
@@ -281,7 +272,9 @@ impl Value {
             return Err(InvalidValue::Malformed);
         }
         let record = v1::ControlRecord::decode(value.clone()).map_err(|_| InvalidValue::Malformed)?;
-        let is_newer = record.format > FORMAT || has_unknown_fields(value, &record);
+        if record.format != FORMAT || has_unknown_fields(value, &record) {
+            return Err(InvalidValue::Format);
+        }
         let desired = match &record.desired {
             Some(ProtoDesired::Application(app)) => Desired::Application(read_application(app)?),
             Some(ProtoDesired::Pipeline(pipeline)) => Desired::Pipeline(read_pipeline(pipeline)?),
@@ -295,7 +288,6 @@ impl Value {
             why: record.why,
             change_id: record.change_id,
             desired,
-            is_newer,
         })
     }
 
@@ -308,7 +300,7 @@ impl Value {
             changed_by: self.changed_by.clone(),
             why: self.why.clone(),
             change_id: self.change_id.clone(),
-            format: self.desired.format(),
+            format: FORMAT,
             desired: Some(match &self.desired {
                 Desired::Application(app) => ProtoDesired::Application(write_application(app)),
                 Desired::Pipeline(pipeline) => ProtoDesired::Pipeline(write_pipeline(pipeline)),
@@ -444,7 +436,6 @@ mod tests {
             why: "outage".to_owned(),
             change_id: Bytes::from_static(b"1"),
             desired,
-            is_newer: false,
         }
     }
 
@@ -498,41 +489,6 @@ mod tests {
     }
 
     #[test]
-    fn only_what_older_versions_would_drop_has_a_newer_format() {
-        let format = |desired| {
-            let value = value_of(desired).encode();
-            v1::ControlRecord::decode(value).unwrap().format
-        };
-        let rate = Some(RateLimit::PerSecond(0.5));
-        let run = Some(Run::Paused);
-        for (desired, expected) in [
-            (Desired::Pipeline(PipelineControl { run, rate }), 1),
-            (Desired::Pipeline(PipelineControl { run, rate: None }), 0),
-            (Desired::Application(ApplicationControl { run, rate }), 0),
-            (
-                Desired::Tier(TierControl {
-                    run,
-                    rate,
-                    release: None,
-                }),
-                0,
-            ),
-        ] {
-            assert_eq!(format(desired.clone()), expected, "{desired:?}");
-        }
-        // Values of this version from before it had formats.
-        let record = v1::ControlRecord {
-            desired: Some(ProtoDesired::Pipeline(v1::PipelineControl {
-                rate: Some(write_rate(RateLimit::Unlimited)),
-                ..v1::PipelineControl::default()
-            })),
-            ..v1::ControlRecord::default()
-        };
-        let value = Value::decode(&record.encode_to_vec().into()).unwrap();
-        assert!(!value.is_newer);
-    }
-
-    #[test]
     fn an_invalid_release_is_not_read() {
         let release = |topic_id: &'static [u8], ends| v1::TierRelease {
             topic_id: Bytes::from_static(topic_id),
@@ -580,10 +536,13 @@ mod tests {
                 rate: Some(v1::RateLimit { limit }),
             }))
         };
-        assert!(with(|record| record.format = FORMAT + 1).unwrap().is_newer);
+        assert_eq!(
+            with(|record| record.format = FORMAT + 1),
+            Err(InvalidValue::Format)
+        );
         let mut with_field = value(ApplicationControl::default()).encode().to_vec();
         with_field.extend([0xc0, 0x3e, 1]);
-        assert!(Value::decode(&with_field.into()).unwrap().is_newer);
+        assert_eq!(Value::decode(&with_field.into()), Err(InvalidValue::Format));
         assert_eq!(with(|record| record.desired = None), Err(InvalidValue::Kind));
         let state = app(9, Some(Limit::Unlimited(true)));
         let mut record = v1::ControlRecord {

@@ -47,9 +47,6 @@ Redeliver manages the topic, `config` and the topics whose records must fit into
 {{- end -}}
 {{- $letters := dict "cleanup.policy" "delete" "retention.ms" $dead -}}
 {{- $_ := set $managed (printf "%s-dlq" $name) (dict "sources" $sources "config" $letters) -}}
-{{- if kindIs "map" $own.automatic_redrive -}}
-{{- $_ := set $managed (printf "%s-parked" $name) (dict "sources" $sources "config" (deepCopy $letters)) -}}
-{{- end -}}
 {{- end -}}
 {{- $compacted := dict "cleanup.policy" "compact" "delete.retention.ms" (mul 7 $day) -}}
 {{- if $facts.jobs -}}

@@ -440,11 +440,6 @@ fn change_failed(error: &ChangeError) -> Status {
                 unknown_format(*problem),
             ),
             RefusedChange::RequestIdUsed(id) => return plan::request_id_used(id),
-            RefusedChange::Overtaken => (
-                Code::Aborted,
-                "REDRIVE_REVISED",
-                "another automatic redrive was planned meanwhile".to_owned(),
-            ),
             RefusedChange::TooMany => (
                 Code::ResourceExhausted,
                 "TOO_MANY_REDRIVES",

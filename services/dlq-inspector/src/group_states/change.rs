@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use redeliver_core::{Headers, Output, Record, Timestamp, mutant};
+use redeliver_core::{Headers, Output, Record, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::exclusive::{Decide, ExclusiveError};
 use redeliver_service::audit::{Action, AuditLog, Author, Entry};
@@ -206,9 +206,7 @@ impl Decide for PendingChange {
         let mut outputs = vec![output(group, Some(value.encode()))];
         outputs.extend(removed.into_iter().map(|id| output(id, None)));
         let entry = entry(&self.request, &value, self.id);
-        if !mutant!("groups-without-audit") {
-            outputs.push(self.audit.record(entry, self.request.at));
-        }
+        outputs.push(self.audit.record(entry, self.request.at));
         Ok((changed(Some(value), true), outputs))
     }
 }
@@ -239,7 +237,7 @@ fn next(
 ) -> Result<Option<Value>, RefusedChange> {
     let revision = current.map_or(0, |value| value.revision);
     let expected = request.expected_revision;
-    if expected.is_some_and(|expected| expected != revision) && !mutant!("groups-ignore-revisions") {
+    if expected.is_some_and(|expected| expected != revision) {
         return Err(RefusedChange::Revised(revision));
     }
     let decision = current.and_then(|value| value.decision.as_ref());

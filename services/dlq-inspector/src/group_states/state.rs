@@ -4,7 +4,7 @@
 //! one with a rebuilt index. The time of a dead letter is the timestamp of its record: a dead letter that is copied with its timestamp,
 //! or indexed again, is as old as before.
 
-use redeliver_core::{Timestamp, mutant};
+use redeliver_core::Timestamp;
 
 /// The state of a group. The protocol has these numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -64,9 +64,8 @@ pub struct Decision {
 
 impl Decision {
     /// The time up to which dead letters are resolved.
-    fn resolved_until(&self) -> Option<Timestamp> {
-        let until = self.resolved_until.unwrap_or(self.time);
-        mutant!("groups-regress-by-old-dead-letters", Some(until), None)
+    fn resolved_until(&self) -> Timestamp {
+        self.resolved_until.unwrap_or(self.time)
     }
 
     /// The state of a group with this decision. `last` is the time of its last dead letter, whatever was done with it; `None` if there is
@@ -75,7 +74,7 @@ impl Decision {
     pub fn state(&self, last: Option<Timestamp>, now: Timestamp) -> GroupState {
         match self.decided {
             Decided::Open => GroupState::Open,
-            Decided::Resolved if last > self.resolved_until() => GroupState::Regressed,
+            Decided::Resolved if last > Some(self.resolved_until()) => GroupState::Regressed,
             Decided::Resolved => GroupState::Resolved,
             Decided::Muted(until) if until.is_none_or(|until| now < until) => GroupState::Muted,
             Decided::Muted(_) => GroupState::Open,

@@ -35,22 +35,6 @@ fn a_topic_has_the_rules_whose_patterns_match() {
 }
 
 #[test]
-fn a_parking_topic_has_the_rules_of_the_dead_letter_topic_as_well() {
-    let masking = masking(&[
-        r#"{"topics":["docs-dlq"],"key":true}"#,
-        r#"{"topics":["*-parked"],"fields":["/pan"]}"#,
-    ]);
-    let masking = masking.with_parking_topics(&[Pipeline::new("docs"), Pipeline::new("people")]);
-    let of = |topic| {
-        let mask = masking.of(topic);
-        (mask.has_key(), mask.has_fields())
-    };
-    assert_eq!(of("docs-dlq"), (true, false));
-    assert_eq!(of("docs-parked"), (true, true));
-    assert_eq!(of("people-parked"), (false, true));
-}
-
-#[test]
 fn all_headers_of_a_name_are_masked_and_others_are_as_they_were() {
     let masking = masking(&[r#"{"topics":["*"],"headers":["X-User-*"]}"#]);
     let given = headers(&[

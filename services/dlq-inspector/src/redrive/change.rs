@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use redeliver_core::{Headers, Output, Record, Timestamp, mutant};
+use redeliver_core::{Headers, Output, Record, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::exclusive::{Decide, ExclusiveError};
 use redeliver_proto::convert::to_timestamp;
@@ -11,7 +11,6 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_service::audit::{Action, AuditLog, Author, Entry as AuditEntry, MAX_IDS};
 use redeliver_service::followed::{Contents as _, Followed, FollowedWriter, change_id};
 
-use super::automatic;
 use super::edit::Edit;
 use super::job::{self, InvalidValue, Item, Job, Wanted};
 use super::jobs::{Entry, Jobs, Problem, job_key, plan_key};
@@ -68,8 +67,6 @@ pub enum RefusedChange {
     Unknown(Problem),
     /// The caller has planned this job with the same request id and another request.
     RequestIdUsed(String),
-    /// An automatic job was planned after another one than the last one of its pipeline.
-    Overtaken,
     /// There is no room for another job.
     TooMany,
     /// There is no room for another edit, see [`MAX_EDIT_BYTES`](super::room::MAX_EDIT_BYTES).
@@ -170,14 +167,11 @@ impl PendingChange {
     ) -> Result<(Job, Vec<Output>), RefusedChange> {
         let ChangeRequest { by, at, .. } = &*self.request;
         let same = self.jobs.of_request(by, &record.request_id);
-        if let Some(job) = same.filter(|_| !mutant!("redrive-forgets-requests")) {
+        if let Some(job) = same {
             if job.record.request_hash != record.request_hash {
                 return Err(RefusedChange::RequestIdUsed(job.spec().id.clone()));
             }
             return Ok((job, Vec::new()));
-        }
-        if !automatic::follows(record, &self.jobs) {
-            return Err(RefusedChange::Overtaken);
         }
         let mut chunks = job::chunks(items);
         let mut record = record.clone();
@@ -199,22 +193,17 @@ impl PendingChange {
         let edit_bytes = chunks.first().filter(|_| edit.is_some());
         let edit_bytes = edit_bytes.map_or(0, v1::RedrivePlanChunk::encoded_len);
         let new = New {
-            pipeline: &job.spec().automatic_pipeline,
             letters: u32::try_from(items.len()).unwrap_or(u32::MAX),
             edit_bytes,
         };
-        let room = room::make(&self.jobs, new, *at)?;
-        chunks.extend(job::chunks(&room.left));
+        let removed = room::make(&self.jobs, new, *at)?;
         let id = &job.spec().id;
         let mut outputs: Vec<Output> = Vec::new();
         for (number, chunk) in (0..).zip(chunks) {
             outputs.push(self.output(plan_key(id, number), Some(chunk.encode_to_vec())));
         }
         outputs.push(self.output(job_key(id), Some(job.record.encode_to_vec())));
-        for (key, chunk) in room.chunks {
-            outputs.push(self.output(key, Some(chunk.encode_to_vec())));
-        }
-        for key in room.removed {
+        for key in removed {
             outputs.push(self.output(key, None));
         }
         let ids = items.iter().take(MAX_IDS).map(|item| item.id.to_string());
@@ -554,12 +543,11 @@ mod tests {
     #[test]
     fn what_a_newer_version_has_written_is_not_changed() {
         let spec = job(2, Wanted::Running).record.redrive.unwrap();
-        let written = |format, automatic_pipeline: &str, unknown: &[u8]| {
+        let written = |format, unknown: &[u8]| {
             let record = v1::RedriveRecord {
                 format,
                 redrive: Some(v1::Redrive {
                     id: "1f".to_owned(),
-                    automatic_pipeline: automatic_pipeline.to_owned(),
                     ..spec.clone()
                 }),
                 ..job(2, Wanted::Running).record
@@ -569,81 +557,13 @@ mod tests {
             jobs.apply(&record_of(&job_key("1f"), value));
             let change = Change::Job("1f".to_owned(), None, JobChange::Pause);
             let (job, _) = pending(change, jobs).decide()?;
-            Ok((job.record.format, job.spec().automatic_pipeline.clone()))
+            Ok(job.record.format)
         };
         let newer = Err(RefusedChange::Unknown(Problem::Value(InvalidValue::Newer)));
-        assert_eq!(written(3, "", &[]), newer);
+        assert_eq!(written(2, &[]), newer);
         // The field 1000.
-        assert_eq!(written(0, "", &[0xc0, 0x3e, 1]), newer);
-        assert_eq!(written(0, "", &[]), Ok((0, String::new())));
-        // Older versions must not change an automatic job. It may have been planned before it had a format of its own.
-        for format in [0, 2] {
-            assert_eq!(written(format, "docs", &[]), Ok((2, "docs".to_owned())));
-        }
-    }
-
-    #[test]
-    fn a_plan_takes_over_what_superseded_jobs_have_left() {
-        let mut jobs = Jobs::default();
-        for number in 0..30_i64 {
-            let items = [item("docs-dlq", number), item("docs-dlq", 100 + number)];
-            let id = format!("{number:04x}");
-            let mut written = job(2, Wanted::Running).record;
-            let spec = written.redrive.as_mut().unwrap();
-            spec.id.clone_from(&id);
-            spec.automatic_pipeline = "docs".to_owned();
-            spec.created_at = Some(to_timestamp(NOW));
-            written.format = job::format_of(spec);
-            let chunk = job::chunks(&items).remove(0);
-            jobs.apply(&record_of(&plan_key(&id, 0), chunk.encode_to_vec()));
-            jobs.apply(&record_of(&job_key(&id), written.encode_to_vec()));
-            let mut progress = Progress::default();
-            progress.count(Outcome::Done);
-            progress.count(Outcome::Failed);
-            progress.observed = progress.done;
-            let outcomes = v1::RedriveOutcomes {
-                outcomes: vec![Outcome::Done.number(), Outcome::Failed.number()].into(),
-                ..v1::RedriveOutcomes::default()
-            };
-            jobs.apply_own(&id, &progress, vec![(0, outcomes.encode_to_vec().into())]);
-        }
-        let plan = |id: u128, request_id: &str, jobs: &Jobs| -> Result<(String, Jobs), RefusedChange> {
-            let Change::Plan(mut planned, items) = plan(request_id, 1) else {
-                unreachable!("it is a plan");
-            };
-            planned.redrive.as_mut().unwrap().automatic_pipeline = "docs".to_owned();
-            let change = Change::Plan(planned, items);
-            let pending = PendingChange {
-                id,
-                change_id: change_id(id),
-                ..pending(change, jobs.clone())
-            };
-            let (job, outputs) = pending.decide()?;
-            let mut jobs = jobs.clone();
-            read_again(&outputs, &mut jobs);
-            Ok((job.spec().id.clone(), jobs))
-        };
-        let left = |id: &str, jobs: &Jobs| -> Vec<i64> {
-            let entry = jobs.get(id).unwrap();
-            let further = entry.chunks().skip(1);
-            let items = further.flat_map(|chunk| entry.items(chunk).unwrap());
-            items.map(|item| item.id.offset).collect()
-        };
-        // Another inspector has planned jobs since.
-        assert_eq!(plan(1, "\u{1}docs/001c", &jobs), Err(RefusedChange::Overtaken));
-        let (first, jobs) = plan(1, "\u{1}docs/001d", &jobs).unwrap();
-        // The reports of the last ten are kept, and what the others have not done is not forgotten.
-        assert_eq!(jobs.iter().count(), 11);
-        assert_eq!(left(&first, &jobs), (100..120).collect::<Vec<_>>());
-        let entry = jobs.get(&first).unwrap();
-        assert_eq!(
-            (entry.job().unwrap().record.chunks, entry.items(0).unwrap().len()),
-            (1, 1)
-        );
-        // One job keeps all of it.
-        let (second, jobs) = plan(2, &format!("\u{1}docs/{first}"), &jobs).unwrap();
-        assert_eq!(left(&second, &jobs), (100..120).collect::<Vec<_>>());
-        assert_eq!(left(&first, &jobs), Vec::<i64>::new());
+        assert_eq!(written(0, &[0xc0, 0x3e, 1]), newer);
+        assert_eq!(written(0, &[]), Ok(0));
     }
 
     fn edit(bytes: usize) -> Box<Edit> {

@@ -20,10 +20,8 @@ pub const MAX_ITEMS: u32 = 100_000;
 const FORMAT: u32 = 0;
 /// The version of the format of a job whose dead letter is edited. Older versions would redrive it as it is.
 pub const EDIT_FORMAT: u32 = 1;
-/// The version of the format of an automatic job. Older versions would drop its pipeline with each change, so that another job would follow it.
-const AUTOMATIC_FORMAT: u32 = 2;
 /// The newest version of the format that this version knows.
-const NEWEST_FORMAT: u32 = AUTOMATIC_FORMAT;
+const NEWEST_FORMAT: u32 = EDIT_FORMAT;
 
 /// What a job does with its dead letters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +32,6 @@ pub enum Kind {
     Discard,
     /// Sets them to OPEN.
     Restore,
-    /// Moves them to the parking topic of their pipeline.
-    Park,
 }
 
 impl Kind {
@@ -47,7 +43,6 @@ impl Kind {
             v1::RedriveKind::Redrive => Some(Self::Redrive),
             v1::RedriveKind::Discard => Some(Self::Discard),
             v1::RedriveKind::Restore => Some(Self::Restore),
-            v1::RedriveKind::Park => Some(Self::Park),
         }
     }
 
@@ -55,7 +50,7 @@ impl Kind {
     #[must_use]
     pub const fn takes(self) -> State {
         match self {
-            Self::Redrive | Self::Discard | Self::Park => State::Open,
+            Self::Redrive | Self::Discard => State::Open,
             Self::Restore => State::Discarded,
         }
     }
@@ -64,17 +59,10 @@ impl Kind {
     #[must_use]
     pub const fn leaves(self) -> State {
         match self {
-            // A parked dead letter is open in the parking topic only.
-            Self::Redrive | Self::Park => State::Redriven,
+            Self::Redrive => State::Redriven,
             Self::Discard => State::Discarded,
             Self::Restore => State::Open,
         }
-    }
-
-    /// Whether it writes the records of dead letters.
-    #[must_use]
-    pub const fn writes_records(self) -> bool {
-        matches!(self, Self::Redrive | Self::Park)
     }
 }
 
@@ -202,12 +190,10 @@ pub enum InvalidValue {
 /// The version of the format of a job: the oldest one whose versions execute it, and drop nothing of it.
 #[must_use]
 pub fn format_of(redrive: &v1::Redrive) -> u32 {
-    if !redrive.automatic_pipeline.is_empty() {
-        AUTOMATIC_FORMAT
-    } else if !redrive.edited.is_empty() {
-        EDIT_FORMAT
-    } else {
+    if redrive.edited.is_empty() {
         FORMAT
+    } else {
+        EDIT_FORMAT
     }
 }
 
@@ -221,9 +207,7 @@ impl Job {
             return Err(InvalidValue::Newer);
         }
         let redrive = record.redrive.as_ref().ok_or(InvalidValue::Malformed)?;
-        // Automatic jobs from before they had a format of their own are the same.
-        let is_former = record.format == FORMAT && !redrive.automatic_pipeline.is_empty();
-        if record.format != format_of(redrive) && !is_former {
+        if record.format != format_of(redrive) {
             return Err(InvalidValue::Malformed);
         }
         let kind = Kind::from_wire(redrive.kind()).ok_or(InvalidValue::Malformed)?;

@@ -12,7 +12,7 @@ use redeliver_service::audit::Author;
 use redeliver_service::followed::Contents;
 
 use super::edit::Edit;
-use super::job::{self, CHUNK, InvalidValue, Item, Job, Outcome, Progress};
+use super::job::{self, CHUNK, InvalidValue, Item, Job, Kind, Outcome, Progress};
 use super::outcomes::Outcomes;
 
 /// The maximum length of a key in a report, in bytes.
@@ -120,10 +120,10 @@ impl Jobs {
     pub fn redriven_by(&self, item: &Item) -> Option<(Job, Option<Position>)> {
         let mut jobs = self.iter().rev().filter(|(_, _, job)| {
             let sources = &job.spec().sources;
-            job.kind.writes_records() && sources.iter().any(|count| count.topic == item.id.topic)
+            job.kind == Kind::Redrive && sources.iter().any(|count| count.topic == item.id.topic)
         });
         jobs.find_map(|(_, entry, job)| {
-            let (chunk, index) = entry.place_of(item, job.record.chunks)?;
+            let (chunk, index) = entry.place_of(item)?;
             let outcomes = entry.outcomes(chunk);
             let is_done = outcomes.numbers().get(index) == Some(&Outcome::Done.number());
             is_done.then(|| (job, outcomes.written(index)))
@@ -198,16 +198,17 @@ impl Entry {
         job::items(&chunk).ok()
     }
 
-    /// The numbers of the chunks of its plan. After those of its own dead letters, they are those of dead letters that earlier jobs have left.
-    pub fn chunks(&self) -> impl Iterator<Item = u32> {
-        self.plan.keys().copied()
+    /// The number of dead letters in its plan, as an upper limit.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.plan.len() * CHUNK as usize
     }
 
     /// The chunk of its plan that has an item, and the place of the item in it. Plans are in the order of ids.
-    fn place_of(&self, item: &Item, chunks: u32) -> Option<(u32, usize)> {
+    fn place_of(&self, item: &Item) -> Option<(u32, usize)> {
         let key = |item: &Item| (item.id.topic.clone(), item.id.partition, item.id.offset);
         let wanted = key(item);
-        let (mut from, mut to) = (0, chunks);
+        let (mut from, mut to) = (0, u32::try_from(self.plan.len()).unwrap_or(u32::MAX));
         while from < to {
             let middle = from + (to - from) / 2;
             let items = self.items(middle)?;

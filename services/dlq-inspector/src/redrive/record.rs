@@ -10,9 +10,9 @@ use redeliver_core::headers::{self, ReservedHeaders};
 use redeliver_core::pattern::matches;
 use redeliver_core::pipeline::{is_topic_name, parse_retry_topic};
 use redeliver_core::redrive::{self, REDRIVE_COUNT, REDRIVE_ID, REDRIVE_TIME};
-use redeliver_core::{Headers, HumanDuration, Output, Pipeline, Position, Record, Timestamp, mutant};
+use redeliver_core::{Headers, HumanDuration, Output, Pipeline, Position, Record, Timestamp};
 
-use super::job::{Job, Kind, Skip};
+use super::job::Skip;
 use crate::dialect::{Dialect, Facts, framework_of};
 use crate::index::IndexedLetter;
 
@@ -45,8 +45,6 @@ struct OwnTopics {
     origin: Arc<str>,
     /// How long the retries of a record take, without the attempts.
     retries_take: Duration,
-    /// Its other dead-letter topic. Records return from there as from the first one.
-    parking: Arc<str>,
 }
 
 impl OwnTopics {
@@ -87,9 +85,7 @@ impl<'l> Candidate<'l> {
             return !self.is_restorable;
         }
         // A broker leaves out key and value unless errors.deadletterqueue.copy.record.enable is set for the share group, and does not say so.
-        self.is_empty
-            && Facts::read(self.headers).dialect == Dialect::ShareGroup
-            && !mutant!("redrive-empties-records")
+        self.is_empty && Facts::read(self.headers).dialect == Dialect::ShareGroup
     }
 }
 
@@ -128,7 +124,6 @@ impl Destinations {
             source: (!pipeline.retired).then(|| pipeline.source.clone()),
             origin: pipeline.source.clone(),
             retries_take: retries_take(pipeline),
-            parking: pipeline.parking_topic(),
         };
         Self {
             pipelines: pipelines
@@ -178,23 +173,9 @@ impl Destinations {
         })
     }
 
-    /// Whether a pipeline parks its dead letters in this topic.
-    #[must_use]
-    pub fn is_parking_topic(&self, topic: &str) -> bool {
-        self.pipelines.values().any(|own| *own.parking == *topic)
-    }
-
-    /// The topics of all pipelines.
-    pub fn of_pipelines(&self) -> impl Iterator<Item = &Arc<str>> {
-        let own = self.pipelines.values();
-        own.flat_map(|own| own.source.iter().chain([&own.return_topic]))
-    }
-
-    /// The pipeline that has written or parked a dead letter.
+    /// The pipeline that has written a dead letter.
     fn own(&self, topic: &str, headers: &Headers) -> Option<&OwnTopics> {
-        let parked = || self.pipelines.values().find(|own| *own.parking == *topic);
-        let own = self.pipelines.get(topic).or_else(parked);
-        own.filter(|own| own.is_of(headers))
+        self.pipelines.get(topic).filter(|own| own.is_of(headers))
     }
 
     /// Where the record is whose payload was left out of a dead letter; `None` if nothing was left out, or nobody could recognise the record. Headers choose no
@@ -225,38 +206,6 @@ impl Destinations {
             is_empty: letter.key.is_none() && letter.value_size.is_none(),
             is_restorable: self.original(&letter.id.topic, headers).is_some(),
         }
-    }
-
-    /// Where a dead letter of a job goes.
-    ///
-    /// # Errors
-    /// Why it goes nowhere.
-    pub fn target_of(&self, job: &Job, letter: Candidate<'_>) -> Result<Target, Skip> {
-        if job.kind == Kind::Park {
-            return self.parking(letter);
-        }
-        let max_count = job.spec().automatic_max_count;
-        if max_count > 0 && redrive::count(letter.headers) >= max_count {
-            return Err(Skip::TooOften);
-        }
-        self.target(letter, &job.wish())
-    }
-
-    /// The parking topic of the pipeline that gave up on a record.
-    ///
-    /// # Errors
-    /// If the record is not one of a pipeline.
-    pub fn parking(&self, letter: Candidate<'_>) -> Result<Target, Skip> {
-        let own = self
-            .pipelines
-            .get(letter.topic)
-            .filter(|own| own.is_of(letter.headers));
-        let own = own.ok_or(Skip::NoDestination)?;
-        Ok(Target {
-            topic: own.parking.clone(),
-            is_own: true,
-            is_source: false,
-        })
     }
 
     /// Where a dead letter goes.
@@ -311,13 +260,10 @@ impl Destinations {
         // Tiers, workers and the inspector expect headers in these topics that the record does not have.
         let is_of_redeliver = parse_retry_topic(topic).is_some()
             || self.pipelines.contains_key(topic)
-            || self.pipelines.values().any(|own| *own.parking == *topic)
             || is_one_of(&self.dead_letters);
         let is_allowed = !is_excluded
             && is_topic_name(topic)
-            && (sources.any(|source| **source == *topic)
-                || is_one_of(&self.others) && !is_of_redeliver
-                || mutant!("redrive-writes-anywhere"));
+            && (sources.any(|source| **source == *topic) || is_one_of(&self.others) && !is_of_redeliver);
         if !is_allowed {
             return Err(Skip::DestinationNotAllowed);
         }
@@ -358,7 +304,7 @@ pub fn redriven(letter: &Record, target: &Target, redrive_id: &str, now: Timesta
     };
     let mut headers = letter.headers.filtered(|name| !is_dropped(name));
     if target.is_own {
-        headers.push_text(headers::RETRY_COUNT, mutant!("redrive-keeps-attempts", "0", "4"));
+        headers.push_text(headers::RETRY_COUNT, "0");
         if target.is_source {
             headers.push_text(headers::RETURN_TOPIC, &target.topic);
         }
@@ -373,18 +319,6 @@ pub fn redriven(letter: &Record, target: &Target, redrive_id: &str, now: Timesta
         key: letter.key.clone(),
         value: letter.value.clone(),
         headers,
-    }
-}
-
-/// The record to write to the parking topic: an exact copy.
-#[must_use]
-pub fn parked(letter: &Record, target: &Target) -> Output {
-    Output {
-        topic: target.topic.clone(),
-        partition: None,
-        key: letter.key.clone(),
-        value: letter.value.clone(),
-        headers: letter.headers.clone(),
     }
 }
 
@@ -551,46 +485,6 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_letter_is_parked_unchanged_and_returns_from_there_to_its_pipeline() {
-        let destinations = destinations(ReturnTo::Due);
-        let letter = dead(headers_of(&[
-            ("tenant", b"a"),
-            ("tenant", b"b"),
-            (REDRIVE_COUNT, b"2"),
-        ]));
-        let target = destinations.parking(Candidate::of(&letter)).unwrap();
-        let output = parked(&letter, &target);
-        assert_eq!(&*output.topic, "docs-parked");
-        assert_eq!(
-            (&output.key, &output.value, &output.headers),
-            (&letter.key, &letter.value, &letter.headers)
-        );
-        let copy = Record {
-            key: output.key,
-            value: output.value,
-            ..record("docs-parked", output.headers)
-        };
-        let target = destinations.target(Candidate::of(&copy), &wish("")).unwrap();
-        let back = redriven(&copy, &target, "r1", NOW);
-        assert_eq!(
-            (&*back.topic, redrive::count(&back.headers)),
-            ("docs-retry-due", 3)
-        );
-        // Neither what is parked nor dead letters of others are parked.
-        for topic in ["docs-parked", "s-dlt"] {
-            let other = Candidate {
-                topic,
-                ..Candidate::of(&letter)
-            };
-            assert_eq!(destinations.parking(other), Err(Skip::NoDestination), "{topic}");
-        }
-        // What is parked does not count as having come back.
-        let returning: Vec<&Arc<str>> = destinations.dead_letter_topics(&["docs-retry-due"]).collect();
-        assert_eq!(returning, [&"docs-dlq".into()]);
-        assert!(destinations.is_parking_topic("docs-parked") && !destinations.is_parking_topic("docs-dlq"));
-    }
-
-    #[test]
     fn no_pattern_admits_topics_whose_records_have_a_form_of_their_own() {
         let reprocessed = Pipeline {
             source: "orders-dlq".into(),
@@ -612,7 +506,6 @@ mod tests {
             ("docs-retry-30s", false),
             ("unknown-retry-5s", false),
             ("docs-dlq", false),
-            ("docs-parked", false),
             ("payments-dlq", false),
             ("__consumer_offsets", false),
             ("staging-redeliver.dlq.ledger", false),

@@ -486,22 +486,16 @@ impl Source {
     ) -> Result<Vec<Prepared>, Problem> {
         let edit = edit_of(job, entry)?;
         let items = entry.items_in(items).ok_or(Problem::Plan)?;
-        let mut found = if job.kind.writes_records() {
-            self.lookup(known, &items)?
-        } else {
-            items.iter().map(|_| None).collect()
-        };
-        // What is parked is copied as it is.
-        let originals = if job.kind == Kind::Redrive {
-            self.originals(known, &mut found)?
-        } else {
-            HashMap::new()
-        };
+        let (mut found, mut originals) = (items.iter().map(|_| None).collect(), HashMap::new());
+        if job.kind == Kind::Redrive {
+            found = self.lookup(known, &items)?;
+            originals = self.originals(known, &mut found)?;
+        }
+        let wish = job.wish();
         for record in found.iter().flatten() {
             let restored = originals.get(&record.record.position);
             let letter = restored.unwrap_or(&record.record);
-            let target = self.destinations.target_of(job, Candidate::of(letter));
-            if let Ok(target) = target {
+            if let Ok(target) = self.destinations.target(Candidate::of(letter), &wish) {
                 self.look_up_topic(known, &target.topic)?;
             }
         }
@@ -709,7 +703,7 @@ fn read_ledger(
 }
 
 /// The topics in which the records of a job come back: those from which it takes dead letters, and those of the pipelines to which it writes. In others, a
-/// later pipeline has given up on a result. A parking topic has a copy of what came back, which would count twice.
+/// later pipeline has given up on a result.
 pub(crate) fn returning_to(job: &v1::Redrive, destinations: &Destinations) -> BTreeSet<String> {
     let topics = |counts: &'_ [v1::RedriveCount]| -> Vec<String> {
         counts.iter().map(|count| count.topic.clone()).collect()
@@ -717,11 +711,7 @@ pub(crate) fn returning_to(job: &v1::Redrive, destinations: &Destinations) -> BT
     let written = topics(&job.destinations);
     let written: Vec<&str> = written.iter().map(String::as_str).collect();
     let of_pipelines = destinations.dead_letter_topics(&written).map(ToString::to_string);
-    let sources = topics(&job.sources).into_iter();
-    sources
-        .filter(|topic| !destinations.is_parking_topic(topic))
-        .chain(of_pipelines)
-        .collect()
+    topics(&job.sources).into_iter().chain(of_pipelines).collect()
 }
 
 /// How many dead letters a job has redriven that came back to one of these topics.

@@ -71,7 +71,7 @@ pub(crate) fn destinations(host: &Host) -> Destinations {
         excluded.collect(),
         settings.max_count,
     )
-    .without_dead_letters(&config.dead_letter_patterns())
+    .without_dead_letters(&config.dlq_inspector.topics)
 }
 
 /// Executes jobs whenever the group assigns the partition to this process, once the topic exists: an installation without it serves as before.

@@ -12,7 +12,7 @@ use super::edit::Edit;
 use super::job::{Item, Job, Kind, Outcome, Progress, Skip};
 use super::jobs::progress_key;
 use super::outcomes::{Outcomes, Report};
-use super::record::{Candidate, Destinations, parked, redriven};
+use super::record::{Candidate, Destinations, redriven};
 use crate::ledger::{self, State};
 use crate::letter::content_hash;
 
@@ -102,8 +102,7 @@ impl Context<'_> {
     }
 
     fn make(&self, item: &Item, found: Option<&Record>) -> Result<Option<Output>, Skip> {
-        let kind = self.job.kind;
-        if !kind.writes_records() {
+        if self.job.kind != Kind::Redrive {
             // The entry has the hash of the content, so it applies to no other record.
             return Ok(None);
         }
@@ -116,7 +115,7 @@ impl Context<'_> {
         }
         let restored = (self.restored)(found);
         let found = restored.as_ref().unwrap_or(found);
-        let target = self.destinations.target_of(self.job, Candidate::of(found))?;
+        let target = self.destinations.target(Candidate::of(found), &self.job.wish())?;
         // The configuration may have changed since the plan, for which the caller needed a scope for each destination.
         let mut planned = self.job.spec().destinations.iter();
         if !planned.any(|planned| *planned.topic == *target.topic) {
@@ -128,10 +127,9 @@ impl Context<'_> {
             Presence::Denied => return Err(Skip::DestinationDenied),
         }
         let id = &self.job.spec().id;
-        Ok(Some(match (kind, self.edit) {
-            (Kind::Park, _) => parked(found, &target),
-            (_, Some(edit)) => edit.redriven(found, &target, id, self.now),
-            (_, None) => redriven(found, &target, id, self.now),
+        Ok(Some(match self.edit {
+            Some(edit) => edit.redriven(found, &target, id, self.now),
+            None => redriven(found, &target, id, self.now),
         }))
     }
 }
@@ -310,7 +308,6 @@ impl Step {
             Kind::Redrive => Action::RedriveDeadLetters,
             Kind::Discard => Action::DiscardDeadLetters,
             Kind::Restore => Action::RestoreDeadLetters,
-            Kind::Park => Action::ParkDeadLetters,
         };
         let edited = &self.job.spec().edited;
         AuditEntry {
@@ -336,6 +333,7 @@ mod tests {
 
     use super::super::job::tests::{item, job};
     use super::super::job::{EDIT_FORMAT, Wanted};
+    use super::super::ledger_states::LedgerStates;
     use super::super::{job, pace};
     use super::*;
     use crate::ledger::Update;
@@ -446,62 +444,58 @@ mod tests {
     }
 
     #[test]
-    fn an_automatic_job_redrives_only_what_was_redriven_less_often_and_parks_a_copy() {
+    fn a_letter_of_2090_is_redriven_once() {
+        const IN_2089: Timestamp = Timestamp::from_millis(3_755_376_000_000);
+        const IN_2090: Timestamp = Timestamp::from_millis(3_786_912_000_000);
         let destinations = Destinations::new(&[Pipeline::new("docs")], &[], Vec::new(), 3);
-        let died = Record {
-            position: Position {
-                topic: "docs-dlq".into(),
-                ..found(1).position
-            },
-            headers: [
-                ("pipeline", Some(&b"docs"[..])),
-                ("original-topic", Some(b"docs")),
-                ("original-partition", Some(b"0")),
-                ("original-offset", Some(b"7")),
-                ("retry-count", Some(b"4")),
-                ("redrive-count", Some(b"2")),
-            ]
-            .into_iter()
-            .collect(),
+        let job = to(&["docs"], &job(1, Wanted::Running));
+        let letter = Record {
+            timestamp: Some(IN_2090),
             ..found(1)
         };
         let planned = Item {
-            content: content_hash(&died),
-            ..item("docs-dlq", 1)
+            content: content_hash(&letter),
+            ..item("s-dlt", 1)
         };
-        let tried = |job: &Job, state| {
+        let audit = AuditLog::new(&Config::default(), "dlq-inspector");
+        let redrive = |states: &mut LedgerStates, now| {
             let context = Context {
-                job,
+                job: &job,
                 edit: None,
-                destinations: &destinations,
                 restored: &|_| None,
+                destinations: &destinations,
                 presence: &|_| Presence::Exists,
-                now: NOW,
+                now,
             };
-            context
-                .prepare(planned.clone(), Some(&died))
-                .tried(job.kind, state)
+            let prepared = context.prepare(planned.clone(), Some(&letter));
+            let tried = prepared.tried(job.kind, states.state(&planned));
+            let outcome = tried.outcome;
+            let step = Step {
+                tried: vec![tried],
+                ..Step::of_problem(job.clone(), Progress::default(), "", now)
+            };
+            let outputs = step.written(&"redrives".into(), &audit).outputs;
+            for output in outputs
+                .into_iter()
+                .filter(|output| *output.topic == *ledger::TOPIC)
+            {
+                let entry = Record {
+                    timestamp: Some(now),
+                    key: output.key,
+                    value: output.value,
+                    ..found(0)
+                };
+                states.apply(Update::read(&entry).unwrap());
+            }
+            outcome
         };
-        let automatic = |max_count| {
-            let mut record = to(&["docs-retry-due"], &job(1, Wanted::Running)).record;
-            record.redrive.as_mut().unwrap().automatic_max_count = max_count;
-            tried(&Job::read(record).unwrap(), State::Open).outcome
-        };
-        assert_eq!(automatic(2), Outcome::Skipped(Skip::TooOften));
-        assert_eq!((automatic(3), automatic(0)), (Outcome::Done, Outcome::Done));
-        let parks = to(
-            &["docs-parked"],
-            &kind_of(&job(1, Wanted::Running), v1::RedriveKind::Park),
-        );
-        let parked = tried(&parks, State::Open);
-        assert_eq!(parked.outcome, Outcome::Done);
-        let copy = parked.output.unwrap();
-        assert_eq!((&*copy.topic, &copy.headers), ("docs-parked", &died.headers));
-        assert_eq!(
-            tried(&parks, State::Redriven).outcome,
-            Outcome::Skipped(Skip::Redriven)
-        );
-        assert_eq!(parks.kind.leaves(), State::Redriven);
+        let mut states = LedgerStates::default();
+        assert_eq!(redrive(&mut states, NOW), Outcome::Done);
+        // Kafka keeps it for so long, and so its entry stays, however old that is.
+        for now in [NOW, IN_2089] {
+            assert_eq!(states.removable(|_, _| 1, now, 1), []);
+            assert_eq!(redrive(&mut states, now), Outcome::Skipped(Skip::Redriven));
+        }
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 mod access;
 mod api;
-mod automatic;
 mod completeness;
 mod dialects;
 mod fuzz;

@@ -489,6 +489,9 @@ async fn a_used_request_id_plans_no_other_action() {
     }
     let again = planned(&mut inspector, redrive).await.unwrap();
     assert_eq!((again.state(), again.id), (v1::RedriveState::Planned, job.id));
+    let refused = planned(&mut inspector, plan(v1::RedriveKind::Unspecified, "")).await;
+    let refused = refused.unwrap_err();
+    assert_eq!(error::reason(&refused).as_deref(), Some("KIND_INVALID"));
     assert_eq!(world.redriven().len(), 0);
 }
 

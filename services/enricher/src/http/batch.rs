@@ -12,7 +12,6 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use redeliver_core::mutant;
 use redeliver_runtime::config::BatchValues;
 use redeliver_worker::Attempt;
 use reqwest::header::HeaderValue;
@@ -140,12 +139,6 @@ pub(super) fn results(
         let (line, column) = (error.line(), error.column());
         format!("is not {{\"results\": [{{\"id\": ...}}]}}: line {line}, column {column}")
     })?;
-    if mutant!("batch-results-by-place") {
-        let in_their_order = response.results.iter();
-        return in_their_order
-            .map(|result| parse(result, body, values, max_retry_after).map(Some))
-            .collect();
-    }
     let mut by_id = HashMap::with_capacity(response.results.len());
     for result in response.results {
         let parsed = parse(&result, body, values, max_retry_after)?;

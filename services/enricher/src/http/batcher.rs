@@ -2,7 +2,8 @@
 //!
 //! A call waits for more records until it is full or its time is over, and as long as too many other calls are in progress.
 //! So calls contain more records the slower the endpoint is. The attempts of a call poll one shared future: the call goes on
-//! as long as one of them is not cancelled, and needs no task of its own.
+//! as long as one of them is not cancelled, and needs no task of its own. Each record keeps its own attempt, because order, limits, the
+//! circuit breaker, retries and spans would otherwise need a second form for batches.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -232,7 +232,7 @@ impl Permissions {
             self.redrives(config);
         }
         self.scans(config);
-        let patterns = &config.dead_letter_patterns();
+        let patterns = &config.dlq_inspector.topics;
         let selected = Patterns::new(patterns);
         for topic in dead_letter_topics(config) {
             if selected.matches(&topic) {
@@ -260,9 +260,6 @@ impl Permissions {
             if !pipeline.retired {
                 self.topic(&pipeline.source, &[Operation::Write]);
             }
-        }
-        for (pipeline, _) in config.automatic_redrives() {
-            self.topic(&pipeline.parking_topic(), &[Operation::Write]);
         }
         for pattern in &config.dlq_inspector.redrive.destinations {
             match pattern.split_once('*') {

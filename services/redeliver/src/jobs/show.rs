@@ -21,7 +21,7 @@ pub(super) fn as_text(job: &Job) -> String {
         ("expires at", job.expires_at.map(|time| time.to_string())),
         ("revision", Some(job.revision.to_string())),
         ("idempotency key", job.idempotency_key.clone()),
-        ("request id", job.request_id.clone()),
+        ("request id", Some(job.request_id.clone())),
         ("occurrence", job.occurrence.clone()),
         ("topic", job.topic.clone()),
         ("key", job.key.as_ref().map(|key| line(key, 1024))),
@@ -79,7 +79,7 @@ mod tests {
             accepted_at: Timestamp::from_millis(1_763_722_800_124),
             revision: 1,
             idempotency_key: Some("sms-1".to_owned()),
-            request_id: None,
+            request_id: "01KAJQ6Z2B0003000000000A7X".to_owned(),
             data: bytes::Bytes::from_static(b"{\"a\":1}"),
             key: None,
             headers: [("a", Some(&b"b"[..]))].into_iter().collect(),
@@ -103,6 +103,7 @@ priority         high
 accepted at      2025-11-21T11:00:00.124Z
 revision         1
 idempotency key  sms-1
+request id       01KAJQ6Z2B0003000000000A7X
 topic            sms-jobs
 
 headers

@@ -67,7 +67,7 @@ fn scraped(service: &mut ServiceProcess, series: &mut BTreeMap<String, BTreeSet<
 pub(crate) fn all_services_at_work(name: &str) -> (Services, [ServiceProcess; 4]) {
     let services = Services::new(name);
     let pipe = &services.pipe;
-    // Some metrics exist only with TLS, others with tokens or automatic redrives.
+    // Some metrics exist only with TLS, others with tokens.
     let (authority, directory) = (Authority::new().unwrap(), pipe.env.directory());
     let (certificate, key) = authority.sign().unwrap().write(directory, "tls").unwrap();
     let ca = authority.write(directory, "ca.crt").unwrap();
@@ -76,13 +76,11 @@ pub(crate) fn all_services_at_work(name: &str) -> (Services, [ServiceProcess; 4]
     std::fs::write(directory.join("token"), "s3cret").unwrap();
     let token = format!("dlq_inspector.token_file={}", path(&directory.join("token")));
     let tls = ["--set", &certificate, "--set", &key, "--set", &token];
-    let automatic = format!("pipelines.{}.automatic_redrive={{ after: 1d }}", pipe.name());
-    let inspector = [&tls[..], &["--set", automatic.as_str()][..]].concat();
     let running = [
         pipe.scheduler("a"),
         pipe.enricher("a"),
         pipe.retry_tier("a"),
-        pipe.start("dlq-inspector", "a", &inspector),
+        pipe.start("dlq-inspector", "a", &tls),
     ];
     services.cli(&["jobs", "schedule", "--app", APP, "--in", "0s", "--data", "job"]);
     let (_, topics) = pipe.jobs.as_ref().unwrap();

@@ -143,7 +143,6 @@ impl Bench {
             why: String::new(),
             change_id: bytes::Bytes::new(),
             desired: Desired::Tier(tier),
-            is_newer: false,
         };
         snapshot.insert(name.parse().unwrap(), value);
         self.wanted.send_replace(Some(Arc::new(snapshot)));

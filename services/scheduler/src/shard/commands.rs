@@ -115,9 +115,7 @@ impl Shard {
             writes.tally.forwarded += 1;
             let mut headers = headers::user_headers(&pending.record.headers, None);
             // The lineage contains the timestamp of the first record, from which a `delay` counts.
-            if !mutant!("shard-forwards-without-the-first-time") {
-                headers::write_lineage(&mut headers, NAME, &first_origin(&pending.record), 0);
-            }
+            headers::write_lineage(&mut headers, NAME, &first_origin(&pending.record), 0);
             writes.push(Output {
                 topic: self.settings.ingest.clone(),
                 partition: Some(owner),

@@ -79,7 +79,6 @@ impl Settings {
     /// Whether it is known that dead letters cannot be written to a topic.
     pub(super) fn lacks(&self, dead_letters: &Arc<str>) -> bool {
         self.topics.presence(dead_letters).is_unavailable()
-            && !mutant!("shard-writes-to-missing-dead-letter-topics")
     }
 
     /// The dead-letter topic of the pipeline of a long wait, if it cannot be written. The record is not dispatched then: its topic may refuse
@@ -101,7 +100,7 @@ impl Settings {
 impl Shard {
     pub(super) fn dispatch(&mut self, job: &Arc<Job>, topic: Arc<str>, now: Timestamp, writes: &mut Writes) {
         debug_assert!(job.due <= now || mutant!("shard-dispatches-early"), "never early");
-        if job.expires.is_some_and(|expires| expires < now) && !mutant!("shard-dispatches-expired-jobs") {
+        if job.expires.is_some_and(|expires| expires < now) {
             writes.tally.expired += 1;
             self.end_job(job, JobState::Expired, now, writes);
             return;

@@ -168,9 +168,6 @@ impl LookAhead {
         if let Some(parked) = self.flows.get_mut(flow).and_then(|entry| entry.parked.as_mut()) {
             parked.first = parked.first.min(cursor.due);
         }
-        if mutant!("shard-forgets-evicted-jobs") {
-            return;
-        }
         let has_passed = self.has_passed(flow, cursor);
         if has_passed {
             let entry = self.entry(flow);

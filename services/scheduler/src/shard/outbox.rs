@@ -103,8 +103,7 @@ impl Outbox {
             };
             // The last part completes the turn. Until it is applied, the overlay entries of the turn are still needed. Those of the turn before are not:
             // its changes precede these.
-            let is_complete = is_last || mutant!("outbox-confirms-half-a-turn");
-            let pending = PendingBatch::new(if is_complete { turn } else { turn - 1 }, batch);
+            let pending = PendingBatch::new(if is_last { turn } else { turn - 1 }, batch);
             self.freeing += pending.freeing;
             self.bytes += pending.bytes;
             self.queue.push_back(pending);

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use redeliver_core::{Timestamp, headers, mutant};
+use redeliver_core::{Timestamp, headers};
 use redeliver_kafka::TopicId;
 use redeliver_service::control::value::Release;
 
@@ -90,10 +90,7 @@ impl ReleasedWaits {
 
     /// Whether a job does not have to wait any longer.
     pub(super) fn contains(&self, job: &Job) -> bool {
-        let is_before = |end: &i64| {
-            u64::try_from(*end).is_ok_and(|end| job.id.offset() < end)
-                || mutant!("shard-releases-later-waits")
-        };
+        let is_before = |end: &i64| u64::try_from(*end).is_ok_and(|end| job.id.offset() < end);
         job.kind == Kind::LongWait
             && job.state == JobState::Scheduled
             && job.id.shard() == self.shard
@@ -242,7 +239,7 @@ impl Shard {
             return None;
         }
         // The state topic does not contain what a turn has decided that is not committed.
-        let is_committed = self.changes.is_empty() || mutant!("shard-finishes-releases-too-early");
+        let is_committed = self.changes.is_empty();
         let commands = || {
             let ready = self.ready.iter().filter_map(ReadyItem::command);
             self.needs_lookup.iter().chain(&self.looking_up).chain(ready)

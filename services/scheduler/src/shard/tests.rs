@@ -996,6 +996,11 @@ impl World {
                 }
                 v1::Outcome::AlreadyDispatched => Some(JobState::Dispatched),
                 v1::Outcome::Unknown => None,
+                // After a step of the clock, the index has no record any more of a job that has just ended.
+                v1::Outcome::Ended => {
+                    assert_ne!(state, Some(JobState::Scheduled));
+                    None
+                }
                 v1::Outcome::Expired => Some(JobState::Expired),
                 other => panic!("unexpected outcome of a cancellation: {other:?}"),
             };

@@ -164,7 +164,7 @@ fn two_schedulers_that_are_asked_at_the_same_time_lose_no_change() {
 }
 
 #[test]
-fn values_of_newer_versions_stop_nothing_and_are_reported() {
+fn unknown_values_are_reported_and_paused() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("unknown"));
     let mut scheduler = env.start("a");
     let write = |key: &str, value: Vec<u8>| {
@@ -179,17 +179,17 @@ fn values_of_newer_versions_stop_nothing_and_are_reported() {
     write("planet/mars", b"terraform".to_vec());
     scheduler.until_ready_but("`planet/mars` is of an unknown kind, and ignored");
     assert_eq!(scheduler.metric("redeliver_control_problems"), 1);
-    // Of a newer format, what is known is obeyed, and not changed.
-    let newer = v1::ControlRecord {
+    // What has a value of an unknown format is paused, and not changed.
+    let unknown = v1::ControlRecord {
         revision: 9,
         format: 1_000,
         desired: Some(v1::control_record::Desired::Application(v1::ApplicationControl {
-            state: v1::RunState::Paused.into(),
+            state: v1::RunState::Running.into(),
             rate: None,
         })),
         ..v1::ControlRecord::default()
     };
-    write(&format!("app/{PAUSED}"), newer.encode_to_vec());
+    write(&format!("app/{PAUSED}"), unknown.encode_to_vec());
     scheduler.until_ready_but(&format!("paused applications: {PAUSED}"));
     let mut control = connect(&env, &mut scheduler);
     let refused = env.block_on(control.resume_control(request(PAUSED))).unwrap_err();
@@ -199,15 +199,8 @@ fn values_of_newer_versions_stop_nothing_and_are_reported() {
     // Another change is not affected.
     env.block_on(control.pause_control(request("crawl"))).unwrap();
     env.block_on(control.reset_control(request("crawl"))).unwrap();
-    let resumed = v1::ControlRecord {
-        format: 0,
-        desired: Some(v1::control_record::Desired::Application(v1::ApplicationControl {
-            state: v1::RunState::Running.into(),
-            rate: None,
-        })),
-        ..newer
-    };
-    write(&format!("app/{PAUSED}"), resumed.encode_to_vec());
+    let known = v1::ControlRecord { format: 0, ..unknown };
+    write(&format!("app/{PAUSED}"), known.encode_to_vec());
     env.watch().settle(&mut sent);
 }
 

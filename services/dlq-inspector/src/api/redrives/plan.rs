@@ -89,7 +89,7 @@ impl Api {
         mut request: v1::PlanRedriveRequest,
     ) -> Result<v1::Redrive, Status> {
         let problem = "must be REDRIVE, DISCARD or RESTORE";
-        let kind = Kind::from_wire(request.kind()).filter(|kind| *kind != Kind::Park);
+        let kind = Kind::from_wire(request.kind());
         let kind = kind.ok_or_else(|| invalid("kind", problem, "KIND_INVALID", []))?;
         let mut spec = checked(&request)?;
         // What was done since leaves nothing to plan, and the repeated request would fail.
