@@ -1,12 +1,13 @@
 //! What chaos tests share: a limit on how many run at a time, load that lasts as long as the chaos, and
 //! conditions to wait for.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use crate::local_kafka::kafka_tool;
+use crate::target::target_directory;
 use crate::{DEADLINE, LocalKafka, ServiceProcess, eventually};
 
 /// Sleeps for a random time.
@@ -14,30 +15,29 @@ pub fn sleep_up_to(random: &mut fastrand::Rng, longest: Duration) {
     thread::sleep(longest.mul_f64(random.f64()));
 }
 
-/// Permission to run a chaos test, until it is dropped. Only two tests of a process have it at a time, because a
+/// Permission to run a chaos test, until it is dropped. Only two tests on the machine have it at a time, because a
 /// process that gets no CPU time looks like a dead one.
-pub struct ChaosPermit(());
-
-static RUNNING: Mutex<u32> = Mutex::new(0);
-static ENDED: Condvar = Condvar::new();
+pub struct ChaosPermit {
+    _locked: File,
+}
 
 impl ChaosPermit {
     /// Waits for permission.
+    ///
+    /// # Panics
+    /// If the target directory cannot be written.
     #[must_use]
     pub fn acquire() -> Self {
-        let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut running = ENDED
-            .wait_while(running, |running| *running >= 2)
-            .unwrap_or_else(PoisonError::into_inner);
-        *running += 1;
-        Self(())
-    }
-}
-
-impl Drop for ChaosPermit {
-    fn drop(&mut self) {
-        *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        ENDED.notify_one();
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        // In turn, because one thread can only wait for one lock.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed) % 2;
+        let directory = target_directory()
+            .expect("finding the target directory")
+            .join("testkit");
+        std::fs::create_dir_all(&directory).expect("making a directory");
+        let file = File::create(directory.join(format!("chaos-{number}.lock"))).expect("making a lock");
+        file.lock().expect("waiting for another chaos test");
+        Self { _locked: file }
     }
 }
 

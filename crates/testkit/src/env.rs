@@ -14,6 +14,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::kafka_request::delete_topics_with;
 use crate::process::{CommandOutput, binary, run};
 use crate::scratch::Scratch;
 use crate::{ServiceProcess, brokers, redis_url, unique};
@@ -112,6 +113,7 @@ impl EnvBuilder {
     #[track_caller]
     pub fn build(self) -> TestEnv {
         let scratch = Scratch::new("env").expect("making a directory");
+        let is_shared = self.brokers.is_none();
         let brokers = self.brokers.unwrap_or_else(brokers);
         let mut text = format!(
             "kafka: {{ brokers: '{brokers}', topics: {{ create: {}, partitions: {} }} }}\n\
@@ -144,10 +146,13 @@ impl EnvBuilder {
         let settings = self.settings.into_iter();
         TestEnv {
             settings: settings.map(|(key, value)| (key, fill_in(value))).collect(),
-            brokers,
             partitions: self.partitions,
             file,
-            scratch: Arc::new(scratch),
+            remains: Arc::new(Remains {
+                scratch,
+                topics: is_shared.then(|| (brokers.clone(), self.name.clone())),
+            }),
+            brokers,
             name: self.name,
         }
     }
@@ -161,8 +166,26 @@ pub struct TestEnv {
     partitions: u32,
     file: PathBuf,
     settings: BTreeMap<String, String>,
-    // Processes share the directory, so that they can be started again for as long as they exist.
-    scratch: Arc<Scratch>,
+    // Processes share them, so that they can be started again for as long as they exist.
+    remains: Arc<Remains>,
+}
+
+/// What is removed after the last process.
+#[derive(Debug)]
+struct Remains {
+    scratch: Scratch,
+    /// The shared brokers, and a part of the names of all topics of the test. Each topic that stays makes each later test slower.
+    topics: Option<(String, String)>,
+}
+
+impl Drop for Remains {
+    fn drop(&mut self) {
+        if let Some((brokers, name)) = &self.topics
+            && let Err(error) = delete_topics_with(brokers, name)
+        {
+            eprintln!("deleting the topics of {name}: {error:#}");
+        }
+    }
 }
 
 impl TestEnv {
@@ -183,7 +206,7 @@ impl TestEnv {
 
     /// A directory that is removed with the environment.
     pub fn directory(&self) -> &Path {
-        self.scratch.path()
+        self.remains.scratch.path()
     }
 
     /// The configuration file.

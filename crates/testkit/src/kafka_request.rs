@@ -1,5 +1,5 @@
 //! Requests that delete topics and records, add partitions, and change configurations and permissions (Kafka protocol guide: `DeleteTopics`,
-//! `DeleteRecords`, `CreatePartitions`, `AlterConfigs`, `CreateAcls` and `DeleteAcls`, all version 1).
+//! `DeleteRecords`, `CreatePartitions`, `AlterConfigs`, `CreateAcls` and `DeleteAcls`, all version 1, and `Metadata`, version 4).
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
+const METADATA: i16 = 3;
 const DELETE_TOPICS: i16 = 20;
 const DELETE_RECORDS: i16 = 21;
 const CREATE_ACLS: i16 = 30;
@@ -30,6 +31,78 @@ pub fn delete_topic(brokers: &str, topic: &str) {
     if let Err(error) = ask(brokers, DELETE_TOPICS, &body, before_error) {
         panic!("deleting topic {topic}: {error:#}");
     }
+}
+
+/// Deletes the topics whose names contain `part`.
+///
+/// # Errors
+/// If the first broker refuses or does not respond.
+pub fn delete_topics_with(brokers: &str, part: &str) -> Result<()> {
+    let mut all = Vec::new();
+    // All topics, none of which is created.
+    all.extend((-1_i32).to_be_bytes());
+    all.push(0);
+    let answer = exchange(brokers, METADATA, 4, &all)?;
+    let names = topic_names(&answer).context("reading the topics of an answer")?;
+    let names: Vec<&str> = names.into_iter().filter(|name| name.contains(part)).collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    let mut body = Vec::new();
+    body.extend(
+        i32::try_from(names.len())
+            .context("too many topics")?
+            .to_be_bytes(),
+    );
+    names.iter().for_each(|name| push_text(&mut body, name));
+    body.extend(TIMEOUT.to_be_bytes());
+    // Another program may delete some of them at the same time, so the errors of single topics do not matter.
+    exchange(brokers, DELETE_TOPICS, 1, &body).map(drop)
+}
+
+/// The names in a response to Metadata, version 4.
+fn topic_names(mut answer: &[u8]) -> Option<Vec<&str>> {
+    fn number<const N: usize>(from: &mut &[u8]) -> Option<[u8; N]> {
+        let (number, rest) = from.split_first_chunk()?;
+        *from = rest;
+        Some(*number)
+    }
+    fn count(from: &mut &[u8]) -> Option<usize> {
+        usize::try_from(i32::from_be_bytes(number(from)?)).ok()
+    }
+    /// An absent text has the length -1.
+    fn text<'a>(from: &mut &'a [u8]) -> Option<&'a str> {
+        let length = usize::try_from(i16::from_be_bytes(number(from)?)).unwrap_or(0);
+        let (text, rest) = from.split_at_checked(length)?;
+        *from = rest;
+        std::str::from_utf8(text).ok()
+    }
+    let from = &mut answer;
+    // The correlation id and the throttle time.
+    number::<8>(from)?;
+    for _ in 0..count(from)? {
+        number::<4>(from)?;
+        text(from)?;
+        number::<4>(from)?;
+        text(from)?;
+    }
+    text(from)?;
+    // The controller.
+    number::<4>(from)?;
+    let mut names = Vec::new();
+    for _ in 0..count(from)? {
+        number::<2>(from)?;
+        names.push(text(from)?);
+        number::<1>(from)?;
+        for _ in 0..count(from)? {
+            number::<10>(from)?;
+            for _replicas_and_in_sync in 0..2 {
+                let numbers = 4 * count(from)?;
+                *from = from.get(numbers..)?;
+            }
+        }
+    }
+    Some(names)
 }
 
 /// Removes the records before an offset, as retention does.
@@ -143,6 +216,15 @@ fn push_text(body: &mut Vec<u8>, text: &str) {
 
 /// Sends a request of version 1. The error code in the response must be 0.
 fn ask(brokers: &str, api: i16, body: &[u8], before_error: usize) -> Result<()> {
+    let answer = exchange(brokers, api, 1, body)?;
+    // After the correlation id.
+    let error = answer.get(4 + before_error..).and_then(|rest| rest.get(..2));
+    ensure!(error == Some(&[0, 0]), "the broker refused: {answer:?}");
+    Ok(())
+}
+
+/// Sends a request, and returns the response from its correlation id on.
+fn exchange(brokers: &str, api: i16, version: i16, body: &[u8]) -> Result<Vec<u8>> {
     let broker = brokers.split(',').next().unwrap_or_default();
     let mut stream = TcpStream::connect(broker).context("connecting")?;
     stream
@@ -150,7 +232,7 @@ fn ask(brokers: &str, api: i16, body: &[u8], before_error: usize) -> Result<()> 
         .context("setting a read timeout")?;
     let mut request = Vec::new();
     request.extend(api.to_be_bytes());
-    request.extend(1_i16.to_be_bytes());
+    request.extend(version.to_be_bytes());
     request.extend(7_i32.to_be_bytes());
     request.extend((-1_i16).to_be_bytes());
     request.extend(body);
@@ -164,8 +246,5 @@ fn ask(brokers: &str, api: i16, body: &[u8], before_error: usize) -> Result<()> 
     let size = usize::try_from(i32::from_be_bytes(size)).context("reading the answer's size")?;
     let mut answer = vec![0; size];
     stream.read_exact(&mut answer).context("reading the answer")?;
-    // After the correlation id.
-    let error = answer.get(4 + before_error..).and_then(|rest| rest.get(..2));
-    ensure!(error == Some(&[0, 0]), "the broker refused: {answer:?}");
-    Ok(())
+    Ok(answer)
 }

@@ -16,6 +16,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
@@ -488,13 +489,16 @@ impl LocalKafka {
 /// # Errors
 /// If Kafka's jars cannot be fetched.
 pub fn kafka_tool(class: &str) -> Result<Command> {
-    Ok(tool_of(&jars::resolved()?, class))
+    let jars = jars::resolved()?;
+    Ok(tool_of(&jars, &short(&jars)?, class))
 }
 
-fn tool_of(jars: &Path, class: &str) -> Command {
+fn tool_of(jars: &Path, machine: &Machine, class: &str) -> Command {
     let mut command = java(jars);
-    // A tool ends before slower, more thorough compilation would pay off.
-    command.args(["-XX:TieredStopAtLevel=1", class]);
+    if matches!(machine, Machine::Short { .. }) {
+        command.args(machine.options());
+    }
+    command.arg(class);
     command
 }
 
@@ -519,13 +523,23 @@ fn java(jars: &Path) -> Command {
     command
 }
 
-/// With an archive of the classes in these jars, which the first call on a machine writes with a broker that starts and stops.
-fn short(jars: &Path) -> Result<Machine> {
+/// A hash of what Java says about itself.
+fn java_version() -> Result<u64> {
+    static VERSION: OnceLock<u64> = OnceLock::new();
+    if let Some(version) = VERSION.get() {
+        return Ok(*version);
+    }
     let version = Command::new("java").arg("-version").output();
     let version = version.context("starting Java (`java`), which runs Kafka; is it installed?")?;
+    Ok(*VERSION.get_or_init(|| stable_hash(&version.stderr)))
+}
+
+/// With an archive of the classes in these jars, which the first call on a machine writes with a broker that starts and stops.
+fn short(jars: &Path) -> Result<Machine> {
+    let version = java_version()?;
     let jars_name = jars.file_name().unwrap_or_default().to_string_lossy();
     // Another version of Java cannot read the archive.
-    let name = format!("{jars_name}-classes-{:016x}", stable_hash(&version.stderr));
+    let name = format!("{jars_name}-classes-{version:016x}");
     let directory = kept(&name, "an archive of Kafka's classes", |directory| {
         let scratch = Scratch::new("kafka")?;
         let installation = Installation {
@@ -568,7 +582,7 @@ impl Installation {
         }
         let file = self.properties_file();
         std::fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
-        let mut tool = tool_of(&self.jars, "kafka.tools.StorageTool");
+        let mut tool = tool_of(&self.jars, &self.machine, "kafka.tools.StorageTool");
         // With a fixed id, clients could not distinguish the clusters of different tests.
         tool.args(["format", "--cluster-id", cluster, "--config"])
             .arg(&file);

@@ -22,8 +22,8 @@ pub(crate) struct Interrupt {
 #[derive(Default)]
 struct Shared {
     raised: AtomicBool,
-    /// The process group of the running command.
-    running: Mutex<Option<Pid>>,
+    /// The process groups of the running commands.
+    running: Mutex<Vec<Pid>>,
     ended: Condvar,
 }
 
@@ -58,13 +58,14 @@ impl Interrupt {
     /// Forwards interrupts to the child while `work` runs. The child must lead its own process group, and `work` must wait
     /// for it.
     pub(crate) fn forward_to<T>(&self, child: &mut Child, work: impl FnOnce(&mut Child) -> T) -> T {
-        *self.shared.running() = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        self.shared.running().extend(group);
         // The signal may have arrived before the child was registered.
         if self.is_raised() {
             self.shared.forward(Signal::INT);
         }
         let result = work(child);
-        *self.shared.running() = None;
+        self.shared.running().retain(|running| Some(*running) != group);
         self.shared.ended.notify_all();
         result
     }
@@ -78,19 +79,19 @@ impl Shared {
         self.forward(Signal::INT);
         let wait = self
             .ended
-            .wait_timeout_while(self.running(), GRACE, |running| running.is_some());
+            .wait_timeout_while(self.running(), GRACE, |running| !running.is_empty());
         drop(wait);
         self.forward(Signal::KILL);
     }
 
     fn forward(&self, signal: Signal) {
-        if let Some(group) = *self.running() {
+        for group in self.running().iter() {
             // An error means that the group has already exited.
-            kill_process_group(group, signal).ok();
+            kill_process_group(*group, signal).ok();
         }
     }
 
-    fn running(&self) -> MutexGuard<'_, Option<Pid>> {
+    fn running(&self) -> MutexGuard<'_, Vec<Pid>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

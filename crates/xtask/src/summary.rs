@@ -122,10 +122,12 @@ impl Summary {
     }
 
     /// Adds the results of another run.
-    pub(crate) fn add_results(&mut self, other: &Summary) {
-        self.failures.extend(other.failures.iter().cloned());
+    pub(crate) fn add_results(&mut self, other: Summary) {
+        self.failures.extend(other.failures);
+        self.long.extend(other.long);
         self.passed += other.passed;
         self.failed += other.failed;
+        self.ignored += other.ignored;
     }
 
     /// Ignored tests that are not long.
@@ -178,11 +180,15 @@ mod tests {
             "37 passed, 3 failed, 2 skipped (long tests, run by `cargo xtask test --long`: 1)"
         );
         let mut other = Summary::default();
+        other.add("test chaos::long ... ignored, long");
         other.add(
-            "test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 4 filtered out; finished in 61.5s",
+            "test result: ok. 1 passed; 0 failed; 2 ignored; 0 measured; 4 filtered out; finished in 61.5s",
         );
-        summary.add_results(&other);
-        assert!(summary.to_string().starts_with("38 passed, 3 failed, 2 skipped"));
+        summary.add_results(other);
+        assert_eq!(
+            summary.to_string(),
+            "38 passed, 3 failed, 3 skipped (long tests, run by `cargo xtask test --long`: 2)"
+        );
     }
 
     #[test]

@@ -97,41 +97,53 @@ fn build_and_test(
 
     interrupt.check()?;
     let binaries = target_directory()?.join(if release { "release" } else { "debug" });
-    let mut test = cargo();
-    // Without it, the first failing binary would end the run.
-    test.args(["test", "--no-fail-fast"]);
-    test.args((!selects_packages(for_cargo)).then_some("--workspace"));
-    test.args(for_cargo);
+    let test = |selection: &[&str], threads: usize| {
+        let mut test = cargo();
+        // Without it, the first failing binary would end the run.
+        test.args(["test", "--no-fail-fast"]);
+        test.args((!selects_packages(for_cargo)).then_some("--workspace"));
+        test.args(selection).args(for_cargo);
+        if arguments.long {
+            test.args((!for_cargo.iter().any(|argument| argument == "--")).then_some("--"));
+            test.arg("--include-ignored");
+        }
+        test.env(Service::Kafka.variable(), &addresses.brokers);
+        test.env(Service::Redis.variable(), &addresses.redis_url);
+        test.env("REDELIVER_TEST_BIN_DIR", &binaries);
+        // Most tests wait for servers most of the time.
+        if std::env::var_os(TEST_THREADS).is_none() {
+            test.env(TEST_THREADS, threads.to_string());
+        }
+        stream(test, interrupt)
+    };
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    if !for_cargo.is_empty() {
+        return test(&[], 2 * cores);
+    }
+    // Side by side, because each binary ends with a few tests that leave a core idle. The tests of the whole system take as long as all others.
+    let (system, others) = std::thread::scope(|scope| {
+        let system = scope.spawn(|| test(&["--test", "system"], cores + 1));
+        let others = test(&["--lib", "--bins", "--test", "it"], cores + 1)
+            .and_then(|others| Ok([others, test(&["--doc"], cores + 1)?]));
+        (system.join().expect("it does not panic"), others)
+    });
+    let ((status, mut summary), [others, docs]) = (system?, others?);
+    let mut statuses = vec![status];
+    for (status, results) in [others, docs] {
+        statuses.push(status);
+        summary.add_results(results);
+    }
     if arguments.long {
-        test.args((!for_cargo.iter().any(|argument| argument == "--")).then_some("--"));
-        test.arg("--include-ignored");
+        // Another set of features than everything else has, so all of the library's dependencies are compiled again.
+        interrupt.check()?;
+        let mut test = cargo();
+        test.args(["test", "--package", "redeliver-service", "--lib", "login::"]);
+        let (status, results) = stream(test, interrupt)?;
+        statuses.push(status);
+        summary.add_results(results);
     }
-    test.env(Service::Kafka.variable(), &addresses.brokers);
-    test.env(Service::Redis.variable(), &addresses.redis_url);
-    test.env("REDELIVER_TEST_BIN_DIR", &binaries);
-    // Most tests wait for servers most of the time.
-    if std::env::var_os(TEST_THREADS).is_none() {
-        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-        test.env(TEST_THREADS, (2 * cores).to_string());
-    }
-    let (status, mut summary) = stream(test, interrupt)?;
-    if !arguments.long || !for_cargo.is_empty() {
-        return Ok((status, summary));
-    }
-    // Another set of features than everything else has, so all of the library's dependencies are compiled again.
-    interrupt.check()?;
-    let mut test = cargo();
-    test.args(["test", "--package", "redeliver-service", "--lib", "login::"]);
-    let (without_features, results) = stream(test, interrupt)?;
-    summary.add_results(&results);
-    Ok((
-        if status.success() {
-            without_features
-        } else {
-            status
-        },
-        summary,
-    ))
+    let failed = statuses.iter().find(|status| !status.success());
+    Ok((*failed.unwrap_or(&statuses[0]), summary))
 }
 
 /// The problem of a run, if there is one, and the corrected summary. A binary that crashes reports no failed test. A run

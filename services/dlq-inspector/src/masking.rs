@@ -11,10 +11,10 @@ use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use bytes::Bytes;
+use redeliver_core::Headers;
 use redeliver_core::failure::MESSAGE_LIMIT;
 use redeliver_core::headers::{ERROR_MESSAGE, JOB_ID, TRACEPARENT};
 use redeliver_core::pattern::matches;
-use redeliver_core::Headers;
 use redeliver_runtime::config::{Expression, FieldPath, MaskingRule};
 
 use crate::dialect::{self, Facts, Field};

@@ -66,7 +66,7 @@ pub(crate) fn dead(key: &str, value: impl Into<Bytes>, headers: &[(&str, &str)])
 
 impl InspectorEnv {
     pub(crate) fn new(name: &str) -> Self {
-        Self::on(name, &brokers())
+        Self::of(EnvBuilder::new(name), &brokers())
     }
 
     /// On another broker than the shared one.
