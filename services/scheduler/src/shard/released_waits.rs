@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use redeliver_core::{Timestamp, headers};
+use redeliver_core::{Timestamp, headers, mutant};
 use redeliver_kafka::TopicId;
 use redeliver_service::control::value::Release;
 
