@@ -38,6 +38,9 @@ pub(crate) struct Options {
     /// Measure only these, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Subject::ALL)]
     only: Vec<Subject>,
+    /// Let only these causes happen, separated by commas, such as `deleted,too-few`
+    #[arg(long, value_delimiter = ',', default_values = CAUSES.map(|cause| cause.name))]
+    causes: Vec<String>,
     /// URL of the Redis to use; all its data is deleted
     #[arg(long, env = "REDIS_URL")]
     redis: String,
@@ -110,6 +113,8 @@ pub(crate) async fn run(options: &Options, figures: &mut Figures) -> anyhow::Res
     let [first, mut second] = LocalKafka::start_pair_with(&settings)?;
     let broker = Broker::new(format!("{},{}", first.brokers(), second.brokers()));
     let endpoint = FakeEndpoint::start(|request| Reply::ok(request.body.clone()));
+    let is_chosen = |cause: &Cause| options.causes.iter().any(|name| name == cause.name);
+    let causes: Vec<Cause> = CAUSES.into_iter().filter(is_chosen).collect();
     for subject in &options.only {
         redis.empty()?;
         let case = Case {
@@ -130,13 +135,14 @@ pub(crate) async fn run(options: &Options, figures: &mut Figures) -> anyhow::Res
         let (times, sent) = std::thread::scope(|scope| {
             let sender = scope.spawn(|| case.trickle(OTHERS, &stop));
             let lasts = Duration::from_secs(options.seconds);
-            let times = CAUSES.map(|cause| case.let_it_happen(cause, &mut second, lasts));
+            let happen = |cause: &Cause| case.let_it_happen(*cause, &mut second, lasts);
+            let times: Vec<_> = causes.iter().map(happen).collect();
             stop.store(true, Ordering::SeqCst);
             (times, sender.join())
         });
         let sent = sent.map_err(|_| anyhow::anyhow!("the producer panicked"))??;
         let arrivals = others.all(sent)?;
-        for (cause, times) in CAUSES.iter().zip(times) {
+        for (cause, times) in causes.iter().zip(times) {
             let times = times?;
             let meanwhile = arrivals.iter().filter(|arrival| times.contains(&arrival.due));
             figures.add(

@@ -314,6 +314,12 @@ impl TopicWatch {
         topics.values().any(is_impaired)
     }
 
+    /// As if a response to a request that was sent at this time had described the topic so.
+    #[cfg(test)]
+    pub(crate) fn observe(&self, topic: &Arc<str>, found: Option<&TopicDescription>, sent: Instant) {
+        self.change(topic, |topic| topic.update(found, sent));
+    }
+
     /// The broker has denied this process to write to the topic.
     pub(crate) fn denied(&self, topic: &Arc<str>) {
         let now = Instant::now();
@@ -724,7 +730,7 @@ mod tests {
                 has_replicas,
                 ..found()
             };
-            watch.change(&topic, |topic| topic.update(Some(&found), Instant::now()));
+            watch.observe(&topic, Some(&found), Instant::now());
             assert_eq!(watch.is_any_impaired(), !has_replicas);
             assert_eq!(watch.presence(&topic), Presence::Exists);
         }

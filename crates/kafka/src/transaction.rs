@@ -22,6 +22,7 @@ mod deliveries;
 mod offset_sender;
 mod pace;
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
@@ -382,6 +383,11 @@ impl Transactions {
         error.topic = output.map(|(index, _)| self.output(outputs, index).topic.clone());
         // A commit request may have reached the broker, and aborting would not show that.
         let is_unknown = step == COMMITTING;
+        let is_missing = is_unknown_topic && !is_unknown && {
+            let missing = self.missing(outputs);
+            error.topic = missing.clone().or(error.topic);
+            missing.is_some()
+        };
         if error.is_unresolved() && !is_unknown {
             self.is_unresolved = true;
             self.patience = self.patience.saturating_mul(2);
@@ -399,12 +405,16 @@ impl Transactions {
                 RecoveryAction::Fenced => RecoveryAction::Fenced,
                 _ => RecoveryAction::Rebuild,
             })
+        } else if is_missing && self.sent > 0 && self.is_nothing_reported() {
+            // The coordinator probably does not know the transaction, because it has refused to add the topic. It would refuse to abort it, too, and
+            // there is no delivery to wait for before that.
+            Err(RecoveryAction::Rebuild)
         } else {
             self.end(error.action)
         };
         if let Some(denied) = denied {
             error.kind = FailureKind::Denied(denied);
-        } else if is_stalled && !is_unknown {
+        } else if is_missing || is_stalled && !is_unknown {
             error.kind = FailureKind::Unavailable;
         }
         if let Err(action) = ended {
@@ -422,7 +432,7 @@ impl Transactions {
             self.secondary_failures = 1;
         }
         if is_unknown_topic {
-            if *refreshes < MAX_REFRESHES && self.refresh(error.topic.as_deref()) {
+            if !is_missing && *refreshes < MAX_REFRESHES && self.refresh(error.topic.as_deref()) {
                 *refreshes += 1;
                 return Next::WriteAgain;
             }
@@ -460,17 +470,28 @@ impl Transactions {
         })
     }
 
-    /// Makes the client refresh its metadata of a topic that it does not know. Returns false if the topic is missing or
-    /// its existence cannot be confirmed.
-    fn refresh(&self, topic: Option<&str>) -> bool {
-        let (Some(watch), Some(topic), Some(connection)) = (&self.watch, topic, &self.connection) else {
-            return false;
+    /// A topic of the transaction that does not exist, or of which that cannot be confirmed. The coordinator refuses all topics of a request
+    /// because of one, so the failed output need not be for that one.
+    fn missing(&self, outputs: &[Output]) -> Option<Arc<str>> {
+        let all = outputs.iter().chain(&self.follow_ups);
+        let topics: BTreeSet<&Arc<str>> = all.map(|output| &output.topic).collect();
+        let exists = |topic: &str| {
+            let watch = self.watch.as_ref();
+            let state = watch.map(|watch| watch.confirm(topic, CONFIRM_TIMEOUT));
+            matches!(state, Some(TopicState::Exists { .. }))
         };
-        if !matches!(watch.confirm(topic, CONFIRM_TIMEOUT), TopicState::Exists { .. }) {
-            return false;
-        }
-        let client = connection.producer.client();
-        client.fetch_metadata(Some(topic), CALL).is_ok()
+        topics.into_iter().find(|topic| !exists(topic)).cloned()
+    }
+
+    /// Makes the client refresh its metadata of a topic that it does not know.
+    fn refresh(&self, topic: Option<&str>) -> bool {
+        let client = self.connection.as_ref().map(|one| one.producer.client());
+        client.is_some_and(|client| client.fetch_metadata(topic, CALL).is_ok())
+    }
+
+    fn is_nothing_reported(&self) -> bool {
+        let connection = self.connection.as_ref();
+        connection.is_none_or(|one| one.producer.client().context().reported() == 0)
     }
 
     fn attempt(
@@ -551,6 +572,13 @@ impl Transactions {
         };
         if all_delivered.is_ok() {
             fault::point("produce");
+        }
+        if let Err(failed) = &all_delivered
+            && recovery_action(&failed.error) != RecoveryAction::Abort
+        {
+            // The producer is replaced, and the broker may answer the offsets as late as the records.
+            offset_sender.detach();
+            return all_delivered;
         }
         // Nothing else may be done with the transaction before this call has returned. After a failed delivery, it returns
         // soon, or the producer is replaced.
@@ -910,6 +938,7 @@ mod tests {
     use rdkafka::topic_partition_list::Offset;
     use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
     use redeliver_core::Headers;
+    use redeliver_kafka_ffi::TopicDescription;
     use redeliver_testkit::{DEADLINE, eventually};
 
     use super::*;
@@ -946,6 +975,14 @@ mod tests {
         );
     }
 
+    const FOUND: TopicDescription = TopicDescription {
+        id: None,
+        partitions: 1,
+        has_leaders: true,
+        has_replicas: true,
+        may_write: Some(true),
+    };
+
     /// A producer and topics with one partition each, on brokers 1 and 2 of a cluster.
     struct Env {
         cluster: MockCluster<'static, DefaultProducerContext>,
@@ -976,6 +1013,13 @@ mod tests {
                 settings,
                 transactions,
             }
+        }
+
+        /// Sets a watch that knows only what the test tells it, because no broker listens there.
+        fn watch_alone(&mut self) -> TopicWatch {
+            let watch = TopicWatch::start(&KafkaSettings::new("127.0.0.1:1", "test")).unwrap();
+            self.transactions.set_watch(watch.clone());
+            watch
         }
 
         /// Writes a record to each of these topics.
@@ -1037,6 +1081,42 @@ mod tests {
         let error = env.write(&["first", "second"]).unwrap_err();
         assert_eq!(error.action, RecoveryAction::Rebuild, "{error:?}");
         assert_eq!(error.kind, FailureKind::Aborted, "{error:?}");
+    }
+
+    #[test]
+    fn stall_does_not_wait_for_offsets() {
+        let mut env = Env::new();
+        let coordinator = MockCoordinator::Group("group".to_owned());
+        env.cluster.coordinator(coordinator, 2).unwrap();
+        env.write(&["first", "second"]).unwrap();
+        env.cluster
+            .broker_round_trip_time(2, env.settings.transaction_timeout / 2)
+            .unwrap();
+        let error = env.write(&["first", "second"]).unwrap_err();
+        assert_eq!(error.step, "delivering", "{error:?}");
+        assert_eq!(error.kind, FailureKind::Unavailable, "{error:?}");
+    }
+
+    #[test]
+    fn missing_topic_is_unavailable_despite_failing_abort() {
+        let mut env = Env::new();
+        let watch = env.watch_alone();
+        env.write(&["first", "second"]).unwrap();
+        let unknown = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART; 1000];
+        env.cluster
+            .request_errors(RDKafkaApiKey::AddPartitionsToTxn, &unknown);
+        // The broker knows no transaction.
+        let invalid = RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_TXN_STATE;
+        env.cluster.request_errors(RDKafkaApiKey::EndTxn, &[invalid]);
+        // The answer to later requests, so that nothing has to be confirmed.
+        watch.observe(&"first".into(), Some(&FOUND), Instant::now() + DEADLINE);
+        for _ in 0..2 {
+            watch.observe(&"second".into(), None, Instant::now());
+        }
+        let error = env.write(&["first", "second"]).unwrap_err();
+        assert_eq!(error.topic.as_deref(), Some("second"));
+        assert_eq!(error.action, RecoveryAction::Rebuild, "{error:?}");
+        assert_eq!(error.kind, FailureKind::Unavailable, "{error:?}");
     }
 
     #[test]

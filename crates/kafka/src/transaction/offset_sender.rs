@@ -104,11 +104,15 @@ impl OffsetSender {
                 break error;
             }
         };
-        // Detaches the thread, so that `drop` does not wait for a call that may never return, and refuses further
-        // requests. This error makes the caller replace the producer.
+        // This error makes the caller replace the producer.
+        self.detach();
+        Err(error)
+    }
+
+    /// Gives up a call that may never return: `drop` does not wait for it, and further requests are refused. The producer must be replaced.
+    pub(super) fn detach(&mut self) {
         self.thread = None;
         self.requests = None;
-        Err(error)
     }
 }
 
