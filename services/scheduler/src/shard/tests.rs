@@ -971,17 +971,12 @@ impl World {
                 }
                 v1::Outcome::AlreadyDispatched => Some(JobState::Dispatched),
                 v1::Outcome::Unknown => None,
-                // After a step of the clock, the index has no record any more of a job that has just ended.
+                // The clock was set back after the job was forgotten, so its key is in use again.
                 v1::Outcome::Ended => {
-                    assert_ne!(state, Some(JobState::Scheduled));
+                    assert!(self.has_stepped && state != Some(JobState::Scheduled));
                     None
                 }
                 v1::Outcome::Expired => Some(JobState::Expired),
-                // Its key is in use again: the clock was set back after the job was forgotten.
-                v1::Outcome::Ended => {
-                    assert!(self.has_stepped && state.is_some_and(|state| state != JobState::Scheduled));
-                    None
-                }
                 other => panic!("unexpected outcome of a cancellation: {other:?}"),
             };
             // An unknown job may have been requested after its cancellation.
