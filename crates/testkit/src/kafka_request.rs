@@ -33,18 +33,18 @@ pub fn delete_topic(brokers: &str, topic: &str) {
     }
 }
 
-/// Deletes the topics whose names contain `part`.
+/// Deletes the topics whose names contain this [unique](crate::unique()) name.
 ///
 /// # Errors
 /// If the first broker refuses or does not respond.
-pub fn delete_topics_with(brokers: &str, part: &str) -> Result<()> {
+pub fn delete_topics_with(brokers: &str, unique: &str) -> Result<()> {
     let mut all = Vec::new();
     // All topics, none of which is created.
     all.extend((-1_i32).to_be_bytes());
     all.push(0);
     let answer = exchange(brokers, METADATA, 4, &all)?;
     let names = topic_names(&answer).context("reading the topics of an answer")?;
-    let names: Vec<&str> = names.into_iter().filter(|name| name.contains(part)).collect();
+    let names: Vec<&str> = names.into_iter().filter(|name| contains(name, unique)).collect();
     if names.is_empty() {
         return Ok(());
     }
@@ -58,6 +58,12 @@ pub fn delete_topics_with(brokers: &str, part: &str) -> Result<()> {
     body.extend(TIMEOUT.to_be_bytes());
     // Another program may delete some of them at the same time, so the errors of single topics do not matter.
     exchange(brokers, DELETE_TOPICS, 1, &body).map(drop)
+}
+
+/// The number at the end of a unique name must not go on: `api-1` is a part of `api-12`.
+fn contains(topic: &str, unique: &str) -> bool {
+    let rest = topic.split_once(unique).map(|(_, rest)| rest);
+    rest.is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_digit()))
 }
 
 /// The names in a response to Metadata, version 4.
@@ -247,4 +253,48 @@ fn exchange(brokers: &str, api: i16, version: i16, body: &[u8]) -> Result<Vec<u8
     let mut answer = vec![0; size];
     stream.read_exact(&mut answer).context("reading the answer")?;
     Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn topics_of_other_tests_stay() {
+        for name in ["api-1", "redeliver.api-1-jobs"] {
+            assert!(contains(name, "api-1"), "{name}");
+        }
+        for name in ["api-12", "api-12-jobs", "other"] {
+            assert!(!contains(name, "api-1"), "{name}");
+        }
+    }
+
+    #[test]
+    fn topic_names_are_read_from_metadata() {
+        let mut answer = [0; 8].to_vec();
+        let number = |answer: &mut Vec<u8>, number: i32| answer.extend(number.to_be_bytes());
+        number(&mut answer, 1);
+        number(&mut answer, 1);
+        push_text(&mut answer, "localhost");
+        number(&mut answer, 9092);
+        answer.extend((-1_i16).to_be_bytes());
+        push_text(&mut answer, "cluster");
+        number(&mut answer, 1);
+        number(&mut answer, 2);
+        for (name, partitions) in [("first", 1), ("second", 0)] {
+            answer.extend([0; 2]);
+            push_text(&mut answer, name);
+            answer.push(0);
+            number(&mut answer, partitions);
+            for _ in 0..partitions {
+                answer.extend([0; 10]);
+                for _replicas_and_in_sync in 0..2 {
+                    number(&mut answer, 2);
+                    answer.extend([0; 8]);
+                }
+            }
+        }
+        assert_eq!(topic_names(&answer), Some(vec!["first", "second"]));
+        assert_eq!(topic_names(&answer[..answer.len() - 1]), None);
+    }
 }
