@@ -33,7 +33,7 @@ pub enum LoginError {
     #[error("cannot get a token for kafka: {0}")]
     Token(TokenError),
     /// The program cannot sign tokens for Amazon MSK.
-    #[error("this program was built without the feature msk-iam")]
+    #[error("this program was built without the feature msk-iam; build it with --features msk-iam")]
     WithoutMskIam,
     /// The thread that requests tokens cannot be started.
     #[error("cannot start the thread that requests tokens for kafka")]
