@@ -33,7 +33,7 @@ pub struct TopicId(u128);
 impl TopicId {
     /// An id from its 128 bits.
     #[must_use]
-    pub fn from_bits(bits: u128) -> Self {
+    pub const fn from_bits(bits: u128) -> Self {
         Self(bits)
     }
 

@@ -287,9 +287,9 @@ impl KafkaSettings {
             // Refill a full queue at once. The default of one second makes records late, and in a measurement reduced the
             // throughput to an eighth.
             ("fetch.queue.backoff.ms", 1),
-            // A record ends the wait at once. The wait delays the refill of a drained queue and the first records of a new partition, and each
-            // idle lane asks each broker once in that time.
-            ("fetch.wait.max.ms", 100),
+            // A client sends a broker one fetch at a time. While it waits with idle partitions only, a partition beside them that has
+            // emptied its queue waits, too.
+            ("fetch.wait.max.ms", 10),
             // The lag is computed from statistics.
             ("statistics.interval.ms", 2000),
             ("queued.min.messages", prefetch.records),

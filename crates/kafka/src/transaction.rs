@@ -475,12 +475,17 @@ impl Transactions {
     fn missing(&self, outputs: &[Output]) -> Option<Arc<str>> {
         let all = outputs.iter().chain(&self.follow_ups);
         let topics: BTreeSet<&Arc<str>> = all.map(|output| &output.topic).collect();
+        let watch = self.watch.as_ref();
+        let is_missing = |topic: &&Arc<str>| watch.is_some_and(|watch| watch.state(topic).is_missing());
         let exists = |topic: &str| {
-            let watch = self.watch.as_ref();
             let state = watch.map(|watch| watch.confirm(topic, CONFIRM_TIMEOUT));
             matches!(state, Some(TopicState::Exists { .. }))
         };
-        topics.into_iter().find(|topic| !exists(topic)).cloned()
+        // What is known needs no round trip.
+        let known = topics.iter().copied().find(is_missing);
+        known
+            .or_else(|| topics.into_iter().find(|topic| !exists(topic)))
+            .cloned()
     }
 
     /// Makes the client refresh its metadata of a topic that it does not know.

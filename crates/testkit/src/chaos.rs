@@ -2,7 +2,7 @@
 //! conditions to wait for.
 
 use std::fs::File;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub fn sleep_up_to(random: &mut fastrand::Rng, longest: Duration) {
     thread::sleep(longest.mul_f64(random.f64()));
 }
 
-/// Permission to run a chaos test, until it is dropped. Only two tests on the machine have it at a time, because a
+/// Permission to run a chaos test, until it is dropped. Only two tests with this target directory have it at a time, because a
 /// process that gets no CPU time looks like a dead one.
 pub struct ChaosPermit {
     _locked: File,
@@ -28,16 +28,21 @@ impl ChaosPermit {
     /// If the target directory cannot be written.
     #[must_use]
     pub fn acquire() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        // In turn, because one thread can only wait for one lock.
-        let number = NEXT.fetch_add(1, Ordering::Relaxed) % 2;
         let directory = target_directory()
             .expect("finding the target directory")
             .join("testkit");
         std::fs::create_dir_all(&directory).expect("making a directory");
-        let file = File::create(directory.join(format!("chaos-{number}.lock"))).expect("making a lock");
-        file.lock().expect("waiting for another chaos test");
-        Self { _locked: file }
+        loop {
+            // One thread cannot wait for two locks.
+            for number in [0, 1] {
+                let file =
+                    File::create(directory.join(format!("chaos-{number}.lock"))).expect("making a lock");
+                if file.try_lock().is_ok() {
+                    return Self { _locked: file };
+                }
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
     }
 }
 

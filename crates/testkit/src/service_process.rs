@@ -14,9 +14,10 @@ use crate::{DEADLINE, eventually, http};
 /// A named process that can be started again after its end. It is killed when it is dropped.
 pub struct ServiceProcess {
     name: String,
-    command: Box<dyn Fn() -> Command + Send>,
-    /// Only the last one may be running.
+    /// Only the last one may be running. Before the command, which keeps the topics and the directory of the test: they are removed after
+    /// the process has ended.
     runs: Vec<Process>,
+    command: Box<dyn Fn() -> Command + Send>,
     kills: u32,
     kills_when_ready: u32,
     crashes: u32,

@@ -10,7 +10,7 @@
 //! the templates of messages (`message`) are stored once and referenced by id.
 //!
 //! Each version of the schema, and each list of JSON fields, has a file of its own. A new one is built beside the old one,
-//! which is deleted once the new one has caught up: until then, the former version of the program can use it again.
+//! which is deleted once the new one has caught up.
 
 mod counters;
 mod entries;

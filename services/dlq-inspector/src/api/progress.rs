@@ -104,9 +104,14 @@ impl Progress {
 
     /// `None` if these are not the bytes of [`Progress::encode`].
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut progress = Self::default();
+        let (mut progress, mut count) = (Self::default(), 0);
         for topic in Encoded::decode(bytes).ok()?.topics {
-            if topic.partitions.len() != topic.next.len() {
+            count += topic.partitions.len();
+            let is_valid = !topic.partitions.is_empty()
+                && topic.partitions.len() == topic.next.len()
+                && topic.partitions.iter().all(|partition| *partition >= 0)
+                && topic.next.iter().all(|next| *next > 0);
+            if !is_valid || count > MAX_PARTITIONS {
                 return None;
             }
             let next = topic.partitions.into_iter().zip(topic.next).collect();
@@ -181,6 +186,30 @@ mod tests {
         assert_eq!(unread(&mut progress, Some(2), 0, 21), Some([20, 21]));
         // Without ids, it has fewer dead letters.
         assert_eq!(unread(&mut passed(None), None, 0, 3), Some([0, 3]));
+    }
+
+    #[test]
+    fn only_encoded_progress_is_accepted() {
+        let encoded = |partitions: Vec<i32>, next: Vec<i64>| {
+            let topic = EncodedTopic {
+                name: 1,
+                id: 1,
+                partitions,
+                next,
+            };
+            let topics = vec![topic];
+            Encoded { topics }.encode_to_vec()
+        };
+        assert!(Progress::decode(&encoded(vec![0, 1], vec![7, 8])).is_some());
+        for (partitions, next) in [
+            (vec![], vec![]),
+            (vec![0], vec![]),
+            (vec![-1], vec![7]),
+            (vec![0], vec![0]),
+            ((0..501).collect(), vec![7; 501]),
+        ] {
+            assert_eq!(Progress::decode(&encoded(partitions, next)), None);
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use redeliver_proto::v1::watch_dead_letters_response::Event;
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::audit::Action;
 use redeliver_service::identity::{self, Withdrawn};
+use rusqlite::Connection;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tonic::{Code, Status};
@@ -26,7 +27,7 @@ use super::{Api, ResponseStream, WATCHERS, query_failed, shutting_down};
 use crate::access::{LimitedFilter, Viewer};
 use crate::audit::Disclosure;
 use crate::filter::NumberField;
-use crate::index::{self, IndexedLetter, MessageCache, PageLimit, ReadPosition, Unread};
+use crate::index::{self, IndexedLetter, MessageCache, PageLimit, ReadPosition};
 use crate::ledger;
 use crate::metrics::WatcherGuard;
 
@@ -67,7 +68,7 @@ enum WatchEnd {
 
 struct Watcher {
     api: Api,
-    /// The build of the index that is read. Another one may lack what the watch has passed.
+    /// The build of the index that is read. Another one has other ids of texts, which `messages` refers to.
     build: u64,
     viewer: Viewer,
     filter: Arc<LimitedFilter>,
@@ -140,14 +141,18 @@ impl Api {
         Ok(Box::pin(messages))
     }
 
-    /// Up to where the index contains the partitions in which a filter may match.
-    async fn positions(&self, filter: &LimitedFilter) -> Result<Vec<ReadPosition>, Status> {
-        let reading = self.pool.watch(index::read_positions).await;
-        let mut positions = reading.map_err(|error| query_failed(&error))?;
-        positions
-            .retain(|position| &*position.topic != ledger::TOPIC && filter.can_match_in(&position.topic));
-        Ok(positions)
+    async fn positions(&self, filter: &Arc<LimitedFilter>) -> Result<Vec<ReadPosition>, Status> {
+        let filter = filter.clone();
+        let reading = self.pool.watch(move |connection| positions(connection, &filter));
+        reading.await.map_err(|error| query_failed(&error))
     }
+}
+
+/// Up to where the index contains the partitions in which a filter may match.
+fn positions(connection: &Connection, filter: &LimitedFilter) -> rusqlite::Result<Vec<ReadPosition>> {
+    let mut positions = index::read_positions(connection)?;
+    positions.retain(|position| &*position.topic != ledger::TOPIC && filter.can_match_in(&position.topic));
+    Ok(positions)
 }
 
 impl Watcher {
@@ -215,25 +220,30 @@ impl Watcher {
         )))
     }
 
-    /// What the index contains now and the watch has not passed.
-    async fn unread(&mut self) -> Result<Vec<Unread>, WatchEnd> {
-        let positions = self.api.positions(&self.filter).await;
-        self.check_build()?;
-        Ok(self.progress.unread(positions.map_err(WatchEnd::Status)?))
-    }
-
     /// Sends the dead letters that match, of all that the index contains now. Sends heartbeats in between, whose tokens skip what does not match.
     async fn send_unread(&mut self) -> Result<(), WatchEnd> {
-        let mut unread = self.unread().await?;
-        while !unread.is_empty() {
+        for page in 0.. {
             let completeness = self.api.completeness();
-            let (filter, messages, parts) = (self.filter.clone(), self.messages.clone(), unread.clone());
+            let (filter, messages, progress) =
+                (self.filter.clone(), self.messages.clone(), self.progress.clone());
+            // In one transaction: a topic that is being removed has no position any more, so that what is missing of it is not passed.
             let reading = self.api.pool.watch(move |connection| {
-                index::list_unread(connection, filter.written(), &messages, &parts, READ_LIMIT)
+                let mut progress = progress.clone();
+                let mut unread = progress.unread(positions(connection, &filter)?);
+                // Each partition has its turn.
+                let first = page % unread.len().max(1);
+                unread.rotate_left(first);
+                let stretch =
+                    index::list_unread(connection, filter.written(), &messages, &unread, READ_LIMIT)?;
+                Ok((progress, unread, stretch))
             });
-            let stretch = reading.await;
+            let read = reading.await;
             self.check_build()?;
-            let stretch = stretch.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
+            let (progress, unread, stretch) = read.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
+            self.progress = progress;
+            if unread.is_empty() {
+                break;
+            }
             let completeness = self.api.completeness_since(&completeness);
             Api::check_states(self.tests_states, &completeness).map_err(WatchEnd::Status)?;
             let are_states_known = completeness.are_states_known();
@@ -245,16 +255,12 @@ impl Watcher {
             } else if !letters.is_empty() {
                 self.send_batch(letters, are_states_known).await?;
             }
-            for (part, next) in unread.iter_mut().zip(stretch.next) {
-                part.next = next;
-                self.progress.pass(&part.topic, part.partition, next);
+            for (part, next) in unread.iter().zip(&stretch.next) {
+                self.progress.pass(&part.topic, part.partition, *next);
             }
-            unread.retain(|part| part.next < part.end);
-            if unread.is_empty() {
+            if unread.iter().map(|part| part.end).eq(stretch.next) {
                 break;
             }
-            // The first one was read last, if there is more of it: each partition has its turn.
-            unread.rotate_left(1);
             if letters.is_empty() || self.last_sent.elapsed() >= HEARTBEAT {
                 self.send_heartbeat().await?;
             }

@@ -380,6 +380,9 @@ pub(crate) fn list(
 /// Maximum number of rows that [`list_unread`] tests, so that a watch of few dead letters does not leave the fast lane of queries.
 pub(super) const SCANNED_ROWS: usize = 20_000;
 
+/// Maximum number of partitions that [`list_unread`] reads. Each of them looks up the texts of the filter.
+const READ_PARTS: usize = 50;
+
 /// What a watch has not read of a partition: from offset `next` to before `end`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unread {
@@ -419,7 +422,7 @@ pub(crate) fn list_unread(
     let mut statement = connection.prepare_cached(&sql)?;
     let (mut texts, mut entries) = (Texts::new(connection), Entries::new(connection)?);
     let (mut stretch, mut tested, mut bytes) = (Stretch::default(), 0, 0);
-    for part in parts {
+    for part in parts.iter().take(READ_PARTS) {
         let topic_id = TextTable::Texts.find(connection, &part.topic)?;
         let place = [topic_id.unwrap_or(-1), part.partition.into(), part.next, part.end];
         let params = values(&condition.params).chain(place.map(Value::Integer));

@@ -290,8 +290,9 @@ impl Writer {
                     next,
                 } => batch.set_position(topic, *partition, *next)?,
                 Change::Identify { topic, id } => batch.identify(topic, *id)?,
-                // These are removed in slices.
-                Change::Trim { .. } | Change::Forget { .. } | Change::ForgetLedger => {}
+                // These are removed in slices. Meanwhile, a watch must not take what is missing of the topic for passed.
+                Change::Forget { topic } => batch.identify(topic, REMOVED)?,
+                Change::Trim { .. } | Change::ForgetLedger => {}
             }
         }
         let new_groups = batch.finish()?;
@@ -360,6 +361,9 @@ impl Writer {
         Ok(())
     }
 }
+
+/// The id of a topic that is being removed. After a crash, the first survey finds another one, so that the removal begins again.
+const REMOVED: TopicId = TopicId::from_bits(u128::MAX);
 
 struct Batch<'a> {
     transaction: &'a Transaction<'a>,

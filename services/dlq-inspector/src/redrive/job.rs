@@ -16,9 +16,9 @@ use crate::letter::{ContentHash, HASH_BYTES};
 pub const CHUNK: u32 = 500;
 /// The maximum number of dead letters of a job.
 pub const MAX_ITEMS: u32 = 100_000;
-/// The version of the format of a job that any version executes.
+/// The version of the format of a job.
 const FORMAT: u32 = 0;
-/// The version of the format of a job whose dead letter is edited. Older versions would redrive it as it is.
+/// The version of the format of a job whose dead letter is edited.
 pub const EDIT_FORMAT: u32 = 1;
 /// The newest version of the format that this version knows.
 const NEWEST_FORMAT: u32 = EDIT_FORMAT;

@@ -522,7 +522,7 @@ impl IntoResponses for ControlProblems {
             (404, "The application is unknown"),
             (
                 409,
-                "The application has another revision, or a newer version has changed it",
+                "The application has another revision, or its value has an unknown format",
             ),
             (424, "The outcome is unknown"),
         ])

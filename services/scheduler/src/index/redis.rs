@@ -27,7 +27,9 @@
 //! others end, the jobs that ended first are *evicted*: they lose their record and the entry in `ended`, and only their id stays in a log
 //! until they are forgotten, 22 bytes instead of several hundred. The log must stay: without the tombstone that forgetting writes, the
 //! state topic would keep the job for ever. The time slices of these logs have 2^18 ms, and a job in a log is forgotten after the end of
-//! the slice. //!
+//! the slice.
+//!
+//! # Scripts
 //! Each method is one Lua script, so it reads a snapshot and changes all or nothing. The exceptions are [`Index::clear`],
 //! [`Index::stats`] and [`Index::list`], which run several small scripts, so that none blocks Redis for long. The first script of
 //! a clear removes the checkpoint, and without it the rest of the shard is not visible.

@@ -156,6 +156,29 @@ fn the_ids_of_topics_are_kept_until_the_topic_is_forgotten() {
 }
 
 #[test]
+fn topic_being_removed_has_another_id() {
+    let mut fixture = Fixture::new();
+    let topic: Arc<str> = "a-dlq".into();
+    let id = TopicId::from_bits(1);
+    fixture.apply(&[
+        Change::Identify {
+            topic: topic.clone(),
+            id,
+        },
+        Change::Position {
+            topic: topic.clone(),
+            partition: 0,
+            next: 7,
+        },
+    ]);
+    let forget = Change::Forget { topic };
+    let writer = &mut fixture.index.writer;
+    writer.write(&[forget], Timestamp::from_millis(0)).unwrap();
+    let positions = fixture.index.pool.read_blocking(read_positions).unwrap();
+    assert!(positions[0].id.is_some_and(|other| other != id), "{positions:?}");
+}
+
+#[test]
 fn many_dead_letters_are_removed_in_slices() {
     let mut fixture = Fixture::new();
     let count = 3 * removal::SLICE_ROWS as i64 + 1;

@@ -17,8 +17,8 @@ use tonic::transport::{Channel, Endpoint};
 use crate::env::DEADLINE;
 
 pub(crate) struct Server {
-    env: TestEnv,
     process: ServiceProcess,
+    env: TestEnv,
     address: String,
     kafka: KafkaSettings,
     http: reqwest::Client,
