@@ -9,14 +9,14 @@ use redeliver_testkit::{ServiceProcess, eventually};
 use crate::services::{APP, Services, path};
 use crate::support::{DEADLINE, Draft};
 
-const OPERATIONS: &str = include_str!("../../../../docs/operations.md");
+const WATCH: &str = include_str!("../../../../docs/watch.md");
 
 /// In the description of a metric of which the tests in `tokens` take care.
 const ONLY_WITH_LOGIN: &str = "only with `kafka.login`";
 
 /// The metrics of the section with their labels, for a Kafka without a login.
 fn documented() -> BTreeMap<String, BTreeSet<String>> {
-    let from = OPERATIONS.split_once("\n## Metrics\n").unwrap().1;
+    let from = WATCH.split_once("\n## Metrics\n").unwrap().1;
     let section = from.split("\n## ").next().unwrap();
     let rows = section.lines().filter(|line| line.starts_with("| `"));
     let row = |line: &'static str| {

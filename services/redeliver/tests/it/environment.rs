@@ -166,8 +166,8 @@ fn the_example_of_the_environment_has_the_variables_of_the_compose_file_and_the_
     let mentioned = [
         "README.md",
         "docs/configuration.md",
-        "docs/operations.md",
         "docs/quickstart.md",
+        "docs/secure.md",
     ]
     .map(|page| {
         let text = std::fs::read_to_string(repository().join(page)).unwrap();

@@ -1,4 +1,4 @@
-//! Logins to Amazon MSK with AWS credentials from all their sources, as docs/operations.md describes them.
+//! Logins to Amazon MSK with AWS credentials from all their sources, as docs/secure.md describes them.
 //!
 //! Neither AWS nor a broker that knows its signatures can run here. So a relay in front of a real broker records the tokens that
 //! clients send, and the broker rejects them. That signatures are right is tested in `crates/service/src/login/msk_iam.rs`.

@@ -1,5 +1,5 @@
 //! Changes of the configuration while there is work: every record still ends exactly once and never early.
-//! docs/operations.md lists what these tests prove.
+//! docs/upgrade.md lists what these tests prove.
 //!
 //! A [`Row`] is a change. [`check`] makes it in each [`State`] of the pipeline and in each [`Order`] of restarts. It
 //! produces records that fail once each, brings the pipeline into the state, changes the configuration, produces more

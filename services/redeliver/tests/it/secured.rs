@@ -1,4 +1,4 @@
-//! A Kafka that requires TLS and a password, as docs/operations.md configures it.
+//! A Kafka that requires TLS and a password, as docs/secure.md configures it.
 
 use std::path::PathBuf;
 use std::time::Duration;

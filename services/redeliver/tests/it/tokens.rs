@@ -1,4 +1,4 @@
-//! A Kafka that requires tokens of an OIDC issuer, as docs/operations.md configures it.
+//! A Kafka that requires tokens of an OIDC issuer, as docs/secure.md configures it.
 
 use std::path::PathBuf;
 use std::time::Duration;
