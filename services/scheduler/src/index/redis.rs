@@ -265,6 +265,7 @@ impl RedisIndex {
             id.into(),
             owner.map_or_else(|| "".into(), |owner| text(owner.0)),
             expected.map_or_else(|| "".into(), |offset| offset.to_string().into()),
+            FORMAT.to_string().into(),
         ]);
         check_arguments(&arguments)?;
         Reply::from(self.connection.run(script, keys, arguments).await?).checked()
@@ -280,7 +281,6 @@ impl RedisIndex {
                 step.into(),
                 log,
                 position,
-                FORMAT.into(),
             ];
             let mut reply = self.run(&self.scripts.clear, keys.keys(&ALL), arguments).await?;
             match reply.word()?.as_str() {

@@ -15,6 +15,11 @@ if before[1] ~= installation or before[2] ~= topic then
   without_mark()
   return {false, false, is_other}
 end
+local known = redis.call('HMGET', KEYS[1], 'offset', 'at', 'seal', 'format')
+if known[1] and known[4] ~= format then
+  -- The caller clears it.
+  return known
+end
 local found = mark()
 if not found[2] then
   return found
@@ -46,6 +51,6 @@ if waiting and redis.call('SCARD', KEYS[5]) <= 100000 then
     return without_mark()
   end
 end
-found[3] = redis.call('HGET', KEYS[1], 'seal')
-found[4] = redis.call('HGET', KEYS[1], 'format')
+found[3] = known[3]
+found[4] = known[4]
 return found

@@ -1,6 +1,6 @@
 -- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets  [6] recent  [7] evicted  [8] key logs
 -- ARGV[1] token of this clear  [2] prefix of other keys  [3] step: 'first' or 'next'  [4] log to continue with, or ''
---     [5] offset in it  [6] format of the shard from now on
+--     [5] offset in it
 -- Runs one small step. The first step removes the checkpoint, so that the rest is not visible. The last step stores the token,
 -- without which no batch is applied.
 -- Returns 'DONE', 'SUPERSEDED', or 'MORE' with the log and the offset to continue with.
@@ -74,5 +74,5 @@ if log then
 end
 
 redis.call('HDEL', KEYS[1], 'clearing')
-redis.call('HSET', KEYS[1], 'cleared', ARGV[1], 'format', ARGV[6])
+redis.call('HSET', KEYS[1], 'cleared', ARGV[1], 'format', format)
 return {'DONE'}

@@ -1,7 +1,8 @@
 -- Precedes each script: what all of them have in common, such as the checkpoint ("mark").
 -- KEYS[1] meta. Scripts that check the counts also have: [2] flows  [3] sizes  [4] ended  [5] buckets  [6] recent  [7] evicted
--- The last four values of ARGV are: the installation, the id of its state topic, the owner, or '' of a process that does not own the shard, and the offset
--- up to which the index must be complete, or ''. They are removed, so that the other values can be a list.
+-- The last five values of ARGV are: the installation, the id of its state topic, the owner, or '' of a process that does not own the shard, the offset
+-- up to which the index must be complete, or '', and the format that the caller knows. They are removed, so that the other values can be a list.
+local format = table.remove(ARGV)
 local expected = table.remove(ARGV)
 local owner = table.remove(ARGV)
 local topic = table.remove(ARGV)
@@ -27,10 +28,11 @@ local function seconds()
   return redis.call('TIME')[1]
 end
 
--- The checkpoint, unless the stored counts differ from the actual ones; then what to return, whose second value is false.
+-- The checkpoint, unless the stored counts differ from the actual ones; then what to return, whose second value is false. An index of another format has
+-- none for this caller, and keeps its own.
 local function mark()
-  local found = redis.call('HMGET', KEYS[1], 'offset', 'at', 'counts')
-  if not found[1] then
+  local found = redis.call('HMGET', KEYS[1], 'offset', 'at', 'counts', 'format')
+  if not found[1] or found[4] ~= format then
     return {false, false}
   end
   if found[3] ~= counts() then

@@ -128,6 +128,25 @@ async fn an_inconsistent_shard_loses_its_checkpoint() {
     redis.remove().await;
 }
 
+#[tokio::test]
+async fn another_format_keeps_its_checkpoint() {
+    let redis = OwnRedis::connect().await;
+    begin(&redis.index, vec![waits(1, 5)]).await;
+    let meta = redis.key(SHARD, "meta");
+    // Another format may count other keys.
+    redis
+        .raw
+        .call(&["HSET", &meta, "format", "99", "counts", "1 2 3"])
+        .await;
+    let seen = due_scan(&redis.index, None, at(6), 10, 1000).await.unwrap();
+    assert_eq!((seen.applied, seen.rows.len()), (None, 0));
+    let offset = redis.raw.call(&["HGET", &meta, "offset"]).await;
+    assert_eq!(offset.as_string().as_deref(), Some("10"));
+    let claimed = redis.index.claim(SHARD, OTHER).await.unwrap().unwrap();
+    assert_eq!(claimed.format, 99);
+    redis.remove().await;
+}
+
 /// The checkpoint of a shard after one of its keys was deleted.
 async fn without_the_key(name: &str, ask: impl AsyncFn(&RedisIndex) -> Option<i64>) {
     let redis = OwnRedis::connect().await;
