@@ -27,7 +27,8 @@
 //! others end, the jobs that ended first are *evicted*: they lose their record and the entry in `ended`, and only their id stays in a log
 //! until they are forgotten, 22 bytes instead of several hundred. The log must stay: without the tombstone that forgetting writes, the
 //! state topic would keep the job for ever. The time slices of these logs have 2^18 ms, and a job in a log is forgotten after the end of
-//! the slice.
+//! the slice. A log expires a week after that, for the case that Redis loses the key `evicted`, by which a clear finds it. A
+//! log that expires before its jobs are forgotten is a lost one: the shard is rebuilt.
 //!
 //! # Scripts
 //! Each method is one Lua script, so it reads a snapshot and changes all or nothing. The exceptions are [`Index::clear`],
@@ -275,13 +276,7 @@ impl RedisIndex {
     async fn run_clear(&self, keys: &ShardKeys, token: Value) -> Result<Cleared, IndexError> {
         let (mut step, mut log, mut position) = ("first", Value::from(""), Value::from("0"));
         loop {
-            let arguments = vec![
-                token.clone(),
-                keys.prefix(),
-                step.into(),
-                log,
-                position,
-            ];
+            let arguments = vec![token.clone(), keys.prefix(), step.into(), log, position];
             let mut reply = self.run(&self.scripts.clear, keys.keys(&ALL), arguments).await?;
             match reply.word()?.as_str() {
                 "DONE" => return Ok(Cleared::Completely),

@@ -246,6 +246,9 @@ if excess > 0 and is_evictable(redis.call('LINDEX', KEYS[6], 0)) then
   for log, some in pairs(logs) do
     local key = prefix .. 'evicted:' .. log
     call('RPUSH', key, some)
+    -- A week after the end of the slice, or after now if the shard is rebuilt later.
+    local rest = math.max((tonumber(log) + 1) * 262144 - tonumber(ARGV[4]), 0)
+    redis.call('PEXPIRE', key, string.format('%.0f', rest + 604800000))
     redis.call('ZADD', KEYS[7], log, log)
   end
 end

@@ -522,6 +522,28 @@ async fn a_lost_log_of_evicted_jobs_is_detected() {
 }
 
 #[tokio::test]
+async fn log_of_evicted_jobs_expires() {
+    let redis = OwnRedis::connect().await;
+    let index = redis.index.clone().with_max_ended(1);
+    // The second one is of a slice that is over, as in a rebuild.
+    begin(
+        &index,
+        vec![ended(1, 3_600_000), ended(2, -3_600_000), ended(3, 5)],
+    )
+    .await;
+    let week = 7 * 86_400_000;
+    for (forget, longest) in [(3_600_000, week + 3_600_000 + (1 << 18)), (-3_600_000, week)] {
+        let log = redis.key(SHARD, &format!("evicted:{}", at(forget).as_millis() >> 18));
+        let life = redis.raw.call(&["PTTL", &log]).await.as_i64().unwrap();
+        assert!(
+            (longest - (1 << 18) - 600_000..=longest).contains(&life),
+            "{life}"
+        );
+    }
+    redis.remove().await;
+}
+
+#[tokio::test]
 async fn redis_removes_expired_keys_itself() {
     let redis = OwnRedis::connect().await;
     begin(&redis.index, vec![with_key(waits(1, 5), b'a', 100_000)]).await;
