@@ -4,7 +4,8 @@
 - Every metric and label that they name exists in a scrape of the services. Pass the scrapes as files or as URLs of
   /metrics; together they must cover all services. Call the inspector before: it counts its calls from the first one on.
   Metrics that only some configurations have may be missing.
-- Every alert has a section in docs/alerts.md, a test in which it fires and one in which it does not.
+- Every alert has a section in docs/alerts.md, with a row for each value of its label `cause`, a test in which it fires and
+  one in which it does not.
 - The dashboards are up to date with dashboards.py.
 - With --prometheus, every query of the dashboards returns data from that Prometheus, and it evaluates the rules without
   errors.
@@ -137,11 +138,16 @@ def fetch(source):
 
 
 def check_texts(alerts):
-    headings = {line.lstrip("# ").strip() for line in RUNBOOKS.read_text().splitlines() if line.startswith("#")}
+    sections = {text.split("\n", 1)[0].strip(): text for text in re.split(r"^#+ ", RUNBOOKS.read_text(), flags=re.MULTILINE)}
+    headings = set(sections)
     firing, silent = tested_alerts()
-    for name, (_, runbook) in alerts.items():
+    for name, (expr, runbook) in alerts.items():
         if name not in headings:
             yield f"{name} has no section in {RUNBOOKS.name}"
+        causes = set(re.findall(r'"cause", "([^"]+)"', expr))
+        rows = set(re.findall(r"^\| `([^`]+)`", sections.get(name, ""), flags=re.MULTILINE))
+        for cause in sorted(causes ^ rows):
+            yield f"{name}: {RUNBOOKS.name} and {RULES.name} differ in the cause {cause}"
         if runbook is None or not runbook.endswith(f"docs/alerts.md#{name.lower()}"):
             yield f"{name} has the runbook_url {runbook}; expected docs/alerts.md#{name.lower()}"
         if name not in firing:
