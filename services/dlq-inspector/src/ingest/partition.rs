@@ -196,6 +196,11 @@ impl Partition {
         };
     }
 
+    /// Whether a record was read.
+    pub(super) fn has_read(&self) -> bool {
+        self.next.is_some()
+    }
+
     /// Whether the consumer follows it.
     pub(super) fn is_followed(&self) -> bool {
         !matches!(self.state, State::Leaderless { is_followed: false })

@@ -310,6 +310,11 @@ impl Topic {
     }
 
     fn update(&mut self, found: &SurveyedTopic, sets_target: bool, had_turn: bool, actions: &mut Actions) {
+        // A topic that was created again can have fewer partitions.
+        self.partitions.retain(|number, partition| {
+            usize::try_from(*number).is_ok_and(|number| number < found.partitions.len())
+                || partition.has_read()
+        });
         for (number, extent) in (0..).zip(&found.partitions) {
             let partition = self
                 .partitions
@@ -672,6 +677,19 @@ mod tests {
             first,
             Some(surveys.start + u64::from(SURVEYS_UNTIL_TRUNCATED) - 1)
         );
+    }
+
+    #[test]
+    fn recreated_topic_loses_surplus_partitions() {
+        let mut topics = Topics::new(Indexed::default());
+        apply(&mut topics, &survey(&[extent(0, 1), extent(0, 0)]), 1);
+        topics.recreated(&name(), 2);
+        apply(&mut topics, &survey(&[extent(0, 1)]), 3);
+        topics.arrived(&name(), 0, 0);
+        topics.reached_end(&name(), 0, 1);
+        apply(&mut topics, &survey(&[extent(0, 1)]), 4);
+        let missing = topics.completeness().unwrap().missing;
+        assert!(missing.is_empty(), "{missing:?}");
     }
 
     #[test]
