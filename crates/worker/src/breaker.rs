@@ -18,7 +18,8 @@
 //! A failure with the scope of the endpoint is provisional, and its record stays in hand:
 //!
 //! - It is forgotten if its call began before the breaker opened last, or if it is one of at least [`BreakerSettings::failures`] in
-//!   a row, and the first of the calls in progress that is answered started after them.
+//!   a row, and the first of the calls in progress that is answered started after so many of them. Those that end while that call is
+//!   in progress belong to the outage, too: their calls can have begun before its end.
 //! - It is the record's own once a call that started later is answered.
 //!
 //! Records that always fail must not wait for ever if no others arrive. So once no other record has been probed for

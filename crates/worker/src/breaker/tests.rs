@@ -220,6 +220,23 @@ fn with_many_calls_failures_in_a_row_open_nothing_and_are_forgotten() {
 }
 
 #[test]
+fn late_failures_of_outage_are_forgotten() {
+    let mut bench = Bench::with_rate(5, HALF);
+    for record in 0..100 {
+        bench.run(record, Evidence::Answered);
+    }
+    let hanging = bench.start();
+    bench.now += YOUNG;
+    (0..5).for_each(|record| drop(bench.held(record)));
+    let answered = bench.start();
+    let (Verdict::Held(late), None) = bench.end(hanging, 5, FAILED) else {
+        panic!("not held");
+    };
+    bench.end(answered, 6, Evidence::Answered);
+    assert_eq!(bench.decide(late), Verdict::Forgotten);
+}
+
+#[test]
 fn fast_failures_beside_slow_answers_open_nothing() {
     let mut bench = Bench::with_rate(5, HALF);
     let slow: Vec<_> = (0..10).map(|_| bench.start()).collect();
@@ -647,6 +664,9 @@ proptest! {
                 Op::Abandon { .. } | Op::End { .. } => {}
             }
             let view = bench.breaker.view();
+            let mut ends: Vec<u64> = history.held.iter().map(|(_, after)| *after).collect();
+            ends.sort_unstable();
+            let is_outage = ends.get(failures - 1).is_some_and(|after| history.answered > *after);
             for (failure, after) in std::mem::take(&mut history.held) {
                 let is_answered_later = history.answered > after;
                 let has_opened = history.openings.last().is_some_and(|opened| *opened >= after);
@@ -656,7 +676,7 @@ proptest! {
                         history.held.push((failure, after));
                     }
                     Verdict::Own => prop_assert!(is_answered_later && !has_opened),
-                    Verdict::Forgotten => prop_assert!(is_answered_later || has_opened),
+                    Verdict::Forgotten => prop_assert!(is_outage || has_opened),
                     Verdict::Poison => prop_assert!(false, "a held failure"),
                 }
             }
