@@ -178,6 +178,16 @@ pub struct UnusableProperty {
     pub problem: String,
 }
 
+/// What a program says that needs TLS, SCRAM or OAUTHBEARER and was built without OpenSSL.
+pub const WITHOUT_TLS: &str =
+    "this program was built without the feature kafka-tls; build it with --features kafka-tls";
+
+/// Whether it selects a mechanism that librdkafka implements with OpenSSL. Without OpenSSL, only creating the client fails.
+fn needs_tls(property: &str, value: &str) -> bool {
+    let is_mechanism = ["sasl.mechanism", "sasl.mechanisms"].contains(&property);
+    is_mechanism && (value.starts_with("SCRAM-") || value == "OAUTHBEARER")
+}
+
 impl KafkaSettings {
     /// Default settings for these brokers and this instance name.
     #[must_use]
@@ -212,17 +222,23 @@ impl KafkaSettings {
             let mut config = ClientConfig::new();
             config.set(name, value);
             // The client library's error contains the value, so it is not passed on.
-            if let Err(KafkaError::ClientConfig(_, problem, ..)) = config.create_native_config() {
-                let unknown = problem.starts_with("No such");
-                return Err(UnusableProperty {
-                    property: name.clone(),
-                    problem: if unknown {
-                        "librdkafka has no such property".to_owned()
-                    } else {
-                        "librdkafka cannot parse this value".to_owned()
-                    },
-                });
-            }
+            let problem = match config.create_native_config() {
+                Err(KafkaError::ClientConfig(_, problem, ..)) if problem.starts_with("No such") => {
+                    "librdkafka has no such property"
+                }
+                Err(KafkaError::ClientConfig(_, problem, ..))
+                    if problem.contains("OpenSSL not available") =>
+                {
+                    WITHOUT_TLS
+                }
+                Err(KafkaError::ClientConfig(..)) => "librdkafka cannot parse this value",
+                _ if needs_tls(name, value) && !cfg!(feature = "kafka-tls") => WITHOUT_TLS,
+                _ => continue,
+            };
+            return Err(UnusableProperty {
+                property: name.clone(),
+                problem: problem.to_owned(),
+            });
         }
         Ok(())
     }

@@ -61,7 +61,7 @@ pub mod transaction;
 
 pub use credentials::{CredentialObserver, CredentialSource, Credentials, SecretProperties};
 
-pub use client::{ClientSettings, KafkaSettings, Prefetch};
+pub use client::{ClientSettings, KafkaSettings, Prefetch, WITHOUT_TLS};
 pub use lane::{IfFenced, IfRecreated, Lane, LaneContext, LaneError, LaneObserver, LaneSpec};
 
 pub use login::{Login, LoginObserver, TokenError, TokenSource};

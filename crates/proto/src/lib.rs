@@ -1,5 +1,8 @@
 //! Protobuf messages and gRPC services, generated from `proto/redeliver/v1`, and their conversions.
 //!
+//! The generated code is part of the repository, so that builds need no compiler of schemas. After a change of a schema,
+//! `REDELIVER_UPDATE=1 cargo test --package redeliver-proto --test it` writes it again.
+//!
 //! Services convert these types to domain types at their boundary, see [`convert`]. The domain types are in
 //! `redeliver-core`.
 
@@ -15,13 +18,13 @@ pub mod long_wait;
     reason = "generated from proto/, which contains the documentation"
 )]
 pub mod v1 {
-    tonic::include_proto!("redeliver.v1");
+    include!("generated/redeliver.v1.rs");
 }
 
 pub use prost::Message;
 
 /// All schemas as a `FileDescriptorSet`, for server reflection.
-pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");
 
 /// Whether an encoded message had fields that its type does not have. Decoding drops them, so the message must not be written in place of what was read. Only
 /// for messages that this crate has encoded: other encoders may encode the same fields in more bytes.

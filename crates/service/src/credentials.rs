@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+#[cfg(feature = "kafka-tls")]
 use openssl::pkcs12::Pkcs12;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
@@ -173,7 +174,13 @@ fn parse(uses: &[Use], password: Option<&Secret>, files: &[FileContents<'_>]) ->
     Ok(Contents { properties, expires })
 }
 
+#[cfg(not(feature = "kafka-tls"))]
+fn unpack(file: &FileContents<'_>, _: Option<&Secret>, _: &mut SecretProperties) -> Result<(), Problem> {
+    Err(file.problem(redeliver_kafka::WITHOUT_TLS.to_owned()))
+}
+
 /// Takes certificates and key out of a PKCS #12 file, as librdkafka would.
+#[cfg(feature = "kafka-tls")]
 fn unpack(
     file: &FileContents<'_>,
     password: Option<&Secret>,
@@ -316,7 +323,7 @@ pub(crate) fn start(
     Ok(())
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "kafka-tls"))]
 mod tests {
     use openssl::pkey::PKey;
     use openssl::x509::X509;

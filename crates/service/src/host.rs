@@ -511,7 +511,7 @@ impl Host {
 /// When the client rejects a property, a file cannot be used, or the program was built without the login. The error names the
 /// field and contains no value.
 pub fn check_kafka(config: &Config) -> Result<(), ConfigError> {
-    login::check(config).map_err(|error| ConfigError::of_field("kafka.login.msk_iam", error.to_string()))?;
+    login::check(config).map_err(|error| ConfigError::of_field("kafka.login", error.to_string()))?;
     credentials::check(config)?;
     kafka_settings(config).check_properties().map_err(|unusable| {
         ConfigError::of_field(

@@ -32,6 +32,9 @@ pub enum LoginError {
     /// There is no token.
     #[error("cannot get a token for kafka: {0}")]
     Token(TokenError),
+    /// The Kafka client of the program has no SASL mechanism for tokens.
+    #[error("{}", redeliver_kafka::WITHOUT_TLS)]
+    WithoutTls,
     /// The program cannot sign tokens for Amazon MSK.
     #[error("this program was built without the feature msk-iam; build it with --features msk-iam")]
     WithoutMskIam,
@@ -66,9 +69,14 @@ pub(crate) fn start<O: LoginObserver>(
 
 /// Checks that this program can log in as configured.
 pub(crate) fn check(config: &Config) -> Result<(), LoginError> {
-    let login = config.kafka.login.as_ref();
-    if cfg!(not(feature = "msk-iam")) && login.is_some_and(|login| login.msk_iam.is_some()) {
+    let Some(login) = &config.kafka.login else {
+        return Ok(());
+    };
+    if cfg!(not(feature = "msk-iam")) && login.msk_iam.is_some() {
         return Err(LoginError::WithoutMskIam);
+    }
+    if cfg!(not(feature = "kafka-tls")) {
+        return Err(LoginError::WithoutTls);
     }
     Ok(())
 }
@@ -157,16 +165,48 @@ impl LoginObserver for LoginMetrics {
     }
 }
 
-#[cfg(all(test, not(feature = "msk-iam")))]
+#[cfg(all(test, not(any(feature = "kafka-tls", feature = "msk-iam"))))]
 mod tests {
     use super::*;
     use crate::host::check_kafka;
 
     #[test]
-    fn a_program_without_the_feature_refuses_the_login() {
-        let config = Config::from_yaml("kafka: { login: { msk_iam: {} } }").unwrap();
-        let error = check_kafka(&config).unwrap_err().to_string();
-        let expected = "kafka.login.msk_iam: this program was built without the feature msk-iam";
-        assert!(error.contains(expected), "{error}");
+    fn missing_features_are_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let keystore = directory.path().join("client.p12");
+        std::fs::write(&keystore, "PKCS #12").unwrap();
+        let keystore = format!("{{ ssl.keystore.location: {} }}", keystore.display());
+        let oidc = "{ oidc: { token_url: \"https://issuer/token\", client_id: a, client_secret: b } }";
+        for (kafka, field, feature) in [
+            ("login: { msk_iam: {} }", "login", "msk-iam"),
+            (&format!("login: {oidc}"), "login", "kafka-tls"),
+            (
+                &format!("properties: {keystore}"),
+                "properties.ssl.keystore.location",
+                "kafka-tls",
+            ),
+            (
+                "properties: { security.protocol: SASL_SSL }",
+                "properties.security.protocol",
+                "kafka-tls",
+            ),
+            (
+                "properties: { sasl.mechanism: SCRAM-SHA-512 }",
+                "properties.sasl.mechanism",
+                "kafka-tls",
+            ),
+            (
+                "properties: { ssl.key.password: p }",
+                "properties.ssl.key.password",
+                "kafka-tls",
+            ),
+        ] {
+            let config = Config::from_yaml(&format!("kafka: {{ {kafka} }}")).unwrap();
+            let error = check_kafka(&config).unwrap_err().to_string();
+            let expected = format!("kafka.{field}: this program was built without the feature {feature}");
+            assert!(error.contains(&expected), "{error}");
+        }
+        let plain = "kafka: { properties: { security.protocol: SASL_PLAINTEXT, sasl.mechanism: PLAIN } }";
+        assert!(check_kafka(&Config::from_yaml(plain).unwrap()).is_ok());
     }
 }
