@@ -277,7 +277,7 @@ pipelines:
         broker.address,
         server.url()
     );
-    let start = |program: &str| Running::start(program, &format!("{name}-{program}"), &config, &[]);
+    let start = |program: &str| Running::start(program, &format!("{name}-{program}"), &config);
     let (enricher, tier) = (start("enricher")?, start("retry-tier")?);
     enricher.wait_until_ready()?;
     tier.wait_until_ready()?;

@@ -138,9 +138,7 @@ dlq_inspector: {{ listen: '{listen}', data_dir: '{}', topics: ['{topics}'] }}
             data.display(),
             name = broker.name("dlq"),
         );
-        // As in the container image.
-        let environment = [("MIMALLOC_PURGE_DELAY", "0")];
-        let process = Running::start(program, &broker.name("dlq"), &config, &environment)?;
+        let process = Running::start(program, &broker.name("dlq"), &config)?;
         Ok(Self { process, listen })
     }
 

@@ -225,7 +225,7 @@ kafka: {{ brokers: '{}', topics: {{ create: true, partitions: {PARTITIONS} }} }}
 ",
             self.broker.address
         );
-        let process = Running::start(program, name, &config, &[])?;
+        let process = Running::start(program, name, &config)?;
         process.wait_until_ready()?;
         Ok(process)
     }

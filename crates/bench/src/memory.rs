@@ -33,8 +33,6 @@ pipelines: {{ {name}: {{ output: '{name}-out', retry: {{ tiers: [{tier}] }} }} }
 ",
             broker.address
         ),
-        // As in the container image.
-        &[("MIMALLOC_PURGE_DELAY", "0")],
     )?;
     let due_topic = broker.watch(&pipeline.due_topic(), PARTITIONS)?;
     // The release of a first record shows that the process is running.

@@ -32,7 +32,6 @@ impl Running {
         program: &str,
         name: &str,
         config: &str,
-        environment: &[(&str, &str)],
     ) -> anyhow::Result<Self> {
         let directory = std::env::temp_dir().join("redeliver-bench");
         std::fs::create_dir_all(&directory).context("creating the directory for logs")?;
@@ -52,7 +51,6 @@ impl Running {
         let child = Command::new(&program)
             .arg("--config")
             .arg(&file)
-            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

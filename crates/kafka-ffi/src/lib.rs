@@ -1,5 +1,6 @@
 //! Parts of librdkafka's API that `rdkafka` does not expose: topic ids, the consumer groups of a cluster, the members of a
-//! group, a consumer's member id, headers byte for byte, and login tokens for clients that are not polled.
+//! group, a consumer's member id, headers byte for byte, and login tokens for clients that are not polled. And an option of the
+//! allocator, because it needs `unsafe` as well.
 //!
 //! This is the only crate of the workspace that contains `unsafe` code. Its public API is safe. It returns owned values, except
 //! for raw headers, which borrow from their message: no pointer of librdkafka outlives what it belongs to. Each native object has a guard that frees it. Each `unsafe` block contains one
@@ -7,6 +8,7 @@
 //!
 //! Requests block up to their timeout. None creates a topic, even with `auto.create.topics.enable`.
 
+pub mod allocator;
 mod headers;
 mod native;
 mod token;

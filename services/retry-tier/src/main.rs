@@ -22,6 +22,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
+    redeliver_kafka_ffi::allocator::purge_at_once();
     let args = Args::parse();
     if let Some(code) = args.service.run_command() {
         return code;

@@ -117,7 +117,7 @@ scheduler:
             topic(TRICKLE),
             further.collect::<String>(),
         );
-        Running::start("scheduler", &self.topic(instance), &config, &[])
+        Running::start("scheduler", &self.topic(instance), &config)
     }
 
     /// As [`SchedulerEnv::start`], and waits until the process serves all shards.
