@@ -150,6 +150,9 @@ pub struct Prefetch {
     pub kibibytes: u32,
     /// The maximum size of one response in KiB (`fetch.message.max.bytes`). A larger record is still returned, alone.
     pub fetch_kibibytes: u32,
+    /// How long the broker waits for records of idle partitions, in milliseconds (`fetch.wait.max.ms`). A client sends a broker
+    /// one fetch at a time. So a partition beside idle ones may have to do for this time with the records of its queue.
+    pub wait_millis: u32,
 }
 
 impl Prefetch {
@@ -158,6 +161,7 @@ impl Prefetch {
         records: 5000,
         kibibytes: 1024,
         fetch_kibibytes: 1024,
+        wait_millis: 100,
     };
     /// For records that wait in their partition. Fetched records stay in memory until they are due, and freed buffers of
     /// large responses may stay in the allocator.
@@ -165,6 +169,7 @@ impl Prefetch {
         records: 300,
         kibibytes: 128,
         fetch_kibibytes: 64,
+        wait_millis: 50,
     };
 }
 
@@ -303,9 +308,7 @@ impl KafkaSettings {
             // Refill a full queue at once. The default of one second makes records late, and in a measurement reduced the
             // throughput to an eighth.
             ("fetch.queue.backoff.ms", 1),
-            // A client sends a broker one fetch at a time. While it waits with idle partitions only, a partition beside them that has
-            // emptied its queue waits, too.
-            ("fetch.wait.max.ms", 10),
+            ("fetch.wait.max.ms", prefetch.wait_millis),
             // The lag is computed from statistics.
             ("statistics.interval.ms", 2000),
             ("queued.min.messages", prefetch.records),
