@@ -122,8 +122,14 @@ pub trait Processor {
     fn finish(&mut self, now: Timestamp, limit: usize, batch: &mut TransactionBatch);
 
     /// The committed batch wrote to this partition of the lane's changelog; `end` is the offset after its last record
-    /// there. Called before [`Processor::committed`].
-    fn changelog_written(&mut self, _partition: i32, _end: i64) {}
+    /// there, or negative if the broker has not told it. Called before [`Processor::committed`].
+    ///
+    /// # Errors
+    /// Why the changelog cannot end there. After [`Processor::committed`], the lane begins a new session, and reads all partitions again from their committed
+    /// offsets.
+    fn changelog_written(&mut self, _partition: i32, _end: i64) -> Result<(), String> {
+        Ok(())
+    }
 
     /// Topics refused these outputs, in ascending order of their index, and the transaction was aborted. Replaces them in
     /// the batch and returns true if the batch can be written again.

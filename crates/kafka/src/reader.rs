@@ -33,6 +33,9 @@ pub enum ReadError {
     /// Kafka does not let this client see a topic, so that nobody knows whether it exists.
     #[error("Kafka does not let this client see the topic `{0}` (Describe)")]
     Denied(String),
+    /// A topic was deleted and created again while it was read.
+    #[error("topic `{0}` was deleted and created again")]
+    Recreated(String),
     /// The broker or the client returned an error.
     #[error("{step}")]
     Kafka {
@@ -70,7 +73,7 @@ impl ReadError {
             Self::Kafka { source, .. } => {
                 source.rdkafka_error_code() == Some(RDKafkaErrorCode::TopicAuthorizationFailed)
             }
-            Self::Missing(_) | Self::Metadata { .. } | Self::Late { .. } => false,
+            Self::Missing(_) | Self::Recreated(_) | Self::Metadata { .. } | Self::Late { .. } => false,
         }
     }
 }
@@ -181,6 +184,8 @@ pub struct TopicReader {
     uncommitted: EndConsumer,
     topics: BTreeMap<String, Arc<str>>,
     positions: BTreeMap<(String, i32), Offset>,
+    /// See [`TopicReader::expect_id`].
+    ids: BTreeMap<String, TopicId>,
 }
 
 impl TopicReader {
@@ -205,6 +210,7 @@ impl TopicReader {
                 .map(|topic| (topic.to_string(), topic.clone()))
                 .collect(),
             positions,
+            ids: BTreeMap::new(),
         })
     }
 
@@ -229,6 +235,7 @@ impl TopicReader {
             uncommitted: create_consumer(settings, "read_uncommitted")?,
             topics: [(topic.to_string(), topic.clone())].into(),
             positions: [((topic.to_string(), partition), from)].into(),
+            ids: BTreeMap::new(),
         })
     }
 
@@ -251,6 +258,7 @@ impl TopicReader {
         let (low, high) = watermarks.map_err(kafka("requesting the ends of a partition"))?;
         let continues = (low..=high).contains(&from.offset) && reader.known_id(topic) == Some(from.topic);
         if continues {
+            reader.expect_id(topic, Some(from.topic));
             reader.seek(topic, partition, from.offset);
         }
         Ok((reader, continues))
@@ -311,6 +319,7 @@ impl TopicReader {
             uncommitted: create_consumer(settings, "read_uncommitted")?,
             topics: topics.collect(),
             positions,
+            ids: BTreeMap::new(),
         })
     }
 
@@ -357,6 +366,29 @@ impl TopicReader {
             tracing::debug!(topic, %error, "cannot read the id of a topic");
             None
         })
+    }
+
+    /// From now on, reads fail with [`ReadError::Recreated`] unless the topic has this id after them: what was read is then of another topic, at least in part, although
+    /// the client has noticed nothing. `None`: the id is unknown, and nothing is compared.
+    pub fn expect_id(&mut self, topic: &str, id: Option<TopicId>) {
+        match id {
+            Some(id) => drop(self.ids.insert(topic.to_owned(), id)),
+            None => drop(self.ids.remove(topic)),
+        }
+    }
+
+    /// Compares the topics with what [`TopicReader::expect_id`] says about them.
+    ///
+    /// # Errors
+    /// If the broker does not answer, or a topic is missing or another one.
+    pub fn check_ids(&self) -> Result<(), ReadError> {
+        self.ids
+            .iter()
+            .try_for_each(|(topic, expected)| match self.topic_id(topic)? {
+                Some(id) if id == *expected => Ok(()),
+                Some(_) => Err(ReadError::Recreated(topic.clone())),
+                None => Err(ReadError::Missing(topic.clone())),
+            })
     }
 
     /// The number of partitions of a topic that it reads.
@@ -528,7 +560,7 @@ impl TopicReader {
                 break;
             }
         }
-        Ok(())
+        self.check_ids()
     }
 
     /// Reads until all ends are reached or no record has arrived for a while. In the latter case it replaces the consumer:

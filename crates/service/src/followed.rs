@@ -465,12 +465,13 @@ impl<C: Contents> Follow<C> {
             Some(known) => known,
             None => {
                 let latest = self.latest.known(began);
-                let (reader, contents) = read_after(latest.as_ref(), &self.kafka, &self.topic)?;
+                let (mut reader, contents) = read_after(latest.as_ref(), &self.kafka, &self.topic)?;
                 let id = match (&contents, latest) {
                     (Some(_), Some(latest)) => Some(latest.to.topic),
                     // Without an id that the broker would tell, each change would read the whole topic: the next look asks again.
                     _ => reader.topic_id(&self.topic)?,
                 };
+                reader.expect_id(&self.topic, id);
                 let contents = contents.unwrap_or_default();
                 session.insert(Session { reader, id, contents })
             }

@@ -86,12 +86,31 @@ pub(crate) struct Wanted {
     pub(crate) target: String,
 }
 
+/// Where a page begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) offset: i64,
+    /// The first half of the topic's id, 0 if that is unknown.
+    pub(crate) topic: u64,
+}
+
+impl Place {
+    /// The same place, or the beginning if the topic was created again.
+    fn in_topic(self, topic: u64) -> Self {
+        let is_other = self.topic != topic && self.topic != 0 && topic != 0;
+        let offset = if is_other { 0 } else { self.offset };
+        Self { offset, topic }
+    }
+}
+
 /// A page of entries.
 #[derive(Debug, Default)]
 pub(crate) struct EntryPage {
     pub(crate) entries: Vec<v1::ListedAuditEntry>,
     /// The offset where the next page begins; `None` at the end.
     pub(crate) next: Option<i64>,
+    /// See [`Place`].
+    pub(crate) topic: u64,
     /// Whether a transaction that is open hides entries after these.
     pub(crate) is_incomplete: bool,
 }
@@ -214,13 +233,8 @@ impl Audit {
         ))
     }
 
-    /// Reads a page, beginning at an offset.
-    pub(crate) async fn read(
-        &self,
-        wanted: Wanted,
-        from: Option<i64>,
-        size: usize,
-    ) -> Result<EntryPage, Status> {
+    /// Reads a page.
+    pub(crate) async fn read(&self, wanted: Wanted, from: Place, size: usize) -> Result<EntryPage, Status> {
         let permit = permit(self.readers.clone()).await?;
         let (kafka, topic) = (self.kafka.clone(), self.log.topic().clone());
         let reading = blocking(move || {
@@ -256,11 +270,18 @@ fn read(
     kafka: &KafkaSettings,
     topic: &Arc<str>,
     wanted: &Wanted,
-    from: Option<i64>,
+    from: Place,
     size: usize,
 ) -> Result<EntryPage, ReadError> {
     let since = Timestamp::from_millis(wanted.from.as_millis().saturating_sub(SLACK_MILLIS));
-    let mut reader = TopicReader::of_partition_since(kafka, topic, 0, since, from.unwrap_or(0))?;
+    let begin = |from: Place| TopicReader::of_partition_since(kafka, topic, 0, since, from.offset);
+    let mut reader = begin(from)?;
+    let id = reader.known_id(topic);
+    let place = from.in_topic(id.map_or(0, |id| (id.bits() >> 64) as u64));
+    if place.offset != from.offset {
+        reader = begin(place)?;
+    }
+    reader.expect_id(topic, id);
     let mut page = PageBuilder::new(wanted, size);
     let started = Instant::now();
     let limit = match wanted.last_timestamp() {
@@ -268,7 +289,11 @@ fn read(
         None => None,
     };
     let result = reader.read_stable(limit, READ_TIMEOUT, |record| page.add(&record, started.elapsed()));
-    page.end(result, reader.position(topic, 0))
+    let page = page.end(result, reader.position(topic, 0))?;
+    Ok(EntryPage {
+        topic: place.topic,
+        ..page
+    })
 }
 
 /// A page that is being read.
@@ -433,6 +458,14 @@ mod tests {
             record(6, 1_500, "bob", "x"),
         ];
         assert_eq!(offsets(&late, &wanted(), 9), (vec![6], None));
+    }
+
+    #[test]
+    fn recreated_topic_is_listed_from_beginning() {
+        for (topic, now, expected) in [(1, 1, 7), (1, 2, 0), (0, 2, 7), (1, 0, 7)] {
+            let place = Place { offset: 7, topic }.in_topic(now);
+            assert_eq!((place.offset, place.topic), (expected, now));
+        }
     }
 
     #[test]

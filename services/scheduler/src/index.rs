@@ -530,6 +530,11 @@ pub trait Index: Clone + Send + Sync + 'static {
     #[must_use]
     fn of_owner(&self, owner: Owner, expected: i64) -> Self;
 
+    /// The id of the state topic whose copy this is; `None` if it is unknown.
+    fn state_topic_id(&self) -> Option<TopicId> {
+        None
+    }
+
     /// Makes `owner` the owner of the shard, and returns the checkpoint, if there is one.
     fn claim(
         &self,

@@ -375,10 +375,10 @@ impl<I: Index> ShardIndexer<I> {
         }
         let _permit = self.permit(TakeOver::Rebuild).await;
         loop {
+            let opened = self.open(None).await?;
             self.index.clear(self.shard, owner).await?;
             // A crash from here on leaves a shard without a checkpoint, so the next owner clears it again.
             fault::point("clear");
-            let opened = self.open(None).await?;
             self.log_progress(0, opened.1);
             match self.replay(opened, owner, None, superseded_before).await {
                 Err(CatchUpError::Superseded { before }) => superseded_before = before,
@@ -454,12 +454,16 @@ impl<I: Index> ShardIndexer<I> {
     /// Opens a reader of the state topic, and returns the end of the topic.
     async fn open(&self, from: Option<i64>) -> Result<(TopicReader, i64), ReadError> {
         let (mut kafka, topic, shard) = (self.kafka.clone(), self.topic.clone(), self.shard);
+        let id = self.index.state_topic_id();
         kafka
             .properties
             .entry("queued.max.messages.kbytes".to_owned())
             .or_insert_with(|| READ_AHEAD_KIBIBYTES.to_string());
         blocking(move || {
-            let reader = TopicReader::of_partition(&kafka, &topic, shard, from)?;
+            let mut reader = TopicReader::of_partition(&kafka, &topic, shard, from)?;
+            // The index is a copy of this topic, and of no other one with its name.
+            reader.expect_id(&topic, id);
+            reader.check_ids()?;
             let end = reader.high_watermark(&topic, shard)?;
             Ok((reader, end))
         })

@@ -17,8 +17,8 @@
 //! | `limits` | what the shards of a process share: memory, and take-overs at the same time |
 //! | `state_topic` | checks the records of the state topic |
 //! | `admission` | which jobs are accepted while the index is full |
-//! | `topics` | whether the topics of jobs exist, and the size of the ingest topic |
-//! | `growth` | detects that the ingest topic has got more partitions |
+//! | `topics` | which topics exist, and can be written |
+//! | `topic_changes` | changes of topics after which the shards stop until a restart |
 //! | `refused` | replaces records that their topic refuses |
 //! | `processor` | the shards of a lane |
 //! | `readiness` | the readiness of the shards |
@@ -35,7 +35,6 @@ mod checkpoint_age;
 pub mod codec;
 mod config;
 mod controls;
-mod growth;
 pub mod index;
 mod index_messages;
 mod indexer;
@@ -56,6 +55,7 @@ mod settings;
 mod shard;
 mod spans;
 mod state_topic;
+mod topic_changes;
 mod topics;
 mod turns;
 mod window;

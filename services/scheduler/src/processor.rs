@@ -16,7 +16,6 @@ use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::controls::AppStates;
-use crate::growth::IngestSize;
 use crate::index::{Index, MemoryPressure, Usage};
 use crate::index_messages::IndexRequest;
 use crate::indexer::{IndexResponses, ShardIndexer};
@@ -25,6 +24,8 @@ use crate::metrics::{GaugeShare, SchedulerMetrics};
 use crate::readiness::ShardReadiness;
 use crate::settings::Settings;
 use crate::shard::{Obstacle, Shard, Target};
+use crate::topic_changes::TopicChanges;
+use crate::topics::TopicState;
 use crate::turns::{AssignedShard, Turns};
 
 /// The capacity of the channel to an indexer: at least one per kind of request, since one of each can be in progress.
@@ -41,7 +42,7 @@ pub(crate) struct Scheduler<I> {
     pub(crate) indexers: mpsc::Sender<ShardIndexer<I>>,
     pub(crate) responses: Arc<IndexResponses>,
     pub(crate) readiness: Arc<ShardReadiness>,
-    pub(crate) ingest_size: IngestSize,
+    pub(crate) topic_changes: TopicChanges,
     pub(crate) limits: Arc<ProcessLimits>,
     /// What the shards of this lane use of them.
     pub(crate) memory: MemoryShare,
@@ -63,7 +64,9 @@ pub(crate) struct LaneShards {
     parked: BTreeMap<Target, usize>,
     /// The dead letters of the turn, by error code.
     turn_dead_letters: BTreeMap<String, u64>,
-    growth_log: LogThrottle,
+    /// Why all shards have stopped.
+    problem: Option<String>,
+    problem_log: LogThrottle,
 }
 
 struct ShardHandle {
@@ -173,18 +176,23 @@ impl<I: Index> Scheduler<I> {
         self.update_readiness_note();
     }
 
-    /// Stops all shards once the ingest topic has more partitions than at the start of the process: commands would be
-    /// forwarded to shards that do not own them any more.
-    fn check_ingest_size(&mut self, observed: Option<i32>) {
-        if let Some(partitions) = observed {
-            self.ingest_size.observe(partitions);
+    /// Stops all shards after a change of the topics that only a new process can handle.
+    fn check_topics(&mut self) {
+        if let TopicState::Exists { partitions, .. } = self.settings.topics.state(&self.settings.ingest) {
+            self.topic_changes.observe_partitions(partitions);
         }
-        let Some(problem) = self.ingest_size.problem() else {
-            return;
-        };
-        if self.lane.growth_log.should_log() {
+        if let TopicState::Exists { id: Some(id), .. } = self.settings.topics.state(&self.settings.state) {
+            self.topic_changes.observe_state(id);
+        }
+        let problem = self.topic_changes.problem();
+        if let Some(problem) = &problem
+            && self.lane.problem_log.should_log()
+        {
             tracing::error!(problem, "shards halted");
-            self.readiness.halt(problem);
+        }
+        if problem != self.lane.problem {
+            self.readiness.set_halted(problem.clone());
+            self.lane.problem = problem;
         }
     }
 
@@ -307,7 +315,7 @@ impl<I: Index> Scheduler<I> {
         for handle in self.lane.shards.values() {
             window_jobs += handle.shard.window_len();
             index_lag += handle.shard.index_lag();
-            live += usize::from(handle.shard.is_live() && !self.ingest_size.has_grown());
+            live += usize::from(handle.shard.is_live() && !self.topic_changes.must_stop());
         }
         self.metrics.gauges(window_jobs, index_lag, live);
     }
@@ -316,7 +324,8 @@ impl<I: Index> Scheduler<I> {
 impl<I: Index> Processor for Scheduler<I> {
     fn assigned(&mut self, assignment: AssignmentId, _topic: &Arc<str>, partition: i32) {
         // The group can learn of new partitions before the topic watch does.
-        self.check_ingest_size(partition.checked_add(1));
+        self.topic_changes.observe_partitions(partition.saturating_add(1));
+        self.check_topics();
         let (requests, receiver) = mpsc::channel(INDEX_REQUESTS);
         let cancelled = CancellationToken::new();
         let indexer = ShardIndexer {
@@ -374,7 +383,7 @@ impl<I: Index> Processor for Scheduler<I> {
     }
 
     fn capacity(&self, assignment: AssignmentId) -> usize {
-        if self.lane.is_held || self.ingest_size.has_grown() {
+        if self.lane.is_held || self.topic_changes.must_stop() {
             return 0;
         }
         match self.lane.shards.get(&assignment) {
@@ -415,8 +424,8 @@ impl<I: Index> Processor for Scheduler<I> {
                 handle.shard.handle_response(response, now);
             }
         }
-        self.check_ingest_size(self.settings.topics.partitions(&self.settings.ingest));
-        if self.ingest_size.has_grown() {
+        self.check_topics();
+        if self.topic_changes.must_stop() {
             // The index still receives what was committed before.
             self.send_index_requests(now);
             self.update_gauges();
@@ -452,8 +461,13 @@ impl<I: Index> Processor for Scheduler<I> {
         are_replaced
     }
 
-    fn changelog_written(&mut self, partition: i32, end: i64) {
-        self.lane.turns.changelog_written(partition, end);
+    fn changelog_written(&mut self, partition: i32, end: i64) -> Result<(), String> {
+        let (turns, shards) = self.lane.turns();
+        let written = turns.changelog_written(&shards, partition, end);
+        written.map_err(|problem| {
+            tracing::error!(shard = partition, %problem, "state topic has lost records; comparing the index with it");
+            problem.to_string()
+        })
     }
 
     fn committed(&mut self, now: Timestamp) {

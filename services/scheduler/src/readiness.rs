@@ -66,10 +66,10 @@ impl ShardReadiness {
         self.report(&reasons);
     }
 
-    /// Sets why all shards have stopped. They are not ready any more.
-    pub(crate) fn halt(&self, reason: String) {
+    /// Sets or clears why all shards have stopped. They are not ready then.
+    pub(crate) fn set_halted(&self, reason: Option<String>) {
         let mut reasons = self.lock();
-        reasons.halted = Some(reason);
+        reasons.halted = reason;
         self.report(&reasons);
     }
 
@@ -131,8 +131,10 @@ mod tests {
         readiness.set_note(None);
         readiness.set_waiting(ids[0], "late".to_owned());
         assert_eq!(reasons(), "ready");
-        readiness.halt("halted".to_owned());
+        readiness.set_halted(Some("halted".to_owned()));
         readiness.remove(ids[1]);
         assert_eq!(reasons(), "waiting: halted");
+        readiness.set_halted(None);
+        assert_eq!(reasons(), "ready");
     }
 }

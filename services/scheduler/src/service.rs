@@ -20,7 +20,6 @@ use crate::api;
 use crate::codec::RetentionPolicy;
 use crate::config::rules;
 use crate::controls::LiveAppStates;
-use crate::growth::IngestSize;
 use crate::index::redis::{RedisIndex, in_use};
 use crate::index::{Index, Installation};
 use crate::indexer::IndexResponses;
@@ -31,6 +30,7 @@ use crate::rate::Buckets;
 use crate::readiness::ShardReadiness;
 use crate::settings::Settings;
 use crate::spans::Spans;
+use crate::topic_changes::TopicChanges;
 use crate::topics::{Topics, WatchedTopics};
 
 /// Checks a configuration without connecting to anything.
@@ -191,7 +191,12 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
             indexers,
             responses,
             readiness: Arc::new(ShardReadiness::new(host.health.part(format!("{name}-shards")))),
-            ingest_size: IngestSize::new(ingest.clone(), settings.state.clone(), partitions),
+            topic_changes: TopicChanges::new(
+                ingest.clone(),
+                settings.state.clone(),
+                partitions,
+                index.state_topic_id(),
+            ),
             limits: limits.clone(),
             memory: MemoryShare::new(limits.clone()),
             lane: LaneShards::default(),

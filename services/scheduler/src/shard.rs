@@ -483,7 +483,13 @@ impl Shard {
         writes
     }
 
-    /// The turn has been committed, and the state topic now ends at `end`.
+    /// Where the state topic ends at least once the current turn has been committed, unless it loses records.
+    pub(crate) fn least_end(&self) -> i64 {
+        self.end
+            .saturating_add(i64::try_from(self.changes.len()).unwrap_or(i64::MAX))
+    }
+
+    /// The turn has been committed, and the state topic now ends at `end`, which is [`Shard::least_end`] or later.
     pub(crate) fn committed(&mut self, end: i64) {
         // The index learns of changes only after their commit, so it never contains what an abort undid. If the process
         // crashes here, the next owner reads the changes from the state topic before it acts.

@@ -1,12 +1,11 @@
-//! What is known about topics while the process runs: whether the topics of jobs can be written, and how many partitions the ingest
-//! topic has. A record for an unavailable topic would block its transaction, and with it every other job of the lane.
+//! What is known about topics while the process runs: whether the topics of jobs can be written, and whether those of the scheduler have changed. A record for an unavailable topic would block its transaction, and with it every other job of the lane.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-pub(crate) use redeliver_kafka::Presence;
-use redeliver_kafka::{TopicState, TopicWatch};
+use redeliver_kafka::TopicWatch;
+pub(crate) use redeliver_kafka::{Presence, TopicState};
 
 /// How long a topic stays unknown before it is treated as existing. The embedded broker does not answer this request,
 /// and all of its topics exist.
@@ -17,8 +16,8 @@ pub(crate) trait Topics: Send + Sync {
     /// The last known presence of a topic. Does not block.
     fn presence(&self, topic: &Arc<str>) -> Presence;
 
-    /// The last known number of partitions of a topic; `None` if it is unknown. Does not block.
-    fn partitions(&self, topic: &str) -> Option<i32>;
+    /// The last known state of a topic. Does not block.
+    fn state(&self, topic: &str) -> TopicState;
 }
 
 /// The topics that the process's topic watch observes.
@@ -60,11 +59,8 @@ impl Topics for WatchedTopics {
         }
     }
 
-    fn partitions(&self, topic: &str) -> Option<i32> {
-        match self.watch.state(topic) {
-            TopicState::Exists { partitions, .. } => Some(partitions),
-            TopicState::Unknown | TopicState::Missing { .. } => None,
-        }
+    fn state(&self, topic: &str) -> TopicState {
+        self.watch.state(topic)
     }
 }
 

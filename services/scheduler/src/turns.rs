@@ -20,6 +20,15 @@ pub(crate) const SHORT_TURN: usize = 1_000;
 /// The maximum size of the records that a shard writes in one turn.
 const MAX_TURN_BYTES: usize = 8 << 20;
 
+/// The state topic ends before what was written to it: it was truncated, or created again, or the broker has not told the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("partition {partition} of the state topic ends at {end}, not at {expected} or later")]
+pub(crate) struct LostRecords {
+    partition: i32,
+    end: i64,
+    expected: i64,
+}
+
 /// A shard with the assignment of its partition.
 pub(crate) type AssignedShard<'a> = (AssignmentId, &'a mut Shard);
 
@@ -143,8 +152,27 @@ impl Turns {
     }
 
     /// The transaction has written to this partition of the state topic, which now ends at `end`.
-    pub(crate) fn changelog_written(&mut self, partition: i32, end: i64) {
+    ///
+    /// # Errors
+    /// If the topic has lost what the shard knows of it, or its end is unknown. The turn is then not confirmed, and the shard must be replaced: its index may
+    /// contain what the topic does not, and the other way around.
+    pub(crate) fn changelog_written(
+        &mut self,
+        shards: &[AssignedShard<'_>],
+        partition: i32,
+        end: i64,
+    ) -> Result<(), LostRecords> {
+        let mut shards = shards.iter().filter(|(_, shard)| shard.number() == partition);
+        let expected = shards.next().map_or(end, |(_, shard)| shard.least_end());
+        if end < expected {
+            return Err(LostRecords {
+                partition,
+                end,
+                expected,
+            });
+        }
         self.changelog_ends.insert(partition, end);
+        Ok(())
     }
 
     /// The transaction is committed. Returns what it contained.

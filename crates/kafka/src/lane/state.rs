@@ -421,7 +421,7 @@ impl<P: Processor> LaneState<P> {
     /// The result of the transaction, with the ends of the changelog if everything was delivered.
     ///
     /// # Errors
-    /// If another process uses the same instance name.
+    /// If another process uses the same instance name, or the changelog has lost records.
     pub(super) fn written(
         &mut self,
         now: Instant,
@@ -430,8 +430,7 @@ impl<P: Processor> LaneState<P> {
     ) -> Result<(), Ended> {
         self.stage = Stage::Poll;
         let Err(error) = result else {
-            self.committed(now, changelog_ends);
-            return Ok(());
+            return self.committed(now, changelog_ends);
         };
         let is_replaced = match &error.kind {
             FailureKind::Refused(refused) => self.replace_refused(refused, error.action),
@@ -444,9 +443,9 @@ impl<P: Processor> LaneState<P> {
         self.failed(now, &error, changelog_ends)
     }
 
-    fn committed(&mut self, now: Instant, changelog_ends: Vec<(i32, i64)>) {
+    fn committed(&mut self, now: Instant, changelog_ends: Vec<(i32, i64)>) -> Result<(), Ended> {
         let Some(Unwritten { commits, .. }) = self.unwritten.take() else {
-            return;
+            return Ok(());
         };
         self.assignments.mark_committed(&commits);
         if !self.recreated.is_empty() {
@@ -465,10 +464,12 @@ impl<P: Processor> LaneState<P> {
         self.observer
             .committed(self.batch.outputs.len(), self.batch.completed.len(), took);
         self.batch.clear();
+        let mut written = Ok(());
         for (partition, end) in changelog_ends {
-            self.processor.changelog_written(partition, end);
+            written = written.and(self.processor.changelog_written(partition, end));
         }
         self.processor.committed(self.clock.now());
+        written.map_err(Ended::Restart)
     }
 
     /// Lets the processor replace the outputs that their topic refused. The positions stay the same.
@@ -701,7 +702,7 @@ impl<P: Processor> LaneState<P> {
     /// The answer to a lookup.
     ///
     /// # Errors
-    /// If a topic was deleted and created again.
+    /// If a topic was deleted and created again, or the changelog has lost records.
     pub(super) fn found(&mut self, now: Instant, found: Found) -> Result<(), Ended> {
         if found.is_answered {
             self.unanswered_since = None;
@@ -713,8 +714,7 @@ impl<P: Processor> LaneState<P> {
             .as_ref()
             .and_then(|unwritten| unwritten.unknown.as_ref());
         if unknown.is_some_and(|unknown| unknown.lookup == Some(found.number)) {
-            self.resolve(now, &found);
-            return Ok(());
+            return self.resolve(now, &found);
         }
         for ((topic, partition), position) in found.positions {
             let Some(slot) = self.assignments.end_lookup(found.number, &topic, partition) else {
@@ -737,9 +737,9 @@ impl<P: Processor> LaneState<P> {
     }
 
     /// Decides what became of a transaction of unknown outcome.
-    fn resolve(&mut self, now: Instant, found: &Found) {
+    fn resolve(&mut self, now: Instant, found: &Found) -> Result<(), Ended> {
         let Some(unwritten) = &mut self.unwritten else {
-            return;
+            return Ok(());
         };
         let failed = found
             .positions
@@ -750,7 +750,7 @@ impl<P: Processor> LaneState<P> {
                 unknown.lookup = None;
             }
             self.look_up_later(now, reason);
-            return;
+            return Ok(());
         }
         let stored = |commit: &Commit| {
             let mut positions = found.positions.iter();
@@ -767,7 +767,7 @@ impl<P: Processor> LaneState<P> {
         match resolution {
             Resolution::Committed => {
                 let unknown = unwritten.unknown.take();
-                self.committed(
+                return self.committed(
                     now,
                     unknown.map(|unknown| unknown.changelog_ends).unwrap_or_default(),
                 );
@@ -775,6 +775,7 @@ impl<P: Processor> LaneState<P> {
             Resolution::Aborted => unwritten.unknown = None,
             Resolution::Undecided => self.drop_batch(),
         }
+        Ok(())
     }
 
     /// Decides where to start a partition.

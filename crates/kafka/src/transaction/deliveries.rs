@@ -138,7 +138,7 @@ impl Deliveries {
         self.changelog.as_ref()
     }
 
-    /// The partitions of the changelog that the transaction has written to, each with the offset after its last record there.
+    /// The partitions of the changelog that the transaction has written to, each with the offset after its last record there, or [`UNKNOWN_END`].
     pub(super) fn take_changelog_ends(&self) -> Vec<(i32, i64)> {
         std::mem::take(&mut *lock(&self.changelog_ends))
     }
@@ -217,12 +217,8 @@ impl ProducerContext for Deliveries {
         }
         match result {
             Ok(message) if self.changelog.as_deref() == Some(message.topic()) => {
-                let (partition, end) = (message.partition(), message.offset() + 1);
-                let mut ends = lock(&self.changelog_ends);
-                match ends.iter_mut().find(|(known, _)| *known == partition) {
-                    Some((_, known)) => *known = end.max(*known),
-                    None => ends.push((partition, end)),
-                }
+                let written = (message.partition(), message.offset());
+                add_written(&mut lock(&self.changelog_ends), written);
             }
             Ok(_) => {}
             Err((error, _)) => {
@@ -245,6 +241,20 @@ impl ProducerContext for Deliveries {
     }
 }
 
+/// The end of a partition whose report has no offset: the broker had the record already, when the client sent it again.
+const UNKNOWN_END: i64 = -1;
+
+/// Adds a record of the changelog to the ends of its partitions.
+fn add_written(ends: &mut Vec<(i32, i64)>, (partition, offset): (i32, i64)) {
+    let end = if offset < 0 { UNKNOWN_END } else { offset + 1 };
+    match ends.iter_mut().find(|(known, _)| *known == partition) {
+        Some((_, UNKNOWN_END)) => {}
+        Some((_, known)) if end == UNKNOWN_END => *known = end,
+        Some((_, known)) => *known = end.max(*known),
+        None => ends.push((partition, end)),
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -252,6 +262,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn report_without_offset_has_no_end() {
+        let mut ends = Vec::new();
+        for written in [(0, 7), (1, 3), (0, 6), (2, -1001), (1, -1001), (1, 4), (2, 9)] {
+            add_written(&mut ends, written);
+        }
+        assert_eq!(ends, [(0, 8), (1, UNKNOWN_END), (2, UNKNOWN_END)]);
+    }
 
     #[test]
     fn only_the_log_line_about_a_topic_that_may_not_be_written_is_parsed() {

@@ -54,8 +54,9 @@ impl Processor for Owner {
         }
     }
 
-    fn changelog_written(&mut self, partition: i32, end: i64) {
+    fn changelog_written(&mut self, partition: i32, end: i64) -> Result<(), String> {
         self.ends.lock().unwrap().push((partition, end));
+        Ok(())
     }
 
     fn committed(&mut self, _now: Timestamp) {}

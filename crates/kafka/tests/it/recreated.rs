@@ -6,6 +6,7 @@ use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::topic_partition_list::Offset;
 use redeliver_kafka::backlog::backlogs;
+use redeliver_kafka::reader::{ReadError, TopicReader};
 use redeliver_kafka::{
     IfRecreated, KafkaClient, KafkaSettings, Presence, TopicState, TopicWatch, Waker, topic_watch,
 };
@@ -70,6 +71,22 @@ async fn all_records_of_a_recreated_topic_are_a_backlog_of_its_group() {
     // The same without a fingerprint, as far as it can be known.
     commit_without_fingerprint(&env, 400);
     assert_eq!(backlog(), Some((300, true)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reader_notices_recreated_topic() {
+    let env = CopyEnv::with_one_partition("reader").await;
+    env.fill(0..20).await;
+    let topic = &*env.from;
+    let mut reader = TopicReader::new(&env.settings, &[topic.into()]).unwrap();
+    let id = reader.topic_id(topic).unwrap();
+    reader.expect_id(topic, id);
+    reader.read_to_end(DEADLINE, |_| ()).unwrap();
+    // Longer than the old topic, so that reading goes on.
+    env.recreate_source(1).await;
+    env.fill(20..80).await;
+    let read = reader.read_to_end(DEADLINE, |_| ());
+    assert!(matches!(read, Err(ReadError::Recreated(_))), "{read:?}");
 }
 
 /// Waits until all topic watches must have detected that the topic is missing.

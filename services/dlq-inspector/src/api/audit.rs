@@ -10,7 +10,7 @@ use tonic::{Request, Response, Status};
 use super::Api;
 use super::list::page_size;
 use super::token::{AuditToken, query_hash};
-use crate::audit::{EntryPage, Wanted};
+use crate::audit::{EntryPage, Place, Wanted};
 
 /// Without a time, entries of this many milliseconds are listed.
 const DEFAULT_RANGE: i64 = 86_400_000;
@@ -86,12 +86,16 @@ impl Api {
         let EntryPage {
             entries,
             next,
+            topic,
             is_incomplete,
         } = self
             .audit
-            .read(wanted, after.map(|token| token.next), size)
+            .read(wanted, after.map(|token| token.next).unwrap_or_default(), size)
             .await?;
-        let token = |next| AuditToken { next, from }.encode(query);
+        let token = |offset| {
+            let next = Place { offset, topic };
+            AuditToken { next, from }.encode(query)
+        };
         Ok(v1::ListAuditEntriesResponse {
             entries,
             next_page_token: next.map_or_else(String::new, token),

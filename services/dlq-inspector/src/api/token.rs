@@ -11,6 +11,7 @@ use sha2::{Digest as _, Sha256};
 use tonic::Status;
 
 use super::progress::Progress;
+use crate::audit::Place;
 use crate::index::Cursor;
 
 /// Identifies the query that a token belongs to.
@@ -36,15 +37,15 @@ pub(super) struct ResumeToken;
 /// Continues a list of audit entries with its next page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AuditToken {
-    /// The offset where the page begins.
-    pub(super) next: i64,
+    /// Where the page begins.
+    pub(super) next: Place,
     /// Where the time of the first page begins.
     pub(super) from: Timestamp,
 }
 
 /// The first byte of a token: its kind and the version of its format.
 const PAGE_TAG: u8 = 3;
-const AUDIT_TAG: u8 = 5;
+const AUDIT_TAG: u8 = 10;
 const RESUME_TAG: u8 = 9;
 
 impl PageToken {
@@ -70,7 +71,11 @@ impl PageToken {
 
 impl AuditToken {
     pub(super) fn encode(self, query: QueryHash) -> String {
-        let numbers = [self.next, self.from.as_millis()].map(i64::to_be_bytes);
+        let numbers = [
+            self.next.offset.to_be_bytes(),
+            self.next.topic.to_be_bytes(),
+            self.from.as_millis().to_be_bytes(),
+        ];
         encode(AUDIT_TAG, query, numbers.as_flattened())
     }
 
@@ -79,9 +84,12 @@ impl AuditToken {
         let Some(rest) = decode(PageToken::FIELD, AUDIT_TAG, query, token)? else {
             return Ok(None);
         };
-        let [next, from] = numbers(&rest).ok_or_else(|| unknown(PageToken::FIELD))?;
+        let [offset, topic, from] = numbers(&rest).ok_or_else(|| unknown(PageToken::FIELD))?;
         Ok(Some(Self {
-            next: i64::from_be_bytes(next),
+            next: Place {
+                offset: i64::from_be_bytes(offset),
+                topic: u64::from_be_bytes(topic),
+            },
             from: Timestamp::from_millis(i64::from_be_bytes(from)),
         }))
     }
@@ -126,7 +134,7 @@ fn decode(field: &str, tag: u8, query: QueryHash, token: &str) -> Result<Option<
 }
 
 /// The two numbers of a token, if it contains nothing else.
-fn numbers(rest: &[u8]) -> Option<[[u8; 8]; 2]> {
+fn numbers<const N: usize>(rest: &[u8]) -> Option<[[u8; 8]; N]> {
     let (numbers, rest) = rest.as_chunks();
     rest.is_empty().then(|| numbers.try_into().ok()).flatten()
 }
@@ -189,7 +197,7 @@ mod tests {
             id_hash: 7,
         };
         let audit = AuditToken {
-            next: 7,
+            next: Place { offset: 7, topic: 8 },
             from: Timestamp::from_millis(1_700_000_000_000),
         };
         let valid = [

@@ -364,6 +364,7 @@ impl Source {
         let mut reader = TopicReader::new(&self.kafka, &[topic])?;
         let id = ids.ask(&reader, Instant::now());
         reader.expect_partitions(ledger::TOPIC, known.expected(id));
+        reader.expect_id(ledger::TOPIC, id);
         read_ledger(&mut reader, &mut states, LOAD_TIMEOUT)?;
         known.loaded(id, reader.partitions(ledger::TOPIC));
         Ok(Ledger { id, reader, states })

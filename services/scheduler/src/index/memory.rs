@@ -120,14 +120,14 @@ impl Shard {
             return Err(IndexError::Fenced);
         }
         match &mut self.applied {
-            Some(applied) if applied.offset >= batch.to => {
+            Some(applied) if applied.offset >= batch.to && batch.from <= batch.to => {
                 if batch.is_renewal_at(applied.offset) {
                     applied.at = now;
                 }
                 return Ok(());
             }
-            Some(applied) if applied.offset >= batch.from => {}
-            None if self.cleared => {}
+            Some(applied) if applied.offset >= batch.from && batch.from <= batch.to => {}
+            None if self.cleared && batch.from <= batch.to => {}
             found => {
                 return Err(IndexError::Gap {
                     found: found.as_ref().map(|applied| applied.offset),

@@ -450,6 +450,10 @@ impl Index for RedisIndex {
         }
     }
 
+    fn state_topic_id(&self) -> Option<TopicId> {
+        self.installation.topic_id
+    }
+
     async fn claim(&self, shard: i32, owner: Owner) -> Result<Option<Checkpoint>, IndexError> {
         let keys = self.shard(shard);
         let arguments = vec![keys.prefix(), text(IN_USE.as_secs())];
@@ -463,7 +467,10 @@ impl Index for RedisIndex {
         }
         let Some(applied) = reply.applied()? else {
             if !reply.is_empty() && reply.number()? == 1 {
-                tracing::warn!(shard, "index does not match the state topic; rebuilding");
+                tracing::error!(
+                    shard,
+                    "index does not match the state topic, which was created again or belongs to another cluster: what only the index has is lost; rebuilding"
+                );
             }
             return Ok(None);
         };

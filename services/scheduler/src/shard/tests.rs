@@ -26,13 +26,14 @@ use crate::refused::{self, Replacement};
 use crate::request::{Rules, key_hash};
 use crate::schedules;
 use crate::spans::Spans;
-use crate::topics::{Presence, Topics};
+use crate::topics::{Presence, TopicState, Topics};
 use crate::turns::Turns;
 
 mod applications;
 mod full_window;
 mod keys;
 mod limits;
+mod lost_records;
 mod pipelines;
 mod recurring;
 mod released_waits;
@@ -82,8 +83,8 @@ impl Topics for FakeTopics {
         self.of(topic)
     }
 
-    fn partitions(&self, _topic: &str) -> Option<i32> {
-        None
+    fn state(&self, _topic: &str) -> TopicState {
+        TopicState::Unknown
     }
 }
 
@@ -283,6 +284,16 @@ struct World {
     /// Forgotten jobs in their last state.
     forgotten: BTreeMap<JobId, Job>,
     end: i64,
+    /// Whether the state topic ends with the marker of a transaction, at `end`.
+    has_marker: bool,
+    /// The records of the state topic, each with the offset after it.
+    log: Vec<(i64, JobId, Option<Job>)>,
+    /// The latest end that the state topic had before it lost records.
+    lost_end: i64,
+    /// What the broker reports instead of the end at the next commit.
+    reported_end: Option<i64>,
+    /// How often a shard was replaced because of the end of the state topic.
+    refused_ends: usize,
     /// Offsets of the state topic at which turns ended.
     turn_ends: HashSet<i64>,
     dispatched: Vec<(JobId, Timestamp)>,
@@ -345,6 +356,11 @@ impl World {
             state: BTreeMap::new(),
             forgotten: BTreeMap::new(),
             end: 0,
+            has_marker: false,
+            log: Vec::new(),
+            lost_end: 0,
+            reported_end: None,
+            refused_ends: 0,
             turn_ends: HashSet::new(),
             dispatched: Vec::new(),
             occurrences: Vec::new(),
@@ -489,15 +505,17 @@ impl World {
                 RETURN_TOPIC => self.returned_waits.push((output.value, self.now)),
                 "state" => {
                     // The marker of the former transaction precedes the first record.
-                    self.end += 1 + i64::from(!wrote && self.end > 0);
+                    self.end += 1 + i64::from(!wrote && self.has_marker);
                     wrote = true;
                     let key = std::str::from_utf8(output.key.as_deref().unwrap()).unwrap();
                     let id = match schedules::id_of_key(key) {
                         Some(schedule) => schedules::entry_id(schedule.as_str(), 0),
                         None => key.parse().unwrap(),
                     };
-                    match output.value {
-                        Some(value) => drop(self.state.insert(id, codec::decode(id, &value).unwrap())),
+                    let job = output.value.map(|value| codec::decode(id, &value).unwrap());
+                    self.log.push((self.end, id, job.clone()));
+                    match job {
+                        Some(job) => drop(self.state.insert(id, job)),
                         None if id.is_schedule() => drop(self.state.remove(&id).expect("a known schedule")),
                         None => {
                             let job = self.state.remove(&id).expect("a known job");
@@ -542,11 +560,20 @@ impl World {
         for (_, offset) in batch.completed {
             assert!(self.completed.insert(offset), "completed twice");
         }
+        let mut written = Ok(());
         if wrote {
             self.turn_ends.insert(self.end);
-            self.turns.changelog_written(0, self.end);
+            self.has_marker = true;
+            let end = std::mem::take(&mut self.reported_end).unwrap_or(self.end);
+            let shards = [(ASSIGNMENT, &mut self.shard)];
+            written = self.turns.changelog_written(&shards, 0, end);
         }
         self.turns.committed(&mut [(ASSIGNMENT, &mut self.shard)]);
+        if written.is_err() {
+            // The lane begins a new session.
+            self.refused_ends += 1;
+            return self.restart();
+        }
         self.feed();
     }
 
@@ -577,7 +604,7 @@ impl World {
                     return self.requests.extend(self.shard.index_requests(self.now));
                 }
                 assert!(
-                    batch.from <= batch.to && batch.to <= self.end,
+                    batch.from <= batch.to && batch.to <= self.end.max(self.lost_end),
                     "a batch beyond the end of the state topic"
                 );
                 let last_record = batch.last_record.map(|last_record| last_record.offset + 1);
@@ -587,7 +614,7 @@ impl World {
                     false => last_record.is_none_or(|end| self.turn_ends.contains(&end)),
                 };
                 assert!(
-                    is_right,
+                    is_right || self.lost_end > 0,
                     "not the digest of the last record of a turn: {last_record:?}"
                 );
                 let bytes: usize = batch.changes.iter().map(Change::size).sum();

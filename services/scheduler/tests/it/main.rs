@@ -21,6 +21,7 @@ mod oracle;
 mod quota;
 mod rate;
 mod rebuild;
+mod recreated_state;
 mod recurring;
 mod repeats;
 mod requests;

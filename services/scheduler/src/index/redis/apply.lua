@@ -11,11 +11,14 @@
 --   logs of idempotency keys, for each its name (BITS.NUMBER for a time slice of 2^BITS ms), its time to live in ms, and a list:
 --     hash and value of each key
 -- An empty range at the checkpoint renews its time.
+-- A batch that ends before it begins is a gap: the topic has lost records.
 -- Returns 'OK', 'GAP' with the offset of the checkpoint and the beginning of the range, or 'LOCATE' with the ids of forgotten jobs that may be in
 -- any flow. Then nothing has changed.
 local meta = redis.call('HMGET', KEYS[1], 'cleared', 'counts')
 local offset, cleared = known[1], meta[1]
-if offset then
+if tonumber(ARGV[2]) > tonumber(ARGV[3]) then
+  return {'GAP', offset, ARGV[2]}
+elseif offset then
   if meta[2] ~= counts() then
     without_mark()
     return {'GAP', false, ARGV[2]}

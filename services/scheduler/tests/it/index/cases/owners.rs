@@ -56,6 +56,9 @@ pub(crate) async fn a_batch_after_a_gap_is_rejected<I: Index>(index: I) {
     begin(&index, vec![]).await;
     let refused = apply(&index, 12, 15, vec![waits(1, 5)]).await;
     assert_eq!(refused, Err("Gap { found: Some(10), expected: 12 }".to_owned()));
+    // The state topic has lost records.
+    let refused = apply(&index, 12, 5, vec![waits(1, 5)]).await;
+    assert_eq!(refused, Err("Gap { found: Some(10), expected: 12 }".to_owned()));
     assert_eq!(job(&index, 1).await, None);
     assert_eq!(apply(&index, 10, 15, vec![waits(1, 5)]).await, Ok(()));
     assert_eq!(all(&index, 10).await, [(5, 1)]);
