@@ -22,8 +22,9 @@ use crate::request::{Action, CheckedChange, ScheduleDefinition, job_of};
 use crate::schedules::{self, RecordError, StoredSchedule};
 use crate::window::Window;
 
-/// The time between two attempts to create the job of an occurrence.
+/// The maximum time between two attempts to create the job of an occurrence, and the part of its grace. It must not be missed because of one attempt.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
+const RETRIES_IN_GRACE: u32 = 4;
 /// The code of a rejected command for a schedule whose state is not valid here.
 const INVALID_DEFINITION: &str = "schedule.definition";
 
@@ -300,7 +301,7 @@ impl Shard {
         let Some(record) = &entry.payload.value else {
             return;
         };
-        let problem = match schedules::decode(record) {
+        let (problem, delay) = match schedules::decode(record) {
             Ok(mut stored) => {
                 let max = room_for(&stored.job, room, writes).min(MAX_AT_ONCE);
                 match self.create_due(&mut stored, max, now, writes) {
@@ -309,19 +310,20 @@ impl Shard {
                         self.save_schedule(&stored, now, writes);
                         return;
                     }
-                    Err(failure) => failure.message,
+                    Err(failure) => (failure.message, retry_delay(&stored)),
                 }
             }
-            Err(error) => error_chain(&error),
+            Err(error) => (error_chain(&error), RETRY_INTERVAL),
         };
         let schedule = entry.occurrence.as_deref().unwrap_or_default();
         tracing::warn!(
             schedule,
             problem,
-            "cannot create the job of an occurrence; trying again in a minute"
+            ?delay,
+            "cannot create the job of an occurrence; trying again"
         );
         writes.tally.postponed_occurrences += 1;
-        let postponed = schedules::postpone(record, problem, now.after(RETRY_INTERVAL));
+        let postponed = schedules::postpone(record, problem, now.after(delay));
         match postponed.map(|record| schedules::entry(entry.id, &record)) {
             Ok(Ok(entry)) => self.save(Arc::new(entry), now, writes),
             Ok(Err(error)) => tracing::error!(schedule, %error, "index contains an invalid schedule record"),
@@ -368,6 +370,12 @@ impl Shard {
         }
         Ok(())
     }
+}
+
+/// When to try again to create the job of an occurrence.
+fn retry_delay(stored: &StoredSchedule) -> Duration {
+    let grace = stored.schedule.recurrence().definition().misfire.grace;
+    RETRY_INTERVAL.min(grace.duration() / RETRIES_IN_GRACE)
 }
 
 /// How many jobs of a schedule fit into the rest of a turn.

@@ -330,6 +330,39 @@ fn a_schedule_whose_application_has_used_up_its_quota_is_tried_again_until_there
 }
 
 #[test]
+fn full_quota_loses_no_occurrence() {
+    let seconds = |seconds| prost_types::Duration { seconds, nanos: 0 };
+    // The default grace, the shortest one, and one for which the longest delay counts.
+    for (grace, retried) in [(None, 15), (Some(10), 3), (Some(3_600), 60)] {
+        let mut world = World::with(Settings {
+            max_waiting: [("app".into(), 1)].into(),
+            ..settings()
+        });
+        let waits = world.send_job(spec("app", after(HumanDuration::from_secs(86_400))));
+        let spec = v1::ScheduleSpec {
+            misfire: Some(v1::Misfire {
+                policy: v1::MisfirePolicy::Skip.into(),
+                limit: 0,
+                grace: grace.map(seconds),
+            }),
+            ..every("app", 120)
+        };
+        world.changed("s", create(spec));
+        // A second takes 1.1 s.
+        world.step_seconds(110);
+        assert!(world.stored("s").unwrap().problem.is_some(), "{grace:?}");
+        world.cancel(waits);
+        world.step_seconds(retried);
+        let stored = world.stored("s").unwrap();
+        assert_eq!(
+            (world.occurrences("s").len(), stored.skipped),
+            (1, 0),
+            "{grace:?}"
+        );
+    }
+}
+
+#[test]
 fn a_schedule_whose_application_is_removed_is_tried_again_until_it_exists() {
     let mut world = World::new();
     world.changed("s", create(every("other", 10)));
