@@ -407,6 +407,10 @@ impl Shard {
                     let Some(command) = self.keep_if_rejected(command) else {
                         continue;
                     };
+                    if self.run_before_update(&command.incoming, &found, for_commands, now, &mut writes) {
+                        self.ready.push_front(ReadyItem::Command(command, found));
+                        break;
+                    }
                     self.command_bytes -= command.size();
                     self.found_bytes -= found.size();
                     writes.completed.push(command.record.position.offset);

@@ -18,7 +18,7 @@ use super::{Room, Shard, Writes};
 use crate::index::{Change, Effect};
 use crate::index_messages::Found;
 use crate::job::{Job, JobId, Kind};
-use crate::request::{Action, CheckedChange, ScheduleDefinition, job_of};
+use crate::request::{Action, CheckedChange, Command, Incoming, ScheduleDefinition, job_of};
 use crate::schedules::{self, RecordError, StoredSchedule};
 use crate::window::Window;
 
@@ -171,8 +171,6 @@ impl Shard {
                 if let Err(failure) = self.check_growth(former.len(), &job, now) {
                     return self.reject_command(record, &failure, now, writes);
                 }
-                // What is due has its turn before the change, if its job can be created.
-                let _ = self.create_due(&mut stored, MAX_AT_ONCE, now, writes);
                 skipped = stored.redefine(recurrence, job, now);
             }
             Action::Pause if stored.progress.is_paused => {
@@ -199,6 +197,39 @@ impl Shard {
             skipped,
             ..self.save_changed(stored, now, writes)
         }
+    }
+
+    /// Creates the jobs of what is due of a schedule before a command updates it, as far as they can be created. Returns whether more is due than has room in this
+    /// turn, so that the command must wait for the next one.
+    pub(super) fn run_before_update(
+        &mut self,
+        incoming: &Incoming,
+        found: &Found,
+        room: Room,
+        now: Timestamp,
+        writes: &mut Writes,
+    ) -> bool {
+        let Ok(Command::ChangeSchedule(change)) = &incoming.command else {
+            return false;
+        };
+        if !matches!(change.action, Action::Update { .. }) || self.owner_shard(incoming) != self.number {
+            return false;
+        }
+        let former = self.former(&change.id, found.job.as_ref()).ok().flatten();
+        let Some(mut stored) = former.and_then(|(record, _)| schedules::decode(&record).ok()) else {
+            return false;
+        };
+        let is_due = |stored: &StoredSchedule| {
+            let next = stored.schedule.next(stored.progress);
+            next.is_some_and(|next| next.due <= now)
+        };
+        let max = room_for(&stored.job, room, writes).min(MAX_AT_ONCE);
+        if !is_due(&stored) || self.create_due(&mut stored, max, now, writes).is_err() {
+            return false;
+        }
+        stored.plan(now);
+        self.save_schedule(&stored, now, writes);
+        is_due(&stored)
     }
 
     /// Checks that the index has memory for a definition that is larger than the state record of the former one. A schedule stays

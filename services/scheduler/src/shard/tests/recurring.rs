@@ -492,6 +492,60 @@ fn a_catch_up_with_large_jobs_delays_neither_other_schedules_nor_jobs_and_fits_i
 }
 
 #[test]
+fn late_update_fits_into_turns() {
+    let mut world = World::new();
+    let header = v1::Header {
+        name: "large".to_owned(),
+        value: Some(vec![b'x'; 100_000].into()),
+    };
+    let mut large = every("app", 1);
+    large.job.as_mut().unwrap().headers = vec![header];
+    large.misfire = Some(v1::Misfire {
+        policy: v1::MisfirePolicy::All.into(),
+        limit: 1_000,
+        grace: None,
+    });
+    world.changed("large", create(large.clone()));
+    for _ in 0..2 {
+        world.run(&Step::AdvanceClock(60_000));
+    }
+    let mut slower = large;
+    slower.timing = every("app", 3_600).timing;
+    let update = Action::Update(change::Update {
+        spec: Some(slower),
+        expected_revision: 1,
+    });
+    let answer = world.change("large", update);
+    let later = world.schedule("other", 0, None);
+    world.run(&Step::ServeIndex(5));
+    let room = Room {
+        records: 5_000,
+        bytes: 1 << 20,
+    };
+    let mut turns = 0;
+    while !world.answers.contains_key(&answer) {
+        let writes = world.shard.finish(world.now, room);
+        let bytes = writes.bytes();
+        assert!(bytes < 2 << 20, "{bytes} bytes in turn {turns}");
+        let mut batch = TransactionBatch::default();
+        world.turns.add(ASSIGNMENT, writes, &mut batch);
+        world.commit(batch);
+        world.run(&Step::ServeIndex(5));
+        turns += 1;
+    }
+    assert!((5..50).contains(&turns), "{turns} turns");
+    let outcome = &world.answers[&answer];
+    assert_eq!(
+        (outcome.outcome(), outcome.skipped),
+        (v1::Outcome::ScheduleChanged, 0)
+    );
+    world.advance(500);
+    assert!(world.was_dispatched(later));
+    assert_eq!(world.occurrences("large").len(), 120);
+    world.check_occurrences();
+}
+
+#[test]
 fn schedules_wait_while_the_index_takes_no_changes() {
     let mut world = World::with(Settings {
         // So that a schedule is due again before it must be read from the index.
