@@ -44,6 +44,8 @@ const APP: &str = "jobs";
 /// The code of a dead letter of a job that its topic has refused.
 const TOO_LARGE: &str = "output.too-large";
 const RETURN_TOPIC: &str = "docs-retry-due";
+/// Of a pipeline that is not configured.
+const OTHER_RETURN_TOPIC: &str = "mail-retry-due";
 /// The topic of the application `gone`, which is deleted and created again.
 const GONE: &str = "gone-jobs";
 /// The assignment of the partition of a shard under test.
@@ -486,7 +488,7 @@ impl World {
                     }
                     self.values.insert(id, output.value);
                 }
-                RETURN_TOPIC => self.returned_waits.push((output.value, self.now)),
+                RETURN_TOPIC | OTHER_RETURN_TOPIC => self.returned_waits.push((output.value, self.now)),
                 "state" => {
                     // The marker of the former transaction precedes the first record.
                     self.end += 1 + i64::from(!wrote && self.end > 0);
@@ -532,8 +534,8 @@ impl World {
                         }
                     }
                 }
-                "docs-dlq" => {
-                    assert_eq!(self.topics.of("docs-dlq"), Presence::Exists);
+                topic @ ("docs-dlq" | "mail-dlq") => {
+                    assert_eq!(self.topics.of(topic), Presence::Exists);
                     self.dead_long_waits.push(output);
                 }
                 other => panic!("unexpected output topic {other}"),
