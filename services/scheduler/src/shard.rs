@@ -285,7 +285,7 @@ impl Shard {
         }
     }
 
-    /// The shard reads the ingest topic from this offset on.
+    /// The shard reads the ingest topic from this offset on: it begins there, or no record that it will ever read is before it.
     pub(crate) fn start_at(&mut self, offset: i64) {
         self.read_to = self.read_to.max(offset);
     }
