@@ -250,7 +250,9 @@ impl<I: Index> Scheduler<I> {
                     .push("Redis is above redis.high_water: rejecting jobs that are not due soon".to_owned());
             }
             MemoryPressure::Full => {
-                notes.push("Redis is full: rejecting jobs that are not due soon".to_owned());
+                notes.push(
+                    "Redis is full: rejecting jobs that are not due soon or have idempotency keys".to_owned(),
+                );
             }
         }
         let paused = &self.lane.app_states.paused;

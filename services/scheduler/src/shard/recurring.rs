@@ -268,7 +268,10 @@ impl Shard {
             Ok(request) => request,
             Err(failure) => return self.reject_command(record, &failure, now, writes),
         };
-        if let Err(failure) = self.check_quota(&request) {
+        let checked = self
+            .check_quota(&request)
+            .and_then(|()| self.check_admission(&request, now));
+        if let Err(failure) = checked {
             return self.reject_command(record, &failure, now, writes);
         }
         let id = self.requested_id(record, now);
@@ -376,7 +379,11 @@ impl Shard {
         let room = usize::try_from(self.quotas.room(app)).unwrap_or(usize::MAX);
         let decision = stored.schedule.decide(stored.progress, now, max.min(room));
         let settings = self.settings.clone();
-        // The requests differ only in their times, so either all of them are valid or none.
+        // The requests differ only in their times, which are over, so either all of them are valid or none.
+        if let Some(first) = decision.dispatch.first() {
+            let request = job_of(&stored.job, first.due, &settings.rules, now)?;
+            self.check_admission(&request, now)?;
+        }
         for occurrence in &decision.dispatch {
             let request = job_of(&stored.job, occurrence.due, &settings.rules, now)?;
             // Each job of the turn adds a change, and each turn moves the end of the state topic by at least its changes.

@@ -17,7 +17,7 @@ use super::*;
 use crate::admission::INDEX_FULL;
 use crate::codec::{self, KeyValue, RetentionPolicy};
 use crate::controls::LiveAppStates;
-use crate::index::{Effect, FinishedRelease, FlowPosition, FlowScan, Row, Scan, ScanRequest};
+use crate::index::{Batch, Effect, FinishedRelease, FlowPosition, FlowScan, Row, Scan, ScanRequest};
 use crate::job::{JobState, Payload, Priority};
 use crate::lookups;
 use crate::quota::QUOTA_EXCEEDED;
@@ -30,6 +30,7 @@ use crate::topics::{Presence, Topics};
 use crate::turns::Turns;
 
 mod applications;
+mod full_index;
 mod full_window;
 mod keys;
 mod limits;
@@ -505,8 +506,9 @@ impl World {
                             let job = self.state.remove(&id).expect("a known job");
                             let retention = self.settings.retention;
                             let ended = job.ended.expect("an ended job");
+                            let is_left_out = self.shard.is_full() && job.idempotency_key.is_none();
                             assert!(
-                                retention.forget(&job, ended) <= self.now.max(self.latest),
+                                is_left_out || retention.forget(&job, ended) <= self.now.max(self.latest),
                                 "forgotten too soon: {job:?}"
                             );
                             self.forgotten.insert(id, job);
@@ -569,11 +571,12 @@ impl World {
             IndexRequest::Apply { turn, batch } => {
                 assert!(batch.from <= self.applied, "a change is missing");
                 let forced = batch.force;
-                if batch.to <= self.applied || (self.is_full && !forced) {
-                    let answer = if batch.to <= self.applied {
-                        IndexResponse::Applied { turn, forced }
-                    } else {
-                        IndexResponse::Full { turn, batch }
+                let is_renewal = batch == Batch::renewal(batch.to);
+                let is_done = batch.to <= self.applied && !(self.is_full && is_renewal);
+                if is_done || (self.is_full && !forced) {
+                    let answer = match is_done {
+                        true => IndexResponse::Applied { turn, forced },
+                        false => IndexResponse::Full { turn, batch },
                     };
                     self.shard.handle_response(answer, self.now);
                     return self.requests.extend(self.shard.index_requests(self.now));
