@@ -516,7 +516,7 @@ def scheduler():
               total("redeliver_scheduler_unavailable_topic_jobs", INSTANCE, "app, topic")),
         graph("Unavailable topics", "How long the topic of an application has been missing or unwritable.",
               total("redeliver_scheduler_unavailable_topic_seconds", INSTANCE, "app, topic", "max"), unit="s"),
-        graph("Occurrences", "Occurrences of recurring schedules per second. The job of a postponed one cannot be created; it is tried again every minute.",
+        graph("Occurrences", "Occurrences of recurring schedules per second. The job of a postponed one cannot be created; it is tried again within a minute.",
               rate("redeliver_scheduler_occurrences_total", INSTANCE, "outcome"), unit="cps"),
         graph("Jobs held back by a rate", "Due jobs in memory that the rate of their application holds back: at least this many.",
               total("redeliver_scheduler_rate_limited_jobs", INSTANCE, "app")),

@@ -334,7 +334,7 @@ impl KafkaSettings {
             // The lane decides what to do about an offset that is out of range. A reset would silently skip or repeat records.
             .set("auto.offset.reset", "error")
             .set("partition.assignment.strategy", "cooperative-sticky")
-            .set("enable.partition.eof", "false")
+            .set("enable.partition.eof", "true")
             .set("check.crcs", "true");
         if let Some(instance) = self.group_instance_id(member) {
             config.set("group.instance.id", instance);

@@ -19,7 +19,7 @@
 //! (fede1024/rust-rdkafka#784), but first calls [`ClientContext::error`], on the same thread, with librdkafka's text, which
 //! contains it. If the text cannot be parsed, no end is ever accepted, so a reader times out instead of skipping records.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
@@ -28,12 +28,40 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
 use crate::client::ClientLog;
 
+/// The offset of an end of partition that is about to be returned from the current poll.
+#[derive(Debug, Default)]
+pub(crate) struct LastEnd(Mutex<Option<i64>>);
+
+impl LastEnd {
+    /// Takes note of an error that the client reports. Returns false if it is no end of partition.
+    pub(crate) fn note(&self, error: &KafkaError, reason: &str, log: &ClientLog) -> bool {
+        if error.rdkafka_error_code() != Some(RDKafkaErrorCode::PartitionEOF) {
+            return false;
+        }
+        let offset = offset_in(reason);
+        if offset.is_none() && log.should_log("end") {
+            tracing::error!(reason, "cannot read the offset of an end of partition");
+        }
+        *self.lock() = offset;
+        true
+    }
+
+    /// The offset of the end of partition that the last poll has returned: everything below it was returned before. `None` if
+    /// the offset is unknown.
+    pub(crate) fn take(&self) -> Option<i64> {
+        self.lock().take()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<i64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The context of a consumer that is polled by one thread. It remembers the offset of the last end of partition.
 #[derive(Debug, Default)]
 pub(crate) struct EndContext {
     log: ClientLog,
-    /// The offset of an end of partition that is about to be returned from the current poll.
-    end: Mutex<Option<i64>>,
+    end: LastEnd,
     /// Receives every end, so that a test can act after it.
     #[cfg(test)]
     observer: Mutex<Option<std::sync::mpsc::SyncSender<i64>>>,
@@ -45,10 +73,9 @@ impl EndContext {
         *self.observer.lock().unwrap() = Some(observer);
     }
 
-    /// The offset of the end of partition that the last poll has returned: everything below it was returned before. `None` if
-    /// the offset is unknown.
+    /// See [`LastEnd::take`].
     pub(crate) fn take_end(&self) -> Option<i64> {
-        self.end.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.end.take()
     }
 }
 
@@ -58,14 +85,9 @@ impl ClientContext for EndContext {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::PartitionEOF) {
-            let offset = offset_in(reason);
-            if offset.is_none() && self.log.should_log("end") {
-                tracing::error!(reason, "cannot read the offset of an end of partition");
-            }
-            *self.end.lock().unwrap_or_else(PoisonError::into_inner) = offset;
+        if self.end.note(&error, reason, &self.log) {
             #[cfg(test)]
-            if let (Some(observer), Some(offset)) = (&*self.observer.lock().unwrap(), offset) {
+            if let (Some(observer), Some(offset)) = (&*self.observer.lock().unwrap(), offset_in(reason)) {
                 // The test may have ended.
                 let _ = observer.try_send(offset);
             }

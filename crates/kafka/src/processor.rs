@@ -115,6 +115,10 @@ pub trait Processor {
     /// [`Clock::possible`](redeliver_core::Clock::possible).
     fn accept(&mut self, assignment: AssignmentId, record: Record, now: Timestamp);
 
+    /// The lane has reached the end of the partition of this assignment: every record before this offset that it will ever read
+    /// was passed to [`Processor::accept`]. Offsets before it that were not are those of transaction markers, for example.
+    fn reached_end(&mut self, _assignment: AssignmentId, _offset: i64) {}
+
     /// All records of this round have been accepted.
     fn accepted_all(&mut self) {}
 

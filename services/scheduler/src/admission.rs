@@ -31,12 +31,12 @@ pub(crate) fn check(
     if due <= now.after(ahead) {
         return Ok(());
     }
-    let level = match pressure {
-        MemoryPressure::Full => "full",
-        MemoryPressure::Low | MemoryPressure::High => "nearly full",
+    let (level, jobs) = match pressure {
+        MemoryPressure::Full => ("full", "jobs without idempotency keys"),
+        MemoryPressure::Low | MemoryPressure::High => ("nearly full", "jobs"),
     };
     let message = format!(
-        "Redis is {level}; until it has more free memory, only jobs that are due within {} s are accepted",
+        "Redis is {level}; until it has more free memory, only {jobs} that are due within {} s are accepted",
         ahead.as_secs_f64()
     );
     Err(Failure {

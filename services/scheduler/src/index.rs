@@ -217,14 +217,23 @@ pub enum Effect {
 }
 
 /// An idempotency key in use.
+///
+/// Each change of a job repeats the key of the job. Another job can have taken over the key meanwhile: its window had ended, or was shorter than it is now. So
+/// of two uses of a key that have not expired, the one counts that was requested later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyEntry {
     /// The hash of the key and its application.
     pub hash: KeyHash,
-    /// The value, see [`KeyValue`](crate::codec::KeyValue).
+    /// The value, see [`KeyValue`](crate::codec::KeyValue). It begins with the id of the job.
     pub value: Bytes,
     /// When the key can be used again.
     pub expires: Timestamp,
+}
+
+/// Whether the job of one value of an idempotency key was requested before that of another one: the offset of its request, the last eight bytes of its id, is lower.
+/// Clocks have no influence on that.
+fn is_earlier_use(value: &[u8], other: &[u8]) -> bool {
+    value.get(8..16) < other.get(8..16)
 }
 
 /// The changes of a range of the state topic's partition, in order.
@@ -550,7 +559,7 @@ pub trait Index: Clone + Send + Sync + 'static {
     /// further, nothing happens, except that a [renewal](Batch::renewal) moves its time. If it is within the batch, the whole batch is applied. That has the same result as applying
     /// the rest, because the last record of a job counts.
     ///
-    /// An idempotency key that has expired by `now` is not added: another job may have used the key since.
+    /// An idempotency key that has expired by `now` is not added: another job may have used the key since. Nor is one that a job uses that was requested later.
     ///
     /// A full index refuses the whole batch unless it is forced, including the changes that would free memory.
     ///

@@ -106,7 +106,7 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_occurrences",
-            "Occurrences of recurring schedules: created (a job), skipped (missed, or due during a pause), postponed (the job cannot be created; tried again every minute)",
+            "Occurrences of recurring schedules: created (a job), skipped (missed, or due during a pause), postponed (the job cannot be created; tried again within a minute)",
             families.occurrences.clone(),
         );
         registry.register(

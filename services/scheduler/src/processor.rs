@@ -74,6 +74,8 @@ struct ShardHandle {
     number: i32,
     /// Commands that the lane had read when the clock stepped.
     deferred: Vec<Record>,
+    /// Where the lane has reached the end of the partition behind them.
+    end: Option<i64>,
     requests: mpsc::Sender<IndexRequest>,
     _cancel_indexer: DropGuard,
 }
@@ -104,11 +106,14 @@ impl LaneShards {
 }
 
 impl<I: Index> Scheduler<I> {
-    /// Passes on what the lane had read when the clock stepped.
+    /// Passes on what the lane had read when the clock stepped, and the ends behind it.
     fn accept_deferred(&mut self, now: Timestamp) {
         for handle in self.lane.shards.values_mut() {
             for record in std::mem::take(&mut handle.deferred) {
                 handle.shard.accept(record, now);
+            }
+            if let Some(end) = handle.end.take() {
+                handle.shard.start_at(end);
             }
         }
     }
@@ -253,7 +258,9 @@ impl<I: Index> Scheduler<I> {
                     .push("Redis is above redis.high_water: rejecting jobs that are not due soon".to_owned());
             }
             MemoryPressure::Full => {
-                notes.push("Redis is full: rejecting jobs that are not due soon".to_owned());
+                notes.push(
+                    "Redis is full: rejecting jobs that are not due soon or have idempotency keys".to_owned(),
+                );
             }
         }
         let paused = &self.lane.app_states.paused;
@@ -352,6 +359,7 @@ impl<I: Index> Processor for Scheduler<I> {
             shard: Shard::new(self.settings.clone(), partition),
             number: partition,
             deferred: Vec::new(),
+            end: None,
             requests,
             _cancel_indexer: cancelled.drop_guard(),
         };
@@ -403,6 +411,12 @@ impl<I: Index> Processor for Scheduler<I> {
                     self.lane.is_held = true;
                 }
             }
+        }
+    }
+
+    fn reached_end(&mut self, assignment: AssignmentId, offset: i64) {
+        if let Some(handle) = self.lane.shards.get_mut(&assignment) {
+            handle.end = Some(offset);
         }
     }
 

@@ -30,20 +30,20 @@ pub(crate) fn replace(
     if output.topic == settings.state {
         return Replacement::Nothing;
     }
-    if settings.is_dead_letter_topic(&output.topic) {
+    if settings.is_dead_letter(output) {
         return match route::strip_payload(output) {
             true => Replacement::DeadLetter,
             false => Replacement::Nothing,
         };
     }
     let reserved = ReservedHeaders::from_headers(&output.headers).ok();
-    let owner = settings.rules.pipelines.values().find(|pipeline| {
+    let owner = settings.pipeline_named_by(&output.headers).filter(|pipeline| {
         let is_its = reserved
             .as_ref()
             .is_some_and(|reserved| reserved.is_retry_of(&pipeline.name));
         is_its && [pipeline.due_topic(), pipeline.source.clone()].contains(&output.topic)
     });
-    if let Some(pipeline) = owner {
+    if let Some(pipeline) = &owner {
         // The record of a long wait belongs to its pipeline and keeps its lineage.
         let unknown = Origin {
             topic: settings.ingest.clone(),

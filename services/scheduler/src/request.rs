@@ -14,6 +14,7 @@ use std::sync::Arc;
 use jiff::tz::TimeZone;
 use redeliver_core::failure::bounded_text;
 use redeliver_core::headers::{Origin, ReservedHeaders, TRACEPARENT, TRACESTATE, is_reserved};
+use redeliver_core::pipeline::is_topic_name;
 use redeliver_core::{Failure, Headers, HumanDuration, Pipeline, Record, Timestamp};
 
 use crate::job::{Kind, Payload, Priority, RequestHash};
@@ -54,7 +55,7 @@ const JOB_HEADERS: [&str; 3] = ["scheduled-time", "dispatched-at", "idempotency-
 pub struct Rules {
     /// The topic of each application.
     pub apps: BTreeMap<String, Arc<str>>,
-    /// The pipelines that use long waits.
+    /// The configured pipelines that use long waits; see [`Rules::pipeline`].
     pub pipelines: BTreeMap<String, Arc<Pipeline>>,
     /// The time zone of times without an offset.
     pub time_zone: TimeZone,
@@ -65,6 +66,17 @@ pub struct Rules {
 }
 
 impl Rules {
+    /// The pipeline of a long wait. While a change of the configuration is rolled out, workers know pipelines that this process does not know yet, or not any
+    /// more. Such a one has the topics that follow from its name, so its waits end in the due topic. `None` if no pipeline can have this name.
+    pub(crate) fn pipeline(&self, name: &str) -> Option<Arc<Pipeline>> {
+        if let Some(known) = self.pipelines.get(name) {
+            return Some(known.clone());
+        }
+        let unknown = Pipeline::new(name);
+        let is_valid = is_topic_name(name) && is_topic_name(&unknown.due_topic());
+        is_valid.then(|| Arc::new(unknown))
+    }
+
     /// The topics to which jobs are dispatched, and those of the dead letters of pipelines.
     pub(crate) fn topics(&self) -> Vec<Arc<str>> {
         let of_pipelines = self.pipelines.values();
@@ -180,7 +192,7 @@ pub fn read(record: &Record, rules: &Rules, now: Timestamp) -> Incoming {
     let command = match request {
         Ok(ParsedRequest::LongWait(wait)) => {
             wait.check(format, rules, &envelope).map_err(|(failure, wait)| {
-                let pipeline = rules.pipelines.get(&wait.pipeline).cloned();
+                let pipeline = rules.pipeline(&wait.pipeline);
                 let payload = wait.payload;
                 rejected_wait = pipeline.map(|pipeline| Box::new(RejectedWait { pipeline, payload }));
                 failure
@@ -337,13 +349,9 @@ impl LongWait {
         rules: &Rules,
         envelope: &Envelope<'_>,
     ) -> Result<Command, (Failure, Box<Self>)> {
-        let Some((pipeline, settings)) = rules.pipelines.get_key_value(&self.pipeline) else {
-            let known = rules.pipelines.keys().map(String::as_str);
+        let Some(pipeline) = rules.pipeline(&self.pipeline) else {
             let shown = bounded_text(&self.pipeline, 60);
-            let problem = format!(
-                "is `{shown}`, which is not a pipeline with long waits{}",
-                field::hint(&self.pipeline, known)
-            );
+            let problem = format!("is `{shown}`, which cannot be the name of a pipeline");
             return Err((Field::Pipeline.rejected(format, &problem), self));
         };
         if self.due > envelope.now.after(rules.max_ahead.duration()) {
@@ -351,7 +359,7 @@ impl LongWait {
         }
         // No check of the size: the topology ensures that the state topic accepts records of the size of the pipeline's source.
         let request_hash = hash::Identity {
-            app: pipeline,
+            app: &self.pipeline,
             kind: Kind::LongWait,
             when: When::At(self.due),
             priority: Priority::Normal,
@@ -360,9 +368,9 @@ impl LongWait {
         }
         .hash();
         Ok(Command::Schedule(Box::new(Request {
-            app: pipeline.as_str().into(),
+            app: pipeline.name.clone(),
             kind: Kind::LongWait,
-            topic: settings.return_topic(),
+            topic: pipeline.return_topic(),
             due: self.due,
             is_delayed: false,
             priority: Priority::Normal,

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redeliver_core::Output;
-use redeliver_core::headers::ERROR_CODE;
+use redeliver_core::headers::{ERROR_CODE, PIPELINE};
+use redeliver_core::{Headers, Output, Pipeline};
 
 use crate::codec::RetentionPolicy;
 use crate::controls::{AppStates, LiveAppStates};
@@ -50,10 +50,19 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Whether it is the scheduler's dead-letter topic, or that of a pipeline.
-    pub(crate) fn is_dead_letter_topic(&self, topic: &Arc<str>) -> bool {
-        let mut pipelines = self.rules.pipelines.values();
-        *topic == self.dead_letters || pipelines.any(|pipeline| *topic == pipeline.dead_letter_topic())
+    /// Whether an output goes to the scheduler's dead-letter topic, or to that of the pipeline to which it belongs.
+    pub(crate) fn is_dead_letter(&self, output: &Output) -> bool {
+        let is_of_pipeline = || {
+            let pipeline = self.pipeline_named_by(&output.headers);
+            pipeline.is_some_and(|pipeline| output.topic == pipeline.dead_letter_topic())
+        };
+        output.topic == self.dead_letters || is_of_pipeline()
+    }
+
+    /// The pipeline that has written a record.
+    pub(crate) fn pipeline_named_by(&self, headers: &Headers) -> Option<Arc<Pipeline>> {
+        let name = std::str::from_utf8(headers.last(PIPELINE)?).ok()?;
+        self.rules.pipeline(name)
     }
 
     /// How many jobs of each application a shard may dispatch per second.
@@ -69,6 +78,6 @@ impl Settings {
     /// The error code of an output that is a dead letter.
     pub(crate) fn dead_letter_code<'o>(&self, output: &'o Output) -> Option<&'o str> {
         let code = std::str::from_utf8(output.headers.last(ERROR_CODE)?).ok()?;
-        self.is_dead_letter_topic(&output.topic).then_some(code)
+        self.is_dead_letter(output).then_some(code)
     }
 }

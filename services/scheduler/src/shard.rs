@@ -25,6 +25,7 @@ use crate::window::{BACKLOG, Backlog, Window};
 
 use self::commands::PendingCommand;
 use self::dispatch::DueAction;
+use self::held_waits::HeldWaits;
 use self::look_ahead::LookAhead;
 pub(crate) use self::look_ahead::{Obstacle, Target, WindowRoom};
 use self::outbox::Outbox;
@@ -36,6 +37,7 @@ pub(crate) use self::turn::{Room, Tally, Writes};
 mod commands;
 mod conflict;
 mod dispatch;
+mod held_waits;
 mod loading;
 mod look_ahead;
 mod outbox;
@@ -113,7 +115,8 @@ pub(crate) struct Shard {
     ready: VecDeque<ReadyItem>,
     /// Long waits to reject, by the dead-letter topic of their pipeline, which cannot be written. They name no job, so nothing waits for them.
     rejected_waits: BTreeMap<Arc<str>, Vec<PendingCommand>>,
-    /// The size of the commands in all four.
+    held_waits: HeldWaits,
+    /// The size of the commands in all five.
     command_bytes: usize,
     /// The size of the results of lookups in `ready`.
     found_bytes: usize,
@@ -159,6 +162,7 @@ impl Shard {
             looking_up: VecDeque::new(),
             ready: VecDeque::new(),
             rejected_waits: BTreeMap::new(),
+            held_waits: HeldWaits::default(),
             command_bytes: 0,
             found_bytes: 0,
             is_crowded: false,
@@ -209,6 +213,18 @@ impl Shard {
         self.outbox.is_index_full()
     }
 
+    fn memory_pressure(&self) -> MemoryPressure {
+        if self.outbox.is_index_full() {
+            MemoryPressure::Full
+        } else {
+            self.memory_pressure
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.memory_pressure() == MemoryPressure::Full
+    }
+
     /// Sets the memory pressure of the index.
     pub(crate) fn set_memory_pressure(&mut self, pressure: MemoryPressure) {
         self.memory_pressure = pressure;
@@ -237,7 +253,7 @@ impl Shard {
         }
         let undecided = self.needs_lookup.len() + self.looking_up.len() + self.ready.len();
         let rejected = self.rejected_waits.values().map(Vec::len);
-        MAX_COMMANDS.saturating_sub(undecided + rejected.sum::<usize>())
+        MAX_COMMANDS.saturating_sub(undecided + rejected.sum::<usize>() + self.held_waits.len())
     }
 
     /// Whether this many times the maximum of changes wait for the index.
@@ -261,7 +277,8 @@ impl Shard {
         if !self.ready.is_empty() || !self.forgettable.is_empty() {
             return Some(Timestamp::from_millis(0));
         }
-        self.window.next_due()
+        let next = self.window.next_due().into_iter();
+        next.chain(self.held_waits.next_due()).min()
     }
 
     /// What is due or undecided, and who becomes due before a transaction of the maximum size has ended; nothing until the shard dispatches jobs.
@@ -285,7 +302,7 @@ impl Shard {
         }
     }
 
-    /// The shard reads the ingest topic from this offset on.
+    /// The shard reads the ingest topic from this offset on: it begins there, or no record that it will ever read is before it.
     pub(crate) fn start_at(&mut self, offset: i64) {
         self.read_to = self.read_to.max(offset);
     }
@@ -392,6 +409,7 @@ impl Shard {
         let is_due = self.window.next_due().is_some_and(|due| due <= now);
         let half = if is_due { room.quarters(2) } else { room };
         self.retry_rejections();
+        self.decide_held_waits(now);
         self.is_crowded = self.window.has_backlog() || self.ready.len() > half.records / 2;
         // Commands and due jobs get half of a turn each, so that neither delays the other for long. The priority of a new
         // job is unknown until its command is decided. So while more is ready than fits into a turn and the window has room,
@@ -404,9 +422,14 @@ impl Shard {
         while writes.fits_into(for_commands) && writes.completed.len() < room.records {
             match self.ready.pop_front() {
                 Some(ReadyItem::Command(command, found)) => {
-                    let Some(command) = self.keep_if_rejected(command) else {
+                    let kept = self.keep_if_rejected(command);
+                    let Some(command) = kept.and_then(|command| self.hold_back(command, now)) else {
                         continue;
                     };
+                    if self.run_before_update(&command.incoming, &found, for_commands, now, &mut writes) {
+                        self.ready.push_front(ReadyItem::Command(command, found));
+                        break;
+                    }
                     self.command_bytes -= command.size();
                     self.found_bytes -= found.size();
                     writes.completed.push(command.record.position.offset);

@@ -142,7 +142,8 @@ impl Turns {
         };
         let key = id.to_string();
         let is_its_state = |output: &&mut Output| {
-            output.topic == settings.state && output.key.as_deref() == Some(key.as_bytes())
+            let is_tombstone = output.value.is_none();
+            output.topic == settings.state && output.key.as_deref() == Some(key.as_bytes()) && !is_tombstone
         };
         if let Some(output) = batch.outputs.iter_mut().rfind(is_its_state) {
             output.value = Some(record);

@@ -241,6 +241,10 @@ impl<'a> Driver<'a> {
             state.fenced(Instant::now())?;
             return Err(Ended::Broken(error.to_string()));
         }
+        // Of a partition whose queue was dropped a moment ago.
+        if matches!(error, KafkaError::PartitionEOF(_)) {
+            return Ok(());
+        }
         if matches!(error, KafkaError::MessageConsumptionFatal(_)) {
             return Err(Ended::Broken(error.to_string()));
         }
@@ -378,6 +382,12 @@ impl<'a> Driver<'a> {
                         let reading = state.assignments.reading(slot);
                         self.out_of_range.extend(reading.map(|(id, _)| (slot, id)));
                         break;
+                    }
+                    Some(Err(KafkaError::PartitionEOF(_))) => {
+                        // An end without an offset says nothing.
+                        if let Some(offset) = self.consumer.context().take_end() {
+                            state.reached_end(slot, offset);
+                        }
                     }
                     Some(Err(error)) => {
                         tracing::debug!(lane = self.lane.spec.name, slot, %error, "consumer error");

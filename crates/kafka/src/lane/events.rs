@@ -14,6 +14,7 @@ use rdkafka::{ClientContext, TopicPartitionList};
 use redeliver_kafka_ffi::{TopicId, member_id};
 
 use crate::client::ClientLog;
+use crate::partition_end::LastEnd;
 use crate::processor::Waker;
 
 /// Collects rebalances, errors and statistics from the client's callbacks, which all run inside `poll` on the lane's
@@ -26,6 +27,7 @@ pub(crate) struct Events {
     member_id: Mutex<Option<String>>,
     waker: Waker,
     log: ClientLog,
+    end: LastEnd,
 }
 
 pub(super) enum Event {
@@ -92,7 +94,13 @@ impl Events {
             member_id: Mutex::default(),
             waker,
             log: ClientLog::default(),
+            end: LastEnd::default(),
         }
+    }
+
+    /// See [`LastEnd::take`].
+    pub(super) fn take_end(&self) -> Option<i64> {
+        self.end.take()
     }
 
     fn push(&self, event: Event) {
@@ -145,6 +153,9 @@ impl ClientContext for Events {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
+        if self.end.note(&error, reason, &self.log) {
+            return;
+        }
         self.count();
         if matches!(
             error.rdkafka_error_code(),

@@ -966,6 +966,13 @@ impl<P: Processor> LaneState<P> {
         }
     }
 
+    /// All records of a partition before this offset were read.
+    pub(super) fn reached_end(&mut self, slot: usize, offset: i64) {
+        if let Some((id, _)) = self.assignments.reading(slot) {
+            self.processor.reached_end(id, offset);
+        }
+    }
+
     /// The admitted records may belong to another topic than the assigned one. They are not processed in this round.
     pub(super) fn unverified(&mut self, reason: &str) {
         self.stage = Stage::Poll;

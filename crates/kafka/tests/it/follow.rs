@@ -29,7 +29,7 @@ fn output(topic: &Arc<str>, partition: i32, value: &str) -> Output {
     }
 }
 
-async fn produce(settings: &KafkaSettings, topic: &Arc<str>, partition: i32, values: &[&str]) {
+pub(crate) async fn produce(settings: &KafkaSettings, topic: &Arc<str>, partition: i32, values: &[&str]) {
     let producer = Producer::new(settings).unwrap();
     for value in values {
         producer.send(&output(topic, partition, value)).await.unwrap();
@@ -37,7 +37,7 @@ async fn produce(settings: &KafkaSettings, topic: &Arc<str>, partition: i32, val
 }
 
 /// Writes values in a transaction, aborts it, and waits until its marker is written.
-fn produce_and_abort(settings: &KafkaSettings, topic: &Arc<str>, values: &[&str]) {
+pub(crate) fn produce_and_abort(settings: &KafkaSettings, topic: &Arc<str>, values: &[&str]) {
     let id = unique("aborted");
     let mut transactions = Transactions::new(settings.transactional_producer(&id), &id, DEADLINE);
     eventually("a producer", DEADLINE, || {

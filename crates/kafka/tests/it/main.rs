@@ -2,6 +2,7 @@
 
 mod changelog;
 mod copy;
+mod ends;
 mod errors;
 mod exclusive;
 mod follow;

@@ -473,7 +473,8 @@ impl<I: Index> Jobs<I> {
         let outcome = self.outcome(&mut pending, written, deadline).await;
         let outcome = outcome.map_err(|pending| RequestError::Pending(concerned, pending))?;
         match outcome.outcome() {
-            v1::Outcome::Rejected => Err(RequestError::Rejected(outcome.reason)),
+            v1::Outcome::Rejected => Err(RequestError::rejected_for_now(&outcome.code, &outcome.reason)
+                .unwrap_or(RequestError::Rejected(outcome.reason))),
             _ => Ok(outcome),
         }
     }

@@ -10,7 +10,7 @@ use redeliver_core::Timestamp;
 use super::{
     Applied, Batch, Change, Checkpoint, Cursor, Effect, FORMAT, FinishedRelease, FlowPosition, FlowScan,
     Index, IndexError, KeyEntry, LastRecordDigest, Lookup, Owner, Row, Scan, ScanRequest, ShardStats,
-    flow_key, is_evictable, is_requested,
+    flow_key, is_earlier_use, is_evictable, is_requested,
 };
 use crate::job::{Flow, JobId, KeyHash};
 
@@ -239,7 +239,11 @@ impl Shard {
     }
 
     fn remember(&mut self, key: &KeyEntry, now: Timestamp) {
-        if key.expires <= now {
+        let is_taken = self
+            .keys
+            .get(&key.hash)
+            .is_some_and(|(expires, known)| *expires > now && is_earlier_use(&key.value, known));
+        if key.expires <= now || is_taken {
             return;
         }
         if let Some((expires, _)) = self.keys.insert(key.hash, (key.expires, key.value.clone())) {

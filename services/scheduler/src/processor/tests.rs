@@ -7,11 +7,13 @@ use redeliver_core::job::JobState;
 use redeliver_core::{ClockLimits, Failure, GuardedClock, Headers, ManualClock, Position};
 use redeliver_kafka::Waker;
 use redeliver_runtime::health::Health;
+use redeliver_service::control::value::Release;
 
 use super::*;
 use crate::codec;
+use crate::controls::LiveAppStates;
 use crate::index::memory::MemoryIndex;
-use crate::index::{Change, Effect};
+use crate::index::{Change, Effect, Scan};
 use crate::index_messages::IndexResponse;
 use crate::metrics::SchedulerFamilies;
 use crate::shard::tests::settings;
@@ -34,6 +36,10 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
+        Self::with(settings())
+    }
+
+    fn with(settings: Settings) -> Self {
         let clock = Arc::new(ManualClock::new(START));
         let limits = ClockLimits {
             max_step: Duration::from_secs(2),
@@ -41,10 +47,11 @@ impl Bench {
         };
         let (indexers, mut started) = mpsc::channel(1);
         let process = Arc::new(ProcessLimits::new());
+        let partitions = settings.partitions;
         let mut processor = Scheduler {
             settings: Arc::new(Settings {
                 window: CONFIRM,
-                ..settings()
+                ..settings
             }),
             index: MemoryIndex::new(),
             kafka: KafkaSettings::new("localhost:1", "test"),
@@ -53,7 +60,7 @@ impl Bench {
             indexers,
             responses: Arc::new(IndexResponses::new(Waker::new())),
             readiness: Arc::new(ShardReadiness::new(Health::new().part("shards"))),
-            topic_changes: TopicChanges::new("ingest".into(), "state".into(), settings().partitions, None),
+            topic_changes: TopicChanges::new("ingest".into(), "state".into(), partitions, None),
             memory: MemoryShare::new(process.clone()),
             limits: process,
             lane: LaneShards::default(),
@@ -197,6 +204,55 @@ fn a_delay_never_counts_from_a_time_that_is_not_confirmed() {
 }
 
 #[test]
+fn release_ends_at_a_transaction_marker() {
+    let topic = TopicId::from_bits(7);
+    let release = Release {
+        topic,
+        ends: vec![2],
+        at: None,
+    };
+    let app_states = AppStates {
+        released_waits: [("docs".into(), Arc::new(release))].into(),
+        ..AppStates::default()
+    };
+    let mut bench = Bench::with(Settings {
+        app_states: LiveAppStates::fixed(app_states),
+        ..settings()
+    });
+    bench.processor.reads_topic(bench.assignment, Some(topic));
+    let finishes = |bench: &mut Bench| {
+        let mut finishes = false;
+        for _ in 0..3 {
+            bench.turn();
+            while let Ok(request) = bench.indexer.requests.try_recv() {
+                let response = match request {
+                    IndexRequest::FinishedRelease(_) => IndexResponse::FinishedRelease(None),
+                    IndexRequest::ScanWaits(_) => IndexResponse::ScannedWaits(Scan::default()),
+                    IndexRequest::FinishRelease(..) => {
+                        finishes = true;
+                        IndexResponse::ReleaseFinished
+                    }
+                    IndexRequest::Apply { turn, batch } => {
+                        let forced = batch.force;
+                        IndexResponse::Applied { turn, forced }
+                    }
+                    _ => continue,
+                };
+                bench.processor.responses.push(bench.assignment, response);
+            }
+        }
+        finishes
+    };
+    // One command and, behind it, the marker of its transaction. The clock steps before the command is decided.
+    bench.clock.set(START.after(HOUR));
+    bench.schedule("2h", START);
+    bench.processor.reached_end(bench.assignment, 2);
+    assert!(!finishes(&mut bench), "finished before the command is decided");
+    bench.clock.advance(CONFIRM);
+    assert!(finishes(&mut bench));
+}
+
+#[test]
 fn a_dispatch_without_a_command_proves_that_the_lane_owns_its_shard() {
     let mut bench = Bench::new();
     bench.schedule("5s", START);
@@ -334,6 +390,7 @@ fn lane_with(settings: Settings, shards: u32, commands: i64, value: &Bytes, head
             number,
             requests: mpsc::channel(INDEX_REQUESTS).0,
             deferred: Vec::new(),
+            end: None,
             _cancel_indexer: CancellationToken::new().drop_guard(),
         };
         let id = AssignmentId::for_tests(slot, 1);

@@ -593,16 +593,22 @@ fn the_record_of_a_long_wait_is_unchanged() {
     };
     let request = request_of(&written(&longer_than_a_job_may_be), &rules());
     assert_eq!(request.payload, longer_than_a_job_may_be.payload);
-    let other = LongWait {
-        pipeline: "crawl-job".to_owned(),
-        ..wait
+    // Another process knows it already, or still.
+    let unknown = LongWait {
+        pipeline: "mail".to_owned(),
+        ..wait.clone()
     };
-    let failure = failure_of(&written(&other));
-    assert_eq!(failure.code, "request.pipeline");
-    assert!(
-        failure.message.contains("did you mean `crawl-jobs`?"),
-        "{failure}"
-    );
+    let request = request_of(&written(&unknown), &rules());
+    assert_eq!((&*request.app, &*request.topic), ("mail", "mail-retry-due"));
+    for name in ["", "..", "a b", &"x".repeat(240)] {
+        let invalid = LongWait {
+            pipeline: name.to_owned(),
+            ..wait.clone()
+        };
+        let read = read(&written(&invalid), &rules(), NOW);
+        assert_eq!(read.command.unwrap_err().code, "request.pipeline", "{name}");
+        assert!(read.rejected_wait.is_none(), "{name}");
+    }
 }
 
 #[test]

@@ -131,7 +131,9 @@ impl Shard {
         let outcome = match command {
             Ok(Command::Schedule(request)) => self.schedule(*request, &pending.record, found, now, writes),
             Ok(Command::Cancel(job)) => self.cancel(&job, found, now, writes),
-            Ok(Command::Reschedule { job, due }) => self.reschedule(&job, due, found, now, writes),
+            Ok(Command::Reschedule { job, due }) => {
+                self.reschedule(&job, due, &pending.record, found, now, writes)
+            }
             Ok(Command::ChangeSchedule(change)) => {
                 self.change_schedule(*change, &pending.record, found, now, writes)
             }
@@ -274,17 +276,24 @@ impl Shard {
         proto_job
     }
 
-    /// Checks that the index has memory for a job. Records of pipelines are always accepted: no client would send
-    /// them again.
+    /// Checks that the index has memory for a job. Records of pipelines are always accepted, because no client would send
+    /// them again, but not at once: see [`HeldWaits`](super::held_waits::HeldWaits).
     pub(super) fn check_admission(&self, request: &Request, now: Timestamp) -> Result<(), Failure> {
         match request.kind {
-            // A due job of such an application stays in the index for an unknown time.
-            Kind::App if self.apps.is_paused(&request.app) || self.window.holds_back(&request.app) => {
-                self.check_free_memory(schedules::NEVER, now)
-            }
+            _ if self.memory_pressure() == MemoryPressure::Low => Ok(()),
+            Kind::App if self.stays(request) => self.check_free_memory(schedules::NEVER, now),
             Kind::App | Kind::Schedule => self.check_free_memory(request.due, now),
             Kind::LongWait => Ok(()),
         }
+    }
+
+    /// Whether something of a job of an application stays in the index for a long or an unknown time although it is due: the job itself or, in a full index, its
+    /// idempotency key.
+    fn stays(&self, request: &Request) -> bool {
+        self.apps.is_paused(&request.app)
+            || self.window.holds_back(&request.app)
+            || self.settings.topics.presence(&request.topic).is_unavailable()
+            || (self.is_full() && request.idempotency_key.is_some())
     }
 
     /// Checks that another job of the application may wait. Records of pipelines are always accepted.
@@ -314,12 +323,7 @@ impl Shard {
     }
 
     pub(super) fn check_free_memory(&self, due: Timestamp, now: Timestamp) -> Result<(), Failure> {
-        let pressure = if self.outbox.is_index_full() {
-            MemoryPressure::Full
-        } else {
-            self.memory_pressure
-        };
-        admission::check(pressure, due, now, self.settings.window)
+        admission::check(self.memory_pressure(), due, now, self.settings.window)
     }
 
     /// Answers a request whose idempotency key is in use: a duplicate or a conflict.
@@ -385,6 +389,7 @@ impl Shard {
         &mut self,
         job: &JobRef,
         due: Timestamp,
+        record: &Record,
         found: &Found,
         now: Timestamp,
         writes: &mut Writes,
@@ -393,6 +398,13 @@ impl Shard {
             Ok(job) => job,
             Err(outcome) => return *outcome,
         };
+        // A full index takes a job that is due soon only because the job leaves soon.
+        if self.is_full()
+            && self.check_free_memory(job.due, now).is_ok()
+            && let Err(failure) = self.check_free_memory(due, now)
+        {
+            return self.reject_command(record, &failure, now, writes);
+        }
         writes.tally.rescheduled += 1;
         let job = Arc::new(Job {
             due,

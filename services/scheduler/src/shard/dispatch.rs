@@ -36,7 +36,8 @@ impl Settings {
     }
 
     /// The topic to which a job is dispatched. For the long wait of a pipeline, it is the return topic that the record names,
-    /// as long as the pipeline still uses that topic, and otherwise the pipeline's current return topic.
+    /// as long as the pipeline still uses that topic, and otherwise the pipeline's current return topic. Of a pipeline that is not configured, it is the one that was
+    /// known when the job was accepted.
     pub(super) fn destination(&self, job: &Job) -> Arc<str> {
         match (job.kind, self.rules.pipelines.get(&*job.app)) {
             (Kind::LongWait, Some(pipeline)) => {
@@ -84,10 +85,8 @@ impl Settings {
     /// The dead-letter topic of the pipeline of a long wait, if it cannot be written. The record is not dispatched then: its topic may refuse
     /// it, and only a dead letter can replace it.
     pub(super) fn lacking(&self, job: &Job) -> Option<Target> {
-        let pipeline = self.rules.pipelines.get(&*job.app);
-        let topic = pipeline
-            .filter(|_| job.kind == Kind::LongWait)?
-            .dead_letter_topic();
+        let pipeline = (job.kind == Kind::LongWait).then(|| self.rules.pipeline(&job.app));
+        let topic = pipeline.flatten()?.dead_letter_topic();
         self.lacks(&topic).then(|| (topic, job.app.clone()))
     }
 

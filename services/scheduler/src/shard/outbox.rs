@@ -1,8 +1,11 @@
 //! The committed changes of a shard on their way to the index: one batch after the other, in the order of the turns.
 //!
-//! A full index refuses a batch as a whole. The batch is sent again every second. Changes that end jobs, and so free memory,
-//! do not wait for that: while the queue contains any, batches are forced. A forced batch includes the changes that were
-//! committed before. Those are few, because a shard rejects jobs that are not due soon while its index is full.
+//! A full index refuses a batch as a whole. The batch is sent again every second, or an empty one if there is none. Changes that end jobs
+//! do not wait for that: while the queue contains any, batches are forced. The end of a job that the index has as waiting frees memory. That of another one would
+//! add to the index, so a shard forgets jobs as they end while the index is full: then it leaves nothing.
+//!
+//! A forced batch includes the changes that were committed before. What they add is limited: it was committed before the shard noticed that the index is full, or
+//! belongs to jobs that are due within [`Settings::window`](crate::settings::Settings::window), because a shard accepts no others meanwhile.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -30,6 +33,8 @@ pub(super) struct Outbox {
     is_applying: bool,
     /// Set while the index is full: when to send a batch without force again.
     next_probe: Option<Timestamp>,
+    /// The last turn, and the end of the state topic after it.
+    last: (u64, i64),
 }
 
 /// A batch that waits for the index.
@@ -71,6 +76,7 @@ impl Outbox {
             bytes: 0,
             is_applying: false,
             next_probe: None,
+            last: (0, 0),
         }
     }
 
@@ -86,6 +92,7 @@ impl Outbox {
 
     /// Adds the changes of a turn, which the state topic contains between `from` and `end`.
     pub(super) fn push(&mut self, turn: u64, mut from: i64, end: i64, mut changes: Vec<Change>) {
+        self.last = (turn, end);
         let last_record = changes.last().map(|last| last.digest(end - 1));
         loop {
             let count = self.first_batch_len(&changes);
@@ -121,8 +128,8 @@ impl Outbox {
         }
         let is_probe_due = |probe: Timestamp| now >= probe || probe > now.after(PROBE_INTERVAL);
         if self.queue.is_empty() && self.next_probe.is_some_and(is_probe_due) {
-            // There is no batch to probe with. Whether the index is still full is found out with the next changes.
-            self.next_probe = None;
+            let (turn, end) = self.last;
+            self.queue.push_back(PendingBatch::new(turn, Batch::renewal(end)));
         }
         let force = match self.next_probe {
             None => false,
@@ -291,15 +298,27 @@ mod tests {
     }
 
     #[test]
-    fn an_index_without_changes_does_not_stay_full() {
+    fn full_index_is_probed_without_changes() {
         let mut outbox = Outbox::new(MAX_BYTES);
         outbox.push(1, 0, 2, vec![forgotten(1)]);
         let (turn, batch) = next(&mut outbox, 0).unwrap();
         outbox.refused(turn, batch, Timestamp::from_millis(0));
         assert!(next(&mut outbox, 1).unwrap().1.force);
         outbox.applied(true);
-        assert!(next(&mut outbox, 999).is_none() && outbox.is_index_full());
-        assert!(next(&mut outbox, 1_000).is_none() && !outbox.is_index_full());
+        for now in [1_000, 2_000] {
+            assert!(next(&mut outbox, now - 1).is_none());
+            let (turn, batch) = next(&mut outbox, now).unwrap();
+            assert_eq!((turn, &batch), (1, &Batch::renewal(2)));
+            outbox.refused(turn, batch, Timestamp::from_millis(now));
+            assert!(outbox.is_index_full());
+        }
+        // The next changes join the probe.
+        outbox.push(2, 2, 4, vec![waits(1)]);
+        let (turn, batch) = next(&mut outbox, 3_000).unwrap();
+        assert_eq!((turn, batch.from, batch.to, batch.force), (2, 2, 4, false));
+        assert!(batch.last_record.is_some());
+        outbox.applied(false);
+        assert!(!outbox.is_index_full());
     }
 
     #[test]

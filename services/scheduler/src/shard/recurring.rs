@@ -18,12 +18,13 @@ use super::{Room, Shard, Writes};
 use crate::index::{Change, Effect};
 use crate::index_messages::Found;
 use crate::job::{Job, JobId, Kind};
-use crate::request::{Action, CheckedChange, ScheduleDefinition, job_of};
+use crate::request::{Action, CheckedChange, Command, Incoming, ScheduleDefinition, job_of};
 use crate::schedules::{self, RecordError, StoredSchedule};
 use crate::window::Window;
 
-/// The time between two attempts to create the job of an occurrence.
+/// The maximum time between two attempts to create the job of an occurrence, and the part of its grace. It must not be missed because of one attempt.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
+const RETRIES_IN_GRACE: u32 = 4;
 /// The code of a rejected command for a schedule whose state is not valid here.
 const INVALID_DEFINITION: &str = "schedule.definition";
 
@@ -170,8 +171,6 @@ impl Shard {
                 if let Err(failure) = self.check_growth(former.len(), &job, now) {
                     return self.reject_command(record, &failure, now, writes);
                 }
-                // What is due has its turn before the change, if its job can be created.
-                let _ = self.create_due(&mut stored, MAX_AT_ONCE, now, writes);
                 skipped = stored.redefine(recurrence, job, now);
             }
             Action::Pause if stored.progress.is_paused => {
@@ -198,6 +197,39 @@ impl Shard {
             skipped,
             ..self.save_changed(stored, now, writes)
         }
+    }
+
+    /// Creates the jobs of what is due of a schedule before a command updates it, as far as they can be created. Returns whether more is due than has room in this
+    /// turn, so that the command must wait for the next one.
+    pub(super) fn run_before_update(
+        &mut self,
+        incoming: &Incoming,
+        found: &Found,
+        room: Room,
+        now: Timestamp,
+        writes: &mut Writes,
+    ) -> bool {
+        let Ok(Command::ChangeSchedule(change)) = &incoming.command else {
+            return false;
+        };
+        if !matches!(change.action, Action::Update { .. }) || self.owner_shard(incoming) != self.number {
+            return false;
+        }
+        let former = self.former(&change.id, found.job.as_ref()).ok().flatten();
+        let Some(mut stored) = former.and_then(|(record, _)| schedules::decode(&record).ok()) else {
+            return false;
+        };
+        let is_due = |stored: &StoredSchedule| {
+            let next = stored.schedule.next(stored.progress);
+            next.is_some_and(|next| next.due <= now)
+        };
+        let max = room_for(&stored.job, room, writes).min(MAX_AT_ONCE);
+        if !is_due(&stored) || self.create_due(&mut stored, max, now, writes).is_err() {
+            return false;
+        }
+        stored.plan(now);
+        self.save_schedule(&stored, now, writes);
+        is_due(&stored)
     }
 
     /// Checks that the index has memory for a definition that is larger than the state record of the former one. A schedule stays
@@ -236,7 +268,10 @@ impl Shard {
             Ok(request) => request,
             Err(failure) => return self.reject_command(record, &failure, now, writes),
         };
-        if let Err(failure) = self.check_quota(&request) {
+        let checked = self
+            .check_quota(&request)
+            .and_then(|()| self.check_admission(&request, now));
+        if let Err(failure) = checked {
             return self.reject_command(record, &failure, now, writes);
         }
         let id = self.requested_id(record, now);
@@ -300,7 +335,7 @@ impl Shard {
         let Some(record) = &entry.payload.value else {
             return;
         };
-        let problem = match schedules::decode(record) {
+        let (problem, delay) = match schedules::decode(record) {
             Ok(mut stored) => {
                 let max = room_for(&stored.job, room, writes).min(MAX_AT_ONCE);
                 match self.create_due(&mut stored, max, now, writes) {
@@ -309,19 +344,20 @@ impl Shard {
                         self.save_schedule(&stored, now, writes);
                         return;
                     }
-                    Err(failure) => failure.message,
+                    Err(failure) => (failure.message, retry_delay(&stored)),
                 }
             }
-            Err(error) => error_chain(&error),
+            Err(error) => (error_chain(&error), RETRY_INTERVAL),
         };
         let schedule = entry.occurrence.as_deref().unwrap_or_default();
         tracing::warn!(
             schedule,
             problem,
-            "cannot create the job of an occurrence; trying again in a minute"
+            ?delay,
+            "cannot create the job of an occurrence; trying again"
         );
         writes.tally.postponed_occurrences += 1;
-        let postponed = schedules::postpone(record, problem, now.after(RETRY_INTERVAL));
+        let postponed = schedules::postpone(record, problem, now.after(delay));
         match postponed.map(|record| schedules::entry(entry.id, &record)) {
             Ok(Ok(entry)) => self.save(Arc::new(entry), now, writes),
             Ok(Err(error)) => tracing::error!(schedule, %error, "index contains an invalid schedule record"),
@@ -343,7 +379,11 @@ impl Shard {
         let room = usize::try_from(self.quotas.room(app)).unwrap_or(usize::MAX);
         let decision = stored.schedule.decide(stored.progress, now, max.min(room));
         let settings = self.settings.clone();
-        // The requests differ only in their times, so either all of them are valid or none.
+        // The requests differ only in their times, which are over, so either all of them are valid or none.
+        if let Some(first) = decision.dispatch.first() {
+            let request = job_of(&stored.job, first.due, &settings.rules, now)?;
+            self.check_admission(&request, now)?;
+        }
         for occurrence in &decision.dispatch {
             let request = job_of(&stored.job, occurrence.due, &settings.rules, now)?;
             // Each job of the turn adds a change, and each turn moves the end of the state topic by at least its changes.
@@ -368,6 +408,12 @@ impl Shard {
         }
         Ok(())
     }
+}
+
+/// When to try again to create the job of an occurrence.
+fn retry_delay(stored: &StoredSchedule) -> Duration {
+    let grace = stored.schedule.recurrence().definition().misfire.grace;
+    RETRY_INTERVAL.min(grace.duration() / RETRIES_IN_GRACE)
 }
 
 /// How many jobs of a schedule fit into the rest of a turn.

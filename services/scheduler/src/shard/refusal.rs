@@ -7,6 +7,7 @@ use redeliver_core::Timestamp;
 
 use super::Shard;
 use crate::codec;
+use crate::index::{Change, Effect};
 use crate::job::{Job, JobId, JobState};
 
 /// A job that was not dispatched after all.
@@ -21,7 +22,9 @@ impl Shard {
     /// dispatched. It has the same state as a job whose topic does not exist for too long. `None` if the turn did not dispatch the job.
     pub(crate) fn refuse_dispatch(&mut self, id: JobId) -> Option<RefusedJob> {
         let dispatched = self.overlay.job(id)??;
-        let change = self.changes.iter_mut().rfind(|change| change.id == id)?;
+        // The turn can also forget the job.
+        let is_its_end = |change: &&mut Change| change.id == id && change.effect != Effect::Forgotten;
+        let change = self.changes.iter_mut().rfind(is_its_end)?;
         if dispatched.state != JobState::Dispatched {
             return None;
         }

@@ -90,11 +90,16 @@ impl ReleasedWaits {
 
     /// Whether a job does not have to wait any longer.
     pub(super) fn contains(&self, job: &Job) -> bool {
-        let is_before = |end: &i64| u64::try_from(*end).is_ok_and(|end| job.id.offset() < end);
+        let offset = i64::try_from(job.id.offset()).unwrap_or(i64::MAX);
         job.kind == Kind::LongWait
             && job.state == JobState::Scheduled
             && job.id.shard() == self.shard
-            && self.before.get(&job.app).is_some_and(is_before)
+            && self.includes(&job.app, offset)
+    }
+
+    /// Whether what the command at this offset creates for a pipeline does not have to wait.
+    pub(super) fn includes(&self, pipeline: &str, offset: i64) -> bool {
+        self.before.get(pipeline).is_some_and(|end| offset < *end)
     }
 
     /// A job as it is after its release. `None` if it is not released, or is due in any case.
@@ -213,6 +218,7 @@ impl Shard {
         let released = unindexed.filter(|job| self.released_waits.contains(job));
         let released: Vec<_> = released.cloned().collect();
         self.queue_released_waits(released);
+        self.retry_held_waits();
     }
 
     pub(super) fn queue_released_waits(&mut self, jobs: Vec<Arc<Job>>) {
@@ -242,7 +248,8 @@ impl Shard {
         let is_committed = self.changes.is_empty();
         let commands = || {
             let ready = self.ready.iter().filter_map(ReadyItem::command);
-            self.needs_lookup.iter().chain(&self.looking_up).chain(ready)
+            let undecided = self.needs_lookup.iter().chain(&self.looking_up).chain(ready);
+            undecided.chain(self.held_waits.commands())
         };
         let is_decided = |end: i64| {
             is_committed

@@ -43,6 +43,10 @@ impl Shard {
         self.quotas.remove(job);
         let job = Arc::new(job.ended(state, now));
         self.write_state(&job, writes);
+        if self.is_full() && job.idempotency_key.is_none() {
+            // Its end would only fill the index, above all if the index has never had the job. So it is forgotten at once.
+            self.write_tombstone(job.id, writes);
+        }
         self.window.remove(job.id);
         job
     }
@@ -71,6 +75,12 @@ impl Shard {
             return;
         }
         writes.tally.forgotten += 1;
+        self.write_tombstone(id, writes);
+        self.overlay.set(self.turn, id, None);
+    }
+
+    /// Deletes the state of a job from the state topic.
+    fn write_tombstone(&mut self, id: JobId, writes: &mut Writes) {
         writes.push(Output {
             topic: self.settings.state.clone(),
             partition: Some(self.number),
@@ -79,6 +89,5 @@ impl Shard {
             headers: Headers::new(),
         });
         self.changes.push(Change::of_job(id, Effect::Forgotten));
-        self.overlay.set(self.turn, id, None);
     }
 }

@@ -17,7 +17,7 @@ use super::*;
 use crate::admission::INDEX_FULL;
 use crate::codec::{self, KeyValue, RetentionPolicy};
 use crate::controls::LiveAppStates;
-use crate::index::{Effect, FinishedRelease, FlowPosition, FlowScan, Row, Scan, ScanRequest};
+use crate::index::{Batch, Effect, FinishedRelease, FlowPosition, FlowScan, Row, Scan, ScanRequest};
 use crate::job::{JobState, Payload, Priority};
 use crate::lookups;
 use crate::quota::QUOTA_EXCEEDED;
@@ -30,6 +30,7 @@ use crate::topics::{Presence, TopicState, Topics};
 use crate::turns::Turns;
 
 mod applications;
+mod full_index;
 mod full_window;
 mod keys;
 mod limits;
@@ -45,6 +46,8 @@ const APP: &str = "jobs";
 /// The code of a dead letter of a job that its topic has refused.
 const TOO_LARGE: &str = "output.too-large";
 const RETURN_TOPIC: &str = "docs-retry-due";
+/// Of a pipeline that is not configured.
+const OTHER_RETURN_TOPIC: &str = "mail-retry-due";
 /// The topic of the application `gone`, which is deleted and created again.
 const GONE: &str = "gone-jobs";
 /// The assignment of the partition of a shard under test.
@@ -502,7 +505,7 @@ impl World {
                     }
                     self.values.insert(id, output.value);
                 }
-                RETURN_TOPIC => self.returned_waits.push((output.value, self.now)),
+                RETURN_TOPIC | OTHER_RETURN_TOPIC => self.returned_waits.push((output.value, self.now)),
                 "state" => {
                     // The marker of the former transaction precedes the first record.
                     self.end += 1 + i64::from(!wrote && self.has_marker);
@@ -521,8 +524,9 @@ impl World {
                             let job = self.state.remove(&id).expect("a known job");
                             let retention = self.settings.retention;
                             let ended = job.ended.expect("an ended job");
+                            let is_left_out = self.shard.is_full() && job.idempotency_key.is_none();
                             assert!(
-                                retention.forget(&job, ended) <= self.now.max(self.latest),
+                                is_left_out || retention.forget(&job, ended) <= self.now.max(self.latest),
                                 "forgotten too soon: {job:?}"
                             );
                             self.forgotten.insert(id, job);
@@ -550,8 +554,8 @@ impl World {
                         }
                     }
                 }
-                "docs-dlq" => {
-                    assert_eq!(self.topics.of("docs-dlq"), Presence::Exists);
+                topic @ ("docs-dlq" | "mail-dlq") => {
+                    assert_eq!(self.topics.of(topic), Presence::Exists);
                     self.dead_long_waits.push(output);
                 }
                 other => panic!("unexpected output topic {other}"),
@@ -594,11 +598,12 @@ impl World {
             IndexRequest::Apply { turn, batch } => {
                 assert!(batch.from <= self.applied, "a change is missing");
                 let forced = batch.force;
-                if batch.to <= self.applied || (self.is_full && !forced) {
-                    let answer = if batch.to <= self.applied {
-                        IndexResponse::Applied { turn, forced }
-                    } else {
-                        IndexResponse::Full { turn, batch }
+                let is_renewal = batch == Batch::renewal(batch.to);
+                let is_done = batch.to <= self.applied && !(self.is_full && is_renewal);
+                if is_done || (self.is_full && !forced) {
+                    let answer = match is_done {
+                        true => IndexResponse::Applied { turn, forced },
+                        false => IndexResponse::Full { turn, batch },
                     };
                     self.shard.handle_response(answer, self.now);
                     return self.requests.extend(self.shard.index_requests(self.now));

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use redeliver_core::headers::{self, DISPATCHED_AT, JOB_ID, SCHEDULED_TIME};
+use redeliver_core::headers::{self, DISPATCHED_AT, JOB_ID, ReservedHeaders, SCHEDULED_TIME};
 use redeliver_core::{JobId, Record, Timestamp};
 use redeliver_proto::{Message as _, v1};
 use redeliver_testkit::{ChaosPermit, LocalRedis, ServiceProcess, eventually};
 
 use crate::env::{DEADLINE, SchedulerEnv, header, id};
 use crate::index::own_redis::Raw;
-use crate::oracle::{JobSpec, Sent};
+use crate::oracle::{Intent, JobSpec, Sent};
 use crate::requests::{Request, in_millis, now};
 
 /// The memory for distant jobs.
@@ -193,8 +193,10 @@ fn due_jobs_are_dispatched_on_time_while_distant_jobs_of_another_application_fil
     watch.look();
     let mut states: HashMap<String, v1::JobRecord> = HashMap::new();
     for record in &watch.seen.state {
+        // Tombstones follow the ends of jobs that the full index did not contain.
+        let Some(value) = &record.value else { continue };
         let id = String::from_utf8(record.key.clone().unwrap().to_vec()).unwrap();
-        states.insert(id, v1::JobRecord::decode(record.value.clone().unwrap()).unwrap());
+        states.insert(id, v1::JobRecord::decode(value.clone()).unwrap());
     }
     for letter in &watch.seen.dlq {
         assert_eq!(
@@ -222,5 +224,82 @@ fn due_jobs_are_dispatched_on_time_while_distant_jobs_of_another_application_fil
         },
     );
     assert_eq!(watch.seen.apps.len(), expected + overdue.len());
+    drop(redis.local);
+}
+
+#[test]
+fn due_jobs_do_not_grow_full_redis() {
+    const ROUNDS: usize = 10;
+    const COUNT: usize = 2_000;
+    /// For buffers.
+    const MARGIN: u64 = 2 << 20;
+    let _permit = ChaosPermit::acquire();
+    let local = LocalRedis::start().unwrap();
+    let env = SchedulerEnv::new(
+        SchedulerEnv::builder("growth-of-full")
+            .redis(local.url())
+            .set("scheduler.window", "1s"),
+    );
+    let raw = env.block_on(Raw::connect(&local.url()));
+    let redis = Redis { local, raw };
+    let mut scheduler = env.start("a");
+    scheduler.until_ready();
+    let limit = redis.used(&env) + ROOM / 4;
+    redis.set_limit(&env, limit);
+    let mut sent = Vec::new();
+    eventually("distant jobs are rejected", DEADLINE, || {
+        sent.extend(flood(&env));
+        match commands(&mut scheduler, "no_room") {
+            0 => Err(format!("{} jobs", sent.len())),
+            _ => Ok(()),
+        }
+    });
+    let (mut due, mut first) = (Vec::new(), None);
+    for round in 0..ROUNDS {
+        let jobs = (0..COUNT).flat_map(|n| {
+            let job = JobSpec::new("sms", format!("{round}/{n}"));
+            let with_key = job.clone().idempotency_key(format!("{round}/{n}"));
+            [job, with_key].map(Request::protobuf)
+        });
+        due.extend(env.send(jobs.collect()));
+        let all = (sent.len() + due.len()) as u64;
+        eventually("all jobs are decided", DEADLINE, || {
+            let decided = ["accepted", "no_room"].map(|outcome| commands(&mut scheduler, outcome));
+            let lag = scheduler.metric("redeliver_scheduler_index_lag");
+            match (decided.iter().sum::<u64>(), lag) {
+                (decided, 0) if decided >= all => Ok(()),
+                other => Err(format!("{other:?} of {all}")),
+            }
+        });
+        let used = redis.used(&env);
+        println!("round {round}: {used} of {limit} bytes");
+        // With the jobs that were committed before their shards noticed that Redis is full.
+        let first = *first.get_or_insert(used);
+        assert!(
+            used < first + MARGIN,
+            "{used} bytes in round {round}, after {first}"
+        );
+    }
+
+    // Each job was either dispatched once or rejected once, and those without keys were dispatched.
+    let mut watch = env.watch();
+    watch.look();
+    let mut ends: HashMap<JobId, usize> = HashMap::new();
+    for record in &watch.seen.apps {
+        *ends.entry(header(record, JOB_ID)).or_default() += 1;
+    }
+    let mut rejected: HashMap<(i32, i64), usize> = HashMap::new();
+    for letter in &watch.seen.dlq {
+        let origin = ReservedHeaders::read(letter).unwrap().origin().unwrap();
+        *rejected.entry((origin.partition, origin.offset)).or_default() += 1;
+    }
+    for sent in &due {
+        let has_key = matches!(&sent.intent, Intent::Job(spec) if spec.idempotency_key.is_some());
+        let position = (sent.position.partition, sent.position.offset);
+        let ends = ends.get(&id(sent)).copied().unwrap_or(0);
+        let rejected = rejected.get(&position).copied().unwrap_or(0);
+        assert_eq!(ends + rejected, 1, "{position:?}");
+        assert!(has_key || ends == 1, "{position:?} was rejected");
+    }
     drop(redis.local);
 }

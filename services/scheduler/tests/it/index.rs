@@ -89,6 +89,7 @@ suite![
     an_idempotency_key_expires,
     idempotency_keys_are_counted,
     a_reused_key_has_the_new_value,
+    old_job_takes_no_key_back,
     a_rescheduled_job_has_only_its_new_due_time,
     an_ended_job_is_not_due_and_is_kept,
     a_forgotten_job_leaves_only_its_key,

@@ -173,6 +173,8 @@ struct Ending {
     revision: u32,
     due: Option<Timestamp>,
     ended: Option<Timestamp>,
+    /// It was forgotten at once, because Redis was full.
+    is_forgotten: bool,
 }
 
 /// The records of each job in the state topic, oldest first; `None` is a tombstone.

@@ -273,13 +273,29 @@ call('HDEL', KEYS[3], empty)
 call('ZADD', KEYS[2], firsts)
 call('HSET', KEYS[3], sizes)
 
--- The log of time slices of this length that contains a key with this stored value, which begins with its expiry.
-local function log_of(value, bits)
+-- The expiry with which a stored value begins.
+local function expiry_of(value)
   local expiry = 0
   for i = 1, 8 do
     expiry = expiry * 256 + string.byte(value, i)
   end
-  return bits .. string.format('.%.0f', math.floor(expiry / 2 ^ tonumber(bits)))
+  return expiry
+end
+
+-- The log of time slices of this length that contains a key with this stored value.
+local function log_of(value, bits)
+  return bits .. string.format('.%.0f', math.floor(expiry_of(value) / 2 ^ tonumber(bits)))
+end
+
+-- Whether a stored value is in use by a job that was requested after the job of another value: the offset of its request, the last half of its id, is higher.
+local function is_later_use(known, value)
+  for i = 17, 24 do
+    local one, two = string.byte(known, i) or -1, string.byte(value, i) or -1
+    if one ~= two then
+      return one > two and expiry_of(known) > tonumber(ARGV[4])
+    end
+  end
+  return false
 end
 
 for _ = 1, tonumber(next_value()) do
@@ -294,7 +310,7 @@ for _ = 1, tonumber(next_value()) do
     end
     for i, known in ipairs(redis.call('MGET', unpack(names))) do
       local hash = first + (i - 1) * 2
-      if known ~= ARGV[hash + 1] then
+      if known ~= ARGV[hash + 1] and not (known and is_later_use(known, ARGV[hash + 1])) then
         redis.call('SET', names[i], ARGV[hash + 1], 'PX', life)
         -- A key that is used again often is in each log once.
         if not known or log_of(known, bits) ~= log then

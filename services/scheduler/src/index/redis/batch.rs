@@ -8,7 +8,7 @@ use fred::prelude::Value;
 use redeliver_core::Timestamp;
 
 use super::{LAST_MILLIS, bucket, flow_value, id_value, number, score, text};
-use crate::index::{Batch, Effect, KeyEntry};
+use crate::index::{Batch, Effect, KeyEntry, is_earlier_use};
 use crate::job::{Flow, JobId, KeyHash};
 
 /// The length of the time slice of one log is 2 to the power of this in ms, about four minutes, or more.
@@ -64,7 +64,7 @@ impl BatchArguments {
             ends: batch.ends().into_iter().map(end_value).collect(),
             ..Self::default()
         };
-        let (mut jobs, mut keys) = (HashSet::<JobId>::new(), HashSet::<KeyHash>::new());
+        let (mut jobs, mut keys) = (HashSet::<JobId>::new(), BTreeMap::<KeyHash, &KeyEntry>::new());
         // With the flow that an earlier change of the batch names.
         let mut forgotten: BTreeMap<JobId, Option<&Flow>> = BTreeMap::new();
         for change in batch.changes.iter().rev() {
@@ -104,10 +104,15 @@ impl BatchArguments {
             }
             if let Some(key) = key
                 && key.expires > now
-                && keys.insert(key.hash)
             {
-                arguments.add_key(key, now);
+                let last = keys.entry(key.hash).or_insert(key);
+                if is_earlier_use(&last.value, &key.value) {
+                    *last = key;
+                }
             }
+        }
+        for key in keys.into_values() {
+            arguments.add_key(key, now);
         }
         for (id, flow) in forgotten {
             let number = match (flow, located.get(&id)) {

@@ -64,52 +64,64 @@ fn the_delay_of_a_forwarded_request_counts_from_its_first_record() {
     );
 }
 
+/// One pipeline that is configured, and one that only other processes know, as while a change of the configuration is rolled out.
+const PIPELINES: [&str; 2] = ["docs", "mail"];
+
 #[test]
 fn a_rejected_long_wait_becomes_a_dead_letter_of_its_pipeline() {
-    let mut world = World::new();
-    let mut lineage = Headers::new();
-    lineage.push("tenant", Some(b"a"));
-    let origin = Origin {
-        topic: "docs".into(),
-        partition: 3,
-        offset: 7,
-        timestamp: None,
-    };
-    headers::write_lineage(&mut lineage, "docs", &origin, 2);
-    let far = world.now.after(Duration::from_secs(86_400 * 366));
-    world.send(ProtoCommand::LongWait(v1::LongWait {
-        pipeline: "docs".to_owned(),
-        due: Some(to_timestamp(far)),
-        key: Some(Bytes::from_static(b"key")),
-        value: Some(Bytes::from_static(b"document")),
-        headers: to_headers(&lineage),
-    }));
-    world.turn(50, false);
-    assert_eq!(world.answers["0"].outcome(), v1::Outcome::Rejected);
-    let [dead] = &world.dead_long_waits[..] else {
-        panic!("{:?}", world.dead_long_waits)
-    };
-    assert_eq!(
-        (dead.key.as_deref(), dead.value.as_deref()),
-        (Some(&b"key"[..]), Some(&b"document"[..]))
-    );
-    let before = dead.headers.filtered(|name| !name.starts_with("error-"));
-    assert_eq!(before, lineage);
-    let code = dead.headers.last(headers::ERROR_CODE).unwrap();
-    assert_eq!(code, b"request.due");
+    for pipeline in PIPELINES {
+        let mut world = World::new();
+        let mut lineage = Headers::new();
+        lineage.push("tenant", Some(b"a"));
+        let origin = Origin {
+            topic: pipeline.into(),
+            partition: 3,
+            offset: 7,
+            timestamp: None,
+        };
+        headers::write_lineage(&mut lineage, pipeline, &origin, 2);
+        let far = world.now.after(Duration::from_secs(86_400 * 366));
+        world.send(ProtoCommand::LongWait(v1::LongWait {
+            pipeline: pipeline.to_owned(),
+            due: Some(to_timestamp(far)),
+            key: Some(Bytes::from_static(b"key")),
+            value: Some(Bytes::from_static(b"document")),
+            headers: to_headers(&lineage),
+        }));
+        world.turn(50, false);
+        assert_eq!(world.answers["0"].outcome(), v1::Outcome::Rejected);
+        let [dead] = &world.dead_long_waits[..] else {
+            panic!("{:?}", world.dead_long_waits)
+        };
+        assert_eq!(*dead.topic, format!("{pipeline}-dlq"));
+        assert_eq!(
+            (dead.key.as_deref(), dead.value.as_deref()),
+            (Some(&b"key"[..]), Some(&b"document"[..]))
+        );
+        let before = dead.headers.filtered(|name| !name.starts_with("error-"));
+        assert_eq!(before, lineage);
+        let code = dead.headers.last(headers::ERROR_CODE).unwrap();
+        assert_eq!(code, b"request.due");
+        assert_eq!(world.settings.dead_letter_code(dead), Some("request.due"));
+    }
 }
 
 #[test]
 fn a_long_wait_waits_for_its_dead_letter_topic() {
+    PIPELINES.into_iter().for_each(wait_for_dead_letter_topic);
+}
+
+fn wait_for_dead_letter_topic(pipeline: &str) {
     let mut world = World::new();
+    let dead_letters = format!("{pipeline}-dlq");
     let reason = Unwritable::NoLeader;
     let lasting = Duration::from_secs(600);
     world
         .topics
-        .set_of("docs-dlq", Presence::Unwritable { reason, lasting });
+        .set_of(&dead_letters, Presence::Unwritable { reason, lasting });
     let wait = |due: Timestamp| {
         ProtoCommand::LongWait(v1::LongWait {
-            pipeline: "docs".to_owned(),
+            pipeline: pipeline.to_owned(),
             due: Some(to_timestamp(due)),
             value: Some(Bytes::from_static(b"document")),
             ..v1::LongWait::default()
@@ -133,7 +145,7 @@ fn a_long_wait_waits_for_its_dead_letter_topic() {
     world.restart();
     world.settle();
     assert_eq!(ended(&world), (0, 0));
-    world.topics.set_of("docs-dlq", Presence::Exists);
+    world.topics.set_of(&dead_letters, Presence::Exists);
     world.settle();
     assert_eq!((ended(&world), world.completed.len()), ((2, 1), 4));
 }
@@ -255,28 +267,58 @@ fn a_refused_record_becomes_a_dead_letter_of_its_owner() {
     assert_eq!((&*letter.topic, &letter.value), ("dlq", &None));
 
     // The return topic of a long wait.
-    let origin = Origin {
-        topic: "docs".into(),
-        partition: 1,
-        offset: 7,
-        timestamp: None,
-    };
-    let mut lineage = Headers::new();
-    headers::write_lineage(&mut lineage, "docs", &origin, 2);
-    // A header of a user.
-    lineage.push_text(headers::JOB_ID, &id.to_string());
-    let mut letter = output(RETURN_TOPIC, lineage);
-    assert_eq!(replace(&mut letter), Replacement::DeadLetter);
-    assert_eq!(
-        (&*letter.topic, letter.value.as_deref()),
-        ("docs-dlq", Some(&b"v"[..]))
-    );
-    assert_eq!(text(&letter, headers::ORIGINAL_OFFSET).as_deref(), Some("7"));
-    assert_eq!(text(&letter, headers::RETRY_COUNT).as_deref(), Some("2"));
-    assert_eq!(replace(&mut letter), Replacement::DeadLetter);
-    assert_eq!((&*letter.topic, &letter.value), ("docs-dlq", &None));
+    for pipeline in PIPELINES {
+        let origin = Origin {
+            topic: pipeline.into(),
+            partition: 1,
+            offset: 7,
+            timestamp: None,
+        };
+        let mut lineage = Headers::new();
+        headers::write_lineage(&mut lineage, pipeline, &origin, 2);
+        // A header of a user.
+        lineage.push_text(headers::JOB_ID, &id.to_string());
+        let mut letter = output(&format!("{pipeline}-retry-due"), lineage);
+        let dead_letters = format!("{pipeline}-dlq");
+        assert_eq!(replace(&mut letter), Replacement::DeadLetter);
+        assert_eq!(
+            (&*letter.topic, letter.value.as_deref()),
+            (&*dead_letters, Some(&b"v"[..]))
+        );
+        assert_eq!(text(&letter, headers::ORIGINAL_OFFSET).as_deref(), Some("7"));
+        assert_eq!(text(&letter, headers::RETRY_COUNT).as_deref(), Some("2"));
+        assert_eq!(replace(&mut letter), Replacement::DeadLetter);
+        assert_eq!((&*letter.topic, &letter.value), (&*dead_letters, &None));
+    }
 
     // A state record cannot be replaced.
     let mut state = output("state", Headers::new());
     assert_eq!(replace(&mut state), Replacement::Nothing);
+}
+
+#[test]
+fn unknown_pipelines_wait_is_returned() {
+    let mut world = World::new();
+    world.topics.set_of(
+        OTHER_RETURN_TOPIC,
+        Presence::Missing {
+            lasting: Duration::ZERO,
+        },
+    );
+    let due = world.now.after(Duration::from_millis(300));
+    world.send(ProtoCommand::LongWait(v1::LongWait {
+        pipeline: "mail".to_owned(),
+        due: Some(to_timestamp(due)),
+        value: Some(Bytes::from_static(b"document")),
+        ..v1::LongWait::default()
+    }));
+    world.advance(600);
+    assert_eq!((world.returned_waits.len(), world.dead_long_waits.len()), (0, 0));
+    world.topics.set_of(OTHER_RETURN_TOPIC, Presence::Exists);
+    world.settle();
+    let [(value, at)] = &world.returned_waits[..] else {
+        panic!("{:?}", world.returned_waits)
+    };
+    assert_eq!(value.as_deref(), Some(&b"document"[..]));
+    assert!(*at >= due, "{at} is before {due}");
 }

@@ -330,6 +330,39 @@ fn a_schedule_whose_application_has_used_up_its_quota_is_tried_again_until_there
 }
 
 #[test]
+fn full_quota_loses_no_occurrence() {
+    let seconds = |seconds| prost_types::Duration { seconds, nanos: 0 };
+    // The default grace, the shortest one, and one for which the longest delay counts.
+    for (grace, retried) in [(None, 15), (Some(10), 3), (Some(3_600), 60)] {
+        let mut world = World::with(Settings {
+            max_waiting: [("app".into(), 1)].into(),
+            ..settings()
+        });
+        let waits = world.send_job(spec("app", after(HumanDuration::from_secs(86_400))));
+        let spec = v1::ScheduleSpec {
+            misfire: Some(v1::Misfire {
+                policy: v1::MisfirePolicy::Skip.into(),
+                limit: 0,
+                grace: grace.map(seconds),
+            }),
+            ..every("app", 120)
+        };
+        world.changed("s", create(spec));
+        // A second takes 1.1 s.
+        world.step_seconds(110);
+        assert!(world.stored("s").unwrap().problem.is_some(), "{grace:?}");
+        world.cancel(waits);
+        world.step_seconds(retried);
+        let stored = world.stored("s").unwrap();
+        assert_eq!(
+            (world.occurrences("s").len(), stored.skipped),
+            (1, 0),
+            "{grace:?}"
+        );
+    }
+}
+
+#[test]
 fn a_schedule_whose_application_is_removed_is_tried_again_until_it_exists() {
     let mut world = World::new();
     world.changed("s", create(every("other", 10)));
@@ -455,6 +488,60 @@ fn a_catch_up_with_large_jobs_delays_neither_other_schedules_nor_jobs_and_fits_i
     );
     world.advance(10_000);
     assert_eq!(world.occurrences("large").len(), 610);
+    world.check_occurrences();
+}
+
+#[test]
+fn late_update_fits_into_turns() {
+    let mut world = World::new();
+    let header = v1::Header {
+        name: "large".to_owned(),
+        value: Some(vec![b'x'; 100_000].into()),
+    };
+    let mut large = every("app", 1);
+    large.job.as_mut().unwrap().headers = vec![header];
+    large.misfire = Some(v1::Misfire {
+        policy: v1::MisfirePolicy::All.into(),
+        limit: 1_000,
+        grace: None,
+    });
+    world.changed("large", create(large.clone()));
+    for _ in 0..2 {
+        world.run(&Step::AdvanceClock(60_000));
+    }
+    let mut slower = large;
+    slower.timing = every("app", 3_600).timing;
+    let update = Action::Update(change::Update {
+        spec: Some(slower),
+        expected_revision: 1,
+    });
+    let answer = world.change("large", update);
+    let later = world.schedule("other", 0, None);
+    world.run(&Step::ServeIndex(5));
+    let room = Room {
+        records: 5_000,
+        bytes: 1 << 20,
+    };
+    let mut turns = 0;
+    while !world.answers.contains_key(&answer) {
+        let writes = world.shard.finish(world.now, room);
+        let bytes = writes.bytes();
+        assert!(bytes < 2 << 20, "{bytes} bytes in turn {turns}");
+        let mut batch = TransactionBatch::default();
+        world.turns.add(ASSIGNMENT, writes, &mut batch);
+        world.commit(batch);
+        world.run(&Step::ServeIndex(5));
+        turns += 1;
+    }
+    assert!((5..50).contains(&turns), "{turns} turns");
+    let outcome = &world.answers[&answer];
+    assert_eq!(
+        (outcome.outcome(), outcome.skipped),
+        (v1::Outcome::ScheduleChanged, 0)
+    );
+    world.advance(500);
+    assert!(world.was_dispatched(later));
+    assert_eq!(world.occurrences("large").len(), 120);
     world.check_occurrences();
 }
 

@@ -87,11 +87,16 @@ pub(super) fn forgotten(job: i64) -> Change {
     Change::of_job(id(job), Effect::Forgotten)
 }
 
+/// The value of the idempotency key of a job.
+pub(super) fn key_value(job: JobId) -> Bytes {
+    Bytes::copy_from_slice(&job.to_bytes())
+}
+
 /// The same with an idempotency key.
 pub(super) fn with_key(mut change: Change, hash: u8, expires: i64) -> Change {
     let entry = KeyEntry {
         hash: [hash; 16],
-        value: Bytes::from(format!("key of {}", change.id)),
+        value: key_value(change.id),
         expires: at(expires),
     };
     match &mut change.effect {
@@ -136,10 +141,14 @@ pub(super) async fn job<I: Index>(index: &I, job: i64) -> Option<String> {
 }
 
 pub(super) async fn look_up<I: Index>(index: &I, lookup: Lookup, now: i64) -> Option<String> {
+    let bytes = look_up_bytes(index, lookup, now).await?;
+    Some(String::from_utf8(bytes.to_vec()).unwrap())
+}
+
+pub(super) async fn look_up_bytes<I: Index>(index: &I, lookup: Lookup, now: i64) -> Option<Bytes> {
     let (_, mut found) = index.look_up(SHARD, &[lookup], at(now)).await.unwrap();
     assert_eq!(found.len(), 1);
-    let bytes = found.remove(0)?;
-    Some(String::from_utf8(bytes.to_vec()).unwrap())
+    found.remove(0)
 }
 
 /// The jobs of all flows.

@@ -184,10 +184,19 @@ fn key() -> impl Strategy<Value = Option<KeyEntry>> {
     prop::option::of(entry)
 }
 
+/// The offset of the request of the job that uses a key.
+fn offset_of(key: &KeyEntry) -> u64 {
+    JobId::from_bytes(*key.value.first_chunk().unwrap()).offset()
+}
+
 fn change() -> impl Strategy<Value = Change> {
     let parts = (job(), instant(), bytes(), key());
     (0..8, parts).prop_map(|(kind, (id, time, record, key))| {
         let flow = flow_of(id);
+        let key = key.map(|key| KeyEntry {
+            value: [&id.to_bytes(), &*key.value].concat().into(),
+            ..key
+        });
         let effect = match kind {
             0..4 => Effect::Waits {
                 flow,
@@ -334,8 +343,12 @@ impl Model {
             if let Some(key) = key
                 && key.expires > now
             {
-                self.keys.retain(|other| other.hash != key.hash);
-                self.keys.push(key);
+                let known = self.keys.iter().find(|other| other.hash == key.hash);
+                let is_taken = known.is_some_and(|known| known.expires > now && offset_of(known) > id.offset());
+                if !is_taken {
+                    self.keys.retain(|other| other.hash != key.hash);
+                    self.keys.push(key);
+                }
             }
         }
         self.mark = Some(Applied { offset: to, at: now });

@@ -61,12 +61,13 @@ impl Checker<'_> {
         }
     }
 
-    /// Even a full Redis is no reason to reject a job that needs no index.
+    /// Even a full Redis is no reason to reject a job that needs no index. A job with an idempotency key does.
     fn is_beyond_window(&mut self, spec: &JobSpec, command: &Command<'_>, letter: &Record) {
         let rejected: Option<Timestamp> = parsed(header(letter, headers::ERROR_TIMESTAMP));
         let due = spec.when.due(command.sent.at);
         let window = self.topics.window_when_full.unwrap_or_default();
-        if rejected.is_none_or(|rejected| due <= rejected.after(window)) {
+        let needs_index = spec.idempotency_key.is_some();
+        if !needs_index && rejected.is_none_or(|rejected| due <= rejected.after(window)) {
             self.defect(
                 Contradiction,
                 format!(
@@ -156,6 +157,9 @@ impl Checker<'_> {
 
     /// Whether the index may have no record of an ended job any more when a command for it is answered.
     fn may_be_evicted(&self, id: JobId, answered: Timestamp, expectations: &Expectations<'_>) -> bool {
+        if expectations.jobs[&id].end.is_forgotten {
+            return true;
+        }
         let (Some(max_ended), Some(ended)) = (self.topics.max_ended, expectations.jobs[&id].end.ended) else {
             return false;
         };

@@ -108,8 +108,10 @@ impl Checker<'_> {
         let mut keys: HashMap<(&str, &str), (JobId, &JobSpec)> = HashMap::new();
         for (index, command) in commands.iter().enumerate() {
             let sent: &'a Sent = command.sent;
+            let position = (command.position.partition, command.position.offset);
             let expected = match &sent.intent {
                 Intent::Refused { .. } => Expected::Refused,
+                Intent::Reschedule(..) if without_room.contains(&position) => Expected::NoRoom,
                 Intent::Cancel(id) | Intent::Reschedule(id, _) => match expectations.jobs.get_mut(id) {
                     Some(job) => {
                         job.later.push(index);
@@ -124,7 +126,6 @@ impl Checker<'_> {
                         taken.filter(|(_, newest)| spec.replaces && !spec.is_repetition_of(newest));
                     // What repeats a request needs no room, and neither does a conflict.
                     let is_new = taken.is_none() || replaced.is_some();
-                    let position = (command.position.partition, command.position.offset);
                     if is_new && without_room.contains(&position) {
                         self.report.without_room += 1;
                         expectations.expected.push(Expected::NoRoom);

@@ -65,6 +65,11 @@ impl Checker<'_> {
             let (first, again) = (&records[0].position, &again.position);
             self.defect(Double, format!("job {id} was dispatched to {first} and {again}"));
         }
+        let may_forget = self.topics.window_when_full.is_some() && job.spec.idempotency_key.is_none();
+        let (states, is_forgotten) = match states {
+            [states @ .., None] if may_forget => (states, true),
+            states => (states, false),
+        };
         let Some(last) = states.last() else {
             if records.is_empty() {
                 return self.waits(format!("{} is not decided", job.request.position));
@@ -75,7 +80,13 @@ impl Checker<'_> {
             return self.defect(Lost, format!("job {id} has a tombstone"));
         };
         self.history(id, states);
-        job.end = self.state(id, job, last, commands);
+        job.end = Ending {
+            is_forgotten,
+            ..self.state(id, job, last, commands)
+        };
+        if is_forgotten && last.state() == v1::JobState::Scheduled {
+            self.defect(Lost, format!("job {id} is forgotten before its end"));
+        }
         match last.state() {
             v1::JobState::Scheduled => {
                 self.waits(format!("job {id}, due {}", Timestamp::from_millis(last.due_ms)));
@@ -225,6 +236,7 @@ impl Checker<'_> {
             revision: last.revision,
             due: Some(due),
             ended,
+            is_forgotten: false,
         }
     }
 

@@ -541,7 +541,7 @@ fn a_full_redis_is_no_excuse_for_what_needs_no_memory() {
         world.seen.dlq.iter().find(is_it).unwrap().clone()
     };
     // It was due within the window when it was rejected.
-    finds(&[Contradiction], |world| {
+    let reject_late = |world: &mut World| {
         let mut letter = letter_of(world);
         world.seen.dlq.retain(|other| other.position != letter.position);
         letter.timestamp = Some(at(11));
@@ -550,6 +550,20 @@ fn a_full_redis_is_no_excuse_for_what_needs_no_memory() {
             .headers
             .push_text(headers::ERROR_TIMESTAMP, &at(11).to_string());
         world.seen.dlq.push(letter);
+    };
+    // Its idempotency key would stay.
+    finds(&[], reject_late);
+    finds(&[Contradiction], |world| {
+        reject_late(world);
+        let is_it = |spec: &JobSpec| spec.idempotency_key.as_deref() == Some("far");
+        for sent in &mut world.sent {
+            if let Intent::Job(spec) = &mut sent.intent
+                && is_it(spec)
+            {
+                spec.idempotency_key = None;
+                break;
+            }
+        }
     });
     finds(&[Double], |world| {
         let again = letter_of(world);
@@ -610,6 +624,15 @@ fn missing_records_are_found() {
     });
     finds(&[Lost], |world| {
         let id = world.ids["keyed"].0;
+        let forgotten = Record {
+            key: Some(id.to_string().into()),
+            ..world.record("state", id.shard(), at(2000))
+        };
+        world.seen.state.push(forgotten);
+    });
+    // Without a key, it was forgotten at its end in a full Redis.
+    finds(&[], |world| {
+        let id = world.ids["sent"].0;
         let forgotten = Record {
             key: Some(id.to_string().into()),
             ..world.record("state", id.shard(), at(2000))

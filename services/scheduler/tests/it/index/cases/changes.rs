@@ -29,11 +29,11 @@ pub(crate) async fn an_idempotency_key_expires<I: Index>(index: I) {
     let (key, other) = (Lookup::Key([1; 16]), Lookup::Key([2; 16]));
     let expired = with_key(waits(2, 50), 2, 0);
     begin(&index, vec![with_key(waits(1, 50), 1, 1000), expired]).await;
-    let value = format!("key of {}", id(1));
-    assert_eq!(look_up(&index, key, 0).await, Some(value.clone()));
-    assert_eq!(look_up(&index, key, 999).await, Some(value));
-    assert_eq!(look_up(&index, key, 1000).await, None);
-    assert_eq!(look_up(&index, other, 0).await, None);
+    let value = key_value(id(1));
+    assert_eq!(look_up_bytes(&index, key, 0).await, Some(value.clone()));
+    assert_eq!(look_up_bytes(&index, key, 999).await, Some(value));
+    assert_eq!(look_up_bytes(&index, key, 1000).await, None);
+    assert_eq!(look_up_bytes(&index, other, 0).await, None);
     // The job itself is not changed.
     assert_eq!(all(&index, 10).await, [(50, 1), (50, 2)]);
 }
@@ -44,12 +44,12 @@ pub(crate) async fn a_reused_key_has_the_new_value<I: Index>(index: I) {
     let (first, second) = (waits(1, 5000), with_key(waits(2, 50), 1, 10_000));
     let taken = batch(10, 11, vec![second.clone()]);
     index.apply(SHARD, ME, &taken, at(2000)).await.unwrap();
-    let value = Some(format!("key of {}", id(2)));
-    assert_eq!(look_up(&index, key, 2000).await, value);
+    let value = Some(key_value(id(2)));
+    assert_eq!(look_up_bytes(&index, key, 2000).await, value);
     // The first job ends, with the key that it once had.
     let end = batch(11, 12, vec![with_key(ended(1, 9000), 1, 1000)]);
     index.apply(SHARD, ME, &end, at(5000)).await.unwrap();
-    assert_eq!(look_up(&index, key, 5000).await, value);
+    assert_eq!(look_up_bytes(&index, key, 5000).await, value);
     // The same within one batch, as after a restart.
     index.clear(SHARD, ME).await.unwrap();
     let all = batch(
@@ -62,8 +62,36 @@ pub(crate) async fn a_reused_key_has_the_new_value<I: Index>(index: I) {
         ],
     );
     index.apply(SHARD, ME, &all, at(5000)).await.unwrap();
-    assert_eq!(look_up(&index, key, 5000).await, value);
-    assert_eq!(look_up(&index, key, 10_000).await, None);
+    assert_eq!(look_up_bytes(&index, key, 5000).await, value);
+    assert_eq!(look_up_bytes(&index, key, 10_000).await, None);
+}
+
+/// After the window was raised, a key is in use again that another job has taken over.
+pub(crate) async fn old_job_takes_no_key_back<I: Index>(index: I) {
+    let key = Lookup::Key([1; 16]);
+    let (old, new) = (with_key(waits(1, 5000), 1, 9000), with_key(waits(2, 50), 1, 10_000));
+    let old_end = with_key(ended(1, 9000), 1, 9000);
+    let new_end = with_key(ended(2, 9000), 1, 10_000);
+    let value = Some(key_value(id(2)));
+    let in_use = async |expected: &Option<Bytes>| assert_eq!(look_up_bytes(&index, key, 5000).await, *expected);
+    begin(&index, vec![old.clone()]).await;
+    in_use(&Some(key_value(id(1)))).await;
+    for (from, change) in [(10, &new), (11, &old_end), (12, &new_end)] {
+        let change = batch(from, from + 1, vec![change.clone()]);
+        index.apply(SHARD, ME, &change, at(5000)).await.unwrap();
+        in_use(&value).await;
+    }
+    // The same within one batch, in any order of the ends, as in a compacted topic.
+    for changes in [vec![&old, &new, &old_end], vec![&old_end, &new_end], vec![&new, &old_end]] {
+        index.clear(SHARD, ME).await.unwrap();
+        let changes = batch(0, 12, changes.into_iter().cloned().collect());
+        index.apply(SHARD, ME, &changes, at(5000)).await.unwrap();
+        in_use(&value).await;
+    }
+    // Once the later use has expired, it does not count.
+    let earlier = batch(12, 13, vec![with_key(waits(1, 50), 1, 20_000)]);
+    index.apply(SHARD, ME, &earlier, at(10_000)).await.unwrap();
+    assert_eq!(look_up_bytes(&index, key, 10_000).await, Some(key_value(id(1))));
 }
 
 pub(crate) async fn a_rescheduled_job_has_only_its_new_due_time<I: Index>(index: I) {
