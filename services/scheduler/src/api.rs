@@ -38,7 +38,7 @@ use redeliver_proto::v1::control_service_server::ControlServiceServer;
 use redeliver_proto::v1::job_service_server::JobServiceServer;
 use redeliver_proto::v1::schedule_service_server::ScheduleServiceServer;
 use redeliver_runtime::config::{ConfigError, SchedulerConfig};
-use redeliver_runtime::http_server::{self, HttpLimits, ProtectedRequests};
+use redeliver_runtime::http_server::{self, HttpLimits};
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::tls::Protocols;
 use redeliver_service::audit::AuditWriter;
@@ -203,8 +203,6 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
             too_many: metrics.of("connections"),
             slow_bodies: metrics.of("body_timeout"),
             not_read: metrics.of("write_timeout"),
-            // So callers without valid credentials lock nobody out.
-            protected: ProtectedRequests::Accepted,
             ..HttpLimits::default()
         },
         refused_hosts: metrics.of("host"),
