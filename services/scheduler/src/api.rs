@@ -46,6 +46,7 @@ use redeliver_service::control::Controls;
 use redeliver_service::control::grpc::Service as ControlService;
 use redeliver_service::host::{Host, api_tls};
 use redeliver_service::identity::{self, AuthenticateLayer, Authenticator};
+use redeliver_service::limit_metrics::LimitMetrics;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
@@ -78,7 +79,7 @@ use body_budget::{BodyBudget, reserve_body};
 use changes::{ChangeLog, ENTRIES, run_entries};
 use hosts::{Host as AcceptedHost, check_host};
 use jobs::Jobs;
-use limits::{LimitMetrics, is_grpc, with_status_of_timeout};
+use limits::{is_grpc, with_status_of_timeout};
 use rates::{CallerRates, limit_rate};
 pub use schedules::{OccurrenceView, ScheduleView};
 use state_end::StateEnd;
@@ -150,7 +151,12 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         // The lanes of this process decide the commands that it has written.
         lanes: host.hold_lanes(),
     };
-    let metrics = LimitMetrics::register(&mut host.registry());
+    let metrics = LimitMetrics::register(
+        &mut host.registry(),
+        "scheduler_api_limited",
+        "Connections and requests of the job API that a limit has refused, by limit",
+        &["host", "rate", "request_bytes"],
+    );
     let unrecorded = Counter::default();
     host.registry().register(
         "scheduler_audit_failures",
@@ -200,10 +206,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
             idle_timeout: scheduler.limits.idle_timeout.duration(),
             body_timeout: scheduler.limits.body_timeout.duration(),
             write_timeout: scheduler.limits.write_timeout.duration(),
-            too_many: metrics.of("connections"),
-            slow_bodies: metrics.of("body_timeout"),
-            not_read: metrics.of("write_timeout"),
-            ..HttpLimits::default()
+            ..metrics.http()
         },
         refused_hosts: metrics.of("host"),
     };
