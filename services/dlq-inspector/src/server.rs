@@ -23,13 +23,12 @@ use redeliver_runtime::http_server::{self, HttpLimits};
 use redeliver_runtime::listen::Listener;
 use redeliver_service::control::{self, Controls};
 use redeliver_service::followed::Followed;
-use redeliver_service::identity::{self, AuthenticateLayer, Authenticator};
+use redeliver_service::identity::{self, Authentication, Authenticator, authenticate};
 use redeliver_service::memory_budget::Reservation;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
-use tower::Layer as _;
 
 use crate::access;
 use crate::api::{Api, SEND_TIMEOUT};
@@ -90,26 +89,31 @@ pub(crate) async fn serve(
     };
     let (shared, stop, watchers) = (api.shared.clone(), api.stop.clone(), api.watchers.clone());
     let states = api.groups.states.clone();
-    let authenticate = AuthenticateLayer::new(authenticator, |refusal: &identity::Refusal| {
-        identity::grpc::status(refusal).into_http()
-    });
-    let authenticate = authenticate.requiring(access::required);
+    let authentication = Authentication {
+        authenticator,
+        required: Some(access::required),
+        refuse: |refusal| identity::grpc::status(refusal).into_http(),
+    };
     let controls = control::grpc::Service::new(Arc::new(controls));
     let controls = ControlServiceServer::new(controls).max_decoding_message_size(SMALL_MESSAGE);
+    let authenticated = Routes::new(controls)
+        .add_service(AuditServiceServer::new(api.clone()))
+        .add_service(RedriveServiceServer::new(api.clone()))
+        .add_service(WaitingServiceServer::new(api.clone()))
+        .add_service(DeadLetterServiceServer::new(api))
+        .into_axum_router()
+        .reset_fallback()
+        .layer(middleware::map_response(async |response| {
+            reserved_until_sent(response)
+        }))
+        .route_layer(middleware::from_fn_with_state(authentication, authenticate));
     let v1 = reflection(REFLECTION).build_v1()?;
     let v1alpha = reflection(REFLECTION_V1ALPHA).build_v1alpha()?;
     let routes = Routes::new(health_service.max_decoding_message_size(SMALL_MESSAGE))
         .add_service(v1.max_decoding_message_size(SMALL_MESSAGE))
         .add_service(v1alpha.max_decoding_message_size(SMALL_MESSAGE))
-        .add_service(authenticate.layer(controls))
-        .add_service(authenticate.layer(AuditServiceServer::new(api.clone())))
-        .add_service(authenticate.layer(RedriveServiceServer::new(api.clone())))
-        .add_service(authenticate.layer(WaitingServiceServer::new(api.clone())))
-        .add_service(authenticate.layer(DeadLetterServiceServer::new(api)))
         .into_axum_router()
-        .layer(middleware::map_response(async |response| {
-            reserved_until_sent(response)
-        }));
+        .merge(authenticated);
     let limits = HttpLimits {
         write_timeout: WRITE_TIMEOUT,
         http2_only: true,

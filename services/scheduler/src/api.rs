@@ -45,7 +45,7 @@ use redeliver_service::audit::AuditWriter;
 use redeliver_service::control::Controls;
 use redeliver_service::control::grpc::Service as ControlService;
 use redeliver_service::host::{Host, api_tls};
-use redeliver_service::identity::{self, AuthenticateLayer, Authenticator};
+use redeliver_service::identity::{self, Authentication, Authenticator, authenticate};
 use redeliver_service::limit_metrics::LimitMetrics;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -332,7 +332,11 @@ fn router<I: Index>(
         .max_decoding_message_size(max_message);
     let controls = ControlServiceServer::new(ControlService::new(jobs.controls.clone()))
         .max_decoding_message_size(SMALL_MESSAGE);
-    let refuse = |refusal: &identity::Refusal| identity::grpc::status(refusal).into_http();
+    let authentication = Authentication {
+        authenticator: authenticator.clone(),
+        required: None,
+        refuse: |refusal| identity::grpc::status(refusal).into_http(),
+    };
     let (rates, bodies) = (jobs.rates.clone(), jobs.bodies.clone());
     let authenticated = Routes::new(service)
         .add_service(schedules)
@@ -345,7 +349,7 @@ fn router<I: Index>(
         .route_layer(middleware::from_fn(move |caller, request, next| {
             limit_rate(rates.clone(), caller, request, next)
         }))
-        .route_layer(AuthenticateLayer::new(authenticator.clone(), refuse));
+        .route_layer(middleware::from_fn_with_state(authentication, authenticate));
     // Health and reflection require no identity, so that probes and tools work.
     let mut reflected = Routes::builder();
     reflected

@@ -3,7 +3,8 @@
 //! have short terms. Different values can have the same term: a filter tests each row that the index finds. Without it, such filters read every
 //! row, 0.2 to 1.5 s for 1,000,000 dead letters, and a table of headers would cost more to write than all other tables.
 //!
-//! A dead letter has at most [`MAX_DOCUMENT`] terms. One with more headers has a term that says so, and is tested by every filter on headers.
+//! The number of terms of a dead letter is bounded ([`MAX_DOCUMENT`]). One with more headers has a term that says so, and is tested by every
+//! filter on headers.
 //!
 //! The row numbers of the index are those of `letters`, which increase with `dead_at`: the index returns rows in the order of
 //! lists, and conjunctions are intersected without reading rows.
@@ -59,7 +60,7 @@ enum Kind {
     MoreHeaders = 15,
 }
 
-/// The maximum number of terms of a dead letter with other than JSON fields, whose number the configuration limits.
+/// The maximum number of terms of a dead letter, apart from JSON fields, whose number the configuration limits.
 const MAX_DOCUMENT: usize = 256;
 /// The maximum number of those that are not about headers.
 const MAX_OTHERS: usize = 16;
