@@ -24,6 +24,8 @@ use crate::metrics::{self, build_info};
 /// The maximum number of open connections. Those of metrics and of probes are few. Together with half of the file descriptors for the
 /// connections of an API, they leave some, even if the process may open no more than 1,024 files.
 const MAX_CONNECTIONS: usize = 200;
+/// The maximum number of requests in progress with HTTP/2. A page of metrics stays in memory until it is read.
+const MAX_STREAMS: usize = 50;
 
 /// Why the admin port cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +69,7 @@ pub async fn serve(listener: Listener, admin: Admin) -> Result<(), AdminError> {
         .with_state(admin);
     let limits = HttpLimits {
         connections: MAX_CONNECTIONS,
+        unprotected_streams: MAX_STREAMS,
         ..HttpLimits::default()
     };
     let serving = http_server::serve(listener, routes, limits, std::future::pending());

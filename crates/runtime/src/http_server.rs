@@ -17,9 +17,20 @@
 //! A request is in progress until its response is sent. Neither the time that a handler takes, nor that of a stream whose
 //! client reads, is limited.
 //!
-//! When there are too many connections, a new one replaces the one that has been idle for the longest. A server can let only those
-//! requests count that it has accepted ([`ProtectedRequests::Accepted`]), for example those of callers that it knows. So clients with
-//! many connections that are idle, or have only other requests in progress, lock nobody out.
+//! When there are too many connections, a new one replaces the one that has been idle for the longest. Only requests count that the
+//! server has accepted ([`Protection`]), for example those of callers that it knows. Of other requests of HTTP/2, such as watches of
+//! the health, a new one ends the oldest one when there are too many ([`HttpLimits::unprotected_streams`]). So clients with many
+//! connections that are idle, or have only such requests in progress, lock nobody out, and use a bounded part of the memory.
+//!
+//! hyper has limits for headers of HTTP/1.1, pings, streams of a connection and sizes of headers, which are used here. The others are
+//! our own, because those of hyper and tower-http leave gaps:
+//!
+//! - hyper limits the time for headers with HTTP/1.1 only.
+//! - `TimeoutBody` of tower-http begins anew with each frame, so that a client that sends a byte now and then is never too slow. For
+//!   a response, nobody polls it while hyper waits for the window of the client.
+//! - `ConcurrencyLimitLayer` of tower releases its permit before the body of the response is sent, and lets new requests wait for old
+//!   ones.
+//! - `GracefulShutdown` of hyper-util neither ends idle connections nor replaces them.
 
 mod activity;
 mod descriptors;
@@ -28,6 +39,7 @@ mod stall;
 mod streams;
 mod timed_body;
 mod timed_writes;
+mod unprotected;
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -57,6 +69,7 @@ use streams::{ResponseBody, StreamExecutor};
 pub use timed_body::BodyTimeout;
 use timed_body::{Abandoned, TimedBody};
 use timed_writes::TimedWrites;
+use unprotected::Unprotected;
 
 /// The maximum number of requests in progress on a connection of HTTP/2.
 const MAX_STREAMS: u32 = 100;
@@ -71,8 +84,11 @@ pub struct HttpLimits {
     /// The maximum number of open connections, and no more than half of the file descriptors allow. A further one replaces the one
     /// that has been idle for the longest. It is closed at once if none is idle.
     pub connections: usize,
-    /// The requests in progress that protect their connection from that.
-    pub protected: ProtectedRequests,
+    /// The maximum number of requests in progress with HTTP/2 that do not protect their connection from that, of all connections. A
+    /// further one resets the oldest one.
+    pub unprotected_streams: usize,
+    /// Serves HTTP/2 only: no browser uses it without TLS, so that no web page can call a server of gRPC.
+    pub http2_only: bool,
     /// How long a client may take to send the headers of its first request.
     pub header_timeout: Duration,
     /// How long a connection may have no request in progress afterwards, until the headers of the next one are complete.
@@ -89,7 +105,7 @@ pub struct HttpLimits {
     pub ping_timeout: Duration,
     /// The maximum size of the headers of a request, in bytes. At least 8 KiB with HTTP/1.1.
     pub header_bytes: u32,
-    /// Counts connections that were closed because there were too many.
+    /// Counts connections that were closed, and streams that were reset, because there were too many.
     pub too_many: Counter,
     /// Counts requests whose body did not arrive in time.
     pub slow_bodies: Counter,
@@ -101,7 +117,8 @@ impl Default for HttpLimits {
     fn default() -> Self {
         Self {
             connections: 10_000,
-            protected: ProtectedRequests::All,
+            unprotected_streams: 2_000,
+            http2_only: false,
             header_timeout: Duration::from_secs(60),
             idle_timeout: Duration::from_secs(120),
             body_timeout: Duration::from_secs(30),
@@ -115,15 +132,6 @@ impl Default for HttpLimits {
             not_read: Counter::default(),
         }
     }
-}
-
-/// The requests that protect their connection from being replaced by a new one while they are in progress.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProtectedRequests {
-    /// All.
-    All,
-    /// Those for which a handler or a layer has called [`Protection::protect`].
-    Accepted,
 }
 
 /// An open connection.
@@ -144,6 +152,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let most = descriptors::at_most_half(limits.connections);
+    let unprotected = Unprotected::new(limits.unprotected_streams, limits.too_many.clone());
     let closing = CancellationToken::new();
     let mut running = JoinSet::new();
     let mut open = HashMap::new();
@@ -166,6 +175,7 @@ pub async fn serve(
                     routes.clone(),
                     limits.clone(),
                     activity.clone(),
+                    unprotected.clone(),
                     closing.clone(),
                 ));
                 open.insert(task.id(), Open { activity, task });
@@ -209,6 +219,7 @@ async fn serve_connection(
     routes: Router,
     limits: HttpLimits,
     activity: Activity,
+    unprotected: Unprotected,
     closing: CancellationToken,
 ) {
     let header_bytes = usize::try_from(limits.header_bytes).unwrap_or(usize::MAX);
@@ -229,25 +240,26 @@ async fn serve_connection(
         .keep_alive_timeout(limits.ping_timeout)
         .max_concurrent_streams(MAX_STREAMS)
         .max_header_list_size(limits.header_bytes);
+    if limits.http2_only {
+        builder = builder.http2_only();
+    }
 
     let of_request = Extension(connection.peer_certificates()).layer(routes);
-    let (requests, protected) = (activity.clone(), limits.protected);
+    let requests = activity.clone();
     let (body_timeout, slow) = (limits.body_timeout, limits.slow_bodies);
     let abandoned = Abandoned::default();
     let of_requests = abandoned.clone();
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let in_progress = requests.begin();
-        let protection = in_progress.protection();
-        if protected == ProtectedRequests::All {
-            protection.protect();
-        }
         let (is_http1, abandoned) = (request.version() < Version::HTTP_2, of_requests.clone());
         let mut request =
             request.map(|body| TimedBody::new(body, body_timeout, slow.clone(), abandoned.clone()));
-        request.extensions_mut().insert(protection);
+        request.extensions_mut().insert(in_progress.protection());
         request.extensions_mut().insert(ConnectInfo(peer));
         let response = of_request.clone().oneshot(request);
+        let unprotected = unprotected.clone();
         async move {
+            streams::limit(&unprotected, &in_progress);
             let mut response: Response<_> = response.await?;
             if is_http1 && abandoned.get() {
                 // hyper closes the connection then. A client that does not know would send its next request in vain.

@@ -13,7 +13,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use futures::{Stream, stream};
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -21,7 +20,6 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Interval, MissedTickBehavior};
 use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
-use tonic::transport::server::Connected;
 
 use crate::tls::{ServerTls, TlsMetrics};
 use crate::watched_files::CHECK_INTERVAL;
@@ -52,7 +50,7 @@ pub enum ListenError {
     },
 }
 
-/// A bound listener, for axum through [`serve`](crate::http_server::serve) and for tonic through [`Listener::incoming`].
+/// A bound listener, for [`serve`](crate::http_server::serve).
 #[derive(Debug)]
 pub struct Listener {
     tcp: TcpListener,
@@ -89,7 +87,7 @@ pub struct Connection {
 /// The certificates that the client presented, its own one first. They are verified: the chain ends at one of the CA
 /// certificates of the listener, and the client has the private key. Empty without TLS, and if the client presented none.
 ///
-/// Each request that arrives through a [`Listener`] has this in its extensions, with axum and with tonic.
+/// Each request that arrives through a [`Listener`] has this in its extensions.
 #[derive(Clone, Debug)]
 pub struct PeerCertificates(pub Arc<[CertificateDer<'static>]>);
 
@@ -154,14 +152,6 @@ impl Listener {
     /// When the operating system cannot tell the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.tcp.local_addr()
-    }
-
-    /// Accepts connections until it is dropped.
-    pub fn incoming(self) -> impl Stream<Item = io::Result<Connection>> {
-        stream::unfold(self, async |mut listener| {
-            let (connection, _) = axum::serve::Listener::accept(&mut listener).await;
-            Some((Ok(connection), listener))
-        })
     }
 }
 
@@ -309,14 +299,6 @@ impl AsyncWrite for Connection {
 
     fn is_write_vectored(&self) -> bool {
         self.io.is_write_vectored()
-    }
-}
-
-impl Connected for Connection {
-    type ConnectInfo = PeerCertificates;
-
-    fn connect_info(&self) -> PeerCertificates {
-        self.peer.clone()
     }
 }
 

@@ -39,7 +39,7 @@ mod tokens;
 
 pub use access::{Access, Permissions, Withdrawn};
 pub use audit::RefusalMetrics;
-pub use layer::{Authenticate, AuthenticateLayer};
+pub use layer::{Authentication, authenticate};
 pub use refusal::{Reason, Refusal};
 pub use tokens::{NewToken, new_token};
 

@@ -16,6 +16,8 @@
 //! | [`identity`] | who calls an API, and what the caller may do |
 //! | `idle` | the one-shot mode: the process ends when nothing is left to do |
 //! | [`leftovers`] | retry topics that the configuration no longer needs |
+//! | [`limit_metrics`] | counts what the limits of an API have refused |
+//! | [`memory_budget`] | memory that the requests of all callers share |
 //! | [`login`] | tokens with which Kafka clients log in |
 //! | `credentials` | certificates and passwords in files with which Kafka clients authenticate |
 //! | [`metrics`] | metrics and readiness of lanes |
@@ -37,7 +39,9 @@ mod huge_pages;
 pub mod identity;
 mod idle;
 pub mod leftovers;
+pub mod limit_metrics;
 pub mod login;
+pub mod memory_budget;
 pub mod metrics;
 pub mod topics;
 mod totals;

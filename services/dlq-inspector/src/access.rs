@@ -13,8 +13,10 @@
 //! payloads, or not all of them, could find them out with filters, so that filters on them match only where it sees them.
 
 use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
+use axum::extract::ConnectInfo;
 use redeliver_proto::v1::audit_service_server::SERVICE_NAME as AUDIT_SERVICE_NAME;
 use redeliver_proto::v1::control_service_server::SERVICE_NAME as CONTROL_SERVICE_NAME;
 use redeliver_proto::v1::dead_letter_service_server::SERVICE_NAME;
@@ -24,6 +26,7 @@ use redeliver_runtime::config::{Area, Verb};
 use redeliver_service::audit::Author;
 use redeliver_service::control;
 use redeliver_service::identity::{self, Access, Identity, Refusal, Withdrawn};
+use redeliver_service::memory_budget::Caller;
 use rusqlite::Connection;
 use tonic::{Request, Status};
 
@@ -90,6 +93,8 @@ pub(crate) fn required(path: &str) -> Option<(Area, Verb)> {
 pub(crate) struct Viewer {
     identity: Identity,
     access: Access,
+    /// Whose share of the memory for answers is used.
+    caller: Caller,
     reason: Arc<str>,
     masking: Arc<Masking>,
 }
@@ -102,7 +107,11 @@ impl Viewer {
         let (Some(identity), Some(access)) = (extensions.get(), extensions.get()) else {
             return Err(Status::internal("the request was not authenticated"));
         };
+        let peer = extensions
+            .get()
+            .map(|ConnectInfo(address): &ConnectInfo<SocketAddr>| *address);
         Ok(Self {
+            caller: Caller::of(identity, peer),
             identity: Identity::clone(identity),
             access: Access::clone(access),
             reason: reason.into(),
@@ -123,6 +132,11 @@ impl Viewer {
     /// The caller, as it is recorded.
     pub(crate) fn author(&self) -> Author {
         Author::of(&self.identity)
+    }
+
+    /// Who shares the memory for the answers to the caller.
+    pub(crate) fn caller(&self) -> &Caller {
+        &self.caller
     }
 
     /// Why the caller makes this call, in its own words.

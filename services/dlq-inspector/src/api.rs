@@ -17,17 +17,19 @@ mod watch;
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::Stream;
+use prometheus_client::metrics::counter::Counter;
 use redeliver_core::{Clock, Position};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::lookup::StoredRecord;
 use redeliver_kafka::reader::ReadError as KafkaReadError;
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1::dead_letter_service_server::DeadLetterService;
-use redeliver_proto::{auth, v1};
+use redeliver_proto::{Message, auth, v1};
 use redeliver_service::followed::Followed;
+use redeliver_service::memory_budget::{MemoryBudget, Reservation};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -51,9 +53,16 @@ use crate::shared::SharedState;
 use crate::waiting::scans::Scans;
 
 pub(crate) use redrives::Redrives;
+pub(crate) use watch::SEND_TIMEOUT;
 
 /// Maximum number of concurrent watchers.
 const WATCHERS: usize = 256;
+/// Maximum size of the answers that are made, or wait for their clients to read them, in bytes.
+const ANSWERS: u64 = 128 << 20;
+/// Maximum number of calls that wait for memory with an answer that is made already.
+const WAITING: usize = 16;
+/// How long a call waits for memory for its answer.
+const MEMORY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The service. Cheap to clone.
 #[derive(Clone)]
@@ -78,8 +87,12 @@ pub(crate) struct Api {
     /// The tasks of watchers and scans. Each ends with its client or when `stop` is cancelled.
     pub(crate) watchers: TaskTracker,
     watcher_permits: Arc<Semaphore>,
-    /// One permit per KiB that all watchers together hold in memory.
-    watched_bytes: Arc<Semaphore>,
+    /// The memory for answers: what they are made of, until their clients have read them.
+    memory: MemoryBudget,
+    /// The calls that wait for it with their answers.
+    waiting: Arc<Semaphore>,
+    /// Counts calls for whose answers there was no memory.
+    no_memory: Counter,
 }
 
 /// The states of groups. Cheap to clone.
@@ -112,6 +125,7 @@ impl Api {
         kafka: KafkaSettings,
         clock: Arc<dyn Clock>,
         metrics: Metrics,
+        no_memory: Counter,
         stop: CancellationToken,
         watchers: TaskTracker,
     ) -> Self {
@@ -133,7 +147,9 @@ impl Api {
             stop,
             watchers,
             watcher_permits: Arc::new(Semaphore::new(WATCHERS)),
-            watched_bytes: Arc::new(Semaphore::new(watch::TOTAL_KIB as usize)),
+            memory: MemoryBudget::new(ANSWERS),
+            waiting: Arc::new(Semaphore::new(WAITING)),
+            no_memory,
         }
     }
 
@@ -143,6 +159,34 @@ impl Api {
             .ok_or_else(|| invalid(auth::REASON, "is not percent-encoded UTF-8", "WHY_INVALID", []))?;
         group_changes::check_why(auth::REASON, &reason)?;
         Viewer::of(request, reason, self.masking.clone())
+    }
+
+    /// Reserves memory for an answer, before anything of it is read.
+    async fn reserve(&self, viewer: &Viewer, bytes: u64) -> Result<Reservation, Status> {
+        let waiting = tokio::time::timeout(MEMORY_TIMEOUT, self.memory.reserve(viewer.caller(), bytes));
+        waiting.await.ok().flatten().ok_or_else(|| self.no_memory())
+    }
+
+    fn no_memory(&self) -> Status {
+        self.no_memory.inc();
+        let text =
+            "answers that clients have not read yet use the memory for answers; read them, or retry later";
+        status(Code::ResourceExhausted, text, "TOO_MANY_ANSWERS", [])
+    }
+
+    /// Reserves memory for a message that was made without, because nobody knew its size. Few calls wait with such a message.
+    async fn hold<T: Message>(&self, viewer: &Viewer, message: &T) -> Result<Reservation, Status> {
+        let size = message.encoded_len() as u64;
+        if let Some(memory) = self.memory.try_reserve(viewer.caller(), size) {
+            return Ok(memory);
+        }
+        let _turn = self.waiting.try_acquire().map_err(|_| self.no_memory())?;
+        self.reserve(viewer, size).await
+    }
+
+    async fn held<T: Message>(&self, viewer: &Viewer, response: Response<T>) -> Result<Response<T>, Status> {
+        let memory = self.hold(viewer, response.get_ref()).await?;
+        Ok(with_memory((response.into_inner(), memory)))
     }
 
     /// Runs a call and records its duration and its status.
@@ -304,7 +348,8 @@ impl DeadLetterService for Api {
     ) -> Result<Response<v1::ListDeadLettersResponse>, Status> {
         let viewer = self.viewer(&request)?;
         let response = self.list(&viewer, request.into_inner());
-        self.call("ListDeadLetters", &viewer, response).await
+        let answer = self.call("ListDeadLetters", &viewer, response).await;
+        Ok(with_memory(answer?.into_inner()))
     }
 
     async fn get_dead_letter(
@@ -313,7 +358,8 @@ impl DeadLetterService for Api {
     ) -> Result<Response<v1::DeadLetter>, Status> {
         let viewer = self.viewer(&request)?;
         let response = self.get(&viewer, request.into_inner().id);
-        self.call("GetDeadLetter", &viewer, response).await
+        let answer = self.call("GetDeadLetter", &viewer, response).await;
+        Ok(with_memory(answer?.into_inner()))
     }
 
     type ReadPayloadStream = ResponseStream<v1::ReadPayloadResponse>;
@@ -324,7 +370,8 @@ impl DeadLetterService for Api {
     ) -> Result<Response<Self::ReadPayloadStream>, Status> {
         let viewer = self.viewer(&request)?;
         let response = self.payload(&viewer, request.into_inner().id);
-        self.call("ReadPayload", &viewer, response).await
+        let answer = self.call("ReadPayload", &viewer, response).await;
+        Ok(with_memory(answer?.into_inner()))
     }
 
     async fn get_dead_letter_stats(
@@ -342,7 +389,8 @@ impl DeadLetterService for Api {
     ) -> Result<Response<v1::ListGroupsResponse>, Status> {
         let viewer = self.viewer(&request)?;
         let response = self.list_of_groups(&viewer, request.into_inner());
-        self.call("ListGroups", &viewer, response).await
+        let response = self.call("ListGroups", &viewer, response).await?;
+        self.held(&viewer, response).await
     }
 
     async fn get_group(&self, request: Request<v1::GetGroupRequest>) -> Result<Response<v1::Group>, Status> {
@@ -397,6 +445,13 @@ impl DeadLetterService for Api {
         let response = self.watch(request.get_ref(), viewer.clone());
         self.call("WatchDeadLetters", &viewer, response).await
     }
+}
+
+/// A response that holds memory until its client has read it.
+fn with_memory<T>((message, memory): (T, Reservation)) -> Response<T> {
+    let mut response = Response::new(message);
+    response.extensions_mut().insert(memory);
+    response
 }
 
 /// The record of a dead letter, given what Kafka has at its position.

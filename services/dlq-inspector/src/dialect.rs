@@ -224,6 +224,11 @@ static RULES: &[Rule] = rules! {
     ShareGroup OriginOffset    "__dlq.errors.offset",                     Decimal,   First;
 };
 
+/// Whether [`Facts::read`], or a redrive, reads this header.
+pub(crate) fn is_read(header: &str) -> bool {
+    headers::is_reserved(header) || header == TRACEPARENT || BY_HEADER.contains_key(header)
+}
+
 /// The headers of all dialects that contain a fact.
 pub(crate) fn headers_of(field: Field) -> impl Iterator<Item = &'static str> {
     RULES

@@ -5,6 +5,9 @@
 
 use redeliver_core::Headers;
 
+/// The maximum size of the two lengths of a header.
+const MAX_LENGTHS: usize = 10;
+
 /// Encodes headers.
 #[must_use]
 pub fn encode(headers: &Headers) -> Vec<u8> {
@@ -16,6 +19,26 @@ pub fn encode(headers: &Headers) -> Vec<u8> {
         bytes.extend_from_slice(value.unwrap_or_default());
     }
     bytes
+}
+
+/// Encodes as many headers as have at most this many bytes together, in their order: first those that are `needed`, and then the others.
+#[must_use]
+pub fn encode_some(headers: &Headers, most: usize, needed: impl Fn(&str) -> bool) -> Vec<u8> {
+    if headers.byte_len() <= most {
+        return encode(headers);
+    }
+    let (mut left, mut kept) = (most, vec![false; headers.len()]);
+    for is_needed in [true, false] {
+        for ((name, value), kept) in headers.iter().zip(&mut kept) {
+            let size = name.len() + value.map_or(0, <[u8]>::len) + MAX_LENGTHS;
+            if size <= left && needed(name) == is_needed {
+                left -= size;
+                *kept = true;
+            }
+        }
+    }
+    let kept = headers.iter().zip(kept).filter(|(_, kept)| *kept);
+    encode(&kept.map(|(header, _)| header).collect())
 }
 
 /// Decodes headers, up to the first invalid byte.
@@ -84,6 +107,27 @@ mod tests {
         ) {
             let headers: Headers = list.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
             prop_assert_eq!(decode(&encode(&headers)), headers);
+        }
+
+        #[test]
+        fn some_headers_are_those_that_fit(
+            list in proptest::collection::vec((".{0,5}", proptest::option::of(proptest::collection::vec(any::<u8>(), 0..60))), 0..30),
+            most in 0_usize..500
+        ) {
+            let headers: Headers = list.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
+            let needed = |name: &str| name.len() % 2 == 1;
+            let encoded = encode_some(&headers, most, needed);
+            prop_assert!(encoded.len() <= most);
+            // In their order.
+            let (some, mut all) = (decode(&encoded), headers.iter());
+            prop_assert!(some.iter().all(|header| all.any(|other| other == header)));
+            // Needed ones do not depend on the others.
+            let only = |headers: &Headers| headers.filtered(needed);
+            if headers.byte_len() > most {
+                prop_assert_eq!(only(&some), decode(&encode_some(&only(&headers), most, needed)));
+            } else {
+                prop_assert_eq!(&some, &headers);
+            }
         }
 
         #[test]

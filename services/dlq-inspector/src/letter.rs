@@ -1,13 +1,21 @@
-//! A dead letter as it is indexed: everything but its value, which stays in Kafka.
+//! A dead letter as it is indexed: everything but its value, which stays in Kafka, as does what a key or headers have beyond a limit.
 
 use bytes::Bytes;
 pub use redeliver_core::content::{ContentHash, HASH_BYTES};
-use redeliver_core::{Position, Record, Timestamp, content};
+use redeliver_core::{Position, Record, Timestamp, content, redrive};
 
-use crate::dialect::Facts;
+use crate::dialect::{self, Facts};
 use crate::fingerprint::GroupId;
 use crate::header_list;
 use crate::masking::Mask;
+
+/// Longer keys are indexed in part, in bytes.
+pub(crate) const MAX_KEY: usize = 64 << 10;
+/// The maximum size of the headers that are indexed, in bytes. Those that say something about the failure, or about where the record belongs,
+/// come first.
+const MAX_HEADERS: usize = 64 << 10;
+/// How much more memory than in their record headers take in a message.
+const HEADER_OVERHEAD: usize = 4;
 
 /// A record of a dead-letter topic.
 #[derive(Clone, Debug)]
@@ -22,11 +30,13 @@ pub struct Letter {
     pub masked_facts: Option<Facts>,
     /// The group of its failure.
     pub group: GroupId,
-    /// The record's key.
+    /// The record's key, or its first bytes: one more than [`MAX_KEY`].
     pub key: Option<Bytes>,
     /// The size of the value in bytes; `None` for a null value.
     pub value_size: Option<u64>,
-    /// The encoded headers, see [`header_list`].
+    /// The memory that the whole record takes, about, in bytes.
+    pub record_size: u64,
+    /// The encoded headers that are indexed, see [`header_list`].
     pub headers: Vec<u8>,
     /// The configured fields of a JSON value, see [`crate::json_fields`]. [`Letter::read`] leaves them out.
     pub json_fields: Option<Vec<u8>>,
@@ -53,13 +63,29 @@ impl Letter {
             // Only records in message format 0 have no timestamp.
             dead_at: record.timestamp.unwrap_or(Timestamp::from_millis(0)),
             facts,
-            key: record.key.clone(),
+            key: record.key.as_ref().map(|key| match key.get(..=MAX_KEY) {
+                // A slice would keep the whole record in memory.
+                Some(beginning) => Bytes::copy_from_slice(beginning),
+                None => key.clone(),
+            }),
             value_size: record.value.as_ref().map(|value| value.len() as u64),
-            headers: header_list::encode(&record.headers),
+            record_size: record_size(record),
+            headers: header_list::encode_some(&record.headers, MAX_HEADERS, is_needed),
             json_fields: None,
             content: content_hash(record),
         }
     }
+}
+
+fn record_size(record: &Record) -> u64 {
+    let bytes = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
+    let headers = record.headers.byte_len().saturating_mul(HEADER_OVERHEAD);
+    (bytes(&record.key) + bytes(&record.value)).saturating_add(headers) as u64
+}
+
+/// Whether a header decides what becomes of a dead letter.
+fn is_needed(header: &str) -> bool {
+    dialect::is_read(header) || redrive::is_redrive_header(header)
 }
 
 /// The hash of a record's content.
@@ -135,6 +161,27 @@ mod tests {
         // Whoever may see everything sees and finds the whole message.
         assert_eq!(bob.facts.error_message, "no mail to bob@example.com");
         assert_eq!(letter(b"refused").masked_facts, None);
+    }
+
+    #[test]
+    fn a_large_record_is_indexed_in_part() {
+        let (long, key) = ("x".repeat(1_000), "k".repeat(1 << 20));
+        let names: Vec<String> = (0..1_000).map(|number| format!("h{number}")).collect();
+        let mut headers: Vec<(&str, Option<&[u8]>)> = names
+            .iter()
+            .map(|name| (&**name, Some(long.as_bytes())))
+            .collect();
+        headers.push(("error-code", Some(b"last")));
+        let large = record(Some(&key), Some("v"), &headers);
+        let letter = Letter::read(&large);
+        let indexed = header_list::decode(&letter.headers);
+        assert!(letter.headers.len() <= MAX_HEADERS);
+        assert_eq!(indexed.iter().next().unwrap().0, "h0");
+        assert_eq!(Facts::read(&indexed), letter.facts);
+        assert_eq!(letter.facts.error_code, "last");
+        assert_eq!(letter.key.unwrap(), key.as_bytes()[..=MAX_KEY]);
+        assert!(letter.record_size > 2 << 20);
+        assert_eq!(letter.content, content_hash(&large));
     }
 
     #[test]

@@ -72,6 +72,7 @@ use redeliver_service::audit::AuditLog;
 use redeliver_service::control::Controls;
 use redeliver_service::host::api_tls;
 use redeliver_service::identity::Authenticator;
+use redeliver_service::limit_metrics::LimitMetrics;
 use redeliver_service::topics::{of_audit, of_control, topic_settings, warn_about};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -159,6 +160,12 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let address = listener.local_addr().context("reading the address of the API")?;
 
     let metrics = Metrics::register(&mut host.registry());
+    let limits = LimitMetrics::register(
+        &mut host.registry(),
+        "dlq_api_limited",
+        "Connections and calls of the inspector's API that a limit has refused, by limit",
+        &["answer_bytes"],
+    );
     let part = host.health.part("dlq-index");
     let stop = host.tasks.shutdown().clone();
     let masking = Arc::new(Masking::new(&config.masking));
@@ -297,6 +304,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         host.kafka.clone(),
         host.clock.clone(),
         metrics,
+        limits.of("answer_bytes"),
         stop,
         TaskTracker::new(),
     );
@@ -315,7 +323,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     host.tasks.spawn("dlq-measures", gauges);
     host.tasks.spawn(
         "dlq-api",
-        server::serve(listener, service, controls, authenticator, grace),
+        server::serve(listener, service, controls, authenticator, limits.http(), grace),
     );
     Ok(address)
 }

@@ -1,8 +1,13 @@
 //! The gRPC server: dead letters, redrives, waiting records, control, the audit log, health, reflection.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Body;
+use axum::middleware;
+use axum::response::Response;
+use http_body_util::BodyExt as _;
 use redeliver_proto::v1::audit_service_server::{AuditServiceServer, SERVICE_NAME as AUDIT_SERVICE_NAME};
 use redeliver_proto::v1::control_service_server::{
     ControlServiceServer, SERVICE_NAME as CONTROL_SERVICE_NAME,
@@ -14,25 +19,26 @@ use redeliver_proto::v1::redrive_service_server::{
 use redeliver_proto::v1::waiting_service_server::{
     SERVICE_NAME as WAITING_SERVICE_NAME, WaitingServiceServer,
 };
+use redeliver_runtime::http_server::{self, HttpLimits};
 use redeliver_runtime::listen::Listener;
 use redeliver_service::control::{self, Controls};
 use redeliver_service::followed::Followed;
-use redeliver_service::identity::{self, AuthenticateLayer, Authenticator};
+use redeliver_service::identity::{self, Authentication, Authenticator, authenticate};
+use redeliver_service::memory_budget::Reservation;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Server;
+use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
-use tower::Layer as _;
 
 use crate::access;
-use crate::api::Api;
+use crate::api::{Api, SEND_TIMEOUT};
 use crate::group_states::GroupStates;
 use crate::shared::SharedState;
 
-/// Interval of HTTP/2 pings on idle connections.
-const KEEP_ALIVE: Duration = Duration::from_secs(30);
+/// How long a client may read nothing of an answer. Longer than a watch waits, so that its client can learn that it was too slow.
+const WRITE_TIMEOUT: Duration = SEND_TIMEOUT.saturating_mul(2);
 
-/// The maximum size of a message for control, in bytes. It contains a name and a reason.
+/// The maximum size of a message for control, health and reflection, in bytes. It contains a name, and a reason.
 const SMALL_MESSAGE: usize = 4 << 10;
 
 const HEALTH: &str = "grpc.health.v1.Health";
@@ -47,7 +53,7 @@ pub enum ServerError {
     Reflection(#[from] tonic_reflection::server::Error),
     /// The server failed.
     #[error("serving the inspector's API")]
-    Serve(#[from] tonic::transport::Error),
+    Serve(#[source] io::Error),
 }
 
 /// Serves until `api.stop` is cancelled, then waits up to `grace` for calls in progress. Health and reflection require no
@@ -57,6 +63,7 @@ pub(crate) async fn serve(
     api: Api,
     controls: Controls,
     authenticator: Authenticator,
+    limits: HttpLimits,
     grace: Duration,
 ) -> Result<(), ServerError> {
     let (health, health_service) = health_reporter();
@@ -82,23 +89,37 @@ pub(crate) async fn serve(
     };
     let (shared, stop, watchers) = (api.shared.clone(), api.stop.clone(), api.watchers.clone());
     let states = api.groups.states.clone();
-    let authenticate = AuthenticateLayer::new(authenticator, |refusal: &identity::Refusal| {
-        identity::grpc::status(refusal).into_http()
-    });
-    let authenticate = authenticate.requiring(access::required);
+    let authentication = Authentication {
+        authenticator,
+        required: Some(access::required),
+        refuse: |refusal| identity::grpc::status(refusal).into_http(),
+    };
     let controls = control::grpc::Service::new(Arc::new(controls));
     let controls = ControlServiceServer::new(controls).max_decoding_message_size(SMALL_MESSAGE);
-    let server = Server::builder()
-        .http2_keepalive_interval(Some(KEEP_ALIVE))
-        .add_service(health_service)
-        .add_service(reflection(REFLECTION).build_v1()?)
-        .add_service(reflection(REFLECTION_V1ALPHA).build_v1alpha()?)
-        .add_service(authenticate.layer(controls))
-        .add_service(authenticate.layer(AuditServiceServer::new(api.clone())))
-        .add_service(authenticate.layer(RedriveServiceServer::new(api.clone())))
-        .add_service(authenticate.layer(WaitingServiceServer::new(api.clone())))
-        .add_service(authenticate.layer(DeadLetterServiceServer::new(api)))
-        .serve_with_incoming_shutdown(listener.incoming(), stop.clone().cancelled_owned());
+    let authenticated = Routes::new(controls)
+        .add_service(AuditServiceServer::new(api.clone()))
+        .add_service(RedriveServiceServer::new(api.clone()))
+        .add_service(WaitingServiceServer::new(api.clone()))
+        .add_service(DeadLetterServiceServer::new(api))
+        .into_axum_router()
+        .reset_fallback()
+        .layer(middleware::map_response(async |response| {
+            reserved_until_sent(response)
+        }))
+        .route_layer(middleware::from_fn_with_state(authentication, authenticate));
+    let v1 = reflection(REFLECTION).build_v1()?;
+    let v1alpha = reflection(REFLECTION_V1ALPHA).build_v1alpha()?;
+    let routes = Routes::new(health_service.max_decoding_message_size(SMALL_MESSAGE))
+        .add_service(v1.max_decoding_message_size(SMALL_MESSAGE))
+        .add_service(v1alpha.max_decoding_message_size(SMALL_MESSAGE))
+        .into_axum_router()
+        .merge(authenticated);
+    let limits = HttpLimits {
+        write_timeout: WRITE_TIMEOUT,
+        http2_only: true,
+        ..limits
+    };
+    let server = http_server::serve(listener, routes, limits, stop.clone().cancelled_owned());
     let server = async {
         let (served, ()) = tokio::join!(server, report_health(&health, &shared, &states, &stop));
         // Watchers outlive their calls. They end with `stop`, after their last message.
@@ -111,11 +132,24 @@ pub(crate) async fn serve(
         tokio::time::sleep(grace).await;
     };
     tokio::select! {
-        served = server => Ok(served?),
+        served = server => served.map_err(ServerError::Serve),
         () = timeout => {
             tracing::warn!("grace period exceeded; dropping calls in progress");
             Ok(())
         }
+    }
+}
+
+/// The memory that a call has reserved for its answer is free once the answer is sent, or its client has gone.
+fn reserved_until_sent(mut response: Response) -> Response {
+    match response.extensions_mut().remove::<Reservation>() {
+        None => response,
+        Some(memory) => response.map(|body| {
+            Body::new(body.map_frame(move |frame| {
+                let _until_dropped = &memory;
+                frame
+            }))
+        }),
     }
 }
 

@@ -38,14 +38,15 @@ use redeliver_proto::v1::control_service_server::ControlServiceServer;
 use redeliver_proto::v1::job_service_server::JobServiceServer;
 use redeliver_proto::v1::schedule_service_server::ScheduleServiceServer;
 use redeliver_runtime::config::{ConfigError, SchedulerConfig};
-use redeliver_runtime::http_server::{self, HttpLimits, ProtectedRequests};
+use redeliver_runtime::http_server::{self, HttpLimits};
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::tls::Protocols;
 use redeliver_service::audit::AuditWriter;
 use redeliver_service::control::Controls;
 use redeliver_service::control::grpc::Service as ControlService;
 use redeliver_service::host::{Host, api_tls};
-use redeliver_service::identity::{self, AuthenticateLayer, Authenticator};
+use redeliver_service::identity::{self, Authentication, Authenticator, authenticate};
+use redeliver_service::limit_metrics::LimitMetrics;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
@@ -78,7 +79,7 @@ use body_budget::{BodyBudget, reserve_body};
 use changes::{ChangeLog, ENTRIES, run_entries};
 use hosts::{Host as AcceptedHost, check_host};
 use jobs::Jobs;
-use limits::{LimitMetrics, is_grpc, with_status_of_timeout};
+use limits::{is_grpc, with_status_of_timeout};
 use rates::{CallerRates, limit_rate};
 pub use schedules::{OccurrenceView, ScheduleView};
 use state_end::StateEnd;
@@ -150,7 +151,12 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         // The lanes of this process decide the commands that it has written.
         lanes: host.hold_lanes(),
     };
-    let metrics = LimitMetrics::register(&mut host.registry());
+    let metrics = LimitMetrics::register(
+        &mut host.registry(),
+        "scheduler_api_limited",
+        "Connections and requests of the job API that a limit has refused, by limit",
+        &["host", "rate", "request_bytes"],
+    );
     let unrecorded = Counter::default();
     host.registry().register(
         "scheduler_audit_failures",
@@ -200,12 +206,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
             idle_timeout: scheduler.limits.idle_timeout.duration(),
             body_timeout: scheduler.limits.body_timeout.duration(),
             write_timeout: scheduler.limits.write_timeout.duration(),
-            too_many: metrics.of("connections"),
-            slow_bodies: metrics.of("body_timeout"),
-            not_read: metrics.of("write_timeout"),
-            // So callers without valid credentials lock nobody out.
-            protected: ProtectedRequests::Accepted,
-            ..HttpLimits::default()
+            ..metrics.http()
         },
         refused_hosts: metrics.of("host"),
     };
@@ -331,7 +332,11 @@ fn router<I: Index>(
         .max_decoding_message_size(max_message);
     let controls = ControlServiceServer::new(ControlService::new(jobs.controls.clone()))
         .max_decoding_message_size(SMALL_MESSAGE);
-    let refuse = |refusal: &identity::Refusal| identity::grpc::status(refusal).into_http();
+    let authentication = Authentication {
+        authenticator: authenticator.clone(),
+        required: None,
+        refuse: |refusal| identity::grpc::status(refusal).into_http(),
+    };
     let (rates, bodies) = (jobs.rates.clone(), jobs.bodies.clone());
     let authenticated = Routes::new(service)
         .add_service(schedules)
@@ -344,7 +349,7 @@ fn router<I: Index>(
         .route_layer(middleware::from_fn(move |caller, request, next| {
             limit_rate(rates.clone(), caller, request, next)
         }))
-        .route_layer(AuthenticateLayer::new(authenticator.clone(), refuse));
+        .route_layer(middleware::from_fn_with_state(authentication, authenticate));
     // Health and reflection require no identity, so that probes and tools work.
     let mut reflected = Routes::builder();
     reflected

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::unprotected::Counted;
+
 /// The activity of a connection. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Activity(Arc<Mutex<State>>);
@@ -33,6 +35,8 @@ pub(super) struct InProgress(Arc<Request>);
 struct Request {
     activity: Activity,
     protects: AtomicBool,
+    /// Until it protects.
+    unprotected: Mutex<Option<Counted>>,
 }
 
 /// Lets a request protect its connection from being replaced by a new one while the request is in progress. Each request has this in
@@ -53,11 +57,21 @@ impl InProgress {
     pub(super) fn protection(&self) -> Protection {
         Protection(Arc::downgrade(&self.0))
     }
+
+    /// Its stream counts until it protects its connection, or ends.
+    pub(super) fn count(&self, stream: Counted) {
+        *self.0.unprotected() = Some(stream);
+    }
 }
 
 impl Request {
+    fn unprotected(&self) -> MutexGuard<'_, Option<Counted>> {
+        self.unprotected.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn protect(&self) {
         if !self.protects.swap(true, Ordering::Relaxed) {
+            drop(self.unprotected().take());
             let mut state = self.activity.state();
             state.protecting += 1;
             state.was_protected = true;
@@ -91,6 +105,7 @@ impl Activity {
         InProgress(Arc::new(Request {
             activity: self.clone(),
             protects: AtomicBool::new(false),
+            unprotected: Mutex::default(),
         }))
     }
 

@@ -2,6 +2,8 @@
 //!
 //! A process without file descriptors can accept no connection on any port, nor connect to Kafka. So connections get a share of them.
 
+use rustix::process::{Resource, getrlimit};
+
 /// This number of connections, or the number that half of the file descriptors of this process allow, if that is less.
 pub(super) fn at_most_half(connections: usize) -> usize {
     let allowed = at_most(connections, limit());
@@ -20,25 +22,9 @@ fn at_most(connections: usize, descriptors: Option<u64>) -> usize {
     half.map_or(connections, |half| connections.min(half.max(1)))
 }
 
-/// The maximum number of file descriptors. `None`: no limit, or not known.
-#[cfg(target_os = "linux")]
+/// The maximum number of file descriptors. `None`: no limit.
 fn limit() -> Option<u64> {
-    use procfs::process::{LimitValue, Process};
-    match Process::myself().and_then(|process| process.limits()) {
-        Ok(limits) => match limits.max_open_files.soft_limit {
-            LimitValue::Value(limit) => Some(limit),
-            LimitValue::Unlimited => None,
-        },
-        Err(error) => {
-            tracing::debug!(%error, "cannot read the limits of the process");
-            None
-        }
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn limit() -> Option<u64> {
-    None
+    getrlimit(Resource::Nofile).current
 }
 
 #[cfg(test)]
@@ -56,6 +42,6 @@ mod tests {
         ] {
             assert_eq!(at_most(connections, descriptors), allowed);
         }
-        assert!(cfg!(not(target_os = "linux")) || limit().is_none_or(|limit| limit > 0));
+        assert!(limit().is_none_or(|limit| limit > 0));
     }
 }

@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
+use futures::future::{AbortHandle, abortable};
 use hyper::body::{Frame, SizeHint};
 use hyper::rt::Executor;
 use hyper_util::rt::TokioExecutor;
@@ -18,6 +19,7 @@ use prometheus_client::metrics::counter::Counter;
 
 use super::activity::InProgress;
 use super::stall::Stall;
+use super::unprotected::Unprotected;
 
 /// The maximum size of a part. A client that has room for this much within the limit is not too slow.
 const PART: usize = 16 << 10;
@@ -28,8 +30,10 @@ tokio::task_local! {
 }
 
 /// What a stream has to send.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Outbox {
+    /// Ends the stream.
+    abort: AbortHandle,
     /// The number of parts so far.
     parts: AtomicU64,
     /// Whether the last one waits for the window.
@@ -49,8 +53,20 @@ impl<S: Future<Output = ()> + Send + 'static> Executor<S> for StreamExecutor {
     }
 }
 
+/// Counts the request of the stream that runs. Without an effect with HTTP/1.1: its connections are limited.
+pub(super) fn limit(unprotected: &Unprotected, request: &InProgress) {
+    if let Ok(abort) = OUTBOX.try_with(|outbox| outbox.abort.clone()) {
+        request.count(unprotected.begin(abort));
+    }
+}
+
 async fn limited(stream: impl Future<Output = ()>, limit: Duration, not_read: Counter) {
-    let outbox = Arc::new(Outbox::default());
+    let (stream, abort) = abortable(stream);
+    let outbox = Arc::new(Outbox {
+        abort,
+        parts: AtomicU64::new(0),
+        is_waiting: AtomicBool::new(false),
+    });
     let mut stream = pin!(OUTBOX.scope(outbox.clone(), stream));
     let mut stall = Stall::new(limit);
     std::future::poll_fn(|context| {
@@ -172,7 +188,6 @@ mod tests {
 
     #[tokio::test]
     async fn parts_are_as_large_as_the_body() {
-        let outbox = Arc::new(Outbox::default());
         let body = async {
             let mut body = ResponseBody::new(Body::from(vec![7; PART + 1]), Activity::new().begin());
             let mut sizes = Vec::new();
@@ -181,12 +196,12 @@ mod tests {
                 sizes.push((exact, body.is_end_stream()));
                 match body.frame().await {
                     Some(frame) => assert!(frame.unwrap().is_data()),
-                    None => return sizes,
+                    None => break,
                 }
             }
+            let part = PART as u64;
+            assert_eq!(sizes, [(part + 1, false), (1, false), (0, true)]);
         };
-        let part = PART as u64;
-        let sizes = OUTBOX.scope(outbox, body).await;
-        assert_eq!(sizes, [(part + 1, false), (1, false), (0, true)]);
+        limited(body, LIMIT, Counter::default()).await;
     }
 }

@@ -16,9 +16,9 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use http_body_util::BodyExt as _;
 use hyper::body::Frame;
-use redeliver_runtime::http_server::{BodyTimeout, HttpLimits, ProtectedRequests, Protection, serve};
+use redeliver_runtime::http_server::{BodyTimeout, HttpLimits, Protection, serve};
 use redeliver_runtime::listen::Listener;
-use redeliver_testkit::DEADLINE;
+use redeliver_testkit::{DEADLINE, chaos_random};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -340,7 +340,6 @@ async fn requests_in_progress_and_streams_keep_their_connections() {
         idle_timeout: SHORT,
         write_timeout: SHORT,
         body_timeout: SHORT,
-        protected: ProtectedRequests::Accepted,
         ..no_limits()
     });
     for (path, answer) in [("/wait", "done"), ("/parts", "part")] {
@@ -505,7 +504,6 @@ async fn a_client_of_http2_that_does_not_answer_pings_is_closed() {
 async fn an_unprotected_stream_keeps_its_connection_only_until_another_one_needs_the_place() {
     let server = Server::start(HttpLimits {
         connections: 2,
-        protected: ProtectedRequests::Accepted,
         ..no_limits()
     });
     let mut h2 = server.connect_h2(&[]).await;
@@ -531,6 +529,92 @@ async fn an_unprotected_stream_keeps_its_connection_only_until_another_one_needs
     for stream in &mut busy {
         read_until(stream, "done").await;
     }
+}
+
+#[tokio::test]
+async fn the_oldest_unprotected_stream_makes_room_for_a_new_one() {
+    let server = Server::start(HttpLimits {
+        unprotected_streams: 2,
+        ..no_limits()
+    });
+    let (mut one, mut other) = (server.connect_h2(&[]).await, server.connect_h2(&[]).await);
+    one.get(1, "/wait").await;
+    let started = tokio::time::timeout(DEADLINE, server.shared.started.acquire()).await;
+    started.expect("the request is in progress").unwrap().forget();
+    // Neither the protected one, nor those that have ended count.
+    for stream in [3, 5, 7] {
+        one.get(stream, "/").await;
+        assert_eq!(one.until(stream, DATA).await, b"hello");
+    }
+    for stream in [9, 11] {
+        one.get(stream, "/parts").await;
+        one.until(stream, HEADERS).await;
+    }
+    for (stream, oldest) in [(1, 9), (3, 11)] {
+        other.get(stream, "/parts").await;
+        assert_eq!(one.until(oldest, RST_STREAM).await, CANCEL.to_be_bytes());
+    }
+    assert_eq!(server.limits.too_many.get(), 2);
+    server.shared.permits.add_permits(1);
+    assert_eq!(one.until(1, DATA).await, b"done");
+}
+
+#[tokio::test]
+async fn no_mix_of_clients_locks_others_out() {
+    let server = Server::start(HttpLimits {
+        connections: 5,
+        unprotected_streams: 10,
+        ..no_limits()
+    });
+    let mut random = chaos_random("no_mix_of_clients_locks_others_out");
+    let sent = [
+        "",
+        "GET / HTTP/1.1\r\nhost: loc",
+        "GET /parts HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        "GET /endless HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        "POST /read HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n1",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ];
+    let mut held = Vec::new();
+    for _ in 0..100 {
+        match sent.get(random.usize(..=sent.len())) {
+            Some(sent) => {
+                let mut stream = server.connect().await;
+                stream.write_all(sent.as_bytes()).await.unwrap();
+                held.push(stream);
+            }
+            None => {
+                let mut h2 = server.connect_h2(&[(INITIAL_WINDOW_SIZE, 0)]).await;
+                for stream in (1..random.u32(1..20)).step_by(2) {
+                    match random.u32(0..3) {
+                        0 => h2.get(stream, "/parts").await,
+                        1 => h2.get(stream, "/endless").await,
+                        _ => h2.request(stream, "POST", "/read", 0).await,
+                    }
+                }
+                held.push(h2.0);
+            }
+        }
+        let mut other = server.connect().await;
+        exchange(&mut other, "/").await;
+        let mut other = server.connect_h2(&[]).await;
+        other.get(1, "/").await;
+        assert_eq!(other.until(1, DATA).await, b"hello");
+    }
+}
+
+#[tokio::test]
+async fn a_server_of_http2_refuses_other_requests() {
+    let server = Server::start(HttpLimits {
+        http2_only: true,
+        ..no_limits()
+    });
+    let mut h1 = server.connect().await;
+    send(&mut h1, "/").await;
+    assert!(!read_to_end(&mut h1).await.contains("hello"));
+    let mut h2 = server.connect_h2(&[]).await;
+    h2.get(1, "/").await;
+    assert_eq!(h2.until(1, DATA).await, b"hello");
 }
 
 #[tokio::test]

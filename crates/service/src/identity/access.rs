@@ -24,7 +24,7 @@ pub enum Withdrawn {
     ScopesChanged,
 }
 
-/// The credentials of a request, and what the request requires of them. [`AuthenticateLayer`](super::AuthenticateLayer)
+/// The credentials of a request, and what the request requires of them. [`authenticate`](super::authenticate)
 /// adds it to the extensions of each request. A call that lasts ends when [`withdrawn`](Self::withdrawn) does.
 #[derive(Clone)]
 pub struct Access {

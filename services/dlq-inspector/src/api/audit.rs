@@ -28,7 +28,8 @@ impl AuditService for Api {
             viewer.require_audit()?;
             self.audit_entries(request.into_inner()).await
         };
-        self.observe("ListAuditEntries", response).await
+        let response = self.observe("ListAuditEntries", response).await?;
+        self.held(&viewer, response).await
     }
 }
 

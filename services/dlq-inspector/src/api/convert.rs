@@ -11,6 +11,7 @@ use crate::access::Viewer;
 use crate::dialect::{Facts, Field};
 use crate::header_list;
 use crate::index::IndexedLetter;
+use crate::letter::MAX_KEY;
 use crate::masking::{Fact, Mask, MaskedHeaders};
 
 /// Values in messages are truncated to this many bytes.
@@ -21,14 +22,15 @@ const KEY_LIMIT: usize = 1 << 20;
 /// bounded by the index, a dead letter stays below 4 MiB, the limit of gRPC clients.
 const KEY_AND_HEADERS_LIMIT: usize = 3 << 19;
 
-/// The BASIC view: without value and headers. `are_states_known`: see [`Completeness::are_states_known`].
+/// The BASIC view: without value and headers, and with the key as it is indexed. `are_states_known`: see [`Completeness::are_states_known`].
 ///
 /// [`Completeness::are_states_known`]: crate::completeness::Completeness::are_states_known
 pub(super) fn basic(viewer: &Viewer, letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter {
-    shown(viewer, letter, whole_basic(letter, are_states_known))
+    let headers = header_list::iter(&letter.headers);
+    shown(viewer, letter, headers, whole_basic(letter, are_states_known))
 }
 
-/// The FULL view: with headers, and with the value up to [`VALUE_LIMIT`]. `value`: what the caller sees of it; `None` for a null value.
+/// The FULL view: with key and headers of the record, and with the value up to [`VALUE_LIMIT`]. `value`: what the caller sees of it; `None` for a null value.
 pub(super) fn full(
     viewer: &Viewer,
     letter: &IndexedLetter,
@@ -54,13 +56,18 @@ pub(super) fn full(
         Some(ShownValue::Withheld) => add(&mut whole, "value"),
         None => {}
     }
-    shown(viewer, letter, whole)
+    shown(viewer, letter, stored.record.headers.iter(), whole)
 }
 
-/// What a caller sees of a dead letter. All messages with dead letters pass here.
-fn shown(viewer: &Viewer, letter: &IndexedLetter, mut whole: v1::DeadLetter) -> v1::DeadLetter {
+/// What a caller sees of a dead letter with these headers. All messages with dead letters pass here.
+fn shown<'h>(
+    viewer: &Viewer,
+    letter: &IndexedLetter,
+    headers: impl Iterator<Item = (&'h str, Option<&'h [u8]>)>,
+    mut whole: v1::DeadLetter,
+) -> v1::DeadLetter {
     let topic = &letter.id.topic;
-    mask(&viewer.mask(topic), letter, &mut whole);
+    mask(&viewer.mask(topic), headers, &mut whole);
     truncate(&mut whole);
     if viewer.sees_payloads(topic) {
         return whole;
@@ -96,7 +103,11 @@ fn truncate(whole: &mut v1::DeadLetter) {
 }
 
 /// Masks everything but the value.
-fn mask(mask: &Mask<'_>, letter: &IndexedLetter, whole: &mut v1::DeadLetter) {
+fn mask<'h>(
+    mask: &Mask<'_>,
+    headers: impl Iterator<Item = (&'h str, Option<&'h [u8]>)>,
+    whole: &mut v1::DeadLetter,
+) {
     if mask.is_empty() {
         return;
     }
@@ -111,7 +122,7 @@ fn mask(mask: &Mask<'_>, letter: &IndexedLetter, whole: &mut v1::DeadLetter) {
         whole.value_size = None;
         add(whole, "value_size");
     }
-    let MaskedHeaders { headers, masked } = mask.headers(header_list::iter(&letter.headers));
+    let MaskedHeaders { headers, masked } = mask.headers(headers);
     if masked.is_empty() {
         return;
     }
@@ -213,6 +224,10 @@ fn whole_basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter
         partition: letter.origin_partition.unwrap_or(-1),
         offset: letter.origin_offset.unwrap_or(-1),
     });
+    let (key, key_truncated) = match &letter.key {
+        Some(key) if key.len() > MAX_KEY => (Some(key.slice(..MAX_KEY)), true),
+        key => (key.clone(), false),
+    };
     v1::DeadLetter {
         id: letter.id.to_string(),
         position: Some(v1::Position {
@@ -231,7 +246,7 @@ fn whole_basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter
         retry_count: letter.retry_count,
         origin,
         origin_timestamp: letter.origin_timestamp.and_then(time_of_record),
-        key: letter.key.clone(),
+        key,
         value_size: letter.value_size,
         value: None,
         value_truncated: false,
@@ -250,7 +265,7 @@ fn whole_basic(letter: &IndexedLetter, are_states_known: bool) -> v1::DeadLetter
         completeness: None,
         decoded: None,
         redriven_as: None,
-        key_truncated: false,
+        key_truncated,
         headers_truncated: false,
     }
 }
@@ -264,7 +279,9 @@ fn whole_full(letter: &IndexedLetter, stored: &StoredRecord, are_states_known: b
     };
     v1::DeadLetter {
         timestamp_type: timestamp_type.into(),
-        headers: to_headers(&header_list::decode(&letter.headers)),
+        key: stored.record.key.clone(),
+        key_truncated: false,
+        headers: to_headers(&stored.record.headers),
         unreadable_headers: u32::try_from(stored.record.unreadable_headers).unwrap_or(u32::MAX),
         ..whole_basic(letter, are_states_known)
     }

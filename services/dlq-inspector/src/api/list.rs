@@ -4,6 +4,7 @@ use redeliver_kafka::lookup::StoredRecord;
 use redeliver_proto::error::invalid;
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::audit::Action;
+use redeliver_service::memory_budget::Reservation;
 use tonic::Status;
 
 use super::token::{PageToken, query_hash};
@@ -11,6 +12,7 @@ use super::value::{self, RecordValue};
 use super::{Api, convert, not_found, query_failed};
 use crate::access::Viewer;
 use crate::audit::Disclosure;
+use crate::decoding::MAX_JSON;
 use crate::filter::NumberField;
 use crate::index::{self, Direction, IndexedLetter, Page, PageLimit};
 
@@ -18,21 +20,23 @@ const DEFAULT_PAGE_SIZE: usize = 50;
 const MAX_PAGE_SIZE: usize = 1000;
 /// A page ends before it exceeds this many bytes, unless a single dead letter does, because gRPC clients reject messages over 4 MiB by default.
 const PAGE_BYTES: usize = 3 << 20;
-/// Maximum number of values that are read from Kafka at once.
+/// Maximum number of records that are read from Kafka at once.
 const LOOKUP_BATCH: usize = 32;
-/// Maximum size of these values in bytes, unless a single one is larger.
+/// Maximum size of these records in bytes, unless a single one is larger.
 const LOOKUP_BYTES: u64 = 4 << 20;
-/// A page ends after values of this size were read, in bytes: what is masked is read as a whole, and shown in a few bytes.
+/// A page ends after records of this size were read, in bytes: what is masked is read as a whole, and shown in a few bytes.
 const READ_BYTES: u64 = 32 << 20;
 /// Maximum size of the keys and headers that are read from the index at once, in bytes.
 const INDEX_BYTES: usize = 4 << 20;
+/// The memory for these and the page, in bytes.
+const OF_PAGE: u64 = INDEX_BYTES as u64 + PAGE_BYTES as u64;
 
 impl Api {
     pub(super) async fn list(
         &self,
         viewer: &Viewer,
         request: v1::ListDeadLettersRequest,
-    ) -> Result<v1::ListDeadLettersResponse, Status> {
+    ) -> Result<(v1::ListDeadLettersResponse, Reservation), Status> {
         let filter = viewer.limit(self.parse_filter(&request.filter)?)?;
         let direction = direction(&request.order_by)?;
         let size = page_size(request.page_size)?;
@@ -51,8 +55,12 @@ impl Api {
             letters: size,
             bytes: INDEX_BYTES,
         };
+        let mut memory = None;
+        if is_full {
+            memory = Some(self.reserve(viewer, OF_PAGE + LOOKUP_BYTES).await?);
+        }
         let Page {
-            letters,
+            mut letters,
             mut has_more,
         } = self
             .pool
@@ -67,17 +75,24 @@ impl Api {
         Self::check_states(tests_states, &after_query)?;
         let are_states_known = after_query.are_states_known();
 
+        let first = letters.first().map_or(0, |letter| letter.record_size);
+        if is_full && first > LOOKUP_BYTES {
+            // It is alone on its page. Nothing is kept while it waits for more memory.
+            has_more |= letters.len() > 1;
+            letters.truncate(1);
+            drop(memory);
+            memory = Some(self.reserve(viewer, OF_PAGE + first).await?);
+        }
         let (mut page, mut gone) = (Vec::new(), Vec::new());
         let (mut bytes, mut read) = (0, 0);
         let mut last = None;
         'page: for batch in batches(&letters, LOOKUP_BYTES) {
-            if read >= READ_BYTES {
+            let size = record_bytes(batch);
+            if is_full && last.is_some() && (read >= READ_BYTES || size > LOOKUP_BYTES) {
                 has_more = true;
                 break;
             }
-            if is_full {
-                read += value_bytes(batch);
-            }
+            read += size;
             let messages = self.to_messages(viewer, batch, is_full, are_states_known).await?;
             for (letter, message) in batch.iter().zip(messages) {
                 let is_gone = message.is_none();
@@ -104,17 +119,31 @@ impl Api {
         let token = last.filter(|_| has_more);
         let next_page_token = token.map_or_else(String::new, |cursor| PageToken::encode(query, cursor));
         let completeness = self.completeness_since(&completeness);
-        Ok(v1::ListDeadLettersResponse {
+        let answer = v1::ListDeadLettersResponse {
             dead_letters: page,
             gone,
             next_page_token,
             completeness: Some(self.completeness_message(&completeness, viewer)),
-        })
+        };
+        let memory = match memory {
+            None => self.hold(viewer, &answer).await?,
+            Some(memory) => {
+                memory.shrink_to(answer.encoded_len() as u64);
+                memory
+            }
+        };
+        Ok((answer, memory))
     }
 
-    pub(super) async fn get(&self, viewer: &Viewer, id: String) -> Result<v1::DeadLetter, Status> {
+    pub(super) async fn get(
+        &self,
+        viewer: &Viewer,
+        id: String,
+    ) -> Result<(v1::DeadLetter, Reservation), Status> {
         let completeness = self.completeness();
         let letter = self.find(viewer, &id).await?;
+        let decoded = self.schemas.as_ref().map_or(0, |_| MAX_JSON as u64);
+        let memory = self.reserve(viewer, letter.record_size + decoded).await?;
         let stored = self.record_of(&letter).await?;
         let value = stored.record.value.clone();
         let completeness = self.completeness_since(&completeness);
@@ -136,11 +165,13 @@ impl Api {
         let disclosure = Disclosure::of(Action::GetDeadLetter, "", [&message]);
         self.audit.record(viewer, disclosure, self.clock.now()).await?;
         let is_redriven = message.state() == v1::DeadLetterState::Redriven;
-        Ok(v1::DeadLetter {
+        let answer = v1::DeadLetter {
             completeness: Some(self.completeness_message(&completeness, viewer)),
             redriven_as: is_redriven.then(|| self.redriven_as(viewer, &letter)).flatten(),
             ..message
-        })
+        };
+        memory.shrink_to(answer.encoded_len() as u64);
+        Ok((answer, memory))
     }
 
     /// Converts dead letters to the requested view. In the FULL view, a dead letter that Kafka does not have any more is
@@ -200,13 +231,13 @@ impl Api {
     }
 }
 
-/// Splits dead letters into batches whose values have at most this many bytes together, or that consist of one dead letter.
+/// Splits dead letters into batches whose records have at most this many bytes together, or that consist of one dead letter.
 pub(super) fn batches(letters: &[IndexedLetter], bytes: u64) -> impl Iterator<Item = &[IndexedLetter]> {
     let mut rest = letters;
     std::iter::from_fn(move || {
         let mut size = 0_u64;
         let fits = rest.iter().take_while(|letter| {
-            size = size.saturating_add(letter.value_size.unwrap_or(0));
+            size = size.saturating_add(letter.record_size);
             size <= bytes
         });
         let count = fits.take(LOOKUP_BATCH).count().max(1);
@@ -216,9 +247,9 @@ pub(super) fn batches(letters: &[IndexedLetter], bytes: u64) -> impl Iterator<It
     })
 }
 
-/// The size of the values of dead letters in bytes.
-fn value_bytes(letters: &[IndexedLetter]) -> u64 {
-    let sizes = letters.iter().filter_map(|letter| letter.value_size);
+/// The memory that the records of dead letters take, in bytes.
+pub(super) fn record_bytes(letters: &[IndexedLetter]) -> u64 {
+    let sizes = letters.iter().map(|letter| letter.record_size);
     sizes.fold(0, u64::saturating_add)
 }
 

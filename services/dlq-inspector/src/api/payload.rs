@@ -4,6 +4,7 @@ use bytes::Bytes;
 use futures::stream;
 use redeliver_proto::v1;
 use redeliver_service::audit::Action;
+use redeliver_service::memory_budget::Reservation;
 use tonic::Status;
 
 use super::value::{self, RecordValue, ShownValue};
@@ -20,9 +21,10 @@ impl Api {
         &self,
         viewer: &Viewer,
         id: String,
-    ) -> Result<ResponseStream<v1::ReadPayloadResponse>, Status> {
+    ) -> Result<(ResponseStream<v1::ReadPayloadResponse>, Reservation), Status> {
         let letter = self.find(viewer, &id).await?;
         viewer.require_payloads(&letter.id.topic)?;
+        let memory = self.reserve(viewer, letter.record_size).await?;
         let stored = self.record_of(&letter).await?;
         let value = RecordValue {
             topic: letter.id.topic.clone(),
@@ -33,6 +35,7 @@ impl Api {
             viewer.require_unmasked(&letter.id.topic)?;
             return Err(Status::internal("a value is masked for a caller that sees it"));
         };
+        memory.shrink_to(rest.len() as u64);
         let disclosure = Disclosure {
             target: letter.id.to_string(),
             count: 1,
@@ -45,6 +48,6 @@ impl Api {
             let masked_paths = std::mem::take(&mut masked_paths);
             (!chunk.is_empty()).then_some(Ok(v1::ReadPayloadResponse { chunk, masked_paths }))
         });
-        Ok(Box::pin(stream::iter(chunks)))
+        Ok((Box::pin(stream::iter(chunks)), memory))
     }
 }

@@ -158,7 +158,8 @@ impl RedriveService for Api {
             shorten(&mut redrives);
             Ok(v1::ListRedrivesResponse { redrives })
         };
-        self.observed("ListRedrives", response).await
+        let response = self.observed("ListRedrives", response).await?;
+        self.held(&viewer, response).await
     }
 
     async fn list_redrive_items(
@@ -167,7 +168,8 @@ impl RedriveService for Api {
     ) -> Result<Response<v1::ListRedriveItemsResponse>, Status> {
         let (viewer, request) = (self.viewer(&request)?, request.into_inner());
         let response = self.items(&viewer, &request);
-        self.observed("ListRedriveItems", response).await
+        let response = self.observed("ListRedriveItems", response).await?;
+        self.held(&viewer, response).await
     }
 }
 

@@ -15,12 +15,13 @@ use redeliver_proto::v1::watch_dead_letters_response::Event;
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::audit::Action;
 use redeliver_service::identity::{self, Withdrawn};
+use redeliver_service::memory_budget::Reservation;
 use rusqlite::Connection;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tonic::{Code, Status};
 
-use super::list::{batches, is_full};
+use super::list::{batches, is_full, record_bytes};
 use super::progress::Progress;
 use super::token::{QueryHash, ResumeToken, query_hash};
 use super::{Api, ResponseStream, WATCHERS, query_failed, shutting_down};
@@ -34,29 +35,24 @@ use crate::metrics::WatcherGuard;
 /// Interval of heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 /// A watch ends if its client accepts no message for this long.
-const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum size of the messages that the client has not accepted yet, in KiB.
 const BUFFER_KIB: u32 = 1 << 10;
 /// Maximum number of these messages.
 const BUFFER_MESSAGES: usize = 1024;
-/// Maximum size of the messages of all watchers that their clients have not accepted yet, in KiB.
-pub(super) const TOTAL_KIB: u32 = 128 << 10;
 /// How much is read from the index at once.
 const READ_LIMIT: PageLimit = PageLimit {
     letters: 200,
     bytes: 256 << 10,
 };
-/// Maximum size of the values that are read from Kafka at once, in bytes, unless a single one is larger.
-const VALUE_BYTES: u64 = 1 << 20;
+/// Maximum size of the records that are read from Kafka at once, in bytes, unless a single one is larger.
+const RECORD_BYTES: u64 = 1 << 20;
 
-/// The memory that is reserved for a batch, until the client has accepted all of its messages.
-type Reserved = Arc<OwnedSemaphorePermit>;
-
-/// A message with its share of the buffer of its watcher, which is released once the client accepts it.
+/// A message with its share of the buffer of its watcher, which is released once the client accepts it, and the memory of its batch, which
+/// is free once the client has accepted all of them.
 struct Buffered {
     message: v1::WatchDeadLettersResponse,
-    _share: OwnedSemaphorePermit,
-    _reserved: Option<Reserved>,
+    held: (OwnedSemaphorePermit, Option<Reservation>),
 }
 
 /// Why a watch ends.
@@ -133,10 +129,17 @@ impl Api {
             _permit: permit,
         };
         self.watchers.spawn(watcher.run());
-        let messages = stream::unfold((receiver, accepting), |(mut receiver, accepting)| async move {
+        // The former message is sent once the next one is asked for. Until then, it holds its memory.
+        let state = (receiver, accepting, None);
+        let messages = stream::unfold(state, |(mut receiver, accepting, former)| async move {
+            drop(former);
             let next: Result<Buffered, Status> = receiver.recv().await?;
             accepting.send_modify(|count| *count += 1);
-            Some((next.map(|buffered| buffered.message), (receiver, accepting)))
+            let (message, former) = match next {
+                Ok(Buffered { message, held }) => (Ok(message), Some(held)),
+                Err(status) => (Err(status), None),
+            };
+            Some((message, (receiver, accepting, former)))
         });
         Ok(Box::pin(messages))
     }
@@ -249,7 +252,7 @@ impl Watcher {
             let are_states_known = completeness.are_states_known();
             let letters = &stretch.letters;
             if self.is_full {
-                for batch in batches(letters, VALUE_BYTES) {
+                for batch in batches(letters, RECORD_BYTES) {
                     self.send_batch(batch, are_states_known).await?;
                 }
             } else if !letters.is_empty() {
@@ -273,14 +276,9 @@ impl Watcher {
         letters: &[IndexedLetter],
         are_states_known: bool,
     ) -> Result<(), WatchEnd> {
-        let values = letters.iter().filter_map(|letter| letter.value_size);
-        let values = if self.is_full {
-            values.fold(0, u64::saturating_add)
-        } else {
-            0
-        };
-        let headers: usize = letters.iter().map(|letter| letter.headers.len()).sum();
-        let reserved = self.reserve(values.saturating_add(headers as u64)).await?;
+        let indexed: usize = letters.iter().map(IndexedLetter::size).sum();
+        let read = if self.is_full { record_bytes(letters) } else { 0 };
+        let reserved = self.reserve(read.saturating_add(indexed as u64)).await?;
         let messages = self
             .api
             .to_messages(&self.viewer, letters, self.is_full, are_states_known)
@@ -314,24 +312,24 @@ impl Watcher {
         self.send(Event::Heartbeat(heartbeat), None).await
     }
 
-    /// Reserves memory of all watchers for a batch, once the client has accepted all earlier messages. So a watcher that waits for
+    /// Reserves memory for a batch, once the client has accepted all earlier messages. So a watcher that waits for
     /// memory holds none, and every other one releases its memory as its client accepts messages, or ends.
-    async fn reserve(&mut self, bytes: u64) -> Result<Reserved, WatchEnd> {
+    async fn reserve(&mut self, bytes: u64) -> Result<Reservation, WatchEnd> {
         let buffer = self.buffer.clone();
         let all = while_accepting(self.accepted.clone(), buffer.acquire_many(BUFFER_KIB)).await?;
         drop(all.map_err(|_| WatchEnd::ClientGone)?);
-        let size = kib(bytes).min(TOTAL_KIB / 4);
-        let share = self.api.watched_bytes.clone().acquire_many_owned(size);
-        tokio::pin!(share);
+        let (memory, caller) = (self.api.memory.clone(), self.viewer.caller().clone());
+        let reserving = memory.reserve(&caller, bytes);
+        tokio::pin!(reserving);
         loop {
-            match timeout(HEARTBEAT, &mut share).await {
-                Ok(share) => return share.map(Arc::new).map_err(|_| WatchEnd::ClientGone),
+            match timeout(HEARTBEAT, &mut reserving).await {
+                Ok(reserved) => return reserved.ok_or(WatchEnd::ClientGone),
                 Err(_) => self.send_heartbeat().await?,
             }
         }
     }
 
-    async fn send(&mut self, event: Event, reserved: Option<Reserved>) -> Result<(), WatchEnd> {
+    async fn send(&mut self, event: Event, reserved: Option<Reservation>) -> Result<(), WatchEnd> {
         let message = v1::WatchDeadLettersResponse {
             event: Some(event),
             resume_token: ResumeToken::encode(self.query, &self.progress),
@@ -350,8 +348,7 @@ impl Watcher {
             if let Some(slot) = slots.next() {
                 slot.send(Ok(Buffered {
                     message,
-                    _share: share,
-                    _reserved: reserved,
+                    held: (share, reserved),
                 }));
             }
             Ok(())

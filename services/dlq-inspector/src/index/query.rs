@@ -73,9 +73,11 @@ pub struct IndexedLetter {
     pub content: ContentHash,
     /// The group of its failure.
     pub group: GroupId,
-    /// The record's key.
+    /// See [`crate::letter::Letter::key`].
     pub key: Option<Bytes>,
-    /// The encoded headers, see [`crate::header_list`].
+    /// See [`crate::letter::Letter::record_size`].
+    pub record_size: u64,
+    /// The encoded headers that are indexed, see [`crate::header_list`].
     pub headers: Bytes,
 }
 
@@ -118,8 +120,8 @@ impl IndexedLetter {
         Cursor::of(self.dead_at.as_millis(), topic, *partition, *offset)
     }
 
-    /// The size of key and headers in bytes, which is up to the producers.
-    fn size(&self) -> usize {
+    /// The size of key and headers in bytes, as far as they are indexed.
+    pub(crate) fn size(&self) -> usize {
         self.headers.len() + self.key.as_ref().map_or(0, Bytes::len)
     }
 
@@ -174,6 +176,7 @@ impl IndexedLetter {
             content: letter.content,
             group: GroupId::from_number(letter.group_id),
             key: body.key.map(Bytes::from),
+            record_size: u64::try_from(body.record_size).unwrap_or(u64::MAX),
             headers: body.headers.into(),
         })
     }

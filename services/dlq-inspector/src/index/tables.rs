@@ -105,6 +105,8 @@ table! {
     BodyRow, "bodies" {
         row: i64, "INTEGER PRIMARY KEY";
         key: Option<Vec<u8>>, "BLOB";
+        /// See [`crate::letter::Letter::record_size`].
+        record_size: i64, "INTEGER NOT NULL";
         /// See [`crate::header_list`].
         headers: Vec<u8>, "BLOB NOT NULL";
         /// The configured fields of a JSON value, encoded like headers.

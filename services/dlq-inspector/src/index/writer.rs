@@ -450,6 +450,7 @@ impl Batch<'_> {
         let body = BodyRow {
             row: row.row,
             key: letter.key.as_deref().map(<[u8]>::to_vec),
+            record_size: i64::try_from(letter.record_size).unwrap_or(i64::MAX),
             headers: letter.headers.clone(),
             json_fields: letter.json_fields.clone(),
         };

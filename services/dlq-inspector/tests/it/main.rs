@@ -10,6 +10,7 @@ mod group_states;
 mod groups;
 mod ledger_removal;
 mod lifecycle;
+mod limits;
 mod rebuild;
 mod redrive;
 mod redrive_brokers;

@@ -1,27 +1,18 @@
-//! The memory for the bodies of requests, which all requests of the process share.
+//! The memory for the bodies of requests, which all requests of the process share, see [`MemoryBudget`].
 //!
-//! A request reserves the size of its body before it is read, all of it at once. So no request waits for memory while it keeps
-//! others from theirs. A body without a declared size reserves the maximum, except that of gRPC, which begins with its size. Once the
-//! body is read, the request keeps what it has read until it is answered, because what is parsed refers to the body. A request whose
-//! client disconnects is dropped with its reservation.
+//! A request reserves the size of its body before it is read. A body without a declared size reserves the maximum, except that of gRPC,
+//! which begins with its size. Once the body is read, the request keeps what it has read until it is answered, because what is parsed
+//! refers to the body. A request whose client disconnects is dropped with its reservation.
 //!
-//! So that no caller locks others out, the memory is divided twice:
-//!
-//! - A sixteenth is for small bodies, which also use the rest while it has room.
-//! - A caller has a quarter of each of these two parts. A body that is larger than this share takes all of it.
-//!
-//! Requests of HTTP/1.1 wait in the order in which they came, for a bounded time: first for the share of their caller, and then for the
-//! part. This order is always the same, so they do not wait for each other in a circle. Requests of HTTP/2 do not wait: the
-//! streams of a connection share a window of flow control, and what the client sends on a stream that waits would fill this window, so
-//! that a stream which holds memory could not be read.
+//! Requests of HTTP/1.1 wait for a bounded time. Requests of HTTP/2 do not wait: the streams of a connection share a window of flow
+//! control, and what the client sends on a stream that waits would fill this window, so that a stream which holds memory could not be
+//! read.
 //!
 //! Callers are authenticated before, so others use nothing of the budget. What a client of HTTP/1.1 sends while its request waits
 //! stays in the buffers of its connection.
 
-use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -35,199 +26,47 @@ use http_body_util::BodyExt as _;
 use hyper::body::{Frame, SizeHint};
 use prometheus_client::metrics::counter::Counter;
 use redeliver_service::identity::Identity;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use redeliver_service::limit_metrics::LimitMetrics;
+use redeliver_service::memory_budget::{Caller, MemoryBudget, Reservation};
 use tonic::Status;
 
 use super::error::RequestError;
-use super::limits::{LimitMetrics, is_grpc};
+use super::limits::is_grpc;
 use super::problem::Problem;
 
 /// How long a request waits until there is room for its body.
 const WAIT: Duration = Duration::from_secs(5);
-/// The maximum size of a small body, in bytes. The least budget has room for one in the part for them.
-const SMALL: u64 = 64 << 10;
-/// Which part of the budget is only for small bodies.
-const SMALL_PART: u32 = 16;
-/// Which part of the memory a caller may use.
-const CALLER_PART: u32 = 4;
-/// The number of callers from which on those that hold no memory are forgotten.
-const MANY_CALLERS: usize = 10_000;
 /// What a message of gRPC begins with: whether it is compressed, and its size in 4 bytes.
 const GRPC_PREFIX: usize = 5;
 
 /// The budget. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct BodyBudget {
-    of_all: SharedMemory,
-    of_small: SharedMemory,
+    memory: MemoryBudget,
     refused: Counter,
 }
-
-/// There was no room in time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct NoRoom;
-
-/// Who shares a part of the memory: everybody with the same identity, or every anonymous caller with the same address.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Caller {
-    Named(String),
-    Anonymous(Option<IpAddr>),
-}
-
-impl Caller {
-    fn of(identity: &Identity, address: Option<IpAddr>) -> Self {
-        if identity.is_anonymous() {
-            Self::Anonymous(address.map(|address| address.to_canonical()))
-        } else {
-            Self::Named(identity.name().to_owned())
-        }
-    }
-}
-
-/// Memory of which no caller may use more than its share. Clones share it.
-#[derive(Clone, Debug)]
-struct SharedMemory {
-    /// A permit for each byte.
-    free: Arc<Semaphore>,
-    bytes: u32,
-    callers: Arc<Mutex<Callers>>,
-}
-
-/// What is free of the share of each caller.
-#[derive(Debug, Default)]
-struct Callers {
-    free: HashMap<Caller, Arc<Semaphore>>,
-    /// The number of callers from which on some are forgotten.
-    many: usize,
-}
-
-impl Callers {
-    /// The share of a caller, which has this size in bytes.
-    fn share(&mut self, caller: &Caller, bytes: u32) -> Arc<Semaphore> {
-        if let Some(free) = self.free.get(caller) {
-            return free.clone();
-        }
-        if self.free.len() >= self.many.max(MANY_CALLERS) {
-            // Reservations, and those who wait for one, refer to the share.
-            self.free.retain(|_, free| Arc::strong_count(free) > 1);
-            // If most of them stay, looking again soon would cost much and gain little.
-            self.many = 2 * self.free.len();
-        }
-        let free = Arc::new(Semaphore::new(usize::try_from(bytes).unwrap_or(usize::MAX)));
-        self.free.insert(caller.clone(), free.clone());
-        free
-    }
-}
-
-/// What is reserved for a body.
-#[derive(Debug)]
-struct Reserved {
-    of_caller: OwnedSemaphorePermit,
-    of_all: OwnedSemaphorePermit,
-}
-
-/// Gives back what is more than this many bytes.
-fn shrink(permit: &mut OwnedSemaphorePermit, bytes: u64) {
-    let kept = usize::try_from(bytes).unwrap_or(usize::MAX);
-    let rest = permit.num_permits().saturating_sub(kept);
-    drop(permit.split(rest));
-}
-
-impl SharedMemory {
-    fn new(bytes: u32) -> Self {
-        Self {
-            free: Arc::new(Semaphore::new(usize::try_from(bytes).unwrap_or(usize::MAX))),
-            bytes,
-            callers: Arc::default(),
-        }
-    }
-
-    /// The share of a caller, and how many bytes of it and of all a body of this size takes: no more than there are.
-    fn shares(&self, caller: &Caller, bytes: u64) -> (Arc<Semaphore>, u32, u32) {
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let share = self.bytes / CALLER_PART;
-        let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
-        (
-            callers.share(caller, share),
-            bytes.min(share),
-            bytes.min(self.bytes),
-        )
-    }
-
-    async fn reserve(&self, caller: &Caller, bytes: u64) -> Result<Reserved, NoRoom> {
-        let (share, of_caller, of_all) = self.shares(caller, bytes);
-        let reserving = async {
-            Ok::<_, tokio::sync::AcquireError>(Reserved {
-                of_caller: share.acquire_many_owned(of_caller).await?,
-                of_all: self.free.clone().acquire_many_owned(of_all).await?,
-            })
-        };
-        // Nobody closes the semaphores.
-        match tokio::time::timeout(WAIT, reserving).await {
-            Ok(Ok(reserved)) => Ok(reserved),
-            Ok(Err(_)) | Err(_) => Err(NoRoom),
-        }
-    }
-
-    /// Reserves what is free at once, unless others wait for it.
-    fn try_reserve(&self, caller: &Caller, bytes: u64) -> Result<Reserved, NoRoom> {
-        let (share, of_caller, of_all) = self.shares(caller, bytes);
-        let of_caller = share.try_acquire_many_owned(of_caller).map_err(|_| NoRoom)?;
-        let of_all = self.free.clone().try_acquire_many_owned(of_all);
-        let of_all = of_all.map_err(|_| NoRoom)?;
-        Ok(Reserved { of_caller, of_all })
-    }
-}
-
-/// What a request has reserved. Clones share it.
-#[derive(Clone, Debug)]
-struct Reservation(Arc<Mutex<Reserved>>);
 
 impl BodyBudget {
     /// A budget of this many bytes.
     pub(crate) fn new(bytes: u64, metrics: &LimitMetrics) -> Self {
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let of_small = bytes / SMALL_PART;
         Self {
-            of_all: SharedMemory::new(bytes - of_small),
-            of_small: SharedMemory::new(of_small),
+            memory: MemoryBudget::new(bytes),
             refused: metrics.of("request_bytes"),
         }
     }
 
-    /// Reserves this many bytes for a caller, and waits for them if it may. A body for which there are not so many takes all of its
-    /// caller's share.
-    async fn reserve(&self, caller: &Caller, bytes: u64, may_wait: bool) -> Result<Reservation, NoRoom> {
-        let reserved = match self.of_all.try_reserve(caller, bytes) {
-            Ok(reserved) => Ok(reserved),
-            Err(NoRoom) => {
-                let memory = if bytes <= SMALL {
-                    &self.of_small
-                } else {
-                    &self.of_all
-                };
-                match may_wait {
-                    true => memory.reserve(caller, bytes).await,
-                    false => memory.try_reserve(caller, bytes),
-                }
-            }
+    /// Reserves this many bytes for a caller, and waits for them if it may. `None`: there was no room in time.
+    async fn reserve(&self, caller: &Caller, bytes: u64, may_wait: bool) -> Option<Reservation> {
+        let reservation = if may_wait {
+            let waiting = tokio::time::timeout(WAIT, self.memory.reserve(caller, bytes));
+            waiting.await.ok().flatten()
+        } else {
+            self.memory.try_reserve(caller, bytes)
         };
-        match reserved {
-            Ok(reserved) => Ok(Reservation(Arc::new(Mutex::new(reserved)))),
-            Err(NoRoom) => {
-                self.refused.inc();
-                Err(NoRoom)
-            }
+        if reservation.is_none() {
+            self.refused.inc();
         }
-    }
-}
-
-impl Reservation {
-    /// Gives back what is more than this many bytes.
-    fn shrink_to(&self, bytes: u64) {
-        let mut reserved = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        shrink(&mut reserved.of_all, bytes);
-        shrink(&mut reserved.of_caller, bytes);
+        reservation
     }
 }
 
@@ -252,17 +91,17 @@ pub(crate) async fn reserve_body(
         return next.run(Request::from_parts(parts, begun.body)).await;
     }
     let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>();
-    let caller = Caller::of(&identity, peer.map(|ConnectInfo(address)| address.ip()));
+    let caller = Caller::of(&identity, peer.map(|ConnectInfo(address)| *address));
     let may_wait = parts.version < Version::HTTP_2;
     match budget.reserve(&caller, begun.size, may_wait).await {
-        Ok(reservation) => {
+        Some(reservation) => {
             let body = Body::new(ReservedBody::new(begun, reservation.clone()));
             let response = next.run(Request::from_parts(parts, body)).await;
             drop(reservation);
             response
         }
-        Err(NoRoom) if is_grpc => RequestError::Overloaded.into_status().into_http(),
-        Err(NoRoom) => Problem::from(RequestError::Overloaded).into_response(),
+        None if is_grpc => RequestError::Overloaded.into_status().into_http(),
+        None => Problem::from(RequestError::Overloaded).into_response(),
     }
 }
 
@@ -392,7 +231,6 @@ impl Drop for ReservedBody {
 mod tests {
     use std::convert::Infallible;
 
-    use futures::FutureExt as _;
     use futures::stream;
     use tokio::time::Instant;
 
@@ -409,17 +247,6 @@ mod tests {
         Caller::Named(name.to_owned())
     }
 
-    /// How many bytes of the share of a caller and of all a reservation holds.
-    fn held(reservation: &Reservation) -> (u64, u64) {
-        let reserved = reservation.0.lock().unwrap();
-        let bytes = |permit: &OwnedSemaphorePermit| permit.num_permits() as u64;
-        (bytes(&reserved.of_caller), bytes(&reserved.of_all))
-    }
-
-    fn free(memory: &SharedMemory) -> u64 {
-        memory.free.available_permits() as u64
-    }
-
     fn body(parts: &[&[u8]]) -> Body {
         let parts: Vec<_> = parts
             .iter()
@@ -429,97 +256,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_caller_that_holds_its_share_keeps_neither_others_nor_its_small_requests_from_theirs() {
+    async fn a_request_waits_for_a_bounded_time() {
         let (budget, a) = (budget(), caller("a"));
-        let mut large = Vec::new();
-        for _ in 0..3 {
-            large.push(budget.reserve(&a, MIB, false).await.unwrap());
-        }
-        // It has 3.75 MiB of 15.
-        assert_eq!(budget.reserve(&a, MIB, false).await.err(), Some(NoRoom));
-        let mut waiting = Box::pin(budget.reserve(&a, MIB, true));
-        assert!(waiting.as_mut().now_or_never().is_none());
-        // Those that wait hold nothing of what others use.
-        assert_eq!(free(&budget.of_all), 12 * MIB);
-        for name in ["b", "c", "d"] {
-            large.push(budget.reserve(&caller(name), 3 * MIB, false).await.unwrap());
-        }
-        // Small ones have memory of their own, also of this no more than a quarter.
-        let mut small = Vec::new();
-        while let Ok(reservation) = budget.reserve(&a, SMALL, false).await {
-            small.push(reservation);
-        }
-        assert_eq!(free(&budget.of_small), 3 * MIB / 4);
-        for name in ["b", "e"] {
-            budget.reserve(&caller(name), SMALL, false).await.unwrap();
-        }
-        drop(large);
-        waiting.now_or_never().unwrap().unwrap();
-        drop(small);
-        assert_eq!((free(&budget.of_all), free(&budget.of_small)), (15 * MIB, MIB));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn requests_wait_for_room_in_their_order_and_for_a_bounded_time() {
-        let (budget, a) = (budget(), caller("a"));
-        let first = budget.reserve(&a, 3 * MIB, true).await.unwrap();
-        let mut large = Box::pin(budget.reserve(&a, 3 * MIB, true));
-        assert!(large.as_mut().now_or_never().is_none());
-        // It would fit, but does not overtake.
-        let mut next = Box::pin(budget.reserve(&a, MIB / 2, true));
-        assert!(next.as_mut().now_or_never().is_none());
-        first.shrink_to(MIB / 2);
-        let large = large.now_or_never().unwrap().unwrap();
-        assert!(next.as_mut().now_or_never().is_none());
-        drop(first);
-        drop(next.now_or_never().unwrap().unwrap());
+        let _all = budget.reserve(&a, u64::MAX, false).await.unwrap();
         let began = Instant::now();
-        assert_eq!(budget.reserve(&a, MIB, true).await.err(), Some(NoRoom));
-        assert_eq!((began.elapsed(), budget.refused.get()), (WAIT, 1));
-        drop(large);
-        assert_eq!(free(&budget.of_all), 15 * MIB);
-    }
-
-    #[tokio::test]
-    async fn a_body_that_is_larger_than_the_share_of_its_caller_takes_all_of_it() {
-        let (budget, a) = (budget(), caller("a"));
-        let large = budget.reserve(&a, 8 * MIB, false).await.unwrap();
-        assert_eq!(held(&large), (15 * MIB / 4, 8 * MIB));
-        assert_eq!(budget.reserve(&a, MIB, false).await.err(), Some(NoRoom));
-        drop(large);
-        let all = budget.reserve(&a, u64::MAX, false).await.unwrap();
-        assert_eq!(held(&all), (15 * MIB / 4, 15 * MIB));
-        // It needs the memory of others while it is read.
-        assert_eq!(budget.reserve(&caller("b"), MIB, false).await.err(), Some(NoRoom));
-        budget.reserve(&caller("b"), SMALL, false).await.unwrap();
-        all.shrink_to(5);
-        assert_eq!(held(&all), (5, 5));
-    }
-
-    #[tokio::test]
-    async fn a_small_body_fits_into_the_least_budget_while_others_use_the_rest() {
-        let budget = BodyBudget::new(MIB, &LimitMetrics::default());
-        let _large = budget.reserve(&caller("a"), 8 * MIB, false).await.unwrap();
-        budget.reserve(&caller("a"), SMALL, false).await.unwrap();
-        let small = budget.reserve(&caller("b"), SMALL, false).await.unwrap();
-        assert_eq!(held(&small), (SMALL / 4, SMALL));
-    }
-
-    #[tokio::test]
-    async fn callers_that_hold_nothing_are_forgotten() {
-        let budget = budget();
-        let kept = budget.reserve(&caller("kept"), 1, false).await.unwrap();
-        for number in 0..MANY_CALLERS {
-            let other = caller(&number.to_string());
-            budget.reserve(&other, 1, false).await.unwrap();
-        }
-        let known: Vec<Caller> = {
-            let callers = budget.of_all.callers.lock().unwrap();
-            callers.free.keys().cloned().collect()
-        };
-        assert_eq!(known.len(), 2);
-        assert!(known.contains(&caller("kept")));
-        drop(kept);
+        assert!(budget.reserve(&a, MIB, false).await.is_none());
+        assert_eq!((began.elapsed(), budget.refused.get()), (Duration::ZERO, 1));
+        assert!(budget.reserve(&a, MIB, true).await.is_none());
+        assert_eq!((began.elapsed(), budget.refused.get()), (WAIT, 2));
     }
 
     #[tokio::test]
@@ -544,7 +288,7 @@ mod tests {
             let read = Body::new(read).collect().await;
             assert_eq!(read.unwrap().to_bytes(), sent.concat());
             let kept = sent.concat().len() as u64;
-            assert_eq!(held(&reservation), (kept, kept));
+            assert_eq!(reservation.bytes(), kept);
         }
     }
 

@@ -4,49 +4,9 @@
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, header};
 use http_body_util::BodyExt as _;
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
 use redeliver_proto::error;
 use redeliver_runtime::http_server::BodyTimeout;
 use tonic::{Code, Status};
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct LimitLabel {
-    limit: &'static str,
-}
-
-/// Counts what the limits have refused.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct LimitMetrics(Family<LimitLabel, Counter>);
-
-impl LimitMetrics {
-    pub(crate) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
-        let limits = [
-            "body_timeout",
-            "connections",
-            "host",
-            "rate",
-            "request_bytes",
-            "write_timeout",
-        ];
-        for limit in limits {
-            drop(metrics.of(limit));
-        }
-        registry.register(
-            "scheduler_api_limited",
-            "Connections and requests of the job API that a limit has refused, by limit",
-            metrics.0.clone(),
-        );
-        metrics
-    }
-
-    pub(crate) fn of(&self, limit: &'static str) -> Counter {
-        self.0.get_or_create(&LimitLabel { limit }).clone()
-    }
-}
 
 /// Whether a request uses gRPC.
 pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {

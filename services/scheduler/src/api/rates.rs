@@ -3,7 +3,7 @@
 //! A caller has a burst of as many requests as it may send per second. Each request takes one, also an invalid one, before its body
 //! is read, and time gives them back (the generic cell rate algorithm, GCRA). A batch takes as many as it has jobs. If these are
 //! more than a burst, it needs the whole burst, and the caller owes the others: it has to wait for them before its next request. So
-//! every batch can be sent, and no caller exceeds its rate for long.
+//! every batch can be sent, and no caller exceeds its rate for long. The crate `governor` refuses what is more than a burst for ever.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,9 +16,10 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use prometheus_client::metrics::counter::Counter;
 use redeliver_service::identity::Identity;
+use redeliver_service::limit_metrics::LimitMetrics;
 
 use super::error::RequestError;
-use super::limits::{LimitMetrics, is_grpc};
+use super::limits::is_grpc;
 use super::problem::Problem;
 
 /// The time in which a caller gets a burst back.

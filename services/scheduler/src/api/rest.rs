@@ -25,7 +25,7 @@ use redeliver_core::failure::bounded_text;
 use redeliver_core::{Failure, Headers};
 use redeliver_proto::{auth, v1};
 use redeliver_runtime::http_server::BodyTimeout;
-use redeliver_service::identity::{AuthenticateLayer, Authenticator, Identity, Refusal};
+use redeliver_service::identity::{Authentication, Authenticator, Identity, authenticate};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::openapi::OpenApi;
@@ -70,15 +70,18 @@ fn routes<I: Index>(bodies: BodyBudget, limit: usize, batch_limit: usize) -> Doc
 
 pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> (Router, OpenApi) {
     let rates = jobs.rates.clone();
+    let authentication = Authentication {
+        authenticator,
+        required: None,
+        refuse: |refusal| Problem::from(RequestError::Refused(refusal.clone())).into_response(),
+    };
     let (router, document) = routes(jobs.bodies.clone(), jobs.max_request(), jobs.max_batch).split();
     let router = router
         .method_not_allowed_fallback(async |uri: Uri| not_allowed(schedules::rest::methods_of(uri.path())))
         .route_layer(middleware::from_fn(move |caller, request, next| {
             limit_rate(rates.clone(), caller, request, next)
         }))
-        .route_layer(AuthenticateLayer::new(authenticator, |refusal: &Refusal| {
-            Problem::from(RequestError::Refused(refusal.clone())).into_response()
-        }))
+        .route_layer(middleware::from_fn_with_state(authentication, authenticate))
         .with_state(jobs);
     (router, document)
 }

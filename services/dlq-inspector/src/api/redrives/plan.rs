@@ -694,6 +694,7 @@ mod tests {
             content: [0; HASH_BYTES],
             group: GroupId::from_number(1),
             key: Some(Bytes::from_static(b"key")),
+            record_size: 10,
             headers: header_list::encode(&headers).into(),
         }
     }

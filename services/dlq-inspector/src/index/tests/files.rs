@@ -125,9 +125,9 @@ fn the_log_shrinks_after_a_reader_has_held_it() {
     reader
         .execute_batch("BEGIN; SELECT count(*) FROM letters")
         .unwrap();
-    let large = "x".repeat(100_000);
+    let large = "x".repeat(60_000);
     let put = |fixture: &mut Fixture, from: i64| {
-        for start in (from..from + 1_000).step_by(100) {
+        for start in (from..from + 2_000).step_by(100) {
             fixture.put(
                 (start..start + 100)
                     .map(|offset| letter("t-dlq", 0, offset, &[("large", &large)]))
@@ -140,7 +140,7 @@ fn the_log_shrinks_after_a_reader_has_held_it() {
     let size = || std::fs::metadata(&log).unwrap().len();
     assert!(size() > 90 << 20, "{}", size());
     drop(reader);
-    put(&mut fixture, 1_000);
+    put(&mut fixture, 2_000);
     assert!(size() <= 65 << 20, "{}", size());
 }
 

@@ -11,8 +11,8 @@
 //! | `GET /v1/schedules/{id}/preview` | 200, 404 |
 //! | `POST /v1/schedules:preview` | 200 |
 //!
-//! The router cannot match a part of a segment. So one route serves all methods of a schedule, and reads the verb from the end of the
-//! segment; ids contain no colon.
+//! The router cannot match a part of a segment: matchit 0.8.4, which axum 0.8 pins, has no suffixes of parameters. So one route serves
+//! all methods of a schedule, and reads the verb from the end of the segment; ids contain no colon.
 
 use std::sync::Arc;
 
