@@ -322,7 +322,8 @@ impl RouteContext<'_> {
             ..
         } = *self;
         let latest = now.after(pipeline.max_wait.duration());
-        let due = |delay: HumanDuration| anchor.after(delay.duration()).min(latest);
+        // An anchor can be long past. The next attempt is not: a due time before now would be no age of the record and no lateness.
+        let due = |delay: HumanDuration| anchor.after(delay.duration()).clamp(now, latest);
         let remaining = |delay| HumanDuration::from(due(delay).since(now));
         let (queue, topic) = pipeline.delay_queue(remaining(delays.nominal), remaining(delays.max));
         let (delay, partition) = match queue {
