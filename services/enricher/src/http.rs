@@ -139,6 +139,9 @@ const INVALID_RESPONSE: &str = "http.invalid-response";
 /// The error code of a record without a result in the response to a call for several records.
 const MISSING_RESULT: &str = "http.missing-result";
 
+/// The status of a success without a body.
+const NO_CONTENT: u16 = 204;
+
 /// Limits for reading the body of an error response; see [`drain`].
 const DRAIN_BYTES: usize = 64 * 1024;
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
@@ -365,6 +368,8 @@ impl Endpoint {
                 ..Produced::unchanged()
             },
             ResponseUse::Keep => Produced::unchanged(),
+            // The endpoint says that there is nothing to insert.
+            ResponseUse::Merge(_) if result.status == NO_CONTENT => Produced::unchanged(),
             ResponseUse::Merge(pointer) => {
                 let merged = merge::insert(value.unwrap_or_default(), pointer, &result.body);
                 let merged = merged.map_err(|problem| Failure::permanent(MERGE, problem))?;

@@ -961,6 +961,8 @@ async fn the_record_and_the_response_determine_the_topic_and_a_result_can_be_dro
 async fn a_response_is_inserted_into_the_record() {
     let endpoint = FakeEndpoint::start(|request| match &*request.body {
         b"{}" => Reply::ok("<html>"),
+        b"[]" => Reply::ok(" "),
+        b"7" => Reply::status(204),
         _ => Reply::ok(r#"{"score": 0.50}"#),
     });
     let settings = HttpSettings {
@@ -972,11 +974,15 @@ async fn a_response_is_inserted_into_the_record() {
         .await
         .unwrap();
     assert_eq!(value(&produced), br#"{"id":7,"meta":{"scored":{"score": 0.50}}}"#);
-    let failure = run(&handler, attempt(Some(b"{}"), &[])).await.unwrap_err();
-    assert_eq!(
-        (&*failure.code, failure.class),
-        ("http.merge", ErrorClass::Permanent)
-    );
+    for (value, problem) in [(&b"{}"[..], "the response is not JSON"), (b"[]", "the response is empty")] {
+        let failure = run(&handler, attempt(Some(value), &[])).await.unwrap_err();
+        let expected = ("http.merge", ErrorClass::Permanent);
+        assert_eq!((&*failure.code, failure.class), expected);
+        assert!(failure.message.starts_with(problem), "{failure}");
+    }
+    // Nothing is to be inserted.
+    let unchanged = run(&handler, attempt(Some(b"7"), &[])).await.unwrap();
+    assert_eq!((unchanged.value, unchanged.headers.len()), (None, 0));
 }
 
 #[test]
