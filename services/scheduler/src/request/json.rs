@@ -62,10 +62,7 @@ pub fn read(value: &Bytes, zone: &TimeZone) -> Result<ParsedRequest, Failure> {
         when: fields.when(zone)?,
         priority: fields.priority()?,
         idempotency_key: fields.text(Field::IdempotencyKey)?.map(Cow::into_owned),
-        request_id: fields
-            .text(Field::RequestId)?
-            .filter(|id| !id.is_empty())
-            .map(Cow::into_owned),
+        request_id: fields.text(Field::RequestId)?.map(Cow::into_owned),
         payload: Payload {
             value: Some(value.slice_ref(data.get().as_bytes())),
             key: fields.text(Field::Key)?.map(|key| Bytes::from(key.into_owned())),

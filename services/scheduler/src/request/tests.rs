@@ -285,6 +285,8 @@ fn values_out_of_range_are_rejected() {
         "request.idempotencyKey",
         "is empty",
     );
+    let text = with(r#""delay":"1s","requestId":"""#);
+    rejected(&text, "request.requestId", "is empty; omit it instead");
     let long = "k".repeat(513);
     let text = with(&format!(r#""delay":"1s","idempotencyKey":"{long}""#));
     rejected(
@@ -533,9 +535,19 @@ fn an_invalid_protobuf_request_keeps_its_answer_key() {
     );
     check(spec(|spec| spec.priority = 9), "request.priority", "is 9");
     check(
-        spec(|spec| spec.idempotency_key = "k".repeat(513)),
+        spec(|spec| spec.idempotency_key = Some("k".repeat(513))),
         "request.idempotencyKey",
         "`idempotency_key` has 513 bytes",
+    );
+    check(
+        spec(|spec| spec.idempotency_key = Some(String::new())),
+        "request.idempotencyKey",
+        "`idempotency_key` is empty",
+    );
+    check(
+        spec(|spec| spec.request_id = Some(String::new())),
+        "request.requestId",
+        "`request_id` is empty",
     );
     check(
         spec(|spec| {

@@ -776,10 +776,8 @@ impl World {
             v1::Priority::Normal
         };
         let spec = v1::JobSpec {
-            idempotency_key: replacement.key.to_string(),
-            request_id: replacement
-                .request_id
-                .map_or_else(String::new, |id| id.to_string()),
+            idempotency_key: Some(replacement.key.to_string()),
+            request_id: replacement.request_id.map(|id| id.to_string()),
             data: vec![replacement.data].into(),
             priority: priority.into(),
             on_conflict: v1::ConflictPolicy::Replace.into(),
@@ -791,7 +789,7 @@ impl World {
     fn schedule(&mut self, app: &str, ahead: u16, key: Option<u8>) -> JobId {
         let due = self.now.after(Duration::from_millis(ahead.into()));
         let spec = v1::JobSpec {
-            idempotency_key: key.map_or_else(String::new, |key| key.to_string()),
+            idempotency_key: key.map(|key| key.to_string()),
             ..spec(app, at(due))
         };
         self.send_job(spec)

@@ -113,7 +113,7 @@ impl Request {
                 When::After(delay) => v1::job_spec::When::Delay(to_duration(span(delay))),
             }),
             priority: to_priority(spec.priority).into(),
-            idempotency_key: spec.idempotency_key.clone().unwrap_or_default(),
+            idempotency_key: spec.idempotency_key.clone(),
             data: spec.value.clone(),
             key: spec.key.clone(),
             headers: to_headers(&spec.headers),
