@@ -20,6 +20,7 @@ fn rules() -> Rules {
         pipelines: [("crawl-jobs".to_owned(), Arc::new(Pipeline::new("crawl-jobs")))].into(),
         time_zone: TimeZone::UTC,
         max_ahead: "3650d".parse().unwrap(),
+        max_request_age: "7d".parse().unwrap(),
         max_data: 1000,
     }
 }
@@ -212,6 +213,30 @@ fn a_delay_counts_from_the_timestamp_of_the_record_unless_that_is_in_the_future(
     assert_eq!(due(&record), 90_000);
     record.timestamp = None;
     assert_eq!(due(&record), 90_000);
+}
+
+#[test]
+fn a_delay_counts_from_no_implausible_timestamp() {
+    let mut record = json(&with(r#""delay":"90s""#));
+    let day = 86_400_000;
+    let oldest = NOW.as_millis() - 7 * day;
+    for (timestamp, is_too_old) in [
+        (NOW.as_millis() + day, false),
+        (NOW.as_millis() - day, false),
+        (oldest, false),
+        (oldest - 1, true),
+        // In seconds, of a clock that was never set, and none at all.
+        (NOW.as_millis() / 1_000, true),
+        (1, true),
+        (i64::MIN, true),
+    ] {
+        record.timestamp = Some(Timestamp::from_millis(timestamp));
+        let incoming = read(&record, &rules(), NOW);
+        assert_eq!(incoming.is_timestamp_too_old, is_too_old, "{timestamp}");
+        let due = request_of(&record, &rules()).due.as_millis();
+        let from = if is_too_old { NOW.as_millis() } else { timestamp.min(NOW.as_millis()) };
+        assert_eq!(due, from + 90_000, "{timestamp}");
+    }
 }
 
 #[test]

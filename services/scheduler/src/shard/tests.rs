@@ -97,6 +97,7 @@ pub(crate) fn settings() -> Settings {
             pipelines: [("docs".to_owned(), Arc::new(redeliver_core::Pipeline::new("docs")))].into(),
             time_zone: jiff::tz::TimeZone::UTC,
             max_ahead: HumanDuration::from_secs(86_400 * 365),
+            max_request_age: HumanDuration::from_secs(86_400 * 7),
             max_data: 1 << 20,
         },
         ingest: "ingest".into(),
