@@ -438,7 +438,7 @@ mod tests {
         );
         let once = with(&|spec| {
             let misfire = spec.misfire.as_mut().unwrap();
-            (misfire.policy, misfire.limit) = (MisfirePolicy::Once.into(), 0);
+            (misfire.policy, misfire.limit) = (MisfirePolicy::Once.into(), None);
         });
         assert_eq!(changed(&full, &["--misfire", "once"]), once);
         let every = changed(&full, &["--every", "2h"]).unwrap();

@@ -995,7 +995,7 @@ impl World {
             let outcome = &self.answers[&offset.to_string()];
             let job = outcome.job.as_ref();
             let mut spec = match command.command {
-                Some(ProtoCommand::Schedule(spec)) if !spec.idempotency_key.is_empty() => spec,
+                Some(ProtoCommand::Schedule(spec)) if spec.idempotency_key.is_some() => spec,
                 Some(ProtoCommand::Reschedule(command)) => {
                     if outcome.outcome() == v1::Outcome::Rescheduled {
                         let job = job.unwrap();
@@ -1022,7 +1022,7 @@ impl World {
                 spec.priority = v1::Priority::Normal.into();
             }
             let (job, replaces) = (job.unwrap(), spec.on_conflict() == v1::ConflictPolicy::Replace);
-            let before = uses.get(&spec.idempotency_key);
+            let before = uses.get(spec.idempotency_key());
             let used = KeyUse {
                 id: job.id.parse().unwrap(),
                 revision: job.revision,
@@ -1078,7 +1078,7 @@ impl World {
                 (other, _) => panic!("unexpected outcome of a request with a key: {other:?}"),
             }
             newest.insert(used.id, used.clone());
-            uses.insert(used.spec.idempotency_key.clone(), used);
+            uses.insert(used.spec.idempotency_key().to_owned(), used);
         }
         for (id, used) in newest {
             let job = self.job(id).unwrap();
@@ -1112,7 +1112,7 @@ fn due_of(job: &v1::Job) -> Timestamp {
 impl KeyUse {
     fn has_content_of(&self, other: &Self) -> bool {
         let content = |spec: &v1::JobSpec| v1::JobSpec {
-            request_id: String::new(),
+            request_id: None,
             on_conflict: 0,
             ..spec.clone()
         };
@@ -1120,7 +1120,7 @@ impl KeyUse {
     }
 
     fn is_repeated_by(&self, other: &Self) -> bool {
-        let is_named = !other.spec.request_id.is_empty();
+        let is_named = other.spec.request_id.is_some();
         let is_absolute = matches!(other.spec.when, Some(v1::job_spec::When::ScheduledTime(_)));
         self.has_content_of(other)
             && self.spec.request_id == other.spec.request_id

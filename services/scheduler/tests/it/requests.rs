@@ -118,7 +118,7 @@ impl Request {
             key: spec.key.clone(),
             headers: to_headers(&spec.headers),
             expire_after: spec.expire_after.map(|after| to_duration(span(after))),
-            request_id: spec.request_id.clone().unwrap_or_default(),
+            request_id: spec.request_id.clone(),
             on_conflict: match spec.replaces {
                 true => v1::ConflictPolicy::Replace.into(),
                 false => v1::ConflictPolicy::Unspecified.into(),

@@ -452,7 +452,7 @@ fn a_catch_up_with_large_jobs_delays_neither_other_schedules_nor_jobs_and_fits_i
     large.job.as_mut().unwrap().headers = vec![header];
     large.misfire = Some(v1::Misfire {
         policy: v1::MisfirePolicy::All.into(),
-        limit: 1_000,
+        limit: Some(1_000),
         grace: None,
     });
     world.changed("large", create(large));
@@ -520,7 +520,7 @@ fn many_occurrences_that_are_due_at_once_do_not_exceed_a_turn() {
     let spec = v1::ScheduleSpec {
         misfire: Some(v1::Misfire {
             policy: v1::MisfirePolicy::All.into(),
-            limit: 1_000,
+            limit: Some(1_000),
             grace: None,
         }),
         ..every("app", 1)

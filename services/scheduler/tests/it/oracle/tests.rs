@@ -249,7 +249,7 @@ impl World {
             due_ms: due.as_millis(),
             accepted_ms: at(8).as_millis(),
             revision,
-            idempotency_key: spec.idempotency_key.clone(),
+            idempotency_key: spec.idempotency_key.clone().unwrap_or_default(),
             request_id: spec.request_id.clone().unwrap_or_default(),
             data: waits.then(|| spec.value.clone()),
             key: spec.key.clone().filter(|_| waits),
