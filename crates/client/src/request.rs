@@ -193,18 +193,21 @@ impl JobRequest {
             }
             Some(_) | None => {}
         }
+        if self.request_id.as_deref() == Some("") {
+            return wrong("request_id", "is empty; omit it instead");
+        }
         Ok(v1::JobSpec {
             app: self.app.clone(),
             when: Some(self.when.to_spec()?),
             priority: to_priority(self.priority).into(),
-            idempotency_key: self.idempotency_key.clone().unwrap_or_default(),
+            idempotency_key: self.idempotency_key.clone(),
             data: self.data.clone(),
             key: self.key.clone(),
             headers: to_headers(&self.headers),
             expire_after: self
                 .expire_after
                 .map(|duration| to_duration(HumanDuration::from(duration))),
-            request_id: self.request_id.clone().unwrap_or_default(),
+            request_id: self.request_id.clone(),
             on_conflict: if self.replaces {
                 v1::ConflictPolicy::Replace.into()
             } else {
@@ -277,8 +280,8 @@ mod tests {
         let (app, data, key) = (spec.app.as_str(), &spec.data[..], spec.key.as_deref());
         assert_eq!((app, data, key), ("sms", &b"\xff\0"[..], Some(&b"k"[..])));
         assert_eq!(
-            (spec.idempotency_key.as_str(), spec.request_id.as_str()),
-            ("sms-1", "r")
+            (spec.idempotency_key.as_deref(), spec.request_id.as_deref()),
+            (Some("sms-1"), Some("r"))
         );
     }
 
@@ -291,6 +294,7 @@ mod tests {
         };
         assert_eq!(from_timestamp(sent), Some(time));
         assert_eq!((spec.key, spec.expire_after, spec.headers.len()), (None, None, 0));
+        assert_eq!((spec.idempotency_key, spec.request_id), (None, None));
     }
 
     #[test]
@@ -306,6 +310,7 @@ mod tests {
                 soon("a").idempotency_key("k".repeat(513)),
                 "idempotency_key is longer than 512 bytes",
             ),
+            (soon("a").request_id(""), "request_id is empty; omit it instead"),
             (
                 JobRequest::at("a", Timestamp::from_millis(i64::MAX)),
                 "scheduled_time is not in the years 1 to 9999",

@@ -131,7 +131,7 @@ impl ScheduleClient {
         let request = v1::UpdateScheduleRequest {
             id: id.to_owned(),
             spec: Some(spec),
-            expected_revision: expected_revision.unwrap_or_default(),
+            expected_revision,
         };
         self.answer(self.service.clone().update_schedule(request).await)
             .await

@@ -4,11 +4,18 @@
 use crate::headers::{CONTENT_TYPE, TRACEPARENT, TRACESTATE, is_reserved};
 use crate::redrive::is_of_redrives;
 
+/// Whether a header of this name came with the record, whatever framework has written it. Redeliver writes the others: the reserved
+/// headers and those of redrives.
+#[must_use]
+pub fn is_of_user(name: &str) -> bool {
+    !is_reserved(name) && !is_of_redrives(name)
+}
+
 /// Whether all copies of a record have the same headers of this name, in the same order, apart from what its handler changes in
-/// results. Redeliver writes the others: the reserved headers, the trace context, and the headers of redrives.
+/// results: the user headers except for the trace context, which each hop may replace.
 #[must_use]
 pub fn is_kept(name: &str) -> bool {
-    !is_reserved(name) && ![TRACEPARENT, TRACESTATE].contains(&name) && !is_of_redrives(name)
+    is_of_user(name) && ![TRACEPARENT, TRACESTATE].contains(&name)
 }
 
 /// Whether a header describes the value, so that who replaces the value may replace the header, too.
@@ -44,7 +51,7 @@ mod tests {
     #[test]
     fn user_headers_are_kept() {
         for name in ["tenant", "content-type", "__connect.errors.topic", "job-id", ""] {
-            assert!(is_kept(name), "{name}");
+            assert!(is_kept(name) && is_of_user(name), "{name}");
         }
         for name in [
             "error-code",
@@ -54,6 +61,7 @@ mod tests {
             REDRIVE_EDITED,
         ] {
             assert!(!is_kept(name), "{name}");
+            assert_eq!(is_of_user(name), name == TRACEPARENT, "{name}");
         }
         assert!(describes_value("Content-Type") && !describes_value("content-encoding"));
     }

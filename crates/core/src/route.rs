@@ -12,7 +12,7 @@ use crate::delay::DelayRange;
 use crate::failure::{ErrorClass, Failure, MESSAGE_LIMIT, bounded_text};
 use crate::headers::{self, Origin, ReservedHeaders, TraceContext};
 use crate::human_duration::HumanDuration;
-use crate::kept::is_same_header;
+use crate::kept::{is_of_user, is_same_header};
 use crate::outcome::{Outcome, Produced};
 use crate::pipeline::{DelayQueue, Pipeline, ReturnTo};
 use crate::record::{Headers, Output, Record};
@@ -322,7 +322,8 @@ impl RouteContext<'_> {
             ..
         } = *self;
         let latest = now.after(pipeline.max_wait.duration());
-        let due = |delay: HumanDuration| anchor.after(delay.duration()).min(latest);
+        // An anchor can be long past. The next attempt is not: a due time before now would be no age of the record and no lateness.
+        let due = |delay: HumanDuration| anchor.after(delay.duration()).clamp(now, latest);
         let remaining = |delay| HumanDuration::from(due(delay).since(now));
         let (queue, topic) = pipeline.delay_queue(remaining(delays.nominal), remaining(delays.max));
         let (delay, partition) = match queue {
@@ -517,7 +518,6 @@ pub fn undeliverable(
 pub fn strip_payload(letter: &mut Output) -> bool {
     let hash = letter.headers.last(headers::PAYLOAD_OMITTED_HASH).is_none();
     let hash = hash.then(|| payload_hash(letter.key.as_deref(), letter.value.as_deref()));
-    let is_of_user = |name: &str| !headers::is_reserved(name) && !redrive::is_of_redrives(name);
     let is_bare = letter.key.is_none() && !letter.headers.iter().any(|(name, _)| is_of_user(name));
     let omitted = if letter.value.take().is_some() {
         "value"

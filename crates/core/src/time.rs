@@ -9,14 +9,41 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use jiff::SignedDuration;
+use jiff::civil::DateTime;
+use jiff::tz::{AmbiguousOffset, TimeZone};
+
 /// Milliseconds since 1970-01-01T00:00:00Z. Displayed as RFC 3339 in UTC with three decimals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(i64);
 
-/// The text is not an RFC 3339 time with an offset.
+/// The first millisecond of the year 1 and the last one of the year 9999: what RFC 3339 and protobuf can represent.
+const REPRESENTABLE: std::ops::RangeInclusive<i64> = -62_135_596_800_000..=253_402_300_799_999;
+/// 1970-01-01T00:00:00 as a local time.
+const EPOCH: DateTime = DateTime::constant(1970, 1, 1, 0, 0, 0, 0);
+
+/// Why a text is not a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("is not an RFC 3339 time such as 2026-01-31T12:00:00.000Z")]
-pub struct InvalidTimestamp;
+pub enum InvalidTimestamp {
+    /// It does not have the form of RFC 3339.
+    #[error("is not an RFC 3339 time such as 2026-01-31T12:00:00.000Z")]
+    Form,
+    /// It has no offset.
+    #[error("has no offset; end it with Z for UTC, or with an offset such as +01:00")]
+    NoOffset,
+    /// It has a month, day, hour or minute that does not exist.
+    #[error("names a month, day, hour or minute that does not exist")]
+    Field,
+    /// Seconds do not go beyond 59. Leap seconds cannot be represented, and any other second would be early or late.
+    #[error("has the second 60 or more; must be from 00 to 59, also in a minute with a leap second")]
+    Second,
+    /// Offsets do not go beyond 23:59.
+    #[error("has an offset beyond 23:59; must be from -23:59 to +23:59")]
+    Offset,
+    /// It is before the year 1 or after the year 9999 in UTC.
+    #[error("is not in the years 1 to 9999")]
+    Range,
+}
 
 impl Timestamp {
     /// The time `millis` milliseconds after the Unix epoch; negative before 1970.
@@ -50,11 +77,143 @@ impl Timestamp {
     /// timestamps of untrusted records can be.
     #[must_use]
     pub fn to_rfc3339(self) -> Option<String> {
-        /// 0001-01-01T00:00:00Z.
-        const YEAR_1: i64 = -62_135_596_800_000;
-        let instant = jiff::Timestamp::from_millisecond(self.0).ok();
-        let instant = instant.filter(|_| self.0 >= YEAR_1)?;
-        Some(format!("{instant:.3}"))
+        if !REPRESENTABLE.contains(&self.0) {
+            return None;
+        }
+        // Local times reach to the end of the year 9999, unlike jiff's timestamps.
+        let utc = EPOCH.checked_add(SignedDuration::from_millis(self.0)).ok()?;
+        Some(format!("{utc:.3}Z"))
+    }
+
+    /// Parses a time as [`str::parse`] does, but interprets it in `zone` if it has no offset: a local time that is missing because the
+    /// clock goes forward is moved forward by the length of the gap, and of a repeated one, the first is used.
+    ///
+    /// # Errors
+    /// Why the text is not a time. Never [`InvalidTimestamp::NoOffset`].
+    pub fn parse_in(text: &str, zone: &TimeZone) -> Result<Self, InvalidTimestamp> {
+        let time = ParsedTime::read(text)?;
+        let offset = time.offset.unwrap_or_else(|| {
+            let ambiguous = zone.to_ambiguous_timestamp(time.local).offset();
+            let (AmbiguousOffset::Unambiguous { offset: before }
+            | AmbiguousOffset::Gap { before, .. }
+            | AmbiguousOffset::Fold { before, .. }) = ambiguous;
+            before.seconds()
+        });
+        time.at(offset)
+    }
+}
+
+/// A date and time as it is written.
+struct ParsedTime {
+    /// To the second.
+    local: DateTime,
+    /// The rest, rounded up; at most 1,000.
+    millis: i64,
+    /// In seconds east of UTC.
+    offset: Option<i32>,
+}
+
+impl ParsedTime {
+    /// `2026-01-31T12:00:00.5+01:00`. More than RFC 3339, it may lack the seconds or the offset, as many programs write it, and the offset
+    /// may lack its colon or its minutes.
+    fn read(text: &str) -> Result<Self, InvalidTimestamp> {
+        use InvalidTimestamp::{Field, Form, Offset, Second};
+        let mut rest = Digits(text.as_bytes());
+        let year = rest.number(4).ok_or(Form)?;
+        let month = rest.after(b"-").ok_or(Form)?;
+        let day = rest.after(b"-").ok_or(Form)?;
+        let hour = rest.after(b"Tt ").ok_or(Form)?;
+        let minute = rest.after(b":").ok_or(Form)?;
+        let (mut second, mut millis) = (0, 0);
+        if rest.skip(b":") {
+            second = rest.number(2).ok_or(Form)?;
+            if rest.skip(b".") {
+                millis = rest.fraction().ok_or(Form)?;
+            }
+        }
+        let sign = match rest.0.first() {
+            None => None,
+            Some(b'Z' | b'z') => Some(0),
+            Some(b'+') => Some(1),
+            Some(b'-') => Some(-1),
+            Some(_) => return Err(Form),
+        };
+        rest.0 = rest.0.get(1..).unwrap_or_default();
+        let mut offset = sign.map(|_| 0);
+        if let Some(sign @ (1 | -1)) = sign {
+            let hours = rest.number(2).ok_or(Form)?;
+            let has_minutes = rest.skip(b":") || !rest.0.is_empty();
+            let minutes = if has_minutes { rest.number(2).ok_or(Form)? } else { 0 };
+            if hours > 23 || minutes > 59 {
+                return Err(Offset);
+            }
+            offset = Some(sign * (i32::from(hours) * 60 + i32::from(minutes)) * 60);
+        }
+        if !rest.0.is_empty() {
+            return Err(Form);
+        }
+        if second > 59 {
+            return Err(Second);
+        }
+        let small = |number| i8::try_from(number).map_err(|_| Field);
+        let [month, day, hour, minute, second] = [month, day, hour, minute, second].map(small);
+        let local = DateTime::new(year, month?, day?, hour?, minute?, second?, 0);
+        Ok(Self {
+            local: local.map_err(|_| Field)?,
+            millis,
+            offset,
+        })
+    }
+
+    fn at(&self, offset: i32) -> Result<Timestamp, InvalidTimestamp> {
+        let seconds = self.local.duration_since(EPOCH).as_secs() - i64::from(offset);
+        let millis = seconds * 1_000 + self.millis;
+        match REPRESENTABLE.contains(&millis) {
+            true => Ok(Timestamp(millis)),
+            false => Err(InvalidTimestamp::Range),
+        }
+    }
+}
+
+/// The bytes of a text that are not read yet.
+struct Digits<'t>(&'t [u8]);
+
+impl Digits<'_> {
+    /// Whether the next byte is one of these, which is then read.
+    fn skip(&mut self, one_of: &[u8]) -> bool {
+        match self.0.split_first() {
+            Some((first, rest)) if one_of.contains(first) => {
+                self.0 = rest;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A number with this many digits.
+    fn number(&mut self, digits: usize) -> Option<i16> {
+        let (number, rest) = self.0.split_at_checked(digits)?;
+        if !number.iter().all(u8::is_ascii_digit) {
+            return None;
+        }
+        self.0 = rest;
+        Some(number.iter().fold(0, |sum, digit| sum * 10 + i16::from(digit - b'0')))
+    }
+
+    /// A number with two digits after one of these bytes.
+    fn after(&mut self, one_of: &[u8]) -> Option<i16> {
+        self.skip(one_of).then(|| self.number(2)).flatten()
+    }
+
+    /// A fraction of a second in milliseconds, rounded up.
+    fn fraction(&mut self) -> Option<i64> {
+        let length = self.0.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let (digits, rest) = self.0.split_at(length);
+        self.0 = rest;
+        let (millis, finer) = digits.split_at(length.min(3));
+        let padded = millis.iter().chain(b"00").take(3);
+        let millis = padded.fold(0, |sum, digit| sum * 10 + i64::from(digit - b'0'));
+        (length > 0).then(|| millis + i64::from(finer.iter().any(|digit| *digit != b'0')))
     }
 }
 
@@ -70,17 +229,10 @@ impl fmt::Display for Timestamp {
 impl FromStr for Timestamp {
     type Err = InvalidTimestamp;
 
-    /// Parses an RFC 3339 time. Rounds up to the next millisecond, so that a due time never becomes earlier.
+    /// Parses a time with an offset. Rounds up to the next millisecond, so that a due time never becomes earlier.
     fn from_str(text: &str) -> Result<Self, InvalidTimestamp> {
-        // jiff also accepts forms that RFC 3339 does not have, such as a time zone in brackets.
-        let plain = text.len() >= 20 && text.len() <= 40 && !text.contains('[');
-        let instant: jiff::Timestamp = plain
-            .then(|| text.parse().ok())
-            .flatten()
-            .ok_or(InvalidTimestamp)?;
-        let nanos = instant.as_nanosecond();
-        let millis = nanos.div_euclid(1_000_000) + i128::from(nanos.rem_euclid(1_000_000) > 0);
-        i64::try_from(millis).map(Self).map_err(|_| InvalidTimestamp)
+        let time = ParsedTime::read(text)?;
+        time.at(time.offset.ok_or(InvalidTimestamp::NoOffset)?)
     }
 }
 
@@ -236,30 +388,155 @@ mod tests {
         assert_eq!(Timestamp::from_millis(7).to_string(), "1970-01-01T00:00:00.007Z");
     }
 
+    fn read(text: &str) -> Result<i64, InvalidTimestamp> {
+        text.parse().map(Timestamp::as_millis)
+    }
+
     #[test]
     fn offsets_are_parsed_and_finer_fractions_are_rounded_up() {
-        let read = |text: &str| text.parse::<Timestamp>().map(Timestamp::as_millis);
-        assert_eq!(read("1970-01-01T01:00:00.001+01:00"), Ok(1));
-        assert_eq!(read("1970-01-01T00:00:00.0010001Z"), Ok(2));
-        assert_eq!(read("1970-01-01T00:00:00.001000Z"), Ok(1));
-        for wrong in [
-            "",
-            "now",
-            "0",
-            "1700000000000",
-            "2023-11-14",
-            "2023-11-14T22:13:20",
-            "2023-13-01T00:00:00Z",
+        for (text, millis) in [
+            ("1970-01-01T01:00:00.001+01:00", 1),
+            ("1970-01-01T00:00:00.0010001Z", 2),
+            ("1970-01-01T00:00:00.001000Z", 1),
+            ("1970-01-01t00:00:59.99900000000000000000000000000000001z", 60_000),
+            ("1970-01-01 00:01-0000", 60_000),
+            ("1970-01-01T05:30:00+0530", 0),
+            ("1969-12-31T23:00:00-01", 0),
+            ("9999-12-31T23:59:59Z", 253_402_300_799_000),
+            ("0001-01-01T00:00:00Z", -62_135_596_800_000),
         ] {
-            assert_eq!(read(wrong), Err(InvalidTimestamp), "{wrong}");
+            assert_eq!(read(text), Ok(millis), "{text}");
         }
+    }
+
+    #[test]
+    fn an_invalid_text_is_refused_with_its_reason() {
+        use InvalidTimestamp::{Field, Form, NoOffset, Offset, Range, Second};
+        for (reason, texts) in [
+            (
+                Form,
+                &[
+                    "",
+                    "now",
+                    "0",
+                    "1700000000000",
+                    "2023-11-14",
+                    "20231114T221320Z",
+                    "2023-11-14T22Z",
+                    "2023-11-14T22:13:20.Z",
+                    "2023-11-14T22:13:20,5Z",
+                    "2023-11-14T22:13:20 Z",
+                    "2023-11-14T22:13:20ZZ",
+                    "2023-11-14T22:13:20+01:",
+                    "2023-11-14T22:13:20+1:00",
+                    "2023-11-14T22:13:20+01:00:00",
+                    "2023-11-14T22:13:20Z[UTC]",
+                    "2023-11-14T22:13:20[UTC]",
+                    "+002023-11-14T22:13:20Z",
+                ][..],
+            ),
+            (NoOffset, &["2023-11-14T22:13:20", "2023-11-14 22:13"]),
+            (
+                Field,
+                &[
+                    "2023-13-01T00:00:00Z",
+                    "2023-00-01T00:00:00Z",
+                    "2023-02-29T00:00:00Z",
+                    "2023-02-28T24:00:00Z",
+                    "2023-02-28T00:60:00Z",
+                ],
+            ),
+            (
+                Second,
+                &["2023-11-14T12:30:60Z", "2016-12-31T23:59:60Z", "2023-11-14T12:30:99.5Z"],
+            ),
+            (
+                Offset,
+                &["2023-11-14T12:00:00+24:00", "2023-11-14T12:00:00+25:00", "2023-11-14T12:00:00-01:60"],
+            ),
+            (
+                Range,
+                &["9999-12-31T23:59:59-00:01", "0001-01-01T00:00:00+00:01", "0000-01-01T00:00:00Z", "9999-12-31T23:59:59.9991Z"],
+            ),
+        ] {
+            for text in texts {
+                assert_eq!(read(text), Err(reason), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_local_time_is_in_its_zone() {
+        let zone = TimeZone::posix("CET-1CEST,M3.5.0,M10.5.0/3").unwrap();
+        let read = |text: &str| Timestamp::parse_in(text, &zone).map(|time| time.to_string());
+        for (text, utc) in [
+            ("2025-12-01T10:00:00.0001", "2025-12-01T09:00:00.001Z"),
+            ("2025-12-01T10:00:00Z", "2025-12-01T10:00:00.000Z"),
+            // Missing when the clocks go forward, and repeated when they go back.
+            ("2026-03-29T02:30", "2026-03-29T01:30:00.000Z"),
+            ("2026-10-25T02:30", "2026-10-25T00:30:00.000Z"),
+            ("9999-12-31T23:59:59", "9999-12-31T22:59:59.000Z"),
+        ] {
+            assert_eq!(read(text).as_deref(), Ok(utc), "{text}");
+        }
+        assert_eq!(read("2025-12-01T10:00:60"), Err(InvalidTimestamp::Second));
+    }
+
+    /// The days from 1970-01-01 to a date of the Gregorian calendar, counted one by one.
+    fn days(year: i64, month: i64, day: i64) -> Option<i64> {
+        let is_leap = |year: i64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+        let lengths = [31, 28 + i64::from(is_leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+        let index = usize::try_from(month).ok()?.checked_sub(1)?;
+        (1..=*lengths.get(index)?).contains(&day).then_some(())?;
+        let years = (0..year).map(|year| 365 + i64::from(is_leap(year))).sum::<i64>();
+        // 0000-01-01 is 719,528 days before 1970-01-01.
+        Some(years - 719_528 + lengths[..index].iter().sum::<i64>() + day - 1)
     }
 
     proptest! {
         #[test]
-        fn every_timestamp_is_parsed_back(millis in -60_000_000_000_000_i64..250_000_000_000_000) {
+        fn every_timestamp_is_parsed_back(millis in REPRESENTABLE) {
             let time = Timestamp::from_millis(millis);
             prop_assert_eq!(time.to_string().parse(), Ok(time));
+        }
+
+        #[test]
+        fn every_accepted_text_is_its_exact_instant(
+            (year, month, day) in (prop_oneof![0_i64..10_000, 1_900_i64..2_100], 0_i64..=13, 0_i64..=32),
+            (hour, minute, second) in (0_i64..=25, 0_i64..=61, proptest::option::of(0_i64..=61)),
+            fraction in "|\\.[0-9]{1,12}",
+            offset in proptest::option::of((prop_oneof![Just('+'), Just('-')], 0_i64..=26, 0_i64..=61)),
+            separator in "[Tt ]",
+        ) {
+            let mut text = format!("{year:04}-{month:02}-{day:02}{separator}{hour:02}:{minute:02}");
+            let mut picos = 0_i128;
+            if let Some(second) = second {
+                text += &format!(":{second:02}{fraction}");
+                picos = i128::from(second) * 1_000_000_000_000;
+                if !fraction.is_empty() {
+                    picos += format!("{:0<12}", &fraction[1..]).parse::<i128>().unwrap();
+                }
+            }
+            let offset_minutes = match offset {
+                None => 0,
+                Some((sign, hours, minutes)) => {
+                    text += &format!("{sign}{hours:02}:{minutes:02}");
+                    (hours * 60 + minutes) * if sign == '+' { 1 } else { -1 }
+                }
+            };
+            if offset.is_none() {
+                text.push('Z');
+            }
+            let is_valid = hour < 24 && minute < 60 && second.unwrap_or(0) < 60
+                && offset.is_none_or(|(_, hours, minutes)| hours < 24 && minutes < 60);
+            let expected = days(year, month, day).filter(|_| is_valid).map(|days| {
+                let minutes = (days * 24 + hour) * 60 + minute - offset_minutes;
+                // In picoseconds, rounded up to a millisecond.
+                let picos = i128::from(minutes) * 60_000_000_000_000 + picos;
+                i64::try_from(picos.div_euclid(1_000_000_000) + i128::from(picos.rem_euclid(1_000_000_000) > 0)).unwrap()
+            });
+            let expected = expected.filter(|millis| REPRESENTABLE.contains(millis));
+            prop_assert_eq!(read(&text).ok(), expected, "{}", text);
         }
 
         #[test]

@@ -261,6 +261,15 @@ const FAILURE_HEADERS: [(Dialect, &str); 8] = [
     (Dialect::SmallRye, "dead-letter-offset"),
 ];
 
+/// Names of headers of all frameworks.
+#[cfg(test)]
+pub(crate) fn failure_headers() -> impl Iterator<Item = String> {
+    let named = FAILURE_HEADERS.into_iter().map(|(_, name)| name.to_owned());
+    let rules = RULES.iter().filter(|rule| rule.dialect != Dialect::Redeliver);
+    let prefixed = FAILURE_PREFIXES.into_iter().map(|(_, prefix)| format!("{prefix}x"));
+    named.chain(rules.map(|rule| rule.header.to_owned())).chain(prefixed)
+}
+
 /// The framework other than Redeliver that adds a header of this name to a record because it failed.
 pub(crate) fn framework_of(header: &str) -> Option<Dialect> {
     let named = FAILURE_HEADERS.iter().find(|(_, name)| header == *name);

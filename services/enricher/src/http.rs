@@ -12,6 +12,7 @@
 //! | `http.connect` | transient | endpoint | no connection: refused, unknown host, or a failed TLS handshake |
 //! | `http.closed` | transient | endpoint | the connection was closed before the response was complete |
 //! | `http.invalid-response` | transient | endpoint | the response is not HTTP; the network path is at fault, not the record |
+//! | `http.content-encoding` | transient | endpoint | the response is compressed in a way that cannot be decoded, or is damaged |
 //! | `http.missing-result` | transient | unknown | the response to a call for several records has no result for the record |
 //! | `http.response-too-large` | permanent | record | the response exceeds `max_response_bytes` |
 //! | `http.invalid-request` | permanent | not called | the request cannot be built |
@@ -23,6 +24,7 @@ mod batch;
 mod batcher;
 mod call_error;
 mod client;
+mod content_encoding;
 mod credentials;
 mod headers;
 mod metrics;
@@ -61,6 +63,7 @@ use tower::Service;
 use self::batch::RecordResult;
 use self::batcher::{Batcher, Limits};
 use self::call_error::CallError;
+use self::content_encoding::Undecodable;
 use self::credentials::{Credentials, InUse};
 pub use self::settings::{HttpSettings, HttpSetupError, ResponseUse, TlsFiles};
 use self::telemetry::{CallTelemetry, ObservedCalls};
@@ -130,9 +133,14 @@ enum Repetition {
 /// The error code of a response that cannot be inserted into the value of its record.
 const MERGE: &str = "http.merge";
 const INVALID_REQUEST: &str = "http.invalid-request";
+/// The error code of a response that cannot be decoded.
+const CONTENT_ENCODING: &str = "http.content-encoding";
 const INVALID_RESPONSE: &str = "http.invalid-response";
 /// The error code of a record without a result in the response to a call for several records.
 const MISSING_RESULT: &str = "http.missing-result";
+
+/// The status of a success without a body.
+const NO_CONTENT: u16 = 204;
 
 /// Limits for reading the body of an error response; see [`drain`].
 const DRAIN_BYTES: usize = 64 * 1024;
@@ -360,6 +368,8 @@ impl Endpoint {
                 ..Produced::unchanged()
             },
             ResponseUse::Keep => Produced::unchanged(),
+            // The endpoint says that there is nothing to insert.
+            ResponseUse::Merge(_) if result.status == NO_CONTENT => Produced::unchanged(),
             ResponseUse::Merge(pointer) => {
                 let merged = merge::insert(value.unwrap_or_default(), pointer, &result.body);
                 let merged = merged.map_err(|problem| Failure::permanent(MERGE, problem))?;
@@ -445,9 +455,13 @@ impl Endpoint {
             .of_status(status.as_u16(), retry_after.is_some())
         {
             Ok(()) => {
-                let content_type = response.headers().get(CONTENT_TYPE).cloned();
+                let headers = response.headers().clone();
                 let body = timeout_at(deadline, self.read_body(response)).await;
                 let body = body.unwrap_or_else(|_| Err(self.timed_out()))?;
+                // A body that is discarded is empty.
+                let body = content_encoding::decode(&headers, body, self.max_response_bytes);
+                let body = body.map_err(|problem| self.undecodable(problem))?;
+                let content_type = headers.get(CONTENT_TYPE).cloned();
                 Ok(CallResult {
                     status: status.as_u16(),
                     body,
@@ -596,6 +610,18 @@ impl Endpoint {
             failure: Failure::transient("http.timeout", message).with_scope(FailureScope::Endpoint),
             // The call has already taken long. In a tier, the record does not occupy a slot of `concurrency`.
             repetition: Repetition::Useless,
+        }
+    }
+
+    fn undecodable(&self, problem: Undecodable) -> CallFailure {
+        let problem = match problem {
+            Undecodable::TooLarge => return self.too_large(),
+            Undecodable::Invalid(problem) => problem,
+        };
+        let message = format!("{self}: the response {problem}");
+        CallFailure {
+            failure: Failure::transient(CONTENT_ENCODING, message).with_scope(FailureScope::Endpoint),
+            repetition: Repetition::Soon,
         }
     }
 

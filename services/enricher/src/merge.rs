@@ -15,6 +15,9 @@ use serde_json::value::RawValue;
 /// What is wrong: one of the documents is not JSON, or something on the path is not an object. The message contains no part of
 /// the documents.
 pub(crate) fn insert(document: &[u8], pointer: &str, inserted: &[u8]) -> Result<Vec<u8>, String> {
+    if inserted.trim_ascii().is_empty() {
+        return Err("the response is empty; with nothing to insert, its status must be 204".to_owned());
+    }
     let path: Vec<String> = pointer.split('/').skip(1).map(unescape).collect();
     let inserted: &RawValue =
         serde_json::from_slice(inserted).map_err(|error| format!("the response is not JSON: {error}"))?;

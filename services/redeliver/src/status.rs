@@ -85,6 +85,9 @@ struct Status {
 struct Queue {
     /// The pipeline; `None` for the scheduler.
     pipeline: Option<Arc<str>>,
+    /// Whether the pipeline is in the configuration. The topic of another one may be of another installation, whose groups have other names:
+    /// what those have read is not known.
+    is_configured: bool,
     topic: Arc<str>,
     group: String,
     /// The number of consumers in the group; `None` if a broker does not tell.
@@ -105,7 +108,11 @@ impl Queue {
     }
 
     fn row(&self, now: Timestamp) -> Vec<String> {
-        let bound = if self.backlog.is_exact { "" } else { "≤ " };
+        let bound = if self.backlog.is_exact && self.is_configured {
+            ""
+        } else {
+            "≤ "
+        };
         let due = self.due_at(now).map(|due| {
             // Only the first records were read.
             let bound = if self.backlog.is_exact { "" } else { "≥ " };
@@ -119,7 +126,11 @@ impl Queue {
             }
         });
         vec![
-            self.pipeline.as_deref().unwrap_or("(scheduler)").to_owned(),
+            match &self.pipeline {
+                Some(pipeline) if !self.is_configured => format!("{pipeline} (not configured)"),
+                Some(pipeline) => pipeline.to_string(),
+                None => "(scheduler)".to_owned(),
+            },
             self.topic.to_string(),
             format!("{bound}{}", self.backlog.records),
             due.unwrap_or_default(),
@@ -135,11 +146,12 @@ impl Queue {
     fn json(&self, now: Timestamp) -> Value {
         json!({
             "pipeline": self.pipeline.as_deref(),
+            "configured": self.is_configured,
             "topic": &*self.topic,
             "group": self.group,
             "consumers": self.members,
             "records": self.backlog.records,
-            "records_is_exact": self.backlog.is_exact,
+            "records_is_exact": self.backlog.is_exact && self.is_configured,
             "due": self.due_at(now),
             "next_due": self.earliest().map(|earliest| earliest.to_string()),
         })
@@ -252,16 +264,22 @@ fn read_queues(
     let mut heads: BTreeMap<Arc<str>, Head<Option<Timestamp>>> =
         heads(kafka, &pairs, HEAD, timeout, due_time)?;
     let members = members(kafka, timeout).ok();
+    let configured: BTreeSet<Arc<str>> = topics::pipelines(config)
+        .into_iter()
+        .map(|pipeline| pipeline.name)
+        .collect();
     let queues = read.into_iter().filter_map(|(pipeline, group, topic)| {
         let Head { backlog, first } = heads.remove(&topic)?;
         let is_tier = matches!(parse_retry_topic(&topic), Some((_, Some(_))));
+        let is_configured = pipeline.as_ref().is_none_or(|name| configured.contains(name));
         Some(Queue {
             pipeline,
+            is_configured,
             members: members
                 .as_ref()
                 .map(|members| members.get(&group).copied().unwrap_or(0)),
             backlog,
-            due: is_tier.then(|| first.into_iter().flatten().collect()),
+            due: (is_tier && is_configured).then(|| first.into_iter().flatten().collect()),
             topic,
             group,
         })
@@ -326,4 +344,32 @@ async fn jobs(config: &Config, args: &StatusArgs) -> Option<Result<JobStats, Cli
     };
     let stats = async { JobClient::connect(&endpoint).await?.stats(None, 1).await };
     Some(stats.await.map_err(|error: ClientError| service.failure(error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pipeline_of_others_is_named_as_such() {
+        let queue = |is_configured| Queue {
+            pipeline: Some("orders".into()),
+            is_configured,
+            topic: "orders-retry-5s".into(),
+            group: "redeliver-retry-5s".to_owned(),
+            members: Some(0),
+            backlog: Backlog {
+                records: 54,
+                is_exact: true,
+            },
+            due: None,
+        };
+        let now = Timestamp::from_millis(0);
+        let row = |is_configured| queue(is_configured).row(now);
+        assert_eq!((&*row(true)[0], &*row(true)[2]), ("orders", "54"));
+        assert_eq!((&*row(false)[0], &*row(false)[2]), ("orders (not configured)", "≤ 54"));
+        let json = queue(false).json(now);
+        let (configured, exact) = (&json["configured"], &json["records_is_exact"]);
+        assert_eq!((configured, exact), (&json!(false), &json!(false)));
+    }
 }

@@ -30,6 +30,7 @@ pub fn rules(config: &Config) -> Result<Rules, ConfigError> {
             .collect(),
         time_zone,
         max_ahead: scheduler.max_ahead,
+        max_request_age: config.kafka.topics.retention,
         max_data: usize::try_from(scheduler.max_data).unwrap_or(usize::MAX),
     })
 }

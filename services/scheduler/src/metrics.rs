@@ -53,6 +53,7 @@ struct GroupLabel {
 #[derive(Clone)]
 pub(crate) struct SchedulerFamilies {
     received: Counter,
+    too_old_timestamps: Counter,
     commands: Family<OutcomeLabel, Counter>,
     occurrences: Family<OutcomeLabel, Counter>,
     ended: Family<OutcomeLabel, Counter>,
@@ -76,6 +77,7 @@ impl SchedulerFamilies {
     pub(crate) fn register(registry: &mut Registry, clock: Arc<dyn Clock>) -> Self {
         let families = Self {
             received: Counter::default(),
+            too_old_timestamps: Counter::default(),
             commands: Family::default(),
             occurrences: Family::default(),
             ended: Family::default(),
@@ -98,6 +100,11 @@ impl SchedulerFamilies {
             "scheduler_received",
             "Records read from the ingest topic",
             families.received.clone(),
+        );
+        registry.register(
+            "scheduler_too_old_timestamps",
+            "Requests whose timestamp is older than kafka.topics.retention, so their delay counts from now",
+            families.too_old_timestamps.clone(),
         );
         registry.register(
             "scheduler_commands",
@@ -191,6 +198,7 @@ impl SchedulerFamilies {
         };
         SchedulerMetrics {
             received: self.received.clone(),
+            too_old_timestamps: self.too_old_timestamps.clone(),
             accepted: command("accepted"),
             duplicates: command("duplicate"),
             conflicts: command("conflict"),
@@ -233,6 +241,7 @@ impl SchedulerFamilies {
 /// The metrics of one lane.
 pub(crate) struct SchedulerMetrics {
     pub(crate) received: Counter,
+    too_old_timestamps: Counter,
     accepted: Counter,
     duplicates: Counter,
     conflicts: Counter,
@@ -270,6 +279,7 @@ pub(crate) struct SchedulerMetrics {
 
 impl SchedulerMetrics {
     pub(crate) fn count(&self, tally: Tally, now: Timestamp) {
+        self.too_old_timestamps.inc_by(tally.too_old_timestamps);
         self.accepted.inc_by(tally.accepted);
         self.duplicates.inc_by(tally.duplicates);
         self.conflicts.inc_by(tally.conflicts);

@@ -61,6 +61,8 @@ pub struct Rules {
     pub time_zone: TimeZone,
     /// How far ahead a job may be due.
     pub max_ahead: HumanDuration,
+    /// How old a request can be: its topic does not retain older ones.
+    pub max_request_age: HumanDuration,
     /// The maximum size of a job's data, key and headers together, in bytes.
     pub max_data: usize,
 }
@@ -93,6 +95,8 @@ pub struct Incoming {
     pub command: Result<Command, Failure>,
     /// The key for the outcome in the answers topic, if a client waits for it.
     pub answer_to: Option<Arc<str>>,
+    /// Whether the timestamp of the request is too old to be its time.
+    pub is_timestamp_too_old: bool,
     /// The record of a long wait that is rejected.
     pub rejected_wait: Option<Box<RejectedWait>>,
 }
@@ -181,9 +185,14 @@ pub fn read(record: &Record, rules: &Rules, now: Timestamp) -> Incoming {
         },
         Err(failure) => (Format::Json, Err(failure), None),
     };
+    let timestamp = first_origin(record).timestamp;
+    // Producers write timestamps, also in seconds or of a clock that was never set. A delay from there would be over at once.
+    let is_timestamp_too_old = timestamp.is_some_and(|at| now.since(at) > rules.max_request_age.duration());
     let envelope = Envelope {
         // A producer's clock that is ahead must not make the job late.
-        requested: first_origin(record).timestamp.map_or(now, |at| at.min(now)),
+        requested: timestamp
+            .filter(|_| !is_timestamp_too_old)
+            .map_or(now, |at| at.min(now)),
         now,
         key: record.key.as_ref(),
         headers: &record.headers,
@@ -204,6 +213,7 @@ pub fn read(record: &Record, rules: &Rules, now: Timestamp) -> Incoming {
     Incoming {
         command,
         answer_to,
+        is_timestamp_too_old,
         rejected_wait,
     }
 }

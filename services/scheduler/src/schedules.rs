@@ -71,11 +71,7 @@ pub fn read_spec(spec: &v1::ScheduleSpec) -> Result<Recurrence, Invalid> {
     let timing = match &spec.timing {
         Some(v1::schedule_spec::Timing::Cron(cron)) => Timing::Cron {
             expression: cron.expression.clone(),
-            zone: if cron.zone.is_empty() {
-                "UTC".to_owned()
-            } else {
-                cron.zone.clone()
-            },
+            zone: cron.zone.clone().unwrap_or_else(|| "UTC".to_owned()),
             gap: gap(cron.gap)?,
             overlap: overlap(cron.overlap)?,
         },
@@ -90,7 +86,7 @@ pub fn read_spec(spec: &v1::ScheduleSpec) -> Result<Recurrence, Invalid> {
         timing,
         start,
         end: time("end", spec.end.as_ref())?,
-        max_count: (spec.max_count != 0).then_some(spec.max_count),
+        max_count: spec.max_count,
         jitter: duration("jitter", spec.jitter.as_ref())?.unwrap_or_default(),
         misfire: misfire(spec.misfire.as_ref())?,
     })
@@ -108,7 +104,7 @@ pub fn write_spec(recurrence: &Recurrence, job: Option<v1::JobTemplate>) -> v1::
             overlap,
         } => v1::schedule_spec::Timing::Cron(v1::CronTiming {
             expression: expression.clone(),
-            zone: zone.clone(),
+            zone: Some(zone.clone()),
             gap: match gap {
                 Gap::Shift => v1::GapPolicy::Shift,
                 Gap::Skip => v1::GapPolicy::Skip,
@@ -127,16 +123,16 @@ pub fn write_spec(recurrence: &Recurrence, job: Option<v1::JobTemplate>) -> v1::
         }),
     };
     let (policy, limit) = match definition.misfire.policy {
-        MisfirePolicy::Skip => (v1::MisfirePolicy::Skip, 0),
-        MisfirePolicy::Once => (v1::MisfirePolicy::Once, 0),
-        MisfirePolicy::All { limit } => (v1::MisfirePolicy::All, limit),
+        MisfirePolicy::Skip => (v1::MisfirePolicy::Skip, None),
+        MisfirePolicy::Once => (v1::MisfirePolicy::Once, None),
+        MisfirePolicy::All { limit } => (v1::MisfirePolicy::All, Some(limit)),
     };
     let jitter = Some(definition.jitter).filter(|jitter| jitter.as_millis() > 0);
     v1::ScheduleSpec {
         timing: Some(timing),
         start: definition.start.map(to_timestamp),
         end: definition.end.map(to_timestamp),
-        max_count: definition.max_count.unwrap_or_default(),
+        max_count: definition.max_count,
         jitter: jitter.map(to_duration),
         misfire: Some(v1::Misfire {
             policy: policy.into(),
@@ -502,17 +498,18 @@ fn misfire(misfire: Option<&v1::Misfire>) -> Result<Misfire, Invalid> {
     let policy = match v1::MisfirePolicy::try_from(misfire.policy) {
         Ok(v1::MisfirePolicy::Unspecified | v1::MisfirePolicy::Once) => MisfirePolicy::Once,
         Ok(v1::MisfirePolicy::Skip) => MisfirePolicy::Skip,
-        Ok(v1::MisfirePolicy::All) => MisfirePolicy::All { limit: misfire.limit },
+        Ok(v1::MisfirePolicy::All) => MisfirePolicy::All {
+            limit: misfire
+                .limit
+                .ok_or_else(|| invalid("misfire.limit", "is missing; set it to 1 to 1000"))?,
+        },
         Err(_) => {
             let problem = format!("is {}; expected 1 (skip), 2 (once) or 3 (all)", misfire.policy);
             return Err(invalid("misfire.policy", problem));
         }
     };
-    if misfire.limit != 0 && !matches!(policy, MisfirePolicy::All { .. }) {
-        let problem = format!(
-            "is {}, but only the policy `all` has a limit; leave it out",
-            misfire.limit
-        );
+    if let (Some(limit), MisfirePolicy::Skip | MisfirePolicy::Once) = (misfire.limit, policy) {
+        let problem = format!("is {limit}, but only the policy `all` has a limit; leave it out");
         return Err(invalid("misfire.limit", problem));
     }
     let grace = duration("misfire.grace", misfire.grace.as_ref())?;
@@ -545,7 +542,7 @@ mod tests {
     fn cron() -> v1::CronTiming {
         v1::CronTiming {
             expression: "30 2 * * *".into(),
-            zone: "Europe/Berlin".into(),
+            zone: Some("Europe/Berlin".into()),
             ..v1::CronTiming::default()
         }
     }
@@ -618,7 +615,7 @@ mod tests {
             ),
             (
                 cron_spec(v1::CronTiming {
-                    zone: "Europe/Brelin".into(),
+                    zone: Some("Europe/Brelin".into()),
                     ..cron()
                 }),
                 "cron.zone: `Europe/Brelin` is not an IANA time zone, did you mean `Europe/Berlin`?",
@@ -662,12 +659,12 @@ mod tests {
                     policy: 3,
                     ..v1::Misfire::default()
                 }),
-                "misfire.limit: 0 is out of range: must be between 1 and 1000",
+                "misfire.limit: is missing; set it to 1 to 1000",
             ),
             (
                 misfire(v1::Misfire {
                     policy: 1,
-                    limit: 5,
+                    limit: Some(5),
                     grace: None,
                 }),
                 "misfire.limit: is 5, but only the policy `all` has a limit; leave it out",
@@ -683,21 +680,21 @@ mod tests {
         let expected = v1::ScheduleSpec {
             misfire: Some(v1::Misfire {
                 policy: v1::MisfirePolicy::Once.into(),
-                limit: 0,
+                limit: None,
                 grace: Some(ProtoDuration {
                     seconds: 60,
                     nanos: 0,
                 }),
             }),
             ..cron_spec(v1::CronTiming {
-                zone: "UTC".into(),
+                zone: Some("UTC".into()),
                 gap: v1::GapPolicy::Shift.into(),
                 overlap: v1::OverlapPolicy::First.into(),
                 ..cron()
             })
         };
         let given = cron_spec(v1::CronTiming {
-            zone: String::new(),
+            zone: None,
             ..cron()
         });
         assert_eq!(written(given), expected);
@@ -726,7 +723,7 @@ mod tests {
         let Some(v1::schedule_spec::Timing::Cron(cron)) = &mut record.spec.as_mut().unwrap().timing else {
             panic!("not cron");
         };
-        cron.zone = "Europe/Atlantis".into();
+        cron.zone = Some("Europe/Atlantis".into());
         assert!(
             matches!(decoded(&record), Err(RecordError::Definition(error)) if error.field == "cron.zone")
         );
@@ -768,7 +765,7 @@ mod tests {
             (gap, overlap) in (0..3i32, 0..3i32),
             (seconds, anchor) in (1..1_000_000i64, prop::option::of(0..4_000_000_000i64)),
             (start, length) in (prop::option::of(0..4_000_000_000i64), prop::option::of(400_000_000..500_000_000i64)),
-            max_count in 0..5u64,
+            max_count in prop::option::of(1..5u64),
             jitter in prop::option::of(0..86_400i64),
             misfire in prop::option::of((0..4i32, 1..1_000u32, prop::option::of(10..1_000_000i64))),
         ) {
@@ -790,7 +787,7 @@ mod tests {
                 jitter: jitter.map(duration),
                 misfire: misfire.map(|(policy, limit, grace)| v1::Misfire {
                     policy,
-                    limit: if policy == v1::MisfirePolicy::All as i32 { limit } else { 0 },
+                    limit: (policy == v1::MisfirePolicy::All as i32).then_some(limit),
                     grace: grace.map(duration),
                 }),
                 job: None,

@@ -3243,8 +3243,8 @@ pub mod dead_letter_service_server {
 pub struct CronTiming {
     #[prost(string, tag = "1")]
     pub expression: ::prost::alloc::string::String,
-    #[prost(string, tag = "2")]
-    pub zone: ::prost::alloc::string::String,
+    #[prost(string, optional, tag = "2")]
+    pub zone: ::core::option::Option<::prost::alloc::string::String>,
     #[prost(enumeration = "GapPolicy", tag = "3")]
     pub gap: i32,
     #[prost(enumeration = "OverlapPolicy", tag = "4")]
@@ -3261,8 +3261,8 @@ pub struct IntervalTiming {
 pub struct Misfire {
     #[prost(enumeration = "MisfirePolicy", tag = "1")]
     pub policy: i32,
-    #[prost(uint32, tag = "2")]
-    pub limit: u32,
+    #[prost(uint32, optional, tag = "2")]
+    pub limit: ::core::option::Option<u32>,
     #[prost(message, optional, tag = "3")]
     pub grace: ::core::option::Option<::prost_types::Duration>,
 }
@@ -3287,8 +3287,8 @@ pub struct ScheduleSpec {
     pub start: ::core::option::Option<::prost_types::Timestamp>,
     #[prost(message, optional, tag = "4")]
     pub end: ::core::option::Option<::prost_types::Timestamp>,
-    #[prost(uint64, tag = "5")]
-    pub max_count: u64,
+    #[prost(uint64, optional, tag = "5")]
+    pub max_count: ::core::option::Option<u64>,
     #[prost(message, optional, tag = "6")]
     pub jitter: ::core::option::Option<::prost_types::Duration>,
     #[prost(message, optional, tag = "7")]
@@ -3366,8 +3366,8 @@ pub mod change_schedule {
     pub struct Update {
         #[prost(message, optional, tag = "1")]
         pub spec: ::core::option::Option<super::ScheduleSpec>,
-        #[prost(uint32, tag = "2")]
-        pub expected_revision: u32,
+        #[prost(uint32, optional, tag = "2")]
+        pub expected_revision: ::core::option::Option<u32>,
     }
     #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct Pause {}
@@ -3441,8 +3441,8 @@ pub struct UpdateScheduleRequest {
     pub id: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "2")]
     pub spec: ::core::option::Option<ScheduleSpec>,
-    #[prost(uint32, tag = "3")]
-    pub expected_revision: u32,
+    #[prost(uint32, optional, tag = "3")]
+    pub expected_revision: ::core::option::Option<u32>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PauseScheduleRequest {
@@ -4602,8 +4602,8 @@ pub struct JobSpec {
     pub app: ::prost::alloc::string::String,
     #[prost(enumeration = "Priority", tag = "4")]
     pub priority: i32,
-    #[prost(string, tag = "5")]
-    pub idempotency_key: ::prost::alloc::string::String,
+    #[prost(string, optional, tag = "5")]
+    pub idempotency_key: ::core::option::Option<::prost::alloc::string::String>,
     #[prost(bytes = "bytes", tag = "6")]
     pub data: ::prost::bytes::Bytes,
     #[prost(bytes = "bytes", optional, tag = "7")]
@@ -4612,8 +4612,8 @@ pub struct JobSpec {
     pub headers: ::prost::alloc::vec::Vec<Header>,
     #[prost(message, optional, tag = "9")]
     pub expire_after: ::core::option::Option<::prost_types::Duration>,
-    #[prost(string, tag = "10")]
-    pub request_id: ::prost::alloc::string::String,
+    #[prost(string, optional, tag = "10")]
+    pub request_id: ::core::option::Option<::prost::alloc::string::String>,
     #[prost(enumeration = "ConflictPolicy", tag = "11")]
     pub on_conflict: i32,
     #[prost(oneof = "job_spec::When", tags = "2, 3")]

@@ -5,8 +5,8 @@
 
 use bytes::Bytes;
 use redeliver_core::failure::bounded_text;
-use redeliver_core::headers::is_reserved;
-use redeliver_core::redrive::{REDRIVE_EDITED, REDRIVE_OF, is_edit_header, is_redrive_header};
+use redeliver_core::kept::is_of_user;
+use redeliver_core::redrive::{REDRIVE_EDITED, REDRIVE_OF, is_edit_header};
 use redeliver_core::{Output, Record, Timestamp};
 use redeliver_proto::v1;
 
@@ -61,9 +61,7 @@ impl Edit {
             if name.is_empty() || name.len() > MAX_NAME || name.contains(char::is_control) {
                 return Err(InvalidEdit::Name(shown()));
             }
-            let is_of_redrive = is_redrive_header(name) || is_edit_header(name);
-            let is_of_user = !is_reserved(name) && !is_of_redrive && framework_of(name).is_none();
-            if !is_of_user {
+            if !is_of_user(name) || framework_of(name).is_some() {
                 return Err(InvalidEdit::NotOfUser(shown()));
             }
         }

@@ -5,8 +5,8 @@
 
 use bytes::Bytes;
 use redeliver_core::content::payload_hash;
-use redeliver_core::headers::{self, PAYLOAD_OMITTED, PAYLOAD_OMITTED_HASH};
-use redeliver_core::redrive::is_of_redrives;
+use redeliver_core::headers::{PAYLOAD_OMITTED, PAYLOAD_OMITTED_HASH};
+use redeliver_core::kept::is_of_user;
 use redeliver_core::{Headers, Record};
 
 /// The dead letter with what was left out, from the record at its origin; `None` if that is another record.
@@ -36,7 +36,6 @@ pub fn restored(letter: &Record, original: &Record) -> Option<Record> {
 
 /// The headers that a dead letter has kept, after the user headers of its record. The headers of redrives in the record are not about the last redrive.
 fn joined(reserved: &Headers, of_record: &Headers) -> Headers {
-    let is_of_user = |name: &str| !headers::is_reserved(name) && !is_of_redrives(name);
     let mut all = of_record.filtered(is_of_user);
     for (name, value) in reserved.iter() {
         all.push(name, value);
@@ -53,6 +52,7 @@ pub fn size(record: &Record) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use redeliver_core::headers;
     use redeliver_core::route::{reject, strip_payload};
     use redeliver_core::{Failure, Pipeline, Position, Timestamp};
 

@@ -57,7 +57,7 @@ struct ResponseResult<'a> {
     #[serde(default = "ok")]
     status: u16,
     /// In seconds.
-    retry_after: Option<u64>,
+    retry_after: Option<f64>,
     /// Even if it is `null`.
     #[serde(borrow, default, deserialize_with = "present")]
     value: Option<&'a RawValue>,
@@ -197,11 +197,15 @@ fn parse(
         (None, BatchValues::Json) => Some(HeaderValue::from_static("application/json")),
         (None, BatchValues::Base64) => None,
     };
+    let retry_after = match result.retry_after {
+        Some(seconds) if seconds < 0.0 => return Err("has a retry_after that is negative".to_owned()),
+        // Rounded up, as in a header. A number that is too large for a duration is more than any maximum.
+        Some(seconds) => Some(Duration::try_from_secs_f64(seconds.ceil()).unwrap_or(Duration::MAX)),
+        None => None,
+    };
     Ok(RecordResult {
         status: result.status,
-        retry_after: result
-            .retry_after
-            .map(|seconds| Duration::from_secs(seconds).min(max_retry_after)),
+        retry_after: retry_after.map(|wait| wait.min(max_retry_after)),
         value,
         content_type,
     })

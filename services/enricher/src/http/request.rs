@@ -3,7 +3,7 @@
 use redeliver_core::headers::{self, TraceContext};
 use redeliver_core::{Failure, Headers, redrive};
 use redeliver_worker::Attempt;
-use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 
 /// The same for all calls of a record until it is redriven, so that the endpoint can recognise repeated calls.
 pub(super) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -13,7 +13,7 @@ pub(super) const TRACESTATE: HeaderName = HeaderName::from_static(headers::TRACE
 /// The headers of an attempt's request. Other headers of the record are not passed on, because producers may have put
 /// secrets into them.
 pub(super) fn headers_for(attempt: &Attempt, configured: &HeaderMap) -> Result<HeaderMap, Failure> {
-    let mut headers = configured.clone();
+    let mut headers = common(configured);
     if !headers.contains_key(CONTENT_TYPE) {
         let octets = || HeaderValue::from_static("application/octet-stream");
         headers.insert(
@@ -24,6 +24,14 @@ pub(super) fn headers_for(attempt: &Attempt, configured: &HeaderMap) -> Result<H
     headers.insert(IDEMPOTENCY_KEY, idempotency_key(attempt)?);
     insert_trace(&mut headers, trace(attempt));
     Ok(headers)
+}
+
+/// The headers of every request. Without `accept-encoding`, a server may choose any encoding (RFC 9110, section 12.5.3).
+fn common(configured: &HeaderMap) -> HeaderMap {
+    let mut headers = configured.clone();
+    let identity = HeaderValue::from_static("identity");
+    headers.entry(ACCEPT_ENCODING).or_insert(identity);
+    headers
 }
 
 /// Replaces the trace context of a request.
@@ -44,7 +52,7 @@ fn insert_trace(headers: &mut HeaderMap, (parent, state): Trace) {
 
 /// The headers of a request for several records. What differs between them is part of the body.
 pub(super) fn headers_for_batch(configured: &HeaderMap) -> HeaderMap {
-    let mut headers = configured.clone();
+    let mut headers = common(configured);
     let json = HeaderValue::from_static("application/json");
     headers.entry(CONTENT_TYPE).or_insert(json);
     headers

@@ -1,4 +1,4 @@
-//! The header `Retry-After` (RFC 9110, section 10.2.3): a number of seconds or a date.
+//! The header `Retry-After` (RFC 9110, section 10.2.3): a number of seconds, also with a fraction, or a date.
 //!
 //! A date is compared with the header `Date` of the same response, so a difference between the clocks of both sides does
 //! not matter. Our own clock replaces a `Date` that is missing or invalid.
@@ -11,14 +11,27 @@ use reqwest::header::{DATE, HeaderMap, HeaderName, RETRY_AFTER};
 /// The requested delay, at most `max`. Zero for a date in the past; `None` if there is no such header or it is invalid.
 pub(super) fn read(headers: &HeaderMap, now: Timestamp, max: Duration) -> Option<Duration> {
     let requested = text(headers, &RETRY_AFTER)?;
-    let wait = if !requested.is_empty() && requested.bytes().all(|byte| byte.is_ascii_digit()) {
-        // Parsing fails only if the number exceeds 64 bits.
-        Duration::from_secs(requested.parse().unwrap_or(u64::MAX))
-    } else {
-        let sent = text(headers, &DATE).and_then(parse_date).unwrap_or(now);
-        parse_date(requested)?.since(sent)
+    let wait = match seconds(requested) {
+        Some(wait) => wait,
+        None => {
+            let sent = text(headers, &DATE).and_then(parse_date).unwrap_or(now);
+            parse_date(requested)?.since(sent)
+        }
     };
     Some(wait.min(max))
+}
+
+/// A number of seconds. RFC 9110 has no fraction, but some servers send one: it is rounded up, because a call that is too early is in vain.
+pub(super) fn seconds(text: &str) -> Option<Duration> {
+    let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    if !is_number(whole) || !is_number(fraction) {
+        return None;
+    }
+    // Parsing fails only if the number exceeds 64 bits.
+    let whole = whole.parse().unwrap_or(u64::MAX);
+    let up = u64::from(fraction.bytes().any(|digit| digit != b'0'));
+    Some(Duration::from_secs(whole.saturating_add(up)))
 }
 
 fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
@@ -42,7 +55,7 @@ mod tests {
     const NOW: Timestamp = Timestamp::from_millis(784_111_777_000); // Sun, 06 Nov 1994 08:49:37 GMT
     const HOUR: Duration = Duration::from_secs(3_600);
 
-    fn seconds(value: &str) -> Option<u64> {
+    fn wait(value: &str) -> Option<u64> {
         let headers = [(RETRY_AFTER, HeaderValue::from_str(value).unwrap())]
             .into_iter()
             .collect();
@@ -51,42 +64,47 @@ mod tests {
 
     #[test]
     fn seconds_and_all_three_date_formats_are_parsed() {
-        for (value, wait) in [
+        for (value, expected) in [
             ("120", 120),
             (" 0 ", 0),
+            ("299.997", 300),
+            ("1.000", 1),
+            ("0.001", 1),
             ("Sun, 06 Nov 1994 08:50:37 GMT", 60),
             ("Sunday, 06-Nov-94 08:50:37 GMT", 60),
             ("Sun Nov  6 08:50:37 1994", 60),
         ] {
-            assert_eq!(seconds(value), Some(wait), "{value}");
+            assert_eq!(wait(value), Some(expected), "{value}");
         }
     }
 
     #[test]
     fn a_past_date_is_zero_and_a_long_delay_is_limited() {
-        for (value, wait) in [
+        for (value, expected) in [
             ("Sun, 06 Nov 1994 08:49:36 GMT", 0),
             ("Thu, 01 Jan 1970 00:00:00 GMT", 0),
             ("Fri, 31 Dec 9999 23:59:59 GMT", 3_600),
             ("3601", 3_600),
             ("18446744073709551615", 3_600),
             ("99999999999999999999999999", 3_600),
+            ("99999999999999999999999999.9", 3_600),
+            ("3599.1", 3_600),
         ] {
-            assert_eq!(seconds(value), Some(wait), "{value}");
+            assert_eq!(wait(value), Some(expected), "{value}");
         }
     }
 
     #[test]
     fn a_date_counts_from_the_date_of_the_response() {
-        let wait = |date: &'static str| {
+        let until = |date: &'static str| {
             let until = "Sun, 06 Nov 1994 08:50:37 GMT";
             let headers = [(RETRY_AFTER, until), (DATE, date)];
             let headers = headers.map(|(name, value)| (name, HeaderValue::from_static(value)));
             read(&headers.into_iter().collect(), NOW, HOUR).map(|wait| wait.as_secs())
         };
-        assert_eq!(wait("Sun, 06 Nov 1994 08:40:37 GMT"), Some(600));
-        assert_eq!(wait("Sun, 06 Nov 1994 09:00:00 GMT"), Some(0));
-        assert_eq!(wait("yesterday"), Some(60));
+        assert_eq!(until("Sun, 06 Nov 1994 08:40:37 GMT"), Some(600));
+        assert_eq!(until("Sun, 06 Nov 1994 09:00:00 GMT"), Some(0));
+        assert_eq!(until("yesterday"), Some(60));
     }
 
     #[test]
@@ -96,12 +114,16 @@ mod tests {
             "soon",
             "-5",
             "+5",
-            "1.5",
+            "1.",
+            ".5",
+            "1.5.2",
+            "1.5e3",
+            "1,5",
             "5s",
             "Sun, 06 Nov 1994",
             "1994-11-06T08:49:37Z",
         ] {
-            assert_eq!(seconds(value), None, "{value}");
+            assert_eq!(wait(value), None, "{value}");
         }
         assert_eq!(read(&HeaderMap::new(), NOW, HOUR), None);
     }
@@ -109,7 +131,13 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_values_never_panic_and_never_exceed_the_maximum(value in "[ -~]{0,40}") {
-            prop_assert!(seconds(&value).is_none_or(|wait| wait <= HOUR.as_secs()));
+            prop_assert!(wait(&value).is_none_or(|wait| wait <= HOUR.as_secs()));
+        }
+
+        #[test]
+        fn a_fraction_is_never_earlier_than_asked(millis in 0_u64..3_600_000) {
+            let found = wait(&format!("{}.{:03}", millis / 1_000, millis % 1_000)).unwrap();
+            prop_assert!((millis..millis + 1_000).contains(&(found * 1_000)));
         }
     }
 }

@@ -262,6 +262,44 @@ async fn the_content_type_of_a_response_is_that_of_the_result() {
 }
 
 #[tokio::test]
+async fn a_compressed_response_is_decoded_or_a_failure() {
+    let content = br#"{"score": 1}"#;
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut encoder, content).unwrap();
+    let body = Bytes::from(encoder.finish().unwrap());
+    let endpoint_with = |encoding: &'static str| {
+        let body = body.clone();
+        FakeEndpoint::start(move |request| {
+            assert_eq!(request.headers["accept-encoding"], "identity");
+            Reply::Status(200, header("content-encoding", encoding), body.clone())
+        })
+    };
+    let gzip = endpoint_with("gzip");
+    assert_eq!(value(&call(settings(gzip.url())).await.unwrap()), content);
+    let merge = HttpSettings {
+        response: ResponseUse::Merge("/r".into()),
+        ..settings(gzip.url())
+    };
+    let handler = HttpHandler::new(merge, Arc::new(SystemClock)).unwrap();
+    let merged = run(&handler, attempt(Some(b"{}"), &[])).await.unwrap();
+    assert_eq!(value(&merged), br#"{"r":{"score": 1}}"#);
+    let limited = HttpSettings {
+        max_response_bytes: body.len().min(content.len()) - 1,
+        ..settings(gzip.url())
+    };
+    assert_eq!(failure(limited).await.code, "http.response-too-large");
+    let brotli = endpoint_with("br");
+    let found = failure(settings(brotli.url())).await;
+    let expected = ("http.content-encoding", ErrorClass::Transient, FailureScope::Endpoint);
+    assert_eq!((&*found.code, found.class, found.scope), expected);
+    let kept = HttpSettings {
+        response: ResponseUse::Keep,
+        ..settings(brotli.url())
+    };
+    assert_eq!(call(kept).await.unwrap().value, None);
+}
+
+#[tokio::test]
 async fn kept_values_do_not_depend_on_the_response_or_its_size() {
     for answer in ["", "short", &"long ".repeat(100_000)] {
         let answer = answer.to_owned();
@@ -923,6 +961,8 @@ async fn the_record_and_the_response_determine_the_topic_and_a_result_can_be_dro
 async fn a_response_is_inserted_into_the_record() {
     let endpoint = FakeEndpoint::start(|request| match &*request.body {
         b"{}" => Reply::ok("<html>"),
+        b"[]" => Reply::ok(" "),
+        b"7" => Reply::status(204),
         _ => Reply::ok(r#"{"score": 0.50}"#),
     });
     let settings = HttpSettings {
@@ -934,11 +974,15 @@ async fn a_response_is_inserted_into_the_record() {
         .await
         .unwrap();
     assert_eq!(value(&produced), br#"{"id":7,"meta":{"scored":{"score": 0.50}}}"#);
-    let failure = run(&handler, attempt(Some(b"{}"), &[])).await.unwrap_err();
-    assert_eq!(
-        (&*failure.code, failure.class),
-        ("http.merge", ErrorClass::Permanent)
-    );
+    for (value, problem) in [(&b"{}"[..], "the response is not JSON"), (b"[]", "the response is empty")] {
+        let failure = run(&handler, attempt(Some(value), &[])).await.unwrap_err();
+        let expected = ("http.merge", ErrorClass::Permanent);
+        assert_eq!((&*failure.code, failure.class), expected);
+        assert!(failure.message.starts_with(problem), "{failure}");
+    }
+    // Nothing is to be inserted.
+    let unchanged = run(&handler, attempt(Some(b"7"), &[])).await.unwrap();
+    assert_eq!((unchanged.value, unchanged.headers.len()), (None, 0));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The definition of a schedule, from flags or from a file.
 
 use clap::{ArgGroup, Args, ValueEnum};
+use jiff::tz::TimeZone;
 use redeliver_client::Timestamp;
 use redeliver_client::messages::schedule_spec::Timing;
 use redeliver_client::messages::{
@@ -24,7 +25,7 @@ pub(super) struct TimingArgs {
     /// @yearly
     #[arg(long, value_name = "EXPRESSION")]
     cron: Option<String>,
-    /// Time zone of --cron, such as Europe/Berlin (default: UTC)
+    /// Time zone of --cron, such as Europe/Berlin (default: scheduler.default_time_zone)
     #[arg(long, value_name = "NAME", conflicts_with = "every")]
     zone: Option<String>,
     /// What happens to a local time that a day does not have (default: shift)
@@ -158,7 +159,7 @@ impl DefinitionArgs {
                     ..JobTemplate::default()
                 });
                 self.record.change(job)?;
-                check(&spec)?;
+                check(&spec, &default_zone(config)?)?;
                 Ok(Definition {
                     id: None,
                     spec,
@@ -172,14 +173,14 @@ impl DefinitionArgs {
 
 impl ChangesArgs {
     /// Changes what the flags name, and nothing else.
-    pub(super) fn apply(&self, spec: &mut ScheduleSpec) -> Result<(), CliError> {
+    pub(super) fn apply(&self, spec: &mut ScheduleSpec, zone: &TimeZone) -> Result<(), CliError> {
         self.timing.change(spec)?;
         let job = spec.job.get_or_insert_default();
         set(&mut job.app, self.app.clone());
         job.headers
             .retain(|header| !self.removed_headers.contains(&header.name));
         self.record.change(job)?;
-        check(spec)
+        check(spec, zone)
     }
 }
 
@@ -215,10 +216,15 @@ fn set_some<T>(field: &mut Option<T>, value: Option<T>) {
     }
 }
 
+/// The zone of cron expressions and times that name none.
+pub(super) fn default_zone(config: &Config) -> Result<TimeZone, CliError> {
+    let zone = config.scheduler.time_zone();
+    zone.ok_or_else(|| CliError::Usage("scheduler.default_time_zone is unknown".to_owned()))
+}
+
 /// The definition in a file.
 pub(super) fn read_definition(config: &Config, file: &str) -> Result<Definition, CliError> {
-    let zone = config.scheduler.time_zone();
-    let zone = zone.ok_or_else(|| CliError::Usage("scheduler.default_time_zone is unknown".to_owned()))?;
+    let zone = default_zone(config)?;
     let text = read_file("--file", file)?.into();
     let ReadSchedule {
         id,
@@ -227,7 +233,7 @@ pub(super) fn read_definition(config: &Config, file: &str) -> Result<Definition,
         revision,
     } = read_schedule_json(&text, &zone)
         .map_err(|failure| CliError::Usage(format!("--file: {}", failure.message)))?;
-    check_recurrence(&spec, Format::Json)
+    check_recurrence(&spec, &zone, Format::Json)
         .map_err(|failure| CliError::Usage(format!("--file: {}", failure.message)))?;
     Ok(Definition {
         id,
@@ -238,8 +244,8 @@ pub(super) fn read_definition(config: &Config, file: &str) -> Result<Definition,
 }
 
 /// Checks when a schedule recurs, before anything is sent.
-fn check(spec: &ScheduleSpec) -> Result<(), CliError> {
-    let checked = check_recurrence(spec, Format::Protobuf);
+fn check(spec: &ScheduleSpec, zone: &TimeZone) -> Result<(), CliError> {
+    let checked = check_recurrence(spec, zone, Format::Protobuf);
     checked
         .map(drop)
         .map_err(|failure| CliError::Usage(failure.message))
@@ -268,7 +274,7 @@ impl TimingArgs {
         }
         set_some(&mut spec.start, self.start.map(to_timestamp));
         set_some(&mut spec.end, self.end.map(to_timestamp));
-        set(&mut spec.max_count, self.max_count);
+        set_some(&mut spec.max_count, self.max_count);
         set_some(&mut spec.jitter, self.jitter.map(to_duration));
         let misfire = spec.misfire.get_or_insert_default();
         if let Some(policy) = self.misfire {
@@ -278,9 +284,9 @@ impl TimingArgs {
                 MisfireName::All => MisfirePolicy::All,
             };
             // The limit is that of the policy before.
-            (misfire.policy, misfire.limit) = (policy.into(), 0);
+            (misfire.policy, misfire.limit) = (policy.into(), None);
         }
-        set(&mut misfire.limit, self.misfire_limit);
+        set_some(&mut misfire.limit, self.misfire_limit);
         set_some(&mut misfire.grace, self.grace.map(to_duration));
         Ok(())
     }
@@ -295,7 +301,7 @@ impl TimingArgs {
             cron.overlap = OverlapPolicy::Unspecified.into();
         }
         set(&mut cron.expression, self.cron.clone());
-        set(&mut cron.zone, self.zone.clone());
+        set_some(&mut cron.zone, self.zone.clone());
         if let Some(gap) = self.gap {
             let gap = match gap {
                 Gap::Shift => GapPolicy::Shift,
@@ -355,7 +361,7 @@ mod tests {
         let all = ["set"].iter().chain(flags);
         let set = Set::try_parse_from(all).map_err(|error| error.to_string())?;
         let mut spec = spec.clone();
-        match set.changes.apply(&mut spec) {
+        match set.changes.apply(&mut spec, &TimeZone::UTC) {
             Ok(()) => Ok(spec),
             Err(CliError::Usage(problem)) => Err(problem),
             Err(_) => Err("another error".to_owned()),
@@ -372,7 +378,7 @@ mod tests {
     fn cron(zone: &str) -> Timing {
         Timing::Cron(CronTiming {
             expression: "30 2 * * *".to_owned(),
-            zone: zone.to_owned(),
+            zone: Some(zone.to_owned()),
             gap: GapPolicy::Skip.into(),
             overlap: OverlapPolicy::Both.into(),
         })
@@ -385,11 +391,11 @@ mod tests {
             timing: Some(cron("Europe/Berlin")),
             start: at("2027-01-01T00:00:00Z"),
             end: at("2028-01-01T00:00:00Z"),
-            max_count: 7,
+            max_count: Some(7),
             jitter: seconds(60),
             misfire: Some(Misfire {
                 policy: MisfirePolicy::All.into(),
-                limit: 5,
+                limit: Some(5),
                 grace: seconds(90),
             }),
             job: Some(JobTemplate {
@@ -416,7 +422,7 @@ mod tests {
         assert_eq!(zone, with(&|spec| spec.timing = Some(cron("Europe/London"))));
         assert_eq!(
             changed(&full, &["--max-count", "8"]),
-            with(&|spec| spec.max_count = 8)
+            with(&|spec| spec.max_count = Some(8))
         );
         assert_eq!(
             changed(&full, &["--data", "x"]),
@@ -432,7 +438,7 @@ mod tests {
         );
         let once = with(&|spec| {
             let misfire = spec.misfire.as_mut().unwrap();
-            (misfire.policy, misfire.limit) = (MisfirePolicy::Once.into(), 0);
+            (misfire.policy, misfire.limit) = (MisfirePolicy::Once.into(), None);
         });
         assert_eq!(changed(&full, &["--misfire", "once"]), once);
         let every = changed(&full, &["--every", "2h"]).unwrap();

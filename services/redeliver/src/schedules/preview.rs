@@ -15,7 +15,7 @@ use redeliver_scheduler::request::{Format, check_recurrence};
 use redeliver_scheduler::schedules::write_preview;
 use serde_json::{Value, json};
 
-use super::definition::{TimingArgs, read_definition};
+use super::definition::{TimingArgs, default_zone, read_definition};
 use super::{ClientError, failure};
 use crate::connection::CliError;
 use crate::jobs::SchedulerArgs;
@@ -58,7 +58,7 @@ impl PreviewArgs {
             None => self.timing.spec()?,
         };
         let recurrence =
-            check_recurrence(&spec, Format::Protobuf).map_err(|failure| CliError::Usage(failure.message))?;
+            check_recurrence(&spec, &default_zone(config)?, Format::Protobuf).map_err(|failure| CliError::Usage(failure.message))?;
         // Nominal times do not depend on the id.
         let id: ScheduleId = "preview".parse().map_err(CliError::failed)?;
         let now = SystemClock.now();

@@ -57,7 +57,7 @@ fn job(schedule: &Schedule) -> JobTemplate {
 /// The expression or the interval, and the zone.
 fn times(schedule: &Schedule) -> (String, String) {
     match schedule.spec.as_ref().and_then(|spec| spec.timing.as_ref()) {
-        Some(Timing::Cron(cron)) => (cron.expression.clone(), cron.zone.clone()),
+        Some(Timing::Cron(cron)) => (cron.expression.clone(), cron.zone.clone().unwrap_or_default()),
         Some(Timing::Every(every)) => {
             let interval = duration(every.interval.as_ref()).unwrap_or_default();
             (format!("every {interval}"), String::new())
@@ -108,7 +108,7 @@ pub(super) fn as_text(schedule: &Schedule) -> String {
         ("end", shown(spec.end.as_ref())),
         (
             "max count",
-            (spec.max_count != 0).then(|| spec.max_count.to_string()),
+            spec.max_count.map(|count| count.to_string()),
         ),
         ("jitter", duration(spec.jitter.as_ref())),
         ("misfire", spec.misfire.as_ref().map(misfire_text)),
@@ -167,10 +167,8 @@ fn policy(misfire: &Misfire) -> &'static str {
 }
 
 fn misfire_text(misfire: &Misfire) -> String {
-    let limit = match misfire.limit {
-        0 => String::new(),
-        limit => format!(" up to {limit}"),
-    };
+    let limit = misfire.limit.map(|limit| format!(" up to {limit}"));
+    let limit = limit.unwrap_or_default();
     let grace = duration(misfire.grace.as_ref()).unwrap_or_default();
     format!("{}{limit}, after {grace}", policy(misfire))
 }
@@ -200,13 +198,13 @@ mod tests {
             spec: Some(ScheduleSpec {
                 timing: Some(Timing::Cron(CronTiming {
                     expression: "30 2 * * *".to_owned(),
-                    zone: "Europe/Berlin".to_owned(),
+                    zone: Some("Europe/Berlin".to_owned()),
                     gap: GapPolicy::Shift.into(),
                     overlap: OverlapPolicy::First.into(),
                 })),
                 misfire: Some(Misfire {
                     policy: MisfirePolicy::All.into(),
-                    limit: 5,
+                    limit: Some(5),
                     grace: Some(prost_types::Duration {
                         seconds: 60,
                         nanos: 0,

@@ -230,7 +230,7 @@ fn protobuf_requests() -> Vec<Vec<u8>> {
         data: Bytes::from_static(b"data"),
         key: Some(Bytes::from_static(b"key")),
         headers: vec![header.clone()],
-        idempotency_key: "k".to_owned(),
+        idempotency_key: Some("k".to_owned()),
         ..v1::JobSpec::default()
     };
     let wait = v1::LongWait {
@@ -264,7 +264,7 @@ fn protobuf_requests() -> Vec<Vec<u8>> {
 fn create_schedule() -> v1::ChangeSchedule {
     let cron = v1::CronTiming {
         expression: "*/5 2-4 L * FRI#2".to_owned(),
-        zone: "Europe/Berlin".to_owned(),
+        zone: Some("Europe/Berlin".to_owned()),
         ..v1::CronTiming::default()
     };
     let spec = v1::ScheduleSpec {

@@ -316,7 +316,7 @@ mod tests {
         let spec = v1::ScheduleSpec {
             timing: Some(v1::schedule_spec::Timing::Cron(v1::CronTiming {
                 expression: "30 2 * * *".into(),
-                zone: "Europe/London".into(),
+                zone: Some("Europe/London".into()),
                 ..v1::CronTiming::default()
             })),
             job: Some(v1::JobTemplate {

@@ -203,7 +203,7 @@ pub(crate) struct JobRequest {
     delay: Option<String>,
     priority: Option<Priority>,
     /// Requests of one application with the same key create one job.
-    #[schema(max_length = 512)]
+    #[schema(min_length = 1, max_length = 512)]
     idempotency_key: Option<String>,
     /// What happens if the key is in use. `reject`, the default: the same request is a duplicate, another one a conflict (409).
     /// `replace`: the request takes the place of a job that waits, with a new due time and data; if the job has ended, it gets a
@@ -222,7 +222,7 @@ pub(crate) struct JobRequest {
     #[schema(pattern = "^[0-9]+(ms|s|m|h|d)$")]
     expire_after: Option<String>,
     /// An id that the client chooses; it is stored with the job.
-    #[schema(max_length = 512)]
+    #[schema(min_length = 1, max_length = 512)]
     request_id: Option<String>,
 }
 
@@ -259,7 +259,7 @@ pub(crate) struct ScheduleRequest {
     id: Option<String>,
     #[schema(inline)]
     cron: Option<CronRequest>,
-    /// With `cron` as a string: the name of an IANA time zone, UTC by default.
+    /// With `cron` as a string: the name of an IANA time zone, `scheduler.default_time_zone` by default.
     zone: Option<String>,
     #[schema(inline)]
     every: Option<EveryRequest>,
@@ -311,7 +311,7 @@ pub(crate) struct ScheduleRequest {
 pub(crate) struct PreviewDefinition {
     #[schema(inline)]
     cron: Option<CronRequest>,
-    /// With `cron` as a string: the name of an IANA time zone, UTC by default.
+    /// With `cron` as a string: the name of an IANA time zone, `scheduler.default_time_zone` by default.
     zone: Option<String>,
     #[schema(inline)]
     every: Option<EveryRequest>,
@@ -337,7 +337,7 @@ pub(crate) enum CronRequest {
     Object {
         /// Five fields, or six with the second in front; or `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`.
         expression: String,
-        /// The name of an IANA time zone, UTC by default.
+        /// The name of an IANA time zone, `scheduler.default_time_zone` by default.
         zone: Option<String>,
         /// What happens to a missing local time: `shift` (default) or `skip`.
         gap: Option<Gap>,

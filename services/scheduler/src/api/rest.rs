@@ -12,6 +12,7 @@
 //! | `GET /v1/stats?minutes=60` | 200 |
 //! | any | 401 without a valid token or certificate, 403 without the scope; see [`Jobs`] |
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::body::Bytes;
@@ -262,7 +263,7 @@ struct ScheduleQuery {
     operation_id = "scheduleJob",
     params(
         ScheduleQuery,
-        ("Idempotency-Key" = Option<String>, Header, description = "The idempotency key, if the body contains none"),
+        ("Idempotency-Key" = Option<String>, Header, description = "The idempotency key, if the body contains none; quotes around it are not part of it"),
     ),
     request_body = JobRequest,
     responses(
@@ -700,13 +701,34 @@ fn read_key_header(draft: &mut Draft, headers: &HeaderMap) -> Result<(), Request
     if values.next().is_some() {
         return invalid("is set in more than one header `Idempotency-Key`");
     }
+    let Some(key) = unquoted(key) else {
+        return invalid("in the header `Idempotency-Key` begins with a quote, but is not a quoted string");
+    };
     match &draft.idempotency_key {
-        Some(other) if other != key => invalid("differs from the header `Idempotency-Key`"),
+        Some(other) if *other != *key => invalid("differs from the header `Idempotency-Key`"),
         _ => {
-            draft.idempotency_key = Some(key.to_owned());
+            draft.idempotency_key = Some(key.into_owned());
             Ok(())
         }
     }
+}
+
+/// A key as it is, or without quotes if it is written as the string of a structured field (RFC 9651, section 3.3.3), as the draft of the
+/// header has it; `None` if the string is invalid.
+fn unquoted(key: &str) -> Option<Cow<'_, str>> {
+    let Some(quoted) = key.strip_prefix('"') else {
+        return Some(key.into());
+    };
+    let mut rest = quoted.strip_suffix('"')?.chars();
+    let mut text = String::new();
+    while let Some(char) = rest.next() {
+        match char {
+            '\\' => text.push(rest.next().filter(|escaped| ['"', '\\'].contains(escaped))?),
+            ' '..='~' if char != '"' => text.push(char),
+            _ => return None,
+        }
+    }
+    Some(text.into())
 }
 
 fn parse_id(text: &str) -> Result<JobId, RequestError> {
@@ -755,6 +777,27 @@ mod tests {
         );
         let rejected = result(RequestError::Rejected("no".to_owned()));
         assert!(rejected["error"].get("retryAfter").is_none(), "{rejected}");
+    }
+
+    #[test]
+    fn a_quoted_key_is_the_key_without_quotes() {
+        for (header, key) in [
+            ("order-7", Some("order-7")),
+            ("\"order-7\"", Some("order-7")),
+            (r#""a\"b\\c""#, Some(r#"a"b\c"#)),
+            ("\"\"", Some("")),
+            ("a\"b", Some("a\"b")),
+            ("\u{e9}", Some("\u{e9}")),
+            ("\"", None),
+            ("\"a", None),
+            ("\"a\";p=1", None),
+            ("\"a\"b\"", None),
+            (r#""a\""#, None),
+            (r#""\a""#, None),
+            ("\"\u{e9}\"", None),
+        ] {
+            assert_eq!(unquoted(header).as_deref(), key, "{header}");
+        }
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl<I: Index> Jobs<I> {
         asked: Asked,
     ) -> Result<(v1::Schedule, bool), RequestError> {
         self.require_job(caller, Verb::Write, &spec, "create_schedule")?;
-        let recurrence = state.map(|_| check_recurrence(&spec, format)).transpose()?;
+        let recurrence = state.map(|_| check_recurrence(&spec, &self.rules.time_zone, format)).transpose()?;
         let request = self.change_of(id, Action::Create(Box::new(spec)), format)?;
         if let (Some(expected), Some(recurrence)) = (state, recurrence) {
             let id = request.id.parse::<ScheduleId>();
@@ -173,7 +173,7 @@ impl<I: Index> Jobs<I> {
             expected_revision: revision,
         };
         self.change_of(id.to_owned(), action, format)?;
-        let recurrence = check_recurrence(spec, format)?;
+        let recurrence = check_recurrence(spec, &self.rules.time_zone, format)?;
         let known = self
             .find_schedule(caller, Verb::Write, id, "update_schedule")
             .await?;
@@ -244,7 +244,7 @@ impl<I: Index> Jobs<I> {
                     }
                     None => self.require_some(caller, Verb::Read, "preview_schedule")?,
                 }
-                let recurrence = check_recurrence(&spec, format)?;
+                let recurrence = check_recurrence(&spec, &self.rules.time_zone, format)?;
                 let id = PREVIEW.parse::<ScheduleId>();
                 let id = id.map_err(|error| Failure::permanent("request.id", error.to_string()))?;
                 Schedule::new(id, recurrence).preview(Progress::new(now.min(after)), now, after, count)

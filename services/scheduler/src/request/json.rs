@@ -6,9 +6,9 @@ use std::fmt;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 use redeliver_core::failure::bounded_text;
+use redeliver_core::time::InvalidTimestamp;
 use redeliver_core::{Failure, Headers, HumanDuration, Timestamp};
 use serde::Deserialize;
 use serde::de::{Deserializer as _, MapAccess, Visitor};
@@ -62,10 +62,7 @@ pub fn read(value: &Bytes, zone: &TimeZone) -> Result<ParsedRequest, Failure> {
         when: fields.when(zone)?,
         priority: fields.priority()?,
         idempotency_key: fields.text(Field::IdempotencyKey)?.map(Cow::into_owned),
-        request_id: fields
-            .text(Field::RequestId)?
-            .filter(|id| !id.is_empty())
-            .map(Cow::into_owned),
+        request_id: fields.text(Field::RequestId)?.map(Cow::into_owned),
         payload: Payload {
             value: Some(value.slice_ref(data.get().as_bytes())),
             key: fields.text(Field::Key)?.map(|key| Bytes::from(key.into_owned())),
@@ -93,10 +90,16 @@ pub(crate) fn read_time(value: &[u8], zone: &TimeZone) -> Result<When, Failure> 
 
 /// Parses a date and time, rounded up to the millisecond. Without an offset it is interpreted in `zone`.
 pub(crate) fn read_instant(field: Field, text: &str, zone: &TimeZone) -> Result<Timestamp, Failure> {
-    time(text, zone).ok_or_else(|| {
+    Timestamp::parse_in(text, zone).map_err(|error| {
         let shown = bounded_text(text, SHOWN);
-        let right = "a date and time such as 2026-01-31T12:00:00Z or 2026-01-31T12:00:00";
-        invalid(field, &format!("is `{shown}`; expected {right}"))
+        let problem = match error {
+            InvalidTimestamp::Form => {
+                let right = "a date and time such as 2026-01-31T12:00:00Z or 2026-01-31T12:00:00";
+                format!("is `{shown}`; expected {right}")
+            }
+            error => format!("is `{shown}`, which {error}"),
+        };
+        invalid(field, &problem)
     })
 }
 
@@ -403,25 +406,6 @@ fn entries(object: &str) -> Result<Vec<(Cow<'_, str>, &RawValue)>, serde_json::E
     let entries = deserializer.deserialize_map(Entries)?;
     deserializer.end()?;
     Ok(entries)
-}
-
-/// Parses an ISO 8601 date and time, rounded up to the millisecond. Without an offset it is interpreted in `zone`: a local
-/// time in a gap is moved forward by the length of the gap, and of a repeated local time the first is used.
-fn time(text: &str, zone: &TimeZone) -> Option<Timestamp> {
-    let (_, clock) = text.split_once(['T', 't', ' '])?;
-    // The library accepts time zones in brackets, but would ignore them in a local time.
-    if text.len() > 40 || text.contains('[') {
-        return None;
-    }
-    let instant = if clock.contains(['Z', 'z', '+', '-']) {
-        text.parse::<jiff::Timestamp>().ok()?
-    } else {
-        let local: DateTime = text.parse().ok()?;
-        zone.to_ambiguous_timestamp(local).compatible().ok()?
-    };
-    let nanos = instant.as_nanosecond();
-    let millis = nanos.div_euclid(1_000_000) + i128::from(nanos.rem_euclid(1_000_000) > 0);
-    i64::try_from(millis).ok().map(Timestamp::from_millis)
 }
 
 fn check_depth(data: &str) -> Result<(), Failure> {

@@ -121,12 +121,12 @@ pub fn spec(draft: &Draft) -> v1::JobSpec {
             When::After(delay) => v1::job_spec::When::Delay(to_duration(delay)),
         }),
         priority: to_priority(draft.priority).into(),
-        idempotency_key: draft.idempotency_key.clone().unwrap_or_default(),
+        idempotency_key: draft.idempotency_key.clone(),
         data: draft.payload.value.clone().unwrap_or_default(),
         key: draft.payload.key.clone(),
         headers: to_headers(&draft.payload.headers),
         expire_after: draft.expire_after.map(to_duration),
-        request_id: draft.request_id.clone().unwrap_or_default(),
+        request_id: draft.request_id.clone(),
         on_conflict: match draft.on_conflict {
             ConflictPolicy::Reject => v1::ConflictPolicy::Unspecified,
             ConflictPolicy::Replace => v1::ConflictPolicy::Replace,
@@ -158,8 +158,8 @@ pub(crate) fn draft(spec: v1::JobSpec) -> Result<Draft, Failure> {
         app: spec.app,
         when,
         priority: priority(spec.priority)?,
-        idempotency_key: (!spec.idempotency_key.is_empty()).then_some(spec.idempotency_key),
-        request_id: (!spec.request_id.is_empty()).then_some(spec.request_id),
+        idempotency_key: spec.idempotency_key,
+        request_id: spec.request_id,
         payload: Payload {
             value: Some(spec.data),
             key: spec.key,
@@ -209,7 +209,7 @@ fn change_schedule(change: v1::ChangeSchedule) -> Result<ParsedChange, Failure> 
         Some(Proto::Create(create)) => Action::Create(Box::new(create.spec.ok_or_else(missing)?)),
         Some(Proto::Update(update)) => Action::Update {
             definition: Box::new(update.spec.ok_or_else(missing)?),
-            expected_revision: (update.expected_revision != 0).then_some(update.expected_revision),
+            expected_revision: update.expected_revision,
         },
         Some(Proto::Pause(_)) => Action::Pause,
         Some(Proto::Resume(resume)) => Action::Resume(if resume.catch_up {
@@ -242,7 +242,7 @@ fn write_change(change: &ParsedChange) -> v1::ChangeSchedule {
                 expected_revision,
             } => Proto::Update(proto::Update {
                 spec: Some((**definition).clone()),
-                expected_revision: expected_revision.unwrap_or_default(),
+                expected_revision: *expected_revision,
             }),
             Action::Pause => Proto::Pause(proto::Pause {}),
             Action::Resume(catch_up) => Proto::Resume(proto::Resume {

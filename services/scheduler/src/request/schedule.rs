@@ -1,5 +1,6 @@
 //! Requests that change recurring schedules.
 
+use jiff::tz::TimeZone;
 use redeliver_core::failure::bounded_text;
 use redeliver_core::{Failure, Headers, Timestamp};
 use redeliver_proto::convert::{from_duration, from_priority, to_duration, to_priority};
@@ -77,10 +78,14 @@ impl ParsedChange {
             Action::Update {
                 definition: spec,
                 expected_revision,
-            } => Action::Update {
+            } if expected_revision != Some(0) => Action::Update {
                 definition: definition(*spec)?,
                 expected_revision,
             },
+            Action::Update { .. } => {
+                let problem = "is 0; the first revision is 1";
+                return Err(Field::ExpectedRevision.malformed(format, problem));
+            }
             Action::Pause => Action::Pause,
             Action::Resume(catch_up) => Action::Resume(catch_up),
             Action::Trigger => Action::Trigger,
@@ -102,7 +107,7 @@ fn check_definition(
     now: Timestamp,
 ) -> Result<ScheduleDefinition, Failure> {
     let job = spec.job.take();
-    let recurrence = check_recurrence(&spec, format)?;
+    let recurrence = check_recurrence(&spec, &rules.time_zone, format)?;
     let mut job = job.ok_or_else(|| match format {
         Format::Json => Field::App.malformed(format, "is missing; set it to the name of the application"),
         Format::Protobuf => Field::Job.malformed(format, "is missing; set at least its app"),
@@ -116,12 +121,22 @@ fn check_definition(
     Ok(ScheduleDefinition { recurrence, job })
 }
 
-/// Checks when a schedule recurs. The job of the definition is not checked.
+/// Checks when a schedule recurs. The job of the definition is not checked. A cron expression without a zone is in `zone`, as times without
+/// an offset are.
 ///
 /// # Errors
 /// The first invalid field, with its name in `format`.
-pub fn check_recurrence(spec: &v1::ScheduleSpec, format: Format) -> Result<Recurrence, Failure> {
-    read_spec(spec).map_err(|invalid| match Field::of_definition(invalid.field) {
+pub fn check_recurrence(
+    spec: &v1::ScheduleSpec,
+    zone: &TimeZone,
+    format: Format,
+) -> Result<Recurrence, Failure> {
+    let mut spec = spec.clone();
+    if let Some(v1::schedule_spec::Timing::Cron(cron)) = &mut spec.timing {
+        let default = || zone.iana_name().map(str::to_owned);
+        cron.zone = cron.zone.take().or_else(default);
+    }
+    read_spec(&spec).map_err(|invalid| match Field::of_definition(invalid.field) {
         Some(field) => field.rejected(format, &invalid.problem),
         None => Failure::permanent(format!("request.{}", invalid.field), invalid.to_string()),
     })
@@ -168,16 +183,39 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_cron_expression_is_in_the_default_zone() {
+        let zone_of = |zone: Option<&str>| {
+            let cron = v1::CronTiming {
+                expression: "@daily".into(),
+                zone: zone.map(str::to_owned),
+                ..v1::CronTiming::default()
+            };
+            let spec = v1::ScheduleSpec {
+                timing: Some(v1::schedule_spec::Timing::Cron(cron)),
+                ..v1::ScheduleSpec::default()
+            };
+            let default = TimeZone::get("Europe/Berlin").unwrap();
+            let recurrence = check_recurrence(&spec, &default, Format::Protobuf).unwrap();
+            match &recurrence.definition().timing {
+                redeliver_recurrence::Timing::Cron { zone, .. } => zone.clone(),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(zone_of(None), "Europe/Berlin");
+        assert_eq!(zone_of(Some("utc")), "UTC");
+    }
+
+    #[test]
     fn an_invalid_definition_has_the_name_of_the_field_in_its_format() {
         let spec = |zone: &str, max: u32| v1::ScheduleSpec {
             timing: Some(v1::schedule_spec::Timing::Cron(v1::CronTiming {
                 expression: "@daily".into(),
-                zone: zone.into(),
+                zone: Some(zone.into()),
                 ..v1::CronTiming::default()
             })),
             misfire: Some(v1::Misfire {
                 policy: v1::MisfirePolicy::All.into(),
-                limit: max,
+                limit: Some(max),
                 grace: None,
             }),
             ..v1::ScheduleSpec::default()
@@ -190,11 +228,33 @@ mod tests {
                 "request.timing",
                 "`timing` is missing; set cron or every",
             ),
+            // What is empty or zero is not what is missing.
+            (spec("", 1), "request.cron.zone", "`cron.zone` is empty"),
+            (spec("UTC", 0), "request.misfire.limit", "`misfire.limit` 0 is out of range"),
+            (
+                v1::ScheduleSpec {
+                    max_count: Some(0),
+                    ..spec("UTC", 1)
+                },
+                "request.maxCount",
+                " is 0; must be at least 1",
+            ),
+            (
+                v1::ScheduleSpec {
+                    misfire: Some(v1::Misfire {
+                        limit: Some(0),
+                        ..v1::Misfire::default()
+                    }),
+                    ..spec("UTC", 1)
+                },
+                "request.misfire.limit",
+                "`misfire.limit` is 0, but only the policy `all` has a limit",
+            ),
         ] {
             for format in [Format::Json, Format::Protobuf] {
-                let failure = check_recurrence(&spec, format).unwrap_err();
+                let failure = check_recurrence(&spec, &TimeZone::UTC, format).unwrap_err();
                 assert_eq!(failure.code, code);
-                assert!(failure.message.starts_with(begins), "{}", failure.message);
+                assert!(failure.message.contains(begins), "{}", failure.message);
                 assert!(Field::of(&failure).is_some());
             }
         }

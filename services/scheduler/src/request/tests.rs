@@ -20,6 +20,7 @@ fn rules() -> Rules {
         pipelines: [("crawl-jobs".to_owned(), Arc::new(Pipeline::new("crawl-jobs")))].into(),
         time_zone: TimeZone::UTC,
         max_ahead: "3650d".parse().unwrap(),
+        max_request_age: "7d".parse().unwrap(),
         max_data: 1000,
     }
 }
@@ -159,8 +160,6 @@ fn an_invalid_time_is_rejected() {
         "tomorrow",
         "2025-12-01",
         "10:00:00",
-        "2025-13-01T10:00:00Z",
-        "2025-12-01T25:00:00",
         "2025-12-01T10:00:00[Europe/Berlin]",
         "2025-12-01T10:00:00+01:00[Europe/Berlin]",
         "20251201T10:00:00 and more",
@@ -168,6 +167,19 @@ fn an_invalid_time_is_rejected() {
         let text = with(&format!(r#""scheduledTime":"{time}""#));
         rejected(&text, "request.scheduledTime", "expected a date and time such as");
     }
+    for (time, problem) in [
+        ("2025-13-01T10:00:00Z", "which names a month, day, hour or minute that does not exist"),
+        ("2025-12-01T25:00:00", "which names a month, day, hour or minute that does not exist"),
+        ("2025-12-01T12:30:60Z", "which has the second 60 or more"),
+        ("2025-12-01T12:30:60", "which has the second 60 or more"),
+        ("2025-12-01T12:00:00+25:00", "which has an offset beyond 23:59"),
+        ("9999-12-31T23:59:59-01:00", "which is not in the years 1 to 9999"),
+    ] {
+        let text = with(&format!(r#""scheduledTime":"{time}""#));
+        rejected(&text, "request.scheduledTime", problem);
+    }
+    let text = with(r#""scheduledTime":"9999-12-31T23:59:59Z""#);
+    rejected(&text, "request.scheduledTime", "is too far ahead (9999-12-31T23:59:59.000Z)");
     rejected(
         &with(r#""scheduledTime":1763722800"#),
         "request.scheduledTime",
@@ -201,6 +213,30 @@ fn a_delay_counts_from_the_timestamp_of_the_record_unless_that_is_in_the_future(
     assert_eq!(due(&record), 90_000);
     record.timestamp = None;
     assert_eq!(due(&record), 90_000);
+}
+
+#[test]
+fn a_delay_counts_from_no_implausible_timestamp() {
+    let mut record = json(&with(r#""delay":"90s""#));
+    let day = 86_400_000;
+    let oldest = NOW.as_millis() - 7 * day;
+    for (timestamp, is_too_old) in [
+        (NOW.as_millis() + day, false),
+        (NOW.as_millis() - day, false),
+        (oldest, false),
+        (oldest - 1, true),
+        // In seconds, of a clock that was never set, and none at all.
+        (NOW.as_millis() / 1_000, true),
+        (1, true),
+        (i64::MIN, true),
+    ] {
+        record.timestamp = Some(Timestamp::from_millis(timestamp));
+        let incoming = read(&record, &rules(), NOW);
+        assert_eq!(incoming.is_timestamp_too_old, is_too_old, "{timestamp}");
+        let due = request_of(&record, &rules()).due.as_millis();
+        let from = if is_too_old { NOW.as_millis() } else { timestamp.min(NOW.as_millis()) };
+        assert_eq!(due, from + 90_000, "{timestamp}");
+    }
 }
 
 #[test]
@@ -274,6 +310,8 @@ fn values_out_of_range_are_rejected() {
         "request.idempotencyKey",
         "is empty",
     );
+    let text = with(r#""delay":"1s","requestId":"""#);
+    rejected(&text, "request.requestId", "is empty; omit it instead");
     let long = "k".repeat(513);
     let text = with(&format!(r#""delay":"1s","idempotencyKey":"{long}""#));
     rejected(
@@ -522,9 +560,19 @@ fn an_invalid_protobuf_request_keeps_its_answer_key() {
     );
     check(spec(|spec| spec.priority = 9), "request.priority", "is 9");
     check(
-        spec(|spec| spec.idempotency_key = "k".repeat(513)),
+        spec(|spec| spec.idempotency_key = Some("k".repeat(513))),
         "request.idempotencyKey",
         "`idempotency_key` has 513 bytes",
+    );
+    check(
+        spec(|spec| spec.idempotency_key = Some(String::new())),
+        "request.idempotencyKey",
+        "`idempotency_key` is empty",
+    );
+    check(
+        spec(|spec| spec.request_id = Some(String::new())),
+        "request.requestId",
+        "`request_id` is empty",
     );
     check(
         spec(|spec| {

@@ -126,8 +126,10 @@ impl Shard {
         let Incoming {
             command,
             answer_to,
+            is_timestamp_too_old,
             rejected_wait,
         } = pending.incoming;
+        writes.tally.too_old_timestamps += u64::from(is_timestamp_too_old);
         let outcome = match command {
             Ok(Command::Schedule(request)) => self.schedule(*request, &pending.record, found, now, writes),
             Ok(Command::Cancel(job)) => self.cancel(&job, found, now, writes),

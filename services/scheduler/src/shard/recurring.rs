@@ -18,7 +18,7 @@ use super::{Room, Shard, Writes};
 use crate::index::{Change, Effect};
 use crate::index_messages::Found;
 use crate::job::{Job, JobId, Kind};
-use crate::request::{Action, CheckedChange, Command, Incoming, ScheduleDefinition, job_of};
+use crate::request::{Action, CheckedChange, Command, Field, Format, Incoming, ScheduleDefinition, job_of};
 use crate::schedules::{self, RecordError, StoredSchedule};
 use crate::window::Window;
 
@@ -250,6 +250,10 @@ impl Shard {
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
         let stored = StoredSchedule::new(id, definition.recurrence, definition.job, now);
+        if stored.state() == v1::ScheduleState::Finished {
+            let failure = Field::End.rejected(Format::Json, "is before the first occurrence after now");
+            return self.reject_command(record, &failure, now, writes);
+        }
         if let Err(failure) = self.check_growth(0, &stored.job, now) {
             return self.reject_command(record, &failure, now, writes);
         }

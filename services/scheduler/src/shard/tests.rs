@@ -101,6 +101,7 @@ pub(crate) fn settings() -> Settings {
             pipelines: [("docs".to_owned(), Arc::new(redeliver_core::Pipeline::new("docs")))].into(),
             time_zone: jiff::tz::TimeZone::UTC,
             max_ahead: HumanDuration::from_secs(86_400 * 365),
+            max_request_age: HumanDuration::from_secs(86_400 * 7),
             max_data: 1 << 20,
         },
         ingest: "ingest".into(),
@@ -808,10 +809,8 @@ impl World {
             v1::Priority::Normal
         };
         let spec = v1::JobSpec {
-            idempotency_key: replacement.key.to_string(),
-            request_id: replacement
-                .request_id
-                .map_or_else(String::new, |id| id.to_string()),
+            idempotency_key: Some(replacement.key.to_string()),
+            request_id: replacement.request_id.map(|id| id.to_string()),
             data: vec![replacement.data].into(),
             priority: priority.into(),
             on_conflict: v1::ConflictPolicy::Replace.into(),
@@ -823,7 +822,7 @@ impl World {
     fn schedule(&mut self, app: &str, ahead: u16, key: Option<u8>) -> JobId {
         let due = self.now.after(Duration::from_millis(ahead.into()));
         let spec = v1::JobSpec {
-            idempotency_key: key.map_or_else(String::new, |key| key.to_string()),
+            idempotency_key: key.map(|key| key.to_string()),
             ..spec(app, at(due))
         };
         self.send_job(spec)
@@ -1028,7 +1027,7 @@ impl World {
             let outcome = &self.answers[&offset.to_string()];
             let job = outcome.job.as_ref();
             let mut spec = match command.command {
-                Some(ProtoCommand::Schedule(spec)) if !spec.idempotency_key.is_empty() => spec,
+                Some(ProtoCommand::Schedule(spec)) if spec.idempotency_key.is_some() => spec,
                 Some(ProtoCommand::Reschedule(command)) => {
                     if outcome.outcome() == v1::Outcome::Rescheduled {
                         let job = job.unwrap();
@@ -1055,7 +1054,7 @@ impl World {
                 spec.priority = v1::Priority::Normal.into();
             }
             let (job, replaces) = (job.unwrap(), spec.on_conflict() == v1::ConflictPolicy::Replace);
-            let before = uses.get(&spec.idempotency_key);
+            let before = uses.get(spec.idempotency_key());
             let used = KeyUse {
                 id: job.id.parse().unwrap(),
                 revision: job.revision,
@@ -1111,7 +1110,7 @@ impl World {
                 (other, _) => panic!("unexpected outcome of a request with a key: {other:?}"),
             }
             newest.insert(used.id, used.clone());
-            uses.insert(used.spec.idempotency_key.clone(), used);
+            uses.insert(used.spec.idempotency_key().to_owned(), used);
         }
         for (id, used) in newest {
             let job = self.job(id).unwrap();
@@ -1145,7 +1144,7 @@ fn due_of(job: &v1::Job) -> Timestamp {
 impl KeyUse {
     fn has_content_of(&self, other: &Self) -> bool {
         let content = |spec: &v1::JobSpec| v1::JobSpec {
-            request_id: String::new(),
+            request_id: None,
             on_conflict: 0,
             ..spec.clone()
         };
@@ -1153,7 +1152,7 @@ impl KeyUse {
     }
 
     fn is_repeated_by(&self, other: &Self) -> bool {
-        let is_named = !other.spec.request_id.is_empty();
+        let is_named = other.spec.request_id.is_some();
         let is_absolute = matches!(other.spec.when, Some(v1::job_spec::When::ScheduledTime(_)));
         self.has_content_of(other)
             && self.spec.request_id == other.spec.request_id

@@ -63,6 +63,8 @@ pub(crate) struct Tally {
     pub(crate) no_room: u64,
     pub(crate) over_quota: u64,
     pub(crate) forwarded: u64,
+    /// Requests with a timestamp that is too old to be their time.
+    pub(crate) too_old_timestamps: u64,
     pub(crate) cancelled: u64,
     pub(crate) rescheduled: u64,
     /// Long waits that an operator has released before they were due.

@@ -141,7 +141,7 @@ async fn a_job_can_be_managed_over_grpc() {
             seconds: 3600,
             nanos: 0,
         })),
-        idempotency_key: "k-1".to_owned(),
+        idempotency_key: Some("k-1".to_owned()),
         data: vec![0xff, 0].into(),
         ..v1::JobSpec::default()
     };

@@ -220,7 +220,7 @@ fn changes_of_schedules_have_entries() {
         let update = |data, expected_revision| v1::UpdateScheduleRequest {
             id: id.clone(),
             spec: nightly(data),
-            expected_revision,
+            expected_revision: Some(expected_revision),
         };
         schedules.update_schedule(update("", 1)).await.unwrap();
         schedules.update_schedule(update("other", 1)).await.unwrap_err();

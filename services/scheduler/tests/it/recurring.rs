@@ -39,10 +39,10 @@ impl EachSecond {
         };
         let spec = v1::ScheduleSpec {
             timing: Some(Timing::Every(interval)),
-            max_count: self.occurrences as u64,
+            max_count: Some(self.occurrences as u64),
             misfire: Some(v1::Misfire {
                 policy: v1::MisfirePolicy::All.into(),
-                limit: 1_000,
+                limit: Some(1_000),
                 grace: None,
             }),
             job: Some(v1::JobTemplate {

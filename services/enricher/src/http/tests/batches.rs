@@ -121,7 +121,7 @@ async fn each_result_is_classified_by_its_own_status() {
     let endpoint = per_record(|record| match record["value"].as_u64().unwrap() {
         0 => json!({ "status": 201, "value": "made" }),
         1 => json!({ "status": 422 }),
-        2 => json!({ "status": 503, "retry_after": 30 }),
+        2 => json!({ "status": 503, "retry_after": 29.001 }),
         3 => json!({ "status": 500 }),
         _ => json!({ "status": 429, "retry_after": 1_000_000 }),
     });

@@ -105,7 +105,7 @@ impl<I: Index> ScheduleService for Service<I> {
         } = request.into_inner();
         let expected = Expected {
             state: None,
-            revision: (expected_revision != 0).then_some(expected_revision),
+            revision: expected_revision,
         };
         let updated = self
             .0

@@ -232,10 +232,6 @@ async fn update<I: Index>(
 ) -> Result<Json<ScheduleView>, Problem> {
     no_verb(&id)?;
     let Query(UpdateQuery { expected_revision }) = query.map_err(|error| invalid_query(&error))?;
-    if expected_revision == Some(0) {
-        let problem = "is 0; the first revision is 1";
-        return Err(RequestError::from(Field::ExpectedRevision.malformed(FORMAT, problem)).into());
-    }
     let ReadSchedule {
         id: given,
         spec,

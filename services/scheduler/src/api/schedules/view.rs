@@ -213,7 +213,7 @@ impl From<v1::Schedule> for ScheduleView {
             every,
             start: time(spec.start.as_ref()),
             end: time(spec.end.as_ref()),
-            max_count: (spec.max_count != 0).then_some(spec.max_count),
+            max_count: spec.max_count,
             jitter: duration(spec.jitter.as_ref()),
             misfire: spec.misfire.map(MisfireView::from),
             app_name: job.app,
@@ -242,7 +242,7 @@ impl From<v1::CronTiming> for CronView {
                 v1::OverlapPolicy::Both => Some("both"),
             },
             expression: cron.expression,
-            zone: cron.zone,
+            zone: cron.zone.unwrap_or_default(),
         }
     }
 }
@@ -265,7 +265,7 @@ impl From<v1::Misfire> for MisfireView {
                 v1::MisfirePolicy::Once => Some("once"),
                 v1::MisfirePolicy::All => Some("all"),
             },
-            limit: (misfire.limit != 0).then_some(misfire.limit),
+            limit: misfire.limit,
             grace: duration(misfire.grace.as_ref()),
         }
     }
@@ -309,7 +309,7 @@ mod tests {
     fn cron(gap: v1::GapPolicy, overlap: v1::OverlapPolicy) -> v1::schedule_spec::Timing {
         v1::schedule_spec::Timing::Cron(v1::CronTiming {
             expression: "30 2 * * *".into(),
-            zone: "Europe/Berlin".into(),
+            zone: Some("Europe/Berlin".into()),
             gap: gap.into(),
             overlap: overlap.into(),
         })
@@ -320,7 +320,7 @@ mod tests {
         v1::schedule_spec::Timing::Every(v1::IntervalTiming { interval, anchor })
     }
 
-    fn misfire(policy: v1::MisfirePolicy, limit: u32) -> v1::Misfire {
+    fn misfire(policy: v1::MisfirePolicy, limit: Option<u32>) -> v1::Misfire {
         v1::Misfire {
             policy: policy.into(),
             limit,
@@ -341,9 +341,9 @@ mod tests {
             timing: Some(cron(v1::GapPolicy::Skip, v1::OverlapPolicy::Both)),
             start: at(1_790_000_000),
             end: at(1_890_000_000),
-            max_count: u64::MAX,
+            max_count: Some(u64::MAX),
             jitter: seconds(61),
-            misfire: Some(misfire(v1::MisfirePolicy::All, 1_000)),
+            misfire: Some(misfire(v1::MisfirePolicy::All, Some(1_000))),
             job: Some(v1::JobTemplate {
                 app: "sms".into(),
                 priority: v1::Priority::High.into(),
@@ -375,9 +375,9 @@ mod tests {
             with(&|spec| spec.timing = Some(every(None))),
             with(&|spec| spec.timing = Some(every(at(7)))),
             with(&|spec| (spec.start, spec.end, spec.jitter, spec.misfire) = (None, None, None, None)),
-            with(&|spec| spec.max_count = 0),
-            with(&|spec| spec.misfire = Some(misfire(v1::MisfirePolicy::Skip, 0))),
-            with(&|spec| spec.misfire = Some(misfire(v1::MisfirePolicy::Once, 0))),
+            with(&|spec| spec.max_count = None),
+            with(&|spec| spec.misfire = Some(misfire(v1::MisfirePolicy::Skip, None))),
+            with(&|spec| spec.misfire = Some(misfire(v1::MisfirePolicy::Once, None))),
             with_job(&|job| (job.key, job.headers, job.expire_after) = (None, Vec::new(), None)),
             with_job(&|job| job.priority = v1::Priority::Normal.into()),
             with_job(&|job| job.priority = v1::Priority::Low.into()),

@@ -103,7 +103,7 @@ pub fn read(value: &Bytes, zone: &TimeZone) -> Result<ReadSchedule, Failure> {
         timing: timing(&fields, zone)?,
         start: fields.time(Field::Start, zone)?,
         end: fields.time(Field::End, zone)?,
-        max_count: fields.number(Field::MaxCount)?.unwrap_or_default(),
+        max_count: fields.number(Field::MaxCount)?,
         jitter: fields.proto_duration(Field::Jitter)?,
         misfire: misfire(&fields)?,
         job: job(&fields, value)?,
@@ -160,7 +160,7 @@ fn read_cron(fields: &Fields<'_>, cron: &RawValue) -> Result<v1::CronTiming, Fai
     if !is_object(cron) {
         return Ok(v1::CronTiming {
             expression: fields.owned_text(Field::Cron)?,
-            zone: fields.owned_text(Field::Zone)?,
+            zone: fields.text(Field::Zone)?.map(Cow::into_owned),
             ..v1::CronTiming::default()
         });
     }
@@ -181,7 +181,7 @@ fn read_cron(fields: &Fields<'_>, cron: &RawValue) -> Result<v1::CronTiming, Fai
     )?;
     Ok(v1::CronTiming {
         expression: fields.owned_text(Field::CronExpression)?,
-        zone: fields.owned_text(Field::CronZone)?,
+        zone: fields.text(Field::CronZone)?.map(Cow::into_owned),
         gap: gap.unwrap_or_default().into(),
         overlap: overlap.unwrap_or_default().into(),
     })
@@ -223,7 +223,7 @@ fn misfire(fields: &Fields<'_>) -> Result<Option<v1::Misfire>, Failure> {
     )?;
     Ok(Some(v1::Misfire {
         policy: policy.unwrap_or_default().into(),
-        limit: fields.number(Field::MisfireLimit)?.unwrap_or_default(),
+        limit: fields.number(Field::MisfireLimit)?,
         grace: fields.proto_duration(Field::MisfireGrace)?,
     }))
 }
@@ -375,7 +375,7 @@ mod tests {
         let expected = v1::ScheduleSpec {
             timing: Some(v1::schedule_spec::Timing::Cron(v1::CronTiming {
                 expression: "30 2 * * *".into(),
-                zone: "Europe/Berlin".into(),
+                zone: Some("Europe/Berlin".into()),
                 gap: v1::GapPolicy::Skip.into(),
                 overlap: v1::OverlapPolicy::Both.into(),
             })),
@@ -387,11 +387,11 @@ mod tests {
                 seconds: 1_798_671_600,
                 nanos: 0,
             }),
-            max_count: 7,
+            max_count: Some(7),
             jitter: seconds(90),
             misfire: Some(v1::Misfire {
                 policy: v1::MisfirePolicy::All.into(),
-                limit: 5,
+                limit: Some(5),
                 grace: seconds(600),
             }),
             job: Some(v1::JobTemplate {

@@ -75,7 +75,7 @@ fn a_quota_counts_the_jobs_that_wait() {
     };
     accepted(&mut world, 0);
     let keyed = v1::JobSpec {
-        idempotency_key: "key".to_owned(),
+        idempotency_key: Some("key".to_owned()),
         ..spec("app", at(world.now.after(Duration::from_secs(60))))
     };
     world.send_job(keyed.clone());

@@ -6,7 +6,7 @@ use super::*;
 fn a_duplicate_returns_the_first_job_and_a_conflict_is_rejected() {
     let mut world = World::new();
     let request = |data: &'static [u8]| v1::JobSpec {
-        idempotency_key: "k".to_owned(),
+        idempotency_key: Some("k".to_owned()),
         data: Bytes::from_static(data),
         ..spec("app", after(HumanDuration::from_secs(60)))
     };
@@ -185,7 +185,7 @@ fn a_request_with_another_priority_supersedes_the_job() {
 fn a_replacement_is_rejected_only_if_it_needs_memory_that_the_index_does_not_have() {
     let mut world = World::new();
     let request = |data: usize| v1::JobSpec {
-        idempotency_key: "k".to_owned(),
+        idempotency_key: Some("k".to_owned()),
         on_conflict: v1::ConflictPolicy::Replace.into(),
         data: vec![b'x'; data].into(),
         ..spec("app", after(HumanDuration::from_secs(60)))

@@ -11,7 +11,7 @@ fn the_delay_of_a_forwarded_request_counts_from_its_first_record() {
     // Some of these keys belong to the other shard.
     for key in 0..8_u8 {
         let spec = v1::JobSpec {
-            idempotency_key: key.to_string(),
+            idempotency_key: Some(key.to_string()),
             ..spec("app", after(HumanDuration::from_secs(60)))
         };
         first.send_job(spec);

@@ -105,7 +105,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Action::Delete(change::Delete {})),
         1 => (1_i64..4).prop_map(|seconds| Action::Update(change::Update {
             spec: Some(every("app", seconds)),
-            expected_revision: 0,
+            expected_revision: None,
         })),
     ];
     let step = prop_oneof![
@@ -207,6 +207,35 @@ fn an_occurrence_is_a_job_like_any_other() {
 }
 
 #[test]
+fn a_schedule_without_an_occurrence_is_not_created() {
+    let mut world = World::new();
+    let ending = |millis: i64| v1::ScheduleSpec {
+        end: Some(to_timestamp(Timestamp::from_millis(START + millis))),
+        ..every("app", 60)
+    };
+    let rejected = world.changed("s", create(ending(-1_000)));
+    let expected = (v1::Outcome::Rejected, "request.end");
+    assert_eq!((rejected.outcome(), &*rejected.code), expected);
+    assert!(rejected.reason.contains("`end` is before the first occurrence"), "{}", rejected.reason);
+    assert!(world.stored("s").is_none());
+    let created = world.changed("s", create(ending(600_000))).outcome();
+    assert_eq!(created, v1::Outcome::ScheduleChanged);
+    // A change may end a schedule.
+    let update = change::Update {
+        spec: Some(ending(-1_000)),
+        expected_revision: Some(1),
+    };
+    let ended = world.changed("s", Action::Update(update));
+    assert_eq!(ended.schedule.unwrap().state(), v1::ScheduleState::Finished);
+    let invalid = change::Update {
+        spec: Some(ending(600_000)),
+        expected_revision: Some(0),
+    };
+    let rejected = world.changed("s", Action::Update(invalid));
+    assert_eq!(&*rejected.code, "request.expectedRevision");
+}
+
+#[test]
 fn commands_for_schedules_have_certain_outcomes() {
     let mut world = World::new();
     let outcome = |world: &mut World, action| world.changed("s", action).outcome();
@@ -220,7 +249,7 @@ fn commands_for_schedules_have_certain_outcomes() {
             expected_revision,
         })
     };
-    for action in [pause(), resume(), trigger(), delete(), update(60, 0)] {
+    for action in [pause(), resume(), trigger(), delete(), update(60, None)] {
         assert_eq!(outcome(&mut world, action), v1::Outcome::ScheduleUnknown);
     }
     for (action, expected, revision) in [
@@ -231,12 +260,12 @@ fn commands_for_schedules_have_certain_outcomes() {
         (resume(), v1::Outcome::ScheduleUnchanged, 1),
         (pause(), v1::Outcome::ScheduleChanged, 2),
         (pause(), v1::Outcome::ScheduleUnchanged, 2),
-        (update(61, 1), v1::Outcome::ScheduleRevised, 2),
-        (update(61, 2), v1::Outcome::ScheduleChanged, 3),
-        (update(61, 0), v1::Outcome::ScheduleUnchanged, 3),
+        (update(61, Some(1)), v1::Outcome::ScheduleRevised, 2),
+        (update(61, Some(2)), v1::Outcome::ScheduleChanged, 3),
+        (update(61, None), v1::Outcome::ScheduleUnchanged, 3),
         // Again, because its answer was lost.
-        (update(61, 2), v1::Outcome::ScheduleUnchanged, 3),
-        (update(62, 2), v1::Outcome::ScheduleRevised, 3),
+        (update(61, Some(2)), v1::Outcome::ScheduleUnchanged, 3),
+        (update(62, Some(2)), v1::Outcome::ScheduleRevised, 3),
         (resume(), v1::Outcome::ScheduleChanged, 4),
     ] {
         assert_eq!(outcome(&mut world, action.clone()), expected, "{action:?}");
@@ -404,7 +433,7 @@ fn an_update_loses_no_occurrence_that_is_due() {
     let update = |spec: v1::ScheduleSpec| {
         Action::Update(change::Update {
             spec: Some(spec),
-            expected_revision: 0,
+            expected_revision: None,
         })
     };
     let mut other_data = spec.clone();
@@ -456,7 +485,7 @@ fn a_catch_up_with_large_jobs_delays_neither_other_schedules_nor_jobs_and_fits_i
     large.job.as_mut().unwrap().headers = vec![header];
     large.misfire = Some(v1::Misfire {
         policy: v1::MisfirePolicy::All.into(),
-        limit: 1_000,
+        limit: Some(1_000),
         grace: None,
     });
     world.changed("large", create(large));
@@ -578,7 +607,7 @@ fn many_occurrences_that_are_due_at_once_do_not_exceed_a_turn() {
     let spec = v1::ScheduleSpec {
         misfire: Some(v1::Misfire {
             policy: v1::MisfirePolicy::All.into(),
-            limit: 1_000,
+            limit: Some(1_000),
             grace: None,
         }),
         ..every("app", 1)

@@ -23,7 +23,7 @@ fn spec(app: &str, key: &str) -> v1::JobSpec {
             seconds: 3600,
             nanos: 0,
         })),
-        idempotency_key: key.to_owned(),
+        idempotency_key: Some(key.to_owned()),
         data: "1".into(),
         ..v1::JobSpec::default()
     }

@@ -57,7 +57,7 @@ impl Client {
                 seconds: 3600,
                 nanos: 0,
             })),
-            request_id: request.to_owned(),
+            request_id: Some(request.to_owned()),
             ..v1::JobSpec::default()
         };
         for channel in self.channels.iter().cycle() {

@@ -240,7 +240,7 @@ async fn a_schedule_can_be_managed_over_grpc() {
     let update = |expected_revision| v1::UpdateScheduleRequest {
         id: id(),
         spec: Some(every(60)),
-        expected_revision,
+        expected_revision: Some(expected_revision),
     };
     let stale = client.update_schedule(update(1)).await.unwrap_err();
     assert_eq!(stale.code(), Code::Aborted);
@@ -354,7 +354,7 @@ async fn an_error_names_the_field_and_what_is_valid() {
             v1::ScheduleSpec {
                 misfire: Some(v1::Misfire {
                     policy: v1::MisfirePolicy::All.into(),
-                    limit: 5_000,
+                    limit: Some(5_000),
                     grace: None,
                 }),
                 ..every(60)
@@ -579,7 +579,7 @@ async fn what_was_read_over_rest_can_be_written_again() {
     };
     let with_data = |data: &'static [u8]| v1::ScheduleSpec {
         start: Some(to_timestamp(Timestamp::from_millis(4_000_000_000_001))),
-        max_count: 7,
+        max_count: Some(7),
         jitter: Some(to_duration(redeliver_core::HumanDuration::from_secs(5))),
         job: Some(v1::JobTemplate {
             app: "sms".into(),
