@@ -17,6 +17,7 @@
 //! | [`backoff`] | retry policies: the delay before each retry |
 //! | [`kept`] | what a record keeps in a pipeline, and what its handler may change |
 //! | [`job`] | ids, priorities and states of scheduled jobs |
+//! | [`json`] | JSON documents from untrusted records, read by field |
 //! | [`pattern`] | patterns of names, with `*` |
 //! | [`pipeline`] | a pipeline: its topics, tiers and settings |
 //! | [`content`] | a hash of what a record contains |
