@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use redeliver_core::anchor::{Anchor, UnusableAnchor};
 use redeliver_core::headers::{self, ReservedHeaders};
-use redeliver_core::pipeline::{Anchor, ReturnTo};
+use redeliver_core::pipeline::ReturnTo;
 use redeliver_core::route::{Arrival, RouteContext, reject};
 use redeliver_core::{
     Failure, Headers, HumanDuration, JobId, Outcome, Output, Pipeline, Position, Record, Timestamp,
@@ -31,6 +32,7 @@ use redeliver_service::control::Snapshot;
 use redeliver_service::control::value::Value as ControlValue;
 use redeliver_service::followed::Contents;
 use redeliver_testkit::fuzz::{FEW, fuzz};
+use serde_json::value::RawValue;
 
 const NOW: Timestamp = Timestamp::from_millis(1_763_722_800_000); // 2025-11-21T11:00:00Z
 const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
@@ -135,10 +137,10 @@ fn headers_of_retries() -> Vec<Vec<u8>> {
 fn check_payload(input: &[u8]) {
     let [pipeline, _] = pipelines();
     let record = record("docs", input.to_vec(), Headers::new());
-    let anchor = pipeline.anchor_of(&record, Some(NOW), NOW);
-    if serde_json::from_slice::<serde_json::Value>(input).is_err() {
-        assert_eq!(anchor, NOW);
-    }
+    let anchor = pipeline.anchor.time(&record, Some(NOW), NOW);
+    let is_json = serde_json::from_slice::<&RawValue>(input).is_ok();
+    assert_eq!(anchor == Err(UnusableAnchor::NotJson), !is_json);
+    let anchor = anchor.unwrap_or(NOW);
     // Computes with any anchor without an overflow.
     assert!(anchor.after(Duration::MAX) >= anchor);
     let _ = anchor.to_string();
@@ -499,8 +501,7 @@ fn undamaged_inputs_are_accepted() {
     for payload in payloads() {
         let record = record("docs", payload, Headers::new());
         // The last one is out of range, and the one before has the field twice.
-        let is_anchor =
-            pipeline.anchor_of(&record, None, Timestamp::from_millis(0)) > Timestamp::from_millis(0);
+        let is_anchor = pipeline.anchor.time(&record, None, NOW).is_ok();
         let value = record.value.unwrap();
         let is_valid = !value.ends_with(b"\"meta\":{}}") && !value.windows(5).any(|bytes| bytes == b":-922");
         assert_eq!(is_anchor, is_valid, "{}", value.escape_ascii());
