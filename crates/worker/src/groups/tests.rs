@@ -62,6 +62,22 @@ fn a_property_that_is_missing_is_a_group_of_its_own() {
         assert_eq!(by.group_of(&full), expected, "{by:?}");
         assert_eq!(by.group_of(&empty), Group::Without, "{by:?}");
     }
+    for (id, expected) in [
+        ("18446744073709551617", of("18446744073709551617")),
+        ("18446744073709551616", of("18446744073709551616")),
+        ("7.0", of("7")),
+        (r#""\ud800""#, Group::Of(Bytes::from_static(b"\xed\xa0\x80"))),
+    ] {
+        let record = Record {
+            value: Some(format!(r#"{{"tenant":{{"id":{id}}},"x":[1e400,"\udc00"]}}"#).into()),
+            ..full.clone()
+        };
+        assert_eq!(
+            GroupBy::Pointer("/tenant/id".to_owned()).group_of(&record),
+            expected,
+            "{id}"
+        );
+    }
     let ordered = |ordering, record: &Record| {
         let grouping = Grouping {
             ordering,
