@@ -13,7 +13,7 @@ use serde::de::{Deserialize, Deserializer as _, Error, IgnoredAny, MapAccess, Se
 use serde_json::value::RawValue;
 
 pub use decimal::Decimal;
-pub use parse::parse;
+pub use parse::{has_private_name, parse};
 
 /// A string, number or boolean of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -18,6 +18,35 @@ pub fn parse(document: &[u8]) -> serde_json::Result<Value> {
     serde_json::from_slice::<Document>(document).map(|document| document.0)
 }
 
+/// Whether a field of a valid document has a name that is private to `serde_json`: those who deserialize the document into [`Value`] themselves get
+/// another one than it is.
+#[must_use]
+pub fn has_private_name(document: &[u8]) -> bool {
+    const PRIVATE: &str = "$serde_json::private::";
+    let Ok(mut rest) = std::str::from_utf8(document) else {
+        return false;
+    };
+    if !rest.contains(PRIVATE) && !rest.contains("\\u") {
+        return false;
+    }
+    while let Some(start) = rest.find('"') {
+        let mut is_escaped = false;
+        let end = rest[start + 1..].find(|c| {
+            let is_end = c == '"' && !is_escaped;
+            is_escaped = c == '\\' && !is_escaped;
+            is_end
+        });
+        let Some(end) = end else { return false };
+        let (string, after) = rest[start..].split_at(end + 2);
+        rest = after;
+        let is_name = rest.trim_ascii_start().starts_with(':');
+        if is_name && serde_json::from_str::<String>(string).is_ok_and(|name| name.starts_with(PRIVATE)) {
+            return true;
+        }
+    }
+    false
+}
+
 struct Document(Value);
 
 impl<'de> Deserialize<'de> for Document {
@@ -84,6 +113,24 @@ impl<'de> Visitor<'de> for DocumentVisitor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn private_names_are_found_however_they_are_written() {
+        for (document, expected) in [
+            (r#"{"$serde_json::private::RawValue":"1"}"#, true),
+            (r#"[{"a":"\"","\u0024serde_json::private::Number" : "1"}]"#, true),
+            (r#"{"a\\":{"\u0024serde\u005fjson::private::RawValue":1}}"#, true),
+            (
+                r#"{"a":"$serde_json::private::RawValue","b":["\u0024serde_json::private::Number"]}"#,
+                false,
+            ),
+            (r#"{"a":"\"$serde_json::private::RawValue\":1"}"#, false),
+            (r#"{"\ud800":1}"#, false),
+            ("{\"", false),
+        ] {
+            assert_eq!(has_private_name(document.as_bytes()), expected, "{document}");
+        }
+    }
 
     #[test]
     fn documents_are_parsed_as_they_are() {
