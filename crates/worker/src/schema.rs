@@ -105,6 +105,8 @@ fn failure(code: &'static str, problem: &str) -> Failure {
 #[cfg(test)]
 mod tests {
     use redeliver_core::ErrorClass;
+    use redeliver_testkit::fuzz::{FEW, check_each};
+    use redeliver_testkit::valid_json;
     use serde_json::json;
 
     use super::*;
@@ -225,5 +227,16 @@ mod tests {
         }
         let missing = Schema::from_config(&SchemaConfig::File("/no/such.json".into())).unwrap_err();
         assert_eq!(missing, "/no/such.json: No such file or directory (os error 2)");
+    }
+
+    #[test]
+    fn valid_json_is_never_no_json() {
+        let schema = Schema::new(&json!({ "type": "object", "required": ["id"] })).unwrap();
+        let document = |random: &mut fastrand::Rng| valid_json::object(random, &[("id", "1")]).into_bytes();
+        check_each("schema", FEW, document, |input| {
+            if let Err(failure) = schema.check(Some(input)) {
+                assert_eq!(&*failure.code, SCHEMA_UNSUPPORTED, "{failure}");
+            }
+        });
     }
 }

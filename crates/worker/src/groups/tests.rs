@@ -1,5 +1,7 @@
 use redeliver_core::Headers;
 use redeliver_core::record::Position;
+use redeliver_testkit::fuzz::{FEW, check_each};
+use redeliver_testkit::valid_json;
 
 use super::*;
 
@@ -78,6 +80,18 @@ fn a_property_that_is_missing_is_a_group_of_its_own() {
             "{id}"
         );
     }
+    let by = GroupBy::Pointer("/tenant/id".to_owned());
+    let document = |random: &mut fastrand::Rng| {
+        let tenant = valid_json::object(random, &[("id", "18446744073709551617")]);
+        valid_json::object(random, &[("tenant", &tenant)]).into_bytes()
+    };
+    check_each("groups", FEW, document, |input| {
+        let record = Record {
+            value: Some(Bytes::copy_from_slice(input)),
+            ..full.clone()
+        };
+        assert_eq!(by.group_of(&record), of("18446744073709551617"));
+    });
     let ordered = |ordering, record: &Record| {
         let grouping = Grouping {
             ordering,

@@ -79,6 +79,9 @@ fn as_json(decoded: &DecodedValue) -> DecodedJson<'_> {
 
 #[cfg(test)]
 mod tests {
+    use redeliver_testkit::fuzz::{FEW, check_each};
+    use redeliver_testkit::valid_json;
+
     use super::*;
 
     #[test]
@@ -119,5 +122,26 @@ mod tests {
             "\n\ndecoded (schema 9)\n(not decoded: no\\nschema)"
         );
         assert!(json(&unknown).ends_with(r#""problem":"no\nschema"}"#));
+    }
+
+    #[test]
+    fn valid_json_is_shown_as_it_is() {
+        let document = |random: &mut fastrand::Rng| valid_json::object(random, &[("id", "1")]).into_bytes();
+        check_each("decoded", FEW, document, |input| {
+            let json = str::from_utf8(input).unwrap();
+            let tokens = |text: &str| text.replace(|c: char| c.is_ascii_whitespace(), "");
+            let decoded = DecodedValue {
+                json: Some(json.to_owned()),
+                ..DecodedValue::default()
+            };
+            let shown = serde_json::to_string(&as_json(&decoded)).unwrap();
+            let expected =
+                format!(r#"{{"schema_id":0,"format":null,"name":null,"value":{json},"problem":null}}"#);
+            assert_eq!(tokens(&shown), tokens(&expected));
+            assert!(!shown.contains('\n'));
+            // It escapes characters that control a terminal.
+            let expected = json.replace('\u{7f}', "\\u007f");
+            assert_eq!(tokens(&indented(input).unwrap()), tokens(&expected));
+        });
     }
 }
