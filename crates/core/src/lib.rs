@@ -14,9 +14,11 @@
 //! | [`failure`] | failures, with failure class and error code |
 //! | [`outcome`] | the outcome of an attempt |
 //! | [`classification`] | the failure class of an HTTP status |
+//! | [`anchor`] | the time from which the first delay counts |
 //! | [`backoff`] | retry policies: the delay before each retry |
 //! | [`kept`] | what a record keeps in a pipeline, and what its handler may change |
 //! | [`job`] | ids, priorities and states of scheduled jobs |
+//! | [`json`] | JSON documents from untrusted records, read by field |
 //! | [`pattern`] | patterns of names, with `*` |
 //! | [`pipeline`] | a pipeline: its topics, tiers and settings |
 //! | [`content`] | a hash of what a record contains |
@@ -27,6 +29,7 @@
 //! | [`token_bucket`] | how much may happen per second |
 //! | [`wait`] | backoff and log throttling while something is unavailable |
 
+pub mod anchor;
 pub mod backoff;
 pub mod classification;
 pub mod clock_guard;

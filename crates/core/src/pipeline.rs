@@ -3,11 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::anchor::Anchor;
 use crate::backoff::RetryPolicy;
 use crate::human_duration::HumanDuration;
-use crate::json;
-use crate::record::Record;
-use crate::time::Timestamp;
 
 /// The settings of a pipeline.
 #[derive(Clone, Debug)]
@@ -24,7 +22,7 @@ pub struct Pipeline {
     pub return_to: ReturnTo,
     /// The number of retries and their delays.
     pub policy: RetryPolicy,
-    /// The time from which the delays of the policy count.
+    /// The time from which the delay before the first retry counts.
     pub anchor: Anchor,
     /// The maximum duration of a new wait.
     pub max_wait: HumanDuration,
@@ -92,19 +90,6 @@ impl ReturnTopics {
         let current = std::iter::once(&self.current);
         self.due.iter().chain(&self.source).chain(current)
     }
-}
-
-/// The time from which the delays of a retry policy count.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Anchor {
-    /// The time of the failure.
-    #[default]
-    Failure,
-    /// The timestamp of the source record.
-    RecordTimestamp,
-    /// A field of the JSON payload, by JSON pointer (RFC 6901). The field is an RFC 3339 time, or a number since the
-    /// Unix epoch: seconds below 100,000,000,000, otherwise milliseconds.
-    Payload(String),
 }
 
 /// The role of a topic in a pipeline.
@@ -296,46 +281,6 @@ impl Pipeline {
             None => self.max_wait,
         }
     }
-
-    /// The time from which the delay of this record counts.
-    ///
-    /// Falls back to `now`, the time of the failure, if the record has no timestamp or its payload does not contain the
-    /// field. That is the later time, so the record is not early.
-    #[must_use]
-    pub fn anchor_of(
-        &self,
-        record: &Record,
-        original_timestamp: Option<Timestamp>,
-        now: Timestamp,
-    ) -> Timestamp {
-        match &self.anchor {
-            Anchor::Failure => None,
-            Anchor::RecordTimestamp => original_timestamp,
-            Anchor::Payload(pointer) => record
-                .value
-                .as_deref()
-                .and_then(|value| payload_time(value, pointer)),
-        }
-        .unwrap_or(now)
-    }
-}
-
-fn payload_time(payload: &[u8], pointer: &str) -> Option<Timestamp> {
-    const FIRST_MILLISECONDS: i64 = 100_000_000_000;
-    let document = json::parse(payload).ok()?;
-    match document.pointer(pointer)? {
-        serde_json::Value::String(text) => text.parse().ok(),
-        serde_json::Value::Number(number) => {
-            let number = number.as_i64()?;
-            let millis = if number < FIRST_MILLISECONDS {
-                number.checked_mul(1000)?
-            } else {
-                number
-            };
-            Some(Timestamp::from_millis(millis))
-        }
-        _ => None,
-    }
 }
 
 /// The consumer group of a tier: `<prefix>redeliver-retry-<tier>`. All pipelines with this tier share it. The prefix is that
@@ -374,8 +319,6 @@ pub fn is_topic_name(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
     #[test]
@@ -487,59 +430,5 @@ mod tests {
         assert_eq!(between(&pipeline, 29_000, 31_000), "5s p-retry-5s");
         assert_eq!(between(&pipeline, 59_000, 61_000), "scheduler ingest");
         assert_eq!(pipeline.longest_wait_in_tiers(), HumanDuration::from_secs(60));
-    }
-
-    #[test]
-    fn a_delay_can_count_from_a_field_of_the_payload() {
-        let now = Timestamp::from_millis(1_800_000_000_000);
-        let read =
-            |payload: &str| payload_time(payload.as_bytes(), "/meta/created_at").map(Timestamp::as_millis);
-        assert_eq!(
-            read(r#"{"meta":{"created_at":"2026-01-01T00:00:00Z"}}"#),
-            Some(1_767_225_600_000)
-        );
-        assert_eq!(
-            read(r#"{"meta":{"created_at":1767225600}}"#),
-            Some(1_767_225_600_000)
-        );
-        assert_eq!(
-            read(r#"{"meta":{"created_at":1767225600123}}"#),
-            Some(1_767_225_600_123)
-        );
-        for unusable in [
-            r#"{"meta":{}}"#,
-            r#"{"meta":{"created_at":"soon"}}"#,
-            "not json",
-            "",
-            r#"{"meta":{"created_at":1e300}}"#,
-        ] {
-            assert_eq!(read(unusable), None, "{unusable}");
-        }
-        let pipeline = Pipeline {
-            anchor: Anchor::RecordTimestamp,
-            ..Pipeline::new("p")
-        };
-        let record = crate::record::Record {
-            position: crate::record::Position {
-                topic: "p".into(),
-                partition: 0,
-                offset: 0,
-            },
-            timestamp: None,
-            key: None,
-            value: None,
-            headers: crate::record::Headers::new(),
-            unreadable_headers: 0,
-        };
-        assert_eq!(pipeline.anchor_of(&record, None, now), now);
-        let written = Timestamp::from_millis(5);
-        assert_eq!(pipeline.anchor_of(&record, Some(written), now), written);
-    }
-
-    proptest! {
-        #[test]
-        fn arbitrary_payloads_never_panic(payload in proptest::collection::vec(any::<u8>(), 0..100), pointer in ".{0,20}") {
-            let _ = payload_time(&payload, &pointer);
-        }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::anchor::UnusableAnchor;
 use crate::backoff::MAX_WAIT;
 use crate::content::payload_hash;
 use crate::delay::DelayRange;
@@ -173,6 +174,8 @@ pub enum Disposition {
         due: Timestamp,
         /// Where the record waits.
         queue: DelayQueue,
+        /// Why the delay counts from the failure and not from the record's anchor.
+        unusable_anchor: Option<UnusableAnchor>,
     },
     /// It became a dead letter.
     Dead(ErrorClass),
@@ -202,6 +205,7 @@ struct Wait {
     topic: Arc<str>,
     /// `None` chooses it by the key.
     partition: Option<i32>,
+    unusable_anchor: Option<UnusableAnchor>,
 }
 
 impl RouteContext<'_> {
@@ -279,13 +283,13 @@ impl RouteContext<'_> {
         let (delays, anchor) = match failure.class {
             ErrorClass::Transient => {
                 let anchor = if is_first {
-                    pipeline.anchor_of(record, self.arrival.origin.timestamp, now)
+                    pipeline.anchor.time(record, self.arrival.origin.timestamp, now)
                 } else {
-                    now
+                    Ok(now)
                 };
                 (pipeline.policy.delays(failed_attempts), anchor)
             }
-            ErrorClass::Throttled => (self.throttled_delays(failure), now),
+            ErrorClass::Throttled => (self.throttled_delays(failure), Ok(now)),
             ErrorClass::Permanent | ErrorClass::Exhausted | ErrorClass::Expired | ErrorClass::Malformed => {
                 return Err(failure.clone());
             }
@@ -297,7 +301,10 @@ impl RouteContext<'_> {
                 ..failure.clone()
             });
         };
-        let wait = self.wait(delays, anchor);
+        let wait = Wait {
+            unusable_anchor: anchor.err(),
+            ..self.wait(delays, anchor.unwrap_or(now))
+        };
         // A record that was dead for longer than `max_age` gets all its attempts again.
         let created = redriven_at.or(self.arrival.origin.timestamp).unwrap_or(now);
         match pipeline.max_age {
@@ -342,6 +349,7 @@ impl RouteContext<'_> {
             queue,
             topic,
             partition,
+            unusable_anchor: None,
         }
     }
 
@@ -364,6 +372,7 @@ impl RouteContext<'_> {
             queue,
             topic,
             partition,
+            unusable_anchor,
         } = wait;
         let mut headers = headers::user_headers(&record.headers, self.trace);
         self.write_lineage(&mut headers, failed_attempts);
@@ -383,6 +392,7 @@ impl RouteContext<'_> {
                 class: failure.class,
                 due,
                 queue,
+                unusable_anchor,
             },
         }
     }

@@ -25,12 +25,25 @@ const SPECIAL: &[u8] = b"\x00\x01\x7f\x80\xff\"\\{}[]:,/~-+.0189eETZ% \r\n";
 /// If `check` panics. The input is printed.
 #[track_caller]
 pub fn fuzz(test: &str, count: u32, valid: &[Vec<u8>], check: impl Fn(&[u8])) {
+    let mut first = valid.iter();
+    let next = |random: &mut Rng| first.next().cloned().unwrap_or_else(|| damaged(random, valid));
+    check_each(test, count, next, check);
+}
+
+/// Calls `check` with this many inputs that `generate` returns.
+///
+/// # Panics
+/// If `check` panics. The input is printed.
+#[track_caller]
+pub fn check_each(
+    test: &str,
+    count: u32,
+    mut generate: impl FnMut(&mut Rng) -> Vec<u8>,
+    check: impl Fn(&[u8]),
+) {
     let mut random = chaos_random(test);
     for number in 0..count {
-        let input = match valid.get(number as usize) {
-            Some(input) => input.clone(),
-            None => damaged(&mut random, valid),
-        };
+        let input = generate(&mut random);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| check(&input))) {
             println!("{test}: input {number} fails: b\"{}\"", input.escape_ascii());
             resume_unwind(panic);

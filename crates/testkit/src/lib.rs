@@ -17,6 +17,7 @@
 //! | `http` | the HTTP client of the tests; feature `services` |
 //! | [`chaos_random`] | random choices that follow a seed |
 //! | [`fuzz`](mod@fuzz) | damaged inputs for decoders |
+//! | [`valid_json`] | what valid JSON can contain |
 //! | `under_load`, `until_shared`, ... | what chaos tests share; feature `services` |
 //! | [`local_kafka`], [`local_redis`] | a server that belongs to one test, which can stop and restart it |
 //! | [`local_kube`] | a Kubernetes API server with fake nodes that belongs to one test |
@@ -76,6 +77,7 @@ mod service_process;
 pub mod services_file;
 pub mod target;
 pub mod unique;
+pub mod valid_json;
 
 pub use addresses::{Addresses, addresses, brokers, redis_url};
 #[cfg(feature = "services")]

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use redeliver_core::anchor::UnusableAnchor;
 use redeliver_core::route::Disposition;
 use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Failure, headers::Origin};
@@ -17,6 +18,7 @@ const OTHER_CODES: &str = "other";
 pub(crate) struct FailureLog {
     pipeline: Arc<str>,
     kinds: Mutex<HashMap<(bool, String), Kind>>,
+    anchors: Mutex<Kind>,
 }
 
 #[derive(Default)]
@@ -31,11 +33,19 @@ impl FailureLog {
         Self {
             pipeline,
             kinds: Mutex::default(),
+            anchors: Mutex::default(),
         }
     }
 
     /// Takes note of a failed attempt or a rejected record.
     pub(crate) fn failed(&self, origin: &Origin, failure: &Failure, disposition: Disposition) {
+        if let Disposition::Waiting {
+            unusable_anchor: Some(problem),
+            ..
+        } = disposition
+        {
+            self.without_anchor(origin, problem);
+        }
         let is_dead = matches!(disposition, Disposition::Dead(_));
         let Some((code, records)) = self.count(is_dead, &failure.code) else {
             return;
@@ -67,6 +77,18 @@ impl FailureLog {
         }
     }
 
+    fn without_anchor(&self, origin: &Origin, problem: UnusableAnchor) {
+        let mut anchors = self.anchors.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(records) = anchors.count() else { return };
+        tracing::warn!(
+            pipeline = &*self.pipeline,
+            records,
+            latest = origin.id(),
+            %problem,
+            "records have no usable anchor, so that their first retry counts from the failure"
+        );
+    }
+
     /// The code and the number of records if it is time for a line.
     fn count(&self, is_dead: bool, code: &str) -> Option<(String, u64)> {
         let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
@@ -74,13 +96,18 @@ impl FailureLog {
         if kinds.len() >= MAX_CODES && !kinds.contains_key(&key) {
             key.1 = OTHER_CODES.to_owned();
         }
-        let kind = kinds.entry(key.clone()).or_default();
-        kind.records += 1;
-        let records = kind.records;
-        kind.throttle.should_log().then(|| {
-            kind.records = 0;
-            (key.1, records)
-        })
+        let records = kinds.entry(key.clone()).or_default().count()?;
+        Some((key.1, records))
+    }
+}
+
+impl Kind {
+    /// Counts a record. Returns the number of records if it is time for a line.
+    fn count(&mut self) -> Option<u64> {
+        self.records += 1;
+        self.throttle
+            .should_log()
+            .then(|| std::mem::take(&mut self.records))
     }
 }
 

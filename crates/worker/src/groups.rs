@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use redeliver_core::{Record, json};
+use redeliver_core::Record;
+use redeliver_core::json::{self, Scalar};
 
 /// Which records wait for each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,7 +53,7 @@ pub enum GroupBy {
     Key,
     /// The first value of a header.
     Header(String),
-    /// A string, number or boolean in the JSON value, by JSON pointer (RFC 6901).
+    /// A string, number or boolean in the JSON value, by JSON pointer (RFC 6901). All spellings of a number are the same.
     Pointer(String),
 }
 
@@ -111,14 +112,8 @@ impl GroupBy {
 }
 
 fn scalar_at(value: &[u8], pointer: &str) -> Option<Bytes> {
-    let document = json::parse(value).ok()?;
-    match document.pointer(pointer)? {
-        serde_json::Value::String(text) => Some(text.clone().into()),
-        scalar @ (serde_json::Value::Number(_) | serde_json::Value::Bool(_)) => {
-            Some(scalar.to_string().into())
-        }
-        _ => None,
-    }
+    let scalar = json::scalar_at(value, pointer).ok().flatten();
+    Some(Scalar::into_text(scalar?).into_owned().into())
 }
 
 impl GroupsOf {

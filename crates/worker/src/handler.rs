@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
 use redeliver_core::headers::{Origin, RecordedFailure, TraceContext};
-use redeliver_core::{Failure, Outcome, Record};
+use redeliver_core::{Failure, Outcome, Record, json};
 use serde::de::DeserializeOwned;
 use tower::{BoxError, Service};
 
@@ -47,10 +47,15 @@ impl Attempt {
     /// The value, parsed as JSON.
     ///
     /// # Errors
-    /// A permanent failure with the code `value.json` if there is no value, it is not JSON, or it is not a `T`. The message
-    /// contains no part of the value, except for names of fields and variants.
+    /// A permanent failure with the code `value.json` if there is no value, it is not JSON, it is not a `T`, or one of its fields has a name that
+    /// `serde_json` uses itself, so that a `T` with a `serde_json::Value` would be another document. The message contains no part of the value,
+    /// except for names of fields and variants.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, Failure> {
         let value = self.value(VALUE_JSON)?;
+        if json::has_private_name(value) {
+            let problem = "a field of the value has a name that is private to serde_json";
+            return Err(Failure::permanent(VALUE_JSON, problem));
+        }
         serde_json::from_slice(value).map_err(|error| Failure::permanent(VALUE_JSON, json_problem(&error)))
     }
 
@@ -137,6 +142,10 @@ mod tests {
             (
                 "{",
                 "the value is not JSON: EOF while parsing an object at line 1 column 1",
+            ),
+            (
+                r#"{"quantity":1,"more":{"$serde_json::private::RawValue":"{}"}}"#,
+                "a field of the value has a name that is private to serde_json",
             ),
         ] {
             let End::Dead(letter) = kit().run(json, TestRecord::value(value)).await.end else {

@@ -76,6 +76,7 @@ pub struct WorkerFamilies {
     retried: Family<PipelineClass, Counter>,
     dead: Family<PipelineClass, Counter>,
     long_waits: Family<PipelineLabel, Counter>,
+    unusable_anchors: Family<PipelineLabel, Counter>,
     attempts: Family<PipelineOutcome, Histogram, fn() -> Histogram>,
     handling: Family<PipelineOutcome, Histogram, fn() -> Histogram>,
     breaker_open: Family<PipelineLabel, Gauge>,
@@ -96,6 +97,7 @@ impl WorkerFamilies {
             retried: Family::default(),
             dead: Family::default(),
             long_waits: Family::default(),
+            unusable_anchors: Family::default(),
             attempts: Family::new_with_constructor(|| Histogram::new(ATTEMPTS)),
             handling: Family::new_with_constructor(seconds),
             breaker_open: Family::default(),
@@ -125,6 +127,11 @@ impl WorkerFamilies {
             "worker_long_waits",
             "Failed attempts whose record waits in the scheduler",
             families.long_waits.clone(),
+        );
+        registry.register(
+            "worker_unusable_anchors",
+            "First retries whose delay counts from the failure because the record's anchor is missing or cannot be read",
+            families.unusable_anchors.clone(),
         );
         registry.register(
             "worker_attempts",
@@ -231,6 +238,7 @@ impl WorkerFamilies {
             retried: by_class(&self.retried),
             dead: by_class(&self.dead),
             long_waits: self.long_waits.get_or_create(&label).clone(),
+            unusable_anchors: self.unusable_anchors.get_or_create(&label).clone(),
             attempts_of_succeeded: attempts(SUCCEEDED),
             attempts_of_dead: attempts(DEAD),
             handling_of_succeeded: handling(SUCCEEDED),
@@ -329,6 +337,7 @@ pub(crate) struct WorkerMetrics {
     retried: [Counter; ErrorClass::ALL.len()],
     dead: [Counter; ErrorClass::ALL.len()],
     long_waits: Counter,
+    unusable_anchors: Counter,
     attempts_of_succeeded: Histogram,
     attempts_of_dead: Histogram,
     handling_of_succeeded: Histogram,
@@ -357,9 +366,17 @@ impl WorkerMetrics {
                 self.succeeded.inc();
                 self.attempts_of_succeeded.observe(f64::from(attempts));
             }
-            Disposition::Waiting { class, queue, .. } => {
+            Disposition::Waiting {
+                class,
+                queue,
+                unusable_anchor,
+                ..
+            } => {
                 if queue == DelayQueue::Scheduler {
                     self.long_waits.inc();
+                }
+                if unusable_anchor.is_some() {
+                    self.unusable_anchors.inc();
                 }
                 self.retried[class as usize].inc();
             }

@@ -8,9 +8,12 @@ use redeliver_core::failure::{FailureScope, MESSAGE_LIMIT, bounded_text};
 use redeliver_core::{Failure, json};
 use redeliver_runtime::config::SchemaConfig;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 /// The error code of a record whose value is not valid.
 const SCHEMA_INVALID: &str = "schema.invalid";
+/// The error code of a record whose value is JSON that the validator cannot hold.
+const SCHEMA_UNSUPPORTED: &str = "schema.unsupported";
 
 /// A compiled JSON Schema: of the draft that its `$schema` names, by default 2020-12. Clones share it.
 #[derive(Clone, Debug)]
@@ -47,7 +50,7 @@ impl Schema {
             SchemaConfig::File(path) => {
                 let problem = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
                 let text = fs::read(path).map_err(|error| problem(&error))?;
-                let schema = serde_json::from_slice(&text);
+                let schema = json::parse(&text);
                 let schema = schema.map_err(|error| problem(&format!("is not JSON: {error}")))?;
                 Self::new(&schema).map_err(|error| problem(&error))
             }
@@ -57,17 +60,28 @@ impl Schema {
     /// Checks a value.
     ///
     /// # Errors
-    /// A permanent failure with the code `schema.invalid` that names the field and the rule. The message contains no part of
-    /// the value, except for names of fields.
+    /// A permanent failure with the code `schema.invalid` that names the field and the rule, or with the code `schema.unsupported` if the value
+    /// has a number beyond a double, half of a surrogate pair, or more than 127 levels. The message contains no part of the value, except for
+    /// names of fields.
     pub(crate) fn check(&self, value: Option<&[u8]>) -> Result<(), Failure> {
         let Some(value) = value else {
             return Err(invalid("the record has no value"));
         };
-        let document =
-            json::parse(value).map_err(|error| invalid(&format!("the value is not JSON: {error}")))?;
+        let document = json::parse(value).map_err(|error| unreadable(value, &error))?;
         self.0
             .validate(&document)
             .map_err(|error| invalid(&problem(&error)))
+    }
+}
+
+/// Why a value is not one for the validator: it is not JSON, or it is and has what [`Value`] cannot hold.
+fn unreadable(value: &[u8], error: &serde_json::Error) -> Failure {
+    match serde_json::from_slice::<&RawValue>(value) {
+        Ok(_) => failure(
+            SCHEMA_UNSUPPORTED,
+            &format!("the value is JSON that cannot be validated: {error}"),
+        ),
+        Err(error) => invalid(&format!("the value is not JSON: {error}")),
     }
 }
 
@@ -81,13 +95,18 @@ fn problem(error: &ValidationError<'_>) -> String {
 }
 
 fn invalid(problem: &str) -> Failure {
-    Failure::permanent(SCHEMA_INVALID, bounded_text(problem, MESSAGE_LIMIT))
-        .with_scope(FailureScope::NotCalled)
+    failure(SCHEMA_INVALID, problem)
+}
+
+fn failure(code: &'static str, problem: &str) -> Failure {
+    Failure::permanent(code, bounded_text(problem, MESSAGE_LIMIT)).with_scope(FailureScope::NotCalled)
 }
 
 #[cfg(test)]
 mod tests {
     use redeliver_core::ErrorClass;
+    use redeliver_testkit::fuzz::{FEW, check_each};
+    use redeliver_testkit::valid_json;
     use serde_json::json;
 
     use super::*;
@@ -110,6 +129,38 @@ mod tests {
     fn no_field_name_makes_a_value_another_one() {
         let hidden = br#"{"$serde_json::private::RawValue": "{\"id\": 1, \"items\": []}"}"#;
         assert!(schema().check(Some(hidden)).is_err());
+    }
+
+    #[test]
+    fn json_that_cannot_be_validated_has_its_own_code() {
+        let schema = Schema::new(&json!({ "type": "object" })).unwrap();
+        for value in [
+            "1e400",
+            &"9".repeat(400),
+            r#""\ud800""#,
+            r#"{"\udc00":1}"#,
+            &format!("{}{}", "[".repeat(100_000), "]".repeat(100_000)),
+        ] {
+            let failure = schema
+                .check(Some(format!(r#"{{"x":{value}}}"#).as_bytes()))
+                .unwrap_err();
+            assert_eq!(
+                (failure.class, &*failure.code),
+                (ErrorClass::Permanent, SCHEMA_UNSUPPORTED)
+            );
+            assert!(
+                failure
+                    .message
+                    .starts_with("the value is JSON that cannot be validated: "),
+                "{failure}"
+            );
+        }
+        let failure = schema.check(Some(br#"{"x":1e400,"y":}"#)).unwrap_err();
+        assert_eq!(&*failure.code, SCHEMA_INVALID);
+        assert_eq!(
+            failure.message,
+            "the value is not JSON: expected value at line 1 column 16"
+        );
     }
 
     #[test]
@@ -176,5 +227,16 @@ mod tests {
         }
         let missing = Schema::from_config(&SchemaConfig::File("/no/such.json".into())).unwrap_err();
         assert_eq!(missing, "/no/such.json: No such file or directory (os error 2)");
+    }
+
+    #[test]
+    fn valid_json_is_never_no_json() {
+        let schema = Schema::new(&json!({ "type": "object", "required": ["id"] })).unwrap();
+        let document = |random: &mut fastrand::Rng| valid_json::object(random, &[("id", "1")]).into_bytes();
+        check_each("schema", FEW, document, |input| {
+            if let Err(failure) = schema.check(Some(input)) {
+                assert_eq!(&*failure.code, SCHEMA_UNSUPPORTED, "{failure}");
+            }
+        });
     }
 }

@@ -356,7 +356,7 @@ impl Endpoint {
     /// The result of a record, unless it is dropped.
     fn produced(&self, attempt: &Attempt, result: CallResult) -> Result<Option<Produced>, Failure> {
         let value = attempt.record.value.as_deref();
-        let topic = match self.output.destination(value, result.status, &result.body) {
+        let topic = match self.output.destination(value, result.status, &result.body)? {
             Destination::Output => None,
             Destination::Topic(topic) => Some(topic),
             Destination::Nowhere => return Ok(None),

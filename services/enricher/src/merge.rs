@@ -1,10 +1,8 @@
 //! Inserts the response into the record's JSON document, and leaves the rest of it as it is.
 //!
-//! Numbers keep their digits and fields their order, because the values of the other fields are copied as text.
+//! Numbers keep their digits and fields their order, because the other fields are copied as text.
 
-use std::fmt;
-
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use redeliver_core::json::{self, Scalar};
 use serde_json::value::RawValue;
 
 /// Inserts `inserted`, a JSON document, at a JSON pointer (RFC 6901). A field that exists is replaced. Objects on the path that
@@ -38,24 +36,25 @@ fn write(text: &mut String, document: &RawValue, path: &[String], inserted: &Raw
     // What follows the field in each object on the path.
     let mut rests = Vec::with_capacity(path.len());
     for field in path {
-        let Fields(fields) = match object {
-            Some(object) => serde_json::from_str(object.get())
+        let fields = match object {
+            Some(object) => json::fields(object)
                 .map_err(|_| format!("the value has no object that could contain `{field}`"))?,
-            None => Fields(Vec::new()),
+            None => Vec::new(),
         };
+        let is_field = |name: &RawValue| is_named(name, field);
         // Of fields with the same name, the last one counts for most readers. Only that one is kept, so that the response is
         // written once.
-        let last = fields.iter().rposition(|(name, _)| name == field);
+        let last = fields.iter().rposition(|(name, _)| is_field(name));
         let (before, from_last) = fields.split_at(last.unwrap_or(fields.len()));
         text.push('{');
-        for (name, value) in before.iter().filter(|(name, _)| name != field) {
-            begin_field(text, name);
+        for (name, value) in before.iter().filter(|(name, _)| !is_field(name)) {
+            begin_field(text, name.get());
             text.push_str(value.get());
         }
-        begin_field(text, field);
+        begin_field(text, &quoted(field));
         let mut rest = String::new();
         for (name, value) in from_last.iter().skip(1) {
-            begin_field(&mut rest, name);
+            begin_field(&mut rest, name.get());
             rest.push_str(value.get());
         }
         rest.push('}');
@@ -69,39 +68,22 @@ fn write(text: &mut String, document: &RawValue, path: &[String], inserted: &Raw
     Ok(())
 }
 
+/// Whether the JSON text of a name is that of this field.
+fn is_named(name: &RawValue, field: &str) -> bool {
+    matches!(Scalar::of(name), Some(Scalar::String(name)) if *name == *field.as_bytes())
+}
+
+fn quoted(name: &str) -> String {
+    // A text can always be written.
+    serde_json::to_string(name).unwrap_or_default()
+}
+
 fn begin_field(text: &mut String, name: &str) {
     if !text.ends_with('{') {
         text.push(',');
     }
-    text.push_str(&serde_json::Value::from(name).to_string());
+    text.push_str(name);
     text.push(':');
-}
-
-/// The fields of an object in their order.
-struct Fields<'a>(Vec<(String, &'a RawValue)>);
-
-impl<'de> Deserialize<'de> for Fields<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct FieldsVisitor;
-
-        impl<'de> Visitor<'de> for FieldsVisitor {
-            type Value = Fields<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Fields<'de>, M::Error> {
-                let mut fields = Vec::new();
-                while let Some(field) = map.next_entry()? {
-                    fields.push(field);
-                }
-                Ok(Fields(fields))
-            }
-        }
-
-        deserializer.deserialize_map(FieldsVisitor)
-    }
 }
 
 #[cfg(test)]
@@ -128,6 +110,11 @@ mod tests {
                 r#"{"x":1,"meta":{"deep":{"r":[1]}}}"#,
             ),
             ("{}", "/a~1b~0c", r#"{"a/b~c":[1]}"#),
+            (
+                r#"{"\ud800":"\udc00","\u00e9":{"\u0061":1,"\u0062":2}}"#,
+                "/é/a",
+                r#"{"\ud800":"\udc00","é":{"a":[1],"\u0062":2}}"#,
+            ),
             (r#"{"r":1,"a":3,"r":2}"#, "/r", r#"{"a":3,"r":[1]}"#),
             (r#"{"m":1,"m":{"a":1}}"#, "/m/r", r#"{"m":{"a":1,"r":[1]}}"#),
         ] {

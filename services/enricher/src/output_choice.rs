@@ -3,8 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use redeliver_core::json;
-use serde_json::Value;
+use redeliver_core::Failure;
+use redeliver_core::json::{self, Decimal, Scalar};
+
+/// The error code of a result whose topic cannot be chosen.
+const NOT_JSON: &str = "output.not-json";
+
+/// Topics by a value. `None`: the result is dropped.
+type Topics = BTreeMap<String, Option<Arc<str>>>;
 
 /// How to choose the topic of a result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,9 +22,9 @@ pub enum OutputChoice {
     By {
         /// What has the value.
         subject: Subject,
-        /// Topics by the value. A boolean is compared by its JSON text, a number by its shortest one, such as `1.5` for `1.50`. `None`: the result is dropped.
-        topics: BTreeMap<String, Option<Arc<str>>>,
-        /// The topic if there is no such value, or the document is not JSON. `None`: the result is dropped.
+        /// Topics by the value. A boolean is compared by its name, a number as a number: `1.5` is also `1.50`. `None`: the result is dropped.
+        topics: Topics,
+        /// The topic if there is no such value, or the document is not JSON. `None`: the result is dropped, unless the document is not JSON.
         otherwise: Option<Arc<str>>,
     },
 }
@@ -59,33 +65,68 @@ impl OutputChoice {
     }
 
     /// Where the result of a record with this value goes.
-    #[must_use]
-    pub fn destination(&self, value: Option<&[u8]>, status: u16, body: &[u8]) -> Destination {
+    ///
+    /// # Errors
+    /// A permanent failure if the result would be dropped only because the document that chooses the topic is not JSON. A record without a value
+    /// and an empty response have no fields.
+    pub fn destination(
+        &self,
+        value: Option<&[u8]>,
+        status: u16,
+        body: &[u8],
+    ) -> Result<Destination, Failure> {
         let Self::By {
             subject,
             topics,
             otherwise,
         } = self
         else {
-            return Destination::Output;
+            return Ok(Destination::Output);
         };
         let chosen = match subject {
-            Subject::Payload(pointer) => text_at(value.unwrap_or_default(), pointer),
-            Subject::Response(pointer) => text_at(body, pointer),
-            Subject::Status => Some(status.to_string()),
+            Subject::Payload(pointer) => value.map(|value| topic_at(value, pointer, topics)),
+            Subject::Response(_) if body.is_empty() => None,
+            Subject::Response(pointer) => Some(topic_at(body, pointer, topics)),
+            Subject::Status => Some(Ok(topics.get(&status.to_string()))),
         };
-        let topic = chosen.and_then(|chosen| topics.get(&chosen)).unwrap_or(otherwise);
-        topic.clone().map_or(Destination::Nowhere, Destination::Topic)
+        let topic = match (chosen.unwrap_or(Ok(None)), otherwise) {
+            (Ok(topic), otherwise) => topic.unwrap_or(otherwise),
+            (Err(_), Some(_)) => otherwise,
+            (Err(error), None) => {
+                let what = match subject {
+                    Subject::Response(_) => "response",
+                    Subject::Payload(_) | Subject::Status => "value",
+                };
+                let message = format!("the {what} is not JSON, so that it names no output: {error}");
+                return Err(Failure::permanent(NOT_JSON, message));
+            }
+        };
+        Ok(topic.clone().map_or(Destination::Nowhere, Destination::Topic))
     }
 }
 
-fn text_at(document: &[u8], pointer: &str) -> Option<String> {
-    let document = json::parse(document).ok()?;
-    match document.pointer(pointer)? {
-        Value::String(text) => Some(text.clone()),
-        scalar @ (Value::Number(_) | Value::Bool(_)) => Some(scalar.to_string()),
-        Value::Null | Value::Array(_) | Value::Object(_) => None,
-    }
+/// The topic for the field of a document. `None` if none is listed for it.
+fn topic_at<'t>(
+    document: &[u8],
+    pointer: &str,
+    topics: &'t Topics,
+) -> serde_json::Result<Option<&'t Option<Arc<str>>>> {
+    let named = |text: &[u8]| topics.get(std::str::from_utf8(text).ok()?);
+    Ok(match json::scalar_at(document, pointer)? {
+        Some(Scalar::Number(number)) => {
+            let text = number.text();
+            let is_same = |name: &str| Decimal::of(name).is_some_and(|name| name.text() == text);
+            let same = || {
+                topics
+                    .iter()
+                    .find(|(name, _)| is_same(name))
+                    .map(|(_, topic)| topic)
+            };
+            named(text.as_bytes()).or_else(same)
+        }
+        Some(scalar) => named(&scalar.into_text()),
+        None => None,
+    })
 }
 
 #[cfg(test)]
@@ -98,6 +139,8 @@ mod tests {
         let topics = [
             ("retry", Some("retry-queue")),
             ("7", Some("seven")),
+            ("1.50", Some("half")),
+            ("1e400", Some("huge")),
             ("true", Some("yes")),
             ("202", Some("accepted")),
             ("none", None),
@@ -121,6 +164,13 @@ mod tests {
         for (value, topic) in [
             (r#"{"meta":{"queue":"retry"}}"#, Some("retry-queue")),
             (r#"{"meta":{"queue":7}}"#, Some("seven")),
+            (r#"{"meta":{"queue":7.0}}"#, Some("seven")),
+            (r#"{"meta":{"queue":"7.0"}}"#, Some("enriched-queue")),
+            (r#"{"meta":{"queue":1.5}}"#, Some("half")),
+            (r#"{"meta":{"queue":10e399}}"#, Some("huge")),
+            (r#"{"meta":{"queue":1e401}}"#, Some("enriched-queue")),
+            (r#"{"meta":{"queue":"\ud800"}}"#, Some("enriched-queue")),
+            (r#"{"meta":{"queue":null}}"#, Some("enriched-queue")),
             (r#"{"meta":{"queue":true}}"#, Some("yes")),
             (r#"{"meta":{"queue":"none"}}"#, None),
             (r#"{"meta":{"queue":"other"}}"#, Some("enriched-queue")),
@@ -131,7 +181,9 @@ mod tests {
             let expected = topic.map_or(Destination::Nowhere, |topic| Destination::Topic(topic.into()));
             let by_payload = by_queue(Some("enriched-queue"));
             assert_eq!(
-                by_payload.destination(Some(value.as_bytes()), 200, b"{}"),
+                by_payload
+                    .destination(Some(value.as_bytes()), 200, b"{}")
+                    .unwrap(),
                 expected,
                 "{value}"
             );
@@ -140,16 +192,63 @@ mod tests {
                 Some("enriched-queue"),
             );
             assert_eq!(
-                by_response.destination(None, 200, value.as_bytes()),
+                by_response.destination(None, 200, value.as_bytes()).unwrap(),
                 expected,
                 "{value}"
             );
         }
-        assert_eq!(by_queue(None).destination(None, 200, b""), Destination::Nowhere);
-        assert_eq!(
-            OutputChoice::Default.destination(None, 200, b""),
-            Destination::Output
-        );
+        let default = OutputChoice::Default.destination(None, 200, b"");
+        assert_eq!(default, Ok(Destination::Output));
+    }
+
+    #[test]
+    fn only_what_could_be_read_is_dropped() {
+        let by_response = choice(Subject::Response("/meta/queue".to_owned()), None);
+        for (value, body) in [
+            (None, &b""[..]),
+            (Some(&b"{}"[..]), b"{}"),
+            (
+                Some(br#"{"meta":{"queue":"other"}}"#),
+                br#"{"meta":{"queue":1e400000}}"#,
+            ),
+        ] {
+            assert_eq!(
+                by_queue(None).destination(value, 200, b"x"),
+                Ok(Destination::Nowhere)
+            );
+            assert_eq!(
+                by_response.destination(Some(b"x"), 200, body),
+                Ok(Destination::Nowhere)
+            );
+        }
+        for other in [
+            &b"hunter2"[..],
+            b"{",
+            b"{\"meta\":{\"queue\":\"other\"}",
+            b"\"\xff\"",
+            b" ",
+        ] {
+            for failure in [
+                by_queue(None).destination(Some(other), 200, b"{}").unwrap_err(),
+                by_response.destination(Some(b"{}"), 200, other).unwrap_err(),
+            ] {
+                assert_eq!(&*failure.code, NOT_JSON);
+                assert!(!failure.message.contains("hunter2"), "{failure}");
+            }
+        }
+        assert!(by_queue(None).destination(Some(b""), 200, b"").is_err());
+    }
+
+    #[test]
+    fn the_rest_of_a_document_is_not_evaluated() {
+        let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+        for other in ["1e400", r#""\ud800""#, r#"{"\udc00":[]}"#, &deep] {
+            let value = format!(r#"{{"x":{other},"meta":{{"queue":"retry"}},"\ud800":{other}}}"#);
+            assert_eq!(
+                by_queue(None).destination(Some(value.as_bytes()), 200, b""),
+                Ok(Destination::Topic("retry-queue".into()))
+            );
+        }
     }
 
     #[test]
@@ -158,7 +257,7 @@ mod tests {
         for (status, topic) in [(202, "accepted"), (200, "done")] {
             assert_eq!(
                 by_status.destination(None, status, b""),
-                Destination::Topic(topic.into())
+                Ok(Destination::Topic(topic.into()))
             );
         }
     }
@@ -166,7 +265,7 @@ mod tests {
     proptest! {
         #[test]
         fn with_a_default_topic_every_value_has_a_topic(value in proptest::collection::vec(any::<u8>(), 0..60)) {
-            prop_assert!(matches!(by_queue(Some("rest")).destination(Some(&value), 200, b""), Destination::Topic(_)));
+            prop_assert!(matches!(by_queue(Some("rest")).destination(Some(&value), 200, b""), Ok(Destination::Topic(_))));
         }
     }
 }

@@ -401,14 +401,11 @@ async fn show(client: &DeadLetterClient, args: &ShowArgs) -> Result<ExitCode, Cl
     let (letter, completeness) = (&found.dead_letter, &found.completeness);
     let with_completeness = || {
         let mut value = as_json(letter);
-        if let Some(decoded) = &found.decoded {
-            value["decoded"] = decoded::as_json(decoded);
-        }
         if let Some(redriven) = &found.redriven_as {
             value["redriven_as"] = redriven_json(redriven);
         }
         value["completeness"] = completeness_json(completeness);
-        value
+        decoded::with_decoded(value, found.decoded.as_ref())
     };
     let as_text = || {
         let decoded = found.decoded.as_ref();

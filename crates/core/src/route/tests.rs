@@ -4,8 +4,8 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::*;
+use crate::anchor::Anchor;
 use crate::backoff::{Jitter, RetryPolicy};
-use crate::pipeline::Anchor;
 use crate::record::Position;
 
 const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
@@ -96,7 +96,8 @@ fn a_record_passes_through_all_tiers_and_becomes_a_dead_letter() {
                 Disposition::Waiting {
                     class: ErrorClass::Transient,
                     due,
-                    queue: DelayQueue::Tier(tier)
+                    queue: DelayQueue::Tier(tier),
+                    unusable_anchor: None,
                 }
             );
             let output = &routing.outputs[0];
@@ -351,6 +352,34 @@ fn a_random_delay_counts_from_the_anchor_and_is_limited_to_max_wait() {
     assert_eq!(wait(10), 32_500);
     assert_eq!(wait(-25), 0);
     assert_eq!(wait(50), 60_000);
+}
+
+#[test]
+fn an_unusable_anchor_is_reported() {
+    let pipeline = Pipeline {
+        anchor: Anchor::Payload("/at".into()),
+        ..pipeline()
+    };
+    for (value, expected) in [
+        (r#"{"at":1700000000,"n":1e400}"#, None),
+        (r#"{"at":"soon"}"#, Some(UnusableAnchor::NotATime)),
+        ("{}", Some(UnusableAnchor::NoField)),
+        ("{", Some(UnusableAnchor::NotJson)),
+    ] {
+        let record = Record {
+            value: Some(value.into()),
+            ..source_record()
+        };
+        let failed = Outcome::Failed(Failure::transient("x", "y"));
+        let Disposition::Waiting {
+            due, unusable_anchor, ..
+        } = decide(&pipeline, &record, failed).disposition
+        else {
+            panic!("it waits")
+        };
+        assert_eq!(unusable_anchor, expected, "{value}");
+        assert!(expected.is_none() || due > NOW, "{value}");
+    }
 }
 
 #[test]

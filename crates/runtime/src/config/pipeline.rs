@@ -1,6 +1,7 @@
 //! `pipelines`: topics, retries and endpoint of each pipeline.
 
-use redeliver_core::pipeline::{Anchor, Pipeline, ReturnTo, is_topic_name};
+use redeliver_core::anchor::Anchor;
+use redeliver_core::pipeline::{Pipeline, ReturnTo, is_topic_name};
 use redeliver_core::{HumanDuration, RetryPolicy};
 use serde::{Deserialize, Serialize};
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use redeliver_core::pipeline::{Anchor, ReturnTo};
+use redeliver_core::anchor::Anchor;
+use redeliver_core::pipeline::ReturnTo;
 use redeliver_core::{ErrorClass, HumanDuration};
 use redeliver_runtime::config::{
     ChosenBy, ChosenOutput, Config, OutputConfig, ResponseMode, SchemaConfig, Sources,

@@ -7,9 +7,11 @@ use std::time::Duration;
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, PublicKeyUse};
 use jsonwebtoken::{Algorithm, AlgorithmFamily, DecodingKey};
 use prometheus_client::metrics::gauge::Gauge;
+use redeliver_core::json;
 use redeliver_core::wait::{Backoff, LogThrottle};
 use redeliver_runtime::config::redact_url;
 use reqwest::Client;
+use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use url::Url;
@@ -54,16 +56,17 @@ impl KeySet {
         if bytes.len() > MAX_BYTES {
             return Err(format!("is larger than {MAX_BYTES} bytes"));
         }
-        let json: serde_json::Value =
-            serde_json::from_slice(bytes).map_err(|error| format!("is not JSON: {error}"))?;
-        let Some(keys) = json.get("keys").and_then(serde_json::Value::as_array) else {
+        let keys = json::at_each(bytes, &["/keys"]).map_err(|error| format!("is not JSON: {error}"))?;
+        let keys = keys.into_iter().flatten().next();
+        let keys = keys.and_then(|keys| serde_json::from_str::<Vec<&RawValue>>(keys.get()).ok());
+        let Some(keys) = keys else {
             return Err("is not a JSON Web Key Set: it has no list `keys`".to_owned());
         };
         if keys.len() > MAX_KEYS {
             return Err(format!("has {} keys; the maximum is {MAX_KEYS}", keys.len()));
         }
         let is_withdrawn = keys.is_empty();
-        let keys: Vec<Key> = keys.iter().filter_map(Key::read).collect();
+        let keys: Vec<Key> = keys.into_iter().filter_map(Key::read).collect();
         if keys.is_empty() && !is_withdrawn {
             return Err(
                 "contains no key that can verify tokens with RS, PS, ES or EdDSA algorithms".to_owned(),
@@ -90,8 +93,8 @@ impl KeySet {
 }
 
 impl Key {
-    fn read(json: &serde_json::Value) -> Option<Self> {
-        let jwk: Jwk = serde_json::from_value(json.clone()).ok()?;
+    fn read(json: &RawValue) -> Option<Self> {
+        let jwk: Jwk = serde_json::from_str(json.get()).ok()?;
         if jwk
             .common
             .public_key_use

@@ -6,6 +6,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use redeliver_core::failure::bounded_text;
+use redeliver_core::json::Scalar;
 use redeliver_core::{Clock as _, SystemClock, Timestamp};
 use redeliver_kafka::{Token, TokenError, TokenSource};
 use redeliver_runtime::config::{ClientAuth, OidcConfig, Secret};
@@ -13,6 +14,7 @@ use redeliver_runtime::tls;
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use reqwest::{Client, Response, StatusCode, redirect};
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use url::form_urlencoded::{Serializer, byte_serialize};
 
 use super::{refused, unavailable};
@@ -198,7 +200,7 @@ struct Granted {
     access_token: String,
     /// Seconds. Some issuers send it as a text.
     #[serde(default)]
-    expires_in: Option<serde_json::Value>,
+    expires_in: Option<Box<RawValue>>,
 }
 
 #[derive(Deserialize)]
@@ -210,7 +212,7 @@ struct Claims {
 fn token(config: &OidcConfig, body: &[u8], sent: Timestamp) -> Result<Token, String> {
     let granted: Granted = serde_json::from_slice(body)
         .map_err(|_| "the response is not JSON with `access_token`".to_owned())?;
-    let lifetime = granted.expires_in.as_ref().and_then(seconds);
+    let lifetime = granted.expires_in.as_deref().and_then(seconds);
     let expires = match lifetime {
         Some(lifetime) => sent.after(lifetime).as_millis(),
         None => expiry_of_jwt(&granted.access_token)
@@ -227,11 +229,12 @@ fn token(config: &OidcConfig, body: &[u8], sent: Timestamp) -> Result<Token, Str
         .map_err(|error| error.to_string())
 }
 
-fn seconds(value: &serde_json::Value) -> Option<Duration> {
-    let seconds = match value {
-        serde_json::Value::String(text) => text.trim().parse().ok()?,
-        other => other.as_f64()?,
+fn seconds(value: &RawValue) -> Option<Duration> {
+    let text = match Scalar::of(value)? {
+        Scalar::Bool(_) => return None,
+        scalar => scalar.into_text(),
     };
+    let seconds = std::str::from_utf8(&text).ok()?.trim().parse().ok()?;
     Duration::try_from_secs_f64(seconds).ok()
 }
 

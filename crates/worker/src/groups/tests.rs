@@ -1,5 +1,7 @@
 use redeliver_core::Headers;
 use redeliver_core::record::Position;
+use redeliver_testkit::fuzz::{FEW, check_each};
+use redeliver_testkit::valid_json;
 
 use super::*;
 
@@ -62,6 +64,34 @@ fn a_property_that_is_missing_is_a_group_of_its_own() {
         assert_eq!(by.group_of(&full), expected, "{by:?}");
         assert_eq!(by.group_of(&empty), Group::Without, "{by:?}");
     }
+    for (id, expected) in [
+        ("18446744073709551617", of("18446744073709551617")),
+        ("18446744073709551616", of("18446744073709551616")),
+        ("7.0", of("7")),
+        (r#""\ud800""#, Group::Of(Bytes::from_static(b"\xed\xa0\x80"))),
+    ] {
+        let record = Record {
+            value: Some(format!(r#"{{"tenant":{{"id":{id}}},"x":[1e400,"\udc00"]}}"#).into()),
+            ..full.clone()
+        };
+        assert_eq!(
+            GroupBy::Pointer("/tenant/id".to_owned()).group_of(&record),
+            expected,
+            "{id}"
+        );
+    }
+    let by = GroupBy::Pointer("/tenant/id".to_owned());
+    let document = |random: &mut fastrand::Rng| {
+        let tenant = valid_json::object(random, &[("id", "18446744073709551617")]);
+        valid_json::object(random, &[("tenant", &tenant)]).into_bytes()
+    };
+    check_each("groups", FEW, document, |input| {
+        let record = Record {
+            value: Some(Bytes::copy_from_slice(input)),
+            ..full.clone()
+        };
+        assert_eq!(by.group_of(&record), of("18446744073709551617"));
+    });
     let ordered = |ordering, record: &Record| {
         let grouping = Grouping {
             ordering,

@@ -1,5 +1,6 @@
 use prometheus_client::encoding::text;
 use redeliver_core::Failure;
+use redeliver_core::anchor::UnusableAnchor;
 
 use super::*;
 
@@ -49,8 +50,11 @@ fn the_attempts_of_a_record_are_counted_when_it_has_ended() {
         class: ErrorClass::Transient,
         due: redeliver_core::Timestamp::from_millis(0),
         queue: DelayQueue::Scheduler,
+        unusable_anchor: Some(UnusableAnchor::NotATime),
     };
     metrics.written(waits, 2);
+    let anchors = series(&registry, "worker_unusable_anchors_total");
+    assert_eq!(anchors, [r#"{pipeline="docs"} 1"#]);
     let mut sums = series(&registry, "worker_attempts_sum");
     sums.sort();
     assert_eq!(

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 use prost_reflect::DynamicMessage;
-use redeliver_testkit::fuzz::fuzz;
+use redeliver_testkit::fuzz::{FEW, check_each, fuzz};
+use redeliver_testkit::valid_json;
 use serde_json::{Value, json};
 
 use super::*;
@@ -456,4 +457,13 @@ proptest! {
         payload.extend(text.as_bytes());
         prop_assert_eq!(decoded(&schema, &payload), json!({"n": number, "t": text}));
     }
+}
+
+#[test]
+fn valid_json_is_decoded_as_it_is() {
+    let schema = with_references(SchemaFormat::Json, "", &[]);
+    let document = |random: &mut fastrand::Rng| valid_json::value(random).into_bytes();
+    check_each("valid_json", FEW, document, |input| {
+        assert_eq!(schema.decode(input).unwrap().text.as_bytes(), input);
+    });
 }

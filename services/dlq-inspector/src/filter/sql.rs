@@ -4,6 +4,7 @@
 //! a missing field is false and not unknown, so that NOT inverts it.
 
 use crate::index::certain_part;
+use crate::json_fields::{name_of_number, text_of_number};
 
 use super::{Comparison, Dictionary, Expr, NumberField, NumberTest, Restriction, TextField, TextTest};
 
@@ -97,7 +98,7 @@ impl Condition {
             }
             Restriction::Number(field, test) => self.number(*field, *test),
             Restriction::Header(name, test) => self.listed("b.headers", name, test),
-            Restriction::Json(pointer, test) => self.listed("b.json_fields", pointer, test),
+            Restriction::Json(pointer, test) => self.json(pointer, test),
             Restriction::Key(test) => {
                 let (condition, value) = match test {
                     TextTest::Equal(text) => ("(b.key IS NOT NULL AND b.key = ?)", Some(text)),
@@ -125,6 +126,23 @@ impl Condition {
         self.params.push(Param::Text(name.to_owned()));
         self.params
             .extend(value.map(|text| Param::Blob(text.clone().into_bytes())));
+    }
+
+    /// A field of a JSON value, which can be a number.
+    fn json(&mut self, pointer: &str, test: &TextTest) {
+        const COLUMN: &str = "b.json_fields";
+        let of_number = match test {
+            TextTest::Equal(text) => text_of_number(text).map(TextTest::Equal),
+            TextTest::Has(_) | TextTest::Present => Some(test.clone()),
+        };
+        let Some(of_number) = of_number else {
+            return self.listed(COLUMN, pointer, test);
+        };
+        self.sql.push('(');
+        self.listed(COLUMN, pointer, test);
+        self.sql += " OR ";
+        self.listed(COLUMN, &name_of_number(pointer), &of_number);
+        self.sql.push(')');
     }
 
     /// A column with an id of the table `texts`.

@@ -176,14 +176,23 @@ fn every_type_of_field_has_a_condition() {
     check("error_message : gone", "0", &[]);
     check(
         "json./order/id = o-7 json./a.b:* json.'/a b' : x",
-        "(listed_is(b.json_fields, ?, ?) AND listed_exists(b.json_fields, ?) AND listed_has(b.json_fields, ?, ?))",
+        "(listed_is(b.json_fields, ?, ?) AND (listed_exists(b.json_fields, ?) OR listed_exists(b.json_fields, ?)) \
+         AND (listed_has(b.json_fields, ?, ?) OR listed_has(b.json_fields, ?, ?)))",
         &[
             text("/order/id"),
             blob("o-7"),
             text("/a.b"),
+            text("#/a.b"),
             text("/a b"),
             blob("x"),
+            text("#/a b"),
+            blob("x"),
         ],
+    );
+    check(
+        "json./order/id = 1.50e1",
+        "(listed_is(b.json_fields, ?, ?) OR listed_is(b.json_fields, ?, ?))",
+        &[text("/order/id"), blob("1.50e1"), text("#/order/id"), blob("15")],
     );
     check(
         "state = dead_letter_state_discarded",

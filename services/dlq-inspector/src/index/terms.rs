@@ -13,6 +13,7 @@ use crate::filter::{
     Comparison, Dictionary, Expr, NumberField, NumberTest, Restriction, TextField, TextTest,
 };
 use crate::header_list;
+use crate::json_fields::{name_of_number, text_of_number};
 use crate::letter::Letter;
 
 /// The table. It does not store the documents, and can delete them by row number.
@@ -241,6 +242,12 @@ fn of_restriction(restriction: &Restriction, dictionary: &Dictionary) -> Option<
         }
         Restriction::Json(pointer, TextTest::Equal(text)) => {
             push(&mut term, Kind::Json, pointer.as_bytes(), text.as_bytes());
+            if let Some(number) = text_of_number(text) {
+                let mut of_number = String::new();
+                let name = name_of_number(pointer);
+                push(&mut of_number, Kind::Json, name.as_bytes(), number.as_bytes());
+                return Query::any([&term, &of_number].map(|term| Query::one(term)));
+            }
         }
         Restriction::Key(TextTest::Equal(text)) => push(&mut term, Kind::Key, b"", text.as_bytes()),
         Restriction::Number(field, NumberTest::Compare(Comparison::Equal, number)) => {

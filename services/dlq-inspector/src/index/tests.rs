@@ -16,6 +16,7 @@ use crate::fingerprint::GroupId;
 use crate::group_states::contents::tests as states;
 use crate::group_states::{Decided, GroupState, GroupStates};
 use crate::id::LetterId;
+use crate::json_fields::JsonFields;
 use crate::ledger::{self, Entry, State, Update, Version};
 use crate::letter::{ContentHash, Letter};
 

@@ -9,6 +9,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
+use redeliver_core::json::{self, Scalar};
 use redeliver_runtime::listen::Listener;
 use tokio_util::sync::CancellationToken;
 
@@ -48,11 +49,14 @@ async fn enrich(
     headers: HeaderMap,
     body: Bytes,
 ) -> (StatusCode, String) {
-    let document: serde_json::Value = match serde_json::from_slice(&body) {
-        Ok(document) => document,
+    let number = match json::scalar_at(&body, "/number") {
+        Ok(number) => number,
         Err(error) => return (StatusCode::BAD_REQUEST, format!("not JSON: {error}")),
     };
-    let number = document["number"].as_u64().unwrap_or(0);
+    let number = match number {
+        Some(Scalar::Number(number)) => number.text().parse().unwrap_or(0),
+        _ => 0,
+    };
     let key = headers
         .get("idempotency-key")
         .and_then(|key| key.to_str().ok())

@@ -1,7 +1,8 @@
 //! The decoded value of a dead letter, as text and as JSON.
 
 use redeliver_client::{DecodedValue, SchemaFormat};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
 
 use super::payload::indented;
 use super::show::MASKED;
@@ -36,22 +37,51 @@ pub(super) fn as_text(decoded: &DecodedValue, is_masked: bool) -> String {
     format!("\n\ndecoded ({})\n{contents}", parts.join(", "))
 }
 
-pub(super) fn as_json(decoded: &DecodedValue) -> Value {
-    let value = decoded
-        .json
-        .as_ref()
-        .map(|json| serde_json::from_str(json).unwrap_or_else(|_| Value::String(json.clone())));
-    json!({
-        "schema_id": decoded.schema_id,
-        "format": decoded.format.map(SchemaFormat::as_str),
-        "name": decoded.name,
-        "value": value,
-        "problem": decoded.problem,
-    })
+/// A dead letter in JSON, with its decoded value.
+pub(super) fn with_decoded(letter: impl Serialize, decoded: Option<&DecodedValue>) -> String {
+    #[derive(Serialize)]
+    struct Shown<'a, L> {
+        #[serde(flatten)]
+        letter: L,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        decoded: Option<DecodedJson<'a>>,
+    }
+
+    let decoded = decoded.map(as_json);
+    // Both can always be written.
+    serde_json::to_string(&Shown { letter, decoded }).unwrap_or_default()
+}
+
+/// The document is as the inspector has sent it.
+#[derive(Serialize)]
+struct DecodedJson<'a> {
+    schema_id: u32,
+    format: Option<&'static str>,
+    name: Option<&'a str>,
+    value: Option<Box<RawValue>>,
+    problem: Option<&'a str>,
+}
+
+fn as_json(decoded: &DecodedValue) -> DecodedJson<'_> {
+    // One line: a string contains no line breaks.
+    let raw = |json: &String| match RawValue::from_string(json.replace(['\n', '\r'], " ")) {
+        Ok(value) => Some(value),
+        Err(_) => to_raw_value(json).ok(),
+    };
+    DecodedJson {
+        schema_id: decoded.schema_id,
+        format: decoded.format.map(SchemaFormat::as_str),
+        name: decoded.name.as_deref(),
+        value: decoded.json.as_ref().and_then(raw),
+        problem: decoded.problem.as_deref(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use redeliver_testkit::fuzz::{FEW, check_each};
+    use redeliver_testkit::valid_json;
+
     use super::*;
 
     #[test]
@@ -67,7 +97,16 @@ mod tests {
             as_text(&decoded, false),
             "\n\ndecoded (avro, shop.Order, schema 7)\n{\n  \"id\": \"\\u001b[31m\",\n  \"n\": 1\n}"
         );
-        assert_eq!(as_json(&decoded)["value"]["n"], json!(1));
+        let json = |decoded| serde_json::to_string(&as_json(decoded)).unwrap();
+        assert_eq!(
+            json(&decoded),
+            r#"{"schema_id":7,"format":"avro","name":"shop.Order","value":{"id":"\u001b[31m","n":1},"problem":null}"#
+        );
+        let large = DecodedValue {
+            json: Some("{\"n\":1e400,\n\"$serde_json::private::RawValue\":\"1\"}".to_owned()),
+            ..decoded.clone()
+        };
+        assert!(json(&large).contains(r#""value":{"n":1e400, "$serde_json::private::RawValue":"1"},"#));
         let masked = DecodedValue {
             json: None,
             ..decoded.clone()
@@ -82,6 +121,27 @@ mod tests {
             as_text(&unknown, false),
             "\n\ndecoded (schema 9)\n(not decoded: no\\nschema)"
         );
-        assert_eq!(as_json(&unknown)["problem"], json!("no\nschema"));
+        assert!(json(&unknown).ends_with(r#""problem":"no\nschema"}"#));
+    }
+
+    #[test]
+    fn valid_json_is_shown_as_it_is() {
+        let document = |random: &mut fastrand::Rng| valid_json::object(random, &[("id", "1")]).into_bytes();
+        check_each("decoded", FEW, document, |input| {
+            let json = str::from_utf8(input).unwrap();
+            let tokens = |text: &str| text.replace(|c: char| c.is_ascii_whitespace(), "");
+            let decoded = DecodedValue {
+                json: Some(json.to_owned()),
+                ..DecodedValue::default()
+            };
+            let shown = serde_json::to_string(&as_json(&decoded)).unwrap();
+            let expected =
+                format!(r#"{{"schema_id":0,"format":null,"name":null,"value":{json},"problem":null}}"#);
+            assert_eq!(tokens(&shown), tokens(&expected));
+            assert!(!shown.contains('\n'));
+            // It escapes characters that control a terminal.
+            let expected = json.replace('\u{7f}', "\\u007f");
+            assert_eq!(tokens(&indented(input).unwrap()), tokens(&expected));
+        });
     }
 }

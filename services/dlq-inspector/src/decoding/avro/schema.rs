@@ -112,7 +112,7 @@ type Parsed<T = TypeId> = Result<T, String>;
 impl Parser {
     fn document(&mut self, text: &str) -> Parsed {
         // Nested at most 128 levels deep.
-        let json: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let json = redeliver_core::json::parse(text.as_bytes()).map_err(|error| error.to_string())?;
         self.ty(&json, "")
     }
 

@@ -274,6 +274,54 @@ fn each_filter_with_an_equality_or_a_state_is_answered_by_an_index_without_sorti
 }
 
 #[test]
+fn a_number_is_found_by_each_of_its_spellings() {
+    let mut fixture = Fixture::new();
+    fixture.json_fields = JSON_FIELDS.as_slice();
+    let values = [
+        "18446744073709551616",
+        "18446744073709551617",
+        "0.1",
+        "0.10000000000000001",
+        "1e2",
+        r#""100""#,
+        r#""1e2""#,
+        "1e400",
+        "true",
+    ];
+    let fields = JsonFields::new(&JSON_FIELDS);
+    let letters = values.iter().zip(0..).map(|(value, offset)| {
+        let mut letter = letter("t-dlq", 0, offset, &[]);
+        letter.json_fields = fields.read(Some(format!(r#"{{"order":{{"id":{value}}}}}"#).as_bytes()));
+        letter
+    });
+    fixture.put(letters.collect());
+    for (filter, expected) in [
+        ("= 18446744073709551616", &[0][..]),
+        ("= 18446744073709551617.0", &[1]),
+        ("= 0.10", &[2]),
+        ("= 0.10000000000000001", &[3]),
+        ("= 100", &[4, 5]),
+        ("= 100.0", &[4]),
+        ("= 1e2", &[4, 6]),
+        ("= 10e399", &[7]),
+        ("= true", &[8]),
+        (": 00", &[3, 4, 5, 7]),
+        (":*", &[0, 1, 2, 3, 4, 5, 6, 7, 8]),
+        ("= nothing", &[]),
+    ] {
+        for filter in [
+            format!("json./order/id {filter}"),
+            // A double negation is answered by a scan.
+            format!("NOT (NOT (json./order/id {filter}))"),
+        ] {
+            let mut found = fixture.matching(&filter);
+            found.sort_unstable();
+            assert_eq!(found, expected, "{filter}");
+        }
+    }
+}
+
+#[test]
 fn an_index_finds_what_a_scan_finds() {
     let mut fixture = Fixture::new();
     fixture.json_fields = JSON_FIELDS.as_slice();

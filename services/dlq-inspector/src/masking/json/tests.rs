@@ -1,5 +1,6 @@
 use proptest::prelude::*;
-use redeliver_testkit::fuzz::fuzz;
+use redeliver_testkit::fuzz::{FEW, check_each, fuzz};
+use redeliver_testkit::valid_json;
 
 use super::*;
 
@@ -305,4 +306,38 @@ fn a_damaged_document_is_masked_or_withheld() {
 #[ignore = "long"]
 fn many_damaged_documents_are_masked_or_withheld() {
     damaged_documents(1_000_000);
+}
+
+/// Valid documents are masked, and withheld only if a name is half of a surrogate pair or they are too deep to look for names.
+#[test]
+fn valid_documents_are_masked() {
+    let paths = paths(&["/**/pan"]);
+    let paths: Vec<&FieldPath> = paths.iter().collect();
+    let document = |random: &mut fastrand::Rng| {
+        let inner = valid_json::object(random, &[("pan", "5501e400")]);
+        valid_json::object(random, &[("a", &inner), ("pan", "[5501e400]")]).into_bytes()
+    };
+    check_each("valid_documents", FEW, document, |input| {
+        let text = std::str::from_utf8(input).unwrap();
+        let Some(masked) = mask(input, &paths) else {
+            assert!(
+                text.contains(r"\ud") || text.contains(&"[".repeat(MAX_DEPTH - 8)),
+                "{text}"
+            );
+            return;
+        };
+        let masked = std::str::from_utf8(&masked.text).unwrap();
+        serde_json::from_str::<IgnoredAny>(masked).unwrap();
+        assert!(
+            !masked.contains("5501e400") && masked.matches("<masked>").count() == 2,
+            "{masked}"
+        );
+        let unmasked = [r#""<masked>""#, "[5501e400]", "5501e400"]
+            .iter()
+            .fold(masked.to_owned(), |text, part| text.replace(part, ""));
+        let expected = ["[5501e400]", "5501e400"]
+            .iter()
+            .fold(text.to_owned(), |text, part| text.replace(part, ""));
+        assert_eq!(unmasked, expected);
+    });
 }
