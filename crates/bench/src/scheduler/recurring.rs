@@ -112,7 +112,7 @@ fn create(env: &SchedulerEnv, number: usize, app: &str, start: Timestamp) -> Out
             ..v1::CronTiming::default()
         })),
         start: Some(to_timestamp(start)),
-        max_count: MINUTES as u64,
+        max_count: Some(MINUTES as u64),
         job: Some(v1::JobTemplate {
             app: app.into(),
             data: super::env::data(number, start).into(),

@@ -68,7 +68,7 @@ fn full_index_takes_no_new_keys() {
     world.shard.set_memory_pressure(MemoryPressure::Full);
     let due = Timestamp::from_millis(START + 60_000);
     let repeated = v1::JobSpec {
-        idempotency_key: "1".to_owned(),
+        idempotency_key: Some("1".to_owned()),
         ..spec("app", at(due))
     };
     world.send_job(repeated);

@@ -371,7 +371,7 @@ fn full_quota_loses_no_occurrence() {
         let spec = v1::ScheduleSpec {
             misfire: Some(v1::Misfire {
                 policy: v1::MisfirePolicy::Skip.into(),
-                limit: 0,
+                limit: None,
                 grace: grace.map(seconds),
             }),
             ..every("app", 120)
@@ -531,7 +531,7 @@ fn late_update_fits_into_turns() {
     large.job.as_mut().unwrap().headers = vec![header];
     large.misfire = Some(v1::Misfire {
         policy: v1::MisfirePolicy::All.into(),
-        limit: 1_000,
+        limit: Some(1_000),
         grace: None,
     });
     world.changed("large", create(large.clone()));
@@ -542,7 +542,7 @@ fn late_update_fits_into_turns() {
     slower.timing = every("app", 3_600).timing;
     let update = Action::Update(change::Update {
         spec: Some(slower),
-        expected_revision: 1,
+        expected_revision: Some(1),
     });
     let answer = world.change("large", update);
     let later = world.schedule("other", 0, None);
