@@ -143,7 +143,11 @@ impl ParsedTime {
         if let Some(sign @ (1 | -1)) = sign {
             let hours = rest.number(2).ok_or(Form)?;
             let has_minutes = rest.skip(b":") || !rest.0.is_empty();
-            let minutes = if has_minutes { rest.number(2).ok_or(Form)? } else { 0 };
+            let minutes = if has_minutes {
+                rest.number(2).ok_or(Form)?
+            } else {
+                0
+            };
             if hours > 23 || minutes > 59 {
                 return Err(Offset);
             }
@@ -197,7 +201,11 @@ impl Digits<'_> {
             return None;
         }
         self.0 = rest;
-        Some(number.iter().fold(0, |sum, digit| sum * 10 + i16::from(digit - b'0')))
+        Some(
+            number
+                .iter()
+                .fold(0, |sum, digit| sum * 10 + i16::from(digit - b'0')),
+        )
     }
 
     /// A number with two digits after one of these bytes.
@@ -448,15 +456,28 @@ mod tests {
             ),
             (
                 Second,
-                &["2023-11-14T12:30:60Z", "2016-12-31T23:59:60Z", "2023-11-14T12:30:99.5Z"],
+                &[
+                    "2023-11-14T12:30:60Z",
+                    "2016-12-31T23:59:60Z",
+                    "2023-11-14T12:30:99.5Z",
+                ],
             ),
             (
                 Offset,
-                &["2023-11-14T12:00:00+24:00", "2023-11-14T12:00:00+25:00", "2023-11-14T12:00:00-01:60"],
+                &[
+                    "2023-11-14T12:00:00+24:00",
+                    "2023-11-14T12:00:00+25:00",
+                    "2023-11-14T12:00:00-01:60",
+                ],
             ),
             (
                 Range,
-                &["9999-12-31T23:59:59-00:01", "0001-01-01T00:00:00+00:01", "0000-01-01T00:00:00Z", "9999-12-31T23:59:59.9991Z"],
+                &[
+                    "9999-12-31T23:59:59-00:01",
+                    "0001-01-01T00:00:00+00:01",
+                    "0000-01-01T00:00:00Z",
+                    "9999-12-31T23:59:59.9991Z",
+                ],
             ),
         ] {
             for text in texts {
@@ -485,7 +506,20 @@ mod tests {
     /// The days from 1970-01-01 to a date of the Gregorian calendar, counted one by one.
     fn days(year: i64, month: i64, day: i64) -> Option<i64> {
         let is_leap = |year: i64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-        let lengths = [31, 28 + i64::from(is_leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+        let lengths = [
+            31,
+            28 + i64::from(is_leap(year)),
+            31,
+            30,
+            31,
+            30,
+            31,
+            31,
+            30,
+            31,
+            30,
+            31,
+        ];
         let index = usize::try_from(month).ok()?.checked_sub(1)?;
         (1..=*lengths.get(index)?).contains(&day).then_some(())?;
         let years = (0..year).map(|year| 365 + i64::from(is_leap(year))).sum::<i64>();

@@ -266,8 +266,12 @@ const FAILURE_HEADERS: [(Dialect, &str); 8] = [
 pub(crate) fn failure_headers() -> impl Iterator<Item = String> {
     let named = FAILURE_HEADERS.into_iter().map(|(_, name)| name.to_owned());
     let rules = RULES.iter().filter(|rule| rule.dialect != Dialect::Redeliver);
-    let prefixed = FAILURE_PREFIXES.into_iter().map(|(_, prefix)| format!("{prefix}x"));
-    named.chain(rules.map(|rule| rule.header.to_owned())).chain(prefixed)
+    let prefixed = FAILURE_PREFIXES
+        .into_iter()
+        .map(|(_, prefix)| format!("{prefix}x"));
+    named
+        .chain(rules.map(|rule| rule.header.to_owned()))
+        .chain(prefixed)
 }
 
 /// The framework other than Redeliver that adds a header of this name to a record because it failed.

@@ -250,7 +250,8 @@ async fn set(config: &Config, args: &SetArgs) -> Result<ExitCode, CliError> {
     let client = scheduler.connect_to_change_schedules(config, &args.why).await?;
     let known = client.get(id).await?.ok_or_else(|| not_found(id))?;
     let mut spec = known.spec.unwrap_or_default();
-    args.changes.apply(&mut spec, &definition::default_zone(config)?)?;
+    args.changes
+        .apply(&mut spec, &definition::default_zone(config)?)?;
     // What somebody else has changed since it was read would be lost otherwise.
     let changed = client.update(id, spec, Some(known.revision)).await;
     let schedule = changed.map_err(|error| failure(id, error))?;

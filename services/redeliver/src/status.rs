@@ -367,7 +367,10 @@ mod tests {
         let now = Timestamp::from_millis(0);
         let row = |is_configured| queue(is_configured).row(now);
         assert_eq!((&*row(true)[0], &*row(true)[2]), ("orders", "54"));
-        assert_eq!((&*row(false)[0], &*row(false)[2]), ("orders (not configured)", "≤ 54"));
+        assert_eq!(
+            (&*row(false)[0], &*row(false)[2]),
+            ("orders (not configured)", "≤ 54")
+        );
         let json = queue(false).json(now);
         let (configured, exact) = (&json["configured"], &json["records_is_exact"]);
         assert_eq!((configured, exact), (&json!(false), &json!(false)));

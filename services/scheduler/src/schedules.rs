@@ -693,10 +693,7 @@ mod tests {
                 ..cron()
             })
         };
-        let given = cron_spec(v1::CronTiming {
-            zone: None,
-            ..cron()
-        });
+        let given = cron_spec(v1::CronTiming { zone: None, ..cron() });
         assert_eq!(written(given), expected);
         assert_eq!(written(expected.clone()), expected);
         let Some(v1::schedule_spec::Timing::Every(every)) = written(every_spec(60)).timing else {

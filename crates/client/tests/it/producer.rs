@@ -122,10 +122,7 @@ async fn a_job_is_written_to_the_partition_of_its_idempotency_key_and_its_id_enc
     };
     assert_eq!(from_timestamp(time), Some(due));
     assert_eq!((spec.app.as_str(), spec.priority()), ("sms", v1::Priority::Low));
-    assert_eq!(
-        (spec.idempotency_key(), spec.request_id()),
-        ("sms-12345", "r-1")
-    );
+    assert_eq!((spec.idempotency_key(), spec.request_id()), ("sms-12345", "r-1"));
     assert_eq!(
         (&spec.data[..], spec.key.as_deref()),
         (&b"\xff\x00 {"[..], Some(&b"customer-7"[..]))

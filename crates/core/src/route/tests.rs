@@ -396,13 +396,7 @@ fn a_retry_after_an_old_anchor_is_due_now() {
     let Disposition::Waiting { due, queue, .. } = routing.disposition else {
         panic!("{routing:?}")
     };
-    assert_eq!(
-        (due, queue),
-        (
-            NOW,
-            DelayQueue::Tier(HumanDuration::from_secs(5))
-        )
-    );
+    assert_eq!((due, queue), (NOW, DelayQueue::Tier(HumanDuration::from_secs(5))));
 }
 
 #[test]

@@ -65,7 +65,9 @@ mod tests {
     }
 
     fn decoded(encodings: &[&str], body: Vec<u8>, limit: usize) -> Result<Bytes, Undecodable> {
-        let values = encodings.iter().map(|value| HeaderValue::from_str(value).unwrap());
+        let values = encodings
+            .iter()
+            .map(|value| HeaderValue::from_str(value).unwrap());
         let headers = values.map(|value| (CONTENT_ENCODING, value)).collect();
         decode(&headers, body.into(), limit)
     }
@@ -74,7 +76,10 @@ mod tests {
     fn only_what_is_encoded_is_decoded() {
         let plain: &[&[&str]] = &[&[], &[""], &["identity"], &["Identity, identity"]];
         for encodings in plain {
-            assert_eq!(decoded(encodings, b"text".to_vec(), 4).as_deref(), Ok(&b"text"[..]));
+            assert_eq!(
+                decoded(encodings, b"text".to_vec(), 4).as_deref(),
+                Ok(&b"text"[..])
+            );
         }
         for encodings in [&["gzip"][..], &["X-GZIP "], &["identity", "gzip"]] {
             assert_eq!(decoded(encodings, gzip(b"text"), 4).as_deref(), Ok(&b"text"[..]));
@@ -87,7 +92,14 @@ mod tests {
 
     #[test]
     fn nothing_else_passes_for_content() {
-        for encodings in [&["br"][..], &["zstd"], &["deflate"], &["gzip, gzip"], &["gzip", "br"], &["\u{e9}"]] {
+        for encodings in [
+            &["br"][..],
+            &["zstd"],
+            &["deflate"],
+            &["gzip, gzip"],
+            &["gzip", "br"],
+            &["\u{e9}"],
+        ] {
             let result = decoded(encodings, gzip(b"text"), 100);
             let Err(Undecodable::Invalid(problem)) = result else {
                 panic!("{encodings:?}: {result:?}");

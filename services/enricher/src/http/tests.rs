@@ -290,7 +290,11 @@ async fn a_compressed_response_is_decoded_or_a_failure() {
     assert_eq!(failure(limited).await.code, "http.response-too-large");
     let brotli = endpoint_with("br");
     let found = failure(settings(brotli.url())).await;
-    let expected = ("http.content-encoding", ErrorClass::Transient, FailureScope::Endpoint);
+    let expected = (
+        "http.content-encoding",
+        ErrorClass::Transient,
+        FailureScope::Endpoint,
+    );
     assert_eq!((&*found.code, found.class, found.scope), expected);
     let kept = HttpSettings {
         response: ResponseUse::Keep,
@@ -974,7 +978,10 @@ async fn a_response_is_inserted_into_the_record() {
         .await
         .unwrap();
     assert_eq!(value(&produced), br#"{"id":7,"meta":{"scored":{"score": 0.50}}}"#);
-    for (value, problem) in [(&b"{}"[..], "the response is not JSON"), (b"[]", "the response is empty")] {
+    for (value, problem) in [
+        (&b"{}"[..], "the response is not JSON"),
+        (b"[]", "the response is empty"),
+    ] {
         let failure = run(&handler, attempt(Some(value), &[])).await.unwrap_err();
         let expected = ("http.merge", ErrorClass::Permanent);
         assert_eq!((&*failure.code, failure.class), expected);

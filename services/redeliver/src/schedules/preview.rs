@@ -57,8 +57,8 @@ impl PreviewArgs {
             Some(file) => read_definition(config, file)?.spec,
             None => self.timing.spec()?,
         };
-        let recurrence =
-            check_recurrence(&spec, &default_zone(config)?, Format::Protobuf).map_err(|failure| CliError::Usage(failure.message))?;
+        let recurrence = check_recurrence(&spec, &default_zone(config)?, Format::Protobuf)
+            .map_err(|failure| CliError::Usage(failure.message))?;
         // Nominal times do not depend on the id.
         let id: ScheduleId = "preview".parse().map_err(CliError::failed)?;
         let now = SystemClock.now();

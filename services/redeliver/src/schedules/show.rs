@@ -106,10 +106,7 @@ pub(super) fn as_text(schedule: &Schedule) -> String {
         ("overlap", cron_of(schedule).and_then(overlap).map(str::to_owned)),
         ("start", shown(spec.start.as_ref())),
         ("end", shown(spec.end.as_ref())),
-        (
-            "max count",
-            spec.max_count.map(|count| count.to_string()),
-        ),
+        ("max count", spec.max_count.map(|count| count.to_string())),
         ("jitter", duration(spec.jitter.as_ref())),
         ("misfire", spec.misfire.as_ref().map(misfire_text)),
         ("next nominal time", shown(schedule.next_nominal_time.as_ref())),

@@ -1,6 +1,5 @@
 //! Where records wait and for how long: the default tiers, jitter, anchors, the upper limit, tiers with processes of their own.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use redeliver_core::headers::{ERROR_CLASS, ERROR_TIMESTAMP, ORIGINAL_TIMESTAMP, PROCESS_AFTER, RETRY_COUNT};
@@ -30,7 +29,7 @@ fn recovered_after(failures: u32) -> Fate {
     }
 }
 
-/// From the failure to the due time in milliseconds; negative if the record was due before it failed.
+/// From the failure to the due time in milliseconds.
 #[track_caller]
 fn wait_of(record: &Record) -> i64 {
     let [failed_at, due] = [ERROR_TIMESTAMP, PROCESS_AFTER].map(|name| header::<Timestamp>(record, name));
@@ -220,22 +219,19 @@ fn the_first_wait_counts_from_the_anchor() {
         ends.meets_with(&sent, |_| recovered_after(1));
         assert!(ends.report.min_margin_ms >= Some(0), "{}", ends.report);
         none_was_early(&pipe, sent.len());
-        let mut dues: BTreeMap<i64, usize> = BTreeMap::new();
-        for record in waited(&pipe, pipe.pipeline.policy.tiers()[0]) {
-            let due = header::<Timestamp>(&record, PROCESS_AFTER);
-            if name == "record" {
-                let written: Timestamp = header(&record, ORIGINAL_TIMESTAMP);
-                assert_eq!(due, written.after(delay), "{record:?}");
-            }
-            *dues.entry(due.as_millis()).or_default() += 1;
-        }
-        if name == "payload" {
-            let due = |at: i64| Timestamp::from_millis(at).after(delay).as_millis();
-            let mut expected: BTreeMap<i64, usize> = BTreeMap::new();
-            for (at, count) in [(at / 1_000 * 1_000, 20), (at, 40)] {
-                *expected.entry(due(at)).or_default() += count;
-            }
-            assert_eq!(dues, expected);
+        let waited = waited(&pipe, pipe.pipeline.policy.tiers()[0]);
+        assert_eq!(waited.len(), sent.len());
+        for record in waited {
+            let key = String::from_utf8(record.key.clone().unwrap().into()).unwrap();
+            let number: i64 = key.strip_prefix("key-").unwrap().parse().unwrap();
+            let anchor = match (name, number % 3) {
+                ("payload", 0) => Timestamp::from_millis(at / 1_000 * 1_000),
+                ("payload", _) => Timestamp::from_millis(at),
+                _ => header(&record, ORIGINAL_TIMESTAMP),
+            };
+            // On a busy machine, the attempt may fail after that.
+            let due = anchor.after(delay).max(header(&record, ERROR_TIMESTAMP));
+            assert_eq!(header::<Timestamp>(&record, PROCESS_AFTER), due, "{record:?}");
         }
     }
 }
@@ -268,12 +264,10 @@ fn an_anchor_in_the_past_makes_the_first_retry_due_at_once_and_no_other() {
             count => Err(count),
         }
     });
-    let due = Timestamp::from_millis(at * 1_000).after(first.duration());
     let waited_first = waited(&pipe, first);
     assert_eq!(waited_first.len(), 40);
     for record in waited_first {
-        assert_eq!(header::<Timestamp>(&record, PROCESS_AFTER), due, "{record:?}");
-        assert!(wait_of(&record) < 0, "{record:?}");
+        assert_eq!(wait_of(&record), 0, "{record:?}");
     }
     for record in waited(&pipe, second) {
         assert!(

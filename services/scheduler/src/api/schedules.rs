@@ -100,7 +100,9 @@ impl<I: Index> Jobs<I> {
         asked: Asked,
     ) -> Result<(v1::Schedule, bool), RequestError> {
         self.require_job(caller, Verb::Write, &spec, "create_schedule")?;
-        let recurrence = state.map(|_| check_recurrence(&spec, &self.rules.time_zone, format)).transpose()?;
+        let recurrence = state
+            .map(|_| check_recurrence(&spec, &self.rules.time_zone, format))
+            .transpose()?;
         let request = self.change_of(id, Action::Create(Box::new(spec)), format)?;
         if let (Some(expected), Some(recurrence)) = (state, recurrence) {
             let id = request.id.parse::<ScheduleId>();

@@ -230,7 +230,11 @@ mod tests {
             ),
             // What is empty or zero is not what is missing.
             (spec("", 1), "request.cron.zone", "`cron.zone` is empty"),
-            (spec("UTC", 0), "request.misfire.limit", "`misfire.limit` 0 is out of range"),
+            (
+                spec("UTC", 0),
+                "request.misfire.limit",
+                "`misfire.limit` 0 is out of range",
+            ),
             (
                 v1::ScheduleSpec {
                     max_count: Some(0),

@@ -168,8 +168,14 @@ fn an_invalid_time_is_rejected() {
         rejected(&text, "request.scheduledTime", "expected a date and time such as");
     }
     for (time, problem) in [
-        ("2025-13-01T10:00:00Z", "which names a month, day, hour or minute that does not exist"),
-        ("2025-12-01T25:00:00", "which names a month, day, hour or minute that does not exist"),
+        (
+            "2025-13-01T10:00:00Z",
+            "which names a month, day, hour or minute that does not exist",
+        ),
+        (
+            "2025-12-01T25:00:00",
+            "which names a month, day, hour or minute that does not exist",
+        ),
         ("2025-12-01T12:30:60Z", "which has the second 60 or more"),
         ("2025-12-01T12:30:60", "which has the second 60 or more"),
         ("2025-12-01T12:00:00+25:00", "which has an offset beyond 23:59"),
@@ -179,7 +185,11 @@ fn an_invalid_time_is_rejected() {
         rejected(&text, "request.scheduledTime", problem);
     }
     let text = with(r#""scheduledTime":"9999-12-31T23:59:59Z""#);
-    rejected(&text, "request.scheduledTime", "is too far ahead (9999-12-31T23:59:59.000Z)");
+    rejected(
+        &text,
+        "request.scheduledTime",
+        "is too far ahead (9999-12-31T23:59:59.000Z)",
+    );
     rejected(
         &with(r#""scheduledTime":1763722800"#),
         "request.scheduledTime",
@@ -234,7 +244,11 @@ fn a_delay_counts_from_no_implausible_timestamp() {
         let incoming = read(&record, &rules(), NOW);
         assert_eq!(incoming.is_timestamp_too_old, is_too_old, "{timestamp}");
         let due = request_of(&record, &rules()).due.as_millis();
-        let from = if is_too_old { NOW.as_millis() } else { timestamp.min(NOW.as_millis()) };
+        let from = if is_too_old {
+            NOW.as_millis()
+        } else {
+            timestamp.min(NOW.as_millis())
+        };
         assert_eq!(due, from + 90_000, "{timestamp}");
     }
 }

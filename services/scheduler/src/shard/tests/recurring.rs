@@ -216,7 +216,11 @@ fn a_schedule_without_an_occurrence_is_not_created() {
     let rejected = world.changed("s", create(ending(-1_000)));
     let expected = (v1::Outcome::Rejected, "request.end");
     assert_eq!((rejected.outcome(), &*rejected.code), expected);
-    assert!(rejected.reason.contains("`end` is before the first occurrence"), "{}", rejected.reason);
+    assert!(
+        rejected.reason.contains("`end` is before the first occurrence"),
+        "{}",
+        rejected.reason
+    );
     assert!(world.stored("s").is_none());
     let created = world.changed("s", create(ending(600_000))).outcome();
     assert_eq!(created, v1::Outcome::ScheduleChanged);

@@ -265,6 +265,24 @@ async fn an_error_names_the_field_and_what_is_valid() {
             "`cron.zone` ",
         ),
         (
+            format!("{{\"id\":\"a\",\"cron\":\"0 3 * * *\",\"zone\":\"\",{JOB}}}"),
+            422,
+            "request.cron.zone",
+            "`cron.zone` is empty",
+        ),
+        (
+            format!("{{\"id\":\"a\",\"every\":\"60s\",\"maxCount\":0,{JOB}}}"),
+            422,
+            "request.maxCount",
+            "`maxCount` is 0",
+        ),
+        (
+            format!("{{\"id\":\"a\",\"every\":\"60s\",\"end\":\"2020-01-01T00:00:00Z\",{JOB}}}"),
+            422,
+            "request.end",
+            "`end` is before the first occurrence",
+        ),
+        (
             format!("{{\"id\":\"a\",\"cron\":\"61 3 * * *\",{JOB}}}"),
             422,
             "request.cron.expression",
