@@ -28,11 +28,7 @@ impl Drop for Running {
 impl Running {
     /// Starts a program from the directory of this program. Its configuration and log are stored under `name` in the
     /// directory for temporary files.
-    pub(crate) fn start(
-        program: &str,
-        name: &str,
-        config: &str,
-    ) -> anyhow::Result<Self> {
+    pub(crate) fn start(program: &str, name: &str, config: &str) -> anyhow::Result<Self> {
         let directory = std::env::temp_dir().join("redeliver-bench");
         std::fs::create_dir_all(&directory).context("creating the directory for logs")?;
         // The port is free once the listener is dropped. If another process takes it first, the service does not start.

@@ -22,7 +22,10 @@ mod tests {
     /// The resident memory of this process in MiB.
     fn resident() -> usize {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .unwrap();
         line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() >> 10
     }
 

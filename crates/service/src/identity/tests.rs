@@ -434,7 +434,7 @@ fn a_key_set_has_only_public_keys_for_signatures() {
     assert!(jwks::KeySet::parse(br#"{"keys": []}"#).is_ok());
     let other = |random: &mut fastrand::Rng| valid_json::object(random, &[("keys", "[]")]).into_bytes();
     check_each("key sets", FEW, other, |input| {
-        assert!(jwks::KeySet::parse(input).is_ok())
+        assert!(jwks::KeySet::parse(input).is_ok());
     });
     // Without the id of a key, exactly one must fit.
     let two = [&issuer, &Issuer::new("k2").unwrap()];

@@ -198,7 +198,7 @@ mod tests {
             let recurrence = check_recurrence(&spec, &default, Format::Protobuf).unwrap();
             match &recurrence.definition().timing {
                 redeliver_recurrence::Timing::Cron { zone, .. } => zone.clone(),
-                other => panic!("{other:?}"),
+                other @ redeliver_recurrence::Timing::Every { .. } => panic!("{other:?}"),
             }
         };
         assert_eq!(zone_of(None), "Europe/Berlin");

@@ -344,7 +344,8 @@ impl Model {
                 && key.expires > now
             {
                 let known = self.keys.iter().find(|other| other.hash == key.hash);
-                let is_taken = known.is_some_and(|known| known.expires > now && offset_of(known) > id.offset());
+                let is_taken =
+                    known.is_some_and(|known| known.expires > now && offset_of(known) > id.offset());
                 if !is_taken {
                     self.keys.retain(|other| other.hash != key.hash);
                     self.keys.push(key);

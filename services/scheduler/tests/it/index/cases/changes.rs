@@ -69,11 +69,15 @@ pub(crate) async fn a_reused_key_has_the_new_value<I: Index>(index: I) {
 /// After the window was raised, a key is in use again that another job has taken over.
 pub(crate) async fn old_job_takes_no_key_back<I: Index>(index: I) {
     let key = Lookup::Key([1; 16]);
-    let (old, new) = (with_key(waits(1, 5000), 1, 9000), with_key(waits(2, 50), 1, 10_000));
+    let (old, new) = (
+        with_key(waits(1, 5000), 1, 9000),
+        with_key(waits(2, 50), 1, 10_000),
+    );
     let old_end = with_key(ended(1, 9000), 1, 9000);
     let new_end = with_key(ended(2, 9000), 1, 10_000);
     let value = Some(key_value(id(2)));
-    let in_use = async |expected: &Option<Bytes>| assert_eq!(look_up_bytes(&index, key, 5000).await, *expected);
+    let in_use =
+        async |expected: &Option<Bytes>| assert_eq!(look_up_bytes(&index, key, 5000).await, *expected);
     begin(&index, vec![old.clone()]).await;
     in_use(&Some(key_value(id(1)))).await;
     for (from, change) in [(10, &new), (11, &old_end), (12, &new_end)] {
@@ -82,7 +86,11 @@ pub(crate) async fn old_job_takes_no_key_back<I: Index>(index: I) {
         in_use(&value).await;
     }
     // The same within one batch, in any order of the ends, as in a compacted topic.
-    for changes in [vec![&old, &new, &old_end], vec![&old_end, &new_end], vec![&new, &old_end]] {
+    for changes in [
+        vec![&old, &new, &old_end],
+        vec![&old_end, &new_end],
+        vec![&new, &old_end],
+    ] {
         index.clear(SHARD, ME).await.unwrap();
         let changes = batch(0, 12, changes.into_iter().cloned().collect());
         index.apply(SHARD, ME, &changes, at(5000)).await.unwrap();
