@@ -25,7 +25,7 @@ impl JsonFields {
         &self.0
     }
 
-    /// The fields that a value has, encoded as in [`header_list`]: strings as they are, booleans as in JSON, and numbers by [`name_of_number`], each
+    /// The fields that a value has, encoded as in [`header_list`]: strings as they are, booleans as in JSON, and numbers by `name_of_number`, each
     /// with the text that all its spellings have in common. Objects, arrays, null and texts over 1 KiB are left out. `None` if there are no fields.
     #[must_use]
     pub fn read(&self, value: Option<&[u8]>) -> Option<Vec<u8>> {

@@ -30,7 +30,7 @@ pub struct Letter {
     pub masked_facts: Option<Facts>,
     /// The group of its failure.
     pub group: GroupId,
-    /// The record's key, or its first bytes: one more than [`MAX_KEY`].
+    /// The record's key, or its first bytes: one more than `MAX_KEY`.
     pub key: Option<Bytes>,
     /// The size of the value in bytes; `None` for a null value.
     pub value_size: Option<u64>,

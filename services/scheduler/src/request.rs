@@ -55,7 +55,7 @@ const JOB_HEADERS: [&str; 3] = ["scheduled-time", "dispatched-at", "idempotency-
 pub struct Rules {
     /// The topic of each application.
     pub apps: BTreeMap<String, Arc<str>>,
-    /// The configured pipelines that use long waits; see [`Rules::pipeline`].
+    /// The configured pipelines that use long waits; see `Rules::pipeline`.
     pub pipelines: BTreeMap<String, Arc<Pipeline>>,
     /// The time zone of times without an offset.
     pub time_zone: TimeZone,
