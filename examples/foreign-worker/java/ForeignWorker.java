@@ -75,9 +75,9 @@ public class ForeignWorker {
     static final int MAX_RESPONSE = 1_000_000;
     /** In seconds. */
     static final long MAX_RETRY_AFTER = 3_600;
-    /** The times that {@code original-timestamp} can name: from the year 1 to 9999-12-30T22:00:00.000Z. */
+    /** The times that {@code original-timestamp} can name: from the year 1 to 9999-12-31T23:59:59.999Z. */
     static final long EARLIEST = -62_135_596_800_000L;
-    static final long LATEST = 253_402_207_200_000L;
+    static final long LATEST = 253_402_300_799_999L;
     /** By how much the clock of the retry tier can be ahead. */
     static final long CLOCK_SKEW_MS = 300_000;
     static final DateTimeFormatter MILLISECONDS = new DateTimeFormatterBuilder().appendInstant(3).toFormatter();

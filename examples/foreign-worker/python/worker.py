@@ -38,8 +38,8 @@ MAX_RESPONSE = 1_000_000  # in bytes
 MAX_RETRY_AFTER = 3_600  # in seconds
 CLOCK_SKEW_MS = 300_000  # by how much the clock of the retry tier can be ahead
 
-# The times that `original-timestamp` can name: from the year 1 to 9999-12-30T22:00:00.000Z.
-EARLIEST, LATEST = -62_135_596_800_000, 253_402_207_200_000
+# The times that `original-timestamp` can name: from the year 1 to 9999-12-31T23:59:59.999Z.
+EARLIEST, LATEST = -62_135_596_800_000, 253_402_300_799_999
 # By which a topic refuses a record: for its size, and as invalid, for example a compacted topic a record without a key.
 TOO_LARGE, INVALID = KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD
 

@@ -2,7 +2,6 @@
 //! million inputs together with the one of the enricher.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -177,7 +176,7 @@ fn rules() -> Rules {
     redeliver_scheduler::rules(&Config::load(&sources).unwrap()).unwrap()
 }
 
-/// An accepted job has a known topic, is due within the limit, and survives the encoding of the state topic.
+/// An accepted job has the topic of an application or the due topic of a pipeline, is due within the limit, and survives the encoding of the state topic.
 fn check_request(rules: &Rules, content_type: &str, input: &[u8]) {
     let mut headers = Headers::new();
     headers.push_text("content-type", content_type);
@@ -187,9 +186,13 @@ fn check_request(rules: &Rules, content_type: &str, input: &[u8]) {
     match read(&record, rules, NOW).command {
         Ok(Command::Schedule(request)) => {
             assert!(request.due <= latest, "{}", request.due);
-            let of_pipelines = rules.pipelines.values().map(|pipeline| pipeline.return_topic());
-            let known: Vec<Arc<str>> = rules.apps.values().cloned().chain(of_pipelines).collect();
-            assert!(known.contains(&request.topic), "{}", request.topic);
+            // A long wait can be of a pipeline that only its workers know yet.
+            let is_known = rules.apps.values().any(|topic| *topic == request.topic);
+            assert!(
+                is_known || request.topic.ends_with("-retry-due"),
+                "{}",
+                request.topic
+            );
         }
         Ok(Command::Reschedule { due, .. }) => assert!(due <= latest, "{due}"),
         Ok(Command::Cancel(_)) => {}
