@@ -119,7 +119,7 @@ pub(crate) async fn an_ended_job_is_not_due_and_is_kept<I: Index>(index: I) {
         .unwrap();
     assert_eq!(all(&index, 10).await, []);
     assert_eq!(job(&index, 1).await.as_deref(), Some("job 1 ended"));
-    assert!(look_up(&index, Lookup::Key([3; 16]), 0).await.is_some());
+    assert!(look_up_bytes(&index, Lookup::Key([3; 16]), 0).await.is_some());
     assert!(forgettable(&index, 699).await.is_empty());
     assert_eq!(forgettable(&index, 800).await, [1, 2]);
     let (_, oldest) = index.forgettable(SHARD, at(10_000), 2).await.unwrap();
@@ -180,7 +180,7 @@ pub(crate) async fn only_the_jobs_that_ended_last_have_a_record<I: Index>(index:
     assert_eq!(applied.offset, 17);
     // All keys are in use.
     for hash in 1..=7 {
-        let key = look_up(&index, Lookup::Key([hash; 16]), 0).await;
+        let key = look_up_bytes(&index, Lookup::Key([hash; 16]), 0).await;
         assert!(key.is_some(), "key {hash}");
     }
 
@@ -218,7 +218,7 @@ pub(crate) async fn a_forgotten_job_leaves_only_its_key<I: Index>(index: I) {
     assert_eq!((job(&index, 1).await, job(&index, 2).await), (None, None));
     assert!(forgettable(&index, 1000).await.is_empty());
     assert_eq!(all(&index, 10).await, [(50, 3)]);
-    assert!(look_up(&index, Lookup::Key([1; 16]), 999).await.is_some());
+    assert!(look_up_bytes(&index, Lookup::Key([1; 16]), 999).await.is_some());
 }
 
 pub(crate) async fn the_last_change_of_a_job_in_a_batch_counts<I: Index>(index: I) {
@@ -236,7 +236,7 @@ pub(crate) async fn the_last_change_of_a_job_in_a_batch_counts<I: Index>(index: 
     assert_eq!(all(&index, 10).await, [(40, 4), (70, 3)]);
     assert_eq!(forgettable(&index, 60).await, [1]);
     assert_eq!(job(&index, 2).await, None);
-    assert!(look_up(&index, Lookup::Key([2; 16]), 0).await.is_some());
+    assert!(look_up_bytes(&index, Lookup::Key([2; 16]), 0).await.is_some());
 }
 
 pub(crate) async fn arbitrary_bytes_are_kept<I: Index>(index: I) {
