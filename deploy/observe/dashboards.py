@@ -310,6 +310,8 @@ def overview():
               total("redeliver_dlq_index_lag", INSTANCE, "topic", "max")),
         graph("API calls", "Calls of the inspector per second.",
               rate("redeliver_dlq_call_seconds_count", INSTANCE, "method, code"), unit="cps"),
+        graph("Refused by limits", "Connections and calls of the inspector's API per second that a limit refused.",
+              rate("redeliver_dlq_api_limited_total", INSTANCE, "limit"), unit="cps"),
         graph("Index size", "Size of the inspector's index on disk.",
               total("redeliver_dlq_index_size_bytes", INSTANCE, "instance", "max"), unit="bytes"),
         graph("Watchers", "Clients that watch dead letters.", total("redeliver_dlq_watchers", INSTANCE, "instance")),
@@ -388,6 +390,8 @@ def pipeline():
               query(f"sum by (class) (rate(redeliver_worker_dead_total{{{PIPELINE}}}{RATE}))", "dead {{class}}"), unit="cps"),
         graph("Long waits", "Failed attempts per second whose record waits in the scheduler.",
               rate("redeliver_worker_long_waits_total", PIPELINE, "pipeline"), unit="cps"),
+        graph("Unusable anchors", "First retries per second that count from the failure, because the record's anchor is missing or not a time.",
+              rate("redeliver_worker_unusable_anchors_total", PIPELINE, "pipeline"), unit="cps"),
         graph("Success rate", "Share of successes among the records that succeeded or became dead letters.",
               query(success_rate(PIPELINE, "pipeline"), "{{pipeline}}"), unit="percentunit", most=1),
         graph("Retries per record", "Retries for each record that is done.",
@@ -497,6 +501,10 @@ def scheduler():
               rate("redeliver_scheduler_received_total", INSTANCE, "instance"), unit="cps", stacked=True),
         graph("Unread commands", "Lag of the ingest topic.",
               query(f'sum by (topic) (redeliver_lane_lag{{{READY}, pipeline=""}})', "{{topic}}")),
+        graph("Too old timestamps", "Commands per second whose timestamp is older than kafka.topics.retention. A delay in them counts from now.",
+              rate("redeliver_scheduler_too_old_timestamps_total", INSTANCE), unit="cps"),
+        graph("Refused by limits", "Connections and requests of the job API per second that a limit refused.",
+              rate("redeliver_scheduler_api_limited_total", INSTANCE, "limit"), unit="cps"),
     ]
     jobs = [
         graph("Ended", "Jobs per second. Dead jobs became dead letters, because their topic did not exist.",

@@ -35,7 +35,7 @@ pub enum InvalidTimestamp {
     #[error("names a month, day, hour or minute that does not exist")]
     Field,
     /// Seconds do not go beyond 59. Leap seconds cannot be represented, and any other second would be early or late.
-    #[error("has the second 60 or more; must be from 00 to 59, also in a minute with a leap second")]
+    #[error("has a second of 60 or more; must be from 00 to 59, even in a minute with a leap second")]
     Second,
     /// Offsets do not go beyond 23:59.
     #[error("has an offset beyond 23:59; must be from -23:59 to +23:59")]

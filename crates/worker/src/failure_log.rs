@@ -85,7 +85,7 @@ impl FailureLog {
             records,
             latest = origin.id(),
             %problem,
-            "records have no usable anchor, so that their first retry counts from the failure"
+            "records have no usable anchor, so their first retry counts from the failure"
         );
     }
 

@@ -170,7 +170,7 @@ impl Api {
     fn no_memory(&self) -> Status {
         self.no_memory.inc();
         let text =
-            "answers that clients have not read yet use the memory for answers; read them, or retry later";
+            "answers that clients have not read yet use up the memory for answers; read them, or retry later";
         status(Code::ResourceExhausted, text, "TOO_MANY_ANSWERS", [])
     }
 

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 pub use redeliver_core::content::{ContentHash, HASH_BYTES};
+use redeliver_core::headers::is_reserved;
 use redeliver_core::{Position, Record, Timestamp, content, redrive};
 
 use crate::dialect::{self, Facts};
@@ -70,7 +71,7 @@ impl Letter {
             }),
             value_size: record.value.as_ref().map(|value| value.len() as u64),
             record_size: record_size(record),
-            headers: header_list::encode_some(&record.headers, MAX_HEADERS, is_needed),
+            headers: header_list::encode_some(&record.headers, MAX_HEADERS, rank),
             json_fields: None,
             content: content_hash(record),
         }
@@ -83,9 +84,15 @@ fn record_size(record: &Record) -> u64 {
     (bytes(&record.key) + bytes(&record.value)).saturating_add(headers) as u64
 }
 
-/// Whether a header decides what becomes of a dead letter.
-fn is_needed(header: &str) -> bool {
-    dialect::is_read(header) || redrive::is_redrive_header(header)
+/// Those that decide what becomes of a dead letter come first, and of these, those that only Redeliver writes.
+fn rank(header: &str) -> usize {
+    if is_reserved(header) || redrive::is_of_redrives(header) {
+        0
+    } else if dialect::is_read(header) {
+        1
+    } else {
+        2
+    }
 }
 
 /// The hash of a record's content.

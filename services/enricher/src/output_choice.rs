@@ -97,7 +97,7 @@ impl OutputChoice {
                     Subject::Response(_) => "response",
                     Subject::Payload(_) | Subject::Status => "value",
                 };
-                let message = format!("the {what} is not JSON, so that it names no output: {error}");
+                let message = format!("the {what} is not JSON, so it names no output: {error}");
                 return Err(Failure::permanent(NOT_JSON, message));
             }
         };

@@ -36,7 +36,7 @@ pub(crate) fn check(
         MemoryPressure::Low | MemoryPressure::High => ("nearly full", "jobs"),
     };
     let message = format!(
-        "Redis is {level}; until it has more free memory, only {jobs} that are due within {} s are accepted",
+        "Redis is {level}; until it has more free memory, only {jobs} that are due within {} s and can then be dispatched are accepted",
         ahead.as_secs_f64()
     );
     Err(Failure {

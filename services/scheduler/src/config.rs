@@ -22,10 +22,9 @@ pub fn rules(config: &Config) -> Result<Rules, ConfigError> {
         apps: apps
             .map(|(name, app)| (name.clone(), app.topic.as_str().into()))
             .collect(),
-        // The check of the topics at startup covers the topics of these pipelines only.
+        // Also those without long waits: while their configuration changes, workers can already send some.
         pipelines: topics::pipelines(config)
             .into_iter()
-            .filter(|pipeline| pipeline.long_waits.is_some())
             .map(|pipeline| (pipeline.name.to_string(), Arc::new(pipeline)))
             .collect(),
         time_zone,

@@ -230,10 +230,11 @@ pub struct KeyEntry {
     pub expires: Timestamp,
 }
 
-/// Whether the job of one value of an idempotency key was requested before that of another one: the offset of its request, the last eight bytes of its id, is lower.
-/// Clocks have no influence on that.
+/// Whether the job of one value of an idempotency key was requested before that of another one. The id of a job has the time of its request in its first six bytes,
+/// and the offset in its last eight. If they disagree, a clock was wrong, or the ingest topic was created again or has lost its end. Then it counts as later, so
+/// that a new use is never dropped.
 fn is_earlier_use(value: &[u8], other: &[u8]) -> bool {
-    value.get(8..16) < other.get(8..16)
+    value.get(8..16) < other.get(8..16) && value.get(..6) <= other.get(..6)
 }
 
 /// The changes of a range of the state topic's partition, in order.
@@ -669,6 +670,23 @@ mod tests {
                 expected,
                 "{ended}"
             );
+        }
+    }
+
+    #[test]
+    fn newest_use_survives_lower_offsets() {
+        let value = |at, offset| JobId::new(Timestamp::from_millis(at), 0, offset).to_bytes();
+        for (job, other, expected) in [
+            ((1_000, 1), (2_000, 2), true),
+            ((1_000, 1), (1_000, 2), true),
+            ((2_000, 2), (1_000, 1), false),
+            // The ingest topic was created again.
+            ((2_000, 1), (1_000, 1_000_000), false),
+            // A clock was set back.
+            ((1_000, 2), (2_000, 1), false),
+        ] {
+            let (job, other) = (value(job.0, job.1), value(other.0, other.1));
+            assert_eq!(is_earlier_use(&job, &other), expected, "{job:?} {other:?}");
         }
     }
 }

@@ -103,7 +103,7 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_too_old_timestamps",
-            "Requests whose timestamp is older than kafka.topics.retention, so their delay counts from now",
+            "Commands whose timestamp is older than kafka.topics.retention; a delay in them counts from now",
             families.too_old_timestamps.clone(),
         );
         registry.register(

@@ -55,7 +55,7 @@ const JOB_HEADERS: [&str; 3] = ["scheduled-time", "dispatched-at", "idempotency-
 pub struct Rules {
     /// The topic of each application.
     pub apps: BTreeMap<String, Arc<str>>,
-    /// The configured pipelines that use long waits; see `Rules::pipeline`.
+    /// The configured pipelines; see `Rules::pipeline`.
     pub pipelines: BTreeMap<String, Arc<Pipeline>>,
     /// The time zone of times without an offset.
     pub time_zone: TimeZone,
@@ -79,9 +79,12 @@ impl Rules {
         is_valid.then(|| Arc::new(unknown))
     }
 
-    /// The topics to which jobs are dispatched, and those of the dead letters of pipelines.
+    /// The topics to which jobs are dispatched, and those of the dead letters of pipelines with long waits.
     pub(crate) fn topics(&self) -> Vec<Arc<str>> {
-        let of_pipelines = self.pipelines.values();
+        let of_pipelines = self
+            .pipelines
+            .values()
+            .filter(|pipeline| pipeline.long_waits.is_some());
         let of_pipelines =
             of_pipelines.flat_map(|pipeline| [pipeline.return_topic(), pipeline.dead_letter_topic()]);
         self.apps.values().cloned().chain(of_pipelines).collect()

@@ -56,7 +56,7 @@ impl Unprotected {
         {
             oldest.abort();
             self.too_many.inc();
-            tracing::debug!("stream reset: there are too many of unknown callers");
+            tracing::debug!("stream reset: unknown callers have too many streams");
         }
         Counted {
             number,

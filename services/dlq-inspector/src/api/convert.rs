@@ -123,14 +123,12 @@ fn mask<'h>(
         add(whole, "value_size");
     }
     let MaskedHeaders { headers, masked } = mask.headers(headers);
-    if masked.is_empty() {
-        return;
-    }
-    if !whole.headers.is_empty() {
+    if !masked.is_empty() && !whole.headers.is_empty() {
         whole.headers = to_headers(&headers);
         whole.masked.get_or_insert_default().headers = masked;
         add(whole, "headers");
     }
+    // Also if nothing is masked: a fact can be from a header that is not in the index, and that would be.
     mask_facts(mask, Facts::read(&headers), whole);
 }
 
@@ -306,6 +304,7 @@ mod tests {
     use crate::id::LetterId;
     use crate::index::{self, Change, Index};
     use crate::letter::Letter;
+    use crate::masking::Masking;
 
     /// A message must be one that clients with default limits can read, and have a form in JSON.
     fn assert_readable(message: &v1::DeadLetter) {
@@ -402,6 +401,46 @@ mod tests {
                 truncate(&mut basic);
                 assert_readable(&basic);
             }
+        }
+    }
+
+    #[test]
+    fn unindexed_headers_stay_masked() {
+        let message = format!("no mail to bob@example.org {}", "x".repeat(66_000));
+        let headers = [
+            ("kafka_dlt-original-topic", &b"o"[..]),
+            ("kafka_dlt-exception-message", message.as_bytes()),
+        ];
+        let record = Record {
+            position: Position {
+                topic: "a-dlq".into(),
+                partition: 0,
+                offset: 1,
+            },
+            timestamp: None,
+            key: None,
+            value: None,
+            headers: headers
+                .iter()
+                .map(|(name, value)| (*name, Some(*value)))
+                .collect(),
+            unreadable_headers: 0,
+        };
+        let letter = indexed(&record);
+        for rule in [
+            r#"{ "topics": ["*"], "messages": ["\\S+@\\S+"] }"#,
+            r#"{ "topics": ["*"], "headers": ["kafka_dlt-exception-message"] }"#,
+        ] {
+            let masking = Masking::new(&[serde_json::from_str(rule).unwrap()]);
+            let mut whole = whole_basic(&letter, true);
+            assert!(whole.error_message.contains("bob@"), "{whole:?}");
+            mask(
+                &masking.of("a-dlq"),
+                header_list::iter(&letter.headers),
+                &mut whole,
+            );
+            assert!(!whole.error_message.contains("bob@"), "{whole:?}");
+            assert!(whole.masked.unwrap().fields.contains(&"error_message".to_owned()));
         }
     }
 

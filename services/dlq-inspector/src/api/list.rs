@@ -55,10 +55,6 @@ impl Api {
             letters: size,
             bytes: INDEX_BYTES,
         };
-        let mut memory = None;
-        if is_full {
-            memory = Some(self.reserve(viewer, OF_PAGE + LOOKUP_BYTES).await?);
-        }
         let Page {
             mut letters,
             mut has_more,
@@ -75,13 +71,16 @@ impl Api {
         Self::check_states(tests_states, &after_query)?;
         let are_states_known = after_query.are_states_known();
 
-        let first = letters.first().map_or(0, |letter| letter.record_size);
-        if is_full && first > LOOKUP_BYTES {
-            // It is alone on its page. Nothing is kept while it waits for more memory.
-            has_more |= letters.len() > 1;
-            letters.truncate(1);
-            drop(memory);
-            memory = Some(self.reserve(viewer, OF_PAGE + first).await?);
+        let mut memory = None;
+        if is_full {
+            let first = letters.first().map_or(0, |letter| letter.record_size);
+            if first > LOOKUP_BYTES {
+                // It is alone on its page.
+                has_more |= letters.len() > 1;
+                letters.truncate(1);
+            }
+            // After the query, which can wait for its turn for long.
+            memory = Some(self.reserve(viewer, OF_PAGE + first.max(LOOKUP_BYTES)).await?);
         }
         let (mut page, mut gone) = (Vec::new(), Vec::new());
         let (mut bytes, mut read) = (0, 0);

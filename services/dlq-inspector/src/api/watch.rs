@@ -24,7 +24,7 @@ use tonic::{Code, Status};
 use super::list::{batches, is_full, record_bytes};
 use super::progress::Progress;
 use super::token::{QueryHash, ResumeToken, query_hash};
-use super::{Api, ResponseStream, WATCHERS, query_failed, shutting_down};
+use super::{ANSWERS, Api, ResponseStream, WATCHERS, query_failed, shutting_down};
 use crate::access::{LimitedFilter, Viewer};
 use crate::audit::Disclosure;
 use crate::filter::NumberField;
@@ -319,7 +319,8 @@ impl Watcher {
         let all = while_accepting(self.accepted.clone(), buffer.acquire_many(BUFFER_KIB)).await?;
         drop(all.map_err(|_| WatchEnd::ClientGone)?);
         let (memory, caller) = (self.api.memory.clone(), self.viewer.caller().clone());
-        let reserving = memory.reserve(&caller, bytes);
+        // With more, it could take all that becomes free until others give up.
+        let reserving = memory.reserve(&caller, bytes.min(ANSWERS / 4));
         tokio::pin!(reserving);
         loop {
             match timeout(HEARTBEAT, &mut reserving).await {

@@ -121,6 +121,7 @@ impl World {
         }
         for inspector in &mut inspectors {
             inspector.until_serving().await;
+            inspector.until_jobs_read().await;
         }
         inspectors
     }

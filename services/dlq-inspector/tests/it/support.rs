@@ -196,14 +196,7 @@ impl InspectorEnv {
     pub(crate) async fn start(&self) -> Inspector {
         let mut inspector = self.spawn();
         inspector.until_serving().await;
-        let process = &mut inspector.process;
-        eventually_async("the jobs are read", DEADLINE, async || {
-            match process.metric("redeliver_dlq_redrives_readable") {
-                1 => Ok(()),
-                other => Err(other),
-            }
-        })
-        .await;
+        inspector.until_jobs_read().await;
         inspector
     }
 }
@@ -220,6 +213,18 @@ fn outputs(topic: &Arc<str>, partition: i32, records: Vec<Dead>) -> Vec<Output> 
 }
 
 impl Inspector {
+    /// Waits until it has read the jobs of redrives.
+    pub(crate) async fn until_jobs_read(&mut self) {
+        let process = &mut self.process;
+        eventually_async("the jobs are read", DEADLINE, async || {
+            match process.metric("redeliver_dlq_redrives_readable") {
+                1 => Ok(()),
+                other => Err(other),
+            }
+        })
+        .await;
+    }
+
     pub(crate) async fn channel(&mut self) -> Channel {
         let url = format!("http://{}", self.process.word_after(" api="));
         let endpoint = tonic::transport::Endpoint::from_shared(url).unwrap();

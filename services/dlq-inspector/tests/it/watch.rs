@@ -11,6 +11,7 @@ use redeliver_proto::v1;
 use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
 use redeliver_service::identity::{NewToken, new_token};
+use redeliver_testkit::eventually_async;
 use redeliver_testkit::jwt::{Issuer, jwks};
 use redeliver_testkit::kafka_request::create_partitions;
 use serde_json::json;
@@ -120,8 +121,6 @@ async fn added_partitions_begin_at_their_start() {
     assert_eq!(seen.len(), 3);
     drop(stream);
     create_partitions(&env.kafka.brokers, &topic, 2);
-    // The producer of the test learns of it later.
-    let producer = Producer::new(&env.kafka).unwrap();
     for number in 0..2 {
         let output = Output {
             topic: topic.clone(),
@@ -130,7 +129,12 @@ async fn added_partitions_begin_at_their_start() {
             value: None,
             headers: Headers::new(),
         };
-        producer.send(&output).await.unwrap();
+        // The metadata of a new producer may still lack the partition.
+        eventually_async("the partition is known", DEADLINE, async || {
+            let producer = Producer::new(&env.kafka).unwrap();
+            producer.send(&output).await
+        })
+        .await;
     }
     inspector.until_listed("", 5).await;
     let mut resumed = watch(&mut client, "", &token, false).await;

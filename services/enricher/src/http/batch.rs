@@ -198,7 +198,7 @@ fn parse(
         (None, BatchValues::Base64) => None,
     };
     let retry_after = match result.retry_after {
-        Some(seconds) if seconds < 0.0 => return Err("has a retry_after that is negative".to_owned()),
+        Some(seconds) if seconds < 0.0 => return Err("has a negative retry_after".to_owned()),
         // Rounded up, as in a header. A number that is too large for a duration is more than any maximum.
         Some(seconds) => Some(Duration::try_from_secs_f64(seconds.ceil()).unwrap_or(Duration::MAX)),
         None => None,

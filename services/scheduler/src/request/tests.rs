@@ -176,8 +176,8 @@ fn an_invalid_time_is_rejected() {
             "2025-12-01T25:00:00",
             "which names a month, day, hour or minute that does not exist",
         ),
-        ("2025-12-01T12:30:60Z", "which has the second 60 or more"),
-        ("2025-12-01T12:30:60", "which has the second 60 or more"),
+        ("2025-12-01T12:30:60Z", "which has a second of 60 or more"),
+        ("2025-12-01T12:30:60", "which has a second of 60 or more"),
         ("2025-12-01T12:00:00+25:00", "which has an offset beyond 23:59"),
         ("9999-12-31T23:59:59-01:00", "which is not in the years 1 to 9999"),
     ] {

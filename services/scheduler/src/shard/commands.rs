@@ -387,6 +387,16 @@ impl Shard {
         outcome(v1::Outcome::Cancelled, Some(&job), String::new())
     }
 
+    /// Checks that a waiting job may get another due time. A full index takes a job that is due soon only because the job leaves soon.
+    pub(super) fn check_later(&self, due: Timestamp, new: Timestamp, now: Timestamp) -> Result<(), Failure> {
+        let leaves_soon = self.is_full() && self.check_free_memory(due, now).is_ok();
+        if leaves_soon {
+            self.check_free_memory(new, now)
+        } else {
+            Ok(())
+        }
+    }
+
     fn reschedule(
         &mut self,
         job: &JobRef,
@@ -400,11 +410,7 @@ impl Shard {
             Ok(job) => job,
             Err(outcome) => return *outcome,
         };
-        // A full index takes a job that is due soon only because the job leaves soon.
-        if self.is_full()
-            && self.check_free_memory(job.due, now).is_ok()
-            && let Err(failure) = self.check_free_memory(due, now)
-        {
+        if let Err(failure) = self.check_later(job.due, due, now) {
             return self.reject_command(record, &failure, now, writes);
         }
         writes.tally.rescheduled += 1;

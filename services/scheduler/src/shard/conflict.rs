@@ -128,9 +128,12 @@ impl Shard {
             ..job.clone()
         };
         // The index has memory for a job that is not larger than the one that it contains.
-        if new.size() > job.size()
-            && let Err(failure) = self.check_admission(request, now)
-        {
+        let checked = if new.size() > job.size() {
+            self.check_admission(request, now)
+        } else {
+            self.check_later(job.due, new.due, now)
+        };
+        if let Err(failure) = checked {
             return self.reject_command(record, &failure, now, writes);
         }
         writes.tally.replaced += 1;

@@ -1,5 +1,5 @@
 //! Long waits that are held back while the index is full. No client would send them again, so they are not rejected. Their commands stay undecided until the index
-//! has memory, or until they are due: then they leave at once.
+//! has memory, until they are due, or for half of the retention of the ingest topic, which would delete them: then they are accepted.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::index_messages::Found;
 use crate::job::Kind;
 use crate::request::Command;
 
-/// The commands of the waits, by due time and offset.
+/// The commands of the waits, by the time until which they can be held, and offset.
 #[derive(Default)]
 pub(super) struct HeldWaits(BTreeMap<(Timestamp, i64), Box<PendingCommand>>);
 
@@ -20,7 +20,7 @@ impl HeldWaits {
         self.0.len()
     }
 
-    /// When the first one is due.
+    /// When the first one cannot be held any more.
     pub(super) fn next_due(&self) -> Option<Timestamp> {
         self.0.keys().next().map(|(due, _)| *due)
     }
@@ -41,15 +41,18 @@ impl Shard {
             return Some(command);
         };
         let offset = command.record.position.offset;
-        let must_wait = request.kind == Kind::LongWait && request.due > now && self.is_full();
+        let retained = self.settings.rules.max_request_age.duration() / 2;
+        let timestamp = command.record.timestamp;
+        let until = timestamp.map_or(request.due, |at| request.due.min(at.after(retained)));
+        let must_wait = request.kind == Kind::LongWait && until > now && self.is_full();
         if !must_wait || self.released_waits.includes(&request.app, offset) {
             return Some(command);
         }
-        self.held_waits.0.insert((request.due, offset), command);
+        self.held_waits.0.insert((until, offset), command);
         None
     }
 
-    /// Decides about the waits that are due, or about all once the index has memory.
+    /// Decides about the waits that cannot be held any more, or about all once the index has memory.
     pub(super) fn decide_held_waits(&mut self, now: Timestamp) {
         let undecided = if self.is_full() {
             self.held_waits.0.split_off(&(now, i64::MAX))

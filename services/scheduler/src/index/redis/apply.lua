@@ -287,15 +287,20 @@ local function log_of(value, bits)
   return bits .. string.format('.%.0f', math.floor(expiry_of(value) / 2 ^ tonumber(bits)))
 end
 
--- Whether a stored value is in use by a job that was requested after the job of another value: the offset of its request, the last half of its id, is higher.
-local function is_later_use(known, value)
-  for i = 17, 24 do
-    local one, two = string.byte(known, i) or -1, string.byte(value, i) or -1
-    if one ~= two then
-      return one > two and expiry_of(known) > tonumber(ARGV[4])
+-- The difference of the first bytes that differ between two positions. Operators compare strings by the locale.
+local function compare(one, two, first, last)
+  for i = first, last do
+    local difference = (string.byte(one, i) or -1) - (string.byte(two, i) or -1)
+    if difference ~= 0 then
+      return difference
     end
   end
-  return false
+  return 0
+end
+
+-- Whether a stored value is in use by a job that was requested after the job of another value, see `is_earlier_use` in index.rs. The id of the job follows the expiry.
+local function is_later_use(known, value)
+  return compare(known, value, 17, 24) > 0 and compare(known, value, 9, 14) >= 0 and expiry_of(known) > tonumber(ARGV[4])
 end
 
 for _ = 1, tonumber(next_value()) do

@@ -65,6 +65,8 @@ proptest! {
                 Event::HideEnd => (world.reported_end, is_intact) = (Some(-1), false),
             }
         }
+        // A loss is noticed when the shard writes the next time.
+        world.run(&Step::Schedule { ahead: 0, key: None });
         world.settle();
         for id in world.ids.iter().filter(|id| !lost.contains(*id)) {
             let times = world.dispatched.iter().filter(|(job, _)| job == id).count();
