@@ -251,7 +251,7 @@ impl Shard {
     ) -> v1::CommandOutcome {
         let stored = StoredSchedule::new(id, definition.recurrence, definition.job, now);
         if stored.state() == v1::ScheduleState::Finished {
-            let failure = Field::End.rejected(Format::Json, "leaves no occurrence after now");
+            let failure = Field::End.rejected(Format::Json, "is before the first occurrence after now");
             return self.reject_command(record, &failure, now, writes);
         }
         if let Err(failure) = self.check_growth(0, &stored.job, now) {

@@ -217,7 +217,7 @@ fn a_schedule_without_an_occurrence_is_not_created() {
     let expected = (v1::Outcome::Rejected, "request.end");
     assert_eq!((rejected.outcome(), &*rejected.code), expected);
     assert!(
-        rejected.reason.contains("`end` leaves no occurrence"),
+        rejected.reason.contains("`end` is before the first occurrence"),
         "{}",
         rejected.reason
     );
