@@ -34,14 +34,14 @@ pub struct EnvBuilder {
 }
 
 impl EnvBuilder {
-    /// An environment with a unique name that starts with `name`, on the shared Kafka and Redis, with four partitions
+    /// An environment with a unique name that starts with `name`, on the shared Kafka and Redis, with two partitions
     /// per topic.
     pub fn new(name: &str) -> Self {
         Self {
             name: unique(name),
             brokers: None,
             redis_url: None,
-            partitions: 4,
+            partitions: 2,
             creates_topics: false,
             apps: None,
             yaml: String::new(),

@@ -340,6 +340,7 @@ fn one_ends_permanently(name: &str, leave: fn(&mut ServiceProcess)) {
 }
 
 #[test]
+#[ignore = "long"]
 fn another_process_takes_over_after_a_shutdown() {
     one_ends_permanently("leave", |member| member.shut_down());
 }

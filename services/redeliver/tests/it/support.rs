@@ -73,7 +73,7 @@ pub(crate) struct Pipe {
 pub(crate) const SERVICES: [&str; 4] = ["enricher", "retry-tier", "scheduler", "dlq-inspector"];
 
 impl PipeBuilder {
-    /// A pipeline with a unique name that starts with `name`: four partitions, tiers of about 1, 2 and 4 seconds, an
+    /// A pipeline with a unique name that starts with `name`: two partitions, tiers of about 1, 2 and 4 seconds, an
     /// endpoint that echoes, no quick retries, and no circuit breaker, so that each failed call is a failed attempt.
     pub(crate) fn new(name: &str) -> Self {
         Self {

@@ -120,6 +120,7 @@ fn jobs_are_dispatched_while_an_emptied_index_is_rebuilt() {
     let redis = LocalRedis::start().unwrap();
     let env = SchedulerEnv::new(
         SchedulerEnv::builder("rebuild")
+            .partitions(4)
             .redis(redis.url())
             .set("scheduler.window", "1s"),
     );

@@ -207,6 +207,7 @@ fn a_frozen_scheduler_without_static_membership_writes_nothing_after_another_one
 }
 
 #[test]
+#[ignore = "long"]
 fn the_other_scheduler_takes_over_after_a_shutdown_and_after_a_kill() {
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("leave");
@@ -334,6 +335,7 @@ fn a_redis_that_restarts_or_is_restored_from_an_older_copy_loses_and_duplicates_
 
 /// Both have default settings, apart from what tells them apart on one Kafka.
 #[test]
+#[ignore = "long"]
 fn two_installations_on_one_redis_lose_and_duplicate_nothing() {
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("two");
@@ -375,6 +377,7 @@ fn two_installations_on_one_redis_lose_and_duplicate_nothing() {
 }
 
 #[test]
+#[ignore = "long"]
 fn a_full_redis_loses_and_duplicates_nothing() {
     const WINDOW: Duration = Duration::from_millis(500);
     let _permit = ChaosPermit::acquire();
@@ -418,6 +421,7 @@ fn a_full_redis_loses_and_duplicates_nothing() {
 }
 
 #[test]
+#[ignore = "long"]
 fn a_topic_of_an_application_that_is_deleted_and_created_again_loses_and_duplicates_nothing_else() {
     const GONE: &str = APPS[2];
     let _permit = ChaosPermit::acquire();
