@@ -63,7 +63,7 @@ fn shard(record: &Record) -> i32 {
 fn jobs_due_at_one_instant_are_dispatched_once_while_others_stay_on_time() {
     let _permit = ChaosPermit::acquire();
     // The burst is several times as large as the windows of all shards.
-    let env = SchedulerEnv::new(SchedulerEnv::builder("burst").set("scheduler.window_jobs", "2000"));
+    let env = SchedulerEnv::new(SchedulerEnv::builder("burst").partitions(4).set("scheduler.window_jobs", "2000"));
     let _scheduler = env.start("a");
     let began = Instant::now();
     // Late enough for all jobs to be accepted first.
@@ -87,7 +87,7 @@ fn jobs_due_at_one_instant_are_dispatched_once_while_others_stay_on_time() {
 #[test]
 fn jobs_that_are_known_stay_on_time_while_a_backlog_of_another_application_is_read() {
     let _permit = ChaosPermit::acquire();
-    let env = SchedulerEnv::new(SchedulerEnv::builder("backlog"));
+    let env = SchedulerEnv::new(SchedulerEnv::builder("backlog").partitions(4));
     let _scheduler = env.start("a");
     let due = in_millis(15_000);
     let mut sent = env.send(trickle(due));
