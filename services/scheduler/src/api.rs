@@ -201,11 +201,8 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         hosts: hosts.map(|hosts| hosts.iter().map(|host| AcceptedHost::new(host)).collect()),
         http: HttpLimits {
             connections: usize::try_from(scheduler.limits.connections).unwrap_or(usize::MAX),
-            header_timeout: scheduler.limits.header_timeout.duration(),
-            header_bytes: scheduler.limits.header_bytes,
             idle_timeout: scheduler.limits.idle_timeout.duration(),
             body_timeout: scheduler.limits.body_timeout.duration(),
-            write_timeout: scheduler.limits.write_timeout.duration(),
             ..metrics.http()
         },
         refused_hosts: metrics.of("host"),
