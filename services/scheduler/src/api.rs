@@ -154,7 +154,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
     let metrics = LimitMetrics::register(
         &mut host.registry(),
         "scheduler_api_limited",
-        "Connections and requests of the job API that a limit has refused, by limit",
+        "Connections and requests of the job API that a limit has refused: body_timeout, connections, host, rate, request_bytes, write_timeout",
         &["host", "rate", "request_bytes"],
     );
     let unrecorded = Counter::default();
