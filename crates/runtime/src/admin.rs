@@ -127,6 +127,6 @@ async fn scrape(State(admin): State<Admin>) -> Response {
     }
 }
 
-async fn config(State(admin): State<Admin>) -> Json<serde_json::Value> {
-    Json(admin.config.to_json())
+async fn config(State(admin): State<Admin>) -> Response {
+    Json(admin.config.to_json()).into_response()
 }

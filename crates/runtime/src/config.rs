@@ -231,6 +231,7 @@ impl Config {
     /// # Panics
     /// Never: every configuration can be serialized.
     #[must_use]
+    #[expect(clippy::disallowed_types, reason = "what the configuration itself has made")]
     pub fn to_json(&self) -> serde_json::Value {
         serde_json::to_value(self).expect("a configuration can be serialized as JSON")
     }

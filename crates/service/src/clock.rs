@@ -43,7 +43,7 @@ impl ClockReports {
         );
         registry.register(
             "clock_steps",
-            "Steps of the wall clock that exceeded clock.max_step",
+            "Steps of the wall clock that exceeded clock.max_step: forward, backward",
             reports.steps.clone(),
         );
         // These exist from the start: an alert on the rate would miss the first increment of a counter that did not

@@ -324,6 +324,7 @@ pub(crate) fn start(
 }
 
 #[cfg(all(test, feature = "kafka-tls"))]
+#[expect(clippy::disallowed_types, reason = "settings of these tests")]
 mod tests {
     use openssl::pkey::PKey;
     use openssl::x509::X509;

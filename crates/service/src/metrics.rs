@@ -151,7 +151,7 @@ impl LaneFamilies {
         );
         registry.register(
             "lane_setbacks",
-            "Failed transactions, by recovery action",
+            "Failed transactions, by recovery action: abort, rebuild, fenced, retry, misconfigured",
             families.setbacks.clone(),
         );
         registry.register(

@@ -1,5 +1,7 @@
 //! An issuer of JSON Web Tokens.
 
+use std::fmt::Display;
+
 use anyhow::{Result, anyhow};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -46,7 +48,7 @@ impl Issuer {
     ///
     /// # Errors
     /// If it cannot be signed.
-    pub fn sign(&self, claims: &Value) -> Result<String> {
+    pub fn sign(&self, claims: &impl Display) -> Result<String> {
         let message = self.message("ES256", claims);
         let signature = self
             .key
@@ -56,19 +58,19 @@ impl Issuer {
     }
 
     /// A forged token without a signature, which names no algorithm.
-    pub fn unsigned(&self, claims: &Value) -> String {
+    pub fn unsigned(&self, claims: &impl Display) -> String {
         format!("{}.", self.message("none", claims))
     }
 
     /// A forged token that uses the public key as a shared secret.
-    pub fn signed_with_public_key(&self, claims: &Value) -> String {
+    pub fn signed_with_public_key(&self, claims: &impl Display) -> String {
         let message = self.message("HS256", claims);
         let secret = hmac::Key::new(hmac::HMAC_SHA256, self.key.public_key().as_ref());
         let signature = hmac::sign(&secret, message.as_bytes());
         format!("{message}.{}", URL_SAFE_NO_PAD.encode(signature))
     }
 
-    fn message(&self, algorithm: &str, claims: &Value) -> String {
+    fn message(&self, algorithm: &str, claims: &impl Display) -> String {
         let header = json!({"alg": algorithm, "typ": "JWT", "kid": self.id}).to_string();
         let (header, claims) = (
             URL_SAFE_NO_PAD.encode(header),

@@ -35,6 +35,8 @@
 //! | [`scratch`] | directories that are removed, even after a killed test run |
 //! | [`target`] | where Cargo puts what it builds |
 
+#![expect(clippy::disallowed_types, reason = "documents of tests")]
+
 pub mod acls;
 pub mod addresses;
 pub mod certificates;

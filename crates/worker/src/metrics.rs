@@ -165,7 +165,7 @@ impl WorkerFamilies {
         );
         registry.register(
             "worker_waiting_records",
-            "Records in flight that have no attempt in progress, by what they wait for",
+            "Records in flight that wait, by reason: attempt (for concurrency, a rate, or the breaker), order (ordering), limit (limit_by), blocking (key_blocking), held (whether a failure counts), forgotten (for another attempt)",
             families.waiting.clone(),
         );
         registry.register(

@@ -4,11 +4,12 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use redeliver_core::headers::ERROR_CODE;
+use redeliver_core::json::{Scalar, scalar_at};
 use redeliver_core::outcome::Produced;
 use redeliver_core::{Failure, Outcome};
 use redeliver_worker::{Attempt, Handler};
 use reqwest::{Client, Url};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::{Instant, sleep};
 use tower::service_fn;
 
@@ -104,11 +105,16 @@ impl Crawler {
 
     fn url_of(&self, attempt: &Attempt) -> Result<Url, Failure> {
         let value = attempt.record.value.as_deref().unwrap_or_default();
-        let job: Value = serde_json::from_slice(value).unwrap_or_default();
-        let url = page::parse(job["url"].as_str().unwrap_or_default());
-        let url = url.ok().filter(|url| page::is_within(url, &self.within));
+        let url = field(value, "/url").and_then(|url| page::parse(&url).ok());
+        let url = url.filter(|url| page::is_within(url, &self.within));
         url.ok_or_else(|| Failure::permanent("crawl.job", "`url` is not a URL that may be crawled"))
     }
+}
+
+/// A string or number of a JSON document.
+pub(crate) fn field(document: &[u8], pointer: &str) -> Option<String> {
+    let text = scalar_at(document, pointer).ok()?.map(Scalar::into_text)?;
+    String::from_utf8(text.into_owned()).ok()
 }
 
 fn check(robots: &Robots, page: &Url) -> Result<(), Failure> {

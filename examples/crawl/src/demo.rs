@@ -13,10 +13,9 @@ use redeliver_kafka::reader::TopicTail;
 use redeliver_runtime::cli::{CommonArgs, Start, report};
 use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_service::{Host, main_with, topics};
-use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use crate::crawler::TURN;
+use crate::crawler::{TURN, field};
 use crate::demo_sites::DemoSites;
 use crate::fetch;
 use crate::worker::Crawl;
@@ -93,13 +92,11 @@ impl Outcomes {
     fn add(&mut self, pipeline: &Pipeline, record: &Record) -> Option<String> {
         let topics = pipeline.topics();
         let (_, role) = topics.iter().find(|(topic, _)| *topic == record.position.topic)?;
-        let content: Value = serde_json::from_slice(record.value.as_deref()?).ok()?;
+        let content = record.value.as_deref()?;
         // Requests to the scheduler are results as well, but have no `url`.
-        let url = content["url"].as_str()?.to_owned();
+        let url = field(content, "/url")?;
         let code = String::from_utf8_lossy(record.headers.last(ERROR_CODE).unwrap_or_default());
-        let code = content["status"]
-            .as_u64()
-            .map_or(code.into_owned(), |status| status.to_string());
+        let code = field(content, "/status").unwrap_or_else(|| code.into_owned());
         match role {
             TopicRole::Tier(_) if code == TURN => self.throttled += 1,
             TopicRole::Source | TopicRole::Due => (),

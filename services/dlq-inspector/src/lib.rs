@@ -163,7 +163,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let limits = LimitMetrics::register(
         &mut host.registry(),
         "dlq_api_limited",
-        "Connections and calls of the inspector's API that a limit has refused, by limit",
+        "Connections and calls of the inspector's API that a limit has refused: answer_bytes (no memory for an answer), body_timeout, connections, write_timeout",
         &["answer_bytes"],
     );
     let part = host.health.part("dlq-index");

@@ -120,7 +120,7 @@ impl Metrics {
         );
         registry.register(
             "dlq_groups",
-            "Groups of dead letters with open ones, by the state of the group",
+            "Groups of dead letters with open ones, by the state of the group: open, resolved, muted, regressed",
             metrics.groups.clone(),
         );
         registry.register(
@@ -155,12 +155,12 @@ impl Metrics {
         }
         registry.register(
             "dlq_redrive_items",
-            "Dead letters that this process has redriven, discarded or restored, or tried to",
+            "Dead letters that this process has redriven, discarded or restored, or tried to, by outcome: done, failed, skipped",
             metrics.redriven.clone(),
         );
         registry.register(
             "dlq_redrives",
-            "Jobs (redrives, discards, restores) that have not ended, by state; braked: paused because too many records came back",
+            "Jobs (redrives, discards, restores) that have not ended, by state: planned, running, paused, braked (too many records came back)",
             metrics.redrives.clone(),
         );
         registry.register(
@@ -179,7 +179,7 @@ impl Metrics {
         }
         registry.register(
             "dlq_schema_fetches",
-            "Fetches of schemas for decoding values, by outcome: ok, missing, unusable, refused, unavailable",
+            "Fetches of schemas for decoding values, by outcome: ok, missing, unusable, refused (URL or credentials), unavailable",
             metrics.schema_fetches.clone(),
         );
         registry.register_with_unit(

@@ -107,8 +107,6 @@ fn settings(section: String, http: &HttpConfig, pipeline: &PipelineConfig) -> Ht
         concurrency: http.concurrency as usize,
         batch: http.batch,
         quick_retries: http.quick_retries,
-        quick_retry_delay: http.quick_retry_delay.duration(),
-        quick_retry_budget: http.quick_retry_budget,
         response: match &http.response {
             ResponseMode::Replace => ResponseUse::Replace,
             ResponseMode::Keep => ResponseUse::Keep,

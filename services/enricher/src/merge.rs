@@ -87,6 +87,7 @@ fn begin_field(text: &mut String, name: &str) {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_types, reason = "documents of these tests")]
 mod tests {
     use proptest::prelude::*;
     use serde_json::{Value, json};

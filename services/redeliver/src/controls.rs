@@ -16,10 +16,10 @@ use redeliver_proto::error::code_name;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, report};
 use redeliver_service::control::ControlName;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::connection::{CliError, ConnectionArgs, conclude, inspector, scheduler};
-use crate::output::{Format, OutputArgs, fields, print_item, print_items};
+use crate::output::{Format, Json, OutputArgs, fields, print_item, print_items};
 
 #[derive(Args)]
 pub(crate) struct PauseArgs {
@@ -376,11 +376,11 @@ impl Shown {
         })
     }
 
-    fn to_json(&self) -> Value {
+    fn to_json(&self) -> Json {
         let rate = match self.rate {
             Some(Limit::PerSecond(rate)) => json!(rate),
             Some(Limit::Unlimited(_)) => json!("unlimited"),
-            None => Value::Null,
+            None => Json::Null,
         };
         let mut json = json!({ "state": self.state(), "rate": rate });
         if let Some(at) = self.released_at {
@@ -436,7 +436,7 @@ fn as_text(control: &Control) -> String {
     ])
 }
 
-fn as_json(control: &Control) -> Value {
+fn as_json(control: &Control) -> Json {
     json!({
         "name": control.name,
         "revision": control.revision,
@@ -480,7 +480,7 @@ fn release_row(result: &TierReleaseResult) -> Vec<String> {
     }
 }
 
-fn release_json(result: &TierReleaseResult) -> Value {
+fn release_json(result: &TierReleaseResult) -> Json {
     let released = released_control(result);
     let failure = released.as_ref().err().map(|failure| {
         let code = code_name(Code::from(failure.code));
@@ -561,7 +561,7 @@ why           outage
         let value = as_json(&control);
         assert_eq!(
             (&value["desired"], &value["problem"]),
-            (&Value::Null, &json!(problem))
+            (&Json::Null, &json!(problem))
         );
     }
 
@@ -611,7 +611,7 @@ why           outage
         let json = release_json(&released);
         assert_eq!(
             (&json["released"]["revision"], &json["failure"]),
-            (&json!(4), &Value::Null)
+            (&json!(4), &Json::Null)
         );
         for (code, outcome) in [(Code::Unavailable, "failed"), (Code::Unknown, "unknown")] {
             let failed = result(Released::Failure(ControlFailure {

@@ -22,10 +22,10 @@ use redeliver_client::{
 };
 use redeliver_core::{Clock as _, HumanDuration, SystemClock};
 use redeliver_runtime::cli::{CommonArgs, report};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::connection::{CliError, ConnectionArgs, Service, conclude, inspector};
-use crate::output::{Format, OutputArgs, print_item, print_items, print_line, shortened};
+use crate::output::{Format, Json, OutputArgs, print_item, print_items, print_line, shortened};
 use completeness::CompleteArgs;
 pub(crate) use completeness::{completeness_json, problem};
 use show::{as_json, as_text, redriven_json};
@@ -281,7 +281,7 @@ struct Listed<T> {
 async fn list_pages<T>(
     limit: u32,
     format: Format,
-    value: impl Fn(&T) -> Value,
+    value: impl Fn(&T) -> Json,
     read: impl AsyncFn(u16, String) -> Result<(Vec<T>, Option<String>, Completeness), CliError>,
 ) -> Result<Listed<T>, CliError> {
     let mut found: Vec<T> = Vec::new();
@@ -364,7 +364,7 @@ fn print_with_completeness(
     format: Format,
     completeness: &Completeness,
     name: &str,
-    all: impl FnOnce() -> Value,
+    all: impl FnOnce() -> Json,
     print: impl FnOnce(),
 ) {
     match format {
@@ -493,7 +493,7 @@ pub(crate) fn rounded(duration: std::time::Duration) -> String {
     HumanDuration::from_secs(seconds / unit * unit).to_string()
 }
 
-pub(crate) fn stats_json(stats: &TopicStats) -> Value {
+pub(crate) fn stats_json(stats: &TopicStats) -> Json {
     json!({
         "topic": stats.topic,
         "open": stats.open,

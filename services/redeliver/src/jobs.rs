@@ -15,10 +15,10 @@ use redeliver_core::HumanDuration;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
 use redeliver_service::host::check_kafka;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::connection::{CliError, ConnectionArgs, Service, conclude, scheduler};
-use crate::output::{Format, OutputArgs, fields, print_item, table};
+use crate::output::{Format, Json, OutputArgs, fields, print_item, table};
 use show::{as_json, as_text};
 
 #[derive(Args)]
@@ -373,7 +373,7 @@ fn stats_text(stats: &JobStats) -> String {
     text
 }
 
-fn stats_json(stats: &JobStats) -> Value {
+fn stats_json(stats: &JobStats) -> Json {
     json!({
         "scheduled": stats.scheduled,
         "due": stats.due,

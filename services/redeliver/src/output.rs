@@ -9,7 +9,11 @@ use clap::ValueEnum;
 use comfy_table::{Table, presets};
 use redeliver_core::Headers;
 use redeliver_dlq_inspector::dialect::readable_number;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, json};
+
+/// What a command prints as JSON. It is only written: nothing that others have written is read as one.
+#[expect(clippy::disallowed_types, reason = "what commands print themselves")]
+pub(crate) type Json = serde_json::Value;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
@@ -40,7 +44,7 @@ pub(crate) fn print_items<T>(
     columns: &[&str],
     items: &[T],
     row: impl Fn(&T) -> Vec<String>,
-    value: impl Fn(&T) -> Value,
+    value: impl Fn(&T) -> Json,
 ) {
     match format {
         Format::Table => print(table(columns, items.iter().map(row))),
@@ -207,16 +211,16 @@ pub(crate) fn header_lines(headers: &Headers) -> String {
 }
 
 /// Inserts bytes into a JSON object: as text under `name` if they are UTF-8, else under `name_base64`.
-pub(crate) fn insert_bytes(object: &mut Map<String, Value>, name: &str, bytes: Option<&[u8]>) {
+pub(crate) fn insert_bytes(object: &mut Map<String, Json>, name: &str, bytes: Option<&[u8]>) {
     match bytes.map(|bytes| (bytes, std::str::from_utf8(bytes))) {
-        None => object.insert(name.to_owned(), Value::Null),
+        None => object.insert(name.to_owned(), Json::Null),
         Some((_, Ok(text))) => object.insert(name.to_owned(), text.into()),
         Some((bytes, Err(_))) => object.insert(format!("{name}_base64"), base64(bytes).into()),
     };
 }
 
 /// Headers as a JSON array, because names may repeat. Decoded numbers of known frameworks are added to the exact values.
-pub(crate) fn headers_json(headers: &Headers) -> Value {
+pub(crate) fn headers_json(headers: &Headers) -> Json {
     let list = headers.iter().map(|(name, value)| {
         let mut object = Map::new();
         object.insert("name".to_owned(), name.into());
@@ -224,9 +228,9 @@ pub(crate) fn headers_json(headers: &Headers) -> Value {
         if let Some(decoded) = value.and_then(|value| readable_number(name, value)) {
             object.insert("decoded".to_owned(), decoded.into());
         }
-        Value::Object(object)
+        Json::Object(object)
     });
-    Value::Array(list.collect())
+    Json::Array(list.collect())
 }
 
 fn base64(bytes: &[u8]) -> String {

@@ -46,7 +46,7 @@ pub(crate) fn object_name_of(topic: &str) -> String {
 
 /// A YAML string. A plain `1` or `on` would not be one. JSON strings are YAML strings.
 pub(crate) fn quoted(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
+    serde_json::json!(text).to_string()
 }
 
 /// A word of a shell.

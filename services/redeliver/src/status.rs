@@ -25,11 +25,11 @@ use redeliver_service::host::check_kafka;
 use redeliver_service::leftovers::leftovers;
 use redeliver_service::login::kafka_of_command;
 use redeliver_service::topics;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::connection::{CliError, ConnectionArgs, conclude, inspector, scheduler};
 use crate::dlq::{completeness_json, open, problem, removed_in, rounded};
-use crate::output::{OutputArgs, fields, in_one_line, print_item, table};
+use crate::output::{Json, OutputArgs, fields, in_one_line, print_item, table};
 
 #[derive(Args)]
 pub(crate) struct StatusArgs {
@@ -143,7 +143,7 @@ impl Queue {
         ]
     }
 
-    fn json(&self, now: Timestamp) -> Value {
+    fn json(&self, now: Timestamp) -> Json {
         json!({
             "pipeline": self.pipeline.as_deref(),
             "configured": self.is_configured,
@@ -206,7 +206,7 @@ impl Status {
         text
     }
 
-    fn json(&self, now: Timestamp) -> Value {
+    fn json(&self, now: Timestamp) -> Json {
         let dead = match &self.dead {
             Ok(stats) => stats.topics.iter().map(crate::dlq::stats_json).collect(),
             Err(error) => json!({ "error": error_chain(error) }),

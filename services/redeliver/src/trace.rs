@@ -10,11 +10,11 @@ use redeliver_client::{
 };
 use redeliver_core::HumanDuration;
 use redeliver_dlq_inspector::id::LetterId;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::connection::CliError;
 use crate::dlq::{InspectorArgs, rounded, with_inspector};
-use crate::output::{Format, OutputArgs, fields, print_items, table};
+use crate::output::{Format, Json, OutputArgs, fields, print_items, table};
 use crate::waiting::with_progress;
 
 #[derive(Args)]
@@ -149,7 +149,7 @@ fn shown_wait(duration: Duration) -> String {
     }
 }
 
-fn as_json(trace: &RecordTrace) -> Value {
+fn as_json(trace: &RecordTrace) -> Json {
     let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
     let steps = trace.steps.iter().map(|step| {
         json!({

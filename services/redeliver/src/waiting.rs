@@ -8,11 +8,11 @@ use redeliver_client::{
     WaitingPlace, WaitingRecord, WaitingStats,
 };
 use redeliver_core::{Clock as _, HumanDuration, SystemClock};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::connection::CliError;
 use crate::dlq::{InspectorArgs, rounded, with_inspector};
-use crate::output::{Format, OutputArgs, print_items, shortened};
+use crate::output::{Format, Json, OutputArgs, print_items, shortened};
 use crate::progress::Progress;
 
 #[derive(Args)]
@@ -273,7 +273,7 @@ fn record_row(record: &WaitingRecord, now: Timestamp) -> Vec<String> {
     ]
 }
 
-fn record_json(record: &WaitingRecord) -> Value {
+fn record_json(record: &WaitingRecord) -> Json {
     let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
     json!({
         "pipeline": record.pipeline,
@@ -315,14 +315,14 @@ fn place_row(place: &WaitingPlace, now: Timestamp) -> Vec<String> {
     ]
 }
 
-fn place_json(place: &WaitingPlace) -> Value {
+fn place_json(place: &WaitingPlace) -> Json {
     let mut value = counts_json(&place.counts);
     value["pipeline"] = place.pipeline.clone().into();
     value["place"] = place.place.clone().into();
     value
 }
 
-fn counts_json(counts: &WaitingCounts) -> Value {
+fn counts_json(counts: &WaitingCounts) -> Json {
     let codes = counts.codes.iter();
     let codes = codes.map(|(code, records)| json!({ "error_code": code, "records": records }));
     json!({
@@ -338,7 +338,7 @@ fn counts_json(counts: &WaitingCounts) -> Value {
     })
 }
 
-fn coverage_json(coverage: &WaitingCoverage) -> Value {
+fn coverage_json(coverage: &WaitingCoverage) -> Json {
     json!({
         "as_of": coverage.as_of.map(|time| time.to_string()),
         "scheduler_truncated": coverage.is_scheduler_truncated,

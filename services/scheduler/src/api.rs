@@ -154,7 +154,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
     let metrics = LimitMetrics::register(
         &mut host.registry(),
         "scheduler_api_limited",
-        "Connections and requests of the job API that a limit has refused, by limit",
+        "Connections and requests of the job API that a limit has refused: body_timeout, connections, host, rate, request_bytes, write_timeout",
         &["host", "rate", "request_bytes"],
     );
     let unrecorded = Counter::default();
@@ -201,11 +201,8 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         hosts: hosts.map(|hosts| hosts.iter().map(|host| AcceptedHost::new(host)).collect()),
         http: HttpLimits {
             connections: usize::try_from(scheduler.limits.connections).unwrap_or(usize::MAX),
-            header_timeout: scheduler.limits.header_timeout.duration(),
-            header_bytes: scheduler.limits.header_bytes,
             idle_timeout: scheduler.limits.idle_timeout.duration(),
             body_timeout: scheduler.limits.body_timeout.duration(),
-            write_timeout: scheduler.limits.write_timeout.duration(),
             ..metrics.http()
         },
         refused_hosts: metrics.of("host"),

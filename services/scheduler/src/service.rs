@@ -147,6 +147,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         // The first query adds the topic to the watch, so that its state is known before the first job is due.
         topics.presence(&topic);
     }
+    let window_bytes = usize::try_from(scheduler.window_bytes).unwrap_or(usize::MAX);
     let settings = Arc::new(Settings {
         rules,
         ingest: ingest.clone(),
@@ -159,8 +160,8 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
             ended: scheduler.keep_ended.duration(),
         },
         window: scheduler.window.duration(),
-        window_jobs: scheduler.window_jobs as usize,
-        window_bytes: usize::try_from(scheduler.window_bytes).unwrap_or(usize::MAX),
+        window_jobs: window_bytes / MIN_WINDOW_JOB,
+        window_bytes,
         index_batch_bytes: INDEX_BATCH_BYTES,
         topics,
         missing_topic_timeout: config.kafka.topics.missing_timeout.duration(),
@@ -222,6 +223,8 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What a job in the window counts at least, in bytes.
+const MIN_WINDOW_JOB: usize = 1342;
 /// The maximum size of the changes that are applied to the index at once, in bytes. One script applies them, and Redis does nothing else meanwhile.
 const INDEX_BATCH_BYTES: usize = 4 << 20;
 /// The maximum number of indexers that wait to be started.

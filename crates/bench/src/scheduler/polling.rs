@@ -1,6 +1,7 @@
 //! The common design of a scheduler: a sorted set in Redis, and a loop in Python that polls it every second; see
 //! `peers/polling_scheduler.py`.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -109,9 +110,8 @@ impl Polling {
             .stderr(Stdio::inherit())
             .output()?;
         ensure!(output.status.success(), "scheduling failed");
-        let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-        let seconds = report["seconds"].as_f64().context("seconds")?;
-        Ok(count as f64 / seconds)
+        let report: BTreeMap<String, f64> = serde_json::from_slice(&output.stdout)?;
+        Ok(count as f64 / report.get("seconds").context("seconds")?)
     }
 
     fn work(&self, topic: &str, count: usize, variant: Variant) -> anyhow::Result<Worker> {

@@ -1,5 +1,10 @@
 //! Documents that must be evaluated as a whole.
 
+#![expect(
+    clippy::disallowed_types,
+    reason = "filled by a reader that gives no name a meaning"
+)]
+
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};

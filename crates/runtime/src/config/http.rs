@@ -41,12 +41,6 @@ pub struct HttpConfig {
     /// Retries within an attempt, before the record goes to a tier.
     #[serde(default = "defaults::quick_retries")]
     pub quick_retries: u32,
-    /// The delay before the first quick retry. It doubles each time.
-    #[serde(default = "defaults::quick_retry_delay", with = "display_from_str")]
-    pub quick_retry_delay: HumanDuration,
-    /// How many quick retries there may be in the long run, as a share of the calls.
-    #[serde(default = "defaults::quick_retry_budget")]
-    pub quick_retry_budget: f64,
     /// Calls for several records. `None`: each call is for one record.
     #[serde(default)]
     pub batch: Option<BatchConfig>,
@@ -141,8 +135,6 @@ impl HttpConfig {
             connections: ConnectionsConfig::default(),
             concurrency: defaults::concurrency(),
             quick_retries: defaults::quick_retries(),
-            quick_retry_delay: defaults::quick_retry_delay(),
-            quick_retry_budget: defaults::quick_retry_budget(),
             batch: None,
             response: ResponseMode::default(),
             max_response_bytes: defaults::max_response_bytes(),
@@ -212,12 +204,6 @@ impl HttpConfig {
         }
         findings.range("concurrency", self.concurrency, 1..=10_000);
         findings.range("quick_retries", self.quick_retries, 0..=5);
-        findings.range(
-            "quick_retry_delay",
-            self.quick_retry_delay,
-            HumanDuration::from_millis(1)..=HumanDuration::from_secs(60),
-        );
-        findings.range("quick_retry_budget", self.quick_retry_budget, 0.0..=5.0);
         findings.range("max_response_bytes", self.max_response_bytes, 1..=1 << 30);
         findings.range(
             "max_retry_after",
@@ -313,14 +299,6 @@ mod defaults {
 
     pub(super) fn quick_retries() -> u32 {
         2
-    }
-
-    pub(super) fn quick_retry_delay() -> HumanDuration {
-        HumanDuration::from_millis(100)
-    }
-
-    pub(super) fn quick_retry_budget() -> f64 {
-        0.2
     }
 
     pub(super) fn max_response_bytes() -> u64 {

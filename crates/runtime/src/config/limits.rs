@@ -14,20 +14,12 @@ pub struct ApiLimitsConfig {
     pub connections: u32,
     /// Maximum number of requests per second of a caller; in a batch, each job counts. `None`: no limit.
     pub requests_per_second: Option<u32>,
-    /// How long a client may take to send the headers of its first request.
-    #[serde(with = "display_from_str")]
-    pub header_timeout: HumanDuration,
-    /// How long a connection may have no request in progress afterwards, until the headers of the next one are complete.
+    /// How long a connection may have no request in progress after its first one, until the headers of the next one are complete.
     #[serde(with = "display_from_str")]
     pub idle_timeout: HumanDuration,
-    /// Maximum size of the headers of a request, in bytes.
-    pub header_bytes: u32,
     /// How long a request waits in all for its client to send the body.
     #[serde(with = "display_from_str")]
     pub body_timeout: HumanDuration,
-    /// How long a client may read nothing of a response.
-    #[serde(with = "display_from_str")]
-    pub write_timeout: HumanDuration,
     /// Maximum size of a batch of jobs, in bytes.
     pub batch_bytes: u64,
     /// Maximum size of the bodies of all requests in progress, in bytes. A caller may use a quarter.
@@ -39,11 +31,8 @@ impl Default for ApiLimitsConfig {
         Self {
             connections: 10_000,
             requests_per_second: Some(20_000),
-            header_timeout: HumanDuration::from_secs(60),
             idle_timeout: HumanDuration::from_secs(120),
-            header_bytes: 64 << 10,
             body_timeout: HumanDuration::from_secs(30),
-            write_timeout: HumanDuration::from_secs(30),
             batch_bytes: 8 << 20,
             request_bytes: 128 << 20,
         }
@@ -57,10 +46,7 @@ impl ApiLimitsConfig {
             findings.range("requests_per_second", rate, 1..=10_000_000);
         }
         let (second, hour) = (HumanDuration::from_secs(1), HumanDuration::from_secs(3_600));
-        findings.range("header_timeout", self.header_timeout, second..=hour);
         findings.range("idle_timeout", self.idle_timeout, second..=hour);
-        findings.range("write_timeout", self.write_timeout, second..=hour);
-        findings.range("header_bytes", self.header_bytes, 8_192..=1_048_576);
         findings.range("body_timeout", self.body_timeout, second..=hour);
         findings.range("batch_bytes", self.batch_bytes, 1_000..=1_073_741_824);
         findings.range("request_bytes", self.request_bytes, 1_048_576..=4_294_967_295);

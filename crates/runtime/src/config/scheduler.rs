@@ -62,9 +62,7 @@ pub struct SchedulerConfig {
     /// How long before its due time a job is loaded into memory.
     #[serde(with = "display_from_str")]
     pub window: HumanDuration,
-    /// Maximum jobs in memory per partition. Applications share them.
-    pub window_jobs: u32,
-    /// Maximum size of jobs in memory per partition, in bytes.
+    /// Maximum size of jobs in memory per partition, in bytes. Applications share it.
     pub window_bytes: u64,
 }
 
@@ -120,7 +118,6 @@ impl Default for SchedulerConfig {
             max_ended: 50_000,
             record_job_changes: true,
             window: HumanDuration::from_secs(10),
-            window_jobs: 50_000,
             window_bytes: 64 << 20,
         }
     }
@@ -268,7 +265,6 @@ impl SchedulerConfig {
             self.window,
             HumanDuration::from_millis(100)..=HumanDuration::from_secs(600),
         );
-        findings.range("window_jobs", self.window_jobs, 100..=10_000_000);
         findings.range("window_bytes", self.window_bytes, 1 << 20..=1 << 36);
     }
 }

@@ -1,5 +1,10 @@
 //! `schema`: the JSON Schema of a pipeline's records.
 
+#![expect(
+    clippy::disallowed_types,
+    reason = "a schema of the configuration, which the validator takes as a Value"
+)]
+
 use std::fmt;
 use std::path::PathBuf;
 

@@ -1,5 +1,10 @@
 //! Tests of the runtime through files, sockets, processes and an OTLP collector.
 
+#![expect(
+    clippy::disallowed_types,
+    reason = "what Redeliver has written, which the tests compare"
+)]
+
 mod admin;
 mod config;
 mod config_errors;

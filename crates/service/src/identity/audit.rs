@@ -44,7 +44,7 @@ impl RefusalMetrics {
         }
         registry.register(
             "api_requests_refused",
-            "Requests to an API, and watches in progress, that were refused because of who sent them, by reason",
+            "Refused requests and ended watches of the APIs, by reason: token_missing, token_malformed, token_wrong, token_expired, certificate_missing, certificate_unknown, keys_unavailable, permission_denied",
             metrics.refused.clone(),
         );
         metrics

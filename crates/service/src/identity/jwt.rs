@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, Header, Validation, decode, decode_header};
+use redeliver_core::json::{Scalar, at_each};
 use redeliver_runtime::config::{ConfigError, JwtConfig, MAX_SCOPES, Scope, endpoint_url};
 use redeliver_runtime::watched_files::WatchedFiles;
-use serde_json::{Map, Value};
+use serde_json::value::RawValue;
 
 use super::jwks::{KeySet, RemoteKeys};
 use super::refusal::{Reason, Refusal};
@@ -33,7 +34,7 @@ enum Keys {
 
 /// What the keys of the issuer say about a token.
 enum Checked {
-    Valid(Map<String, Value>),
+    Valid(Box<RawValue>),
     UnknownKey,
     NoKeys,
     Invalid(Refusal),
@@ -132,7 +133,7 @@ fn check(config: &JwtConfig, keys: &KeySet, token: &[u8], header: &Header) -> Ch
     validation.set_issuer(&[&config.issuer]);
     validation.set_audience(&[&config.audience]);
     validation.set_required_spec_claims(&["exp", "iss", "aud"]);
-    match decode::<Map<String, Value>>(token, &key.key, &validation) {
+    match decode::<Box<RawValue>>(token, &key.key, &validation) {
         Ok(token) => Checked::Valid(token.claims),
         Err(error) => Checked::Invalid(match error.kind() {
             ErrorKind::ExpiredSignature => {
@@ -158,34 +159,39 @@ fn wrong(problem: &str) -> Refusal {
 }
 
 /// The caller, from the claims of a valid token. Scopes of other systems are ignored.
-fn identity(config: &JwtConfig, claims: &Map<String, Value>) -> Result<Identity, Refusal> {
-    let claim = |name: &str| match name.strip_prefix('/') {
-        None => claims.get(name),
-        Some(pointer) => {
-            let (first, rest) = pointer.split_once('/').unwrap_or((pointer, ""));
-            let value = claims.get(&first.replace("~1", "/").replace("~0", "~"))?;
-            if rest.is_empty() {
-                Some(value)
-            } else {
-                value.pointer(&format!("/{rest}"))
-            }
-        }
+fn identity(config: &JwtConfig, claims: &RawValue) -> Result<Identity, Refusal> {
+    let claim = |name: &str| {
+        let pointer = match name.starts_with('/') {
+            true => name.to_owned(),
+            false => format!("/{}", name.replace('~', "~0").replace('/', "~1")),
+        };
+        at_each(claims.get().as_bytes(), &[pointer]).ok()?.pop()?
     };
-    let Some(name) = claim(&config.name_claim).and_then(Value::as_str) else {
+    let Some(name) = claim(&config.name_claim).and_then(text) else {
         return Err(wrong(&format!("has no claim `{}`", config.name_claim)));
     };
-    let words: Vec<&str> = match claim(&config.scopes_claim) {
-        Some(Value::String(text)) => text.split_whitespace().collect(),
-        Some(Value::Array(list)) => list.iter().filter_map(Value::as_str).collect(),
-        _ => Vec::new(),
+    let words = |listed: &RawValue| match text(listed) {
+        Some(words) => words.split_whitespace().map(str::to_owned).collect(),
+        None => {
+            let list: Vec<&RawValue> = serde_json::from_str(listed.get()).unwrap_or_default();
+            list.into_iter().filter_map(text).collect()
+        }
     };
-    Ok(Identity::new(name, scopes(&config.roles, &words)))
+    let words: Vec<String> = claim(&config.scopes_claim).map(words).unwrap_or_default();
+    Ok(Identity::new(&name, scopes(&config.roles, &words)))
 }
 
-fn scopes(roles: &BTreeMap<String, Vec<Scope>>, words: &[&str]) -> Vec<Scope> {
+fn text(value: &RawValue) -> Option<String> {
+    match Scalar::of(value)? {
+        Scalar::String(text) => String::from_utf8(text.into_owned()).ok(),
+        _ => None,
+    }
+}
+
+fn scopes(roles: &BTreeMap<String, Vec<Scope>>, words: &[String]) -> Vec<Scope> {
     let mut scopes = Vec::new();
     for word in words {
-        match roles.get(*word) {
+        match roles.get(word) {
             Some(of_role) => scopes.extend_from_slice(of_role),
             // Other systems have a scope `*` too. Only a role of the configuration gives access to everything.
             None => scopes.extend(word.parse().ok().filter(|scope| *scope != Scope::everything())),

@@ -1,5 +1,7 @@
 //! Who is identified, with what is refused.
 
+#![expect(clippy::disallowed_types, reason = "claims and keys of these tests")]
+
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -403,6 +405,32 @@ async fn roles_and_nested_claims_give_scopes() {
             && identity.may(Area::Jobs, Verb::Read, Some("mail"))
     );
     assert!(!identity.may(Area::Jobs, Verb::Write, Some("mail")));
+}
+
+#[tokio::test]
+async fn claims_are_read_as_they_are() {
+    let files = Files::new();
+    let issuer = Issuer::new("k1").unwrap();
+    files.write("jwks", &jwks(&[&issuer]));
+    let jwt = format!("{JWT}, jwks_file: '{{dir}}/jwks', scopes_claim: /access/roles");
+    let authenticator = files.authenticator(&format!("auth: {{ jwt: {{ {jwt} }} }}"));
+    let roles = r#"{"roles":["jobs:read:mail"]}"#;
+    let hidden = json!({ "$serde_json::private::RawValue": roles }).to_string();
+    for (access, may_read) in [(roles, true), (&hidden, false)] {
+        let others = claims()
+            .to_string()
+            .replacen('{', r#"{"limit":1e400,"nick":"\ud800","#, 1);
+        let token = others.replacen('{', &format!(r#"{{"access":{access},"#), 1);
+        let identity = with_token(&authenticator, &issuer.sign(&token).unwrap())
+            .await
+            .unwrap();
+        assert_eq!(identity.name(), "billing");
+        assert_eq!(
+            identity.may(Area::Jobs, Verb::Read, Some("mail")),
+            may_read,
+            "{access}"
+        );
+    }
 }
 
 #[test]

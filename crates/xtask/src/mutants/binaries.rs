@@ -1,5 +1,7 @@
 //! Builds the test binaries with all planted defects.
 
+#![expect(clippy::disallowed_types, reason = "messages of cargo")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,5 +1,7 @@
 //! The handler without Kafka, and the program with it.
 
+#![expect(clippy::disallowed_types, reason = "orders of these tests")]
+
 mod handler;
 mod program;
 

@@ -10,6 +10,7 @@
 //! NAME is the transactional id: each process that runs at the same time needs its own, and keeps it when it is started again.
 //! `abort` ends the transaction with nothing written, and `wait` leaves it open until the process is killed.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -19,7 +20,7 @@ use rdkafka::producer::future_producer::Delivery;
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 use rdkafka::util::Timeout;
 use redeliver_client::{IngestTopic, JobId, JobRequest, Output, Timestamp};
-use serde_json::{Value, json};
+use serde_json::json;
 
 struct Orders {
     producer: FutureProducer,
@@ -63,7 +64,7 @@ impl Orders {
         written.map_err(|(error, _)| error).context("writing a command")
     }
 
-    async fn event(&self, order: &str, content: &Value) -> Result<()> {
+    async fn event(&self, order: &str, content: &impl Display) -> Result<()> {
         let content = content.to_string();
         let record = FutureRecord::to(&self.orders).key(order).payload(&content);
         let written = self.producer.send(record, Timeout::Never).await;

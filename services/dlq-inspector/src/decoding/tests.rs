@@ -1,3 +1,8 @@
+#![expect(
+    clippy::disallowed_types,
+    reason = "decoded documents, which these tests compare"
+)]
+
 use proptest::prelude::*;
 use prost_reflect::DynamicMessage;
 use redeliver_testkit::fuzz::{FEW, check_each, fuzz};

@@ -1,5 +1,10 @@
 //! Tests of the `dlq-inspector` binary on a real Kafka, through its API.
 
+#![expect(
+    clippy::disallowed_types,
+    reason = "what Redeliver has written, which the tests compare"
+)]
+
 mod access;
 mod api;
 mod completeness;

@@ -44,7 +44,7 @@ impl HttpFamilies {
         let families = Self::default();
         registry.register(
             "http_calls",
-            "Calls of the endpoint, by the status of the response, or by the error if there is no complete one",
+            "Calls of the endpoint, by status (other above 599) or error: timeout, connect, closed, invalid-response, content-encoding, response-too-large",
             families.calls.clone(),
         );
         registry.register(

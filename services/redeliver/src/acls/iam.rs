@@ -4,9 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::permissions::{Name, Operation, Permissions, Resource};
+use crate::output::Json;
 
 /// The ARN of a cluster: `arn:aws:kafka:REGION:ACCOUNT:cluster/NAME/UUID`.
 #[derive(Clone)]
@@ -80,7 +81,7 @@ pub(super) struct Policy<'a> {
 }
 
 impl Policy<'_> {
-    fn document(&self) -> Value {
+    fn document(&self) -> Json {
         let mut granted: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         let mut allow = |resource: &Resource, names: &[&str]| {
             let actions = names.iter().map(|name| format!("kafka-cluster:{name}"));
@@ -104,7 +105,7 @@ impl Policy<'_> {
         for (resource, actions) in granted {
             statements.entry(actions).or_default().push(resource);
         }
-        let statements: Vec<Value> = statements
+        let statements: Vec<Json> = statements
             .into_iter()
             .map(
                 |(actions, resources)| json!({ "Effect": "Allow", "Action": actions, "Resource": resources }),
@@ -159,7 +160,7 @@ mod tests {
         let of = |resource: &str| -> Vec<&str> {
             let statements = document["Statement"].as_array().unwrap();
             let resource = format!("arn:aws:kafka:eu-central-1:123456789012:{resource}");
-            let found: Vec<&Value> = statements
+            let found: Vec<&Json> = statements
                 .iter()
                 .filter(|it| it["Resource"].as_array().unwrap().contains(&json!(resource)))
                 .collect();

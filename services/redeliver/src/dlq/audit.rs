@@ -4,12 +4,12 @@ use std::process::ExitCode;
 
 use clap::Args;
 use redeliver_client::{AuditClient, AuditEntry, DisclosedRange, ListAuditEntries, Timestamp};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{InspectorArgs, PAGE};
 use crate::connection::CliError;
 use crate::jobs::time;
-use crate::output::{Format, OutputArgs, print_items, print_line, shortened};
+use crate::output::{Format, Json, OutputArgs, print_items, print_line, shortened};
 
 #[derive(Args)]
 pub(super) struct AuditArgs {
@@ -126,7 +126,7 @@ fn row(entry: &AuditEntry) -> Vec<String> {
     ]
 }
 
-fn as_json(entry: &AuditEntry) -> Value {
+fn as_json(entry: &AuditEntry) -> Json {
     let position = entry.position.as_ref().map(ToString::to_string);
     if !entry.is_readable {
         return json!({ "position": position, "readable": false });
@@ -151,7 +151,7 @@ fn as_json(entry: &AuditEntry) -> Value {
     })
 }
 
-fn range(range: &DisclosedRange) -> Value {
+fn range(range: &DisclosedRange) -> Json {
     json!({
         "topic": range.topic,
         "partition": range.partition,

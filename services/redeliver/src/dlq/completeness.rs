@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use redeliver_client::{Completeness, MissingPartition, MissingReason};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::output::in_one_line;
+use crate::output::{Json, in_one_line};
 
 /// The exit status of an incomplete answer, if the command requires a complete one, and of a masked payload.
 pub(super) const EXIT_INCOMPLETE: u8 = 3;
@@ -90,7 +90,7 @@ fn partition(missing: &MissingPartition) -> String {
     in_one_line(&format!("{place} ({reason}{})", error.unwrap_or_default()))
 }
 
-pub(crate) fn completeness_json(completeness: &Completeness) -> Value {
+pub(crate) fn completeness_json(completeness: &Completeness) -> Json {
     let missing = completeness.missing.iter().map(|missing| {
         json!({
             "topic": missing.topic,

@@ -6,13 +6,13 @@ use clap::{Args, Subcommand, ValueEnum};
 use redeliver_client::{
     Code, DeadLetterClient, Group, GroupChange, GroupOrder, GroupState, ListGroups, Timestamp,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::completeness::{CompleteArgs, completeness_json};
 use super::{FilterArgs, InspectorArgs, Listed, list_pages, print_with_completeness};
 use crate::connection::CliError;
 use crate::jobs::time;
-use crate::output::{OutputArgs, fields, print_item, print_items, shortened};
+use crate::output::{Json, OutputArgs, fields, print_item, print_items, shortened};
 
 #[derive(Args)]
 pub(super) struct GroupsArgs {
@@ -346,7 +346,7 @@ fn as_text(group: &Group) -> String {
     ])
 }
 
-fn as_json(group: &Group) -> Value {
+fn as_json(group: &Group) -> Json {
     json!({
         "id": group.id,
         "fingerprint_version": group.fingerprint_version,

@@ -10,7 +10,7 @@ use redeliver_client::{
     RedriveSelection, RedriveState, Timestamp,
 };
 use redeliver_core::{Clock as _, HumanDuration, SystemClock};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::InspectorArgs;
 use super::completeness::EXIT_INCOMPLETE;
@@ -18,7 +18,7 @@ use super::outage::Outage;
 use crate::connection::CliError;
 use crate::jobs::time;
 use crate::output::{
-    Format, OutputArgs, fields, in_one_line, print_item, print_items, print_line, shortened,
+    Format, Json, OutputArgs, fields, in_one_line, print_item, print_items, print_line, shortened,
 };
 use crate::progress::Progress;
 
@@ -588,7 +588,7 @@ async fn items(client: &RedriveClient, args: &ItemsArgs) -> Result<ExitCode, Cli
     Ok(ExitCode::SUCCESS)
 }
 
-fn item_json(item: &RedriveItem) -> Value {
+fn item_json(item: &RedriveItem) -> Json {
     let written = Some(written(item)).filter(|written| !written.is_empty());
     json!({ "id": item.id, "outcome": item.outcome, "written": written })
 }
@@ -653,7 +653,7 @@ fn as_text(job: &Redrive) -> String {
     text
 }
 
-fn as_json(job: &Redrive) -> Value {
+fn as_json(job: &Redrive) -> Json {
     let counts = |counts: &[(String, u32)]| {
         let counts = counts
             .iter()

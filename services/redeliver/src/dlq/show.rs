@@ -2,9 +2,9 @@
 
 use redeliver_client::{DeadLetter, Dialect, Position, RedrivenAs, Timestamp};
 use redeliver_core::redrive::{REDRIVE_EDITED, REDRIVE_OF};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, json};
 
-use crate::output::{block, fields, header_lines, headers_json, insert_bytes, line, shortened};
+use crate::output::{Json, block, fields, header_lines, headers_json, insert_bytes, line, shortened};
 
 /// Limit of the payload in text output, in bytes.
 const SHOWN: usize = 16 * 1024;
@@ -98,7 +98,7 @@ fn redriven_text(redriven: &RedrivenAs) -> String {
     parts.join(", ")
 }
 
-pub(crate) fn redriven_json(redriven: &RedrivenAs) -> Value {
+pub(crate) fn redriven_json(redriven: &RedrivenAs) -> Json {
     let written = redriven.written.as_ref().map(ToString::to_string);
     json!({ "redrive_id": redriven.redrive_id, "edited": redriven.edited, "written": written })
 }
@@ -140,10 +140,10 @@ fn origin(origin: &Position) -> String {
     }
 }
 
-pub(crate) fn as_json(letter: &DeadLetter) -> Value {
+pub(crate) fn as_json(letter: &DeadLetter) -> Json {
     let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
     let mut object = Map::new();
-    let mut put = |name: &str, value: Value| object.insert(name.to_owned(), value);
+    let mut put = |name: &str, value: Json| object.insert(name.to_owned(), value);
     put("id", json!(letter.id));
     put("topic", json!(&*letter.position.topic));
     put("partition", json!(letter.position.partition));
@@ -198,7 +198,7 @@ pub(crate) fn as_json(letter: &DeadLetter) -> Value {
     if letter.unreadable_headers > 0 {
         object.insert("unreadable_headers".to_owned(), letter.unreadable_headers.into());
     }
-    Value::Object(object)
+    Json::Object(object)
 }
 
 #[cfg(test)]
@@ -321,7 +321,7 @@ ff 00 61";
         };
         let shown = as_text(&letter(), Some(&unknown));
         assert!(shown.contains("\nwritten to  job 01a212ee742fea04\n"), "{shown}");
-        assert_eq!(redriven_json(&unknown)["written"], Value::Null);
+        assert_eq!(redriven_json(&unknown)["written"], Json::Null);
     }
 
     #[test]

@@ -17,12 +17,12 @@ use redeliver_runtime::Config;
 use redeliver_runtime::cli::EXIT_FAILURE;
 use redeliver_runtime::error_chain::error_chain;
 use redeliver_scheduler::request::{self, ConflictPolicy, Draft, ParsedRequest, read_json};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::Instant;
 
 use super::schedule::ScheduleArgs;
 use crate::connection::CliError;
-use crate::output::{Format, print_item};
+use crate::output::{Format, Json, print_item};
 
 /// The maximum size of a line, in bytes. A server accepts no larger one by default.
 const MAX_LINE: u64 = 2 << 20;
@@ -361,7 +361,7 @@ fn as_text(line: u64, result: &LineResult) -> String {
     }
 }
 
-fn as_json(line: u64, result: &LineResult) -> Value {
+fn as_json(line: u64, result: &LineResult) -> Json {
     match result {
         Ok(scheduled) => json!({
             "line": line,

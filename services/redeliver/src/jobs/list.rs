@@ -19,10 +19,10 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::CommonArgs;
 use redeliver_service::login::kafka_of_command;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::connection::{CliError, CredentialArgs};
-use crate::output::{Format, OutputArgs, print_items, shortened};
+use crate::output::{Format, Json, OutputArgs, print_items, shortened};
 
 #[derive(Args)]
 pub(super) struct ListArgs {
@@ -274,7 +274,7 @@ impl Row {
         ]
     }
 
-    fn json(&self) -> Value {
+    fn json(&self) -> Json {
         json!({
             "id": self.id.to_string(),
             "app": self.app,

@@ -1,9 +1,9 @@
 //! A job as text and as JSON.
 
 use redeliver_client::{Job, Timestamp};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, json};
 
-use crate::output::{block, fields, header_lines, headers_json, insert_bytes, line};
+use crate::output::{Json, block, fields, header_lines, headers_json, insert_bytes, line};
 
 /// Limit of the data in text output, in bytes.
 const SHOWN: usize = 16 * 1024;
@@ -38,10 +38,10 @@ pub(super) fn as_text(job: &Job) -> String {
     text
 }
 
-pub(super) fn as_json(job: &Job) -> Value {
+pub(super) fn as_json(job: &Job) -> Json {
     let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
     let mut object = Map::new();
-    let mut put = |name: &str, value: Value| object.insert(name.to_owned(), value);
+    let mut put = |name: &str, value: Json| object.insert(name.to_owned(), value);
     put("id", json!(job.id.to_string()));
     put("app", json!(job.app));
     put("state", json!(job.state.as_str()));
@@ -60,7 +60,7 @@ pub(super) fn as_json(job: &Job) -> Value {
         insert_bytes(&mut object, "data", Some(&job.data));
         object.insert("headers".to_owned(), headers_json(&job.headers));
     }
-    Value::Object(object)
+    Json::Object(object)
 }
 
 #[cfg(test)]
@@ -117,7 +117,7 @@ data, 7 bytes
         let value = as_json(&job());
         assert_eq!(
             (&value["data"], &value["key"]),
-            (&json!("{\"a\":1}"), &Value::Null)
+            (&json!("{\"a\":1}"), &Json::Null)
         );
     }
 

@@ -13,13 +13,13 @@ use redeliver_runtime::cli::CommonArgs;
 use redeliver_scheduler::api::OccurrenceView;
 use redeliver_scheduler::request::{Format, check_recurrence};
 use redeliver_scheduler::schedules::write_preview;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::definition::{TimingArgs, default_zone, read_definition};
 use super::{ClientError, failure};
 use crate::connection::CliError;
 use crate::jobs::SchedulerArgs;
-use crate::output::{OutputArgs, print_items};
+use crate::output::{Json, OutputArgs, print_items};
 
 #[derive(Args)]
 #[command(group = ArgGroup::new("what").required(true).args(["cron", "every", "file", "id"]))]
@@ -110,6 +110,6 @@ fn row(occurrence: &OccurrencePreview) -> Vec<String> {
     vec![nominal, occurrence.local_time.clone(), latest, reason]
 }
 
-fn as_json(occurrence: &OccurrencePreview) -> Value {
+fn as_json(occurrence: &OccurrencePreview) -> Json {
     json!(OccurrenceView::from(occurrence.clone()))
 }

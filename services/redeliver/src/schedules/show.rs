@@ -7,10 +7,10 @@ use redeliver_client::messages::{
 };
 use redeliver_proto::convert::{from_duration, from_headers, from_priority, from_timestamp};
 use redeliver_scheduler::api::ScheduleView;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::dlq::rounded;
-use crate::output::{block, fields, header_lines, line};
+use crate::output::{Json, block, fields, header_lines, line};
 
 /// Limit of the data in text output, in bytes.
 const SHOWN: usize = 16 * 1024;
@@ -171,7 +171,7 @@ fn misfire_text(misfire: &Misfire) -> String {
 }
 
 /// A schedule as REST shows it in answers to changes and in lists: without data, key and headers.
-pub(super) fn as_json(schedule: &Schedule) -> Value {
+pub(super) fn as_json(schedule: &Schedule) -> Json {
     json!(ScheduleView::from(schedule.clone()))
 }
 

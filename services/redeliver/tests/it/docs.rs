@@ -1,4 +1,4 @@
-//! The docs are correct: their links resolve, and running processes export the metrics of their table.
+//! The docs are correct: their links resolve, and the tables of metrics are what running processes export.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -11,56 +11,78 @@ use crate::support::{DEADLINE, Draft};
 
 const WATCH: &str = include_str!("../../../../docs/watch.md");
 
-/// In the description of a metric of which the tests in `tokens` take care.
-const ONLY_WITH_LOGIN: &str = "only with `kafka.login`";
-
-/// The metrics of the section with their labels, for a Kafka without a login.
-fn documented() -> BTreeMap<String, BTreeSet<String>> {
-    let from = WATCH.split_once("\n## Metrics\n").unwrap().1;
-    let section = from.split("\n## ").next().unwrap();
-    let rows = section.lines().filter(|line| line.starts_with("| `"));
-    let row = |line: &'static str| {
-        let mut cells = line.trim_matches('|').split('|');
-        let (names, labels) = (cells.next().unwrap(), cells.next().unwrap());
-        let labels: BTreeSet<String> = labels
-            .split(',')
-            .map(|label| label.trim().to_owned())
-            .filter(|label| !label.is_empty())
-            .collect();
-        let names = names
-            .split(',')
-            .map(|name| name.trim().trim_matches('`').to_owned());
-        names.map(|name| (name, labels.clone())).collect::<Vec<_>>()
-    };
-    rows.filter(|line| !line.contains(ONLY_WITH_LOGIN))
-        .flat_map(row)
-        .collect()
+/// A metric of some processes.
+#[derive(Default)]
+struct Metric {
+    name: String,
+    help: String,
+    /// The names of the labels of each series.
+    labels: BTreeSet<String>,
 }
 
-/// The label names of each series, by metric. The series of a histogram are listed under its name.
-fn scraped(service: &mut ServiceProcess, series: &mut BTreeMap<String, BTreeSet<BTreeSet<String>>>) {
+/// Adds the metrics of a process, by the names of their families.
+fn scrape(service: &mut ServiceProcess, metrics: &mut BTreeMap<String, Metric>) {
     let (status, text) = service.get("/metrics");
     assert_eq!(status, 200);
-    for line in text.lines().filter(|line| !line.starts_with('#')) {
-        let end = line.find(['{', ' ']).unwrap();
-        let name = line[..end].strip_prefix("redeliver_").unwrap_or(&line[..end]);
-        let name = ["_bucket", "_sum", "_count"]
-            .iter()
-            .find_map(|part| name.strip_suffix(part))
-            .unwrap_or(name);
-        let labels = line[end..]
-            .strip_prefix('{')
-            .map_or("", |rest| &rest[..rest.find('}').unwrap()]);
-        let labels = labels
-            .split("\",")
-            .filter_map(|label| label.split_once('='))
-            .map(|(name, _)| name.to_owned())
-            .filter(|name| name != "le");
-        series
-            .entry(name.to_owned())
-            .or_default()
-            .insert(labels.collect());
+    let mut family = String::new();
+    for line in text.lines() {
+        if let Some((name, help)) = line
+            .strip_prefix("# HELP redeliver_")
+            .and_then(|rest| rest.split_once(' '))
+        {
+            family = name.to_owned();
+            help.trim_end_matches('.')
+                .clone_into(&mut metrics.entry(family.clone()).or_default().help);
+        } else if let Some(series) = line.strip_prefix("redeliver_") {
+            let (name, rest) = series.split_at(series.find(['{', ' ']).unwrap());
+            let parts = ["_bucket", "_sum", "_count"];
+            let name = parts
+                .iter()
+                .find_map(|part| name.strip_suffix(part))
+                .unwrap_or(name);
+            let labels = rest
+                .strip_prefix('{')
+                .map_or("", |rest| &rest[..rest.find('}').unwrap()]);
+            let labels = labels
+                .split("\",")
+                .filter_map(|label| Some(label.split_once('=')?.0));
+            let labels: Vec<&str> = labels.filter(|name| *name != "le").collect();
+            let metric = metrics.get_mut(&family).unwrap();
+            name.clone_into(&mut metric.name);
+            metric.labels.insert(labels.join(", "));
+        }
     }
+}
+
+/// The page with the tables of these metrics. A marker has the prefixes of a table; the last table has all others.
+fn with_tables(metrics: &BTreeMap<String, Metric>) -> String {
+    const MARKER: &str = "<!-- metrics: ";
+    const END: &str = "<!-- end -->";
+    let mut rows: BTreeMap<_, _> = metrics
+        .values()
+        .map(|Metric { name, help, labels }| {
+            let labels: Vec<_> = labels.iter().map(|labels| format!("{labels} ")).collect();
+            (
+                name,
+                format!("| `{name}` | {}| {help} |\n", labels.join("or ").trim_start()),
+            )
+        })
+        .collect();
+    let mut parts = WATCH.split(MARKER);
+    let mut page = parts.next().unwrap().to_owned();
+    for part in parts {
+        let (prefixes, rest) = part.split_once(" -->\n").unwrap();
+        page += &format!("{MARKER}{prefixes} -->\n| name | labels | |\n|---|---|---|\n");
+        rows.retain(|name, row| {
+            let stays = prefixes != "others" && !prefixes.split(' ').any(|prefix| name.starts_with(prefix));
+            if !stays {
+                page += row;
+            }
+            stays
+        });
+        page += &rest[rest.find(END).unwrap()..];
+    }
+    page
 }
 
 /// All services, after a job and records with every outcome.
@@ -95,33 +117,37 @@ pub(crate) fn all_services_at_work(name: &str) -> (Services, [ServiceProcess; 4]
 #[test]
 fn the_docs_list_exactly_the_exported_metrics() {
     let (_services, mut running) = all_services_at_work("docs-metrics");
-    let documented = documented();
-    assert!(documented.len() > 30, "{documented:?}");
-    let series = eventually("all metrics are there", DEADLINE, || {
-        let mut series = BTreeMap::new();
+    // Without a series, a metric is not exported at all. Before an update, remove the rows of metrics that are gone.
+    let names = |page: &str| -> BTreeSet<String> {
+        let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
+        rows.filter_map(|row| Some(row.split_once('`')?.0.to_owned()))
+            .collect()
+    };
+    let page = eventually("all metrics are there", DEADLINE, || {
+        let mut metrics = BTreeMap::new();
         for service in &mut running {
-            scraped(service, &mut series);
+            scrape(service, &mut metrics);
         }
-        let missing: Vec<_> = documented
-            .keys()
-            .filter(|name| !series.contains_key(*name))
-            .collect();
+        let page = with_tables(&metrics);
+        let missing: Vec<_> = names(WATCH).difference(&names(&page)).cloned().collect();
         if missing.is_empty() {
-            Ok(series)
+            Ok(page)
         } else {
             Err(format!("{missing:?}"))
         }
     });
-    for (name, labels) in &documented {
-        let expected = BTreeSet::from([labels.clone()]);
-        assert_eq!(series[name], expected, "{name}");
+    if std::env::var_os("REDELIVER_UPDATE").is_some() {
+        std::fs::write(repository().join("docs/watch.md"), &page).unwrap();
+        return;
     }
-    // And no others.
-    let unwritten: Vec<_> = series
-        .keys()
-        .filter(|name| !documented.contains_key(*name))
-        .collect();
-    assert_eq!(unwritten, [""; 0]);
+    let changed = page
+        .lines()
+        .zip(WATCH.lines())
+        .find(|(now, before)| now != before);
+    assert!(
+        page == WATCH,
+        "docs/watch.md is outdated; run this test with REDELIVER_UPDATE=1: {changed:?}"
+    );
 }
 
 pub(crate) fn repository() -> PathBuf {

@@ -1,5 +1,10 @@
 //! The real binaries as processes on a real broker.
 
+#![expect(
+    clippy::disallowed_types,
+    reason = "what Redeliver has written, which the tests compare"
+)]
+
 mod acls;
 mod all_services;
 mod batches;

@@ -104,7 +104,6 @@ fn records_attempts_and_calls_are_counted_by_what_became_of_them() {
         .pipeline("max_age", "30m")
         .pipeline("http.timeout", "4s")
         .pipeline("http.quick_retries", "1")
-        .pipeline("http.quick_retry_delay", "1ms")
         .behave(reply)
         .create();
     let (mut enricher, mut tier) = (pipe.enricher("a"), pipe.retry_tier("a"));

@@ -220,7 +220,6 @@ fn quick_retries_come_before_a_wait() {
     let pipe = PipeBuilder::new("retries-quick")
         .tiers(&[300])
         .pipeline("http.quick_retries", "2")
-        .pipeline("http.quick_retry_delay", "10ms")
         // It also limits how long quick retries may start.
         .pipeline("http.timeout", "60s")
         .behave(reply)

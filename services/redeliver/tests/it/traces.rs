@@ -313,7 +313,6 @@ fn each_call_of_an_attempt_is_a_span() {
         .partitions(1)
         .tiers(&[300])
         .pipeline("http.quick_retries", "2")
-        .pipeline("http.quick_retry_delay", "1ms")
         .behave(move |request| {
             let parent = request.headers.get(TRACEPARENT).unwrap().to_str().unwrap();
             seen.lock().unwrap().push(parent.to_owned());

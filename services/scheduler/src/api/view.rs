@@ -184,6 +184,7 @@ mod tests {
 
     use super::*;
 
+    #[expect(clippy::disallowed_types, reason = "what the view itself has made")]
     fn to_json(job: v1::Job) -> serde_json::Value {
         serde_json::to_value(JobView::from(job)).unwrap()
     }

@@ -875,7 +875,7 @@ fn as_json(draft: &Draft) -> String {
     optional("onConflict", replaces.then(|| "replace".to_owned()));
     optional("key", draft.payload.key.as_ref().map(text));
     optional("expireAfter", draft.expire_after.map(|wait| wait.to_string()));
-    let headers: Vec<serde_json::Value> = draft
+    let headers: Vec<_> = draft
         .payload
         .headers
         .iter()

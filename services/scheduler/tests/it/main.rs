@@ -1,5 +1,10 @@
 //! Tests of the scheduler with real Kafka and Redis.
 
+#![expect(
+    clippy::disallowed_types,
+    reason = "what Redeliver has written, which the tests compare"
+)]
+
 mod api;
 mod audit;
 mod burst;

@@ -4,6 +4,11 @@
 //! deeper than `serde_json` lets a document be. Those of `apache-avro` are not: it follows a chain of references recursively, copies named types
 //! where they are used, and builds the default values of fields, whose number can double with each line.
 
+#![expect(
+    clippy::disallowed_types,
+    reason = "from json::parse: a schema is evaluated as a whole"
+)]
+
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 

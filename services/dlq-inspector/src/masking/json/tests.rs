@@ -1,3 +1,8 @@
+#![expect(
+    clippy::disallowed_types,
+    reason = "masked documents, which these tests compare"
+)]
+
 use proptest::prelude::*;
 use redeliver_testkit::fuzz::{FEW, check_each, fuzz};
 use redeliver_testkit::valid_json;

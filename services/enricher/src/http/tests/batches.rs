@@ -1,5 +1,7 @@
 //! Calls for several records.
 
+#![expect(clippy::disallowed_types, reason = "bodies of the endpoint in these tests")]
+
 use futures::future::join_all;
 use redeliver_runtime::config::{BatchConfig, BatchValues};
 use serde_json::{Value, json};

@@ -156,6 +156,7 @@ fn duration(duration: Option<&ProtoDuration>) -> Option<String> {
 
 impl ScheduleView {
     /// A definition alone, as JSON.
+    #[expect(clippy::disallowed_types, reason = "what the view itself has made")]
     pub(crate) fn definition(spec: v1::ScheduleSpec) -> serde_json::Value {
         let view = Self::from(v1::Schedule {
             spec: Some(spec),

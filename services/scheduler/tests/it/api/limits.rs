@@ -458,7 +458,6 @@ async fn a_client_reads_the_refusal_of_a_request_that_it_still_sends() {
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_clients_and_too_many_connections_are_closed() {
     let mut server = Server::start_with(|builder| {
-        let builder = builder.set("scheduler.limits.header_timeout", "1s");
         let builder = builder.set("scheduler.limits.body_timeout", "1s");
         builder.set("scheduler.limits.connections", "8")
     });
@@ -469,13 +468,6 @@ async fn slow_clients_and_too_many_connections_are_closed() {
     .await;
     assert!(slow_body.starts_with("HTTP/1.1 408 "), "{slow_body}");
     assert!(slow_body.contains("\"code\":\"body_timeout\""), "{slow_body}");
-    for sent in ["", "GET /v1/stats HTTP/1.1\r\nhost: loc"] {
-        let answer = answer_to(&server, sent).await;
-        assert!(
-            answer.is_empty() || answer.starts_with("HTTP/1.1 408 "),
-            "{answer}"
-        );
-    }
     let large = format!(
         "GET /v1/stats HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n",
         "x".repeat(70_000)
