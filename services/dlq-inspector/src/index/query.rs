@@ -9,7 +9,7 @@ use redeliver_kafka::TopicId;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension as _, Row, params, params_from_iter};
 
-use super::entries::{self, Entries, Place};
+use super::entries::{Entries, Place};
 use super::message_cache::MessageCache;
 use super::plan::{Driver, FEW_OF, Plan, TimeRange};
 use super::tables::{BodyRow, LetterRow};
@@ -139,8 +139,7 @@ impl IndexedLetter {
             offset: letter.offset,
         };
         let entry = entries
-            .find(place)?
-            .filter(|entry| entries::applies(entry, &letter.content, letter.dead_at))
+            .find(place, &letter.content, letter.dead_at)?
             .unwrap_or_default();
         let time = |millis: Option<i64>| millis.map(Timestamp::from_millis);
         let mut text = |id| texts.text(TextTable::Texts, id);

@@ -24,8 +24,7 @@ fn a_group_has_the_counts_times_and_topics_of_its_dead_letters() {
         timeout("b-dlq", 3),
         refused,
     ]);
-    let mut discarded = update("b-dlq/0/3", Some(State::Discarded), None);
-    discarded.entry.as_mut().unwrap().time = None;
+    let discarded = update("b-dlq/0/3", Some(State::Discarded), None);
     fixture.apply(&[Change::Ledger(vec![discarded])]);
     let listed = fixture.groups("", GroupOrder::Last, None, 10);
     assert_eq!((listed.groups.len(), listed.next), (2, None));
@@ -297,11 +296,7 @@ fn the_groups_of_the_writer_equal_the_rows() {
                 let state = [None, Some(State::Redriven), Some(State::Discarded)][random.usize(..3)];
                 let updates = (0..random.i64(1..8)).map(|_| {
                     let id = format!("{name}/{partition}/{}", random.i64(0..=*end));
-                    let mut update = update(&id, state, None);
-                    if let Some(entry) = &mut update.entry {
-                        entry.time = None;
-                    }
-                    update
+                    update(&id, state, None)
                 });
                 fixture.apply(&[Change::Ledger(updates.collect())]);
             }

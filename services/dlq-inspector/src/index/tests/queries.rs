@@ -332,13 +332,6 @@ fn an_index_finds_what_a_scan_finds() {
                 let topic = ["a-dlq", "b-dlq"][number % 2];
                 update(&format!("{topic}/0/{}", number * 3), Some(State::Discarded), None)
             })
-            .map(|mut update| {
-                // Later than the dead letters, so that the entries apply.
-                if let Some(entry) = &mut update.entry {
-                    entry.time = None;
-                }
-                update
-            })
             .collect(),
     )]);
     for filter in [
