@@ -556,3 +556,43 @@ fn a_search_for_the_next_dead_letter_of_a_group_is_bounded_and_stays_in_its_topi
     let of_b = &fixture.groups("topic = b-dlq", GroupOrder::Last, None, 10).groups[0];
     assert_eq!(of_b.sample.as_ref().unwrap().to_string(), "b-dlq/0/2999");
 }
+
+#[test]
+fn filters_on_masked_fields_match_dead_letters() {
+    let mut fixture = Fixture::new();
+    let of = |topic: &str, offset, pipeline| {
+        let headers = [("error-class", "permanent"), ("pipeline", pipeline)];
+        letter(topic, 0, offset, &headers)
+    };
+    let masked = |letter: Letter| Letter {
+        group: GroupId::from_number(7),
+        masked_facts: Some(Facts {
+            pipeline: "<masked>".to_owned(),
+            ..letter.facts.clone()
+        }),
+        ..letter
+    };
+    fixture.put(vec![
+        masked(of("a-dlq", 1, "x")),
+        masked(of("a-dlq", 2, "y")),
+        of("b-dlq", 1, "x"),
+    ]);
+    let counts = |filter| {
+        let filter = parse(filter, fixture.json_fields).unwrap();
+        let query = GroupQuery {
+            tests_masked: true,
+            ..all_groups(&filter)
+        };
+        let listed = fixture.index.pool.read_blocking(|connection| list_groups(connection, &query));
+        let mut counts: Vec<(String, u64)> = Vec::new();
+        for group in listed.unwrap().groups {
+            counts.push((group.pipeline, group.count));
+        }
+        counts.sort();
+        counts
+    };
+    let group = |pipeline: &str, count| (pipeline.to_owned(), count);
+    assert_eq!(counts("pipeline = x"), [group("<masked>", 1), group("x", 1)]);
+    assert_eq!(counts("pipeline != x"), [group("<masked>", 1)]);
+    assert_eq!(counts("pipeline = <masked>"), []);
+}
