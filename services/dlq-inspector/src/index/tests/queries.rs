@@ -1,5 +1,6 @@
 //! Filters, pages and watches, and which index answers them.
 
+use super::super::message_cache::MessageCache;
 use super::*;
 
 #[test]
@@ -719,4 +720,34 @@ fn a_search_for_a_number_is_driven_by_what_else_finds_fewer_rows() {
         fixture.matching("headers.tenant = b OR error_message : gateway"),
         [0; 0]
     );
+}
+
+#[test]
+fn messages_are_found_among_many_templates() {
+    let mut fixture = Fixture::new();
+    let with = |offset, message: &str| {
+        let headers = [("error-class", "permanent"), ("error-message", message)];
+        letter("t-dlq", 0, offset, &headers)
+    };
+    fixture.put(vec![
+        with(1, "alpha 7 x"),
+        with(2, "beta"),
+        with(3, "the alpha"),
+    ]);
+    let connection = rusqlite::Connection::open(fixture.directory.path().join(FILE)).unwrap();
+    connection
+        .execute_batch(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100001) \
+             INSERT INTO templates (text) SELECT 'alpha of ' || i FROM n",
+        )
+        .unwrap();
+    let known = MessageCache::default();
+    for _ in 0..2 {
+        let found = known.matches(&connection, "alpha").unwrap();
+        assert!(found.all.len() + found.some.len() <= 100_000);
+    }
+    assert_eq!(fixture.matching("error_message : alpha"), [3, 1]);
+    assert_eq!(fixture.matching("error_message : \"lpha 7\""), [1]);
+    assert_eq!(fixture.matching("NOT error_message : alpha"), [2]);
+    assert_eq!(fixture.matching("error_message : alpha AND error_message : the"), [3]);
 }
