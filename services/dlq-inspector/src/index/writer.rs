@@ -432,6 +432,7 @@ impl Batch<'_> {
         let mut attempt = 0;
         loop {
             row.row = row_key::candidate(letter.dead_at, number, attempt);
+            row.dead_at = row_key::time(row.row, letter.dead_at);
             if row.insert(&mut self.insert_letter)? {
                 break;
             }
@@ -459,7 +460,7 @@ impl Batch<'_> {
             error_class_id: row.error_class_id,
             state: row.state,
         };
-        self.counters.add(counted, row.group_id, dead_at, 1);
+        self.counters.add(counted, row.group_id, row.dead_at, 1);
         self.insert_group(letter)
     }
 

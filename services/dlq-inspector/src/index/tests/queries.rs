@@ -1,6 +1,7 @@
 //! Filters, pages and watches, and which index answers them.
 
 use super::super::message_cache::MessageCache;
+use super::super::tables::LetterRow;
 use super::*;
 
 #[test]
@@ -750,4 +751,42 @@ fn messages_are_found_among_many_templates() {
     assert_eq!(fixture.matching("error_message : \"lpha 7\""), [1]);
     assert_eq!(fixture.matching("NOT error_message : alpha"), [2]);
     assert_eq!(fixture.matching("error_message : alpha AND error_message : the"), [3]);
+}
+
+#[test]
+fn rows_beyond_a_full_bucket_are_listed() {
+    let mut fixture = Fixture::new();
+    let dead = |time, offset| at(time, "t-dlq", 0, offset, &[]);
+    fixture.put(vec![dead(3, 1)]);
+    let connection = rusqlite::Connection::open(fixture.directory.path().join(FILE)).unwrap();
+    let row: i64 = connection
+        .query_row("SELECT row FROM letters", (), |row| row.get("row"))
+        .unwrap();
+    // All slots that the next dead letter tries in its bucket are taken.
+    let first = LetterRow::load(&connection, row).unwrap();
+    let mut insert = LetterRow::inserter(&connection).unwrap();
+    let mut taken = 0;
+    while row_key::candidate(Timestamp::from_millis(3), row + 1, taken)
+        <= row_key::last(Timestamp::from_millis(3))
+    {
+        let other = LetterRow {
+            row: row_key::candidate(Timestamp::from_millis(3), row + 1, taken),
+            partition: 1,
+            offset: taken,
+            ..first.clone()
+        };
+        other.insert(&mut insert).unwrap();
+        taken += 1;
+    }
+    fixture.put(vec![dead(3, 2), dead(9, 3)]);
+    let mut cursor = None;
+    let mut listed = Vec::new();
+    while let [letter] = &fixture.list("partition = 0", Direction::Ascending, cursor, 1)[..] {
+        listed.push(letter.id.offset);
+        cursor = Some(letter.cursor());
+    }
+    assert_eq!(listed, [1, 2, 3]);
+    let before = fixture.matching("partition = 0 dead_at < 1970-01-01T00:00:00.008Z");
+    let after = fixture.matching("partition = 0 dead_at >= 1970-01-01T00:00:00.008Z");
+    assert_eq!([after, before].concat(), [3, 2, 1]);
 }
