@@ -75,7 +75,9 @@ pub(crate) fn applies(
     let is_younger = |(dead_at, written): (Timestamp, Timestamp)| {
         dead_at.as_millis() > written.as_millis().saturating_add(MAX_AHEAD)
     };
-    hash.map_or(!dead_at.zip(written).is_some_and(is_younger), |hash| hash == content)
+    hash.map_or(!dead_at.zip(written).is_some_and(is_younger), |hash| {
+        hash == content
+    })
 }
 
 /// A record of the ledger.

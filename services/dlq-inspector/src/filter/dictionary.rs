@@ -100,6 +100,9 @@ impl Dictionary {
     pub fn depends_on_parts(&self) -> bool {
         let mut messages = self.messages.values();
         messages.any(|(_, parts)| parts.is_some())
-            || self.contained.values().any(|found| found.are_unknown || !found.some.is_empty())
+            || self
+                .contained
+                .values()
+                .any(|found| found.are_unknown || !found.some.is_empty())
     }
 }

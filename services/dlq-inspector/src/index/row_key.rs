@@ -132,7 +132,10 @@ mod tests {
             ] {
                 let row = candidate(dead_at, number, attempt);
                 let listed = at(super::time(row, dead_at));
-                assert!((first(listed)..=last(listed)).contains(&row), "{dead_at:?} {attempt}");
+                assert!(
+                    (first(listed)..=last(listed)).contains(&row),
+                    "{dead_at:?} {attempt}"
+                );
                 assert_eq!(listed == dead_at, attempt == 0);
             }
         }

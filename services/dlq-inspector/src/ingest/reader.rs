@@ -148,7 +148,10 @@ impl ReaderLoop {
     fn current_ids(&mut self, batch: &Batch) -> Option<BTreeMap<String, TopicId>> {
         let topics = batch.positions.keys().map(|(topic, _)| topic);
         let topics: BTreeSet<&str> = topics.chain(&batch.recreated).map(|topic| &**topic).collect();
-        let topics: Vec<&str> = topics.into_iter().filter(|topic| self.topics.has_id(topic)).collect();
+        let topics: Vec<&str> = topics
+            .into_iter()
+            .filter(|topic| self.topics.has_id(topic))
+            .collect();
         loop {
             match self.follower.topic_ids(&topics) {
                 Ok(ids) => return Some(ids),

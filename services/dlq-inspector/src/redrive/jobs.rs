@@ -203,12 +203,18 @@ impl Entry {
         match self.job() {
             Some(job) if self.is_stuck() => {
                 let key = progress_key(&job.spec().id);
-                format!("its record `{key}` cannot be read, so what was done is unknown; cancel it, and plan it again")
+                format!(
+                    "its record `{key}` cannot be read, so what was done is unknown; cancel it, and plan it again"
+                )
             }
             Some(job) => {
                 let progress = self.progress();
                 let is_running = job::state(&job, &progress) == v1::RedriveState::Running;
-                if is_running { progress.problem } else { String::new() }
+                if is_running {
+                    progress.problem
+                } else {
+                    String::new()
+                }
             }
             None => String::new(),
         }

@@ -186,7 +186,11 @@ mod tests {
                 let (state, version) = entries[index];
                 states.apply(update(1, state, None, version));
             }
-            assert_eq!(states.state(&item("a-dlq", 1), None), State::Redriven, "{order:?}");
+            assert_eq!(
+                states.state(&item("a-dlq", 1), None),
+                State::Redriven,
+                "{order:?}"
+            );
         }
         // Also if the newest one has no value.
         let mut states = LedgerStates::default();

@@ -533,9 +533,9 @@ impl Source {
     fn tried(&self, known: &mut Known, kind: Kind, prepared: Vec<Prepared>) -> Result<Vec<Tried>, Problem> {
         let ledger = self.read_on(known)?;
         let states = &ledger.states;
-        let tried = prepared.into_iter().map(|prepared| {
-            prepared.tried(kind, |item, dead_at| states.state(item, dead_at))
-        });
+        let tried = prepared
+            .into_iter()
+            .map(|prepared| prepared.tried(kind, |item, dead_at| states.state(item, dead_at)));
         Ok(tried.collect())
     }
 

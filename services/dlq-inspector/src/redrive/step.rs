@@ -399,7 +399,10 @@ mod tests {
                 presence: &|_| presence,
                 now: NOW,
             };
-            context.prepare(planned(1), found).tried(job.kind, |_, _| state).outcome
+            context
+                .prepare(planned(1), found)
+                .tried(job.kind, |_, _| state)
+                .outcome
         };
         let record = found(1);
         let redrive = |state, found, presence| outcome(v1::RedriveKind::Redrive, state, found, presence);

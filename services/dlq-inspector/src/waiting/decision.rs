@@ -145,7 +145,10 @@ mod tests {
     #[test]
     fn the_newest_entry_of_the_same_record_counts() {
         let found = |records: &[Record]| {
-            let mut decisions = Decisions::of(HashMap::from([(id(1), ([7; 16], Some(Timestamp::from_millis(3_602_000))))]));
+            let mut decisions = Decisions::of(HashMap::from([(
+                id(1),
+                ([7; 16], Some(Timestamp::from_millis(3_602_000))),
+            )]));
             for record in records {
                 decisions.apply(record);
             }

@@ -354,10 +354,16 @@ async fn a_new_topic_never_mixes_with_its_predecessor() {
         eventually_async("all dead letters of the new topic", DEADLINE, async || {
             let letters = inspector.list("").await;
             let is_new = |key: &[u8]| key.starts_with(batch.as_bytes());
-            let new = letters.iter().filter(|letter| letter.key.as_deref().is_some_and(is_new));
+            let new = letters
+                .iter()
+                .filter(|letter| letter.key.as_deref().is_some_and(is_new));
             let (new, all) = (new.count(), letters.len());
             assert!(new == 0 || new == all, "{batch}: {new} of {all}");
-            if new == count { Ok(()) } else { Err(format!("{new} of {count}")) }
+            if new == count {
+                Ok(())
+            } else {
+                Err(format!("{new} of {count}"))
+            }
         })
         .await;
     }

@@ -583,7 +583,10 @@ fn filters_on_masked_fields_match_dead_letters() {
             tests_masked: true,
             ..all_groups(&filter)
         };
-        let listed = fixture.index.pool.read_blocking(|connection| list_groups(connection, &query));
+        let listed = fixture
+            .index
+            .pool
+            .read_blocking(|connection| list_groups(connection, &query));
         let mut counts: Vec<(String, u64)> = Vec::new();
         for group in listed.unwrap().groups {
             counts.push((group.pipeline, group.count));

@@ -730,11 +730,7 @@ fn messages_are_found_among_many_templates() {
         let headers = [("error-class", "permanent"), ("error-message", message)];
         letter("t-dlq", 0, offset, &headers)
     };
-    fixture.put(vec![
-        with(1, "alpha 7 x"),
-        with(2, "beta"),
-        with(3, "the alpha"),
-    ]);
+    fixture.put(vec![with(1, "alpha 7 x"), with(2, "beta"), with(3, "the alpha")]);
     let connection = rusqlite::Connection::open(fixture.directory.path().join(FILE)).unwrap();
     connection
         .execute_batch(
@@ -750,7 +746,10 @@ fn messages_are_found_among_many_templates() {
     assert_eq!(fixture.matching("error_message : alpha"), [3, 1]);
     assert_eq!(fixture.matching("error_message : \"lpha 7\""), [1]);
     assert_eq!(fixture.matching("NOT error_message : alpha"), [2]);
-    assert_eq!(fixture.matching("error_message : alpha AND error_message : the"), [3]);
+    assert_eq!(
+        fixture.matching("error_message : alpha AND error_message : the"),
+        [3]
+    );
 }
 
 #[test]
