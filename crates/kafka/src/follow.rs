@@ -7,6 +7,7 @@
 //! The client prefetches records into each queue. Their size is limited by the number of partitions, so that all queues together
 //! have about the same size, however many there are.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,14 +20,14 @@ use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::Offset;
 use redeliver_core::Record;
 use redeliver_core::error_chain::error_chain;
-use redeliver_kafka_ffi::KafkaClient;
+use redeliver_kafka_ffi::{KafkaClient, TopicId, describe_topics};
 
 use crate::client::{ClientSettings, KafkaSettings};
 use crate::convert;
 use crate::credentials::Renewal;
 use crate::partition_end::EndContext;
 use crate::processor::Waker;
-use crate::reader::{ReadError, kafka};
+use crate::reader::{CALL, ReadError, kafka};
 use crate::shared_prefetch::SharedPrefetch;
 
 /// An event of a followed partition.
@@ -75,6 +76,8 @@ pub struct Follower {
     prefetch: Option<SharedPrefetch>,
     waker: Waker,
     renewal: Renewal,
+    /// Whether brokers answer administrative requests.
+    has_topic_ids: bool,
     // Declared before the consumer, so that the queues are dropped before it.
     partitions: Vec<FollowedPartition>,
     consumer: KafkaClient<Arc<BaseConsumer<EndContext>>>,
@@ -124,6 +127,8 @@ impl Follower {
             prefetch,
             waker,
             renewal,
+            // The topics of the embedded broker are never deleted.
+            has_topic_ids: !settings.takes_all_partitions,
             partitions: Vec::new(),
             first: 0,
             turns: 0,
@@ -135,6 +140,22 @@ impl Follower {
     #[must_use]
     pub fn rounds(&self) -> u64 {
         self.rounds
+    }
+
+    /// The current ids of topics, as far as the broker tells them. Blocks.
+    ///
+    /// # Errors
+    /// If the broker does not answer.
+    pub fn topic_ids(&self, topics: &[&str]) -> Result<BTreeMap<String, TopicId>, ReadError> {
+        if topics.is_empty() || !self.has_topic_ids {
+            return Ok(BTreeMap::new());
+        }
+        let failed = |code| kafka("requesting the ids of topics")(KafkaError::AdminOp(code));
+        let described = describe_topics(self.consumer.client(), topics, CALL).map_err(failed)?;
+        let known = described.into_iter();
+        Ok(known
+            .filter_map(|(name, topic)| Some((name, topic.ok()?.id?)))
+            .collect())
     }
 
     /// Follows more partitions. A partition that is already followed continues from the given offset.

@@ -80,7 +80,7 @@ impl ReadError {
 type TopicPartition = (String, i32);
 
 /// Timeout of one request.
-const CALL: Duration = Duration::from_secs(10);
+pub(crate) const CALL: Duration = Duration::from_secs(10);
 /// The first time between two looks whether a transaction is still open, which doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 /// The longest one.

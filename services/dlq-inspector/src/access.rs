@@ -295,6 +295,12 @@ impl LimitedFilter {
         })
     }
 
+    /// Whether it tests what is masked in the groups of some topic.
+    pub(crate) fn tests_masked(&self) -> bool {
+        let mask = self.masking.all();
+        !self.filter.all(&|restriction| !mask.hides_tested(restriction))
+    }
+
     /// Whether a watch with this filter reads this topic.
     pub(crate) fn can_match_in(&self, topic: &str) -> bool {
         self.matches(Some(topic)) && self.filter.can_match_in(topic)

@@ -93,6 +93,15 @@ impl Expr {
         }
     }
 
+    /// Whether the negation of a restriction that satisfies a condition may decide.
+    pub fn negates(&self, condition: &impl Fn(&Restriction) -> bool) -> bool {
+        match self {
+            Self::And(parts) | Self::Or(parts) => parts.iter().any(|part| part.negates(condition)),
+            Self::Not(inner) => !inner.all(&|restriction| !condition(restriction)),
+            Self::Is(_) => false,
+        }
+    }
+
     /// Whether all restrictions satisfy a condition.
     pub fn all(&self, condition: &impl Fn(&Restriction) -> bool) -> bool {
         match self {

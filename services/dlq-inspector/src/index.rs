@@ -160,7 +160,7 @@ pub struct Index {
 }
 
 /// The name of the database file if its contents depend on no settings.
-pub const FILE: &str = "dlq-index-v12.db";
+pub const FILE: &str = "dlq-index-v13.db";
 
 /// What the names of the files of all versions begin with.
 const PREFIX: &str = "dlq-index";

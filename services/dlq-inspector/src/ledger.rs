@@ -57,8 +57,27 @@ pub struct Entry {
     pub by: String,
     /// Why.
     pub note: String,
-    /// The hash of the record that the entry applies to; `None` applies to any record at the position.
+    /// The hash of the record that the entry applies to; `None`: see [`applies`].
     pub content: Option<ContentHash>,
+}
+
+/// By how much the timestamp of a record may be ahead of the time at which it was written: Kafka refuses more, unless a topic allows it.
+const MAX_AHEAD: i64 = 3_600_000;
+
+/// Whether an entry with this hash, written at this time, applies to the dead letter with this content and timestamp at its position.
+///
+/// An entry with a hash applies to the record with that hash. One without a hash applies unless the dead letter is certainly younger: then it is about an earlier
+/// record at this position, before the topic was deleted and created again. What is unknown does not make it so, because a dead letter must not be redriven twice.
+pub(crate) fn applies(
+    (hash, written): (Option<&ContentHash>, Option<Timestamp>),
+    (content, dead_at): (&ContentHash, Option<Timestamp>),
+) -> bool {
+    let is_younger = |(dead_at, written): (Timestamp, Timestamp)| {
+        dead_at.as_millis() > written.as_millis().saturating_add(MAX_AHEAD)
+    };
+    hash.map_or(!dead_at.zip(written).is_some_and(is_younger), |hash| {
+        hash == content
+    })
 }
 
 /// A record of the ledger.

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 pub use redeliver_core::content::{ContentHash, HASH_BYTES};
 use redeliver_core::headers::is_reserved;
-use redeliver_core::{Position, Record, Timestamp, content, redrive};
+use redeliver_core::{Headers, Position, Record, Timestamp, content, redrive};
 
 use crate::dialect::{self, Facts};
 use crate::fingerprint::GroupId;
@@ -79,9 +79,13 @@ impl Letter {
 }
 
 fn record_size(record: &Record) -> u64 {
-    let bytes = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
-    let headers = record.headers.byte_len().saturating_mul(HEADER_OVERHEAD);
-    (bytes(&record.key) + bytes(&record.value)).saturating_add(headers) as u64
+    let bytes = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len) as u64;
+    bytes(&record.key) + bytes(&record.value) + headers_size(&record.headers)
+}
+
+/// The part of [`Letter::record_size`] for these headers.
+pub(crate) fn headers_size(headers: &Headers) -> u64 {
+    headers.byte_len().saturating_mul(HEADER_OVERHEAD) as u64
 }
 
 /// Those that decide what becomes of a dead letter come first, and of these, those that only Redeliver writes.
@@ -108,8 +112,6 @@ pub fn content_hash(record: &Record) -> ContentHash {
 
 #[cfg(test)]
 mod tests {
-    use redeliver_core::Headers;
-
     use super::*;
     use crate::masking::Masking;
 

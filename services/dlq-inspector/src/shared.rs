@@ -28,11 +28,39 @@ impl TopicStatus {
     }
 }
 
+/// The commits that have added dead letters to the index.
+#[derive(Debug, Default)]
+pub(crate) struct Commits {
+    /// The number of the last one.
+    pub(crate) last: u64,
+    /// By topic.
+    last_of: BTreeMap<String, u64>,
+}
+
+impl Commits {
+    /// Counts a commit that has added dead letters of these topics.
+    pub(crate) fn add<'t>(&mut self, topics: impl Iterator<Item = &'t str>) {
+        self.last += 1;
+        for topic in topics {
+            match self.last_of.get_mut(topic) {
+                Some(last) => *last = self.last,
+                None => drop(self.last_of.insert(topic.to_owned(), self.last)),
+            }
+        }
+    }
+
+    /// Whether a commit after this one has added dead letters of a topic for which a condition holds.
+    pub(crate) fn have_added(&self, after: u64, is_wanted: impl Fn(&str) -> bool) -> bool {
+        let mut topics = self.last_of.iter();
+        topics.any(|(topic, last)| *last > after && is_wanted(topic))
+    }
+}
+
 /// State that the parts of the inspector share.
 #[derive(Debug)]
 pub(crate) struct SharedState {
-    /// Changes when dead letters were added to the index.
-    pub(crate) written: watch::Sender<()>,
+    /// Changes when dead letters were added to the index, or it was rebuilt.
+    pub(crate) commits: watch::Sender<Commits>,
     /// Whether the index contains everything that existed at the start.
     pub(crate) caught_up: watch::Sender<bool>,
     completeness: Mutex<Arc<Completeness>>,
@@ -49,7 +77,7 @@ impl SharedState {
     /// Before the index is open.
     pub(crate) fn new() -> Self {
         Self {
-            written: watch::Sender::new(()),
+            commits: watch::Sender::new(Commits::default()),
             caught_up: watch::Sender::new(false),
             completeness: Mutex::default(),
             build: AtomicU64::new(Self::FIRST_BUILD),
@@ -129,6 +157,18 @@ mod tests {
     use super::*;
     use crate::completeness::Reason;
     use crate::ledger;
+
+    #[test]
+    fn commits_concern_watchers_of_their_topics() {
+        let mut commits = Commits::default();
+        let have_added =
+            |commits: &Commits, after, wanted: &str| commits.have_added(after, |topic| topic == wanted);
+        commits.add(["a-dlq", "b-dlq"].into_iter());
+        commits.add(["b-dlq"].into_iter());
+        assert!(have_added(&commits, 0, "a-dlq") && !have_added(&commits, 1, "a-dlq"));
+        assert!(have_added(&commits, 1, "b-dlq") && !have_added(&commits, commits.last, "b-dlq"));
+        assert!(!have_added(&commits, 0, "c-dlq"));
+    }
 
     #[test]
     fn states_are_unknown_in_an_answer_during_which_the_ledger_was_away() {

@@ -47,11 +47,13 @@ impl Api {
         let problem = self.group_states_problem();
         let states = self.group_states()?;
         let (seen, known) = (viewer.clone(), states.clone());
+        let tests_masked = filter.tests_masked();
         let GroupPage { groups, next } = self
             .pool
             .query(move |connection| {
                 let (filter, visible) = (filter.resolve(connection)?, seen.topics(connection)?);
                 let query = GroupQuery {
+                    tests_masked,
                     wanted: &wanted,
                     order,
                     after,

@@ -1,7 +1,7 @@
 //! How far a watch has come: the next offset of each partition. It means the same in every index, because each has the dead letters of a partition in
 //! the order of their offsets.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use redeliver_proto::Message as _;
 use sha2::{Digest as _, Sha256};
@@ -46,6 +46,12 @@ struct EncodedTopic {
 impl Progress {
     /// What the index contains that is not passed. A topic that was created again begins at its start.
     pub(super) fn unread(&mut self, positions: Vec<ReadPosition>) -> Vec<Unread> {
+        // Topics that the index does not have any more take no room in a token from those that it has.
+        let count: usize = self.0.values().map(|topic| topic.next.len()).sum();
+        if count > MAX_PARTITIONS {
+            let known: BTreeSet<u64> = positions.iter().map(|position| key(&position.topic)).collect();
+            self.0.retain(|name, _| known.contains(name));
+        }
         let mut unread = Vec::new();
         for position in positions {
             let id = position.id.map_or(0, |id| (id.bits() >> 64) as u64);
@@ -210,6 +216,19 @@ mod tests {
         ] {
             assert_eq!(Progress::decode(&encoded(partitions, next)), None);
         }
+    }
+
+    #[test]
+    fn deleted_topics_take_no_room_from_others() {
+        let mut progress = Progress::default();
+        for partition in 0..300 {
+            progress.pass("deleted-dlq", partition, 1_000);
+            progress.pass("t-dlq", partition, 7);
+        }
+        let positions = || (0..300).map(|partition| position(None, partition, 7)).collect();
+        assert_eq!(progress.unread(positions()).len(), 0);
+        let mut resumed = Progress::decode(&progress.encode()).unwrap();
+        assert_eq!(resumed.unread(positions()).len(), 0);
     }
 
     #[test]

@@ -332,11 +332,7 @@ impl Api {
             returned: progress.returned,
             brake: if brake { progress.brake } else { String::new() },
             waits_until: waits.map(to_timestamp),
-            problem: if state == v1::RedriveState::Running {
-                progress.problem
-            } else {
-                String::new()
-            },
+            problem: entry.problem(),
             ..job.spec().clone()
         }
     }

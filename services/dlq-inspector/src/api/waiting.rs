@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use futures::stream;
+use futures::{Stream, stream};
 use redeliver_core::backoff::MAX_WAIT;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::headers::Origin;
@@ -14,8 +14,9 @@ use redeliver_kafka::scan::Progress;
 use redeliver_proto::convert::{from_duration, time_of_record, to_duration, to_timestamp};
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1::waiting_service_server::WaitingService;
-use redeliver_proto::{Message as _, v1};
+use redeliver_proto::{Message, v1};
 use redeliver_service::identity::{self, Withdrawn};
+use redeliver_service::memory_budget::Reservation;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
@@ -256,7 +257,7 @@ impl Api {
         to_answer: impl FnOnce(R) -> T + Send + 'static,
     ) -> Result<ResponseStream<T>, Status>
     where
-        T: Send + 'static,
+        T: Message + 'static,
         R: Send + 'static,
     {
         let Some(permit) = self.scans.limit.enter().await else {
@@ -268,11 +269,12 @@ impl Api {
         };
         let (sender, receiver) = mpsc::channel(4);
         let (stop, viewer, metrics) = (self.stop.clone(), viewer.clone(), self.metrics.clone());
+        let api = self.clone();
         let (cancelled, progress) = (CancellationToken::new(), sender.clone());
         let mut reporter = Reporter {
             send: move |message| {
                 // A slow caller does not hold up the scan.
-                let _ = progress.try_send(Ok(to_progress(message)));
+                let _ = progress.try_send(Ok((to_progress(message), None)));
             },
             metrics: metrics.clone(),
             cancelled: cancelled.clone(),
@@ -290,7 +292,8 @@ impl Api {
             let _cancels = cancelled.drop_guard();
             let answer = tokio::select! {
                 answer = reading => match answer {
-                    Ok(answer) => answer.map(to_answer),
+                    Ok(Ok(answer)) => api.with_memory(&viewer, to_answer(answer)).await,
+                    Ok(Err(status)) => Err(status),
                     // Without a status, the stream would just end. The log has the panic.
                     Err(error) if error.is_panic() => Err(Status::internal("the scan has failed")),
                     // The runtime is shutting down.
@@ -306,12 +309,28 @@ impl Api {
             // Fails if the caller has gone, or does not read.
             let _ = sender.send_timeout(answer, SEND_TIMEOUT).await;
         });
-        let messages = stream::unfold(receiver, |mut receiver| async move {
-            let next: Result<T, Status> = receiver.recv().await?;
-            Some((next, receiver))
-        });
-        Ok(Box::pin(messages))
+        Ok(Box::pin(messages(receiver)))
     }
+
+    /// An answer with its memory. The scan has an answer of a bounded size before anybody knows it.
+    async fn with_memory<T: Message>(&self, viewer: &Viewer, answer: T) -> Answered<T> {
+        let memory = self.hold(viewer, &answer).await?;
+        Ok((answer, Some(memory)))
+    }
+}
+
+/// A message of a call, with the memory of an answer.
+type Answered<T> = Result<(T, Option<Reservation>), Status>;
+
+/// The messages of a call. Each is sent once the next one is asked for. Until then, it holds its memory.
+fn messages<T>(receiver: mpsc::Receiver<Answered<T>>) -> impl Stream<Item = Result<T, Status>> {
+    stream::unfold((receiver, None), |(mut receiver, former)| async move {
+        drop(former);
+        Some(match receiver.recv().await? {
+            Ok((message, memory)) => (Ok(message), (receiver, memory)),
+            Err(status) => (Err(status), (receiver, None)),
+        })
+    })
 }
 
 /// A scan, which returns its answer. Blocks.
@@ -623,6 +642,9 @@ mod tests {
 
     use prometheus_client::registry::Registry;
 
+    use futures::StreamExt as _;
+    use redeliver_service::memory_budget::{Caller, MemoryBudget};
+
     use super::*;
 
     fn reporter(cancelled: &CancellationToken, sent: SyncSender<u64>) -> Reporter<impl Fn(v1::ScanProgress)> {
@@ -635,6 +657,20 @@ mod tests {
             calls: 0,
             sent: None,
         }
+    }
+
+    #[tokio::test]
+    async fn answers_hold_memory_until_read() {
+        let (budget, caller) = (MemoryBudget::new(4 << 20), Caller::Anonymous(None));
+        let is_free = || budget.try_reserve(&caller, 512 << 10).is_some();
+        let memory = budget.reserve(&caller, 4 << 20).await;
+        assert!(memory.is_some() && !is_free());
+        let (sender, receiver) = mpsc::channel(1);
+        sender.send(Ok(((), memory))).await.unwrap();
+        drop(sender);
+        let mut messages = std::pin::pin!(messages(receiver));
+        assert!(messages.next().await.unwrap().is_ok() && !is_free());
+        assert!(messages.next().await.is_none() && is_free());
     }
 
     #[test]

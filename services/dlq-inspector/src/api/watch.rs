@@ -182,7 +182,8 @@ impl Watcher {
     }
 
     async fn watch(&mut self) -> Result<std::convert::Infallible, WatchEnd> {
-        let mut written = self.api.shared.written.subscribe();
+        let mut commits = self.api.shared.commits.subscribe();
+        let mut seen = commits.borrow_and_update().last;
         self.send_unread().await?;
         let completeness = Some(self.completeness());
         self.send(Event::Synced(v1::Synced { completeness }), None)
@@ -191,11 +192,19 @@ impl Watcher {
         heartbeats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                changed = written.changed() => {
+                changed = commits.changed() => {
                     if changed.is_err() {
                         return Err(WatchEnd::Status(shutting_down()));
                     }
-                    self.send_unread().await?;
+                    self.check_build()?;
+                    let have_added = {
+                        let commits = commits.borrow_and_update();
+                        let after = std::mem::replace(&mut seen, commits.last);
+                        commits.have_added(after, |topic| self.filter.can_match_in(topic))
+                    };
+                    if have_added {
+                        self.send_unread().await?;
+                    }
                 }
                 _ = heartbeats.tick() => {
                     self.check_build()?;

@@ -61,6 +61,8 @@ pub struct MessageMatches {
     pub all: Vec<i64>,
     /// Templates of which some messages may.
     pub some: Vec<i64>,
+    /// There are so many templates that only the messages themselves tell.
+    pub are_unknown: bool,
 }
 
 /// The answers to [`Lookups`]. What is not in the index has no entry.
@@ -98,6 +100,9 @@ impl Dictionary {
     pub fn depends_on_parts(&self) -> bool {
         let mut messages = self.messages.values();
         messages.any(|(_, parts)| parts.is_some())
-            || self.contained.values().any(|found| !found.some.is_empty())
+            || self
+                .contained
+                .values()
+                .any(|found| found.are_unknown || !found.some.is_empty())
     }
 }

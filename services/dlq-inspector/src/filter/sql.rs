@@ -8,6 +8,10 @@ use crate::json_fields::{name_of_number, text_of_number};
 
 use super::{Comparison, Dictionary, Expr, NumberField, NumberTest, Restriction, TextField, TextTest};
 
+/// Whether the message of a row contains a text.
+const MESSAGE_HAS: &str =
+    "message_has((SELECT text FROM templates WHERE id = l.template_id), l.message_parts, ?)";
+
 /// A bound value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Param {
@@ -181,6 +185,11 @@ impl Condition {
             },
             TextTest::Has(needle) => {
                 let found = dictionary.messages_with(needle);
+                if found.are_unknown {
+                    self.sql += MESSAGE_HAS;
+                    self.params.push(Param::Text(needle.clone()));
+                    return;
+                }
                 if found.all.is_empty() && found.some.is_empty() {
                     self.sql.push('0');
                     return;
@@ -192,8 +201,9 @@ impl Condition {
                 }
                 // That the parts contain something, or there are none, rules out most rows, so it is tested first.
                 self.sql += "((l.message_parts IS NULL OR instr(l.message_parts, ?) > 0) AND \
-                             l.template_id IN (SELECT value FROM json_each(?)) AND message_has(\
-                             (SELECT text FROM templates WHERE id = l.template_id), l.message_parts, ?)))";
+                             l.template_id IN (SELECT value FROM json_each(?)) AND ";
+                self.sql += MESSAGE_HAS;
+                self.sql += "))";
                 self.params.extend(
                     [certain_part(needle), &json_array(&found.some), needle]
                         .map(|text| Param::Text(text.to_owned())),

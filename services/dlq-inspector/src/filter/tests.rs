@@ -8,6 +8,7 @@ fn dictionary() -> Dictionary {
     let busy = MessageMatches {
         all: vec![7, 8],
         some: vec![9],
+        ..MessageMatches::default()
     };
     Dictionary {
         texts: (1..).zip(texts).map(|(id, text)| (text.to_owned(), id)).collect(),

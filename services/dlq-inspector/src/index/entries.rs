@@ -3,7 +3,7 @@
 use redeliver_core::Timestamp;
 use rusqlite::{CachedStatement, Connection, OptionalExtension as _, params};
 
-use crate::ledger::{Entry, State, Version};
+use crate::ledger::{self, Entry, State, Version};
 use crate::letter::ContentHash;
 
 pub(super) const CREATE: &str = "
@@ -16,9 +16,6 @@ CREATE TABLE ledger (
     PRIMARY KEY (topic_id, partition, offset)
 ) WITHOUT ROWID;
 ";
-
-/// By how much the clocks of two machines may differ.
-const CLOCK_DIFFERENCE: i64 = 60_000;
 
 /// A position, with the id of its topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +36,7 @@ impl<'c> Entries<'c> {
     pub(super) fn new(connection: &'c Connection) -> rusqlite::Result<Self> {
         Ok(Self {
             find: connection.prepare_cached(
-                "SELECT state, time, who, note, content FROM ledger \
+                "SELECT state, time, who, note, content, written FROM ledger \
                  WHERE topic_id = ? AND partition = ? AND offset = ? AND state != 0",
             )?,
             version: connection.prepare_cached(
@@ -53,19 +50,26 @@ impl<'c> Entries<'c> {
         })
     }
 
-    /// The entry at a position.
-    pub(super) fn find(&mut self, place: Place) -> rusqlite::Result<Option<Entry>> {
+    /// The entry that applies to a dead letter.
+    pub(super) fn find(
+        &mut self,
+        place: Place,
+        content: &ContentHash,
+        dead_at: i64,
+    ) -> rusqlite::Result<Option<Entry>> {
         let key = (place.topic_id, place.partition, place.offset);
         let read = |row: &rusqlite::Row<'_>| {
-            Ok(Entry {
+            let entry = Entry {
                 state: State::from_number(row.get("state")?).unwrap_or_default(),
                 time: row.get::<_, Option<i64>>("time")?.map(Timestamp::from_millis),
                 by: row.get("who")?,
                 note: row.get("note")?,
                 content: row.get("content")?,
-            })
+            };
+            let written = row.get::<_, Option<i64>>("written")?.map(Timestamp::from_millis);
+            Ok(applies(&entry, written, content, dead_at).then_some(entry))
         };
-        self.find.query_row(key, read).optional()
+        Ok(self.find.query_row(key, read).optional()?.flatten())
     }
 
     /// The version of the entry at a position.
@@ -120,16 +124,7 @@ pub(super) fn remove(connection: &Connection, place: Place) -> rusqlite::Result<
     Ok(())
 }
 
-/// Whether an entry applies to the dead letter at its position.
-///
-/// An entry with a content hash applies to the record with that hash. An entry without one applies unless it is older
-/// than the dead letter: then it refers to an earlier record at this position, before the topic was deleted and created
-/// again.
-pub(super) fn applies(entry: &Entry, content: &ContentHash, dead_at: i64) -> bool {
-    match &entry.content {
-        Some(expected) => expected == content,
-        None => entry
-            .time
-            .is_none_or(|time| time.as_millis().saturating_add(CLOCK_DIFFERENCE) >= dead_at),
-    }
+fn applies(entry: &Entry, written: Option<Timestamp>, content: &ContentHash, dead_at: i64) -> bool {
+    let letter = (content, Some(Timestamp::from_millis(dead_at)));
+    ledger::applies((entry.content.as_ref(), written), letter)
 }

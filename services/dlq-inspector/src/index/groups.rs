@@ -371,6 +371,8 @@ pub struct IndexedGroup {
 pub(crate) struct GroupQuery<'q> {
     /// Of the dead letters that match.
     pub(crate) filter: &'q Expr,
+    /// Whether the filter tests what is masked in groups. Then only the dead letters tell which ones match.
+    pub(crate) tests_masked: bool,
     /// What somebody has decided about groups.
     pub(crate) states: &'q GroupStates,
     /// Only groups in one of these states; if empty, in any.
@@ -396,6 +398,7 @@ impl<'q> GroupQuery<'q> {
     ) -> Self {
         Self {
             filter,
+            tests_masked: false,
             states,
             wanted: &[],
             visible,
@@ -430,13 +433,18 @@ impl<'q> GroupQuery<'q> {
         Ok(self.wanted.is_empty() || self.wanted.contains(&self.state(connection, group_id)?))
     }
 
+    /// Whether the counts of groups tell which dead letters match.
+    fn is_counted(&self) -> bool {
+        !self.tests_masked && self.filter.all(&is_counted)
+    }
+
     /// Where the groups are found.
     fn source(&self) -> Source {
         let is_of_one_group = |part: &&Expr| {
             let is_equal = |test: &NumberTest| matches!(test, NumberTest::Compare(Comparison::Equal, _));
             matches!(part, Expr::Is(Restriction::Number(NumberField::Group, test)) if is_equal(test))
         };
-        if !self.filter.all(&is_counted) || self.filter.conjuncts().iter().any(is_of_one_group) {
+        if !self.is_counted() || self.filter.conjuncts().iter().any(is_of_one_group) {
             return Source::All;
         }
         if !self.wanted.is_empty() && !self.wanted.contains(&GroupState::Open) {
@@ -574,7 +582,7 @@ pub(crate) fn list_groups(connection: &Connection, query: &GroupQuery<'_>) -> ru
     match query.source() {
         Source::All => {
             let mut add = |summary| candidates.add(summary).map(|_| ControlFlow::Continue(()));
-            all(connection, query.filter, &mut add)?;
+            all(connection, query, &mut add)?;
         }
         Source::Decided => {
             let mut counts = CountsOfGroup::new(connection, query.filter)?;
@@ -821,8 +829,9 @@ pub(super) fn by_count(
 }
 
 /// All groups with dead letters that match.
-fn all(connection: &Connection, filter: &Expr, each: EachGroup<'_>) -> rusqlite::Result<()> {
-    let (sql, params) = if filter.all(&is_counted) {
+fn all(connection: &Connection, query: &GroupQuery<'_>, each: EachGroup<'_>) -> rusqlite::Result<()> {
+    let filter = query.filter;
+    let (sql, params) = if query.is_counted() {
         let condition = condition(connection, filter)?;
         let sql = format!(
             "SELECT {ROW} {} ORDER BY l.group_id",

@@ -9,7 +9,9 @@ use rusqlite::Connection;
 use super::message::{self, Contains};
 use crate::filter::MessageMatches;
 
-/// More templates than this are not kept, but found again by the next query: there can be as many as dead letters.
+/// Further templates are not looked at: each row is tested instead. There can be as many as dead letters, if their messages differ in more than numbers.
+const MAX_TESTED: usize = 100_000;
+/// More templates than this are not kept, but found again by the next query.
 const MAX_KEPT: usize = 10_000;
 
 /// What is known about the texts of one filter, in one build of the index.
@@ -20,6 +22,8 @@ pub(crate) struct MessageCache(Mutex<HashMap<String, Known>>);
 struct Known {
     /// The last template that was tested.
     last: i64,
+    /// The number of those that were tested.
+    tested: usize,
     /// Those that match. Some of them may not exist any more.
     matches: MessageMatches,
 }
@@ -29,10 +33,21 @@ impl MessageCache {
     pub(super) fn matches(&self, connection: &Connection, text: &str) -> rusqlite::Result<MessageMatches> {
         let mut cache = self.lock();
         let known = cache.entry(text.to_owned()).or_default();
+        if known.matches.are_unknown {
+            return Ok(known.matches.clone());
+        }
         let mut statement =
             connection.prepare_cached("SELECT id, text FROM templates WHERE id > ? ORDER BY id")?;
         let mut rows = statement.query([known.last])?;
         while let Some(row) = rows.next()? {
+            known.tested += 1;
+            if known.tested > MAX_TESTED {
+                known.matches = MessageMatches {
+                    are_unknown: true,
+                    ..MessageMatches::default()
+                };
+                return Ok(known.matches.clone());
+            }
             let id = row.get("id")?;
             match message::contains(row.get_ref("text")?.as_str()?, text) {
                 Contains::All => known.matches.all.push(id),

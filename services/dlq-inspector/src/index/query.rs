@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use redeliver_core::Timestamp;
+use redeliver_core::{Headers, Timestamp};
 use redeliver_kafka::TopicId;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension as _, Row, params, params_from_iter};
 
-use super::entries::{self, Entries, Place};
+use super::entries::{Entries, Place};
 use super::message_cache::MessageCache;
 use super::plan::{Driver, FEW_OF, Plan, TimeRange};
 use super::tables::{BodyRow, LetterRow};
@@ -22,14 +22,14 @@ use crate::filter::{
 use crate::fingerprint::GroupId;
 use crate::id::LetterId;
 use crate::ledger::State;
-use crate::letter::ContentHash;
+use crate::letter::{self, ContentHash, MAX_KEY};
 
 /// A dead letter as the index stores it: everything but its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexedLetter {
     /// Its position in the dead-letter topic.
     pub id: LetterId,
-    /// The timestamp of its record in the dead-letter topic.
+    /// The timestamp of its record in the dead-letter topic; up to a second later if millions have nearly the same one, see `row_key`.
     pub dead_at: Timestamp,
     /// When it was indexed, by the clock of this process. A rebuilt index has later times.
     pub indexed_at: Timestamp,
@@ -120,6 +120,27 @@ impl IndexedLetter {
         Cursor::of(self.dead_at.as_millis(), topic, *partition, *offset)
     }
 
+    /// The size of the key in bytes, also of what is not indexed of it. `headers`: those that are indexed; if there are others, a large key seems larger.
+    pub(crate) fn key_size(&self, headers: &Headers) -> u64 {
+        let indexed = self.indexed_key();
+        if indexed <= MAX_KEY as u64 {
+            return indexed;
+        }
+        let others = self.value_size.unwrap_or(0) + letter::headers_size(headers);
+        self.record_size.saturating_sub(others).max(indexed)
+    }
+
+    /// Whether the index has only a part of the key, or not all headers, so that filters do not find the others. `headers`: those that are indexed.
+    pub(crate) fn is_partly_indexed(&self, headers: &Headers) -> bool {
+        let indexed = self.indexed_key();
+        let known = indexed + self.value_size.unwrap_or(0) + letter::headers_size(headers);
+        indexed > MAX_KEY as u64 || self.record_size > known
+    }
+
+    fn indexed_key(&self) -> u64 {
+        self.key.as_ref().map_or(0, |key| key.len() as u64)
+    }
+
     /// The size of key and headers in bytes, as far as they are indexed.
     pub(crate) fn size(&self) -> usize {
         self.headers.len() + self.key.as_ref().map_or(0, Bytes::len)
@@ -139,8 +160,7 @@ impl IndexedLetter {
             offset: letter.offset,
         };
         let entry = entries
-            .find(place)?
-            .filter(|entry| entries::applies(entry, &letter.content, letter.dead_at))
+            .find(place, &letter.content, letter.dead_at)?
             .unwrap_or_default();
         let time = |millis: Option<i64>| millis.map(Timestamp::from_millis);
         let mut text = |id| texts.text(TextTable::Texts, id);

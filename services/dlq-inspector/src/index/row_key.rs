@@ -4,6 +4,8 @@
 //! readers sort them by `dead_at` and by the hash of the id. The slot comes from a number that the writer counts up, so that it
 //! is almost always free.
 
+use std::cmp::Ordering;
+
 use redeliver_core::Timestamp;
 
 const BUCKET_BITS: u32 = 3;
@@ -26,8 +28,8 @@ pub(super) fn bucket(dead_at: Timestamp) -> i64 {
 }
 
 /// The row number to try in the given attempt, counted from 0, less than [`MAX_ATTEMPTS`]. Rows beyond a full bucket, which has
-/// several million rows of 8 ms, go to the next one, and those beyond the last bucket to the one before: then their place in lists is
-/// approximate.
+/// several million rows of 8 ms, go to the next one, and those beyond the last bucket to the one before: [`time`] then tells
+/// their place in lists.
 pub(super) fn candidate(dead_at: Timestamp, number: i64, attempt: i64) -> i64 {
     let (bucket, away) = (bucket(dead_at), attempt / ATTEMPTS_PER_BUCKET);
     let bucket = if bucket + away <= LAST_BUCKET {
@@ -37,6 +39,17 @@ pub(super) fn candidate(dead_at: Timestamp, number: i64, attempt: i64) -> i64 {
     };
     let slot = number.wrapping_add(attempt * STRIDE).rem_euclid(SLOTS);
     bucket << SLOT_BITS | slot
+}
+
+/// The time by which a row is listed, in milliseconds: that of its dead letter or, beyond a full bucket, the nearest one in the bucket of the row. With its own
+/// time, it would be outside of the rows that a page or a range of times reads.
+pub(super) fn time(row: i64, dead_at: Timestamp) -> i64 {
+    let of_row = row >> SLOT_BITS;
+    match of_row.cmp(&bucket(dead_at)) {
+        Ordering::Equal => dead_at.as_millis(),
+        Ordering::Greater => of_row << BUCKET_BITS,
+        Ordering::Less => ((of_row + 1) << BUCKET_BITS) - 1,
+    }
 }
 
 /// The first row number of the bucket of a time.
@@ -109,6 +122,22 @@ mod tests {
             assert!((first(time)..=last(time)).contains(&row), "{number}");
             assert_ne!(row, candidate(time, number, 1), "{number}");
             assert!(candidate(time, number, ATTEMPTS_PER_BUCKET) > last(time));
+            // Its time is in the bucket of the row, too.
+            for (dead_at, attempt) in [
+                (time, 0),
+                (time, MAX_ATTEMPTS - 1),
+                (at(i64::MIN), 0),
+                (at(i64::MAX), 0),
+                (at(i64::MAX), MAX_ATTEMPTS - 1),
+            ] {
+                let row = candidate(dead_at, number, attempt);
+                let listed = at(super::time(row, dead_at));
+                assert!(
+                    (first(listed)..=last(listed)).contains(&row),
+                    "{dead_at:?} {attempt}"
+                );
+                assert_eq!(listed == dead_at, attempt == 0);
+            }
         }
         // The last bucket, which all times from 2248 on share, has others beside it, too.
         let attempts = (0..MAX_ATTEMPTS).step_by(usize::try_from(ATTEMPTS_PER_BUCKET).unwrap());

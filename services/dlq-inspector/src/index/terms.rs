@@ -273,6 +273,9 @@ fn of_message(test: &TextTest, dictionary: &Dictionary) -> Option<Query> {
         TextTest::Equal(text) => dictionary.message(text).map(|(id, _)| *id).into_iter().collect(),
         TextTest::Has(needle) => {
             let found = dictionary.messages_with(needle);
+            if found.are_unknown {
+                return None;
+            }
             found.all.iter().chain(&found.some).copied().collect()
         }
         TextTest::Present => return None,

@@ -10,7 +10,7 @@ use redeliver_kafka::TopicId;
 use rusqlite::{CachedStatement, Connection, OptionalExtension as _, Transaction};
 
 use super::counters::{self, Counted};
-use super::entries::{self, Entries, Place};
+use super::entries::{Entries, Place};
 use super::removal::{Removals, SLICE_ROWS};
 use super::states::States;
 use super::sweep::Sweep;
@@ -397,10 +397,7 @@ impl Batch<'_> {
         let millis = |time: Option<Timestamp>| time.map(Timestamp::as_millis);
         let dead_at = letter.dead_at.as_millis();
         // The ledger entry may have been indexed before its dead letter.
-        let entry = self
-            .entries
-            .find(place)?
-            .filter(|entry| entries::applies(entry, &letter.content, dead_at));
+        let entry = self.entries.find(place, &letter.content, dead_at)?;
         let (template, message_parts) = message::split(&facts.error_message);
         let mut row = LetterRow {
             row: 0,
@@ -435,6 +432,7 @@ impl Batch<'_> {
         let mut attempt = 0;
         loop {
             row.row = row_key::candidate(letter.dead_at, number, attempt);
+            row.dead_at = row_key::time(row.row, letter.dead_at);
             if row.insert(&mut self.insert_letter)? {
                 break;
             }
@@ -462,7 +460,7 @@ impl Batch<'_> {
             error_class_id: row.error_class_id,
             state: row.state,
         };
-        self.counters.add(counted, row.group_id, dead_at, 1);
+        self.counters.add(counted, row.group_id, row.dead_at, 1);
         self.insert_group(letter)
     }
 
@@ -510,7 +508,7 @@ impl Batch<'_> {
             return Ok(());
         };
         // An entry replaces the previous one of its key, even if it applies to another record.
-        let entry = entry.filter(|entry| entries::applies(entry, &letter.content, letter.dead_at));
+        let entry = self.entries.find(place, &letter.content, letter.dead_at)?;
         let state = entry.map_or(State::Open, |entry| entry.state) as i64;
         self.states.set(&letter, state, &mut self.counters)
     }

@@ -7,10 +7,11 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::Duration;
 
 use bytes::Bytes;
+use redeliver_core::error_chain::error_chain;
 use redeliver_core::wait::LogThrottle;
 use redeliver_kafka::follow::{Event, Follower};
 use redeliver_kafka::reader::ReadError;
-use redeliver_kafka::{KafkaSettings, Waker};
+use redeliver_kafka::{KafkaSettings, TopicId, Waker};
 use redeliver_runtime::health::Part;
 use tokio_util::sync::CancellationToken;
 
@@ -125,15 +126,48 @@ impl ReaderLoop {
             batch.is_full()
         })?;
         self.log_refused(&batch.refused);
+        // The client may have noticed nothing if a topic was created again, and a survey would notice it after the batch is written.
+        let Some(ids) = self.current_ids(&batch) else {
+            return Ok(());
+        };
+        batch.leave_out(self.topics.with_other_id(&ids));
         let recreated = std::mem::take(&mut batch.recreated);
         // The batch may contain records of the old topic. They go first, so that the removal of the topic covers them.
         self.send_changes(batch.into_changes())?;
         for topic in recreated {
-            let actions = self.topics.recreated(&topic, self.last_batch + 1);
+            let id = ids.get(&*topic).copied();
+            let actions = self.topics.recreated(&topic, id, self.last_batch + 1);
             self.execute(actions)?;
         }
         // Sent after the changes of this round: the writer publishes it once it has applied them.
         self.send_completeness()
+    }
+
+    /// The current ids of the topics of a batch, of those that had one. Without them, nothing is written: asks until a broker answers. `None` if the process is
+    /// shutting down; then the batch is read again after the start.
+    fn current_ids(&mut self, batch: &Batch) -> Option<BTreeMap<String, TopicId>> {
+        let topics = batch.positions.keys().map(|(topic, _)| topic);
+        let topics: BTreeSet<&str> = topics.chain(&batch.recreated).map(|topic| &**topic).collect();
+        let topics: Vec<&str> = topics
+            .into_iter()
+            .filter(|topic| self.topics.has_id(topic))
+            .collect();
+        loop {
+            match self.follower.topic_ids(&topics) {
+                Ok(ids) => return Some(ids),
+                Err(error) if self.log_throttle.should_log() => {
+                    tracing::warn!(
+                        error = error_chain(&error),
+                        "cannot read the ids of dead-letter topics; retrying"
+                    );
+                }
+                Err(_) => {}
+            }
+            if self.reader.stop.is_cancelled() {
+                return None;
+            }
+            std::thread::park_timeout(POLL_TIMEOUT);
+        }
     }
 
     /// The index was damaged, and is empty now.
@@ -274,6 +308,18 @@ impl Batch {
                 topics.refused(&topic, partition, &error);
                 self.refused.push((topic, error));
             }
+        }
+    }
+
+    /// Leaves out what was read of topics that were created again: these are read from the beginning.
+    fn leave_out(&mut self, recreated: Vec<Arc<str>>) {
+        for topic in recreated {
+            self.letters.retain(|letter| letter.position.topic != topic);
+            self.positions.retain(|(of, _), _| *of != topic);
+            if &*topic == ledger::TOPIC {
+                self.ledger.clear();
+            }
+            self.recreated.insert(topic);
         }
     }
 

@@ -111,6 +111,10 @@ impl Topics {
         for found in &survey.topics {
             let topic = self.topics.entry(found.name.clone()).or_default();
             topic.missed = 0;
+            // It may be about the former topic: with the low watermark of that one, records of this one would look removed.
+            if survey.as_of < topic.forgotten_in {
+                continue;
+            }
             topic.refusal = found.refusal.as_deref().map(Arc::from);
             if topic.refusal.is_some() {
                 // Nothing is known about them either, so that they neither hold back the target nor reach it.
@@ -123,8 +127,7 @@ impl Topics {
                 }
                 continue;
             }
-            let has_other_records =
-                survey.recreated.contains(&found.name) && survey.as_of >= topic.forgotten_in;
+            let has_other_records = survey.recreated.contains(&found.name);
             let is_truncated = topic.is_started_over(found.id, has_other_records);
             if topic.has_other_id(found.id) || is_truncated {
                 tracing::warn!(
@@ -134,13 +137,7 @@ impl Topics {
                 );
                 topic.forget(&found.name, batch, &mut actions);
             }
-            if let Some(id) = found.id.filter(|id| topic.id != Some(*id)) {
-                topic.id = Some(id);
-                actions.changes.push(Change::Identify {
-                    topic: found.name.clone(),
-                    id,
-                });
-            }
+            topic.identify(&found.name, found.id, &mut actions);
             topic.update(found, sets_target, had_turn, &mut actions);
         }
         if sets_target {
@@ -168,14 +165,26 @@ impl Topics {
         });
     }
 
-    /// Starts a topic from the beginning, because a record arrived at an offset before the position. The resulting
-    /// changes are to be sent as batch number `batch`.
-    pub(super) fn recreated(&mut self, name: &Arc<str>, batch: u64) -> Actions {
+    /// Whether the id of a topic is known.
+    pub(super) fn has_id(&self, topic: &str) -> bool {
+        self.topics.get(topic).is_some_and(|topic| topic.id.is_some())
+    }
+
+    /// Those of these topics that had another id before: they were deleted and created again.
+    pub(super) fn with_other_id(&self, ids: &BTreeMap<String, TopicId>) -> Vec<Arc<str>> {
+        let known = self.topics.iter();
+        let other = known.filter(|(name, topic)| topic.has_other_id(ids.get(&***name).copied()));
+        other.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Starts a topic from the beginning, because a record arrived at an offset before the position, or the topic has another id. `id`: its current one. The
+    /// resulting changes are to be sent as batch number `batch`.
+    pub(super) fn recreated(&mut self, name: &Arc<str>, id: Option<TopicId>, batch: u64) -> Actions {
         let mut actions = Actions::default();
         let topic = self.topics.entry(name.clone()).or_default();
         tracing::warn!(
             topic = &**name,
-            "offsets went backwards: topic was deleted and created again; reading it from the beginning"
+            "topic was deleted and created again; reading it from the beginning"
         );
         let followed: Vec<i32> = topic
             .partitions
@@ -184,6 +193,7 @@ impl Topics {
             .map(|(number, _)| *number)
             .collect();
         topic.forget(name, batch, &mut actions);
+        topic.identify(name, id, &mut actions);
         for number in followed {
             topic.partitions.insert(number, Partition::started_over());
             actions.follow.push(Start {
@@ -307,6 +317,16 @@ impl Topic {
         self.older = 0;
         actions.changes.push(forget(name));
         actions.unfollow.push(name.clone());
+    }
+
+    fn identify(&mut self, name: &Arc<str>, id: Option<TopicId>, actions: &mut Actions) {
+        if let Some(id) = id.filter(|id| self.id != Some(*id)) {
+            self.id = Some(id);
+            actions.changes.push(Change::Identify {
+                topic: name.clone(),
+                id,
+            });
+        }
     }
 
     fn update(&mut self, found: &SurveyedTopic, sets_target: bool, had_turn: bool, actions: &mut Actions) {
@@ -682,12 +702,16 @@ mod tests {
     #[test]
     fn recreated_topic_loses_surplus_partitions() {
         let mut topics = Topics::new(Indexed::default());
+        let current = |partitions: &[Option<Extent>]| Survey {
+            as_of: 2,
+            ..survey(partitions)
+        };
         apply(&mut topics, &survey(&[extent(0, 1), extent(0, 0)]), 1);
-        topics.recreated(&name(), 2);
-        apply(&mut topics, &survey(&[extent(0, 1)]), 3);
+        topics.recreated(&name(), None, 2);
+        apply(&mut topics, &current(&[extent(0, 1)]), 3);
         topics.arrived(&name(), 0, 0);
         topics.reached_end(&name(), 0, 1);
-        apply(&mut topics, &survey(&[extent(0, 1)]), 4);
+        apply(&mut topics, &current(&[extent(0, 1)]), 4);
         let missing = topics.completeness().unwrap().missing;
         assert!(missing.is_empty(), "{missing:?}");
     }
@@ -700,7 +724,7 @@ mod tests {
         // Retention and transaction markers leave gaps.
         assert_eq!(topics.arrived(&name(), 0, 8), Arrival::Next);
         assert_eq!(topics.arrived(&name(), 0, 0), Arrival::Backwards);
-        let actions = topics.recreated(&name(), 2);
+        let actions = topics.recreated(&name(), None, 2);
         assert_eq!(
             (kinds(&actions), followed(&actions)),
             (vec!["forget"], vec![(0, None), (1, None)])
@@ -709,6 +733,40 @@ mod tests {
         assert_eq!(missing(&mut topics), [not_read(0), not_read(1)]);
         assert_eq!(topics.arrived(&name(), 0, 0), Arrival::Next);
         assert_eq!(topics.arrived(&"other".into(), 0, 0), Arrival::Stale);
+    }
+
+    #[test]
+    fn a_batch_with_another_id_begins_again() {
+        let [first, second] = [1, 2].map(TopicId::from_bits);
+        let mut topics = Topics::new(Indexed {
+            positions: vec![(name(), 0, 7)],
+            ids: vec![(name(), first)],
+        });
+        let with = |id, as_of| {
+            let mut found = found(&name(), &[extent(5, 9)]);
+            found.id = Some(id);
+            Survey {
+                as_of,
+                ..survey_of(vec![found])
+            }
+        };
+        apply(&mut topics, &with(first, 0), 1);
+        let ids = |id| BTreeMap::from([(name().to_string(), id), ("other".to_owned(), second)]);
+        assert!(topics.has_id(&name()) && !topics.has_id("other"));
+        assert_eq!(topics.with_other_id(&ids(first)), []);
+        assert_eq!(topics.with_other_id(&BTreeMap::new()), []);
+        assert_eq!(topics.with_other_id(&ids(second)), [name()]);
+        let actions = topics.recreated(&name(), Some(second), 2);
+        assert_eq!(
+            (kinds(&actions), followed(&actions)),
+            (vec!["forget", "identify"], vec![(0, None)])
+        );
+        assert_eq!(topics.with_other_id(&ids(second)), []);
+        // A survey that began before says nothing about the new topic.
+        let actions = apply(&mut topics, &with(first, 1), 3);
+        assert_eq!((kinds(&actions), followed(&actions)), (vec![], vec![]));
+        assert!(!topics.is_removed(&name(), 0, 4));
+        assert_eq!(topics.arrived(&name(), 0, 0), Arrival::Next);
     }
 
     #[test]

@@ -372,9 +372,8 @@ impl OpenIndex {
                 }
             }
         }
-        let has_letters = !indexed.is_empty();
-        for (topic, count) in indexed {
-            self.thread.metrics.add_indexed(topic, count);
+        for (topic, count) in &indexed {
+            self.thread.metrics.add_indexed(topic, *count);
         }
         let groups = self.writer.take_new_groups();
         if self.has_caught_up {
@@ -384,8 +383,9 @@ impl OpenIndex {
         // Watchers and surveys use these to decide what the index reflects, so they change after the commit.
         self.last_batch = batch;
         self.publish_applied();
-        if has_letters {
-            self.thread.shared.written.send_replace(());
+        if !indexed.is_empty() {
+            let commits = &self.thread.shared.commits;
+            commits.send_modify(|commits| commits.add(indexed.keys().copied()));
         }
         Ok(Outcome::Done(()))
     }
@@ -427,7 +427,9 @@ impl OpenIndex {
         self.has_caught_up = false;
         self.completeness = None;
         self.removing.clear();
-        self.thread.shared.written.send_replace(());
+        // Watchers end with it.
+        let commits = &self.thread.shared.commits;
+        commits.send_modify(|commits| commits.add(std::iter::empty()));
         Ok(Outcome::Rebuilt)
     }
 }

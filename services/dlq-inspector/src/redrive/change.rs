@@ -453,6 +453,27 @@ mod tests {
     }
 
     #[test]
+    fn a_job_with_unreadable_progress_can_be_stopped() {
+        let mut jobs = jobs(2, Wanted::Running);
+        jobs.apply(&record("progress/1f", Some(Bytes::from_static(b"\xff"))));
+        for (number, change, expected) in [
+            (7, JobChange::Pause, Wanted::Paused),
+            (8, JobChange::Cancel, Wanted::Cancelled),
+        ] {
+            let change = Change::Job("1f".to_owned(), None, change);
+            let change_id = change_id(number);
+            let pending = PendingChange {
+                change_id,
+                ..pending(change, jobs.clone())
+            };
+            let (job, outputs) = pending.decide().unwrap();
+            assert_eq!(job.wanted, expected);
+            read_again(&outputs, &mut jobs);
+        }
+        assert_eq!(jobs.get("1f").unwrap().problem(), "");
+    }
+
+    #[test]
     fn a_change_follows_from_the_state() {
         use v1::RedriveState::{Cancelled, Paused, Planned, Running, Succeeded};
         let after = |wanted, done: u32, change| {

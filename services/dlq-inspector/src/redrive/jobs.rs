@@ -12,7 +12,7 @@ use redeliver_service::audit::Author;
 use redeliver_service::followed::Contents;
 
 use super::edit::Edit;
-use super::job::{self, CHUNK, InvalidValue, Item, Job, Kind, Outcome, Progress};
+use super::job::{self, CHUNK, InvalidValue, Item, Job, Kind, Outcome, Progress, Wanted};
 use super::outcomes::Outcomes;
 
 /// The maximum length of a key in a report, in bytes.
@@ -191,6 +191,35 @@ impl Entry {
         })
     }
 
+    /// Whether nothing is done for it until somebody cancels it, because nobody knows what was done.
+    fn is_stuck(&self) -> bool {
+        let is_cancelled = |job: Job| job.wanted == Wanted::Cancelled;
+        !self.is_progress_known() && self.job().is_some_and(|job| !is_cancelled(job))
+    }
+
+    /// Why nothing is done for it at the moment; empty if nothing is wrong.
+    #[must_use]
+    pub fn problem(&self) -> String {
+        match self.job() {
+            Some(job) if self.is_stuck() => {
+                let key = progress_key(&job.spec().id);
+                format!(
+                    "its record `{key}` cannot be read, so what was done is unknown; cancel it, and plan it again"
+                )
+            }
+            Some(job) => {
+                let progress = self.progress();
+                let is_running = job::state(&job, &progress) == v1::RedriveState::Running;
+                if is_running {
+                    progress.problem
+                } else {
+                    String::new()
+                }
+            }
+            None => String::new(),
+        }
+    }
+
     /// The items of a chunk of its plan; `None` if the chunk is missing or cannot be read.
     #[must_use]
     pub fn items(&self, chunk: u32) -> Option<Vec<Item>> {
@@ -334,8 +363,11 @@ impl Contents for Jobs {
         // Without a record of its own, it is a part of a job that was removed, which compaction has kept.
         let ids = self.entries.keys();
         let unreadable = ids.filter_map(|id| Some((job_key(id), self.problem(id)?)));
+        let stuck = self.entries.iter().filter(|(_, entry)| entry.is_stuck());
+        let malformed = Problem::Value(InvalidValue::Malformed);
+        let stuck = stuck.map(|(id, _)| (progress_key(id), malformed));
         let unknown = self.unknown.iter().map(|(key, problem)| (key.clone(), *problem));
-        unreadable.chain(unknown).collect()
+        unreadable.chain(stuck).chain(unknown).collect()
     }
 
     fn is_unreadable(problem: &Problem) -> bool {
@@ -360,7 +392,6 @@ impl Contents for Jobs {
 pub(crate) mod tests {
     use redeliver_core::Headers;
 
-    use super::super::job::Wanted;
     use super::super::job::tests::{item, job};
     use super::*;
 
@@ -524,5 +555,33 @@ pub(crate) mod tests {
             ..Entry::default()
         };
         assert!(!broken.is_progress_known());
+    }
+
+    #[test]
+    fn unreadable_progress_is_reported_until_cancelled() {
+        let unreadable = record("progress/1f", Some(Bytes::from_static(b"\xff")));
+        for wanted in [
+            Wanted::Planned,
+            Wanted::Running,
+            Wanted::Paused,
+            Wanted::Cancelled,
+        ] {
+            let mut jobs = jobs(2, wanted);
+            assert_eq!(jobs.get("1f").unwrap().problem(), "");
+            jobs.apply(&unreadable);
+            let problems = jobs.problems();
+            let problem = jobs.get("1f").unwrap().problem();
+            assert_eq!(jobs.problem("1f"), None);
+            if wanted == Wanted::Cancelled {
+                assert_eq!((problems.len(), &*problem), (0, ""));
+                continue;
+            }
+            assert_eq!(problems["progress/1f"].to_string(), "cannot be read");
+            assert!(problem.contains("`progress/1f` cannot be read"), "{problem}");
+        }
+        // What compaction has kept of a job that was removed.
+        let mut jobs = Jobs::default();
+        jobs.apply(&unreadable);
+        assert_eq!(jobs.problems().len(), 0);
     }
 }

@@ -6,7 +6,7 @@ use redeliver_core::Timestamp;
 
 use super::job::Item;
 use crate::id::LetterId;
-use crate::ledger::{State, Update, Version};
+use crate::ledger::{self, State, Update, Version};
 use crate::letter::ContentHash;
 
 /// The states of all dead letters with an entry.
@@ -51,16 +51,25 @@ impl LedgerStates {
         }
     }
 
-    /// The state of a dead letter. An entry of another record at its position does not count.
-    pub(crate) fn state(&self, item: &Item) -> State {
-        let topic = self.topics.get(&item.id.topic);
-        let found = topic.and_then(|topic| self.entries.get(&(*topic, item.id.partition, item.id.offset)));
-        match found {
-            Some(known) if known.content.is_none_or(|content| content == item.content) => {
-                known.state.unwrap_or(State::Open)
-            }
-            _ => State::Open,
-        }
+    fn get(&self, id: &LetterId) -> Option<&KnownEntry> {
+        let topic = self.topics.get(&id.topic)?;
+        self.entries.get(&(*topic, id.partition, id.offset))
+    }
+
+    /// The state of a dead letter with this timestamp, if it is known. An entry of another record at its position does not count.
+    pub(crate) fn state(&self, item: &Item, dead_at: Option<Timestamp>) -> State {
+        let applies = |known: &&KnownEntry| {
+            let entry = (known.content.as_ref(), known.version.time);
+            ledger::applies(entry, (&item.content, dead_at))
+        };
+        let known = self.get(&item.id).filter(applies);
+        known.and_then(|known| known.state).unwrap_or_default()
+    }
+
+    /// Whether the state of a dead letter depends on its timestamp.
+    pub(crate) fn needs_time(&self, id: &LetterId) -> bool {
+        let lacks_hash = |known: &KnownEntry| known.state.is_some() && known.content.is_none();
+        self.get(id).is_some_and(lacks_hash)
     }
 
     /// At most `limit` entries to remove: those of dead letters below an offset of their partition, as `below` tells, that were written by a time. An entry that
@@ -177,13 +186,17 @@ mod tests {
                 let (state, version) = entries[index];
                 states.apply(update(1, state, None, version));
             }
-            assert_eq!(states.state(&item("a-dlq", 1)), State::Redriven, "{order:?}");
+            assert_eq!(
+                states.state(&item("a-dlq", 1), None),
+                State::Redriven,
+                "{order:?}"
+            );
         }
         // Also if the newest one has no value.
         let mut states = LedgerStates::default();
         states.apply(update(1, None, None, at(1, 2, 4_000)));
         states.apply(update(1, Some(State::Redriven), None, at(0, 9, 3_000)));
-        assert_eq!(states.state(&item("a-dlq", 1)), State::Open);
+        assert_eq!(states.state(&item("a-dlq", 1), None), State::Open);
     }
 
     #[test]
@@ -194,7 +207,7 @@ mod tests {
         let mut apply = |offset, state: Option<State>, content| {
             end += 1;
             states.apply(update(offset, state, content, at(0, end, 0)));
-            states.state(&planned)
+            states.state(&planned, None)
         };
         assert_eq!(apply(2, Some(State::Redriven), None), State::Open);
         assert_eq!(apply(1, Some(State::Discarded), None), State::Discarded);

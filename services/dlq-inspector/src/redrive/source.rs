@@ -488,16 +488,22 @@ impl Source {
         let edit = edit_of(job, entry)?;
         let items = entry.items_in(items).ok_or(Problem::Plan)?;
         let (mut found, mut originals) = (items.iter().map(|_| None).collect(), HashMap::new());
-        if job.kind == Kind::Redrive {
+        let needs_time = |item: &Item| {
+            let ledger = known.ledger.as_ref();
+            ledger.is_some_and(|ledger| ledger.states.needs_time(&item.id))
+        };
+        if job.kind == Kind::Redrive || items.iter().any(needs_time) {
             found = self.lookup(known, &items)?;
-            originals = self.originals(known, &mut found)?;
         }
-        let wish = job.wish();
-        for record in found.iter().flatten() {
-            let restored = originals.get(&record.record.position);
-            let letter = restored.unwrap_or(&record.record);
-            if let Ok(target) = self.destinations.target(Candidate::of(letter), &wish) {
-                self.look_up_topic(known, &target.topic)?;
+        if job.kind == Kind::Redrive {
+            originals = self.originals(known, &mut found)?;
+            let wish = job.wish();
+            for record in found.iter().flatten() {
+                let restored = originals.get(&record.record.position);
+                let letter = restored.unwrap_or(&record.record);
+                if let Ok(target) = self.destinations.target(Candidate::of(letter), &wish) {
+                    self.look_up_topic(known, &target.topic)?;
+                }
             }
         }
         let (topics, denied) = (&known.topics, &known.denied);
@@ -527,10 +533,9 @@ impl Source {
     fn tried(&self, known: &mut Known, kind: Kind, prepared: Vec<Prepared>) -> Result<Vec<Tried>, Problem> {
         let ledger = self.read_on(known)?;
         let states = &ledger.states;
-        let tried = prepared.into_iter().map(|prepared| {
-            let state = states.state(&prepared.item);
-            prepared.tried(kind, state)
-        });
+        let tried = prepared
+            .into_iter()
+            .map(|prepared| prepared.tried(kind, |item, dead_at| states.state(item, dead_at)));
         Ok(tried.collect())
     }
 

@@ -62,15 +62,18 @@ pub struct Context<'c> {
 pub struct Prepared {
     /// The item.
     pub item: Item,
+    /// The timestamp of the dead letter, if it was read.
+    dead_at: Option<Timestamp>,
     /// The record at its destination, if its job writes one; or why nothing can be done.
     made: Result<Option<Output>, Skip>,
 }
 
 impl Prepared {
-    /// Tries the item. `state` is what the ledger says, read to its end.
+    /// Tries the item. `state` is what the ledger, read to its end, says of an item with this timestamp.
     #[must_use]
-    pub fn tried(self, kind: Kind, state: State) -> Tried {
-        let Self { item, made } = self;
+    pub fn tried(self, kind: Kind, state: impl FnOnce(&Item, Option<Timestamp>) -> State) -> Tried {
+        let Self { item, dead_at, made } = self;
+        let state = state(&item, dead_at);
         let is_taken = state == kind.takes() || mutant!("redrive-ignores-the-ledger");
         let decided = if is_taken {
             made
@@ -98,7 +101,9 @@ impl Context<'_> {
     #[must_use]
     pub fn prepare(&self, item: Item, found: Option<&Record>) -> Prepared {
         let made = self.make(&item, found);
-        Prepared { item, made }
+        let planned = found.filter(|found| content_hash(found) == item.content);
+        let dead_at = planned.and_then(|found| found.timestamp);
+        Prepared { item, dead_at, made }
     }
 
     fn make(&self, item: &Item, found: Option<&Record>) -> Result<Option<Output>, Skip> {
@@ -394,7 +399,10 @@ mod tests {
                 presence: &|_| presence,
                 now: NOW,
             };
-            context.prepare(planned(1), found).tried(job.kind, state).outcome
+            context
+                .prepare(planned(1), found)
+                .tried(job.kind, |_, _| state)
+                .outcome
         };
         let record = found(1);
         let redrive = |state, found, presence| outcome(v1::RedriveKind::Redrive, state, found, presence);
@@ -468,7 +476,7 @@ mod tests {
                 now,
             };
             let prepared = context.prepare(planned.clone(), Some(&letter));
-            let tried = prepared.tried(job.kind, states.state(&planned));
+            let tried = prepared.tried(job.kind, |item, dead_at| states.state(item, dead_at));
             let outcome = tried.outcome;
             let step = Step {
                 tried: vec![tried],
@@ -513,7 +521,7 @@ mod tests {
                 now: NOW,
             };
             let prepared = context.prepare(planned(1), Some(&found(1)));
-            let tried = prepared.tried(job.kind, State::Open);
+            let tried = prepared.tried(job.kind, |_, _| State::Open);
             assert_eq!(tried.output.is_some(), tried.outcome == Outcome::Done);
             tried.outcome
         };
@@ -548,7 +556,7 @@ mod tests {
         let tried = |state| {
             context
                 .prepare(planned(1), Some(&found(1)))
-                .tried(job.kind, state)
+                .tried(job.kind, |_, _| state)
         };
         let other = tried(State::Redriven);
         assert!(other.output.is_none(), "{other:?}");
@@ -583,10 +591,10 @@ mod tests {
         let tried = vec![
             context
                 .prepare(planned(1), Some(&found(1)))
-                .tried(job.kind, State::Open),
+                .tried(job.kind, |_, _| State::Open),
             context
                 .prepare(planned(2), Some(&found(2)))
-                .tried(job.kind, State::Discarded),
+                .tried(job.kind, |_, _| State::Discarded),
         ];
         let mut step = Step {
             job: job.clone(),

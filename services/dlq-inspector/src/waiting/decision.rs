@@ -30,14 +30,14 @@ pub(crate) struct Decision {
 /// The newest entries of some dead letters.
 #[derive(Debug)]
 pub(crate) struct Decisions {
-    /// The dead letters, with the hashes of their contents.
-    wanted: HashMap<LetterId, ContentHash>,
+    /// The dead letters, with the hashes of their contents and their timestamps.
+    wanted: HashMap<LetterId, (ContentHash, Option<Timestamp>)>,
     /// `None`: the newest entry opens the dead letter, or is about another record.
     found: HashMap<LetterId, (Version, Option<Decision>)>,
 }
 
 impl Decisions {
-    pub(crate) fn of(wanted: HashMap<LetterId, ContentHash>) -> Self {
+    pub(crate) fn of(wanted: HashMap<LetterId, (ContentHash, Option<Timestamp>)>) -> Self {
         Self {
             wanted,
             found: HashMap::new(),
@@ -49,7 +49,7 @@ impl Decisions {
         let Ok((id, value)) = ledger::decode(record) else {
             return;
         };
-        let Some(content) = self.wanted.get(&id) else {
+        let Some((content, dead_at)) = self.wanted.get(&id) else {
             return;
         };
         let (state, decision) = match value {
@@ -59,11 +59,9 @@ impl Decisions {
                 let edited = edited(&value.edited);
                 let Ok(entry) = Entry::read(value) else { return };
                 // An entry of another record at this position replaces the former one, and says nothing about this record.
-                let is_of_other = entry.content.is_some_and(|of| of != *content);
-                (
-                    entry.state,
-                    (!is_of_other).then(|| decision(&entry, names, edited)),
-                )
+                let written = (entry.content.as_ref(), record.timestamp);
+                let applies = ledger::applies(written, (content, *dead_at));
+                (entry.state, applies.then(|| decision(&entry, names, edited)))
             }
         };
         let version = Version::of(record, state);
@@ -147,7 +145,10 @@ mod tests {
     #[test]
     fn the_newest_entry_of_the_same_record_counts() {
         let found = |records: &[Record]| {
-            let mut decisions = Decisions::of(HashMap::from([(id(1), [7; 16])]));
+            let mut decisions = Decisions::of(HashMap::from([(
+                id(1),
+                ([7; 16], Some(Timestamp::from_millis(3_602_000))),
+            )]));
             for record in records {
                 decisions.apply(record);
             }
@@ -184,6 +185,8 @@ mod tests {
             found(&[at(&record(1, None), 1, 2_000), at(&discarded, 0, 1_000)]),
             None
         );
+        // It is certainly older than the record.
+        assert_eq!(found(&[at(&discarded, 0, 1_999)]), None);
         // Invalid.
         for ignored in [record(1, Some(vec![0xff])), entry(1, State::Redriven, &[7])] {
             assert!(found(&[discarded.clone(), ignored]).is_some());

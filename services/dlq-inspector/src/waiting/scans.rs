@@ -536,7 +536,7 @@ impl Search<'_> {
     ) -> Result<HashMap<LetterId, Decision>, ReadError> {
         let dead = || copies.iter().filter(|copy| copy.is_dead());
         let wanted: HashMap<LetterId, _> = dead()
-            .filter_map(|copy| Some((copy.letter_id(), copy.content?)))
+            .filter_map(|copy| Some((copy.letter_id(), (copy.content?, copy.facts.written))))
             .collect();
         if wanted.is_empty() {
             return Ok(HashMap::new());

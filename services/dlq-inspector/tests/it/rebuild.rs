@@ -340,6 +340,36 @@ async fn a_deleted_topic_is_removed_and_a_recreated_one_is_read_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_new_topic_never_mixes_with_its_predecessor() {
+    let env = InspectorEnv::new("mixed");
+    let topic = env.create_topic("a", 1).await;
+    let mut inspector = env.start().await;
+    for (count, former, batch) in [(3, "", "one"), (30, "one", "two"), (300, "two", "three")] {
+        if !former.is_empty() {
+            delete_topic(&env.kafka.brokers, &topic);
+            env.recreate_topic(&topic, 1).await;
+        }
+        // There is something at the offset at which the inspector goes on reading.
+        env.put(&topic, 0, numbered(batch, count)).await;
+        eventually_async("all dead letters of the new topic", DEADLINE, async || {
+            let letters = inspector.list("").await;
+            let is_new = |key: &[u8]| key.starts_with(batch.as_bytes());
+            let new = letters
+                .iter()
+                .filter(|letter| letter.key.as_deref().is_some_and(is_new));
+            let (new, all) = (new.count(), letters.len());
+            assert!(new == 0 || new == all, "{batch}: {new} of {all}");
+            if new == count {
+                Ok(())
+            } else {
+                Err(format!("{new} of {count}"))
+            }
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn records_that_retention_deletes_are_removed_from_the_index() {
     let env = InspectorEnv::new("retention");
     let topic = env.create_topic("a", 1).await;

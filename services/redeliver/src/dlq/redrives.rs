@@ -472,7 +472,7 @@ async fn wait(client: &RedriveClient, id: &str, format: Format) -> Result<Redriv
             problem.clone_from(&job.problem);
             if let Some(problem) = &problem {
                 progress.clear();
-                eprintln!("the inspector tries again: {}", in_one_line(problem));
+                eprintln!("the redrive waits: {}", in_one_line(problem));
             }
         }
         if job.waits_until != waits_until {

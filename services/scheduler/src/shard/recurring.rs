@@ -422,9 +422,10 @@ fn retry_delay(stored: &StoredSchedule) -> Duration {
 
 /// How many jobs of a schedule fit into the rest of a turn.
 fn room_for(job: &v1::JobTemplate, room: Room, writes: &Writes) -> usize {
-    // A job that waits because others are before it takes one record with its data, and a dispatched one another record.
+    // A job that waits because others are before it takes one record with its data, a dispatched one another record, and, while the index is full, one that
+    // deletes its state.
     let by_bytes = room.bytes.saturating_sub(writes.bytes()) / (job.encoded_len() + OVERHEAD);
-    let by_records = room.records.saturating_sub(writes.outputs.len()) / 2;
+    let by_records = room.records.saturating_sub(writes.outputs.len()) / 3;
     by_bytes.min(by_records)
 }
 

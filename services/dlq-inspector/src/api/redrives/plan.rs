@@ -112,7 +112,10 @@ impl Api {
         let allowed = self.redrives.destinations.clone();
         let mut plan = Plan::new(kind, wish, allowed, self.masking.clone());
         match selection {
-            Selection::Matching(filter) => self.add_matching(viewer, filter, &mut plan).await?,
+            Selection::Matching(filter) => {
+                plan.excludes_payloads = excludes_payloads(&filter);
+                self.add_matching(viewer, filter, &mut plan).await?;
+            }
             Selection::Ids(ids) => self.add_ids(viewer, ids, &mut plan).await?,
         }
         let completeness = self.completeness_since(&completeness);
@@ -361,6 +364,11 @@ impl Api {
     }
 }
 
+/// Whether a filter leaves out dead letters because of their keys or headers.
+fn excludes_payloads(filter: &Expr) -> bool {
+    filter.negates(&|restriction| matches!(restriction, Restriction::Header(..) | Restriction::Key(_)))
+}
+
 /// The hash that each dead letter of a request must have.
 fn content_hashes(request: &v1::PlanRedriveRequest) -> Result<Vec<Option<ContentHash>>, Status> {
     let hashes = &request.content_hashes;
@@ -459,6 +467,10 @@ pub(super) struct Plan {
     /// The sizes of keys and values, by destination.
     sizes: BTreeMap<String, Vec<u64>>,
     refused: BTreeMap<Skip, (u32, String)>,
+    /// Whether its filter leaves out dead letters because of their keys or headers.
+    excludes_payloads: bool,
+    /// How many it might leave out if the index had all of their keys and headers.
+    partly_indexed: u32,
     /// How many have come back from an earlier redrive.
     came_back: u32,
     /// How many have no payload, which is read at their origin.
@@ -478,6 +490,8 @@ impl Plan {
             destinations: BTreeMap::new(),
             sizes: BTreeMap::new(),
             refused: BTreeMap::new(),
+            excludes_payloads: false,
+            partly_indexed: 0,
             came_back: 0,
             restored: 0,
             has_more: false,
@@ -524,8 +538,7 @@ impl Plan {
                     // Whoever sees the job sees its warnings, and so perhaps the size of what is masked.
                     let mask = self.masking.of(&letter.id.topic);
                     if !mask.has_key() && !mask.has_fields() {
-                        let key = letter.key.as_ref().map_or(0, |key| key.len() as u64);
-                        let size = key + letter.value_size.unwrap_or(0);
+                        let size = letter.key_size(&headers) + letter.value_size.unwrap_or(0);
                         self.sizes.entry(topic).or_default().push(size);
                     }
                 }
@@ -533,6 +546,11 @@ impl Plan {
             }
             self.came_back += u32::from(redrive::count(&headers) > 0);
             self.restored += u32::from(candidate.is_restorable);
+        }
+        // As above, about what is masked.
+        if self.excludes_payloads && self.masking.of(&letter.id.topic).is_empty() {
+            let headers = header_list::decode(&letter.headers);
+            self.partly_indexed += u32::from(letter.is_partly_indexed(&headers));
         }
         *self.sources.entry(letter.id.topic.clone()).or_default() += 1;
         self.items.push(Item {
@@ -546,6 +564,12 @@ impl Plan {
         if self.has_more {
             warnings.push(format!(
                 "more dead letters match: a plan takes the oldest {MAX_ITEMS}"
+            ));
+        }
+        if self.partly_indexed > 0 {
+            warnings.push(format!(
+                "of {}, not the whole key and all headers are indexed: the filter may match only because what it excludes is missing in the index",
+                self.partly_indexed
             ));
         }
         if self.came_back > 0 {
@@ -657,7 +681,7 @@ mod tests {
     use super::*;
     use crate::dialect::Dialect;
     use crate::fingerprint::GroupId;
-    use crate::letter::HASH_BYTES;
+    use crate::letter::{HASH_BYTES, MAX_KEY, headers_size};
 
     /// A dead letter of another framework, whose record was read from this topic.
     fn letter(offset: i64, origin: &str) -> IndexedLetter {
@@ -737,6 +761,51 @@ mod tests {
         for rule in [rule(true, &[]), rule(false, &["/pan"])] {
             assert_eq!(sizes(&[rule]), BTreeMap::new());
         }
+    }
+
+    #[test]
+    fn large_keys_count_as_a_whole() {
+        let mut large = letter(1, "legacy-a");
+        let headers = header_list::decode(&large.headers);
+        large.key = Some(vec![b'k'; MAX_KEY + 1].into());
+        large.record_size = 200_000 + 7 + headers_size(&headers);
+        let mut plan = plan(&[]);
+        plan.add(&large);
+        assert_eq!(plan.sizes["legacy-a"], [200_007]);
+    }
+
+    #[test]
+    fn a_plan_warns_about_what_is_partly_indexed() {
+        let parsed = |filter| crate::filter::parse(filter, &[]).unwrap();
+        for (filter, expected) in [
+            ("headers.tenant != x", true),
+            ("pipeline = a (state = OPEN OR NOT key : x)", true),
+            ("headers.tenant = x pipeline != a", false),
+        ] {
+            assert_eq!(excludes_payloads(&parsed(filter)), expected, "{filter}");
+        }
+        let whole = letter(1, "legacy-a");
+        let headers = header_list::decode(&whole.headers);
+        let whole = IndexedLetter {
+            record_size: 10 + headers_size(&headers),
+            ..whole
+        };
+        let more_headers = IndexedLetter {
+            record_size: whole.record_size + 4,
+            ..whole.clone()
+        };
+        let warnings = |excludes_payloads| {
+            let mut plan = Plan {
+                excludes_payloads,
+                ..plan(&[])
+            };
+            plan.add(&whole);
+            plan.add(&more_headers);
+            plan.warnings()
+        };
+        assert_eq!(warnings(false), [""; 0]);
+        let warned = warnings(true);
+        assert!(warned.len() == 1 && warned[0].starts_with("of 1, "), "{warned:?}");
     }
 
     #[test]

@@ -24,8 +24,7 @@ fn a_group_has_the_counts_times_and_topics_of_its_dead_letters() {
         timeout("b-dlq", 3),
         refused,
     ]);
-    let mut discarded = update("b-dlq/0/3", Some(State::Discarded), None);
-    discarded.entry.as_mut().unwrap().time = None;
+    let discarded = update("b-dlq/0/3", Some(State::Discarded), None);
     fixture.apply(&[Change::Ledger(vec![discarded])]);
     let listed = fixture.groups("", GroupOrder::Last, None, 10);
     assert_eq!((listed.groups.len(), listed.next), (2, None));
@@ -297,11 +296,7 @@ fn the_groups_of_the_writer_equal_the_rows() {
                 let state = [None, Some(State::Redriven), Some(State::Discarded)][random.usize(..3)];
                 let updates = (0..random.i64(1..8)).map(|_| {
                     let id = format!("{name}/{partition}/{}", random.i64(0..=*end));
-                    let mut update = update(&id, state, None);
-                    if let Some(entry) = &mut update.entry {
-                        entry.time = None;
-                    }
-                    update
+                    update(&id, state, None)
                 });
                 fixture.apply(&[Change::Ledger(updates.collect())]);
             }
@@ -560,4 +555,47 @@ fn a_search_for_the_next_dead_letter_of_a_group_is_bounded_and_stays_in_its_topi
     assert_eq!((all.count, all.last.as_millis()), (6_004, 3_003));
     let of_b = &fixture.groups("topic = b-dlq", GroupOrder::Last, None, 10).groups[0];
     assert_eq!(of_b.sample.as_ref().unwrap().to_string(), "b-dlq/0/2999");
+}
+
+#[test]
+fn filters_on_masked_fields_match_dead_letters() {
+    let mut fixture = Fixture::new();
+    let of = |topic: &str, offset, pipeline| {
+        let headers = [("error-class", "permanent"), ("pipeline", pipeline)];
+        letter(topic, 0, offset, &headers)
+    };
+    let masked = |letter: Letter| Letter {
+        group: GroupId::from_number(7),
+        masked_facts: Some(Facts {
+            pipeline: "<masked>".to_owned(),
+            ..letter.facts.clone()
+        }),
+        ..letter
+    };
+    fixture.put(vec![
+        masked(of("a-dlq", 1, "x")),
+        masked(of("a-dlq", 2, "y")),
+        of("b-dlq", 1, "x"),
+    ]);
+    let counts = |filter| {
+        let filter = parse(filter, fixture.json_fields).unwrap();
+        let query = GroupQuery {
+            tests_masked: true,
+            ..all_groups(&filter)
+        };
+        let listed = fixture
+            .index
+            .pool
+            .read_blocking(|connection| list_groups(connection, &query));
+        let mut counts: Vec<(String, u64)> = Vec::new();
+        for group in listed.unwrap().groups {
+            counts.push((group.pipeline, group.count));
+        }
+        counts.sort();
+        counts
+    };
+    let group = |pipeline: &str, count| (pipeline.to_owned(), count);
+    assert_eq!(counts("pipeline = x"), [group("<masked>", 1), group("x", 1)]);
+    assert_eq!(counts("pipeline != x"), [group("<masked>", 1)]);
+    assert_eq!(counts("pipeline = <masked>"), []);
 }

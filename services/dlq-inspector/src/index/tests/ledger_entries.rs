@@ -1,6 +1,8 @@
 //! Entries of the ledger and the states of dead letters.
 
 use super::*;
+use crate::redrive::job::Item;
+use crate::redrive::ledger_states::LedgerStates;
 
 #[test]
 fn a_ledger_entry_sets_the_state_before_or_after_its_dead_letter() {
@@ -92,39 +94,60 @@ fn a_ledger_entry_for_another_record_at_the_same_offset_is_ignored() {
 }
 
 #[test]
-fn a_ledger_entry_without_a_hash_that_is_older_than_the_record_is_ignored() {
+fn the_executor_and_the_index_agree_on_entries() {
     let mut fixture = Fixture::new();
-    // The entries have the timestamp 9, and clocks may differ by a minute.
-    let near = at(60_009, "t-dlq", 0, 1, &[]);
-    let far = at(60_010, "t-dlq", 0, 2, &[]);
-    let both = |state| {
-        Change::Ledger(vec![
-            update("t-dlq/0/1", state, None),
-            update("t-dlq/0/2", state, None),
-        ])
+    let written = |id, content| {
+        let mut update = update(id, Some(State::Discarded), content);
+        update.version.time = Some(Timestamp::from_millis(9));
+        update
     };
-    let discarded = Some(State::Discarded);
-    for entries_first in [true, false] {
-        fixture.apply(&[
-            Change::ForgetLedger,
-            Change::Forget {
-                topic: "t-dlq".into(),
-            },
-        ]);
-        let mut changes = [both(discarded), Change::Letters(vec![near.clone(), far.clone()])];
-        if !entries_first {
-            changes.reverse();
+    // That of a record may be an hour ahead.
+    let near = at(3_600_009, "t-dlq", 0, 1, &[]);
+    let far = at(3_600_010, "t-dlq", 0, 2, &[]);
+    let letters = [near.clone(), far.clone()];
+    let closed = (State::Discarded, "ann".to_owned());
+    let open = (State::Open, String::new());
+    for (content, expected) in [
+        (None, [closed.clone(), open.clone()]),
+        (Some(far.content), [open.clone(), closed.clone()]),
+    ] {
+        let updates = ["t-dlq/0/1", "t-dlq/0/2"].map(|id| written(id, content));
+        let mut states = LedgerStates::default();
+        updates.iter().cloned().for_each(|update| states.apply(update));
+        for entries_first in [true, false] {
+            fixture.apply(&[
+                Change::ForgetLedger,
+                Change::Forget {
+                    topic: "t-dlq".into(),
+                },
+            ]);
+            let mut changes = [
+                Change::Ledger(updates.clone().into()),
+                Change::Letters(letters.clone().into()),
+            ];
+            if !entries_first {
+                changes.reverse();
+            }
+            fixture.apply(&changes);
+            for (letter, expected) in letters.iter().zip(&expected) {
+                let id = letter.position.to_string();
+                let found = fixture.get(&id).unwrap();
+                let item = Item {
+                    id: id.parse().unwrap(),
+                    content: letter.content,
+                };
+                assert_eq!(states.state(&item, Some(letter.dead_at)), found.state, "{id}");
+                assert_eq!((found.state, found.state_by), *expected, "{id} {entries_first}");
+            }
         }
-        fixture.apply(&changes);
-        let states = [1, 2].map(|offset| {
-            let found = fixture.get(&format!("t-dlq/0/{offset}")).unwrap();
-            (found.state, found.state_by)
-        });
-        let expected = [(State::Discarded, "ann".to_owned()), (State::Open, String::new())];
-        assert_eq!(states, expected, "{entries_first}");
     }
-    // An entry with the content hash applies regardless of its time.
-    let named = update("t-dlq/0/2", discarded, Some(far.content));
-    fixture.apply(&[Change::Ledger(vec![named])]);
-    assert_eq!(fixture.get("t-dlq/0/2").unwrap().state, State::Discarded);
+}
+
+#[test]
+fn an_entry_of_an_unknown_time_applies() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![at(3_600_010, "t-dlq", 0, 1, &[])]);
+    let entry = update("t-dlq/0/1", Some(State::Discarded), None);
+    fixture.apply(&[Change::Ledger(vec![entry])]);
+    assert_eq!(fixture.get("t-dlq/0/1").unwrap().state, State::Discarded);
 }

@@ -1,5 +1,7 @@
 //! Filters, pages and watches, and which index answers them.
 
+use super::super::message_cache::MessageCache;
+use super::super::tables::LetterRow;
 use super::*;
 
 #[test]
@@ -331,13 +333,6 @@ fn an_index_finds_what_a_scan_finds() {
             .map(|number| {
                 let topic = ["a-dlq", "b-dlq"][number % 2];
                 update(&format!("{topic}/0/{}", number * 3), Some(State::Discarded), None)
-            })
-            .map(|mut update| {
-                // Later than the dead letters, so that the entries apply.
-                if let Some(entry) = &mut update.entry {
-                    entry.time = None;
-                }
-                update
             })
             .collect(),
     )]);
@@ -726,4 +721,71 @@ fn a_search_for_a_number_is_driven_by_what_else_finds_fewer_rows() {
         fixture.matching("headers.tenant = b OR error_message : gateway"),
         [0; 0]
     );
+}
+
+#[test]
+fn messages_are_found_among_many_templates() {
+    let mut fixture = Fixture::new();
+    let with = |offset, message: &str| {
+        let headers = [("error-class", "permanent"), ("error-message", message)];
+        letter("t-dlq", 0, offset, &headers)
+    };
+    fixture.put(vec![with(1, "alpha 7 x"), with(2, "beta"), with(3, "the alpha")]);
+    let connection = rusqlite::Connection::open(fixture.directory.path().join(FILE)).unwrap();
+    connection
+        .execute_batch(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100001) \
+             INSERT INTO templates (text) SELECT 'alpha of ' || i FROM n",
+        )
+        .unwrap();
+    let known = MessageCache::default();
+    for _ in 0..2 {
+        let found = known.matches(&connection, "alpha").unwrap();
+        assert!(found.all.len() + found.some.len() <= 100_000);
+    }
+    assert_eq!(fixture.matching("error_message : alpha"), [3, 1]);
+    assert_eq!(fixture.matching("error_message : \"lpha 7\""), [1]);
+    assert_eq!(fixture.matching("NOT error_message : alpha"), [2]);
+    assert_eq!(
+        fixture.matching("error_message : alpha AND error_message : the"),
+        [3]
+    );
+}
+
+#[test]
+fn rows_beyond_a_full_bucket_are_listed() {
+    let mut fixture = Fixture::new();
+    let dead = |time, offset| at(time, "t-dlq", 0, offset, &[]);
+    fixture.put(vec![dead(3, 1)]);
+    let connection = rusqlite::Connection::open(fixture.directory.path().join(FILE)).unwrap();
+    let row: i64 = connection
+        .query_row("SELECT row FROM letters", (), |row| row.get("row"))
+        .unwrap();
+    // All slots that the next dead letter tries in its bucket are taken.
+    let first = LetterRow::load(&connection, row).unwrap();
+    let mut insert = LetterRow::inserter(&connection).unwrap();
+    let mut taken = 0;
+    while row_key::candidate(Timestamp::from_millis(3), row + 1, taken)
+        <= row_key::last(Timestamp::from_millis(3))
+    {
+        let other = LetterRow {
+            row: row_key::candidate(Timestamp::from_millis(3), row + 1, taken),
+            partition: 1,
+            offset: taken,
+            ..first.clone()
+        };
+        other.insert(&mut insert).unwrap();
+        taken += 1;
+    }
+    fixture.put(vec![dead(3, 2), dead(9, 3)]);
+    let mut cursor = None;
+    let mut listed = Vec::new();
+    while let [letter] = &fixture.list("partition = 0", Direction::Ascending, cursor, 1)[..] {
+        listed.push(letter.id.offset);
+        cursor = Some(letter.cursor());
+    }
+    assert_eq!(listed, [1, 2, 3]);
+    let before = fixture.matching("partition = 0 dead_at < 1970-01-01T00:00:00.008Z");
+    let after = fixture.matching("partition = 0 dead_at >= 1970-01-01T00:00:00.008Z");
+    assert_eq!([after, before].concat(), [3, 2, 1]);
 }
