@@ -209,8 +209,8 @@ fn safe_colored_text(line: &str) -> String {
     let mut safe = safe_text(parts.next().unwrap_or_default());
     for part in parts {
         let codes = part.strip_prefix('[').and_then(|rest| rest.split_once('m'));
-        let is_color = codes
-            .is_some_and(|(codes, _)| codes.bytes().all(|byte| byte.is_ascii_digit() || byte == b';'));
+        let is_color =
+            codes.is_some_and(|(codes, _)| codes.bytes().all(|byte| byte.is_ascii_digit() || byte == b';'));
         safe.push_str(if is_color { "\u{1b}" } else { "\\u{1b}" });
         safe.push_str(&safe_text(part));
     }
