@@ -223,6 +223,12 @@ contains "scrapes of admin ports with TLS" "scheme: https" --values "$work/all.y
 contains "names in the certificate of an API" "test-redeliver-scheduler.apps.svc" --values "$work/all.yaml"
 contains "tests of an API with TLS" "https://test-redeliver-scheduler:8443" --values "$work/all.yaml"
 contains "probes of an API without TLS" "grpc:" --set dlqInspector.api.tokenSecret.name=token
+contains "tests send a token without TLS" "name: REDELIVER_INSECURE" --set dlqInspector.api.tokenSecret.name=token
+if render --set dlqInspector.api.tokenSecret.name=token --set dlqInspector.api.tls.secret.name=tls | grep --quiet REDELIVER_INSECURE; then
+    fail "tests send a token with TLS, if there is a certificate"
+else
+    pass
+fi
 if render --set dlqInspector.api.tokenSecret.name=token --set dlqInspector.api.tls.secret.name=tls | grep --quiet 'grpc:'; then
     fail "gRPC probes cannot use TLS"
 else

@@ -1,12 +1,13 @@
 //! The address of a service, and how to connect to it.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use redeliver_proto::auth::SendToken;
 use rustls::RootCertStore;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Identity};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Identity, Uri};
 
 use crate::error::ClientError;
 
@@ -21,6 +22,7 @@ pub(crate) const MAX_RESPONSE: usize = 256 << 20;
 pub struct Endpoint {
     url: String,
     token: Option<String>,
+    allows_plaintext_token: bool,
     reason: Option<String>,
     ca_file: Option<PathBuf>,
     /// The files of the certificate and of its key.
@@ -41,6 +43,7 @@ impl Endpoint {
                 format!("http://{url}")
             },
             token: None,
+            allows_plaintext_token: false,
             reason: None,
             ca_file: None,
             client_certificate: None,
@@ -49,10 +52,18 @@ impl Endpoint {
         }
     }
 
-    /// The bearer token to send with each call. Default: none.
+    /// The bearer token to send with each call. Default: none. With `http`, it is sent to this machine only; see
+    /// [`allow_plaintext_token`](Self::allow_plaintext_token).
     #[must_use]
     pub fn token(mut self, token: impl Into<String>) -> Self {
         self.token = Some(token.into());
+        self
+    }
+
+    /// Sends the token to other machines with `http`, too. Everyone on the way can read and use it.
+    #[must_use]
+    pub fn allow_plaintext_token(mut self) -> Self {
+        self.allows_plaintext_token = true;
         self
     }
 
@@ -127,7 +138,13 @@ impl Endpoint {
             })
         };
         match endpoint.uri().scheme_str() {
-            Some("http") => {}
+            Some("http") => {
+                if self.token.is_some() && !self.allows_plaintext_token && !is_loopback(endpoint.uri()) {
+                    return Err(ClientError::PlaintextToken {
+                        url: self.url.clone(),
+                    });
+                }
+            }
             Some("https") => {
                 let mut tls = ClientTlsConfig::new().trust_anchors(system_roots().roots);
                 if let Some(path) = &self.ca_file {
@@ -148,6 +165,13 @@ impl Endpoint {
             Err(error) => Err(ClientError::unreachable(&self.url, &error).explained().await),
         }
     }
+}
+
+/// Whether the host of an address is this machine.
+fn is_loopback(uri: &Uri) -> bool {
+    let host = uri.host().unwrap_or_default();
+    let ip = host.trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost") || ip.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 /// The CA certificates of the system. There may be none, as in small images. Then only those of the CA file are trusted.
@@ -199,6 +223,47 @@ mod tests {
             Endpoint::new("https://localhost:1").client_certificate("/nowhere/tls.crt", "/nowhere/tls.key");
         let expected = "`https://localhost:1` cannot be used: cannot read the certificate file /nowhere/tls.crt: No such file or directory (os error 2)";
         assert_eq!(problem(missing).await, expected);
+    }
+
+    #[tokio::test]
+    async fn a_plaintext_token_stays_on_loopback() {
+        let connect = async |endpoint: Endpoint| endpoint.connect().await.map(drop).unwrap_err();
+        // `.invalid` has no addresses, and nothing listens on port 1.
+        for other in [
+            "inspector.invalid:1",
+            "http://inspector.invalid",
+            "http://127.0.0.1@inspector.invalid:1",
+            "http://127.0.0.1.inspector.invalid:1",
+            "http://localhost.invalid:1",
+            "http://[::ffff:c000:201]:1",
+            "http://0.0.0.0:1",
+        ] {
+            let endpoint = Endpoint::new(other).token("s3cret");
+            let error = connect(endpoint).await;
+            assert!(
+                matches!(error, ClientError::PlaintextToken { .. }),
+                "{other}: {error:?}"
+            );
+        }
+        let other = Endpoint::new("inspector.invalid:1");
+        let allowed = [
+            other.clone(),
+            other.clone().token("s3cret").allow_plaintext_token(),
+            Endpoint::new("https://inspector.invalid:1").token("s3cret"),
+            Endpoint::new("LocalHost:1").token("s3cret"),
+            Endpoint::new("127.1.2.3:1").token("s3cret"),
+            Endpoint::new("http://[::1]:1").token("s3cret"),
+        ];
+        for endpoint in allowed {
+            let error = connect(endpoint.clone()).await;
+            assert!(
+                matches!(error, ClientError::Unreachable { .. }),
+                "{endpoint:?}: {error:?}"
+            );
+        }
+        let error = connect(other.token("s3cret")).await;
+        let expected = "the token is not sent to http://inspector.invalid:1 in plaintext; use https://";
+        assert_eq!(error.to_string(), expected);
     }
 
     #[tokio::test]

@@ -27,6 +27,13 @@ pub enum ClientError {
     /// The token contains characters that cannot be sent.
     #[error("the token cannot be used")]
     Token(#[source] UnusableToken),
+    /// The token would be sent to another machine in plaintext, and was not. See
+    /// [`Endpoint::allow_plaintext_token`](crate::Endpoint::allow_plaintext_token).
+    #[error("the token is not sent to {url} in plaintext; use https://")]
+    PlaintextToken {
+        /// The address.
+        url: String,
+    },
     /// The service cannot be reached, or the connection was lost. Try again later.
     #[error("the connection to {url} failed")]
     Unreachable {
@@ -208,7 +215,11 @@ impl ClientError {
                 code,
                 Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::ResourceExhausted
             ),
-            Self::Endpoint { .. } | Self::Token(_) | Self::Invalid(_) | Self::InvalidResponse(_) => false,
+            Self::Endpoint { .. }
+            | Self::Token(_)
+            | Self::PlaintextToken { .. }
+            | Self::Invalid(_)
+            | Self::InvalidResponse(_) => false,
         }
     }
 }

@@ -24,6 +24,7 @@ use std::io::{self, BufRead, Read as _, Write};
 
 use bytes::Bytes;
 use redeliver_core::content::{ContentHash, content_hash};
+use redeliver_core::terminal::json_line;
 use redeliver_core::{Headers, Position, Timestamp, TimestampType};
 use serde::{Deserialize, Serialize};
 
@@ -227,8 +228,8 @@ impl<W: Write> ExportWriter<W> {
     }
 
     fn line(&mut self, line: &impl Serialize) -> io::Result<()> {
-        serde_json::to_writer(&mut self.to, line)?;
-        self.to.write_all(b"\n")
+        // A file may be shown on a terminal.
+        writeln!(self.to, "{}", json_line(&serde_json::to_string(line)?))
     }
 }
 

@@ -411,18 +411,23 @@ impl RedriveClient {
             .await
     }
 
-    /// Lists jobs, newest first.
+    /// Lists a page of jobs, newest first, with the token for the next page.
     ///
     /// # Errors
-    /// If the inspector is unavailable.
-    pub async fn list(&self) -> Result<Vec<Redrive>, ClientError> {
-        let answer = self
-            .service
-            .clone()
-            .list_redrives(v1::ListRedrivesRequest {})
-            .await;
+    /// If the inspector is unavailable, or the token is invalid.
+    pub async fn list(
+        &self,
+        page_size: u16,
+        page_token: &str,
+    ) -> Result<(Vec<Redrive>, Option<String>), ClientError> {
+        let request = v1::ListRedrivesRequest {
+            page_size: page_size.into(),
+            page_token: page_token.to_owned(),
+        };
+        let answer = self.service.clone().list_redrives(request).await;
         let answer = error::answer(&self.url, answer).await?;
-        answer.redrives.into_iter().map(Redrive::try_from).collect()
+        let redrives = answer.redrives.into_iter().map(Redrive::try_from);
+        Ok((redrives.collect::<Result<_, _>>()?, text(answer.next_page_token)))
     }
 
     /// Lists a page of what became of each dead letter of a job, in the order of its plan, with the token for the next page.

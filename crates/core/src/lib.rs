@@ -26,6 +26,7 @@
 //! | [`route`] | where a record goes after an attempt, and with which headers |
 //! | [`scheduler`] | the topics of the scheduler |
 //! | [`mutants`] | planted defects that the tests must catch; absent from normal builds |
+//! | [`terminal`] | text of others without characters that a terminal obeys |
 //! | [`token_bucket`] | how much may happen per second |
 //! | [`wait`] | backoff and log throttling while something is unavailable |
 
@@ -50,6 +51,7 @@ pub mod record;
 pub mod redrive;
 pub mod route;
 pub mod scheduler;
+pub mod terminal;
 pub mod time;
 pub mod token_bucket;
 pub mod wait;

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
 use redeliver_core::HumanDuration;
+use redeliver_core::terminal::multiline;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, ConfigError, LogFormat, Sources};
@@ -274,7 +275,7 @@ fn with_causes(error: &(dyn Error + 'static)) -> String {
     for cause in causes(error).skip(1) {
         text += &format!("caused by: {cause}\n");
     }
-    text
+    multiline(&text)
 }
 
 fn exit_code(error: &(dyn Error + 'static)) -> u8 {

@@ -18,7 +18,8 @@
 //! client reads, is limited.
 //!
 //! When there are too many connections, a new one replaces the one that has been idle for the longest. Only requests count that the
-//! server has accepted ([`Protection`]), for example those of callers that it knows. Of other requests of HTTP/2, such as watches of
+//! server has accepted ([`Protection`]), for example those of callers that it knows; a server that accepts none, as that of the admin
+//! port, replaces the oldest connection. Of other requests of HTTP/2, such as watches of
 //! the health, a new one ends the oldest one when there are too many ([`HttpLimits::unprotected_streams`]). So clients with many
 //! connections that are idle, or have only such requests in progress, lock nobody out, and use a bounded part of the memory.
 //!
@@ -82,7 +83,7 @@ const CLOSING: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub struct HttpLimits {
     /// The maximum number of open connections, and no more than half of the file descriptors allow. A further one replaces the one
-    /// that has been idle for the longest. It is closed at once if none is idle.
+    /// that has been idle for the longest, where only accepted requests count ([`Protection`]). It is closed at once if none is idle.
     pub connections: usize,
     /// The maximum number of requests in progress with HTTP/2 that do not protect their connection from that, of all connections. A
     /// further one resets the oldest one.

@@ -20,6 +20,7 @@ use opentelemetry_sdk::trace::{
 };
 use redeliver_core::Timestamp;
 use redeliver_core::headers::TraceContext;
+use redeliver_core::terminal::{json_line, multiline};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt};
@@ -150,10 +151,18 @@ fn subscriber<W>(format: LogFormat, filter: EnvFilter, writer: W) -> impl tracin
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
-    let lines = tracing_subscriber::fmt::layer().with_writer(writer);
+    let lines = tracing_subscriber::fmt::layer();
     let lines = match format {
-        LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).boxed(),
+        LogFormat::Text if io::stderr().is_terminal() => lines
+            .with_writer(Safe(writer, safe_colored_text))
+            .with_ansi(true)
+            .boxed(),
+        LogFormat::Text => lines
+            .with_writer(Safe(writer, safe_text))
+            .with_ansi(false)
+            .boxed(),
         LogFormat::Json => lines
+            .with_writer(Safe(writer, safe_json))
             .json()
             .flatten_event(true)
             .with_current_span(false)
@@ -161,6 +170,51 @@ where
             .boxed(),
     };
     tracing_subscriber::registry().with(filter).with(lines)
+}
+
+/// Writes lines without characters that a terminal obeys. The layer writes each line at once.
+struct Safe<W>(W, fn(&str) -> String);
+
+impl<'w, W: MakeWriter<'w>> MakeWriter<'w> for Safe<W> {
+    type Writer = Safe<W::Writer>;
+
+    fn make_writer(&'w self) -> Self::Writer {
+        Safe(self.0.make_writer(), self.1)
+    }
+}
+
+impl<W: io::Write> io::Write for Safe<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let line = (self.1)(&String::from_utf8_lossy(bytes));
+        self.0.write_all(line.as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+fn safe_json(line: &str) -> String {
+    json_line(line.trim_end_matches('\n')).into_owned() + "\n"
+}
+
+fn safe_text(line: &str) -> String {
+    multiline(line)
+}
+
+/// As [`safe_text`], with the colors of the layer.
+fn safe_colored_text(line: &str) -> String {
+    let mut parts = line.split('\u{1b}');
+    let mut safe = safe_text(parts.next().unwrap_or_default());
+    for part in parts {
+        let codes = part.strip_prefix('[').and_then(|rest| rest.split_once('m'));
+        let is_color =
+            codes.is_some_and(|(codes, _)| codes.bytes().all(|byte| byte.is_ascii_digit() || byte == b';'));
+        safe.push_str(if is_color { "\u{1b}" } else { "\\u{1b}" });
+        safe.push_str(&safe_text(part));
+    }
+    safe
 }
 
 impl TelemetryGuard {
@@ -319,6 +373,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use redeliver_core::json::{Scalar, scalar_at};
+    use redeliver_core::terminal::is_harmful;
 
     use super::*;
 
@@ -336,15 +391,19 @@ mod tests {
     }
 
     fn logged(format: LogFormat, level: &str) -> String {
+        written(format, level, || {
+            tracing::info!(lane = 3, "lane started");
+            tracing::debug!("not at info");
+        })
+    }
+
+    fn written(format: LogFormat, level: &str, log: impl FnOnce()) -> String {
         let lines = Lines::default();
         let writer = lines.clone();
         let subscriber = subscriber(format, filter("telemetry.level", level).unwrap(), move || {
             writer.clone()
         });
-        tracing::subscriber::with_default(subscriber, || {
-            tracing::info!(lane = 3, "lane started");
-            tracing::debug!("not at info");
-        });
+        tracing::subscriber::with_default(subscriber, log);
         let bytes = lines.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
     }
@@ -366,6 +425,26 @@ mod tests {
         assert_eq!(field("/lane").as_deref(), Some(&b"3"[..]));
         assert_eq!(logged(LogFormat::Text, "debug").lines().count(), 2);
         assert_eq!(logged(LogFormat::Text, "warn"), "");
+    }
+
+    #[test]
+    fn harmful_characters_are_escaped_in_logs() {
+        let hostile = "a\u{1b}]0;x\u{7}\u{7f}\u{9b}31m\u{202e}\u{2028}";
+        for format in [LogFormat::Text, LogFormat::Json] {
+            let line = written(
+                format,
+                "info",
+                || tracing::info!(id = %hostile, "received {hostile}"),
+            );
+            let harmless = line.trim_end_matches('\n');
+            assert!(!harmless.contains(is_harmful), "{line:?}");
+            if format == LogFormat::Json {
+                let json: serde_json::Value = serde_json::from_str(&line).unwrap();
+                assert_eq!(json["id"], hostile);
+            }
+        }
+        let colored = safe_colored_text("\u{1b}[32mINFO\u{1b}[0m \u{1b}]0;x\u{7} \u{1b}[2J\n");
+        assert_eq!(colored, "\u{1b}[32mINFO\u{1b}[0m \\u{1b}]0;x\\u{7} \\u{1b}[2J\n");
     }
 
     #[test]

@@ -91,7 +91,11 @@ fn build_and_test(
     let mut build = cargo();
     build.args(["build", "--workspace", "--bins"]);
     build.args((!selects_packages(for_cargo)).then_some("--tests"));
-    build.args(if release { &["--release"][..] } else { &["--profile", "test"] });
+    build.args(if release {
+        &["--release"][..]
+    } else {
+        &["--profile", "test"]
+    });
     let (status, _) = stream(build, interrupt)?;
     ensure!(status.success(), "building the binaries: {status}");
 

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use crate::output::print_json;
 use crate::say;
 use clap::Args;
 use redeliver_audit::{AuditOptions, audit};
@@ -67,7 +68,7 @@ pub(crate) fn main(args: &AuditArgs) -> ExitCode {
         clean &= result.is_clean();
         if args.output == "json" {
             match serde_json::to_string(&result) {
-                Ok(line) => say(line),
+                Ok(document) => print_json(document),
                 Err(error) => return report(&error),
             }
         } else {

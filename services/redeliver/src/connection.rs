@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use axum::http::Uri;
 use redeliver_client::{ClientError, Endpoint};
 use redeliver_core::HumanDuration;
 use redeliver_runtime::Config;
@@ -12,6 +13,8 @@ use redeliver_runtime::cli::{EXIT_FAILURE, EXIT_USAGE, report};
 use redeliver_runtime::config::{ApiConfig, ConfigError, Secret};
 use redeliver_runtime::listen::reachable;
 use redeliver_service::login::LoginError;
+
+use crate::output::in_one_line;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ConnectionArgs {
@@ -27,6 +30,14 @@ pub(crate) struct CredentialArgs {
     /// File with the bearer token; overrides REDELIVER_TOKEN_FILE (default: from the configuration)
     #[arg(long, value_name = "FILE", env = "REDELIVER_TOKEN_FILE", hide_env = true)]
     token_file: Option<PathBuf>,
+    /// Send the token to other machines without TLS, too; or REDELIVER_INSECURE=true
+    #[arg(
+        long,
+        env = "REDELIVER_INSECURE",
+        hide_env = true,
+        value_parser = clap::builder::BoolishValueParser::new()
+    )]
+    insecure: bool,
     /// Additional CA certificates (PEM) for https; overrides REDELIVER_CA_FILE
     #[arg(long, value_name = "FILE", env = "REDELIVER_CA_FILE", hide_env = true)]
     ca_file: Option<PathBuf>,
@@ -71,29 +82,35 @@ impl ConnectionArgs {
 }
 
 impl CredentialArgs {
-    /// The endpoint at `server`, or else at the configured listen address, with this timeout of a request.
+    /// The endpoint at `server`, or else at the configured listen address, with this timeout of a request. Only the latter gets the
+    /// configured token.
     pub(crate) fn endpoint(
         &self,
         server: Option<&str>,
         service: &Service,
         timeout: Duration,
     ) -> Result<Endpoint, CliError> {
-        let configured = || {
-            let scheme = if service.api.tls.is_enabled() {
-                "https"
-            } else {
-                "http"
-            };
-            format!("{scheme}://{}", reachable(service.api.listen))
-        };
-        let url = server.map_or_else(configured, str::to_owned);
-        let mut endpoint = Endpoint::new(url).timeout(timeout);
+        let configured = service.configured_url();
+        let mut endpoint = Endpoint::new(server.unwrap_or(&configured)).timeout(timeout);
         let token = match &self.token_file {
             Some(path) => Some(Secret::from_file(path).map_err(CliError::TokenFile)?),
-            None => service.api.token(service.section)?,
+            None if is_same_server(endpoint.url(), &configured) => service.api.token(service.section)?,
+            None => {
+                if service.api.token_file.is_some() {
+                    eprintln!(
+                        "{}.token_file is the token for {configured}, and is not sent to {}; --token-file names another",
+                        service.section,
+                        in_one_line(endpoint.url())
+                    );
+                }
+                None
+            }
         };
         if let Some(token) = token {
             endpoint = endpoint.token(token.expose());
+        }
+        if self.insecure {
+            endpoint = endpoint.allow_plaintext_token();
         }
         if let Some(path) = &self.ca_file {
             endpoint = endpoint.ca_file(path);
@@ -152,7 +169,16 @@ impl Service {
         Self { flag, ..self }
     }
 
-    /// Adds the service to an error.
+    /// The address at which this machine reaches the configured service.
+    fn configured_url(&self) -> String {
+        let scheme = match self.api.tls.is_enabled() {
+            true => "https",
+            false => "http",
+        };
+        format!("{scheme}://{}", reachable(self.api.listen))
+    }
+
+    /// Adds the service to an error of a connection attempt.
     pub(crate) fn failure(&self, error: ClientError) -> CliError {
         match error {
             ClientError::Unreachable { url, source, .. } => CliError::Unreachable {
@@ -162,9 +188,21 @@ impl Service {
                 flag: self.flag,
                 source,
             },
+            error @ ClientError::PlaintextToken { .. } => CliError::Usage(format!("{error}, or --insecure")),
             error => CliError::Client(error),
         }
     }
+}
+
+/// Whether two addresses have the same scheme, host and port.
+fn is_same_server(url: &str, other: &str) -> bool {
+    let server = |url: &str| {
+        let uri: Uri = url.parse().ok()?;
+        let scheme = uri.scheme_str()?;
+        let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
+        Some((scheme.to_owned(), uri.host()?.to_ascii_lowercase(), port))
+    };
+    server(url).is_some_and(|server_of_url| server(other) == Some(server_of_url))
 }
 
 impl CliError {
@@ -211,5 +249,56 @@ pub(crate) fn scheduler(config: &Config) -> Service {
         section: "scheduler",
         flag: "--server",
         api: config.scheduler.api(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_testkit::scratch::Scratch;
+
+    use super::*;
+
+    #[test]
+    fn only_the_configured_address_gets_the_configured_token() {
+        let files = Scratch::new("configured-token").unwrap();
+        let token = files.path().join("token");
+        std::fs::write(&token, "s3cret").unwrap();
+        let mut config = Config::default();
+        config.scheduler.token_file = Some(token.clone());
+        let mut credentials = CredentialArgs {
+            token_file: None,
+            insecure: false,
+            ca_file: None,
+            cert_file: None,
+            key_file: None,
+        };
+        let has_token = |credentials: &CredentialArgs, config: &Config, server: Option<&str>| {
+            let endpoint = credentials.endpoint(server, &scheduler(config), Duration::from_secs(1));
+            format!("{:?}", endpoint.unwrap()).contains("has_token: true")
+        };
+        config.scheduler.listen = "0.0.0.0:80".parse().unwrap();
+        for same in [
+            None,
+            Some("127.0.0.1"),
+            Some("127.0.0.1:80"),
+            Some("http://127.0.0.1:80/"),
+        ] {
+            assert!(has_token(&credentials, &config, same), "{same:?}");
+        }
+        let others = [
+            "other:80",
+            "127.0.0.1:50052",
+            "127.0.0.2",
+            "https://127.0.0.1:80",
+            "http://127.0.0.1:80@other",
+            "http://",
+        ];
+        for other in others {
+            assert!(!has_token(&credentials, &config, Some(other)), "{other}");
+        }
+        credentials.token_file = Some(token);
+        for any in others {
+            assert!(has_token(&credentials, &config, Some(any)), "{any}");
+        }
     }
 }

@@ -25,7 +25,9 @@ use redeliver_runtime::cli::{CommonArgs, report};
 use serde_json::json;
 
 use crate::connection::{CliError, ConnectionArgs, Service, conclude, inspector};
-use crate::output::{Format, Json, OutputArgs, print_item, print_items, print_line, shortened};
+use crate::output::{
+    Format, Json, OutputArgs, print_item, print_items, print_json, print_json_line, shortened,
+};
 use completeness::CompleteArgs;
 pub(crate) use completeness::{completeness_json, problem};
 use show::{as_json, as_text, redriven_json};
@@ -292,7 +294,7 @@ async fn list_pages<T>(
         let size = u16::try_from(missing.min(PAGE)).unwrap_or(u16::MAX);
         let (items, next, of_page) = read(size, token).await?;
         count = count.saturating_add(u32::try_from(items.len()).unwrap_or(u32::MAX));
-        let is_closed = format == Format::Jsonl && !items.iter().all(|item| print_line(value(item)));
+        let is_closed = format == Format::Jsonl && !items.iter().all(|item| print_json_line(value(item)));
         if format != Format::Jsonl {
             found.extend(items);
         }
@@ -369,10 +371,10 @@ fn print_with_completeness(
 ) {
     match format {
         Format::Table => print(),
-        Format::Json => crate::say(json!({ name: all(), "completeness": completeness_json(completeness) })),
+        Format::Json => print_json(json!({ name: all(), "completeness": completeness_json(completeness) })),
         Format::Jsonl => {
             print();
-            crate::say(json!({ "completeness": completeness_json(completeness) }));
+            print_json(json!({ "completeness": completeness_json(completeness) }));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Output of commands: tables, JSON, and raw bytes.
 //!
-//! Records may contain any bytes. Control characters in them are escaped, so that they do not reach a terminal.
+//! Records may contain any bytes. Characters that a terminal obeys are escaped, also in JSON.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, Write as _};
@@ -8,6 +8,7 @@ use std::io::{self, Write as _};
 use clap::ValueEnum;
 use comfy_table::{Table, presets};
 use redeliver_core::Headers;
+pub(crate) use redeliver_core::terminal::{in_one_line, json_line, multiline};
 use redeliver_dlq_inspector::dialect::readable_number;
 use serde_json::{Map, json};
 
@@ -48,10 +49,10 @@ pub(crate) fn print_items<T>(
 ) {
     match format {
         Format::Table => print(table(columns, items.iter().map(row))),
-        Format::Json => print(json!(items.iter().map(value).collect::<Vec<_>>())),
+        Format::Json => print_json(json!(items.iter().map(value).collect::<Vec<_>>())),
         Format::Jsonl => {
             for item in items {
-                print(value(item));
+                print_json(value(item));
             }
         }
     }
@@ -64,12 +65,22 @@ pub(crate) fn print_item<V: fmt::Display>(
 ) {
     match format {
         Format::Table => print(text().trim_end()),
-        Format::Json | Format::Jsonl => print(value()),
+        Format::Json | Format::Jsonl => print_json(value()),
     }
 }
 
 fn print(text: impl fmt::Display) {
     crate::say(text);
+}
+
+/// Prints a JSON document in one line that no terminal obeys.
+pub(crate) fn print_json(document: impl fmt::Display) {
+    print(json_line(&document.to_string()));
+}
+
+/// As [`print_json`]. The result is false if stdout is closed.
+pub(crate) fn print_json_line(document: impl fmt::Display) -> bool {
+    print_line(json_line(&document.to_string()))
 }
 
 /// Prints and flushes a line. The result is false if stdout is closed.
@@ -123,33 +134,6 @@ pub(crate) fn shortened(text: &str, limit: usize) -> String {
         short.push('…');
     }
     short
-}
-
-/// A text with escaped control characters.
-pub(crate) fn in_one_line(text: &str) -> String {
-    escaped(text, |_| false)
-}
-
-/// As [`in_one_line`], with line breaks and tabs.
-pub(crate) fn multiline(text: &str) -> String {
-    escaped(text, |c| matches!(c, '\n' | '\t'))
-}
-
-fn escaped(text: &str, keep: impl Fn(char) -> bool) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            c if keep(c) => safe.push(c),
-            '\n' | '\r' | '\t' => safe.extend(c.escape_default()),
-            // Characters that change the direction of the text around them.
-            '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
-                safe.extend(c.escape_unicode());
-            }
-            c if c.is_control() => safe.extend(c.escape_unicode()),
-            c => safe.push(c),
-        }
-    }
-    safe
 }
 
 /// At most `limit` bytes, as text if they are UTF-8, else in hexadecimal. Line breaks are kept.

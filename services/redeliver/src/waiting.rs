@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::connection::CliError;
 use crate::dlq::{InspectorArgs, rounded, with_inspector};
-use crate::output::{Format, Json, OutputArgs, print_items, shortened};
+use crate::output::{Format, Json, OutputArgs, print_items, print_json, shortened};
 use crate::progress::Progress;
 
 #[derive(Args)]
@@ -161,7 +161,7 @@ async fn list(client: &WaitingClient, args: &ListArgs) -> Result<ExitCode, CliEr
         "pipeline", "place", "position", "due", "attempts", "class", "code", "origin", "age", "message",
     ];
     match args.output.format {
-        Format::Json => crate::say(json!({
+        Format::Json => print_json(json!({
             "records": records.iter().map(record_json).collect::<Vec<_>>(),
             "matching": matching,
             "coverage": coverage_json(&coverage),
@@ -205,7 +205,7 @@ async fn stats(client: &WaitingClient, args: &StatsArgs) -> Result<ExitCode, Cli
         "codes",
     ];
     match args.output.format {
-        Format::Json => crate::say(json!({
+        Format::Json => print_json(json!({
             "total": counts_json(&total),
             "places": places.iter().map(place_json).collect::<Vec<_>>(),
             "coverage": coverage_json(&coverage),

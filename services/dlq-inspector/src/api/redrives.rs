@@ -18,7 +18,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::convert::position_message;
 use super::list::page_size;
-use super::token::{PageToken, query_hash};
+use super::token::{PageToken, RedrivesToken, query_hash};
 use super::{Api, bounded};
 use crate::access::Viewer;
 use crate::index::{Cursor, IndexedLetter};
@@ -33,8 +33,8 @@ use crate::redrive::source::{count_returned, returning_to};
 /// The maximum length of the id of a job.
 const MAX_ID: usize = 32;
 
-/// The maximum size of a list of jobs with all their details, in bytes.
-const MAX_LISTED: usize = 2 << 20;
+/// A page ends before it exceeds this many bytes, unless a single job does, because gRPC clients reject messages over 4 MiB by default.
+const PAGE_BYTES: usize = 3 << 20;
 
 /// The jobs. Cheap to clone.
 #[derive(Clone)]
@@ -145,19 +145,8 @@ impl RedriveService for Api {
         &self,
         request: Request<v1::ListRedrivesRequest>,
     ) -> Result<Response<v1::ListRedrivesResponse>, Status> {
-        let viewer = self.viewer(&request)?;
-        let response = async {
-            let jobs = self.jobs()?;
-            let visible = jobs.iter().rev().filter(|(_, _, job)| sees(&viewer, job));
-            let messages = visible.map(|(_, entry, job)| self.message(entry, &job));
-            let mut redrives: Vec<v1::Redrive> = messages.collect();
-            let running = redrives
-                .iter_mut()
-                .filter(|job| job.state() == v1::RedriveState::Running);
-            self.count_returned(running.collect()).await;
-            shorten(&mut redrives);
-            Ok(v1::ListRedrivesResponse { redrives })
-        };
+        let (viewer, request) = (self.viewer(&request)?, request.into_inner());
+        let response = self.page(&viewer, &request);
         let response = self.observed("ListRedrives", response).await?;
         self.held(&viewer, response).await
     }
@@ -337,6 +326,32 @@ impl Api {
         }
     }
 
+    async fn page(
+        &self,
+        viewer: &Viewer,
+        request: &v1::ListRedrivesRequest,
+    ) -> Result<v1::ListRedrivesResponse, Status> {
+        let size = page_size(request.page_size)?;
+        let query = query_hash(&["redrives"]);
+        let before = RedrivesToken::decode(query, &request.page_token)?;
+        let jobs = self.jobs()?;
+        let visible = jobs.iter().rev().filter(|(id, _, job)| {
+            before.as_ref().is_none_or(|before| *id < before.0.as_str()) && sees(viewer, job)
+        });
+        let messages = visible.map(|(_, entry, job)| self.message(entry, &job));
+        let (mut redrives, has_more) = fitting(messages, size);
+        let next = redrives.last().filter(|_| has_more);
+        let next = next.map_or_else(String::new, |last| RedrivesToken(last.id.clone()).encode(query));
+        let running = redrives
+            .iter_mut()
+            .filter(|job| job.state() == v1::RedriveState::Running);
+        self.count_returned(running.collect()).await;
+        Ok(v1::ListRedrivesResponse {
+            redrives,
+            next_page_token: next,
+        })
+    }
+
     async fn items(
         &self,
         viewer: &Viewer,
@@ -383,17 +398,17 @@ impl Api {
     }
 }
 
-/// Leaves out the details of jobs for which a list has no room.
-fn shorten(jobs: &mut [v1::Redrive]) {
-    let mut room = MAX_LISTED;
+/// The first jobs: up to this number and to [`PAGE_BYTES`], but at least one; and whether there are more.
+fn fitting(jobs: impl Iterator<Item = v1::Redrive>, size: usize) -> (Vec<v1::Redrive>, bool) {
+    let (mut page, mut bytes) = (Vec::new(), 0);
     for job in jobs {
-        let size = job.encoded_len();
-        if size > room {
-            (job.sources, job.destinations) = (Vec::new(), Vec::new());
-            (job.refused, job.samples, job.warnings) = (Vec::new(), Vec::new(), Vec::new());
+        bytes += job.encoded_len();
+        if page.len() == size || (bytes > PAGE_BYTES && !page.is_empty()) {
+            return (page, true);
         }
-        room = room.saturating_sub(size);
+        page.push(job);
     }
+    (page, false)
 }
 
 /// Whether a caller sees the topics of all dead letters of a job.
@@ -506,18 +521,24 @@ mod tests {
     }
 
     #[test]
-    fn a_long_list_has_fewer_details() {
-        let job = |id: usize| v1::Redrive {
-            id: id.to_string(),
-            problem: "stays".to_owned(),
-            warnings: vec!["w".repeat(50_000)],
-            ..v1::Redrive::default()
+    fn a_page_of_redrives_is_limited_by_its_size() {
+        let jobs = |count: usize, bytes: usize| {
+            let job = move |id: usize| v1::Redrive {
+                id: id.to_string(),
+                warnings: vec!["w".repeat(bytes)],
+                ..v1::Redrive::default()
+            };
+            (0..count).map(job)
         };
-        let mut jobs: Vec<v1::Redrive> = (0..200).map(job).collect();
-        shorten(&mut jobs);
-        let whole = jobs.iter().filter(|job| !job.warnings.is_empty()).count();
-        assert_eq!((jobs.len(), whole), (200, MAX_LISTED / 50_032));
-        assert!(jobs.iter().all(|job| job.problem == "stays"));
-        assert!(!jobs[0].warnings.is_empty(), "the newest ones have them");
+        let page = |size, count, bytes| {
+            let (page, has_more) = fitting(jobs(count, bytes), size);
+            (page.len(), has_more)
+        };
+        assert_eq!(page(50, 0, 1), (0, false));
+        assert_eq!(page(50, 50, 1), (50, false));
+        assert_eq!(page(50, 51, 1), (50, true));
+        assert_eq!(page(50, 51, 1 << 20), (2, true));
+        assert_eq!(page(50, 2, PAGE_BYTES), (1, true));
+        assert_eq!(page(50, 1, PAGE_BYTES), (1, false));
     }
 }

@@ -575,7 +575,7 @@ async fn the_brake_pauses_a_redrive_whose_records_come_back() {
     // A list does not count what has come back since the ends of all its jobs.
     let listed = client(&mut inspector)
         .await
-        .list_redrives(v1::ListRedrivesRequest {})
+        .list_redrives(v1::ListRedrivesRequest::default())
         .await;
     assert_eq!(listed.unwrap().into_inner().redrives[0].returned, 5);
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{InspectorArgs, PAGE};
 use crate::connection::CliError;
 use crate::jobs::time;
-use crate::output::{Format, Json, OutputArgs, print_items, print_line, shortened};
+use crate::output::{Format, Json, OutputArgs, print_items, print_json_line, shortened};
 
 #[derive(Args)]
 pub(super) struct AuditArgs {
@@ -61,7 +61,7 @@ pub(super) async fn run(client: &AuditClient, args: &AuditArgs) -> Result<ExitCo
         last = page.entries.iter().rev().find_map(|entry| entry.time).or(last);
         // Lines are printed as they arrive.
         let is_closed =
-            format == Format::Jsonl && !page.entries.iter().all(|entry| print_line(as_json(entry)));
+            format == Format::Jsonl && !page.entries.iter().all(|entry| print_json_line(as_json(entry)));
         if format != Format::Jsonl {
             entries.extend(page.entries);
         }

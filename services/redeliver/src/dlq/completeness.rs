@@ -33,7 +33,7 @@ impl CompleteArgs {
 /// Warns on stderr about an incomplete answer.
 pub(crate) fn warn(completeness: &Completeness) {
     if let Some(problem) = problem(completeness) {
-        eprintln!("warning: {problem}");
+        eprintln!("warning: {}", in_one_line(&problem));
     }
 }
 

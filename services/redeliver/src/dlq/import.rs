@@ -16,6 +16,7 @@ use redeliver_core::content::ContentHash;
 use super::completeness::EXIT_INCOMPLETE;
 use super::redrives::{self, Executed, RateLimit, RunArgs, WishArgs, has_reason};
 use crate::connection::CliError;
+use crate::output::in_one_line;
 
 /// The inspector's limit of dead letters that are named in a plan.
 const PER_JOB: usize = 10_000;
@@ -77,7 +78,7 @@ pub(super) async fn run(client: &RedriveClient, args: &ImportArgs) -> Result<Exi
         match executed.await {
             // Perhaps these were redriven by an earlier import of the file, and others were not.
             Err(CliError::Client(error)) if has_reason(&error, "NOTHING_TO_REDRIVE") => {
-                eprintln!("{error}");
+                eprintln!("{}", in_one_line(&error.to_string()));
                 Ok(Executed::Ended { has_done_all: false })
             }
             executed => executed,

@@ -6,6 +6,8 @@ use redeliver_client::ClientError;
 use redeliver_runtime::error_chain::error_chain;
 use tokio::time::Instant;
 
+use crate::output::in_one_line;
+
 /// The waits between attempts to reach an inspector that went away; the last one repeats.
 const WAITS: [Duration; 4] = [
     Duration::from_millis(200),
@@ -46,7 +48,7 @@ impl Outage {
         // An inspector that comes back may be a different one, for example with TLS.
         let problem = error_chain(&error);
         if self.failures == 0 || problem != self.reported {
-            eprintln!("connection lost; reconnecting: {problem}");
+            eprintln!("connection lost; reconnecting: {}", in_one_line(&problem));
             self.reported = problem;
         }
         tokio::time::sleep(WAITS[self.failures.min(WAITS.len() - 1)]).await;

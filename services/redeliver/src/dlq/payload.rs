@@ -6,11 +6,12 @@ use std::process::ExitCode;
 
 use clap::ValueEnum;
 use redeliver_client::DeadLetterClient;
+use redeliver_core::terminal::push_in_json_string;
 use serde::de::IgnoredAny;
 
 use super::completeness::EXIT_INCOMPLETE;
 use crate::connection::CliError;
-use crate::output::multiline;
+use crate::output::{in_one_line, multiline};
 
 /// JSON is indented up to this depth, so that the output is not much larger than the document.
 const MAX_INDENT: usize = 64;
@@ -65,7 +66,7 @@ pub(super) async fn write(
     // A script must not take it for the record.
     eprintln!(
         "the payload is masked at {}, so it is not what the record contains; the scope dead-letters:unmasked shows it",
-        payload.masked_paths().join(", ")
+        in_one_line(&payload.masked_paths().join(", "))
     );
     Ok(ExitCode::from(EXIT_INCOMPLETE))
 }
@@ -92,7 +93,8 @@ pub(super) fn indented(document: &[u8]) -> Option<String> {
     };
     while let Some(c) = characters.next() {
         if is_string {
-            push_in_string(&mut json, c);
+            // The grammar excludes those below U+0020.
+            push_in_json_string(&mut json, c);
             is_string = is_escaped || c != '"';
             is_escaped = !is_escaped && c == '\\';
             continue;
@@ -127,17 +129,6 @@ pub(super) fn indented(document: &[u8]) -> Option<String> {
     }
     json.push('\n');
     Some(json)
-}
-
-/// A character of a JSON string, escaped if it could control a terminal. The grammar excludes those below U+0020.
-fn push_in_string(json: &mut String, c: char) {
-    let is_direction =
-        matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    if c.is_control() || is_direction {
-        let _ = write!(json, "\\u{:04x}", u32::from(c));
-    } else {
-        json.push(c);
-    }
 }
 
 /// Text whose control characters, and bytes that are not UTF-8, are escaped.

@@ -18,7 +18,7 @@ use super::outage::Outage;
 use crate::connection::CliError;
 use crate::jobs::time;
 use crate::output::{
-    Format, Json, OutputArgs, fields, in_one_line, print_item, print_items, print_line, shortened,
+    Format, Json, OutputArgs, fields, in_one_line, print_item, print_items, print_json_line, shortened,
 };
 use crate::progress::Progress;
 
@@ -534,7 +534,16 @@ pub(super) async fn run(client: &RedriveClient, args: &RedrivesArgs) -> Result<E
 }
 
 async fn list(client: &RedriveClient, args: &ListArgs) -> Result<ExitCode, CliError> {
-    let jobs = client.list().await?;
+    let (mut jobs, mut token) = (Vec::new(), String::new());
+    loop {
+        let page: Result<_, ClientError> = client.list(PAGE, &token).await;
+        let (of_page, next) = page?;
+        jobs.extend(of_page);
+        match next {
+            Some(next) => token = next,
+            None => break,
+        }
+    }
     let columns = [
         "id", "kind", "state", "total", "done", "failed", "skipped", "returned", "by", "created", "why",
     ];
@@ -569,7 +578,7 @@ async fn items(client: &RedriveClient, args: &ItemsArgs) -> Result<ExitCode, Cli
         let items = items.into_iter().filter(is_shown);
         if format == Format::Jsonl {
             for item in items {
-                if !print_line(item_json(&item)) {
+                if !print_json_line(item_json(&item)) {
                     return Ok(ExitCode::SUCCESS);
                 }
             }

@@ -10,7 +10,7 @@ use super::completeness::warn;
 use super::outage::Outage;
 use super::{WatchArgs, as_json, row};
 use crate::connection::CliError;
-use crate::output::{Format, in_one_line, print_line};
+use crate::output::{Format, in_one_line, json_line, print_line};
 
 /// Runs until stdout is closed or the inspector rejects the request.
 pub(super) async fn run(client: &DeadLetterClient, args: &WatchArgs) -> Result<ExitCode, CliError> {
@@ -82,6 +82,6 @@ fn shown(format: Format, letter: &DeadLetter) -> String {
             });
             cells.collect::<Vec<_>>().join("  ")
         }
-        Format::Json | Format::Jsonl => as_json(letter).to_string(),
+        Format::Json | Format::Jsonl => json_line(&as_json(letter).to_string()).into_owned(),
     }
 }

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use super::schedule::ScheduleArgs;
 use crate::connection::CliError;
-use crate::output::{Format, Json, print_item};
+use crate::output::{Format, Json, in_one_line, print_item};
 
 /// The maximum size of a line, in bytes. A server accepts no larger one by default.
 const MAX_LINE: u64 = 2 << 20;
@@ -210,7 +210,10 @@ impl Repetition {
 
     async fn wait(&mut self, pause: Duration, reason: String) {
         if reason != self.reported {
-            eprintln!("the scheduler refuses jobs for now; they are sent again: {reason}");
+            eprintln!(
+                "the scheduler refuses jobs for now; they are sent again: {}",
+                in_one_line(&reason)
+            );
             self.reported = reason;
         }
         self.pause = pause;

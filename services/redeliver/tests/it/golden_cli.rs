@@ -170,6 +170,7 @@ Options:
       --check               Validate the configuration and exit
       --server <URL>        URL of the inspector, such as http://inspector:50051; overrides REDELIVER_DLQ (default: dlq_inspector.listen)
       --token-file <FILE>   File with the bearer token; overrides REDELIVER_TOKEN_FILE (default: from the configuration)
+      --insecure            Send the token to other machines without TLS, too; or REDELIVER_INSECURE=true
       --ca-file <FILE>      Additional CA certificates (PEM) for https; overrides REDELIVER_CA_FILE
       --cert-file <FILE>    Client certificate (PEM) for https; overrides REDELIVER_CERT_FILE
       --key-file <FILE>     Private key of the client certificate (PEM); overrides REDELIVER_KEY_FILE
@@ -318,6 +319,7 @@ fn the_help_of_control_says_what_is_changed_and_how() {
       --check                  Validate the configuration and exit
       --server <URL>           URL of a scheduler or an inspector; overrides REDELIVER_SCHEDULER and REDELIVER_DLQ (default: scheduler.listen, or dlq_inspector.listen without applications)
       --token-file <FILE>      File with the bearer token; overrides REDELIVER_TOKEN_FILE (default: from the configuration)
+      --insecure               Send the token to other machines without TLS, too; or REDELIVER_INSECURE=true
       --ca-file <FILE>         Additional CA certificates (PEM) for https; overrides REDELIVER_CA_FILE
       --cert-file <FILE>       Client certificate (PEM) for https; overrides REDELIVER_CERT_FILE
       --key-file <FILE>        Private key of the client certificate (PEM); overrides REDELIVER_KEY_FILE
@@ -403,6 +405,7 @@ Options:
       --check               Validate the configuration and exit
       --server <URL>        URL of a scheduler or an inspector; overrides REDELIVER_SCHEDULER and REDELIVER_DLQ (default: scheduler.listen, or dlq_inspector.listen without applications)
       --token-file <FILE>   File with the bearer token; overrides REDELIVER_TOKEN_FILE (default: from the configuration)
+      --insecure            Send the token to other machines without TLS, too; or REDELIVER_INSECURE=true
       --ca-file <FILE>      Additional CA certificates (PEM) for https; overrides REDELIVER_CA_FILE
       --cert-file <FILE>    Client certificate (PEM) for https; overrides REDELIVER_CERT_FILE
       --key-file <FILE>     Private key of the client certificate (PEM); overrides REDELIVER_KEY_FILE
@@ -550,6 +553,16 @@ fn wrong_usage_is_reported_with_valid_values() {
         &["dlq", "ls", "--token-file", "/nowhere"],
         "error: --token-file: cannot read /nowhere: No such file or directory (os error 2)\n",
     );
+    let file = Scratch::new("plaintext-token").unwrap();
+    let token = file.path().join("token");
+    std::fs::write(&token, "s3cret").unwrap();
+    for command in [&["dlq", "ls"], &["jobs", "stats"], &["trace", "a/0/1"]] {
+        let token = ["--token-file", token.to_str().unwrap()];
+        refuses(
+            &[&command[..], &token, &["--server", "other.invalid:1"]].concat(),
+            "error: the token is not sent to http://other.invalid:1 in plaintext; use https://, or --insecure\n",
+        );
+    }
     refuses(
         &[
             "jobs",

@@ -63,7 +63,11 @@ fn shard(record: &Record) -> i32 {
 fn jobs_due_at_one_instant_are_dispatched_once_while_others_stay_on_time() {
     let _permit = ChaosPermit::acquire();
     // The burst is several times as large as the windows of all shards.
-    let env = SchedulerEnv::new(SchedulerEnv::builder("burst").partitions(4).set("scheduler.window_bytes", "2684000"));
+    let env = SchedulerEnv::new(
+        SchedulerEnv::builder("burst")
+            .partitions(4)
+            .set("scheduler.window_bytes", "2684000"),
+    );
     let _scheduler = env.start("a");
     let began = Instant::now();
     // Late enough for all jobs to be accepted first.

@@ -374,13 +374,27 @@ async fn neither_jobs_nor_what_they_change_contain_what_is_masked() {
     answers.add(&done);
     for caller in ["masked", "metadata"] {
         let mut redrives = client_of(caller);
-        let listed = redrives
-            .list_redrives(v1::ListRedrivesRequest {})
-            .await
-            .unwrap()
-            .into_inner();
-        assert_eq!(listed.redrives.len(), 2);
-        answers.add(&listed);
+        let (mut listed, mut request) = (Vec::new(), v1::ListRedrivesRequest::default());
+        request.page_size = 1;
+        loop {
+            let page = redrives
+                .list_redrives(request.clone())
+                .await
+                .unwrap()
+                .into_inner();
+            answers.add(&page);
+            assert_eq!(page.redrives.len(), 1);
+            listed.extend(page.redrives.into_iter().map(|job| job.id));
+            if page.next_page_token.is_empty() {
+                break;
+            }
+            request.page_token = page.next_page_token;
+        }
+        // Newest first.
+        assert!(
+            listed.len() == 2 && listed.is_sorted_by(|a, b| a > b),
+            "{listed:?}"
+        );
         let request = v1::ListRedriveItemsRequest {
             id: job.id.clone(),
             ..v1::ListRedriveItemsRequest::default()

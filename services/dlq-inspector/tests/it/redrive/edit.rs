@@ -274,7 +274,7 @@ async fn an_edit_that_is_not_valid_is_refused_before_anything_is_written() {
     }
     let jobs = client(&mut inspector)
         .await
-        .list_redrives(v1::ListRedrivesRequest {})
+        .list_redrives(v1::ListRedrivesRequest::default())
         .await;
     assert_eq!(jobs.unwrap().into_inner().redrives.len(), 0);
     assert_eq!(planned_edit(&mut inspector, valid).await.unwrap().total, 1);
