@@ -21,7 +21,7 @@ use rdkafka::bindings as rd;
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::error::{IsError as _, RDKafkaErrorCode};
 
-use native::{Event, Options, OwnedString, Queue, TopicNames};
+use native::{Event, Options, OwnedString, Queue, TopicNames, TopicSettings};
 
 pub use headers::{RawHeader, raw_headers};
 pub use token::{
@@ -55,8 +55,8 @@ pub struct TopicDescription {
     pub partitions: i32,
     /// Whether all partitions have leaders.
     pub has_leaders: bool,
-    /// Whether all replicas of all partitions are in sync.
-    pub has_replicas: bool,
+    /// The fewest replicas in sync of any partition that lacks some; `None` if all replicas are in sync.
+    pub fewest_in_sync: Option<usize>,
     /// Whether this client may write to the topic (the operation Write); `None` if the broker does not tell (before Kafka 2.3).
     pub may_write: Option<bool>,
 }
@@ -124,7 +124,7 @@ pub fn describe_topics<C: ClientContext>(
                 id: topic.id(),
                 partitions: topic.partitions(),
                 has_leaders: topic.has_leaders(),
-                has_replicas: topic.has_replicas(),
+                fewest_in_sync: topic.fewest_in_sync(),
                 may_write: topic.may_write(),
             })
         };
@@ -158,6 +158,42 @@ fn request_topics<C: ClientContext>(
         );
     }
     queue.wait(timeout)
+}
+
+/// `min.insync.replicas` of topics, which comes from the topic, the broker or the cluster. A topic is missing from the result if it does not exist, or if
+/// this client may not read its configuration.
+///
+/// # Errors
+/// As [`describe_topics`].
+pub fn min_in_sync_replicas<C: ClientContext>(
+    client: &Client<C>,
+    topics: &[&str],
+    timeout: Duration,
+) -> Result<BTreeMap<String, usize>, RDKafkaErrorCode> {
+    if topics.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let mut settings = TopicSettings::new(&c_strings(topics)?, c"min.insync.replicas")?;
+    let queue = Queue::new(client);
+    let operation = rd::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBECONFIGS;
+    let options = Options::new(client, operation, timeout)?;
+    let requested = settings.as_mut_slice();
+    // SAFETY: the client outlives the call; settings, options and queue are guards of live objects. The call copies the
+    // settings.
+    unsafe {
+        rd::rd_kafka_DescribeConfigs(
+            client.native_ptr(),
+            requested.as_mut_ptr(),
+            requested.len(),
+            options.as_ptr(),
+            queue.as_ptr(),
+        );
+    }
+    let found = queue.wait(timeout)?.topic_settings();
+    let found = found.into_iter();
+    Ok(found
+        .filter_map(|(topic, value)| Some((topic, value.parse().ok()?)))
+        .collect())
 }
 
 /// Describes a consumer group. A group that does not exist has no members and is not stable.

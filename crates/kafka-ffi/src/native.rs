@@ -173,6 +173,43 @@ impl Drop for TopicNames {
     }
 }
 
+/// Topics of whose configuration one setting is requested.
+pub(crate) struct TopicSettings(Vec<*mut rd::rd_kafka_ConfigResource_t>);
+
+impl TopicSettings {
+    pub(crate) fn new(topics: &[CString], setting: &CStr) -> Result<Self, RDKafkaErrorCode> {
+        let mut all = Self(Vec::with_capacity(topics.len()));
+        for topic in topics {
+            let kind = rd::rd_kafka_ResourceType_t::RD_KAFKA_RESOURCE_TOPIC;
+            // SAFETY: the name is valid for the call, which copies it.
+            let one = unsafe { rd::rd_kafka_ConfigResource_new(kind, topic.as_ptr()) };
+            if one.is_null() {
+                return Err(RDKafkaErrorCode::InvalidArgument);
+            }
+            all.0.push(one);
+            // A request contains only the name, but librdkafka requires a value.
+            // SAFETY: the resource is live, and the strings are valid for the call, which copies them.
+            let error =
+                unsafe { rd::rd_kafka_ConfigResource_set_config(one, setting.as_ptr(), c"".as_ptr()) };
+            if error.is_error() {
+                return Err(error.into());
+            }
+        }
+        Ok(all)
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [*mut rd::rd_kafka_ConfigResource_t] {
+        &mut self.0
+    }
+}
+
+impl Drop for TopicSettings {
+    fn drop(&mut self) {
+        // SAFETY: each was created by `rd_kafka_ConfigResource_new`, and is freed once.
+        unsafe { rd::rd_kafka_ConfigResource_destroy_array(self.0.as_mut_ptr(), self.0.len()) }
+    }
+}
+
 /// A response. It owns the objects that its views point to.
 pub(crate) struct Event(NonNull<rd::rd_kafka_event_t>);
 
@@ -211,6 +248,29 @@ impl Event {
 }
 
 impl Event {
+    /// The topics of a response to a request for a setting, with its value, without those that have an error; empty for other responses.
+    pub(crate) fn topic_settings(&self) -> Vec<(String, String)> {
+        // SAFETY: the event is live; the result is null if the event is of another kind.
+        let result = unsafe { rd::rd_kafka_event_DescribeConfigs_result(self.as_ptr()) };
+        let topics = elements(result, |result, count| {
+            // SAFETY: the result is not null and lives as long as the event.
+            unsafe { rd::rd_kafka_DescribeConfigs_result_resources(result, count) }
+        });
+        let values = topics.iter().filter_map(|topic| {
+            // A topic with an error has no settings.
+            let settings = elements(*topic, |topic, count| {
+                // SAFETY: the topic is part of the result, which lives as long as the event; `count` is valid for the call.
+                unsafe { rd::rd_kafka_ConfigResource_configs(topic, count) }
+            });
+            // SAFETY: as above.
+            let name = text(unsafe { rd::rd_kafka_ConfigResource_name(*topic) })?;
+            // SAFETY: as above.
+            let value = text(unsafe { rd::rd_kafka_ConfigEntry_value(*settings.first()?) })?;
+            Some((name, value))
+        });
+        values.collect()
+    }
+
     /// The response to a request for a list of groups; null for other responses.
     fn group_list(&self) -> *const rd::rd_kafka_ListConsumerGroups_result_t {
         // SAFETY: the event is live.
@@ -349,8 +409,9 @@ impl Topic<'_> {
         })
     }
 
-    pub(crate) fn has_replicas(&self) -> bool {
-        self.partition_infos().iter().all(|partition| {
+    pub(crate) fn fewest_in_sync(&self) -> Option<usize> {
+        let partitions = self.partition_infos().iter();
+        let in_sync_if_lacking = partitions.filter_map(|partition| {
             // SAFETY: the partition is part of the description, which lives as long as its event; `count` is valid for the call.
             let in_sync = elements(*partition, |partition, count| unsafe {
                 rd::rd_kafka_TopicPartitionInfo_isr(partition, count)
@@ -359,8 +420,9 @@ impl Topic<'_> {
             let all = elements(*partition, |partition, count| unsafe {
                 rd::rd_kafka_TopicPartitionInfo_replicas(partition, count)
             });
-            in_sync.len() >= all.len()
-        })
+            (in_sync.len() < all.len()).then_some(in_sync.len())
+        });
+        in_sync_if_lacking.min()
     }
 
     fn partition_infos(&self) -> &[*const rd::rd_kafka_TopicPartitionInfo_t] {

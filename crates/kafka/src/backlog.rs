@@ -19,9 +19,10 @@ use std::time::Duration;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::KafkaError;
 use redeliver_core::{Position, Record};
-use redeliver_kafka_ffi::{KafkaClient, TopicId, describe_topics};
+use redeliver_kafka_ffi::{KafkaClient, TopicId};
 
 use crate::client::KafkaSettings;
+use crate::describe::describe_topics;
 use crate::reader::{ReadError, TopicReader, group_positions, is_unknown, kafka};
 use crate::tracker::{Committed, TopicFingerprint};
 

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::topic_partition_list::Offset;
-use redeliver_kafka_ffi::{KafkaClient, TopicId, describe_topics};
+use redeliver_kafka_ffi::{KafkaClient, TopicId};
 
 use crate::client::KafkaSettings;
+use crate::describe::describe_topics;
 use crate::reader::{ReadError, bounds, kafka};
 
 /// Where the partitions of a topic end.

@@ -34,6 +34,7 @@ pub mod backlog;
 pub mod client;
 pub mod convert;
 pub mod credentials;
+mod describe;
 pub mod embedded;
 pub mod ends;
 pub mod exclusive;

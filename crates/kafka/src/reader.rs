@@ -16,11 +16,12 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionListElem};
 use rdkafka::types::RDKafkaRespErr;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::{Record, Timestamp};
-use redeliver_kafka_ffi::{KafkaClient, TopicId, describe_topics};
+use redeliver_kafka_ffi::{KafkaClient, TopicId};
 
 use crate::client::{ClientSettings, KafkaSettings};
 use crate::convert;
 use crate::credentials::Renewal;
+use crate::describe::describe_topics;
 use crate::partition_end::{AtEnd, EndContext, at_end};
 use crate::tracker::Committed;
 

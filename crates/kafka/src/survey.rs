@@ -17,10 +17,11 @@ use rdkafka::topic_partition_list::Offset;
 use rdkafka::types::RDKafkaRespErr;
 use redeliver_core::pipeline::{TopicRole, is_topic_name, parse_retry_topic};
 use redeliver_core::{HumanDuration, Pipeline};
-use redeliver_kafka_ffi::{KafkaClient, TopicId, describe_topics};
+use redeliver_kafka_ffi::{KafkaClient, TopicId};
 
 use crate::client::KafkaSettings;
 use crate::credentials::Replaceable;
+use crate::describe::describe_topics;
 use crate::reader::{ReadError, kafka};
 
 /// Timeout of one request.

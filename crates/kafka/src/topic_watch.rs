@@ -5,6 +5,10 @@
 //! thread per process requests the descriptions of all watched topics every [`INTERVAL`], by name and without creating any.
 //! Others read the latest result without waiting, [`TopicWatch::presence`] tells whether to write to a topic, and transactions
 //! report what they learn.
+//!
+//! Kafka accepts no record for a partition with fewer than `min.insync.replicas` replicas in sync, and does not answer records that it has accepted
+//! shortly before. So the thread also requests this setting of topics that lack replicas, each time, because it may change. Without the permission to
+//! read it, only transactions show that such a topic cannot be written.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,18 +24,19 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::metadata::MetadataBroker;
 use redeliver_core::pipeline::is_topic_name;
 use redeliver_kafka_ffi::{
-    GroupDescription, KafkaClient, TopicDescription, TopicId, describe_group, describe_topics,
+    GroupDescription, KafkaClient, TopicDescription, TopicId, describe_group, min_in_sync_replicas,
 };
 
 use crate::client::{ClientLog, ClientSettings, KafkaSettings};
 use crate::credentials::Renewal;
+use crate::describe::describe_topics;
 use crate::processor::Waker;
 
 /// Interval of the requests.
 pub const INTERVAL: Duration = Duration::from_secs(2);
 /// Timeout of a request for topics.
 const CALL: Duration = Duration::from_secs(5);
-/// Timeout of a request for metadata, or to a group's coordinator. It is short because requests for topics wait for it.
+/// Timeout of a request for metadata or a setting, or to a group's coordinator. It is short because requests for topics wait for it.
 const GROUP_CALL: Duration = Duration::from_secs(1);
 /// How long a topic may not be written after the broker has denied it, unless the broker tells the permissions for topics.
 const DENIED: Duration = Duration::from_secs(30);
@@ -118,6 +123,7 @@ impl fmt::Display for Presence {
             Self::Unwritable { reason, .. } => match reason {
                 Unwritable::Denied => "may not be written by this process",
                 Unwritable::NoLeader => "has a partition without a leader",
+                Unwritable::TooFewReplicas => "has a partition with too few replicas in sync",
                 Unwritable::Stalled => "does not accept records",
             },
         })
@@ -131,8 +137,9 @@ pub enum Unwritable {
     Denied,
     /// One of its partitions has no leader. Which partition a record goes to is decided when it is written, so all records wait.
     NoLeader,
-    /// A transaction was given up because the topic did not accept its records: a leader does not answer, or too few replicas are in
-    /// sync. This ends when the broker has resolved that transaction, for which it has to write to each partition.
+    /// One of its partitions has fewer replicas in sync than `min.insync.replicas`.
+    TooFewReplicas,
+    /// A transaction was given up because the topic did not accept its records: a leader does not answer, for example. This ends when the broker has resolved that transaction, for which it has to write to each partition.
     Stalled,
 }
 
@@ -174,7 +181,10 @@ struct WatchedTopic {
     /// The number of unresolved transactions that this topic has stalled, and since when there is the last one.
     stalls: usize,
     stalled_since: Instant,
-    lacks_replicas: bool,
+    /// See [`TopicDescription::fewest_in_sync`].
+    fewest_in_sync: Option<usize>,
+    /// `min.insync.replicas`, as far as it is known.
+    min_in_sync: Option<usize>,
     patience: Duration,
     wakers: Vec<Waker>,
 }
@@ -200,7 +210,8 @@ impl Default for WatchedTopic {
             blocked: None,
             stalls: 0,
             stalled_since: Instant::now(),
-            lacks_replicas: false,
+            fewest_in_sync: None,
+            min_in_sync: None,
             patience: PATIENCE,
             wakers: Vec::new(),
         }
@@ -310,7 +321,8 @@ impl TopicWatch {
     pub(crate) fn is_any_impaired(&self) -> bool {
         let now = Instant::now();
         let topics = lock(&self.0.topics);
-        let is_impaired = |topic: &WatchedTopic| topic.lacks_replicas || topic.presence(now).is_unavailable();
+        let is_impaired =
+            |topic: &WatchedTopic| topic.fewest_in_sync.is_some() || topic.presence(now).is_unavailable();
         topics.values().any(is_impaired)
     }
 
@@ -435,6 +447,33 @@ impl Shared {
         *is_awake = false;
     }
 
+    /// Requests `min.insync.replicas` of these topics.
+    fn update_min_in_sync<'n>(
+        &self,
+        client: &WatchClient,
+        names: impl Iterator<Item = &'n Arc<str>>,
+        sent: Instant,
+    ) {
+        let names: Vec<&str> = names.map(|name| &**name).collect();
+        let known = match min_in_sync_replicas(client.client(), &names, GROUP_CALL) {
+            Ok(known) => known,
+            Err(error) => {
+                tracing::debug!(%error, "request for min.insync.replicas failed");
+                return;
+            }
+        };
+        let mut topics = lock(&self.topics);
+        for name in names {
+            if let Some(topic) = topics.get_mut(name) {
+                let before = topic.is_writable();
+                topic.update_min_in_sync(known.get(name).copied(), sent);
+                if topic.is_writable() != before {
+                    topic.wakers.iter().for_each(Waker::wake);
+                }
+            }
+        }
+    }
+
     fn update(&self, sent: Instant, names: &[Arc<str>], found: &Found) {
         let mut topics = lock(&self.topics);
         for name in names {
@@ -501,6 +540,19 @@ impl WatchedTopic {
         });
     }
 
+    fn has_too_few_replicas(&self) -> bool {
+        let (in_sync, min) = (self.fewest_in_sync, self.min_in_sync);
+        in_sync.zip(min).is_some_and(|(in_sync, min)| in_sync < min)
+    }
+
+    /// `min`: `None` if this process may not read it.
+    fn update_min_in_sync(&mut self, min: Option<usize>, sent: Instant) {
+        self.min_in_sync = min;
+        if self.has_too_few_replicas() && self.blocked.is_none() {
+            self.block(Unwritable::TooFewReplicas, sent, None);
+        }
+    }
+
     fn update(&mut self, found: Option<&TopicDescription>, sent: Instant) {
         if let Some(found) = found {
             self.last_seen = Some(sent);
@@ -510,11 +562,13 @@ impl WatchedTopic {
                 id: found.id,
                 partitions: found.partitions,
             };
-            self.lacks_replicas = !found.has_replicas;
+            self.fewest_in_sync = found.fewest_in_sync;
             if found.may_write == Some(false) {
                 self.block(Unwritable::Denied, sent, None);
             } else if !found.has_leaders {
                 self.block(Unwritable::NoLeader, sent, None);
+            } else if self.has_too_few_replicas() {
+                self.block(Unwritable::TooFewReplicas, sent, None);
             } else if self.blocked.is_some_and(|blocked| {
                 let is_over_after = match blocked.until {
                     // A response has said so.
@@ -611,13 +665,13 @@ fn watch(mut client: WatchClient, settings: &ClientSettings, renewal: &Renewal, 
         let borrowed: Vec<&str> = names.iter().map(|name| &**name).collect();
         let sent = Instant::now();
         match describe_topics(client.client(), &borrowed, CALL) {
-            Ok(found) => shared.update(sent, &names, &found),
-            // An outage deletes no topic, so all states stay.
-            Err(error) => {
-                tracing::debug!(%error, "request for topics failed");
-                // The client sends the request to the controller, or what it took for that. Any response with metadata names the current one.
-                let _ = client.fetch_metadata(borrowed.first().copied(), GROUP_CALL);
+            Ok(found) => {
+                shared.update(sent, &names, &found);
+                let lacks_replicas = |name: &&Arc<str>| matches!(found.get(&***name), Some(Ok(found)) if found.fewest_in_sync.is_some());
+                shared.update_min_in_sync(&client, names.iter().filter(lacks_replicas), sent);
             }
+            // An outage deletes no topic, so all states stay.
+            Err(error) => tracing::debug!(%error, "request for topics failed"),
         }
         // Topics are requested again after each group: they must not wait for several groups whose broker is down.
         let group = lock(&shared.groups).first().map(|request| request.group.clone());
@@ -667,7 +721,7 @@ mod tests {
             id: Some(TopicId::from_bits(1)),
             partitions: 1,
             has_leaders: true,
-            has_replicas: true,
+            fewest_in_sync: None,
             may_write: Some(true),
         }
     }
@@ -725,15 +779,48 @@ mod tests {
         // No broker listens there.
         let watch = TopicWatch::start(&KafkaSettings::new("127.0.0.1:1", "test")).unwrap();
         let topic: Arc<str> = "topic".into();
-        for has_replicas in [true, false, true] {
+        for fewest_in_sync in [None, Some(1), None] {
             let found = TopicDescription {
-                has_replicas,
+                fewest_in_sync,
                 ..found()
             };
             watch.observe(&topic, Some(&found), Instant::now());
-            assert_eq!(watch.is_any_impaired(), !has_replicas);
+            assert_eq!(watch.is_any_impaired(), fewest_in_sync.is_some());
             assert_eq!(watch.presence(&topic), Presence::Exists);
         }
+    }
+
+    #[test]
+    fn too_few_replicas_make_topic_unwritable() {
+        let (mut topic, now) = (WatchedTopic::default(), Instant::now());
+        let after = |seconds| now + Duration::from_secs(seconds);
+        let lacking = |in_sync| TopicDescription {
+            fewest_in_sync: Some(in_sync),
+            ..found()
+        };
+        let is_writable = |topic: &WatchedTopic, seconds| !topic.presence(after(seconds)).is_unavailable();
+        topic.update(Some(&lacking(2)), after(0));
+        topic.update_min_in_sync(Some(2), after(0));
+        assert!(is_writable(&topic, 0));
+        topic.update(Some(&lacking(1)), after(1));
+        let presence = Presence::Unwritable {
+            reason: Unwritable::TooFewReplicas,
+            lasting: Duration::from_secs(1),
+        };
+        assert_eq!(topic.presence(after(2)), presence);
+        // It may be written with one replica from now on.
+        topic.update_min_in_sync(Some(1), after(2));
+        topic.update(Some(&lacking(1)), after(3));
+        assert!(is_writable(&topic, 3));
+        topic.update_min_in_sync(Some(2), after(3));
+        assert!(!is_writable(&topic, 3));
+        // The setting may not be read any more.
+        topic.update_min_in_sync(None, after(4));
+        topic.update(Some(&lacking(1)), after(5));
+        assert!(is_writable(&topic, 5));
+        topic.update_min_in_sync(Some(2), after(5));
+        topic.update(Some(&found()), after(6));
+        assert_eq!(topic.presence(after(6)), Presence::Exists);
     }
 
     #[test]

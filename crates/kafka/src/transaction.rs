@@ -800,7 +800,7 @@ impl Sending<'_> {
                 since = Instant::now();
             }
             // Deliveries are slow by now. Their topics may be unavailable without the watch knowing it, or not be watched at all.
-            if round == 2 {
+            if round % 5 == 2 {
                 watch.refresh_including(sent.iter().map(|output| &output.topic));
             }
             let undelivered = deliveries.undelivered(sent, base);
@@ -813,7 +813,6 @@ impl Sending<'_> {
             }
             // A topic also stalls if only some of its partitions do: which one a record goes to is decided when it is written.
             let is_slow = |topic: &str| reported > 0 && since.elapsed() >= watch.patience(topic);
-            let is_stalled = |topic: &&Arc<str>| is_slow(topic) || watch.presence(topic).is_unavailable();
             // Nothing can be written without the changelog, so nothing is gained by giving up before it is available again.
             let changelog = deliveries
                 .changelog()
@@ -821,15 +820,18 @@ impl Sending<'_> {
             if changelog.is_some_and(|topic| watch.presence(topic).is_unavailable()) {
                 return None;
             }
+            // The changelog may wait behind another topic, or the other way around.
             let needs_changelog = changelog.is_some();
+            let is_stalled = |topic: &&Arc<str>| {
+                watch.presence(topic).is_unavailable() || !needs_changelog && is_slow(topic)
+            };
             let stalled: Vec<&Arc<str>> = undelivered.iter().filter(is_stalled).collect();
-            if (needs_changelog || reported == 0 && stalled.is_empty())
-                && let Some(error) = self.unresolved(since.elapsed())
-            {
-                return Some((base, error));
-            }
-            if stalled.is_empty() || needs_changelog {
-                return None;
+            if stalled.is_empty() {
+                let is_nothing_known = needs_changelog || reported == 0;
+                let unresolved = is_nothing_known
+                    .then(|| self.unresolved(since.elapsed()))
+                    .flatten();
+                return unresolved.map(|error| (base, error));
             }
             let index = sent.iter().position(|output| stalled.contains(&&output.topic))?;
             self.stalls
@@ -984,7 +986,7 @@ mod tests {
         id: None,
         partitions: 1,
         has_leaders: true,
-        has_replicas: true,
+        fewest_in_sync: None,
         may_write: Some(true),
     };
 
@@ -1086,6 +1088,28 @@ mod tests {
         let error = env.write(&["first", "second"]).unwrap_err();
         assert_eq!(error.action, RecoveryAction::Rebuild, "{error:?}");
         assert_eq!(error.kind, FailureKind::Aborted, "{error:?}");
+    }
+
+    #[test]
+    fn unavailable_topic_does_not_wait_for_changelog() {
+        let mut env = Env::new();
+        env.transactions.set_changelog(Some("first".into()));
+        env.transactions.discard();
+        env.transactions.recover(DEADLINE).unwrap();
+        env.write(&["first", "second"]).unwrap();
+        let watch = env.watch_alone();
+        let leaderless = TopicDescription {
+            has_leaders: false,
+            ..FOUND
+        };
+        watch.observe(&"second".into(), Some(&leaderless), Instant::now());
+        for broker in [1, 2] {
+            env.cluster
+                .broker_round_trip_time(broker, env.settings.transaction_timeout / 2)
+                .unwrap();
+        }
+        let error = env.write(&["first", "second"]).unwrap_err();
+        assert_eq!(error.kind, FailureKind::Unavailable, "{error:?}");
     }
 
     #[test]

@@ -15,12 +15,13 @@ use std::time::Duration;
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionListElem};
-use redeliver_kafka_ffi::{TopicId, describe_topics};
+use redeliver_kafka_ffi::TopicId;
 
 use super::CALL;
 use super::assignments::{Found, FoundPosition, Lookup, Partition, StoredCommit};
 use super::events::Events;
 use super::writer::Disconnected;
+use crate::describe::describe_topics;
 use crate::processor::Waker;
 use crate::reader;
 use crate::topic_watch::TopicWatch;

@@ -1,16 +1,19 @@
-//! A topic that may not be written, or has no leader, stops only the records for it.
+//! A topic that may not be written, has no leader, or has too few replicas in sync, stops only the records for it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdkafka::admin::{NewTopic, TopicReplication};
+use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::client::DefaultClientContext;
 use redeliver_core::{Headers, Output, Record, Timestamp};
 use redeliver_kafka::producer::Producer;
-use redeliver_kafka::{AssignmentId, KafkaSettings, Processor, TopicWatch, TransactionBatch};
-use redeliver_testkit::{LocalKafka, acls, unique};
+use redeliver_kafka::{
+    AssignmentId, KafkaClient, KafkaSettings, Presence, Processor, TopicWatch, TransactionBatch, Unwritable,
+};
+use redeliver_testkit::{LocalKafka, acls, eventually, unique};
 
 use crate::copy::{Observed, until_copied};
-use crate::support::{RunningLane, create_new_topic, lane_spec};
+use crate::support::{DEADLINE, RunningLane, create_new_topic, lane_spec};
 
 /// Copies records to the topic that their key names. Those for unavailable topics wait.
 struct Sort {
@@ -105,6 +108,9 @@ impl Env {
         ] {
             let replicas = [replicas];
             let new = NewTopic::new(topic, 1, TopicReplication::Variable(&replicas));
+            // All replicas.
+            let min = replicas[0].len().to_string();
+            let new = new.set("min.insync.replicas", &min);
             create_new_topic(&env.settings, &new).await;
         }
         env
@@ -198,6 +204,40 @@ async fn topic_without_leader_stops_only_its_records() {
         env.until_copied(1);
         second.start_again().unwrap();
         env.until_copied(0);
+        env.lanes.clear();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn too_few_replicas_stop_only_their_records() {
+    let [first, mut second] = LocalKafka::start_pair().unwrap();
+    for takes_back in [false, true] {
+        let mut env = Env::new(first.brokers(), [&[1, 2], &[1]]).await;
+        env.start(takes_back);
+        env.fill(10).await;
+        env.until_copied(0);
+        second.stop().unwrap();
+        env.fill(10).await;
+        env.until_copied(1);
+        let watch = TopicWatch::start(&env.settings).unwrap();
+        eventually("the watch knows the reason", DEADLINE, || {
+            match watch.presence(&env.topics[0]) {
+                Presence::Unwritable {
+                    reason: Unwritable::TooFewReplicas,
+                    ..
+                } => Ok(()),
+                other => Err(other),
+            }
+        });
+        // One replica is enough from now on.
+        let admin: KafkaClient<AdminClient<DefaultClientContext>> = env.settings.client().create().unwrap();
+        let lower =
+            AlterConfig::new(ResourceSpecifier::Topic(&env.topics[0])).set("min.insync.replicas", "1");
+        for result in admin.alter_configs([&lower], &AdminOptions::new()).await.unwrap() {
+            result.unwrap();
+        }
+        env.until_copied(0);
+        second.start_again().unwrap();
         env.lanes.clear();
     }
 }

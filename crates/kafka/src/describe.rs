@@ -1,0 +1,31 @@
+//! Requests for the descriptions of topics, also while brokers stop.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use rdkafka::client::{Client, ClientContext};
+use rdkafka::error::RDKafkaErrorCode;
+use redeliver_kafka_ffi::TopicDescription;
+
+/// How long the first request may take.
+const FIRST: Duration = Duration::from_millis(500);
+
+/// As [`redeliver_kafka_ffi::describe_topics`]. The client sends the request to what it takes for the controller, and waits for that if it has just stopped.
+/// So if there is no answer soon, it requests metadata from any broker, which names the current controller, and tries again. Takes a second longer than
+/// `timeout` at most.
+///
+/// # Errors
+/// As there.
+pub(crate) fn describe_topics<C: ClientContext>(
+    client: &Client<C>,
+    topics: &[&str],
+    timeout: Duration,
+) -> Result<BTreeMap<String, Result<TopicDescription, RDKafkaErrorCode>>, RDKafkaErrorCode> {
+    let first = FIRST.min(timeout);
+    redeliver_kafka_ffi::describe_topics(client, topics, first).or_else(|error| {
+        tracing::debug!(%error, "request for topics failed; trying again with the current controller");
+        // Without an answer, the second request fails, too.
+        let _ = client.fetch_metadata(topics.first().copied(), FIRST);
+        redeliver_kafka_ffi::describe_topics(client, topics, timeout)
+    })
+}
