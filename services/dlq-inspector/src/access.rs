@@ -23,9 +23,8 @@ use redeliver_proto::v1::dead_letter_service_server::SERVICE_NAME;
 use redeliver_proto::v1::redrive_service_server::SERVICE_NAME as REDRIVE_SERVICE_NAME;
 use redeliver_proto::v1::waiting_service_server::SERVICE_NAME as WAITING_SERVICE_NAME;
 use redeliver_runtime::config::{Area, Verb};
-use redeliver_service::audit::Author;
 use redeliver_service::control;
-use redeliver_service::identity::{self, Access, Identity, Refusal, Withdrawn};
+use redeliver_service::identity::{self, Access, CallerName, Identity, Refusal, Withdrawn};
 use redeliver_service::memory_budget::Caller;
 use rusqlite::Connection;
 use tonic::{Request, Status};
@@ -130,8 +129,8 @@ impl Viewer {
     }
 
     /// The caller, as it is recorded.
-    pub(crate) fn author(&self) -> Author {
-        Author::of(&self.identity)
+    pub(crate) fn name(&self) -> &CallerName {
+        self.identity.name()
     }
 
     /// Who shares the memory for the answers to the caller.

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::jwks::{KeySet, RemoteKeys};
 use super::refusal::{Reason, Refusal};
-use super::{Identity, Section};
+use super::{CallerName, Identity, Section};
 
 mod signatures;
 
@@ -179,6 +179,12 @@ fn identity(config: &JwtConfig, claims: &Map<String, Value>) -> Result<Identity,
         Some(Value::Array(list)) => list.iter().filter_map(Value::as_str).collect(),
         _ => Vec::new(),
     };
+    let name = CallerName::jwt(&config.issuer, name).map_err(|problem| {
+        wrong(&format!(
+            "has an unusable claim `{}`: it {problem}",
+            config.name_claim
+        ))
+    })?;
     Ok(Identity::new(name, scopes(&config.roles, &words)))
 }
 

@@ -274,7 +274,7 @@ impl Api {
     async fn write_job(&self, viewer: &Viewer, change: Change) -> Result<v1::Redrive, Status> {
         let changing = self.redrives.writer.change(ChangeRequest {
             change,
-            by: viewer.author(),
+            by: viewer.name().clone(),
             at: self.clock.now(),
         });
         let id = changing.await.map_err(|error| change_failed(&error))?;

@@ -173,7 +173,7 @@ impl Api {
     /// If the caller has used its id for another request.
     pub(super) fn job_of_request(&self, viewer: &Viewer, key: &RequestKey) -> Result<Option<String>, Status> {
         let jobs = self.jobs()?;
-        let found = jobs.of_request(&viewer.author(), &key.id);
+        let found = jobs.of_request(viewer.name(), &key.id);
         let Some(job) = found.filter(|job| sees(viewer, job)) else {
             return Ok(None);
         };
@@ -185,7 +185,7 @@ impl Api {
 
     async fn until_request(&self, viewer: &Viewer, request_id: &str) {
         if !request_id.is_empty() {
-            let author = viewer.author();
+            let author = viewer.name().clone();
             let has_read = |jobs: &Jobs| jobs.of_request(&author, request_id).is_some();
             self.redrives.jobs.until_read(has_read).await;
         }
