@@ -133,6 +133,11 @@ impl Viewer {
         self.identity.name()
     }
 
+    /// Whether the caller may have records written to this topic.
+    pub(crate) fn may_write_to(&self, topic: &str) -> bool {
+        self.identity.may(Area::DeadLetters, Verb::Operate, Some(topic))
+    }
+
     /// Who shares the memory for the answers to the caller.
     pub(crate) fn caller(&self) -> &Caller {
         &self.caller
@@ -332,7 +337,7 @@ fn mask<'m>(identity: &Identity, masking: &'m Masking, topic: Option<&str>) -> M
 }
 
 /// The topics that a filter names in full.
-fn named_topics(filter: &Expr) -> Vec<&str> {
+pub(crate) fn named_topics(filter: &Expr) -> Vec<&str> {
     match filter {
         Expr::And(parts) | Expr::Or(parts) => parts.iter().flat_map(named_topics).collect(),
         Expr::Not(inner) => named_topics(inner),

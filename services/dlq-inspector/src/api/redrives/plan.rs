@@ -95,7 +95,7 @@ impl Api {
         // What was done since leaves nothing to plan, and the repeated request would fail.
         let key = RequestKey::new("plan", std::mem::take(&mut request.request_id), &request);
         if let Some(job) = self.job_of_request(viewer, &key)? {
-            return self.redrive_message(&job).await;
+            return self.redrive_message(viewer, &job).await;
         }
         if request.group.is_empty() {
             // Other callers may see the job without seeing payloads.
@@ -147,7 +147,7 @@ impl Api {
         // The job may be new, and this inspector has not read it yet.
         self.until_request(viewer, &key.id).await;
         match self.job_of_request(viewer, key)? {
-            Some(job) => self.redrive_message(&job).await,
+            Some(job) => self.redrive_message(viewer, &job).await,
             None => Err(nothing(plan)),
         }
     }
