@@ -55,10 +55,8 @@ pub struct AuditEntry {
     pub is_readable: bool,
     /// When it was decided.
     pub time: Option<Timestamp>,
-    /// The caller.
+    /// The caller, with what it was identified by, such as `token:NAME`.
     pub by: String,
-    /// Whether nobody knows who it was.
-    pub is_anonymous: bool,
     /// What was done, such as `control.pause` or `dead-letters.payload`.
     pub action: String,
     /// What it was done to, such as `app/sms` or the id of a dead letter.
@@ -151,7 +149,6 @@ impl From<v1::ListedAuditEntry> for AuditEntry {
             is_readable,
             time: time(entry.time),
             by: entry.by,
-            is_anonymous: entry.anonymous,
             action: entry.action,
             target: text(entry.target),
             why: text(entry.why),

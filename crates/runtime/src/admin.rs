@@ -2,6 +2,10 @@
 //!
 //! With `admin.tls.client_ca_file`, all paths but `/livez` and `/readyz` require a client certificate. These two do not,
 //! because the kubelet has none.
+//!
+//! All paths but `/livez` require that the request names an address, a name without a dot, the name of this machine, or one of
+//! `admin.allowed_hosts`, so that no web page can read them through a browser (see [`hosts`](crate::hosts)). Probes and Prometheus name
+//! addresses.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::health::Health;
+use crate::hosts::Host;
 use crate::http_server::{self, HttpLimits};
 use crate::listen::{Listener, PeerCertificates};
 use crate::metrics::{self, build_info};
@@ -62,10 +67,15 @@ pub async fn serve(listener: Listener, admin: Admin) -> Result<(), AdminError> {
     if admin.config.admin.tls.requires_client_certificate() {
         protected = protected.layer(middleware::from_fn(require_certificate));
     }
+    let allowed: Arc<[Host]> = allowed_hosts(&admin.config).into();
+    let checked = protected
+        .route("/readyz", get(ready))
+        .layer(middleware::from_fn(move |request, next| {
+            check_host(allowed.clone(), request, next)
+        }));
     let routes = Router::new()
         .route("/livez", get(async || "alive\n"))
-        .route("/readyz", get(ready))
-        .merge(protected)
+        .merge(checked)
         .with_state(admin);
     let limits = HttpLimits {
         connections: MAX_CONNECTIONS,
@@ -74,6 +84,26 @@ pub async fn serve(listener: Listener, admin: Admin) -> Result<(), AdminError> {
     };
     let serving = http_server::serve(listener, routes, limits, std::future::pending());
     serving.await.map_err(AdminError::Serve)
+}
+
+fn allowed_hosts(config: &Config) -> Vec<Host> {
+    let configured = config.admin.allowed_hosts.iter().map(|host| Host::new(host));
+    configured.chain(Host::own()).collect()
+}
+
+/// Rejects requests that name a host which could be that of a web page.
+async fn check_host(allowed: Arc<[Host]>, request: Request, next: Next) -> Response {
+    let is_accepted = match Host::of_request(&request) {
+        // No browser sends such a request.
+        None => true,
+        Some(Ok(host)) => host.is_private() || allowed.contains(&host),
+        Some(Err(_)) => false,
+    };
+    if is_accepted {
+        return next.run(request).await;
+    }
+    let problem = "this port does not accept requests for this host: use an address, or add the host to admin.allowed_hosts\n";
+    (StatusCode::MISDIRECTED_REQUEST, problem).into_response()
 }
 
 /// Rejects requests on connections without a client certificate.

@@ -78,7 +78,7 @@ pub use scope::{Area, Scope, Verb};
 pub use secret::{REDACTED, RequestHeaders, Secret, SecretSetting, Settings, Url, redact_url};
 pub use services::{DlqInspectorConfig, RedisConfig, RetryTierConfig, ServedPipelines};
 pub use tls::ServerTlsConfig;
-pub use tokens::{Sha256, TokenConfig, TokensFile, token_name};
+pub use tokens::{MAX_CALLER_NAME, Sha256, TokenConfig, TokensFile, caller_name};
 
 /// The default configuration, which documents every key in comments.
 pub const DEFAULT_FILE: &str = include_str!("../config/default.yaml");

@@ -9,6 +9,7 @@
 //! | [`shutdown`] | signals that shut down the process |
 //! | [`admin`] | `/livez`, `/readyz`, `/metrics`, `/config` |
 //! | [`listen`] | listeners of all ports |
+//! | [`hosts`] | the hosts that requests name |
 //! | [`http_server`] | serves HTTP with limits for its clients |
 //! | [`tls`] | certificates, for servers and clients |
 //! | [`health`] | readiness of the process and its parts |
@@ -23,6 +24,7 @@ pub mod cli;
 pub mod config;
 pub mod health;
 mod health_check;
+pub mod hosts;
 pub mod http_server;
 pub mod listen;
 pub mod metrics;

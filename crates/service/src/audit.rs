@@ -18,7 +18,7 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::Config;
 
 use crate::Host;
-use crate::identity::Identity;
+use crate::identity::CallerName;
 
 /// The maximum number of ids in an entry. Others are recorded as ranges.
 pub const MAX_IDS: usize = 100;
@@ -34,15 +34,6 @@ pub struct AuditLog {
     topic: Arc<str>,
     service: &'static str,
     instance: Arc<str>,
-}
-
-/// Who has done something.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Author {
-    /// The subject of the token or certificate.
-    pub name: Arc<str>,
-    /// Whether nobody knows who it was.
-    pub is_anonymous: bool,
 }
 
 /// What was done.
@@ -114,7 +105,7 @@ pub enum Action {
 #[derive(Clone, Debug)]
 pub struct Entry {
     /// Who has done it.
-    pub by: Author,
+    pub by: CallerName,
     /// What was done.
     pub action: Action,
     /// What it was done to.
@@ -135,17 +126,6 @@ pub struct Entry {
     pub is_masked: bool,
     /// Different for each entry.
     pub id: u128,
-}
-
-impl Author {
-    /// The caller of an API.
-    #[must_use]
-    pub fn of(identity: &Identity) -> Self {
-        Self {
-            name: identity.name().into(),
-            is_anonymous: identity.is_anonymous(),
-        }
-    }
 }
 
 impl Action {
@@ -190,7 +170,7 @@ impl Action {
 impl Entry {
     /// An entry without what not all entries have.
     #[must_use]
-    pub fn new(by: Author, action: Action) -> Self {
+    pub fn new(by: CallerName, action: Action) -> Self {
         Self {
             by,
             action,
@@ -229,8 +209,7 @@ impl AuditLog {
     pub fn record(&self, entry: Entry, time: Timestamp) -> Output {
         let entry = v1::AuditEntry {
             time: Some(to_timestamp(time)),
-            by: entry.by.name.to_string(),
-            anonymous: entry.by.is_anonymous,
+            by: entry.by.to_string(),
             action: entry.action.as_str().to_owned(),
             target: entry.target,
             why: entry.why,
@@ -334,10 +313,7 @@ mod tests {
     fn an_entry_says_who_has_done_what_and_where() {
         let config = Config::from_yaml("{ instance: s-1, kafka: { id_prefix: staging- } }").unwrap();
         let log = AuditLog::new(&config, "scheduler");
-        let by = Author {
-            name: "bob".into(),
-            is_anonymous: false,
-        };
+        let by = CallerName::recorded("token:bob");
         let entry = Entry {
             target: "app/sms".to_owned(),
             why: "outage".to_owned(),
@@ -354,7 +330,7 @@ mod tests {
         assert_eq!(written.time.unwrap().seconds, 1);
         assert_eq!(
             (&*written.by, &*written.action, &*written.target, &*written.why),
-            ("bob", "control.pause", "app/sms", "outage")
+            ("token:bob", "control.pause", "app/sms", "outage")
         );
         assert_eq!((&*written.service, &*written.instance), ("scheduler", "s-1"));
         assert_eq!(

@@ -34,12 +34,14 @@ pub mod grpc;
 mod jwks;
 mod jwt;
 mod layer;
+mod name;
 mod refusal;
 mod tokens;
 
 pub use access::{Access, Permissions, Withdrawn};
 pub use audit::RefusalMetrics;
 pub use layer::{Authentication, authenticate};
+pub use name::CallerName;
 pub use refusal::{Reason, Refusal};
 pub use tokens::{NewToken, new_token};
 
@@ -56,40 +58,25 @@ const MAX_TOKEN: usize = 16 << 10;
 /// A caller and what it may do. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    name: Arc<str>,
+    name: CallerName,
     scopes: Arc<[Scope]>,
-    is_anonymous: bool,
 }
 
 impl Identity {
-    fn new(name: &str, scopes: impl Into<Arc<[Scope]>>) -> Self {
+    fn new(name: CallerName, scopes: impl Into<Arc<[Scope]>>) -> Self {
         Self {
-            name: name.into(),
+            name,
             scopes: scopes.into(),
-            is_anonymous: false,
         }
     }
 
-    fn anonymous() -> Self {
-        Self {
-            is_anonymous: true,
-            ..Self::with_full_access("anonymous")
-        }
-    }
-
-    fn with_full_access(name: &str) -> Self {
+    fn with_full_access(name: CallerName) -> Self {
         Self::new(name, [Scope::everything()])
     }
 
-    /// Whether nobody knows who calls, because callers need no credentials.
+    /// Who it is.
     #[must_use]
-    pub fn is_anonymous(&self) -> bool {
-        self.is_anonymous
-    }
-
-    /// The name, for messages and logs.
-    #[must_use]
-    pub fn name(&self) -> &str {
+    pub fn name(&self) -> &CallerName {
         &self.name
     }
 
@@ -214,8 +201,8 @@ impl Authenticator {
                 Reason::TokenMissing,
                 "a token is required: send `authorization: Bearer <token>`",
             )),
-            (_, Some(leaf)) => Ok(Identity::with_full_access(&certificates::name(leaf))),
-            (_, None) => Ok(Identity::anonymous()),
+            (_, Some(leaf)) => Ok(Identity::with_full_access(certificates::name(leaf)?)),
+            (_, None) => Ok(Identity::with_full_access(CallerName::anonymous())),
         }
     }
 

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 
-use crate::identity::Identity;
+use crate::identity::{CallerName, Identity};
 
 /// The maximum size of a small request, in bytes. The least budget has room for one in the part for them.
 const SMALL: u64 = 64 << 10;
@@ -37,7 +37,7 @@ pub struct MemoryBudget {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Caller {
     /// An identity, by its name.
-    Named(String),
+    Named(CallerName),
     /// Somebody without one.
     Anonymous(Option<IpAddr>),
 }
@@ -46,10 +46,10 @@ impl Caller {
     /// The caller with this identity, at this address if it is known.
     #[must_use]
     pub fn of(identity: &Identity, address: Option<SocketAddr>) -> Self {
-        if identity.is_anonymous() {
+        if identity.name().is_anonymous() {
             Self::Anonymous(address.map(|address| address.ip().to_canonical()))
         } else {
-            Self::Named(identity.name().to_owned())
+            Self::Named(identity.name().clone())
         }
     }
 }
@@ -221,7 +221,7 @@ mod tests {
     }
 
     fn caller(name: &str) -> Caller {
-        Caller::Named(name.to_owned())
+        Caller::Named(CallerName::recorded(name))
     }
 
     /// How many bytes of the share of a caller and of all a reservation holds.

@@ -23,9 +23,8 @@ use redeliver_proto::v1::dead_letter_service_server::SERVICE_NAME;
 use redeliver_proto::v1::redrive_service_server::SERVICE_NAME as REDRIVE_SERVICE_NAME;
 use redeliver_proto::v1::waiting_service_server::SERVICE_NAME as WAITING_SERVICE_NAME;
 use redeliver_runtime::config::{Area, Verb};
-use redeliver_service::audit::Author;
 use redeliver_service::control;
-use redeliver_service::identity::{self, Access, Identity, Refusal, Withdrawn};
+use redeliver_service::identity::{self, Access, CallerName, Identity, Refusal, Withdrawn};
 use redeliver_service::memory_budget::Caller;
 use rusqlite::Connection;
 use tonic::{Request, Status};
@@ -130,8 +129,13 @@ impl Viewer {
     }
 
     /// The caller, as it is recorded.
-    pub(crate) fn author(&self) -> Author {
-        Author::of(&self.identity)
+    pub(crate) fn name(&self) -> &CallerName {
+        self.identity.name()
+    }
+
+    /// Whether the caller may have records written to this topic.
+    pub(crate) fn may_write_to(&self, topic: &str) -> bool {
+        self.identity.may(Area::DeadLetters, Verb::Operate, Some(topic))
     }
 
     /// Who shares the memory for the answers to the caller.
@@ -339,7 +343,7 @@ fn mask<'m>(identity: &Identity, masking: &'m Masking, topic: Option<&str>) -> M
 }
 
 /// The topics that a filter names in full.
-fn named_topics(filter: &Expr) -> Vec<&str> {
+pub(crate) fn named_topics(filter: &Expr) -> Vec<&str> {
     match filter {
         Expr::And(parts) | Expr::Or(parts) => parts.iter().flat_map(named_topics).collect(),
         Expr::Not(inner) => named_topics(inner),

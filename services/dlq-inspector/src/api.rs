@@ -39,7 +39,7 @@ use crate::access::Viewer;
 use crate::audit::Audit;
 use crate::completeness::Completeness;
 use crate::decoding_pool::DecodingPool;
-use crate::filter::{self, Expr, FilterError};
+use crate::filter::{self, Expr, FilterError, Restriction};
 use crate::group_states::change::{Change, GroupWriter};
 use crate::group_states::{Decided, GroupStates};
 use crate::id::LetterId;
@@ -284,7 +284,9 @@ impl Api {
 
     /// A filter as it is recorded.
     fn recorded_filter(&self, text: &str) -> Result<String, Status> {
-        filter::without_secrets(text, &self.json_fields).map_err(|error| filter_invalid(&error))
+        let mask = self.masking.all();
+        let is_masked = |restriction: &Restriction| mask.hides_tested(restriction);
+        filter::without_secrets(text, &self.json_fields, &is_masked).map_err(|error| filter_invalid(&error))
     }
 
     /// What the index contains, for an answer that is read from it after this call.

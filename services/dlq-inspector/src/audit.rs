@@ -217,7 +217,7 @@ impl Audit {
             ids: disclosure.ids,
             ranges: disclosure.ranges,
             is_masked: disclosure.is_masked,
-            ..Entry::new(viewer.author(), disclosure.action)
+            ..Entry::new(viewer.name().clone(), disclosure.action)
         };
         let Err(problem) = writer.write(entry, now).await else {
             return Ok(());

@@ -20,7 +20,7 @@ mod sql;
 use std::fmt;
 
 pub use dictionary::{Dictionary, Lookups, MessageMatches};
-pub use parse::{parse, without_secrets};
+pub use parse::{parse, parse_recorded, without_secrets};
 pub use sql::{Condition, Param};
 
 use crate::id::LetterId;

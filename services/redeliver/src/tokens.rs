@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use redeliver_runtime::config::{Scope, TokenConfig, token_name};
+use redeliver_runtime::config::{Scope, TokenConfig, caller_name};
 use redeliver_service::identity::new_token;
 
 use crate::connection::{CliError, conclude};
@@ -32,7 +32,7 @@ struct NewArgs {
 }
 
 fn name(text: &str) -> Result<String, String> {
-    token_name(text).map(|()| text.to_owned())
+    caller_name(text).map(|()| text.to_owned())
 }
 
 pub(crate) fn main(args: &TokensArgs) -> ExitCode {

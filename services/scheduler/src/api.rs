@@ -38,6 +38,7 @@ use redeliver_proto::v1::control_service_server::ControlServiceServer;
 use redeliver_proto::v1::job_service_server::JobServiceServer;
 use redeliver_proto::v1::schedule_service_server::ScheduleServiceServer;
 use redeliver_runtime::config::{ConfigError, SchedulerConfig};
+use redeliver_runtime::hosts::Host as AcceptedHost;
 use redeliver_runtime::http_server::{self, HttpLimits};
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::tls::Protocols;
@@ -77,7 +78,7 @@ mod view;
 
 use body_budget::{BodyBudget, reserve_body};
 use changes::{ChangeLog, ENTRIES, run_entries};
-use hosts::{Host as AcceptedHost, check_host};
+use hosts::check_host;
 use jobs::Jobs;
 use limits::{is_grpc, with_status_of_timeout};
 use rates::{CallerRates, limit_rate};

@@ -53,8 +53,6 @@ pub struct AuditEntry {
     pub time: ::core::option::Option<::prost_types::Timestamp>,
     #[prost(string, tag = "2")]
     pub by: ::prost::alloc::string::String,
-    #[prost(bool, tag = "3")]
-    pub anonymous: bool,
     #[prost(string, tag = "4")]
     pub action: ::prost::alloc::string::String,
     #[prost(string, tag = "5")]
@@ -6055,8 +6053,6 @@ pub struct RedriveRecord {
     pub run: u32,
     #[prost(string, tag = "6")]
     pub request_id: ::prost::alloc::string::String,
-    #[prost(bool, tag = "7")]
-    pub anonymous: bool,
     #[prost(uint32, tag = "8")]
     pub chunks: u32,
     #[prost(message, optional, tag = "9")]

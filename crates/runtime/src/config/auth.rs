@@ -9,7 +9,7 @@ use super::error::Findings;
 use super::http_request::issuer_url;
 use super::scope::Scope;
 use super::secret::Url;
-use super::tokens::TokensFile;
+use super::tokens::{MAX_CALLER_NAME, TokensFile, caller_name};
 
 /// The maximum number of scopes of one caller.
 pub const MAX_SCOPES: usize = 100;
@@ -60,7 +60,7 @@ pub struct JwtConfig {
     /// Additional CA certificates for `jwks_url`.
     #[serde(default)]
     pub ca_file: Option<PathBuf>,
-    /// The claim with the name of the caller, for messages and logs.
+    /// The claim with the name of the caller, which is recorded with the issuer.
     #[serde(default = "defaults::name_claim")]
     pub name_claim: String,
     /// The claim with the scopes: a text of words separated by spaces, or a list. A name, or a JSON pointer such as
@@ -134,6 +134,14 @@ impl JwtConfig {
             if value.is_empty() {
                 findings.report(key, "is empty");
             }
+        }
+        // The issuer is a part of the names of callers, up to the first `#`.
+        let is_usable = caller_name(&self.issuer).is_ok() && !self.issuer.contains('#');
+        if !self.issuer.is_empty() && !is_usable {
+            let problem = format!(
+                "must have at most {MAX_CALLER_NAME} bytes, no `#`, and no control or invisible characters"
+            );
+            findings.report("issuer", problem);
         }
         match (&self.jwks_file, &self.jwks_url) {
             (None, None) => findings.report("jwks_url", "is missing; set it, or jwks_file"),

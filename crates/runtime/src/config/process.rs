@@ -1,6 +1,6 @@
 //! The sections that every process uses: `clock`, `admin`, `telemetry`, `shutdown`.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use redeliver_core::HumanDuration;
 use serde::{Deserialize, Serialize};
@@ -36,6 +36,8 @@ pub struct AdminConfig {
     pub listen: SocketAddr,
     /// Whether it may listen on other interfaces than loopback without client certificates.
     pub allow_remote: bool,
+    /// The names in the header `Host` that are accepted in addition to addresses, names without a dot, and that of the machine; without port.
+    pub allowed_hosts: Vec<String>,
     /// Certificates of the listener. `/livez` and `/readyz` require no client certificate.
     pub tls: ServerTlsConfig,
 }
@@ -98,6 +100,7 @@ impl Default for AdminConfig {
         Self {
             listen: (Ipv4Addr::LOCALHOST, 9_464).into(),
             allow_remote: false,
+            allowed_hosts: Vec::new(),
             tls: ServerTlsConfig::default(),
         }
     }
@@ -151,7 +154,21 @@ impl AdminConfig {
             );
             findings.report("listen", problem);
         }
+        check_hosts(&self.allowed_hosts, findings);
         self.tls.check(findings);
+    }
+}
+
+/// Reports invalid entries of `allowed_hosts` in the current section of `findings`.
+pub(super) fn check_hosts(hosts: &[String], findings: &mut Findings<'_>) {
+    for host in hosts {
+        let has_port = host.contains(':') && host.parse::<Ipv6Addr>().is_err();
+        if host.is_empty() || has_port || host.contains(['/', ' ', '[', ']']) {
+            let problem = format!(
+                "`{host}` is not a host: write names such as scheduler.example or addresses such as ::1, without port"
+            );
+            findings.report("allowed_hosts", problem);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! `scheduler`: applications, API, topics, and limits of jobs.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use redeliver_core::{HumanDuration, SchedulerTopics};
@@ -12,6 +12,7 @@ use super::auth::AuthConfig;
 use super::display_from_str;
 use super::error::Findings;
 use super::limits::ApiLimitsConfig;
+use super::process::check_hosts;
 use super::tls::ServerTlsConfig;
 
 /// `scheduler`.
@@ -210,15 +211,7 @@ impl SchedulerConfig {
         if self.allowed_hosts.as_ref().is_some_and(Vec::is_empty) {
             findings.report("allowed_hosts", "is empty; list at least one host, or omit it");
         }
-        for host in self.allowed_hosts.iter().flatten() {
-            let has_port = host.contains(':') && host.parse::<Ipv6Addr>().is_err();
-            if host.is_empty() || has_port || host.contains(['/', ' ', '[', ']']) {
-                let problem = format!(
-                    "`{host}` is not a host: write names such as scheduler.example or addresses such as ::1, without port"
-                );
-                findings.report("allowed_hosts", problem);
-            }
-        }
+        check_hosts(self.allowed_hosts.as_deref().unwrap_or_default(), findings);
         findings.inside("apps", |at| {
             for (name, app) in &self.apps {
                 if let Err(problem) = check_app_name(name) {

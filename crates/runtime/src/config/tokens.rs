@@ -15,7 +15,8 @@ use super::{deserialize, display_from_str, yaml};
 const MAX_BYTES: usize = 1 << 20;
 /// The maximum number of tokens. All of them are compared with the token of each request.
 const MAX_TOKENS: usize = 1_000;
-const MAX_NAME: usize = 100;
+/// The maximum size of the name of a caller, in bytes.
+pub const MAX_CALLER_NAME: usize = 200;
 
 /// A tokens file: YAML or JSON.
 ///
@@ -90,7 +91,7 @@ impl TokensFile {
         let (mut names, mut hashes) = (BTreeSet::new(), BTreeSet::new());
         for (index, token) in self.tokens.iter().enumerate() {
             let field = |field: &str, problem: &str| Err(format!("tokens[{index}].{field} {problem}"));
-            token_name(&token.name).or_else(|problem| field("name", &problem))?;
+            caller_name(&token.name).or_else(|problem| field("name", &problem))?;
             check_scopes(&token.scopes).or_else(|problem| field("scopes:", &problem))?;
             if !names.insert(&token.name) {
                 return field("name", "is used by an earlier entry; choose another name");
@@ -106,17 +107,28 @@ impl TokensFile {
     }
 }
 
-/// Checks the name of a token's holder.
+/// Checks the name of a caller: of the holder of a token, in a JWT, or in a client certificate. It appears in answers, logs and the
+/// audit log, so it must neither hide nor imitate another one.
 ///
 /// # Errors
 /// What is valid.
-pub fn token_name(name: &str) -> Result<(), String> {
-    if name.is_empty() || name.len() > MAX_NAME || name.contains(char::is_control) {
+pub fn caller_name(name: &str) -> Result<(), String> {
+    if name.is_empty() || name.len() > MAX_CALLER_NAME || name.contains(is_unreadable) {
         return Err(format!(
-            "must have 1 to {MAX_NAME} bytes and no control characters"
+            "must have 1 to {MAX_CALLER_NAME} bytes and no control or invisible characters"
         ));
     }
     Ok(())
+}
+
+/// Whether nobody sees a character, or it changes how others are shown, such as those for the direction of text.
+fn is_unreadable(c: char) -> bool {
+    let is_format = matches!(
+        c,
+        '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+            | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}'
+    );
+    c.is_control() || is_format
 }
 
 impl FromStr for Sha256 {

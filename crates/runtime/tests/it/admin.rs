@@ -31,8 +31,12 @@ impl Response {
 }
 
 async fn get(address: std::net::SocketAddr, path: &str) -> Response {
+    get_as(address, "admin", path).await
+}
+
+async fn get_as(address: std::net::SocketAddr, host: &str, path: &str) -> Response {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut response = String::new();
     stream.read_to_string(&mut response).await.unwrap();
@@ -108,6 +112,45 @@ async fn the_port_serves_liveness_readiness_metrics_and_configuration() {
         ("503", &"shutting down".into())
     );
     assert_eq!(get(address, "/livez").await.status(), "200");
+}
+
+#[tokio::test]
+async fn a_web_page_can_read_nothing() {
+    let config = "admin: { allowed_hosts: [Metrics.example, '2001:db8::a'] }";
+    let admin = Admin {
+        health: Health::new(),
+        registry: Arc::new(Mutex::new(metrics::registry("enricher", "e-0", &SystemClock))),
+        config: Arc::new(Config::from_yaml(config).unwrap()),
+        shutdown: CancellationToken::new(),
+    };
+    admin.health.part("kafka").ready();
+    let listener = any_port();
+    let address = listener.local_addr().unwrap();
+    let mut server = JoinSet::new();
+    server.spawn(serve(listener, admin));
+    for path in ["/metrics", "/config", "/readyz", "/"] {
+        for host in [
+            "rebound.example",
+            "rebound.example:9464",
+            "127.0.0.1.rebound.example",
+            "[::1",
+        ] {
+            let refused = get_as(address, host, path).await;
+            assert_eq!(refused.status(), "421", "{host} {path}");
+            assert!(refused.body.contains("admin.allowed_hosts"), "{}", refused.body);
+        }
+        // The kubelet and Prometheus name the address of the pod, others a container, or what the configuration allows.
+        for host in [
+            "10.1.2.3:9464",
+            "[2001:db8::1]:9464",
+            "localhost",
+            "enricher:9464",
+            "metrics.example",
+        ] {
+            assert_eq!(get_as(address, host, path).await.status(), "200", "{host} {path}");
+        }
+    }
+    assert_eq!(get_as(address, "rebound.example", "/livez").await.status(), "200");
 }
 
 #[tokio::test]

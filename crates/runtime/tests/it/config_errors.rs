@@ -875,6 +875,10 @@ fn the_callers_of_an_api_are_checked() {
                 "auth.jwt.roles.admin: scopes is empty; list at least one, such as jobs:read",
             ),
             (
+                "auth: { jwt: { issuer: 'https://issuer/#', audience: a, jwks_url: 'https://issuer/keys' } }",
+                "auth.jwt.issuer: must have at most 200 bytes, no `#`, and no control or invisible characters",
+            ),
+            (
                 "auth: { client_certificates: [{ cn: a, scopes: [jobs:read] }] }",
                 "auth.client_certificates: requires tls.client_ca_file of the same section",
             ),

@@ -12,9 +12,10 @@ use super::value::{
     ApplicationControl, Desired, PipelineControl, RateLimit, Release, Run, TierControl, Value,
 };
 use super::{Control, transactional_id};
-use crate::audit::{Action, AuditLog, Author, Entry};
+use crate::audit::{Action, AuditLog, Entry};
 use crate::followed::{Contents as _, FollowedWriter, change_id};
 use crate::host::Host;
+use crate::identity::CallerName;
 
 /// A request to change something.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,7 +25,7 @@ pub struct ChangeRequest {
     /// How.
     pub change: Change,
     /// Who wants it.
-    pub by: Author,
+    pub by: CallerName,
     /// Why.
     pub why: String,
     /// The revision that the value must have; 0: there must be none.
@@ -259,7 +260,7 @@ fn next(
         // A reset is a value too, so that no revision occurs twice.
         revision: revision + 1,
         changed_at: Some(now),
-        changed_by: request.by.name.to_string(),
+        changed_by: request.by.to_string(),
         why,
         change_id: change_id.clone(),
         desired,
@@ -354,10 +355,7 @@ mod tests {
         ChangeRequest {
             name: ControlName::application("sms"),
             change,
-            by: Author {
-                name: "bob".into(),
-                is_anonymous: false,
-            },
+            by: CallerName::recorded("bob"),
             why: why.to_owned(),
             expected_revision,
         }

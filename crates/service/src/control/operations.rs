@@ -30,9 +30,9 @@ use super::value::{
     read_rate, write_application, write_pipeline, write_tier,
 };
 use super::{Control, ControlError, ControlName, Snapshot};
-use crate::audit::{AuditLog, Author};
+use crate::audit::AuditLog;
 use crate::host::Host;
-use crate::identity::{Authenticator, Identity};
+use crate::identity::{Authenticator, CallerName, Identity};
 use crate::topics;
 
 /// The maximum size of a reason, in bytes.
@@ -71,7 +71,7 @@ pub struct WantedChange {
 /// A release of a tier of all pipelines that its caller may make: one change after the other, with [`Controls::release_next`].
 #[derive(Debug)]
 pub struct TierReleases {
-    by: Author,
+    by: CallerName,
     why: String,
     /// Those that are left.
     tiers: BTreeSet<ControlName>,
@@ -165,7 +165,7 @@ impl Controls {
         self.require(caller, Verb::Write, Some(&wanted.name), wanted.verb.operation())?;
         check_why(&wanted.why)?;
         self.known(&wanted.name, &*self.snapshot()?)?;
-        self.carry_out(Author::of(caller), wanted).await
+        self.carry_out(caller.name().clone(), wanted).await
     }
 
     /// Begins a release of a tier of all pipelines.
@@ -193,7 +193,7 @@ impl Controls {
             return Err(ControlError::Unknown(name.clone()));
         }
         Ok(TierReleases {
-            by: Author::of(caller),
+            by: caller.name().clone(),
             why,
             tiers,
         })
@@ -216,7 +216,7 @@ impl Controls {
     }
 
     /// Makes a change that is permitted.
-    async fn carry_out(&self, by: Author, wanted: WantedChange) -> Result<v1::Control, ControlError> {
+    async fn carry_out(&self, by: CallerName, wanted: WantedChange) -> Result<v1::Control, ControlError> {
         let name = wanted.name.clone();
         let value = tokio::select! {
             biased;
@@ -233,7 +233,7 @@ impl Controls {
         Ok(self.show(&name, &snapshot))
     }
 
-    async fn write(&self, by: Author, wanted: WantedChange) -> Result<Option<Value>, ControlError> {
+    async fn write(&self, by: CallerName, wanted: WantedChange) -> Result<Option<Value>, ControlError> {
         let WantedChange {
             name,
             verb,

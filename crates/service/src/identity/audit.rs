@@ -11,7 +11,7 @@ use prometheus_client::registry::Registry;
 
 use crate::credentials::StaleCredentials;
 
-use super::refusal::{Reason, Refusal, shown};
+use super::refusal::{Denied, Reason, Refusal};
 
 /// The maximum number of log lines in [`WINDOW`]: anybody can cause refusals.
 const MAX_LINES: u64 = 20;
@@ -85,8 +85,8 @@ impl Audit {
         let reason = refusal.reason().as_str();
         match refusal.lacks() {
             Some(denied) => {
-                let (identity, scope) = (shown(&denied.identity), &denied.scope);
-                tracing::warn!(reason, identity, %scope, operation, suppressed, "request refused");
+                let Denied { identity, scope } = denied;
+                tracing::warn!(reason, %identity, %scope, operation, suppressed, "request refused");
             }
             None => {
                 tracing::warn!(

@@ -8,8 +8,8 @@ use redeliver_runtime::config::{ClientCertificateConfig, Scope};
 use rustls::pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
-use super::Identity;
 use super::refusal::{Reason, Refusal, shown};
+use super::{CallerName, Identity};
 
 /// The maximum number of names of a certificate that are compared.
 const MAX_NAMES: usize = 100;
@@ -71,8 +71,8 @@ impl Certificates {
             let matching = names
                 .iter()
                 .find(|(kind, name)| *kind == entry.kind && pattern::matches(&entry.pattern, name));
-            if let Some((_, name)) = matching {
-                return Ok(Identity::new(name, entry.scopes.clone()));
+            if let Some(name) = matching {
+                return Ok(Identity::new(caller(Some(name))?, entry.scopes.clone()));
             }
         }
         let mut message =
@@ -89,9 +89,20 @@ impl Certificates {
 }
 
 /// The name of a client of which only the certificate is known.
-pub(super) fn name(leaf: &CertificateDer<'_>) -> String {
-    let first = names(leaf).into_iter().next();
-    first.map_or_else(|| "certificate".to_owned(), |(_, name)| name)
+pub(super) fn name(leaf: &CertificateDer<'_>) -> Result<CallerName, Refusal> {
+    caller(names(leaf).first())
+}
+
+fn caller(name: Option<&(Kind, String)>) -> Result<CallerName, Refusal> {
+    let name = name.map(|(kind, name)| (kind.as_str(), name.as_str()));
+    CallerName::certificate(name).map_err(|problem| {
+        let (kind, name) = name.unwrap_or_default();
+        let message = format!(
+            "the client certificate has an unusable name {kind}={}: it {problem}",
+            shown(name)
+        );
+        Refusal::of(Reason::CertificateUnknown, message)
+    })
 }
 
 /// The common name, DNS names and URIs of a certificate.

@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 
 use super::jwks::{KeySet, RemoteKeys};
 use super::refusal::{Reason, Refusal};
-use super::{Identity, Section};
+use super::{CallerName, Identity, Section};
 
 mod signatures;
 
@@ -178,7 +178,13 @@ fn identity(config: &JwtConfig, claims: &RawValue) -> Result<Identity, Refusal> 
         }
     };
     let words: Vec<String> = claim(&config.scopes_claim).map(words).unwrap_or_default();
-    Ok(Identity::new(&name, scopes(&config.roles, &words)))
+    let name = CallerName::jwt(&config.issuer, &name).map_err(|problem| {
+        wrong(&format!(
+            "has an unusable claim `{}`: it {problem}",
+            config.name_claim
+        ))
+    })?;
+    Ok(Identity::new(name, scopes(&config.roles, &words)))
 }
 
 fn text(value: &RawValue) -> Option<String> {

@@ -1,11 +1,10 @@
 //! Why a request is refused.
 
 use std::fmt::Write as _;
-use std::sync::Arc;
 
 use redeliver_runtime::config::{Area, Scope, Verb};
 
-use super::Identity;
+use super::{CallerName, Identity};
 use crate::control::ControlName;
 
 /// The kind of a refusal, for programs and metrics.
@@ -40,7 +39,7 @@ pub struct Refusal {
 /// What the caller lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Denied {
-    pub(super) identity: Arc<str>,
+    pub(super) identity: CallerName,
     pub(super) scope: Scope,
 }
 
@@ -107,7 +106,7 @@ impl Refusal {
             reason: Reason::PermissionDenied,
             message: format!(
                 "`{}` may not {does} {what}; it needs the scope {scope}",
-                shown(identity.name()),
+                identity.name(),
             ),
             denied: Some(Denied {
                 identity: identity.name.clone(),

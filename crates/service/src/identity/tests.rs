@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rcgen::{CertificateParams, DnType, KeyPair, SanType};
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use redeliver_runtime::Config;
 use redeliver_testkit::fuzz::{FEW, check_each};
 use redeliver_testkit::jwt::{Issuer, jwks};
@@ -14,6 +14,8 @@ use rustls::pki_types::CertificateDer;
 use serde_json::{Value, json};
 
 use super::*;
+
+mod names;
 
 /// A directory with the files of an authenticator.
 struct Files(tempfile::TempDir);
@@ -66,7 +68,10 @@ const LISTED: &str = "auth: { tokens_file: '{dir}/tokens' }";
 async fn without_authentication_callers_are_anonymous_and_may_do_everything() {
     let authenticator = Files::new().authenticator("");
     let anonymous = authenticator.authenticate(None, &[]).await.unwrap();
-    assert_eq!((anonymous.name(), anonymous.is_anonymous()), ("anonymous", true));
+    assert_eq!(
+        (anonymous.name().as_str(), anonymous.name().is_anonymous()),
+        ("anonymous", true)
+    );
     assert!(anonymous.may(Area::Jobs, Verb::Write, None));
     assert!(with_token(&authenticator, "whatever").await.is_ok());
 }
@@ -139,7 +144,7 @@ async fn a_listed_token_has_its_scopes_until_it_is_revoked() {
     files.write("tokens", &tokens_file(&both));
     let authenticator = files.authenticator(LISTED);
     let identity = with_token(&authenticator, &billing.token).await.unwrap();
-    assert_eq!(identity.name(), "billing");
+    assert_eq!(identity.name().as_str(), "token:billing");
     assert!(
         identity
             .require(Area::Jobs, Verb::Write, Some("billing-eu"))
@@ -151,7 +156,7 @@ async fn a_listed_token_has_its_scopes_until_it_is_revoked() {
     assert_eq!(denied.reason(), Reason::PermissionDenied);
     assert_eq!(
         denied.message(),
-        "`billing` may not write jobs of the application `mail`; it needs the scope jobs:write:mail"
+        "`token:billing` may not write jobs of the application `mail`; it needs the scope jobs:write:mail"
     );
     assert_eq!(
         denied.challenge().as_deref(),
@@ -172,7 +177,7 @@ async fn a_listed_token_has_its_scopes_until_it_is_revoked() {
 
 #[tokio::test]
 async fn names_from_requests_are_shortened_and_escaped_in_messages() {
-    let identity = Identity::new("x", ["jobs:read".parse().unwrap()]);
+    let identity = Identity::new(CallerName::token("x"), ["jobs:read".parse().unwrap()]);
     let app = format!("a\n\"{}", "b".repeat(1_000));
     let denied = identity.require(Area::Jobs, Verb::Write, Some(&app)).unwrap_err();
     assert!(
@@ -187,14 +192,21 @@ async fn names_from_requests_are_shortened_and_escaped_in_messages() {
 }
 
 fn certificate(common_name: &str, alternatives: Vec<SanType>) -> CertificateDer<'static> {
+    named_certificate(Some(common_name), alternatives, &KeyPair::generate().unwrap())
+}
+
+fn named_certificate(
+    common_name: Option<&str>,
+    alternatives: Vec<SanType>,
+    key: &KeyPair,
+) -> CertificateDer<'static> {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.distinguished_name.push(DnType::CommonName, common_name);
+    params.distinguished_name = DistinguishedName::new();
+    if let Some(name) = common_name {
+        params.distinguished_name.push(DnType::CommonName, name);
+    }
     params.subject_alt_names = alternatives;
-    params
-        .self_signed(&KeyPair::generate().unwrap())
-        .unwrap()
-        .der()
-        .clone()
+    params.self_signed(key).unwrap().der().clone()
 }
 
 const CERTIFICATES: &str = "tls: { cert_file: x, key_file: x, client_ca_file: x }, auth: { client_certificates: [ \
@@ -210,25 +222,25 @@ async fn a_client_certificate_is_identified_by_its_names() {
     for (leaf, name, app) in [
         (
             certificate("x", vec![uri("spiffe://prod/ns/billing/sa/api")]),
-            "spiffe://prod/ns/billing/sa/api",
+            "certificate:URI=spiffe://prod/ns/billing/sa/api",
             "billing-eu",
         ),
         (
             certificate("x", vec![dns("a.mail.example.org")]),
-            "a.mail.example.org",
+            "certificate:DNS=a.mail.example.org",
             "mail",
         ),
         (
             certificate("ops", vec![dns("a.mail.example.org")]),
-            "a.mail.example.org",
+            "certificate:DNS=a.mail.example.org",
             "mail",
         ),
-        (certificate("ops", Vec::new()), "ops", "anything"),
+        (certificate("ops", Vec::new()), "certificate:CN=ops", "anything"),
     ] {
         let identity = authenticator.authenticate(None, &[leaf]).await.unwrap();
-        assert_eq!(identity.name(), name);
+        assert_eq!(identity.name().as_str(), name);
         assert!(identity.may(Area::Jobs, Verb::Write, Some(app)));
-        assert_eq!(identity.may(Area::Jobs, Verb::Read, None), name == "ops");
+        assert_eq!(identity.may(Area::Jobs, Verb::Read, None), name.ends_with("=ops"));
     }
     // A name of another kind does not count.
     let other = certificate(
@@ -256,8 +268,14 @@ async fn with_tokens_and_certificates_either_is_enough_and_the_token_decides() {
             .authenticate(header, std::slice::from_ref(&leaf))
             .await
     };
-    assert_eq!(by(None).await.unwrap().name(), "a.mail.example.org");
-    assert_eq!(by(Some(b"Bearer s3cret")).await.unwrap().name(), "token_file");
+    assert_eq!(
+        by(None).await.unwrap().name().as_str(),
+        "certificate:DNS=a.mail.example.org"
+    );
+    assert_eq!(
+        by(Some(b"Bearer s3cret")).await.unwrap().name().as_str(),
+        "token_file"
+    );
     assert_eq!(
         by(Some(b"Bearer x")).await.unwrap_err().reason(),
         Reason::TokenWrong
@@ -273,7 +291,7 @@ async fn a_verified_certificate_alone_permits_everything_if_nothing_else_is_conf
         .authenticate(None, &[certificate("ops", Vec::new())])
         .await
         .unwrap();
-    assert_eq!(identity.name(), "ops");
+    assert_eq!(identity.name().as_str(), "certificate:CN=ops");
     assert!(identity.may(Area::Jobs, Verb::Write, None));
 }
 
@@ -318,7 +336,7 @@ async fn a_jwt_is_accepted_only_if_signature_issuer_audience_and_times_are_right
     let identity = with_token(&authenticator, &issuer.sign(&claims()).unwrap())
         .await
         .unwrap();
-    assert_eq!(identity.name(), "billing");
+    assert_eq!(identity.name().as_str(), "jwt:https://login.test#billing");
     assert!(identity.may(Area::Jobs, Verb::Write, Some("billing-eu")));
     assert!(
         !identity.may(Area::Jobs, Verb::Write, Some("mail")) && !identity.may_some(Area::Jobs, Verb::Read)
@@ -399,7 +417,7 @@ async fn roles_and_nested_claims_give_scopes() {
     let identity = with_token(&authenticator, &issuer.sign(&roles).unwrap())
         .await
         .unwrap();
-    assert_eq!(identity.name(), "client");
+    assert_eq!(identity.name().as_str(), "jwt:https://login.test#client");
     assert!(
         identity.may(Area::Jobs, Verb::Read, Some("billing-eu"))
             && identity.may(Area::Jobs, Verb::Read, Some("mail"))

@@ -10,7 +10,7 @@ use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use subtle::ConstantTimeEq as _;
 
-use super::{Identity, Section};
+use super::{CallerName, Identity, Section};
 
 /// The tokens of one API.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ fn single(bytes: &[u8], path: &Path) -> Result<Entry, String> {
     let token = token_in(bytes, path)?;
     Ok(Entry {
         hash: sha256(token.expose().as_bytes()),
-        identity: Identity::with_full_access("token_file"),
+        identity: Identity::with_full_access(CallerName::token_file()),
     })
 }
 
@@ -82,7 +82,7 @@ fn listed(bytes: &[u8], path: &Path) -> Result<Vec<Entry>, String> {
     let file = TokensFile::parse(bytes, path)?;
     let entry = |token: redeliver_runtime::config::TokenConfig| Entry {
         hash: token.sha256.0,
-        identity: Identity::new(&token.name, token.scopes),
+        identity: Identity::new(CallerName::token(&token.name), token.scopes),
     };
     Ok(file.tokens.into_iter().map(entry).collect())
 }

@@ -1,13 +1,11 @@
 //! `ResolveGroup`, `MuteGroup`, `ReopenGroup` and `AnnotateGroup`. How a change is written is in [`crate::group_states::change`].
 
 use redeliver_core::error_chain::error_chain;
-use redeliver_core::failure::bounded_text;
 use redeliver_kafka::exclusive::ExclusiveError;
 use redeliver_proto::convert::from_timestamp;
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1;
 use redeliver_runtime::config::Verb;
-use redeliver_service::audit::Author;
 use tonic::{Code, Status};
 
 use super::groups::{group_id, in_group, message, without_letters};
@@ -22,8 +20,6 @@ use crate::index::{self, GroupQuery};
 const MAX_WHY: usize = 1_000;
 /// The maximum size of a note, in bytes.
 const MAX_NOTE: usize = 2_000;
-/// The maximum size of the name of a caller in a value, in bytes.
-const MAX_NAME: usize = 200;
 
 impl Api {
     pub(super) async fn mute(
@@ -94,15 +90,10 @@ impl Api {
         } else {
             return Err(Self::no_group(id, answer.complete));
         }
-        let author = viewer.author();
-        let by = Author {
-            name: bounded_text(&author.name, MAX_NAME).into(),
-            ..author
-        };
         let changing = self.groups.writer.change(ChangeRequest {
             group: id,
             change,
-            by,
+            by: viewer.name().clone(),
             why: request.why,
             expected_revision: request.expected_revision,
             at: requested_at,

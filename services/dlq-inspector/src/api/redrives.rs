@@ -2,10 +2,12 @@
 
 mod edit;
 mod plan;
+pub(super) mod visible;
 
 use std::sync::Arc;
 use std::time::Instant;
 
+use redeliver_core::Position;
 use redeliver_core::error_chain::error_chain;
 use redeliver_kafka::exclusive::ExclusiveError;
 use redeliver_kafka::survey::Surveyor;
@@ -13,6 +15,7 @@ use redeliver_proto::convert::{from_timestamp, to_timestamp};
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1::redrive_service_server::RedriveService;
 use redeliver_proto::{Message as _, v1};
+use redeliver_runtime::config::Verb;
 use redeliver_service::followed::Followed;
 use tonic::{Code, Request, Response, Status};
 
@@ -29,6 +32,8 @@ use crate::redrive::pace::waits_until;
 use crate::redrive::record::Destinations;
 use crate::redrive::room::MAX_EDIT_BYTES;
 use crate::redrive::source::{count_returned, returning_to};
+
+use visible::{hide_topics, sees, sees_destination};
 
 /// The maximum length of the id of a job.
 const MAX_ID: usize = 32;
@@ -136,7 +141,7 @@ impl RedriveService for Api {
         let (viewer, request) = (self.viewer(&request)?, request.into_inner());
         let response = async {
             self.visible_job(&viewer, &request.id).await?;
-            self.redrive_message(&request.id).await
+            self.redrive_message(&viewer, &request.id).await
         };
         self.observed("GetRedrive", response).await
     }
@@ -195,7 +200,7 @@ impl Api {
         sees(viewer, &job).then(|| v1::RedrivenAs {
             redrive_id: job.spec().id.clone(),
             edited: job.spec().edited.clone(),
-            written: written.as_ref().map(position_message),
+            written: self.written_message(viewer, written.as_ref()),
         })
     }
 
@@ -248,7 +253,12 @@ impl Api {
         let (sources, destinations) = (topics(&job.spec().sources), topics(&job.spec().destinations));
         viewer.require_operating(sources.iter().map(String::as_str))?;
         for destination in &destinations {
-            viewer.require_destination(destination)?;
+            // Does not name one that the caller does not see.
+            if sees_destination(viewer, &self.redrives.destinations, destination) {
+                viewer.require_destination(destination)?;
+            } else {
+                viewer.require_all(Verb::Operate)?;
+            }
         }
         if job.is_edit() && matches!(change, JobChange::Start(_) | JobChange::Resume) {
             self.check_accepts_edits()?;
@@ -263,21 +273,34 @@ impl Api {
     async fn write_job(&self, viewer: &Viewer, change: Change) -> Result<v1::Redrive, Status> {
         let changing = self.redrives.writer.change(ChangeRequest {
             change,
-            by: viewer.author(),
+            by: viewer.name().clone(),
             at: self.clock.now(),
         });
         let id = changing.await.map_err(|error| change_failed(&error))?;
-        self.redrive_message(&id).await
+        self.redrive_message(viewer, &id).await
     }
 
     /// A job, with what has come back up to now.
-    async fn redrive_message(&self, id: &str) -> Result<v1::Redrive, Status> {
+    async fn redrive_message(&self, viewer: &Viewer, id: &str) -> Result<v1::Redrive, Status> {
         let jobs = self.jobs()?;
         let found = jobs.get(id).and_then(|entry| Some((entry.clone(), entry.job()?)));
         let (entry, job) = found.ok_or_else(|| no_job(id))?;
         let mut message = self.message(&entry, &job);
         self.count_returned(vec![&mut message]).await;
+        self.hide_topics(viewer, &mut message);
         Ok(message)
+    }
+
+    /// Call it last: what is counted depends on the topics.
+    fn hide_topics(&self, viewer: &Viewer, job: &mut v1::Redrive) {
+        hide_topics(viewer, &self.redrives.destinations, &self.json_fields, job);
+    }
+
+    /// Where a job has written a record, if the caller may know the topic.
+    fn written_message(&self, viewer: &Viewer, written: Option<&Position>) -> Option<v1::Position> {
+        let sees =
+            |written: &&Position| sees_destination(viewer, &self.redrives.destinations, &written.topic);
+        written.filter(sees).map(position_message)
     }
 
     /// Counts what has come back up to now, also since the ends of jobs.
@@ -346,6 +369,9 @@ impl Api {
             .iter_mut()
             .filter(|job| job.state() == v1::RedriveState::Running);
         self.count_returned(running.collect()).await;
+        for redrive in &mut redrives {
+            self.hide_topics(viewer, redrive);
+        }
         Ok(v1::ListRedrivesResponse {
             redrives,
             next_page_token: next,
@@ -375,7 +401,7 @@ impl Api {
                     items.push(v1::RedriveItem {
                         id: item.id.to_string(),
                         outcome: numbers.get(index).copied().unwrap_or_default().into(),
-                        written: outcomes.written(index).as_ref().map(position_message),
+                        written: self.written_message(viewer, outcomes.written(index).as_ref()),
                     });
                 }
             }
@@ -409,11 +435,6 @@ fn fitting(jobs: impl Iterator<Item = v1::Redrive>, size: usize) -> (Vec<v1::Red
         page.push(job);
     }
     (page, false)
-}
-
-/// Whether a caller sees the topics of all dead letters of a job.
-fn sees(viewer: &Viewer, job: &Job) -> bool {
-    job.spec().sources.iter().all(|count| viewer.sees(&count.topic))
 }
 
 /// What to do about a job that this version does not change.

@@ -23,6 +23,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::convert::position_message;
 use super::list::page_size;
+use super::redrives::visible::{HIDDEN, sees_destination};
 use super::{Api, ResponseStream, bounded, shutting_down};
 use crate::access::Viewer;
 use crate::metrics::Metrics;
@@ -185,6 +186,7 @@ impl Api {
             }
         }
         let (scans, of_viewer) = (self.scans.clone(), viewer.clone());
+        let destinations = self.redrives.destinations.clone();
         let (now, from_beginning) = (self.clock.now(), request.from_beginning);
         let scan: Work<v1::Trace> = Box::new(move |on_progress| {
             let traced = scans.trace(
@@ -199,6 +201,12 @@ impl Api {
             let share = MAX_TRACE / traced.len().max(1);
             let messages = traced.into_iter().map(|traced| {
                 let mut message = trace_message(traced);
+                for step in &mut message.steps {
+                    let topic = &mut step.destination;
+                    if !topic.is_empty() && !sees_destination(&of_viewer, &destinations, topic) {
+                        HIDDEN.clone_into(topic);
+                    }
+                }
                 keep_last_steps(&mut message, share);
                 message
             });

@@ -123,7 +123,7 @@ impl Field {
         }
     }
 
-    /// Whether it contains what only some callers may see.
+    /// Whether it contains what only some callers may see, whatever is masked.
     pub(super) fn is_secret(&self) -> bool {
         match self {
             Self::Key | Self::Header(_) | Self::Json(_) | Self::Text(TextField::ErrorMessage) => true,

@@ -5,7 +5,10 @@ use std::ops::Range;
 use redeliver_core::failure::bounded_text;
 
 use super::field::{FIELD_NAMES, Field, Operator, Value};
-use super::{Comparison, Expr, FilterError, MAX_DEPTH, MAX_LENGTH, MAX_RESTRICTIONS};
+use super::{Comparison, Expr, FilterError, MAX_DEPTH, MAX_LENGTH, MAX_RESTRICTIONS, Restriction};
+
+/// Stands for a text in a recorded filter.
+const SECRET: &str = "<value>";
 
 /// Errors contain the name of a field up to this length, in bytes.
 const SHOWN_NAME: usize = 200;
@@ -15,22 +18,34 @@ const SHOWN_NAME: usize = 200;
 /// # Errors
 /// If the filter is invalid, with the position of the error.
 pub fn parse(text: &str, json_fields: &[String]) -> Result<Expr, FilterError> {
-    parse_with_secrets(text, json_fields).map(|(expression, _)| expression)
+    parse_with_secrets(text, json_fields, &|_| false).map(|(expression, _)| expression)
 }
 
-/// A filter in which `<value>` stands for each text that is searched for in keys, headers, values and error messages. Who may not see these
-/// must not learn it from the searches of others.
+/// Parses a filter of [`without_secrets`]. What stands for secrets is the text that is searched for.
+///
+/// # Errors
+/// As [`parse`]; also if another text of the filter contains `<value>`.
+pub fn parse_recorded(text: &str, json_fields: &[String]) -> Result<Expr, FilterError> {
+    parse(&text.replace(SECRET, "\"\""), json_fields)
+}
+
+/// A filter in which `<value>` stands for each text that is searched for in keys, headers, values, error messages and what is masked. Who may not
+/// see these must not learn it from the searches of others.
 ///
 /// # Errors
 /// If the filter is invalid.
-pub fn without_secrets(text: &str, json_fields: &[String]) -> Result<String, FilterError> {
-    let (_, secrets) = parse_with_secrets(text, json_fields)?;
+pub fn without_secrets(
+    text: &str,
+    json_fields: &[String],
+    is_masked: &dyn Fn(&Restriction) -> bool,
+) -> Result<String, FilterError> {
+    let (_, secrets) = parse_with_secrets(text, json_fields, is_masked)?;
     let mut shown = String::with_capacity(text.len());
     let mut secrets = secrets.into_iter().peekable();
     for (at, c) in text.chars().enumerate() {
         while secrets.next_if(|secret| secret.end <= at).is_some() {}
         match secrets.peek() {
-            Some(secret) if secret.start == at => shown.push_str("<value>"),
+            Some(secret) if secret.start == at => shown.push_str(SECRET),
             Some(secret) if secret.contains(&at) => {}
             _ => shown.push(c),
         }
@@ -38,8 +53,12 @@ pub fn without_secrets(text: &str, json_fields: &[String]) -> Result<String, Fil
     Ok(shown)
 }
 
-/// A filter, and which of its characters are texts that are searched for in payloads and messages.
-fn parse_with_secrets(text: &str, json_fields: &[String]) -> Result<(Expr, Vec<Range<usize>>), FilterError> {
+/// A filter, and which of its characters are texts that are searched for in payloads and messages, and in what is masked.
+fn parse_with_secrets(
+    text: &str,
+    json_fields: &[String],
+    is_masked: &dyn Fn(&Restriction) -> bool,
+) -> Result<(Expr, Vec<Range<usize>>), FilterError> {
     if text.len() > MAX_LENGTH {
         return Err(FilterError {
             position: MAX_LENGTH + 1,
@@ -52,6 +71,7 @@ fn parse_with_secrets(text: &str, json_fields: &[String]) -> Result<(Expr, Vec<R
         restrictions: 0,
         secrets: Vec::new(),
         json_fields,
+        is_masked,
     };
     parser.skip_spaces();
     if parser.is_at_end() {
@@ -68,9 +88,10 @@ struct Parser<'a> {
     chars: Vec<char>,
     at: usize,
     restrictions: usize,
-    /// Which characters are texts that are searched for in payloads and messages.
+    /// Which characters are texts that are searched for in payloads and messages, and in what is masked.
     secrets: Vec<Range<usize>>,
     json_fields: &'a [String],
+    is_masked: &'a dyn Fn(&Restriction) -> bool,
 }
 
 type Parsed = Result<Expr, FilterError>;
@@ -212,13 +233,16 @@ impl Parser<'_> {
         self.skip_spaces();
         let value_at = self.at;
         let value = self.value()?;
-        if field.is_secret() && matches!(value, Value::Text(_)) {
-            self.secrets.push(value_at..self.at);
-        }
+        let (value_end, is_secret) = (self.at, field.is_secret());
+        let is_text = matches!(value, Value::Text(_));
         self.skip_spaces();
-        field
+        let restriction = field
             .restriction(operator, value)
-            .map_err(|problem| Self::error_at(value_at, format!("{name}: {problem}")))
+            .map_err(|problem| Self::error_at(value_at, format!("{name}: {problem}")))?;
+        if is_text && (is_secret || !restriction.all(&|restriction| !(self.is_masked)(restriction))) {
+            self.secrets.push(value_at..value_end);
+        }
+        Ok(restriction)
     }
 
     fn path(&mut self) -> Result<Vec<String>, FilterError> {

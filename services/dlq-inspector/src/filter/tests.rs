@@ -385,7 +385,19 @@ fn what_is_searched_for_in_payloads_and_messages_is_not_recorded() {
         ("key:* topic = a", "key:* topic = a"),
         ("headers.x = *", "headers.x = *"),
     ] {
-        assert_eq!(without_secrets(filter, &fields).unwrap(), expected);
+        assert_eq!(without_secrets(filter, &fields, &|_| false).unwrap(), expected);
+        assert!(parse_recorded(expected, &fields).is_ok(), "{expected}");
     }
-    assert!(without_secrets("key = ", &fields).is_err());
+    assert!(without_secrets("key = ", &fields, &|_| false).is_err());
+    // What is masked.
+    let is_masked = |restriction: &Restriction| {
+        matches!(
+            restriction,
+            Restriction::Text(TextField::ErrorCode, _) | Restriction::Number(NumberField::RetryCount, _)
+        )
+    };
+    let filter =
+        "error_code = E1 AND NOT error_code != 'E2' AND pipeline = p AND retry_count >= 3 AND error_code : *";
+    let expected = "error_code = <value> AND NOT error_code != <value> AND pipeline = p AND retry_count >= <value> AND error_code : *";
+    assert_eq!(without_secrets(filter, &fields, &is_masked).unwrap(), expected);
 }

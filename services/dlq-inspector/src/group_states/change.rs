@@ -7,8 +7,9 @@ use bytes::Bytes;
 use redeliver_core::{Headers, Output, Record, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::exclusive::{Decide, ExclusiveError};
-use redeliver_service::audit::{Action, AuditLog, Author, Entry};
+use redeliver_service::audit::{Action, AuditLog, Entry};
 use redeliver_service::followed::{Contents as _, Followed, FollowedWriter, change_id};
+use redeliver_service::identity::CallerName;
 
 use super::contents::{GroupStates, Problem, key};
 use super::state::{Decided, Decision, GroupState};
@@ -31,7 +32,7 @@ pub struct ChangeRequest {
     /// How to change it.
     pub change: Change,
     /// Who wants it.
-    pub by: Author,
+    pub by: CallerName,
     /// Why, unless it is a note.
     pub why: String,
     /// The revision that the value must have; 0: there must be none.
@@ -132,7 +133,7 @@ impl GroupWriter {
                     // A note may be long.
                     Change::Annotate(_) => None,
                 };
-                tracing::info!(%group, revision = value.revision, by = &*by.name, why, ?decided, "group changed");
+                tracing::info!(%group, revision = value.revision, %by, why, ?decided, "group changed");
             }
             let has_read = |states: &GroupStates| {
                 let known = states.get(*group);
@@ -252,7 +253,7 @@ fn next(
                 decided: *decided,
                 time: request.at,
                 resolved_until: (*decided == Decided::Resolved).then(|| resolved_until(request)),
-                by: request.by.name.to_string(),
+                by: request.by.to_string(),
                 why: request.why.clone(),
             });
         }
@@ -263,7 +264,7 @@ fn next(
             note_after = (!text.is_empty()).then(|| Note {
                 text: text.clone(),
                 time: Some(request.at),
-                by: request.by.name.to_string(),
+                by: request.by.to_string(),
             });
         }
     }
@@ -332,10 +333,7 @@ mod tests {
         ChangeRequest {
             group: ID,
             change,
-            by: Author {
-                name: "bob".into(),
-                is_anonymous: false,
-            },
+            by: CallerName::recorded("bob"),
             why: String::new(),
             expected_revision: None,
             at: at(100),

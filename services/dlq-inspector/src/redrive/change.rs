@@ -8,8 +8,9 @@ use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::exclusive::{Decide, ExclusiveError};
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::{Message as _, v1};
-use redeliver_service::audit::{Action, AuditLog, Author, Entry as AuditEntry, MAX_IDS};
+use redeliver_service::audit::{Action, AuditLog, Entry as AuditEntry, MAX_IDS};
 use redeliver_service::followed::{Contents as _, Followed, FollowedWriter, change_id};
+use redeliver_service::identity::CallerName;
 
 use super::edit::Edit;
 use super::job::{self, InvalidValue, Item, Job, Wanted};
@@ -23,7 +24,7 @@ pub struct ChangeRequest {
     /// What to change.
     pub change: Change,
     /// Who wants it.
-    pub by: Author,
+    pub by: CallerName,
     /// When.
     pub at: Timestamp,
 }
@@ -113,7 +114,7 @@ impl JobWriter {
         let job = changing.await?;
         let (id, revision) = (job.spec().id.clone(), job.record.revision);
         let wanted = job.wanted;
-        tracing::info!(id, revision, by = &*request.by.name, ?wanted, "redrive changed");
+        tracing::info!(id, revision, by = %request.by, ?wanted, "redrive changed");
         let has_read = |jobs: &Jobs| {
             let known = jobs.get(&id).and_then(|entry| entry.job());
             known.is_some_and(|known| known.record.revision >= revision)
@@ -180,11 +181,10 @@ impl PendingChange {
         }
         record.revision = 1;
         record.change_id = self.change_id.clone();
-        record.anonymous = by.is_anonymous;
         record.chunks = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
         if let Some(redrive) = &mut record.redrive {
             redrive.id = new_id(*at, self.id);
-            redrive.created_by = by.name.to_string();
+            redrive.created_by = by.to_string();
             redrive.created_at = Some(to_timestamp(*at));
             let parts = edit.map(Edit::parts).unwrap_or_default();
             redrive.edited = parts.into_iter().map(str::to_owned).collect();
@@ -265,7 +265,7 @@ impl PendingChange {
     /// A job that this request has changed.
     fn changed(&self, mut record: v1::RedriveRecord) -> Result<Job, RefusedChange> {
         if let Some(redrive) = &mut record.redrive {
-            redrive.changed_by = self.request.by.name.to_string();
+            redrive.changed_by = self.request.by.to_string();
             redrive.changed_at = Some(to_timestamp(self.request.at));
             record.format = job::format_of(redrive);
         }
@@ -365,10 +365,7 @@ mod tests {
         PendingChange {
             request: Arc::new(ChangeRequest {
                 change,
-                by: Author {
-                    name: "ann".into(),
-                    is_anonymous: false,
-                },
+                by: CallerName::recorded("token:ann"),
                 at: NOW,
             }),
             audit: AuditLog::new(&Config::default(), "dlq-inspector"),
@@ -404,7 +401,7 @@ mod tests {
     fn a_plan_is_written_once_for_a_request() {
         let (planned, outputs) = pending(plan("r", 3), Jobs::default()).decide().unwrap();
         assert_eq!(planned.spec().id, "018bcfe568002345");
-        assert_eq!(planned.spec().created_by, "ann");
+        assert_eq!(planned.spec().created_by, "token:ann");
         let topics: Vec<&str> = outputs.iter().map(|output| &*output.topic).collect();
         assert_eq!(topics, [TOPIC, TOPIC, "redeliver.audit"]);
         let mut jobs = Jobs::default();
@@ -439,15 +436,17 @@ mod tests {
         };
         let used = RefusedChange::RequestIdUsed("018bcfe568002345".to_owned());
         assert_eq!(discard.decide().err(), Some(used));
-        for (name, is_anonymous) in [("bob", false), ("ann", true)] {
+        for name in [
+            "token:bob",
+            "jwt:https://login.test#ann",
+            "certificate:CN=ann",
+            "anonymous",
+        ] {
             let mut other = PendingChange {
                 change_id: change_id(7),
                 ..pending(plan("r", 9), jobs.clone())
             };
-            Arc::make_mut(&mut other.request).by = Author {
-                name: name.into(),
-                is_anonymous,
-            };
+            Arc::make_mut(&mut other.request).by = CallerName::recorded(name);
             assert_eq!(other.decide().unwrap().0.spec().total, 9, "{name}");
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redeliver_core::{HumanDuration, Timestamp};
 use redeliver_proto::convert::{from_duration, from_timestamp};
 use redeliver_proto::v1;
-use redeliver_service::audit::Author;
+use redeliver_service::identity::CallerName;
 
 use super::record::Wish;
 use crate::id::LetterId;
@@ -235,11 +235,8 @@ impl Job {
 
     /// Who has planned it.
     #[must_use]
-    pub fn author(&self) -> Author {
-        Author {
-            name: self.spec().created_by.as_str().into(),
-            is_anonymous: self.record.anonymous,
-        }
+    pub fn author(&self) -> CallerName {
+        CallerName::recorded(&self.spec().created_by)
     }
 
     /// What its caller wants of each dead letter.

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use redeliver_core::failure::bounded_text;
 use redeliver_core::{Position, Record};
 use redeliver_proto::{Message as _, has_unknown_fields, v1};
-use redeliver_service::audit::Author;
 use redeliver_service::followed::Contents;
+use redeliver_service::identity::CallerName;
 
 use super::edit::Edit;
 use super::job::{self, CHUNK, InvalidValue, Item, Job, Kind, Outcome, Progress, Wanted};
@@ -109,8 +109,8 @@ impl Jobs {
 
     /// The job that a caller has planned with this request id; `None` without an id.
     #[must_use]
-    pub fn of_request(&self, by: &Author, request_id: &str) -> Option<Job> {
-        let is_same = |job: &Job| job.record.request_id == request_id && job.author() == *by;
+    pub fn of_request(&self, by: &CallerName, request_id: &str) -> Option<Job> {
+        let is_same = |job: &Job| job.record.request_id == request_id && job.spec().created_by == by.as_str();
         let mut jobs = self.iter().map(|(_, _, job)| job);
         jobs.find(|job| !request_id.is_empty() && is_same(job))
     }

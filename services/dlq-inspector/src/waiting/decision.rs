@@ -10,7 +10,7 @@ use crate::ledger::{self, Entry, State, Version};
 use crate::letter::ContentHash;
 
 /// The maximum length of names in answers, in bytes.
-const MAX_NAME: usize = 250;
+const MAX_NAME: usize = 500;
 
 /// An entry of the ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -525,7 +525,7 @@ async fn a_group_is_changed_by_callers_that_may_change_it_in_all_of_its_topics()
     assert_eq!(refused, denied());
     assert!(all.list_groups(without).await.is_ok());
     let resolved = all.resolve_group(change.clone()).await.unwrap().into_inner();
-    assert_eq!((&*resolved.state_by, resolved.revision), ("all", 1));
+    assert_eq!((&*resolved.state_by, resolved.revision), ("token:all", 1));
 
     // A dead letter in a topic that a caller does not see does not change what it is told.
     let mut orders_only = orders_only;

@@ -1185,6 +1185,115 @@ async fn a_redrive_needs_the_scope_for_the_dead_letters_and_the_destination() {
     assert_eq!(world.redriven().len(), 0);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_hides_topics_of_others() {
+    let yaml = "dlq_inspector:\n  redrive:\n    destinations: ['{name}-legacy']\n";
+    let mut world = World::new("redrive-scopes", yaml).await;
+    let legacy = format!("{}-legacy", world.env.base.name());
+    let other = world.env.create_topic("other", 1).await;
+    world.put(2).await;
+    let foreign = world.dead(9, Some(b"v"), Headers::new());
+    world.env.put(&other, 0, vec![foreign]).await;
+    let scopes = [
+        ("all", vec!["dead-letters:*".to_owned()]),
+        (
+            "viewer",
+            vec![
+                format!("dead-letters:read:{}", world.dlq),
+                format!("dead-letters:operate:{}", world.dlq),
+            ],
+        ),
+    ];
+    let tokens = world.set_tokens(scopes);
+    let mut inspector = world.env.start().await;
+    let channel = inspector.channel().await;
+    let client = |name: &str| {
+        let interceptor = SendToken::new(Some(&tokens[name].token)).unwrap();
+        RedriveServiceClient::with_interceptor(channel.clone(), interceptor)
+    };
+    let filter = format!("topic = '{}' OR (topic = '{other}' AND offset > 7)", world.dlq);
+    let by_filter = v1::PlanRedriveRequest {
+        destination: legacy.clone(),
+        ..plan(v1::RedriveKind::Redrive, &filter)
+    };
+    let by_filter = eventually_async("the plan", DEADLINE, async || {
+        let job = client("all").plan_redrive(by_filter.clone()).await;
+        let job = job.map_err(|status| status.to_string())?.into_inner();
+        if job.total == 2 {
+            Ok(job)
+        } else {
+            Err(job.total.to_string())
+        }
+    })
+    .await;
+    assert!(
+        by_filter.warnings.iter().any(|text| text.contains(&legacy)),
+        "{by_filter:?}"
+    );
+    let mut by_ids = ids_at(&world, 0, 0..1);
+    by_ids.ids.push(format!("{other}/0/5"));
+    let by_ids = client("all").plan_redrive(by_ids).await.unwrap().into_inner();
+    assert_eq!(by_ids.refused[0].sample, format!("{other}/0/5"));
+
+    let hidden = [&*legacy, &*other];
+    let shows = |text: &str| hidden.into_iter().find(|topic| text.contains(topic));
+    for job in [&by_filter, &by_ids] {
+        let request = v1::GetRedriveRequest { id: job.id.clone() };
+        let seen = client("all")
+            .get_redrive(request.clone())
+            .await
+            .unwrap()
+            .into_inner();
+        assert_eq!(seen.filter, job.filter);
+        let seen = client("viewer").get_redrive(request).await.unwrap().into_inner();
+        let text = format!("{seen:?}");
+        assert_eq!(shows(&text), None, "{text}");
+        // What is counted stays.
+        let count = |counts: &[v1::RedriveCount]| counts.iter().map(|count| count.count).sum::<u32>();
+        assert_eq!(count(&seen.destinations), job.total, "{text}");
+        assert_eq!(seen.refused.len(), job.refused.len(), "{text}");
+        assert_eq!(seen.warnings.len(), job.warnings.len(), "{text}");
+        assert_eq!((&seen.sources, &seen.samples), (&job.sources, &job.samples));
+        // What is written to the pipeline of dead letters that the caller sees comes back to them.
+        let is_of_pipeline = job.id == by_ids.id;
+        assert_eq!(seen.destinations == job.destinations, is_of_pipeline, "{text}");
+        let refused = client("viewer").start_redrive(change(&job.id)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied);
+        assert_eq!(shows(&format!("{refused:?}")), None, "{refused:?}");
+    }
+    let listed = client("viewer").list_redrives(v1::ListRedrivesRequest::default()).await;
+    let text = format!("{:?}", listed.unwrap().into_inner());
+    assert_eq!(shows(&text), None, "{text}");
+    // Once it is done, neither do its items say where the records are.
+    world.env.recreate_topic(&legacy.as_str().into(), 1).await;
+    assert!(client("all").start_redrive(change(&by_filter.id)).await.is_ok());
+    eventually_async("the end of the job", DEADLINE * 3, async || {
+        let request = v1::GetRedriveRequest {
+            id: by_filter.id.clone(),
+        };
+        let job = client("all").get_redrive(request).await;
+        let job = job.map_err(|status| status.to_string())?.into_inner();
+        if ENDED.contains(&job.state()) {
+            Ok(())
+        } else {
+            Err(format!("{job:?}"))
+        }
+    })
+    .await;
+    let items = async |name: &str| {
+        let request = v1::ListRedriveItemsRequest {
+            id: by_filter.id.clone(),
+            ..v1::ListRedriveItemsRequest::default()
+        };
+        let items = client(name).list_redrive_items(request).await;
+        items.unwrap().into_inner().items
+    };
+    let (all, seen) = (items("all").await, items("viewer").await);
+    assert_eq!(&*written(&all[0]).topic, legacy);
+    let text = format!("{seen:?}");
+    assert_eq!((seen.len(), shows(&text)), (2, None), "{text}");
+}
+
 /// A plan for the dead letters at these offsets of a partition.
 pub(crate) fn ids_at(world: &World, partition: i32, offsets: std::ops::Range<i64>) -> v1::PlanRedriveRequest {
     v1::PlanRedriveRequest {

@@ -106,7 +106,7 @@ fn row(entry: &AuditEntry) -> Vec<String> {
     }
     vec![
         entry.time.map(|time| time.to_string()).unwrap_or_default(),
-        shortened(&entry.by, 40),
+        shortened(&entry.by, 100),
         entry.action.clone(),
         text(&entry.target, 60),
         if entry.count > 0 {
@@ -135,7 +135,6 @@ fn as_json(entry: &AuditEntry) -> Json {
         "position": position,
         "time": entry.time.map(|time| time.to_string()),
         "by": entry.by,
-        "anonymous": entry.is_anonymous,
         "action": entry.action,
         "target": entry.target,
         "why": entry.why,

@@ -561,7 +561,7 @@ fn row(job: &Redrive) -> Vec<String> {
         job.failed.to_string(),
         job.skipped.to_string(),
         job.returned.to_string(),
-        shortened(&job.created_by, 40),
+        shortened(&job.created_by, 100),
         job.created_at.map(|at| at.to_string()).unwrap_or_default(),
         shortened(job.why.as_deref().unwrap_or_default(), 60),
     ]

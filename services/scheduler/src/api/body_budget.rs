@@ -244,7 +244,7 @@ mod tests {
     }
 
     fn caller(name: &str) -> Caller {
-        Caller::Named(name.to_owned())
+        Caller::Named(redeliver_service::identity::CallerName::recorded(name))
     }
 
     fn body(parts: &[&[u8]]) -> Body {

@@ -11,7 +11,7 @@ use prometheus_client::metrics::counter::Counter;
 use redeliver_core::{Clock, Failure, Headers};
 use redeliver_proto::{auth, v1};
 use redeliver_recurrence::CatchUp;
-use redeliver_service::audit::{Action as Recorded, AuditWriter, Author, Entry, MAX_IDS};
+use redeliver_service::audit::{Action as Recorded, AuditWriter, Entry, MAX_IDS};
 use redeliver_service::identity::Identity;
 use tokio::sync::{mpsc, oneshot};
 
@@ -159,7 +159,7 @@ fn entry(caller: &Identity, action: Recorded, target: &str, details: String, why
         target: target.to_owned(),
         details,
         why: why.to_owned(),
-        ..Entry::new(Author::of(caller), action)
+        ..Entry::new(caller.name().clone(), action)
     }
 }
 
@@ -255,14 +255,12 @@ fn is_combinable(a: &Entry, b: &Entry) -> bool {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
+    use redeliver_service::identity::CallerName;
 
     use super::*;
 
     fn of_job(by: &str, job: usize) -> PendingEntry {
-        let by = Author {
-            name: by.into(),
-            is_anonymous: false,
-        };
+        let by = CallerName::recorded(by);
         let (written, _) = oneshot::channel();
         PendingEntry {
             entry: Entry {
@@ -281,7 +279,7 @@ mod tests {
         let all = combined(pending);
         let shown: Vec<_> = all
             .iter()
-            .map(|(entry, callers)| (&*entry.by.name, entry.count, entry.ids.len(), callers.len()))
+            .map(|(entry, callers)| (entry.by.as_str(), entry.count, entry.ids.len(), callers.len()))
             .collect();
         let expected = [
             ("bob", 1, 0, 1),

@@ -72,7 +72,13 @@ impl CallerRates {
     fn take(&self, caller: &Identity, requests: u64, before: u64) -> Result<(), Duration> {
         let Some(rates) = &self.0 else { return Ok(()) };
         let mut callers = rates.callers.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = callers.take(caller.name(), requests, before, rates.per_second, Instant::now());
+        let taken = callers.take(
+            caller.name().as_str(),
+            requests,
+            before,
+            rates.per_second,
+            Instant::now(),
+        );
         taken.inspect_err(|_| {
             rates.refused.inc();
         })

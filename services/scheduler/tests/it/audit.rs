@@ -193,10 +193,7 @@ fn each_change_has_an_entry_that_says_who_has_changed_what_and_why() {
         ]
     );
     for entry in &entries {
-        assert_eq!(
-            (&*entry.by, entry.anonymous, &*entry.target),
-            ("bob", false, "app/mail")
-        );
+        assert_eq!((&*entry.by, &*entry.target), ("token:bob", "app/mail"));
         assert_eq!(
             (&*entry.service, &*entry.instance),
             ("scheduler", &*format!("{}-a", env.test.name()))
@@ -265,7 +262,7 @@ fn changes_of_schedules_have_entries() {
         ]
     );
     for entry in entries {
-        assert_eq!((&*entry.by, &*entry.target), ("bob", "nightly"));
+        assert_eq!((&*entry.by, &*entry.target), ("token:bob", "nightly"));
         assert!(entry.why == "incident 42" || entry.details.starts_with("refused"));
     }
 }
@@ -321,7 +318,7 @@ fn changes_of_jobs_have_entries() {
     assert!(
         entries
             .iter()
-            .all(|entry| entry.by == "bob" && entry.why == "incident 42")
+            .all(|entry| entry.by == "token:bob" && entry.why == "incident 42")
     );
 }
 

@@ -52,7 +52,7 @@ impl Api {
             viewer.require_editing(&letter.id.topic)?;
         }
         if let Some(job) = self.job_of_request(viewer, &key)? {
-            return self.redrive_message(&job).await;
+            return self.redrive_message(viewer, &job).await;
         }
         let letter = found?;
         Self::check_states(true, &completeness)?;

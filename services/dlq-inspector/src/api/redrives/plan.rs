@@ -95,7 +95,7 @@ impl Api {
         // What was done since leaves nothing to plan, and the repeated request would fail.
         let key = RequestKey::new("plan", std::mem::take(&mut request.request_id), &request);
         if let Some(job) = self.job_of_request(viewer, &key)? {
-            return self.redrive_message(&job).await;
+            return self.redrive_message(viewer, &job).await;
         }
         if request.group.is_empty() {
             // Other callers may see the job without seeing payloads.
@@ -150,7 +150,7 @@ impl Api {
         // The job may be new, and this inspector has not read it yet.
         self.until_request(viewer, &key.id).await;
         match self.job_of_request(viewer, key)? {
-            Some(job) => self.redrive_message(&job).await,
+            Some(job) => self.redrive_message(viewer, &job).await,
             None => Err(nothing(plan)),
         }
     }
@@ -176,7 +176,7 @@ impl Api {
     /// If the caller has used its id for another request.
     pub(super) fn job_of_request(&self, viewer: &Viewer, key: &RequestKey) -> Result<Option<String>, Status> {
         let jobs = self.jobs()?;
-        let found = jobs.of_request(&viewer.author(), &key.id);
+        let found = jobs.of_request(viewer.name(), &key.id);
         let Some(job) = found.filter(|job| sees(viewer, job)) else {
             return Ok(None);
         };
@@ -188,7 +188,7 @@ impl Api {
 
     async fn until_request(&self, viewer: &Viewer, request_id: &str) {
         if !request_id.is_empty() {
-            let author = viewer.author();
+            let author = viewer.name().clone();
             let has_read = |jobs: &Jobs| jobs.of_request(&author, request_id).is_some();
             self.redrives.jobs.until_read(has_read).await;
         }

@@ -1,6 +1,7 @@
 //! Who gets payloads is recorded, and who may read it.
 
 use redeliver_proto::v1::audit_service_client::AuditServiceClient;
+use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
 use std::time::Duration;
 
 use redeliver_kafka::topology;
@@ -90,11 +91,11 @@ async fn who_gets_payloads_is_recorded_and_auditors_can_read_it() {
     assert_eq!(
         found,
         [
-            ("eve", "dead-letters.get", &*id, "", 1),
-            ("eve", "dead-letters.list", "", &*own, 1),
-            ("eve", "dead-letters.list", "", &*own, 1),
-            ("eve", "dead-letters.watch", "", &*own, 2),
-            ("eve", "dead-letters.payload", &*id, "", 1),
+            ("token:eve", "dead-letters.get", &*id, "", 1),
+            ("token:eve", "dead-letters.list", "", &*own, 1),
+            ("token:eve", "dead-letters.list", "", &*own, 1),
+            ("token:eve", "dead-letters.watch", "", &*own, 2),
+            ("token:eve", "dead-letters.payload", &*id, "", 1),
         ]
     );
     let mut ids = all[3].ids.clone();
@@ -102,7 +103,7 @@ async fn who_gets_payloads_is_recorded_and_auditors_can_read_it() {
     assert_eq!(ids, [id.clone(), format!("{orders}/0/1")]);
     assert!(
         all.iter()
-            .all(|entry| !entry.anonymous && entry.service == "dlq-inspector")
+            .all(|entry| entry.by == "token:eve" && entry.service == "dlq-inspector")
     );
     // In one page too, and by other conditions.
     assert_eq!(
@@ -110,7 +111,7 @@ async fn who_gets_payloads_is_recorded_and_auditors_can_read_it() {
         all
     );
     let wanted = v1::ListAuditEntriesRequest {
-        by: "eve".to_owned(),
+        by: "token:eve".to_owned(),
         action: "dead-letters.*".to_owned(),
         target: id.clone(),
         from: all[1].time,
@@ -179,7 +180,7 @@ async fn who_gets_payloads_is_recorded_and_auditors_can_read_it() {
             &shown[5]["why"]
         ),
         (
-            &json!("eve"),
+            &json!("token:eve"),
             &json!("dead-letters.payload"),
             &json!(id),
             &json!("Störung 4711")
@@ -188,7 +189,7 @@ async fn who_gets_payloads_is_recorded_and_auditors_can_read_it() {
     assert_eq!(shown[4]["why"], json!(null));
     let table = run(
         "auditor",
-        &["audit", "--by", "eve", "--action", "dead-letters.watch"],
+        &["audit", "--by", "token:eve", "--action", "dead-letters.watch"],
     );
     assert!(
         table.contains("dead-letters.watch") && !table.contains("dead-letters.list"),
@@ -299,6 +300,44 @@ async fn an_entry_says_why_and_not_what_was_searched_for() {
         entry.filter,
         "key = <value> AND error_class = permanent OR json./v : <value>"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn searches_for_masked_fields_are_not_recorded() {
+    let scopes: [(&str, &[&str]); 2] = [("eve", &["dead-letters:*"]), ("auditor", &["audit:read"])];
+    let mut callers = Callers::new("audit-masked", &scopes).await;
+    let rules = r#"[{ topics: ["*"], headers: [error-code, pipeline, job-id, traceparent] }]"#;
+    callers.env.base.set("dlq_inspector.masking", rules);
+    let mut inspector = callers.env.start().await;
+    let channel = inspector.channel().await;
+    let mut eve = callers.client(&channel, "eve");
+    all_are_listed(&eve).await;
+    let name = callers.env.base.name().to_owned();
+    let filter = format!(
+        "error_class = permanent AND pipeline = '{name}' OR error_code = E4711 OR -job_id : j4711 OR trace_id != t4711"
+    );
+    let recorded = "error_class = permanent AND pipeline = <value> OR error_code = <value> OR -job_id : <value> OR trace_id != <value>";
+    let listed = eve.list_dead_letters(full(&filter)).await.unwrap().into_inner();
+    assert!(!listed.dead_letters.is_empty());
+    let (_, token) = callers.tokens.iter().find(|(name, _)| *name == "eve").unwrap();
+    let mut redrives =
+        RedriveServiceClient::with_interceptor(channel.clone(), SendToken::new(Some(&token.token)).unwrap());
+    let request = v1::PlanRedriveRequest {
+        kind: v1::RedriveKind::Discard.into(),
+        filter: filter.clone(),
+        ..v1::PlanRedriveRequest::default()
+    };
+    let planned = redrives.plan_redrive(request).await.unwrap().into_inner();
+    assert_eq!(planned.filter, recorded);
+    let mut auditor = audit_client(&callers, &channel, "auditor");
+    let all = entries(&mut auditor, v1::ListAuditEntriesRequest::default(), 100).await;
+    for action in ["dead-letters.list", "redrives.plan"] {
+        let of_action = all
+            .iter()
+            .filter(|entry| entry.action == action && !entry.filter.is_empty());
+        let filters: Vec<&str> = of_action.map(|entry| &*entry.filter).collect();
+        assert_eq!(filters, [recorded], "{action}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -75,12 +75,12 @@ async fn a_token_permits_what_its_scopes_say_until_it_is_revoked() {
     schedule(&server, reader).await.problem(
         403,
         "permission_denied",
-        "`reader` may not write jobs of the application `sms`; it needs the scope jobs:write:sms",
+        "`token:reader` may not write jobs of the application `sms`; it needs the scope jobs:write:sms",
     );
     schedule(&server, billing).await.problem(
         403,
         "permission_denied",
-        "`billing` may not write jobs of the application `sms`",
+        "`token:billing` may not write jobs of the application `sms`",
     );
     request(&server, reader, Method::DELETE, &path, "").await.problem(
         403,
@@ -149,7 +149,7 @@ async fn a_token_permits_what_its_scopes_say_until_it_is_revoked() {
         read(&server, billing, &format!("{path}?app=sms")).await.problem(
             403,
             "permission_denied",
-            "`billing` may not read jobs of the application `sms`; it needs the scope jobs:read:sms",
+            "`token:billing` may not read jobs of the application `sms`; it needs the scope jobs:read:sms",
         );
     }
     let denied = client
@@ -250,7 +250,7 @@ async fn a_jwt_of_the_issuer_is_accepted_also_after_its_keys_have_changed() {
         .problem(
             403,
             "permission_denied",
-            "`sms-team` may not write jobs of the application `other`",
+            "`jwt:https://login.test#sms-team` may not write jobs of the application `other`",
         );
 
     for (token, code, says) in [
@@ -367,7 +367,7 @@ async fn a_client_certificate_permits_what_the_configuration_says_about_its_name
     send(sms.get(&stats)).await.problem(
         403,
         "permission_denied",
-        "`spiffe://prod/ns/sms/api` may not read jobs of all applications",
+        "`certificate:URI=spiffe://prod/ns/sms/api` may not read jobs of all applications",
     );
     send(https(&directory, Some("other")).get(&stats)).await.problem(
         401,
