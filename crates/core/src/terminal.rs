@@ -64,6 +64,7 @@ pub fn push_in_json_string(json: &mut String, c: char) {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_types, reason = "documents of this test's own")]
 mod tests {
     use proptest::prelude::*;
     use serde_json::{Map, Value, json};

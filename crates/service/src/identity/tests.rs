@@ -442,7 +442,7 @@ async fn claims_are_read_as_they_are() {
         let identity = with_token(&authenticator, &issuer.sign(&token).unwrap())
             .await
             .unwrap();
-        assert_eq!(identity.name(), "billing");
+        assert_eq!(identity.name().as_str(), "jwt:https://login.test#billing");
         assert_eq!(
             identity.may(Area::Jobs, Verb::Read, Some("mail")),
             may_read,
