@@ -22,6 +22,7 @@ const ZONE: (&str, u64) = ("Asia/Tokyo", 9);
 /// A scheduler with a short window, so that jobs go through the index.
 fn setup(name: &str) -> EnvBuilder {
     SchedulerEnv::builder(name)
+        .partitions(4)
         .set("scheduler.window", "500ms")
         .set("scheduler.default_time_zone", ZONE.0)
 }
