@@ -11,8 +11,8 @@ use redeliver_kafka_ffi::TopicDescription;
 const FIRST: Duration = Duration::from_millis(500);
 
 /// As [`redeliver_kafka_ffi::describe_topics`]. The client sends the request to what it takes for the controller, and waits for that if it has just stopped.
-/// So if there is no answer soon, it requests metadata from any broker, which names the current controller, and tries again. Takes a second longer than
-/// `timeout` at most.
+/// So if there is no answer soon, it requests metadata from any broker, which names the current controller, and tries again. Takes up to two seconds longer
+/// than `timeout`.
 ///
 /// # Errors
 /// As there.
@@ -22,10 +22,12 @@ pub(crate) fn describe_topics<C: ClientContext>(
     timeout: Duration,
 ) -> Result<BTreeMap<String, Result<TopicDescription, RDKafkaErrorCode>>, RDKafkaErrorCode> {
     let first = FIRST.min(timeout);
-    redeliver_kafka_ffi::describe_topics(client, topics, first).or_else(|error| {
-        tracing::debug!(%error, "request for topics failed; trying again with the current controller");
-        // Without an answer, the second request fails, too.
-        let _ = client.fetch_metadata(topics.first().copied(), FIRST);
-        redeliver_kafka_ffi::describe_topics(client, topics, timeout)
-    })
+    let described = redeliver_kafka_ffi::describe_topics(client, topics, first);
+    if !matches!(described, Err(RDKafkaErrorCode::OperationTimedOut)) {
+        return described;
+    }
+    tracing::debug!("no answer to a request for topics; trying again with the current controller");
+    // Without an answer, the second request fails, too.
+    let _ = client.fetch_metadata(topics.first().copied(), FIRST);
+    redeliver_kafka_ffi::describe_topics(client, topics, timeout)
 }

@@ -20,11 +20,12 @@ use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::Offset;
 use redeliver_core::Record;
 use redeliver_core::error_chain::error_chain;
-use redeliver_kafka_ffi::{KafkaClient, TopicId, describe_topics};
+use redeliver_kafka_ffi::{KafkaClient, TopicId};
 
 use crate::client::{ClientSettings, KafkaSettings};
 use crate::convert;
 use crate::credentials::Renewal;
+use crate::describe::describe_topics;
 use crate::partition_end::EndContext;
 use crate::processor::Waker;
 use crate::reader::{CALL, ReadError, kafka};

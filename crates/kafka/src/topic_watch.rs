@@ -34,6 +34,8 @@ use crate::processor::Waker;
 
 /// Interval of the requests.
 pub const INTERVAL: Duration = Duration::from_secs(2);
+/// The least interval, however many lanes wait for a topic.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// Timeout of a request for topics.
 const CALL: Duration = Duration::from_secs(5);
 /// Timeout of a request for metadata or a setting, or to a group's coordinator. It is short because requests for topics wait for it.
@@ -558,10 +560,15 @@ impl WatchedTopic {
             self.last_seen = Some(sent);
             self.missed = 0;
             self.missed_since = None;
-            self.state = TopicState::Exists {
+            let exists = TopicState::Exists {
                 id: found.id,
                 partitions: found.partitions,
             };
+            if exists != self.state || found.fewest_in_sync.is_none() {
+                // The setting may be another one when replicas are lacking again.
+                self.min_in_sync = None;
+            }
+            self.state = exists;
             self.fewest_in_sync = found.fewest_in_sync;
             if found.may_write == Some(false) {
                 self.block(Unwritable::Denied, sent, None);
@@ -691,6 +698,7 @@ fn watch(mut client: WatchClient, settings: &ClientSettings, renewal: &Renewal, 
             thread::park_timeout(INTERVAL / 8);
         } else {
             shared.wait();
+            thread::park_timeout(MIN_INTERVAL.saturating_sub(sent.elapsed()));
         }
     }
 }

@@ -16,7 +16,7 @@ const MAX_BYTES: usize = 1 << 20;
 /// The maximum number of tokens. All of them are compared with the token of each request.
 const MAX_TOKENS: usize = 1_000;
 /// The maximum size of the name of a caller, in bytes.
-pub const MAX_CALLER_NAME: usize = 200;
+pub const MAX_CALLER_NAME: usize = 512;
 
 /// A tokens file: YAML or JSON.
 ///
@@ -113,9 +113,9 @@ impl TokensFile {
 /// # Errors
 /// What is valid.
 pub fn caller_name(name: &str) -> Result<(), String> {
-    if name.is_empty() || name.len() > MAX_CALLER_NAME || name.contains(is_unreadable) {
+    if name.is_empty() || name.len() > MAX_CALLER_NAME || name.contains(is_unreadable) || name.trim() != name {
         return Err(format!(
-            "must have 1 to {MAX_CALLER_NAME} bytes and no control or invisible characters"
+            "must have 1 to {MAX_CALLER_NAME} bytes, no control or invisible characters, and no space at its ends"
         ));
     }
     Ok(())
@@ -125,10 +125,12 @@ pub fn caller_name(name: &str) -> Result<(), String> {
 fn is_unreadable(c: char) -> bool {
     let is_format = matches!(
         c,
-        '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
-            | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}'
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
+            | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{2800}' | '\u{3164}'
+            | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff9}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}'
+            | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}'
     );
-    c.is_control() || is_format
+    c.is_control() || is_format || (c.is_whitespace() && c != ' ')
 }
 
 impl FromStr for Sha256 {

@@ -876,7 +876,7 @@ fn the_callers_of_an_api_are_checked() {
             ),
             (
                 "auth: { jwt: { issuer: 'https://issuer/#', audience: a, jwks_url: 'https://issuer/keys' } }",
-                "auth.jwt.issuer: must have at most 200 bytes, no `#`, and no control or invisible characters",
+                "auth.jwt.issuer: must have at most 512 bytes, no `#`, and no control or invisible characters",
             ),
             (
                 "auth: { client_certificates: [{ cn: a, scopes: [jobs:read] }] }",

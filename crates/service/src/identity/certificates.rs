@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use redeliver_core::pattern;
-use redeliver_runtime::config::{ClientCertificateConfig, Scope};
+use redeliver_runtime::config::{ClientCertificateConfig, Scope, caller_name};
 use rustls::pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
@@ -70,8 +70,8 @@ impl Certificates {
         for entry in &self.0 {
             let matching = names
                 .iter()
-                .find(|(kind, name)| *kind == entry.kind && pattern::matches(&entry.pattern, name));
-            if let Some(name) = matching {
+                .filter(|(kind, name)| *kind == entry.kind && pattern::matches(&entry.pattern, name));
+            if let Some(name) = usable(matching) {
                 return Ok(Identity::new(caller(Some(name))?, entry.scopes.clone()));
             }
         }
@@ -90,7 +90,13 @@ impl Certificates {
 
 /// The name of a client of which only the certificate is known.
 pub(super) fn name(leaf: &CertificateDer<'_>) -> Result<CallerName, Refusal> {
-    caller(names(leaf).first())
+    caller(usable(names(leaf).iter()))
+}
+
+/// The first name that can be the name of a caller, or the first one.
+fn usable<'n>(mut names: impl Iterator<Item = &'n (Kind, String)> + Clone) -> Option<&'n (Kind, String)> {
+    let first = names.clone().next();
+    names.find(|(_, name)| caller_name(name).is_ok()).or(first)
 }
 
 fn caller(name: Option<&(Kind, String)>) -> Result<CallerName, Refusal> {

@@ -1,7 +1,8 @@
 //! Page tokens and resume tokens. They are not signed: a forged token only selects another position in the same list.
 //!
 //! A page token contains the time and the hash of the id of the last dead letter, or the id of the last redrive, a resume token how far the watch has come, and a
-//! token of the audit log an offset. They mean the same on every replica, and after the index was rebuilt. All are valid for one query.
+//! token of the audit log an offset. They mean the same on every replica, and after the index was rebuilt, but
+//! for dead letters beyond 8.4 million of 8 milliseconds, whose time in the list depends on the order in which they were read. All are valid for one query.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;

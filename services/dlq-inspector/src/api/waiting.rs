@@ -298,15 +298,18 @@ impl Api {
         self.watchers.spawn(async move {
             // However the call ends, nobody waits for the rest.
             let _cancels = cancelled.drop_guard();
-            let answer = tokio::select! {
-                answer = reading => match answer {
+            let answering = async {
+                match reading.await {
                     Ok(Ok(answer)) => api.with_memory(&viewer, to_answer(answer)).await,
                     Ok(Err(status)) => Err(status),
                     // Without a status, the stream would just end. The log has the panic.
                     Err(error) if error.is_panic() => Err(Status::internal("the scan has failed")),
                     // The runtime is shutting down.
                     Err(_) => Err(shutting_down()),
-                },
+                }
+            };
+            let answer = tokio::select! {
+                answer = answering => answer,
                 () = stop.cancelled() => Err(shutting_down()),
                 withdrawn = viewer.withdrawn() => Err(match withdrawn {
                     Withdrawn::Refused(refusal) => identity::grpc::status(&refusal),

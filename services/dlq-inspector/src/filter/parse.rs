@@ -18,15 +18,15 @@ const SHOWN_NAME: usize = 200;
 /// # Errors
 /// If the filter is invalid, with the position of the error.
 pub fn parse(text: &str, json_fields: &[String]) -> Result<Expr, FilterError> {
-    parse_with_secrets(text, json_fields, &|_| false).map(|(expression, _)| expression)
+    parse_with_secrets(text, json_fields, &|_| false, false).map(|(expression, _)| expression)
 }
 
-/// Parses a filter of [`without_secrets`]. What stands for secrets is the text that is searched for.
+/// Parses a filter of [`without_secrets`]. A restriction with `<value>` tests whether its field is present.
 ///
 /// # Errors
-/// As [`parse`]; also if another text of the filter contains `<value>`.
+/// As [`parse`].
 pub fn parse_recorded(text: &str, json_fields: &[String]) -> Result<Expr, FilterError> {
-    parse(&text.replace(SECRET, "\"\""), json_fields)
+    parse_with_secrets(text, json_fields, &|_| false, true).map(|(expression, _)| expression)
 }
 
 /// A filter in which `<value>` stands for each text that is searched for in keys, headers, values, error messages and what is masked. Who may not
@@ -39,7 +39,7 @@ pub fn without_secrets(
     json_fields: &[String],
     is_masked: &dyn Fn(&Restriction) -> bool,
 ) -> Result<String, FilterError> {
-    let (_, secrets) = parse_with_secrets(text, json_fields, is_masked)?;
+    let (_, secrets) = parse_with_secrets(text, json_fields, is_masked, false)?;
     let mut shown = String::with_capacity(text.len());
     let mut secrets = secrets.into_iter().peekable();
     for (at, c) in text.chars().enumerate() {
@@ -58,6 +58,7 @@ fn parse_with_secrets(
     text: &str,
     json_fields: &[String],
     is_masked: &dyn Fn(&Restriction) -> bool,
+    is_recorded: bool,
 ) -> Result<(Expr, Vec<Range<usize>>), FilterError> {
     if text.len() > MAX_LENGTH {
         return Err(FilterError {
@@ -72,6 +73,7 @@ fn parse_with_secrets(
         secrets: Vec::new(),
         json_fields,
         is_masked,
+        is_recorded,
     };
     parser.skip_spaces();
     if parser.is_at_end() {
@@ -92,6 +94,8 @@ struct Parser<'a> {
     secrets: Vec<Range<usize>>,
     json_fields: &'a [String],
     is_masked: &'a dyn Fn(&Restriction) -> bool,
+    /// Whether [`SECRET`] stands for secrets.
+    is_recorded: bool,
 }
 
 type Parsed = Result<Expr, FilterError>;
@@ -234,6 +238,11 @@ impl Parser<'_> {
         let value_at = self.at;
         let value = self.value()?;
         let (value_end, is_secret) = (self.at, field.is_secret());
+        let hides_secret = self.is_recorded && self.chars[value_at..value_end].iter().copied().eq(SECRET.chars());
+        let (operator, value) = match hides_secret {
+            true => (Operator::Has, Value::Any),
+            false => (operator, value),
+        };
         let is_text = matches!(value, Value::Text(_));
         self.skip_spaces();
         let restriction = field

@@ -400,4 +400,5 @@ fn what_is_searched_for_in_payloads_and_messages_is_not_recorded() {
         "error_code = E1 AND NOT error_code != 'E2' AND pipeline = p AND retry_count >= 3 AND error_code : *";
     let expected = "error_code = <value> AND NOT error_code != <value> AND pipeline = p AND retry_count >= <value> AND error_code : *";
     assert_eq!(without_secrets(filter, &fields, &is_masked).unwrap(), expected);
+    assert!(parse_recorded(expected, &fields).is_ok());
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use redeliver_core::error_chain::error_chain;
@@ -30,6 +30,8 @@ const BATCH: usize = 2_000;
 const BATCH_BYTES: usize = 4 << 20;
 /// Maximum wait for a record, after which the loop checks for surveys and for shutdown.
 const POLL_TIMEOUT: Duration = Duration::from_millis(200);
+/// How long records are gathered at least after the ids of their topics were requested, so that a trickle of records costs few requests.
+const IDS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The thread that reads topics.
 pub(crate) struct Reader {
@@ -69,6 +71,7 @@ impl Reader {
             topics: Topics::new(indexed),
             last_batch: 0,
             surveyed_rounds: 0,
+            next_ids: Instant::now(),
             log_throttle: LogThrottle::default(),
         };
         while !reader_loop.reader.stop.is_cancelled() {
@@ -92,6 +95,8 @@ struct ReaderLoop {
     last_batch: u64,
     /// The rounds of the follower at the last survey.
     surveyed_rounds: u64,
+    /// Until then, what is read is gathered.
+    next_ids: Instant,
     log_throttle: LogThrottle,
 }
 
@@ -120,11 +125,21 @@ impl ReaderLoop {
             self.report_lag(&survey);
         }
         let mut batch = Batch::default();
-        let (topics, contents) = (&mut self.topics, &self.reader.contents);
-        self.follower.poll(POLL_TIMEOUT, |event| {
-            batch.add(topics, contents, event);
-            batch.is_full()
-        })?;
+        loop {
+            let wait = match batch.positions.is_empty() {
+                true => POLL_TIMEOUT,
+                false => self.next_ids.saturating_duration_since(Instant::now()),
+            };
+            let (topics, contents) = (&mut self.topics, &self.reader.contents);
+            self.follower.poll(wait, |event| {
+                batch.add(topics, contents, event);
+                batch.is_full()
+            })?;
+            let is_due = Instant::now() >= self.next_ids || batch.positions.is_empty();
+            if is_due || batch.is_full().is_break() || self.reader.stop.is_cancelled() {
+                break;
+            }
+        }
         self.log_refused(&batch.refused);
         // The client may have noticed nothing if a topic was created again, and a survey would notice it after the batch is written.
         let Some(ids) = self.current_ids(&batch) else {
@@ -152,9 +167,12 @@ impl ReaderLoop {
             .into_iter()
             .filter(|topic| self.topics.has_id(topic))
             .collect();
-        loop {
+        while !self.reader.stop.is_cancelled() {
             match self.follower.topic_ids(&topics) {
-                Ok(ids) => return Some(ids),
+                Ok(ids) => {
+                    self.next_ids = Instant::now() + IDS_INTERVAL;
+                    return Some(ids);
+                }
                 Err(error) if self.log_throttle.should_log() => {
                     tracing::warn!(
                         error = error_chain(&error),
@@ -163,11 +181,9 @@ impl ReaderLoop {
                 }
                 Err(_) => {}
             }
-            if self.reader.stop.is_cancelled() {
-                return None;
-            }
             std::thread::park_timeout(POLL_TIMEOUT);
         }
+        None
     }
 
     /// The index was damaged, and is empty now.

@@ -9,8 +9,8 @@ use crate::id::LetterId;
 use crate::ledger::{self, Entry, State, Version};
 use crate::letter::ContentHash;
 
-/// The maximum length of names in answers, in bytes.
-const MAX_NAME: usize = 500;
+/// The maximum length of names in answers, in bytes: those of callers may contain an issuer.
+const MAX_NAME: usize = 1_100;
 
 /// An entry of the ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

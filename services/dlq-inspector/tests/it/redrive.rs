@@ -1211,7 +1211,7 @@ async fn a_job_hides_topics_of_others() {
         let interceptor = SendToken::new(Some(&tokens[name].token)).unwrap();
         RedriveServiceClient::with_interceptor(channel.clone(), interceptor)
     };
-    let filter = format!("topic = '{}' OR (topic = '{other}' AND offset > 7)", world.dlq);
+    let filter = format!("topic = '{}' OR (topic : '{other}' AND offset > 7)", world.dlq);
     let by_filter = v1::PlanRedriveRequest {
         destination: legacy.clone(),
         ..plan(v1::RedriveKind::Redrive, &filter)

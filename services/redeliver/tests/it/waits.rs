@@ -59,6 +59,7 @@ fn none_was_early(pipe: &Pipe, count: usize) {
 fn check_jitter(jitter: &str, least: i64) {
     const PARTITIONS: i64 = 4;
     let pipe = PipeBuilder::new(&format!("waits-{jitter}"))
+        .partitions(4)
         .tiers(&[1_500, 8_000])
         .pipeline("retry.jitter", jitter)
         .behave(recovers_after(2))

@@ -110,10 +110,10 @@ async fn unusable_names_are_refused() {
         let refused = by_token.unwrap_err();
         assert_eq!(refused.reason(), Reason::TokenWrong, "{name:?}");
         assert!(refused.message().contains("`sub`"), "{refused:?}");
-        assert!(refused.message().contains("200 bytes"), "{refused:?}");
+        assert!(refused.message().contains("512 bytes"), "{refused:?}");
         for refused in [by_entry.unwrap_err(), by_ca.unwrap_err()] {
             assert_eq!(refused.reason(), Reason::CertificateUnknown, "{name:?}");
-            assert!(refused.message().contains("200 bytes"), "{refused:?}");
+            assert!(refused.message().contains("512 bytes"), "{refused:?}");
             assert!(!refused.message().contains(char::is_control), "{refused:?}");
         }
     }

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use redeliver_proto::v1;
 
-use crate::access::{Viewer, named_topics};
-use crate::filter;
+use crate::access::Viewer;
+use crate::filter::{self, Restriction, TextField, TextTest};
 use crate::redrive::job::Job;
 use crate::redrive::record::Destinations;
 
@@ -57,7 +57,12 @@ pub(super) fn hide_topics(
             hidden.insert(std::mem::replace(topic, HIDDEN.to_owned()));
         }
     }
-    for text in job.warnings.iter_mut().chain([&mut job.problem, &mut job.brake]) {
+    if !hidden.is_empty() && !job.problem.is_empty() {
+        // It may name any topic of the pipelines that read the destinations.
+        HIDDEN.clone_into(&mut job.problem);
+    }
+    let texts = [&mut job.brake, &mut job.filter, &mut job.why];
+    for text in job.warnings.iter_mut().chain(texts) {
         hide_in(text, &hidden);
     }
 }
@@ -72,11 +77,18 @@ fn hide_in(text: &mut String, hidden: &BTreeSet<String>) {
     }
 }
 
-/// Whether a caller sees all topics that a recorded filter names.
+/// Whether a caller sees all topics that a recorded filter names, also in part.
 fn is_filter_visible(viewer: &Viewer, recorded: &str, json_fields: &[String]) -> bool {
+    let is_visible = |restriction: &Restriction| match restriction {
+        Restriction::Id(id) => viewer.sees(&id.topic),
+        Restriction::Text(TextField::Topic | TextField::OriginTopic, test) => match test {
+            TextTest::Equal(topic) | TextTest::Has(topic) => viewer.sees(topic),
+            TextTest::Present => true,
+        },
+        _ => true,
+    };
     // One that this version, or this configuration, does not understand could name any topic.
-    filter::parse_recorded(recorded, json_fields)
-        .is_ok_and(|filter| named_topics(&filter).into_iter().all(|topic| viewer.sees(topic)))
+    filter::parse_recorded(recorded, json_fields).is_ok_and(|filter| filter.all(&is_visible))
 }
 
 #[cfg(test)]

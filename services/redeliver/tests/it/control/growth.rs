@@ -20,6 +20,7 @@ const AFTER: i32 = 8;
 #[track_caller]
 fn check_growth(name: &str, instances: &[&str], most: f64) {
     let (pipe, calls) = PipeBuilder::new(name)
+        .partitions(BEFORE.unsigned_abs())
         .with_inspector()
         .set("control.topic", "{name}-control")
         .set("audit.topic", "{name}-audit")

@@ -143,7 +143,7 @@ fn a_release_of_what_waits_in_the_scheduler_dispatches_each_record_once_although
 fn a_release_goes_on_when_the_topics_of_the_scheduler_grow_and_the_next_one_has_the_new_partitions() {
     const BEFORE: i32 = 4;
     const AFTER: i32 = 7;
-    let mut waits = Waits::new("control-waits-grow");
+    let mut waits = Waits::of(PipeBuilder::new("control-waits-grow").partitions(BEFORE.unsigned_abs()));
     let mut scheduler = waits.pipe.scheduler("a");
     waits.let_wait("waits", 1_000);
     // Not all commands are jobs yet.
