@@ -101,7 +101,8 @@ fn build_and_test(
 
     interrupt.check()?;
     let binaries = target_directory()?.join(if release { "release" } else { "debug" });
-    let test = |selection: &[&str], threads: usize| {
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let test = |selection: &[&str]| {
         let mut test = cargo();
         // Without it, the first failing binary would end the run.
         test.args(["test", "--no-fail-fast"]);
@@ -116,19 +117,18 @@ fn build_and_test(
         test.env("REDELIVER_TEST_BIN_DIR", &binaries);
         // Most tests wait for servers most of the time.
         if std::env::var_os(TEST_THREADS).is_none() {
-            test.env(TEST_THREADS, threads.to_string());
+            test.env(TEST_THREADS, (2 * cores).to_string());
         }
         stream(test, interrupt)
     };
-    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     if !for_cargo.is_empty() {
-        return test(&[], 2 * cores);
+        return test(&[]);
     }
     // Side by side, because each binary ends with a few tests that leave a core idle. The tests of the whole system take as long as all others.
     let (system, others) = std::thread::scope(|scope| {
-        let system = scope.spawn(|| test(&["--test", "system"], cores + 1));
-        let others = test(&["--lib", "--bins", "--test", "it"], cores + 1)
-            .and_then(|others| Ok([others, test(&["--doc"], cores + 1)?]));
+        let system = scope.spawn(|| test(&["--test", "system"]));
+        let others = test(&["--lib", "--bins", "--test", "it"])
+            .and_then(|others| Ok([others, test(&["--doc"])?]));
         (system.join().expect("it does not panic"), others)
     });
     let ((status, mut summary), [others, docs]) = (system?, others?);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use redeliver_core::{Clock as _, SystemClock, Timestamp};
+use redeliver_core::{Clock as _, SystemClock};
 use redeliver_dlq_inspector::index::FILE;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::error::reason;
@@ -417,12 +417,6 @@ async fn a_ledger_entry_sets_the_state() {
         note: "test data".into(),
         ..v1::LedgerEntry::default()
     };
-    // An entry that is older than the dead letter belongs to a deleted topic of this name, and is ignored.
-    let outdated = v1::LedgerEntry {
-        time: Some(to_timestamp(Timestamp::from_millis(1_700_000_000_000))),
-        ..discarded.clone()
-    };
-    env.put_ledger(&format!("{topic}/0/0"), Some(outdated)).await;
     let id = format!("{topic}/0/1");
     env.put_ledger("not an id", Some(discarded.clone())).await;
     env.put_ledger(&id, Some(discarded.clone())).await;
