@@ -298,7 +298,7 @@ impl World {
             let value = record.value.clone().unwrap();
             <redeliver_proto::v1::AuditEntry as redeliver_proto::Message>::decode(value).unwrap()
         });
-        let of_caller = entries.filter(|entry| entry.by == caller);
+        let of_caller = entries.filter(|entry| entry.by == format!("token:{caller}"));
         of_caller.map(|entry| entry.action).collect()
     }
 }
