@@ -127,8 +127,8 @@ fn build_and_test(
     // Side by side, because each binary ends with a few tests that leave a core idle. The tests of the whole system take as long as all others.
     let (system, others) = std::thread::scope(|scope| {
         let system = scope.spawn(|| test(&["--test", "system"]));
-        let others = test(&["--lib", "--bins", "--test", "it"])
-            .and_then(|others| Ok([others, test(&["--doc"])?]));
+        let others =
+            test(&["--lib", "--bins", "--test", "it"]).and_then(|others| Ok([others, test(&["--doc"])?]));
         (system.join().expect("it does not panic"), others)
     });
     let ((status, mut summary), [others, docs]) = (system?, others?);

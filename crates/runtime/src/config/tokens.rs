@@ -113,7 +113,8 @@ impl TokensFile {
 /// # Errors
 /// What is valid.
 pub fn caller_name(name: &str) -> Result<(), String> {
-    if name.is_empty() || name.len() > MAX_CALLER_NAME || name.contains(is_unreadable) || name.trim() != name {
+    if name.is_empty() || name.len() > MAX_CALLER_NAME || name.contains(is_unreadable) || name.trim() != name
+    {
         return Err(format!(
             "must have 1 to {MAX_CALLER_NAME} bytes, no control or invisible characters, and no space at its ends"
         ));

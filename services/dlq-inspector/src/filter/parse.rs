@@ -238,7 +238,8 @@ impl Parser<'_> {
         let value_at = self.at;
         let value = self.value()?;
         let (value_end, is_secret) = (self.at, field.is_secret());
-        let hides_secret = self.is_recorded && self.chars[value_at..value_end].iter().copied().eq(SECRET.chars());
+        let hides_secret =
+            self.is_recorded && self.chars[value_at..value_end].iter().copied().eq(SECRET.chars());
         let (operator, value) = match hides_secret {
             true => (Operator::Has, Value::Any),
             false => (operator, value),

@@ -1261,7 +1261,9 @@ async fn a_job_hides_topics_of_others() {
         assert_eq!(refused.code(), Code::PermissionDenied);
         assert_eq!(shows(&format!("{refused:?}")), None, "{refused:?}");
     }
-    let listed = client("viewer").list_redrives(v1::ListRedrivesRequest::default()).await;
+    let listed = client("viewer")
+        .list_redrives(v1::ListRedrivesRequest::default())
+        .await;
     let text = format!("{:?}", listed.unwrap().into_inner());
     assert_eq!(shows(&text), None, "{text}");
     // Once it is done, neither do its items say where the records are.

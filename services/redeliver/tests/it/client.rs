@@ -184,8 +184,7 @@ fn a_token_that_the_cli_creates_is_accepted_and_a_missing_scope_is_reported() {
         1,
         &["jobs", "stats", "--token-file", token_file.to_str().unwrap()],
     );
-    let says =
-        "`token:writer` may not read jobs of all applications; it needs the scope jobs:read (PERMISSION_DENIED)\n";
+    let says = "`token:writer` may not read jobs of all applications; it needs the scope jobs:read (PERMISSION_DENIED)\n";
     assert!(refused.stderr.ends_with(says), "{refused:?}");
     let unknown = new_token("x", "jobs:rite");
     assert_eq!(unknown.code, Some(2));
