@@ -57,7 +57,7 @@ pub struct Entry {
     pub by: String,
     /// Why.
     pub note: String,
-    /// The hash of the record that the entry applies to; `None`: see [`applies`].
+    /// The hash of the record that the entry applies to; `None` for any record that is not certainly younger.
     pub content: Option<ContentHash>,
 }
 
