@@ -31,7 +31,7 @@ const BATCH_BYTES: usize = 4 << 20;
 /// Maximum wait for a record, after which the loop checks for surveys and for shutdown.
 const POLL_TIMEOUT: Duration = Duration::from_millis(200);
 /// How long records are gathered at least after the ids of their topics were requested, so that a trickle of records costs few requests.
-const IDS_INTERVAL: Duration = Duration::from_millis(100);
+const IDS_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The thread that reads topics.
 pub(crate) struct Reader {

@@ -154,6 +154,7 @@ fn dead_letters_return_to_their_pipeline_once_the_cause_is_fixed() {
     );
     let restored = cli.json(0, &["restore", "--all", "--yes"]);
     assert_eq!(restored["done"], 2);
+    cli.until("OPEN", 2);
     let rest = cli.json(
         0,
         &["redrive", "--all", "--yes", "--all-at-once", "--observe", "0s"],
