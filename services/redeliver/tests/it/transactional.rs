@@ -20,7 +20,7 @@ use crate::support::{DEADLINE, text};
 /// `transaction.timeout.ms` of the programs.
 const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// The partitions of the ingest topic.
-const PARTITIONS: i32 = 4;
+const PARTITIONS: i32 = 2;
 /// The delay in seconds of a reminder that is not due during the test.
 const HOUR: &str = "3600";
 

@@ -90,7 +90,7 @@ async fn a_token_permits_what_its_scopes_say_until_it_is_revoked() {
     read(&server, nothing, &path).await.problem(
         403,
         "permission_denied",
-        "`nothing` may not read jobs of all applications",
+        "`token:nothing` may not read jobs of all applications",
     );
     let refused = send(server.request(Method::POST, "/v1/jobs").bearer_auth(reader)).await;
     assert_eq!(refused.status, 415, "an unreadable request has no application");
@@ -133,7 +133,7 @@ async fn a_token_permits_what_its_scopes_say_until_it_is_revoked() {
     read(&server, sms, "/v1/stats").await.problem(
         403,
         "permission_denied",
-        "`sms` may not read jobs of all applications; it needs the scope jobs:read",
+        "`token:sms` may not read jobs of all applications; it needs the scope jobs:read",
     );
     read(&server, reader, "/v1/stats").await.is(200);
 
@@ -144,7 +144,7 @@ async fn a_token_permits_what_its_scopes_say_until_it_is_revoked() {
         read(&server, sms, &format!("{path}?app=")).await.problem(
             403,
             "permission_denied",
-            "`sms` may not read jobs of all applications; it needs the scope jobs:read",
+            "`token:sms` may not read jobs of all applications; it needs the scope jobs:read",
         );
         read(&server, billing, &format!("{path}?app=sms")).await.problem(
             403,
