@@ -117,7 +117,7 @@ async fn a_caller_controls_only_the_applications_of_its_scopes_and_not_those_who
     for (token, read, write, listed) in [(owner, 200, 200, 1), (reader, 200, 403, 1), (other, 403, 403, 0)] {
         let paused = call(token, Method::POST, &pause).await.is(write);
         if write == 200 {
-            assert_eq!(paused.body["changedBy"], "owner");
+            assert_eq!(paused.body["changedBy"], "token:owner");
         }
         call(token, Method::GET, CONTROL).await.is(read);
         let list = call(token, Method::GET, "/v1/controls").await.is(200).body;
