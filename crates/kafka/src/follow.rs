@@ -82,6 +82,8 @@ pub struct Follower {
     // Declared before the consumer, so that the queues are dropped before it.
     partitions: Vec<FollowedPartition>,
     consumer: KafkaClient<Arc<BaseConsumer<EndContext>>>,
+    /// For the ids of topics. A broker answers the requests of a connection in their order, and the consumer's fetches wait for records.
+    describing: KafkaClient<BaseConsumer>,
     /// The index of the partition that the next poll begins with, so that all get their share.
     first: usize,
     /// The number of partitions that had their turn in this round.
@@ -109,14 +111,9 @@ impl Follower {
         let mut config = settings.reader("read_committed");
         // For offsets that retention has deleted. If the topic was created again, the caller notices it by the offsets.
         config.set("auto.offset.reset", "earliest");
-        for (name, value) in [
-            // The broker answers at once when there are records; without any, longer waits save requests.
-            ("fetch.wait.max.ms", "500"),
-            ("queued.min.messages", "5000"),
-        ] {
-            if !settings.properties.contains_key(name) {
-                config.set(name, value);
-            }
+        // The broker answers at once when there are records; without any, longer waits save requests.
+        if !settings.properties.contains_key("fetch.wait.max.ms") {
+            config.set("fetch.wait.max.ms", "500");
         }
         let prefetch = (!SharedPrefetch::is_configured(settings)).then(|| SharedPrefetch::of(1));
         if let Some(prefetch) = prefetch {
@@ -124,6 +121,7 @@ impl Follower {
         }
         Ok(Self {
             consumer: create_consumer(&config, &waker)?,
+            describing: create_describing(&config)?,
             config,
             prefetch,
             waker,
@@ -152,7 +150,7 @@ impl Follower {
             return Ok(BTreeMap::new());
         }
         let failed = |code| kafka("requesting the ids of topics")(KafkaError::AdminOp(code));
-        let described = describe_topics(self.consumer.client(), topics, CALL).map_err(failed)?;
+        let described = describe_topics(self.describing.client(), topics, CALL).map_err(failed)?;
         let known = described.into_iter();
         Ok(known
             .filter_map(|(name, topic)| Some((name, topic.ok()?.id?)))
@@ -208,8 +206,11 @@ impl Follower {
     /// Replaces the client because credentials have changed. If there can be no new one, the former one stays in use.
     fn renew_credentials(&mut self) -> Result<(), ReadError> {
         self.renewal.begin();
-        match create_consumer(&self.config, &self.waker) {
-            Ok(consumer) => {
+        let created = create_consumer(&self.config, &self.waker)
+            .and_then(|consumer| Ok((consumer, create_describing(&self.config)?)));
+        match created {
+            Ok((consumer, describing)) => {
+                self.describing = describing;
                 self.continue_with(consumer)?;
                 self.renewal.end();
             }
@@ -383,6 +384,10 @@ fn create_consumer(
             consumer.set_nonempty_callback(move || waker.wake());
         })
         .map_err(kafka("creating a consumer"))
+}
+
+fn create_describing(config: &ClientSettings) -> Result<KafkaClient<BaseConsumer>, ReadError> {
+    config.create().map_err(kafka("creating a client"))
 }
 
 /// Whether an error concerns only one partition.

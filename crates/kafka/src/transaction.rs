@@ -552,9 +552,6 @@ impl Transactions {
         };
         let planned = Part { outputs, base: 0 };
         let first = sending.send(planned)?;
-        let member = member
-            .cloned()
-            .ok_or_else(|| AttemptError::new("adding offsets", KafkaError::Canceled))?;
         // Adding the offsets takes two more round trips. They begin with the first delivery, while other records are in flight.
         // Before that, the client is still adding partitions to the transaction. The broker then answers
         // `CONCURRENT_TRANSACTIONS`, and the client waits before it asks again.
@@ -565,6 +562,9 @@ impl Transactions {
             let all = is_secondary(&failed.error).then(|| sending.wait(planned, first..all, all));
             return Err(all.and_then(Result::err).unwrap_or(failed));
         }
+        let member = member
+            .cloned()
+            .ok_or_else(|| AttemptError::new("adding offsets", KafkaError::Canceled))?;
         // The offsets fence zombies: the broker refuses them if the member or its generation is no longer current, so every
         // transaction carries some, also one that completes no record.
         offset_sender

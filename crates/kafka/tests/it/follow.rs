@@ -40,16 +40,20 @@ pub(crate) async fn produce(settings: &KafkaSettings, topic: &Arc<str>, partitio
 pub(crate) fn produce_and_abort(settings: &KafkaSettings, topic: &Arc<str>, values: &[&str]) {
     let id = unique("aborted");
     let mut transactions = Transactions::new(settings.transactional_producer(&id), &id, DEADLINE);
-    eventually("a producer", DEADLINE, || {
-        transactions
-            .recover(Duration::from_secs(5))
-            .map_err(|error| error.to_string())
-    });
+    let recover = |transactions: &mut Transactions| {
+        eventually("a producer", DEADLINE, || {
+            let recovered = transactions.recover(Duration::from_secs(5));
+            recovered.map_err(|error| error.to_string())
+        });
+    };
+    recover(&mut transactions);
     let outputs: Vec<Output> = values.iter().map(|value| output(topic, 0, value)).collect();
-    // The transaction fails because there is no group, and only after the records were delivered.
+    // The transaction fails because there is no group, once records are delivered.
     let error = transactions.write(&outputs, &TopicPartitionList::new(), None);
     let error = error.unwrap_err().to_string();
     assert!(error.contains("adding offsets"), "{error}");
+    // Otherwise, it is open until it times out.
+    recover(&mut transactions);
     // The coordinator writes the marker after it has answered.
     let mut reader = TopicReader::new(settings, std::slice::from_ref(topic)).unwrap();
     reader.read_to_end(DEADLINE, drop).unwrap();
@@ -103,6 +107,25 @@ fn start(topic: &Arc<str>, partition: i32, from: Option<i64>) -> Start {
         partition,
         from,
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_do_not_wait_for_records() {
+    let mut settings = settings("waiting-fetch");
+    let topic: Arc<str> = unique("waiting-fetch").into();
+    create_topic(&settings, &topic, 1).await;
+    let waits = [("fetch.wait.max.ms", "60000"), ("socket.timeout.ms", "90000")];
+    let waits = waits.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    settings.properties.extend(waits);
+    let mut follower = Follower::new(&settings, Waker::default()).unwrap();
+    follower.add(&[start(&topic, 0, None)]).unwrap();
+    // After the end, the client waits for the next record.
+    produce(&settings, &topic, 0, &["a"]).await;
+    let mut received = Received::default();
+    received.until(&mut follower, "the record", |received| {
+        received.records.contains_key(&0)
+    });
+    assert_eq!(follower.topic_ids(&[&*topic]).unwrap().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -129,6 +129,13 @@ impl InspectorEnv {
             .unwrap();
     }
 
+    /// Compresses what is written from now on.
+    pub(crate) fn compress(&mut self, codec: &str) {
+        let property = ("compression.type".to_owned(), codec.to_owned());
+        self.kafka.properties.extend([property]);
+        self.producer = Producer::new(&self.kafka).unwrap();
+    }
+
     /// Writes records to a partition, and returns their positions.
     pub(crate) async fn put(&self, topic: &Arc<str>, partition: i32, records: Vec<Dead>) -> Vec<Position> {
         let outputs = outputs(topic, partition, records);
@@ -141,16 +148,21 @@ impl InspectorEnv {
     pub(crate) fn put_and_abort(&self, topic: &Arc<str>, partition: i32, records: Vec<Dead>) {
         let id = unique("aborted");
         let mut transactions = Transactions::new(self.kafka.transactional_producer(&id), &id, DEADLINE);
-        eventually("a transactional producer", DEADLINE, || {
-            let recovered = transactions.recover(Duration::from_secs(5));
-            recovered.map_err(|error| error.to_string())
-        });
+        let recover = |transactions: &mut Transactions| {
+            eventually("a transactional producer", DEADLINE, || {
+                let recovered = transactions.recover(Duration::from_secs(5));
+                recovered.map_err(|error| error.to_string())
+            });
+        };
+        recover(&mut transactions);
         let outputs = outputs(topic, partition, records);
-        // The transaction fails because it has no consumer group, which is noticed after the records were written.
+        // The transaction fails because it has no consumer group, which is noticed once records are delivered.
         let error = transactions
             .write(&outputs, &Default::default(), None)
             .unwrap_err();
         assert!(error.to_string().contains("adding offsets"), "{error}");
+        // Otherwise, it is open until it times out.
+        recover(&mut transactions);
     }
 
     /// Writes a ledger entry.
