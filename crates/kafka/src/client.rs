@@ -141,12 +141,14 @@ impl From<ClientConfig> for ClientSettings {
     }
 }
 
+/// At most how many records of a partition the client fetches in advance, apart from one response (`queued.min.messages`). The client counts
+/// only values against `queued.max.messages.kbytes`, neither keys nor headers, so that this is the limit of records with many headers.
+pub(crate) const QUEUED_RECORDS: u32 = 100;
+
 /// How much of a partition the client fetches in advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefetch {
-    /// Stop fetching at this number of records (`queued.min.messages`).
-    pub records: u32,
-    /// Stop fetching at this size in KiB (`queued.max.messages.kbytes`).
+    /// Stop fetching once values have this size in KiB (`queued.max.messages.kbytes`).
     pub kibibytes: u32,
     /// The maximum size of one response in KiB (`fetch.message.max.bytes`). A larger record is still returned, alone.
     pub fetch_kibibytes: u32,
@@ -158,7 +160,6 @@ pub struct Prefetch {
 impl Prefetch {
     /// For records that are processed as they arrive.
     pub const STREAM: Self = Self {
-        records: 5000,
         kibibytes: 1024,
         fetch_kibibytes: 1024,
         wait_millis: 100,
@@ -166,7 +167,6 @@ impl Prefetch {
     /// For records that wait in their partition. Fetched records stay in memory until they are due, and freed buffers of
     /// large responses may stay in the allocator.
     pub const WAITING: Self = Self {
-        records: 300,
         kibibytes: 128,
         fetch_kibibytes: 64,
         wait_millis: 50,
@@ -280,9 +280,13 @@ impl KafkaSettings {
     #[must_use]
     pub fn reader(&self, isolation: &str) -> ClientSettings {
         let mut config = self.client();
-        for (name, value) in [("fetch.wait.max.ms", "10"), ("fetch.queue.backoff.ms", "1")] {
+        for (name, value) in [
+            ("fetch.wait.max.ms", 10),
+            ("fetch.queue.backoff.ms", 1),
+            ("queued.min.messages", QUEUED_RECORDS),
+        ] {
             if !self.properties.contains_key(name) {
-                config.set(name, value);
+                config.set(name, value.to_string());
             }
         }
         config
@@ -311,7 +315,7 @@ impl KafkaSettings {
             ("fetch.wait.max.ms", prefetch.wait_millis),
             // The lag is computed from statistics.
             ("statistics.interval.ms", 2000),
-            ("queued.min.messages", prefetch.records),
+            ("queued.min.messages", QUEUED_RECORDS),
             ("queued.max.messages.kbytes", prefetch.kibibytes),
             ("fetch.message.max.bytes", prefetch.fetch_kibibytes << 10),
         ];

@@ -13,7 +13,7 @@ use rdkafka::topic_partition_list::Offset;
 use redeliver_core::{Position, Record, TimestampType};
 use redeliver_kafka_ffi::KafkaClient;
 
-use crate::client::KafkaSettings;
+use crate::client::{KafkaSettings, QUEUED_RECORDS};
 use crate::convert;
 use crate::partition_end::{AtEnd, EndContext, at_end};
 use crate::reader::{ReadError, is_unknown, kafka, watermarks};
@@ -79,7 +79,7 @@ impl Lookup {
     /// If the client cannot be created from its configuration.
     pub fn new(settings: &KafkaSettings) -> Result<Self, ReadError> {
         // Prefetch little. The broker returns a larger record nevertheless.
-        Self::with("read_committed", "262144", "1", "65536", settings)
+        Self::with("read_committed", "262144", 1, "65536", settings)
     }
 
     /// Also sees records of transactions that are open or aborted, so it does not wait for the end of a transaction.
@@ -87,7 +87,7 @@ impl Lookup {
     /// # Errors
     /// As for [`Lookup::new`].
     pub fn uncommitted(settings: &KafkaSettings) -> Result<Self, ReadError> {
-        Self::with("read_uncommitted", "262144", "1", "65536", settings)
+        Self::with("read_uncommitted", "262144", 1, "65536", settings)
     }
 
     /// A read_committed consumer for long runs of records, which it fetches while the former ones are processed: up to about 8 MiB.
@@ -95,13 +95,13 @@ impl Lookup {
     /// # Errors
     /// As for [`Lookup::new`].
     pub fn for_runs(settings: &KafkaSettings) -> Result<Self, ReadError> {
-        Self::with("read_committed", "1048576", "5000", "8192", settings)
+        Self::with("read_committed", "1048576", QUEUED_RECORDS, "8192", settings)
     }
 
     fn with(
         isolation: &str,
         fetch_bytes: &str,
-        records: &str,
+        records: u32,
         kibibytes: &str,
         settings: &KafkaSettings,
     ) -> Result<Self, ReadError> {
@@ -110,7 +110,7 @@ impl Lookup {
             // The default waits longer for a missing topic, in case it was just created.
             .set("topic.metadata.propagation.max.ms", "1000")
             .set("fetch.message.max.bytes", fetch_bytes)
-            .set("queued.min.messages", records)
+            .set("queued.min.messages", records.to_string())
             .set("queued.max.messages.kbytes", kibibytes);
         Ok(Self {
             consumer: config

@@ -103,8 +103,7 @@ fn leader_config(settings: &KafkaSettings, isolation: &str) -> ClientSettings {
     for (name, value) in [
         // The client notices the end of a partition by a fetch without records, for which the broker waits. A reader fetches only while it reads to an end.
         ("fetch.wait.max.ms", "1"),
-        // For each partition. The defaults, 100,000 records and 64 MiB, would be most of the memory of a process that reads a long topic.
-        ("queued.min.messages", "10000"),
+        // For each partition. The default of 64 MiB would be most of the memory of a process that reads a long topic.
         ("queued.max.messages.kbytes", "8192"),
     ] {
         if !settings.properties.contains_key(name) {
