@@ -117,23 +117,24 @@ fn build_and_test(
         test.env("REDELIVER_TEST_BIN_DIR", &binaries);
         // Most tests wait for servers most of the time.
         if std::env::var_os(TEST_THREADS).is_none() {
-            test.env(TEST_THREADS, (cores + 1).to_string());
+            test.env(TEST_THREADS, (cores + 2).to_string());
         }
         stream(test, interrupt)
     };
     if !for_cargo.is_empty() {
         return test(&[]);
     }
-    // Side by side, because each binary ends with a few tests that leave a core idle. The tests of the whole system take as long as all others.
-    let (system, others) = std::thread::scope(|scope| {
-        let system = scope.spawn(|| test(&["--test", "system"]));
-        let others =
-            test(&["--lib", "--bins", "--test", "it"]).and_then(|others| Ok([others, test(&["--doc"])?]));
-        (system.join().expect("it does not panic"), others)
+    // Side by side, because each binary ends with a few tests that leave a core idle. Both lanes take about the same time.
+    let in_order = |selections: &[&[&str]]| selections.iter().map(|selection| test(selection)).collect();
+    let (integration, others) = std::thread::scope(|scope| {
+        let integration = scope.spawn(|| test(&["--test", "it"]));
+        let others: Result<Vec<_>> =
+            in_order(&[&["--test", "system"], &["--lib", "--bins"], &["--doc"]]);
+        (integration.join().expect("it does not panic"), others)
     });
-    let ((status, mut summary), [others, docs]) = (system?, others?);
+    let (status, mut summary) = integration?;
     let mut statuses = vec![status];
-    for (status, results) in [others, docs] {
+    for (status, results) in others? {
         statuses.push(status);
         summary.add_results(results);
     }
