@@ -28,6 +28,9 @@ impl TopicStatus {
     }
 }
 
+/// Of how many topics the last commit is known. Topics come and go.
+const MAX_TOPICS: usize = 10_000;
+
 /// The commits that have added dead letters to the index.
 #[derive(Debug, Default)]
 pub(crate) struct Commits {
@@ -35,6 +38,8 @@ pub(crate) struct Commits {
     pub(crate) last: u64,
     /// By topic.
     last_of: BTreeMap<String, u64>,
+    /// The last one of the topics that are not known any more.
+    forgotten: u64,
 }
 
 impl Commits {
@@ -47,12 +52,23 @@ impl Commits {
                 None => drop(self.last_of.insert(topic.to_owned(), self.last)),
             }
         }
+        if self.last_of.len() > MAX_TOPICS {
+            self.forget_oldest();
+        }
     }
 
-    /// Whether a commit after this one has added dead letters of a topic for which a condition holds.
+    /// Forgets the topics to which nothing was added for the longest time, so that half of the maximum is left.
+    fn forget_oldest(&mut self) {
+        let mut commits: Vec<u64> = self.last_of.values().copied().collect();
+        commits.sort_unstable();
+        self.forgotten = commits[commits.len() - MAX_TOPICS / 2 - 1];
+        self.last_of.retain(|_, last| *last > self.forgotten);
+    }
+
+    /// Whether a commit after this one has added dead letters of a topic for which a condition holds. If that is not known any more, it may have.
     pub(crate) fn have_added(&self, after: u64, is_wanted: impl Fn(&str) -> bool) -> bool {
         let mut topics = self.last_of.iter();
-        topics.any(|(topic, last)| *last > after && is_wanted(topic))
+        self.forgotten > after || topics.any(|(topic, last)| *last > after && is_wanted(topic))
     }
 }
 
@@ -168,6 +184,27 @@ mod tests {
         assert!(have_added(&commits, 0, "a-dlq") && !have_added(&commits, 1, "a-dlq"));
         assert!(have_added(&commits, 1, "b-dlq") && !have_added(&commits, commits.last, "b-dlq"));
         assert!(!have_added(&commits, 0, "c-dlq"));
+    }
+
+    #[test]
+    fn commits_of_many_topics_are_forgotten() {
+        let mut commits = Commits::default();
+        for number in 0..3 * MAX_TOPICS {
+            let topic = format!("t{number}-dlq");
+            commits.add([&*topic, "a-dlq"].into_iter());
+            assert!(commits.last_of.len() <= MAX_TOPICS);
+        }
+        let newest = format!("t{}-dlq", 3 * MAX_TOPICS - 1);
+        assert!(commits.have_added(commits.last - 1, |topic| topic == newest));
+        assert!(!commits.have_added(commits.last - 1, |topic| topic == "b-dlq"));
+        // A watcher that has not looked since.
+        assert!(commits.have_added(0, |topic| topic == "t0-dlq"));
+        assert!(!commits.have_added(commits.last, |_| true));
+        // All in one commit.
+        let topics: Vec<String> = (0..=MAX_TOPICS).map(|number| format!("u{number}-dlq")).collect();
+        commits.add(topics.iter().map(String::as_str));
+        assert!(commits.last_of.len() <= MAX_TOPICS);
+        assert!(commits.have_added(commits.last - 1, |topic| topic == "u0-dlq"));
     }
 
     #[test]
