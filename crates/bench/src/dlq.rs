@@ -189,6 +189,7 @@ impl Call {
             Self::Stats(filter) => {
                 let request = v1::GetDeadLetterStatsRequest {
                     filter: filter.clone(),
+                    ..v1::GetDeadLetterStatsRequest::default()
                 };
                 client.get_dead_letter_stats(request).await?;
             }

@@ -71,12 +71,17 @@ impl ControlClient {
     /// # Errors
     /// If the server is unavailable.
     pub async fn list(&self) -> Result<Vec<Control>, ClientError> {
-        let answer = self
-            .service
-            .clone()
-            .list_controls(v1::ListControlsRequest {})
-            .await;
-        Ok(self.answer(answer).await?.controls)
+        let (mut controls, mut page_token) = (Vec::new(), String::new());
+        loop {
+            let request = v1::ListControlsRequest { page_token };
+            let answer = self.service.clone().list_controls(request).await;
+            let page = self.answer(answer).await?;
+            controls.extend(page.controls);
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                return Ok(controls);
+            }
+        }
     }
 
     /// Pauses it. When this returns, the change is durable. The call can be repeated.

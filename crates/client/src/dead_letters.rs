@@ -690,12 +690,32 @@ impl DeadLetterClient {
     /// # Errors
     /// Like [`DeadLetterClient::list`].
     pub async fn stats(&self, filter: &str) -> Result<DeadLetterStats, ClientError> {
+        let (mut stats, mut next) = self.page_of_stats(filter, String::new()).await?;
+        while !next.is_empty() {
+            let (page, token) = self.page_of_stats(filter, next).await?;
+            stats.topics.extend(page.topics);
+            if stats.completeness.is_complete {
+                stats.completeness = page.completeness;
+            }
+            next = token;
+        }
+        Ok(stats)
+    }
+
+    /// Also the token of the next page, which is empty on the last page.
+    async fn page_of_stats(
+        &self,
+        filter: &str,
+        page_token: String,
+    ) -> Result<(DeadLetterStats, String), ClientError> {
         let request = v1::GetDeadLetterStatsRequest {
             filter: filter.to_owned(),
+            page_token,
         };
         let answer = self.service.clone().get_dead_letter_stats(request).await;
-        let answer = self.answer(answer).await?;
-        Ok(answer.into())
+        let mut answer = self.answer(answer).await?;
+        let next = std::mem::take(&mut answer.next_page_token);
+        Ok((answer.into(), next))
     }
 
     /// Lists a page of groups of dead letters that fail for the same reason.

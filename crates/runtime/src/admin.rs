@@ -17,11 +17,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use prometheus_client::registry::Registry;
+use redeliver_core::wait::LogThrottle;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::health::Health;
-use crate::hosts::Host;
+use crate::hosts::{self, Host};
 use crate::http_server::{self, HttpLimits};
 use crate::listen::{Listener, PeerCertificates};
 use crate::metrics::{self, build_info};
@@ -68,10 +69,11 @@ pub async fn serve(listener: Listener, admin: Admin) -> Result<(), AdminError> {
         protected = protected.layer(middleware::from_fn(require_certificate));
     }
     let allowed: Arc<[Host]> = allowed_hosts(&admin.config).into();
+    let log_throttle = Arc::<Mutex<LogThrottle>>::default();
     let checked = protected
         .route("/readyz", get(ready))
         .layer(middleware::from_fn(move |request, next| {
-            check_host(allowed.clone(), request, next)
+            check_host(allowed.clone(), log_throttle.clone(), request, next)
         }));
     let routes = Router::new()
         .route("/livez", get(async || "alive\n"))
@@ -92,7 +94,12 @@ fn allowed_hosts(config: &Config) -> Vec<Host> {
 }
 
 /// Rejects requests that name a host which could be that of a web page.
-async fn check_host(allowed: Arc<[Host]>, request: Request, next: Next) -> Response {
+async fn check_host(
+    allowed: Arc<[Host]>,
+    log_throttle: Arc<Mutex<LogThrottle>>,
+    request: Request,
+    next: Next,
+) -> Response {
     let is_accepted = match Host::of_request(&request) {
         // No browser sends such a request.
         None => true,
@@ -101,6 +108,17 @@ async fn check_host(allowed: Arc<[Host]>, request: Request, next: Next) -> Respo
     };
     if is_accepted {
         return next.run(request).await;
+    }
+    if log_throttle
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .should_log()
+    {
+        tracing::warn!(
+            host = hosts::shown(&request),
+            "refused a request to the admin port for a host that is not its own: use an address, or add the host to admin.allowed_hosts; \
+             if nobody here has sent it, a web page may have tried to read the port"
+        );
     }
     let problem = "this port does not accept requests for this host: use an address, or add the host to admin.allowed_hosts\n";
     (StatusCode::MISDIRECTED_REQUEST, problem).into_response()

@@ -7,7 +7,11 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use axum::extract::Request;
-use axum::http::header;
+use axum::http::{HeaderValue, header};
+use redeliver_core::failure::bounded_text;
+
+/// How much of a host is shown, in bytes. No name in the DNS is longer.
+const SHOWN: usize = 253;
 
 /// A host. Addresses have many spellings, so they are compared as addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +90,19 @@ impl Host {
     }
 }
 
+/// The host that a request names, for the log.
+#[must_use]
+pub fn shown(request: &Request) -> String {
+    let named = request.headers().get(header::HOST).map(HeaderValue::as_bytes);
+    let named = request
+        .uri()
+        .authority()
+        .map_or(named.unwrap_or_default(), |authority| {
+            authority.as_str().as_bytes()
+        });
+    bounded_text(&named.escape_ascii().to_string(), SHOWN)
+}
+
 /// The host of a request is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the host of the request is malformed")]
@@ -126,6 +143,22 @@ mod tests {
         for (authority, other) in [("[::2]", "::1"), ("127.0.0.2", "127.0.0.1"), ("", "localhost")] {
             assert_ne!(Host::of_authority(authority), Ok(Host::new(other)), "{authority}");
         }
+    }
+
+    #[test]
+    fn a_shown_host_is_short_and_printable() {
+        let shown = |host: &[u8]| {
+            let request = Request::builder().header(header::HOST, host);
+            shown(&request.body(axum::body::Body::empty()).unwrap())
+        };
+        assert_eq!(shown(b"rebound.example:9464"), "rebound.example:9464");
+        let hostile = "a\u{202e}\t.example".to_owned() + &"x".repeat(5_000);
+        let shown = shown(hostile.as_bytes());
+        assert!(shown.starts_with(r"a\xe2\x80\xae\t.example"), "{shown}");
+        assert!(
+            shown.len() == SHOWN && shown.bytes().all(|byte| byte.is_ascii_graphic()),
+            "{shown}"
+        );
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //! | [`control`] | what operators have paused or limited at run time |
 //! | [`followed`] | small compacted topics that each process reads to their end, and their changes |
 //! | [`audit`] | who has changed or seen what |
+//! | [`grpc`] | what servers of gRPC have in common |
 //! | [`http`] | clients for HTTP requests of the services themselves |
 //! | [`identity`] | who calls an API, and what the caller may do |
 //! | `idle` | the one-shot mode: the process ends when nothing is left to do |
@@ -33,6 +34,7 @@ pub(crate) mod credentials;
 pub mod due;
 pub mod followed;
 pub mod groups;
+pub mod grpc;
 pub mod host;
 pub mod http;
 mod huge_pages;

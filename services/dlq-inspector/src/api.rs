@@ -381,8 +381,9 @@ impl DeadLetterService for Api {
         request: Request<v1::GetDeadLetterStatsRequest>,
     ) -> Result<Response<v1::DeadLetterStats>, Status> {
         let viewer = self.viewer(&request)?;
-        let response = self.stats(&viewer, request.into_inner().filter);
-        self.call("GetDeadLetterStats", &viewer, response).await
+        let response = self.stats(&viewer, request.into_inner());
+        let response = self.call("GetDeadLetterStats", &viewer, response).await?;
+        self.held(&viewer, response).await
     }
 
     async fn list_groups(

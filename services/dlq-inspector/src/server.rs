@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::middleware;
 use axum::response::Response;
+use axum::{Router, middleware};
 use http_body_util::BodyExt as _;
 use redeliver_proto::v1::audit_service_server::{AuditServiceServer, SERVICE_NAME as AUDIT_SERVICE_NAME};
 use redeliver_proto::v1::control_service_server::{
@@ -23,6 +23,7 @@ use redeliver_runtime::http_server::{self, HttpLimits};
 use redeliver_runtime::listen::Listener;
 use redeliver_service::control::{self, Controls};
 use redeliver_service::followed::Followed;
+use redeliver_service::grpc::with_status_of_timeout;
 use redeliver_service::identity::{self, Authentication, Authenticator, authenticate};
 use redeliver_service::memory_budget::Reservation;
 use tokio_util::sync::CancellationToken;
@@ -114,12 +115,7 @@ pub(crate) async fn serve(
         .add_service(v1alpha.max_decoding_message_size(SMALL_MESSAGE))
         .into_axum_router()
         .merge(authenticated);
-    let limits = HttpLimits {
-        write_timeout: WRITE_TIMEOUT,
-        http2_only: true,
-        ..limits
-    };
-    let server = http_server::serve(listener, routes, limits, stop.clone().cancelled_owned());
+    let server = serve_routes(listener, routes, limits, stop.clone().cancelled_owned());
     let server = async {
         let (served, ()) = tokio::join!(server, report_health(&health, &shared, &states, &stop));
         // Watchers outlive their calls. They end with `stop`, after their last message.
@@ -138,6 +134,24 @@ pub(crate) async fn serve(
             Ok(())
         }
     }
+}
+
+/// Serves calls with the limits of this server.
+async fn serve_routes(
+    listener: Listener,
+    routes: Router,
+    limits: HttpLimits,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let limits = HttpLimits {
+        write_timeout: WRITE_TIMEOUT,
+        http2_only: true,
+        ..limits
+    };
+    let routes = routes.layer(middleware::map_request(async |request| {
+        with_status_of_timeout(request)
+    }));
+    http_server::serve(listener, routes, limits, shutdown).await
 }
 
 /// The memory that a call has reserved for its answer is free once the answer is sent, or its client has gone.
@@ -187,5 +201,49 @@ const NAMES: [&str; 2] = ["", SERVICE_NAME];
 async fn set_health(health: &HealthReporter, status: ServingStatus) {
     for name in NAMES {
         health.set_service_status(name, status).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use axum::body::Bytes;
+    use redeliver_proto::error::reason;
+    use tokio::task::JoinSet;
+    use tonic::codegen::{Service as _, http};
+    use tonic::transport::Endpoint;
+    use tonic::{Code, Status};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_slow_request_exceeds_its_deadline() {
+        let listener = Listener::bind("dlq_inspector.listen", "127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (_health, service) = health_reporter();
+        let routes = Routes::new(service).into_axum_router();
+        let limits = HttpLimits {
+            body_timeout: Duration::from_millis(100),
+            ..HttpLimits::default()
+        };
+        let mut server = JoinSet::new();
+        server.spawn(serve_routes(listener, routes, limits, std::future::pending()));
+        let endpoint = Endpoint::try_from(format!("http://{address}")).unwrap();
+        let mut channel = endpoint.connect().await.unwrap();
+        let never = Body::from_stream(futures::stream::pending::<Result<Bytes, Infallible>>());
+        let request = http::Request::post("/grpc.health.v1.Health/Check")
+            .header("content-type", "application/grpc")
+            .body(tonic::body::Body::new(never))
+            .unwrap();
+        std::future::poll_fn(|context| channel.poll_ready(context))
+            .await
+            .unwrap();
+        let answer = channel.call(request).await.unwrap();
+        let status = Status::from_header_map(answer.headers()).unwrap();
+        assert_eq!(
+            (status.code(), reason(&status).as_deref()),
+            (Code::DeadlineExceeded, Some("BODY_TIMEOUT"))
+        );
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use redeliver_core::Timestamp;
 use redeliver_kafka::survey::Retention;
@@ -28,6 +29,9 @@ impl TopicStatus {
     }
 }
 
+/// Of how many topics the last commit is known. Topics come and go.
+const MAX_TOPICS: usize = 10_000;
+
 /// The commits that have added dead letters to the index.
 #[derive(Debug, Default)]
 pub(crate) struct Commits {
@@ -35,6 +39,8 @@ pub(crate) struct Commits {
     pub(crate) last: u64,
     /// By topic.
     last_of: BTreeMap<String, u64>,
+    /// The last one of the topics that are not known any more.
+    forgotten: u64,
 }
 
 impl Commits {
@@ -47,12 +53,39 @@ impl Commits {
                 None => drop(self.last_of.insert(topic.to_owned(), self.last)),
             }
         }
+        if self.last_of.len() > MAX_TOPICS {
+            self.forget_oldest();
+        }
     }
 
-    /// Whether a commit after this one has added dead letters of a topic for which a condition holds.
+    /// Forgets the topics to which nothing was added for the longest time, so that half of the maximum is left.
+    fn forget_oldest(&mut self) {
+        let mut commits: Vec<u64> = self.last_of.values().copied().collect();
+        commits.sort_unstable();
+        self.forgotten = commits[commits.len() - MAX_TOPICS / 2 - 1];
+        self.last_of.retain(|_, last| *last > self.forgotten);
+    }
+
+    /// Whether a commit after this one has added dead letters of a topic for which a condition holds. If that is not known any more, it may have.
     pub(crate) fn have_added(&self, after: u64, is_wanted: impl Fn(&str) -> bool) -> bool {
         let mut topics = self.last_of.iter();
-        topics.any(|(topic, last)| *last > after && is_wanted(topic))
+        self.forgotten > after || topics.any(|(topic, last)| *last > after && is_wanted(topic))
+    }
+}
+
+/// How far the ledger was read.
+#[derive(Debug, Default)]
+pub(crate) struct LedgerRead {
+    /// The offset before which everything was read, by partition.
+    pub(crate) ends: BTreeMap<i32, i64>,
+    /// The last batch of changes that contains some of it.
+    pub(crate) batch: u64,
+}
+
+impl LedgerRead {
+    fn includes(&self, ends: &BTreeMap<i32, i64>) -> bool {
+        let mut ends = ends.iter();
+        ends.all(|(partition, end)| self.ends.get(partition).copied().unwrap_or(0) >= *end)
     }
 }
 
@@ -65,7 +98,8 @@ pub(crate) struct SharedState {
     pub(crate) caught_up: watch::Sender<bool>,
     completeness: Mutex<Arc<Completeness>>,
     build: AtomicU64,
-    applied: AtomicU64,
+    applied: watch::Sender<u64>,
+    ledger_read: watch::Sender<LedgerRead>,
     topics: Mutex<BTreeMap<String, TopicStatus>>,
     gone: Mutex<Gone>,
 }
@@ -81,7 +115,8 @@ impl SharedState {
             caught_up: watch::Sender::new(false),
             completeness: Mutex::default(),
             build: AtomicU64::new(Self::FIRST_BUILD),
-            applied: AtomicU64::new(0),
+            applied: watch::Sender::new(0),
+            ledger_read: watch::Sender::new(LedgerRead::default()),
             topics: Mutex::default(),
             gone: Mutex::default(),
         }
@@ -126,12 +161,27 @@ impl SharedState {
 
     /// Sets the number of the last batch of changes that the index has applied.
     pub(crate) fn set_applied(&self, batch: u64) {
-        self.applied.store(batch, Ordering::Release);
+        self.applied.send_replace(batch);
     }
 
     /// The number of the last batch of changes that the index has applied.
     pub(crate) fn applied(&self) -> u64 {
-        self.applied.load(Ordering::Acquire)
+        *self.applied.borrow()
+    }
+
+    /// Sets how far the ledger was read. The index may not have applied all of it yet.
+    pub(crate) fn set_ledger_read(&self, read: LedgerRead) {
+        self.ledger_read.send_replace(read);
+    }
+
+    /// Waits until the index has applied the ledger up to these ends of its partitions. Returns whether that was in time.
+    pub(crate) async fn until_ledger_applied(&self, ends: &BTreeMap<i32, i64>, timeout: Duration) -> bool {
+        let (mut read, mut applied) = (self.ledger_read.subscribe(), self.applied.subscribe());
+        let applying = async {
+            let batch = read.wait_for(|read| read.includes(ends)).await?.batch;
+            applied.wait_for(|applied| *applied >= batch).await.map(drop)
+        };
+        matches!(tokio::time::timeout(timeout, applying).await, Ok(Ok(())))
     }
 
     /// The dead-letter topics of the last survey.
@@ -168,6 +218,53 @@ mod tests {
         assert!(have_added(&commits, 0, "a-dlq") && !have_added(&commits, 1, "a-dlq"));
         assert!(have_added(&commits, 1, "b-dlq") && !have_added(&commits, commits.last, "b-dlq"));
         assert!(!have_added(&commits, 0, "c-dlq"));
+    }
+
+    #[test]
+    fn commits_of_many_topics_are_forgotten() {
+        let mut commits = Commits::default();
+        for number in 0..3 * MAX_TOPICS {
+            let topic = format!("t{number}-dlq");
+            commits.add([&*topic, "a-dlq"].into_iter());
+            assert!(commits.last_of.len() <= MAX_TOPICS);
+        }
+        let newest = format!("t{}-dlq", 3 * MAX_TOPICS - 1);
+        assert!(commits.have_added(commits.last - 1, |topic| topic == newest));
+        assert!(!commits.have_added(commits.last - 1, |topic| topic == "b-dlq"));
+        // A watcher that has not looked since.
+        assert!(commits.have_added(0, |topic| topic == "t0-dlq"));
+        assert!(!commits.have_added(commits.last, |_| true));
+        // All in one commit.
+        let topics: Vec<String> = (0..=MAX_TOPICS).map(|number| format!("u{number}-dlq")).collect();
+        commits.add(topics.iter().map(String::as_str));
+        assert!(commits.last_of.len() <= MAX_TOPICS);
+        assert!(commits.have_added(commits.last - 1, |topic| topic == "u0-dlq"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_ledger_is_applied_once_its_last_batch_is() {
+        let shared = SharedState::new();
+        let timeout = Duration::from_secs(1);
+        let read = |ends: &[(i32, i64)], batch| LedgerRead {
+            ends: ends.iter().copied().collect(),
+            batch,
+        };
+        let wanted = BTreeMap::from([(0, 5), (1, 0), (2, 7)]);
+        assert!(!shared.until_ledger_applied(&wanted, timeout).await);
+        shared.set_applied(2);
+        shared.set_ledger_read(read(&[(0, 9), (2, 6)], 2));
+        assert!(!shared.until_ledger_applied(&wanted, timeout).await);
+        shared.set_ledger_read(read(&[(0, 9), (2, 7)], 3));
+        assert!(!shared.until_ledger_applied(&wanted, timeout).await);
+        let waiting = shared.until_ledger_applied(&wanted, timeout);
+        let applying = async { shared.set_applied(3) };
+        assert!(tokio::join!(waiting, applying).0);
+        // Without a ledger.
+        assert!(
+            SharedState::new()
+                .until_ledger_applied(&BTreeMap::new(), timeout)
+                .await
+        );
     }
 
     #[test]

@@ -547,12 +547,17 @@ pub struct GetControlRequest {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ListControlsRequest {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListControlsRequest {
+    #[prost(string, tag = "1")]
+    pub page_token: ::prost::alloc::string::String,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListControlsResponse {
     #[prost(message, repeated, tag = "1")]
     pub controls: ::prost::alloc::vec::Vec<Control>,
+    #[prost(string, tag = "2")]
+    pub next_page_token: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ChangeControlRequest {
@@ -1790,6 +1795,8 @@ pub struct AnnotateGroupRequest {
 pub struct GetDeadLetterStatsRequest {
     #[prost(string, tag = "1")]
     pub filter: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub page_token: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DeadLetterStats {
@@ -1799,6 +1806,8 @@ pub struct DeadLetterStats {
     pub lag: u64,
     #[prost(message, optional, tag = "3")]
     pub completeness: ::core::option::Option<Completeness>,
+    #[prost(string, tag = "4")]
+    pub next_page_token: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TopicStats {

@@ -126,6 +126,10 @@ async fn a_web_page_can_read_nothing() {
     admin.health.part("kafka").ready();
     let listener = any_port();
     let address = listener.local_addr().unwrap();
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false);
+    let subscriber = subscriber.with_writer(log.reopen().unwrap()).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
     let mut server = JoinSet::new();
     server.spawn(serve(listener, admin));
     for path in ["/metrics", "/config", "/readyz", "/"] {
@@ -151,6 +155,13 @@ async fn a_web_page_can_read_nothing() {
         }
     }
     assert_eq!(get_as(address, "rebound.example", "/livez").await.status(), "200");
+    let log = std::fs::read_to_string(&log).unwrap();
+    let warnings: Vec<&str> = log.lines().filter(|line| line.contains("WARN")).collect();
+    assert!((1..16).contains(&warnings.len()), "one for each of them: {log}");
+    assert!(
+        warnings[0].contains("host=\"rebound.example\"") && warnings[0].contains("admin.allowed_hosts"),
+        "{log}"
+    );
 }
 
 #[tokio::test]

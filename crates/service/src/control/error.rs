@@ -21,7 +21,7 @@ pub enum ControlError {
     Refused(Refusal),
     /// A field of the request is invalid.
     Invalid {
-        /// The field: `name`, `why` or `rate`.
+        /// The field: `name`, `why`, `rate` or `page_token`.
         field: &'static str,
         /// What is wrong with it.
         problem: String,

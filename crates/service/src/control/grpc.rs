@@ -110,8 +110,13 @@ impl ControlService for Service {
         &self,
         request: Request<v1::ListControlsRequest>,
     ) -> Result<Response<v1::ListControlsResponse>, Status> {
-        let controls = self.0.list(&caller(&request)?);
-        answer(controls.map(|controls| v1::ListControlsResponse { controls }))
+        let page = self
+            .0
+            .list(&caller(&request)?, |_| true, &request.get_ref().page_token);
+        answer(page.map(|page| v1::ListControlsResponse {
+            controls: page.controls,
+            next_page_token: page.next_page_token,
+        }))
     }
 
     async fn pause_control(

@@ -8,6 +8,8 @@
 //!
 //! The release of a tier of all pipelines is one release for each pipeline.
 
+mod list;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,6 +36,8 @@ use crate::audit::AuditLog;
 use crate::host::Host;
 use crate::identity::{Authenticator, CallerName, Identity};
 use crate::topics;
+
+pub use list::ControlPage;
 
 /// The maximum size of a reason, in bytes.
 const MAX_WHY: usize = 1_000;
@@ -137,23 +141,6 @@ impl Controls {
         let snapshot = self.snapshot()?;
         self.known(name, &snapshot)?;
         Ok(self.show(name, &snapshot))
-    }
-
-    /// What somebody has changed or the settings restrict, by name.
-    ///
-    /// # Errors
-    /// When the caller may see nothing.
-    pub fn list(&self, caller: &Identity) -> Result<Vec<v1::Control>, ControlError> {
-        if !caller.may_some(Area::Control, Verb::Read) {
-            self.require(caller, Verb::Read, None, "list_controls")?;
-        }
-        let snapshot = self.snapshot()?;
-        let restricted = self.apps.restricted().map(ControlName::application);
-        let names: BTreeSet<ControlName> = snapshot.names().cloned().chain(restricted).collect();
-        let visible = names
-            .into_iter()
-            .filter(|name| caller.may(Area::Control, Verb::Read, Some(&name.in_scopes())));
-        Ok(visible.map(|name| self.show(&name, &snapshot)).collect())
     }
 
     /// Changes what is wanted.

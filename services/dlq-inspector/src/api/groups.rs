@@ -6,7 +6,8 @@ use std::sync::Arc;
 use redeliver_core::Timestamp;
 use redeliver_proto::convert::{time_of_record, to_timestamp};
 use redeliver_proto::error::{invalid, status};
-use redeliver_proto::{Message as _, v1};
+use redeliver_proto::page::fitting;
+use redeliver_proto::v1;
 use redeliver_runtime::config::Verb;
 use tonic::{Code, Status};
 
@@ -21,9 +22,6 @@ use crate::group_states::contents::Problem;
 use crate::group_states::value::Value;
 use crate::group_states::{Decided, GroupState, GroupStates, TOPIC};
 use crate::index::{self, Cursor, GroupOrder, GroupPage, GroupQuery, IndexedGroup};
-
-/// A page ends before it exceeds this many bytes, unless a single group does, because gRPC clients reject messages over 4 MiB by default.
-const PAGE_BYTES: usize = 3 << 20;
 
 impl Api {
     pub(super) async fn list_of_groups(
@@ -71,7 +69,7 @@ impl Api {
         let groups = groups
             .into_iter()
             .map(|group| (group.cursor, with_state(group, are_states_known, &states)));
-        let (page, end) = fitting(groups, PAGE_BYTES);
+        let (page, end) = fitting(groups, size);
         let next = end.or(next);
         Ok(v1::ListGroupsResponse {
             groups: page,
@@ -132,7 +130,7 @@ impl Api {
             let value = states.get(id)?;
             Some((cursor, without_letters(id, value, now)))
         });
-        let (page, end) = fitting(groups, PAGE_BYTES);
+        let (page, end) = fitting(groups, size);
         let completeness = self.completeness_since(&completeness);
         Ok(v1::ListGroupsResponse {
             groups: page,
@@ -206,23 +204,6 @@ impl Api {
         };
         status(code, text, reason, [("id", id.to_string())])
     }
-}
-
-/// The first groups, up to a number of bytes but at least one, and the end of the page if there are more.
-fn fitting(
-    groups: impl Iterator<Item = (Cursor, v1::Group)>,
-    limit: usize,
-) -> (Vec<v1::Group>, Option<Cursor>) {
-    let (mut page, mut bytes, mut last) = (Vec::new(), 0, None);
-    for (cursor, group) in groups {
-        bytes += group.encoded_len();
-        if bytes > limit && !page.is_empty() {
-            return (page, last);
-        }
-        page.push(group);
-        last = Some(cursor);
-    }
-    (page, None)
 }
 
 /// Identifies a list of groups. Without `wanted` states, its tokens are those of versions that do not know them.
@@ -358,30 +339,6 @@ fn order(order_by: &str) -> Result<GroupOrder, Status> {
 mod tests {
     use super::*;
     use crate::group_states::contents::tests::decided;
-
-    #[test]
-    fn a_page_ends_before_it_is_too_large_and_has_a_group_in_any_case() {
-        let group = |number: u64| {
-            let cursor = Cursor {
-                dead_at: 1,
-                id_hash: number,
-            };
-            let group = v1::Group {
-                id: number.to_string(),
-                note: "x".repeat(500),
-                ..v1::Group::default()
-            };
-            (cursor, group)
-        };
-        let fit = |limit| {
-            let (page, end) = fitting([1, 2, 3].map(group).into_iter(), limit);
-            let ids: Vec<String> = page.into_iter().map(|group| group.id).collect();
-            (ids.join(" "), end.map(|cursor| cursor.id_hash))
-        };
-        assert_eq!(fit(100), ("1".to_owned(), Some(1)));
-        assert_eq!(fit(1_100), ("1 2".to_owned(), Some(2)));
-        assert_eq!(fit(1_600), ("1 2 3".to_owned(), None));
-    }
 
     #[test]
     fn the_states_have_the_numbers_of_the_schema_and_others_are_refused() {

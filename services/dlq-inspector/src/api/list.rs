@@ -2,6 +2,7 @@
 
 use redeliver_kafka::lookup::StoredRecord;
 use redeliver_proto::error::invalid;
+use redeliver_proto::page::PAGE_BYTES;
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::audit::Action;
 use redeliver_service::memory_budget::Reservation;
@@ -18,8 +19,6 @@ use crate::index::{self, Direction, IndexedLetter, Page, PageLimit};
 
 const DEFAULT_PAGE_SIZE: usize = 50;
 const MAX_PAGE_SIZE: usize = 1000;
-/// A page ends before it exceeds this many bytes, unless a single dead letter does, because gRPC clients reject messages over 4 MiB by default.
-const PAGE_BYTES: usize = 3 << 20;
 /// Maximum number of records that are read from Kafka at once.
 const LOOKUP_BATCH: usize = 32;
 /// Maximum size of these records in bytes, unless a single one is larger.

@@ -13,15 +13,16 @@ use redeliver_kafka::exclusive::ExclusiveError;
 use redeliver_kafka::survey::Surveyor;
 use redeliver_proto::convert::{from_timestamp, to_timestamp};
 use redeliver_proto::error::{invalid, status};
+use redeliver_proto::page::fitting;
+use redeliver_proto::v1;
 use redeliver_proto::v1::redrive_service_server::RedriveService;
-use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::config::Verb;
 use redeliver_service::followed::Followed;
 use tonic::{Code, Request, Response, Status};
 
 use super::convert::position_message;
 use super::list::page_size;
-use super::token::{PageToken, RedrivesToken, query_hash};
+use super::token::{NameToken, PageToken, query_hash};
 use super::{Api, bounded};
 use crate::access::Viewer;
 use crate::index::{Cursor, IndexedLetter};
@@ -37,9 +38,6 @@ use visible::{hide_topics, sees, sees_destination};
 
 /// The maximum length of the id of a job.
 const MAX_ID: usize = 32;
-
-/// A page ends before it exceeds this many bytes, unless a single job does, because gRPC clients reject messages over 4 MiB by default.
-const PAGE_BYTES: usize = 3 << 20;
 
 /// The jobs. Cheap to clone.
 #[derive(Clone)]
@@ -356,15 +354,14 @@ impl Api {
     ) -> Result<v1::ListRedrivesResponse, Status> {
         let size = page_size(request.page_size)?;
         let query = query_hash(&["redrives"]);
-        let before = RedrivesToken::decode(query, &request.page_token)?;
+        let before = NameToken::decode(query, &request.page_token)?;
         let jobs = self.jobs()?;
         let visible = jobs.iter().rev().filter(|(id, _, job)| {
             before.as_ref().is_none_or(|before| *id < before.0.as_str()) && sees(viewer, job)
         });
-        let messages = visible.map(|(_, entry, job)| self.message(entry, &job));
-        let (mut redrives, has_more) = fitting(messages, size);
-        let next = redrives.last().filter(|_| has_more);
-        let next = next.map_or_else(String::new, |last| RedrivesToken(last.id.clone()).encode(query));
+        let messages = visible.map(|(id, entry, job)| (id, self.message(entry, &job)));
+        let (mut redrives, last) = fitting(messages, size);
+        let next = last.map_or_else(String::new, |id| NameToken(id.to_owned()).encode(query));
         let running = redrives
             .iter_mut()
             .filter(|job| job.state() == v1::RedriveState::Running);
@@ -422,19 +419,6 @@ impl Api {
             },
         })
     }
-}
-
-/// The first jobs: up to this number and to [`PAGE_BYTES`], but at least one; and whether there are more.
-fn fitting(jobs: impl Iterator<Item = v1::Redrive>, size: usize) -> (Vec<v1::Redrive>, bool) {
-    let (mut page, mut bytes) = (Vec::new(), 0);
-    for job in jobs {
-        bytes += job.encoded_len();
-        if page.len() == size || (bytes > PAGE_BYTES && !page.is_empty()) {
-            return (page, true);
-        }
-        page.push(job);
-    }
-    (page, false)
 }
 
 /// What to do about a job that this version does not change.
@@ -539,27 +523,5 @@ mod tests {
             text.contains("was written by a newer version") && text.contains("upgrade this inspector"),
             "{text}"
         );
-    }
-
-    #[test]
-    fn a_page_of_redrives_is_limited_by_its_size() {
-        let jobs = |count: usize, bytes: usize| {
-            let job = move |id: usize| v1::Redrive {
-                id: id.to_string(),
-                warnings: vec!["w".repeat(bytes)],
-                ..v1::Redrive::default()
-            };
-            (0..count).map(job)
-        };
-        let page = |size, count, bytes| {
-            let (page, has_more) = fitting(jobs(count, bytes), size);
-            (page.len(), has_more)
-        };
-        assert_eq!(page(50, 0, 1), (0, false));
-        assert_eq!(page(50, 50, 1), (50, false));
-        assert_eq!(page(50, 51, 1), (50, true));
-        assert_eq!(page(50, 51, 1 << 20), (2, true));
-        assert_eq!(page(50, 2, PAGE_BYTES), (1, true));
-        assert_eq!(page(50, 1, PAGE_BYTES), (1, false));
     }
 }

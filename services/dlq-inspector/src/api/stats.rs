@@ -7,9 +7,11 @@ use std::time::Duration;
 use redeliver_core::{HumanDuration, Timestamp};
 use redeliver_kafka::survey::Retention;
 use redeliver_proto::convert::{time_of_record, to_duration};
+use redeliver_proto::page::fitting;
 use redeliver_proto::v1;
 use tonic::Status;
 
+use super::token::{NameToken, query_hash};
 use super::{Api, query_failed};
 use crate::access::Viewer;
 use crate::dialect::Field;
@@ -27,8 +29,14 @@ const MAX_CLASSES: usize = 100;
 const OTHER_CLASSES: &str = "other";
 
 impl Api {
-    pub(super) async fn stats(&self, viewer: &Viewer, filter: String) -> Result<v1::DeadLetterStats, Status> {
-        let parsed = viewer.limit(self.parse_filter(&filter)?)?;
+    pub(super) async fn stats(
+        &self,
+        viewer: &Viewer,
+        request: v1::GetDeadLetterStatsRequest,
+    ) -> Result<v1::DeadLetterStats, Status> {
+        let parsed = viewer.limit(self.parse_filter(&request.filter)?)?;
+        let query = query_hash(&["stats", &request.filter]);
+        let after = NameToken::decode(query, &request.page_token)?;
         let completeness = self.completeness();
         let tests_states = parsed.written().tests(NumberField::State);
         Self::check_states(tests_states, &completeness)?;
@@ -46,7 +54,7 @@ impl Api {
         let completeness = self.completeness_since(&completeness);
         Self::check_states(tests_states, &completeness)?;
         let statuses: BTreeMap<String, TopicStatus> = self.shared.topics().clone();
-        if filter.trim().is_empty() {
+        if request.filter.trim().is_empty() {
             // Without a filter, empty topics are listed as well.
             for topic in statuses.keys().filter(|topic| viewer.sees(topic)) {
                 counts.entry(topic.clone()).or_default();
@@ -66,12 +74,26 @@ impl Api {
                 without_states(stats)
             }
         });
+        let (topics, last) = page(topics, after.as_ref());
         Ok(v1::DeadLetterStats {
-            topics: topics.collect(),
+            topics,
+            next_page_token: last.map_or_else(String::new, |last| last.encode(query)),
             lag: self.shared.lag(|topic| viewer.sees(topic)),
             completeness: Some(self.completeness_message(&completeness, viewer)),
         })
     }
+}
+
+/// The page of these topics, which are in order, after a topic. If there are more, also the last topic of the page.
+fn page(
+    topics: impl Iterator<Item = v1::TopicStats>,
+    after: Option<&NameToken>,
+) -> (Vec<v1::TopicStats>, Option<NameToken>) {
+    let left = topics.filter(|stats| after.is_none_or(|after| stats.topic > after.0));
+    fitting(
+        left.map(|stats| (NameToken(stats.topic.clone()), stats)),
+        usize::MAX,
+    )
 }
 
 fn stats(topic: String, counts: TopicCounts, status: TopicStatus, now: Timestamp) -> v1::TopicStats {
@@ -139,6 +161,8 @@ fn before(now: Timestamp, duration: Duration) -> Timestamp {
 
 #[cfg(test)]
 mod tests {
+    use redeliver_proto::Message as _;
+
     use super::*;
 
     const DAY: Option<HumanDuration> = Some(HumanDuration::from_secs(86_400));
@@ -152,6 +176,41 @@ mod tests {
         };
         let status = TopicStatus { retention, lag: 0 };
         stats("t".into(), counts, status, Timestamp::from_millis(1_000_000))
+    }
+
+    #[test]
+    fn topics_with_many_classes_are_counted_in_pages() {
+        // The largest ones that there can be.
+        let counts = |topic: usize| {
+            let classes = (0..1_000).map(|class| (format!("{class:0>256}"), u64::MAX / 2_000));
+            let counts = TopicCounts {
+                open_by_class: classes.collect(),
+                ..TopicCounts::default()
+            };
+            let status = TopicStatus::default();
+            stats(
+                format!("{topic:0>249}"),
+                counts,
+                status,
+                Timestamp::from_millis(0),
+            )
+        };
+        let all: Vec<v1::TopicStats> = (0..300).map(counts).collect();
+        let (mut listed, mut after) = (Vec::new(), None);
+        loop {
+            let (topics, last) = page(all.iter().cloned(), after.as_ref());
+            let answer = v1::DeadLetterStats {
+                topics,
+                ..v1::DeadLetterStats::default()
+            };
+            assert!(answer.encoded_len() < 4 << 20, "{} bytes", answer.encoded_len());
+            listed.extend(answer.topics);
+            after = last;
+            if after.is_none() {
+                break;
+            }
+        }
+        assert_eq!(listed, all);
     }
 
     #[test]

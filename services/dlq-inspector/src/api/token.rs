@@ -1,6 +1,6 @@
 //! Page tokens and resume tokens. They are not signed: a forged token only selects another position in the same list.
 //!
-//! A page token contains the time and the hash of the id of the last dead letter, or the id of the last redrive, a resume token how far the watch has come, and a
+//! A page token contains the time and the hash of the id of the last dead letter, or the id of the last redrive or topic, a resume token how far the watch has come, and a
 //! token of the audit log an offset. They mean the same on every replica, and after the index was rebuilt, but
 //! for dead letters beyond 8.4 million of 8 milliseconds, whose time in the list depends on the order in which they were read. All are valid for one query.
 
@@ -32,9 +32,9 @@ pub(super) fn query_hash(parts: &[&str]) -> QueryHash {
 /// Continues a list with its next page.
 pub(super) struct PageToken;
 
-/// Continues a list of redrives after the one with this id.
+/// Continues a list of redrives after the one with this id, or of topics after the one with this name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct RedrivesToken(pub(super) String);
+pub(super) struct NameToken(pub(super) String);
 
 /// Resumes a watch.
 pub(super) struct ResumeToken;
@@ -51,7 +51,7 @@ pub(super) struct AuditToken {
 /// The first byte of a token: its kind and the version of its format.
 const PAGE_TAG: u8 = 3;
 const AUDIT_TAG: u8 = 10;
-const REDRIVES_TAG: u8 = 11;
+const NAME_TAG: u8 = 11;
 const RESUME_TAG: u8 = 9;
 
 impl PageToken {
@@ -75,14 +75,14 @@ impl PageToken {
     }
 }
 
-impl RedrivesToken {
+impl NameToken {
     pub(super) fn encode(&self, query: QueryHash) -> String {
-        encode(REDRIVES_TAG, query, self.0.as_bytes())
+        encode(NAME_TAG, query, self.0.as_bytes())
     }
 
     /// `None` for an empty token.
     pub(super) fn decode(query: QueryHash, token: &str) -> Result<Option<Self>, Status> {
-        let Some(rest) = decode(PageToken::FIELD, REDRIVES_TAG, query, token)? else {
+        let Some(rest) = decode(PageToken::FIELD, NAME_TAG, query, token)? else {
             return Ok(None);
         };
         let id = String::from_utf8(rest).map_err(|_| unknown(PageToken::FIELD))?;
@@ -225,7 +225,7 @@ mod tests {
             PageToken::encode(query, cursor),
             ResumeToken::encode(query, &progress()),
             audit.encode(query),
-            RedrivesToken("01a212ee742fea04".to_owned()).encode(query),
+            NameToken("01a212ee742fea04".to_owned()).encode(query),
         ];
         let valid = valid.map(String::into_bytes);
         fuzz("damaged_tokens", count, &valid, |input| {
@@ -236,8 +236,8 @@ mod tests {
             if let Ok(Some(audit)) = AuditToken::decode(query, &token) {
                 assert_eq!(audit.encode(query), token);
             }
-            if let Ok(Some(redrives)) = RedrivesToken::decode(query, &token) {
-                assert_eq!(redrives.encode(query), token);
+            if let Ok(Some(name)) = NameToken::decode(query, &token) {
+                assert_eq!(name.encode(query), token);
             }
             if let Ok(Some(progress)) = ResumeToken::decode(query, &token) {
                 let again = ResumeToken::encode(query, &progress);

@@ -119,6 +119,7 @@ async fn watched(client: &mut TokenClient, filter: &str, answers: &mut Answers) 
 async fn topics(client: &mut TokenClient, filter: &str, answers: &mut Answers) -> Vec<(String, u64, u64)> {
     let request = v1::GetDeadLetterStatsRequest {
         filter: filter.to_owned(),
+        ..v1::GetDeadLetterStatsRequest::default()
     };
     let stats = client.get_dead_letter_stats(request).await.unwrap().into_inner();
     answers.add(&stats);
@@ -330,6 +331,7 @@ async fn a_caller_with_a_scope_for_one_topic_finds_nothing_of_another_one() {
             assert_eq!(answers.refused(client.list_groups(listed).await), denied());
             let stats = v1::GetDeadLetterStatsRequest {
                 filter: filter.clone(),
+                ..v1::GetDeadLetterStatsRequest::default()
             };
             assert_eq!(
                 answers.refused(client.get_dead_letter_stats(stats).await),
@@ -407,6 +409,7 @@ async fn a_caller_without_payloads_gets_none_and_cannot_find_them_out_with_filte
         );
         let stats = v1::GetDeadLetterStatsRequest {
             filter: filter.to_owned(),
+            ..v1::GetDeadLetterStatsRequest::default()
         };
         assert_eq!(
             answers.refused(client.get_dead_letter_stats(stats).await),

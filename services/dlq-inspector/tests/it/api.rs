@@ -457,7 +457,10 @@ async fn an_invalid_request_is_rejected_with_a_reason() {
     let rest = client.list_dead_letters(request).await.unwrap().into_inner();
     assert_eq!((rest.dead_letters.len(), rest.next_page_token.as_str()), (3, ""));
     let refused = client
-        .get_dead_letter_stats(v1::GetDeadLetterStatsRequest { filter: "(".into() })
+        .get_dead_letter_stats(v1::GetDeadLetterStatsRequest {
+            filter: "(".into(),
+            ..v1::GetDeadLetterStatsRequest::default()
+        })
         .await
         .unwrap_err();
     assert_eq!(reason(&refused).as_deref(), Some("FILTER_INVALID"));
@@ -500,6 +503,7 @@ async fn counts_are_grouped_by_topic() {
     let mut stats = async |filter: &str| {
         let request = v1::GetDeadLetterStatsRequest {
             filter: filter.to_owned(),
+            ..v1::GetDeadLetterStatsRequest::default()
         };
         client.get_dead_letter_stats(request).await.unwrap().into_inner()
     };

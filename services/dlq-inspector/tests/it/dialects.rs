@@ -109,6 +109,7 @@ impl World {
         let count = self.records.len() as u64;
         let request = v1::GetDeadLetterStatsRequest {
             filter: filter.to_owned(),
+            ..v1::GetDeadLetterStatsRequest::default()
         };
         let stats = client.get_dead_letter_stats(request).await.unwrap().into_inner();
         let topic = &stats.topics[0];

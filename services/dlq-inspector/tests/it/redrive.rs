@@ -2,6 +2,7 @@
 
 pub(crate) mod edit;
 mod omitted;
+mod sequence;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

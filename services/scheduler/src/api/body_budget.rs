@@ -25,13 +25,13 @@ use axum::response::{IntoResponse as _, Response};
 use http_body_util::BodyExt as _;
 use hyper::body::{Frame, SizeHint};
 use prometheus_client::metrics::counter::Counter;
+use redeliver_service::grpc::is_grpc;
 use redeliver_service::identity::Identity;
 use redeliver_service::limit_metrics::LimitMetrics;
 use redeliver_service::memory_budget::{Caller, MemoryBudget, Reservation};
 use tonic::Status;
 
 use super::error::RequestError;
-use super::limits::is_grpc;
 use super::problem::Problem;
 
 /// How long a request waits until there is room for its body.

@@ -6,7 +6,6 @@ mod view;
 use axum::http::StatusCode;
 use redeliver_service::control::ControlError;
 
-use view::is_application;
 pub(super) use view::{ControlView, StateView};
 
 use super::error::{ErrorParts, RequestError, UNKNOWN_OUTCOME};
@@ -20,6 +19,7 @@ impl From<ControlError> for RequestError {
                 let field = match field {
                     "why" => Field::Why,
                     "rate" => Field::Rate,
+                    "page_token" => Field::PageToken,
                     _ => Field::Name,
                 };
                 field.malformed(Format::Json, &problem).into()

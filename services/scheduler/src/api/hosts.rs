@@ -9,9 +9,9 @@ use axum::response::{IntoResponse as _, Response};
 use prometheus_client::metrics::counter::Counter;
 use redeliver_proto::error;
 use redeliver_runtime::hosts::Host;
+use redeliver_service::grpc::is_grpc;
 use tonic::Code;
 
-use super::limits::is_grpc;
 use super::problem::Problem;
 
 /// Refuses requests that name another host than these.

@@ -207,7 +207,13 @@ fn to_entry(row: &Row) -> Result<(Cursor, v1::Job), RequestError> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use redeliver_proto::Message as _;
+
     use super::*;
+    use crate::job::{Job, JobId, Kind, Payload, Priority, RequestHash};
+    use crate::request::MAX_NAME;
 
     fn problem(list: &ListJobs) -> String {
         list.check(Format::Json).unwrap_err().message
@@ -238,6 +244,45 @@ mod tests {
         }
         assert_eq!(last_due(time(5)), Timestamp::from_millis(4));
         assert_eq!(last_due(None), Timestamp::from_millis(i64::MAX));
+    }
+
+    #[test]
+    fn the_largest_page_fits_into_a_message() {
+        let name = |bytes: usize| -> Arc<str> { "n".repeat(bytes).into() };
+        let last = Timestamp::from_millis(i64::MAX);
+        let job = Job {
+            id: JobId::new(Timestamp::from_millis(0), 0, 0),
+            // As long as the name of a pipeline can be.
+            app: name(249),
+            kind: Kind::LongWait,
+            state: JobState::Scheduled,
+            priority: Priority::Low,
+            due: last,
+            accepted: last,
+            revision: u32::MAX,
+            idempotency_key: Some(name(MAX_NAME)),
+            request_hash: RequestHash::default(),
+            request_id: Some(name(MAX_NAME)),
+            topic: name(249),
+            payload: Payload {
+                value: Some(vec![0; 100_000].into()),
+                ..Payload::default()
+            },
+            ended: Some(last),
+            expires: Some(last),
+            // Of a schedule with the longest id.
+            occurrence: Some(name(200)),
+            released: None,
+        };
+        let page = v1::ListJobsResponse {
+            jobs: vec![codec::to_proto(&job, false); MAX_PAGE_SIZE],
+            next_page_token: token::encode(
+                &ListJobs::default().check(Format::Json).unwrap().filters,
+                Cursor::end_of(last),
+            ),
+        };
+        // What clients of gRPC accept by default.
+        assert!(page.encoded_len() < 4 << 20, "{} bytes", page.encoded_len());
     }
 
     #[test]

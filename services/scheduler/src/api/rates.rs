@@ -15,11 +15,11 @@ use axum::http::Request;
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use prometheus_client::metrics::counter::Counter;
+use redeliver_service::grpc::is_grpc;
 use redeliver_service::identity::Identity;
 use redeliver_service::limit_metrics::LimitMetrics;
 
 use super::error::RequestError;
-use super::limits::is_grpc;
 use super::problem::Problem;
 
 /// The time in which a caller gets a burst back.

@@ -204,6 +204,61 @@ fn unknown_values_are_reported_and_paused() {
     env.watch().settle(&mut sent);
 }
 
+/// Tests with the limit that clients of gRPC have by default.
+#[test]
+fn large_controls_are_listed_in_pages() {
+    let env = SchedulerEnv::new(SchedulerEnv::builder("large-controls"));
+    let mut scheduler = env.start("a");
+    let mut control = connect(&env, &mut scheduler);
+    let names: Vec<String> = (0..8).map(|number| format!("tier/p{number}/30s")).collect();
+    let records = names.iter().map(|name| {
+        let release = v1::TierRelease {
+            topic_id: vec![1; 16].into(),
+            // Of many partitions.
+            ends: vec![i64::MAX; 45_000],
+            released_at: None,
+        };
+        let record = v1::ControlRecord {
+            revision: 1,
+            desired: Some(v1::control_record::Desired::Tier(v1::TierControl {
+                release: Some(release),
+                ..v1::TierControl::default()
+            })),
+            ..v1::ControlRecord::default()
+        };
+        Output {
+            topic: control_topic(&env),
+            partition: Some(0),
+            key: Some(name.clone().into()),
+            value: Some(record.encode_to_vec().into()),
+            headers: Headers::new(),
+        }
+    });
+    env.write(&records.collect::<Vec<_>>());
+    let mut list = || {
+        let (mut listed, mut pages, mut page_token) = (Vec::new(), 0, String::new());
+        loop {
+            let request = v1::ListControlsRequest { page_token };
+            let page = env.block_on(control.list_controls(request)).unwrap().into_inner();
+            listed.extend(page.controls.into_iter().map(|control| control.name));
+            pages += 1;
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                return (listed, pages);
+            }
+        }
+    };
+    eventually("all are listed", DEADLINE, || {
+        let (listed, pages) = list();
+        if listed == names {
+            assert_eq!(pages, 3);
+            Ok(())
+        } else {
+            Err(listed.join(" "))
+        }
+    });
+}
+
 #[test]
 fn an_application_whose_value_cannot_be_read_stays_paused_until_it_can() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("unreadable"));
@@ -239,7 +294,7 @@ fn an_application_whose_value_cannot_be_read_stays_paused_until_it_can() {
     assert_eq!((app.state(), &*shown.problem), (v1::RunState::Paused, problem));
     assert_eq!(shown.desired, None);
     let listed = env
-        .block_on(control.list_controls(v1::ListControlsRequest {}))
+        .block_on(control.list_controls(v1::ListControlsRequest::default()))
         .unwrap();
     assert_eq!(listed.into_inner().controls, [shown]);
     let refused = env.block_on(control.resume_control(request(PAUSED))).unwrap_err();

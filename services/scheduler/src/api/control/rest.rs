@@ -9,7 +9,8 @@
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::extract::{FromRequest, Path, Request, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{FromRequest, Path, Query, Request, State};
 use axum::{Extension, Json};
 use redeliver_proto::v1;
 use redeliver_proto::v1::rate_limit::Limit;
@@ -21,12 +22,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::{ControlView, is_application};
+use super::ControlView;
 use crate::api::error::RequestError;
 use crate::api::jobs::Jobs;
 use crate::api::openapi::{BodyProblems, ControlProblems, DocumentedRouter, Problems};
 use crate::api::problem::Problem;
-use crate::api::rest::json_body;
+use crate::api::rest::{invalid_query, json_body};
 use crate::api::schedules::rest::read_options;
 use crate::index::Index;
 use crate::request::{Field, Format};
@@ -47,30 +48,49 @@ pub(in crate::api) fn add<I: Index>(
         .with(__path_reset, &reset::<I>, max_body)
 }
 
-/// The applications that somebody has changed, and those that the configuration pauses or limits.
+/// A page of the applications that somebody has changed, and those that the configuration pauses or limits.
 #[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
 pub(in crate::api) struct ControlsResponse {
     /// By name. Only those that the caller may read.
     controls: Vec<ControlView>,
+    /// The `pageToken` of the next page; missing on the last page.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    next_page_token: String,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ListQuery {
+    /// `nextPageToken` of the previous page
+    #[serde(default)]
+    page_token: String,
 }
 
 /// Lists what is paused, limited or changed
 ///
-/// Needs the scope `control:read` for some application.
+/// Needs the scope `control:read` for some application. A page has as many as fit into 3 MiB: usually all.
 #[utoipa::path(
     get,
     path = "/v1/controls",
     operation_id = "listControls",
-    responses((status = 200, description = "The applications", body = ControlsResponse), Problems),
+    params(ListQuery),
+    responses((status = 200, description = "A page of the applications", body = ControlsResponse), Problems),
 )]
 async fn list<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
+    query: Result<Query<ListQuery>, QueryRejection>,
 ) -> Result<Json<ControlsResponse>, Problem> {
-    let controls = jobs.controls.list(&caller).map_err(RequestError::from)?;
-    let controls = controls.into_iter().filter(is_application).map(ControlView::from);
-    let controls = controls.collect();
-    Ok(Json(ControlsResponse { controls }))
+    let Query(query) = query.map_err(|error| invalid_query(&error))?;
+    let is_application = |name: &ControlName| matches!(name, ControlName::Application(_));
+    let page = jobs.controls.list(&caller, is_application, &query.page_token);
+    let page = page.map_err(RequestError::from)?;
+    Ok(Json(ControlsResponse {
+        controls: page.controls.into_iter().map(ControlView::from).collect(),
+        next_page_token: page.next_page_token,
+    }))
 }
 
 /// The application of a request.

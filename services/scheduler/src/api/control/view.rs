@@ -65,14 +65,6 @@ impl From<v1::ApplicationControl> for StateView {
     }
 }
 
-/// Whether it is an application: REST has nothing else.
-pub(crate) fn is_application(control: &v1::Control) -> bool {
-    matches!(
-        control.effective,
-        Some(v1::control::Effective::EffectiveApplication(_))
-    )
-}
-
 /// Of an application.
 impl From<v1::Control> for ControlView {
     fn from(control: v1::Control) -> Self {

@@ -181,11 +181,14 @@ impl<I: Index> Jobs<I> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use bytes::Bytes;
     use redeliver_core::Timestamp;
     use redeliver_proto::Message as _;
 
     use super::*;
+    use crate::request::{Rules, check_listed};
 
     fn cursor(due: i64) -> Cursor {
         Cursor::end_of(Timestamp::from_millis(due))
@@ -279,6 +282,70 @@ mod tests {
             assert_eq!((&*id, shard), ("", 3));
             assert!(problem.starts_with("not a schedule record: "), "{problem}");
         }
+    }
+
+    #[test]
+    fn the_largest_page_fits_into_a_message() {
+        let time = Some(prost_types::Timestamp {
+            seconds: i64::MAX,
+            nanos: i32::MAX,
+        });
+        let span = Some(prost_types::Duration {
+            seconds: i64::MAX,
+            nanos: i32::MAX,
+        });
+        // It is not in the configuration any more, which names many others.
+        let (app, others) = ("a".repeat(100), (0..30).map(|number| format!("{number:0>100}")));
+        let rules = Rules {
+            apps: others.map(|name| (name, "jobs".into())).collect(),
+            pipelines: BTreeMap::new(),
+            time_zone: jiff::tz::TimeZone::UTC,
+            max_ahead: "1d".parse().unwrap(),
+            max_request_age: "1d".parse().unwrap(),
+            max_data: 1_000,
+        };
+        let problem = check_listed(&app, Format::Protobuf, &rules).unwrap_err().message;
+        let schedule = v1::Schedule {
+            id: "i".repeat(redeliver_recurrence::MAX_ID),
+            spec: Some(v1::ScheduleSpec {
+                timing: Some(v1::schedule_spec::Timing::Cron(v1::CronTiming {
+                    expression: "e".repeat(redeliver_recurrence::MAX_EXPRESSION),
+                    zone: Some("z".repeat(64)),
+                    gap: i32::MAX,
+                    overlap: i32::MAX,
+                })),
+                start: time,
+                end: time,
+                max_count: Some(u64::MAX),
+                jitter: span,
+                misfire: Some(v1::Misfire {
+                    policy: i32::MAX,
+                    limit: Some(u32::MAX),
+                    grace: span,
+                }),
+                job: Some(v1::JobTemplate {
+                    app,
+                    priority: i32::MAX,
+                    expire_after: span,
+                    ..v1::JobTemplate::default()
+                }),
+            }),
+            state: i32::MAX,
+            revision: u32::MAX,
+            created_at: time,
+            decided_until: time,
+            dispatched: u64::MAX,
+            skipped: u64::MAX,
+            next_nominal_time: time,
+            next_due_time: time,
+            problem,
+        };
+        let page = v1::ListSchedulesResponse {
+            schedules: vec![schedule; MAX_PAGE_SIZE],
+            ..v1::ListSchedulesResponse::default()
+        };
+        // What clients of gRPC accept by default.
+        assert!(page.encoded_len() < 4 << 20, "{} bytes", page.encoded_len());
     }
 
     #[test]

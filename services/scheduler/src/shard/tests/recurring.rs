@@ -25,6 +25,22 @@ fn every(app: &str, seconds: i64) -> v1::ScheduleSpec {
     }
 }
 
+/// Large jobs, of which none is skipped.
+fn large_every_second() -> v1::ScheduleSpec {
+    let header = v1::Header {
+        name: "large".to_owned(),
+        value: Some(vec![b'x'; 100_000].into()),
+    };
+    let mut spec = every("app", 1);
+    spec.job.as_mut().unwrap().headers = vec![header];
+    spec.misfire = Some(v1::Misfire {
+        policy: v1::MisfirePolicy::All.into(),
+        limit: Some(1_000),
+        grace: None,
+    });
+    spec
+}
+
 fn create(spec: v1::ScheduleSpec) -> Action {
     Action::Create(change::Create { spec: Some(spec) })
 }
@@ -481,18 +497,7 @@ fn an_update_loses_no_occurrence_that_is_due() {
 #[test]
 fn a_catch_up_with_large_jobs_delays_neither_other_schedules_nor_jobs_and_fits_into_a_turn() {
     let mut world = World::new();
-    let header = v1::Header {
-        name: "large".to_owned(),
-        value: Some(vec![b'x'; 100_000].into()),
-    };
-    let mut large = every("app", 1);
-    large.job.as_mut().unwrap().headers = vec![header];
-    large.misfire = Some(v1::Misfire {
-        policy: v1::MisfirePolicy::All.into(),
-        limit: Some(1_000),
-        grace: None,
-    });
-    world.changed("large", create(large));
+    world.changed("large", create(large_every_second()));
     world.changed("small", create(every("other", 60)));
     for _ in 0..10 {
         world.run(&Step::AdvanceClock(60_000));
@@ -527,17 +532,7 @@ fn a_catch_up_with_large_jobs_delays_neither_other_schedules_nor_jobs_and_fits_i
 #[test]
 fn late_update_fits_into_turns() {
     let mut world = World::new();
-    let header = v1::Header {
-        name: "large".to_owned(),
-        value: Some(vec![b'x'; 100_000].into()),
-    };
-    let mut large = every("app", 1);
-    large.job.as_mut().unwrap().headers = vec![header];
-    large.misfire = Some(v1::Misfire {
-        policy: v1::MisfirePolicy::All.into(),
-        limit: Some(1_000),
-        grace: None,
-    });
+    let large = large_every_second();
     world.changed("large", create(large.clone()));
     for _ in 0..2 {
         world.run(&Step::AdvanceClock(60_000));

@@ -1,4 +1,4 @@
-//! What the limits for clients have in common. Limits of connections, headers, bodies and responses are those of
+//! What servers of gRPC have in common. Limits of connections, headers, bodies and responses are those of
 //! [`redeliver_runtime::http_server`].
 
 use axum::body::Body;
@@ -9,13 +9,14 @@ use redeliver_runtime::http_server::BodyTimeout;
 use tonic::{Code, Status};
 
 /// Whether a request uses gRPC.
-pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
+#[must_use]
+pub fn is_grpc(headers: &HeaderMap) -> bool {
     let content_type = headers.get(header::CONTENT_TYPE);
     content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
 }
 
 /// Lets a call of gRPC whose message does not arrive in time fail with a status that says so.
-pub(crate) fn with_status_of_timeout(request: Request<Body>) -> Request<Body> {
+pub fn with_status_of_timeout(request: Request<Body>) -> Request<Body> {
     if !is_grpc(request.headers()) {
         return request;
     }
