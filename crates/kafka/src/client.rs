@@ -141,13 +141,15 @@ impl From<ClientConfig> for ClientSettings {
     }
 }
 
-/// At most how many records of a partition the client fetches in advance, apart from one response (`queued.min.messages`). The client counts
-/// only values against `queued.max.messages.kbytes`, neither keys nor headers, so that this is the limit of records with many headers.
+/// With this number of records of a partition, a reader stops fetching, apart from one response (`queued.min.messages`). The client counts only
+/// values against `queued.max.messages.kbytes`, neither keys nor headers, so that this limits what records with many headers take.
 pub(crate) const QUEUED_RECORDS: u32 = 100;
 
 /// How much of a partition the client fetches in advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefetch {
+    /// Stop fetching at this number of records (`queued.min.messages`): the limit of records with many headers, which do not count as size.
+    pub records: u32,
     /// Stop fetching once values have this size in KiB (`queued.max.messages.kbytes`).
     pub kibibytes: u32,
     /// The maximum size of one response in KiB (`fetch.message.max.bytes`). A larger record is still returned, alone.
@@ -160,6 +162,7 @@ pub struct Prefetch {
 impl Prefetch {
     /// For records that are processed as they arrive.
     pub const STREAM: Self = Self {
+        records: 1000,
         kibibytes: 1024,
         fetch_kibibytes: 1024,
         wait_millis: 100,
@@ -167,6 +170,7 @@ impl Prefetch {
     /// For records that wait in their partition. Fetched records stay in memory until they are due, and freed buffers of
     /// large responses may stay in the allocator.
     pub const WAITING: Self = Self {
+        records: 300,
         kibibytes: 128,
         fetch_kibibytes: 64,
         wait_millis: 50,
@@ -315,7 +319,7 @@ impl KafkaSettings {
             ("fetch.wait.max.ms", prefetch.wait_millis),
             // The lag is computed from statistics.
             ("statistics.interval.ms", 2000),
-            ("queued.min.messages", QUEUED_RECORDS),
+            ("queued.min.messages", prefetch.records),
             ("queued.max.messages.kbytes", prefetch.kibibytes),
             ("fetch.message.max.bytes", prefetch.fetch_kibibytes << 10),
         ];

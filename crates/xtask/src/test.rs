@@ -128,8 +128,7 @@ fn build_and_test(
     let in_order = |selections: &[&[&str]]| selections.iter().map(|selection| test(selection)).collect();
     let (integration, others) = std::thread::scope(|scope| {
         let integration = scope.spawn(|| test(&["--test", "it"]));
-        let others: Result<Vec<_>> =
-            in_order(&[&["--test", "system"], &["--lib", "--bins"], &["--doc"]]);
+        let others: Result<Vec<_>> = in_order(&[&["--test", "system"], &["--lib", "--bins"], &["--doc"]]);
         (integration.join().expect("it does not panic"), others)
     });
     let (status, mut summary) = integration?;

@@ -14,7 +14,7 @@ use crate::masking::Mask;
 pub(crate) const MAX_KEY: usize = 64 << 10;
 /// The maximum size of the headers that are indexed, in bytes. Those that say something about the failure, or about where the record belongs,
 /// come first.
-const MAX_HEADERS: usize = 64 << 10;
+pub(crate) const MAX_HEADERS: usize = 64 << 10;
 /// How much more memory than in their record headers take in a message.
 const HEADER_OVERHEAD: usize = 4;
 
