@@ -310,7 +310,7 @@ struct World {
     /// Records of long waits that were rejected.
     dead_long_waits: Vec<Output>,
     answers: HashMap<String, v1::CommandOutcome>,
-    /// The answers that name a job whose key newer jobs have used that are forgotten.
+    /// The answers that name a job although newer ones had its key, see [`World::outlasts_newer_uses`].
     older_uses: HashSet<String>,
     index: BTreeMap<JobId, (Job, Bytes)>,
     applied: i64,
@@ -592,7 +592,7 @@ impl World {
         self.feed();
     }
 
-    /// Whether newer jobs have used the key of this job, and all of them are forgotten.
+    /// Whether newer jobs have used the key of this job, and all of them are forgotten, so that its own use of the key counts again.
     fn outlasts_newer_uses(&self, job: &v1::Job) -> bool {
         let id: JobId = job.id.parse().unwrap();
         let Some(key) = self.state.get(&id).and_then(|job| job.idempotency_key.as_ref()) else {
@@ -600,7 +600,7 @@ impl World {
         };
         let is_newer =
             |other: &Job| other.idempotency_key.as_ref() == Some(key) && other.id.offset() > id.offset();
-        self.forgotten.values().any(is_newer) && !self.state.values().any(is_newer)
+        self.has_stepped && self.forgotten.values().any(is_newer) && !self.state.values().any(is_newer)
     }
 
     fn serve_index(&mut self) {
@@ -1076,9 +1076,9 @@ impl World {
             }
             let (job, replaces) = (job.unwrap(), spec.on_conflict() == v1::ConflictPolicy::Replace);
             let id: JobId = job.id.parse().unwrap();
-            // The state topic does not tell that a key had a newer use once the job of that use is forgotten. After a step of the clock backwards, the window of
-            // an older use may be open again. Until it ends, the key is in use, as it would be if it had no other use.
-            let is_older = self.has_stepped && self.older_uses.contains(&offset.to_string());
+            // A job gives its key up to the next one, but a step of the clock backwards can open the windows of still older uses again, or of all uses. Once the newer
+            // jobs are forgotten, nothing in the state topic tells of them. Then the key is in use until the window ends by the new time, as if it had been used once.
+            let is_older = self.older_uses.contains(&offset.to_string());
             let older = newest.get(&id).filter(|_| is_older);
             let before = older.or_else(|| uses.get(spec.idempotency_key()));
             let used = KeyUse {
