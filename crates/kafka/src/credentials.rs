@@ -424,6 +424,8 @@ mod tests {
     use super::*;
     use crate::client::ClientSettings;
     use crate::embedded::EmbeddedBroker;
+    use crate::follow::Follower;
+    use crate::processor::Waker;
 
     const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -568,6 +570,24 @@ mod tests {
         }
         plan.until("all are replaced", |planned| planned.outdated.ends_with(&[0]));
         assert!(!renewals.iter().any(Renewal::is_due));
+    }
+
+    #[test]
+    fn a_follower_renews_while_it_asks() {
+        let Process { plan, settings, .. } = &process();
+        let mut follower = Follower::new(settings, Waker::default()).unwrap();
+        plan.set(Ok(contents("second")));
+        eventually("it renews", DEADLINE, || {
+            // The embedded broker answers with an error, as one that refuses the credentials.
+            let asked = follower.topic_ids(&["topic"]);
+            assert!(asked.is_err(), "{asked:?}");
+            let outdated = plan.lock().outdated.clone();
+            if outdated.ends_with(&[1, 0]) {
+                Ok(())
+            } else {
+                Err(format!("{outdated:?}"))
+            }
+        });
     }
 
     #[test]

@@ -70,6 +70,9 @@ pub struct Start {
     pub from: Option<i64>,
 }
 
+type FollowConsumer = KafkaClient<Arc<BaseConsumer<EndContext>>>;
+type Describing = KafkaClient<BaseConsumer<EndContext>>;
+
 /// Reads partitions from given offsets. All calls must come from one thread.
 pub struct Follower {
     config: ClientSettings,
@@ -77,13 +80,12 @@ pub struct Follower {
     prefetch: Option<SharedPrefetch>,
     waker: Waker,
     renewal: Renewal,
-    /// Whether brokers answer administrative requests.
-    has_topic_ids: bool,
     // Declared before the consumer, so that the queues are dropped before it.
     partitions: Vec<FollowedPartition>,
-    consumer: KafkaClient<Arc<BaseConsumer<EndContext>>>,
-    /// For the ids of topics. A broker answers the requests of a connection in their order, and the consumer's fetches wait for records.
-    describing: KafkaClient<BaseConsumer>,
+    consumer: FollowConsumer,
+    /// For the ids of topics. A broker answers the requests of a connection in their order, and the consumer's fetches wait for records. `None`
+    /// with the embedded broker, whose topics are never deleted.
+    describing: Option<Describing>,
     /// The index of the partition that the next poll begins with, so that all get their share.
     first: usize,
     /// The number of partitions that had their turn in this round.
@@ -121,13 +123,13 @@ impl Follower {
         }
         Ok(Self {
             consumer: create_consumer(&config, &waker)?,
-            describing: create_describing(&config)?,
+            describing: (!settings.takes_all_partitions)
+                .then(|| create_describing(&config))
+                .transpose()?,
             config,
             prefetch,
             waker,
             renewal,
-            // The topics of the embedded broker are never deleted.
-            has_topic_ids: !settings.takes_all_partitions,
             partitions: Vec::new(),
             first: 0,
             turns: 0,
@@ -145,12 +147,16 @@ impl Follower {
     ///
     /// # Errors
     /// If the broker does not answer.
-    pub fn topic_ids(&self, topics: &[&str]) -> Result<BTreeMap<String, TopicId>, ReadError> {
-        if topics.is_empty() || !self.has_topic_ids {
-            return Ok(BTreeMap::new());
+    pub fn topic_ids(&mut self, topics: &[&str]) -> Result<BTreeMap<String, TopicId>, ReadError> {
+        // Also for a caller that repeats the request until it succeeds.
+        if self.renewal.is_due() {
+            self.renew_credentials()?;
         }
+        let Some(describing) = self.describing.as_ref().filter(|_| !topics.is_empty()) else {
+            return Ok(BTreeMap::new());
+        };
         let failed = |code| kafka("requesting the ids of topics")(KafkaError::AdminOp(code));
-        let described = describe_topics(self.describing.client(), topics, CALL).map_err(failed)?;
+        let described = describe_topics(describing.client(), topics, CALL).map_err(failed)?;
         let known = described.into_iter();
         Ok(known
             .filter_map(|(name, topic)| Some((name, topic.ok()?.id?)))
@@ -199,19 +205,16 @@ impl Follower {
     /// # Errors
     /// If the client fails.
     pub fn renew(&mut self) -> Result<(), ReadError> {
-        let consumer = create_consumer(&self.config, &self.waker)?;
-        self.continue_with(consumer)
+        let clients = self.connect()?;
+        self.continue_with(clients)
     }
 
     /// Replaces the client because credentials have changed. If there can be no new one, the former one stays in use.
     fn renew_credentials(&mut self) -> Result<(), ReadError> {
         self.renewal.begin();
-        let created = create_consumer(&self.config, &self.waker)
-            .and_then(|consumer| Ok((consumer, create_describing(&self.config)?)));
-        match created {
-            Ok((consumer, describing)) => {
-                self.describing = describing;
-                self.continue_with(consumer)?;
+        match self.connect() {
+            Ok(clients) => {
+                self.continue_with(clients)?;
                 self.renewal.end();
             }
             Err(error) => {
@@ -225,9 +228,17 @@ impl Follower {
         Ok(())
     }
 
+    fn connect(&self) -> Result<(FollowConsumer, Option<Describing>), ReadError> {
+        let describing = self.describing.as_ref().map(|_| create_describing(&self.config));
+        Ok((
+            create_consumer(&self.config, &self.waker)?,
+            describing.transpose()?,
+        ))
+    }
+
     fn continue_with(
         &mut self,
-        consumer: KafkaClient<Arc<BaseConsumer<EndContext>>>,
+        (consumer, describing): (FollowConsumer, Option<Describing>),
     ) -> Result<(), ReadError> {
         let starts: Vec<Start> = self
             .partitions
@@ -238,7 +249,7 @@ impl Follower {
                 from: followed.next,
             })
             .collect();
-        self.consumer = consumer;
+        (self.consumer, self.describing) = (consumer, describing);
         self.assign(&starts)
     }
 
@@ -374,10 +385,7 @@ impl FollowedPartition {
     }
 }
 
-fn create_consumer(
-    config: &ClientSettings,
-    waker: &Waker,
-) -> Result<KafkaClient<Arc<BaseConsumer<EndContext>>>, ReadError> {
+fn create_consumer(config: &ClientSettings, waker: &Waker) -> Result<FollowConsumer, ReadError> {
     let waker = waker.clone();
     config
         .create_shared(EndContext::default(), |consumer| {
@@ -386,8 +394,9 @@ fn create_consumer(
         .map_err(kafka("creating a consumer"))
 }
 
-fn create_describing(config: &ClientSettings) -> Result<KafkaClient<BaseConsumer>, ReadError> {
-    config.create().map_err(kafka("creating a client"))
+fn create_describing(config: &ClientSettings) -> Result<Describing, ReadError> {
+    let created = config.create_with_context(EndContext::default());
+    created.map_err(kafka("creating a client"))
 }
 
 /// Whether an error concerns only one partition.

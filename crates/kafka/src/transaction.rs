@@ -562,6 +562,7 @@ impl Transactions {
             let all = is_secondary(&failed.error).then(|| sending.wait(planned, first..all, all));
             return Err(all.and_then(Result::err).unwrap_or(failed));
         }
+        // Not before: a transaction without a member, which is aborted, has stored a record then, as tests of readers need it.
         let member = member
             .cloned()
             .ok_or_else(|| AttemptError::new("adding offsets", KafkaError::Canceled))?;

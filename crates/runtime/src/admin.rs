@@ -115,7 +115,7 @@ async fn check_host(
         .should_log()
     {
         tracing::warn!(
-            host = hosts::shown(&request),
+            host = hosts::loggable_host(&request),
             "refused a request to the admin port for a host that is not its own: use an address, or add the host to admin.allowed_hosts; \
              if nobody here has sent it, a web page may have tried to read the port"
         );

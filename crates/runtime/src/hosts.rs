@@ -10,8 +10,8 @@ use axum::extract::Request;
 use axum::http::{HeaderValue, header};
 use redeliver_core::failure::bounded_text;
 
-/// How much of a host is shown, in bytes. No name in the DNS is longer.
-const SHOWN: usize = 253;
+/// How much of a host is logged, in bytes. No name in the DNS is longer.
+const LOGGED: usize = 253;
 
 /// A host. Addresses have many spellings, so they are compared as addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,16 +42,9 @@ impl Host {
     /// The host that a request names, with or without a port. `None` if it names none. The result is an error if it is malformed.
     #[must_use]
     pub fn of_request(request: &Request) -> Option<Result<Self, MalformedHost>> {
-        if let Some(authority) = request.uri().authority() {
-            return Some(Self::of_authority(authority.as_str()));
-        }
-        let named = request.headers().get(header::HOST)?;
-        Some(
-            named
-                .to_str()
-                .map_err(|_| MalformedHost)
-                .and_then(Self::of_authority),
-        )
+        let named = std::str::from_utf8(named(request)?).ok();
+        let named = named.filter(|named| named.is_ascii());
+        Some(named.ok_or(MalformedHost).and_then(Self::of_authority))
     }
 
     fn of_authority(authority: &str) -> Result<Self, MalformedHost> {
@@ -90,17 +83,17 @@ impl Host {
     }
 }
 
-/// The host that a request names, for the log.
+fn named(request: &Request) -> Option<&[u8]> {
+    let authority = request.uri().authority();
+    let authority = authority.map(|authority| authority.as_str().as_bytes());
+    authority.or_else(|| request.headers().get(header::HOST).map(HeaderValue::as_bytes))
+}
+
+/// The host that a request names, for the log: printable and at most 253 bytes.
 #[must_use]
-pub fn shown(request: &Request) -> String {
-    let named = request.headers().get(header::HOST).map(HeaderValue::as_bytes);
-    let named = request
-        .uri()
-        .authority()
-        .map_or(named.unwrap_or_default(), |authority| {
-            authority.as_str().as_bytes()
-        });
-    bounded_text(&named.escape_ascii().to_string(), SHOWN)
+pub fn loggable_host(request: &Request) -> String {
+    let named = named(request).unwrap_or_default();
+    bounded_text(&named.escape_ascii().to_string(), LOGGED)
 }
 
 /// The host of a request is malformed.
@@ -146,18 +139,18 @@ mod tests {
     }
 
     #[test]
-    fn a_shown_host_is_short_and_printable() {
-        let shown = |host: &[u8]| {
+    fn a_logged_host_is_short_and_printable() {
+        let logged = |host: &[u8]| {
             let request = Request::builder().header(header::HOST, host);
-            shown(&request.body(axum::body::Body::empty()).unwrap())
+            loggable_host(&request.body(axum::body::Body::empty()).unwrap())
         };
-        assert_eq!(shown(b"rebound.example:9464"), "rebound.example:9464");
+        assert_eq!(logged(b"rebound.example:9464"), "rebound.example:9464");
         let hostile = "a\u{202e}\t.example".to_owned() + &"x".repeat(5_000);
-        let shown = shown(hostile.as_bytes());
-        assert!(shown.starts_with(r"a\xe2\x80\xae\t.example"), "{shown}");
+        let logged = logged(hostile.as_bytes());
+        assert!(logged.starts_with(r"a\xe2\x80\xae\t.example"), "{logged}");
         assert!(
-            shown.len() == SHOWN && shown.bytes().all(|byte| byte.is_ascii_graphic()),
-            "{shown}"
+            logged.len() == LOGGED && logged.bytes().all(|byte| byte.is_ascii_graphic()),
+            "{logged}"
         );
     }
 

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use redeliver_core::Timestamp;
 use redeliver_kafka::survey::Retention;
@@ -73,22 +72,6 @@ impl Commits {
     }
 }
 
-/// How far the ledger was read.
-#[derive(Debug, Default)]
-pub(crate) struct LedgerRead {
-    /// The offset before which everything was read, by partition.
-    pub(crate) ends: BTreeMap<i32, i64>,
-    /// The last batch of changes that contains some of it.
-    pub(crate) batch: u64,
-}
-
-impl LedgerRead {
-    fn includes(&self, ends: &BTreeMap<i32, i64>) -> bool {
-        let mut ends = ends.iter();
-        ends.all(|(partition, end)| self.ends.get(partition).copied().unwrap_or(0) >= *end)
-    }
-}
-
 /// State that the parts of the inspector share.
 #[derive(Debug)]
 pub(crate) struct SharedState {
@@ -98,8 +81,7 @@ pub(crate) struct SharedState {
     pub(crate) caught_up: watch::Sender<bool>,
     completeness: Mutex<Arc<Completeness>>,
     build: AtomicU64,
-    applied: watch::Sender<u64>,
-    ledger_read: watch::Sender<LedgerRead>,
+    applied: AtomicU64,
     topics: Mutex<BTreeMap<String, TopicStatus>>,
     gone: Mutex<Gone>,
 }
@@ -115,8 +97,7 @@ impl SharedState {
             caught_up: watch::Sender::new(false),
             completeness: Mutex::default(),
             build: AtomicU64::new(Self::FIRST_BUILD),
-            applied: watch::Sender::new(0),
-            ledger_read: watch::Sender::new(LedgerRead::default()),
+            applied: AtomicU64::new(0),
             topics: Mutex::default(),
             gone: Mutex::default(),
         }
@@ -161,27 +142,12 @@ impl SharedState {
 
     /// Sets the number of the last batch of changes that the index has applied.
     pub(crate) fn set_applied(&self, batch: u64) {
-        self.applied.send_replace(batch);
+        self.applied.store(batch, Ordering::Release);
     }
 
     /// The number of the last batch of changes that the index has applied.
     pub(crate) fn applied(&self) -> u64 {
-        *self.applied.borrow()
-    }
-
-    /// Sets how far the ledger was read. The index may not have applied all of it yet.
-    pub(crate) fn set_ledger_read(&self, read: LedgerRead) {
-        self.ledger_read.send_replace(read);
-    }
-
-    /// Waits until the index has applied the ledger up to these ends of its partitions. Returns whether that was in time.
-    pub(crate) async fn until_ledger_applied(&self, ends: &BTreeMap<i32, i64>, timeout: Duration) -> bool {
-        let (mut read, mut applied) = (self.ledger_read.subscribe(), self.applied.subscribe());
-        let applying = async {
-            let batch = read.wait_for(|read| read.includes(ends)).await?.batch;
-            applied.wait_for(|applied| *applied >= batch).await.map(drop)
-        };
-        matches!(tokio::time::timeout(timeout, applying).await, Ok(Ok(())))
+        self.applied.load(Ordering::Acquire)
     }
 
     /// The dead-letter topics of the last survey.
@@ -239,32 +205,6 @@ mod tests {
         commits.add(topics.iter().map(String::as_str));
         assert!(commits.last_of.len() <= MAX_TOPICS);
         assert!(commits.have_added(commits.last - 1, |topic| topic == "u0-dlq"));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_ledger_is_applied_once_its_last_batch_is() {
-        let shared = SharedState::new();
-        let timeout = Duration::from_secs(1);
-        let read = |ends: &[(i32, i64)], batch| LedgerRead {
-            ends: ends.iter().copied().collect(),
-            batch,
-        };
-        let wanted = BTreeMap::from([(0, 5), (1, 0), (2, 7)]);
-        assert!(!shared.until_ledger_applied(&wanted, timeout).await);
-        shared.set_applied(2);
-        shared.set_ledger_read(read(&[(0, 9), (2, 6)], 2));
-        assert!(!shared.until_ledger_applied(&wanted, timeout).await);
-        shared.set_ledger_read(read(&[(0, 9), (2, 7)], 3));
-        assert!(!shared.until_ledger_applied(&wanted, timeout).await);
-        let waiting = shared.until_ledger_applied(&wanted, timeout);
-        let applying = async { shared.set_applied(3) };
-        assert!(tokio::join!(waiting, applying).0);
-        // Without a ledger.
-        assert!(
-            SharedState::new()
-                .until_ledger_applied(&BTreeMap::new(), timeout)
-                .await
-        );
     }
 
     #[test]

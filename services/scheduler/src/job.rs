@@ -40,7 +40,7 @@ pub struct Job {
     pub priority: Priority,
     /// The due time; the job is never dispatched before it.
     pub due: Timestamp,
-    /// When it was accepted, or the newest request that took its place.
+    /// When it was accepted, or the newest request that took its place. Its idempotency key is in use from then on.
     pub accepted: Timestamp,
     /// 1 for a new job; each rescheduling and each request that takes its place adds 1.
     pub revision: u32,
@@ -120,6 +120,16 @@ impl Job {
     #[must_use]
     pub fn ready_since(&self) -> Timestamp {
         self.released.map_or(self.due, |released| released.max(self.due))
+    }
+
+    /// The job after a newer one has taken its idempotency key. If the clock was set back since its request, its use of the key would outlast the
+    /// newer one. A rebuilt index would give it the key again.
+    #[must_use]
+    pub fn with_key_taken(&self, now: Timestamp) -> Self {
+        Self {
+            accepted: self.accepted.min(now),
+            ..self.clone()
+        }
     }
 
     /// The job in a final state, without its payload.

@@ -22,7 +22,7 @@ use crate::index::Change;
 use crate::ledger::{self, Update};
 use crate::letter::Letter;
 use crate::metrics::Metrics;
-use crate::shared::{LedgerRead, SharedState};
+use crate::shared::SharedState;
 
 /// Maximum number of records in a batch of changes.
 const BATCH: usize = 2_000;
@@ -149,10 +149,6 @@ impl ReaderLoop {
         let recreated = std::mem::take(&mut batch.recreated);
         // The batch may contain records of the old topic. They go first, so that the removal of the topic covers them.
         self.send_changes(batch.into_changes())?;
-        self.reader.shared.set_ledger_read(LedgerRead {
-            ends: self.topics.read_up_to(ledger::TOPIC),
-            batch: self.last_batch,
-        });
         for topic in recreated {
             let id = ids.get(&*topic).copied();
             let actions = self.topics.recreated(&topic, id, self.last_batch + 1);

@@ -275,18 +275,6 @@ impl Topics {
         is_reached
     }
 
-    /// The offset before which everything was read of a topic, by partition.
-    pub(super) fn read_up_to(&self, topic: &str) -> BTreeMap<i32, i64> {
-        let partitions = self
-            .topics
-            .get(topic)
-            .into_iter()
-            .flat_map(|topic| &topic.partitions);
-        partitions
-            .map(|(number, partition)| (*number, partition.read_up_to()))
-            .collect()
-    }
-
     /// The number of offsets of a topic that are not read yet, as of a survey.
     pub(super) fn lag(&self, found: &SurveyedTopic) -> u64 {
         let Some(topic) = self.topics.get(&found.name) else {

@@ -2,7 +2,6 @@
 
 pub(crate) mod edit;
 mod omitted;
-mod sequence;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -47,10 +47,15 @@ struct Cli<'p> {
 
 impl<'p> Cli<'p> {
     fn new(pipe: &'p Pipe, inspector: &mut ServiceProcess) -> Self {
-        Self {
+        let cli = Self {
             pipe,
             server: format!("http://{}", inspector.word_after(" api=")),
-        }
+        };
+        eventually("the inspector has read the controls", DEADLINE, || {
+            let printed = cli.run(&["controls"]);
+            (printed.code == Some(0)).then_some(()).ok_or(printed.stderr)
+        });
+        cli
     }
 
     fn run(&self, arguments: &[&str]) -> CommandOutput {

@@ -171,7 +171,7 @@ impl Shard {
             .idempotency_key
             .as_deref()
             .map(|key| key_hash(&request.app, key));
-        let mut superseded = None;
+        let (mut superseded, mut ended) = (None, None);
         if let Some(existing) = hash.and_then(|hash| self.key_in_use(&hash, found, now)) {
             let job = self.job_of_key(&existing, found);
             match conflict::resolve(&request, &existing, job.as_ref()) {
@@ -180,7 +180,7 @@ impl Shard {
                 }
                 Resolution::Replace(job) => return self.replace(&job, &request, record, now, writes),
                 Resolution::Supersede(job) => superseded = Some(job),
-                Resolution::Schedule => {}
+                Resolution::Schedule => ended = job,
             }
         }
         if let Err(failure) = self.check_admission(&request, now) {
@@ -195,9 +195,12 @@ impl Shard {
         let result = if let Some(superseded) = superseded {
             writes.tally.replaced += 1;
             // Before the new job: the last record with a key counts when the index is rebuilt.
-            self.end_job(&superseded, JobState::Cancelled, now, writes);
+            self.end_job(&superseded.with_key_taken(now), JobState::Cancelled, now, writes);
             v1::Outcome::Replaced
         } else {
+            if let Some(ended) = ended.filter(|ended| ended.accepted > now) {
+                self.write_state(&Arc::new(ended.with_key_taken(now)), writes);
+            }
             writes.tally.accepted += 1;
             v1::Outcome::Scheduled
         };

@@ -119,7 +119,8 @@ impl Shard {
     ) -> v1::CommandOutcome {
         let mut new = Job {
             due: request.due,
-            accepted: now,
+            // The clock may have been set back. A former job with the key must not use it for longer than this one.
+            accepted: job.accepted.max(now),
             revision: job.revision + 1,
             request_hash: request.request_hash,
             request_id: request.request_id.clone(),

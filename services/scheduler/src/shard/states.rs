@@ -52,7 +52,7 @@ impl Shard {
     }
 
     /// Writes the state of a job to the state topic and to the overlay.
-    fn write_state(&mut self, job: &Arc<Job>, writes: &mut Writes) {
+    pub(super) fn write_state(&mut self, job: &Arc<Job>, writes: &mut Writes) {
         let record = codec::encode(job);
         writes.push(Output {
             topic: self.settings.state.clone(),

@@ -310,6 +310,8 @@ struct World {
     /// Records of long waits that were rejected.
     dead_long_waits: Vec<Output>,
     answers: HashMap<String, v1::CommandOutcome>,
+    /// The answers that name a job although newer ones had its key, see [`World::outlasts_newer_uses`].
+    older_uses: HashSet<String>,
     index: BTreeMap<JobId, (Job, Bytes)>,
     applied: i64,
     requests: VecDeque<IndexRequest>,
@@ -372,6 +374,7 @@ impl World {
             returned_waits: Vec::new(),
             dead_long_waits: Vec::new(),
             answers: HashMap::new(),
+            older_uses: HashSet::new(),
             index: BTreeMap::new(),
             applied: 0,
             requests: VecDeque::new(),
@@ -537,6 +540,13 @@ impl World {
                 "answers" => {
                     let to = String::from_utf8(output.key.unwrap().to_vec()).unwrap();
                     let outcome = v1::CommandOutcome::decode(output.value.unwrap()).unwrap();
+                    if outcome
+                        .job
+                        .as_ref()
+                        .is_some_and(|job| self.outlasts_newer_uses(job))
+                    {
+                        self.older_uses.insert(to.clone());
+                    }
                     assert!(self.answers.insert(to, outcome).is_none(), "answered twice");
                 }
                 "dlq" => {
@@ -580,6 +590,17 @@ impl World {
             return self.restart();
         }
         self.feed();
+    }
+
+    /// Whether newer jobs have used the key of this job, and all of them are forgotten, so that its own use of the key counts again.
+    fn outlasts_newer_uses(&self, job: &v1::Job) -> bool {
+        let id: JobId = job.id.parse().unwrap();
+        let Some(key) = self.state.get(&id).and_then(|job| job.idempotency_key.as_ref()) else {
+            return false;
+        };
+        let is_newer =
+            |other: &Job| other.idempotency_key.as_ref() == Some(key) && other.id.offset() > id.offset();
+        self.has_stepped && self.forgotten.values().any(is_newer) && !self.state.values().any(is_newer)
     }
 
     fn serve_index(&mut self) {
@@ -1054,9 +1075,14 @@ impl World {
                 spec.priority = v1::Priority::Normal.into();
             }
             let (job, replaces) = (job.unwrap(), spec.on_conflict() == v1::ConflictPolicy::Replace);
-            let before = uses.get(spec.idempotency_key());
+            let id: JobId = job.id.parse().unwrap();
+            // A job gives its key up to the next one, but a step of the clock backwards can open the windows of still older uses again, or of all uses. Once the newer
+            // jobs are forgotten, nothing in the state topic tells of them. Then the key is in use until the window ends by the new time, as if it had been used once.
+            let is_older = self.older_uses.contains(&offset.to_string());
+            let older = newest.get(&id).filter(|_| is_older);
+            let before = older.or_else(|| uses.get(spec.idempotency_key()));
             let used = KeyUse {
-                id: job.id.parse().unwrap(),
+                id,
                 revision: job.revision,
                 due: due_of(job),
                 accepted: from_timestamp(job.accepted_at.as_ref().unwrap_or(&to_timestamp(self.now)))

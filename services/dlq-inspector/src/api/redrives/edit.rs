@@ -44,7 +44,6 @@ impl Api {
             force: request.force,
         };
         let edit = edit.map_err(|error| invalid("edit", error.to_string(), "EDIT_INVALID", []))?;
-        let is_behind = !self.until_ledger_applied().await?;
         // Also tells whether the caller sees the topic.
         let completeness = self.completeness();
         let found = self.find(viewer, &request.id).await;
@@ -62,7 +61,6 @@ impl Api {
         }
         let destinations = self.redrives.destinations.clone();
         let mut plan = Plan::new(Kind::Redrive, wish.clone(), destinations, self.masking.clone());
-        plan.is_behind = is_behind;
         plan.add(&letter);
         let item = match plan.items.as_slice() {
             [item] => item.clone(),

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::redrive;
@@ -15,7 +14,7 @@ use tonic::{Code, Status};
 
 use super::super::group_changes::check_text;
 use super::super::groups::{group_id, in_group};
-use super::super::{Api, bounded, kafka_unavailable, query_failed, shutting_down};
+use super::super::{Api, bounded, kafka_unavailable, query_failed};
 use super::sees;
 use crate::access::Viewer;
 use crate::completeness::Completeness;
@@ -23,7 +22,7 @@ use crate::filter::{Comparison, Expr, NumberField, NumberTest, Restriction};
 use crate::header_list;
 use crate::id::LetterId;
 use crate::index::{self, Cursor, Direction, IndexedLetter, Page, PageLimit};
-use crate::ledger::{self, State};
+use crate::ledger::State;
 use crate::letter::ContentHash;
 use crate::masking::Masking;
 use crate::redrive::change::Change;
@@ -49,9 +48,6 @@ const PAGE: PageLimit = PageLimit {
     bytes: 4 << 20,
 };
 const DEFAULT_SHARE: f64 = 0.2;
-/// How long a plan waits until the index has applied the ledger, which takes some tens of milliseconds.
-const LEDGER_TIMEOUT: Duration = Duration::from_secs(5);
-const BEHIND: &str = "the index has not applied the newest changes of states in time";
 
 /// Which dead letters.
 enum Selection {
@@ -115,7 +111,6 @@ impl Api {
         };
         let allowed = self.redrives.destinations.clone();
         let mut plan = Plan::new(kind, wish, allowed, self.masking.clone());
-        plan.is_behind = !self.until_ledger_applied().await?;
         match selection {
             Selection::Matching(filter) => {
                 plan.excludes_payloads = excludes_payloads(&filter);
@@ -322,16 +317,6 @@ impl Api {
         Ok(())
     }
 
-    /// Waits until the index has applied what the ledger contains now: what another job has just done. Returns whether that was in time.
-    pub(super) async fn until_ledger_applied(&self) -> Result<bool, Status> {
-        let surveyor = self.redrives.surveyor.clone();
-        let found = ask_kafka(move || surveyor.topics(|name| name == ledger::TOPIC)).await?;
-        let partitions = found.iter().flat_map(|topic| (0..).zip(&topic.partitions));
-        let ends = partitions.filter_map(|(partition, extent)| Some((partition, (*extent)?.end)));
-        let ends = ends.collect();
-        Ok(self.shared.until_ledger_applied(&ends, LEDGER_TIMEOUT).await)
-    }
-
     async fn narrow_destinations(&self, plan: &Plan) -> Result<Vec<String>, Status> {
         let topics: Vec<Arc<str>> = plan.sizes.keys().map(|topic| topic.as_str().into()).collect();
         let limits = self.redrives.surveyor.max_message_bytes(&topics).await;
@@ -342,7 +327,7 @@ impl Api {
     async fn missing_destinations(&self, plan: &Plan) -> Result<Vec<String>, Status> {
         let (kafka, surveyor) = (self.kafka.clone(), self.redrives.surveyor.clone());
         let topics: Vec<String> = plan.destinations.keys().cloned().collect();
-        ask_kafka(move || {
+        let looking = tokio::task::spawn_blocking(move || {
             let mut warnings = Vec::new();
             if topics.is_empty() {
                 return Ok(warnings);
@@ -367,22 +352,15 @@ impl Api {
                 }
             }
             Ok(warnings)
-        })
-        .await
-    }
-}
-
-/// Runs requests to Kafka that block.
-async fn ask_kafka<T: Send + 'static>(
-    ask: impl FnOnce() -> Result<T, KafkaReadError> + Send + 'static,
-) -> Result<T, Status> {
-    match tokio::task::spawn_blocking(ask).await {
-        Ok(answer) => answer.map_err(|error| kafka_unavailable(&error)),
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // Cancelled, because the runtime is shutting down.
-            Err(_) => Err(shutting_down()),
-        },
+        });
+        match looking.await {
+            Ok(warnings) => warnings.map_err(|error| kafka_unavailable(&error)),
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // Cancelled, because the runtime is shutting down.
+                Err(_) => Err(super::super::shutting_down()),
+            },
+        }
     }
 }
 
@@ -498,8 +476,6 @@ pub(super) struct Plan {
     /// How many have no payload, which is read at their origin.
     restored: u32,
     has_more: bool,
-    /// Whether the index lacks the newest states, so that some may be missing.
-    pub(super) is_behind: bool,
 }
 
 impl Plan {
@@ -519,7 +495,6 @@ impl Plan {
             came_back: 0,
             restored: 0,
             has_more: false,
-            is_behind: false,
         }
     }
 
@@ -586,11 +561,6 @@ impl Plan {
 
     fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        if self.is_behind {
-            warnings.push(format!(
-                "{BEHIND}: there may be more dead letters that match; plan again later"
-            ));
-        }
         if self.has_more {
             warnings.push(format!(
                 "more dead letters match: a plan takes the oldest {MAX_ITEMS}"
@@ -698,11 +668,6 @@ fn nothing(plan: &Plan) -> Status {
     } else {
         format!("no dead letter can be taken: {}", refused.join("; "))
     };
-    let text = if plan.is_behind {
-        format!("{text}; {BEHIND}; plan again later")
-    } else {
-        text
-    };
     status(Code::NotFound, text, "NOTHING_TO_REDRIVE", [])
 }
 
@@ -807,23 +772,6 @@ mod tests {
         let mut plan = plan(&[]);
         plan.add(&large);
         assert_eq!(plan.sizes["legacy-a"], [200_007]);
-    }
-
-    #[test]
-    fn a_plan_warns_about_an_index_that_is_behind() {
-        let said = |is_behind| {
-            let mut plan = plan(&[]);
-            plan.is_behind = is_behind;
-            (plan.warnings().concat(), nothing(&plan).message().to_owned())
-        };
-        let matching = "no dead letter matches that is OPEN".to_owned();
-        assert_eq!(said(false), (String::new(), matching.clone()));
-        let (warning, refusal) = said(true);
-        assert!(
-            warning.contains(BEHIND) && warning.contains("there may be more"),
-            "{warning}"
-        );
-        assert_eq!(refusal, format!("{matching}; {BEHIND}; plan again later"));
     }
 
     #[test]

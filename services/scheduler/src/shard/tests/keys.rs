@@ -1,6 +1,8 @@
 //! Idempotency keys: duplicates, conflicts, replacements, and commands by key.
 
 use super::*;
+use crate::index::memory::MemoryIndex;
+use crate::index::{Index as _, Owner};
 
 #[test]
 fn a_duplicate_returns_the_first_job_and_a_conflict_is_rejected() {
@@ -266,4 +268,89 @@ fn a_command_by_key_never_says_that_an_evicted_job_is_unknown() {
     let shown = answers.map(|answer| answer.job.as_ref().map(|job| (job.id.clone(), job.app.clone())));
     let shown_of = |id: JobId| Some((id.to_string(), "app".to_owned()));
     assert_eq!(shown, [shown_of(ended), shown_of(ended), shown_of(waits), None]);
+}
+
+/// What a new index reads in the state topic about a key.
+async fn restored_key(world: &World, key: &str) -> Option<JobId> {
+    let mut newest: BTreeMap<i64, Change> = BTreeMap::new();
+    for (job, record) in snapshot(&world.state).into_values() {
+        let last = world.log.iter().rfind(|(_, id, _)| *id == job.id);
+        let change = codec::change(&job, record, world.settings.retention);
+        newest.insert(last.unwrap().0, change);
+    }
+    let batch = Batch {
+        to: world.end,
+        changes: newest.into_values().collect(),
+        ..Batch::default()
+    };
+    let index = MemoryIndex::default();
+    index.clear(0, Owner(1)).await.unwrap();
+    index.apply(0, Owner(1), &batch, world.now).await.unwrap();
+    let query = Query::Key(key_hash("app", key));
+    let found = lookups::answer(&index, 0, &[query], world.now).await.unwrap();
+    found[0].key.map(|key| key.id)
+}
+
+/// So short that keys and ended jobs are forgotten within a test.
+fn short_retention() -> Settings {
+    let retention = RetentionPolicy {
+        keys: Duration::from_millis(300),
+        ended: Duration::from_millis(200),
+    };
+    Settings {
+        retention,
+        ..settings()
+    }
+}
+
+#[tokio::test]
+async fn newest_request_decides_after_clock_steps() {
+    let request = |is_high, ahead| Debounced {
+        is_delayed: false,
+        is_high,
+        ahead,
+        ..DEBOUNCED
+    };
+    // Whether the first job still waits when the clock is set back, and whether the second job exists and is replaced then.
+    for (waits, is_replaced) in [(true, false), (false, false), (false, true)] {
+        let mut world = World::with(short_retention());
+        let first = world.replace(&request(false, if waits { 400 } else { 0 }));
+        world.advance(50);
+        assert_eq!(world.was_dispatched(first), !waits);
+        if is_replaced {
+            world.replace(&request(true, 400));
+            world.advance(50);
+        }
+        world.run(&Step::JumpClock(-3_600));
+        // It waits for longer than its key is in use.
+        let newest = world.replace(&request(true, 600));
+        world.advance(50);
+        let (outcome, job) = outcome_of(&world, newest);
+        let expected = match (waits, is_replaced) {
+            (false, false) => v1::Outcome::Scheduled,
+            _ => v1::Outcome::Replaced,
+        };
+        assert_eq!(outcome, expected);
+        let newest: JobId = job.id.parse().unwrap();
+        world.advance(350);
+        assert!(!world.was_dispatched(newest));
+        let expected = is_replaced.then_some(newest);
+        assert_eq!(restored_key(&world, "1").await, expected);
+        world.advance(2_000);
+        assert!(world.was_dispatched(newest));
+        assert_eq!(restored_key(&world, "1").await, expected);
+        // A request of other content.
+        world.restart();
+        let next = world.schedule("app", 0, Some(1));
+        world.advance(50);
+        let (outcome, job) = outcome_of(&world, next);
+        let expected = match is_replaced {
+            // The clock has not reached the request that was accepted before it was set back.
+            true => (v1::Outcome::Conflict, newest.to_string()),
+            false => (v1::Outcome::Scheduled, next.to_string()),
+        };
+        assert_eq!((outcome, job.id), expected);
+        world.settle();
+        world.check();
+    }
 }
