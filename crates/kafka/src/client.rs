@@ -162,7 +162,7 @@ pub struct Prefetch {
 impl Prefetch {
     /// For records that are processed as they arrive.
     pub const STREAM: Self = Self {
-        records: 1000,
+        records: 5000,
         kibibytes: 1024,
         fetch_kibibytes: 1024,
         wait_millis: 100,
