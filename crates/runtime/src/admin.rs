@@ -4,7 +4,7 @@
 //! because the kubelet has none.
 //!
 //! All paths but `/livez` require that the request names an address, a name without a dot, the name of this machine, or one of
-//! `admin.allowed_hosts`, so that no web page can read them through a browser (see [`hosts`](crate::hosts)). Probes and Prometheus name
+//! `admin.allowed_hosts`, so that no web page can read them through a browser (see [`hosts`]). Probes and Prometheus name
 //! addresses.
 
 use std::io;
