@@ -231,8 +231,10 @@ fn due_jobs_are_dispatched_on_time_while_distant_jobs_of_another_application_fil
 fn due_jobs_do_not_grow_full_redis() {
     const ROUNDS: usize = 10;
     const COUNT: usize = 2_000;
-    /// For buffers, and for the jobs that were committed before their shards noticed that Redis is full.
-    const MARGIN: u64 = 12 << 20;
+    /// Before this round, jobs may still be indexed that were committed before their shard noticed that Redis is full.
+    const NOTICED: usize = 3;
+    /// For buffers. The jobs of the later rounds would take 14 MiB.
+    const MARGIN: u64 = 5 << 20;
     let _permit = ChaosPermit::acquire();
     let local = LocalRedis::start().unwrap();
     let env = SchedulerEnv::new(
@@ -254,9 +256,7 @@ fn due_jobs_do_not_grow_full_redis() {
             _ => Ok(()),
         }
     });
-    // A busy machine notices late that Redis is full.
-    let full = redis.used(&env).max(limit);
-    let mut due = Vec::new();
+    let (mut due, mut full) = (Vec::new(), limit);
     for round in 0..ROUNDS {
         let jobs = (0..COUNT).flat_map(|n| {
             let job = JobSpec::new("sms", format!("{round}/{n}"));
@@ -274,11 +274,15 @@ fn due_jobs_do_not_grow_full_redis() {
             }
         });
         let used = redis.used(&env);
-        println!("round {round}: {used} bytes, {full} before");
-        assert!(
-            used < full + MARGIN,
-            "{used} bytes in round {round}, {full} before"
-        );
+        println!("round {round}: {used} of {limit} bytes");
+        if round < NOTICED {
+            full = used;
+        } else {
+            assert!(
+                used < full + MARGIN,
+                "{used} bytes in round {round}, {full} before"
+            );
+        }
     }
 
     // Each job was either dispatched once or rejected once, and those without keys were dispatched.
