@@ -23,13 +23,16 @@ use redeliver_kafka_ffi::{KafkaClient, TopicId};
 
 use crate::client::KafkaSettings;
 use crate::describe::describe_topics;
-use crate::reader::{ReadError, TopicReader, group_positions, is_unknown, kafka};
+use crate::extents::{Extent, extents};
+use crate::reader::{ReadError, TopicReader, is_unknown, kafka, positions};
 use crate::tracker::{Committed, TopicFingerprint};
 
 /// Timeout of one request.
 const CALL: Duration = Duration::from_secs(10);
 /// How often the records are counted if topics are deleted meanwhile.
 const MAX_COUNTS: u32 = 3;
+/// How long [`heads`] waits for leaders.
+const LEADERS: Duration = Duration::from_secs(1);
 /// Maximum number of groups whose positions are requested at the same time.
 const MAX_PARALLEL: usize = 16;
 /// Maximum number of offsets up to the end that are read and counted.
@@ -69,13 +72,15 @@ pub struct Head<T> {
     pub backlog: Backlog,
     /// What was read of the first of these records of each partition.
     pub first: Vec<T>,
+    /// Partitions that have no leader, or whose leaders do not answer. They are not in the backlog.
+    pub unreachable: Vec<i32>,
 }
 
 /// The backlogs of these pairs of a group and a topic; each topic may occur once. Does not join the groups. Leaves out
 /// topics that are deleted meanwhile. Blocks.
 ///
 /// # Errors
-/// If the broker does not answer, or records near an end are not read within `timeout`.
+/// If the broker does not answer, or records near an end are not read within `timeout`. If the leader of one partition does not answer, too.
 pub fn backlogs(
     settings: &KafkaSettings,
     topics: &[(String, Arc<str>)],
@@ -87,10 +92,11 @@ pub fn backlogs(
 }
 
 /// As [`backlogs`], with what `read` returns for the first incomplete records of each partition: those among the first
-/// `offsets` offsets. Does not wait for open transactions.
+/// `offsets` offsets. Waits neither for open transactions nor for leaders. A backlog whose records are not read within
+/// `timeout` is an upper bound.
 ///
 /// # Errors
-/// As [`backlogs`].
+/// If the broker does not answer.
 pub fn heads<T>(
     settings: &KafkaSettings,
     topics: &[(String, Arc<str>)],
@@ -157,6 +163,8 @@ fn count_again_if_deleted<T>(
 /// The part of a partition to read.
 struct Part {
     committed: Committed,
+    /// The offset after the last one that was read.
+    next: i64,
     end: i64,
     /// The part ends at the end of the partition, so that its records are counted.
     is_all: bool,
@@ -178,13 +186,28 @@ fn count<T>(
         .map_err(kafka("creating a client"))?;
     let mut counted: BTreeMap<Arc<str>, Head<T>> = BTreeMap::new();
     let mut parts: BTreeMap<(String, i32), Part> = BTreeMap::new();
-    let groups = Groups::read(settings, &consumer, topics)?;
+    // Without waiting for the end of a transaction, the broker returns the last stable positions.
+    let isolation = if reads_heads {
+        "read_uncommitted"
+    } else {
+        "read_committed"
+    };
+    let groups = Groups::read(settings, &consumer, topics, isolation)?;
+    let remaining = groups.remaining(&consumer, if reads_heads { LEADERS } else { CALL })?;
+    if !reads_heads {
+        remaining.check_leaders()?;
+    }
+    for (topic, partition) in remaining.unreachable {
+        let head = counted.entry(topic).or_insert_with(Head::empty);
+        head.unreachable.push(partition);
+        head.backlog.is_exact = false;
+    }
     for Unfinished {
         topic,
         partition,
         committed,
         end,
-    } in groups.unfinished(&consumer)?
+    } in remaining.unfinished
     {
         let head = counted.entry(topic.as_str().into()).or_insert_with(Head::empty);
         let distance = end - committed.offset;
@@ -195,6 +218,7 @@ fn count<T>(
         }
         if distance > 0 && (is_all || reads_heads) {
             let part = Part {
+                next: committed.offset,
                 end: end.min(committed.offset.saturating_add(near)),
                 committed,
                 is_all,
@@ -209,30 +233,44 @@ fn count<T>(
         .iter()
         .map(|(partition, part)| (partition.clone(), part.committed.offset));
     let mut reader = TopicReader::from_offsets(settings, from)?;
+    let ends = parts
+        .iter()
+        .map(|(partition, part)| (partition.clone(), part.end))
+        .collect();
     let mut visit = |record: Record| {
         let position = &record.position;
         let partition = (position.topic.to_string(), position.partition);
-        let part = parts.get(&partition);
-        let Some(part) = part.filter(|part| !part.committed.completed.contains(position.offset)) else {
+        let Some(part) = parts.get_mut(&partition) else {
             return ControlFlow::Continue(());
         };
+        part.next = position.offset + 1;
+        if part.committed.completed.contains(position.offset) {
+            return ControlFlow::Continue(());
+        }
         if let Some(head) = counted.get_mut(&position.topic) {
             head.backlog.records += u64::from(part.is_all);
             head.first.push(read(record));
         }
         ControlFlow::Continue(())
     };
-    if reads_heads {
-        let ends = parts
-            .iter()
-            .map(|(partition, part)| (partition.clone(), part.end));
-        let visit = |record: Option<Record>| record.map_or(ControlFlow::Continue(()), &mut visit);
-        reader.read_parts(ends.collect(), timeout, visit)?;
-    } else {
+    if !reads_heads {
         // Waits for open transactions: a topic is not empty while one of them may add records.
         reader.read_while(timeout, visit)?;
+        return Ok(counted);
     }
-    Ok(counted)
+    let read = reader.read_parts(ends, timeout, |record| {
+        record.map_or(ControlFlow::Continue(()), &mut visit)
+    });
+    if matches!(read, Err(ReadError::Late { .. })) {
+        for ((topic, _), part) in parts.iter().filter(|(_, part)| part.is_all) {
+            if let (1.., Some(head)) = (part.end - part.next, counted.get_mut(topic.as_str())) {
+                head.backlog.records += part.end.abs_diff(part.next);
+                head.backlog.is_exact = false;
+            }
+        }
+        return Ok(counted);
+    }
+    read.map(|()| counted)
 }
 
 /// The positions of groups, and the ids of their topics.
@@ -250,37 +288,73 @@ pub(crate) struct Unfinished {
     pub(crate) end: i64,
 }
 
+/// What groups have not completed of several topics.
+pub(crate) struct Remaining {
+    pub(crate) unfinished: Vec<Unfinished>,
+    /// Partitions whose leaders do not answer.
+    pub(crate) unreachable: Vec<(Arc<str>, i32)>,
+}
+
+impl Remaining {
+    /// # Errors
+    /// If a leader does not answer.
+    pub(crate) fn check_leaders(&self) -> Result<(), ReadError> {
+        match self.unreachable.first() {
+            None => Ok(()),
+            Some((topic, partition)) => Err(ReadError::NoLeader {
+                topic: topic.to_string(),
+                partition: *partition,
+            }),
+        }
+    }
+}
+
 impl Groups {
-    /// The positions of these pairs of a group and a topic. Leaves out topics that do not exist.
+    /// The positions of these pairs of a group and a topic. Leaves out topics that do not exist. With the isolation `read_committed`, waits for open
+    /// transactions of the groups.
     pub(crate) fn read(
         settings: &KafkaSettings,
         consumer: &BaseConsumer,
         topics: &[(String, Arc<str>)],
+        isolation: &str,
     ) -> Result<Self, ReadError> {
-        let positions = positions_of(settings, &by_group(topics))?;
+        let positions = positions_of(settings, &by_group(topics), isolation)?;
         // Requested after the positions: a lane can commit for a new topic only after it was created.
         let ids = ids_of(consumer, topics)?;
         Ok(Self { positions, ids })
     }
 
-    /// What the groups have not completed of what the partitions contain now. Leaves out topics that are deleted meanwhile.
-    pub(crate) fn unfinished(self, consumer: &BaseConsumer) -> Result<Vec<Unfinished>, ReadError> {
-        let mut unfinished = Vec::new();
+    /// What the groups have not completed of what the partitions contain now. Leaves out topics that are deleted meanwhile. Waits for leaders for at most
+    /// `patience`.
+    pub(crate) fn remaining(
+        self,
+        consumer: &BaseConsumer,
+        patience: Duration,
+    ) -> Result<Remaining, ReadError> {
+        let mut positions: BTreeMap<(Arc<str>, i32), Option<Committed>> = BTreeMap::new();
         for ((topic, partition), committed) in self.positions.into_iter().flatten() {
-            // For a read_committed client, the broker returns the last stable offset instead of the high watermark.
-            let (low, end) = match consumer.fetch_watermarks(&topic, partition, CALL) {
-                Ok(watermarks) => watermarks,
-                Err(error) if is_unknown(&error) => continue,
-                Err(error) => return Err(kafka("requesting the end of a partition")(error)),
+            positions.insert((topic.into(), partition), committed);
+        }
+        // For a read_committed client, the ends are the last stable offsets.
+        let extents = extents(consumer, &positions.keys().cloned().collect(), patience)?;
+        let (mut unfinished, mut unreachable) = (Vec::new(), Vec::new());
+        for ((topic, partition), extent) in extents {
+            let Some(Extent { low, end }) = extent else {
+                unreachable.push((topic, partition));
+                continue;
             };
+            let committed = positions.remove(&(topic.clone(), partition)).flatten();
             unfinished.push(Unfinished {
-                committed: first_unread(committed, low..end, self.ids.get(&topic).copied()),
-                topic,
+                committed: first_unread(committed, low..end, self.ids.get(&*topic).copied()),
+                topic: topic.to_string(),
                 partition,
                 end,
             });
         }
-        Ok(unfinished)
+        Ok(Remaining {
+            unfinished,
+            unreachable,
+        })
     }
 }
 
@@ -296,8 +370,9 @@ impl GroupPositions {
     /// If the broker does not answer.
     pub fn read(settings: &KafkaSettings, topics: &[(String, Arc<str>)]) -> Result<Self, ReadError> {
         let mut positions: HashMap<Arc<str>, HashMap<i32, Committed>> = HashMap::new();
-        for ((topic, partition), committed) in
-            positions_of(settings, &by_group(topics))?.into_iter().flatten()
+        for ((topic, partition), committed) in positions_of(settings, &by_group(topics), "read_committed")?
+            .into_iter()
+            .flatten()
         {
             if let Some(committed) = committed {
                 let of_topic = positions.entry(topic.into()).or_default();
@@ -362,6 +437,7 @@ impl<T> Head<T> {
                 is_exact: true,
             },
             first: Vec::new(),
+            unreachable: Vec::new(),
         }
     }
 }
@@ -372,6 +448,7 @@ type Positions = BTreeMap<(String, i32), Option<Committed>>;
 fn positions_of(
     settings: &KafkaSettings,
     topics_by_group: &BTreeMap<&str, Vec<Arc<str>>>,
+    isolation: &str,
 ) -> Result<Vec<Positions>, ReadError> {
     let groups = Mutex::new(topics_by_group.iter());
     let next = || groups.lock().unwrap_or_else(PoisonError::into_inner).next();
@@ -380,9 +457,9 @@ fn positions_of(
         while let Some((group, topics)) = next() {
             let mut topics = topics.clone();
             results.push(loop {
-                match group_positions(settings, group, &topics) {
+                match positions(settings, group, &topics, isolation) {
                     Err(ReadError::Missing(deleted)) => topics.retain(|topic| **topic != *deleted),
-                    positions => break positions?,
+                    found => break found?,
                 }
             });
         }

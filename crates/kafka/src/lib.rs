@@ -38,6 +38,7 @@ mod describe;
 pub mod embedded;
 pub mod ends;
 pub mod exclusive;
+mod extents;
 pub mod fault;
 pub mod follow;
 pub mod groups;

@@ -34,6 +34,14 @@ pub enum ReadError {
     /// Kafka does not let this client see a topic, so that nobody knows whether it exists.
     #[error("Kafka does not let this client see the topic `{0}` (Describe)")]
     Denied(String),
+    /// A partition has no leader, or its leader does not answer.
+    #[error("no leader of {topic}/{partition} answers")]
+    NoLeader {
+        /// The topic.
+        topic: String,
+        /// The partition.
+        partition: i32,
+    },
     /// A topic was deleted and created again while it was read.
     #[error("topic `{0}` was deleted and created again")]
     Recreated(String),
@@ -74,7 +82,11 @@ impl ReadError {
             Self::Kafka { source, .. } => {
                 source.rdkafka_error_code() == Some(RDKafkaErrorCode::TopicAuthorizationFailed)
             }
-            Self::Missing(_) | Self::Recreated(_) | Self::Metadata { .. } | Self::Late { .. } => false,
+            Self::Missing(_)
+            | Self::NoLeader { .. }
+            | Self::Recreated(_)
+            | Self::Metadata { .. }
+            | Self::Late { .. } => false,
         }
     }
 }
@@ -1046,7 +1058,17 @@ pub fn group_positions(
     group: &str,
     topics: &[Arc<str>],
 ) -> Result<BTreeMap<(String, i32), Option<Committed>>, ReadError> {
-    let consumer = group_consumer(settings, group, "read_committed")?;
+    positions(settings, group, topics, "read_committed")
+}
+
+/// As [`group_positions`]. With the isolation `read_uncommitted`, does not wait for the end of a transaction that commits others.
+pub(crate) fn positions(
+    settings: &KafkaSettings,
+    group: &str,
+    topics: &[Arc<str>],
+    isolation: &str,
+) -> Result<BTreeMap<(String, i32), Option<Committed>>, ReadError> {
+    let consumer = group_consumer(settings, group, isolation)?;
     let list = committed_offsets(&consumer, topics)?;
     let mut positions = BTreeMap::new();
     for element in list.elements() {

@@ -62,12 +62,14 @@ impl Scan {
             .reader("read_committed")
             .create()
             .map_err(kafka("creating a client"))?;
-        let groups = Groups::read(settings, &consumer, unfinished)?;
+        let groups = Groups::read(settings, &consumer, unfinished, "read_committed")?;
         let mut chosen = Vec::new();
         for (topic, since) in whole {
             chosen.extend(whole_topic(&consumer, topic, *since)?);
         }
-        chosen.extend(groups.unfinished(&consumer)?);
+        let remaining = groups.remaining(&consumer, CALL)?;
+        remaining.check_leaders()?;
+        chosen.extend(remaining.unfinished);
 
         let mut parts: HashMap<Arc<str>, HashMap<i32, Part>> = HashMap::new();
         let (mut from, mut total) = (Vec::new(), 0);

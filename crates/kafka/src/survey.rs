@@ -1,19 +1,14 @@
 //! Lists the topics of a cluster with their ids, the offsets of their partitions, and their retention.
-//!
-//! The number of requests follows from the number of brokers, not from the number of partitions: the offsets of all partitions of a
-//! leader are requested at once.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rdkafka::TopicPartitionList;
 use rdkafka::admin::{AdminClient, AdminOptions, ConfigEntry, OwnedResourceSpecifier, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::metadata::MetadataTopic;
-use rdkafka::topic_partition_list::Offset;
 use rdkafka::types::RDKafkaRespErr;
 use redeliver_core::pipeline::{TopicRole, is_topic_name, parse_retry_topic};
 use redeliver_core::{HumanDuration, Pipeline};
@@ -22,24 +17,14 @@ use redeliver_kafka_ffi::{KafkaClient, TopicId};
 use crate::client::KafkaSettings;
 use crate::credentials::Replaceable;
 use crate::describe::describe_topics;
+pub use crate::extents::Extent;
+use crate::extents::{LEADER_CALL, Listed};
 use crate::reader::{ReadError, kafka};
 
 /// Timeout of one request.
 const CALL: Duration = Duration::from_secs(10);
-/// Timeout of a request to the leader of partitions. It is short because the leaders are asked one after the other.
-const LEADER_CALL: Duration = Duration::from_secs(3);
-
 /// Time after which topic ids are requested again, if a request failed.
 const IDS_PAUSE: Duration = Duration::from_secs(60);
-
-/// The bounds of a partition's log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// The first offset.
-    pub low: i64,
-    /// The last stable offset: the end, exclusive, for a read_committed consumer.
-    pub end: i64,
-}
 
 /// A topic and its partitions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,11 +58,6 @@ struct Clients {
     /// When to ask for topic ids again, after a request failed: a broker that does not support it may let it time out.
     ids_from: Mutex<Option<Instant>>,
 }
-
-/// The leader of each partition, by partition number; negative if there is none.
-type Leaders = Vec<i32>;
-/// Topics that Kafka does not describe, and why.
-type Refusals = BTreeMap<Arc<str>, String>;
 
 impl Surveyor {
     /// Creates the clients without connecting to the broker.
@@ -116,24 +96,24 @@ impl Surveyor {
         named: &BTreeSet<Arc<str>>,
     ) -> Result<Vec<SurveyedTopic>, ReadError> {
         let clients = self.0.get();
-        let (listed, mut refusals) = clients.leaders(filter)?;
-        let ids = clients.ids(listed.keys());
-        for name in named.iter().filter(|name| !listed.contains_key(*name)) {
-            if !refusals.contains_key(name)
+        let mut listed = Listed::request(&clients.consumer, filter)?;
+        let ids = clients.ids(listed.leaders.keys());
+        for name in named.iter().filter(|name| !listed.leaders.contains_key(*name)) {
+            if !listed.refusals.contains_key(name)
                 && let Some(refusal) = clients.refusal(name)?
             {
-                refusals.insert(name.clone(), refusal);
+                listed.refusals.insert(name.clone(), refusal);
             }
         }
-        let refused = refusals.into_iter().map(|(name, refusal)| SurveyedTopic {
+        let extents = listed.extents(&clients.consumer);
+        let refused = listed.refusals.into_iter().map(|(name, refusal)| SurveyedTopic {
             name,
             id: None,
             partitions: Vec::new(),
             refusal: Some(refusal),
         });
         let mut topics: Vec<SurveyedTopic> = refused.collect();
-        let extents = clients.extents(&listed);
-        topics.extend(listed.into_iter().map(|(name, leaders)| {
+        topics.extend(listed.leaders.into_iter().map(|(name, leaders)| {
             let partitions = (0..).zip(&leaders).map(|(partition, _)| {
                 let key = (name.clone(), partition);
                 extents.get(&key).copied()
@@ -160,12 +140,13 @@ impl Surveyor {
             _ => None,
         };
         let clients = self.0.get();
-        let (existing, _) = clients.leaders(|topic| {
+        let existing = Listed::request(&clients.consumer, |topic| {
             let mut pipelines = pipelines.iter();
             pipelines.any(|pipeline| role_in(pipeline, topic).is_some())
         })?;
         let of_pipeline = |pipeline: &Pipeline| {
             let left = existing
+                .leaders
                 .keys()
                 .filter_map(|topic| Some((topic.clone(), role_in(pipeline, topic)?)));
             let source = [(pipeline.source.clone(), TopicRole::Source)];
@@ -252,39 +233,6 @@ fn setting<'e>(entries: &'e [ConfigEntry], name: &str) -> Option<&'e str> {
 }
 
 impl Clients {
-    /// The leaders of the partitions of all topics that match, and the topics of which Kafka lists only an error.
-    fn leaders(
-        &self,
-        filter: impl Fn(&str) -> bool,
-    ) -> Result<(BTreeMap<Arc<str>, Leaders>, Refusals), ReadError> {
-        let metadata = self
-            .consumer
-            .fetch_metadata(None, CALL)
-            .map_err(kafka("requesting the list of topics"))?;
-        let unknown = Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART);
-        let found = metadata
-            .topics()
-            .iter()
-            .filter(|topic| topic.error() != unknown && filter(topic.name()));
-        let (mut listed, mut refusals) = (BTreeMap::new(), Refusals::new());
-        for topic in found {
-            let name = Arc::from(topic.name());
-            if let Some(error) = topic.error() {
-                refusals.insert(name, RDKafkaErrorCode::from(error).to_string());
-                continue;
-            }
-            let mut leaders: Leaders = vec![-1; topic.partitions().len()];
-            for partition in topic.partitions() {
-                let index = usize::try_from(partition.id()).unwrap_or(usize::MAX);
-                if let Some(leader) = leaders.get_mut(index) {
-                    *leader = partition.leader();
-                }
-            }
-            listed.insert(name, leaders);
-        }
-        Ok((listed, refusals))
-    }
-
     /// Why Kafka does not describe a topic that it does not list; `None` if the topic does not exist.
     fn refusal(&self, topic: &str) -> Result<Option<String>, ReadError> {
         // The client and the broker do not look for a topic with an invalid name.
@@ -324,59 +272,6 @@ impl Clients {
                 BTreeMap::new()
             }
         }
-    }
-
-    /// The bounds of all partitions whose leaders answer.
-    fn extents(&self, topics: &BTreeMap<Arc<str>, Leaders>) -> BTreeMap<(Arc<str>, i32), Extent> {
-        let mut by_leader: BTreeMap<i32, Vec<(Arc<str>, i32)>> = BTreeMap::new();
-        for (topic, leaders) in topics {
-            for (partition, leader) in (0..).zip(leaders) {
-                if *leader >= 0 {
-                    let partitions = by_leader.entry(*leader).or_default();
-                    partitions.push((topic.clone(), partition));
-                }
-            }
-        }
-        let mut extents = BTreeMap::new();
-        for (leader, partitions) in by_leader {
-            // The first offsets are requested first, so that none is beyond the end.
-            let bounds = self.offsets(&partitions, Offset::Beginning).and_then(|lows| {
-                let ends = self.offsets(&partitions, Offset::End)?;
-                Ok((lows, ends))
-            });
-            match bounds {
-                Ok((lows, ends)) => extents.extend(lows.into_iter().filter_map(|(key, low)| {
-                    let end = *ends.get(&key)?;
-                    Some((key, Extent { low, end }))
-                })),
-                Err(error) => {
-                    tracing::debug!(leader, %error, "cannot read the bounds of the partitions of a leader");
-                }
-            }
-        }
-        extents
-    }
-
-    /// The offsets at one end of partitions that have the same leader. Leaves out partitions with an error.
-    fn offsets(
-        &self,
-        partitions: &[(Arc<str>, i32)],
-        end: Offset,
-    ) -> KafkaResult<BTreeMap<(Arc<str>, i32), i64>> {
-        let mut list = TopicPartitionList::with_capacity(partitions.len());
-        for (topic, partition) in partitions {
-            // In the request, -2 and -1 in place of a timestamp mean the first offset and the end. For a read_committed
-            // client, the broker returns the last stable offset as the end.
-            list.add_partition_offset(topic, *partition, end)?;
-        }
-        let found = self.consumer.offsets_for_times(list, LEADER_CALL)?;
-        let mut offsets = BTreeMap::new();
-        for element in found.elements() {
-            if let (Ok(()), Offset::Offset(offset)) = (element.error(), element.offset()) {
-                offsets.insert((Arc::from(element.topic()), element.partition()), offset);
-            }
-        }
-        Ok(offsets)
     }
 }
 

@@ -66,11 +66,11 @@ pub(crate) fn main(args: &StatusArgs) -> ExitCode {
         };
         let now = SystemClock.now();
         print_item(args.output.format, || status.text(now), || status.json(now));
-        Ok(ExitCode::from(if status.queues.is_ok() {
-            0
-        } else {
-            EXIT_FAILURE
-        }))
+        let is_whole = status.queues.as_ref().is_ok_and(|queues| {
+            let mut configured = queues.iter().filter(|queue| queue.is_configured);
+            configured.all(|queue| queue.unreachable.is_empty())
+        });
+        Ok(ExitCode::from(if is_whole { 0 } else { EXIT_FAILURE }))
     })
 }
 
@@ -93,6 +93,8 @@ struct Queue {
     /// The number of consumers in the group; `None` if a broker does not tell.
     members: Option<usize>,
     backlog: Backlog,
+    /// Partitions whose leaders do not answer.
+    unreachable: Vec<i32>,
     /// The due times of its first records, if they wait for them.
     due: Option<Vec<Timestamp>>,
 }
@@ -108,10 +110,10 @@ impl Queue {
     }
 
     fn row(&self, now: Timestamp) -> Vec<String> {
-        let bound = if self.backlog.is_exact && self.is_configured {
-            ""
-        } else {
-            "≤ "
+        let bound = match self.backlog.is_exact && self.is_configured {
+            true => "",
+            false if self.unreachable.is_empty() => "≤ ",
+            false => "≈ ",
         };
         let due = self.due_at(now).map(|due| {
             // Only the first records were read.
@@ -152,6 +154,7 @@ impl Queue {
             "consumers": self.members,
             "records": self.backlog.records,
             "records_is_exact": self.backlog.is_exact && self.is_configured,
+            "unreachable_partitions": self.unreachable,
             "due": self.due_at(now),
             "next_due": self.earliest().map(|earliest| earliest.to_string()),
         })
@@ -162,7 +165,19 @@ impl Status {
     fn text(&self, now: Timestamp) -> String {
         let columns = ["pipeline", "topic", "records", "due", "next", "consumers"];
         let mut text = match &self.queues {
-            Ok(queues) => table(&columns, queues.iter().map(|queue| queue.row(now))),
+            Ok(queues) => {
+                let mut text = table(&columns, queues.iter().map(|queue| queue.row(now)));
+                for queue in queues.iter().filter(|queue| !queue.unreachable.is_empty()) {
+                    let partitions: Vec<String> = queue.unreachable.iter().map(i32::to_string).collect();
+                    let _ = write!(
+                        text,
+                        "\n{}: no leader of partition {} answers; its records are not counted",
+                        queue.topic,
+                        partitions.join(", ")
+                    );
+                }
+                text
+            }
             Err(error) => format!("topics: {}", in_one_line(&error_chain(error))),
         };
         text += "\n\n";
@@ -269,7 +284,11 @@ fn read_queues(
         .map(|pipeline| pipeline.name)
         .collect();
     let queues = read.into_iter().filter_map(|(pipeline, group, topic)| {
-        let Head { backlog, first } = heads.remove(&topic)?;
+        let Head {
+            backlog,
+            first,
+            unreachable,
+        } = heads.remove(&topic)?;
         let is_tier = matches!(parse_retry_topic(&topic), Some((_, Some(_))));
         let is_configured = pipeline.as_ref().is_none_or(|name| configured.contains(name));
         Some(Queue {
@@ -279,6 +298,7 @@ fn read_queues(
                 .as_ref()
                 .map(|members| members.get(&group).copied().unwrap_or(0)),
             backlog,
+            unreachable,
             due: (is_tier && is_configured).then(|| first.into_iter().flatten().collect()),
             topic,
             group,
@@ -362,6 +382,7 @@ mod tests {
                 records: 54,
                 is_exact: true,
             },
+            unreachable: Vec::new(),
             due: None,
         };
         let now = Timestamp::from_millis(0);
@@ -374,5 +395,39 @@ mod tests {
         let json = queue(false).json(now);
         let (configured, exact) = (&json["configured"], &json["records_is_exact"]);
         assert_eq!((configured, exact), (&json!(false), &json!(false)));
+    }
+
+    #[test]
+    fn unreachable_partitions_are_named() {
+        let queue = Queue {
+            pipeline: Some("orders".into()),
+            is_configured: true,
+            topic: "orders".into(),
+            group: "redeliver-orders".to_owned(),
+            members: Some(1),
+            backlog: Backlog {
+                records: 54,
+                is_exact: false,
+            },
+            unreachable: vec![0, 3],
+            due: None,
+        };
+        let status = Status {
+            queues: Ok(vec![queue]),
+            dead: Err(CliError::Failed(String::new())),
+            jobs: None,
+        };
+        let now = Timestamp::from_millis(0);
+        let text = status.text(now);
+        for part in [
+            "≈ 54",
+            "orders: no leader of partition 0, 3 answers; its records are not counted",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert_eq!(
+            status.json(now)["queues"][0]["unreachable_partitions"],
+            json!([0, 3])
+        );
     }
 }

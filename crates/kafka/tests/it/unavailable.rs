@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use redeliver_core::{Headers, Output, Record, Timestamp};
+use redeliver_kafka::backlog::{backlogs, heads};
 use redeliver_kafka::producer::Producer;
+use redeliver_kafka::reader::ReadError;
 use redeliver_kafka::{
     AssignmentId, KafkaClient, KafkaSettings, Presence, Processor, TopicWatch, TransactionBatch, Unwritable,
 };
@@ -206,6 +208,32 @@ async fn topic_without_leader_stops_only_its_records() {
         env.until_copied(0);
         env.lanes.clear();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn backlogs_count_what_leaders_answer() {
+    let [first, mut second] = LocalKafka::start_pair().unwrap();
+    let env = Env::new(first.brokers(), [&[2], &[1]]).await;
+    let group = unique("group");
+    let topics = env
+        .topics
+        .each_ref()
+        .map(|topic| (group.clone(), Arc::from(&**topic)));
+    let read = || heads(&env.settings, &topics, 10, DEADLINE, |_| ()).unwrap();
+    assert!(read().values().all(|head| head.unreachable.is_empty()));
+    second.kill_9();
+    eventually("the others are counted", DEADLINE, || {
+        let heads = read();
+        let [lost, kept] = env.topics.each_ref().map(|topic| &heads[&**topic]);
+        let is_right = lost.unreachable == [0] && kept.unreachable.is_empty() && kept.backlog.is_exact;
+        if is_right {
+            Ok(())
+        } else {
+            Err(format!("{heads:?}"))
+        }
+    });
+    let refused = backlogs(&env.settings, &topics, DEADLINE).unwrap_err();
+    assert!(matches!(refused, ReadError::NoLeader { topic, partition: 0 } if *topic == *env.topics[0]));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -485,6 +485,6 @@ async fn a_random_request_is_answered_or_refused_for_a_reason() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "long"]
-async fn each_of_a_million_random_requests_is_answered_or_refused_for_a_reason() {
-    random_requests("many-random-requests", 1_000_000).await;
+async fn many_random_requests_are_answered_or_refused() {
+    random_requests("many-random-requests", 100_000).await;
 }

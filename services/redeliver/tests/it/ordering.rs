@@ -281,6 +281,7 @@ fn order_survives_chaos(name: &str, configure: impl FnOnce(PipeBuilder) -> PipeB
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random(name);
     let pipe = PipeBuilder::new(&format!("chaos-{name}"))
+        .partitions(4)
         .pipeline("ordering", "key")
         .pipeline("http.timeout", "60s")
         .set("kafka.session_timeout", "6s");

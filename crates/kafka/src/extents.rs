@@ -1,0 +1,152 @@
+//! Where the partitions of topics begin and end, as far as their leaders answer.
+//!
+//! The number of requests follows from the number of brokers, not from the number of partitions: the offsets of all partitions of a
+//! leader are requested at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdkafka::TopicPartitionList;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::error::{KafkaResult, RDKafkaErrorCode};
+use rdkafka::topic_partition_list::Offset;
+use rdkafka::types::RDKafkaRespErr;
+
+use crate::reader::{ReadError, kafka};
+
+/// Timeout of one request.
+const CALL: Duration = Duration::from_secs(10);
+/// Timeout of a request to the leader of partitions. It is short because the leaders are asked one after the other.
+pub(crate) const LEADER_CALL: Duration = Duration::from_secs(3);
+/// The pause before leaders are asked again.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The bounds of a partition's log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The first offset.
+    pub low: i64,
+    /// The last stable offset: the end, exclusive, for a read_committed consumer.
+    pub end: i64,
+}
+
+/// A topic and the number of one of its partitions.
+type Partition = (Arc<str>, i32);
+
+/// Topics of a cluster.
+pub(crate) struct Listed {
+    /// The leader of each partition, by partition number; negative if there is none.
+    pub(crate) leaders: BTreeMap<Arc<str>, Vec<i32>>,
+    /// Topics that Kafka does not describe, and why.
+    pub(crate) refusals: BTreeMap<Arc<str>, String>,
+}
+
+impl Listed {
+    /// The topics whose names match `filter`.
+    pub(crate) fn request(consumer: &BaseConsumer, filter: impl Fn(&str) -> bool) -> Result<Self, ReadError> {
+        let metadata = consumer
+            .fetch_metadata(None, CALL)
+            .map_err(kafka("requesting the list of topics"))?;
+        let unknown = Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART);
+        let found = metadata
+            .topics()
+            .iter()
+            .filter(|topic| topic.error() != unknown && filter(topic.name()));
+        let (mut leaders, mut refusals) = (BTreeMap::new(), BTreeMap::new());
+        for topic in found {
+            let name = Arc::from(topic.name());
+            if let Some(error) = topic.error() {
+                refusals.insert(name, RDKafkaErrorCode::from(error).to_string());
+                continue;
+            }
+            let mut of_topic = vec![-1; topic.partitions().len()];
+            for partition in topic.partitions() {
+                let index = usize::try_from(partition.id()).unwrap_or(usize::MAX);
+                if let Some(leader) = of_topic.get_mut(index) {
+                    *leader = partition.leader();
+                }
+            }
+            leaders.insert(name, of_topic);
+        }
+        Ok(Self { leaders, refusals })
+    }
+
+    /// The bounds of all partitions whose leaders answer.
+    pub(crate) fn extents(&self, consumer: &BaseConsumer) -> BTreeMap<Partition, Extent> {
+        let mut by_leader: BTreeMap<i32, Vec<Partition>> = BTreeMap::new();
+        for (topic, leaders) in &self.leaders {
+            for (partition, leader) in (0..).zip(leaders) {
+                if *leader >= 0 {
+                    let partitions = by_leader.entry(*leader).or_default();
+                    partitions.push((topic.clone(), partition));
+                }
+            }
+        }
+        let mut extents = BTreeMap::new();
+        for (leader, partitions) in by_leader {
+            // The first offsets are requested first, so that none is beyond the end.
+            let bounds = offsets(consumer, &partitions, Offset::Beginning).and_then(|lows| {
+                let ends = offsets(consumer, &partitions, Offset::End)?;
+                Ok((lows, ends))
+            });
+            match bounds {
+                Ok((lows, ends)) => extents.extend(lows.into_iter().filter_map(|(key, low)| {
+                    let end = *ends.get(&key)?;
+                    Some((key, Extent { low, end }))
+                })),
+                Err(error) => {
+                    tracing::debug!(leader, %error, "cannot read the bounds of the partitions of a leader");
+                }
+            }
+        }
+        extents
+    }
+}
+
+/// The bounds of partitions, `None` where no leader answers within `patience`: most changes of leaders end soon. Leaves out partitions that do not exist.
+pub(crate) fn extents(
+    consumer: &BaseConsumer,
+    partitions: &BTreeSet<Partition>,
+    patience: Duration,
+) -> Result<BTreeMap<Partition, Option<Extent>>, ReadError> {
+    let topics: BTreeSet<&str> = partitions.iter().map(|(topic, _)| &**topic).collect();
+    let deadline = Instant::now() + patience;
+    loop {
+        let listed = Listed::request(consumer, |topic| topics.contains(topic))?;
+        let mut known = listed.extents(consumer);
+        let exists = |(topic, partition): &&Partition| {
+            let leaders = listed.leaders.get(topic).map_or(0, Vec::len);
+            listed.refusals.contains_key(topic)
+                || usize::try_from(*partition).is_ok_and(|index| index < leaders)
+        };
+        let existing = partitions.iter().filter(exists);
+        let extents: BTreeMap<_, _> = existing.map(|key| (key.clone(), known.remove(key))).collect();
+        if extents.values().all(Option::is_some) || Instant::now() >= deadline {
+            return Ok(extents);
+        }
+        std::thread::park_timeout(PAUSE);
+    }
+}
+
+/// The offsets at one end of partitions that have the same leader. Leaves out partitions with an error.
+fn offsets(
+    consumer: &BaseConsumer,
+    partitions: &[Partition],
+    end: Offset,
+) -> KafkaResult<BTreeMap<Partition, i64>> {
+    let mut list = TopicPartitionList::with_capacity(partitions.len());
+    for (topic, partition) in partitions {
+        // In the request, -2 and -1 in place of a timestamp mean the first offset and the end. For a read_committed
+        // client, the broker returns the last stable offset as the end.
+        list.add_partition_offset(topic, *partition, end)?;
+    }
+    let found = consumer.offsets_for_times(list, LEADER_CALL)?;
+    let mut offsets = BTreeMap::new();
+    for element in found.elements() {
+        if let (Ok(()), Offset::Offset(offset)) = (element.error(), element.offset()) {
+            offsets.insert((Arc::from(element.topic()), element.partition()), offset);
+        }
+    }
+    Ok(offsets)
+}
