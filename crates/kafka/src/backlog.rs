@@ -14,17 +14,18 @@ use std::ops::{ControlFlow, Range};
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::KafkaError;
+use rdkafka::topic_partition_list::Offset;
 use redeliver_core::{Position, Record};
 use redeliver_kafka_ffi::{KafkaClient, TopicId};
 
 use crate::client::KafkaSettings;
 use crate::describe::describe_topics;
-use crate::extents::{Extent, extents};
-use crate::reader::{ReadError, TopicReader, is_unknown, kafka, positions};
+use crate::extents::{Extent, Listed, extents};
+use crate::reader::{ReadError, TopicReader, bounds, is_unknown, kafka, positions};
 use crate::tracker::{Committed, TopicFingerprint};
 
 /// Timeout of one request.
@@ -80,7 +81,7 @@ pub struct Head<T> {
 /// topics that are deleted meanwhile. Blocks.
 ///
 /// # Errors
-/// If the broker does not answer, or records near an end are not read within `timeout`. If the leader of one partition does not answer, too.
+/// If the broker or the leader of a partition does not answer, or records near an end are not read within `timeout`.
 pub fn backlogs(
     settings: &KafkaSettings,
     topics: &[(String, Arc<str>)],
@@ -108,10 +109,10 @@ pub fn heads<T>(
 }
 
 /// The ends of partitions, by topic and partition.
-pub type Ends = BTreeMap<(Arc<str>, i32), i64>;
+pub type Ends = BTreeMap<(String, i32), i64>;
 
 /// The ends of all partitions of these topics. Leaves out topics that do not exist. `None` while a
-/// transaction is open in one of them, so that records may be added before its end. Blocks.
+/// transaction is open in one of them, so that records may be added before its end, or Kafka does not describe one. Blocks.
 ///
 /// # Errors
 /// If the broker does not answer.
@@ -122,28 +123,22 @@ pub fn settled_ends(settings: &KafkaSettings, topics: &[Arc<str>]) -> Result<Opt
     };
     // The broker returns the last stable offset to the first one, and the high watermark to the second one.
     let (committed, uncommitted) = (client("read_committed")?, client("read_uncommitted")?);
-    let metadata = committed
-        .fetch_metadata(None, CALL)
-        .map_err(kafka("requesting the list of topics"))?;
-    let mut ends = BTreeMap::new();
-    for topic in topics {
-        let found = metadata.topics().iter().find(|found| found.name() == &**topic);
-        let partitions = found.map_or(0, |found| found.partitions().len());
-        for partition in (0..partitions).filter_map(|partition| i32::try_from(partition).ok()) {
-            let end = |client: &BaseConsumer| {
-                let bounds = client.fetch_watermarks(topic, partition, CALL);
-                bounds
-                    .map(|(_, end)| end)
-                    .map_err(kafka("requesting the end of a partition"))
-            };
-            let stable = end(&committed)?;
-            if end(&uncommitted)? != stable {
-                return Ok(None);
-            }
-            ends.insert((topic.clone(), partition), stable);
-        }
+    let listed = Listed::request(&committed, |name| topics.iter().any(|topic| **topic == *name))?;
+    if !listed.refusals.is_empty() {
+        return Ok(None);
     }
-    Ok(Some(ends))
+    let mut partitions = Vec::new();
+    for (topic, leaders) in &listed.leaders {
+        partitions.extend(
+            (0..)
+                .zip(leaders)
+                .map(|(partition, _)| (topic.to_string(), partition)),
+        );
+    }
+    let partitions: Vec<_> = partitions.iter().collect();
+    let end = |client| bounds(client, &partitions, Offset::End, Instant::now() + CALL);
+    let stable = end(&committed)?;
+    Ok((end(&uncommitted)? == stable).then_some(stable))
 }
 
 /// A topic may be deleted after its bounds were read. The next count leaves it out.
@@ -240,7 +235,10 @@ fn count<T>(
     let mut visit = |record: Record| {
         let position = &record.position;
         let partition = (position.topic.to_string(), position.partition);
-        let Some(part) = parts.get_mut(&partition) else {
+        // The reader may return one record after the end of a part, and some again after it was interrupted.
+        let is_new =
+            |part: &&mut Part| position.offset >= part.next && (position.offset < part.end || !reads_heads);
+        let Some(part) = parts.get_mut(&partition).filter(is_new) else {
             return ControlFlow::Continue(());
         };
         part.next = position.offset + 1;

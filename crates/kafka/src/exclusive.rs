@@ -21,7 +21,7 @@ use redeliver_kafka_ffi::KafkaClient;
 use crate::client::KafkaSettings;
 use crate::convert::native_headers;
 use crate::reader::{self, ReadError, TopicReader};
-use crate::recovery::{RecoveryAction, recovery_action};
+use crate::recovery::{RecoveryAction, error_code, recovery_action};
 
 /// After this time, the broker aborts the transaction of a writer that has vanished. Readers wait for it.
 const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -184,7 +184,7 @@ impl ExclusiveWriter {
 /// Whether the broker refuses this caller or these records, and would again.
 fn is_refused(error: &KafkaError) -> bool {
     matches!(
-        error.rdkafka_error_code(),
+        error_code(error),
         Some(
             RDKafkaErrorCode::TopicAuthorizationFailed
                 | RDKafkaErrorCode::TransactionalIdAuthorizationFailed

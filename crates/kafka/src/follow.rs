@@ -29,6 +29,7 @@ use crate::describe::describe_topics;
 use crate::partition_end::EndContext;
 use crate::processor::Waker;
 use crate::reader::{CALL, ReadError, kafka};
+use crate::recovery::error_code;
 use crate::shared_prefetch::SharedPrefetch;
 
 /// An event of a followed partition.
@@ -364,7 +365,7 @@ impl FollowedPartition {
                         offset,
                     }
                 }
-                Some(Err(error)) => match error.rdkafka_error_code() {
+                Some(Err(error)) => match error_code(&error) {
                     Some(code) if is_refusal(code) => Event::Refused {
                         topic: self.topic.clone(),
                         partition: self.partition,
@@ -418,7 +419,7 @@ fn is_refusal(code: RDKafkaErrorCode) -> bool {
 
 /// Returns fatal errors. The client recovers from all others by itself.
 fn fatal(error: KafkaError) -> Result<(), ReadError> {
-    match error.rdkafka_error_code() {
+    match error_code(&error) {
         Some(RDKafkaErrorCode::Fatal | RDKafkaErrorCode::FencedInstanceId) => Err(kafka("polling")(error)),
         _ => {
             tracing::debug!(%error, "consumer error");

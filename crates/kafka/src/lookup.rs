@@ -17,6 +17,7 @@ use crate::client::{KafkaSettings, QUEUED_RECORDS};
 use crate::convert;
 use crate::partition_end::{AtEnd, EndContext, at_end};
 use crate::reader::{ReadError, is_unknown, kafka, watermarks};
+use crate::recovery::error_code;
 
 /// Reads records by offset, one lookup at a time.
 pub struct Lookup {
@@ -336,7 +337,7 @@ impl Lookup {
                         return Ok(Err(missing));
                     }
                 }
-                Some(Err(error)) => match error.rdkafka_error_code() {
+                Some(Err(error)) => match error_code(&error) {
                     Some(RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange) => {
                         return Ok(Err(Missing::OutOfRange));
                     }

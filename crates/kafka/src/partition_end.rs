@@ -27,6 +27,7 @@ use rdkafka::consumer::ConsumerContext;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
 use crate::client::ClientLog;
+use crate::recovery::error_code;
 
 /// The offset of an end of partition that is about to be returned from the current poll.
 #[derive(Debug, Default)]
@@ -35,7 +36,7 @@ pub(crate) struct LastEnd(Mutex<Option<i64>>);
 impl LastEnd {
     /// Takes note of an error that the client reports. Returns false if it is no end of partition.
     pub(crate) fn note(&self, error: &KafkaError, reason: &str, log: &ClientLog) -> bool {
-        if error.rdkafka_error_code() != Some(RDKafkaErrorCode::PartitionEOF) {
+        if error_code(error) != Some(RDKafkaErrorCode::PartitionEOF) {
             return false;
         }
         let offset = offset_in(reason);

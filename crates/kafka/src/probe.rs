@@ -10,6 +10,7 @@ use rdkafka::producer::{BaseProducer, DeliveryResult, Producer as _, ProducerCon
 use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::ClientSettings;
+use crate::recovery::error_code;
 
 /// The timeout of the first request: a short one, so that a refusal is soon reported.
 const FIRST_REQUEST: Duration = Duration::from_millis(50);
@@ -86,7 +87,7 @@ impl ClientContext for Refusal {
 
     fn error(&self, error: KafkaError, reason: &str) {
         let reason = Some(reason.to_owned());
-        match error.rdkafka_error_code() {
+        match error_code(&error) {
             Some(RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SSL) => self.lock().refusal = reason,
             // A consequence of the others.
             Some(RDKafkaErrorCode::AllBrokersDown) => {}

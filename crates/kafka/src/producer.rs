@@ -12,6 +12,7 @@ use crate::client::KafkaSettings;
 use crate::convert::native_headers;
 use crate::credentials::Replaceable;
 use crate::log_timestamps::LogTimestamps;
+use crate::recovery::error_code;
 
 /// An idempotent producer with Java's partitioning.
 #[derive(Clone)]
@@ -56,7 +57,7 @@ impl ProduceError {
         match self {
             Self::Configuration(_) => true,
             Self::Delivery { source, .. } => matches!(
-                source.rdkafka_error_code(),
+                error_code(source),
                 Some(
                     RDKafkaErrorCode::QueueFull
                         | RDKafkaErrorCode::UnknownTopic

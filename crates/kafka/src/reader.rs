@@ -23,6 +23,7 @@ use crate::convert;
 use crate::credentials::Renewal;
 use crate::describe::describe_topics;
 use crate::partition_end::{AtEnd, EndContext, at_end};
+use crate::recovery::error_code;
 use crate::tracker::Committed;
 
 /// Why topics could not be read.
@@ -80,7 +81,7 @@ impl ReadError {
         match self {
             Self::Denied(_) => true,
             Self::Kafka { source, .. } => {
-                source.rdkafka_error_code() == Some(RDKafkaErrorCode::TopicAuthorizationFailed)
+                error_code(source) == Some(RDKafkaErrorCode::TopicAuthorizationFailed)
             }
             Self::Missing(_)
             | Self::NoLeader { .. }
@@ -1112,7 +1113,7 @@ fn ignore_transient(error: KafkaError) -> Result<(), ReadError> {
 /// Whether the broker does not know the topic or partition. One that has just started may not know it yet.
 pub(crate) fn is_unknown(error: &KafkaError) -> bool {
     matches!(
-        error.rdkafka_error_code(),
+        error_code(error),
         Some(
             RDKafkaErrorCode::UnknownPartition
                 | RDKafkaErrorCode::UnknownTopic
@@ -1123,7 +1124,7 @@ pub(crate) fn is_unknown(error: &KafkaError) -> bool {
 
 fn is_transient(error: &KafkaError) -> bool {
     matches!(
-        error.rdkafka_error_code(),
+        error_code(error),
         Some(
             RDKafkaErrorCode::AllBrokersDown
                 | RDKafkaErrorCode::BrokerTransportFailure

@@ -65,6 +65,19 @@ pub fn recovery_action(error: &KafkaError) -> RecoveryAction {
     }
 }
 
+/// The code of an error, if it has one.
+#[must_use]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the only place that adds the codes of admin operations"
+)]
+pub fn error_code(error: &KafkaError) -> Option<RDKafkaErrorCode> {
+    match error {
+        KafkaError::AdminOp(code) => Some(*code),
+        _ => error.rdkafka_error_code(),
+    }
+}
+
 /// Why a topic refuses a record permanently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -102,7 +115,7 @@ pub(crate) fn is_unknown_topic(error: &KafkaError) -> bool {
 
 /// Whether the broker denies a request, or the name of a topic is invalid. Only an operator can change that.
 pub(crate) fn is_denied(error: &KafkaError) -> bool {
-    error.rdkafka_error_code().is_some_and(|code| {
+    error_code(error).is_some_and(|code| {
         matches!(
             code,
             RDKafkaErrorCode::TopicAuthorizationFailed
@@ -131,7 +144,7 @@ pub(crate) fn is_secondary(error: &KafkaError) -> bool {
 pub(crate) fn is_timeout(error: &KafkaError) -> bool {
     match error {
         KafkaError::Flush(_) => true,
-        _ => error.rdkafka_error_code().is_some_and(is_unanswered),
+        _ => error_code(error).is_some_and(is_unanswered),
     }
 }
 
@@ -151,7 +164,7 @@ fn is_unanswered(code: RDKafkaErrorCode) -> bool {
 
 /// Whether the broker refused offsets because the member of the group or its generation is no longer current.
 pub(crate) fn is_outdated_member(error: &KafkaError) -> bool {
-    error.rdkafka_error_code().is_some_and(|code| {
+    error_code(error).is_some_and(|code| {
         matches!(
             code,
             RDKafkaErrorCode::IllegalGeneration
@@ -169,4 +182,21 @@ fn is_fenced(code: RDKafkaErrorCode) -> bool {
             | RDKafkaErrorCode::InvalidProducerEpoch
             | RDKafkaErrorCode::FencedInstanceId
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_of_admin_operations_are_known() {
+        let denied = RDKafkaErrorCode::TopicAuthorizationFailed;
+        for error in [KafkaError::AdminOp(denied), KafkaError::MetadataFetch(denied)] {
+            assert!(is_denied(&error), "{error}");
+        }
+        assert!(is_timeout(&KafkaError::AdminOp(
+            RDKafkaErrorCode::OperationTimedOut
+        )));
+        assert_eq!(error_code(&KafkaError::Canceled), None);
+    }
 }

@@ -31,6 +31,7 @@ use crate::client::{ClientLog, ClientSettings, KafkaSettings};
 use crate::credentials::Renewal;
 use crate::describe::describe_topics;
 use crate::processor::Waker;
+use crate::recovery::error_code;
 
 /// Interval of the requests.
 pub const INTERVAL: Duration = Duration::from_secs(2);
@@ -621,8 +622,7 @@ impl Coordinators {
             return Ok(description);
         }
         let metadata = client.fetch_metadata(topic, GROUP_CALL);
-        let metadata =
-            metadata.map_err(|error| error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail))?;
+        let metadata = metadata.map_err(|error| error_code(&error).unwrap_or(RDKafkaErrorCode::Fail))?;
         let mut last_error = RDKafkaErrorCode::CoordinatorNotAvailable;
         let brokers = metadata.brokers().iter().map(MetadataBroker::id);
         for broker in brokers.filter(|broker| known != Some(*broker)) {

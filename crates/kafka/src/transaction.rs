@@ -40,8 +40,8 @@ use crate::convert::native_headers;
 use crate::fault;
 use crate::processor::{FollowUp, Refused};
 use crate::recovery::{
-    RecoveryAction, Refusal, is_denied, is_outdated_member, is_secondary, is_timeout, is_unknown_topic,
-    recovery_action, refusal,
+    RecoveryAction, Refusal, error_code, is_denied, is_outdated_member, is_secondary, is_timeout,
+    is_unknown_topic, recovery_action, refusal,
 };
 use crate::topic_watch::{Stall, TopicState, TopicWatch};
 pub(crate) use alternating::Alternating;
@@ -165,7 +165,7 @@ impl TransactionError {
     /// Whether the broker is resolving an earlier transaction with the same transactional id.
     fn is_unresolved(&self) -> bool {
         let source = self.source.downcast_ref::<KafkaError>();
-        source.and_then(KafkaError::rdkafka_error_code) == Some(RDKafkaErrorCode::ConcurrentTransactions)
+        source.and_then(error_code) == Some(RDKafkaErrorCode::ConcurrentTransactions)
     }
 
     /// The error of the client.

@@ -1,5 +1,6 @@
 //! Measures the arrival of jobs at a read_committed consumer of their topic.
 
+use redeliver_kafka::recovery::error_code;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -112,7 +113,7 @@ fn read(
         };
         let message = match message {
             // One of several brokers is down.
-            Err(error) if error.rdkafka_error_code() == Some(RDKafkaErrorCode::BrokerTransportFailure) => {
+            Err(error) if error_code(&error) == Some(RDKafkaErrorCode::BrokerTransportFailure) => {
                 continue;
             }
             message => message?,

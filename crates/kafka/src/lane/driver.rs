@@ -23,7 +23,7 @@ use super::writer::Writer;
 use super::{CALL, Ended, LaneClient, ROUND, TRANSACTIONS};
 use crate::convert;
 use crate::processor::{AssignmentId, Processor};
-use crate::recovery::{RecoveryAction, recovery_action};
+use crate::recovery::{RecoveryAction, error_code, recovery_action};
 use crate::tracker::Committed;
 
 /// Interval of metadata requests that check whether the broker is reachable again.
@@ -376,9 +376,7 @@ impl<'a> Driver<'a> {
                             convert::record(&message, topic)
                         });
                     }
-                    Some(Err(error))
-                        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::AutoOffsetReset) =>
-                    {
+                    Some(Err(error)) if error_code(&error) == Some(RDKafkaErrorCode::AutoOffsetReset) => {
                         let reading = state.assignments.reading(slot);
                         self.out_of_range.extend(reading.map(|(id, _)| (slot, id)));
                         break;

@@ -16,6 +16,7 @@ use redeliver_kafka_ffi::{TopicId, member_id};
 use crate::client::ClientLog;
 use crate::partition_end::LastEnd;
 use crate::processor::Waker;
+use crate::recovery::error_code;
 
 /// Collects rebalances, errors and statistics from the client's callbacks, which all run inside `poll` on the lane's
 /// thread.
@@ -158,7 +159,7 @@ impl ClientContext for Events {
         }
         self.count();
         if matches!(
-            error.rdkafka_error_code(),
+            error_code(&error),
             Some(RDKafkaErrorCode::AllBrokersDown | RDKafkaErrorCode::BrokerTransportFailure)
         ) {
             self.push(Event::Unreachable);

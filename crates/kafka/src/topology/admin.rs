@@ -23,6 +23,7 @@ use super::offsets::{OFFSETS_RETENTION, examine_offsets};
 use super::{ActualTopic, Finding, Severity, TopicSpec, TopologySpec, examine_all};
 use crate::client::{ClientLog, ClientSettings};
 use crate::probe::{Probed, probe};
+use crate::recovery::error_code;
 
 /// Why topics could not be checked or created.
 #[derive(Debug, thiserror::Error)]
@@ -350,7 +351,7 @@ impl Admin {
                 })
                 .collect(),
             Err(error) => {
-                let code = error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail);
+                let code = error_code(&error).unwrap_or(RDKafkaErrorCode::Fail);
                 topics
                     .iter()
                     .map(|topic| (topic.spec.name.to_string(), Err(code)))
@@ -458,7 +459,7 @@ impl Admin {
                     }
                 }
             }
-            Err(error) => reason = error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail),
+            Err(error) => reason = error_code(&error).unwrap_or(RDKafkaErrorCode::Fail),
         }
         for name in names {
             if topics.get(&name).is_some_and(|topic| topic.config.is_empty()) {

@@ -28,7 +28,7 @@ use redeliver_testkit::kafka_request::{delete_records, delete_topic};
 use redeliver_testkit::{LocalKafka, brokers, eventually_async};
 use serde_json::json;
 use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::{Code, Response, Status};
 
 use crate::completeness::{AUTHORIZER, allow_again, allow_all, deny};
 use crate::support::{DEADLINE, Dead, Inspector, InspectorEnv, dead};
@@ -227,8 +227,14 @@ pub(crate) async fn planned(
     inspector: &mut Inspector,
     request: v1::PlanRedriveRequest,
 ) -> Result<v1::Redrive, Status> {
-    let answer = client(inspector).await.plan_redrive(request).await?;
-    Ok(answer.into_inner())
+    eventually_async("the plan", DEADLINE, async || {
+        match client(inspector).await.plan_redrive(request.clone()).await {
+            // As on a broker that is still loading its transactions. Nothing was written.
+            Err(status) if error::reason(&status).as_deref() == Some("KAFKA_UNAVAILABLE") => Err(status),
+            answer => Ok(answer.map(Response::into_inner)),
+        }
+    })
+    .await
 }
 
 pub(crate) async fn start(inspector: &mut Inspector, id: &str) -> v1::Redrive {

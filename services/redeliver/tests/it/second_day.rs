@@ -296,8 +296,6 @@ impl Produced<'_> {
 fn check(row: &Row, state: State, order: Order) {
     let mut setup = PipeBuilder::new(row.name)
         .tiers(&[TIER])
-        // A call that takes long on a busy machine must not fail.
-        .pipeline("http.timeout", "30s")
         .set("kafka.session_timeout", "6s");
     for (key, value) in row.before {
         setup = match key.strip_prefix("kafka.") {
