@@ -117,7 +117,7 @@ fn build_and_test(
         test.env("REDELIVER_TEST_BIN_DIR", &binaries);
         // Most tests wait for servers most of the time.
         if std::env::var_os(TEST_THREADS).is_none() {
-            test.env(TEST_THREADS, (cores + 1).to_string());
+            test.env(TEST_THREADS, (cores + 3).to_string());
         }
         stream(test, interrupt)
     };
