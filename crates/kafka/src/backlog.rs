@@ -14,26 +14,25 @@ use std::ops::{ControlFlow, Range};
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::KafkaError;
-use rdkafka::topic_partition_list::Offset;
 use redeliver_core::{Position, Record};
 use redeliver_kafka_ffi::{KafkaClient, TopicId};
 
 use crate::client::KafkaSettings;
 use crate::describe::describe_topics;
-use crate::extents::{Extent, Listed, extents};
-use crate::reader::{ReadError, TopicReader, bounds, is_unknown, kafka, positions};
+use crate::extents::{Extent, extents};
+use crate::reader::{ReadError, TopicReader, is_unknown, kafka, positions};
 use crate::tracker::{Committed, TopicFingerprint};
 
 /// Timeout of one request.
 const CALL: Duration = Duration::from_secs(10);
 /// How often the records are counted if topics are deleted meanwhile.
 const MAX_COUNTS: u32 = 3;
-/// How long [`heads`] waits for leaders.
-const LEADERS: Duration = Duration::from_secs(1);
+/// How long [`reachable_heads`] waits for leaders.
+const LEADERS: Duration = Duration::from_secs(4);
 /// Maximum number of groups whose positions are requested at the same time.
 const MAX_PARALLEL: usize = 16;
 /// Maximum number of offsets up to the end that are read and counted.
@@ -73,7 +72,7 @@ pub struct Head<T> {
     pub backlog: Backlog,
     /// What was read of the first of these records of each partition.
     pub first: Vec<T>,
-    /// Partitions that have no leader, or whose leaders do not answer. They are not in the backlog.
+    /// Partitions that have no leader, or whose leaders do not answer; the backlog may be without them. Empty except for [`reachable_heads`].
     pub unreachable: Vec<i32>,
 }
 
@@ -87,17 +86,16 @@ pub fn backlogs(
     topics: &[(String, Arc<str>)],
     timeout: Duration,
 ) -> Result<BTreeMap<Arc<str>, Backlog>, ReadError> {
-    let heads = count_again_if_deleted(|| count(settings, topics, NEAR, false, timeout, |_| ()))?;
+    let heads = count_again_if_deleted(|| count(settings, topics, NEAR, Mode::Backlogs, timeout, |_| ()))?;
     let heads = heads.into_iter();
     Ok(heads.map(|(topic, head)| (topic, head.backlog)).collect())
 }
 
 /// As [`backlogs`], with what `read` returns for the first incomplete records of each partition: those among the first
-/// `offsets` offsets. Waits neither for open transactions nor for leaders. A backlog whose records are not read within
-/// `timeout` is an upper bound.
+/// `offsets` offsets. Does not wait for open transactions in the topics.
 ///
 /// # Errors
-/// If the broker does not answer.
+/// As [`backlogs`].
 pub fn heads<T>(
     settings: &KafkaSettings,
     topics: &[(String, Arc<str>)],
@@ -105,14 +103,29 @@ pub fn heads<T>(
     timeout: Duration,
     read: impl Fn(Record) -> T,
 ) -> Result<BTreeMap<Arc<str>, Head<T>>, ReadError> {
-    count_again_if_deleted(|| count(settings, topics, offsets, true, timeout, &read))
+    count_again_if_deleted(|| count(settings, topics, offsets, Mode::Heads, timeout, &read))
+}
+
+/// As [`heads`], of what can be read at the moment. Does not wait for open transactions of the groups either. A backlog whose records are not
+/// read within `timeout` is an upper bound.
+///
+/// # Errors
+/// If the broker does not answer.
+pub fn reachable_heads<T>(
+    settings: &KafkaSettings,
+    topics: &[(String, Arc<str>)],
+    offsets: i64,
+    timeout: Duration,
+    read: impl Fn(Record) -> T,
+) -> Result<BTreeMap<Arc<str>, Head<T>>, ReadError> {
+    count_again_if_deleted(|| count(settings, topics, offsets, Mode::Reachable, timeout, &read))
 }
 
 /// The ends of partitions, by topic and partition.
-pub type Ends = BTreeMap<(String, i32), i64>;
+pub type Ends = BTreeMap<(Arc<str>, i32), i64>;
 
 /// The ends of all partitions of these topics. Leaves out topics that do not exist. `None` while a
-/// transaction is open in one of them, so that records may be added before its end, or Kafka does not describe one. Blocks.
+/// transaction is open in one of them, so that records may be added before its end. Blocks.
 ///
 /// # Errors
 /// If the broker does not answer.
@@ -123,22 +136,28 @@ pub fn settled_ends(settings: &KafkaSettings, topics: &[Arc<str>]) -> Result<Opt
     };
     // The broker returns the last stable offset to the first one, and the high watermark to the second one.
     let (committed, uncommitted) = (client("read_committed")?, client("read_uncommitted")?);
-    let listed = Listed::request(&committed, |name| topics.iter().any(|topic| **topic == *name))?;
-    if !listed.refusals.is_empty() {
-        return Ok(None);
+    let metadata = committed
+        .fetch_metadata(None, CALL)
+        .map_err(kafka("requesting the list of topics"))?;
+    let mut ends = BTreeMap::new();
+    for topic in topics {
+        let found = metadata.topics().iter().find(|found| found.name() == &**topic);
+        let partitions = found.map_or(0, |found| found.partitions().len());
+        for partition in (0..partitions).filter_map(|partition| i32::try_from(partition).ok()) {
+            let end = |client: &BaseConsumer| {
+                let bounds = client.fetch_watermarks(topic, partition, CALL);
+                bounds
+                    .map(|(_, end)| end)
+                    .map_err(kafka("requesting the end of a partition"))
+            };
+            let stable = end(&committed)?;
+            if end(&uncommitted)? != stable {
+                return Ok(None);
+            }
+            ends.insert((topic.clone(), partition), stable);
+        }
     }
-    let mut partitions = Vec::new();
-    for (topic, leaders) in &listed.leaders {
-        partitions.extend(
-            (0..)
-                .zip(leaders)
-                .map(|(partition, _)| (topic.to_string(), partition)),
-        );
-    }
-    let partitions: Vec<_> = partitions.iter().collect();
-    let end = |client| bounds(client, &partitions, Offset::End, Instant::now() + CALL);
-    let stable = end(&committed)?;
-    Ok((end(&uncommitted)? == stable).then_some(stable))
+    Ok(Some(ends))
 }
 
 /// A topic may be deleted after its bounds were read. The next count leaves it out.
@@ -165,13 +184,21 @@ struct Part {
     is_all: bool,
 }
 
-/// Reads partitions with up to `near` offsets after the committed one, and with `reads_heads` the first `near` offsets of
+/// What a count is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Backlogs,
+    Heads,
+    Reachable,
+}
+
+/// Reads partitions with up to `near` offsets after the committed one, and except for [`Mode::Backlogs`] the first `near` offsets of
 /// the others.
 fn count<T>(
     settings: &KafkaSettings,
     topics: &[(String, Arc<str>)],
     near: i64,
-    reads_heads: bool,
+    mode: Mode,
     timeout: Duration,
     read: impl Fn(Record) -> T,
 ) -> Result<BTreeMap<Arc<str>, Head<T>>, ReadError> {
@@ -181,15 +208,15 @@ fn count<T>(
         .map_err(kafka("creating a client"))?;
     let mut counted: BTreeMap<Arc<str>, Head<T>> = BTreeMap::new();
     let mut parts: BTreeMap<(String, i32), Part> = BTreeMap::new();
-    // Without waiting for the end of a transaction, the broker returns the last stable positions.
-    let isolation = if reads_heads {
-        "read_uncommitted"
-    } else {
-        "read_committed"
+    let reads_heads = mode != Mode::Backlogs;
+    // With read_uncommitted, the broker returns the last stable positions, and does not wait for the end of a transaction.
+    let (isolation, patience) = match mode {
+        Mode::Reachable => ("read_uncommitted", LEADERS),
+        Mode::Backlogs | Mode::Heads => ("read_committed", CALL),
     };
     let groups = Groups::read(settings, &consumer, topics, isolation)?;
-    let remaining = groups.remaining(&consumer, if reads_heads { LEADERS } else { CALL })?;
-    if !reads_heads {
+    let remaining = groups.remaining(&consumer, patience)?;
+    if mode != Mode::Reachable {
         remaining.check_leaders()?;
     }
     for (topic, partition) in remaining.unreachable {
@@ -259,12 +286,18 @@ fn count<T>(
     let read = reader.read_parts(ends, timeout, |record| {
         record.map_or(ControlFlow::Continue(()), &mut visit)
     });
-    if matches!(read, Err(ReadError::Late { .. })) {
+    if let Err(ReadError::Late { topic, partition, .. }) = &read
+        && mode == Mode::Reachable
+    {
         for ((topic, _), part) in parts.iter().filter(|(_, part)| part.is_all) {
             if let (1.., Some(head)) = (part.end - part.next, counted.get_mut(topic.as_str())) {
                 head.backlog.records += part.end.abs_diff(part.next);
                 head.backlog.is_exact = false;
             }
+        }
+        if let Some(head) = counted.get_mut(topic.as_str()) {
+            head.unreachable.push(*partition);
+            head.backlog.is_exact = false;
         }
         return Ok(counted);
     }
@@ -334,7 +367,7 @@ impl Groups {
             positions.insert((topic.into(), partition), committed);
         }
         // For a read_committed client, the ends are the last stable offsets.
-        let extents = extents(consumer, &positions.keys().cloned().collect(), patience)?;
+        let extents = extents(consumer, positions.keys().cloned(), patience)?;
         let (mut unfinished, mut unreachable) = (Vec::new(), Vec::new());
         for ((topic, partition), extent) in extents {
             let Some(Extent { low, end }) = extent else {

@@ -10,17 +10,20 @@ use std::time::{Duration, Instant};
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaResult, RDKafkaErrorCode};
+use rdkafka::metadata::MetadataTopic;
 use rdkafka::topic_partition_list::Offset;
 use rdkafka::types::RDKafkaRespErr;
+use redeliver_core::pipeline::is_topic_name;
 
 use crate::reader::{ReadError, kafka};
+use crate::recovery::is_timeout;
 
 /// Timeout of one request.
 const CALL: Duration = Duration::from_secs(10);
 /// Timeout of a request to the leader of partitions. It is short because the leaders are asked one after the other.
 pub(crate) const LEADER_CALL: Duration = Duration::from_secs(3);
-/// The pause before leaders are asked again.
-const PAUSE: Duration = Duration::from_millis(50);
+/// The first pause before leaders are asked again, which doubles with each further one.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// The bounds of a partition's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,16 +88,13 @@ impl Listed {
         }
         let mut extents = BTreeMap::new();
         for (leader, partitions) in by_leader {
-            // The first offsets are requested first, so that none is beyond the end.
-            let bounds = offsets(consumer, &partitions, Offset::Beginning).and_then(|lows| {
-                let ends = offsets(consumer, &partitions, Offset::End)?;
-                Ok((lows, ends))
-            });
-            match bounds {
-                Ok((lows, ends)) => extents.extend(lows.into_iter().filter_map(|(key, low)| {
-                    let end = *ends.get(&key)?;
-                    Some((key, Extent { low, end }))
-                })),
+            match bounds(consumer, &partitions) {
+                Ok(found) => extents.extend(found),
+                // The client library returns the error of one partition for all of them.
+                Err(error) if partitions.len() > 1 && !is_timeout(&error) => {
+                    let each = partitions.iter().map(std::slice::from_ref);
+                    extents.extend(each.filter_map(|one| bounds(consumer, one).ok()).flatten());
+                }
                 Err(error) => {
                     tracing::debug!(leader, %error, "cannot read the bounds of the partitions of a leader");
                 }
@@ -104,32 +104,69 @@ impl Listed {
     }
 }
 
-/// The bounds of partitions, `None` where no leader answers within `patience`: most changes of leaders end soon. Leaves out partitions that do not exist.
+/// Why Kafka does not describe a topic that it does not list; `None` if the topic does not exist.
+pub(crate) fn refusal(consumer: &BaseConsumer, topic: &str) -> Result<Option<String>, ReadError> {
+    // The client and the broker do not look for a topic with an invalid name.
+    if !is_topic_name(topic) {
+        return Ok(None);
+    }
+    let metadata = consumer
+        .fetch_metadata(Some(topic), CALL)
+        .map_err(kafka("requesting a topic"))?;
+    let found = metadata.topics().iter().find(|found| found.name() == topic);
+    Ok(match found.map(MetadataTopic::error) {
+        None | Some(Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART)) => None,
+        Some(Some(error)) => Some(RDKafkaErrorCode::from(error).to_string()),
+        // A broker that is starting may have left it out of the list.
+        Some(None) => Some("the list of topics did not contain it".to_owned()),
+    })
+}
+
+/// The bounds of partitions, `None` where no leader answers within `patience`: most changes of leaders end soon. Leaves out topics that do not exist.
 pub(crate) fn extents(
     consumer: &BaseConsumer,
-    partitions: &BTreeSet<Partition>,
+    partitions: impl Iterator<Item = Partition>,
     patience: Duration,
 ) -> Result<BTreeMap<Partition, Option<Extent>>, ReadError> {
-    let topics: BTreeSet<&str> = partitions.iter().map(|(topic, _)| &**topic).collect();
+    let mut extents: BTreeMap<Partition, Option<Extent>> = partitions.map(|key| (key, None)).collect();
     let deadline = Instant::now() + patience;
+    let mut pause = FIRST_PAUSE;
     loop {
+        let unknown = extents.iter().filter(|(_, extent)| extent.is_none());
+        let topics: BTreeSet<Arc<str>> = unknown.map(|((topic, _), _)| topic.clone()).collect();
         let listed = Listed::request(consumer, |topic| topics.contains(topic))?;
-        let mut known = listed.extents(consumer);
-        let exists = |(topic, partition): &&Partition| {
-            let leaders = listed.leaders.get(topic).map_or(0, Vec::len);
-            listed.refusals.contains_key(topic)
-                || usize::try_from(*partition).is_ok_and(|index| index < leaders)
-        };
-        let existing = partitions.iter().filter(exists);
-        let extents: BTreeMap<_, _> = existing.map(|key| (key.clone(), known.remove(key))).collect();
+        for topic in topics {
+            let is_listed = listed.leaders.contains_key(&topic) || listed.refusals.contains_key(&topic);
+            if !is_listed && refusal(consumer, &topic)?.is_none() {
+                extents.retain(|(of, _), _| *of != topic);
+            }
+        }
+        for (partition, extent) in listed.extents(consumer) {
+            if let Some(unknown) = extents.get_mut(&partition) {
+                *unknown = Some(extent);
+            }
+        }
         if extents.values().all(Option::is_some) || Instant::now() >= deadline {
             return Ok(extents);
         }
-        std::thread::park_timeout(PAUSE);
+        std::thread::park_timeout(pause);
+        pause *= 2;
     }
 }
 
-/// The offsets at one end of partitions that have the same leader. Leaves out partitions with an error.
+/// The bounds of partitions that have the same leader.
+fn bounds(consumer: &BaseConsumer, partitions: &[Partition]) -> KafkaResult<BTreeMap<Partition, Extent>> {
+    // The first offsets are requested first, so that none is beyond the end.
+    let lows = offsets(consumer, partitions, Offset::Beginning)?;
+    let ends = offsets(consumer, partitions, Offset::End)?;
+    let known = lows.into_iter().filter_map(|(key, low)| {
+        let end = *ends.get(&key)?;
+        Some((key, Extent { low, end }))
+    });
+    Ok(known.collect())
+}
+
+/// The offsets at one end of partitions that have the same leader.
 fn offsets(
     consumer: &BaseConsumer,
     partitions: &[Partition],

@@ -36,7 +36,7 @@ pub enum ReadError {
     #[error("Kafka does not let this client see the topic `{0}` (Describe)")]
     Denied(String),
     /// A partition has no leader, or its leader does not answer.
-    #[error("no leader of {topic}/{partition} answers")]
+    #[error("{topic}/{partition} has no leader, or its leader does not answer")]
     NoLeader {
         /// The topic.
         topic: String,

@@ -10,13 +10,14 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::consumer::BaseConsumer;
 use redeliver_core::{Record, Timestamp};
 use redeliver_kafka_ffi::KafkaClient;
 
 use crate::backlog::{Groups, Unfinished};
 use crate::client::KafkaSettings;
-use crate::reader::{ReadError, TopicReader, is_unknown, kafka, offsets_since, partition_count};
+use crate::extents::{Extent, extents};
+use crate::reader::{ReadError, TopicReader, kafka, offsets_since, partition_count};
 use crate::shared_prefetch::SharedPrefetch;
 use crate::tracker::Committed;
 
@@ -164,12 +165,18 @@ fn whole_topic(
     };
     let from = since.map(|since| offsets_since(consumer, topic, 0..count, since));
     let from = from.transpose()?;
+    let extents = extents(
+        consumer,
+        (0..count).map(|partition| (topic.clone(), partition)),
+        CALL,
+    )?;
     let mut chosen = Vec::new();
-    for partition in 0..count {
-        let (low, end) = match consumer.fetch_watermarks(topic, partition, CALL) {
-            Ok(watermarks) => watermarks,
-            Err(error) if is_unknown(&error) => continue,
-            Err(error) => return Err(kafka("requesting the end of a partition")(error)),
+    for ((_, partition), extent) in extents {
+        let Some(Extent { low, end }) = extent else {
+            return Err(ReadError::NoLeader {
+                topic: topic.to_string(),
+                partition,
+            });
         };
         let begin = match &from {
             None => low,

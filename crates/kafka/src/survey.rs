@@ -7,10 +7,8 @@ use std::time::{Duration, Instant};
 use rdkafka::admin::{AdminClient, AdminOptions, ConfigEntry, OwnedResourceSpecifier, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::metadata::MetadataTopic;
-use rdkafka::types::RDKafkaRespErr;
-use redeliver_core::pipeline::{TopicRole, is_topic_name, parse_retry_topic};
+use rdkafka::error::KafkaError;
+use redeliver_core::pipeline::{TopicRole, parse_retry_topic};
 use redeliver_core::{HumanDuration, Pipeline};
 use redeliver_kafka_ffi::{KafkaClient, TopicId};
 
@@ -18,7 +16,7 @@ use crate::client::KafkaSettings;
 use crate::credentials::Replaceable;
 use crate::describe::describe_topics;
 pub use crate::extents::Extent;
-use crate::extents::{LEADER_CALL, Listed};
+use crate::extents::{LEADER_CALL, Listed, refusal};
 use crate::reader::{ReadError, kafka};
 
 /// Timeout of one request.
@@ -100,7 +98,7 @@ impl Surveyor {
         let ids = clients.ids(listed.leaders.keys());
         for name in named.iter().filter(|name| !listed.leaders.contains_key(*name)) {
             if !listed.refusals.contains_key(name)
-                && let Some(refusal) = clients.refusal(name)?
+                && let Some(refusal) = refusal(&clients.consumer, name)?
             {
                 listed.refusals.insert(name.clone(), refusal);
             }
@@ -233,25 +231,6 @@ fn setting<'e>(entries: &'e [ConfigEntry], name: &str) -> Option<&'e str> {
 }
 
 impl Clients {
-    /// Why Kafka does not describe a topic that it does not list; `None` if the topic does not exist.
-    fn refusal(&self, topic: &str) -> Result<Option<String>, ReadError> {
-        // The client and the broker do not look for a topic with an invalid name.
-        if !is_topic_name(topic) {
-            return Ok(None);
-        }
-        let metadata = self
-            .consumer
-            .fetch_metadata(Some(topic), CALL)
-            .map_err(kafka("requesting a topic"))?;
-        let found = metadata.topics().iter().find(|found| found.name() == topic);
-        Ok(match found.map(MetadataTopic::error) {
-            None | Some(Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART)) => None,
-            Some(Some(error)) => Some(RDKafkaErrorCode::from(error).to_string()),
-            // A broker that is starting may have left it out of the list.
-            Some(None) => Some("the list of topics did not contain it".to_owned()),
-        })
-    }
-
     /// The ids of topics, as far as the broker tells them.
     fn ids<'a>(&self, topics: impl Iterator<Item = &'a Arc<str>>) -> BTreeMap<String, TopicId> {
         let mut ids_from = self.ids_from.lock().unwrap_or_else(PoisonError::into_inner);

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use redeliver_core::{Headers, Output, Record, Timestamp};
-use redeliver_kafka::backlog::{backlogs, heads};
+use redeliver_kafka::backlog::{Head, backlogs, heads, reachable_heads};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::ReadError;
+use redeliver_kafka::scan::Scan;
 use redeliver_kafka::{
     AssignmentId, KafkaClient, KafkaSettings, Presence, Processor, TopicWatch, TransactionBatch, Unwritable,
 };
@@ -214,26 +215,62 @@ async fn topic_without_leader_stops_only_its_records() {
 async fn backlogs_count_what_leaders_answer() {
     let [first, mut second] = LocalKafka::start_pair().unwrap();
     let env = Env::new(first.brokers(), [&[2], &[1]]).await;
+    let mixed = unique("mixed");
+    let replicas: [&[i32]; 2] = [&[2], &[1]];
+    let new = NewTopic::new(&mixed, 2, TopicReplication::Variable(&replicas));
+    create_new_topic(&env.settings, &new).await;
+    let producer = Producer::new(&env.settings).unwrap();
+    for number in 0..6 {
+        let output = Output {
+            topic: mixed.as_str().into(),
+            partition: Some(number % 2),
+            key: None,
+            value: Some("v".into()),
+            headers: Headers::new(),
+        };
+        producer.send(&output).await.unwrap();
+    }
     let group = unique("group");
-    let topics = env
-        .topics
-        .each_ref()
-        .map(|topic| (group.clone(), Arc::from(&**topic)));
-    let read = || heads(&env.settings, &topics, 10, DEADLINE, |_| ()).unwrap();
-    assert!(read().values().all(|head| head.unreachable.is_empty()));
+    let [lost, kept] = &env.topics;
+    let [lost, kept, mixed] = [lost, kept, &mixed].map(|topic| Arc::<str>::from(topic.as_str()));
+    let topics = [&lost, &kept, &mixed].map(|topic| (group.clone(), topic.clone()));
+    let reachable = || reachable_heads(&env.settings, &topics, 10, DEADLINE, |_| ()).unwrap();
+    let all = reachable();
+    assert!(all.values().all(|head| head.backlog.is_exact), "{all:?}");
+    assert_eq!((all.len(), all[&mixed].backlog.records), (3, 6));
     second.kill_9();
     eventually("the others are counted", DEADLINE, || {
-        let heads = read();
-        let [lost, kept] = env.topics.each_ref().map(|topic| &heads[&**topic]);
-        let is_right = lost.unreachable == [0] && kept.unreachable.is_empty() && kept.backlog.is_exact;
+        let heads = reachable();
+        let of = |topic| {
+            let head: &Head<()> = &heads[topic];
+            (
+                head.unreachable.as_slice(),
+                head.backlog.records,
+                head.backlog.is_exact,
+            )
+        };
+        let is_right =
+            of(&lost) == (&[0], 0, false) && of(&kept) == (&[], 0, true) && of(&mixed) == (&[0], 3, false);
         if is_right {
             Ok(())
         } else {
             Err(format!("{heads:?}"))
         }
     });
-    let refused = backlogs(&env.settings, &topics, DEADLINE).unwrap_err();
-    assert!(matches!(refused, ReadError::NoLeader { topic, partition: 0 } if *topic == *env.topics[0]));
+    // Others must not take the partition for empty. Each of them waits for the leader.
+    let (settings, topics, whole) = (&env.settings, &topics[2..], &[(mixed.clone(), None)]);
+    let refused = std::thread::scope(|scope| {
+        [
+            scope.spawn(|| backlogs(settings, topics, DEADLINE).unwrap_err()),
+            scope.spawn(|| heads(settings, topics, 10, DEADLINE, |_| ()).unwrap_err()),
+            scope.spawn(|| Scan::new(settings, whole, &[]).map(drop).unwrap_err()),
+        ]
+        .map(|refused| refused.join().unwrap())
+    });
+    for refused in refused {
+        let is_named = matches!(&refused, ReadError::NoLeader { topic, partition: 0 } if **topic == *mixed);
+        assert!(is_named, "{refused:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
