@@ -262,9 +262,11 @@ fn count<T>(
     let mut visit = |record: Record| {
         let position = &record.position;
         let partition = (position.topic.to_string(), position.partition);
-        // The reader may return one record after the end of a part, and some again after it was interrupted.
-        let is_new =
-            |part: &&mut Part| position.offset >= part.next && (position.offset < part.end || !reads_heads);
+        // The reader may return some records again after it was interrupted, and the first record after the end of a part.
+        let is_new = |part: &&mut Part| {
+            let counts = !reads_heads || !part.is_all || position.offset < part.end;
+            counts && position.offset >= part.next
+        };
         let Some(part) = parts.get_mut(&partition).filter(is_new) else {
             return ControlFlow::Continue(());
         };

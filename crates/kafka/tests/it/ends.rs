@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use redeliver_core::{Record, Timestamp};
+use redeliver_kafka::backlog::{Head, heads};
 use redeliver_kafka::{AssignmentId, IfFenced, LaneSpec, Processor, TransactionBatch};
 use redeliver_testkit::{DEADLINE, eventually, unique};
 
@@ -113,4 +114,22 @@ async fn ends_follow_records_and_markers() {
     };
     let _lane = RunningLane::spawn(&settings, spec, witness, Arc::<Observed>::default());
     assert_eq!(until_end(7), [Seen::Start(7), Seen::End(7)]);
+}
+
+/// A part of a partition may contain no record at all. Then the record after it shows that there are some.
+#[tokio::test(flavor = "multi_thread")]
+async fn heads_pass_aborted_records() {
+    let settings = settings("heads");
+    let topic: Arc<str> = unique("heads").into();
+    create_topic(&settings, &topic, 1).await;
+    produce_and_abort(&settings, &topic, &["never"]);
+    produce(&settings, &topic, 0, &["a", "b", "c"]).await;
+    let topics = [(unique("group"), topic.clone())];
+    let heads = heads(&settings, &topics, 1, DEADLINE, |record| record.position.offset).unwrap();
+    let Head { backlog, first, .. } = &heads[&topic];
+    assert_eq!(
+        (first.as_slice(), backlog.is_exact),
+        (&[2][..], false),
+        "{backlog}"
+    );
 }
