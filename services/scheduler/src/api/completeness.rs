@@ -11,9 +11,14 @@ use super::error::RequestError;
 use super::state_end::{SharedError, StateEnd};
 use crate::index::Applied;
 
-/// How long an index is read repeatedly until it is complete, and after which time for the first time. The first read does not count.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
+/// How long an index is read repeatedly until it is complete. The first read does not count. Longer than a shard usually needs to
+/// move to another scheduler.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+/// The time between the first two reads.
 pub(super) const INTERVAL: Duration = Duration::from_millis(25);
+/// The longest time between two reads of a list. A list of an index that is rebuilt can be as large as a page, unlike the lookup of a
+/// job.
+const LONGEST_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a request waits for answers of Kafka in all. Longer than the change of a partition's leader usually takes.
 const KAFKA_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -203,8 +208,7 @@ where
             return Err(RequestError::IndexIncomplete);
         }
         tokio::time::sleep(interval).await;
-        // A list of an index that is rebuilt can be as large as a page, unlike the lookup of a job.
-        interval *= 2;
+        interval = (interval * 2).min(LONGEST_INTERVAL);
     }
 }
 
@@ -259,8 +263,12 @@ pub(super) mod tests {
         };
         for (offsets, reads, answer) in [
             (&[Some(9)][..], 1, Some(9)),
-            // Without an index at first, as while the shard moves to another scheduler.
-            (&[None, None, Some(9)], 3, Some(9)),
+            // Without an index for more than 3 s, as while the shard moves to another scheduler.
+            (
+                &[None, None, None, None, None, None, None, None, None, Some(9)],
+                10,
+                Some(9),
+            ),
             (&[Some(3), Some(5), Some(10)], 3, Some(10)),
             // Only a transaction marker follows.
             (&[Some(8)], 2, Some(8)),

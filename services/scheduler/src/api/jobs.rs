@@ -53,6 +53,8 @@ use crate::request::{
 
 /// How long to wait for an outcome.
 pub(super) const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a lookup waits for an entry that was requested recently and that a complete index does not contain.
+const RECENT_TIMEOUT: Duration = Duration::from_secs(1);
 /// A job that was requested within this time may not be in the index yet.
 const RECENT: Duration = Duration::from_secs(5);
 /// An id that is further ahead is usually not that of a job: from version 4.0 on, Kafka refuses records whose timestamps are further in the
@@ -643,7 +645,11 @@ where
             Err(RequestError::IndexIncomplete) => (RequestError::IndexIncomplete, true, None),
             Err(error) => (error, false, None),
         };
-        if !may_appear || started.elapsed() >= completeness::TIMEOUT {
+        let patience = match error {
+            RequestError::IndexIncomplete => completeness::TIMEOUT,
+            _ => RECENT_TIMEOUT,
+        };
+        if !may_appear || started.elapsed() >= patience {
             return Err((error, hidden));
         }
         tokio::time::sleep(completeness::INTERVAL).await;
