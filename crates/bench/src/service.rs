@@ -9,7 +9,6 @@ use redeliver_kafka::topology;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::listen::Listener;
-use redeliver_runtime::telemetry::Tracer;
 use redeliver_service::{Host, topics};
 use tokio_util::sync::CancellationToken;
 
@@ -31,12 +30,7 @@ impl Service {
         let stop = CancellationToken::new();
         let admin = Listener::bind("admin.listen", SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         let address = admin.local_addr()?;
-        let start = Start::new(
-            Arc::new(Config::from_yaml(config)?),
-            stop.clone(),
-            Tracer::off(),
-            admin,
-        );
+        let start = Start::new(Arc::new(Config::from_yaml(config)?), stop.clone(), admin);
         let mut host = Host::new("bench", start);
         // Services wait for it.
         let control = topics::of_control(&host.config);

@@ -56,6 +56,9 @@ pub mod time;
 pub mod token_bucket;
 pub mod wait;
 
+/// The target of the `tracing` spans that are exported, in all crates.
+pub const TRACE_TARGET: &str = "redeliver_trace";
+
 pub use backoff::{Jitter, RetryPolicy};
 pub use clock_guard::{ClockLimits, GuardedClock};
 pub use failure::{ErrorClass, Failure};

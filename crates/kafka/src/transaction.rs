@@ -32,8 +32,10 @@ use rdkafka::TopicPartitionList;
 use rdkafka::consumer::ConsumerGroupMetadata;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{BaseRecord, Producer as _, ThreadedProducer};
-use redeliver_core::{Failure, Output, mutant};
+use redeliver_core::{Failure, Output, TRACE_TARGET, mutant};
 use redeliver_kafka_ffi::KafkaClient;
+use tracing::field::Empty;
+use tracing::info_span;
 
 use crate::client::ClientSettings;
 use crate::convert::native_headers;
@@ -334,6 +336,18 @@ impl Transactions {
         offsets: &TopicPartitionList,
         member: Option<&Arc<ConsumerGroupMetadata>>,
     ) -> Result<(), TransactionError> {
+        let span = info_span!(
+            target: TRACE_TARGET,
+            parent: None,
+            "transaction",
+            otel.kind = "client",
+            otel.status_code = Empty,
+            "error.type" = Empty,
+            "messaging.system" = "kafka",
+            "messaging.batch.message_count" = outputs.len(),
+            "redeliver.transactional_id" = self.id,
+        );
+        let _entered = span.enter();
         let mut refreshes = 0;
         let result = loop {
             let began = Instant::now();
@@ -350,7 +364,11 @@ impl Transactions {
             };
             match self.after_failure(*failed, outputs, &mut refreshes) {
                 Next::WriteAgain => {}
-                Next::GiveUp(error) => break Err(error),
+                Next::GiveUp(error) => {
+                    span.record("otel.status_code", "error");
+                    span.record("error.type", error.step);
+                    break Err(error);
+                }
             }
         };
         self.pace.end();
@@ -851,7 +869,7 @@ impl Sending<'_> {
                 }
                 None => (index, error),
             };
-            // Those of former parts are delivered.
+            // Those of previous parts are delivered.
             let output = index.and_then(|index| Some((index, outputs.get(index.checked_sub(base)?)?)));
             let output =
                 output.map(|(index, output)| (index, InFlight::of(&output.topic, &outputs[in_flight])));

@@ -14,7 +14,7 @@ use crate::config::{Config, ConfigError, LogFormat, Sources};
 use crate::error_chain::{causes, error_chain};
 use crate::listen::Listener;
 use crate::metrics::{SharedRegistry, build_info, empty_registry};
-use crate::telemetry::{Identity, TelemetryError, Tracer};
+use crate::telemetry::{Identity, TelemetryError};
 use crate::tls::ServerTls;
 use crate::{health_check, shutdown, telemetry};
 
@@ -132,8 +132,6 @@ pub struct Start {
     pub config: Arc<Config>,
     /// Cancelled by the first signal.
     pub shutdown: CancellationToken,
-    /// Creates spans if tracing is enabled.
-    pub tracer: Tracer,
     /// The listener of the admin port, which nothing serves yet.
     pub admin: Listener,
     /// The metrics of the process. They outlive the service, so that its totals can be read after it has ended.
@@ -146,11 +144,10 @@ pub struct Start {
 impl Start {
     /// What a service needs to run, with no metrics yet.
     #[must_use]
-    pub fn new(config: Arc<Config>, shutdown: CancellationToken, tracer: Tracer, admin: Listener) -> Self {
+    pub fn new(config: Arc<Config>, shutdown: CancellationToken, admin: Listener) -> Self {
         Self {
             config,
             shutdown,
-            tracer,
             admin,
             registry: Arc::new(Mutex::new(empty_registry())),
             until_idle: None,
@@ -218,7 +215,7 @@ where
     };
     let format = config.telemetry.log;
     let telemetry = telemetry::init(&config.telemetry, identity)?;
-    let result = start(service, config, shutdown, telemetry.tracer(), run).await;
+    let result = start(service, config, shutdown, run).await;
     telemetry.shutdown().await;
     let Err(error) = result else {
         tracing::info!(service, "stopped");
@@ -240,7 +237,6 @@ async fn start<F, E>(
     service: &str,
     config: Config,
     shutdown: CancellationToken,
-    tracer: Tracer,
     run: impl FnOnce(Start) -> F,
 ) -> anyhow::Result<()>
 where
@@ -260,7 +256,7 @@ where
         admin = %admin.local_addr()?,
         "started"
     );
-    let start = Start::new(Arc::new(config), shutdown, tracer, admin);
+    let start = Start::new(Arc::new(config), shutdown, admin);
     run(start).await.map_err(Into::into)
 }
 

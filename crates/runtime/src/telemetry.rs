@@ -1,26 +1,29 @@
 //! Logs to stderr and spans to an OpenTelemetry collector.
 //!
-//! Spans of records are created with [`Tracer`] instead of the macros of `tracing`: their parents come from record
-//! headers and from other processes, and a disabled tracer costs nothing per record.
+//! Spans are those of `tracing`, with [`TRACE_TARGET`] as their target; the layer of `tracing-opentelemetry` exports them, and no other ones. Without
+//! that layer, their callsites are disabled, which costs nothing per record. Only waits begin in another process: [`record_wait`] creates their spans with
+//! the API of OpenTelemetry, because a span of `tracing` begins now.
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal};
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
-pub use opentelemetry::Context;
-use opentelemetry::KeyValue;
-pub use opentelemetry::trace::SpanKind;
-use opentelemetry::trace::{
-    Link, Span as _, SpanBuilder, Status, TraceContextExt, Tracer as _, TracerProvider as _,
-};
+use opentelemetry::trace::Status;
+use opentelemetry::trace::{Span as _, SpanBuilder, SpanContext, Tracer as _, TracerProvider as _};
+pub use opentelemetry::trace::{SpanKind, TraceContextExt};
+pub use opentelemetry::{Context, KeyValue};
 use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{
-    BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracer, SdkTracerProvider, Span as SdkSpan,
+    BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracer, SdkTracerProvider,
 };
-use redeliver_core::Timestamp;
 use redeliver_core::headers::TraceContext;
 use redeliver_core::terminal::{json_line, multiline};
+use redeliver_core::{TRACE_TARGET, Timestamp};
+use tracing::Level;
+pub use tracing_opentelemetry::OpenTelemetrySpanExt;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt};
@@ -30,6 +33,10 @@ use crate::metrics::build_info;
 use crate::panics;
 use crate::trace_context::trace_of;
 
+/// The name of the instrumentation scope of all spans.
+const SCOPE: &str = "redeliver";
+/// Creates the spans of waits, which are none of `tracing`.
+static WAITS: OnceLock<SdkTracer> = OnceLock::new();
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Further spans are dropped, so that an outage of the collector does not use up memory.
 const MAX_QUEUED_SPANS: usize = 16_384;
@@ -68,7 +75,6 @@ pub struct Identity<'a> {
 #[derive(Debug)]
 pub struct TelemetryGuard {
     provider: Option<SdkTracerProvider>,
-    tracer: Tracer,
 }
 
 /// Sets up logs, including the locations of panics, and traces for this process. `RUST_LOG` overrides `telemetry.level`.
@@ -77,6 +83,23 @@ pub struct TelemetryGuard {
 /// # Errors
 /// When a level is invalid, the exporter cannot be built, or it was already called.
 pub fn init(config: &TelemetryConfig, identity: Identity<'_>) -> Result<TelemetryGuard, TelemetryError> {
+    let (subscriber, guard) = build(config, identity)?;
+    subscriber.try_init()?;
+    if let Some(provider) = &guard.provider {
+        let _first = WAITS.set(provider.tracer(SCOPE));
+    }
+    panics::log_locations();
+    Ok(guard)
+}
+
+/// What writes logs to stderr and exports spans. Traces are disabled if no endpoint is configured. Must be called within a tokio runtime.
+///
+/// # Errors
+/// When a level is invalid, or the exporter cannot be built.
+pub fn build(
+    config: &TelemetryConfig,
+    identity: Identity<'_>,
+) -> Result<(impl tracing::Subscriber + Send + Sync + use<>, TelemetryGuard), TelemetryError> {
     let rust_log = std::env::var("RUST_LOG")
         .ok()
         .filter(|directives| !directives.trim().is_empty());
@@ -84,22 +107,18 @@ pub fn init(config: &TelemetryConfig, identity: Identity<'_>) -> Result<Telemetr
         Some(directives) => filter("RUST_LOG", directives)?,
         None => filter("telemetry.level", &config.level)?,
     };
-    let guard = traces(&config.otlp, identity)?;
-    subscriber(config.log, filter, io::stderr).try_init()?;
-    panics::log_locations();
-    Ok(guard)
+    let provider = provider(&config.otlp, identity)?;
+    let subscriber = subscriber(config.log, filter, io::stderr, provider.as_ref());
+    Ok((subscriber, TelemetryGuard { provider }))
 }
 
-/// Sets up traces only. They are disabled if no endpoint is configured. Must be called within a tokio runtime.
-///
-/// # Errors
-/// When the exporter cannot be built.
-pub fn traces(config: &OtlpConfig, identity: Identity<'_>) -> Result<TelemetryGuard, TelemetryError> {
+/// What exports spans. `None` if no endpoint is configured.
+fn provider(
+    config: &OtlpConfig,
+    identity: Identity<'_>,
+) -> Result<Option<SdkTracerProvider>, ExporterBuildError> {
     let Some(endpoint) = &config.endpoint else {
-        return Ok(TelemetryGuard {
-            provider: None,
-            tracer: Tracer::off(),
-        });
+        return Ok(None);
     };
     let exporter = SpanExporter::builder()
         .with_tonic()
@@ -130,11 +149,7 @@ pub fn traces(config: &OtlpConfig, identity: Identity<'_>) -> Result<TelemetryGu
         ))))
         .with_resource(resource)
         .build();
-    let tracer = Tracer(Some(provider.tracer("redeliver")));
-    Ok(TelemetryGuard {
-        provider: Some(provider),
-        tracer,
-    })
+    Ok(Some(provider))
 }
 
 fn filter(origin: &'static str, directives: &str) -> Result<EnvFilter, TelemetryError> {
@@ -147,45 +162,73 @@ fn filter(origin: &'static str, directives: &str) -> Result<EnvFilter, Telemetry
         })
 }
 
-fn subscriber<W>(format: LogFormat, filter: EnvFilter, writer: W) -> impl tracing::Subscriber + Send + Sync
+/// Spans are not part of log lines, except for the ids of the current one.
+fn subscriber<W>(
+    format: LogFormat,
+    filter: EnvFilter,
+    writer: W,
+    provider: Option<&SdkTracerProvider>,
+) -> impl tracing::Subscriber + Send + Sync + use<W>
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
     let lines = tracing_subscriber::fmt::layer();
     let lines = match format {
         LogFormat::Text if io::stderr().is_terminal() => lines
-            .with_writer(Safe(writer, safe_colored_text))
+            .with_writer(Safe(writer, safe_colored_text, text_ids))
             .with_ansi(true)
             .boxed(),
         LogFormat::Text => lines
-            .with_writer(Safe(writer, safe_text))
+            .with_writer(Safe(writer, safe_text, text_ids))
             .with_ansi(false)
             .boxed(),
         LogFormat::Json => lines
-            .with_writer(Safe(writer, safe_json))
+            .with_writer(Safe(writer, safe_json, json_ids))
             .json()
             .flatten_event(true)
             .with_current_span(false)
             .with_span_list(false)
             .boxed(),
     };
-    tracing_subscriber::registry().with(filter).with(lines)
+    let no_spans = format!("{TRACE_TARGET}=off").parse();
+    let filter = filter.add_directive(no_spans.expect("a target and a level"));
+    let mut layers = vec![lines.with_filter(filter).boxed()];
+    layers.extend(provider.map(|provider| {
+        tracing_opentelemetry::layer()
+            .with_tracer(provider.tracer(SCOPE))
+            .with_level(false)
+            .with_location(false)
+            .with_target(false)
+            .with_threads(false)
+            .with_tracked_inactivity(false)
+            .with_filter(Targets::new().with_target(TRACE_TARGET, Level::INFO))
+            .boxed()
+    }));
+    // Not an `Option` of a layer: `None` counts as interested in all spans, if other layers have filters of their own.
+    tracing_subscriber::registry().with(layers)
 }
 
-/// Writes lines without characters that a terminal obeys. The layer writes each line at once.
-struct Safe<W>(W, fn(&str) -> String);
+/// Writes lines without characters that a terminal obeys, and with the ids of the current span. The layer writes each line at once, in the
+/// thread that logs it.
+struct Safe<W>(W, fn(&str) -> String, fn(&mut String, &SpanContext));
 
 impl<'w, W: MakeWriter<'w>> MakeWriter<'w> for Safe<W> {
     type Writer = Safe<W::Writer>;
 
     fn make_writer(&'w self) -> Self::Writer {
-        Safe(self.0.make_writer(), self.1)
+        Safe(self.0.make_writer(), self.1, self.2)
     }
 }
 
 impl<W: io::Write> io::Write for Safe<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let line = (self.1)(&String::from_utf8_lossy(bytes));
+        let mut line = (self.1)(&String::from_utf8_lossy(bytes));
+        Context::map_current(|context| {
+            let span = context.span();
+            if span.span_context().is_valid() {
+                (self.2)(&mut line, span.span_context());
+            }
+        });
         self.0.write_all(line.as_bytes())?;
         Ok(bytes.len())
     }
@@ -217,13 +260,20 @@ fn safe_colored_text(line: &str) -> String {
     safe
 }
 
-impl TelemetryGuard {
-    /// A handle that creates spans.
-    #[must_use]
-    pub fn tracer(&self) -> Tracer {
-        self.tracer.clone()
-    }
+fn json_ids(line: &mut String, span: &SpanContext) {
+    line.truncate(line.trim_end_matches('\n').len().saturating_sub(1));
+    let (trace_id, span_id) = (span.trace_id(), span.span_id());
+    line.push_str(&format!(r#","trace_id":"{trace_id}","span_id":"{span_id}"}}"#));
+    line.push('\n');
+}
 
+fn text_ids(line: &mut String, span: &SpanContext) {
+    line.truncate(line.trim_end_matches('\n').len());
+    let (trace_id, span_id) = (span.trace_id(), span.span_id());
+    line.push_str(&format!(" trace_id={trace_id} span_id={span_id}\n"));
+}
+
+impl TelemetryGuard {
     /// Flushes the remaining spans. Waits for at most 5 s.
     pub async fn shutdown(mut self) {
         let Some(provider) = self.provider.take() else {
@@ -251,110 +301,59 @@ fn flush(provider: &SdkTracerProvider) {
     }
 }
 
-/// Creates spans, or nothing if tracing is disabled. Cloning is cheap.
-#[derive(Clone, Debug, Default)]
-pub struct Tracer(Option<SdkTracer>);
+/// Whether spans are created. Check it before work that only a span needs, such as parsing a parent from headers.
+#[must_use]
+pub fn is_tracing() -> bool {
+    tracing::enabled!(target: TRACE_TARGET, Level::INFO)
+}
 
-/// A span that ends when it is dropped. Empty if tracing is disabled.
-#[derive(Debug, Default)]
-pub struct RecordSpan(Option<Box<SdkSpan>>);
+/// The trace context headers of a span, which begins its export. `None` if tracing is disabled: a record keeps its own headers then.
+#[must_use]
+pub fn trace(span: &tracing::Span) -> Option<TraceContext> {
+    trace_of(span.context().span().span_context())
+}
 
-impl Tracer {
-    /// A disabled tracer.
-    #[must_use]
-    pub const fn off() -> Self {
-        Self(None)
-    }
-
-    /// Whether tracing is enabled. Check it before work that only a span needs, such as parsing the parent from headers.
-    #[must_use]
-    pub const fn is_on(&self) -> bool {
-        self.0.is_some()
-    }
-
-    /// Starts a span: a child of `parent`, or the root of a new trace. `start` defaults to the current time.
-    #[must_use]
-    pub fn start(
-        &self,
-        name: impl Into<Cow<'static, str>>,
-        kind: SpanKind,
-        parent: Option<&Context>,
-        start: Option<Timestamp>,
-    ) -> RecordSpan {
-        let Some(tracer) = &self.0 else {
-            return RecordSpan(None);
-        };
-        let mut builder = SpanBuilder::from_name(name).with_kind(kind);
-        builder.start_time = start.map(system_time);
-        let root = Context::new();
-        RecordSpan(Some(Box::new(
-            tracer.build_with_context(builder, parent.unwrap_or(&root)),
-        )))
+/// Makes a span that was just created the child of a span in another process.
+pub fn set_parent(span: &tracing::Span, parent: Option<Context>) {
+    if let Some(parent) = parent
+        && let Err(error) = span.set_parent(parent)
+    {
+        tracing::warn!(%error, "cannot continue a trace");
     }
 }
 
-impl Tracer {
-    /// Starts the root span of a new trace, with links to the spans that are the parents in these contexts. For work that
-    /// several records have in common.
-    #[must_use]
-    pub fn start_linked(
-        &self,
-        name: impl Into<Cow<'static, str>>,
-        kind: SpanKind,
-        linked: &[Context],
-    ) -> RecordSpan {
-        let Some(tracer) = &self.0 else {
-            return RecordSpan(None);
-        };
-        let links = linked
-            .iter()
-            .map(|context| Link::with_context(context.span().span_context().clone()));
-        let builder = SpanBuilder::from_name(name)
-            .with_kind(kind)
-            .with_links(links.collect());
-        RecordSpan(Some(Box::new(
-            tracer.build_with_context(builder, &Context::new()),
-        )))
-    }
+/// Marks a span as failed. The description must not contain payloads or secrets.
+pub fn fail(span: &tracing::Span, description: impl Into<Cow<'static, str>>) {
+    span.set_status(Status::error(description));
 }
 
-impl RecordSpan {
-    /// Sets an attribute.
-    pub fn set(&mut self, name: &'static str, value: impl Into<opentelemetry::Value>) {
-        if let Some(span) = &mut self.0
-            && span.is_recording()
-        {
-            span.set_attribute(KeyValue::new(name, value));
-        }
-    }
+/// A wait that began in another process.
+#[derive(Debug)]
+pub struct Wait {
+    /// What waited, for people.
+    pub name: String,
+    /// The relationship to the parent.
+    pub kind: SpanKind,
+    /// The span that began to wait.
+    pub parent: Option<Context>,
+    /// The current time if it is not known.
+    pub start: Option<Timestamp>,
+    /// When it ended.
+    pub end: Timestamp,
+    /// Without payloads and secrets.
+    pub attributes: Vec<KeyValue>,
+}
 
-    /// Marks the span as failed. The description must not contain payloads or secrets.
-    pub fn fail(&mut self, description: impl Into<Cow<'static, str>>) {
-        if let Some(span) = &mut self.0 {
-            span.set_status(Status::error(description));
-        }
-    }
-
-    /// Ends the span with the given time instead of the current time.
-    pub fn end_at(mut self, end: Timestamp) {
-        if let Some(span) = &mut self.0 {
-            span.end_with_timestamp(system_time(end));
-        }
-    }
-
-    /// The trace context headers of this span. `None` if tracing is disabled: a record keeps its own headers then.
-    #[must_use]
-    pub fn trace(&self) -> Option<TraceContext> {
-        self.0.as_ref().and_then(|span| trace_of(span.span_context()))
-    }
-
-    /// A context in which this span is the parent. `None` if tracing is disabled.
-    #[must_use]
-    pub fn context(&self) -> Option<Context> {
-        self.0
-            .as_ref()
-            .map(|span| Context::new().with_remote_span_context(span.span_context().clone()))
-    }
+/// Records the span of a wait. Returns its trace context, or `None` if tracing is disabled.
+pub fn record_wait(wait: Wait) -> Option<TraceContext> {
+    let tracer = WAITS.get()?;
+    let mut builder = SpanBuilder::from_name(wait.name)
+        .with_kind(wait.kind)
+        .with_attributes(wait.attributes);
+    builder.start_time = wait.start.map(system_time);
+    let mut span = tracer.build_with_context(builder, &wait.parent.unwrap_or_default());
+    span.end_with_timestamp(system_time(wait.end));
+    trace_of(span.span_context())
 }
 
 fn system_time(instant: Timestamp) -> SystemTime {
@@ -398,11 +397,19 @@ mod tests {
     }
 
     fn written(format: LogFormat, level: &str, log: impl FnOnce()) -> String {
+        written_with(format, level, None, log)
+    }
+
+    fn written_with(
+        format: LogFormat,
+        level: &str,
+        provider: Option<&SdkTracerProvider>,
+        log: impl FnOnce(),
+    ) -> String {
         let lines = Lines::default();
         let writer = lines.clone();
-        let subscriber = subscriber(format, filter("telemetry.level", level).unwrap(), move || {
-            writer.clone()
-        });
+        let filter = filter("telemetry.level", level).unwrap();
+        let subscriber = subscriber(format, filter, move || writer.clone(), provider);
         tracing::subscriber::with_default(subscriber, log);
         let bytes = lines.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
@@ -448,12 +455,40 @@ mod tests {
     }
 
     #[test]
-    fn a_disabled_tracer_creates_no_spans() {
-        let tracer = Tracer::off();
-        let mut span = tracer.start("attempt", SpanKind::Consumer, None, None);
-        span.set("attempt", 1_i64);
-        span.fail("no");
-        assert!(!tracer.is_on() && span.trace().is_none() && span.context().is_none());
-        assert!(size_of::<RecordSpan>() == size_of::<usize>());
+    fn lines_inside_spans_have_ids() {
+        let provider = SdkTracerProvider::builder().build();
+        for format in [LogFormat::Text, LogFormat::Json] {
+            let mut ids = None;
+            let lines = written_with(format, "warn", Some(&provider), || {
+                let span = tracing::info_span!(target: TRACE_TARGET, "attempt", secret = "no");
+                ids = trace(&span);
+                span.in_scope(|| tracing::warn!("inside"));
+                tracing::warn!("outside");
+            });
+            let [inside, outside] = lines.lines().collect::<Vec<_>>()[..] else {
+                panic!("{lines}");
+            };
+            let traceparent = ids.unwrap().traceparent;
+            let [_, trace_id, span_id, _] = traceparent.split('-').collect::<Vec<_>>()[..] else {
+                panic!("{traceparent}");
+            };
+            let in_line = match format {
+                LogFormat::Text => format!("inside trace_id={trace_id} span_id={span_id}"),
+                LogFormat::Json => format!(r#","trace_id":"{trace_id}","span_id":"{span_id}"}}"#),
+            };
+            assert!(inside.ends_with(&in_line), "{inside}");
+            assert!(
+                !lines.contains("secret") && !outside.contains("trace_id"),
+                "{lines}"
+            );
+        }
+    }
+
+    #[test]
+    fn spans_are_disabled_without_endpoint() {
+        written(LogFormat::Text, "trace", || {
+            let span = tracing::info_span!(target: TRACE_TARGET, "attempt");
+            assert!(span.is_disabled() && !is_tracing() && trace(&span).is_none());
+        });
     }
 }

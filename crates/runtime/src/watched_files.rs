@@ -83,7 +83,7 @@ pub async fn follow(check: impl Fn() + Send + Sync + 'static) -> io::Result<()> 
 
 type Parse<T> = Box<dyn Fn(&[FileContents<'_>]) -> Result<T, Problem> + Send + Sync>;
 
-/// A set of files, and the value that they contain together. While changed files cannot be used, the former value stays.
+/// A set of files, and the value that they contain together. While changed files cannot be used, the previous value stays.
 pub struct WatchedFiles<T> {
     files: Vec<ConfiguredFile>,
     parse: Parse<T>,
@@ -196,7 +196,7 @@ impl<T> WatchedFiles<T> {
                 tracing::warn!(
                     field,
                     problem,
-                    "cannot use changed files; using the former contents"
+                    "cannot use changed files; using the previous contents"
                 );
                 false
             }
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn the_former_value_stays_while_files_cannot_be_used() {
+    fn the_previous_value_stays_while_files_cannot_be_used() {
         let pair = Pair::new();
         pair.write("second", "x");
         assert_eq!(pair.check(), (false, 1, 0));

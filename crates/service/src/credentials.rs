@@ -49,7 +49,7 @@ impl StaleCredentials {
         let metrics = Self::default();
         registry.register(
             "credentials_stale",
-            "1 while changed credentials or keys cannot be used and the former ones are used, else 0",
+            "1 while changed credentials or keys cannot be used and the previous ones are used, else 0",
             metrics.0.clone(),
         );
         metrics

@@ -71,10 +71,10 @@ pub fn of_config(config: &Config, existing: &BTreeSet<String>) -> Vec<Configured
 /// The groups had another prefix before.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "kafka.id_prefix: is `{prefix}`, but the consumer group `{former}` has committed offsets of topic `{topic}`, and \
+    "kafka.id_prefix: is `{prefix}`, but the consumer group `{previous}` has committed offsets of topic `{topic}`, and \
      `{group}` has none: this process would read the topic from the beginning and process its records again; set \
-     kafka.id_prefix to `{former_prefix}`, or stop all processes and run `redeliver topics migrate-offsets \
-     --from-prefix={former_prefix}`"
+     kafka.id_prefix to `{previous_prefix}`, or stop all processes and run `redeliver topics migrate-offsets \
+     --from-prefix={previous_prefix}`"
 )]
 pub struct PrefixChanged {
     /// The configured prefix.
@@ -82,10 +82,10 @@ pub struct PrefixChanged {
     /// The group with that prefix.
     pub group: String,
     /// The group that has committed offsets.
-    pub former: String,
+    pub previous: String,
     /// Its prefix.
-    pub former_prefix: String,
-    /// A topic that only the former group has read.
+    pub previous_prefix: String,
+    /// A topic that only the previous group has read.
     pub topic: String,
 }
 
@@ -95,7 +95,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// If the groups of a broker or their offsets cannot be read, unless a changed prefix was found nevertheless.
-pub(crate) fn find_former(
+pub(crate) fn find_previous(
     kafka: &KafkaSettings,
     configured: &[ConfiguredGroup],
 ) -> Result<Option<PrefixChanged>, FindError> {
@@ -103,20 +103,20 @@ pub(crate) fn find_former(
     let names: Vec<&str> = list.groups.iter().map(|group| group.name.as_str()).collect();
     for group in configured {
         let own = kafka.id(&group.name);
-        let formers = former_prefixes(&own, &group.name, &names);
-        if formers.is_empty() {
+        let others = previous_prefixes(&own, &group.name, &names);
+        if others.is_empty() {
             continue;
         }
-        let own_offsets = groups::former_offsets(kafka, &own, &group.topics)?;
-        for former_prefix in formers {
-            let former = format!("{former_prefix}{}", group.name);
-            let offsets = groups::former_offsets(kafka, &former, &group.topics)?;
+        let own_offsets = groups::previous_offsets(kafka, &own, &group.topics)?;
+        for previous_prefix in others {
+            let previous = format!("{previous_prefix}{}", group.name);
+            let offsets = groups::previous_offsets(kafka, &previous, &group.topics)?;
             if let Some(topic) = only_read_by(&offsets, &own_offsets) {
                 return Ok(Some(PrefixChanged {
                     prefix: kafka.id_prefix.clone(),
                     group: own,
-                    former,
-                    former_prefix: former_prefix.to_owned(),
+                    previous,
+                    previous_prefix: previous_prefix.to_owned(),
                     topic: topic.to_owned(),
                 }));
             }
@@ -140,7 +140,7 @@ pub(crate) enum FindError {
 }
 
 /// The prefixes of other groups with this name. `own` is the name with the configured prefix.
-fn former_prefixes<'g>(own: &str, name: &str, existing: &[&'g str]) -> Vec<&'g str> {
+fn previous_prefixes<'g>(own: &str, name: &str, existing: &[&'g str]) -> Vec<&'g str> {
     let others = existing.iter().filter(|existing| **existing != own);
     let prefixes = others.filter_map(|existing| existing.strip_suffix(name));
     prefixes
@@ -148,10 +148,10 @@ fn former_prefixes<'g>(own: &str, name: &str, existing: &[&'g str]) -> Vec<&'g s
         .collect()
 }
 
-/// A topic that lanes of `former` have read, and of which `own` has not committed any partition.
-fn only_read_by<'o>(former: &'o GroupOffsets, own: &GroupOffsets) -> Option<&'o str> {
+/// A topic that lanes of `previous` have read, and of which `own` has not committed any partition.
+fn only_read_by<'o>(previous: &'o GroupOffsets, own: &GroupOffsets) -> Option<&'o str> {
     let read: BTreeSet<&str> = own.keys().map(|(topic, _)| topic.as_str()).collect();
-    let mut of_lanes = former.iter().filter(|(_, committed)| committed.is_of_lane());
+    let mut of_lanes = previous.iter().filter(|(_, committed)| committed.is_of_lane());
     of_lanes
         .find(|((topic, _), _)| !read.contains(topic.as_str()))
         .map(|((topic, _), _)| topic.as_str())
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn former_prefixes_are_legal_and_not_the_own_one() {
+    fn previous_prefixes_are_legal_and_not_the_own_one() {
         let name = "redeliver-docs";
         let existing = [
             "redeliver-docs",
@@ -219,8 +219,8 @@ mod tests {
             "redeliver-docs-2",
             "my group/redeliver-docs",
         ];
-        assert_eq!(former_prefixes("redeliver-docs", name, &existing), ["a-", "b-"]);
-        assert_eq!(former_prefixes("a-redeliver-docs", name, &existing), ["", "b-"]);
+        assert_eq!(previous_prefixes("redeliver-docs", name, &existing), ["a-", "b-"]);
+        assert_eq!(previous_prefixes("a-redeliver-docs", name, &existing), ["", "b-"]);
     }
 
     fn offsets(list: &[(&str, i32, &str)]) -> GroupOffsets {
@@ -235,14 +235,14 @@ mod tests {
     }
 
     #[test]
-    fn a_topic_that_only_the_former_group_has_read_is_found() {
+    fn a_topic_that_only_the_previous_group_has_read_is_found() {
         let lane = "r1:AQE";
-        let former = offsets(&[("a", 0, lane), ("b", 0, ""), ("c", 1, lane)]);
-        assert_eq!(only_read_by(&former, &offsets(&[])), Some("a"));
-        assert_eq!(only_read_by(&former, &offsets(&[("a", 3, "")])), Some("c"));
+        let previous = offsets(&[("a", 0, lane), ("b", 0, ""), ("c", 1, lane)]);
+        assert_eq!(only_read_by(&previous, &offsets(&[])), Some("a"));
+        assert_eq!(only_read_by(&previous, &offsets(&[("a", 3, "")])), Some("c"));
         // Another program has read `b`.
         assert_eq!(
-            only_read_by(&former, &offsets(&[("a", 3, ""), ("c", 0, "")])),
+            only_read_by(&previous, &offsets(&[("a", 3, ""), ("c", 0, "")])),
             None
         );
     }

@@ -25,7 +25,6 @@ use redeliver_runtime::health::{Health, Part};
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::metrics::{self, SharedRegistry};
 use redeliver_runtime::tasks::{Spawner, TaskError, Tasks};
-use redeliver_runtime::telemetry::Tracer;
 use redeliver_runtime::tls::{ClientCertificates, Protocols, ServerTls, TlsMetrics};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -49,7 +48,7 @@ pub struct Host {
     pub config: Arc<Config>,
     /// How to connect to Kafka.
     pub kafka: KafkaSettings,
-    /// The clock of the process. After a step of the wall clock, it continues the former time until the new one is confirmed;
+    /// The clock of the process. After a step of the wall clock, it continues the previous time until the new one is confirmed;
     /// see [`redeliver_core::clock_guard`].
     pub clock: Arc<dyn Clock>,
     /// Supervised tasks and threads.
@@ -58,8 +57,6 @@ pub struct Host {
     pub health: Health,
     /// Metrics of lanes.
     pub lanes: LaneFamilies,
-    /// Creates spans; disabled without an OTLP endpoint.
-    pub tracer: Tracer,
     registry: SharedRegistry,
     families: HashMap<TypeId, Box<dyn Any + Send>>,
     clock_reports: ClockReports,
@@ -220,7 +217,6 @@ impl Host {
             health: Health::new(),
             kafka,
             config: start.config,
-            tracer: start.tracer,
             admin: Some(start.admin),
             topics_part: None,
             topic_watch: None,

@@ -71,7 +71,7 @@ impl Leftover {
             if backlog.is_empty() {
                 (
                     format!("{leftover} and is empty"),
-                    "delete it once no process runs with the former configuration".to_owned(),
+                    "delete it once no process runs with the previous configuration".to_owned(),
                 )
             } else {
                 (

@@ -45,6 +45,7 @@ pub mod limit_metrics;
 pub mod login;
 pub mod memory_budget;
 pub mod metrics;
+mod request_span;
 pub mod topics;
 mod totals;
 

@@ -277,7 +277,7 @@ pub(crate) async fn check_prefix(
     let mut log_throttle = LogThrottle::default();
     loop {
         let (kafka, configured) = (kafka.clone(), configured.clone());
-        let found = tokio::task::spawn_blocking(move || groups::find_former(&kafka, &configured)).await;
+        let found = tokio::task::spawn_blocking(move || groups::find_previous(&kafka, &configured)).await;
         let error = match found {
             Ok(Ok(None)) => return Ok(()),
             Ok(Ok(Some(changed))) => return Err(changed.into()),

@@ -13,9 +13,9 @@ use redeliver_core::failure::{FailureScope, MESSAGE_LIMIT, bounded_text};
 use redeliver_core::headers::TraceContext;
 use redeliver_core::route::Arrival;
 use redeliver_core::{Failure, HumanDuration, Outcome, Pipeline, Record};
-use redeliver_runtime::telemetry::Tracer;
 use tokio::time::Instant;
 use tower::{BoxError, ServiceExt};
+use tracing::Instrument as _;
 
 use crate::handler::{Attempt, Handler};
 use crate::metrics::WorkerMetrics;
@@ -28,7 +28,6 @@ pub(crate) struct AttemptRunner {
     /// The consumer group of the pipeline's workers, for spans.
     pub(crate) group: String,
     pub(crate) metrics: Arc<WorkerMetrics>,
-    pub(crate) tracer: Tracer,
     /// Maximum duration of an attempt.
     pub(crate) timeout: Option<Duration>,
     pub(crate) schema: Option<Schema>,
@@ -43,7 +42,7 @@ impl AttemptRunner {
         arrival: &Arrival,
         is_repeated: bool,
     ) -> (Outcome, Option<TraceContext>) {
-        let span = AttemptSpan::start(&self.tracer, &self.group, &record, arrival);
+        let span = AttemptSpan::start(&self.group, &record, arrival);
         let trace = span.trace();
         let began = Instant::now();
         let attempt = Attempt {
@@ -58,7 +57,7 @@ impl AttemptRunner {
             trace: trace.clone(),
             record,
         };
-        let outcome = self.handle(handler, attempt).await;
+        let outcome = self.handle(handler, attempt).instrument(span.0.clone()).await;
         self.metrics.attempted(&outcome, began.elapsed());
         span.end(&outcome);
         (outcome, trace)

@@ -7,53 +7,57 @@
 
 use redeliver_core::headers::TraceContext;
 use redeliver_core::route::Arrival;
-use redeliver_core::{Outcome, Record};
-use redeliver_runtime::telemetry::{RecordSpan, SpanKind, Tracer};
+use redeliver_core::{Outcome, Record, TRACE_TARGET};
+use redeliver_runtime::telemetry::{self, OpenTelemetrySpanExt as _};
 use redeliver_runtime::trace_context::span_context;
+use tracing::{Span, info_span};
 
 /// The operation of an attempt: a record is passed to a handler.
 const PROCESS: &str = "process";
 
-/// `None` when tracing is disabled.
-pub(crate) struct AttemptSpan(Option<RecordSpan>);
+/// Disabled when tracing is.
+pub(crate) struct AttemptSpan(pub(crate) Span);
 
 impl AttemptSpan {
     /// `group` is the consumer group that has read the record.
-    pub(crate) fn start(tracer: &Tracer, group: &str, record: &Record, arrival: &Arrival) -> Self {
-        if !tracer.is_on() {
-            return Self(None);
-        }
-        let parent = span_context(&record.headers);
-        let name = format!("{PROCESS} {}", record.position.topic);
-        let mut span = tracer.start(name, SpanKind::Consumer, parent.as_ref(), None);
-        span.set("messaging.system", "kafka");
-        span.set("messaging.operation.type", PROCESS);
-        span.set("messaging.operation.name", PROCESS);
-        span.set("messaging.consumer.group.name", group.to_owned());
-        span.set("messaging.destination.name", record.position.topic.to_string());
-        span.set(
-            "messaging.destination.partition.id",
-            record.position.partition.to_string(),
+    pub(crate) fn start(group: &str, record: &Record, arrival: &Arrival) -> Self {
+        let position = &record.position;
+        let span = info_span!(
+            target: TRACE_TARGET,
+            parent: None,
+            PROCESS,
+            otel.name = format!("{PROCESS} {}", position.topic),
+            otel.kind = "consumer",
+            "messaging.system" = "kafka",
+            "messaging.operation.type" = PROCESS,
+            "messaging.operation.name" = PROCESS,
+            "messaging.consumer.group.name" = group,
+            "messaging.destination.name" = &*position.topic,
+            "messaging.destination.partition.id" = position.partition.to_string(),
+            "messaging.kafka.offset" = position.offset,
+            "messaging.kafka.message.tombstone" = record.value.is_none().then_some(true),
+            "redeliver.attempt" = i64::from(arrival.failed_attempts) + 1,
+            "redeliver.origin" = arrival.origin.id(),
         );
-        span.set("messaging.kafka.offset", record.position.offset);
-        if record.value.is_none() {
-            span.set("messaging.kafka.message.tombstone", true);
+        if !span.is_disabled() {
+            telemetry::set_parent(&span, span_context(&record.headers));
         }
-        span.set("redeliver.attempt", i64::from(arrival.failed_attempts) + 1);
-        span.set("redeliver.origin", arrival.origin.id());
-        Self(Some(span))
+        Self(span)
     }
 
     /// The trace context for the handler and for the outputs.
     pub(crate) fn trace(&self) -> Option<TraceContext> {
-        self.0.as_ref().and_then(RecordSpan::trace)
+        telemetry::trace(&self.0)
     }
 
-    pub(crate) fn end(mut self, outcome: &Outcome) {
-        if let (Some(span), Outcome::Failed(failure)) = (&mut self.0, outcome) {
-            span.set("error.type", failure.code.clone());
-            span.set("redeliver.error_class", failure.class.as_str());
-            span.fail(failure.code.clone());
+    pub(crate) fn end(self, outcome: &Outcome) {
+        if let Outcome::Failed(failure) = outcome
+            && !self.0.is_disabled()
+        {
+            self.0.set_attribute("error.type", failure.code.clone());
+            self.0
+                .set_attribute("redeliver.error_class", failure.class.as_str());
+            telemetry::fail(&self.0, failure.code.clone());
         }
     }
 }

@@ -33,7 +33,6 @@ use redeliver_core::route::{self, Arrival, Disposition, RouteContext};
 use redeliver_core::{Clock as _, Headers, Outcome, Output, Pipeline, Record, SystemClock, Timestamp};
 use redeliver_runtime::Config;
 use redeliver_runtime::config::ConfigError;
-use redeliver_runtime::telemetry::Tracer;
 use tower::{BoxError, ServiceExt as _, service_fn};
 
 use crate::attempt::AttemptRunner;
@@ -133,7 +132,6 @@ impl TestKit {
                 group: pipeline.worker_group(""),
                 pipeline,
                 metrics: Arc::new(metrics),
-                tracer: Tracer::off(),
                 timeout: spec.timeout,
                 schema: spec.schema.clone(),
             },

@@ -197,7 +197,6 @@ pub async fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: H) -
             pipeline: spec.pipeline.clone(),
             group: spec.pipeline.worker_group(&host.kafka.id_prefix),
             metrics: metrics.clone(),
-            tracer: host.tracer.clone(),
             timeout: spec.timeout,
             schema: spec.schema.clone(),
         },

@@ -115,7 +115,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
 
     let stop = CancellationToken::new();
     shutdown::on_signals(stop.clone())?;
-    let start = Start::new(Arc::new(config), stop.clone(), telemetry.tracer(), listener);
+    let start = Start::new(Arc::new(config), stop.clone(), listener);
     let mut host = Host::new("redeliver-dev", start);
     host.kafka.takes_all_partitions = true;
     let kafka = host.kafka.clone();

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use redeliver_core::{Clock, HumanDuration, pipeline};
 use redeliver_kafka::{KafkaSettings, Prefetch, TopicState, TopicWatch, Waker};
 use redeliver_runtime::Config;
-use redeliver_runtime::telemetry::Tracer;
 use redeliver_service::control::Control;
 use redeliver_service::host::{Host, NewLane, lane_spec};
 use redeliver_service::metrics::Serves;
@@ -21,7 +20,6 @@ pub(crate) struct TierLanes {
     look_ahead: LookAhead,
     clock: Arc<dyn Clock>,
     families: TierFamilies,
-    tracer: Tracer,
     topic_watch: TopicWatch,
     control: Control,
 }
@@ -44,7 +42,6 @@ impl TierLanes {
             },
             clock: host.clock.clone(),
             families,
-            tracer: host.tracer.clone(),
             topic_watch: host.topic_watch()?,
             control,
             config,
@@ -77,7 +74,6 @@ impl TierLanes {
             |topic| self.families.of(&name, serves.labels_of(topic, &group)),
             RelayContext {
                 clock: self.clock.clone(),
-                tracer: self.tracer.clone(),
                 control: self.control.clone(),
                 presence,
                 partitions: Box::new({

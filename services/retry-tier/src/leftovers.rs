@@ -2,7 +2,7 @@
 //!
 //! Each leftover topic has its own lane, in the consumer group of its tier, so that reading continues at the committed
 //! offset. No other lane's subscription changes. A leftover is served until its topic is deleted, even if it is empty,
-//! because during a rolling restart a process with the former configuration may still write to it.
+//! because during a rolling restart a process with the previous configuration may still write to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -199,7 +199,7 @@ impl LeftoverWatch {
             } else if self.empty.insert(leftover.topic.clone()) {
                 tracing::info!(
                     topic = &*leftover.topic,
-                    "leftover tier is empty; delete the topic once no process runs with the former configuration"
+                    "leftover tier is empty; delete the topic once no process runs with the previous configuration"
                 );
             }
         }

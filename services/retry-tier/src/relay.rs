@@ -19,7 +19,7 @@ use redeliver_core::route;
 use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Clock, Failure, HumanDuration, Output, Pipeline, Position, Record, Timestamp, mutant};
 use redeliver_kafka::{AssignmentId, Presence, Processor, Refused, TopicId, TransactionBatch};
-use redeliver_runtime::telemetry::{SpanKind, Tracer};
+use redeliver_runtime::telemetry::{KeyValue, SpanKind, Wait, is_tracing, record_wait};
 use redeliver_runtime::trace_context::span_context;
 use redeliver_service::control::Control;
 use redeliver_service::due;
@@ -82,7 +82,6 @@ pub(crate) type PartitionsOf = Box<dyn Fn(&str) -> Option<u32> + Send>;
 /// What a relay needs of its process.
 pub(crate) struct RelayContext {
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) tracer: Tracer,
     pub(crate) control: Control,
     pub(crate) presence: PresenceOf,
     pub(crate) partitions: PartitionsOf,
@@ -104,7 +103,6 @@ pub(crate) struct Relay {
     is_held: bool,
     /// When the due records were last counted.
     last_count: Option<Timestamp>,
-    tracer: Tracer,
     presence: PresenceOf,
     partitions_of: PartitionsOf,
     log_throttle: LogThrottle,
@@ -213,7 +211,6 @@ impl Relay {
     ) -> Self {
         let RelayContext {
             clock,
-            tracer,
             control,
             presence,
             partitions,
@@ -242,7 +239,6 @@ impl Relay {
             controls: TierControls::new(tier, control, names),
             is_held: false,
             last_count: None,
-            tracer,
             presence,
             partitions_of: partitions,
             log_throttle: LogThrottle::default(),
@@ -497,7 +493,7 @@ impl Processor for Relay {
                     waited: Some(waited),
                 });
                 bytes += waiting.record.size();
-                trace_wait(&self.tracer, self.tier, &waiting, now);
+                trace_wait(self.tier, &waiting, now);
                 let offset = waiting.record.position.offset;
                 let offset = mutant!("relay-completes-the-next-record", offset, offset + 1);
                 batch.completed.push((assignment, offset));
@@ -724,7 +720,7 @@ impl Partition {
 ///
 /// The record was written under the configuration of that time, which may have changed. So the time lock may be as long
 /// as any configuration allows, and the record returns to the topic in its headers if that is the pipeline's due topic
-/// or source. Any other return topic, from a former configuration or a forged header, is replaced.
+/// or source. Any other return topic, from a previous configuration or a forged header, is replaced.
 ///
 /// # Errors
 /// A failure with the class `malformed` when the headers are invalid.
@@ -745,8 +741,8 @@ fn read_time_lock(
 }
 
 /// Records the span of a wait, from the failure to the release. Its parent is the failed attempt.
-fn trace_wait(tracer: &Tracer, tier: HumanDuration, waiting: &Waiting, now: Timestamp) {
-    if !tracer.is_on() {
+fn trace_wait(tier: HumanDuration, waiting: &Waiting, now: Timestamp) {
+    if !is_tracing() {
         return;
     }
     let record = &waiting.record;
@@ -754,17 +750,18 @@ fn trace_wait(tracer: &Tracer, tier: HumanDuration, waiting: &Waiting, now: Time
         return;
     };
     let failed_at = record.headers.last(headers::ERROR_TIMESTAMP);
-    let failed_at = failed_at.and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
-    let mut span = tracer.start(
-        format!("wait {tier}"),
-        SpanKind::Internal,
-        Some(&parent),
-        failed_at,
-    );
-    span.set("messaging.system", "kafka");
-    span.set("messaging.destination.name", record.position.topic.to_string());
-    span.set("redeliver.due", waiting.due.to_string());
-    span.end_at(now);
+    record_wait(Wait {
+        name: format!("wait {tier}"),
+        kind: SpanKind::Internal,
+        parent: Some(parent),
+        start: failed_at.and_then(|text| std::str::from_utf8(text).ok()?.parse().ok()),
+        end: now,
+        attributes: vec![
+            KeyValue::new("messaging.system", "kafka"),
+            KeyValue::new("messaging.destination.name", record.position.topic.to_string()),
+            KeyValue::new("redeliver.due", waiting.due.to_string()),
+        ],
+    });
 }
 
 fn forward(record: Record, topic: Arc<str>) -> Output {

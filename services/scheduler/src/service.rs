@@ -29,7 +29,6 @@ use crate::processor::{LaneShards, Scheduler, run_indexers};
 use crate::rate::Buckets;
 use crate::readiness::ShardReadiness;
 use crate::settings::Settings;
-use crate::spans::Spans;
 use crate::topic_changes::TopicChanges;
 use crate::topics::{Topics, WatchedTopics};
 
@@ -165,7 +164,6 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         index_batch_bytes: INDEX_BATCH_BYTES,
         topics,
         missing_topic_timeout: config.kafka.topics.missing_timeout.duration(),
-        spans: Spans::new(host.tracer.clone()),
         max_waiting: max_waiting(scheduler),
         app_states: LiveAppStates::new(AppSettings::of(&config), Some(control)),
         buckets: Buckets::default(),

@@ -12,7 +12,6 @@ use crate::controls::{AppStates, LiveAppStates};
 use crate::quota::Quotas;
 use crate::rate::{Buckets, Rates};
 use crate::request::Rules;
-use crate::spans::Spans;
 use crate::topics::Topics;
 
 /// The settings of the shards.
@@ -40,7 +39,6 @@ pub(crate) struct Settings {
     pub(crate) topics: Arc<dyn Topics>,
     /// How long after its due time a job waits for a missing topic.
     pub(crate) missing_topic_timeout: Duration,
-    pub(crate) spans: Spans,
     /// How many jobs of applications with a quota may wait in all shards.
     pub(crate) max_waiting: BTreeMap<Arc<str>, u64>,
     /// Which applications are paused or limited.

@@ -4,7 +4,7 @@
 //! command to each other without end, and could accept two jobs with the same key. A process that starts later knows the new number, and is safe beside one
 //! that has stopped.
 //!
-//! *The state topic was created again.* Its offsets begin anew, so the index is complete up to an offset of the former topic. What the index has is lost in
+//! *The state topic was created again.* Its offsets begin anew, so the index is complete up to an offset of the previous topic. What the index has is lost in
 //! any case, and the next process rebuilds it. Until then, commands wait in the ingest topic.
 
 use std::sync::Arc;
@@ -63,7 +63,7 @@ impl TopicChanges {
         } = self;
         if self.has_other_state {
             return Some(format!(
-                "topic `{state}` was deleted and created again, and with the former topic the jobs and schedules in it are lost; requests \
+                "topic `{state}` was deleted and created again, and with the previous topic the jobs and schedules in it are lost; requests \
                  wait in `{ingest}`; to continue with the new topic, stop all schedulers, and start them again"
             ));
         }

@@ -860,7 +860,7 @@ mod tests {
         window.set_rates(rates(0.1));
         assert_eq!(pop_all(&mut window, 0), [1]);
         assert!(window.holds_back(&"a".into()));
-        // A higher rate counts at once, although the next token of the former one is far away.
+        // A higher rate counts at once, although the next token of the previous one is far away.
         window.set_rates(rates(2.0));
         assert!(pop_all(&mut window, 400).is_empty());
         let next = window.next_due().unwrap().as_millis();

@@ -26,7 +26,7 @@ impl Stall {
 
     /// Completes when this has been waited for longer than the limit. Another `number` is progress.
     pub(super) fn poll(&mut self, number: u64, context: &mut Context<'_>) -> Poll<()> {
-        self.waiting.take_if(|(former, _)| *former != number);
+        self.waiting.take_if(|(previous, _)| *previous != number);
         let (_, limit) = self
             .waiting
             .get_or_insert_with(|| (number, Box::pin(tokio::time::sleep(self.limit))));

@@ -97,7 +97,7 @@ impl TlsMetrics {
         );
         registry.register(
             "tls_files_unusable",
-            "1 while a listener cannot use its changed certificate files and serves the former ones, else 0",
+            "1 while a listener cannot use its changed certificate files and serves the previous ones, else 0",
             metrics.unusable.clone(),
         );
         registry.register(
@@ -348,14 +348,14 @@ mod tests {
             );
             (unusable == 1, expiry)
         };
-        let (reported, former) = check();
+        let (reported, previous) = check();
         assert!(!reported);
         let expired = 1_580_428_800;
 
         std::fs::write(&key, &second.key).unwrap();
-        assert_eq!(check(), (false, former));
+        assert_eq!(check(), (false, previous));
         std::fs::write(&certificate, &second.certificate).unwrap();
-        assert_eq!(check(), (false, former));
+        assert_eq!(check(), (false, previous));
         assert_eq!(check(), (false, expired));
 
         std::fs::write(&key, &first.key).unwrap();

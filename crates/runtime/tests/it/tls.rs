@@ -334,12 +334,12 @@ async fn exchange(stream: &mut TlsStream<TcpStream>) {
 async fn new_connections_get_a_swapped_certificate_and_open_ones_go_on() {
     let mut files = Files::new();
     let server = Server::start(&files.config(true), ClientCertificates::Required);
-    let former = files.client(Some(&files.clients));
-    let mut open = former.connect(server.address, "http/1.1").await.unwrap();
+    let previous = files.client(Some(&files.clients));
+    let mut open = previous.connect(server.address, "http/1.1").await.unwrap();
     exchange(&mut open).await;
 
     // A new certificate of a new authority, and another authority for clients.
-    let former_clients = std::mem::replace(&mut files.clients, Authority::new().unwrap());
+    let previous_clients = std::mem::replace(&mut files.clients, Authority::new().unwrap());
     files.swap(|_| {});
     let renewed = files.client(Some(&files.clients));
     eventually_async("the new certificate is served", DEADLINE, async || {
@@ -352,17 +352,20 @@ async fn new_connections_get_a_swapped_certificate_and_open_ones_go_on() {
     let new = renewed.connect(server.address, "http/1.1").await.unwrap();
     assert_ne!(certificate_of(&new), certificate_of(&open));
     exchange(&mut open).await;
-    assert!(!former.is_accepted(server.address).await, "the former authority");
-    let revoked = files.client(Some(&former_clients));
+    assert!(
+        !previous.is_accepted(server.address).await,
+        "the previous authority"
+    );
+    let revoked = files.client(Some(&previous_clients));
     assert!(
         !revoked.is_accepted(server.address).await,
-        "a client of the former authority"
+        "a client of the previous authority"
     );
     assert_eq!(server.metric("tls_files_unusable"), 0);
 }
 
 #[tokio::test]
-async fn files_that_cannot_be_used_leave_the_former_ones_in_use() {
+async fn files_that_cannot_be_used_leave_the_previous_ones_in_use() {
     let mut files = Files::new();
     let server = Server::start(&files.config(true), ClientCertificates::Required);
     let mut client = files.client(Some(&files.clients));
@@ -515,7 +518,7 @@ async fn an_expired_certificate_is_served_and_its_expiry_is_a_metric() {
     files.swap(|_| {});
     eventually_async("the new certificate", DEADLINE, async || {
         match server.metric("tls_certificate_expiry_timestamp_seconds") {
-            1_580_428_800 => Err("the former one"),
+            1_580_428_800 => Err("the previous one"),
             _ => Ok(()),
         }
     })

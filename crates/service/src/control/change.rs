@@ -157,7 +157,7 @@ struct PendingChange {
     audit: AuditLog,
     now: Timestamp,
     snapshot: Snapshot,
-    /// What a former attempt has written, whose outcome was unknown.
+    /// What a previous attempt has written, whose outcome was unknown.
     own: Option<Value>,
 }
 

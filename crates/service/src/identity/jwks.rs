@@ -131,7 +131,7 @@ impl Key {
     }
 }
 
-/// The keys at a URL. A task fetches them; during an outage, the former ones are kept for [`MAX_AGE`].
+/// The keys at a URL. A task fetches them; during an outage, the previous ones are kept for [`MAX_AGE`].
 #[derive(Debug)]
 pub(super) struct RemoteKeys {
     url: Url,

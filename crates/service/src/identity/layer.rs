@@ -7,6 +7,7 @@ use redeliver_runtime::http_server::Protection;
 
 use super::access::Permissions;
 use super::{Access, Authenticator, Refusal};
+use crate::request_span::traced;
 
 /// How [`authenticate`] checks requests.
 #[derive(Clone, Debug)]
@@ -21,13 +22,17 @@ pub struct Authentication {
 }
 
 /// Adds the [`Identity`](super::Identity) of the caller and its [`Access`] to the extensions of each request, which protects its
-/// connection from being replaced from then on ([`Protection`]). Counts and logs refused requests. For
+/// connection from being replaced from then on ([`Protection`]). Counts and logs refused requests, and records a span of each one. For
 /// [`from_fn_with_state`](axum::middleware::from_fn_with_state).
 pub async fn authenticate(
     State(authentication): State<Authentication>,
-    mut request: Request,
+    request: Request,
     next: Next,
 ) -> Response {
+    traced(request, |request| authenticated(authentication, request, next)).await
+}
+
+async fn authenticated(authentication: Authentication, mut request: Request, next: Next) -> Response {
     let Authentication {
         authenticator,
         required,

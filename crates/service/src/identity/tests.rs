@@ -120,7 +120,7 @@ async fn the_single_token_permits_everything_and_others_nothing() {
 #[tokio::test]
 async fn a_token_file_that_is_read_while_it_is_written_is_not_used() {
     let files = Files::new();
-    files.write("token", "former");
+    files.write("token", "previous");
     let authenticator = files.authenticator(SINGLE);
     files.write("token", "half");
     authenticator.check_files();
@@ -129,7 +129,7 @@ async fn a_token_file_that_is_read_while_it_is_written_is_not_used() {
     follow_files(&authenticator);
     assert_eq!(reason(&authenticator, "half").await, Reason::TokenWrong);
     assert!(with_token(&authenticator, "half-and-half").await.is_ok());
-    assert_eq!(reason(&authenticator, "former").await, Reason::TokenWrong);
+    assert_eq!(reason(&authenticator, "previous").await, Reason::TokenWrong);
 }
 
 #[tokio::test]

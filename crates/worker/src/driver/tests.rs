@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use redeliver_core::failure::FailureScope;
 use redeliver_core::{Failure, Output, SystemClock};
 use redeliver_kafka::Processor;
-use redeliver_runtime::telemetry::Tracer;
 use redeliver_service::control::value::RateLimit as WantedRate;
 use tower::{BoxError, service_fn};
 
@@ -118,7 +117,6 @@ impl Rig {
                     pipeline: bench.pipeline.clone(),
                     group: bench.pipeline.worker_group(""),
                     metrics: bench.metrics.clone(),
-                    tracer: Tracer::off(),
                     timeout: limits.timeout,
                     schema: None,
                 },

@@ -12,7 +12,6 @@ use redeliver_kafka::producer::Producer;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::listen::Listener;
-use redeliver_runtime::telemetry::Tracer;
 use redeliver_service::{Host, topics};
 use redeliver_testkit::{EnvBuilder, eventually, unique_delays};
 use redeliver_worker::{Attempt, WorkerSpec, spawn};
@@ -59,7 +58,6 @@ fn a_retry_never_waits_from_a_time_that_is_not_confirmed() {
         let start = Start::new(
             Arc::new(config),
             shutdown.clone(),
-            Tracer::off(),
             Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
         );
         let mut host = Host::new("worker-clock", start);

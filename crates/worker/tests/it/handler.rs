@@ -14,7 +14,6 @@ use redeliver_kafka::reader::TopicReader;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::listen::Listener;
-use redeliver_runtime::telemetry::Tracer;
 use redeliver_service::{Host, topics};
 use redeliver_testkit::{EnvBuilder, eventually, unique_delays};
 use redeliver_worker::{Attempt, Handler, WorkerSpec, spawn};
@@ -50,7 +49,7 @@ pub(crate) async fn work_with<H: Handler>(
     admin: Listener,
     shutdown: CancellationToken,
 ) {
-    let start = Start::new(config.clone(), shutdown, Tracer::off(), admin);
+    let start = Start::new(config.clone(), shutdown, admin);
     let mut host = Host::new("handlers", start);
     let pipeline = config.pipelines[&name].pipeline(&name, &config.scheduler);
     let needed = topics::of_pipelines(&config, std::slice::from_ref(&pipeline));

@@ -9,7 +9,6 @@ use redeliver_kafka::producer::Producer;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::listen::Listener;
-use redeliver_runtime::telemetry::Tracer;
 use redeliver_service::{Host, topics};
 use redeliver_testkit::{EnvBuilder, unique_delays};
 use redeliver_worker::{Attempt, WorkerSpec, spawn};
@@ -39,7 +38,6 @@ fn a_worker_ends_by_itself_when_its_handler_has_had_all_records() {
         let start = Start::new(
             Arc::new(config),
             CancellationToken::new(),
-            Tracer::off(),
             Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
         );
         let start = Start {

@@ -143,7 +143,7 @@ impl Decide for PendingChange {
     }
 
     fn decide(self) -> Result<(Job, Vec<Output>), RefusedChange> {
-        // What a former attempt has written, whose outcome was unknown.
+        // What a previous attempt has written, whose outcome was unknown.
         let own = self
             .jobs
             .iter()

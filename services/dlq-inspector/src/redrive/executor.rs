@@ -11,9 +11,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::wait::LogThrottle;
-use redeliver_core::{Clock, Record, Timestamp};
+use redeliver_core::{Clock, Output, Record, TRACE_TARGET, Timestamp};
 use redeliver_kafka::{AssignmentId, FollowUp, Processor, Refused, TransactionBatch};
+use redeliver_runtime::telemetry::{self, OpenTelemetrySpanExt as _, TraceContextExt as _};
+use redeliver_runtime::trace_context::span_context;
 use redeliver_service::audit::AuditLog;
+use tracing::{Span, info_span};
 
 use super::job::{self, Job, Outcome, Progress, Skip};
 use super::jobs::{Entry, Jobs};
@@ -45,7 +48,7 @@ pub(crate) struct Executor {
     clock: Arc<dyn Clock>,
     requests: SyncSender<(u64, Request)>,
     answers: Receiver<(u64, Answer)>,
-    /// The assignment of the partition, once its position is known: no transaction of a former owner can be committed any more.
+    /// The assignment of the partition, once its position is known: no transaction of a previous owner can be committed any more.
     owner: Option<AssignmentId>,
     /// The number of the last request, and whether it has no answer yet.
     number: u64,
@@ -84,6 +87,7 @@ struct Writing {
     /// The index of its first output in the batch.
     first: usize,
     outcomes: ReportedOutcomes,
+    span: Span,
 }
 
 impl Writing {
@@ -98,6 +102,30 @@ impl Writing {
         let refused = refused.iter().find(|refused| self.tried(refused).is_none());
         refused.map(|refused| refused.failure.message.clone())
     }
+}
+
+/// The span of writing these records, with links to their traces, which they continue at their destinations. Disabled without records.
+fn redrive_span(id: &str, records: &[Output]) -> Span {
+    if records.is_empty() {
+        return Span::none();
+    }
+    let span = info_span!(
+        target: TRACE_TARGET,
+        parent: None,
+        "redrive",
+        otel.kind = "producer",
+        "messaging.system" = "kafka",
+        "messaging.batch.message_count" = records.len(),
+        "redeliver.redrive" = id,
+    );
+    if !span.is_disabled() {
+        for record in records {
+            if let Some(trace) = span_context(&record.headers) {
+                span.add_link(trace.span().span_context().clone());
+            }
+        }
+    }
+    span
 }
 
 /// The outcomes of a step, as the last attempt to write it has reported them: the values of chunks.
@@ -143,7 +171,7 @@ impl Executor {
     }
 
     fn forget(&mut self) {
-        // The answer to a request in progress is about a former assignment.
+        // The answer to a request in progress is about a previous assignment.
         self.number += 1;
         self.is_asked = false;
         self.owner = None;
@@ -163,7 +191,7 @@ impl Executor {
     fn ask(&mut self, request: Request) {
         self.is_asked_for_gone = matches!(request, Request::FindGone { .. });
         self.number += 1;
-        // Full: answers to former requests are on their way.
+        // Full: answers to previous requests are on their way.
         self.is_asked = self.requests.try_send((self.number, request)).is_ok();
         if !self.is_asked {
             self.number -= 1;
@@ -259,6 +287,7 @@ impl Executor {
     /// Writes a step with a batch, to which nothing else is added after it.
     fn put(&mut self, step: Step, batch: &mut TransactionBatch) {
         let mut written = step.written(&self.topic, &self.audit);
+        let span = redrive_span(&step.job.spec().id, &written.outputs[..written.tried.len()]);
         let first = batch.outputs.len();
         let records = first..first + written.tried.len();
         batch.outputs.append(&mut written.outputs);
@@ -277,12 +306,14 @@ impl Executor {
             written,
             first,
             outcomes,
+            span,
         });
     }
 
     /// A step was not written.
     fn give_back(&mut self, writing: &Writing, reason: Option<&str>, now: Timestamp) {
         let Step { job, problem, .. } = &writing.step;
+        telemetry::fail(&writing.span, "");
         let id = job.spec().id.clone();
         // Where a problem cannot be written, another one cannot either.
         let reason = reason.filter(|_| problem.is_empty());
@@ -393,7 +424,7 @@ impl Executor {
                 items,
                 denied,
             };
-            // It has no answer. Full: the source is busy with former requests.
+            // It has no answer. Full: the source is busy with previous requests.
             let _ = self.requests.try_send((self.number, request));
         }
     }

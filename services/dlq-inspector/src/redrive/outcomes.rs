@@ -215,7 +215,7 @@ mod tests {
         let expected =
             ["a/1/10", "", "b/0/20", "", "a/2/30"].map(|text| (!text.is_empty()).then(|| text.to_owned()));
         assert_eq!(written(&outcomes, 5), expected);
-        // The next step of the chunk keeps them. What a former attempt has written after them is replaced.
+        // The next step of the chunk keeps them. What a previous attempt has written after them is replaced.
         let chunks = report(4, outcomes, &[(Outcome::Failed, None)]).chunks(&[]);
         let outcomes = Outcomes::read(chunks[0].1.clone());
         assert_eq!(outcomes.numbers(), [1, 16, 1, 1, 2]);

@@ -370,7 +370,7 @@ impl Source {
         Ok(Ledger { id, reader, states })
     }
 
-    /// Reads what the ledger has got since, or all of it if it was created again: what the former topic had says nothing about what this one has.
+    /// Reads what the ledger has got since, or all of it if it was created again: what the previous topic had says nothing about what this one has.
     fn read_on<'k>(&self, known: &'k mut Known) -> Result<&'k mut Ledger, Problem> {
         let ledger = known.ledger.as_mut().ok_or(Problem::NotLoaded)?;
         // An id that was unknown can be that of another topic.

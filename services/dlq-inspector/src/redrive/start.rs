@@ -31,7 +31,7 @@ use crate::waiting::scans::Scans;
 
 /// The name of the lane, which is a part of its transactional ids.
 const LANE: &str = "dlq-redrive";
-/// The capacity of the queues between the lane and its source. There is one request at a time, and those of former assignments.
+/// The capacity of the queues between the lane and its source. There is one request at a time, and those of previous assignments.
 const REQUESTS: usize = 8;
 /// How often to look whether the topic exists.
 const LOOK: Duration = Duration::from_secs(1);

@@ -8,13 +8,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use redeliver_core::TRACE_TARGET;
 use redeliver_core::headers::TraceContext;
-use redeliver_runtime::telemetry::{Context, RecordSpan, SpanKind, Tracer};
+use redeliver_runtime::telemetry::{self, Context, OpenTelemetrySpanExt as _, TraceContextExt as _};
 use redeliver_runtime::trace_context::context_of;
 use redeliver_service::Host;
 use reqwest::header::HeaderMap;
 use reqwest::{Method, Url};
 use tokio::time::Instant;
+use tracing::{Instrument as _, Span, info_span};
 
 use super::metrics::{CallMetrics, HttpFamilies};
 use super::settings::shown_url;
@@ -26,7 +28,6 @@ pub(super) struct CallTelemetry(Arc<Observed>);
 
 struct Observed {
     metrics: CallMetrics,
-    tracer: Tracer,
     endpoint: EndpointAttributes,
 }
 
@@ -65,17 +66,24 @@ impl EndpointAttributes {
         }
     }
 
-    fn describe(&self, span: &mut RecordSpan) {
-        match self.name() {
-            "HTTP" => {
-                span.set("http.request.method", "_OTHER");
-                span.set("http.request.method_original", self.method.to_string());
-            }
-            known => span.set("http.request.method", known),
-        }
-        span.set("url.full", self.url.clone());
-        span.set("server.address", self.address.clone());
-        span.set("server.port", i64::from(self.port));
+    /// A new span for a call.
+    fn span(&self) -> Span {
+        let (method, original) = match self.name() {
+            "HTTP" => ("_OTHER", Some(self.method.as_str())),
+            known => (known, None),
+        };
+        info_span!(
+            target: TRACE_TARGET,
+            parent: None,
+            "call",
+            otel.name = self.name(),
+            otel.kind = "client",
+            "http.request.method" = method,
+            "http.request.method_original" = original,
+            "url.full" = self.url,
+            "server.address" = self.address,
+            "server.port" = i64::from(self.port),
+        )
     }
 }
 
@@ -89,34 +97,27 @@ pub(super) struct ObservedCalls<'a> {
 }
 
 impl CallTelemetry {
-    /// Counts calls in the metrics of this process, and records them with its tracer.
+    /// Counts calls in the metrics of this process.
     pub(super) fn of(host: &mut Host, pipeline: &str, method: &Method, url: &Url) -> Self {
         let families = host.metric_families(HttpFamilies::register);
-        Self::with(&families, host.tracer.clone(), pipeline, method, url)
+        Self::with(&families, pipeline, method, url)
     }
 
-    pub(super) fn with(
-        families: &HttpFamilies,
-        tracer: Tracer,
-        pipeline: &str,
-        method: &Method,
-        url: &Url,
-    ) -> Self {
+    pub(super) fn with(families: &HttpFamilies, pipeline: &str, method: &Method, url: &Url) -> Self {
         Self(Arc::new(Observed {
             metrics: families.of(pipeline),
-            tracer,
             endpoint: EndpointAttributes::new(method, url),
         }))
     }
 
     /// Nobody sees what it observes.
     pub(super) fn off(method: &Method, url: &Url) -> Self {
-        Self::with(&HttpFamilies::default(), Tracer::off(), "", method, url)
+        Self::with(&HttpFamilies::default(), "", method, url)
     }
 
     /// Observes the calls of attempts with these trace contexts.
     pub(super) fn calls<'t>(&self, traces: impl Iterator<Item = &'t TraceContext>) -> ObservedCalls<'_> {
-        let attempts = match self.0.tracer.is_on() {
+        let attempts = match telemetry::is_tracing() {
             true => traces.filter_map(context_of).collect(),
             false => Vec::new(),
         };
@@ -144,44 +145,47 @@ impl ObservedCalls<'_> {
             self.observed.metrics.quick_retries.inc();
         }
         let span = self.start_span();
-        if let Some(trace) = span.trace() {
+        if let Some(trace) = telemetry::trace(&span) {
             request::set_trace(&mut headers, &trace);
         }
         let began = Instant::now();
-        let result = call(headers).await;
+        let result = call(headers).instrument(span.clone()).await;
         let status = status_of(&result);
         self.observed.metrics.called(&status, began.elapsed());
-        end_span(span, status, result.is_err());
+        end_span(&span, status, result.is_err());
         result
     }
 
-    fn start_span(&self) -> RecordSpan {
+    fn start_span(&self) -> Span {
         let resent = self.sent.fetch_add(1, Ordering::Relaxed);
-        let Observed { tracer, endpoint, .. } = self.observed;
-        let mut span = match &self.attempts[..] {
-            [] => tracer.start(endpoint.name(), SpanKind::Client, None, None),
-            [attempt] => tracer.start(endpoint.name(), SpanKind::Client, Some(attempt), None),
-            attempts => tracer.start_linked(endpoint.name(), SpanKind::Client, attempts),
-        };
-        if tracer.is_on() {
-            endpoint.describe(&mut span);
-            if resent > 0 {
-                span.set("http.request.resend_count", i64::from(resent));
+        let span = self.observed.endpoint.span();
+        match &self.attempts[..] {
+            [attempt] => telemetry::set_parent(&span, Some(attempt.clone())),
+            attempts => {
+                for attempt in attempts {
+                    span.add_link(attempt.span().span_context().clone());
+                }
             }
+        }
+        if resent > 0 {
+            span.set_attribute("http.request.resend_count", i64::from(resent));
         }
         span
     }
 }
 
 /// Whether a status is an error is decided by the pipeline's classification, so a 404 may be none.
-fn end_span(mut span: RecordSpan, status: String, has_failed: bool) {
+fn end_span(span: &Span, status: String, has_failed: bool) {
+    if span.is_disabled() {
+        return;
+    }
     if let Ok(code) = status.parse::<i64>() {
-        span.set("http.response.status_code", code);
+        span.set_attribute("http.response.status_code", code);
     }
     if has_failed {
-        span.set("error.type", status);
+        span.set_attribute("error.type", status);
         // The reason is in the attributes.
-        span.fail("");
+        telemetry::fail(span, "");
     }
 }
 

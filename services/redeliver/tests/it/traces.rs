@@ -1,10 +1,13 @@
 //! One trace covers a record from its producer through all attempts and waits to its end, as a collector sees it.
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use redeliver_core::Record;
 use redeliver_core::headers::TRACEPARENT;
-use redeliver_testkit::{OtlpReceiver, ReceivedSpan, Reply, eventually};
+use redeliver_testkit::{OtlpReceiver, ReceivedSpan, Reply, eventually, free_port};
 
 use crate::batches::each_record;
 use crate::support::{DEADLINE, Draft, PipeBuilder, text};
@@ -384,7 +387,8 @@ fn a_call_for_several_records_is_a_trace_of_its_own_with_links_to_their_attempts
     enricher.shut_down();
     let parents = parents.lock().unwrap();
     let spans = eventually("all spans have come", DEADLINE, || {
-        let spans = receiver.spans();
+        let mut spans = receiver.spans();
+        spans.retain(|span| span.span.name != "transaction");
         match spans.len() == parents.len() + sent.len() {
             true => Ok(spans),
             false => Err(format!("{spans:#?}")),
@@ -404,5 +408,172 @@ fn a_call_for_several_records_is_a_trace_of_its_own_with_links_to_their_attempts
         }
         let context = format!("00-{}-{}-01", call.trace_id(), call.span_id());
         assert!(parents.contains(&context), "{context}: {parents:?}");
+    }
+}
+
+/// The only received span with this name.
+fn only(receiver: &OtlpReceiver, name: &str) -> ReceivedSpan {
+    let named: Vec<_> = receiver
+        .spans()
+        .into_iter()
+        .filter(|span| span.span.name == name)
+        .collect();
+    match &named[..] {
+        [span] => span.clone(),
+        _ => panic!("{} spans {name}: {named:#?}", named.len()),
+    }
+}
+
+#[test]
+fn requests_are_spans_of_traces() {
+    let receiver = OtlpReceiver::start();
+    let setup = PipeBuilder::new("traces-requests").behave(|_| Reply::ok("fine"));
+    let scheduler = format!("127.0.0.1:{}", free_port());
+    let source = setup.name().to_owned();
+    let pipe = setup
+        .through_scheduler()
+        .set("scheduler.listen", &scheduler)
+        .set("scheduler.apps.demo.topic", &source)
+        .set("telemetry.otlp.endpoint", &receiver.endpoint())
+        .create();
+    let mut process = pipe.scheduler("a");
+    let send = |method: &str, path: &str, body: &str| {
+        let mut stream = TcpStream::connect(&scheduler).unwrap();
+        let length = body.len();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
+             traceparent: 00-{TRACE}-{PRODUCER}-01\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        response
+    };
+    let accepted = send(
+        "POST",
+        "/v1/jobs",
+        r#"{"appName":"demo","delay":"1h","jobData":1}"#,
+    );
+    assert!(accepted.starts_with("HTTP/1.1 20"), "{accepted}");
+    let no_job = send("DELETE", "/v1/jobs/00000000000000000000000000", "");
+    assert!(no_job.starts_with("HTTP/1.1 404"), "{no_job}");
+    process.shut_down();
+
+    let schedule = only(&receiver, "POST /v1/jobs");
+    assert_eq!(
+        (schedule.trace_id().as_str(), schedule.parent_id().as_str()),
+        (TRACE, PRODUCER)
+    );
+    // SERVER
+    assert_eq!(schedule.span.kind, 2);
+    assert_eq!(schedule.resource("service.name"), Some("scheduler"));
+    let status = schedule.number("http.response.status_code");
+    assert!(matches!(status, Some(200..=202)), "{schedule:#?}");
+    let accept = only(&receiver, "demo accept");
+    assert_eq!(
+        (accept.trace_id(), accept.parent_id()),
+        (schedule.trace_id(), schedule.span_id())
+    );
+    let cancel = receiver
+        .spans()
+        .into_iter()
+        .find(|span| span.number("http.response.status_code") == Some(404));
+    let cancel = cancel.unwrap();
+    assert_eq!(
+        cancel.attribute("http.route"),
+        Some(&cancel.span.name["DELETE ".len()..])
+    );
+    assert!(!cancel.span.name.contains("0000"), "{cancel:#?}");
+}
+
+#[test]
+fn redrives_link_traces_of_records() {
+    let receiver = OtlpReceiver::start();
+    let works = Arc::new(AtomicBool::new(false));
+    let endpoint_works = works.clone();
+    let setup = PipeBuilder::new("traces-redrive")
+        .partitions(1)
+        .with_inspector()
+        .behave(move |_| {
+            Reply::status(if endpoint_works.load(Ordering::SeqCst) {
+                200
+            } else {
+                422
+            })
+        });
+    let pipe = setup
+        .set("telemetry.otlp.endpoint", &receiver.endpoint())
+        .create();
+    let mut enricher = pipe.enricher("a");
+    let traces = [TRACE.to_owned(), TRACE.replace("0af", "1af")];
+    let drafts = traces.iter().map(|trace| {
+        let parent = format!("00-{trace}-{PRODUCER}-01");
+        Draft::new("k", trace.clone()).header(TRACEPARENT, parent.as_bytes())
+    });
+    let sent = pipe.produce(drafts.collect());
+    let ends = pipe.settle(&sent, DEADLINE);
+    assert_eq!(ends.dead().count(), 2);
+    works.store(true, Ordering::SeqCst);
+
+    let mut inspector = pipe.start("dlq-inspector", "a", &[]);
+    let server = format!("http://{}", inspector.word_after(" api="));
+    let arguments = [
+        "dlq",
+        "redrive",
+        "--all",
+        "--yes",
+        "--observe",
+        "0s",
+        "--server",
+        &server,
+    ];
+    eventually("both dead letters are redriven", DEADLINE, || {
+        let printed = pipe.redeliver(&arguments);
+        match printed.code {
+            Some(0) => Ok(()),
+            // The index does not contain both yet.
+            _ => Err(format!("{printed:?}")),
+        }
+    });
+    eventually("both records have results", DEADLINE, || {
+        match pipe.read(&[pipe.pipeline.output.clone().unwrap()]).len() {
+            2 => Ok(()),
+            count => Err(count.to_string()),
+        }
+    });
+    inspector.shut_down();
+    enricher.shut_down();
+
+    let spans = receiver.spans();
+    let redrives = spans.iter().filter(|span| span.span.name == "redrive");
+    let mut linked: Vec<String> = redrives
+        .flat_map(|span| &span.span.links)
+        .map(|link| link.trace_id.iter().map(|byte| format!("{byte:02x}")).collect())
+        .collect();
+    linked.sort();
+    assert_eq!(linked, traces);
+    // The attempts after the redrive belong to the traces of the first ones.
+    let attempts = spans
+        .iter()
+        .filter(|span| span.trace_id() == TRACE && span.span.name.starts_with("process"));
+    assert_eq!(attempts.count(), 2);
+    let call = spans
+        .iter()
+        .find(|span| span.attribute("rpc.service") == Some("redeliver.v1.RedriveService"));
+    let call = call.unwrap();
+    assert_eq!(call.number("rpc.grpc.status_code"), Some(0), "{call:#?}");
+    for service in ["enricher", "dlq-inspector"] {
+        let is_own = |span: &&ReceivedSpan| span.resource("service.name") == Some(service);
+        let transaction = spans
+            .iter()
+            .filter(is_own)
+            .find(|span| span.span.name == "transaction");
+        assert!(
+            transaction
+                .unwrap()
+                .attribute("redeliver.transactional_id")
+                .is_some(),
+            "{transaction:#?}"
+        );
     }
 }

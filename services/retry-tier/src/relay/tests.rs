@@ -63,7 +63,6 @@ impl Bench {
             |_| families.of("lane", ServesLabels::default()),
             RelayContext {
                 clock: guarded,
-                tracer: Tracer::off(),
                 control,
                 presence: Box::new(|_| Presence::Exists),
                 partitions: Box::new(|_| Some(2)),

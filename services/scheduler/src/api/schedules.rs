@@ -8,7 +8,7 @@
 //! | create | `jobs:write` for the application of the request |
 //! | get, preview | `jobs:read` |
 //! | list | `jobs:read` for the application of the request, or for all applications if it names none |
-//! | update | `jobs:write` for the former and the new application |
+//! | update | `jobs:write` for the previous and the new application |
 //! | pause, resume, trigger, delete | `jobs:write` |
 //!
 //! A schedule of an application that the caller may neither read nor write is unknown to the caller. Only a creation with the same

@@ -181,7 +181,7 @@ fn after_a_step_of_the_clock_no_job_is_dispatched_until_it_is_confirmed() {
 #[test]
 fn a_delay_never_counts_from_a_time_that_is_not_confirmed() {
     // A delay counts from the earlier one of the record's timestamp and the current time. During a hold, the current time is
-    // not known: it is either the new time, or the former one.
+    // not known: it is either the new time, or the previous one.
     for is_confirmed in [true, false] {
         let mut bench = Bench::new();
         let stepped = START.after(HOUR);

@@ -22,6 +22,7 @@ use crate::request::{
     Command, ConflictPolicy, Incoming, JobRef, NAME, RejectedWait, Request, first_origin, key_hash, shard_of,
 };
 use crate::schedules;
+use crate::spans;
 
 /// A command that is not decided yet.
 pub(super) struct PendingCommand {
@@ -254,7 +255,7 @@ impl Shard {
             released: None,
         };
         if let Some(record) = record {
-            self.settings.spans.accepted(&mut job, record);
+            spans::accepted(&mut job, record);
         }
         // Its command was in the topic when an operator has released what waits.
         if let Some(released) = self.released_waits.released(&job, now) {

@@ -11,6 +11,7 @@ use crate::codec::KeyValue;
 use crate::index_messages::Found;
 use crate::job::{Flow, Job, JobState, KeyHash};
 use crate::request::{ConflictPolicy, JobRef, Request, key_hash, request_id_hash};
+use crate::spans;
 
 /// What happens to a request whose idempotency key is in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,7 +120,7 @@ impl Shard {
     ) -> v1::CommandOutcome {
         let mut new = Job {
             due: request.due,
-            // The clock may have been set back. A former job with the key must not use it for longer than this one.
+            // The clock may have been set back. A previous job with the key must not use it for longer than this one.
             accepted: job.accepted.max(now),
             revision: job.revision + 1,
             request_hash: request.request_hash,
@@ -138,7 +139,7 @@ impl Shard {
             return self.reject_command(record, &failure, now, writes);
         }
         writes.tally.replaced += 1;
-        self.settings.spans.accepted(&mut new, record);
+        spans::accepted(&mut new, record);
         self.use_key(&new);
         let new = Arc::new(new);
         self.save(new.clone(), now, writes);

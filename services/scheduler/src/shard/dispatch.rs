@@ -12,6 +12,7 @@ use crate::index::Cursor;
 use crate::job::{Flow, Job, JobState, Kind};
 use crate::refused::{self, Replacement};
 use crate::settings::Settings;
+use crate::spans;
 use crate::topics::Presence;
 
 /// How long a topic must be missing before a job that was due long ago becomes a dead letter.
@@ -162,7 +163,7 @@ impl Shard {
     }
 
     fn dispatch_headers(&self, job: &Job, now: Timestamp) -> Headers {
-        let trace = self.settings.spans.dispatched(job, now);
+        let trace = spans::dispatched(job, now);
         if job.kind == Kind::LongWait {
             return job.payload.headers.clone();
         }

@@ -77,8 +77,8 @@ impl Shard {
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
-        let former = match self.former(&change.id, found.job.as_ref()) {
-            Ok(former) => former,
+        let previous = match self.previous(&change.id, found.job.as_ref()) {
+            Ok(previous) => previous,
             Err(failure) => return self.reject_command(record, &failure, now, writes),
         };
         let is_expected = |app: &str| {
@@ -87,11 +87,11 @@ impl Shard {
                 .as_deref()
                 .is_none_or(|expected| expected == app)
         };
-        let former = match former {
+        let previous = match previous {
             Some((_, app)) if !is_expected(&app) => return unknown_schedule(writes),
-            former => former.map(|(record, _)| record),
+            previous => previous.map(|(record, _)| record),
         };
-        let Some(former) = former else {
+        let Some(previous) = previous else {
             return match change.action {
                 Action::Create(definition) => {
                     self.create_schedule(change.id, *definition, record, now, writes)
@@ -103,12 +103,12 @@ impl Shard {
         if change.action == Action::Delete {
             return self.delete_schedule(&change.id, writes);
         }
-        match (schedules::decode(&former), change.action) {
-            (Ok(stored), action) => self.change_stored(stored, &former, action, record, now, writes),
-            (Err(_), Action::Create(_)) => refuse(v1::Outcome::ScheduleExists, &former, writes),
+        match (schedules::decode(&previous), change.action) {
+            (Ok(stored), action) => self.change_stored(stored, &previous, action, record, now, writes),
+            (Err(_), Action::Create(_)) => refuse(v1::Outcome::ScheduleExists, &previous, writes),
             (Err(RecordError::Definition(_)), Action::Update { definition, .. }) => {
                 let ScheduleDefinition { recurrence, job } = *definition;
-                match schedules::replace_definition(&former, recurrence, job, now) {
+                match schedules::replace_definition(&previous, recurrence, job, now) {
                     Ok(stored) => self.save_changed(stored, now, writes),
                     Err(error) => self.reject_command(record, &invalid(&error), now, writes),
                 }
@@ -118,7 +118,7 @@ impl Shard {
     }
 
     /// The newest state record of a schedule, and the application of its job.
-    fn former(
+    fn previous(
         &self,
         id: &ScheduleId,
         found: Option<&Arc<Job>>,
@@ -144,7 +144,7 @@ impl Shard {
     fn change_stored(
         &mut self,
         mut stored: StoredSchedule,
-        former: &Bytes,
+        previous: &Bytes,
         action: Action<ScheduleDefinition>,
         record: &Record,
         now: Timestamp,
@@ -154,7 +154,7 @@ impl Shard {
         match action {
             Action::Create(definition) => {
                 let is_same = stored.is_same(&definition.recurrence, &definition.job);
-                return refuse(existing(is_same), former, writes);
+                return refuse(existing(is_same), previous, writes);
             }
             Action::Update {
                 definition,
@@ -163,22 +163,22 @@ impl Shard {
                 let ScheduleDefinition { recurrence, job } = *definition;
                 // First, because an update whose answer was lost has changed the revision.
                 if stored.is_same(&recurrence, &job) {
-                    return refuse(v1::Outcome::ScheduleUnchanged, former, writes);
+                    return refuse(v1::Outcome::ScheduleUnchanged, previous, writes);
                 }
                 if expected_revision.is_some_and(|expected| expected != stored.progress.revision) {
-                    return refuse(v1::Outcome::ScheduleRevised, former, writes);
+                    return refuse(v1::Outcome::ScheduleRevised, previous, writes);
                 }
-                if let Err(failure) = self.check_growth(former.len(), &job, now) {
+                if let Err(failure) = self.check_growth(previous.len(), &job, now) {
                     return self.reject_command(record, &failure, now, writes);
                 }
                 skipped = stored.redefine(recurrence, job, now);
             }
             Action::Pause if stored.progress.is_paused => {
-                return refuse(v1::Outcome::ScheduleUnchanged, former, writes);
+                return refuse(v1::Outcome::ScheduleUnchanged, previous, writes);
             }
             Action::Pause => stored.progress = stored.progress.pause(),
             Action::Resume(_) if !stored.progress.is_paused => {
-                return refuse(v1::Outcome::ScheduleUnchanged, former, writes);
+                return refuse(v1::Outcome::ScheduleUnchanged, previous, writes);
             }
             Action::Resume(catch_up) => {
                 let (progress, missed) = stored.schedule.resume(stored.progress, now, catch_up);
@@ -186,7 +186,7 @@ impl Shard {
                 stored.progress = progress;
                 stored.skipped += skipped;
             }
-            Action::Trigger => return self.trigger_schedule(&stored, former, record, now, writes),
+            Action::Trigger => return self.trigger_schedule(&stored, previous, record, now, writes),
             Action::Delete => {
                 let id = stored.schedule.id().clone();
                 return self.delete_schedule(&id, writes);
@@ -215,8 +215,8 @@ impl Shard {
         if !matches!(change.action, Action::Update { .. }) || self.owner_shard(incoming) != self.number {
             return false;
         }
-        let former = self.former(&change.id, found.job.as_ref()).ok().flatten();
-        let Some(mut stored) = former.and_then(|(record, _)| schedules::decode(&record).ok()) else {
+        let previous = self.previous(&change.id, found.job.as_ref()).ok().flatten();
+        let Some(mut stored) = previous.and_then(|(record, _)| schedules::decode(&record).ok()) else {
             return false;
         };
         let is_due = |stored: &StoredSchedule| {
@@ -232,10 +232,10 @@ impl Shard {
         is_due(&stored)
     }
 
-    /// Checks that the index has memory for a definition that is larger than the state record of the former one. A schedule stays
+    /// Checks that the index has memory for a definition that is larger than the state record of the previous one. A schedule stays
     /// there, so it is checked as a job that is not due soon.
-    fn check_growth(&self, former: usize, job: &v1::JobTemplate, now: Timestamp) -> Result<(), Failure> {
-        if job.encoded_len() <= former {
+    fn check_growth(&self, previous: usize, job: &v1::JobTemplate, now: Timestamp) -> Result<(), Failure> {
+        if job.encoded_len() <= previous {
             return Ok(());
         }
         self.check_free_memory(schedules::NEVER, now)
@@ -263,7 +263,7 @@ impl Shard {
     fn trigger_schedule(
         &mut self,
         stored: &StoredSchedule,
-        former: &Bytes,
+        previous: &Bytes,
         record: &Record,
         now: Timestamp,
         writes: &mut Writes,
@@ -285,7 +285,7 @@ impl Shard {
         let job = self.accept_job(id, request, Some(occurrence.into()), None, now, writes);
         v1::CommandOutcome {
             job: Some(job),
-            schedule: shown(former),
+            schedule: shown(previous),
             ..outcome(v1::Outcome::ScheduleTriggered, None, String::new())
         }
     }

@@ -46,7 +46,7 @@ pub(super) struct ReleasedWaits {
 /// How far the release of a pipeline is.
 #[derive(Debug, PartialEq, Eq)]
 enum Stage {
-    /// A former owner of the shard may have finished it.
+    /// A previous owner of the shard may have finished it.
     Unknown,
     /// The jobs are to be read from the index, from the first one or from this position on.
     Reading(Option<Cursor>),

@@ -25,7 +25,6 @@ use crate::rate::Buckets;
 use crate::refused::{self, Replacement};
 use crate::request::{Rules, key_hash};
 use crate::schedules;
-use crate::spans::Spans;
 use crate::topics::{Presence, TopicState, Topics};
 use crate::turns::Turns;
 
@@ -119,7 +118,6 @@ pub(crate) fn settings() -> Settings {
         index_batch_bytes: 4 << 20,
         topics: Arc::new(FakeTopics::default()),
         missing_topic_timeout: TIMEOUT,
-        spans: Spans::default(),
         max_waiting: BTreeMap::new(),
         app_states: LiveAppStates::fixed(AppStates::default()),
         buckets: Buckets::default(),
@@ -511,7 +509,7 @@ impl World {
                 }
                 RETURN_TOPIC | OTHER_RETURN_TOPIC => self.returned_waits.push((output.value, self.now)),
                 "state" => {
-                    // The marker of the former transaction precedes the first record.
+                    // The marker of the previous transaction precedes the first record.
                     self.end += 1 + i64::from(!wrote && self.has_marker);
                     wrote = true;
                     let key = std::str::from_utf8(output.key.as_deref().unwrap()).unwrap();

@@ -9,7 +9,6 @@ use redeliver_runtime::cli::Start;
 use redeliver_runtime::health::Health;
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::tasks::TaskError;
-use redeliver_runtime::telemetry::Tracer;
 use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_service::{Host, topics};
 use redeliver_testkit::eventually;
@@ -41,7 +40,6 @@ impl Running {
             let start = Start::new(
                 Arc::new(config),
                 stop.clone(),
-                Tracer::off(),
                 Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
             );
             let mut host = Host::new("scheduler", start);

@@ -21,7 +21,6 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::listen::Listener;
-use redeliver_runtime::telemetry::Tracer;
 use redeliver_service::{Host, topics};
 use redeliver_testkit::kafka_request::delete_topic;
 use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, eventually, free_port};
@@ -184,7 +183,6 @@ impl SchedulerEnv {
             let start = Start::new(
                 Arc::new(Config::from_yaml(&self.test.yaml()).unwrap()),
                 CancellationToken::new(),
-                Tracer::off(),
                 Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
             );
             let mut host = Host::new("scheduler", start);

@@ -28,7 +28,7 @@ fn schedulers_halt_when_the_ingest_topic_grows_and_forward_no_command_without_en
     assert_eq!(old.metric("redeliver_scheduler_live_shards"), 0);
 
     // A process that starts after the growth shares the partitions with one that started before. Each command is in the
-    // partition that a client with the former number chooses, so it is forwarded if it moves.
+    // partition that a client with the previous number chooses, so it is forwarded if it moves.
     let mut new = env.start("b");
     let commands = (0..COMMANDS).map(|n| {
         let key = format!("key-{n}");

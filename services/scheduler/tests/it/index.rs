@@ -76,7 +76,7 @@ suite![
     a_claim_returns_the_newest_digest,
     a_batch_after_a_gap_is_rejected,
     a_replaced_owner_is_fenced,
-    former_owner_queries_are_fenced,
+    previous_owner_queries_are_fenced,
     query_behind_expected_offset_is_gap,
     applying_a_batch_twice_changes_nothing,
     a_renewal_moves_only_the_time_of_the_checkpoint,

@@ -9,7 +9,6 @@ use redeliver_core::{Headers, JobId, Output, Timestamp};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::listen::Listener;
-use redeliver_runtime::telemetry::Tracer;
 use redeliver_scheduler::codec;
 use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_scheduler::index::{
@@ -153,7 +152,6 @@ fn rebuilds_despite(name: &str, fails: (u32, fn() -> IndexError)) {
         let start = Start::new(
             Arc::new(Config::from_yaml(&config).unwrap()),
             stop.clone(),
-            Tracer::off(),
             Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
         );
         let mut host = Host::new("scheduler", start);

@@ -32,7 +32,7 @@ fn later_jobs_are_dispatched_exactly_once() {
     // Before the scheduler has noticed it.
     let mut sent = env.send(jobs("at once", 5, 500));
     let problem =
-        "was deleted and created again, and with the former topic the jobs and schedules in it are lost";
+        "was deleted and created again, and with the previous topic the jobs and schedules in it are lost";
     scheduler.until_not_ready(problem);
     assert!(scheduler.output().contains(problem), "{}", scheduler.output());
     sent.extend(env.send(jobs("meanwhile", 5, 500)));

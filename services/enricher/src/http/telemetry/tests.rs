@@ -14,7 +14,7 @@ async fn series_after(bodies: &[&[u8]], settings: HttpSettings) -> Vec<String> {
     let handler = HttpHandler::new(settings, Arc::new(SystemClock)).unwrap();
     let families = HttpFamilies::register(&mut registry);
     let Endpoint { method, url, .. } = &*handler.endpoint;
-    let telemetry = CallTelemetry::with(&families, Tracer::off(), "docs", method, url);
+    let telemetry = CallTelemetry::with(&families, "docs", method, url);
     assert!(handler.endpoint.telemetry.set(telemetry).is_ok());
     for body in bodies {
         let attempt = attempt(Some(body), &[]);

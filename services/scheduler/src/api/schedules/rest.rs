@@ -210,7 +210,7 @@ struct UpdateQuery {
 ///
 /// The next occurrence is the first one of the new definition after now and after the last decided one. The body may be what
 /// `GET` returned. Then, the answer is 409 if the schedule has another `revision` meanwhile, and 422 if it would have another `state`:
-/// `PUT` neither pauses nor resumes. The other progress is ignored. Needs the scope `jobs:write` for the former and the new application.
+/// `PUT` neither pauses nor resumes. The other progress is ignored. Needs the scope `jobs:write` for the previous and the new application.
 #[utoipa::path(
     put,
     path = "/v1/schedules/{id}",

@@ -145,10 +145,10 @@ fn after_another_release_during_a_scan_the_jobs_are_read_again_from_the_first_on
     waits.looked_up(None);
     assert!(is_scan(request(&mut waits)) && request(&mut waits).is_none());
     waits.set_wanted(&release(ingest_id(), RELEASED).released_waits);
-    // The last page of the scan for the former release.
+    // The last page of the scan for the previous release.
     assert!(waits.scanned(Scan::default()).is_empty());
     assert!(is_lookup(request(&mut waits)));
-    // The former release is finished, the new one is not.
+    // The previous release is finished, the new one is not.
     waits.looked_up(Some(finished(3)));
     assert!(is_scan(request(&mut waits)));
     assert!(waits.scanned(Scan::default()).is_empty());

@@ -457,7 +457,7 @@ async fn a_schedule_of_another_application_is_unknown_and_cannot_be_changed() {
     let taken = ask(mail, Method::POST, "/v1/schedules", &of_mail).await;
     assert!(taken.body.get("schedule").is_none(), "{taken:?}");
     taken.problem(409, "schedule_exists", "choose another id");
-    // The former application is not enough to move a schedule, and reading is not enough to change it.
+    // The previous application is not enough to move a schedule, and reading is not enough to change it.
     ask(sms, Method::PUT, path, &body)
         .await
         .problem(403, "permission_denied", "jobs:write:mail");

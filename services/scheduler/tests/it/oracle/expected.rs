@@ -202,7 +202,7 @@ enum Becomes {
     Content,
     /// Another job, in the place of the one that waits.
     Successor,
-    /// Another job, because the former one has ended.
+    /// Another job, because the previous one has ended.
     Job,
 }
 

@@ -902,11 +902,11 @@ fn contradictions_are_found() {
 
 #[test]
 fn what_was_replaced_must_not_be_dispatched() {
-    // The former content.
+    // The previous content.
     finds(&[Altered], |world| {
         world.sent("fourth").value = Some(Bytes::from_static(b"value of third"));
     });
-    // The former due time.
+    // The previous due time.
     finds(&[Early], |world| world.sent("fourth").timestamp = Some(at(6_001)));
     // The job that was to end.
     finds(&[Contradiction], |world| {

@@ -82,7 +82,7 @@ pub(crate) async fn a_replaced_owner_is_fenced<I: Index>(index: I) {
     assert_eq!(all(&index, 10).await, [(5, 1), (6, 2)]);
 }
 
-pub(crate) async fn former_owner_queries_are_fenced<I: Index>(index: I) {
+pub(crate) async fn previous_owner_queries_are_fenced<I: Index>(index: I) {
     begin(&index, vec![waits(1, 5)]).await;
     let mine = index.of_owner(ME, 10);
     let answers = async || {
@@ -221,7 +221,7 @@ pub(crate) async fn a_finished_release_is_remembered_until_the_index_is_cleared<
         assert_eq!(known("docs").await, (applied, Some(finished(before))));
     }
     assert_eq!(known("mail").await, (applied, None));
-    // The next owner knows it, and the former one changes nothing any more.
+    // The next owner knows it, and the previous one changes nothing any more.
     index.claim(SHARD, OTHER).await.unwrap();
     let fenced = index.finish_release(SHARD, ME, "mail", &finished(5)).await;
     assert!(matches!(fenced, Err(IndexError::Fenced)), "{fenced:?}");
