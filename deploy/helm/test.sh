@@ -107,7 +107,7 @@ config:
   pipelines:
     Docs_V2.x: { retry: {}, http: { url: "http://endpoint/" }, long_waits: scheduler }
   retired:
-    former: { retry: { tiers: [2m] }, http: { url: "http://endpoint/" } }
+    previous: { retry: { tiers: [2m] }, http: { url: "http://endpoint/" } }
   redis: { url: "rediss://:$(REDIS_PASSWORD)@redis:6379" }
   admin: { listen: "[::]:9999" }
   shutdown: { grace: 90s }
@@ -136,7 +136,7 @@ scheduler:
 enricher:
   autoscaling: { enabled: true, kind: keda, minReplicas: 1, maxReplicas: 12 }
 enrichers:
-  former: { autoscaling: { enabled: true, kind: hpa, minReplicas: 1, maxReplicas: 2 } }
+  previous: { autoscaling: { enabled: true, kind: hpa, minReplicas: 1, maxReplicas: 2 } }
 dlqInspector:
   persistence: { enabled: true, storageClass: fast }
   api:

@@ -12,9 +12,9 @@
 //!    |__________________|  old offset again
 //! ```
 //!
-//! During a hold neither the wall clock nor the former offset is certain: the step may be a mistake or the correction of
+//! During a hold neither the wall clock nor the previous offset is certain: the step may be a mistake or the correction of
 //! one. The caller releases nothing. What only needs some time, such as the timestamp of an error, uses the *continued*
-//! time: the former offset plus the monotonic clock.
+//! time: the previous offset plus the monotonic clock.
 //!
 //! A step that stays for `confirm` is considered right, because nothing in the process can tell otherwise. So the hold
 //! protects from wrong steps that are corrected within `confirm`, and from clocks that two programs set in turn. It does not
@@ -142,7 +142,7 @@ impl ClockGuard {
         }
     }
 
-    /// Compares a reading with the former ones. Readings must be passed in the order in which they were taken.
+    /// Compares a reading with the previous ones. Readings must be passed in the order in which they were taken.
     pub fn observe(&mut self, reading: ClockReading) -> ClockState {
         let ClockLimits { max_step, confirm } = self.limits;
         let steady = ClockState::Steady { now: reading.wall };

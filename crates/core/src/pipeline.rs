@@ -77,7 +77,7 @@ impl ReturnTopics {
     /// The topic in which the wait of a record ends whose header `return-topic` is `named`.
     ///
     /// The header was written with an older configuration, so both the due topic and the source are accepted: workers
-    /// read retries from both. Any other name, such as a former source, is replaced by the configured return topic, so
+    /// read retries from both. Any other name, such as a previous source, is replaced by the configured return topic, so
     /// a forged header cannot choose an arbitrary topic.
     #[must_use]
     pub fn topic(&self, named: &str) -> &Arc<str> {
@@ -370,7 +370,13 @@ mod tests {
             let returns = pipeline.returns(true);
             assert_eq!(&**returns.topic("in"), "in");
             assert_eq!(&**returns.topic("p-retry-due"), "p-retry-due");
-            for foreign in ["former-source", "p", "p-dlq", "q-retry-due", "__consumer_offsets"] {
+            for foreign in [
+                "previous-source",
+                "p",
+                "p-dlq",
+                "q-retry-due",
+                "__consumer_offsets",
+            ] {
                 assert_eq!(*returns.topic(foreign), current, "{foreign}");
             }
             // A missing due topic is never written to, even if a header names it.

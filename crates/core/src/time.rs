@@ -253,7 +253,7 @@ pub trait Clock: Send + Sync {
     fn monotonic(&self) -> Duration;
 
     /// The current time, if it is certain enough to release what is due. `None` after a step of the wall clock, until the new
-    /// time is confirmed; see [`GuardedClock`](crate::clock_guard::GuardedClock). [`Clock::now`] then continues the former
+    /// time is confirmed; see [`GuardedClock`](crate::clock_guard::GuardedClock). [`Clock::now`] then continues the previous
     /// time.
     fn confirmed(&self) -> Option<Timestamp> {
         Some(self.now())

@@ -5,7 +5,7 @@
 //! connections. So a client that lives longer than its certificate can never connect again. One thread per process reads the
 //! files again and again. When they have changed, it
 //!
-//! 1. connects to Kafka with a client that uses the new contents; while that fails, clients keep the former ones,
+//! 1. connects to Kafka with a client that uses the new contents; while that fails, clients keep the previous ones,
 //! 2. lets the owners of clients replace them, one after the other, with random pauses, so that at most one lane of the
 //!    process reads nothing, and the processes of an installation do not all do it at the same time. Owners that fail are
 //!    asked again. A change in the meantime is used at once, and begins the round again.
@@ -93,7 +93,7 @@ pub trait CredentialObserver: Send + 'static {
     fn stale(&self, _is_stale: bool) {}
     /// Clients are created with these properties from now on. Also called once at the start.
     fn using(&self, _properties: &SecretProperties) {}
-    /// The number of owners that still have clients with former contents.
+    /// The number of owners that still have clients with previous contents.
     fn outdated(&self, _owners: usize) {}
 }
 
@@ -293,7 +293,7 @@ impl<S: CredentialSource, O: CredentialObserver> Keeper<S, O> {
         }
     }
 
-    /// Reports how many owners have clients with former contents.
+    /// Reports how many owners have clients with previous contents.
     fn report(&mut self) {
         let outdated = self.shared.outdated().len();
         if outdated == self.outdated {
@@ -383,7 +383,7 @@ impl<S: CredentialSource, O: CredentialObserver> Keeper<S, O> {
     }
 
     /// Lets all outdated owners replace their clients, one after the other. The contents may change again meanwhile: the
-    /// owners that follow then get the latest ones, and the former ones are outdated again.
+    /// owners that follow then get the latest ones, and the previous ones are outdated again.
     fn replace_all(&mut self, spread: Duration) -> ControlFlow<()> {
         let mut owners = self.shared.outdated();
         let longest_pause = spread.mul_f64(2.0) / u32::try_from(owners.len() + 1).unwrap_or(u32::MAX);
@@ -638,7 +638,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_keeps_its_former_clients_is_asked_again() {
+    fn an_owner_that_keeps_its_previous_clients_is_asked_again() {
         let Process { plan, settings, .. } = &process();
         let renewal = Renewal::new(settings, "owner");
         plan.set(Ok(contents("second")));

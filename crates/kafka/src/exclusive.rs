@@ -39,7 +39,7 @@ pub trait Decide {
     /// Takes note of a record. All records that the reader of the change reads come in their order.
     fn read(&mut self, record: Record);
 
-    /// Decides, once all records were read: the result, and what to write. If the outcome of a former attempt is unknown, the records
+    /// Decides, once all records were read: the result, and what to write. If the outcome of a previous attempt is unknown, the records
     /// may contain what this change has written already.
     ///
     /// # Errors
@@ -146,7 +146,7 @@ impl ExclusiveWriter {
         let (mut reader, mut change) = begin().map_err(Failed::Reading)?;
         let read = reader.read_to_end(left(), |record| change.read(record));
         read.map_err(Failed::Reading)?;
-        // If a former attempt has committed, the records show it.
+        // If a previous attempt has committed, the records show it.
         *is_unknown = false;
         let (decision, outputs) = change.decide().map_err(Failed::Refused)?;
         if outputs.is_empty() {

@@ -210,7 +210,7 @@ impl Follower {
         self.continue_with(clients)
     }
 
-    /// Replaces the client because credentials have changed. If there can be no new one, the former one stays in use.
+    /// Replaces the client because credentials have changed. If there can be no new one, the previous one stays in use.
     fn renew_credentials(&mut self) -> Result<(), ReadError> {
         self.renewal.begin();
         match self.connect() {

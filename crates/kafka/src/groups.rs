@@ -87,7 +87,7 @@ pub fn offsets(
 ///
 /// # Errors
 /// As [`offsets`].
-pub fn former_offsets(
+pub fn previous_offsets(
     settings: &KafkaSettings,
     group: &str,
     topics: &[Arc<str>],

@@ -363,7 +363,7 @@ impl<P: Processor> Lane<P> {
             if stop.is_cancelled() {
                 return Ok(false);
             }
-            // The former credentials may be the reason.
+            // The previous credentials may be the reason.
             if self.client.renewal.is_due() {
                 return Err(replaced());
             }

@@ -91,7 +91,7 @@ impl Lookup {
         Self::with("read_uncommitted", "262144", 1, "65536", settings)
     }
 
-    /// A read_committed consumer for long runs of records, which it fetches while the former ones are processed: up to about 8 MiB.
+    /// A read_committed consumer for long runs of records, which it fetches while the previous ones are processed: up to about 8 MiB.
     ///
     /// # Errors
     /// As for [`Lookup::new`].

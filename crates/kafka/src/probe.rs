@@ -58,10 +58,10 @@ pub(crate) fn probe(config: &ClientSettings, timeout: Duration) -> Result<Probed
     }
 }
 
-/// The timeout of the request that follows one with the timeout `former`. The last one gets all the time that remains, which is
+/// The timeout of the request that follows one with the timeout `previous`. The last one gets all the time that remains, which is
 /// about half of the time of the probe or more, so that a slow broker can answer it.
-fn next_request(former: Duration, remaining: Duration) -> Duration {
-    let next = 2 * former;
+fn next_request(previous: Duration, remaining: Duration) -> Duration {
+    let next = 2 * previous;
     if remaining < 4 * next { remaining } else { next }
 }
 

@@ -964,7 +964,7 @@ impl TopicTail {
         consumer.assign(&list).map_err(kafka("assigning"))
     }
 
-    /// Continues with a new client where the former one was, or with the former one if there can be no new one.
+    /// Continues with a new client where the previous one was, or with the previous one if there can be no new one.
     fn renew(&mut self) {
         self.renewal.begin();
         match self.new_consumer() {

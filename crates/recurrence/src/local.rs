@@ -1,7 +1,7 @@
 //! A cron expression on the clock of a time zone.
 //!
 //! Times are seconds since the Unix epoch. A local time that is missing, because the clock goes forward, is one of the zone's
-//! former offset: 02:30 in a gap from 02:00 to 03:00 is 03:30, as RFC 5545 (3.3.5) says. So several times in a gap stay as far apart
+//! previous offset: 02:30 in a gap from 02:00 to 03:00 is 03:30, as RFC 5545 (3.3.5) says. So several times in a gap stay as far apart
 //! as they are, and expressions for every hour or minute get no additional occurrence, because the shifted one coincides with
 //! a regular one.
 

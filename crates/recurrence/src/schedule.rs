@@ -56,7 +56,7 @@ impl Progress {
     }
 
     /// The progress after a change of the times at `now`: the next occurrence is the first one of the new definition after both
-    /// `now` and the last decided one. Occurrences of the former definition up to `now` that were not decided on are skipped.
+    /// `now` and the last decided one. Occurrences of the previous definition up to `now` that were not decided on are skipped.
     #[must_use]
     pub fn redefine(self, now: Timestamp) -> Self {
         Self {

@@ -130,13 +130,13 @@ mod tests {
     fn this_process_is_running_and_an_earlier_one_with_its_number_is_not() {
         let this = ProcessId::of(std::process::id()).unwrap();
         assert!(this.is_running());
-        let former = ProcessId {
+        let previous = ProcessId {
             started: this.started - 1,
             ..this
         };
-        assert!(!former.is_running());
+        assert!(!previous.is_running());
         assert!(
-            former
+            previous
                 .signal(Signal::TERM)
                 .unwrap_err()
                 .to_string()

@@ -105,9 +105,9 @@ impl LocalRedisCluster {
             })
         })?;
         std::mem::swap(&mut self.masters[master], &mut self.replicas[master]);
-        let former = &mut self.replicas[master];
-        former.start_again()?;
-        until_synchronized(former)?;
+        let previous = &mut self.replicas[master];
+        previous.start_again()?;
+        until_synchronized(previous)?;
         self.until_up()
     }
 

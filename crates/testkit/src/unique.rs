@@ -18,7 +18,7 @@ pub fn unique(name: &str) -> String {
 /// These delays in milliseconds, each with a few milliseconds added. The consumer groups of retry tiers are named after
 /// their delays, so tests with the same delays would share them.
 pub fn unique_delays(millis: &[u64]) -> Vec<u64> {
-    /// More than the tests that run at the same time, with those of a former run whose groups have not ended.
+    /// More than the tests that run at the same time, with those of a previous run whose groups have not ended.
     const DISTINCT: u64 = 600;
     static FIRST: OnceLock<u64> = OnceLock::new();
     static NEXT: AtomicU64 = AtomicU64::new(0);

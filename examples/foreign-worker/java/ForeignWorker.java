@@ -477,7 +477,7 @@ public class ForeignWorker {
     Map<String, Object> producerSettings() {
         return Map.of(
                 "bootstrap.servers", brokers,
-                "transactional.id", instance, // a new process with this id ends the transaction of a former one
+                "transactional.id", instance, // a new process with this id ends the transaction of a previous one
                 "transaction.timeout.ms", 15_000,
                 "max.request.size", 100_000_000, // topics limit the size of records
                 "buffer.memory", 200_000_000L);

@@ -278,7 +278,7 @@ def checked(headers, name, parse, is_valid=lambda _: True):
 def new_producer():
     producer = Producer({
         "bootstrap.servers": BROKERS,
-        "transactional.id": INSTANCE,  # a new producer with this id ends the transaction of a former one
+        "transactional.id": INSTANCE,  # a new producer with this id ends the transaction of a previous one
         "transaction.timeout.ms": 15_000,
         "partitioner": "murmur2_random",  # the partitions that Java's clients choose
         "message.max.bytes": 100_000_000,  # topics limit the size of records

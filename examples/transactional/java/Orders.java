@@ -95,7 +95,7 @@ public class Orders {
     }
 
     void run(String verb, String order, String argument, String end) throws Exception {
-        producer.initTransactions(); // ends a transaction that a former process with this name has left open
+        producer.initTransactions(); // ends a transaction that a previous process with this name has left open
         producer.beginTransaction();
         String job;
         try {

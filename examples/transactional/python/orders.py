@@ -78,7 +78,7 @@ def job_id(record):
     return "".join("0123456789ABCDEFGHJKMNPQRSTVWXYZ"[number >> shift & 31] for shift in range(125, -1, -5))
 
 
-producer.init_transactions()  # ends a transaction that a former process with this name has left open
+producer.init_transactions()  # ends a transaction that a previous process with this name has left open
 producer.begin_transaction()
 try:
     job = {"place": place, "pay": pay}[verb](order, argument)

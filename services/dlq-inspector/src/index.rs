@@ -175,7 +175,7 @@ fn file_name(settings: &[String]) -> String {
     format!("{PREFIX}-v{version}-{hash:016x}.db")
 }
 
-/// The size of the index on disk in bytes, with files of former versions.
+/// The size of the index on disk in bytes, with files of previous versions.
 pub(crate) fn size(directory: &Path) -> u64 {
     let sizes = files(directory).filter_map(|path| Some(std::fs::metadata(path).ok()?.len()));
     sizes.sum()
@@ -253,8 +253,8 @@ fn open_or_create(path: &Path) -> Result<(Connection, bool), IndexError> {
 fn remove_outdated(path: &Path) {
     for file in outdated(path) {
         match std::fs::remove_file(&file) {
-            Ok(()) => tracing::info!(path = %file.display(), "deleted a former index"),
-            Err(error) => tracing::warn!(path = %file.display(), %error, "cannot delete a former index"),
+            Ok(()) => tracing::info!(path = %file.display(), "deleted a previous index"),
+            Err(error) => tracing::warn!(path = %file.display(), %error, "cannot delete a previous index"),
         }
     }
 }

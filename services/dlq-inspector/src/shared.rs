@@ -135,7 +135,7 @@ impl SharedState {
 
     /// Begins another build of the index, which is empty.
     pub(crate) fn begin_build(&self) {
-        // In this order, a call that saw the former completeness also saw the former build.
+        // In this order, a call that saw the previous completeness also saw the previous build.
         self.set_completeness(Completeness::default());
         self.build.fetch_add(1, Ordering::AcqRel);
     }

@@ -65,7 +65,7 @@ impl Renewal {
         }
     }
 
-    /// New clients could not be created, so the former ones stay in use. The owner is asked again after a while.
+    /// New clients could not be created, so the previous ones stay in use. The owner is asked again after a while.
     pub(crate) fn failed(&self) {
         if let Some(Member { versions, .. }) = &self.0 {
             let working = versions.working.load(Ordering::Acquire);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::{Credentials, Owner};
 use crate::client::KafkaSettings;
 
-/// How long former clients may still be used.
+/// How long previous clients may still be used.
 const MAX_USE: Duration = Duration::from_secs(30);
 /// How often that is checked.
 const ROUND: Duration = Duration::from_millis(20);
@@ -91,19 +91,19 @@ impl<T: Send + Sync> Owner for Replaceable<T> {
                 return;
             }
         };
-        let mut former = {
+        let mut previous = {
             let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
             std::mem::replace(&mut *current, new)
         };
         self.version.fetch_max(version, Ordering::AcqRel);
-        (self.close)(&former);
+        (self.close)(&previous);
         // Dropping a client takes time. So this thread drops it, after all others have finished with it.
         let began = Instant::now();
-        while let Err(used) = Arc::try_unwrap(former) {
+        while let Err(used) = Arc::try_unwrap(previous) {
             if began.elapsed() >= MAX_USE {
                 return;
             }
-            former = used;
+            previous = used;
             thread::park_timeout(ROUND);
         }
     }

@@ -603,7 +603,7 @@ impl<P: Processor> LaneState<P> {
     /// Records may have been missed, or another member may have processed them: all partitions are read again from their
     /// committed positions.
     pub(super) fn read_again(&mut self) {
-        if mutant!("lane-trusts-a-former-membership") {
+        if mutant!("lane-trusts-a-previous-membership") {
             return;
         }
         if self.unwritten.is_some() {

@@ -34,7 +34,7 @@ const PAIR: usize = 2;
 /// How often the initialisation of a producer is looked at while others are used, and for how long.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(10);
-/// The former after an error other than a timeout.
+/// The previous after an error other than a timeout.
 const LONG_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Several [`Transactions`], used alternately.

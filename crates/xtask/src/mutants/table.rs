@@ -90,12 +90,12 @@ const SHARD_MODEL: Test = unit(
 pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "lane-accepts-stale-assignments",
-        "Results of a former assignment complete records that were read again. They are written twice.",
+        "Results of a previous assignment complete records that were read again. They are written twice.",
         &[LANE_MODEL],
     ),
     mutant(
         "lane-repeats-assignment-ids",
-        "A new assignment has the id of a former one, so late results match its records. They are written twice.",
+        "A new assignment has the id of a previous one, so late results match its records. They are written twice.",
         &[LANE_MODEL],
     ),
     mutant(
@@ -105,7 +105,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "lane-forgets-the-owner",
-        "A transaction that completes no record carries no offsets, so the broker cannot refuse it. A former owner can still write.",
+        "A transaction that completes no record carries no offsets, so the broker cannot refuse it. A previous owner can still write.",
         &[LANE_MODEL],
     ),
     mutant(
@@ -144,7 +144,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[LANE_MODEL],
     ),
     mutant(
-        "lane-trusts-a-former-membership",
+        "lane-trusts-a-previous-membership",
         "A lane that the coordinator had removed continues where it was. Another member may have processed the records.",
         &[LANE_MODEL],
     ),
@@ -353,12 +353,12 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A query of a shard does not say who asks. A shard that another process has claimed is read as if nothing had happened: its jobs are dispatched twice.",
         &[integration(
             SCHEDULER,
-            "index::in_redis::former_owner_queries_are_fenced",
+            "index::in_redis::previous_owner_queries_are_fenced",
         )],
     ),
     mutant(
         "scheduler-forgets-the-owner",
-        "A dispatch without a command does not prove that its lane still owns the shard. A former owner dispatches jobs again.",
+        "A dispatch without a command does not prove that its lane still owns the shard. A previous owner dispatches jobs again.",
         &[unit(
             SCHEDULER,
             "processor::tests::a_dispatch_without_a_command_proves_that_the_lane_owns_its_shard",

@@ -232,7 +232,7 @@ What the templates need to know of the configuration, as JSON:
 {{- end -}}
 {{- end -}}
 {{- if and $.Values.leftovers.tiers (not $facts.pipelines) -}}
-{{- fail "leftovers.tiers: there is no pipeline; list the former ones under config.retired" -}}
+{{- fail "leftovers.tiers: there is no pipeline; list the previous ones under config.retired" -}}
 {{- end -}}
 {{- range $name, $own := $.Values.enrichers -}}
 {{- if kindIs "map" $own -}}

@@ -2,7 +2,7 @@
 
 {{/*
 The settings of a workload as JSON: those of all pods, overridden by each of `overrides`: { root, overrides }. An `autoscaling`
-replaces the former one as a whole.
+replaces the previous one as a whole.
 */}}
 {{- define "redeliver.settings" -}}
 {{- $keys := list "podAnnotations" "podLabels" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" -}}

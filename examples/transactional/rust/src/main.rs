@@ -92,7 +92,7 @@ fn connect(brokers: &str, name: &str) -> Result<FutureProducer> {
         .set("transaction.timeout.ms", "5000")
         .set("partitioner", "murmur2_random")
         .create()?;
-    // Ends a transaction that a former process with this name has left open.
+    // Ends a transaction that a previous process with this name has left open.
     producer.init_transactions(Timeout::Never)?;
     Ok(producer)
 }

@@ -335,8 +335,8 @@ type Answered<T> = Result<(T, Option<Reservation>), Status>;
 
 /// The messages of a call. Each is sent once the next one is asked for. Until then, it holds its memory.
 fn messages<T>(receiver: mpsc::Receiver<Answered<T>>) -> impl Stream<Item = Result<T, Status>> {
-    stream::unfold((receiver, None), |(mut receiver, former)| async move {
-        drop(former);
+    stream::unfold((receiver, None), |(mut receiver, previous)| async move {
+        drop(previous);
         Some(match receiver.recv().await? {
             Ok((message, memory)) => (Ok(message), (receiver, memory)),
             Err(status) => (Err(status), (receiver, None)),

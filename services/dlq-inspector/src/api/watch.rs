@@ -129,17 +129,17 @@ impl Api {
             _permit: permit,
         };
         self.watchers.spawn(watcher.run());
-        // The former message is sent once the next one is asked for. Until then, it holds its memory.
+        // The previous message is sent once the next one is asked for. Until then, it holds its memory.
         let state = (receiver, accepting, None);
-        let messages = stream::unfold(state, |(mut receiver, accepting, former)| async move {
-            drop(former);
+        let messages = stream::unfold(state, |(mut receiver, accepting, previous)| async move {
+            drop(previous);
             let next: Result<Buffered, Status> = receiver.recv().await?;
             accepting.send_modify(|count| *count += 1);
-            let (message, former) = match next {
+            let (message, previous) = match next {
                 Ok(Buffered { message, held }) => (Ok(message), Some(held)),
                 Err(status) => (Err(status), None),
             };
-            Some((message, (receiver, accepting, former)))
+            Some((message, (receiver, accepting, previous)))
         });
         Ok(Box::pin(messages))
     }

@@ -49,8 +49,8 @@ impl Protobuf {
     pub(super) fn parse(source: &SchemaSource) -> Result<Self, String> {
         let mut texts = HashMap::from([(FILE.to_owned(), source.text.clone())]);
         for (name, text) in &source.references {
-            let former = texts.insert(name.clone(), text.clone());
-            if former.is_some_and(|former| former != *text) {
+            let previous = texts.insert(name.clone(), text.clone());
+            if previous.is_some_and(|previous| previous != *text) {
                 return Err(format!("it imports two different schemas as `{name}`"));
             }
         }

@@ -152,12 +152,12 @@ fn no_schema_of_avro_takes_more_than_its_length() {
     let schema = with_references(SchemaFormat::Avro, &chain[0], &references);
     assert_eq!(schema.decode(&[2; 10_000]), Err(DecodeError::Depth));
 
-    // Each record contains the former one twice, with default values that contain default values.
+    // Each record contains the previous one twice, with default values that contain default values.
     let mut fields = vec![r#"{"name":"f0","type":{"type":"record","name":"R0","fields":[]}}"#.to_owned()];
     for name in 1..60 {
-        let former = format!(r#""type":"R{}","default":{{}}"#, name - 1);
+        let previous = format!(r#""type":"R{}","default":{{}}"#, name - 1);
         fields.push(format!(
-            r#"{{"name":"f{name}","type":{{"type":"record","name":"R{name}","fields":[{{"name":"a",{former}}},{{"name":"b",{former}}}]}}}}"#
+            r#"{{"name":"f{name}","type":{{"type":"record","name":"R{name}","fields":[{{"name":"a",{previous}}},{{"name":"b",{previous}}}]}}}}"#
         ));
     }
     let doubling = avro(&format!(

@@ -162,7 +162,7 @@ struct PendingChange {
     change_id: Bytes,
     topic: Arc<str>,
     states: GroupStates,
-    /// What a former attempt has written, whose outcome was unknown.
+    /// What a previous attempt has written, whose outcome was unknown.
     own: Option<Value>,
 }
 

@@ -79,7 +79,7 @@ impl Progress {
 pub(super) struct Observation {
     /// `None` if the leader did not answer.
     pub(super) extent: Option<Extent>,
-    /// Whether the end becomes the target of a partition that has reached its former one.
+    /// Whether the end becomes the target of a partition that has reached its previous one.
     pub(super) sets_target: bool,
     /// Whether the partition had its turn to return records since the last survey.
     pub(super) had_turn: bool,

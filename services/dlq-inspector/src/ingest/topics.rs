@@ -111,7 +111,7 @@ impl Topics {
         for found in &survey.topics {
             let topic = self.topics.entry(found.name.clone()).or_default();
             topic.missed = 0;
-            // It may be about the former topic: with the low watermark of that one, records of this one would look removed.
+            // It may be about the previous topic: with the low watermark of that one, records of this one would look removed.
             if survey.as_of < topic.forgotten_in {
                 continue;
             }

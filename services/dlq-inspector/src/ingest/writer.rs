@@ -86,7 +86,7 @@ struct OpenIndex {
     completeness: Option<Completeness>,
     /// The places that were being removed when the completeness was published.
     removing: Vec<Place>,
-    /// Whether former indexes were deleted, because this one is complete.
+    /// Whether previous indexes were deleted, because this one is complete.
     has_removed_outdated: bool,
 }
 
@@ -244,7 +244,7 @@ impl OpenIndex {
     /// Removes a slice of what is to be removed. Returns whether there is more.
     fn remove_slice(&mut self) -> Result<Outcome<bool>, IndexError> {
         if self.writer.is_forgetting() {
-            // A topic or a ledger of which only a part is left is like neither the former nor the new one.
+            // A topic or a ledger of which only a part is left is like neither the previous nor the new one.
             self.publish_removing();
         }
         let outcome = self.attempt(|index| index.writer.remove_slice())?;
@@ -253,7 +253,7 @@ impl OpenIndex {
         Ok(outcome)
     }
 
-    /// As long as a topic is being removed, surveys see its former positions. What they conclude must count as older than the removal.
+    /// As long as a topic is being removed, surveys see its previous positions. What they conclude must count as older than the removal.
     fn publish_applied(&self) {
         if !self.writer.is_forgetting() {
             self.thread.shared.set_applied(self.last_batch);
@@ -457,7 +457,7 @@ impl Retries {
         self.has_failed = true;
         thread.metrics.add_write_error();
         if error.is_disk_full() {
-            // Two indexes may not fit. The former one would only save time in a roll-back.
+            // Two indexes may not fit. The previous one would only save time in a roll-back.
             thread.pool.remove_outdated();
         }
         let full = if error.is_disk_full() {
@@ -778,10 +778,10 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_costs_the_index_of_a_former_version() {
+    fn a_full_disk_costs_the_index_of_a_previous_version() {
         let directory = tempfile::tempdir().unwrap();
-        let former = directory.path().join("dlq-index.db");
-        std::fs::write(&former, b"of a former version").unwrap();
+        let previous = directory.path().join("dlq-index.db");
+        std::fs::write(&previous, b"of a previous version").unwrap();
         let running = start_with(directory.path(), |thread| {
             let (writer, _) = thread.try_open()?;
             writer.limit_size_to_pages(1);
@@ -791,8 +791,8 @@ mod tests {
             batch: 1,
             changes: vec![letters("a-dlq", 500)],
         });
-        eventually("the former index is deleted", DEADLINE, || {
-            if former.exists() { Err("not yet") } else { Ok(()) }
+        eventually("the previous index is deleted", DEADLINE, || {
+            if previous.exists() { Err("not yet") } else { Ok(()) }
         });
         running.until("waiting: cannot write the index, retrying: the disk is full: ");
         running.stop.cancel();

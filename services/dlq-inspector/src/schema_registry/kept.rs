@@ -121,8 +121,8 @@ impl Kept {
             last_use: self.uses,
         };
         self.bytes += entry.bytes;
-        if let Some(former) = self.schemas.insert(id, entry) {
-            self.bytes -= former.bytes;
+        if let Some(previous) = self.schemas.insert(id, entry) {
+            self.bytes -= previous.bytes;
         }
         while self.schemas.len() > MAX_KEPT || (self.bytes > MAX_KEPT_BYTES && self.schemas.len() > 1) {
             let oldest = self.schemas.iter().min_by_key(|(_, entry)| entry.last_use);

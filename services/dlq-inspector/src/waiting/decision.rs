@@ -58,7 +58,7 @@ impl Decisions {
                 let names = [&value.redrive_id, &value.destination].map(|name| bounded_text(name, MAX_NAME));
                 let edited = edited(&value.edited);
                 let Ok(entry) = Entry::read(value) else { return };
-                // An entry of another record at this position replaces the former one, and says nothing about this record.
+                // An entry of another record at this position replaces the previous one, and says nothing about this record.
                 let written = (entry.content.as_ref(), record.timestamp);
                 let applies = ledger::applies(written, (content, *dead_at));
                 (entry.state, applies.then(|| decision(&entry, names, edited)))

@@ -266,7 +266,7 @@ async fn an_index_that_is_damaged_while_it_is_used_is_rebuilt_by_the_same_proces
         "{metrics}"
     );
 
-    // The watch has begun in the former index, and goes on in the new one.
+    // The watch has begun in the previous index, and goes on in the new one.
     let ended = stream.message().await.unwrap_err();
     assert_eq!(
         (ended.code(), reason(&ended).as_deref()),
@@ -344,8 +344,8 @@ async fn a_new_topic_never_mixes_with_its_predecessor() {
     let env = InspectorEnv::new("mixed");
     let topic = env.create_topic("a", 1).await;
     let mut inspector = env.start().await;
-    for (count, former, batch) in [(3, "", "one"), (30, "one", "two"), (300, "two", "three")] {
-        if !former.is_empty() {
+    for (count, previous, batch) in [(3, "", "one"), (30, "one", "two"), (300, "two", "three")] {
+        if !previous.is_empty() {
             delete_topic(&env.kafka.brokers, &topic);
             env.recreate_topic(&topic, 1).await;
         }

@@ -103,7 +103,7 @@ pub(super) fn body(attempts: &[Attempt], values: BatchValues) -> Result<Bytes, s
     let mut ids = HashSet::with_capacity(attempts.len());
     for attempt in attempts {
         let id = request::id(attempt);
-        // A partition that moves between lanes is read again while the former attempts are still in progress.
+        // A partition that moves between lanes is read again while the previous attempts are still in progress.
         if !ids.insert(id.clone()) {
             continue;
         }

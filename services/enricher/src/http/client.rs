@@ -1,7 +1,7 @@
 //! The HTTP client: connections, trusted certificates and the client certificate.
 //!
 //! A client has no limit for the age of its connections, so [`Clients`] replaces it by another one from time to time. Calls
-//! in progress end on the connections of the former one.
+//! in progress end on the connections of the previous one.
 
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
@@ -55,7 +55,7 @@ impl Clients {
                     tracing::warn!(
                         field,
                         problem,
-                        "cannot renew the connections; using the former ones"
+                        "cannot renew the connections; using the previous ones"
                     );
                 }
             }
@@ -65,7 +65,7 @@ impl Clients {
 }
 
 /// Reads the certificate files and creates the clients. A change of the files replaces them and thereby their
-/// connections; calls in progress end on the former ones.
+/// connections; calls in progress end on the previous ones.
 pub(super) fn load(settings: &HttpSettings, url: &Url) -> Result<WatchedFiles<Clients>, HttpSetupError> {
     let TlsFiles {
         ca_file,

@@ -6,7 +6,7 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 
 use super::settings::{HttpSettings, HttpSetupError};
 
-/// Reads the files. They are one set: while one of them cannot be used, the former values of all of them stay in use.
+/// Reads the files. They are one set: while one of them cannot be used, the previous values of all of them stay in use.
 pub(super) fn load(settings: &HttpSettings) -> Result<WatchedFiles<HeaderMap>, HttpSetupError> {
     let mut fixed = HeaderMap::new();
     fixed.insert(

@@ -826,7 +826,7 @@ async fn a_refused_call_is_repeated_once_at_most_and_only_with_other_headers() {
 }
 
 #[tokio::test]
-async fn while_a_changed_header_file_cannot_be_used_the_former_header_is() {
+async fn while_a_changed_header_file_cannot_be_used_the_previous_header_is() {
     let rotation = Rotation::refusing_with(401);
     for unusable in ["", "two\nlines"] {
         rotation.accept("new");
@@ -860,7 +860,7 @@ async fn followed_files_are_used_without_a_refusal() {
         if used() == "newest" {
             Ok(())
         } else {
-            Err("the former header is used")
+            Err("the previous header is used")
         }
     });
     tokio::select! {
@@ -898,7 +898,7 @@ async fn changed_certificates_replace_the_client_if_they_can_be_used() {
     clients.sign("enricher").write(scratch.path(), "enricher");
     check();
     assert_eq!(value(&call().await.unwrap()), b"ok");
-    // The former client stays in use.
+    // The previous client stays in use.
     std::fs::write(&key, "not a key").unwrap();
     check();
     assert_eq!(value(&call().await.unwrap()), b"ok");

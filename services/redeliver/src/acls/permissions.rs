@@ -165,7 +165,7 @@ impl Permissions {
                     self.topic(&pipeline.tier_topic(tier), &[Operation::Read]);
                 }
             }
-            // The header of a record names the topic, which may be that of a former `return_to`.
+            // The header of a record names the topic, which may be that of a previous `return_to`.
             self.topic(&pipeline.due_topic(), &[Operation::Write]);
             if !pipeline.retired {
                 self.topic(&pipeline.source, &[Operation::Write]);

@@ -61,7 +61,7 @@ fn a_changed_header_file_is_used_without_a_restart_and_costs_no_record_an_attemp
         sent.extend(pipe.produce(records(count)));
         sent.len()
     };
-    // The file changes before the endpoint forgets the former token, and after that.
+    // The file changes before the endpoint forgets the previous token, and after that.
     for round in 1..=4 {
         let mut ended = process(100);
         let token = format!("Bearer secret-{round}");
@@ -73,7 +73,7 @@ fn a_changed_header_file_is_used_without_a_restart_and_costs_no_record_an_attemp
                 let used = used.lock().unwrap().clone();
                 if used == token { Ok(()) } else { Err(used) }
             });
-            // No call with the former token is on its way any more.
+            // No call with the previous token is on its way any more.
             pipe.watch().until_ended(ended, DEADLINE);
             *accepted.lock().unwrap() = vec![token];
         } else {
@@ -91,7 +91,7 @@ fn a_changed_header_file_is_used_without_a_restart_and_costs_no_record_an_attemp
         }
         pipe.watch().until_ended(ended, DEADLINE);
     }
-    // A file that cannot be used leaves the former contents in use.
+    // A file that cannot be used leaves the previous contents in use.
     write(&file, "two\nlines\n");
     until_stale(&mut enricher, &pipe, 1);
     let ended = process(50);

@@ -110,7 +110,7 @@ fn a_changed_prefix_is_refused_until_the_offsets_are_migrated() {
     let worker_group = format!("redeliver-{}", pipe.name());
     let changed = with_prefix(&pipe, &prefix);
 
-    let former = [pipe.enricher("a"), pipe.retry_tier("a")];
+    let previous = [pipe.enricher("a"), pipe.retry_tier("a")];
     let mut sent = pipe.produce(drafts("done", DONE));
     pipe.settle(&sent, DEADLINE);
     sent.extend(pipe.produce(drafts("waits", WAITING)));
@@ -144,7 +144,7 @@ fn a_changed_prefix_is_refused_until_the_offsets_are_migrated() {
         let command = "run `redeliver topics migrate-offsets --from-prefix=`";
         assert!(printed.stderr.contains(command), "{printed:?}");
     }
-    for mut process in former {
+    for mut process in previous {
         process.shut_down();
     }
 

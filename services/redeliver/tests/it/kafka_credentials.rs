@@ -177,7 +177,7 @@ fn settle(pipe: &Pipe, jobs: usize) -> (Ends, Vec<Sent>) {
 }
 
 #[test]
-fn changed_certificates_are_used_without_a_restart_and_the_former_ones_are_not_used_any_more() {
+fn changed_certificates_are_used_without_a_restart_and_the_previous_ones_are_not_used_any_more() {
     let (brokers, next_brokers) = (Authority::new().unwrap(), Authority::new().unwrap());
     let (clients, next_clients) = (Authority::new().unwrap(), Authority::new().unwrap());
     let both = |one: &Authority, other: &Authority| format!("{}{}", one.pem(), other.pem());
@@ -218,7 +218,7 @@ fn changed_certificates_are_used_without_a_restart_and_the_former_ones_are_not_u
     // No lane has dropped an attempt when it replaced its clients.
     ends.were_called(&PLAN, &sent, &pipe.endpoint);
 
-    // From here on, clients with the former certificate are refused, and so is the former CA of the broker.
+    // From here on, clients with the previous certificate are refused, and so is the previous CA of the broker.
     kafka
         .set_certificates(&next_brokers.sign().unwrap(), &next_clients.pem())
         .unwrap();
@@ -242,7 +242,7 @@ fn changed_certificates_are_used_without_a_restart_and_the_former_ones_are_not_u
 
 #[test]
 #[ignore = "long"]
-fn certificates_that_cannot_be_used_are_reported_and_the_former_ones_stay_in_use() {
+fn certificates_that_cannot_be_used_are_reported_and_the_previous_ones_stay_in_use() {
     let (brokers, clients) = (Authority::new().unwrap(), Authority::new().unwrap());
     let kafka = LocalKafka::start_with_client_certificates(&brokers.sign().unwrap(), &clients.pem()).unwrap();
     let mut secret = Secret::new();

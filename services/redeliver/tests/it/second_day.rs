@@ -34,7 +34,7 @@ struct Row {
     /// Settings before the change, in addition to those of [`PipeBuilder`].
     before: &'static [(&'static str, &'static str)],
     change: fn(&Pipe) -> Variant,
-    /// Whether workers stop reading the former source. The records that they have not read stay there.
+    /// Whether workers stop reading the previous source. The records that they have not read stay there.
     leaves_source: bool,
     processes: Processes,
 }
@@ -173,7 +173,7 @@ const ADDED: Row = Row {
     ..ROW
 };
 
-/// New results go to another topic. The former topic keeps its records.
+/// New results go to another topic. The previous topic keeps its records.
 const OUTPUT: Row = Row {
     name: "day2-output",
     change: |pipe| with(pipe, &[("output", &format!("{}-out-2", pipe.name()))]),
@@ -339,9 +339,9 @@ fn check(row: &Row, state: State, order: Order) {
         Order::AtOnce => {
             let mut starting = Vec::new();
             let mut ending = Vec::new();
-            for (service, former, instance) in replacements {
+            for (service, previous, instance) in replacements {
                 starting.extend(instance.map(|instance| (service, instance)));
-                ending.extend(former);
+                ending.extend(previous);
             }
             for service in &mut ending {
                 service.process().terminate();
@@ -355,9 +355,9 @@ fn check(row: &Row, state: State, order: Order) {
             produced.add(&source, STEP);
         }
         Order::Rolling => {
-            for (service, former, instance) in replacements {
-                if let Some(mut former) = former {
-                    former.shut_down();
+            for (service, previous, instance) in replacements {
+                if let Some(mut previous) = previous {
+                    previous.shut_down();
                 }
                 produced.add(&source, STEP);
                 running.extend(instance.map(|instance| after.env.start(service, instance, &[])));
@@ -420,7 +420,7 @@ fn reach(produced: &mut Produced<'_>, state: State) {
 #[track_caller]
 fn settle(row: &Row, after: &Pipeline, produced: &Produced<'_>) {
     let pipe = produced.pipe;
-    // Results may be in the former output and in the new one.
+    // Results may be in the previous output and in the new one.
     let mut both = pipe.pipeline.clone();
     both.other_outputs.extend(
         after
@@ -485,11 +485,11 @@ fn ends_once(pipe: &Pipe, pipeline: &Pipeline, sent: &[Sent]) -> usize {
     ends.len()
 }
 
-/// Two configurations of a pipeline whose tier changes, with records that wait in the former tier. No process is running.
+/// Two configurations of a pipeline whose tier changes, with records that wait in the previous tier. No process is running.
 struct Changed {
     pipe: Pipe,
     after: Variant,
-    former: Arc<str>,
+    previous: Arc<str>,
     sent: Vec<Sent>,
 }
 
@@ -499,12 +499,12 @@ impl Changed {
         let pipe = fails_once(PipeBuilder::new(name).tiers(&[tier]));
         let after = (TIERS_TO_ONE_SECOND.change)(&pipe);
         after.apply_topics();
-        let former = pipe.first_tier();
+        let previous = pipe.first_tier();
         let sent = let_wait(&pipe, records);
         Self {
             pipe,
             after,
-            former,
+            previous,
             sent,
         }
     }
@@ -575,14 +575,17 @@ fn records_of_a_removed_tier_are_released_when_they_are_due() {
 fn a_leftover_tier_is_served_from_its_creation_until_its_deletion() {
     let changed = Changed::new("day2-appears", 2_000, 10);
     let Changed {
-        pipe, after, former, ..
+        pipe,
+        after,
+        previous,
+        ..
     } = &changed;
     let [_enricher, mut relay] = after.start("b");
     // A worker with an old configuration creates the topic of an unknown tier, and writes to it.
-    let tier = HumanDuration::from_millis(former_millis(&changed) + 500);
+    let tier = HumanDuration::from_millis(previous_millis(&changed) + 500);
     let late = pipe.pipeline.tier_topic(tier);
     raw::create_topic(&pipe.kafka.brokers, &late, &[]);
-    let waiting = pipe.read(std::slice::from_ref(former));
+    let waiting = pipe.read(std::slice::from_ref(previous));
     let again: Vec<Draft> = waiting[..1]
         .iter()
         .map(|record| Draft {
@@ -611,7 +614,7 @@ fn a_leftover_tier_is_served_from_its_creation_until_its_deletion() {
     );
 }
 
-fn former_millis(changed: &Changed) -> u64 {
+fn previous_millis(changed: &Changed) -> u64 {
     changed.pipe.pipeline.policy.tiers()[0].as_millis()
 }
 
@@ -621,25 +624,25 @@ fn a_process_for_single_tiers_does_not_serve_leftover_tiers() {
     let Changed {
         pipe,
         after,
-        former,
+        previous,
         sent,
     } = &changed;
     let tier = after.pipeline.policy.tiers()[0].to_string();
-    let former_tier = pipe.pipeline.policy.tiers()[0].to_string();
+    let previous_tier = pipe.pipeline.policy.tiers()[0].to_string();
     let _enricher = after.env.start("enricher", "b", &[]);
     let mut single = after.env.start("retry-tier", "single", &["--tier", &tier]);
     let output = single.wait_for_output("not served by this process", DEADLINE);
     assert!(output.contains("holds 20 records"), "{output}");
     let (code, output) = checked(pipe, after);
     let warning = format!(
-        "warning: topic `{former}` is a leftover tier ({former_tier}) of pipeline `{}` and holds 20 records; \
+        "warning: topic `{previous}` is a leftover tier ({previous_tier}) of pipeline `{}` and holds 20 records; \
          run a retry-tier with retry_tier.leftovers: true until it is empty",
         pipe.name()
     );
     assert_eq!((code, output), (Some(0), vec![warning]));
     assert!(!single.get("/readyz").1.contains("leftover-"));
     // A process for this leftover tier only.
-    let arguments = ["--tier", &former_tier, "--set", "retry_tier.leftovers=true"];
+    let arguments = ["--tier", &previous_tier, "--set", "retry_tier.leftovers=true"];
     let _other = after.env.start("retry-tier", "other", &arguments);
     let produced = Produced {
         pipe,
@@ -647,8 +650,8 @@ fn a_process_for_single_tiers_does_not_serve_leftover_tiers() {
     };
     settle(&TIERS_TO_ONE_SECOND, &after.pipeline, &produced);
     let warning = format!(
-        "warning: topic `{former}` is a leftover tier ({former_tier}) of pipeline `{}` and is empty; \
-         delete it once no process runs with the former configuration",
+        "warning: topic `{previous}` is a leftover tier ({previous_tier}) of pipeline `{}` and is empty; \
+         delete it once no process runs with the previous configuration",
         pipe.name()
     );
     let (code, output) = checked(pipe, after);
@@ -659,12 +662,12 @@ fn a_process_for_single_tiers_does_not_serve_leftover_tiers() {
 fn topics_check_lists_removed_pipelines_with_waiting_records() {
     let pipe = fails_once(PipeBuilder::new("day2-forgotten").tiers(&[2_000]));
     let sent = let_wait(&pipe, 20);
-    let former = pipe.first_tier();
+    let previous = pipe.first_tier();
     // The configuration has another pipeline instead.
     let other = PipeBuilder::new("day2-other").create();
     let forgotten = other.redeliver(&["topics", "check"]);
     let warning = format!(
-        "warning: topic `{former}` is named after pipeline `{0}`, which is not configured, and holds 20 records; \
+        "warning: topic `{previous}` is named after pipeline `{0}`, which is not configured, and holds 20 records; \
          list `{0}` under `retired` until it is empty",
         pipe.name()
     );
@@ -729,8 +732,8 @@ fn a_time_lock_beyond_the_new_max_wait_is_respected() {
 }
 
 #[test]
-fn a_renamed_pipeline_finishes_under_its_former_name_and_starts_under_the_new_one() {
-    let pipe = fails_once(PipeBuilder::new("day2-former").tiers(&[3_000]));
+fn a_renamed_pipeline_finishes_under_its_previous_name_and_starts_under_the_new_one() {
+    let pipe = fails_once(PipeBuilder::new("day2-previous").tiers(&[3_000]));
     let name = pipe.name().to_owned();
     let mut running = [pipe.enricher("a"), pipe.retry_tier("a")];
     let sent = pipe.produce((0..40).map(|n| Draft::new("k", format!("record {n}"))).collect());
@@ -738,11 +741,11 @@ fn a_renamed_pipeline_finishes_under_its_former_name_and_starts_under_the_new_on
     for service in &mut running {
         service.shut_down();
     }
-    // The former name is retired. The new pipeline reads the same source and has another output.
+    // The previous name is retired. The new pipeline reads the same source and has another output.
     let renamed = format!("{name}-new");
     let again = |file: &str| {
-        let former = file.split_once("pipelines:\n").unwrap().1;
-        let new = former
+        let previous = file.split_once("pipelines:\n").unwrap().1;
+        let new = previous
             .replace(
                 &format!("  {name}:\n"),
                 &format!("  {renamed}:\n    source: {name}\n"),

@@ -175,7 +175,7 @@ fn the_apis_serve_clients_with_a_certificate_and_renew_their_own_while_clients_a
         );
         until_refused(&mut inspector, "dlq_inspector", before);
 
-        let former = served_certificate(pipe, &services.scheduler);
+        let previous = served_certificate(pipe, &services.scheduler);
         issued.renew(pipe);
         for address in [&services.scheduler, &services.inspector] {
             eventually("the new certificate is served", DEADLINE, || {
@@ -184,11 +184,11 @@ fn the_apis_serve_clients_with_a_certificate_and_renew_their_own_while_clients_a
                 if served == renewed.unwrap()[0] {
                     Ok(())
                 } else {
-                    Err(format!("still the former one: {}", served == former))
+                    Err(format!("still the previous one: {}", served == previous))
                 }
             });
         }
-        // The former connection, and a new one.
+        // The previous connection, and a new one.
         assert_eq!(connected.stats(None, 1).await.unwrap().scheduled, 0);
         let renewed = JobClient::connect(&endpoint(&services.scheduler)).await.unwrap();
         assert_eq!(renewed.stats(None, 1).await.unwrap().scheduled, 0);

@@ -281,7 +281,7 @@ fn a_killed_program_has_written_nothing(language: Language) {
     assert!(record.timestamp >= Some(earliest), "{record:?} before {earliest}");
     shop.until_jobs([(kept, "scheduled"), (next, "dispatched")]);
 
-    // A program with the same name ends the transaction of the former one at once.
+    // A program with the same name ends the transaction of the previous one at once.
     let again = shop.run("b", &["place", "lost", "0"], "committed lost");
     let other = shop.run("c", &["place", "other", HOUR], "committed other");
     let rescheduled = services

@@ -150,19 +150,19 @@ fn an_index_with_other_fields_is_built_beside_the_old_one() {
     fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
     let Fixture { directory, index, .. } = fixture;
     drop(index);
-    let former = directory.path().join("dlq-index.db");
-    std::fs::write(&former, b"of a former version").unwrap();
+    let previous = directory.path().join("dlq-index.db");
+    std::fs::write(&previous, b"of a previous version").unwrap();
     let new = Index::open(directory.path(), &JSON_FIELDS).unwrap();
     assert!(new.is_new);
     let old = directory.path().join(FILE);
-    assert!(old.exists() && former.exists());
+    assert!(old.exists() && previous.exists());
     // Without the fields again, before the new index is complete: nothing is read again.
     drop(new);
     assert!(!Index::open(directory.path(), &[]).unwrap().is_new);
     let new = Index::open(directory.path(), &JSON_FIELDS).unwrap();
     assert!(!new.is_new);
     new.writer.remove_outdated();
-    assert!(!old.exists() && !former.exists());
+    assert!(!old.exists() && !previous.exists());
     assert!(directory.path().join("dlq-index.lock").exists());
     drop(new);
     assert!(!Index::open(directory.path(), &JSON_FIELDS).unwrap().is_new);

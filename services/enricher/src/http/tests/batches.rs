@@ -273,12 +273,12 @@ async fn a_response_that_does_not_fit_the_request_is_invalid_and_a_missing_resul
 async fn a_record_that_is_read_again_is_sent_once_and_all_its_attempts_get_the_result() {
     let endpoint = per_record(|record| json!({ "value": record["value"] }));
     let handler = handler(batches(endpoint.url(), 3));
-    let (former, other, current) = tokio::join!(
+    let (previous, other, current) = tokio::join!(
         run(&handler, record(1, Some(b"1"))),
         run(&handler, record(2, Some(b"2"))),
         run(&handler, record(1, Some(b"1"))),
     );
-    for (ended, expected) in [(former, b"1"), (other, b"2"), (current, b"1")] {
+    for (ended, expected) in [(previous, b"1"), (other, b"2"), (current, b"1")] {
         assert_eq!(value(&ended.unwrap()), expected);
     }
     assert_eq!(endpoint.calls(), 1);

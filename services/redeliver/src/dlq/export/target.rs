@@ -125,7 +125,7 @@ mod tests {
         let mut target = Target::file(&path, true).unwrap();
         target.write_all(b"two").unwrap();
         drop(target);
-        // An export that failed leaves the former file, and nothing else.
+        // An export that failed leaves the previous file, and nothing else.
         assert_eq!((std::fs::read(&path).unwrap(), names()), (b"one".to_vec(), 1));
         let mut target = Target::file(&path, true).unwrap();
         target.write_all(b"three").unwrap();

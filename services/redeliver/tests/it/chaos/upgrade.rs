@@ -1,5 +1,5 @@
 //! An upgrade under load: `helm upgrade` with a changed configuration restarts all StatefulSets at the same time. In each of
-//! them, one Pod after the other restarts, from the highest ordinal down, once the one before is ready. Meanwhile, Pods with the former
+//! them, one Pod after the other restarts, from the highest ordinal down, once the one before is ready. Meanwhile, Pods with the previous
 //! and with the changed configuration share the work.
 
 use std::collections::HashMap;

@@ -522,7 +522,7 @@ fn tls_and_logins_are_switched_on_by_an_upgrade_and_off_by_a_rollback() {
     cluster.helm("rollback", &["1", "--wait", "--timeout", "2m"]);
     assert_eq!((cluster.ready(), cluster.desired()), plain);
     assert_eq!(cluster.objects("certificates"), Vec::<Value>::new());
-    // Replaces the Job of the former revision.
+    // Replaces the Job of the previous revision.
     cluster.helm("test", &["--timeout", "2m"]);
     assert_eq!(cluster.probes_and_mounts(), texts(&["HTTP", "gRPC"]));
 }
