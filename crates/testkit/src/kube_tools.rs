@@ -1,4 +1,4 @@
-//! The programs with which the Helm chart and the gRPC API are tested, in pinned versions, built once per machine; see `kept`. The Go toolchain that
+//! The programs with which the Helm chart, the gRPC API and the workflows are tested, in pinned versions, built once per machine; see `kept`. The Go toolchain that
 //! builds them comes from PyPI, so that tests do not depend on the one of the machine.
 
 use std::path::{Path, PathBuf};
@@ -67,6 +67,18 @@ pub fn kubeconform() -> Result<PathBuf> {
         name: "kubeconform",
         package: "github.com/yannh/kubeconform/cmd/kubeconform",
         version: "v0.7.0",
+    })
+}
+
+/// Checks workflows of GitHub Actions.
+///
+/// # Errors
+/// If it cannot be built.
+pub fn actionlint() -> Result<PathBuf> {
+    installed(&GoProgram {
+        name: "actionlint",
+        package: "github.com/rhysd/actionlint/cmd/actionlint",
+        version: "v1.7.7",
     })
 }
 

@@ -65,7 +65,7 @@ struct Installation {
 enum Machine {
     /// For tests, whose brokers start often and live for seconds: without the optimising compiler, with one thread for the
     /// garbage collection, and with classes from this archive. A start takes 1.7 s of CPU instead of 4.4.
-    Short { classes: PathBuf },
+    Short { directory: PathBuf },
     /// Writes this archive when the broker ends.
     Recording { classes: PathBuf },
     /// As in production, for benchmarks.
@@ -75,7 +75,9 @@ enum Machine {
 impl Machine {
     fn options(&self) -> Vec<String> {
         let classes = match self {
-            Self::Short { classes } => format!("-XX:SharedArchiveFile={}", classes.display()),
+            Self::Short { directory } => {
+                format!("-XX:SharedArchiveFile={}", directory.join(CLASSES).display())
+            }
             Self::Recording { classes } => format!("-XX:ArchiveClassesAtExit={}", classes.display()),
             Self::Production => return GARBAGE_COLLECTION.map(str::to_owned).to_vec(),
         };
@@ -233,7 +235,7 @@ impl LocalKafka {
         let create = &|index: usize| {
             let node = Node {
                 id: ids[index],
-                role: Role::Voter,
+                role: Role::BrokerAndController,
                 port: free_port(),
                 controller: controllers[index],
             };
@@ -539,7 +541,7 @@ fn short(jars: &Path) -> Result<Machine> {
     let version = java_version()?;
     let jars_name = jars.file_name().unwrap_or_default().to_string_lossy();
     // Another version of Java cannot read the archive.
-    let name = format!("{jars_name}-classes-{version:016x}");
+    let name = format!("{jars_name}-short-{version:016x}");
     let directory = kept(&name, "an archive of Kafka's classes", |directory| {
         let scratch = Scratch::new("kafka")?;
         let installation = Installation {
@@ -551,15 +553,19 @@ fn short(jars: &Path) -> Result<Machine> {
                 classes: directory.join(CLASSES),
             },
         };
-        LocalKafka::create(installation, Some(scratch), &[])?.stop()
+        let checkpoint = installation.data().join(CHECKPOINT);
+        let mut broker = LocalKafka::create(installation, Some(scratch), &[])?;
+        std::fs::copy(&checkpoint, directory.join(CHECKPOINT))
+            .with_context(|| format!("copying {}", checkpoint.display()))?;
+        broker.stop()
     })?;
-    Ok(Machine::Short {
-        classes: directory.join(CLASSES),
-    })
+    Ok(Machine::Short { directory })
 }
 
-/// The archive in its directory.
+/// The archive in the directory of [`Machine::Short`].
 const CLASSES: &str = "classes.jsa";
+/// The features of a new cluster, there and in the data directory of a node.
+const CHECKPOINT: &str = "bootstrap.checkpoint";
 
 impl Installation {
     /// In this directory, of the version that the tests use.
@@ -582,18 +588,19 @@ impl Installation {
         }
         let file = self.properties_file();
         std::fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
+        let user = self.secured.as_ref().and_then(|secured| match &secured.login {
+            Login::Password { user, password, .. } => Some((user, password)),
+            _ => None,
+        });
+        // What the tool does takes a second of processor time, and is the same for all nodes without users.
+        if let (Machine::Short { directory }, None) = (&self.machine, user) {
+            return self.copy_format(node, cluster, &directory.join(CHECKPOINT));
+        }
         let mut tool = tool_of(&self.jars, &self.machine, "kafka.tools.StorageTool");
         // With a fixed id, clients could not distinguish the clusters of different tests.
         tool.args(["format", "--cluster-id", cluster, "--config"])
             .arg(&file);
-        if node.role == Role::BrokerAndController {
-            tool.arg("--standalone");
-        }
-        if let Some(Secured {
-            login: Login::Password { user, password, .. },
-            ..
-        }) = &self.secured
-        {
+        if let Some((user, password)) = user {
             tool.arg("--add-scram")
                 .arg(format!("SCRAM-SHA-512=[name={user},password={password}]"));
         }
@@ -608,6 +615,21 @@ impl Installation {
             String::from_utf8_lossy(&output.stderr)
         );
         Ok(())
+    }
+
+    fn copy_format(&self, node: Node, cluster: &str, checkpoint: &Path) -> Result<()> {
+        let data = self.data();
+        let (id, directory) = (node.id, cluster_id());
+        let identity = format!("version=1\ncluster.id={cluster}\nnode.id={id}\ndirectory.id={directory}\n");
+        std::fs::create_dir_all(&data)
+            .and_then(|()| std::fs::write(data.join("meta.properties"), identity))
+            .and_then(|()| std::fs::copy(checkpoint, data.join(CHECKPOINT)))
+            .with_context(|| format!("preparing {}", data.display()))?;
+        Ok(())
+    }
+
+    fn data(&self) -> PathBuf {
+        self.directory.join("data")
     }
 
     fn spawn(&self) -> Result<Process> {
@@ -716,11 +738,9 @@ struct Node {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// A broker and the only controller.
+    /// A broker and the only controller, or one of several, which the settings name.
     BrokerAndController,
     Broker,
-    /// A broker and one of several controllers, which the settings name.
-    Voter,
 }
 
 /// So many replicas of everything, of which so many must be in sync, and leadership returns to a broker that was restarted.
@@ -743,19 +763,18 @@ fn properties(directory: &Path, node: Node, settings: &[(&str, &str)]) -> String
     let broker = format!("PLAINTEXT://127.0.0.1:{}", node.port);
     let controller = format!("127.0.0.1:{}", node.controller);
     let (roles, listeners) = match node.role {
-        Role::BrokerAndController | Role::Voter => {
-            ("broker,controller", format!("{broker},CONTROLLER://{controller}"))
-        }
+        Role::BrokerAndController => ("broker,controller", format!("{broker},CONTROLLER://{controller}")),
         Role::Broker => ("broker", broker.clone()),
     };
     let id = node.id.to_string();
-    // The settings of a voter name all controllers.
-    let quorum = (node.role != Role::Voter).then_some(("controller.quorum.bootstrap.servers", &*controller));
+    // The settings of a cluster with several controllers replace it.
+    let voters = format!("1@{controller}");
     let data = directory.join("data").display().to_string();
     let ours: &[(&str, &str)] = &[
         ("process.roles", roles),
         ("node.id", &id),
         ("controller.listener.names", "CONTROLLER"),
+        ("controller.quorum.voters", &voters),
         ("listeners", &listeners),
         ("advertised.listeners", &broker),
         ("inter.broker.listener.name", "PLAINTEXT"),
@@ -794,8 +813,7 @@ fn properties(directory: &Path, node: Node, settings: &[(&str, &str)]) -> String
     let kept = ours
         .iter()
         .filter(|(name, _)| !settings.iter().any(|(other, _)| other == name));
-    kept.chain(&quorum)
-        .chain(settings)
+    kept.chain(settings)
         .fold(String::new(), |mut text, (name, value)| {
             writeln!(text, "{name}={value}").expect("writing to a string cannot fail");
             text
@@ -823,14 +841,14 @@ mod tests {
         assert!(!text.contains("min.insync.replicas=1\n"));
         assert!(text.contains("listeners=PLAINTEXT://127.0.0.1:1,CONTROLLER://127.0.0.1:2\n"));
         assert!(text.contains("log.dirs=/d/data\n"));
-        assert!(text.contains("controller.quorum.bootstrap.servers=127.0.0.1:2\n"));
+        assert!(text.contains("controller.quorum.voters=1@127.0.0.1:2\n"));
     }
 
     #[test]
     fn a_voter_finds_the_other_controllers_by_the_settings_only() {
         let node = Node {
             id: 3,
-            role: Role::Voter,
+            role: Role::BrokerAndController,
             port: 1,
             controller: 2,
         };
@@ -841,7 +859,7 @@ mod tests {
         );
         assert!(text.contains("node.id=3\n") && text.contains("process.roles=broker,controller\n"));
         assert!(text.contains("controller.quorum.voters=1@a:1,3@b:2\n"));
-        assert!(!text.contains("controller.quorum.bootstrap.servers"));
+        assert!(!text.contains("controller.quorum.voters=1@127.0.0.1:2\n"));
     }
 
     #[test]

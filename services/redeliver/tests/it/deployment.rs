@@ -52,6 +52,18 @@ fn the_chart_renders_valid_objects_that_the_programs_accept_and_refuses_mistakes
 }
 
 #[test]
+fn workflows_pass_actionlint() {
+    let root = deploy().parent().unwrap().to_owned();
+    let mut check = Command::new(kube_tools::actionlint().unwrap());
+    // What else is installed does not matter.
+    check.args(["-no-color", "-shellcheck=", "-pyflakes="]);
+    for workflow in ["ci", "release"] {
+        check.arg(root.join(format!(".github/workflows/{workflow}.yml")));
+    }
+    run(check.current_dir(root)).unwrap();
+}
+
+#[test]
 fn alerts_fire_and_stay_silent_as_their_tests_say() {
     let promtool = |arguments: &[&str]| {
         run(Command::new("promtool")
