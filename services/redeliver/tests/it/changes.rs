@@ -361,6 +361,7 @@ fn each_call_is_answered_and_each_change_is_for_operators_only_and_audited(name:
 }
 
 #[test]
+#[ignore = "long"]
 fn a_python_client_generated_from_the_schemas_makes_each_call() {
     each_call_is_answered_and_each_change_is_for_operators_only_and_audited("changes-python", Client::Python);
 }

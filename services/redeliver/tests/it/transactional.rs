@@ -389,6 +389,7 @@ fn a_python_program_that_is_killed_in_a_transaction_has_written_nothing() {
 }
 
 #[test]
+#[ignore = "long"]
 fn a_java_program_that_is_killed_in_a_transaction_has_written_nothing() {
     a_killed_program_has_written_nothing(Java);
 }

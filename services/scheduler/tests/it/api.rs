@@ -51,7 +51,7 @@ async fn only_record(server: &Server, topic: &str) -> Record {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_can_be_managed_over_rest() {
-    let server = Server::start().ready();
+    let server = Server::start();
     let job = r#"{"appName":"sms","delay":"1h","idempotencyKey":"k-1","requestId":"r-1","key":"kk",
                   "priority":"high","headers":{"h":"v"},"expireAfter":"5m","jobData":{"a": 1.50}}"#;
     let scheduled = server.json(Method::POST, "/v1/jobs", job).await.is(201);
@@ -133,7 +133,7 @@ async fn a_job_can_be_managed_over_rest() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_can_be_managed_over_grpc() {
-    let server = Server::start().ready();
+    let server = Server::start();
     let mut client = server.grpc().await;
     let spec = v1::JobSpec {
         app: "sms".to_owned(),
@@ -384,7 +384,7 @@ async fn invalid_requests_are_rejected_at_once_and_never_reach_kafka() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_token_only_probes_work() {
-    let server = Server::start_with(|builder| builder.set("scheduler.token_file", "{dir}/token")).ready();
+    let server = Server::start_with(|builder| builder.set("scheduler.token_file", "{dir}/token"));
     server
         .get("/v1/stats")
         .await

@@ -196,6 +196,7 @@ fn frozen_schedulers_resume(name: &str, static_membership: &str) {
 }
 
 #[test]
+#[ignore = "long"]
 fn a_frozen_scheduler_writes_nothing_after_another_one_has_taken_over() {
     frozen_schedulers_resume("frozen", "true");
 }
@@ -292,6 +293,7 @@ fn empty_redis(setup: EnvBuilder, volume: Volume) {
 }
 
 #[test]
+#[ignore = "long"]
 fn a_redis_that_restarts_or_is_restored_from_an_older_copy_loses_and_duplicates_nothing() {
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("dump");

@@ -15,8 +15,7 @@ async fn an_application_is_paused_limited_and_reset() {
         builder
             .set("scheduler.apps.sms.rate", "50")
             .set("scheduler.apps.free.topic", "{name}-free")
-    })
-    .ready();
+    });
     let post = async |verb: &str, body: &str| {
         server
             .json(Method::POST, &format!("{CONTROL}:{verb}"), body)
@@ -107,8 +106,7 @@ async fn a_caller_controls_only_the_applications_of_its_scopes_and_not_those_who
     let server = Server::start_prepared(
         |builder| builder.set("scheduler.auth.tokens_file", "{dir}/tokens"),
         |directory| write_tokens(&directory.join("tokens"), &entries),
-    )
-    .ready();
+    );
     let call = async |token: &NewToken, method: Method, path: &str| {
         let request = with_json(server.request(method, path), "");
         send(request.bearer_auth(&token.token)).await

@@ -34,7 +34,7 @@ async fn next(watch: &mut Streaming<HealthCheckResponse>) -> Option<ServingStatu
 async fn grpc_health_is_the_readiness_of_the_process() {
     let mut redis = LocalRedis::start().unwrap();
     redis.stop().unwrap();
-    let mut server = Server::start_with(|builder| builder.redis(redis.url()));
+    let mut server = Server::starting(|builder| builder.redis(redis.url()), |_| {});
     for service in ["", SERVICE] {
         let mut watch = watch(&server, service).await;
         assert_eq!(next(&mut watch).await, Some(ServingStatus::NotServing));
@@ -71,7 +71,7 @@ async fn grpc_health_is_the_readiness_of_the_process() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_watch_the_health_lock_nobody_out() {
-    let server = Server::start_with(|builder| builder.set("scheduler.limits.connections", "2")).ready();
+    let server = Server::start_with(|builder| builder.set("scheduler.limits.connections", "2"));
     let mut watches = Vec::new();
     for _ in 0..2 {
         let mut watch = watch(&server, "").await;

@@ -58,8 +58,7 @@ async fn a_token_permits_what_its_scopes_say_until_it_is_revoked() {
     let mut server = Server::start_prepared(
         |builder| builder.set("scheduler.auth.tokens_file", "{dir}/tokens"),
         |directory| write_tokens(&directory.join("tokens"), &entries),
-    )
-    .ready();
+    );
     let [all, sms, reader, billing, nothing] = tokens.each_ref().map(|token| token.token.as_str());
 
     let scheduled = schedule(&server, sms).await.is(201);
@@ -238,8 +237,7 @@ async fn a_jwt_of_the_issuer_is_accepted_also_after_its_keys_have_changed() {
             .set("scheduler.auth.jwt.issuer", "https://login.test")
             .set("scheduler.auth.jwt.audience", "redeliver")
             .set("scheduler.auth.jwt.jwks_url", &url)
-    })
-    .ready();
+    });
     let valid = old.sign(&claims("redeliver", now() + 600)).unwrap();
     let scheduled = schedule(&server, &valid).await.is(201);
     assert_eq!(scheduled.text_of("outcome"), "scheduled");
@@ -357,8 +355,7 @@ async fn a_client_certificate_permits_what_the_configuration_says_about_its_name
                 std::fs::write(directory.join(format!("{name}.key")), signed.key).unwrap();
             }
         },
-    )
-    .ready();
+    );
     let directory = server.file("");
     let (jobs, stats) = (server.https("/v1/jobs"), server.https("/v1/stats"));
     let sms = https(&directory, Some("sms"));

@@ -26,7 +26,7 @@ const JOB: &str = r#"{"appName":"sms","delay":"1h","jobData":1}"#;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_beyond_the_quota_of_its_application_is_refused_until_another_one_has_ended() {
-    let server = Server::start_with(|builder| builder.set("scheduler.apps.sms.max_waiting", "3")).ready();
+    let server = Server::start_with(|builder| builder.set("scheduler.apps.sms.max_waiting", "3"));
     // One for each partition: these keys belong to the same one.
     let job = |key: &str| format!(r#"{{"appName":"sms","delay":"1h","jobData":1,"idempotencyKey":"{key}"}}"#);
     let shard = |key: &String| redeliver_kafka::murmur2::shard_of("sms", key, 3);
@@ -57,7 +57,7 @@ async fn answer_to(server: &Server, sent: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_without_authentication_on_loopback_accepts_only_requests_for_this_machine() {
-    let server = Server::start().ready();
+    let server = Server::start();
     let with_host = async |server: &Server, host: &str| {
         send(server.request(Method::GET, "/v1/stats").header("host", host)).await
     };
@@ -89,7 +89,7 @@ async fn a_server_without_authentication_on_loopback_accepts_only_requests_for_t
     assert_eq!(refused.code(), Code::PermissionDenied);
 
     let allowed = "[jobs.example, \"2001:db8:0::a\"]";
-    let chosen = Server::start_with(|builder| builder.set("scheduler.allowed_hosts", allowed)).ready();
+    let chosen = Server::start_with(|builder| builder.set("scheduler.allowed_hosts", allowed));
     with_host(&chosen, "jobs.example:80").await.is(200);
     with_host(&chosen, "[2001:DB8::A]:80").await.is(200);
     with_host(&chosen, "localhost").await.is(421);
@@ -106,8 +106,7 @@ async fn a_server_without_authentication_on_loopback_accepts_only_requests_for_t
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_caller_that_exceeds_its_rate_is_told_when_to_come_back() {
-    let mut server =
-        Server::start_with(|builder| builder.set("scheduler.limits.requests_per_second", "2")).ready();
+    let mut server = Server::start_with(|builder| builder.set("scheduler.limits.requests_per_second", "2"));
     eventually_async("a request is refused", DEADLINE, async || {
         let answer = server.get("/v1/stats").await;
         match answer.status.as_u16() {
@@ -190,8 +189,7 @@ async fn every_route_closes_connections_of_slow_bodies_and_idle_clients() {
     let mut server = Server::start_with(|builder| {
         let builder = builder.set("scheduler.limits.body_timeout", "1s");
         builder.set("scheduler.limits.idle_timeout", "1s")
-    })
-    .ready();
+    });
     let slow = |method: &str, path: &str, kind: &str| {
         format!(
             "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ncontent-length: 100\r\n\r\n\0"
@@ -231,8 +229,6 @@ async fn every_route_closes_connections_of_slow_bodies_and_idle_clients() {
 async fn requests_for_unknown_jobs_share_their_questions_to_kafka() {
     const REQUESTS: usize = 40;
     let mut server = Server::start();
-    // Shards that are taken over have clients of their own.
-    tokio::task::block_in_place(|| server.process().until_ready());
     // Another program writes a record that no index contains, so the index of this shard stays behind.
     let (_, foreign) = super::health::state(&server, 1);
     server.write(&[foreign]).await;
@@ -344,8 +340,7 @@ async fn a_caller_whose_bodies_do_not_arrive_locks_nobody_out() {
                 [("slow", slow, &["jobs:*"]), ("other", other, &["jobs:*"])];
             write_tokens(&directory.join("tokens"), &entries);
         },
-    )
-    .ready();
+    );
     let [slow, other] = tokens.each_ref().map(|token| token.token.as_str());
     let held = hold_memory(&mut server, "127.0.0.1", slow).await;
     let small = async |token: &str| {
@@ -377,7 +372,7 @@ async fn a_caller_whose_bodies_do_not_arrive_locks_nobody_out() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn anonymous_callers_share_the_memory_for_bodies_by_their_addresses() {
-    let mut server = Server::start_with(|builder| builder.set("scheduler.limits.body_timeout", "1h")).ready();
+    let mut server = Server::start_with(|builder| builder.set("scheduler.limits.body_timeout", "1h"));
     let held = hold_memory(&mut server, "127.0.0.2", "").await;
     large_call(&server, None).await.unwrap();
     drop(held);
@@ -421,8 +416,7 @@ async fn clients_without_a_token_lock_nobody_out() {
     let server = Server::start_with(|builder| {
         let builder = builder.set("scheduler.token_file", "{dir}/token");
         builder.set("scheduler.limits.connections", "2")
-    })
-    .ready();
+    });
     let _unread = [
         unread_response(&server, "/v1/openapi.json").await,
         unread_response(&server, "/v1/openapi.json").await,
@@ -518,7 +512,7 @@ async fn a_job_with_an_id_of_the_future_is_found_rescheduled_and_cancelled() {
     let record = state_record(&server, &job);
     let handle = tokio::runtime::Handle::current();
     tokio::task::block_in_place(|| server.restart(|server| handle.block_on(server.write(&[record]))));
-    let server = server.ready();
+    tokio::task::block_in_place(|| server.process().until_ready());
     let path = format!("/v1/jobs/{id}");
     let found = server.get(&path).await.is(200);
     assert_eq!(found.text_of("id"), id.to_string());
@@ -534,7 +528,7 @@ async fn a_job_with_an_id_of_the_future_is_found_rescheduled_and_cancelled() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_command_is_written_for_an_id_of_the_future_that_no_job_has() {
     let redis = LocalRedis::start().unwrap();
-    let server = Server::start_with(|builder| builder.redis(redis.url())).ready();
+    let server = Server::start_with(|builder| builder.redis(redis.url()));
     let path = format!("/v1/jobs/{}", future_id(1));
     let change = async || server.json(Method::PATCH, &path, r#"{"delay":"2h"}"#).await;
     server.get(&path).await.problem(404, "job_unknown", "no such job");

@@ -67,7 +67,7 @@ async fn pages(server: &Server, query: &str) -> Vec<Vec<String>> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_jobs_of_all_shards_are_listed_in_the_order_of_their_due_times() {
-    let server = Server::start_with(two_apps).ready();
+    let server = Server::start_with(two_apps);
     assert_eq!(pages(&server, "").await, [[""; 0]]);
     let sms = schedule(&server, "sms", (0..60).map(|job| job * 2)).await;
     let mail = schedule(&server, "mail", (0..60).map(|job| job * 2 + 1)).await;
@@ -128,7 +128,7 @@ async fn waiting_jobs_of_all_shards_are_listed_in_the_order_of_their_due_times()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_over_grpc_has_the_same_pages_and_tokens_as_over_rest() {
-    let server = Server::start_with(two_apps).ready();
+    let server = Server::start_with(two_apps);
     let sms = schedule(&server, "sms", 0..20).await;
     schedule(&server, "mail", 0..20).await;
     let mut client = server.grpc().await;
@@ -266,7 +266,7 @@ async fn a_list_over_grpc_has_the_same_pages_and_tokens_as_over_rest() {
 async fn no_list_and_no_count_lacks_the_jobs_of_a_shard_that_is_rebuilt() {
     const JOBS: usize = 90;
     let redis = LocalRedis::start().unwrap();
-    let server = Server::start_with(|builder| two_apps(builder.redis(redis.url()))).ready();
+    let server = Server::start_with(|builder| two_apps(builder.redis(redis.url())));
     let raw = Raw::connect(&redis.url()).await;
     let all = schedule(&server, "sms", (0..JOBS).map(|job| i64::try_from(job).unwrap())).await;
     for round in 0..3 {
@@ -310,7 +310,7 @@ async fn no_list_and_no_count_lacks_the_jobs_of_a_shard_that_is_rebuilt() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_is_refused_until_the_index_contains_all_records_and_marks_long_waits() {
-    let mut server = Server::start_with(two_apps).ready();
+    let mut server = Server::start_with(two_apps);
     let mut all = schedule(&server, "sms", 0..20).await;
     // The index of the running scheduler does not contain it.
     let id = JobId::new(at(-1_000_000_000), 1, 7);
@@ -326,7 +326,7 @@ async fn a_list_is_refused_until_the_index_contains_all_records_and_marks_long_w
         answer.problem(503, "index_incomplete", "retry later");
     }
     tokio::task::block_in_place(|| server.restart(|_| {}));
-    let server = server.ready();
+    tokio::task::block_in_place(|| server.process().until_ready());
     let list = server.get("/v1/jobs").await.is(200);
     all.insert(0, id.clone());
     assert_eq!(ids(&list), all);
@@ -350,7 +350,7 @@ async fn a_list_is_refused_until_the_index_contains_all_records_and_marks_long_w
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_and_counts_are_refused_without_redis() {
     let mut redis = LocalRedis::start().unwrap();
-    let server = Server::start_with(|builder| two_apps(builder.redis(redis.url()))).ready();
+    let server = Server::start_with(|builder| two_apps(builder.redis(redis.url())));
     let all = schedule(&server, "sms", 0..30).await;
     redis.stop().unwrap();
     for path in ["/v1/jobs", "/v1/stats"] {

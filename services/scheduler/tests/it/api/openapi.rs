@@ -41,7 +41,7 @@ async fn the_document_contains_each_route_and_status() {
         document["openapi"].as_str().unwrap().starts_with("3.1."),
         "{document}"
     );
-    let server = Server::start().ready();
+    let server = Server::start();
     let paths = document["paths"].as_object().unwrap();
     for (path, item) in paths {
         for method in METHODS {

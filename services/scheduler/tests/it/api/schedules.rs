@@ -163,8 +163,7 @@ async fn a_schedule_can_be_managed_over_rest() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_schedule_is_read_only_from_an_index_that_contains_all_changes() {
-    let mut server = Server::start_with(|builder| builder.partitions(3));
-    tokio::task::block_in_place(|| server.process().until_ready());
+    let server = Server::start_with(|builder| builder.partitions(3));
     let definition = format!("{{{YEARLY},{JOB}}}");
     // Two are in the shard whose index will stay behind, and two are not.
     let ids = |is_behind| {
@@ -643,7 +642,7 @@ async fn what_was_read_over_rest_can_be_written_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_read_is_written_only_if_the_schedule_is_as_it_was() {
-    let server = Server::start().ready();
+    let server = Server::start();
     let path = "/v1/schedules/yearly";
     let definition = format!("{{\"id\":\"yearly\",{YEARLY},{JOB}}}");
     let with = |fields: &str| definition.replacen('{', &format!("{{{fields},"), 1);
@@ -728,7 +727,7 @@ async fn a_schedule_that_cannot_be_read_is_named_and_hides_no_other_one() {
         end
         return damaged";
     let redis = LocalRedis::start().unwrap();
-    let server = Server::start_with(|builder| builder.redis(redis.url())).ready();
+    let server = Server::start_with(|builder| builder.redis(redis.url()));
     for id in ["first", "damaged", "last"] {
         let definition = format!("{{\"id\":\"{id}\",{YEARLY},{JOB}}}");
         post(&server, "/v1/schedules", &definition).await.is(201);

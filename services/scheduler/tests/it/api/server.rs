@@ -51,6 +51,17 @@ impl Server {
         configure: impl FnOnce(EnvBuilder) -> EnvBuilder,
         prepare: impl FnOnce(&Path),
     ) -> Self {
+        let mut server = Self::starting(configure, prepare);
+        // Before that, nothing has an outcome, and a busy machine may need longer than a command waits.
+        tokio::task::block_in_place(|| server.process.until_ready());
+        server
+    }
+
+    /// As [`Server::start_prepared`], but maybe without an index yet.
+    pub(crate) fn starting(
+        configure: impl FnOnce(EnvBuilder) -> EnvBuilder,
+        prepare: impl FnOnce(&Path),
+    ) -> Self {
         let builder = EnvBuilder::new("api").partitions(3).creates_topics();
         let env = configure(builder.scheduler(&[("sms", "{name}-sms")])).build();
         std::fs::write(env.directory().join("token"), "s3cret\n").unwrap();
@@ -63,12 +74,6 @@ impl Server {
             env,
             process,
         }
-    }
-
-    /// Waits until all shards have their index. Before that, the server answers what needs no index.
-    pub(crate) fn ready(mut self) -> Self {
-        tokio::task::block_in_place(|| self.process.until_ready());
-        self
     }
 
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
