@@ -344,7 +344,7 @@ impl Transactions {
             otel.status_code = Empty,
             "error.type" = Empty,
             "messaging.system" = "kafka",
-            "messaging.batch.message_count" = outputs.len(),
+            "messaging.batch.message_count" = i64::try_from(outputs.len()).unwrap_or(i64::MAX),
             "redeliver.transactional_id" = self.id,
         );
         let _entered = span.enter();

@@ -25,6 +25,7 @@ use tracing::Level;
 pub use tracing_opentelemetry::OpenTelemetrySpanExt;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt};
 
@@ -99,7 +100,7 @@ pub fn init(config: &TelemetryConfig, identity: Identity<'_>) -> Result<Telemetr
 pub fn build(
     config: &TelemetryConfig,
     identity: Identity<'_>,
-) -> Result<(impl tracing::Subscriber + Send + Sync + use<>, TelemetryGuard), TelemetryError> {
+) -> Result<(Box<dyn tracing::Subscriber + Send + Sync>, TelemetryGuard), TelemetryError> {
     let rust_log = std::env::var("RUST_LOG")
         .ok()
         .filter(|directives| !directives.trim().is_empty());
@@ -163,17 +164,13 @@ fn filter(origin: &'static str, directives: &str) -> Result<EnvFilter, Telemetry
 }
 
 /// Spans are not part of log lines, except for the ids of the current one.
-fn subscriber<W>(
-    format: LogFormat,
-    filter: EnvFilter,
-    writer: W,
-    provider: Option<&SdkTracerProvider>,
-) -> impl tracing::Subscriber + Send + Sync + use<W>
+fn lines<S, W>(format: LogFormat, writer: W) -> Box<dyn Layer<S> + Send + Sync>
 where
+    S: tracing::Subscriber + for<'s> LookupSpan<'s>,
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
     let lines = tracing_subscriber::fmt::layer();
-    let lines = match format {
+    match format {
         LogFormat::Text if io::stderr().is_terminal() => lines
             .with_writer(Safe(writer, safe_colored_text, text_ids))
             .with_ansi(true)
@@ -189,23 +186,40 @@ where
             .with_current_span(false)
             .with_span_list(false)
             .boxed(),
-    };
+    }
+}
+
+fn subscriber<W>(
+    format: LogFormat,
+    filter: EnvFilter,
+    writer: W,
+    provider: Option<&SdkTracerProvider>,
+) -> Box<dyn tracing::Subscriber + Send + Sync>
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
     let no_spans = format!("{TRACE_TARGET}=off").parse();
     let filter = filter.add_directive(no_spans.expect("a target and a level"));
-    let mut layers = vec![lines.with_filter(filter).boxed()];
-    layers.extend(provider.map(|provider| {
-        tracing_opentelemetry::layer()
-            .with_tracer(provider.tracer(SCOPE))
-            .with_level(false)
-            .with_location(false)
-            .with_target(false)
-            .with_threads(false)
-            .with_tracked_inactivity(false)
-            .with_filter(Targets::new().with_target(TRACE_TARGET, Level::INFO))
-            .boxed()
-    }));
-    // Not an `Option` of a layer: `None` counts as interested in all spans, if other layers have filters of their own.
-    tracing_subscriber::registry().with(layers)
+    let Some(provider) = provider else {
+        // One filter for all: with a filter per layer, a span that all of them reject can still be created.
+        return Box::new(
+            tracing_subscriber::registry()
+                .with(filter)
+                .with(lines(format, writer)),
+        );
+    };
+    let spans = tracing_opentelemetry::layer()
+        .with_tracer(provider.tracer(SCOPE))
+        .with_level(false)
+        .with_location(false)
+        .with_target(false)
+        .with_threads(false)
+        .with_tracked_inactivity(false);
+    Box::new(
+        tracing_subscriber::registry()
+            .with(lines(format, writer).with_filter(filter))
+            .with(spans.with_filter(Targets::new().with_target(TRACE_TARGET, Level::INFO))),
+    )
 }
 
 /// Writes lines without characters that a terminal obeys, and with the ids of the current span. The layer writes each line at once, in the
@@ -261,10 +275,12 @@ fn safe_colored_text(line: &str) -> String {
 }
 
 fn json_ids(line: &mut String, span: &SpanContext) {
-    line.truncate(line.trim_end_matches('\n').len().saturating_sub(1));
+    // The layer writes text if it cannot format an event.
+    let Some(fields) = line.trim_end().strip_suffix('}') else {
+        return;
+    };
     let (trace_id, span_id) = (span.trace_id(), span.span_id());
-    line.push_str(&format!(r#","trace_id":"{trace_id}","span_id":"{span_id}"}}"#));
-    line.push('\n');
+    *line = format!("{fields},\"trace_id\":\"{trace_id}\",\"span_id\":\"{span_id}\"}}\n");
 }
 
 fn text_ids(line: &mut String, span: &SpanContext) {
@@ -304,7 +320,7 @@ fn flush(provider: &SdkTracerProvider) {
 /// Whether spans are created. Check it before work that only a span needs, such as parsing a parent from headers.
 #[must_use]
 pub fn is_tracing() -> bool {
-    tracing::enabled!(target: TRACE_TARGET, Level::INFO)
+    WAITS.get().is_some()
 }
 
 /// The trace context headers of a span, which begins its export. `None` if tracing is disabled: a record keeps its own headers then.
@@ -320,6 +336,14 @@ pub fn set_parent(span: &tracing::Span, parent: Option<Context>) {
     {
         tracing::warn!(%error, "cannot continue a trace");
     }
+}
+
+/// How many spans a span links to, at most; further ones are left out.
+pub const MAX_LINKS: usize = 128;
+
+/// Marks a span as successful, also if it was marked as failed.
+pub fn succeed(span: &tracing::Span) {
+    span.set_status(Status::Ok);
 }
 
 /// Marks a span as failed. The description must not contain payloads or secrets.
@@ -486,9 +510,14 @@ mod tests {
 
     #[test]
     fn spans_are_disabled_without_endpoint() {
-        written(LogFormat::Text, "trace", || {
-            let span = tracing::info_span!(target: TRACE_TARGET, "attempt");
-            assert!(span.is_disabled() && !is_tracing() && trace(&span).is_none());
-        });
+        // The second one depends on fields of spans.
+        for level in ["trace", "info,[x]=debug"] {
+            let lines = written(LogFormat::Text, level, || {
+                let span = tracing::info_span!(target: TRACE_TARGET, "attempt");
+                assert!(span.is_disabled() && !is_tracing() && trace(&span).is_none());
+                tracing::info!("not lost");
+            });
+            assert!(lines.contains("not lost"), "{lines}");
+        }
     }
 }

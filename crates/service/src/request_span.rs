@@ -2,10 +2,12 @@
 //!
 //! Names follow the semantic conventions of OpenTelemetry for HTTP servers
 //! (<https://opentelemetry.io/docs/specs/semconv/http/http-spans/>) and for gRPC
-//! (<https://opentelemetry.io/docs/specs/semconv/rpc/grpc/>). A span ends with the head of its response, also of a stream.
+//! (<https://opentelemetry.io/docs/specs/semconv/rpc/grpc/>). A span ends with the head of its response, where a gRPC call has a status only if it
+//! fails before its first message.
 
 use axum::extract::{MatchedPath, Request};
 use axum::response::Response;
+use http::StatusCode;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
 use redeliver_core::headers::{TRACEPARENT, TRACESTATE};
@@ -21,7 +23,7 @@ const OTHER: &str = "_OTHER";
 /// The maximum length of the name of a gRPC method, in bytes.
 const MAX_METHOD: usize = 64;
 
-/// Answers a request within its span.
+/// Answers a request of a caller that has authenticated within its span: others do not decide which traces are sampled.
 pub(crate) async fn traced<F>(mut request: Request, answer: impl FnOnce(Request) -> F) -> Response
 where
     F: Future<Output = Response>,
@@ -34,12 +36,12 @@ where
     telemetry::set_parent(&span, span_context(&trace_headers(request.headers())));
     continue_trace(request.headers_mut(), &span);
     let response = answer(request).instrument(span.clone()).await;
-    if is_grpc {
-        let status = response.headers().get("grpc-status");
-        let code = status.and_then(|status| status.to_str().ok()?.parse().ok());
-        end_rpc(&span, code.unwrap_or(0));
-    } else {
+    if !is_grpc || response.status() != StatusCode::OK {
         end_http(&span, response.status().as_u16());
+    } else if let Some(status) = response.headers().get("grpc-status")
+        && let Some(code) = status.to_str().ok().and_then(|code| code.parse().ok())
+    {
+        end_rpc(&span, code);
     }
     response
 }
@@ -88,23 +90,33 @@ fn rpc(request: &Request) -> Span {
 
 /// The caller's trace context. It is validated where it is used.
 fn trace_headers(headers: &HeaderMap) -> Headers {
-    let of = |name: &'static str| {
-        headers
-            .get_all(name)
-            .iter()
-            .map(move |value| (name, Some(value.as_bytes())))
-    };
-    of(TRACEPARENT).chain(of(TRACESTATE)).collect()
+    let parents = headers.get_all(TRACEPARENT).iter();
+    let mut own: Headers = parents
+        .map(|value| (TRACEPARENT, Some(value.as_bytes())))
+        .collect();
+    let states: Vec<&[u8]> = headers
+        .get_all(TRACESTATE)
+        .iter()
+        .map(HeaderValue::as_bytes)
+        .collect();
+    if !states.is_empty() {
+        own.push(TRACESTATE, Some(&states.join(&b',')));
+    }
+    own
 }
 
 /// Replaces the caller's trace context by that of the span.
 fn continue_trace(headers: &mut HeaderMap, span: &Span) {
-    let trace = telemetry::trace(span);
-    let parent = trace.as_ref().map(|trace| trace.traceparent.as_str());
-    let state = trace.as_ref().and_then(|trace| trace.tracestate.as_deref());
-    for (name, value) in [(TRACEPARENT, parent), (TRACESTATE, state)] {
+    let Some(trace) = telemetry::trace(span) else {
+        return;
+    };
+    let values = [
+        (TRACEPARENT, Some(trace.traceparent)),
+        (TRACESTATE, trace.tracestate),
+    ];
+    for (name, value) in values {
         headers.remove(name);
-        if let Some(value) = value.and_then(|value| HeaderValue::from_str(value).ok()) {
+        if let Some(value) = value.and_then(|value| HeaderValue::try_from(value).ok()) {
             headers.insert(HeaderName::from_static(name), value);
         }
     }

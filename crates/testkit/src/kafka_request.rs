@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::eventually::eventually;
+
 const METADATA: i16 = 3;
 const DELETE_TOPICS: i16 = 20;
 const DELETE_RECORDS: i16 = 21;
@@ -16,10 +18,10 @@ const ALTER_CONFIGS: i16 = 33;
 const CREATE_PARTITIONS: i16 = 37;
 const TIMEOUT: i32 = 20_000;
 
-/// Deletes a topic.
+/// Deletes a topic. The first broker does not know it any more.
 ///
 /// # Panics
-/// If the first broker refuses or does not respond.
+/// If the first broker refuses or does not respond, or if the topic is created again at once.
 #[track_caller]
 pub fn delete_topic(brokers: &str, topic: &str) {
     let mut body = Vec::new();
@@ -31,6 +33,25 @@ pub fn delete_topic(brokers: &str, topic: &str) {
     if let Err(error) = ask(brokers, DELETE_TOPICS, &body, before_error) {
         panic!("deleting topic {topic}: {error:#}");
     }
+    // The answer is the controller's; the broker follows.
+    eventually("the topic is gone", Duration::from_secs(60), || {
+        let names = topics(brokers).map_err(|error| format!("{error:#}"))?;
+        if names.iter().any(|name| name == topic) {
+            return Err(topic.to_owned());
+        }
+        Ok(())
+    });
+}
+
+/// The names of all topics.
+fn topics(brokers: &str) -> Result<Vec<String>> {
+    let mut all = Vec::new();
+    // All topics, none of which is created.
+    all.extend((-1_i32).to_be_bytes());
+    all.push(0);
+    let answer = exchange(brokers, METADATA, 4, &all)?;
+    let names = topic_names(&answer).context("reading the topics of an answer")?;
+    Ok(names.into_iter().map(str::to_owned).collect())
 }
 
 /// Deletes the topics whose names contain this [unique](crate::unique()) name.
@@ -38,13 +59,8 @@ pub fn delete_topic(brokers: &str, topic: &str) {
 /// # Errors
 /// If the first broker refuses or does not respond.
 pub fn delete_topics_with(brokers: &str, unique: &str) -> Result<()> {
-    let mut all = Vec::new();
-    // All topics, none of which is created.
-    all.extend((-1_i32).to_be_bytes());
-    all.push(0);
-    let answer = exchange(brokers, METADATA, 4, &all)?;
-    let names = topic_names(&answer).context("reading the topics of an answer")?;
-    let names: Vec<&str> = names.into_iter().filter(|name| contains(name, unique)).collect();
+    let mut names = topics(brokers)?;
+    names.retain(|name| contains(name, unique));
     if names.is_empty() {
         return Ok(());
     }

@@ -26,6 +26,7 @@ use crate::certificates::Signed;
 use crate::daemon::Daemon;
 use crate::hash::stable_hash;
 use crate::kept::kept;
+use crate::languages::run;
 use crate::process::Process;
 use crate::scratch::Scratch;
 use crate::unique::random;
@@ -541,11 +542,11 @@ fn short(jars: &Path) -> Result<Machine> {
     let version = java_version()?;
     let jars_name = jars.file_name().unwrap_or_default().to_string_lossy();
     // Another version of Java cannot read the archive.
-    let name = format!("{jars_name}-short-{version:016x}");
+    let name = format!("{jars_name}-node-{version:016x}");
     let directory = kept(&name, "an archive of Kafka's classes", |directory| {
         let scratch = Scratch::new("kafka")?;
-        let installation = Installation {
-            directory: scratch.path().to_owned(),
+        let recording = |place: PathBuf| Installation {
+            directory: place,
             jars: jars.to_owned(),
             own_group: false,
             secured: None,
@@ -553,19 +554,26 @@ fn short(jars: &Path) -> Result<Machine> {
                 classes: directory.join(CLASSES),
             },
         };
-        let checkpoint = installation.data().join(CHECKPOINT);
-        let mut broker = LocalKafka::create(installation, Some(scratch), &[])?;
-        std::fs::copy(&checkpoint, directory.join(CHECKPOINT))
-            .with_context(|| format!("copying {}", checkpoint.display()))?;
-        broker.stop()
+        // Before its first start, a node's data directory depends only on the version.
+        let formatted = directory.join(FORMATTED);
+        std::fs::create_dir(&formatted).with_context(|| format!("creating {}", formatted.display()))?;
+        let node = Node {
+            id: 1,
+            role: Role::BrokerAndController,
+            port: 1,
+            controller: 2,
+        };
+        recording(formatted).format(node, &cluster_id(), &[])?;
+        // Replaces the archive of the tool that formats.
+        LocalKafka::create(recording(scratch.path().to_owned()), Some(scratch), &[])?.stop()
     })?;
     Ok(Machine::Short { directory })
 }
 
 /// The archive in the directory of [`Machine::Short`].
 const CLASSES: &str = "classes.jsa";
-/// The features of a new cluster, there and in the data directory of a node.
-const CHECKPOINT: &str = "bootstrap.checkpoint";
+/// A formatted node, there.
+const FORMATTED: &str = "formatted";
 
 impl Installation {
     /// In this directory, of the version that the tests use.
@@ -592,9 +600,9 @@ impl Installation {
             Login::Password { user, password, .. } => Some((user, password)),
             _ => None,
         });
-        // What the tool does takes a second of processor time, and is the same for all nodes without users.
+        // A copy of what the tool writes saves a second of processor time per node.
         if let (Machine::Short { directory }, None) = (&self.machine, user) {
-            return self.copy_format(node, cluster, &directory.join(CHECKPOINT));
+            return self.copy_format(node, cluster, &directory.join(FORMATTED));
         }
         let mut tool = tool_of(&self.jars, &self.machine, "kafka.tools.StorageTool");
         // With a fixed id, clients could not distinguish the clusters of different tests.
@@ -617,15 +625,15 @@ impl Installation {
         Ok(())
     }
 
-    fn copy_format(&self, node: Node, cluster: &str, checkpoint: &Path) -> Result<()> {
-        let data = self.data();
+    fn copy_format(&self, node: Node, cluster: &str, formatted: &Path) -> Result<()> {
+        run(Command::new("cp")
+            .arg("-r")
+            .arg(formatted.join("data"))
+            .arg(self.data()))?;
         let (id, directory) = (node.id, cluster_id());
         let identity = format!("version=1\ncluster.id={cluster}\nnode.id={id}\ndirectory.id={directory}\n");
-        std::fs::create_dir_all(&data)
-            .and_then(|()| std::fs::write(data.join("meta.properties"), identity))
-            .and_then(|()| std::fs::copy(checkpoint, data.join(CHECKPOINT)))
-            .with_context(|| format!("preparing {}", data.display()))?;
-        Ok(())
+        let file = self.data().join("meta.properties");
+        std::fs::write(&file, identity).with_context(|| format!("writing {}", file.display()))
     }
 
     fn data(&self) -> PathBuf {

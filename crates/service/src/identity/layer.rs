@@ -22,17 +22,13 @@ pub struct Authentication {
 }
 
 /// Adds the [`Identity`](super::Identity) of the caller and its [`Access`] to the extensions of each request, which protects its
-/// connection from being replaced from then on ([`Protection`]). Counts and logs refused requests, and records a span of each one. For
+/// connection from being replaced from then on ([`Protection`]). Counts and logs refused requests; the others have spans. For
 /// [`from_fn_with_state`](axum::middleware::from_fn_with_state).
 pub async fn authenticate(
     State(authentication): State<Authentication>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
-    traced(request, |request| authenticated(authentication, request, next)).await
-}
-
-async fn authenticated(authentication: Authentication, mut request: Request, next: Next) -> Response {
     let Authentication {
         authenticator,
         required,
@@ -46,7 +42,7 @@ async fn authenticated(authentication: Authentication, mut request: Request, nex
             }
             request.extensions_mut().insert(identity);
             request.extensions_mut().insert(access);
-            next.run(request).await
+            traced(request, |request| next.run(request)).await
         }
         Err(refusal) => refuse(&refusal),
     }

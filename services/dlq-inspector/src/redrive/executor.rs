@@ -13,7 +13,7 @@ use bytes::Bytes;
 use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Clock, Output, Record, TRACE_TARGET, Timestamp};
 use redeliver_kafka::{AssignmentId, FollowUp, Processor, Refused, TransactionBatch};
-use redeliver_runtime::telemetry::{self, OpenTelemetrySpanExt as _, TraceContextExt as _};
+use redeliver_runtime::telemetry::{self, MAX_LINKS, OpenTelemetrySpanExt as _, TraceContextExt as _};
 use redeliver_runtime::trace_context::span_context;
 use redeliver_service::audit::AuditLog;
 use tracing::{Span, info_span};
@@ -115,14 +115,15 @@ fn redrive_span(id: &str, records: &[Output]) -> Span {
         "redrive",
         otel.kind = "producer",
         "messaging.system" = "kafka",
-        "messaging.batch.message_count" = records.len(),
+        "messaging.batch.message_count" = i64::try_from(records.len()).unwrap_or(i64::MAX),
         "redeliver.redrive" = id,
     );
     if !span.is_disabled() {
-        for record in records {
-            if let Some(trace) = span_context(&record.headers) {
-                span.add_link(trace.span().span_context().clone());
-            }
+        // Unless the transaction is committed.
+        telemetry::fail(&span, "");
+        let traces = records.iter().filter_map(|record| span_context(&record.headers));
+        for trace in traces.take(MAX_LINKS) {
+            span.add_link(trace.span().span_context().clone());
         }
     }
     span
@@ -313,7 +314,6 @@ impl Executor {
     /// A step was not written.
     fn give_back(&mut self, writing: &Writing, reason: Option<&str>, now: Timestamp) {
         let Step { job, problem, .. } = &writing.step;
-        telemetry::fail(&writing.span, "");
         let id = job.spec().id.clone();
         // Where a problem cannot be written, another one cannot either.
         let reason = reason.filter(|_| problem.is_empty());
@@ -648,11 +648,13 @@ impl Processor for Executor {
             step,
             written,
             outcomes,
+            span,
             ..
         }) = self.writing.take()
         else {
             return;
         };
+        telemetry::succeed(&span);
         let id = &step.job.spec().id;
         if let Some(jobs) = &mut self.jobs {
             let outcomes = std::mem::take(&mut *outcomes.lock().unwrap_or_else(PoisonError::into_inner));

@@ -552,6 +552,12 @@ fn redrives_link_traces_of_records() {
         .collect();
     linked.sort();
     assert_eq!(linked, traces);
+    // OK
+    let statuses = spans
+        .iter()
+        .filter(|span| span.span.name == "redrive")
+        .map(|span| span.span.status.as_ref().unwrap().code);
+    assert!(statuses.into_iter().all(|code| code == 1), "{spans:#?}");
     // The attempts after the redrive belong to the traces of the first ones.
     let attempts = spans
         .iter()
@@ -561,18 +567,20 @@ fn redrives_link_traces_of_records() {
         .iter()
         .find(|span| span.attribute("rpc.service") == Some("redeliver.v1.RedriveService"));
     let call = call.unwrap();
-    assert_eq!(call.number("rpc.grpc.status_code"), Some(0), "{call:#?}");
+    assert_eq!(call.attribute("error.type"), None, "{call:#?}");
     for service in ["enricher", "dlq-inspector"] {
         let is_own = |span: &&ReceivedSpan| span.resource("service.name") == Some(service);
         let transaction = spans
             .iter()
             .filter(is_own)
             .find(|span| span.span.name == "transaction");
+        let transaction = transaction.unwrap();
         assert!(
-            transaction
-                .unwrap()
-                .attribute("redeliver.transactional_id")
-                .is_some(),
+            transaction.attribute("redeliver.transactional_id").is_some(),
+            "{transaction:#?}"
+        );
+        assert!(
+            transaction.number("messaging.batch.message_count").is_some(),
             "{transaction:#?}"
         );
     }

@@ -145,6 +145,11 @@ impl<'a> Completeness<'a> {
         }
     }
 
+    /// Whether the request may not ask Kafka any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.wait.is_over()
+    }
+
     pub(super) async fn check(
         &mut self,
         state: &impl StatePartition,

@@ -53,8 +53,10 @@ use crate::request::{
 
 /// How long to wait for an outcome.
 pub(super) const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a lookup waits for an entry that was requested recently and that a complete index does not contain.
+/// How long a lookup waits for an entry that was requested recently, once a complete index does not contain it.
 const RECENT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The longest time between two lookups.
+const LONGEST_INTERVAL: Duration = Duration::from_millis(200);
 /// A job that was requested within this time may not be in the index yet.
 const RECENT: Duration = Duration::from_secs(5);
 /// An id that is further ahead is usually not that of a job: from version 4.0 on, Kafka refuses records whose timestamps are further in the
@@ -622,6 +624,7 @@ where
     F: Future<Output = Result<Found<T>, RequestError>>,
 {
     let started = Instant::now();
+    let (mut complete_since, mut interval) = (None, completeness::INTERVAL);
     loop {
         let (error, may_appear, hidden) = match look_up().await {
             Ok(Found {
@@ -630,7 +633,10 @@ where
             Ok(Found { applied, entry }) => {
                 let hidden = entry.map(Box::new);
                 match completeness.check(state, applied).await {
-                    Ok(true) => (unknown(), is_recent, hidden),
+                    Ok(true) => {
+                        complete_since.get_or_insert_with(Instant::now);
+                        (unknown(), is_recent, hidden)
+                    }
                     Ok(false) => (RequestError::IndexIncomplete, true, hidden),
                     Err(error) => {
                         tracing::warn!(
@@ -645,14 +651,17 @@ where
             Err(RequestError::IndexIncomplete) => (RequestError::IndexIncomplete, true, None),
             Err(error) => (error, false, None),
         };
-        let patience = match error {
-            RequestError::IndexIncomplete => completeness::TIMEOUT,
-            _ => RECENT_TIMEOUT,
+        let is_over = match (&error, complete_since) {
+            (RequestError::IndexIncomplete, _) | (_, None) => {
+                started.elapsed() >= completeness::TIMEOUT || completeness.is_over()
+            }
+            (_, Some(since)) => since.elapsed() >= RECENT_TIMEOUT,
         };
-        if !may_appear || started.elapsed() >= patience {
+        if !may_appear || is_over {
             return Err((error, hidden));
         }
-        tokio::time::sleep(completeness::INTERVAL).await;
+        tokio::time::sleep(interval).await;
+        interval = (interval * 2).min(LONGEST_INTERVAL);
     }
 }
 
@@ -722,6 +731,37 @@ mod tests {
             let (own, result) = lookups(is_recent, Some("own"), &COMPLETE).await;
             assert_eq!((own, result.is_ok()), (1, true));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn recent_jobs_appear_after_shards_move() {
+        let began = Instant::now();
+        let wait = KafkaWait::new();
+        let unknown = || RequestError::UnknownJob(None);
+        let completeness = Completeness::within(&wait);
+        let found = look_up_until_known(
+            unknown,
+            true,
+            |_: &u8| true,
+            &COMPLETE,
+            completeness,
+            || {
+                let after = began.elapsed().as_millis();
+                ready(match after {
+                    // The next owner has no index, and then none of what it has yet to read.
+                    0..3_000 => Err(RequestError::IndexIncomplete),
+                    3_000..3_700 => Ok(Found {
+                        applied: 5,
+                        entry: None,
+                    }),
+                    _ => Ok(Found {
+                        applied: 5,
+                        entry: Some(1),
+                    }),
+                })
+            },
+        );
+        assert_eq!(found.await.unwrap(), 1);
     }
 
     #[tokio::test(start_paused = true)]
