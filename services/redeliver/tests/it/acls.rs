@@ -45,7 +45,6 @@ fn denied_to(log: &str) -> BTreeSet<String> {
 }
 
 #[test]
-#[ignore = "long"]
 fn every_program_works_with_the_permissions_that_are_rendered_for_it_and_asks_for_no_others() {
     let authority = Authority::new().unwrap();
     let kafka =
