@@ -17,6 +17,7 @@ mod kafka;
 mod lane;
 mod memory;
 mod process;
+mod records;
 mod redis;
 mod relay;
 mod scheduler;

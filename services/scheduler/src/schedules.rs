@@ -17,7 +17,7 @@ use redeliver_recurrence::{
     Recurrence, Schedule, ScheduleId, Timing,
 };
 
-use crate::codec::CodecError;
+use crate::codec::error::CodecError;
 use crate::job::{Job, JobId, JobState, Kind, Payload, Priority, RequestHash};
 use crate::request::{key_hash, shard_of};
 
@@ -45,8 +45,6 @@ pub struct StoredSchedule {
 
 /// When to decide on a schedule that is paused or finished: never. Schedules are listed by this time, so these come last.
 pub(crate) const NEVER: Timestamp = Timestamp::from_millis(253_402_300_799_999);
-/// What the keys of state records of schedules begin with.
-const KEY_PREFIX: &str = "schedule:";
 
 /// Why a record of the state topic cannot be decoded as a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -274,18 +272,6 @@ pub fn shard(id: &str, partitions: i32) -> i32 {
 #[must_use]
 pub fn entry_id(id: &str, shard: i32) -> JobId {
     JobId::of_schedule(shard, key_hash("", id))
-}
-
-/// The key of the state record of a schedule.
-#[must_use]
-pub fn state_key(id: &str) -> String {
-    format!("{KEY_PREFIX}{id}")
-}
-
-/// The id of the schedule whose state record has this key.
-#[must_use]
-pub(crate) fn id_of_key(key: &str) -> Option<ScheduleId> {
-    key.strip_prefix(KEY_PREFIX)?.parse().ok()
 }
 
 /// The entry of a schedule for a shard and its index, from its state record.

@@ -14,7 +14,7 @@ use redeliver_core::{Position, Record};
 use crate::codec::{self, CodecError, RetentionPolicy};
 use crate::index::{Change, Effect};
 use crate::job::JobId;
-use crate::schedules;
+use crate::{schedule_key, schedules};
 
 /// A record that this version does not support.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -67,7 +67,7 @@ pub(crate) fn read(record: &Record, retention: RetentionPolicy) -> Result<Option
             None => Ok(None),
         };
     };
-    let schedule: Option<Arc<str>> = schedules::id_of_key(key).map(|id| id.as_str().into());
+    let schedule: Option<Arc<str>> = schedule_key::id_of_key(key).map(|id| id.as_str().into());
     let id = match &schedule {
         Some(schedule) => Some(schedules::entry_id(schedule, record.position.partition)),
         None => key.parse::<JobId>().ok().filter(|id| !id.is_schedule()),

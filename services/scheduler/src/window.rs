@@ -19,7 +19,7 @@ use redeliver_service::due::Waiting;
 use crate::index::Cursor;
 use crate::job::{Flow, Job, JobId, Kind, Priority};
 use crate::rate::{Rates, SharedBucket};
-use crate::shard::WindowRoom;
+use crate::shard::look_ahead::WindowRoom;
 
 /// How long jobs of high priority may overtake a due job of this priority.
 fn priority_delay(priority: Priority) -> Duration {

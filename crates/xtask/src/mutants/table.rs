@@ -5,6 +5,7 @@
 //! only for what is not visible without Kafka. The process of the test must execute the defect.
 
 use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 
 /// A planted defect.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +31,15 @@ pub(crate) struct Binary {
     /// The directory of the package.
     pub(crate) package: &'static str,
     pub(crate) target: Target,
+}
+
+impl Binary {
+    /// The directory of the package, in which cargo runs its tests.
+    pub(crate) fn directory(self) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../..")
+            .join(self.package)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -8,7 +8,7 @@ use redeliver_kafka::TopicId;
 use redeliver_service::followed::Contents;
 use tempfile::TempDir;
 
-use super::query::read_topic_ids;
+use super::positions::read_topic_ids;
 use super::*;
 use crate::dialect::Facts;
 use crate::filter::{Expr, Restriction, parse};

@@ -6,7 +6,17 @@ use std::ops::Range;
 use redeliver_core::failure::printable;
 use redeliver_runtime::config::Expression;
 
-use super::MASK;
+/// Stands for what is masked.
+pub(crate) const MASK: &str = "<masked>";
+
+/// In lower case, of ASCII letters.
+pub(crate) fn lower_case(name: &str) -> Cow<'_, str> {
+    if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        Cow::Owned(name.to_ascii_lowercase())
+    } else {
+        Cow::Borrowed(name)
+    }
+}
 
 /// A text in which everything that one of the expressions finds is masked. `is_cut`: whether the text may be the beginning of a longer one.
 pub(super) fn mask<'t>(text: &'t str, expressions: &[&Expression], is_cut: bool) -> Cow<'t, str> {

@@ -159,7 +159,8 @@ mod tests {
     use redeliver_core::redrive::REDRIVE_ID;
     use redeliver_core::{Headers, Position};
 
-    use super::super::record::{Candidate, Destinations, Wish};
+    use super::super::job::TargetOptions;
+    use super::super::record::{Candidate, Destinations};
     use super::*;
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
@@ -204,7 +205,7 @@ mod tests {
 
     fn written(edit: v1::RedriveEdit) -> Output {
         let destinations = Destinations::new(&[], &["docs".to_owned()], Vec::new(), 3);
-        let target = destinations.target(Candidate::of(&letter()), &Wish::default());
+        let target = destinations.target(Candidate::of(&letter()), &TargetOptions::default());
         Edit::read(edit)
             .unwrap()
             .redriven(&letter(), &target.unwrap(), "r1", NOW)

@@ -7,7 +7,6 @@ use redeliver_proto::convert::{from_duration, from_timestamp};
 use redeliver_proto::v1;
 use redeliver_service::identity::CallerName;
 
-use super::record::Wish;
 use crate::id::LetterId;
 use crate::ledger::State;
 use crate::letter::{ContentHash, HASH_BYTES};
@@ -133,6 +132,15 @@ pub enum Skip {
     DestinationDenied = 28,
 }
 
+/// What a caller wants of all dead letters of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TargetOptions {
+    /// The destination; empty: that of each dead letter.
+    pub destination: String,
+    /// Whether to redrive what was redriven often.
+    pub force: bool,
+}
+
 /// What became of a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -241,8 +249,8 @@ impl Job {
 
     /// What its caller wants of each dead letter.
     #[must_use]
-    pub fn wish(&self) -> Wish {
-        Wish {
+    pub fn target_options(&self) -> TargetOptions {
+        TargetOptions {
             destination: self.spec().destination.clone(),
             force: self.spec().force,
         }

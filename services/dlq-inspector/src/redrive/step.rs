@@ -120,7 +120,9 @@ impl Context<'_> {
         }
         let restored = (self.restored)(found);
         let found = restored.as_ref().unwrap_or(found);
-        let target = self.destinations.target(Candidate::of(found), &self.job.wish())?;
+        let target = self
+            .destinations
+            .target(Candidate::of(found), &self.job.target_options())?;
         // The configuration may have changed since the plan, for which the caller needed a scope for each destination.
         let mut planned = self.job.spec().destinations.iter();
         if !planned.any(|planned| *planned.topic == *target.topic) {

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use redeliver_core::{Record, Timestamp, mutant};
 use redeliver_proto::v1;
 
-use super::commands::outcome;
 use super::{Shard, Writes};
-use crate::codec::KeyValue;
+use crate::codec::{self, KeyValue};
 use crate::index_messages::Found;
 use crate::job::{Flow, Job, JobState, KeyHash};
 use crate::request::{ConflictPolicy, JobRef, Request, key_hash, request_id_hash};
@@ -143,7 +142,7 @@ impl Shard {
         self.use_key(&new);
         let new = Arc::new(new);
         self.save(new.clone(), now, writes);
-        outcome(v1::Outcome::Replaced, Some(&new), String::new())
+        codec::outcome(v1::Outcome::Replaced, Some(&new), String::new())
     }
 
     /// Takes note that the newest request with a job's idempotency key is that of the job.

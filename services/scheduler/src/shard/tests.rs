@@ -24,9 +24,9 @@ use crate::quota::QUOTA_EXCEEDED;
 use crate::rate::Buckets;
 use crate::refused::{self, Replacement};
 use crate::request::{Rules, key_hash};
-use crate::schedules;
 use crate::topics::{Presence, TopicState, Topics};
 use crate::turns::Turns;
+use crate::{schedule_key, schedules};
 
 mod applications;
 mod full_index;
@@ -513,7 +513,7 @@ impl World {
                     self.end += 1 + i64::from(!wrote && self.has_marker);
                     wrote = true;
                     let key = std::str::from_utf8(output.key.as_deref().unwrap()).unwrap();
-                    let id = match schedules::id_of_key(key) {
+                    let id = match schedule_key::id_of_key(key) {
                         Some(schedule) => schedules::entry_id(schedule.as_str(), 0),
                         None => key.parse().unwrap(),
                     };

@@ -103,7 +103,7 @@ fn the_hours_of_a_trend_are_forgotten_after_a_day() {
 fn many_hours_are_forgotten_bit_by_bit() {
     let mut fixture = Fixture::new();
     let hours = 3_600_000;
-    let slice = i64::try_from(super::removal::SLICE_ROWS).unwrap();
+    let slice = i64::try_from(super::sql::SLICE_ROWS).unwrap();
     let dead = |hour: i64| at(hour * hours, "a-dlq", 0, hour, &[]);
     fixture.put((0..2 * slice + 1).map(dead).collect());
     let mut write = |hour: i64| {

@@ -181,7 +181,7 @@ fn topic_being_removed_has_another_id() {
 #[test]
 fn many_dead_letters_are_removed_in_slices() {
     let mut fixture = Fixture::new();
-    let count = 3 * removal::SLICE_ROWS as i64 + 1;
+    let count = 3 * sql::SLICE_ROWS as i64 + 1;
     fixture.put((0..count).map(|offset| letter("t-dlq", 0, offset, &[])).collect());
     let trim = Change::Trim {
         topic: "t-dlq".into(),
@@ -203,7 +203,7 @@ fn many_dead_letters_are_removed_in_slices() {
         // Answers in between count what is left.
         let counted = fixture.counts("", [0; 3]);
         assert_eq!(counted, fixture.counts("offset >= 0", [0; 3]));
-        let left = usize::try_from((count - slices * removal::SLICE_ROWS as i64).max(0)).unwrap();
+        let left = usize::try_from((count - slices * sql::SLICE_ROWS as i64).max(0)).unwrap();
         assert_eq!(
             fixture.matching("topic = t-dlq AND offset >= 0").len(),
             left.min(1_000)
@@ -255,7 +255,7 @@ fn a_change_that_cancels_another_one_leaves_no_counter_of_a_forgotten_topic() {
 fn changes_of_a_topic_wait_for_its_removal_and_others_do_not() {
     let mut fixture = Fixture::new();
     let now = Timestamp::from_millis(0);
-    let count = 2 * removal::SLICE_ROWS as i64;
+    let count = 2 * sql::SLICE_ROWS as i64;
     fixture.put((0..count).map(|offset| letter("t-dlq", 0, offset, &[])).collect());
     let again = Change::Letters(vec![letter("t-dlq", 0, 7, &[])]);
     let other = Change::Letters(vec![letter("other-dlq", 0, 7, &[])]);
@@ -282,7 +282,7 @@ fn changes_of_a_topic_wait_for_its_removal_and_others_do_not() {
 #[test]
 fn a_removal_continues_after_a_restart() {
     let mut fixture = Fixture::new();
-    let rows = 2 * removal::SLICE_ROWS as i64;
+    let rows = 2 * sql::SLICE_ROWS as i64;
     let position = Change::Position {
         topic: "t-dlq".into(),
         partition: 0,
@@ -316,7 +316,7 @@ fn a_removal_continues_after_a_restart() {
     };
     assert_eq!(progress(&fixture), (1, 1));
     let left = fixture.counts("", [0; 3]);
-    assert_eq!(left[0].1.total, removal::SLICE_ROWS as u64);
+    assert_eq!(left[0].1.total, sql::SLICE_ROWS as u64);
     fixture.apply(&forget);
     assert_eq!(fixture.counts("", [0; 3]), []);
     assert_eq!(progress(&fixture), (0, 0));

@@ -5,6 +5,7 @@ use v1::change_schedule::{self as change, Change as Action};
 
 use super::*;
 use crate::schedules::StoredSchedule;
+use crate::shard::look_ahead::WindowRoom as _;
 
 /// Far less than a clock advances in a run, so that several occurrences can be due at once.
 const INTERVAL: i64 = 1;
