@@ -13,7 +13,7 @@ use crate::oracle::{JobSpec, Report, Sent};
 use crate::requests::{Request, in_millis, now};
 
 /// Jobs that are due at one instant. A debug build would need a minute just to accept 200,000.
-const BURST: usize = if cfg!(debug_assertions) { 20_000 } else { 200_000 };
+const BURST: usize = if cfg!(debug_assertions) { 8_000 } else { 200_000 };
 /// How many requests are written at a time.
 const CHUNK: usize = 10_000;
 /// Jobs of another application that are due meanwhile.
@@ -66,12 +66,12 @@ fn jobs_due_at_one_instant_are_dispatched_once_while_others_stay_on_time() {
     let env = SchedulerEnv::new(
         SchedulerEnv::builder("burst")
             .partitions(4)
-            .set("scheduler.window_bytes", "2684000"),
+            .set("scheduler.window_bytes", "1100000"),
     );
     let _scheduler = env.start("a");
     let began = Instant::now();
     // Late enough for all jobs to be accepted first.
-    let due = in_millis(15_000);
+    let due = in_millis(10_000);
     let mut sent = send_all(&env, BURST, |n| {
         Request::protobuf(JobSpec::new("crawl", format!("job {n} of the burst")).at(due))
     });
@@ -93,7 +93,7 @@ fn jobs_that_are_known_stay_on_time_while_a_backlog_of_another_application_is_re
     let _permit = ChaosPermit::acquire();
     let env = SchedulerEnv::new(SchedulerEnv::builder("backlog").partitions(4));
     let _scheduler = env.start("a");
-    let due = in_millis(15_000);
+    let due = in_millis(6_000);
     let mut sent = env.send(trickle(due));
     let mut watch = env.watch();
     watch.until_known(TRICKLE);

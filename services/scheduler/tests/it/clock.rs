@@ -95,7 +95,7 @@ fn a_step_that_is_undone_dispatches_no_job_early() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("clock-undone").partitions(1));
     // Longer than the test: only undoing the step ends the hold.
     let running = Running::start(&env, HumanDuration::from_secs(3_600));
-    let due = in_millis(5_000);
+    let due = in_millis(3_000);
     env.send(vec![job("before", due)]);
     let mut watch = env.watch();
     watch.until_known(1);
@@ -193,19 +193,19 @@ fn steps_of_two_hours_back_and_forth_dispatch_each_job_once_and_never_early() {
 
 #[test]
 fn a_step_that_lasts_skips_and_repeats_no_occurrence_of_a_schedule() {
-    const STEP: i64 = 8_000;
+    const STEP: i64 = 4_000;
     let env = SchedulerEnv::new(SchedulerEnv::builder("clock-recurring").partitions(2));
     let running = Running::start(&env, HumanDuration::from_secs(1));
     let schedules = EachSecond {
         schedules: 3,
-        occurrences: 20,
+        occurrences: 13,
     };
     schedules.create(&env);
     let mut watch = env.watch();
     schedules.until(&mut watch, 3);
-    for (error, occurrences) in [(STEP, 13), (0, 15)] {
+    for (error, occurrences) in [(STEP, 9), (0, 11)] {
         running.clock.set_error(error);
-        running.until_clock_is("waiting: the wall clock stepped 8.0 s");
+        running.until_clock_is("waiting: the wall clock stepped 4.0 s");
         running.until_clock_is("ready");
         schedules.until(&mut watch, occurrences);
     }

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 /// The first and the last year. Each zone changes its clock at least twice a year.
-const YEARS: (u16, u16) = (2025, 2027);
+const YEARS: (u16, u16) = (2026, 2027);
 /// Lord Howe changes by half an hour, Santiago at midnight, and Casablanca for Ramadan.
 const ZONES: [&str; 5] = [
     "Europe/Berlin",

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::job::Priority;
-use redeliver_core::{Headers, JobId, Timestamp};
+use redeliver_core::{JobId, Timestamp};
 use redeliver_kafka::murmur2::shard_of;
 use redeliver_proto::v1;
 use redeliver_proto::v1::job_command::Command;
@@ -491,49 +491,6 @@ fn until_answered(env: &SchedulerEnv, names: &str, count: usize) {
             Err(format!("{found} of {count}"))
         }
     });
-}
-
-#[test]
-fn due_jobs_are_dispatched_by_priority() {
-    let env = SchedulerEnv::new(setup("priority").partitions(1));
-    let mut scheduler = env.start("a");
-    // More than one turn can dispatch.
-    let due = in_millis(15_000);
-    let priorities = [Priority::Low, Priority::Normal, Priority::High];
-    let jobs = (0..3_000).map(|n| {
-        let spec = JobSpec::new("crawl", format!("{n}")).at(due);
-        Request::protobuf(spec.priority(priorities[n % 3]))
-    });
-    let mut sent = env.send(jobs.collect());
-    let mut watch = env.watch();
-    eventually("all are waiting", crate::env::DEADLINE, || {
-        watch.look_at_state();
-        if watch.seen.state.len() == sent.len() {
-            Ok(())
-        } else {
-            Err(watch.seen.state.len())
-        }
-    });
-    scheduler.kill_9();
-    eventually("they are due", crate::env::DEADLINE, || {
-        if now() > due { Ok(()) } else { Err(now()) }
-    });
-    scheduler.start_again();
-    watch.settle(&mut sent);
-    let mut dispatched: Vec<_> = watch.seen.apps.iter().collect();
-    dispatched.sort_by_key(|record| record.position.offset);
-    let first = |priority: Priority| {
-        let is_it = |headers: &Headers| headers.last("job-priority") == Some(priority.as_str().as_bytes());
-        dispatched
-            .iter()
-            .position(|record| is_it(&record.headers))
-            .unwrap()
-    };
-    // All three were due at the same time, and a job may be overtaken for a second at least.
-    assert_eq!(
-        [Priority::High, Priority::Normal, Priority::Low].map(first),
-        [0, 1_000, 2_000]
-    );
 }
 
 /// Jobs are cancelled at about their due time. If all cancellations of a round are in time, or all are late, the next round

@@ -121,7 +121,7 @@ fn occurrences_are_dispatched_once_each_although_redis_loses_everything() {
     let mut scheduler = env.start("a");
     let schedules = EachSecond {
         schedules: 4,
-        occurrences: 15,
+        occurrences: 11,
     };
     schedules.create(&env);
     let mut watch = env.watch();
@@ -143,7 +143,7 @@ fn occurrences_are_dispatched_once_each_although_the_ingest_topic_grows() {
     let mut scheduler = env.start("a");
     let schedules = EachSecond {
         schedules: 4,
-        occurrences: 12,
+        occurrences: 8,
     };
     schedules.create(&env);
     schedules.until(&mut env.watch(), 3);

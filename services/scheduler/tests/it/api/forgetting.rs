@@ -25,11 +25,11 @@ async fn keys_of_jobs(raw: &Raw) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_ended_job_and_its_key_are_forgotten_for_good() {
+async fn ended_jobs_and_keys_are_forgotten() {
     let redis = LocalRedis::start().unwrap();
     let server = Server::start_with(|builder| {
-        let builder = builder.redis(redis.url()).set("scheduler.keep_ended", "2s");
-        builder.set("scheduler.idempotency_window", "2s")
+        let builder = builder.redis(redis.url()).set("scheduler.keep_ended", "1s");
+        builder.set("scheduler.idempotency_window", "1s")
     });
     let raw = Raw::connect(&redis.url()).await;
     let first = server.json(Method::POST, "/v1/jobs", JOB).await.is(201);
@@ -106,7 +106,7 @@ async fn end_others(server: &Server) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn damage_to_the_index_is_repaired_and_does_not_pass_for_an_unused_key_or_an_unknown_job() {
+async fn damaged_index_is_repaired() {
     let redis = LocalRedis::start().unwrap();
     let server = Server::start_with(|builder| builder.redis(redis.url()));
     let raw = Raw::connect(&redis.url()).await;
@@ -152,7 +152,7 @@ async fn damage_to_the_index_is_repaired_and_does_not_pass_for_an_unused_key_or_
 /// An ended job keeps its record for a minute.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "long"]
-async fn an_ended_job_that_is_no_longer_in_redis_still_uses_its_key() {
+async fn evicted_job_still_uses_its_key() {
     let redis = LocalRedis::start().unwrap();
     let mut server =
         Server::start_with(|builder| builder.redis(redis.url()).set("scheduler.max_ended", "100"));

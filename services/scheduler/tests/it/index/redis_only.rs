@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use fred::prelude::Value;
 use redeliver_kafka::TopicId;
-use redeliver_runtime::config::Url;
 use redeliver_scheduler::index::redis::{ConnectError, RedisIndex};
 use redeliver_scheduler::index::{
-    Batch, Change, Effect, Index, IndexError, Installation, Lookup, MemoryPressure, ShardStats,
+    Batch, Change, Effect, Index, IndexError, Installation, Lookup, MemoryPressure,
 };
 use redeliver_scheduler::job::Flow;
 use redeliver_testkit::{DEADLINE, LocalRedis, eventually_async, redis_url};
@@ -54,36 +53,6 @@ async fn flushed_scripts_are_sent_again() {
 }
 
 #[tokio::test]
-async fn a_flushed_shard_is_a_gap_until_it_is_cleared() {
-    let redis = OwnRedis::connect().await;
-    begin(&redis.index, vec![waits(1, 5)]).await;
-    redis.remove().await;
-    let gap = Err("Gap { found: None, expected: 10 }".to_owned());
-    assert_eq!(apply(&redis.index, 10, 11, vec![waits(2, 5)]).await, gap);
-    let ahead = due_scan(&redis.index, None, at(5), 10, 1000).await.unwrap();
-    assert_eq!((ahead.applied, ahead.rows.len()), (None, 0));
-    redis.index.clear(SHARD, ME).await.unwrap();
-    assert_eq!(
-        apply(&redis.index, 0, 11, vec![waits(1, 5), waits(2, 5)]).await,
-        Ok(())
-    );
-    assert_eq!(all(&redis.index, 10).await, [(5, 1), (5, 2)]);
-    redis.remove().await;
-}
-
-#[tokio::test]
-async fn claim_without_offset_finds_no_checkpoint() {
-    let redis = OwnRedis::connect().await;
-    begin(&redis.index, vec![waits(1, 5)]).await;
-    redis
-        .raw
-        .call(&["HDEL", &redis.key(SHARD, "meta"), "offset"])
-        .await;
-    assert_eq!(redis.index.claim(SHARD, ME).await.unwrap(), None);
-    redis.remove().await;
-}
-
-#[tokio::test]
 async fn an_older_copy_is_recognised_by_its_checkpoint() {
     let redis = OwnRedis::connect().await;
     begin(&redis.index, vec![waits(1, 5), waits(2, 5)]).await;
@@ -113,22 +82,6 @@ async fn an_older_copy_is_recognised_by_its_checkpoint() {
 }
 
 #[tokio::test]
-async fn an_inconsistent_shard_loses_its_checkpoint() {
-    let redis = OwnRedis::connect().await;
-    begin(&redis.index, vec![waits(1, 5), waits(2000, 6)]).await;
-    let bucket = redis.key(SHARD, "job:1");
-    redis.raw.call(&["DEL", &bucket]).await;
-    let ahead = due_scan(&redis.index, None, at(6), 10, 1000).await.unwrap();
-    assert_eq!(
-        (ahead.applied, ahead.rows.len(), ahead.is_complete),
-        (None, 0, true)
-    );
-    let gap = Err("Gap { found: None, expected: 10 }".to_owned());
-    assert_eq!(apply(&redis.index, 10, 11, vec![]).await, gap);
-    redis.remove().await;
-}
-
-#[tokio::test]
 async fn another_format_keeps_its_checkpoint() {
     let redis = OwnRedis::connect().await;
     begin(&redis.index, vec![waits(1, 5)]).await;
@@ -147,141 +100,89 @@ async fn another_format_keeps_its_checkpoint() {
     redis.remove().await;
 }
 
-/// The checkpoint of a shard after one of its keys was deleted.
-async fn without_the_key(name: &str, ask: impl AsyncFn(&RedisIndex) -> Option<i64>) {
+/// The due sets of jobs 1 and 2000.
+const DUE_SETS: [&str; 2] = ["due:1:mail-jobs:mail", "due:1:sms-jobs:sms"];
+
+/// The offset of the index according to a query, or `None` if it lacks something.
+async fn offset_by(query: &str, index: &RedisIndex) -> Option<i64> {
+    let applied = match query {
+        "claim" => index.claim(SHARD, ME).await.unwrap().map(|found| found.applied),
+        // Job 2000 is not part of it.
+        "scan" => due_scan(index, None, at(5), 10, 1000).await.unwrap().applied,
+        "forgettable" => index.forgettable(SHARD, at(0), 10).await.unwrap().0,
+        "lookup" => {
+            let lookups = [Lookup::Job(id(1)), Lookup::Job(id(2000)), Lookup::Job(id(7))];
+            index.look_up(SHARD, &lookups, at(0)).await.unwrap().0
+        }
+        "count" => {
+            let stats = index.stats(SHARD, None, at(0), 1).await.unwrap();
+            assert!(stats.applied.is_some() || stats.scheduled == 0, "{stats:?}");
+            stats.applied
+        }
+        _ => {
+            let nothing_new = batch(9, 10, vec![]);
+            return match index.apply(SHARD, ME, &nothing_new, at(0)).await {
+                Ok(()) => Some(10),
+                Err(IndexError::Gap { found, .. }) => found,
+                Err(error) => panic!("{error}"),
+            };
+        }
+    };
+    applied.map(|applied| applied.offset)
+}
+
+#[tokio::test]
+async fn lost_keys_are_detected() {
+    let [first, second] = DUE_SETS;
     let redis = OwnRedis::connect().await;
-    begin(&redis.index, vec![waits(1, 5), waits(2000, 500), ended(3, 900)]).await;
-    assert_eq!(ask(&redis.index).await, Some(10), "all is there");
-    let key = redis.key(SHARD, name);
-    assert_eq!(redis.raw.call(&["DEL", &key]).await.as_i64(), Some(1), "{name}");
-    assert_eq!(ask(&redis.index).await, None, "without {name}");
-    // After a rebuild, it is as before.
-    begin(&redis.index, vec![waits(1, 5), waits(2000, 500), ended(3, 900)]).await;
-    assert_eq!(ask(&redis.index).await, Some(10), "{name} is there again");
+    let begin = async || begin(&redis.index, vec![waits(1, 5), waits(2000, 500), ended(3, 900)]).await;
+    for (query, of_query) in [
+        ("claim", &[first, second, "recent", "job:0", "job:1"][..]),
+        ("scan", &[first, "job:0"]),
+        ("forgettable", &["recent"]),
+        ("lookup", &["job:1"]),
+        ("count", &[first, second]),
+        ("apply", &["recent"]),
+    ] {
+        for name in ["flows", "sizes", "ended", "buckets", "meta"].iter().chain(of_query) {
+            begin().await;
+            assert_eq!(offset_by(query, &redis.index).await, Some(10), "{query}: all is there");
+            let key = redis.key(SHARD, name);
+            assert_eq!(redis.raw.call(&["DEL", &key]).await.as_i64(), Some(1), "{name}");
+            assert_eq!(offset_by(query, &redis.index).await, None, "{query} without {name}");
+        }
+    }
+    // After a rebuild, all is as before.
+    begin().await;
     assert_eq!(all(&redis.index, 10).await, [(5, 1), (500, 2000)]);
     redis.remove().await;
 }
 
-/// The due sets of jobs 1 and 2000.
-const DUE_SETS: [&str; 2] = ["due:1:mail-jobs:mail", "due:1:sms-jobs:sms"];
-
 #[tokio::test]
-async fn a_claim_detects_lost_keys() {
-    let [first, second] = DUE_SETS;
-    for key in [
-        "flows", "sizes", first, second, "ended", "buckets", "recent", "job:0", "job:1", "meta",
-    ] {
-        without_the_key(key, async |index| {
-            let claimed = index.claim(SHARD, ME).await.unwrap();
-            claimed.map(|claimed| claimed.applied.offset)
-        })
-        .await;
-    }
-}
-
-#[tokio::test]
-async fn a_scan_detects_lost_keys() {
-    // Job 2000 is not part of the query.
-    for key in ["flows", "sizes", DUE_SETS[0], "ended", "buckets", "job:0", "meta"] {
-        without_the_key(key, async |index| {
-            let scan = due_scan(index, None, at(5), 10, 1000).await.unwrap();
-            scan.applied.map(|applied| applied.offset)
-        })
-        .await;
-    }
-}
-
-#[tokio::test]
-async fn forgetting_detects_lost_keys() {
-    for key in ["flows", "sizes", "ended", "buckets", "recent", "meta"] {
-        without_the_key(key, async |index| {
-            let (applied, _) = index.forgettable(SHARD, at(0), 10).await.unwrap();
-            applied.map(|applied| applied.offset)
-        })
-        .await;
-    }
-}
-
-#[tokio::test]
-async fn a_lookup_detects_lost_keys() {
-    for key in ["flows", "sizes", "ended", "buckets", "job:1", "meta"] {
-        without_the_key(key, async |index| {
-            let lookups = [Lookup::Job(id(1)), Lookup::Job(id(2000)), Lookup::Job(id(7))];
-            let (applied, _) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
-            applied.map(|applied| applied.offset)
-        })
-        .await;
-    }
-}
-
-#[tokio::test]
-async fn counting_detects_lost_keys() {
-    let [first, second] = DUE_SETS;
-    for key in ["flows", "sizes", first, second, "ended", "buckets", "meta"] {
-        without_the_key(key, async |index| {
-            let stats = index.stats(SHARD, None, at(0), 1).await.unwrap();
-            if stats.applied.is_none() {
-                assert_eq!(stats, empty_stats(1));
-            }
-            stats.applied.map(|applied| applied.offset)
-        })
-        .await;
-    }
-}
-
-fn empty_stats(minutes: usize) -> ShardStats {
-    ShardStats {
-        per_minute: vec![0; minutes],
-        ..ShardStats::default()
-    }
-}
-
-#[tokio::test]
-async fn a_change_after_lost_keys_is_a_gap() {
-    for key in ["flows", "sizes", "ended", "buckets", "recent", "meta"] {
-        without_the_key(key, async |index| {
-            let nothing_new = batch(9, 10, vec![]);
-            match index.apply(SHARD, ME, &nothing_new, at(0)).await {
-                Ok(()) => Some(10),
-                Err(IndexError::Gap { found, .. }) => found,
-                Err(error) => panic!("{error}"),
-            }
-        })
-        .await;
-    }
-}
-
-#[tokio::test]
-async fn a_change_in_a_flow_whose_due_set_is_lost_is_a_gap() {
+async fn change_beside_lost_keys_is_gap() {
     let [mail, sms] = DUE_SETS;
-    // The last job is forgotten although it has not ended.
-    for (key, change) in [(mail, waits(3, 5)), (mail, ended(1, 5)), (sms, forgotten(4000))] {
+    // Jobs that are forgotten although they have not ended, too.
+    for (lost, change) in [
+        (mail, waits(5, 5)),
+        (mail, ended(1, 5)),
+        (sms, forgotten(4000)),
+        ("job:0", waits(5, 5)),
+        ("job:0", waits(3, 5)),
+        ("job:0", ended(1, 5)),
+        ("job:0", forgotten(3)),
+        ("job:0", forgotten(1)),
+    ] {
         let redis = OwnRedis::connect().await;
-        let jobs = vec![waits(1, 5), waits(2000, 500), waits(4000, 600)];
+        let jobs = vec![waits(1, 5), ended(3, 900), waits(2000, 500), waits(4000, 600)];
         begin(&redis.index, jobs).await;
-        redis.raw.call(&["DEL", &redis.key(SHARD, key)]).await;
+        redis.raw.call(&["DEL", &redis.key(SHARD, lost)]).await;
         let refused = apply(&redis.index, 10, 11, vec![change]).await;
         assert_eq!(
             refused,
             Err("Gap { found: None, expected: 10 }".to_owned()),
-            "{key}"
+            "{lost}"
         );
         assert_eq!(redis.index.claim(SHARD, ME).await.unwrap(), None);
-        redis.remove().await;
-    }
-}
-
-#[tokio::test]
-async fn a_change_of_a_job_next_to_lost_records_is_a_gap() {
-    for change in [waits(5, 5), waits(3, 5), ended(1, 5), forgotten(3), forgotten(1)] {
-        let redis = OwnRedis::connect().await;
-        begin(&redis.index, vec![waits(1, 5), ended(3, 900), waits(2000, 500)]).await;
-        redis.raw.call(&["DEL", &redis.key(SHARD, "job:0")]).await;
-        let refused = apply(&redis.index, 10, 11, vec![change]).await;
-        assert_eq!(refused, Err("Gap { found: None, expected: 10 }".to_owned()));
-        let lookups = [Lookup::Job(id(1))];
-        let (applied, _) = redis.index.look_up(SHARD, &lookups, at(0)).await.unwrap();
-        assert_eq!(applied, None);
         redis.remove().await;
     }
 }
@@ -637,20 +538,6 @@ async fn a_silent_connection_is_replaced() {
 }
 
 #[tokio::test]
-async fn the_index_waits_for_a_redis_that_is_not_running_yet() {
-    let mut local = LocalRedis::start().unwrap();
-    local.stop().unwrap();
-    let config = config(&local.url());
-    let (index, _tasks) = connect(&config).await.unwrap();
-    unavailable(index.claim(SHARD, ME).await).unwrap();
-    local.start_again().unwrap();
-    let claimed = eventually_async("the index answers", DEADLINE, async || {
-        index.claim(SHARD, ME).await
-    });
-    assert_eq!(claimed.await, None);
-}
-
-#[tokio::test]
 async fn a_redis_that_may_evict_keys_is_refused() {
     let local = LocalRedis::start().unwrap();
     let raw = Raw::connect(&local.url()).await;
@@ -793,25 +680,6 @@ async fn a_replica_is_reported_as_such() {
     redis.raw.call(&["REPLICAOF", "NO", "ONE"]).await;
     until_available(&redis).await;
     apply_raw(&redis, 10).await.unwrap();
-}
-
-#[tokio::test]
-async fn a_password_is_used_and_never_shown() {
-    let local = LocalRedis::start().unwrap();
-    let raw = Raw::connect(&local.url()).await;
-    raw.call(&["CONFIG", "SET", "requirepass", "hunter2/@"]).await;
-    let with = |password: &str| local.url().replace("redis://", &format!("redis://:{password}@"));
-    for wrong in [local.url(), with("hunter3")] {
-        let error = connect(&config(&wrong)).await.unwrap_err();
-        assert!(matches!(error, ConnectError::Refused(_)), "{error}");
-        assert!(!format!("{error:?} {error}").contains("hunter"), "{error:?}");
-    }
-    let mut right = config(&local.url());
-    right.url = Url::new(with("hunter2%2F%40"));
-    let (index, _tasks) = connect(&right).await.unwrap();
-    begin(&index, vec![waits(1, 5)]).await;
-    assert_eq!(all(&index, 10).await, [(5, 1)]);
-    assert!(!format!("{index:?}").contains("hunter"), "{index:?}");
 }
 
 #[tokio::test]
