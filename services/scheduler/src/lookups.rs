@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_job_of_a_key_comes_with_the_key_and_in_the_order_of_the_queries() {
+    async fn answers_follow_order_of_queries() {
         let index = MemoryIndex::default();
         let hour = std::time::Duration::from_secs(3600);
         let retention = RetentionPolicy {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_read_is_damage_and_not_unknown() {
+    async fn unreadable_record_is_damage() {
         let hour = std::time::Duration::from_secs(3600);
         let retention = RetentionPolicy {
             keys: hour,

@@ -1,5 +1,5 @@
 use croner::parser::CronParser;
-use croner::{CronPattern, Weekday};
+use croner::CronPattern;
 use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::Offset;
@@ -28,7 +28,7 @@ fn pattern(expression: &str) -> CronPattern {
 }
 
 #[test]
-fn the_next_match_follows_every_kind_of_field() {
+fn next_match_follows_each_field() {
     for (expression, after, next) in [
         ("* * * * *", "2026-01-01T00:00:30", "2026-01-01T00:01:00"),
         ("* * * * * *", "2026-01-01T00:00:30", "2026-01-01T00:00:31"),
@@ -62,7 +62,7 @@ fn the_next_match_follows_every_kind_of_field() {
 }
 
 #[test]
-fn an_error_names_the_field_and_what_would_be_valid() {
+fn errors_name_field_and_valid_values() {
     for (expression, problem) in [
         (
             "",
@@ -152,7 +152,7 @@ fn an_error_names_the_field_and_what_would_be_valid() {
 }
 
 #[test]
-fn random_text_is_refused_or_matches_within_40_years() {
+fn random_text_is_refused_or_matches() {
     let valid = [
         "0 */5 9-17 ? JAN-MAR,7 MON-FRI",
         "0 0 LW 2 *",
@@ -176,7 +176,7 @@ fn random_text_is_refused_or_matches_within_40_years() {
 }
 
 #[test]
-fn expressions_without_a_match_in_reach_end() {
+fn unreachable_expressions_end() {
     let calendar = parse("0 0 29 2 *").unwrap();
     assert_eq!(calendar.at_or_after(local("9997-01-01T00:00:00")), None);
     assert_eq!(calendar.at_or_before(local("-009998-01-01T00:00:00")), None);
@@ -213,7 +213,7 @@ proptest! {
     fn searches_and_counts_equal_a_walk(
         expression in expression(),
         start in -2_000_000_000..4_000_000_000i64,
-        length in 0..150_000i64,
+        length in 0..60_000i64,
     ) {
         prop_assume!(parse(&expression).is_ok());
         let calendar = parse(&expression).unwrap();
@@ -224,11 +224,4 @@ proptest! {
         prop_assert_eq!(calendar.at_or_after(start).filter(in_range), walk.first().copied());
         prop_assert_eq!(calendar.at_or_before(start + length - 1).filter(in_range), walk.last().copied());
     }
-}
-
-#[test]
-fn the_weekday_of_croner_is_that_of_the_calendar() {
-    // 1970-01-01 was a Thursday.
-    assert!(matches(&pattern("0 0 * * THU"), 0));
-    assert_eq!(Weekday::Thursday.num_days_from_sunday(), 4);
 }

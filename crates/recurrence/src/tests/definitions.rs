@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn an_error_names_the_field_and_what_would_be_valid() {
+fn errors_name_field_and_valid_values() {
     let berlin = || cron("0 3 * * *", "Europe/Berlin", Gap::Shift, None);
     let zone = |name: &str| cron("0 3 * * *", name, Gap::Shift, None);
     let misfire = |policy, grace: &str| Definition {
@@ -143,7 +143,7 @@ fn defaults_are_filled_in() {
 }
 
 #[test]
-fn an_id_contains_no_separator_of_occurrence_ids() {
+fn ids_contain_no_separators() {
     for wrong in ["", "a b", "a@b", "a+b", "a:b", "ä", &"x".repeat(129)] {
         assert_eq!(wrong.parse::<ScheduleId>().unwrap_err().field, "id", "{wrong}");
     }

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_request_counts_unless_another_one_replaces_it() {
+    fn first_request_counts_unless_replaced() {
         for state in [JobState::Scheduled, JobState::Dispatched] {
             let job = job(state, None);
             for (hash, expected) in [(REQUEST, Resolution::Duplicate), (OTHER, Resolution::Conflict)] {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repetition_of_the_newest_request_has_no_effect() {
+    fn repeated_newest_request_has_no_effect() {
         let (waits, dispatched) = (JobState::Scheduled, JobState::Dispatched);
         // Content, whether it is a delay, the request ids of the job and of the request, and whether it is a repetition.
         for (hash, is_delayed, before, now, is_repetition) in [

@@ -60,7 +60,7 @@ fn shard(record: &Record) -> i32 {
 }
 
 #[test]
-fn jobs_due_at_one_instant_are_dispatched_once_while_others_stay_on_time() {
+fn burst_delays_no_others() {
     let _permit = ChaosPermit::acquire();
     // The burst is several times as large as the windows of all shards.
     let env = SchedulerEnv::new(
@@ -89,7 +89,7 @@ fn jobs_due_at_one_instant_are_dispatched_once_while_others_stay_on_time() {
 }
 
 #[test]
-fn jobs_that_are_known_stay_on_time_while_a_backlog_of_another_application_is_read() {
+fn backlog_delays_no_known_jobs() {
     let _permit = ChaosPermit::acquire();
     let env = SchedulerEnv::new(SchedulerEnv::builder("backlog").partitions(4));
     let _scheduler = env.start("a");
@@ -118,7 +118,7 @@ fn waiting_in(env: &SchedulerEnv, raw: &Raw, shard: i32) -> u64 {
 
 #[test]
 #[ignore = "long"]
-fn jobs_are_dispatched_while_an_emptied_index_is_rebuilt() {
+fn rebuild_delays_no_jobs() {
     const WAITING: usize = 20_000;
     let _permit = ChaosPermit::acquire();
     let redis = LocalRedis::start().unwrap();

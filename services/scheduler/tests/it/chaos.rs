@@ -36,12 +36,12 @@ fn call(redis: &LocalRedis, env: &SchedulerEnv, command: &[&str]) -> Value {
 }
 
 #[test]
-fn kills_at_random_moments_lose_and_duplicate_nothing() {
+fn kills_lose_and_duplicate_nothing() {
     kill_at_random_moments(setup("kills"), 4, 300.into());
 }
 
 #[test]
-fn kills_under_large_jobs_lose_and_duplicate_nothing() {
+fn large_jobs_survive_kills() {
     // With a single shard, what has gathered after a kill is more than the index gets at once.
     kill_at_random_moments(setup("large-kills").partitions(1), 4, Volume::LARGE);
 }
@@ -86,7 +86,7 @@ fn kill_at_random_moments(setup: EnvBuilder, kills: u32, volume: Volume) {
 
 #[test]
 #[ignore = "long"]
-fn an_index_that_evicts_ended_jobs_loses_and_duplicates_nothing() {
+fn evicting_index_loses_and_duplicates_nothing() {
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("evicted");
     let redis = LocalRedis::start().unwrap();
@@ -200,19 +200,14 @@ fn frozen_schedulers_resume(name: &str, static_membership: &str) {
 
 #[test]
 #[ignore = "long"]
-fn a_frozen_scheduler_writes_nothing_after_another_one_has_taken_over() {
+fn frozen_scheduler_is_fenced() {
     frozen_schedulers_resume("frozen", "true");
-}
-
-#[test]
-#[ignore = "long"]
-fn a_frozen_scheduler_without_static_membership_writes_nothing_after_another_one_has_taken_over() {
     frozen_schedulers_resume("frozen-dynamic", "false");
 }
 
 #[test]
 #[ignore = "long"]
-fn the_other_scheduler_takes_over_after_a_shutdown_and_after_a_kill() {
+fn other_scheduler_takes_over() {
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("leave");
     // Without static membership, a member that shuts down must leave the group itself.
@@ -242,13 +237,13 @@ fn until_progress(load: &Load<'_>, random: &mut fastrand::Rng) {
 }
 
 #[test]
-fn an_emptied_redis_loses_and_duplicates_nothing() {
+fn emptied_redis_loses_and_duplicates_nothing() {
     empty_redis(setup("flushed"), 300.into());
 }
 
 #[test]
 #[ignore = "long"]
-fn an_emptied_redis_under_large_jobs_loses_and_duplicates_nothing() {
+fn large_jobs_survive_emptied_redis() {
     empty_redis(setup("large-flushed"), Volume::LARGE);
 }
 
@@ -296,7 +291,7 @@ fn empty_redis(setup: EnvBuilder, volume: Volume) {
 
 #[test]
 #[ignore = "long"]
-fn a_redis_that_restarts_or_is_restored_from_an_older_copy_loses_and_duplicates_nothing() {
+fn restored_redis_loses_and_duplicates_nothing() {
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("dump");
     let mut redis = LocalRedis::start().unwrap();
@@ -340,7 +335,7 @@ fn a_redis_that_restarts_or_is_restored_from_an_older_copy_loses_and_duplicates_
 /// Both have default settings, apart from what tells them apart on one Kafka.
 #[test]
 #[ignore = "long"]
-fn two_installations_on_one_redis_lose_and_duplicate_nothing() {
+fn two_installations_share_a_redis() {
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("two");
     let mut redis = LocalRedis::start().unwrap();
@@ -382,7 +377,7 @@ fn two_installations_on_one_redis_lose_and_duplicate_nothing() {
 
 #[test]
 #[ignore = "long"]
-fn a_full_redis_loses_and_duplicates_nothing() {
+fn full_redis_loses_and_duplicates_nothing() {
     const WINDOW: Duration = Duration::from_millis(500);
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("full");
@@ -426,7 +421,7 @@ fn a_full_redis_loses_and_duplicates_nothing() {
 
 #[test]
 #[ignore = "long"]
-fn a_topic_of_an_application_that_is_deleted_and_created_again_loses_and_duplicates_nothing_else() {
+fn recreated_topic_loses_nothing_else() {
     const GONE: &str = APPS[2];
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("deleted-topic");
@@ -465,7 +460,7 @@ fn a_topic_of_an_application_that_is_deleted_and_created_again_loses_and_duplica
 
 #[test]
 #[ignore = "long"]
-fn a_cluster_whose_masters_are_killed_and_whose_slots_move_loses_and_duplicates_nothing() {
+fn redis_cluster_failover_loses_nothing() {
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("failover");
     let mut cluster = LocalRedisCluster::start_with_replicas().unwrap();
@@ -490,7 +485,7 @@ fn a_cluster_whose_masters_are_killed_and_whose_slots_move_loses_and_duplicates_
 }
 
 #[test]
-fn a_scheduler_dispatches_the_jobs_in_memory_while_redis_does_not_answer() {
+fn jobs_in_memory_survive_frozen_redis() {
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("frozen-redis");
     let mut redis = LocalRedis::start().unwrap();
@@ -525,7 +520,7 @@ fn a_scheduler_dispatches_the_jobs_in_memory_while_redis_does_not_answer() {
 
 #[test]
 #[ignore = "long"]
-fn schedulers_continue_when_one_of_two_brokers_restarts_or_is_killed() {
+fn schedulers_survive_broker_restarts() {
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("brokers");
     let [first, mut second] = LocalKafka::start_pair().unwrap();
@@ -557,7 +552,7 @@ fn schedulers_continue_when_one_of_two_brokers_restarts_or_is_killed() {
 
 #[test]
 #[ignore = "long"]
-fn kills_of_each_of_three_brokers_lose_and_duplicate_nothing() {
+fn broker_kills_lose_and_duplicate_nothing() {
     const REPLICAS: usize = 3;
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("three-brokers");

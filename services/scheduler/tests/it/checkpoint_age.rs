@@ -62,7 +62,7 @@ impl<'a> Checkpoint<'a> {
 }
 
 #[test]
-fn only_an_index_that_lacks_records_of_the_state_topic_can_be_too_old() {
+fn only_incomplete_index_can_be_old() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("old-checkpoint").partitions(1));
     let checkpoint = Checkpoint::of(&env);
     let mut scheduler = env.start("a");

@@ -91,7 +91,7 @@ fn job(text: &'static str, due: Timestamp) -> Request {
 }
 
 #[test]
-fn a_step_that_is_undone_dispatches_no_job_early() {
+fn undone_step_dispatches_nothing_early() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("clock-undone").partitions(1));
     // Longer than the test: only undoing the step ends the hold.
     let running = Running::start(&env, HumanDuration::from_secs(3_600));
@@ -118,7 +118,7 @@ fn a_step_that_is_undone_dispatches_no_job_early() {
 }
 
 #[test]
-fn a_step_that_lasts_is_confirmed_in_both_directions() {
+fn lasting_step_is_confirmed() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("clock-lasts").partitions(1));
     let confirm = HumanDuration::from_secs(2);
     let running = Running::start(&env, confirm);
@@ -149,7 +149,7 @@ fn a_step_that_lasts_is_confirmed_in_both_directions() {
 
 #[test]
 #[ignore = "long"]
-fn steps_of_two_hours_back_and_forth_dispatch_each_job_once_and_never_early() {
+fn repeated_steps_dispatch_each_job_once() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("clock-back-and-forth").partitions(2));
     let running = Running::start(&env, HumanDuration::from_secs(1));
     let mut watch = env.watch();
@@ -192,7 +192,7 @@ fn steps_of_two_hours_back_and_forth_dispatch_each_job_once_and_never_early() {
 }
 
 #[test]
-fn a_step_that_lasts_skips_and_repeats_no_occurrence_of_a_schedule() {
+fn lasting_step_skips_no_occurrence() {
     const STEP: i64 = 4_000;
     let env = SchedulerEnv::new(SchedulerEnv::builder("clock-recurring").partitions(2));
     let running = Running::start(&env, HumanDuration::from_secs(1));

@@ -8,7 +8,7 @@ use crate::oracle::{JobSpec, When};
 use crate::requests::{Request, in_millis};
 
 #[test]
-fn jobs_are_dispatched_once_with_an_index_in_a_cluster() {
+fn jobs_are_dispatched_once() {
     const JOBS: usize = 120;
     let cluster = LocalRedisCluster::start().unwrap();
     let builder = SchedulerEnv::builder("cluster").partitions(12);

@@ -55,7 +55,7 @@ fn jobs(app: &str, count: u32) -> Vec<Request> {
 }
 
 #[test]
-fn a_pause_holds_over_restarts_of_all_schedulers_and_delays_no_other_application() {
+fn pause_survives_restarts() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("pause"));
     let mut schedulers = [env.start("a"), env.start("b")];
     let mut control = connect(&env, &mut schedulers[0]);
@@ -108,7 +108,7 @@ fn a_pause_holds_over_restarts_of_all_schedulers_and_delays_no_other_application
 }
 
 #[test]
-fn two_schedulers_that_are_asked_at_the_same_time_lose_no_change() {
+fn concurrent_changes_are_not_lost() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("race"));
     let mut schedulers = [env.start("a"), env.start("b")];
     let [first, second] = &mut schedulers;
@@ -293,7 +293,7 @@ fn unreadable_application_stays_paused() {
 }
 
 #[test]
-fn what_applied_last_applies_while_the_topic_is_missing_and_not_once_it_is_created_again() {
+fn missing_topic_keeps_last_values() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("gone-control"));
     let mut scheduler = env.start("a");
     let mut control = connect(&env, &mut scheduler);

@@ -75,7 +75,7 @@ fn assert_dispatched_once(seen: &[Record], sent: &[Sent]) {
 }
 
 #[test]
-fn due_jobs_are_dispatched_on_time_while_distant_jobs_of_another_application_fill_redis() {
+fn distant_jobs_delay_no_due_jobs() {
     let _permit = ChaosPermit::acquire();
     let local = LocalRedis::start().unwrap();
     let env = SchedulerEnv::new(
@@ -214,7 +214,7 @@ fn due_jobs_are_dispatched_on_time_while_distant_jobs_of_another_application_fil
 }
 
 #[test]
-fn due_jobs_do_not_grow_full_redis() {
+fn due_jobs_never_grow_full_redis() {
     const ROUNDS: usize = 7;
     const COUNT: usize = 2_000;
     /// Before this round, jobs may still be indexed that were committed before their shard noticed that Redis is full.

@@ -13,7 +13,6 @@ mod checkpoint_age;
 mod clock;
 mod cluster;
 mod control;
-mod daylight_saving;
 mod e2e;
 mod env;
 mod full_redis;

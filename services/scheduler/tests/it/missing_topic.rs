@@ -42,7 +42,7 @@ fn sorted(sent: &[Sent]) -> Vec<JobId> {
 }
 
 #[test]
-fn jobs_of_a_missing_topic_wait_for_it_while_others_stay_on_time() {
+fn jobs_wait_for_missing_topic() {
     let _permit = ChaosPermit::acquire();
     let env = SchedulerEnv::new(SchedulerEnv::builder("missing"));
     let mut scheduler = env.start("a");
@@ -97,7 +97,7 @@ fn jobs_of_a_missing_topic_wait_for_it_while_others_stay_on_time() {
 }
 
 #[test]
-fn a_job_that_waits_too_long_for_a_missing_topic_becomes_a_dead_letter() {
+fn missing_topic_timeout_makes_dead_letter() {
     let env =
         SchedulerEnv::new(SchedulerEnv::builder("missing-dead").set("kafka.topics.missing_timeout", "3s"));
     let mut scheduler = env.start("a");

@@ -1,5 +1,4 @@
-//! The index of a shard is rebuilt from the state topic. A failed write only delays the rebuild, and an index of another
-//! state topic is detected.
+//! The index of a shard is rebuilt from the state topic. A failed write only delays the rebuild.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,12 +16,10 @@ use redeliver_scheduler::index::{
 };
 use redeliver_scheduler::job::{Job, JobState, Kind, Payload, Priority};
 use redeliver_service::{Host, topics};
-use redeliver_testkit::{eventually, redis_url};
 use tokio_util::sync::CancellationToken;
 
-use crate::env::{DEADLINE, SchedulerEnv, id};
-use crate::index::own_redis::{Raw, key};
-use crate::oracle::{JobSpec, Sent, When};
+use crate::env::SchedulerEnv;
+use crate::oracle::JobSpec;
 use crate::requests::{Request, in_millis, now};
 
 /// An index in memory, of which one write fails.
@@ -195,79 +192,5 @@ fn failed_writes_delay_rebuilds() {
     rebuilds_despite("rebuild-gap", || IndexError::Gap {
         found: None,
         expected: 2_000,
-    });
-}
-
-#[test]
-fn other_state_topic_rebuilds_index() {
-    let request = |text: String| Request::protobuf(JobSpec::new("mail", text).after(3_600_000));
-    let make_due = |env: &SchedulerEnv, sent: &mut Vec<Sent>| {
-        let now = When::At(in_millis(0));
-        let moves = sent.iter().map(|sent| Request::reschedule(id(sent), now));
-        let moves = env.send(moves.collect());
-        sent.extend(moves);
-    };
-    let theirs = SchedulerEnv::new(SchedulerEnv::builder("theirs").partitions(1));
-    let mut other = theirs.start("a");
-    let mut sent_theirs = theirs.send((0..20).map(|n| request(format!("theirs {n}"))).collect());
-    theirs.watch().until_known(20);
-    other.shut_down();
-
-    // Our topic has more records than theirs, so only their content distinguishes the topics.
-    let mut ours = SchedulerEnv::new(SchedulerEnv::builder("ours").partitions(1));
-    let mut sent = {
-        let mut scheduler = ours.start("a");
-        let sent = ours.send((0..60).map(|n| request(format!("ours {n}"))).collect());
-        ours.watch().until_known(60);
-        // A restart recognises its own index.
-        scheduler.kill_9();
-        scheduler.start_again();
-        scheduler.until_ready();
-        let output = scheduler.output();
-        assert!(
-            !output.contains("index does not match the state topic"),
-            "{output}"
-        );
-        scheduler.shut_down();
-        sent
-    };
-    // As after a change of brokers, which takes longer than 30 seconds: the index of our shard in Redis is now theirs.
-    ours.test.set("redis.prefix", theirs.test.name());
-    let meta = key(theirs.test.name(), 0, "meta");
-    let forget_use = || {
-        ours.block_on(async {
-            let raw = Raw::connect(&redis_url()).await;
-            raw.call(&["HDEL", &meta, "seen"]).await;
-        });
-    };
-    forget_use();
-    {
-        let scheduler = ours.start("a");
-        assert!(
-            scheduler
-                .output()
-                .contains("index does not match the state topic"),
-            "{}",
-            scheduler.output()
-        );
-        make_due(&ours, &mut sent);
-        ours.settle(sent);
-        let mut seen = theirs.watch();
-        seen.look();
-        assert!(seen.seen.apps.is_empty(), "{:?}", seen.seen.apps);
-    }
-    // And back again: their jobs are complete.
-    forget_use();
-    other.start_again();
-    other.until_ready();
-    make_due(&theirs, &mut sent_theirs);
-    theirs.settle(sent_theirs);
-    eventually("the rebuild is logged", DEADLINE, || {
-        let output = other.output();
-        if output.contains("index does not match the state topic") {
-            Ok(())
-        } else {
-            Err(output)
-        }
     });
 }

@@ -53,7 +53,7 @@ async fn flushed_scripts_are_sent_again() {
 }
 
 #[tokio::test]
-async fn an_older_copy_is_recognised_by_its_checkpoint() {
+async fn older_copy_has_older_checkpoint() {
     let redis = OwnRedis::connect().await;
     begin(&redis.index, vec![waits(1, 5), waits(2, 5)]).await;
     let mut copy = Vec::new();
@@ -224,7 +224,7 @@ async fn changed_keys_are_detected() {
 }
 
 #[tokio::test]
-async fn a_due_set_without_its_lists_does_not_survive_a_rebuild() {
+async fn rebuild_removes_unlisted_due_sets() {
     let redis = OwnRedis::connect().await;
     for lost in [&["flows"][..], &["sizes"], &["flows", "sizes"]] {
         begin(&redis.index, vec![waits(1, 5), waits(2000, 500)]).await;
@@ -323,7 +323,7 @@ async fn prefix_in_use_is_refused() {
 }
 
 #[tokio::test]
-async fn only_the_connection_that_cleared_a_shard_may_fill_it() {
+async fn only_clearing_connection_may_fill_shard() {
     // Two connections with one owner: a call of one of them from before an outage may arrive after the calls of the other,
     // and must not start the shard.
     let redis = OwnRedis::connect().await;
@@ -341,7 +341,7 @@ async fn only_the_connection_that_cleared_a_shard_may_fill_it() {
 }
 
 #[tokio::test]
-async fn forgotten_jobs_and_cleared_shards_leave_no_keys() {
+async fn forgotten_jobs_leave_no_keys() {
     let redis = OwnRedis::connect().await;
     let jobs = (0..3000).map(|job| with_key(waits(job, 5), u8::try_from(job % 200).unwrap(), 100_000 + job));
     begin(&redis.index, jobs.collect()).await;
@@ -367,7 +367,7 @@ async fn forgotten_jobs_and_cleared_shards_leave_no_keys() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_used_again_and_again_does_not_fill_redis() {
+async fn reused_key_never_fills_redis() {
     let redis = OwnRedis::connect().await;
     begin(&redis.index, vec![]).await;
     // Debounced for two days, every five minutes, with a window of one day.
@@ -388,7 +388,7 @@ async fn a_key_that_is_used_again_and_again_does_not_fill_redis() {
 }
 
 #[tokio::test]
-async fn a_lost_log_of_evicted_jobs_is_detected() {
+async fn lost_eviction_log_is_detected() {
     let redis = OwnRedis::connect().await;
     let index = redis.index.clone().with_max_ended(1);
     let applied = async || index.forgettable(SHARD, at(1_000_000), 10).await.unwrap().0;
@@ -423,7 +423,7 @@ async fn a_lost_log_of_evicted_jobs_is_detected() {
 }
 
 #[tokio::test]
-async fn log_of_evicted_jobs_expires() {
+async fn eviction_log_expires() {
     let redis = OwnRedis::connect().await;
     let index = redis.index.clone().with_max_ended(1);
     // The second one is of a slice that is over, as in a rebuild.
@@ -445,7 +445,7 @@ async fn log_of_evicted_jobs_expires() {
 }
 
 #[tokio::test]
-async fn redis_removes_expired_keys_itself() {
+async fn redis_removes_expired_keys() {
     let redis = OwnRedis::connect().await;
     begin(&redis.index, vec![with_key(waits(1, 5), b'a', 100_000)]).await;
     let key = |name: &str| redis.key(SHARD, name);
@@ -461,7 +461,7 @@ async fn redis_removes_expired_keys_itself() {
 }
 
 #[tokio::test]
-async fn a_stopped_redis_fails_calls_at_once_and_is_used_again_after_its_restart() {
+async fn restarted_redis_is_used_again() {
     let mut local = LocalRedis::start().unwrap();
     let redis = OwnRedis::connect_to(&local.url()).await;
     begin(&redis.index, vec![waits(1, 5)]).await;
@@ -495,7 +495,7 @@ async fn apply_raw(redis: &OwnRedis, from: i64) -> Result<(), IndexError> {
 }
 
 #[tokio::test]
-async fn calls_to_a_frozen_redis_time_out_and_their_late_effects_do_no_harm() {
+async fn late_effects_are_gaps() {
     let local = LocalRedis::start().unwrap();
     let redis = OwnRedis::connect_to(&local.url()).await;
     begin(&redis.index, vec![waits(1, 5)]).await;
@@ -513,7 +513,7 @@ async fn calls_to_a_frozen_redis_time_out_and_their_late_effects_do_no_harm() {
 }
 
 #[tokio::test]
-async fn a_silent_connection_is_replaced() {
+async fn silent_connection_is_replaced() {
     let proxy = Proxy::to(&redis_url()).await;
     let config = config(&proxy.url());
     let (index, _tasks) = connect(&config).await.unwrap();
@@ -538,7 +538,7 @@ async fn a_silent_connection_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_redis_that_may_evict_keys_is_refused() {
+async fn evicting_redis_is_refused() {
     let local = LocalRedis::start().unwrap();
     let raw = Raw::connect(&local.url()).await;
     raw.call(&["CONFIG", "SET", "maxmemory", "100mb"]).await;
@@ -576,7 +576,7 @@ async fn a_redis_that_may_evict_keys_is_refused() {
 }
 
 #[tokio::test]
-async fn a_full_redis_rejects_batches_that_are_not_forced() {
+async fn full_redis_rejects_unforced_batches() {
     let local = LocalRedis::start().unwrap();
     let redis = OwnRedis::connect_to(&local.url()).await;
     begin(&redis.index, vec![waits(1, 5), waits(2, 5)]).await;
@@ -631,7 +631,7 @@ async fn a_full_redis_rejects_batches_that_are_not_forced() {
 }
 
 #[tokio::test]
-async fn the_memory_pressure_is_reported() {
+async fn memory_pressure_is_reported() {
     let local = LocalRedis::start().unwrap();
     let redis = OwnRedis::connect_to(&local.url()).await;
     let until = async |room: MemoryPressure| {
@@ -669,7 +669,7 @@ async fn the_memory_pressure_is_reported() {
 }
 
 #[tokio::test]
-async fn a_replica_is_reported_as_such() {
+async fn replica_is_reported() {
     let local = LocalRedis::start().unwrap();
     let redis = OwnRedis::connect_to(&local.url()).await;
     begin(&redis.index, vec![]).await;
@@ -683,7 +683,7 @@ async fn a_replica_is_reported_as_such() {
 }
 
 #[tokio::test]
-async fn a_user_without_access_to_the_policy_can_connect() {
+async fn restricted_user_can_connect() {
     let local = LocalRedis::start().unwrap();
     let raw = Raw::connect(&local.url()).await;
     let rights = ["on", ">pw", "~*", "+@all", "-config", "-info"];

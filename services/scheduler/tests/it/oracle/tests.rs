@@ -510,7 +510,7 @@ fn is_waiting(reason: &str, plant: impl FnOnce(&mut World)) {
 }
 
 #[test]
-fn topics_without_a_defect_are_clean() {
+fn correct_topics_are_clean() {
     let report = World::new().report();
     assert!(report.is_clean(), "{report}");
     let Report {
@@ -535,7 +535,7 @@ fn topics_without_a_defect_are_clean() {
 }
 
 #[test]
-fn a_full_redis_is_no_excuse_for_what_needs_no_memory() {
+fn full_redis_excuses_little() {
     let letter_of = |world: &World| {
         let is_it = |letter: &&Record| header(letter, headers::ERROR_CODE) == Some(INDEX_FULL.as_bytes());
         world.seen.dlq.iter().find(is_it).unwrap().clone()
@@ -599,7 +599,7 @@ fn a_full_redis_is_no_excuse_for_what_needs_no_memory() {
 }
 
 #[test]
-fn only_records_of_the_last_moments_may_be_gone_with_a_topic() {
+fn deleted_topic_excuses_last_records() {
     // Without the record of the first job, which was dispatched in the second record of the state topic.
     let check_without = |app: &str, states: Range<usize>| {
         let mut world = World::new();
@@ -784,7 +784,7 @@ fn altered_records_are_found() {
 }
 
 #[test]
-fn a_job_is_unknown_only_after_others_have_ended_and_a_minute() {
+fn recently_ended_jobs_are_known() {
     let mut world = World::new();
     world.change_answer(v1::Outcome::AlreadyDispatched, |answer| {
         *answer = v1::CommandOutcome::default();
@@ -901,7 +901,7 @@ fn contradictions_are_found() {
 }
 
 #[test]
-fn what_was_replaced_must_not_be_dispatched() {
+fn dispatched_replaced_jobs_are_found() {
     // The previous content.
     finds(&[Altered], |world| {
         world.sent("fourth").value = Some(Bytes::from_static(b"value of third"));
