@@ -23,16 +23,6 @@ fn errors_name_field_and_valid_values() {
             "`Europe/Berln` is not an IANA time zone, did you mean `Europe/Berlin`?",
         ),
         (
-            zone("berlin"),
-            "cron.zone",
-            "`berlin` is not an IANA time zone, did you mean `Europe/Berlin`?",
-        ),
-        (
-            zone("Germany/Berlin"),
-            "cron.zone",
-            "`Germany/Berlin` is not an IANA time zone, did you mean `Europe/Berlin`?",
-        ),
-        (
             zone("New York"),
             "cron.zone",
             "`New York` is not an IANA time zone, did you mean `America/New_York`?",
@@ -48,11 +38,6 @@ fn errors_name_field_and_valid_values() {
             "is empty; use a name such as Europe/Berlin",
         ),
         (
-            zone("../../etc/passwd"),
-            "cron.zone",
-            "`../../etc/passwd` is not an IANA time zone",
-        ),
-        (
             zone(&"x".repeat(65)),
             "cron.zone",
             "has 65 bytes; no IANA zone has more than 64",
@@ -61,11 +46,6 @@ fn errors_name_field_and_valid_values() {
             every("999ms", None),
             "every.interval",
             "999ms is out of range: must be between 1s and 366d",
-        ),
-        (
-            every("367d", None),
-            "every.interval",
-            "367d is out of range: must be between 1s and 366d",
         ),
         (
             every("1h", Some(Timestamp::from_millis(-1))),
@@ -107,11 +87,6 @@ fn errors_name_field_and_valid_values() {
             misfire(MisfirePolicy::All { limit: 0 }, "1m"),
             "misfire.limit",
             "0 is out of range: must be between 1 and 1000",
-        ),
-        (
-            misfire(MisfirePolicy::All { limit: 1001 }, "1m"),
-            "misfire.limit",
-            "1001 is out of range: must be between 1 and 1000",
         ),
     ] {
         let error = Recurrence::new(definition).unwrap_err();

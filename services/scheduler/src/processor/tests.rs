@@ -480,10 +480,6 @@ fn check_transactions(mut lane: LaneShards, dead_letters: usize) {
 fn shards_share_the_transaction_size() {
     let value = Bytes::from(vec![b'x'; MEGABYTE]);
     check_transactions(lane(8, 10, &value, &Headers::new()), 80);
-}
-
-#[test]
-fn headers_count_for_transaction_size() {
     let mut headers = Headers::new();
     headers.push("user", Some(&[b'x'; MEGABYTE]));
     check_transactions(lane(2, 40, &Bytes::from_static(b"x"), &headers), 80);

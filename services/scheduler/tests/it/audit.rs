@@ -317,7 +317,12 @@ fn change_jobs(env: &SchedulerEnv, jobs: &JobServiceClient<Intercepted>) -> (Vec
 }
 
 fn check_jobs(entries: &[&v1::AuditEntry], mut expected: Vec<String>, moved: &str) {
-    let of = |action: &'static str| entries.iter().copied().filter(move |entry| entry.action == action);
+    let of = |action: &'static str| {
+        entries
+            .iter()
+            .copied()
+            .filter(move |entry| entry.action == action)
+    };
     let named = |entry: &v1::AuditEntry| match entry.ids.is_empty() {
         true => vec![entry.target.clone()],
         false => entry.ids.clone(),

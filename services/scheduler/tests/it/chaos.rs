@@ -135,7 +135,12 @@ fn large_jobs_survive_crashes() {
         .flat_map(|time| FAULT_POINTS.map(|point| (point, time)))
         .filter(|(point, time)| !OF_THE_START.contains(point) || *time == 1)
         .collect();
-    crash_at(setup("large-points").partitions(1), Volume::LARGE, &mut random, &faults);
+    crash_at(
+        setup("large-points").partitions(1),
+        Volume::LARGE,
+        &mut random,
+        &faults,
+    );
 }
 
 const FAULT_POINTS: [&str; 8] = [

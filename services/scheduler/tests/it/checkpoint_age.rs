@@ -4,10 +4,9 @@ use redeliver_core::{Headers, Output, Timestamp};
 use redeliver_scheduler::codec;
 use redeliver_testkit::{eventually, redis_url};
 
-use crate::env::{DEADLINE, SchedulerEnv};
+use crate::env::{DEADLINE, SchedulerEnv, far};
 use crate::index::own_redis::{Raw, key};
 use crate::oracle::JobSpec;
-use crate::rebuild::far;
 use crate::requests::{Request, now};
 
 const DAY: i64 = 86_400_000;

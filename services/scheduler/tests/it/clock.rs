@@ -91,33 +91,6 @@ fn job(text: &'static str, due: Timestamp) -> Request {
 }
 
 #[test]
-fn undone_step_dispatches_nothing_early() {
-    let env = SchedulerEnv::new(SchedulerEnv::builder("clock-undone").partitions(1));
-    // Longer than the test: only undoing the step ends the hold.
-    let running = Running::start(&env, HumanDuration::from_secs(3_600));
-    let due = in_millis(3_000);
-    env.send(vec![job("before", due)]);
-    let mut watch = env.watch();
-    watch.until_known(1);
-    for error in [HOUR, -HOUR] {
-        running.clock.set_error(error);
-        running.until_clock_is("waiting: the wall clock stepped 3600.0 s");
-        assert!(!running.health.report().ready);
-        env.send(vec![job("during", due)]);
-        running.clock.set_error(0);
-        running.until_clock_is("ready");
-    }
-    watch.until_jobs_ended(3);
-    watch.look();
-    assert_eq!(watch.seen.apps.len(), 3);
-    for record in &watch.seen.apps {
-        // The timestamp is from the clock of the system.
-        assert!(record.timestamp.unwrap() >= due, "{record:?}");
-    }
-    running.shut_down(&env);
-}
-
-#[test]
 fn lasting_step_is_confirmed() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("clock-lasts").partitions(1));
     let confirm = HumanDuration::from_secs(2);

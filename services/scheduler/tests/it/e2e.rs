@@ -48,24 +48,20 @@ fn json_jobs() -> Vec<Request> {
         Request::json(base.clone().after(900)),
         Request::json(base.clone()),
         Request::json(base.clone().at(Timestamp::from_millis(1_000_000_000_000))),
-        // Times in other time zones and notations.
-        Request::written(soon.clone(), json(&soon, &written(&local_time(time, 330, "+05:30")))),
-        Request::written(soon.clone(), json(&soon, &written(&local_time(time, 60 * ZONE.1, "")))),
+        // A time without a zone.
         Request::written(
             soon.clone(),
-            json(&soon, &format!("\"delay\":null, {}", written(&time.to_string().replace('T', " ")))),
-        ),
-        // Fields may be in any order, and null is the same as no field.
-        Request::written(
-            base.clone().after(1_000).priority(Priority::High),
-            br#" {"priority":"HIGH","key":null,"headers":{},"delay":"1s","jobData":{"to":"a@example.com"},"appName":"mail"} "#
-                .as_slice(),
+            json(&soon, &written(&local_time(time, 60 * ZONE.1, ""))),
         ),
         Request::json(soon.clone().priority(Priority::Low)),
         Request::json(soon.clone().expire_after(60_000)),
         // Already too late.
         Request::json(base.clone().at(a_second_ago()).expire_after(0)),
-        Request::json(base.clone().at(Timestamp::from_millis(1_000_000_000_000)).expire_after(1_000)),
+        Request::json(
+            base.clone()
+                .at(Timestamp::from_millis(1_000_000_000_000))
+                .expire_after(1_000),
+        ),
         // Keys: the job's own, the record's, both.
         Request::json(soon.clone().key("customer 7")),
         Request::json(soon.clone()).record_key("customer 8"),
@@ -82,9 +78,14 @@ fn json_jobs() -> Vec<Request> {
         ),
         Request::written(
             soon.clone().header("a", Some(b"1")),
-            json(&soon, &format!(r#"{},"headers":{{"a":"1"}}"#, written(&time.to_string()))),
+            json(
+                &soon,
+                &format!(r#"{},"headers":{{"a":"1"}}"#, written(&time.to_string())),
+            ),
         ),
-        Request::json(soon.clone()).header("traceparent", TRACE).header("tracestate", "a=b"),
+        Request::json(soon.clone())
+            .header("traceparent", TRACE)
+            .header("tracestate", "a=b"),
         Request::json(soon.clone().header("traceparent", Some(b"its own"))).header("traceparent", TRACE),
         Request::json(soon.clone())
             .header("content-type", "application/json; charset=utf-8")
@@ -157,7 +158,11 @@ fn refused() -> Vec<Request> {
             "appName",
             "did you mean `sms`?",
         ),
-        Request::refused(Some(br#"{"appName":"sms","delay":"1s"}"#), "jobData", "`jobData` is missing"),
+        Request::refused(
+            Some(br#"{"appName":"sms","delay":"1s"}"#),
+            "jobData",
+            "`jobData` is missing",
+        ),
         Request::refused(Some(br#"{"cancel":"7"}"#), "cancel", "is not a job id"),
         Request::refused(Some(b"[1]"), "json", "not a JSON object"),
         Request::refused(Some(b"{\"appName\":\"\xff\"}"), "json", "not UTF-8 at byte 12"),
@@ -182,8 +187,7 @@ fn refused() -> Vec<Request> {
         app: "sms".to_owned(),
         ..v1::JobSpec::default()
     });
-    let timeless =
-        Request::refused_command(timeless, "scheduledTime", "`scheduled_time` is missing");
+    let timeless = Request::refused_command(timeless, "scheduledTime", "`scheduled_time` is missing");
     requests.push(timeless.answer_to("no time"));
     let cancel = Command::Cancel(v1::CancelJob {
         id: "x".to_owned(),

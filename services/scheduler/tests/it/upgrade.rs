@@ -7,10 +7,9 @@ use redeliver_scheduler::codec;
 use redeliver_scheduler::index::FORMAT;
 use redeliver_testkit::{ServiceProcess, eventually, redis_url};
 
-use crate::env::{DEADLINE, SchedulerEnv, id};
+use crate::env::{DEADLINE, SchedulerEnv, far, id};
 use crate::index::own_redis::{Raw, key as index_key};
 use crate::oracle::{JobSpec, Sent, When};
-use crate::rebuild::far;
 use crate::requests::{Request, in_millis};
 
 const NEWER: &str = "requires a newer version of the scheduler";
@@ -77,7 +76,12 @@ impl<'a> Redis<'a> {
 /// Makes waiting jobs due.
 fn make_due(env: &SchedulerEnv, waiting: &[Sent]) {
     let now = When::At(in_millis(0));
-    env.send(waiting.iter().map(|sent| Request::reschedule(id(sent), now)).collect());
+    env.send(
+        waiting
+            .iter()
+            .map(|sent| Request::reschedule(id(sent), now))
+            .collect(),
+    );
 }
 
 /// Jobs that are due, of which those of the first shard wait while it is halted.

@@ -87,9 +87,7 @@ async fn jobs_of_batches_fail_separately() {
 
 /// The jobs are scheduled in their order.
 async fn schedule_largest_batch(server: &Server) {
-    let jobs: Vec<_> = (0..1_000)
-        .map(|number| spec(&number.to_string()))
-        .collect();
+    let jobs: Vec<_> = (0..1_000).map(|number| spec(&number.to_string())).collect();
     let request = || v1::BatchScheduleJobsRequest {
         jobs: jobs.clone(),
         no_wait: false,

@@ -114,7 +114,11 @@ async fn change_by_key(server: &Server) {
         idempotency_key: key.to_owned(),
         ..v1::CancelJobRequest::default()
     };
-    let cancelled = client.cancel_job(by_key("sms", "by-key")).await.unwrap().into_inner();
+    let cancelled = client
+        .cancel_job(by_key("sms", "by-key"))
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(
         (cancelled.outcome(), cancelled.job.unwrap().id.as_str()),
         (v1::Outcome::Cancelled, id)

@@ -12,8 +12,8 @@ use redeliver_core::Timestamp;
 use redeliver_core::job::JobId;
 use redeliver_kafka::TopicId;
 use redeliver_scheduler::index::{
-    Batch, Change, Cursor, Effect, FinishedRelease, FlowPosition, Index,
-    IndexError, KeyEntry, LastRecordDigest, ListRequest, Lookup, Owner, Page, Scan, ScanRequest,
+    Batch, Change, Cursor, Effect, FinishedRelease, FlowPosition, Index, IndexError, KeyEntry,
+    LastRecordDigest, ListRequest, Lookup, Owner, Page, Scan, ScanRequest,
 };
 use redeliver_scheduler::job::{Flow, Priority};
 

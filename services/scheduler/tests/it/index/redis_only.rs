@@ -144,12 +144,23 @@ async fn lost_keys_are_detected() {
         ("count", &[first, second]),
         ("apply", &["recent"]),
     ] {
-        for name in ["flows", "sizes", "ended", "buckets", "meta"].iter().chain(of_query) {
+        for name in ["flows", "sizes", "ended", "buckets", "meta"]
+            .iter()
+            .chain(of_query)
+        {
             begin().await;
-            assert_eq!(offset_by(query, &redis.index).await, Some(10), "{query}: all is there");
+            assert_eq!(
+                offset_by(query, &redis.index).await,
+                Some(10),
+                "{query}: all is there"
+            );
             let key = redis.key(SHARD, name);
             assert_eq!(redis.raw.call(&["DEL", &key]).await.as_i64(), Some(1), "{name}");
-            assert_eq!(offset_by(query, &redis.index).await, None, "{query} without {name}");
+            assert_eq!(
+                offset_by(query, &redis.index).await,
+                None,
+                "{query} without {name}"
+            );
         }
     }
     // After a rebuild, all is as before.
