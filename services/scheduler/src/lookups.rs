@@ -124,7 +124,6 @@ mod tests {
     use crate::index;
     use crate::index::memory::MemoryIndex;
     use crate::index::{Batch, Effect, Owner, ScanRequest};
-    use crate::job::{JobState, Kind, Payload, Priority};
     use crate::request::key_hash;
 
     const NOW: Timestamp = Timestamp::from_millis(1_763_722_800_000);
@@ -132,22 +131,10 @@ mod tests {
     fn job(offset: i64, key: &str) -> Job {
         Job {
             id: JobId::new(NOW, 0, offset),
-            app: "app".into(),
-            kind: Kind::App,
-            state: JobState::Scheduled,
-            priority: Priority::Normal,
             due: NOW,
             accepted: NOW,
-            revision: 1,
             idempotency_key: Some(key.into()),
-            request_hash: [7; 16],
-            request_id: None,
-            topic: "jobs".into(),
-            payload: Payload::default(),
-            ended: None,
-            expires: None,
-            occurrence: None,
-            released: None,
+            ..Job::for_tests(offset)
         }
     }
 

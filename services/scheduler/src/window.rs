@@ -630,28 +630,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::job::{JobState, Kind, Payload};
+    use crate::job::Kind;
     use crate::rate::Buckets;
 
     fn job(number: i64, app: &str, due: i64, priority: Priority) -> Arc<Job> {
         Arc::new(Job {
-            id: JobId::new(Timestamp::from_millis(0), 0, number),
             app: app.into(),
-            kind: Kind::App,
-            state: JobState::Scheduled,
             priority,
             due: Timestamp::from_millis(due),
-            accepted: Timestamp::from_millis(0),
-            revision: 1,
-            idempotency_key: None,
-            request_hash: [0; 16],
-            request_id: None,
-            topic: "t".into(),
-            payload: Payload::default(),
-            ended: None,
-            expires: None,
-            occurrence: None,
-            released: None,
+            ..Job::for_tests(number)
         })
     }
 

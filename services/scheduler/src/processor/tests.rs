@@ -91,16 +91,8 @@ impl Bench {
     fn schedule(&mut self, delay: &str, written: Timestamp) {
         let request = format!(r#"{{"appName":"app","delay":"{delay}","jobData":{{}}}}"#);
         let record = Record {
-            position: Position {
-                topic: "ingest".into(),
-                partition: 0,
-                offset: self.offset,
-            },
             timestamp: Some(written),
-            key: None,
-            value: Some(request.into()),
-            headers: Headers::new(),
-            unreadable_headers: 0,
+            ..command(0, self.offset, &request)
         };
         self.offset += 1;
         self.processor.accept(self.assignment, record, written);
@@ -332,18 +324,7 @@ fn full_memory_pauses_shards_with_commands() {
     let mut other_lane = MemoryShare::new(bench.processor.limits.clone());
     other_lane.set(1 << 30);
     assert!(bench.capacity() > 0);
-    let record = Record {
-        position: Position {
-            topic: "ingest".into(),
-            partition: 0,
-            offset: 0,
-        },
-        timestamp: Some(START),
-        key: None,
-        value: Some(vec![b'x'; 2 * MEGABYTE].into()),
-        headers: Headers::new(),
-        unreadable_headers: 0,
-    };
+    let record = command(0, 0, &"x".repeat(2 * MEGABYTE));
     bench.processor.accept(bench.assignment, record, START);
     bench.processor.accepted_all();
     assert_eq!(bench.capacity(), 0);
@@ -370,18 +351,10 @@ fn lane_with(settings: Settings, shards: u32, commands: i64, value: &Bytes, head
         let mut shard = Shard::new(settings.clone(), number);
         shard.handle_response(IndexResponse::Ready { end: 0 }, START);
         for offset in 0..commands {
-            let position = Position {
-                topic: settings.ingest.clone(),
-                partition: number,
-                offset,
-            };
             let record = Record {
-                position,
-                timestamp: Some(START),
-                key: None,
                 value: Some(value.clone()),
                 headers: headers.clone(),
-                unreadable_headers: 0,
+                ..command(number, offset, "")
             };
             shard.accept(record, START);
         }

@@ -158,30 +158,19 @@ impl Shard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::{JobId, Kind, Payload, Priority};
+    use crate::job::{Kind, Payload, Priority};
 
     const REQUEST: [u8; 16] = [1; 16];
     const OTHER: [u8; 16] = [2; 16];
 
     fn job(state: JobState, request_id: Option<&str>) -> Arc<Job> {
         Arc::new(Job {
-            id: JobId::new(Timestamp::from_millis(0), 0, 0),
-            app: "app".into(),
-            kind: Kind::App,
             state,
-            priority: Priority::Normal,
             due: Timestamp::from_millis(9),
-            accepted: Timestamp::from_millis(0),
-            revision: 1,
             idempotency_key: Some("key".into()),
             request_hash: REQUEST,
             request_id: request_id.map(Into::into),
-            topic: "jobs".into(),
-            payload: Payload::default(),
-            ended: None,
-            expires: None,
-            occurrence: None,
-            released: None,
+            ..Job::for_tests(0)
         })
     }
 

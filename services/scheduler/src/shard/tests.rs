@@ -18,7 +18,7 @@ use crate::admission::INDEX_FULL;
 use crate::codec::{self, KeyValue, RetentionPolicy};
 use crate::controls::LiveAppStates;
 use crate::index::{Batch, Effect, FinishedRelease, FlowPosition, FlowScan, Row, Scan, ScanRequest};
-use crate::job::{JobState, Payload, Priority};
+use crate::job::{JobState, Payload};
 use crate::lookups;
 use crate::quota::QUOTA_EXCEEDED;
 use crate::rate::Buckets;

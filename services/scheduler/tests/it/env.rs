@@ -431,8 +431,13 @@ pub(crate) fn answers(seen: &Seen) -> HashMap<String, v1::Outcome> {
 
 /// A job that is due in an hour.
 pub(crate) fn far(offset: i64, env: &SchedulerEnv) -> Job {
+    waiting(JobId::new(now(), 0, offset), &env.topics.apps["crawl"])
+}
+
+/// A job without a payload that is due in an hour.
+pub(crate) fn waiting(id: JobId, topic: &str) -> Job {
     Job {
-        id: JobId::new(now(), 0, offset),
+        id,
         app: "crawl".into(),
         kind: Kind::App,
         state: JobState::Scheduled,
@@ -443,7 +448,7 @@ pub(crate) fn far(offset: i64, env: &SchedulerEnv) -> Job {
         idempotency_key: None,
         request_hash: [0; 16],
         request_id: None,
-        topic: env.topics.apps["crawl"].clone(),
+        topic: topic.into(),
         payload: Payload::default(),
         ended: None,
         expires: None,

@@ -199,19 +199,7 @@ fn long_wait_ends_in_named_topic() {
             // The return topic when the wait began.
             topic: GONE.into(),
             payload: payload(named),
-            id: JobId::new(Timestamp::from_millis(START), 0, 0),
-            state: JobState::Scheduled,
-            priority: Priority::Normal,
-            due: Timestamp::from_millis(START),
-            accepted: Timestamp::from_millis(START),
-            revision: 1,
-            idempotency_key: None,
-            request_hash: [0; 16],
-            request_id: None,
-            ended: None,
-            expires: None,
-            occurrence: None,
-            released: None,
+            ..Job::for_tests(0)
         };
         world.shard.window.insert(Arc::new(job));
         let writes = world.shard.finish(world.now, records(10));

@@ -324,34 +324,6 @@ fn unexpected_application_means_unknown_schedule() {
 }
 
 #[test]
-fn schedule_over_quota_is_retried() {
-    let mut world = World::with(Settings {
-        max_waiting: [("app".into(), 1)].into(),
-        ..settings()
-    });
-    let waits = world.schedule("app", 60_000, None);
-    world.changed("s", create(every("app", 1)));
-    let triggered = Action::Trigger(change::Trigger {});
-    assert_eq!(world.changed("s", triggered.clone()).code, QUOTA_EXCEEDED);
-    world.step_seconds(2);
-    let problem = world.stored("s").unwrap().problem.unwrap();
-    assert!(
-        problem.contains("scheduler.apps.app.max_waiting (1)"),
-        "{problem}"
-    );
-    assert_eq!(world.occurrences("s"), []);
-    world.cancel(waits);
-    world.step_seconds(61);
-    assert_eq!(world.stored("s").unwrap().problem, None);
-    assert!(!world.occurrences("s").is_empty());
-    assert_eq!(
-        world.changed("s", triggered).outcome(),
-        v1::Outcome::ScheduleTriggered
-    );
-    world.check_occurrences();
-}
-
-#[test]
 fn full_quota_loses_no_occurrence() {
     let seconds = |seconds| prost_types::Duration { seconds, nanos: 0 };
     // The default grace, the shortest one, and one for which the longest delay counts.
@@ -370,12 +342,17 @@ fn full_quota_loses_no_occurrence() {
             ..every("app", 120)
         };
         world.changed("s", create(spec));
+        let trigger = world.changed("s", Action::Trigger(change::Trigger {}));
+        assert_eq!(trigger.code, QUOTA_EXCEEDED);
         // A second takes 1.1 s.
         world.step_seconds(110);
-        assert!(world.stored("s").unwrap().problem.is_some(), "{grace:?}");
+        let problem = world.stored("s").unwrap().problem.unwrap();
+        let expected = "scheduler.apps.app.max_waiting (1)";
+        assert!(problem.contains(expected), "{grace:?}: {problem}");
         world.cancel(waits);
         world.step_seconds(retried);
         let stored = world.stored("s").unwrap();
+        assert_eq!(stored.problem, None, "{grace:?}");
         assert_eq!(
             (world.occurrences("s").len(), stored.skipped),
             (1, 0),

@@ -30,23 +30,10 @@ fn forgetting_yields_to_due_jobs() {
     let job = |ahead| {
         let due = now.after(Duration::from_millis(ahead));
         Arc::new(Job {
-            kind: Kind::App,
-            app: "app".into(),
             topic: APP.into(),
-            payload: Payload::default(),
             id: JobId::new(now, 0, 5_000),
-            state: JobState::Scheduled,
-            priority: Priority::Normal,
             due,
-            accepted: now,
-            revision: 1,
-            idempotency_key: None,
-            request_hash: [0; 16],
-            request_id: None,
-            ended: None,
-            expires: None,
-            occurrence: None,
-            released: None,
+            ..Job::for_tests(5_000)
         })
     };
     shard.window.insert(job(1_000));
