@@ -146,7 +146,7 @@ fn large_jobs_survive_crashes() {
 const FAULT_POINTS: [&str; 8] = [
     "begin", "produce", "offsets", "commit", "index", "claim", "replay", "clear",
 ];
-const TIMES: [u32; 2] = [1, 30];
+const TIMES: [u32; 2] = [1, 12];
 /// A process reaches these once per partition, when it starts.
 const OF_THE_START: [&str; 3] = ["claim", "replay", "clear"];
 

@@ -284,7 +284,7 @@ fn unreadable_application_stays_paused() {
         rate: None,
     };
     // Of a newer format, and then readable.
-    write_app(1_000, running.clone());
+    write_app(1_000, running);
     scheduler.until_ready_but("has a format or a field that this version does not know");
     scheduler.until_ready_but(&format!("paused applications: {PAUSED}"));
     write_app(0, running);

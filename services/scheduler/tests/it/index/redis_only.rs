@@ -434,7 +434,7 @@ async fn lost_eviction_log_is_detected() {
 }
 
 #[tokio::test]
-async fn eviction_log_expires() {
+async fn redis_removes_expired_keys() {
     let redis = OwnRedis::connect().await;
     let index = redis.index.clone().with_max_ended(1);
     // The second one is of a slice that is over, as in a rebuild.
@@ -452,12 +452,6 @@ async fn eviction_log_expires() {
             "{life}"
         );
     }
-    redis.remove().await;
-}
-
-#[tokio::test]
-async fn redis_removes_expired_keys() {
-    let redis = OwnRedis::connect().await;
     begin(&redis.index, vec![with_key(waits(1, 5), b'a', 100_000)]).await;
     let key = |name: &str| redis.key(SHARD, name);
     let life = async |name: &str| redis.raw.call(&["PTTL", &key(name)]).await.as_i64().unwrap();
