@@ -101,12 +101,11 @@ async fn manage_over_rest(server: &Server) {
     assert_eq!(moved.text_of("outcome"), "rescheduled");
     assert_eq!(moved.body["job"]["revision"], 2);
 
-    let stats = eventually_async("statistics", DEADLINE, async || {
-        let stats = server.get("/v1/stats?minutes=180").await.is(200);
-        let is_right = stats.body["nextDue"] == moved.body["job"]["scheduledTime"];
-        if is_right { Ok(stats) } else { Err(stats.text) }
-    })
-    .await;
+    let stats = server
+        .get_until("/v1/stats?minutes=180", |stats| {
+            stats.body["nextDue"] == moved.body["job"]["scheduledTime"]
+        })
+        .await;
     assert_eq!(
         (&stats.body["scheduled"], &stats.body["later"]),
         (&1.into(), &0.into())
@@ -128,15 +127,9 @@ async fn manage_over_rest(server: &Server) {
     );
     let late = server.json(Method::PATCH, &path, r#"{"delay":"2h"}"#).await;
     late.problem(409, "already_cancelled", "ended before the request");
-    let cancelled = eventually_async("the job as it ended", DEADLINE, async || {
-        let job = server.get(&path).await.is(200);
-        if job.text_of("state") == "cancelled" {
-            Ok(job)
-        } else {
-            Err(job.text)
-        }
-    })
-    .await;
+    let cancelled = server
+        .get_until(&path, |job| job.text_of("state") == "cancelled")
+        .await;
     // The data of an ended job is not kept.
     assert!(cancelled.body.get("jobData").is_none());
 }
@@ -241,15 +234,7 @@ async fn dispatch_once(server: &Server) {
     let id = accepted.text_of("id").to_owned();
     // The id was returned before the job was accepted, and is the id of the job.
     let path = format!("/v1/jobs/{id}");
-    eventually_async("the job", DEADLINE, async || {
-        let job = server.get(&path).await;
-        if job.status.is_success() {
-            Ok(())
-        } else {
-            Err(job.text)
-        }
-    })
-    .await;
+    server.get_until(&path, |job| job.status.is_success()).await;
 
     let record = only_record(server, "sms").await;
     assert_eq!(record.value.as_deref(), Some(&b"[ 1 ]"[..]));
@@ -469,14 +454,8 @@ async fn late_commands_are_answered_with_positions() {
     assert_eq!(late.text_of("position"), command.to_string());
     late.problem(424, "pending", "and will take effect");
     redis.process().cont();
-    let job = eventually_async("the job", DEADLINE, async || {
-        let job = server.get(&format!("/v1/jobs/{id}")).await;
-        if job.status.is_success() {
-            Ok(job)
-        } else {
-            Err(job.text)
-        }
-    })
-    .await;
+    let job = server
+        .get_until(&format!("/v1/jobs/{id}"), |job| job.status.is_success())
+        .await;
     assert_eq!(job.text_of("idempotencyKey"), "k");
 }

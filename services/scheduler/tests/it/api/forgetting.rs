@@ -34,15 +34,9 @@ async fn ended_jobs_and_keys_are_forgotten() {
     let path = format!("/v1/jobs/{}", first.text_of("id"));
     only_record(&server, "sms").await;
 
-    eventually_async("the job is forgotten", DEADLINE, async || {
-        let answer = server.get(&path).await;
-        if answer.status.as_u16() == 404 {
-            Ok(())
-        } else {
-            Err(answer.text)
-        }
-    })
-    .await;
+    server
+        .get_until(&path, |answer| answer.status.as_u16() == 404)
+        .await;
     eventually_async("a tombstone", DEADLINE, async || {
         let records = tokio::task::block_in_place(|| server.records("jobs-state"));
         match records.last() {
@@ -120,15 +114,9 @@ async fn damaged_index_is_repaired() {
         let first = server.json(Method::POST, "/v1/jobs", &body).await.is(201);
         let id = first.text_of("id").to_owned();
         let path = format!("/v1/jobs/{id}");
-        eventually_async("the job is in the index", DEADLINE, async || {
-            let answer = server.get(&path).await;
-            if answer.status.as_u16() == 200 {
-                Ok(())
-            } else {
-                Err(answer.text)
-            }
-        })
-        .await;
+        server
+            .get_until(&path, |answer| answer.status.as_u16() == 200)
+            .await;
         assert!(raw.call(&["EVAL", damage, "0"]).await.as_i64().unwrap() > 0);
         let again = server.json(Method::POST, "/v1/jobs", &body).await.is(200);
         assert_eq!(

@@ -4,14 +4,12 @@ use redeliver_proto::auth::SendToken;
 use redeliver_proto::v1;
 use redeliver_proto::v1::job_service_client::JobServiceClient;
 use redeliver_service::identity::{NewToken, new_token};
-use redeliver_testkit::eventually_async;
 use reqwest::Method;
 use tonic::Code;
 
 use super::identity::write_tokens;
 use super::only_record;
 use super::server::{Answer, Server, send, with_json};
-use crate::env::DEADLINE;
 
 /// A request that replaces others.
 fn event(delay: &str, number: u32, more: &str) -> String {
@@ -41,15 +39,7 @@ async fn newest_request_with_key_counts() {
         second.body["job"]["scheduledTime"]
     );
     let path = format!("/v1/jobs/{id}");
-    eventually_async("the new data", DEADLINE, async || {
-        let job = server.get(&path).await;
-        if job.body["jobData"] == 2 {
-            Ok(())
-        } else {
-            Err(job.text)
-        }
-    })
-    .await;
+    server.get_until(&path, |job| job.body["jobData"] == 2).await;
     // Without the policy, the first request counts.
     let other = event("3h", 3, "").replace("replace", "reject");
     schedule(&server, &other)

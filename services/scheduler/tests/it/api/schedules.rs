@@ -51,19 +51,6 @@ fn every(seconds: u64) -> v1::ScheduleSpec {
     }
 }
 
-/// Gets a job until it is as it should be: the index follows changes within milliseconds.
-async fn until(server: &Server, path: &str, what: impl Fn(&Answer) -> bool) -> Answer {
-    eventually_async("the job is as it should be", DEADLINE, async || {
-        let answer = server.get(path).await;
-        if what(&answer) {
-            Ok(answer)
-        } else {
-            Err(answer.text)
-        }
-    })
-    .await
-}
-
 /// Waits for the only record of an occurrence.
 async fn record_of(server: &Server, occurrence: &str) -> Record {
     eventually_async("the record of the occurrence", DEADLINE, async || {
@@ -129,10 +116,11 @@ async fn manage_over_rest(server: &Server) {
     let occurrence = format!("yearly+{job}");
     let record = record_of(server, &occurrence).await;
     assert_eq!(record.value.as_deref(), Some(&br#"{"n": 1.50}"#[..]));
-    let dispatched = until(server, &format!("/v1/jobs/{job}"), |job| {
-        job.body["state"] == "dispatched"
-    })
-    .await;
+    let dispatched = server
+        .get_until(&format!("/v1/jobs/{job}"), |job| {
+            job.body["state"] == "dispatched"
+        })
+        .await;
     assert_eq!(dispatched.text_of("occurrence"), occurrence);
     let resumed = post(server, "/v1/schedules/yearly:resume", r#"{"catchUp":true}"#)
         .await
