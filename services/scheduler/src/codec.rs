@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_without_a_request_id_is_shown_with_its_own_id() {
+    fn request_id_defaults_to_job_id() {
         let mut job = job();
         assert_eq!(to_proto(&job, false).request_id, job.id.to_string());
         job.request_id = Some("r-1".into());
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ended_job_is_kept_as_long_as_its_key() {
+    fn ended_job_outlives_its_key() {
         let hour = std::time::Duration::from_secs(3600);
         let retention = RetentionPolicy {
             keys: 24 * hour,

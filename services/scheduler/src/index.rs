@@ -655,7 +655,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_is_evictable_after_a_minute_or_with_an_end_in_the_future() {
+    fn ended_jobs_are_evictable_after_minute() {
         let now = Timestamp::from_millis(1_000_000);
         for (ended, expected) in [
             (0, true),

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_is_an_entry_of_the_index_under_its_own_key() {
+    fn schedule_has_its_own_key() {
         let spec = v1::ScheduleSpec {
             job: Some(v1::JobTemplate::default()),
             ..v1::ScheduleSpec::default()
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_beyond_the_limit_counts_even_if_all_others_are_replaced() {
+    fn record_beyond_the_limit_counts() {
         let mut unread = UnreadRecords::default();
         let mut note = |offset: i64, key: i64, value| {
             let record = record(offset, &format!("redrive:{key}"), value);

@@ -94,7 +94,7 @@ const RELAY_MODEL: Test = unit(
 );
 const SHARD_MODEL: Test = unit(
     SCHEDULER,
-    "shard::tests::each_job_is_dispatched_once_and_never_early",
+    "shard::tests::jobs_are_dispatched_once_never_early",
 );
 
 pub(crate) const MUTANTS: &[Mutant] = &[
@@ -312,7 +312,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[
             unit(
                 SCHEDULER,
-                "shard::conflict::tests::a_repetition_of_the_newest_request_has_no_effect",
+                "shard::conflict::tests::repeated_newest_request_has_no_effect",
             ),
             SHARD_MODEL,
         ],
@@ -342,7 +342,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A release is finished before all commands that it is about were read. Those that an owner reads that does not know the release wait until their due time.",
         &[unit(
             SCHEDULER,
-            "shard::tests::released_waits::what_is_read_after_a_release_by_an_owner_that_does_not_know_it_is_released",
+            "shard::tests::released_waits::next_owner_completes_the_release",
         )],
     ),
     mutant(
@@ -350,7 +350,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A schedule is written without its progress after an occurrence. The same occurrence creates jobs again and again.",
         &[unit(
             SCHEDULER,
-            "shard::tests::recurring::each_occurrence_is_dispatched_once_or_skipped",
+            "shard::tests::recurring::each_occurrence_is_dispatched_or_skipped",
         )],
     ),
     mutant(
@@ -371,7 +371,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A dispatch without a command does not prove that its lane still owns the shard. A previous owner dispatches jobs again.",
         &[unit(
             SCHEDULER,
-            "processor::tests::a_dispatch_without_a_command_proves_that_the_lane_owns_its_shard",
+            "processor::tests::dispatch_without_command_proves_ownership",
         )],
     ),
     mutant(
