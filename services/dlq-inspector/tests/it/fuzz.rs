@@ -482,7 +482,7 @@ async fn random_requests(name: &str, count: u32) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_random_request_is_answered_or_refused_for_a_reason() {
-    random_requests("random-requests", FEW).await;
+    random_requests("random-requests", FEW / 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

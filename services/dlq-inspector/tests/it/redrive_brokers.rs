@@ -13,7 +13,7 @@ use redeliver_testkit::{
 use tonic::Status;
 
 use crate::redrive::{
-    ENDED, World, change, client, get, ids_at, outcomes, plan, planned, read, start, until,
+    ENDED, World, change, client, get, ids_at, outcomes, plan, planned_of, read, start, until,
 };
 use crate::support::{DEADLINE, Inspector};
 
@@ -121,18 +121,6 @@ fn executing(inspectors: &mut [Inspector; 2]) -> usize {
         before = done;
         has_more.ok_or_else(|| format!("{done:?}"))
     })
-}
-
-/// Plans a job, once the inspector knows all of its dead letters.
-async fn planned_of(inspector: &mut Inspector, request: &v1::PlanRedriveRequest, total: u32) -> v1::Redrive {
-    eventually_async("the plan", DEADLINE, async || {
-        let job = planned(inspector, request.clone()).await;
-        match job.map_err(|status| status.to_string())? {
-            job if job.total == total => Ok(job),
-            job => Err(job.total.to_string()),
-        }
-    })
-    .await
 }
 
 /// Repeats a call while brokers are away.

