@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn states_are_unknown_in_an_answer_during_which_the_ledger_was_away() {
+    fn absent_ledger_makes_states_unknown() {
         let shared = SharedState::new();
         let caught_up = |missing: &[&str]| Completeness {
             as_of: Some(Timestamp::from_millis(1)),

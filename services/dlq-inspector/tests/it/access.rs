@@ -281,7 +281,7 @@ fn denied() -> (Code, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_with_a_scope_for_one_topic_finds_nothing_of_another_one() {
+async fn scope_for_topic_hides_other_topics() {
     let scopes: [(&str, &[&str]); 2] = [
         ("all", &["dead-letters:*"]),
         ("orders", &["dead-letters:*:{orders}"]),
@@ -401,7 +401,7 @@ async fn a_caller_with_a_scope_for_one_topic_finds_nothing_of_another_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_without_payloads_gets_none_and_cannot_find_them_out_with_filters() {
+async fn caller_without_scope_gets_no_payloads() {
     let scopes: [(&str, &[&str]); 3] = [
         ("all", &["dead-letters:*"]),
         ("metadata", &["dead-letters:read"]),

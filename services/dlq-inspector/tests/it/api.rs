@@ -13,7 +13,7 @@ use tonic_types::StatusExt as _;
 use crate::support::{DEADLINE, Dead, InspectorEnv, dead, ids};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dead_letters_of_a_worker_are_listed_with_all_fields() {
+async fn letters_of_worker_have_all_fields() {
     let mut env = InspectorEnv::new("worker");
     let endpoint = FakeEndpoint::start(|_| Reply::status(422));
     // The inspector of this test reads only topics with the name prefix of the test.
@@ -190,7 +190,7 @@ async fn record_is_returned_byte_for_byte() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pages_are_bounded_in_number_and_bytes() {
+async fn pages_are_bounded_in_bytes() {
     let env = InspectorEnv::new("pages");
     let topic = env.create_topic("a", 3).await;
     for partition in 0..3 {

@@ -88,7 +88,7 @@ fn missing(completeness: &v1::Completeness, topic: &str) -> Vec<(Option<i32>, v1
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_name_what_may_not_be_read_and_leave_unknown_states_unknown() {
+async fn answers_name_unreadable_topics() {
     let kafka = LocalKafka::start_with(&AUTHORIZER).unwrap();
     let env = InspectorEnv::on("partial", &kafka.brokers());
     let (open, closed) = (

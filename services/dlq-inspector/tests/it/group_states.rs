@@ -222,7 +222,7 @@ async fn precondition_admits_one_of_two_changes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_with_a_value_that_cannot_be_read_is_open_and_not_changed() {
+async fn unreadable_value_is_not_changed() {
     let env = InspectorEnv::new("unreadable");
     let topic = env.create_topic("a", 1).await;
     env.put(&topic, 0, vec![failed(&env, "a"), failed(&env, "b")])
@@ -319,7 +319,7 @@ async fn without_dead_letters(client: &mut Client, ids: &[String]) -> Vec<v1::Gr
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn groups_without_dead_letters_are_listed_and_can_be_reset() {
+async fn groups_without_letters_can_be_reset() {
     let env = InspectorEnv::new("gone");
     let topic = env.create_topic("a", 1).await;
     let letters = ["a", "b", "c"].map(|code| failed(&env, code)).to_vec();

@@ -60,7 +60,7 @@ fn from(first: [i64; 2]) -> Vec<(i32, i64)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn entries_of_deleted_dead_letters_are_removed_while_redrives_run_and_their_inspector_is_killed() {
+async fn entries_are_removed_through_kills() {
     let mut world = world_that_removes("ledger-removal").await;
     world.put(20).await;
     let mut inspectors = world.start_two().await;
@@ -120,7 +120,7 @@ async fn entries_of_deleted_dead_letters_are_removed_while_redrives_run_and_thei
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_fetched_before_it_was_deleted_is_not_redriven_after_its_entry_is_removed() {
+async fn prefetched_letter_is_not_redriven_twice() {
     const COUNT: u16 = 300;
     let world = world_that_removes("ledger-fetched").await;
     let letters = (0..COUNT).map(|offset| world.dead(offset.into(), Some(b"v"), Headers::new()));
@@ -155,7 +155,7 @@ async fn what_was_fetched_before_it_was_deleted_is_not_redriven_after_its_entry_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn entries_of_a_dead_letter_topic_that_was_created_again_stay() {
+async fn entries_of_recreated_topic_stay() {
     let world = world_that_removes("ledger-recreated").await;
     world.put(20).await;
     let mut inspector = world.env.start().await;

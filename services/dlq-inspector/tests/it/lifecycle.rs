@@ -19,7 +19,7 @@ use crate::redrive::{World, done, plan};
 use crate::support::{Client, DEADLINE, Inspector, InspectorEnv, dead};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_serves_once_the_index_has_caught_up_and_during_outages() {
+async fn inspector_serves_during_outages() {
     let mut kafka = LocalKafka::start().unwrap();
     let mut env = InspectorEnv::on("outage", &kafka.brokers());
     let topic = env.create_topic("a", 2).await;
@@ -222,7 +222,7 @@ async fn a_full_disk_is_waited_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_ledger_has_that_was_created_again_counts_and_nothing_else() {
+async fn recreated_ledger_replaces_the_old_one() {
     let kafka = LocalKafka::start().unwrap();
     let mut world = World::on("ledger-again", "", &kafka.brokers()).await;
     world.put(6).await;
@@ -274,7 +274,7 @@ async fn what_a_ledger_has_that_was_created_again_counts_and_nothing_else() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "long"]
-async fn five_thousand_partitions_are_indexed_and_followed() {
+async fn five_thousand_partitions_are_followed() {
     const TOPICS: usize = 20;
     const PARTITIONS: i32 = 250;
     let total = TOPICS * PARTITIONS as usize;

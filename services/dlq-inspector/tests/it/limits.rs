@@ -130,7 +130,7 @@ async fn stalled_readers_take_a_bounded_part() {
 /// The client does not count headers against the limit of its queue: there, these letters would take 550 MiB.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "long"]
-async fn letters_of_many_headers_wait_in_kafka() {
+async fn letters_with_many_headers_are_bounded() {
     let mut env = InspectorEnv::new("headers");
     let flooded = env.create_topic("a", 1).await;
     let other = env.create_topic("b", 1).await;

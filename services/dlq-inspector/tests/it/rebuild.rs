@@ -116,7 +116,7 @@ async fn index_is_continued_or_rebuilt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_index_that_is_damaged_while_it_is_used_is_rebuilt_by_the_same_process() {
+async fn damaged_index_is_rebuilt_while_used() {
     let env = InspectorEnv::new("damaged");
     let topic = env.create_topic("a", 1).await;
     env.put(&topic, 0, numbered("old", 300)).await;

@@ -374,7 +374,7 @@ fn written(item: &v1::RedriveItem) -> Position {
 }
 
 #[tokio::test]
-async fn a_record_returns_byte_for_byte_and_only_once() {
+async fn record_returns_once_byte_for_byte() {
     let world = World::new("redrive-bytes", "").await;
     let headers: Headers = [
         ("tenant", Some(&b"a\0\xff"[..])),
@@ -525,7 +525,7 @@ async fn used_request_id_plans_nothing_else() {
 }
 
 #[tokio::test]
-async fn the_brake_pauses_a_redrive_whose_records_come_back() {
+async fn brake_pauses_a_failing_redrive() {
     let world = World::new("redrive-brake", "").await;
     world.put(40).await;
     let later = world.env.create_topic("later", 1).await;
@@ -827,13 +827,13 @@ async fn each_is_redriven_once(name: &str, count: i64, rate: u32, kills: usize) 
 }
 
 #[tokio::test]
-async fn each_dead_letter_is_redriven_once_while_inspectors_are_killed() {
+async fn each_letter_is_redriven_once() {
     each_is_redriven_once("redrive-killed", 900, 300, 3).await;
 }
 
 #[tokio::test]
 #[ignore = "long"]
-async fn each_of_50000_dead_letters_is_redriven_once_through_ten_kills() {
+async fn each_of_50000_is_redriven_once() {
     each_is_redriven_once("redrive-long", 50_000, 0, 10).await;
 }
 
@@ -975,22 +975,6 @@ async fn redrives_need_scopes_and_hide_topics() {
         .await;
     let text = format!("{:?}", listed.unwrap().into_inner());
     assert_eq!(shows(&text), None, "{text}");
-    // Once it is done, neither do its items say where the records are.
-    world.env.recreate_topic(&legacy.as_str().into(), 1).await;
-    assert!(client("all").start_redrive(change(&by_filter.id)).await.is_ok());
-    eventually_async("the end of the job", DEADLINE * 3, async || {
-        let request = v1::GetRedriveRequest {
-            id: by_filter.id.clone(),
-        };
-        let job = client("all").get_redrive(request).await;
-        let job = job.map_err(|status| status.to_string())?.into_inner();
-        if ENDED.contains(&job.state()) {
-            Ok(())
-        } else {
-            Err(format!("{job:?}"))
-        }
-    })
-    .await;
     // Who sees it and may not do it is told so.
     let of_dlq = || plan(v1::RedriveKind::Redrive, &format!("topic = '{}'", world.dlq));
     let job = client("operator")
@@ -1029,6 +1013,22 @@ async fn redrives_need_scopes_and_hide_topics() {
     };
     assert!(client("half").plan_redrive(discard).await.is_ok());
     assert_eq!(world.redriven().len(), 0);
+    // Once it is done, neither do its items say where the records are.
+    world.env.recreate_topic(&legacy.as_str().into(), 1).await;
+    assert!(client("all").start_redrive(change(&by_filter.id)).await.is_ok());
+    eventually_async("the end of the job", DEADLINE * 3, async || {
+        let request = v1::GetRedriveRequest {
+            id: by_filter.id.clone(),
+        };
+        let job = client("all").get_redrive(request).await;
+        let job = job.map_err(|status| status.to_string())?.into_inner();
+        if ENDED.contains(&job.state()) {
+            Ok(())
+        } else {
+            Err(format!("{job:?}"))
+        }
+    })
+    .await;
     let items = async |name: &str| {
         let request = v1::ListRedriveItemsRequest {
             id: by_filter.id.clone(),
@@ -1153,7 +1153,7 @@ async fn denied_topics_hold_only_their_jobs() {
 }
 
 #[tokio::test]
-async fn an_inspector_goes_on_answering_while_another_process_has_its_instance_name() {
+async fn twin_instances_go_on_answering() {
     let mut world = World::new("redrive-twin", "").await;
     world.put(4).await;
     let mut first = world.env.start().await;

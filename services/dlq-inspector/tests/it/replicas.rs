@@ -271,7 +271,7 @@ impl Watcher {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_goes_on_at_another_replica_without_a_gap_and_without_a_repetition() {
+async fn watch_continues_at_another_replica() {
     let mut replicas = Replicas::start("replica-watch", 60).await;
     let mut all = Watcher::new("", false);
     // The connections go to the replicas in turn.
@@ -306,7 +306,7 @@ async fn a_watch_goes_on_at_another_replica_without_a_gap_and_without_a_repetiti
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_sends_everything_of_a_topic_that_was_created_again() {
+async fn watch_sends_all_of_recreated_topic() {
     let mut replicas = Replicas::start("replica-again", 20).await;
     let mut all = Watcher::new("", false);
     all.resume(&mut replicas.balancer.client().await, 20).await;

@@ -50,7 +50,7 @@ macro_rules! reflected {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_call_but_health_and_reflection_requires_a_token_with_the_scope() {
+async fn calls_require_token_with_scope() {
     let mut env = InspectorEnv::new("token");
     let file = env.base.directory().join("token");
     std::fs::write(&file, "s3cret\n").unwrap();

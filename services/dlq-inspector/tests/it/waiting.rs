@@ -103,7 +103,7 @@ fn is_denied<T: std::fmt::Debug>(result: Result<T, Status>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_sees_how_records_wait_if_it_sees_how_they_die() {
+async fn scope_for_letters_shows_waiting_records() {
     let scopes: [(&str, &[&str]); 3] = [
         ("all", &["dead-letters:*"]),
         ("orders", &["dead-letters:read:{orders}"]),

@@ -67,7 +67,7 @@ fn numbered(name: &str, count: usize, class: &str) -> Vec<Dead> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn watch_sends_old_and_new_and_resumes() {
+async fn watch_sends_old_then_new_letters() {
     let env = InspectorEnv::new("watch");
     let topic = env.create_topic("a", 1).await;
     env.put(&topic, 0, numbered("a", 3, "permanent")).await;
@@ -171,7 +171,7 @@ async fn silent_watch_sends_heartbeats_with_tokens() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_watchers_are_bounded_and_can_resume() {
+async fn slow_watchers_are_bounded_and_resume() {
     const WATCHERS: usize = 24;
     const LETTERS: usize = 40;
     let env = InspectorEnv::new("slow");
@@ -256,7 +256,7 @@ async fn end_of(stream: &mut Streaming<v1::WatchDeadLettersResponse>) -> (Code, 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_ends_when_its_token_is_revoked_loses_its_scope_or_expires() {
+async fn watch_ends_with_its_token() {
     let mut env = InspectorEnv::new("withdrawn");
     let directory = env.base.directory().to_owned();
     let write = |name: &str, text: &str| {

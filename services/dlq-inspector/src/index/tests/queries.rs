@@ -5,7 +5,7 @@ use super::super::tables::LetterRow;
 use super::*;
 
 #[test]
-fn many_headers_are_found_in_a_bounded_index() {
+fn many_headers_are_found() {
     let headers: Vec<(String, &str)> = (0..100_000).map(|number| (format!("h{number}"), "x")).collect();
     let headers: Vec<(&str, &str)> = headers.iter().map(|(name, value)| (&**name, *value)).collect();
     let large = letter("a-dlq", 0, 1, &headers);
@@ -88,13 +88,13 @@ fn filters_select_dead_letters() {
 }
 
 #[test]
-fn pages_contain_each_dead_letter_once_while_others_are_indexed() {
-    const COUNT: i64 = 50_000;
+fn pages_contain_each_letter_once() {
+    const COUNT: i64 = 12_000;
     let mut fixture = Fixture::new();
     let mut extra = 0;
     let classes = ["permanent", "exhausted", "expired"];
-    for start in (0..COUNT).step_by(5_000) {
-        let batch = (start..start + 5_000).map(|offset| {
+    for start in (0..COUNT).step_by(3_000) {
+        let batch = (start..start + 3_000).map(|offset| {
             let class = classes[usize::try_from(offset % 3).unwrap()];
             // Many have the same time, and the order of times is not that of arrival.
             at(
@@ -115,7 +115,7 @@ fn pages_contain_each_dead_letter_once_while_others_are_indexed() {
         let mut seen = HashSet::new();
         let mut after: Option<Cursor> = None;
         loop {
-            let page = fixture.list(filter, direction, after, 997);
+            let page = fixture.list(filter, direction, after, 499);
             let Some(last) = page.last() else { break };
             let end = last.cursor();
             after = Some(end);
@@ -147,7 +147,7 @@ fn pages_contain_each_dead_letter_once_while_others_are_indexed() {
 }
 
 #[tokio::test]
-async fn a_query_whose_caller_went_away_is_interrupted() {
+async fn abandoned_query_is_interrupted() {
     let mut fixture = Fixture::new();
     fixture.put((0..2_000).map(|offset| letter("t-dlq", 0, offset, &[])).collect());
     let (sender, receiver) = std::sync::mpsc::sync_channel(1);
@@ -163,29 +163,13 @@ async fn a_query_whose_caller_went_away_is_interrupted() {
         .await
         .unwrap();
     assert_eq!(interrupted, Ok(true));
-    assert_eq!(
-        fixture
-            .index
-            .pool
-            .internal(|connection| get(
-                connection,
-                &LetterId {
-                    topic: "t-dlq".into(),
-                    partition: 0,
-                    offset: 7
-                }
-            ))
-            .await
-            .unwrap()
-            .unwrap()
-            .id
-            .offset,
-        7
-    );
+    let id: LetterId = "t-dlq/0/7".parse().unwrap();
+    let found = fixture.index.pool.internal(move |connection| get(connection, &id));
+    assert_eq!(found.await.unwrap().unwrap().id.offset, 7);
 }
 
 #[test]
-fn large_headers_make_a_page_end_early() {
+fn large_headers_end_a_page_early() {
     let mut fixture = Fixture::new();
     let large = "x".repeat(60 << 10);
     let with_large = (0..100).map(|offset| letter("t-dlq", 0, offset, &[("large", &large)]));
@@ -213,7 +197,7 @@ fn large_headers_make_a_page_end_early() {
 }
 
 #[test]
-fn each_filter_with_an_equality_or_a_state_is_answered_by_an_index_without_sorting() {
+fn equalities_and_states_use_an_index() {
     let mut fixture = Fixture::new();
     fixture.json_fields = JSON_FIELDS.as_slice();
     varied(&mut fixture, 100);
@@ -276,7 +260,7 @@ fn each_filter_with_an_equality_or_a_state_is_answered_by_an_index_without_sorti
 }
 
 #[test]
-fn a_number_is_found_by_each_of_its_spellings() {
+fn number_is_found_by_any_spelling() {
     let mut fixture = Fixture::new();
     fixture.json_fields = JSON_FIELDS.as_slice();
     let values = [
@@ -324,7 +308,7 @@ fn a_number_is_found_by_each_of_its_spellings() {
 }
 
 #[test]
-fn an_index_finds_what_a_scan_finds() {
+fn index_finds_what_scan_finds() {
     let mut fixture = Fixture::new();
     fixture.json_fields = JSON_FIELDS.as_slice();
     varied(&mut fixture, 300);
@@ -373,7 +357,7 @@ fn an_index_finds_what_a_scan_finds() {
 }
 
 #[test]
-fn pages_of_two_indexes_continue_each_other() {
+fn pages_continue_in_another_index() {
     let (mut first, mut second) = (Fixture::new(), Fixture::new());
     // Many share a time, and the two read the partitions in different orders.
     let partition = |partition: i32| {
@@ -401,7 +385,7 @@ fn pages_of_two_indexes_continue_each_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fast_queries_run_next_to_any_number_of_slow_ones() {
+async fn fast_queries_run_beside_slow_ones() {
     // More than there are connections for fast queries.
     const SLOW: usize = 6;
     let mut fixture = Fixture::new();
@@ -429,17 +413,9 @@ async fn fast_queries_run_next_to_any_number_of_slow_ones() {
         });
     }
     for _ in 0..100 {
-        let query = |connection: &rusqlite::Connection| {
-            get(
-                connection,
-                &LetterId {
-                    topic: "t-dlq".into(),
-                    partition: 0,
-                    offset: 7,
-                },
-            )
-        };
-        assert_eq!(pool.query(query).await.unwrap().unwrap().id.offset, 7);
+        let id: LetterId = "t-dlq/0/7".parse().unwrap();
+        let found = pool.query(move |connection: &rusqlite::Connection| get(connection, &id));
+        assert_eq!(found.await.unwrap().unwrap().id.offset, 7);
     }
     for _ in 0..SLOW {
         release.send(()).unwrap();
@@ -450,7 +426,7 @@ async fn fast_queries_run_next_to_any_number_of_slow_ones() {
 }
 
 #[test]
-fn a_filter_of_the_greatest_nesting_is_answered() {
+fn deepest_filter_is_answered() {
     let mut fixture = Fixture::new();
     fixture.put(vec![
         letter("t-dlq", 0, 1, &[("tenant", "x")]),
@@ -473,7 +449,7 @@ fn a_filter_of_the_greatest_nesting_is_answered() {
 }
 
 #[test]
-fn a_page_token_of_another_version_continues_at_the_same_dead_letter() {
+fn page_tokens_are_stable() {
     let mut fixture = Fixture::new();
     fixture.put(vec![at(7, "t-dlq", 3, 44, &[])]);
     let expected = Cursor {
@@ -532,7 +508,7 @@ fn watches_read_partitions_in_order() {
 }
 
 #[test]
-fn a_watch_that_knows_templates_finds_messages_of_later_ones() {
+fn watch_finds_messages_of_new_templates() {
     let mut fixture = Fixture::new();
     let with_message = |offset, message: &str| {
         letter(
@@ -554,11 +530,7 @@ fn a_watch_that_knows_templates_finds_messages_of_later_ones() {
     fixture.put(vec![with_message(3, "refused again"), with_message(4, "lost")]);
     assert_eq!(found(&fixture), [1, 3]);
     // The id of a deleted template is not used for another one.
-    let trim = Change::Trim {
-        topic: "t-dlq".into(),
-        partition: 0,
-        low: 2_000,
-    };
+    let trim = trim("t-dlq", 0, 2_000);
     fixture.put(
         (5..2_000)
             .map(|offset| with_message(offset, "refused for good"))
@@ -581,14 +553,14 @@ fn seen_in(fixture: &Fixture, filter: &str, sees: impl Fn(&str) -> bool) -> Expr
 }
 
 #[test]
-fn a_filter_can_be_limited_to_thousands_of_topics() {
+fn filter_takes_thousands_of_topics() {
     let mut fixture = Fixture::new();
     // SQLite permits expressions with a depth of 1,000.
-    let dead = (0..2_000).map(|number| letter(&format!("t{number}-dlq"), 0, number, &[("tenant", "x")]));
+    let dead = (0..1_200).map(|number| letter(&format!("t{number}-dlq"), 0, number, &[("tenant", "x")]));
     fixture.put(dead.collect());
     for (filter, topics, expected) in [
-        ("", 2_000, 2_000),
-        ("state = OPEN", 1_999, 1_999),
+        ("", 1_200, 1_200),
+        ("state = OPEN", 1_199, 1_199),
         ("headers.tenant = x", 50, 50),
         ("NOT headers.tenant = x", 50, 0),
         ("offset >= 10", 100, 90),
@@ -618,7 +590,7 @@ fn a_filter_can_be_limited_to_thousands_of_topics() {
 }
 
 #[test]
-fn the_index_of_a_state_finds_the_few_dead_letters_of_a_caller_that_sees_some_topics() {
+fn visible_topics_choose_the_driver() {
     use super::plan::Driver;
 
     let mut fixture = Fixture::new();
@@ -660,7 +632,7 @@ fn driver(fixture: &Fixture, filter: &str) -> super::plan::Driver {
 }
 
 #[test]
-fn a_search_for_a_number_reads_all_rows_if_most_of_them_can_have_it() {
+fn frequent_number_is_searched_by_time() {
     use super::plan::Driver;
 
     let check = |numbered: i64, others: i64, is_by_time: bool| {
@@ -685,7 +657,7 @@ fn a_search_for_a_number_reads_all_rows_if_most_of_them_can_have_it() {
 }
 
 #[test]
-fn a_search_for_a_number_is_driven_by_what_else_finds_fewer_rows() {
+fn number_search_uses_rarer_condition() {
     use super::plan::Driver;
 
     let mut fixture = Fixture::new();
@@ -753,7 +725,7 @@ fn messages_are_found_among_many_templates() {
 }
 
 #[test]
-fn rows_beyond_a_full_bucket_are_listed() {
+fn rows_beyond_full_bucket_are_listed() {
     let mut fixture = Fixture::new();
     let dead = |time, offset| at(time, "t-dlq", 0, offset, &[]);
     fixture.put(vec![dead(3, 1)]);

@@ -49,7 +49,7 @@ async fn decoded(client: &mut TokenClient, id: &str) -> Option<v1::DecodedValue>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn values_are_decoded_with_their_schemas_and_what_is_masked_is_not_in_them() {
+async fn decoded_values_contain_nothing_masked() {
     let mut registry = LocalSchemaRegistry::start().unwrap();
     let order = registry.register("shop.Order", "AVRO", ORDER, &[]).await;
     let cart = registry.register("cart", "AVRO", CART, &["shop.Order"]).await;
@@ -243,7 +243,7 @@ fn letter_of(schema: u32) -> Dead {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_registry_gets_the_credentials_of_the_files_and_its_answers_are_bounded() {
+async fn registry_gets_credentials_of_files() {
     let registry = FakeEndpoint::start(|request| {
         let sent = request
             .headers

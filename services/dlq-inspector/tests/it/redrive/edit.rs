@@ -223,7 +223,7 @@ async fn edited_record_replaces_the_original() {
 }
 
 #[tokio::test]
-async fn edit_or_original_is_written_through_kills() {
+async fn edit_or_original_survives_kills() {
     const COUNT: usize = 12;
     let mut world = World::new("redrive-edit-killed", ACCEPTED).await;
     world.put(i64::try_from(COUNT).unwrap()).await;
@@ -275,7 +275,7 @@ async fn edit_or_original_is_written_through_kills() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_edit_needs_a_scope_of_its_own_and_a_caller_who_sees_everything() {
+async fn edit_needs_scopes_for_everything() {
     let mut world = World::new("redrive-edit-access", ACCEPTED).await;
     world.put(2).await;
     let rules = r#"[{"topics": ["*"], "fields": ["/secret"]}]"#;
