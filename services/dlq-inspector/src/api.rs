@@ -565,10 +565,10 @@ mod tests {
     #[test]
     fn another_record_is_not_yet_indexed() {
         let record = |value: &'static str| Record {
-timestamp: Some(Timestamp::from_millis(1)),
-value: Some(value.into()),
-..record_at("t-dlq", 0, 1)
-};
+            timestamp: Some(Timestamp::from_millis(1)),
+            value: Some(value.into()),
+            ..record_at("t-dlq", 0, 1)
+        };
         let directory = tempfile::tempdir().unwrap();
         let Index { mut writer, pool, .. } = Index::open(directory.path(), &[]).unwrap();
         let letters = vec![Letter::read(&record("old"))];

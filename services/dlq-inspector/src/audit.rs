@@ -406,10 +406,10 @@ mod tests {
             ..v1::AuditEntry::default()
         };
         Record {
-timestamp: Some(Timestamp::from_millis(millis)),
-value: Some(entry.encode_to_vec().into()),
-..record_at("audit", 0, offset)
-}
+            timestamp: Some(Timestamp::from_millis(millis)),
+            value: Some(entry.encode_to_vec().into()),
+            ..record_at("audit", 0, offset)
+        }
     }
 
     fn offsets(records: &[Record], wanted: &Wanted, size: usize) -> (Vec<i64>, Option<i64>) {

@@ -101,8 +101,8 @@ mod tests {
     use redeliver_core::{Record, Timestamp};
 
     use super::*;
-    use crate::fixtures::record_at;
     use crate::completeness::{Completeness, Reason};
+    use crate::fixtures::record_at;
     use crate::index::{Change, Index, Writer};
     use crate::ledger;
     use crate::letter::Letter;
@@ -110,9 +110,9 @@ mod tests {
 
     fn letter(offset: i64) -> Letter {
         Letter::read(&Record {
-timestamp: Some(Timestamp::from_millis(1)),
-..record_at("t-dlq", 0, offset)
-})
+            timestamp: Some(Timestamp::from_millis(1)),
+            ..record_at("t-dlq", 0, offset)
+        })
     }
 
     fn caught_up() -> Completeness {

@@ -206,10 +206,10 @@ mod tests {
 
     fn record(key: &str, value: Option<Vec<u8>>) -> Record {
         Record {
-key: Some(Bytes::copy_from_slice(key.as_bytes())),
-value: value.map(Bytes::from),
-..record_at(TOPIC, 0, 0)
-}
+            key: Some(Bytes::copy_from_slice(key.as_bytes())),
+            value: value.map(Bytes::from),
+            ..record_at(TOPIC, 0, 0)
+        }
     }
 
     #[test]

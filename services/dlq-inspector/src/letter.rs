@@ -119,12 +119,12 @@ mod tests {
     fn record(key: Option<&str>, value: Option<&str>, headers: &[(&str, Option<&[u8]>)]) -> Record {
         let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
         Record {
-timestamp: Some(Timestamp::from_millis(1)),
-key: key.map(bytes),
-value: value.map(bytes),
-headers: headers.iter().copied().collect(),
-..record_at("t-dlq", 0, 0)
-}
+            timestamp: Some(Timestamp::from_millis(1)),
+            key: key.map(bytes),
+            value: value.map(bytes),
+            headers: headers.iter().copied().collect(),
+            ..record_at("t-dlq", 0, 0)
+        }
     }
 
     #[test]

@@ -376,12 +376,12 @@ mod tests {
                     continue;
                 }
                 let record = Record {
-timestamp: Some(Timestamp::from_millis(millis)),
-key: key.map(|key| Bytes::copy_from_slice(key)),
-headers: headers.into_iter().chain(more.iter().copied()).collect(),
-unreadable_headers: usize::MAX,
-..record_at("a-dlq", i32::MAX, i64::MAX - 1)
-};
+                    timestamp: Some(Timestamp::from_millis(millis)),
+                    key: key.map(|key| Bytes::copy_from_slice(key)),
+                    headers: headers.into_iter().chain(more.iter().copied()).collect(),
+                    unreadable_headers: usize::MAX,
+                    ..record_at("a-dlq", i32::MAX, i64::MAX - 1)
+                };
                 let letter = indexed(&record);
                 let stored = StoredRecord {
                     record,
@@ -408,12 +408,12 @@ unreadable_headers: usize::MAX,
             ("kafka_dlt-exception-message", message.as_bytes()),
         ];
         let record = Record {
-headers: headers
+            headers: headers
                 .iter()
                 .map(|(name, value)| (*name, Some(*value)))
                 .collect(),
-..record_at("a-dlq", 0, 1)
-};
+            ..record_at("a-dlq", 0, 1)
+        };
         let letter = indexed(&record);
         for rule in [
             r#"{ "topics": ["*"], "messages": ["\\S+@\\S+"] }"#,
@@ -432,30 +432,30 @@ headers: headers
         }
     }
 
-        #[test]
-        fn unreadable_headers_are_counted() {
-            let record = Record {
-    headers: [("tenant", Some(&b"x"[..]))].into_iter().collect::<Headers>(),
-    unreadable_headers: 2,
-    ..record_at("a-dlq", 0, 1)
-    };
-            let letter = indexed(&record);
+    #[test]
+    fn unreadable_headers_are_counted() {
+        let record = Record {
+            headers: [("tenant", Some(&b"x"[..]))].into_iter().collect::<Headers>(),
+            unreadable_headers: 2,
+            ..record_at("a-dlq", 0, 1)
+        };
+        let letter = indexed(&record);
         let stored = StoredRecord {
-                record,
-                timestamp_type: None,
-            };
-            let whole = whole_full(&letter, &stored, true);
-            // Not the same as a timestamp that is unknown.
-            assert_eq!(whole.timestamp_type(), v1::TimestampType::None);
-            assert_eq!((whole.headers.len(), whole.unreadable_headers), (1, 2));
-            assert_eq!(whole.state(), v1::DeadLetterState::Open);
-            assert_eq!(
-                whole_basic(&letter, false).state(),
-                v1::DeadLetterState::Unspecified
-            );
-            let metadata = without_payload(whole.clone());
-            assert_eq!(metadata.payload_withheld(), v1::PayloadWithheld::NoPermission);
-            assert!(metadata.headers.is_empty() && metadata.content_hash.is_empty());
-            assert_eq!((metadata.id, metadata.state), (whole.id, whole.state));
-        }
+            record,
+            timestamp_type: None,
+        };
+        let whole = whole_full(&letter, &stored, true);
+        // Not the same as a timestamp that is unknown.
+        assert_eq!(whole.timestamp_type(), v1::TimestampType::None);
+        assert_eq!((whole.headers.len(), whole.unreadable_headers), (1, 2));
+        assert_eq!(whole.state(), v1::DeadLetterState::Open);
+        assert_eq!(
+            whole_basic(&letter, false).state(),
+            v1::DeadLetterState::Unspecified
+        );
+        let metadata = without_payload(whole.clone());
+        assert_eq!(metadata.payload_withheld(), v1::PayloadWithheld::NoPermission);
+        assert!(metadata.headers.is_empty() && metadata.content_hash.is_empty());
+        assert_eq!((metadata.id, metadata.state), (whole.id, whole.state));
+    }
 }

@@ -86,7 +86,7 @@ impl Fixture {
     ) -> Vec<IndexedLetter> {
         let filter = parse(filter, self.json_fields).unwrap();
         let query = |connection: &_| list(connection, &filter, direction, after, letters(limit));
-        self.index.pool.read_blocking(query).unwrap().letters
+        self.read(query).letters
     }
 
     /// The offsets of the dead letters that match, newest first.
@@ -97,10 +97,7 @@ impl Fixture {
 
     fn get(&self, id: &str) -> Option<IndexedLetter> {
         let id = id.parse().unwrap();
-        self.index
-            .pool
-            .read_blocking(|connection| get(connection, &id))
-            .unwrap()
+        self.read(|connection| get(connection, &id))
     }
 
     fn counts(&self, filter: &str, since: [i64; 3]) -> Vec<(String, TopicCounts)> {
@@ -125,12 +122,12 @@ fn at(time: i64, topic: &str, partition: i32, offset: i64, headers: &[(&str, &st
         .map(|(name, value)| (*name, Some(value.as_bytes())))
         .collect();
     Letter::read(&Record {
-timestamp: Some(Timestamp::from_millis(time)),
-key: Some(format!("key-{offset}").into()),
-value: Some(format!("value-{offset}").into()),
-headers,
-..record_at(topic, partition, offset)
-})
+        timestamp: Some(Timestamp::from_millis(time)),
+        key: Some(format!("key-{offset}").into()),
+        value: Some(format!("value-{offset}").into()),
+        headers,
+        ..record_at(topic, partition, offset)
+    })
 }
 
 fn update(id: &str, state: Option<State>, content: Option<ContentHash>) -> Update {
@@ -320,7 +317,7 @@ impl Fixture {
             ..all_groups(&filter)
         };
         let query = |connection: &_| list_groups(connection, &query);
-        self.index.pool.read_blocking(query).unwrap()
+        self.read(query)
     }
 }
 

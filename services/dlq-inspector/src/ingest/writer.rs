@@ -600,9 +600,9 @@ mod tests {
     fn letters(topic: &str, count: i64) -> Change {
         let letter = |offset| {
             Letter::read(&Record {
-timestamp: Some(Timestamp::from_millis(1)),
-..record_at(topic, 0, offset)
-})
+                timestamp: Some(Timestamp::from_millis(1)),
+                ..record_at(topic, 0, offset)
+            })
         };
         Change::Letters((0..count).map(letter).collect())
     }

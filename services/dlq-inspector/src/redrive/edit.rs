@@ -156,8 +156,8 @@ fn edited(edited: Option<&v1::EditedBytes>, unedited: Option<&Bytes>) -> Option<
 
 #[cfg(test)]
 mod tests {
-    use redeliver_core::redrive::REDRIVE_ID;
     use redeliver_core::Headers;
+    use redeliver_core::redrive::REDRIVE_ID;
 
     use super::super::record::{Candidate, Destinations, Wish};
     use super::*;
@@ -190,12 +190,12 @@ mod tests {
         .into_iter()
         .collect();
         Record {
-timestamp: Some(NOW),
-key: Some(Bytes::from_static(b"k\0")),
-value: Some(Bytes::from_static(b"v\xff")),
-headers,
-..record_at("s-dlt", 3, 17)
-}
+            timestamp: Some(NOW),
+            key: Some(Bytes::from_static(b"k\0")),
+            value: Some(Bytes::from_static(b"v\xff")),
+            headers,
+            ..record_at("s-dlt", 3, 17)
+        }
     }
 
     fn written(edit: v1::RedriveEdit) -> Output {

@@ -68,12 +68,12 @@ mod tests {
         .into_iter()
         .collect();
         Record {
-timestamp: Some(Timestamp::from_millis(5)),
-key: Some(Bytes::from_static(b"k\0")),
-value: Some(Bytes::from_static(b"v\xff")),
-headers,
-..record_at("docs", 1, 9)
-}
+            timestamp: Some(Timestamp::from_millis(5)),
+            key: Some(Bytes::from_static(b"k\0")),
+            value: Some(Bytes::from_static(b"v\xff")),
+            headers,
+            ..record_at("docs", 1, 9)
+        }
     }
 
     /// The dead letter of a record, from which the payload was removed this often.

@@ -332,8 +332,8 @@ mod tests {
     use redeliver_core::route::{Arrival, reject};
 
     use super::*;
-    use crate::fixtures::record_at;
     use crate::dialect::failure_headers;
+    use crate::fixtures::record_at;
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 
@@ -355,12 +355,12 @@ mod tests {
 
     fn record(topic: &str, headers: Headers) -> Record {
         Record {
-timestamp: Some(NOW),
-key: Some(Bytes::from_static(b"k\0")),
-value: Some(Bytes::from_static(b"\xff\0v")),
-headers,
-..record_at(topic, 2, 7)
-}
+            timestamp: Some(NOW),
+            key: Some(Bytes::from_static(b"k\0")),
+            value: Some(Bytes::from_static(b"\xff\0v")),
+            headers,
+            ..record_at(topic, 2, 7)
+        }
     }
 
     /// The dead letter of a record of `docs` with these headers.

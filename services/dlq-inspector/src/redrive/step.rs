@@ -348,13 +348,13 @@ mod tests {
 
     fn found(offset: i64) -> Record {
         Record {
-timestamp: Some(NOW),
-value: Some(Bytes::from_static(b"v")),
-headers: [("kafka_dlt-original-topic", Some(&b"docs"[..]))]
+            timestamp: Some(NOW),
+            value: Some(Bytes::from_static(b"v")),
+            headers: [("kafka_dlt-original-topic", Some(&b"docs"[..]))]
                 .into_iter()
                 .collect(),
-..record_at("s-dlt", 0, offset)
-}
+            ..record_at("s-dlt", 0, offset)
+        }
     }
 
     fn planned(offset: i64) -> Item {

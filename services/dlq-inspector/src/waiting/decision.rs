@@ -129,10 +129,10 @@ mod tests {
 
     fn record(offset: i64, value: Option<Vec<u8>>) -> Record {
         Record {
-key: Some(id(offset).to_string().into_bytes().into()),
-value: value.map(Into::into),
-..record_at(ledger::TOPIC, 0, 0)
-}
+            key: Some(id(offset).to_string().into_bytes().into()),
+            value: value.map(Into::into),
+            ..record_at(ledger::TOPIC, 0, 0)
+        }
     }
 
     #[test]

@@ -114,9 +114,9 @@ mod tests {
             headers.push_text(REDRIVE_ID, id);
             headers.push_text(REDRIVE_COUNT, count);
             let record = Record {
-headers,
-..record_at("p-retry-due", 0, 0)
-};
+                headers,
+                ..record_at("p-retry-due", 0, 0)
+            };
             let facts =
                 Visible::of(&record, &Mask::default()).facts(&record, false, Timestamp::from_millis(0));
             (facts.redrive_id, facts.redrives)

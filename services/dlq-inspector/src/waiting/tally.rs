@@ -181,10 +181,10 @@ mod tests {
         headers::write_failure(&mut list, &Failure::transient(code, "secret 4711"), NOW);
         list.push_text(headers::PROCESS_AFTER, &Timestamp::from_millis(due).to_string());
         Record {
-timestamp: Some(NOW),
-headers: list,
-..record_at("p-retry-30s", 0, offset)
-}
+            timestamp: Some(NOW),
+            headers: list,
+            ..record_at("p-retry-30s", 0, offset)
+        }
     }
 
     fn found(filter: Filter, mask: &Mask<'_>) -> Found {

@@ -202,11 +202,7 @@ impl Callers {
     /// An inspector with callers that have these scopes, in which `{orders}` stands for the name of that topic. Each topic has two dead letters
     /// with the secrets.
     async fn new(name: &str, scopes: &[(&'static str, &[&str])]) -> Self {
-        Self::on(InspectorEnv::new(name), scopes).await
-    }
-
-    async fn on(env: InspectorEnv, scopes: &[(&'static str, &[&str])]) -> Self {
-        let callers = Self::without_dead_letters_on(env, scopes).await;
+        let callers = Self::without_dead_letters(name, scopes).await;
         for topic in &callers.topics {
             let value = format!(r#"{{"v":"{}"}}"#, SECRETS[1]);
             let headers = [
@@ -222,10 +218,7 @@ impl Callers {
     }
 
     pub(crate) async fn without_dead_letters(name: &str, scopes: &[(&'static str, &[&str])]) -> Self {
-        Self::without_dead_letters_on(InspectorEnv::new(name), scopes).await
-    }
-
-    async fn without_dead_letters_on(mut env: InspectorEnv, scopes: &[(&'static str, &[&str])]) -> Self {
+        let mut env = InspectorEnv::new(name);
         let topics = [
             env.create_topic("orders", 1).await,
             env.create_topic("people", 1).await,

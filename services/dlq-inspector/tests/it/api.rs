@@ -6,87 +6,11 @@ use bytes::Bytes;
 use redeliver_core::Headers;
 use redeliver_proto::error::reason;
 use redeliver_proto::v1;
-use redeliver_testkit::{FakeEndpoint, Reply, eventually, eventually_async};
+use redeliver_testkit::{eventually, eventually_async};
 use tonic::Code;
 use tonic_types::StatusExt as _;
 
 use crate::support::{DEADLINE, Dead, InspectorEnv, dead, ids};
-
-#[tokio::test(flavor = "multi_thread")]
-async fn letters_of_worker_have_all_fields() {
-    let mut env = InspectorEnv::new("worker");
-    let endpoint = FakeEndpoint::start(|_| Reply::status(422));
-    // The inspector of this test reads only topics with the name prefix of the test.
-    let pipeline = format!("{}-docs", env.base.name());
-    env.base.set(
-        &format!("pipelines.\"{pipeline}\".output"),
-        &format!("{pipeline}-out"),
-    );
-    env.base.set(
-        &format!("pipelines.\"{pipeline}\".http.url"),
-        &format!("{}/x", endpoint.url()),
-    );
-    let _enricher = env.base.start("enricher", "worker", &[]);
-    let mut inspector = env.start().await;
-    let trace = "0af7651916cd43dd8448eb211c80319c";
-    let traceparent = format!("00-{trace}-b7ad6b7169203331-01");
-    let sent = env
-        .put(
-            &pipeline.as_str().into(),
-            0,
-            (0..3)
-                .map(|number| {
-                    let headers = [
-                        ("tenant", "x"),
-                        ("job-id", "job-1"),
-                        ("traceparent", traceparent.as_str()),
-                    ];
-                    dead(&format!("key-{number}"), format!("value-{number}"), &headers)
-                })
-                .collect(),
-        )
-        .await;
-    let listed = inspector
-        .until_listed("error_class = permanent AND headers.tenant = x", 3)
-        .await;
-    let mut origins = BTreeMap::new();
-    for letter in &listed {
-        assert_eq!(letter.dialect(), v1::HeaderDialect::Redeliver);
-        assert_eq!(
-            (letter.pipeline.as_str(), letter.error_code.as_str()),
-            (pipeline.as_str(), "http.422")
-        );
-        assert_eq!(
-            (letter.retry_count, letter.state()),
-            (1, v1::DeadLetterState::Open)
-        );
-        assert_eq!(
-            (letter.trace_id.as_str(), letter.job_id.as_str()),
-            (trace, "job-1")
-        );
-        assert!(letter.failed_at.is_some() && letter.dead_at.is_some() && letter.origin_timestamp.is_some());
-        assert_eq!(
-            (letter.value_size, &letter.value, letter.headers.len()),
-            (Some(7), &None, 0)
-        );
-        let origin = letter.origin.clone().unwrap();
-        assert_eq!(origin.topic, pipeline);
-        origins.insert((origin.partition, origin.offset), letter.key.clone());
-    }
-    let expected: BTreeMap<_, _> = sent
-        .iter()
-        .zip(0..)
-        .map(|(position, number)| {
-            (
-                (position.partition, position.offset),
-                Some(Bytes::from(format!("key-{number}"))),
-            )
-        })
-        .collect();
-    assert_eq!(origins, expected);
-    // The log must not contain payloads.
-    assert!(!inspector.process.output().contains("value-"));
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn record_is_returned_byte_for_byte() {

@@ -645,7 +645,6 @@ async fn waiting_records_hold_a_redrive() {
     let value = scheduled.encode_to_vec();
     world.env.write(&state, id, Some(value.into())).await;
     complete(kafka, &format!("{name}-scheduler"), &ingest).unwrap();
-    until_waiting(&mut inspector, &job.id, 2, 10).await;
     complete(kafka, &retry_tier_group("", tier), &tier_topic).unwrap();
     until_waiting(&mut inspector, &job.id, 1, 10).await;
     world.env.write(&state, id, None).await;

@@ -9,7 +9,6 @@ use redeliver_proto::v1;
 use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
 use redeliver_testkit::eventually_async;
-use redeliver_testkit::kafka_request::delete_topic;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -303,23 +302,4 @@ async fn watch_continues_at_another_replica() {
             .await;
         drop(replicas.balancer.client().await);
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn watch_sends_all_of_recreated_topic() {
-    let mut replicas = Replicas::start("replica-again", 20).await;
-    let mut all = Watcher::new("", false);
-    all.resume(&mut replicas.balancer.client().await, 20).await;
-    delete_topic(&replicas.env.kafka.brokers, &replicas.topic);
-    for number in 0..2 {
-        replicas.running[number].until_listed("", 0).await;
-    }
-    replicas.env.recreate_topic(&replicas.topic, 2).await;
-    replicas.put("again", 10).await;
-    all.received.clear();
-    for number in 0..2 {
-        replicas.running[number].until_listed("", 10).await;
-    }
-    // The token is one of the first replica, and this is the second one.
-    all.resume(&mut replicas.balancer.client().await, 10).await;
 }

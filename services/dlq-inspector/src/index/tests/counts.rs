@@ -29,7 +29,7 @@ fn counts_depend_on_class_and_time() {
         (filtered.len(), filtered[0].1.open, filtered[0].1.total),
         (1, 1, 2)
     );
-    let open = fixture.index.pool.read_blocking(open_by_topic).unwrap();
+    let open = fixture.read(open_by_topic);
     let of = |count, oldest| super::query::OpenLetters {
         count,
         oldest: Timestamp::from_millis(oldest),
@@ -46,11 +46,7 @@ fn first_and_last_letters_are_found() {
     fixture.put((0..10).map(|offset| letter("a-dlq", 0, offset, &[])).collect());
     fixture.put(vec![letter("a-dlq", 1, 5, &[])]);
     let read = |topic: &str, lows: &[(i32, i64)]| {
-        let digests = fixture
-            .index
-            .pool
-            .read_blocking(|connection| first_and_last(connection, topic, lows))
-            .unwrap();
+        let digests = fixture.read(|connection| first_and_last(connection, topic, lows));
         let positions = digests.iter().map(|digest| (digest.partition, digest.offset));
         positions.collect::<Vec<_>>()
     };

@@ -46,10 +46,10 @@ impl Checked {
     fn add(&mut self, input: &[u8]) {
         let topic = if self.next % 2 == 0 { "masked" } else { "shown" };
         let record = Record {
-timestamp: Some(Timestamp::from_millis(self.next)),
-headers: headers_of(input),
-..record_at(topic, 0, self.next)
-};
+            timestamp: Some(Timestamp::from_millis(self.next)),
+            headers: headers_of(input),
+            ..record_at(topic, 0, self.next)
+        };
         let letter = Letter::read_masked(&record, &self.masking.of(topic));
         self.batch.push((record.headers, letter));
         self.next += 1;

@@ -63,17 +63,6 @@ fn damaged_positions_replace_the_index() {
 }
 
 #[test]
-fn rebuilt_index_is_empty_and_usable() {
-    let mut fixture = Fixture::new();
-    fixture.put(vec![letter("t-dlq", 0, 1, &[]), letter("t-dlq", 0, 2, &[])]);
-    assert_eq!(fixture.matching(""), [2, 1]);
-    fixture.index.writer.rebuild(&fixture.index.pool).unwrap();
-    assert_eq!(fixture.matching(""), [0_i64; 0]);
-    fixture.put(vec![letter("t-dlq", 0, 7, &[])]);
-    assert_eq!(fixture.matching(""), [7]);
-}
-
-#[test]
 fn failed_shared_memory_means_full_disk() {
     let failed = |code| IndexError::Database {
         step: "opening the index",

@@ -44,7 +44,9 @@ fn group_sums_up_its_letters() {
     assert_eq!(topics, [("a-dlq", 2), ("b-dlq", 2)]);
     // The trend ends with the hour that begins at 24:00.
     let mut trend = vec![0; 24];
-    [0, 1, 2, 22].map(|hour: usize| trend[hour] = 1);
+    for hour in [0, 1, 2, 22] {
+        trend[hour] = 1;
+    }
     assert_eq!(group.trend, trend);
     assert_eq!(group.sample.as_ref().unwrap().to_string(), "a-dlq/0/23");
     let in_group = format!("group = {}", group.id);
@@ -68,7 +70,7 @@ fn trend_is_forgotten_after_a_day() {
             let rows = statement.query_map((), |row| Ok((row.get("hour")?, row.get("count")?)))?;
             rows.collect::<rusqlite::Result<Vec<(i64, i64)>>>()
         };
-        fixture.index.pool.read_blocking(read).unwrap()
+        fixture.read(read)
     };
     assert_eq!(stored(&fixture), [(0, 2), (5, 1)]);
     let later = |fixture: &mut Fixture, hour: i64, offset| {
@@ -107,7 +109,7 @@ fn many_hours_are_forgotten_in_slices() {
                 row.get("hours")
             })
         };
-        fixture.index.pool.read_blocking(count).unwrap()
+        fixture.read(count)
     };
     let left: [i64; 4] = [10_000; 4].map(&mut write);
     assert_eq!(left, [slice + 1, 1, 0, 0]);
@@ -277,18 +279,14 @@ fn groups_equal_the_rows() {
             let read = fixture.groups(&rows, GroupOrder::Last, None, 100).groups;
             assert_eq!(counted, read, "step {step}: {filter}");
         }
-        let stored: i64 = fixture
-            .index
-            .pool
-            .read_blocking(|connection| {
+        let stored: i64 = fixture.read(|connection| {
                 connection.query_row(
                     "SELECT (SELECT count(*) FROM groups) + (SELECT count(*) FROM group_hours WHERE group_id NOT IN \
                      (SELECT group_id FROM group_counts)) AS stored",
                     (),
                     |row| row.get("stored"),
                 )
-            })
-            .unwrap();
+            });
         const ROWS: &str = "SELECT group_id, topic_id, dead_at / 3600000 AS hour, count(*) AS count FROM letters \
                             GROUP BY group_id, topic_id, hour";
         const HOURS: &str = "SELECT group_id, topic_id, hour, count FROM group_hours";
@@ -368,7 +366,7 @@ fn state_follows_from_visible_letters() {
                 };
                 list_groups(connection, &query)
             };
-            let page = fixture.index.pool.read_blocking(read).unwrap();
+            let page = fixture.read(read);
             let states = page.groups.iter().map(|group| (group.id, group.state));
             states.collect::<HashSet<_>>()
         };
@@ -420,7 +418,7 @@ fn open_groups_are_counted_by_state() {
     let counted = |fixture: &Fixture| {
         let now = Timestamp::from_millis(100);
         let read = |connection: &_| open_groups(connection, &known, now);
-        fixture.index.pool.read_blocking(read).unwrap()
+        fixture.read(read)
     };
     let groups = counted(&fixture);
     let expected = [

@@ -75,10 +75,7 @@ fn entry_of_another_record_is_ignored() {
     let discarded = update("t-dlq/0/1", Some(State::Discarded), Some(first.content));
     fixture.apply(&[Change::Ledger(vec![discarded])]);
     assert_eq!(fixture.get("t-dlq/0/1").unwrap().state, State::Discarded);
-    fixture.apply(&[
-        forget("t-dlq"),
-        Change::Letters(vec![second.clone()]),
-    ]);
+    fixture.apply(&[forget("t-dlq"), Change::Letters(vec![second.clone()])]);
     let found = fixture.get("t-dlq/0/1").unwrap();
     assert_eq!(
         (found.state, found.state_by.as_str(), found.content),
@@ -116,10 +113,7 @@ fn executor_and_index_agree() {
         let mut states = LedgerStates::default();
         updates.iter().cloned().for_each(|update| states.apply(update));
         for entries_first in [true, false] {
-            fixture.apply(&[
-                Change::ForgetLedger,
-                forget("t-dlq"),
-            ]);
+            fixture.apply(&[Change::ForgetLedger, forget("t-dlq")]);
             let mut changes = [
                 Change::Ledger(updates.clone().into()),
                 Change::Letters(letters.clone().into()),

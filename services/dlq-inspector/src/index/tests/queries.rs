@@ -164,7 +164,10 @@ async fn abandoned_query_is_interrupted() {
         .unwrap();
     assert_eq!(interrupted, Ok(true));
     let id: LetterId = "t-dlq/0/7".parse().unwrap();
-    let found = fixture.index.pool.internal(move |connection| get(connection, &id));
+    let found = fixture
+        .index
+        .pool
+        .internal(move |connection| get(connection, &id));
     assert_eq!(found.await.unwrap().unwrap().id.offset, 7);
 }
 
@@ -186,13 +189,13 @@ fn large_headers_end_a_page_early() {
                 letters(100),
             )
         };
-        let stretch = fixture.index.pool.read_blocking(query).unwrap();
+        let stretch = fixture.read(query);
         (stretch.letters.len(), stretch.next)
     };
     assert_eq!(stretch(0), (69, vec![69]));
     assert_eq!(stretch(80), (20, vec![100_000]));
     let query = |connection: &_| list(connection, &everything, Direction::Descending, None, letters(2));
-    let limited = fixture.index.pool.read_blocking(query).unwrap();
+    let limited = fixture.read(query);
     assert_eq!((limited.letters.len(), limited.has_more), (2, true));
 }
 
@@ -241,11 +244,7 @@ fn equalities_and_states_use_an_index() {
         ("id = b-dlq/0/7", id),
     ] {
         let parsed = parse(filter, fixture.json_fields).unwrap();
-        let steps = fixture
-            .index
-            .pool
-            .read_blocking(|connection| Ok(query_plan(connection, &parsed)))
-            .unwrap();
+        let steps = fixture.read(|connection| Ok(query_plan(connection, &parsed)));
         assert!(steps[0].starts_with(expected), "{filter}: {steps:?}");
         let others = &steps[1..];
         let looks_up = |step: &String| step.contains("USING INTEGER PRIMARY KEY (rowid=?)");
@@ -384,47 +383,6 @@ fn pages_continue_in_another_index() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn fast_queries_run_beside_slow_ones() {
-    // More than there are connections for fast queries.
-    const SLOW: usize = 6;
-    let mut fixture = Fixture::new();
-    fixture.put((0..1_000).map(|offset| letter("t-dlq", 0, offset, &[])).collect());
-    let pool = fixture.index.pool.clone();
-    let (release, released) = std::sync::mpsc::sync_channel::<()>(SLOW);
-    let released = Arc::new(std::sync::Mutex::new(released));
-    let mut slow = tokio::task::JoinSet::new();
-    for number in 0..SLOW {
-        let (pool, released) = (pool.clone(), released.clone());
-        slow.spawn(async move {
-            let query = move |connection: &rusqlite::Connection| {
-                let sql = "SELECT count(*) FROM letters a, letters b";
-                // It is interrupted in the fast lane.
-                let count: i64 = connection.query_row(sql, (), |row| row.get(0))?;
-                released.lock().unwrap().recv().unwrap();
-                Ok(count)
-            };
-            // A watch does not wait for other slow queries.
-            if number == 0 {
-                pool.watch(query).await
-            } else {
-                pool.query(query).await
-            }
-        });
-    }
-    for _ in 0..100 {
-        let id: LetterId = "t-dlq/0/7".parse().unwrap();
-        let found = pool.query(move |connection: &rusqlite::Connection| get(connection, &id));
-        assert_eq!(found.await.unwrap().unwrap().id.offset, 7);
-    }
-    for _ in 0..SLOW {
-        release.send(()).unwrap();
-    }
-    while let Some(counted) = slow.join_next().await {
-        assert_eq!(counted.unwrap().unwrap(), 1_000_000);
-    }
-}
-
 #[test]
 fn deepest_filter_is_answered() {
     let mut fixture = Fixture::new();
@@ -478,7 +436,7 @@ fn watches_read_partitions_in_order() {
         let filter = parse(filter, &[]).unwrap();
         let query =
             |connection: &_| list_unread(connection, &filter, &MessageCache::default(), parts, letters(997));
-        fixture.index.pool.read_blocking(query).unwrap()
+        fixture.read(query)
     };
     let mut parts = vec![part(0), part(2), part(1)];
     let mut seen = [0_i64; 2];
@@ -522,7 +480,7 @@ fn watch_finds_messages_of_new_templates() {
     let known = MessageCache::default();
     let found = |fixture: &Fixture| -> Vec<i64> {
         let query = |connection: &_| list_unread(connection, &filter, &known, &[part(0)], letters(9));
-        let letters = fixture.index.pool.read_blocking(query).unwrap().letters;
+        let letters = fixture.read(query).letters;
         letters.into_iter().map(|letter| letter.id.offset).collect()
     };
     fixture.put(vec![with_message(1, "refused by host"), with_message(2, "gone")]);
@@ -546,7 +504,7 @@ fn watch_finds_messages_of_new_templates() {
 
 /// A filter of a caller that sees these topics.
 fn seen_in(fixture: &Fixture, filter: &str, sees: impl Fn(&str) -> bool) -> Expr {
-    let topics = fixture.index.pool.read_blocking(topics).unwrap().into_iter();
+    let topics = fixture.read(topics).into_iter();
     let topics = topics.filter(|(_, topic)| sees(topic)).collect();
     let filter = parse(filter, fixture.json_fields).unwrap();
     Expr::And(vec![Expr::Is(Restriction::TopicIn(topics)), filter])
@@ -556,11 +514,11 @@ fn seen_in(fixture: &Fixture, filter: &str, sees: impl Fn(&str) -> bool) -> Expr
 fn filter_takes_thousands_of_topics() {
     let mut fixture = Fixture::new();
     // SQLite permits expressions with a depth of 1,000.
-    let dead = (0..1_200).map(|number| letter(&format!("t{number}-dlq"), 0, number, &[("tenant", "x")]));
+    let dead = (0..1_050).map(|number| letter(&format!("t{number}-dlq"), 0, number, &[("tenant", "x")]));
     fixture.put(dead.collect());
     for (filter, topics, expected) in [
-        ("", 1_200, 1_200),
-        ("state = OPEN", 1_199, 1_199),
+        ("", 1_050, 1_050),
+        ("state = OPEN", 1_049, 1_049),
         ("headers.tenant = x", 50, 50),
         ("NOT headers.tenant = x", 50, 0),
         ("offset >= 10", 100, 90),
@@ -601,7 +559,7 @@ fn visible_topics_choose_the_driver() {
     let driver = |fixture: &Fixture, filter: &str, sees: &str| {
         let filter = seen_in(fixture, filter, |topic| sees.contains(&topic[..1]));
         let plan = |connection: &_| super::query::plan(connection, &filter);
-        fixture.index.pool.read_blocking(plan).unwrap().driver
+        fixture.read(plan).driver
     };
     // More dead letters are open than are in the topics.
     assert!(matches!(driver(&fixture, "state = OPEN", "bc"), Driver::Terms(_)));
@@ -628,7 +586,7 @@ fn with_messages(fixture: &mut Fixture, topic: &str, messages: impl Iterator<Ite
 fn driver(fixture: &Fixture, filter: &str) -> super::plan::Driver {
     let filter = parse(filter, &[]).unwrap();
     let plan = |connection: &_| super::query::plan(connection, &filter);
-    fixture.index.pool.read_blocking(plan).unwrap().driver
+    fixture.read(plan).driver
 }
 
 #[test]

@@ -10,7 +10,7 @@ fn unused_texts_are_removed() {
             let mut statement = connection.prepare("SELECT text FROM texts ORDER BY text")?;
             statement.query_map((), |row| row.get(0))?.collect()
         };
-        fixture.index.pool.read_blocking(query).unwrap()
+        fixture.read(query)
     };
     let code = |offset: i64| format!("code-{offset}");
     let coded = |offsets: std::ops::Range<i64>| {
@@ -69,35 +69,6 @@ fn texts_of_groups_are_kept() {
 }
 
 #[test]
-fn trimmed_dead_letters_are_removed() {
-    let mut fixture = Fixture::new();
-    let ten = |topic: &str| {
-        (0..10)
-            .map(|offset| letter(topic, 0, offset, &[]))
-            .collect::<Vec<_>>()
-    };
-    fixture.put(ten("a-dlq"));
-    fixture.put(ten("b-dlq"));
-    let trim = trim("a-dlq", 0, 7);
-    fixture.apply(&[trim]);
-    assert_eq!(fixture.matching("topic = a-dlq"), [9, 8, 7]);
-    assert_eq!(fixture.matching("topic = b-dlq").len(), 10);
-    let position = |next| position("b-dlq", 0, next);
-    fixture.apply(&[position(10)]);
-    let positions = fixture.index.pool.read_blocking(read_positions).unwrap();
-    assert_eq!((&*positions[0].topic, positions[0].next), ("b-dlq", 10));
-    fixture.apply(&[forget("b-dlq")]);
-    assert_eq!(fixture.matching("topic = b-dlq"), [0_i64; 0]);
-    assert_eq!(fixture.index.pool.read_blocking(read_positions).unwrap(), []);
-    fixture.apply(&[Change::Letters(ten("b-dlq")), position(10)]);
-    let positions = fixture.index.pool.read_blocking(read_positions).unwrap();
-    assert_eq!(positions[0].next, 10);
-    // A record that is read twice is indexed once.
-    fixture.put(ten("b-dlq"));
-    assert_eq!(fixture.matching("topic = b-dlq").len(), 10);
-}
-
-#[test]
 fn topic_ids_are_kept_until_forgotten() {
     let mut fixture = Fixture::new();
     fixture.apply(&[
@@ -107,7 +78,7 @@ fn topic_ids_are_kept_until_forgotten() {
         position(ledger::TOPIC, 0, 7),
     ]);
     let read = |fixture: &Fixture| {
-        let ids = fixture.index.pool.read_blocking(read_topic_ids).unwrap();
+        let ids = fixture.read(read_topic_ids);
         let ids: Vec<_> = ids
             .into_iter()
             .map(|(topic, id)| (topic.to_string(), id.bits()))
@@ -122,7 +93,7 @@ fn topic_ids_are_kept_until_forgotten() {
     // The position in a deleted ledger would be beyond the end of the next one.
     fixture.apply(&[Change::ForgetLedger]);
     assert_eq!(read(&fixture), []);
-    let positions = fixture.index.pool.read_blocking(read_positions).unwrap();
+    let positions = fixture.read(read_positions);
     assert_eq!(positions.len(), 0);
 }
 
@@ -131,8 +102,10 @@ fn topic_being_removed_has_another_id() {
     let mut fixture = Fixture::new();
     fixture.apply(&[identify("a-dlq", 1), position("a-dlq", 0, 7)]);
     let writer = &mut fixture.index.writer;
-    writer.write(&[forget("a-dlq")], Timestamp::from_millis(0)).unwrap();
-    let positions = fixture.index.pool.read_blocking(read_positions).unwrap();
+    writer
+        .write(&[forget("a-dlq")], Timestamp::from_millis(0))
+        .unwrap();
+    let positions = fixture.read(read_positions);
     let id = positions[0].id.expect("an id");
     assert_ne!(id, TopicId::from_bits(1));
 }
@@ -274,9 +247,7 @@ fn small_removals_share_a_slice() {
                 .collect(),
         );
     }
-    let trims: Vec<Change> = (0..50)
-        .map(|partition| trim("t-dlq", partition, 5))
-        .collect();
+    let trims: Vec<Change> = (0..50).map(|partition| trim("t-dlq", partition, 5)).collect();
     let writer = &mut fixture.index.writer;
     writer.write(&trims, Timestamp::from_millis(0)).unwrap();
     assert_eq!(writer.removing().count(), 50);

@@ -194,9 +194,7 @@ async fn disclosures_are_recorded_for_auditors() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_audit_topic_no_payload() {
-    let kafka = LocalKafka::start_with(&[("auto.create.topics.enable", "true")]).unwrap();
-    let env = InspectorEnv::on("audit-gone", &kafka.brokers());
-    let mut callers = Callers::on(env, &SCOPES).await;
+    let mut callers = Callers::new("audit-gone", &SCOPES).await;
     let mut inspector = callers.env.start().await;
     let channel = inspector.channel().await;
     let mut eve = callers.client(&channel, "eve");
@@ -246,9 +244,6 @@ async fn no_audit_topic_no_payload() {
         .list_audit_entries(v1::ListAuditEntriesRequest::default())
         .await;
     assert_eq!(answers.refused(refused), unavailable);
-    // No call has made the broker create it.
-    let names = topology::names(&callers.env.kafka.client(), Duration::from_secs(10)).await;
-    assert!(!names.unwrap().contains(&topic));
     inspector.process.shut_down();
 
     callers.env.base.set("dlq_inspector.record_disclosures", "false");
@@ -302,4 +297,37 @@ async fn entry_has_reason_and_no_secrets() {
         let found: Vec<_> = of_action.map(|entry| (&*entry.filter, &*entry.why)).collect();
         assert_eq!(found, [(recorded, why)], "{action}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn disclosure_creates_no_audit_topic() {
+    let kafka = LocalKafka::start_with(&[("auto.create.topics.enable", "true")]).unwrap();
+    let env = InspectorEnv::on("audit-created", &kafka.brokers());
+    let topic = env.create_topic("orders", 1).await;
+    env.put(&topic, 0, vec![dead("k", "v", &[])]).await;
+    let mut inspector = env.start().await;
+    inspector.until_listed("", 1).await;
+    let audit = format!("{}-audit", env.base.name());
+    delete_topic(&kafka.brokers(), &audit);
+    let names = async || {
+        let names = topology::names(&env.kafka.client(), Duration::from_secs(10)).await;
+        names.map_err(|error| error.to_string())
+    };
+    // The broker may still accept records for a moment.
+    eventually_async("the topic is deleted", DEADLINE, async || {
+        match names().await?.contains(&audit) {
+            true => Err("it exists".to_owned()),
+            false => Ok(()),
+        }
+    })
+    .await;
+    let request = v1::GetDeadLetterRequest {
+        id: format!("{topic}/0/0"),
+    };
+    let refused = inspector.client().await.get_dead_letter(request).await;
+    assert_eq!(
+        reason(&refused.unwrap_err()).as_deref(),
+        Some("AUDIT_UNAVAILABLE")
+    );
+    assert!(!names().await.unwrap().contains(&audit));
 }

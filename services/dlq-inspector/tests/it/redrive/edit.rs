@@ -4,6 +4,9 @@ use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 
 use super::*;
 
+/// What makes a request another one.
+type Change<'a> = &'a dyn Fn(&mut v1::PlanEditRequest);
+
 const ACCEPTED: &str = "dlq_inspector:\n  redrive:\n    edit: true\n";
 
 fn bytes(bytes: Option<&[u8]>) -> Option<v1::EditedBytes> {
@@ -63,7 +66,7 @@ async fn edited_record_replaces_the_original() {
     let id = format!("{}/0/0", world.dlq);
     let valid = edit(&mut inspector, &id, b"new").await;
     let value_of = |size| bytes(Some(&vec![7; size][..]));
-    let changes: [(&dyn Fn(&mut v1::PlanEditRequest), Code, &str); 6] = [
+    let changes: [(Change<'_>, Code, &str); 6] = [
         (
             &|request| request.content_hash = vec![7; 16].into(),
             Code::Aborted,
