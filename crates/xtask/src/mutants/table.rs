@@ -395,7 +395,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A redrive takes the record that is at the position now. After a topic was created again, another record is written.",
         &[unit(
             INSPECTOR,
-            "redrive::step::tests::only_the_planned_record_in_the_state_of_the_plan_is_done",
+            "redrive::step::tests::only_planned_open_record_is_done",
         )],
     ),
     mutant(
@@ -403,7 +403,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A redrive does not look at the state of a dead letter. Two jobs redrive it twice, and discarded ones are redriven.",
         &[unit(
             INSPECTOR,
-            "redrive::step::tests::only_the_planned_record_in_the_state_of_the_plan_is_done",
+            "redrive::step::tests::only_planned_open_record_is_done",
         )],
     ),
     mutant(
@@ -411,7 +411,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A redrive writes no ledger entries. The next job redrives the same dead letters again.",
         &[unit(
             INSPECTOR,
-            "redrive::step::tests::a_step_writes_records_entries_progress_outcomes_and_the_audit",
+            "redrive::step::tests::step_writes_everything_in_one_transaction",
         )],
     ),
     mutant(

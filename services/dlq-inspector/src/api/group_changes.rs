@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_change_that_was_not_written_is_to_be_repeated_without_a_look() {
+    fn unknown_commit_is_unconfirmed() {
         for (error, code, expected) in [
             (
                 ExclusiveError::Unknown("timed out".into()),
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_bounded_and_has_no_control_characters_but_line_breaks() {
+    fn control_characters_are_refused() {
         let check = |text: &str| check_text("note", text, 10, "NOTE_INVALID").is_ok();
         assert!(check("") && check("two\nlines") && check("exactly 10"));
         assert!(!check("too long: !") && !check("\u{1b}[31m") && !check("a\r\n"));

@@ -509,7 +509,7 @@ mod tests {
     use crate::redrive::job::InvalidValue;
 
     #[test]
-    fn a_refusal_names_the_limit_or_what_to_do() {
+    fn refusal_names_limit_or_remedy() {
         let refused = |refused| {
             let status = change_failed(&ExclusiveError::Refused(refused));
             (reason(&status).unwrap(), status.message().to_owned())

@@ -493,7 +493,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_plan_reads_as_it_is_written() {
+    fn plan_reads_as_written() {
         let planned: Vec<Item> = (0..1_201)
             .map(|offset| item(if offset < 700 { "a-dlq" } else { "b-dlq" }, offset))
             .collect();
@@ -510,7 +510,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_state_follows_from_what_is_wanted_and_what_was_done() {
+    fn state_follows_from_wish_and_progress() {
         let progress = |outcomes: &[Outcome]| {
             let mut progress = Progress::default();
             outcomes.iter().for_each(|outcome| progress.count(*outcome));
@@ -567,7 +567,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn outcomes_have_the_numbers_of_the_schema() {
+    fn outcomes_match_the_schema() {
         use Skip::{
             Changed, DestinationDenied, DestinationMissing, DestinationNotAllowed, Discarded, Gone,
             InvalidHeaders, NoDestination, Open, PayloadOmitted, Redriven, TooOften, UnreadableHeaders,

@@ -324,6 +324,7 @@ mod tests {
 
     use super::*;
     use crate::dialect::failure_headers;
+    use crate::fixtures::record_at;
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 
@@ -345,16 +346,11 @@ mod tests {
 
     fn record(topic: &str, headers: Headers) -> Record {
         Record {
-            position: Position {
-                topic: topic.into(),
-                partition: 2,
-                offset: 7,
-            },
             timestamp: Some(NOW),
             key: Some(Bytes::from_static(b"k\0")),
             value: Some(Bytes::from_static(b"\xff\0v")),
             headers,
-            unreadable_headers: 0,
+            ..record_at(topic, 2, 7)
         }
     }
 
@@ -381,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_returns_to_its_pipeline_as_a_retry_without_failed_attempts() {
+    fn record_returns_without_failed_attempts() {
         for (return_to, wanted, expected) in [
             (ReturnTo::Due, "", "docs-retry-due"),
             (ReturnTo::Source, "", "docs"),
@@ -411,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_redrive_without_an_edit_keeps_only_its_link() {
+    fn unedited_redrive_keeps_its_link() {
         let (of, edited) = (redrive::REDRIVE_OF, redrive::REDRIVE_EDITED);
         let mut letter = dead(headers_of(&[(of, b"docs-dlq/0/1"), (edited, b"value, headers")]));
         let destinations = destinations(ReturnTo::Due);
@@ -428,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn forged_headers_choose_no_topic_that_is_not_allowed() {
+    fn forged_headers_choose_no_topic() {
         let destinations = destinations(ReturnTo::Due);
         let spring = |topic: &[u8]| {
             headers_of(&[
@@ -477,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn no_pattern_admits_topics_whose_records_have_a_form_of_their_own() {
+    fn patterns_admit_no_internal_topics() {
         let reprocessed = Pipeline {
             source: "orders-dlq".into(),
             ..Pipeline::new("again")
@@ -520,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_not_be_the_record_is_not_redriven() {
+    fn incomplete_record_is_not_redriven() {
         let destinations = destinations(ReturnTo::Due);
         let target = |add: &[(&str, &[u8])], force| {
             let mut letter = dead(Headers::new());
@@ -544,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_letter_of_a_share_group_without_key_and_value_is_no_record() {
+    fn empty_share_group_letter_is_skipped() {
         let destinations = destinations(ReturnTo::Due);
         let share = [("__dlq.errors.topic", &b"legacy-a"[..])];
         let spring = [("kafka_dlt-original-topic", &b"legacy-a"[..])];
@@ -569,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn redrives_remove_only_headers_of_their_dialect() {
+    fn only_headers_of_dialect_are_removed() {
         let of_dialects: [(Dialect, &str, &[&str]); 6] = [
             (
                 Dialect::Spring,
@@ -669,7 +665,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_observes_until_the_retries_of_its_pipelines_are_over() {
+    fn observation_lasts_as_long_as_retries() {
         let patient = Pipeline {
             policy: redeliver_core::RetryPolicy::listed(
                 vec![HumanDuration::from_secs(600)],

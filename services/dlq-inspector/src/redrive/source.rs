@@ -742,7 +742,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn partitions_of_the_ledger_are_forgotten_only_with_their_topic() {
+    fn ledger_partitions_are_kept() {
         let [first, again] = [1, 2].map(|bits| Some(TopicId::from_bits(bits)));
         let mut known = LedgerPartitions::default();
         known.loaded(first, 2);

@@ -740,7 +740,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_has_a_limited_number_of_destinations() {
+    fn destinations_of_plan_are_limited() {
         let mut plan = plan(&[]);
         for offset in 0..300 {
             plan.add(&letter(offset, &format!("legacy-{}", offset % 100)));
@@ -752,7 +752,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_says_nothing_about_the_size_of_what_is_masked() {
+    fn plan_hides_sizes_of_masked_records() {
         let rule = |key, fields: &[&str]| MaskingRule {
             topics: vec!["spring-*".to_owned()],
             key,
@@ -785,7 +785,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_warns_about_what_is_partly_indexed() {
+    fn plan_warns_about_partly_indexed_letters() {
         let parsed = |filter| crate::filter::parse(filter, &[]).unwrap();
         for (filter, expected) in [
             ("headers.tenant != x", true),
@@ -819,7 +819,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_warns_about_records_that_a_destination_does_not_accept() {
+    fn plan_warns_about_too_large_records() {
         let sizes = [("a", vec![10, 101, 102]), ("b", vec![1_000]), ("c", vec![1_000])];
         let sizes = sizes.map(|(topic, sizes)| (topic.to_owned(), sizes)).into();
         // Nobody knows what `c` accepts.
@@ -834,7 +834,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_checked_field_by_field() {
+    fn request_fields_are_validated() {
         let valid = || v1::PlanRedriveRequest {
             kind: v1::RedriveKind::Redrive.into(),
             ..v1::PlanRedriveRequest::default()
