@@ -45,7 +45,7 @@ fn denied_to(log: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_program_works_with_the_permissions_that_are_rendered_for_it_and_asks_for_no_others() {
+fn programs_work_with_rendered_permissions_only() {
     let authority = Authority::new().unwrap();
     let kafka =
         LocalKafka::start_secured_with(&authority.sign().unwrap(), "first", PASSWORD, &AUTHORIZER).unwrap();

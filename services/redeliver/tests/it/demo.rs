@@ -45,7 +45,7 @@ fn cli(arguments: &[&str], server: &str) -> String {
 }
 
 #[test]
-fn the_demonstration_ends_when_nobody_reads() {
+fn demonstration_ends_without_reader() {
     let mut command = binary("redeliver");
     command.env_clear().args(["dev", "--rate", "50"]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -61,7 +61,7 @@ fn the_demonstration_ends_when_nobody_reads() {
 }
 
 #[test]
-fn the_demonstration_shows_the_work_of_all_services_and_ends_with_totals() {
+fn demonstration_shows_all_services() {
     let mut command = binary("redeliver");
     command.env_clear();
     let mut demo = Process::spawn(command).unwrap();

@@ -81,7 +81,7 @@ fn export(services: &Services, count: usize, status: i32, arguments: &[&str]) ->
 }
 
 #[test]
-fn an_export_contains_every_byte_of_the_records_in_kafka() {
+fn export_contains_every_byte() {
     let services = Services::new("export");
     let topic = services.pipe.pipeline.dead_letter_topic();
     let stamped: Arc<str> = format!("{}-stamped-dlq", services.pipe.name()).into();
@@ -196,7 +196,7 @@ fn an_export_contains_every_byte_of_the_records_in_kafka() {
 }
 
 #[test]
-fn an_export_continues_after_the_inspector_was_restarted() {
+fn export_survives_inspector_restart() {
     let services = Services::new("export-outage");
     let topic = services.pipe.pipeline.dead_letter_topic();
     let count = 500;
@@ -253,7 +253,7 @@ fn an_export_continues_after_the_inspector_was_restarted() {
 }
 
 #[test]
-fn one_extreme_dead_letter_hides_no_others() {
+fn extreme_dead_letter_hides_no_others() {
     // Microseconds in a field for milliseconds.
     const MICROS: i64 = 1_790_000_000_000_000;
     let services = Services::new("extreme");

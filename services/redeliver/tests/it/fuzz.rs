@@ -586,13 +586,13 @@ fn all_decoders(count: u32) {
 }
 
 #[test]
-fn no_decoder_fails_on_a_damaged_input() {
+fn damaged_inputs_fail_no_decoder() {
     all_decoders(FEW);
 }
 
 /// Eight times 120,000 inputs, and 160,000 in the enricher.
 #[test]
 #[ignore = "long"]
-fn no_decoder_fails_on_any_of_960_000_inputs() {
+fn many_damaged_inputs_fail_no_decoder() {
     all_decoders(120_000);
 }

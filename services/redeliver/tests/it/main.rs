@@ -58,7 +58,6 @@ mod too_large;
 mod totals;
 mod traces;
 mod transactional;
-mod tuning;
 mod until_idle;
 mod waiting;
 mod waits;

@@ -175,7 +175,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 }
 
 #[test]
-fn the_checksum_matches_rfc_3720() {
+fn checksum_matches_rfc_3720() {
     // RFC 3720, appendix B.4.
     assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
     assert_eq!(crc32c(b"123456789"), 0xe306_9283);

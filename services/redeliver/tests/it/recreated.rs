@@ -5,10 +5,10 @@ use redeliver_kafka::survey::Surveyor;
 use redeliver_testkit::kafka_request::delete_topic;
 use redeliver_testkit::{Reply, eventually};
 
-use crate::support::{DEADLINE, Draft, PipeBuilder};
+use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder};
 
 #[test]
-fn a_recreated_source_is_read_from_its_beginning_and_dropped_records_are_counted() {
+fn recreated_source_is_read_from_beginning() {
     let setup = PipeBuilder::new("recreated").behave(|request| {
         let is_kept = request.body.ends_with(b"7");
         if is_kept {
@@ -67,17 +67,10 @@ fn a_recreated_source_is_read_from_its_beginning_and_dropped_records_are_counted
 }
 
 #[test]
-fn an_enricher_starts_without_its_output_topic_and_writes_results_once_it_exists() {
+fn enricher_waits_for_missing_output_topic() {
     let pipe = PipeBuilder::new("no-output").create();
     let output = pipe.pipeline.output.clone().unwrap();
-    delete_topic(&pipe.kafka.brokers, &output);
-    let surveyor = Surveyor::new(&pipe.kafka).unwrap();
-    eventually("the topic is deleted", DEADLINE, || {
-        match surveyor.topics(|name| *name == *output) {
-            Ok(topics) if topics.is_empty() => Ok(()),
-            found => Err(format!("{found:?}")),
-        }
-    });
+    delete(&pipe, &output);
     let mut enricher = pipe.enricher("a");
     enricher.until_ready();
     assert!(
@@ -98,6 +91,19 @@ fn an_enricher_starts_without_its_output_topic_and_writes_results_once_it_exists
         }
     });
     assert_eq!(pipe.endpoint.calls(), 20, "no call was repeated");
+}
+
+/// Deletes a topic, and waits until processes that start now do not find it.
+#[track_caller]
+pub(crate) fn delete(pipe: &Pipe, topic: &str) {
+    delete_topic(&pipe.kafka.brokers, topic);
+    let surveyor = Surveyor::new(&pipe.kafka).unwrap();
+    eventually("the topic is deleted", DEADLINE, || {
+        match surveyor.topics(|name| *name == *topic) {
+            Ok(topics) if topics.is_empty() => Ok(()),
+            found => Err(format!("{found:?}")),
+        }
+    });
 }
 
 fn numbered(numbers: std::ops::Range<usize>) -> Vec<Draft> {

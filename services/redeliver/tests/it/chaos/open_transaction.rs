@@ -82,7 +82,7 @@ impl Progress<'_> {
 
 #[test]
 #[ignore = "long"]
-fn peers_continue_while_a_transaction_of_a_dead_process_stays_open() {
+fn open_transaction_stops_only_its_partition() {
     let _permit = ChaosPermit::acquire();
     let pipe = PipeBuilder::new("chaos-open")
         .partitions(PARTITIONS)

@@ -328,7 +328,7 @@ fn versioned(object: &Value) -> (String, (String, String)) {
 
 #[test]
 #[ignore = "long"]
-fn a_release_is_installed_scaled_changed_and_rolled_back() {
+fn release_is_scaled_and_rolled_back() {
     let cluster = Cluster::start();
 
     // The namespace refuses pods that could be root, so a release that starts proves that its pods cannot.
@@ -453,7 +453,7 @@ fn a_release_is_installed_scaled_changed_and_rolled_back() {
 
 #[test]
 #[ignore = "long"]
-fn tls_and_logins_are_switched_on_by_an_upgrade_and_off_by_a_rollback() {
+fn upgrade_and_rollback_switch_tls() {
     let cluster = Cluster::start();
     cluster.helm("install", &["--wait", "--timeout", "2m"]);
     let plain = (cluster.ready(), cluster.desired());
@@ -529,7 +529,7 @@ fn tls_and_logins_are_switched_on_by_an_upgrade_and_off_by_a_rollback() {
 
 #[test]
 #[ignore = "long"]
-fn the_api_server_accepts_every_example_and_keeps_topics_of_a_removed_release() {
+fn server_accepts_examples_and_keeps_topics() {
     let cluster = Cluster::start();
     for example in std::fs::read_dir(deploy().join("helm/redeliver/examples")).unwrap() {
         let example = example.unwrap().path();
