@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_names_the_first_missing_partitions_and_counts_the_others() {
+    fn warning_names_first_missing_partitions() {
         let complete = Completeness {
             is_complete: true,
             ..completeness(Vec::new(), 0)
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_says_that_states_of_groups_are_old() {
+    fn warning_mentions_old_group_states() {
         let old = Completeness {
             group_states_problem: Some("denied\u{1b}".to_owned()),
             ..completeness(Vec::new(), 0)
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exit_status_is_3_only_on_request() {
+    fn exit_status_is_3_on_request() {
         let partial = completeness(Vec::new(), 0);
         let status = |require_complete, completeness: &Completeness| {
             let code = CompleteArgs { require_complete }.conclude(completeness);

@@ -393,7 +393,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_of_a_resolution_does_not_look_like_that_of_the_regression() {
+    fn resolution_and_regression_times_differ() {
         let text = |state| {
             as_text(&Group {
                 id: "8d4d8be8ab351d3a".to_owned(),
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sparkline_shows_no_dead_letters_as_dots_and_few_as_the_lowest_bar() {
+    fn sparkline_shows_none_as_dots() {
         assert_eq!(sparkline(&[0, 0]), "··");
         assert_eq!(sparkline(&[0, 1, 100, 50, 200, u64::MAX / 2]), "·▁▁▁▁█");
         assert_eq!(sparkline(&[0, 1, 4, 8]), "·▁▄█");

@@ -6,7 +6,6 @@
 
 mod calls_in_hand;
 pub(crate) mod load;
-mod open_transaction;
 mod three_brokers;
 mod upgrade;
 mod whole_house;
@@ -235,52 +234,36 @@ fn crashes_in_late_transactions_lose_nothing() {
 }
 
 /// One of two processes of each service is frozen for longer than its session, and the other one takes over.
-fn frozen_processes_resume(name: &str, static_membership: &str, rounds: usize) {
+#[test]
+fn frozen_process_writes_nothing_after_takeover() {
     let _permit = ChaosPermit::acquire();
-    let mut random = chaos_random(name);
-    let pipe = setup(name)
-        .set("kafka.static_membership", static_membership)
-        .create();
+    let mut random = chaos_random("frozen");
+    let pipe = setup("frozen").create();
     let mut pairs = SERVICES.map(|service| ["a", "b"].map(|instance| pipe.start(service, instance, &[])));
     let sent = under_load(&pipe, 150, |load| {
-        for round in 0..rounds {
-            for pair in &mut pairs {
-                until_shared(pair, OWNED);
-            }
-            sleep_up_to(&mut random, Duration::from_millis(1_000));
-            for pair in &mut pairs {
-                pair[round % 2].freeze();
-            }
-            for pair in &mut pairs {
-                pair[(round + 1) % 2].until_owning(OWNED);
-            }
-            // The others do their work, including the records that wait in tiers.
-            load.until_ended(200);
-            for pair in &mut pairs {
-                pair[round % 2].thaw();
-            }
+        for pair in &mut pairs {
+            until_shared(pair, OWNED);
+        }
+        sleep_up_to(&mut random, Duration::from_millis(1_000));
+        for [frozen, _] in &mut pairs {
+            frozen.freeze();
+        }
+        for [_, other] in &mut pairs {
+            other.until_owning(OWNED);
+        }
+        // The others do their work, including the records that wait in tiers.
+        load.until_ended(200);
+        for [frozen, _] in &mut pairs {
+            frozen.thaw();
         }
         for pair in &mut pairs {
             until_shared(pair, OWNED);
         }
     });
     settle(&pipe, &sent, &PLAN);
-    for pair in &pairs {
-        for member in &pair[..rounds] {
-            assert_eq!(member.freezes(), 1, "{member}");
-        }
+    for [frozen, _] in &pairs {
+        assert_eq!(frozen.freezes(), 1, "{frozen}");
     }
-}
-
-#[test]
-fn frozen_process_writes_nothing_after_takeover() {
-    frozen_processes_resume("frozen", "true", 1);
-}
-
-#[test]
-#[ignore = "long"]
-fn frozen_dynamic_member_writes_nothing() {
-    frozen_processes_resume("frozen-dynamic", "false", 2);
 }
 
 #[test]
@@ -436,28 +419,38 @@ fn broker_loss_wastes_no_attempts() {
 }
 
 /// Two processes of a service run with the same instance name.
-fn two_with_one_name(service: &'static str) {
+#[test]
+fn second_enricher_of_name_fails() {
     let _permit = ChaosPermit::acquire();
-    let name = format!("twins-{service}");
-    let pipe = setup(&name).create();
-    let other = SERVICES[usize::from(service == SERVICES[0])];
-    let other = pipe.start(other, "a", &[]);
-    let mut first = pipe.start(service, "twin", &[]);
+    let pipe = setup("twins").create();
+    let tier = pipe.retry_tier("a");
+    let mut first = pipe.enricher("twin");
     let sent = under_load(&pipe, 150, |load| {
         load.until_ended(200);
-        let mut second = pipe.spawn(service, "twin", &[]);
-        let ended = first_to_end(&mut first, &mut second);
-        assert_eq!(ended.code, Some(1), "{}", ended.output);
+        let mut second = pipe.spawn("enricher", "twin", &[]);
+        let first_ends = eventually("one of two processes of one name ends", DEADLINE, || {
+            match [first.is_running(), second.is_running()] {
+                [false, _] => Ok(true),
+                [_, false] => Ok(false),
+                _ => Err(format!(
+                    "both run:\n{}\n----\n{}",
+                    first.output(),
+                    second.output()
+                )),
+            }
+        });
+        let (ended, left) = if first_ends {
+            (&mut first, &mut second)
+        } else {
+            (&mut second, &mut first)
+        };
+        let output = ended.output();
+        assert_eq!(ended.wait(DEADLINE).code(), Some(1), "{output}");
         let complaint = format!("under the same name `{}-twin`", pipe.name());
-        let line = ended.output.lines().rfind(|line| line.contains(&complaint));
-        let line = line.unwrap_or_else(|| panic!("nothing says {complaint:?}:\n{}", ended.output));
+        let line = output.lines().rfind(|line| line.contains(&complaint));
+        let line = line.unwrap_or_else(|| panic!("nothing says {complaint:?}:\n{output}"));
         assert!(line.contains("instance: another process runs lane"), "{line}");
         // The other one continues, or ends for the same reason. An operator stops it and starts a single process.
-        let left = if first.is_running() {
-            &mut first
-        } else {
-            &mut second
-        };
         if left.is_running() {
             left.process().terminate();
         }
@@ -472,41 +465,5 @@ fn two_with_one_name(service: &'static str) {
         load.until_ended(200);
     });
     settle(&pipe, &sent, &PLAN);
-    assert!(other.is_running());
-}
-
-struct Ended {
-    code: Option<i32>,
-    output: String,
-}
-
-/// Waits until one of the two has ended by itself.
-fn first_to_end(first: &mut ServiceProcess, second: &mut ServiceProcess) -> Ended {
-    let index = eventually("one of two processes of one name ends", DEADLINE, || {
-        match [first.is_running(), second.is_running()] {
-            [false, _] => Ok(0),
-            [_, false] => Ok(1),
-            _ => Err(format!(
-                "both run:\n{}\n----\n{}",
-                first.output(),
-                second.output()
-            )),
-        }
-    });
-    let ended = if index == 0 { first } else { second };
-    Ended {
-        code: ended.wait(DEADLINE).code(),
-        output: ended.output(),
-    }
-}
-
-#[test]
-fn second_enricher_of_name_fails() {
-    two_with_one_name("enricher");
-}
-
-#[test]
-#[ignore = "long"]
-fn second_retry_tier_of_name_fails() {
-    two_with_one_name("retry-tier");
+    assert!(tier.is_running());
 }

@@ -113,7 +113,7 @@ fn jobs_are_managed_by_commands() {
 }
 
 #[test]
-fn jobs_of_file_are_scheduled_and_listed() {
+fn jobs_of_file_are_listed() {
     let services = Services::new("cli-file");
     let _scheduler = services.pipe.scheduler("a");
     let file = services.pipe.env.directory().join("jobs.jsonl");

@@ -128,7 +128,7 @@ fn response_chooses_output_and_is_merged() {
 }
 
 #[test]
-fn two_pipelines_with_separate_processes_share_a_tier() {
+fn separate_processes_share_tier() {
     // All pipelines of a broker share the consumer group of a tier, also across processes.
     let setup = |name: &str| PipeBuilder::new(name).plan(PLAN).shared_tiers(&[431, 862]);
     let pipes = ["e2e-one", "e2e-other"].map(|name| setup(name).create());

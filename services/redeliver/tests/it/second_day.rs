@@ -696,42 +696,6 @@ fn check_lists_removed_pipelines() {
 }
 
 #[test]
-fn lock_beyond_max_wait_is_kept() {
-    let busy = || Reply::Status(503, vec![("retry-after".into(), "900".into())], "busy".into());
-    let pipe = PipeBuilder::new("day2-long-lock")
-        .partitions(1)
-        .tiers(&[1_000])
-        .pipeline("http.max_retry_after", "1h")
-        .behave(
-            move |request| match (request.earlier_calls_of_key, request.body.starts_with(b"long")) {
-                (0, true) => busy(),
-                (0, false) => Reply::status(503),
-                _ => Reply::ok(request.body.clone()),
-            },
-        )
-        .create();
-    let mut enricher = pipe.enricher("a");
-    pipe.produce(vec![Draft::new("k", "long")]);
-    pipe.until_waiting(1);
-    pipe.produce(vec![Draft::new("k", "short")]);
-    pipe.until_waiting(2);
-    enricher.shut_down();
-    let after = with(&pipe, &[("max_wait", "2s")]);
-    let _running = after.start("a");
-    // A later record of the same partition is released, so the tier has read the earlier one too.
-    let report = eventually("the short one has ended", DEADLINE, || {
-        let report = pipe.audit_of(&after.pipeline);
-        if report.output == 1 {
-            Ok(report)
-        } else {
-            Err(report)
-        }
-    });
-    assert!(report.is_clean(), "{report}");
-    assert_eq!((report.dead, report.waiting.in_tiers), (0, 1), "{report}");
-}
-
-#[test]
 fn renamed_pipeline_finishes_both_names() {
     let pipe = fails_once(PipeBuilder::new("day2-previous").tiers(&[3_000]));
     let name = pipe.name().to_owned();

@@ -8,7 +8,7 @@ use redeliver_testkit::kafka_request::delete_topic;
 use redeliver_testkit::{ChaosPermit, Fate, Reply, Request, ServiceProcess, Trouble, eventually};
 
 use crate::chaos::load::under_load;
-use crate::retries::{begins_with, drafts, header};
+use crate::retries::{drafts, header};
 use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, distinct};
 
 /// Fails this many times, then succeeds.
@@ -98,7 +98,7 @@ fn jitter_spreads_waits_over_partitions() {
 
 /// A worker chooses partitions for random delays. The topic may lose them.
 #[test]
-fn records_for_a_tier_that_is_created_again_with_fewer_partitions_still_reach_it() {
+fn records_reach_tier_with_fewer_partitions() {
     let reply = |request: &Request| match request.earlier_calls_of_key {
         0 => Reply::Delay(Duration::from_secs(6), Box::new(Reply::status(503))),
         _ => Reply::ok(request.body.clone()),
@@ -194,83 +194,9 @@ fn first_wait_counts_from_anchor() {
     }
 }
 
-/// A wait is cut off at `max_wait`, although the endpoint or the payload asks for more. See docs/pipelines.md.
-#[test]
-fn a_wait_that_would_exceed_max_wait_ends_after_max_wait() {
-    let reply = |request: &Request| match request.earlier_calls_of_key {
-        0 if begins_with(&request.body, "{\"asks") => Reply::Status(
-            429,
-            vec![("retry-after".to_owned(), "3000".to_owned())],
-            "later".into(),
-        ),
-        0 => Reply::status(503),
-        _ => Reply::ok(request.body.clone()),
-    };
-    let pipe = PipeBuilder::new("waits-longest")
-        .tiers(&[1_000])
-        .pipeline("max_wait", "4s")
-        .pipeline("anchor", "{ pointer: /at }")
-        .behave(reply)
-        .create();
-    let _running = (pipe.enricher("a"), pipe.retry_tier("a"));
-    let at = SystemClock.now().after(Duration::from_secs(3_000));
-    let draft = |word: &str, n: usize| {
-        Draft::new(
-            format!("{word}-{n}"),
-            format!("{{\"{word}\":{n},\"at\":\"{at}\"}}"),
-        )
-    };
-    let asks = pipe.produce((0..20).map(|n| draft("asks", n)).collect());
-    let plans = pipe.produce((0..20).map(|n| draft("plans", n)).collect());
-    let sent = [&asks[..], &plans].concat();
-    let ends = pipe.settle(&sent, DEADLINE);
-    ends.meets_with(&sent, |sent| match begins_with(sent.body(), "{\"asks") {
-        true => Fate::Succeeds,
-        false => recovered_after(1),
-    });
-    none_was_early(&pipe, sent.len());
-    let waited = waited(&pipe, pipe.pipeline.policy.tiers()[0]);
-    assert_eq!(waited.len(), sent.len());
-    for record in waited {
-        assert_eq!(wait_of(&record), 4_000, "{record:?}");
-    }
-}
-
 #[test]
 #[ignore = "long"]
-fn by_default_a_record_waits_5s_30s_and_1m_and_is_dead_after_the_fourth_attempt() {
-    let reply = |request: &Request| match &request.body {
-        body if begins_with(body, "recovers") && request.earlier_calls_of_key == 3 => Reply::ok(body.clone()),
-        _ => Reply::status(503),
-    };
-    let pipe = PipeBuilder::new("waits-default")
-        .shared_tiers(&[5_000, 30_000, 60_000])
-        .behave(reply)
-        .create();
-    let default = redeliver_core::RetryPolicy::default();
-    assert_eq!(pipe.pipeline.policy, default);
-    let _running = (pipe.enricher("a"), pipe.retry_tier("a"));
-    let recovers = pipe.produce(drafts("recovers", 20));
-    let sent = [recovers, pipe.produce(drafts("never", 20))].concat();
-    let ends = pipe.settle(&sent, DEADLINE + Duration::from_secs(95));
-    ends.meets_with(&sent, |sent| {
-        recovered_after(if begins_with(sent.body(), "recovers") {
-            3
-        } else {
-            u32::MAX
-        })
-    });
-    none_was_early(&pipe, 3 * sent.len());
-    for (tier, millis) in default.tiers().iter().zip([5_000, 30_000, 60_000]) {
-        let records = waited(&pipe, *tier);
-        assert_eq!(records.len(), sent.len(), "{tier}");
-        assert!(records.iter().all(|record| wait_of(record) == millis), "{tier}");
-    }
-}
-
-#[test]
-#[ignore = "long"]
-fn a_tier_scaled_from_one_process_to_three_and_back_under_load_loses_and_repeats_nothing() {
+fn scaled_tier_loses_and_repeats_nothing() {
     const PARTITIONS: u32 = 6;
     let _permit = ChaosPermit::acquire();
     let pipe = PipeBuilder::new("waits-scaled")
