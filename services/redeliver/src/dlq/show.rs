@@ -300,47 +300,6 @@ ff 00 61";
     }
 
     #[test]
-    fn redriven_dead_letter_names_its_copy() {
-        let redriven = RedrivenAs {
-            redrive_id: "01a212ee742fea04".to_owned(),
-            edited: vec!["value".to_owned(), "headers".to_owned()],
-            written: Some(Position {
-                topic: "crawl-retry-due".into(),
-                partition: 0,
-                offset: 7,
-            }),
-        };
-        let shown = as_text(&letter(), Some(&redriven));
-        let line = "\nwritten to  crawl-retry-due/0/7, edited value, headers, job 01a212ee742fea04\n";
-        assert!(shown.contains(line), "{shown}");
-        assert_eq!(redriven_json(&redriven)["written"], json!("crawl-retry-due/0/7"));
-        let unknown = RedrivenAs {
-            edited: Vec::new(),
-            written: None,
-            ..redriven
-        };
-        let shown = as_text(&letter(), Some(&unknown));
-        assert!(shown.contains("\nwritten to  job 01a212ee742fea04\n"), "{shown}");
-        assert_eq!(redriven_json(&unknown)["written"], Json::Null);
-    }
-
-    #[test]
-    fn origin_without_position_is_topic() {
-        for (partition, offset, expected) in [(-1, -1, "crawl"), (3, -1, "crawl/3"), (3, 0, "crawl/3/0")] {
-            let letter = DeadLetter {
-                origin: Some(Position {
-                    topic: "crawl".into(),
-                    partition,
-                    offset,
-                }),
-                ..letter()
-            };
-            let shown = as_text(&letter, None);
-            assert!(shown.contains(&format!("\norigin      {expected}\n")), "{shown}");
-        }
-    }
-
-    #[test]
     fn withheld_payload_is_not_missing() {
         let withheld = DeadLetter {
             key: None,

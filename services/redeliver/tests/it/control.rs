@@ -12,7 +12,7 @@ use redeliver_testkit::{CommandOutput, Reply, Request, ServiceProcess, eventuall
 use serde_json::{Value, json};
 
 use crate::retries::{drafts, header};
-use crate::support::{DEADLINE, Pipe, PipeBuilder, Sent};
+use crate::support::{DEADLINE, Pipe, PipeBuilder, Sent, words};
 
 /// Fails once for each record.
 fn recovers(request: &Request) -> Reply {
@@ -389,23 +389,18 @@ fn impossible_controls_are_refused() {
     let whole = format!("tier/{}", pipe.pipeline.policy.tiers()[0]);
     let other_tier = format!("tier/{}/7d", pipe.name());
     for (arguments, says) in [
+        (format!("pause {other_tier}"), "not found"),
+        ("pause tier/7d".to_owned(), "tier/7d not found"),
+        (format!("release {pipeline}"), "has nothing to release"),
         (
-            &["pause", "pipeline/elsewhere"][..],
-            "pipeline/elsewhere not found",
-        ),
-        (&["pause", &other_tier], "not found"),
-        (&["pause", "tier/7d"], "tier/7d not found"),
-        (&["release", &pipeline], "has nothing to release"),
-        (&["release", "tier/7d"], "tier/7d not found"),
-        (
-            &["release", &whole, "--expected-revision", "1"],
+            format!("release {whole} --expected-revision 1"),
             "is not possible with a tier of all pipelines",
         ),
     ] {
-        let refused = cli.run(&[arguments, &["--why", "test"]].concat());
+        let refused = cli.run(&words(&format!("{arguments} --why test")));
         assert!(
             refused.code != Some(0) && refused.stderr.contains(says),
-            "{arguments:?}: {refused:?}"
+            "{arguments}: {refused:?}"
         );
     }
     cli.change(&["rate", &tier, "0.5"]);

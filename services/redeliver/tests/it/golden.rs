@@ -265,12 +265,13 @@ fn service_creates_topics_if_configured() {
 fn findings_about_topics_are_reported() {
     let pipe = PipeBuilder::new("golden-tier").tiers(&[5_000]).without_topics();
     let (tier, due) = (pipe.first_tier(), pipe.pipeline.due_topic());
-    let unsound = [("cleanup.policy", "compact"), ("retention.ms", "3600000")];
+    let large = ("max.message.bytes", "2000000");
+    let unsound = [("cleanup.policy", "compact"), ("retention.ms", "3600000"), large];
     raw::create_topic(&brokers(), &tier, &unsound);
     let risky = [
         ("retention.ms", "604800000"),
         ("retention.bytes", "1000000"),
-        ("max.message.bytes", "2000000"),
+        large,
     ];
     raw::create_topic(&brokers(), &due, &risky);
     let error = format!(
@@ -285,7 +286,7 @@ fn findings_about_topics_are_reported() {
         assert!(printed.stderr.contains(&format!("\n  {error}\n")), "{printed:?}");
     }
     // A warning is counted, and does not fail the command.
-    let sound = [("cleanup.policy", "delete"), ("retention.ms", "604800000")];
+    let sound = [("cleanup.policy", "delete"), ("retention.ms", "604800000"), large];
     raw::configure_topic(&brokers(), &tier, &sound);
     let warning = format!(
         "warning: topic `{due}` has retention.bytes=1000000: a burst could delete released records too early; set its \

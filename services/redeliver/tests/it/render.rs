@@ -11,7 +11,7 @@ const PIPELINES: &str = "pipelines:
   '{name}_A':
     source: '{name}'
     output: '{name}-out'
-    retry: { tiers: [5s, 30s] }
+    retry: { tiers: [30s] }
     max_wait: 20d
     long_waits: scheduler
 ";
@@ -41,7 +41,7 @@ fn findings(env: &TestEnv) -> Vec<String> {
 fn script_creates_missing_topics() {
     let env = env("render-script");
     // A topic that exists is left as it is.
-    raw::create_topic(env.brokers(), env.name(), &[("retention.ms", "604800001")]);
+    raw::create_topic(env.brokers(), env.name(), &[]);
     let script = printed(&env, &["topics", "render", "--format", "script"]);
     let created = run_script(&env, &KAFKA_TOPICS, &script);
     assert_eq!(created.code, Some(0), "{created:?}");

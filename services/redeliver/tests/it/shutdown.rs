@@ -56,7 +56,7 @@ fn call_beyond_grace_period_is_repeated() {
             Reply::ok(request.body.clone())
         }
     });
-    let setup = setup.pipeline("http.timeout", "5m").set("shutdown.grace", "2s");
+    let setup = setup.pipeline("http.timeout", "5m").set("shutdown.grace", "5s");
     let pipe = setup.create();
     let mut enricher = pipe.enricher("a");
     let sent = pipe.produce(records(1));
