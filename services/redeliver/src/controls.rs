@@ -543,29 +543,6 @@ why           outage
     }
 
     #[test]
-    fn unreadable_control_shows_its_problem() {
-        let problem = "has an unknown state, and is paused until it can be read";
-        let control = Control {
-            name: "app/sms".to_owned(),
-            effective: Some(Effective::EffectiveApplication(ApplicationControl {
-                state: RunState::Paused.into(),
-                rate: None,
-            })),
-            problem: problem.to_owned(),
-            ..Control::default()
-        };
-        let text = as_text(&control);
-        assert!(text.contains("wanted state  unreadable\n"), "{text}");
-        assert!(text.ends_with(&format!("problem       {problem}\n")), "{text}");
-        assert_eq!(row(&control)[6], problem);
-        let value = as_json(&control);
-        assert_eq!(
-            (&value["desired"], &value["problem"]),
-            (&Json::Null, &json!(problem))
-        );
-    }
-
-    #[test]
     fn each_released_tier_has_its_result() {
         let name = "tier/docs/30s";
         let result = |result| TierReleaseResult {

@@ -163,23 +163,6 @@ mod tests {
     }
 
     #[test]
-    fn warning_mentions_old_group_states() {
-        let old = Completeness {
-            group_states_problem: Some("denied\u{1b}".to_owned()),
-            ..completeness(Vec::new(), 0)
-        };
-        let text = "states and notes of groups may not be the current ones: denied\\u{1b}; the index is as of \
-                    2025-11-21T11:00:00.123Z";
-        assert_eq!(problem(&old).as_deref(), Some(text));
-        let with_missing = Completeness {
-            missing_count: 2,
-            ..old
-        };
-        let text = format!("{text}; in addition, 2 partitions are missing");
-        assert_eq!(problem(&with_missing), Some(text));
-    }
-
-    #[test]
     fn exit_status_is_3_on_request() {
         let partial = completeness(Vec::new(), 0);
         let status = |require_complete, completeness: &Completeness| {

@@ -1,4 +1,4 @@
-//! Calls for several records: each record ends as it would with a call of its own.
+//! An endpoint for calls with several records.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -6,12 +6,8 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use redeliver_testkit::{Fate, Reply, Request};
+use redeliver_testkit::{Reply, Request};
 use serde_json::{Value, json};
-
-use crate::support::{DEADLINE, PLAN, PipeBuilder, records};
-
-const BATCH: &str = "{ records: 50, values: base64 }";
 
 /// The behaviour of an endpoint that gets batches, with values in base64. `reply` decides about each record.
 pub(crate) fn each_record(
@@ -52,29 +48,4 @@ pub(crate) fn each_record(
             Box::new(Reply::ok(json!({ "results": results }).to_string())),
         )
     }
-}
-
-#[test]
-fn records_of_a_batch_end_independently() {
-    let pipe = PipeBuilder::new("batches")
-        .pipeline("http.batch", BATCH)
-        .behave(each_record(|request| PLAN.reply(request)))
-        .create();
-    let sent = pipe.produce(records(1_000));
-    let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
-    pipe.settle(&sent, DEADLINE).meets(&PLAN, &sent);
-    let calls = pipe.endpoint.calls();
-    let attempts: u64 = sent
-        .iter()
-        .map(|sent| match PLAN.fate(sent.body()) {
-            Fate::Recovers { failures, .. } => u64::from(failures) + 1,
-            Fate::Succeeds | Fate::Refused => 1,
-        })
-        .sum();
-    let retries = attempts - sent.len() as u64;
-    // Retries are alone.
-    assert!(
-        calls < retries + sent.len() as u64 / 4,
-        "{calls} calls for {attempts} attempts, {retries} of them retries"
-    );
 }

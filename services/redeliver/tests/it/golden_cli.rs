@@ -42,35 +42,6 @@ fn subcommands_are_listed() {
     }
 }
 
-#[test]
-fn flags_are_explained() {
-    let expected = "\
-List dead letters, newest first
-
-Usage: redeliver dlq ls [OPTIONS]
-
-Options:
-      --filter <FILTER>     Filter, such as 'error_class = \"permanent\" AND headers.tenant = \"x\" AND retry_count > 3' (default: all). json./POINTER matches plain JSON values only, not decoded ones
-      --limit <N>           Maximum number of dead letters [default: 50]
-      --oldest-first        List the oldest first
-      --require-complete    Exit with status 3 if the answer is incomplete
-  -o, --output <FORMAT>     Output format: table, json or jsonl [default: table]
-      --config <FILE>       Configuration file; overrides REDELIVER_CONFIG
-      --set <KEY=VALUE>     Override a setting, such as kafka.brokers=kafka:9092; may be repeated
-      --print-config        Print the effective configuration without secrets and exit
-      --check               Validate the configuration and exit
-      --server <URL>        URL of the inspector, such as http://inspector:50051; overrides REDELIVER_DLQ (default: dlq_inspector.listen)
-      --token-file <FILE>   File with the bearer token; overrides REDELIVER_TOKEN_FILE (default: from the configuration)
-      --insecure            Send the token to other machines without TLS, too; or REDELIVER_INSECURE=true
-      --ca-file <FILE>      Additional CA certificates (PEM) for https; overrides REDELIVER_CA_FILE
-      --cert-file <FILE>    Client certificate (PEM) for https; overrides REDELIVER_CERT_FILE
-      --key-file <FILE>     Private key of the client certificate (PEM); overrides REDELIVER_KEY_FILE
-      --timeout <DURATION>  Timeout of a request [default: 30s]
-  -h, --help                Print help
-";
-    assert_eq!(output_of(&["dlq", "ls", "--help"]).stdout, expected);
-}
-
 /// Before a service is contacted.
 #[test]
 fn wrong_usage_names_valid_values() {

@@ -218,9 +218,9 @@ fn retired(file: &str) -> String {
 
 /// One test per row, which checks every cell. The states of a row are checked at the same time, because a cell mostly waits.
 macro_rules! rows {
-    ($($(#[$attribute:meta])* $name:ident: $row:expr),* $(,)?) => {$(
+    ($($name:ident: $row:expr),* $(,)?) => {$(
         #[test]
-        $(#[$attribute])*
+        #[ignore = "long"]
         fn $name() {
             check_row(&$row);
         }
@@ -228,31 +228,18 @@ macro_rules! rows {
 }
 
 rows! {
-    #[ignore = "long"]
     tiers: TIERS,
-    #[ignore = "long"]
     return_to_source: DUE_TO_SOURCE,
-    #[ignore = "long"]
     return_to_due: SOURCE_TO_DUE,
-    #[ignore = "long"]
     max_wait: MAX_WAIT,
-    #[ignore = "long"]
     source: SOURCE,
-    #[ignore = "long"]
     removed: REMOVED,
-    #[ignore = "long"]
     added: ADDED,
-    #[ignore = "long"]
     output: OUTPUT,
-    #[ignore = "long"]
     lanes: LANES,
-    #[ignore = "long"]
     fewer_lanes: FEWER_LANES,
-    #[ignore = "long"]
     instance: INSTANCE,
-    #[ignore = "long"]
     more_processes: MORE_PROCESSES,
-    #[ignore = "long"]
     fewer_processes: FEWER_PROCESSES,
 }
 

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use redeliver_core::Record;
 use redeliver_core::headers::{
-    ERROR_CLASS, ERROR_CODE, ERROR_MESSAGE, JOB_ID, ORIGINAL_TOPIC, PAYLOAD_OMITTED, RETRY_COUNT,
+    ERROR_CLASS, ERROR_CODE, ERROR_MESSAGE, JOB_ID, ORIGINAL_TOPIC, PAYLOAD_OMITTED,
 };
-use redeliver_kafka::producer::Producer;
 use redeliver_testkit::{Reply, Request, brokers, eventually};
 
 use crate::raw;
@@ -26,13 +25,6 @@ fn drafts(count: usize, every: usize, size: usize) -> Vec<Draft> {
         Draft::new(format!("key-{}", n % 17), value).header("tenant", b"a")
     };
     (0..count).map(draft).collect()
-}
-
-/// Writes records to the source with a compressing producer.
-fn compressed(pipe: &Pipe, drafts: Vec<Draft>) -> Vec<Sent> {
-    let mut gzip = pipe.kafka.clone();
-    gzip.properties.insert("compression.type".into(), "gzip".into());
-    pipe.produce_with(&Producer::new(&gzip).unwrap(), &pipe.pipeline.source, drafts)
 }
 
 #[track_caller]
@@ -54,17 +46,6 @@ fn died_whole(pipe: &Pipe, ends: &Ends, sent: &Sent, code: &str) {
     has(letter, ERROR_CLASS, Some("permanent"));
     has(letter, ERROR_CODE, Some(code));
     has(letter, PAYLOAD_OMITTED, None);
-}
-
-/// Checks a dead letter whose value was omitted.
-#[track_caller]
-fn died_without_value(pipe: &Pipe, ends: &Ends, sent: &Sent, code: &str) {
-    let letter = ends.of(sent);
-    assert_eq!(letter.position.topic, pipe.pipeline.dead_letter_topic());
-    assert_eq!((&letter.key, &letter.value), (&sent.draft.key, &None));
-    assert_eq!(users_headers(&letter.headers), sent.draft.headers);
-    has(letter, ERROR_CODE, Some(code));
-    has(letter, PAYLOAD_OMITTED, Some("value"));
 }
 
 #[test]
@@ -94,37 +75,6 @@ fn too_large_results_become_dead_letters() {
         assert!(message.contains(&format!("`{output}`")), "{message}");
         assert_eq!(pipe.endpoint.calls_of_body(sent.body()), 1, "called again");
     }
-    assert_eq!(enricher.get("/readyz").0, 200);
-}
-
-#[test]
-fn incompressible_dead_letter_omits_its_value() {
-    let setup =
-        PipeBuilder::new("gzip")
-            .partitions(1)
-            .tiers(&[300])
-            .behave(|request: &Request| match request.body[0] {
-                b'd' => Reply::status(422),
-                b'f' => Reply::status(503),
-                _ => Reply::ok(request.body.clone()),
-            });
-    let source = setup.name().to_owned();
-    raw::create_topic(&brokers(), &source, &[("max.message.bytes", "20000")]);
-    let pipe = setup.create();
-    let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
-    let large = |word: &str| {
-        let mut value = word.as_bytes().to_vec();
-        value.resize(200_000, b'x');
-        Draft::new(word.to_owned(), value).header("tenant", b"a")
-    };
-    let mut sent = compressed(&pipe, vec![large("succeeds"), large("denied"), large("fails")]);
-    sent.extend(pipe.produce(drafts(100, 200, 0).split_off(1)));
-    let ends = pipe.settle(&sent, DEADLINE);
-    assert_eq!(ends.report.dead, 2, "{}", ends.report);
-    assert_eq!(ends.of(&sent[0]).value, sent[0].draft.value);
-    died_without_value(&pipe, &ends, &sent[1], "http.422");
-    died_without_value(&pipe, &ends, &sent[2], "output.too-large");
-    has(ends.of(&sent[2]), RETRY_COUNT, Some("1"));
     assert_eq!(enricher.get("/readyz").0, 200);
 }
 
