@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_replace_their_clients_one_at_a_time() {
+    fn owners_renew_one_by_one() {
         let Process { plan, settings, .. } = &process();
         // Its configuration is older than the change, as that of a lane.
         let client = settings.client();
@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_renews_while_it_asks() {
+    fn follower_renews_while_asking() {
         let Process { plan, settings, .. } = &process();
         let mut follower = Follower::new(settings, Waker::default()).unwrap();
         plan.set(Ok(contents("second")));
@@ -591,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn contents_with_which_no_connection_is_possible_are_not_used() {
+    fn unusable_contents_are_not_used() {
         let Process { plan, settings, .. } = &process();
         let renewal = Renewal::new(settings, "owner");
         let client = settings.client();
@@ -615,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_whose_clients_cannot_be_created_is_asked_again() {
+    fn failed_creation_is_repeated() {
         let Process { plan, settings, .. } = &process();
         let client = settings.client();
         let (created, is_created) = sync_channel(9);
@@ -638,7 +638,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_keeps_its_previous_clients_is_asked_again() {
+    fn failed_renewal_is_repeated() {
         let Process { plan, settings, .. } = &process();
         let renewal = Renewal::new(settings, "owner");
         plan.set(Ok(contents("second")));
@@ -655,7 +655,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_begins_during_a_change_is_replaced() {
+    fn change_during_creation_is_used() {
         let Process { plan, settings, .. } = &process();
         let client = settings.client();
         let changing = plan.clone();
@@ -680,7 +680,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_used_while_owners_replace_their_clients() {
+    fn change_during_renewals_is_used() {
         let Process { plan, settings, .. } = &process();
         let client = settings.client();
         // Each may take a minute, which is longer than the test waits for all.

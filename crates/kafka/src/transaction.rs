@@ -971,7 +971,7 @@ mod tests {
     use crate::client::KafkaSettings;
 
     #[test]
-    fn an_unanswered_request_for_offsets_replaces_the_producer_although_a_delivery_failed() {
+    fn unanswered_offsets_replace_the_producer() {
         let refused = KafkaError::MessageProduction(RDKafkaErrorCode::MessageSizeTooLarge);
         let purged = KafkaError::MessageProduction(RDKafkaErrorCode::PurgeQueue);
         let unanswered = KafkaError::ConsumerCommit(RDKafkaErrorCode::OperationTimedOut);

@@ -71,7 +71,7 @@ impl Processor for Owner {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_without_completed_records_commits_the_positions_of_its_owners_and_reports_changelog_ends() {
+async fn owner_batch_commits_and_reports_ends() {
     let settings = settings("owner");
     let (from, changelog, group) = (unique("from"), unique("changelog"), unique("group"));
     create_topic(&settings, &from, 2).await;

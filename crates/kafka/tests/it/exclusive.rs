@@ -19,6 +19,11 @@ const DEADLINE: Duration = Duration::from_secs(90);
 const WRITERS: usize = 3;
 const CHANGES: usize = 4;
 
+fn create(settings: &KafkaSettings, topic: &str) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(create_topic(settings, topic, 1));
+}
+
 /// Writes the number of records before it.
 struct Count<'t> {
     topic: &'t Arc<str>,
@@ -63,15 +68,10 @@ fn writer(topic: &Arc<str>) -> (KafkaSettings, ExclusiveWriter) {
 }
 
 #[test]
-fn changes_of_several_writers_at_once_are_decided_one_after_the_other() {
+fn concurrent_changes_are_serialized() {
     let topic: Arc<str> = unique("exclusive").into();
     let settings = settings("exclusive");
-    let creating = create_topic(&settings, &topic, 1);
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(creating);
+    create(&settings, &topic);
     let count = || {
         let count = Count {
             topic: &topic,
@@ -134,15 +134,10 @@ impl Decide for TooLarge<'_> {
 }
 
 #[test]
-fn a_record_that_the_topic_refuses_is_not_an_unknown_outcome_and_not_tried_again() {
+fn refused_change_is_not_repeated() {
     let topic: Arc<str> = unique("large").into();
     let (settings, writer) = writer(&topic);
-    let creating = create_topic(&settings, &topic, 1);
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(creating);
+    create(&settings, &topic);
     let attempts = Cell::new(0);
     let failed = writer.write(DEADLINE, || {
         attempts.set(attempts.get() + 1);
@@ -162,7 +157,7 @@ fn a_record_that_the_topic_refuses_is_not_an_unknown_outcome_and_not_tried_again
 }
 
 #[test]
-fn a_change_of_a_missing_topic_is_refused_at_once_and_does_not_create_it() {
+fn change_creates_no_topic() {
     let topic: Arc<str> = unique("missing").into();
     let (settings, writer) = writer(&topic);
     let failed = writer.write(DEADLINE, || {
@@ -207,15 +202,11 @@ impl Decide for Offsets<'_> {
 }
 
 #[test]
-fn a_change_reads_only_what_is_new() {
-    const RECORDS: i64 = 5_000;
+fn change_reads_only_new_records() {
+    const RECORDS: i64 = 500;
     let topic: Arc<str> = unique("tail").into();
     let (settings, writer) = writer(&topic);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    runtime.block_on(create_topic(&settings, &topic, 1));
+    create(&settings, &topic);
     let producer = settings.transactional_producer(&unique("records"));
     let producer: KafkaClient<ThreadedProducer<DefaultProducerContext>> = producer.create().unwrap();
     producer.init_transactions(DEADLINE).unwrap();

@@ -129,7 +129,7 @@ async fn ids_do_not_wait_for_records() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn partitions_are_followed_from_given_offsets_without_aborted_records() {
+async fn partitions_are_followed_from_given_offsets() {
     let settings = settings("follow");
     let topic: Arc<str> = unique("follow").into();
     create_topic(&settings, &topic, 2).await;
@@ -167,7 +167,7 @@ async fn partitions_are_followed_from_given_offsets_without_aborted_records() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recreated_topic_is_followed_after_it_is_added_again() {
+async fn recreated_topic_is_followed_again() {
     let settings = settings("again");
     let topic: Arc<str> = unique("again").into();
     create_topic(&settings, &topic, 1).await;
@@ -188,7 +188,7 @@ async fn a_recreated_topic_is_followed_after_it_is_added_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lookups_return_existing_records_and_none_for_missing_ones() {
+async fn lookups_return_existing_records() {
     let settings = settings("lookup");
     let topic: Arc<str> = unique("lookup").into();
     create_topic(&settings, &topic, 2).await;
@@ -246,7 +246,7 @@ async fn lookups_return_existing_records_and_none_for_missing_ones() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_records_that_kafka_has_deleted_are_found_to_be() {
+async fn deleted_records_are_told_from_unknown() {
     let settings = settings("lookup-find");
     let topic: Arc<str> = unique("lookup-find").into();
     create_topic(&settings, &topic, 1).await;
@@ -281,7 +281,7 @@ async fn only_records_that_kafka_has_deleted_are_found_to_be() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lookup_ends_once_the_records_have_a_certain_size() {
+async fn lookup_ends_at_given_size() {
     let settings = settings("lookup-size");
     let topic: Arc<str> = unique("lookup-size").into();
     create_topic(&settings, &topic, 2).await;
@@ -325,7 +325,7 @@ async fn a_lookup_ends_once_the_records_have_a_certain_size() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_survey_returns_offsets_and_retention() {
+async fn survey_returns_offsets_and_retention() {
     let settings = settings("survey");
     let topic: Arc<str> = unique("survey").into();
     create_topic(&settings, &topic, 2).await;
@@ -361,7 +361,7 @@ async fn a_survey_returns_offsets_and_retention() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_survey_tells_topics_of_the_same_name_apart() {
+async fn survey_tells_recreated_topic_apart() {
     let settings = settings("survey-id");
     let topic: Arc<str> = unique("survey-id").into();
     let surveyor = Surveyor::new(&settings).unwrap();
@@ -378,7 +378,7 @@ async fn a_survey_tells_topics_of_the_same_name_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_follower_of_more_partitions_continues_where_it_was() {
+async fn more_partitions_continue_the_others() {
     let settings = settings("follow-many");
     let (one, many): (Arc<str>, Arc<str>) = (unique("follow-one").into(), unique("follow-many").into());
     create_topic(&settings, &one, 1).await;

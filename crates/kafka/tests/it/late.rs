@@ -93,7 +93,7 @@ impl Processor for Late {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_result_of_an_earlier_session_is_never_written() {
+async fn late_results_are_never_written() {
     let settings = KafkaSettings {
         static_membership: true,
         ..settings("late")

@@ -16,8 +16,8 @@ use crate::copy::{CopyEnv, CopyOptions};
 use crate::support::{DEADLINE, create_topic, delete_topic, settings};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recreated_topic_is_read_from_its_beginning() {
-    for (is_static, partitions) in [(true, 2), (false, 3)] {
+async fn recreated_topic_is_read_whole() {
+    let scenario = |is_static, partitions| async move {
         let settings = KafkaSettings {
             static_membership: is_static,
             ..settings("recreated")
@@ -43,11 +43,14 @@ async fn a_recreated_topic_is_read_from_its_beginning() {
         env.until_copied(1300);
         lane.stop();
         env.assert_no_duplicates();
-    }
+    };
+    let dynamic = tokio::spawn(scenario(false, 3));
+    scenario(true, 2).await;
+    dynamic.await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_records_of_a_recreated_topic_are_a_backlog_of_its_group() {
+async fn recreated_topic_is_all_backlog() {
     let env = CopyEnv::with_one_partition("backlog").await;
     let backlog = || {
         let topics = [(env.group.clone(), env.from.as_str().into())];
@@ -99,7 +102,7 @@ fn until_missing(settings: &KafkaSettings, topic: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_was_missing_for_a_while_is_read_from_its_beginning() {
+async fn returning_topic_is_read_whole() {
     let settings = KafkaSettings {
         static_membership: true,
         ..settings("away")
@@ -138,7 +141,7 @@ fn commit_without_fingerprint(env: &CopyEnv, offset: i64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_without_a_fingerprint_hides_no_records_of_a_recreated_topic() {
+async fn commit_without_fingerprint_hides_nothing() {
     let env = CopyEnv::with_one_partition("unnamed").await;
     env.fill(0..200).await;
     commit_without_fingerprint(&env, 200);
@@ -163,7 +166,7 @@ async fn a_commit_without_a_fingerprint_hides_no_records_of_a_recreated_topic() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_in_flight_of_the_old_topic_are_dropped_and_counted() {
+async fn records_of_old_topic_are_dropped() {
     let env = CopyEnv::with_one_partition("in-flight").await;
     env.fill(0..20).await;
     let lane = env.start_holding_odd();
@@ -181,7 +184,7 @@ async fn records_in_flight_of_the_old_topic_are_dropped_and_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lane_that_must_halt_reports_how_to_continue() {
+async fn halted_lane_reports_the_remedy() {
     let env = CopyEnv::with_one_partition("halts").await;
     env.fill(0..20).await;
     let lane = env.start_with(CopyOptions {
@@ -200,7 +203,7 @@ async fn a_lane_that_must_halt_reports_how_to_continue() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_deleted_before_they_were_read_are_counted_and_later_ones_are_read() {
+async fn records_deleted_unread_are_counted() {
     let env = CopyEnv::with_one_partition("deleted").await;
     env.fill(0..100).await;
     let lane = env.start();
@@ -218,7 +221,7 @@ async fn records_deleted_before_they_were_read_are_counted_and_later_ones_are_re
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_topic_watch_tracks_which_topics_exist() {
+async fn watch_tracks_existing_topics() {
     let settings = settings("watch");
     let (topic, missing) = (unique("topic"), unique("missing"));
     create_topic(&settings, &topic, 3).await;

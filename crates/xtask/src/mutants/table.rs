@@ -72,11 +72,11 @@ const INSPECTOR: &str = "services/dlq-inspector";
 
 const TRACKER_MODEL: Test = unit(
     KAFKA,
-    "tracker::tests::each_offset_is_completed_exactly_once_in_any_order_and_with_restarts",
+    "tracker::tests::offsets_are_completed_exactly_once",
 );
 const LANE_MODEL: Test = unit(
     KAFKA,
-    "lane::model::a_million_steps_of_random_histories_write_each_record_exactly_once",
+    "lane::model::random_histories_write_exactly_once",
 );
 const RELAY_MODEL: Test = unit(
     RELAY,
@@ -409,7 +409,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A transaction does not wait for its deliveries. A refused record is not reported, and its transaction fails for ever.",
         &[integration(
             KAFKA,
-            "errors::a_record_that_is_refused_on_its_own_is_reported",
+            "errors::single_refused_record_is_reported",
         )],
     ),
     mutant(
@@ -417,7 +417,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A lane also reads records of open and aborted transactions. Records that were never accepted are processed.",
         &[integration(
             KAFKA,
-            "isolation::a_lane_does_not_read_records_of_aborted_transactions",
+            "lane::aborted_records_are_not_read",
         )],
     ),
     mutant(
@@ -437,7 +437,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             TRACKER_MODEL,
             unit(
                 KAFKA,
-                "tracker::tests::a_position_is_returned_until_it_is_committed",
+                "tracker::tests::position_is_returned_until_committed",
             ),
         ],
     ),
@@ -448,7 +448,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             TRACKER_MODEL,
             integration(
                 KAFKA,
-                "lane::completed_records_after_an_incomplete_one_are_not_processed_again_after_a_restart",
+                "lane::restart_processes_only_incomplete_records",
             ),
         ],
     ),
@@ -464,7 +464,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             TRACKER_MODEL,
             unit(
                 KAFKA,
-                "tracker::tests::restored_offsets_survive_a_commit_before_they_are_read_again",
+                "tracker::tests::restored_offsets_survive_a_commit",
             ),
         ],
     ),
@@ -486,7 +486,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A second completion of a record is accepted. Its results are written twice.",
         &[unit(
             KAFKA,
-            "tracker::tests::a_record_in_flight_can_be_completed_once",
+            "tracker::tests::record_is_completed_once",
         )],
     ),
     mutant(
@@ -496,7 +496,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             TRACKER_MODEL,
             unit(
                 KAFKA,
-                "tracker::metadata::tests::each_form_fits_its_weight_and_decodes_to_the_same_set",
+                "tracker::metadata::tests::encodings_fit_and_decode",
             ),
         ],
     ),
@@ -505,7 +505,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A commit does not identify its topic. Records of a topic that was created again are skipped.",
         &[unit(
             KAFKA,
-            "tracker::tests::a_commit_of_an_earlier_topic_of_the_same_name_is_recognised",
+            "tracker::tests::commit_of_earlier_topic_is_recognised",
         )],
     ),
 ];
