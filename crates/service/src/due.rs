@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_signals_of_lanes_with_the_same_labels_are_one_series_that_rises_between_reports() {
+    fn equal_labels_are_one_series() {
         let clock = Arc::new(ManualClock::new(Timestamp::from_millis(10_000)));
         let mut registry = Registry::default();
         let families = DueFamilies::register(&mut registry, "tier", clock.clone());

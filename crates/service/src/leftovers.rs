@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_are_found_by_the_names_of_their_topics() {
+    fn leftovers_are_found_by_name() {
         let mut classic = pipeline("b", &[5]);
         classic.return_to = ReturnTo::Source;
         let retired = Pipeline {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_topic_with_another_role_is_not_a_leftover() {
+    fn topic_with_role_is_no_leftover() {
         let reads_tiers_of_others = Pipeline {
             source: "a-retry-1m".into(),
             output: Some("a-retry-2m".into()),

@@ -82,7 +82,7 @@ fn protobuf() -> Headers {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_is_written_to_the_partition_of_its_idempotency_key_and_its_id_encodes_its_position() {
+async fn job_id_encodes_its_position() {
     let ingest = Ingest::create("client-schedule").await;
     let due = Timestamp::from_millis(1_900_000_000_123);
     let trace = TraceContext {
@@ -136,7 +136,7 @@ async fn a_job_is_written_to_the_partition_of_its_idempotency_key_and_its_id_enc
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_without_an_idempotency_key_are_spread_over_all_partitions() {
+async fn jobs_without_key_are_spread() {
     let ingest = Ingest::create("client-spread").await;
     let producer = ingest.producer();
     let mut ids = Vec::new();
@@ -155,7 +155,7 @@ async fn jobs_without_an_idempotency_key_are_spread_over_all_partitions() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn commands_for_a_job_are_written_to_its_partition() {
+async fn commands_follow_their_job() {
     let ingest = Ingest::create("client-commands").await;
     let producer = ingest.producer();
     let id = JobId::new(Timestamp::from_millis(1_763_722_800_123), PARTITIONS - 1, 9);

@@ -250,7 +250,7 @@ async fn stopped_broker_affects_only_its_partitions() {
     second.stop().unwrap();
     // Without asking again for each topic, the client believes for minutes that there is no leader.
     moved.read_to_end(DEADLINE / 4, |_| {}).unwrap();
-    backlogs.assert_counted();
+    let counted = std::thread::spawn(move || backlogs.assert_counted());
     for env in &mut envs {
         env.fill(10).await;
     }
@@ -266,6 +266,7 @@ async fn stopped_broker_affects_only_its_partitions() {
         }
     }
     envs.iter().for_each(|env| env.until_copied(0));
+    counted.join().unwrap();
 }
 
 /// A reader of several topics, which the second broker leads.

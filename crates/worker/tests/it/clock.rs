@@ -4,25 +4,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redeliver_core::headers::PROCESS_AFTER;
-use redeliver_core::{
-    AdjustableClock, Clock as _, Headers, HumanDuration, Outcome, Output, SystemClock, Timestamp,
-};
+use redeliver_core::{AdjustableClock, Clock as _, HumanDuration, Outcome, SystemClock, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::listen::Listener;
-use redeliver_service::{Host, topics};
+use redeliver_service::Host;
 use redeliver_testkit::{EnvBuilder, eventually, unique_delays};
-use redeliver_worker::{Attempt, WorkerSpec, spawn};
+use redeliver_worker::Attempt;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, service_fn};
 
-use crate::handler::{DEADLINE, by_value, text};
+use crate::handler::{DEADLINE, by_value, host_with_topics, output, spawn_default, text};
 
 #[test]
-fn a_retry_never_waits_from_a_time_that_is_not_confirmed() {
+fn retry_waits_for_confirmed_time() {
     let tier = unique_delays(&[60_000])[0];
     let env = EnvBuilder::new("worker-clock")
         .partitions(1)
@@ -62,11 +60,8 @@ fn a_retry_never_waits_from_a_time_that_is_not_confirmed() {
         );
         let mut host = Host::new("worker-clock", start);
         host.set_clock(clock.clone());
-        let needed = topics::of_pipelines(&host.config, std::slice::from_ref(&pipeline));
-        host.ensure_topics(&needed).await.unwrap();
-        let section = host.config.pipelines[&name].clone();
-        let spec = WorkerSpec::from_config(&host.config, &name, &section).unwrap();
-        spawn(&mut host, &spec, handler).await.unwrap();
+        let mut host = host_with_topics(host, &name).await;
+        spawn_default(&mut host, &name, handler).await;
         host
     });
     let working = runtime.spawn(host.run());
@@ -77,14 +72,10 @@ fn a_retry_never_waits_from_a_time_that_is_not_confirmed() {
     let produced = SystemClock.now();
     runtime.block_on(async {
         for value in ["fails", "is fine"] {
-            let output = Output {
-                topic: pipeline.source.clone(),
-                partition: None,
-                key: None,
-                value: Some(value.into()),
-                headers: Headers::new(),
-            };
-            producer.send(&output).await.unwrap();
+            producer
+                .send(&output(&pipeline.source, None, value))
+                .await
+                .unwrap();
         }
     });
     let (out, tier_topic) = (

@@ -6,6 +6,7 @@ use std::panic::panic_any;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use redeliver_core::headers::{ERROR_CLASS, ERROR_CODE, ERROR_MESSAGE, RETRY_COUNT};
 use redeliver_core::{Headers, Outcome, Output, Pipeline, Record};
 use redeliver_kafka::KafkaSettings;
@@ -24,7 +25,7 @@ use tower::{BoxError, service_fn};
 pub(crate) use redeliver_testkit::DEADLINE;
 
 /// Number of records of each kind.
-const EACH: usize = 10;
+const EACH: usize = 3;
 
 /// The limit of records in flight, unless a test needs another.
 pub(crate) const IN_FLIGHT: usize = 1_000;
@@ -50,10 +51,7 @@ pub(crate) async fn work_with<H: Handler>(
     shutdown: CancellationToken,
 ) {
     let start = Start::new(config.clone(), shutdown, admin);
-    let mut host = Host::new("handlers", start);
-    let pipeline = config.pipelines[&name].pipeline(&name, &config.scheduler);
-    let needed = topics::of_pipelines(&config, std::slice::from_ref(&pipeline));
-    host.ensure_topics(&needed).await.unwrap();
+    let mut host = host_with_topics(Host::new("handlers", start), &name).await;
     let spec = WorkerSpec {
         lanes: 1,
         batch: 100,
@@ -66,6 +64,30 @@ pub(crate) async fn work_with<H: Handler>(
     };
     spawn(&mut host, &spec, handler).await.unwrap();
     host.run().await.unwrap();
+}
+
+/// Creates the topics of a pipeline.
+pub(crate) async fn host_with_topics(mut host: Host, name: &str) -> Host {
+    let pipeline = host.config.pipelines[name].pipeline(name, &host.config.scheduler);
+    let needed = topics::of_pipelines(&host.config, std::slice::from_ref(&pipeline));
+    host.ensure_topics(&needed).await.unwrap();
+    host
+}
+
+/// As [`spawn`], with what the configuration says.
+pub(crate) async fn spawn_default<H: Handler>(host: &mut Host, name: &str, handler: H) {
+    let spec = WorkerSpec::from_config(&host.config, name, &host.config.pipelines[name]).unwrap();
+    spawn(host, &spec, handler).await.unwrap();
+}
+
+pub(crate) fn output(topic: &Arc<str>, partition: Option<i32>, value: impl Into<Bytes>) -> Output {
+    Output {
+        topic: topic.clone(),
+        partition,
+        key: None,
+        value: Some(value.into()),
+        headers: Headers::new(),
+    }
 }
 
 pub(crate) fn text(record: &Record, name: &str) -> Option<String> {
@@ -89,7 +111,7 @@ pub(crate) fn by_value(kafka: &KafkaSettings, topic: &Arc<str>) -> BTreeMap<Stri
 }
 
 #[test]
-fn errors_panics_and_time_outs_of_a_handler_affect_only_their_own_records() {
+fn failed_attempts_affect_no_others() {
     let tier = unique_delays(&[300])[0];
     let env = EnvBuilder::new("handlers")
         .partitions(1)
@@ -144,17 +166,13 @@ fn errors_panics_and_time_outs_of_a_handler_affect_only_their_own_records() {
         "panics without a message",
         "hangs",
     ];
-    let outputs = (0..EACH).flat_map(|n| kinds.map(|kind| format!("{kind} {n}")));
+    let values = (0..EACH).flat_map(|n| kinds.map(|kind| format!("{kind} {n}")));
     runtime.block_on(async {
-        for value in outputs {
-            let output = Output {
-                topic: pipeline.source.clone(),
-                partition: None,
-                key: None,
-                value: Some(value.into()),
-                headers: Headers::new(),
-            };
-            producer.send(&output).await.unwrap();
+        for value in values {
+            producer
+                .send(&output(&pipeline.source, None, value))
+                .await
+                .unwrap();
         }
     });
     let (out, dlq) = (pipeline.output.clone().unwrap(), pipeline.dead_letter_topic());

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::thread;
 
-use redeliver_core::{Headers, Outcome, Output, Pipeline, Record};
+use redeliver_core::{Outcome, Pipeline, Record};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_runtime::Config;
@@ -16,7 +17,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, service_fn};
 
-use crate::handler::{DEADLINE, IN_FLIGHT, by_value, work_with};
+use crate::handler::{DEADLINE, IN_FLIGHT, by_value, output, work_with};
 
 const PARTITIONS: i32 = 4;
 
@@ -104,13 +105,7 @@ impl Shared {
     fn fill(&self, topic: &Arc<str>, prefix: &str) {
         let producer = Producer::new(&self.kafka).unwrap();
         for partition in 0..PARTITIONS {
-            let output = Output {
-                topic: topic.clone(),
-                partition: Some(partition),
-                key: None,
-                value: Some(format!("{prefix} {partition}").into()),
-                headers: Headers::new(),
-            };
+            let output = output(topic, Some(partition), format!("{prefix} {partition}"));
             self.runtime.block_on(producer.send(&output)).unwrap();
         }
     }
@@ -184,8 +179,8 @@ fn value(record: &Record) -> String {
 }
 
 #[test]
-fn each_process_owns_its_fair_part_of_both_topics_when_processes_come_and_go() {
-    for is_static in [true, false] {
+fn processes_own_fair_parts() {
+    let scenario = |is_static| {
         let shared = Shared::new(is_static);
         let first = shared.start("0");
         shared.until_fair(&[&first]);
@@ -199,33 +194,36 @@ fn each_process_owns_its_fair_part_of_both_topics_when_processes_come_and_go() {
         shared.stop(second);
         shared.until_fair(&[&first]);
         shared.stop(first);
-    }
+    };
+    thread::scope(|scope| {
+        for is_static in [true, false] {
+            scope.spawn(move || scenario(is_static));
+        }
+    });
 }
 
 #[test]
-fn a_restart_of_a_static_member_moves_no_partition() {
+fn static_restart_moves_no_partition() {
     let shared = Shared::new(true);
     let (mut first, second) = (shared.start("0"), shared.start("1"));
     let before = shared.until_fair(&[&first, &second]);
-    for _ in 0..2 {
-        shared.stop(first);
-        first = shared.start_default("0");
-        eventually("the process is ready again", DEADLINE, || {
-            assert_eq!(second.owned(), before[1]);
-            if first.is_ready() {
-                Ok(())
-            } else {
-                Err("not ready")
-            }
-        });
-        assert_eq!(shared.until_fair(&[&first, &second]), before);
-    }
+    shared.stop(first);
+    first = shared.start_default("0");
+    eventually("the process is ready again", DEADLINE, || {
+        assert_eq!(second.owned(), before[1]);
+        if first.is_ready() {
+            Ok(())
+        } else {
+            Err("not ready")
+        }
+    });
+    assert_eq!(shared.until_fair(&[&first, &second]), before);
     shared.stop(first);
     shared.stop(second);
 }
 
 #[test]
-fn a_source_whose_attempts_do_not_end_leaves_room_for_the_due_topic() {
+fn busy_source_leaves_due_topic_room() {
     let shared = Shared::new(false);
     let released = CancellationToken::new();
     let handler = service_fn({

@@ -3,23 +3,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redeliver_core::{Headers, HumanDuration, Outcome, Output};
+use redeliver_core::{HumanDuration, Outcome};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::listen::Listener;
-use redeliver_service::{Host, topics};
+use redeliver_service::Host;
 use redeliver_testkit::{EnvBuilder, unique_delays};
-use redeliver_worker::{Attempt, WorkerSpec, spawn};
+use redeliver_worker::Attempt;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, service_fn};
 
-use crate::handler::{DEADLINE, by_value};
+use crate::handler::{DEADLINE, by_value, host_with_topics, output, spawn_default};
 
 #[test]
-fn a_worker_ends_by_itself_when_its_handler_has_had_all_records() {
+fn idle_worker_ends() {
     let tier = unique_delays(&[60_000])[0];
     let env = EnvBuilder::new("worker-until-idle")
         .partitions(2)
@@ -32,7 +32,6 @@ fn a_worker_ends_by_itself_when_its_handler_has_had_all_records() {
     let config = Config::from_yaml(&format!("instance: {name}\n{}", env.yaml())).unwrap();
     let pipeline = config.pipelines[&name].pipeline(&name, &config.scheduler);
     let out = pipeline.output.clone().unwrap();
-    let source = pipeline.source.clone();
     let kafka = KafkaSettings::new(env.brokers().to_owned(), "worker-until-idle-test");
     Runtime::new().unwrap().block_on(async {
         let start = Start::new(
@@ -44,28 +43,18 @@ fn a_worker_ends_by_itself_when_its_handler_has_had_all_records() {
             until_idle: Some(HumanDuration::from_secs(1)),
             ..start
         };
-        let mut host = Host::new("worker-until-idle", start);
-        let needed = topics::of_pipelines(&host.config, std::slice::from_ref(&pipeline));
-        host.ensure_topics(&needed).await.unwrap();
+        let mut host = host_with_topics(Host::new("worker-until-idle", start), &name).await;
         let producer = Producer::new(&kafka).unwrap();
         for number in 0..20 {
-            let output = Output {
-                topic: source.clone(),
-                partition: None,
-                key: None,
-                value: Some(number.to_string().into()),
-                headers: Headers::new(),
-            };
-            producer.send(&output).await.unwrap();
+            let record = output(&pipeline.source, None, number.to_string());
+            producer.send(&record).await.unwrap();
         }
         // Slow, so that a look during the attempts must find the records in flight.
         let handler = service_fn(|_: Attempt| async {
             tokio::time::sleep(Duration::from_secs(1)).await;
             Ok::<_, BoxError>(Outcome::unchanged())
         });
-        let section = host.config.pipelines[&name].clone();
-        let spec = WorkerSpec::from_config(&host.config, &name, &section).unwrap();
-        spawn(&mut host, &spec, handler).await.unwrap();
+        spawn_default(&mut host, &name, handler).await;
         let ended = tokio::time::timeout(DEADLINE, host.run()).await;
         ended.expect("it ends").unwrap();
     });
