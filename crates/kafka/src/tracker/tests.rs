@@ -136,25 +136,6 @@ fn restored_offsets_survive_a_commit() {
 }
 
 #[test]
-fn missing_restored_offsets_are_skipped() {
-    let mut tracker = in_flight(0..10);
-    tracker.complete(5);
-    let mut tracker = restart(&tracker.current_position().unwrap());
-    assert_eq!(tracker.observe(0), Admission::New);
-    assert_eq!(tracker.observe(500), Admission::New);
-    let position = tracker.current_position().unwrap();
-    assert_eq!((position.offset, completed(&position)), (0, vec![(1, 6)]));
-    tracker.complete(0);
-    assert_eq!(
-        tracker.current_position(),
-        Some(CommitPosition {
-            offset: 500,
-            metadata: String::new()
-        })
-    );
-}
-
-#[test]
 fn incomplete_record_blocks_no_others() {
     let mut tracker = in_flight([0]);
     for offset in 1..200_000 {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use redeliver_core::{Headers, Output, Record, Timestamp};
+use redeliver_core::{Output, Record, Timestamp};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_kafka::recovery::RecoveryAction;
@@ -14,7 +14,7 @@ use redeliver_kafka::{
 };
 use redeliver_testkit::{eventually, unique};
 
-use crate::support::{DEADLINE, RunningLane, create_topic, delete_topic, lane_spec, settings};
+use crate::support::{DEADLINE, RunningLane, create_topic, delete_topic, lane_spec, output, settings};
 
 /// Copies records to a topic, those with an odd value later than those with an even one, so that records complete out of
 /// order.
@@ -322,13 +322,12 @@ pub(crate) async fn fill(settings: &KafkaSettings, topic: &str, values: Range<u3
     let producer = Producer::new(settings).unwrap();
     let sends = values.map(|n| {
         let producer = producer.clone();
-        let output = Output {
-            topic: topic.into(),
-            partition: None,
-            key: Some(format!("key-{n}").into()),
-            value: Some(n.to_string().into()),
-            headers: Headers::new(),
-        };
+        let output = output(
+            topic.into(),
+            None,
+            Some(format!("key-{n}").into()),
+            Some(n.to_string().into()),
+        );
         async move { producer.send(&output).await.unwrap() }
     });
     futures::future::join_all(sends).await;

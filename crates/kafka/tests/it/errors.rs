@@ -9,12 +9,13 @@ use rdkafka::producer::DefaultProducerContext;
 use rdkafka::topic_partition_list::Offset;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use rdkafka::{ClientConfig, TopicPartitionList};
-use redeliver_core::{Headers, Output};
 use redeliver_kafka::KafkaClient;
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::recovery::RecoveryAction;
 use redeliver_kafka::transaction::{FailureKind, TransactionError, Transactions};
 use redeliver_testkit::{DEADLINE, eventually};
+
+use crate::support::output;
 
 struct MockEnv {
     cluster: MockCluster<'static, DefaultProducerContext>,
@@ -66,13 +67,7 @@ impl MockEnv {
     }
 
     fn write_records(&mut self, count: usize) -> Result<(), TransactionError> {
-        let output = Output {
-            topic: "to".into(),
-            partition: None,
-            key: None,
-            value: Some("value".into()),
-            headers: Headers::new(),
-        };
+        let output = output("to".into(), None, None, Some("value".into()));
         let mut offsets = TopicPartitionList::new();
         offsets
             .add_partition_offset("from", 0, Offset::Offset(1))
@@ -227,13 +222,7 @@ fn record_above_client_limit_is_reported() {
     config.set("message.max.bytes", "1000");
     env.transactions = Transactions::new(config, "small", Duration::from_secs(5));
     env.recover();
-    let output = |size: usize| Output {
-        topic: "to".into(),
-        partition: None,
-        key: None,
-        value: Some(vec![0; size].into()),
-        headers: Headers::new(),
-    };
+    let output = |size: usize| output("to".into(), None, None, Some(vec![0; size].into()));
     let outputs = [output(2_000), output(10), output(3_000), output(1_990)];
     let mut offsets = TopicPartitionList::new();
     offsets

@@ -6,14 +6,14 @@ use std::thread;
 use std::time::Duration;
 
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
-use redeliver_core::{Headers, Output, Record};
+use redeliver_core::{Output, Record};
 use redeliver_kafka::exclusive::{Decide, ExclusiveError, ExclusiveWriter};
 use redeliver_kafka::reader::{ReadError, ReadTo, TopicReader};
 use redeliver_kafka::{KafkaClient, KafkaSettings, TopicId};
 use redeliver_testkit::kafka_request::delete_records;
 use redeliver_testkit::unique;
 
-use crate::support::{create_topic, settings};
+use crate::support::{create_topic, output, settings};
 
 const DEADLINE: Duration = Duration::from_secs(90);
 const WRITERS: usize = 3;
@@ -43,13 +43,12 @@ impl Decide for Count<'_> {
         if self.records >= self.most {
             return Err("enough");
         }
-        let output = Output {
-            topic: self.topic.clone(),
-            partition: Some(0),
-            key: Some("count".into()),
-            value: Some(self.records.to_string().into()),
-            headers: Headers::new(),
-        };
+        let output = output(
+            self.topic.clone(),
+            Some(0),
+            Some("count".into()),
+            Some(self.records.to_string().into()),
+        );
         Ok((self.records, vec![output]))
     }
 }
@@ -108,54 +107,6 @@ fn concurrent_changes_are_serialized() {
     assert_eq!(values, expected);
 }
 
-/// Writes a record that is larger than the topic permits.
-struct TooLarge<'t>(&'t Arc<str>);
-
-impl Decide for TooLarge<'_> {
-    type Decision = ();
-    type Error = &'static str;
-
-    fn read(&mut self, _record: Record) {}
-
-    fn decide(self) -> Result<((), Vec<Output>), &'static str> {
-        // Not compressible.
-        let value: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..))
-            .take(2 << 20)
-            .collect();
-        let output = Output {
-            topic: self.0.clone(),
-            partition: Some(0),
-            key: Some("large".into()),
-            value: Some(value.into()),
-            headers: Headers::new(),
-        };
-        Ok(((), vec![output]))
-    }
-}
-
-#[test]
-fn refused_change_is_not_repeated() {
-    let topic: Arc<str> = unique("large").into();
-    let (settings, writer) = writer(&topic);
-    create(&settings, &topic);
-    let attempts = Cell::new(0);
-    let failed = writer.write(DEADLINE, || {
-        attempts.set(attempts.get() + 1);
-        Ok((whole(&topic)?, TooLarge(&topic)))
-    });
-    assert!(
-        matches!(
-            failed,
-            Err(ExclusiveError::Unavailable {
-                step: "committing",
-                ..
-            })
-        ),
-        "{failed:?}"
-    );
-    assert_eq!(attempts.get(), 1);
-}
-
 #[test]
 fn change_creates_no_topic() {
     let topic: Arc<str> = unique("missing").into();
@@ -190,13 +141,12 @@ impl Decide for Offsets<'_> {
     }
 
     fn decide(self) -> Result<((), Vec<Output>), &'static str> {
-        let output = Output {
-            topic: self.topic.clone(),
-            partition: Some(0),
-            key: Some("key".into()),
-            value: Some("value".into()),
-            headers: Headers::new(),
-        };
+        let output = output(
+            self.topic.clone(),
+            Some(0),
+            Some("key".into()),
+            Some("value".into()),
+        );
         Ok(((), vec![output]))
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rdkafka::TopicPartitionList;
-use redeliver_core::{Headers, Output, Position};
+use redeliver_core::{Output, Position};
 use redeliver_kafka::follow::{Event, Follower, Start};
 use redeliver_kafka::lookup::{Found, Lookup, StoredRecord};
 use redeliver_kafka::producer::Producer;
@@ -17,16 +17,15 @@ use redeliver_kafka::transaction::Transactions;
 use redeliver_kafka::{KafkaSettings, Waker};
 use redeliver_testkit::{DEADLINE, eventually, kafka_request, unique};
 
-use crate::support::{create_topic, delete_topic, settings};
+use crate::support::{self, create_topic, delete_topic, settings};
 
 fn output(topic: &Arc<str>, partition: i32, value: &str) -> Output {
-    Output {
-        topic: topic.clone(),
-        partition: Some(partition),
-        key: None,
-        value: Some(Bytes::copy_from_slice(value.as_bytes())),
-        headers: Headers::new(),
-    }
+    support::output(
+        topic.clone(),
+        Some(partition),
+        None,
+        Some(Bytes::copy_from_slice(value.as_bytes())),
+    )
 }
 
 pub(crate) async fn produce(settings: &KafkaSettings, topic: &Arc<str>, partition: i32, values: &[&str]) {

@@ -8,7 +8,6 @@ mod exclusive;
 mod follow;
 mod groups;
 mod lane;
-mod late;
 mod membership;
 mod producer;
 mod reader;

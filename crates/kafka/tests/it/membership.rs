@@ -193,23 +193,6 @@ async fn rolling_restart_adds_topic() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn simultaneous_restarts_change_topic() {
-    let mut group = Group::new(3, true).await;
-    let (a, b) = (group.topic(3).await, group.topic(3).await);
-    group.fill(&a, 0..60).await;
-    group.start_all(&[&a]);
-    group.until_copied(60);
-    group.until_ready();
-    group.stop_all();
-    group.fill(&b, 60..120).await;
-    group.start_all(&[&b]);
-    group.until_copied(120);
-    group.until_ready();
-    group.until_topics(&[&b]);
-    group.stop_all();
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn idle_static_member_gains_topic() {
     let mut group = Group::new(2, true).await;
     let (a, b) = (group.topic(1).await, group.topic(4).await);

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redeliver_core::{Headers, Output, Position, Timestamp};
+use redeliver_core::{Output, Position, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::lookup::Lookup;
 use redeliver_kafka::producer::{Producer, Written};
 use redeliver_testkit::{LocalKafka, unique};
 use tokio::task::JoinSet;
 
-use crate::support::{DEADLINE, create_topic_with};
+use crate::support::{self, DEADLINE, create_topic_with};
 
 /// The client repeats a request that has got no answer for this long.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
@@ -18,13 +18,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 const LINGER: Duration = Duration::from_millis(300);
 
 fn output(topic: &Arc<str>, number: usize) -> Output {
-    Output {
-        topic: topic.clone(),
-        partition: Some(0),
-        key: None,
-        value: Some(number.to_string().into()),
-        headers: Headers::new(),
-    }
+    support::output(topic.clone(), Some(0), None, Some(number.to_string().into()))
 }
 
 /// What the log contains at these positions.

@@ -5,12 +5,9 @@ use std::sync::atomic::Ordering;
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::topic_partition_list::Offset;
-use redeliver_kafka::backlog::backlogs;
 use redeliver_kafka::reader::{ReadError, TopicReader};
-use redeliver_kafka::{
-    IfRecreated, KafkaClient, KafkaSettings, Presence, TopicState, TopicWatch, Waker, topic_watch,
-};
-use redeliver_testkit::{eventually, kafka_request, unique};
+use redeliver_kafka::{IfRecreated, KafkaClient, KafkaSettings, Presence, TopicWatch, topic_watch};
+use redeliver_testkit::{eventually, kafka_request};
 
 use crate::copy::{CopyEnv, CopyOptions};
 use crate::support::{DEADLINE, create_topic, delete_topic, settings};
@@ -47,33 +44,6 @@ async fn recreated_topic_is_read_whole() {
     let dynamic = tokio::spawn(scenario(false, 3));
     scenario(true, 2).await;
     dynamic.await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn recreated_topic_is_all_backlog() {
-    let env = CopyEnv::with_one_partition("backlog").await;
-    let backlog = || {
-        let topics = [(env.group.clone(), env.from.as_str().into())];
-        let backlogs = backlogs(&env.settings, &topics, DEADLINE).unwrap();
-        backlogs
-            .into_values()
-            .next()
-            .map(|backlog| (backlog.records, backlog.is_exact))
-    };
-    env.fill(0..100).await;
-    let lane = env.start();
-    env.until_copied(100);
-    lane.stop();
-    assert_eq!(backlog(), Some((0, true)));
-    // Shorter and longer than the old topic.
-    for records in [20_u32, 300] {
-        env.recreate_source(1).await;
-        env.fill(0..records).await;
-        assert_eq!(backlog(), Some((records.into(), true)));
-    }
-    // The same without a fingerprint, as far as it can be known.
-    commit_without_fingerprint(&env, 400);
-    assert_eq!(backlog(), Some((300, true)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -218,40 +188,4 @@ async fn records_deleted_unread_are_counted() {
     env.until_copied(160);
     lane.stop();
     env.assert_no_duplicates();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn watch_tracks_existing_topics() {
-    let settings = settings("watch");
-    let (topic, missing) = (unique("topic"), unique("missing"));
-    create_topic(&settings, &topic, 3).await;
-    let watch = TopicWatch::start(&settings).unwrap();
-    watch.watch([topic.as_str().into(), missing.as_str().into()], &Waker::new());
-    let until = |topic: &str, what: &str, is_expected: &dyn Fn(TopicState) -> bool| {
-        eventually(what, DEADLINE, || match watch.state(topic) {
-            state if is_expected(state) => Ok(state),
-            state => Err(format!("{state:?}")),
-        })
-    };
-    let exists = |state| {
-        matches!(
-            state,
-            TopicState::Exists {
-                id: Some(_),
-                partitions: 3
-            }
-        )
-    };
-    let before = until(&topic, "the topic exists", &exists);
-    until(&missing, "the other topic is missing", &|state| {
-        state.is_missing()
-    });
-    delete_topic(&settings, &topic);
-    until(&topic, "the topic is missing", &|state| state.is_missing());
-    // The requests did not create it.
-    until(&missing, "the other topic is still missing", &|state| {
-        state.is_missing()
-    });
-    create_topic(&settings, &topic, 3).await;
-    assert_ne!(until(&topic, "the topic exists again", &exists), before);
 }

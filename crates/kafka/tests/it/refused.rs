@@ -5,14 +5,13 @@ use std::sync::atomic::Ordering;
 
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
-use redeliver_core::{Headers, Output};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_kafka::{KafkaClient, KafkaSettings};
 use redeliver_testkit::{DEADLINE, eventually, unique};
 
 use crate::copy::{CopyLane, CopyOptions};
-use crate::support::{create_topic, create_topic_with, settings};
+use crate::support::{create_topic, create_topic_with, output, settings};
 
 /// A lane that copies to a topic whose `max.message.bytes` is 2000.
 struct Env {
@@ -43,13 +42,12 @@ impl Env {
     async fn fill(&self, producer: &Producer, sizes: impl Iterator<Item = usize>) {
         let sends = sizes.enumerate().map(|(number, size)| {
             let producer = producer.clone();
-            let output = Output {
-                topic: self.from.as_str().into(),
-                partition: None,
-                key: Some(format!("key-{number}").into()),
-                value: Some(vec![b'v'; size].into()),
-                headers: Headers::new(),
-            };
+            let output = output(
+                self.from.as_str().into(),
+                None,
+                Some(format!("key-{number}").into()),
+                Some(vec![b'v'; size].into()),
+            );
             async move { producer.send(&output).await.unwrap() }
         });
         futures::future::join_all(sends).await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
-use redeliver_core::{Headers, Output, Record, Timestamp};
+use redeliver_core::{Record, Timestamp};
 use redeliver_kafka::backlog::{Head, backlogs, heads, reachable_heads};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::{ReadError, TopicReader};
@@ -17,7 +17,7 @@ use redeliver_kafka::{
 use redeliver_testkit::{LocalKafka, acls, eventually, unique};
 
 use crate::copy::{Observed, until_copied};
-use crate::support::{DEADLINE, RunningLane, create_new_topic, lane_spec};
+use crate::support::{DEADLINE, RunningLane, create_new_topic, lane_spec, output};
 
 /// Copies records to the topic that their key names. Those for unavailable topics wait.
 struct Sort {
@@ -49,13 +49,9 @@ impl Processor for Sort {
         self.in_batch = self.waiting.extract_if(.., is_ready).take(limit).collect();
         for (assignment, record) in &self.in_batch {
             batch.completed.push((*assignment, record.position.offset));
-            batch.outputs.push(Output {
-                topic: topic(record).into(),
-                partition: None,
-                key: None,
-                value: record.value.clone(),
-                headers: Headers::new(),
-            });
+            batch
+                .outputs
+                .push(output(topic(record).into(), None, None, record.value.clone()));
         }
     }
 
@@ -151,13 +147,12 @@ impl Env {
         let producer = Producer::new(&self.settings).unwrap();
         for number in self.sent..self.sent + count {
             for topic in &self.topics {
-                let output = Output {
-                    topic: self.from.as_str().into(),
-                    partition: None,
-                    key: Some(topic.clone().into()),
-                    value: Some(number.to_string().into()),
-                    headers: Headers::new(),
-                };
+                let output = output(
+                    self.from.as_str().into(),
+                    None,
+                    Some(topic.clone().into()),
+                    Some(number.to_string().into()),
+                );
                 producer.send(&output).await.unwrap();
             }
         }
@@ -301,13 +296,7 @@ impl BacklogEnv {
         }
         let producer = Producer::new(&settings).unwrap();
         for number in 0..6 {
-            let output = Output {
-                topic: topics[2].1.clone(),
-                partition: Some(number % 2),
-                key: None,
-                value: Some("v".into()),
-                headers: Headers::new(),
-            };
+            let output = output(topics[2].1.clone(), Some(number % 2), None, Some("v".into()));
             producer.send(&output).await.unwrap();
         }
         let env = Self { settings, topics };

@@ -72,10 +72,7 @@ fn retry_waits_for_confirmed_time() {
     let produced = SystemClock.now();
     runtime.block_on(async {
         for value in ["fails", "is fine"] {
-            producer
-                .send(&output(&pipeline.source, None, value))
-                .await
-                .unwrap();
+            producer.send(&output(&pipeline.source, value)).await.unwrap();
         }
     });
     let (out, tier_topic) = (

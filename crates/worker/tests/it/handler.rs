@@ -27,9 +27,6 @@ pub(crate) use redeliver_testkit::DEADLINE;
 /// Number of records of each kind.
 const EACH: usize = 3;
 
-/// The limit of records in flight, unless a test needs another.
-pub(crate) const IN_FLIGHT: usize = 1_000;
-
 /// Runs a worker with this handler until `shutdown` is cancelled.
 pub(crate) async fn work<H: Handler>(
     config: Arc<Config>,
@@ -38,15 +35,14 @@ pub(crate) async fn work<H: Handler>(
     shutdown: CancellationToken,
 ) {
     let admin = Listener::bind("admin.listen", config.admin.listen).unwrap();
-    work_with(config, name, handler, IN_FLIGHT, admin, shutdown).await;
+    work_with(config, name, handler, admin, shutdown).await;
 }
 
-/// As [`work`], with a limit of records in flight and a listener of the admin port.
+/// As [`work`], with a listener of the admin port.
 pub(crate) async fn work_with<H: Handler>(
     config: Arc<Config>,
     name: String,
     handler: H,
-    in_flight: usize,
     admin: Listener,
     shutdown: CancellationToken,
 ) {
@@ -57,7 +53,7 @@ pub(crate) async fn work_with<H: Handler>(
         batch: 100,
         concurrency: 8,
         repeated_slots: 1,
-        in_flight,
+        in_flight: 1_000,
         in_flight_bytes: 1 << 20,
         grace: Duration::from_secs(10),
         ..WorkerSpec::from_config(&config, &name, &config.pipelines[&name]).unwrap()
@@ -80,10 +76,10 @@ pub(crate) async fn spawn_default<H: Handler>(host: &mut Host, name: &str, handl
     spawn(host, &spec, handler).await.unwrap();
 }
 
-pub(crate) fn output(topic: &Arc<str>, partition: Option<i32>, value: impl Into<Bytes>) -> Output {
+pub(crate) fn output(topic: &Arc<str>, value: impl Into<Bytes>) -> Output {
     Output {
         topic: topic.clone(),
-        partition,
+        partition: None,
         key: None,
         value: Some(value.into()),
         headers: Headers::new(),
@@ -169,10 +165,7 @@ fn failed_attempts_affect_no_others() {
     let values = (0..EACH).flat_map(|n| kinds.map(|kind| format!("{kind} {n}")));
     runtime.block_on(async {
         for value in values {
-            producer
-                .send(&output(&pipeline.source, None, value))
-                .await
-                .unwrap();
+            producer.send(&output(&pipeline.source, value)).await.unwrap();
         }
     });
     let (out, dlq) = (pipeline.output.clone().unwrap(), pipeline.dead_letter_topic());

@@ -4,4 +4,3 @@ mod clock;
 mod handler;
 mod missing_output;
 mod sharing;
-mod until_idle;

@@ -84,7 +84,7 @@ impl Bench {
     }
 
     fn send(&self, value: String) {
-        let output = output(&self.pipeline.source, None, value);
+        let output = output(&self.pipeline.source, value);
         self.runtime.block_on(self.producer.send(&output)).unwrap();
     }
 

@@ -317,18 +317,6 @@ fn long_waits_move_as_fast_as_they_are_read() {
 }
 
 #[test]
-fn record_moves_to_no_late_tier() {
-    let mut bench = Bench::new(2);
-    for _ in 0..2 {
-        bench.accept(waiting_until(in_seconds(9)));
-    }
-    assert_eq!(bench.relay.capacity(bench.assignment), 0);
-    // The records have waited for the delay of their tier, and are due sooner than after another one.
-    assert!(bench.finish(in_seconds(5)).is_empty());
-    assert_eq!(bench.finish(in_seconds(9)).len(), 2);
-}
-
-#[test]
 fn forged_records_become_dead_letters() {
     let forge = |name: &'static str, value: Option<&[u8]>| {
         let mut list = waiting_until(NOW).filtered(|kept| kept != name);
@@ -382,16 +370,6 @@ fn record_returns_to_its_pipeline() {
 }
 
 #[test]
-fn wait_outlasts_lowered_max_wait() {
-    let mut bench = Bench::new(10);
-    let long_after = in_seconds(3_600);
-    bench.accept(waiting_until(long_after));
-    assert_eq!(bench.relay.next_due(), Some(long_after));
-    assert!(bench.finish(in_seconds(3_599)).is_empty());
-    assert_eq!(bench.finish(long_after)[0].0, "docs-retry-due");
-}
-
-#[test]
 fn revoked_records_are_not_reported() {
     let mut bench = Bench::new(10);
     for partition in [0, 0, 1] {
@@ -413,22 +391,6 @@ fn revoked_partition_is_forgotten() {
     bench.relay.revoked(bench.assignment);
     assert!(bench.finish(in_seconds(2)).is_empty());
     assert_eq!(bench.relay.next_due(), None);
-}
-
-proptest! {
-    #[test]
-    fn arbitrary_headers_make_dead_letters(
-        due in proptest::collection::vec(any::<u8>(), 0..30), topic in proptest::collection::vec(any::<u8>(), 0..30),
-    ) {
-        let mut list = waiting_until(NOW).filtered(|name| name != headers::PROCESS_AFTER && name != headers::RETURN_TOPIC);
-        list.push(headers::PROCESS_AFTER, Some(&due));
-        list.push(headers::RETURN_TOPIC, Some(&topic));
-        let mut bench = Bench::new(10);
-        bench.accept(list);
-        let out = bench.finish(NOW);
-        prop_assert_eq!(out.len(), 1);
-        prop_assert_eq!(&out[0].0, "docs-dlq");
-    }
 }
 
 #[test]

@@ -33,16 +33,6 @@ fn paused_tier_releases_nothing() {
 }
 
 #[test]
-fn other_tiers_are_not_paused() {
-    for name in ["tier/docs/30s", "tier/mail/5s", "tier/30s"] {
-        let mut bench = Bench::new(2);
-        bench.want(name, paused());
-        bench.accept(waiting_until(in_seconds(5)));
-        assert_eq!(bench.finish(in_seconds(5)).len(), 1, "{name}");
-    }
-}
-
-#[test]
 fn release_covers_waiting_records() {
     let mut bench = Bench::new(10);
     bench.reads(7);
