@@ -511,6 +511,13 @@ mod tests {
         }
     }
 
+    fn until_used(client: &ClientSettings, expected: &str) {
+        eventually("the contents are used", DEADLINE, || {
+            let is_used = used(client).as_deref() == Some(expected);
+            if is_used { Ok(()) } else { Err("not yet") }
+        });
+    }
+
     fn used(client: &ClientSettings) -> Option<String> {
         client.current().get(PROPERTY).map(str::to_owned)
     }
@@ -560,10 +567,7 @@ mod tests {
         assert!(!late.is_due());
         // An owner that replaces its clients by itself is left out.
         plan.set(Ok(contents("third")));
-        eventually("the contents are used", DEADLINE, || {
-            let is_used = used(&client).as_deref() == Some("third");
-            if is_used { Ok(()) } else { Err("not yet") }
-        });
+        until_used(&client, "third");
         for renewal in renewals.iter().chain([&late]) {
             renewal.begin();
             renewal.end();
@@ -664,10 +668,7 @@ mod tests {
             // What a client that is created here uses.
             let contents_used = used(&client);
             changing.set(Ok(contents("second")));
-            eventually("the contents are used", DEADLINE, || {
-                let is_used = used(&client).as_deref() == Some("second");
-                if is_used { Ok(()) } else { Err("not yet") }
-            });
+            until_used(&client, "second");
             let _ = created.send(contents_used.clone());
             Ok::<_, String>(contents_used)
         });
@@ -693,10 +694,7 @@ mod tests {
         let first = eventually("some owner renews", DEADLINE, due);
         renewals[first].begin();
         plan.set(Ok(contents("third")));
-        eventually("the contents are used", DEADLINE, || {
-            let is_used = used(&client).as_deref() == Some("third");
-            if is_used { Ok(()) } else { Err("not yet") }
-        });
+        until_used(&client, "third");
         // It has the second contents only, so its turn comes again.
         renewals[first].end();
         let mut turns = Vec::new();

@@ -135,26 +135,9 @@ fn underscores_match_dashes_and_dots() {
 }
 
 #[test]
-fn overrides_can_list_outputs() {
-    for (text, expected) in [
-        ("a,b", vec!["a", "b"]),
-        ("[a, b]", vec!["a", "b"]),
-        ("[a]", vec!["a"]),
-    ] {
-        let expected = OutputConfig::AnyOf(expected.into_iter().map(str::to_owned).collect());
-        let flag = ("pipelines.p.output", text);
-        let variable = ("REDELIVER__PIPELINES__P__OUTPUT", text);
-        for (variables, flags) in [(vec![variable], vec![]), (vec![], vec![flag])] {
-            let config = load("pipelines: { p: {} }", &variables, &flags).unwrap();
-            assert_eq!(config.pipelines["p"].output.as_ref(), Some(&expected), "{text}");
-        }
-    }
-}
-
-#[test]
-fn overrides_can_drop_results() {
-    let text = "{ pointer: /kind, topics: { a: done, b: null }, default: ~ }";
-    let expected = OutputConfig::Chosen(ChosenOutput {
+fn overrides_can_choose_outputs() {
+    let two = || OutputConfig::AnyOf(["a", "b"].map(str::to_owned).into());
+    let chosen = OutputConfig::Chosen(ChosenOutput {
         by: ChosenBy::Payload,
         pointer: Some("/kind".to_owned()),
         topics: [("a", Some("done")), ("b", None)]
@@ -162,14 +145,27 @@ fn overrides_can_drop_results() {
             .into(),
         default: None,
     });
-    let file = "pipelines: { p: { http: { url: http://localhost } } }";
-    let variable = ("REDELIVER__PIPELINES__P__OUTPUT", text);
-    for (variables, flags) in [
-        (vec![variable], vec![]),
-        (vec![], vec![("pipelines.p.output", text)]),
+    for (text, expected) in [
+        ("a,b", two()),
+        ("[a, b]", two()),
+        ("[a]", OutputConfig::AnyOf(vec!["a".to_owned()])),
+        (
+            "{ pointer: /kind, topics: { a: done, b: null }, default: ~ }",
+            chosen,
+        ),
     ] {
-        let config = load(file, &variables, &flags).unwrap();
-        assert_eq!(config.pipelines["p"].output.as_ref(), Some(&expected));
+        let http = if text.starts_with('{') {
+            "http: { url: http://localhost }"
+        } else {
+            ""
+        };
+        let file = format!("pipelines: {{ p: {{ {http} }} }}");
+        let flag = ("pipelines.p.output", text);
+        let variable = ("REDELIVER__PIPELINES__P__OUTPUT", text);
+        for (variables, flags) in [(vec![variable], vec![]), (vec![], vec![flag])] {
+            let config = load(&file, &variables, &flags).unwrap();
+            assert_eq!(config.pipelines["p"].output.as_ref(), Some(&expected), "{text}");
+        }
     }
 }
 

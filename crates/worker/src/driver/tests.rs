@@ -4,7 +4,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 use redeliver_core::failure::FailureScope;
-use redeliver_core::{Failure, Output, SystemClock};
+use redeliver_core::headers::PROCESS_AFTER;
+use redeliver_core::{
+    Clock, ClockLimits, Failure, GuardedClock, ManualClock, Output, SystemClock, Timestamp,
+};
 use redeliver_kafka::Processor;
 use redeliver_service::control::value::RateLimit as WantedRate;
 use tower::{BoxError, service_fn};
@@ -21,12 +24,12 @@ const SECOND: Duration = Duration::from_secs(1);
 const NEVER: Duration = Duration::from_secs(86_400);
 
 /// Limits of a driver, by default none.
-#[derive(Clone, Copy)]
 struct Limits {
     timeout: Option<Duration>,
     rate_limit: Option<RateLimit>,
     concurrency: usize,
     repeated_slots: usize,
+    clock: Arc<dyn Clock>,
 }
 
 impl Default for Limits {
@@ -36,6 +39,7 @@ impl Default for Limits {
             rate_limit: None,
             concurrency: 16,
             repeated_slots: 0,
+            clock: Arc::new(SystemClock),
         }
     }
 }
@@ -111,7 +115,7 @@ impl Rig {
             repeated_slots: limits.repeated_slots,
             context: Arc::new(AttemptContext {
                 pipeline: bench.pipeline.clone(),
-                clock: Arc::new(SystemClock),
+                clock: limits.clock,
                 metrics: bench.metrics.clone(),
                 runner: AttemptRunner {
                     pipeline: bench.pipeline.clone(),
@@ -562,6 +566,41 @@ async fn lifted_rate_frees_the_probe() {
     rig.want_rate(Some(WantedRate::Unlimited));
     let written = rig.after(SECOND).await;
     assert_eq!(written, [["done", "key-0", ""].map(str::to_owned)]);
+}
+
+/// Otherwise, a retry could be early, or late without limit.
+#[tokio::test(start_paused = true)]
+async fn retries_wait_for_confirmed_time() {
+    let start = Timestamp::from_millis(1_700_000_000_000);
+    let clock = Arc::new(ManualClock::new(start));
+    let bounds = ClockLimits {
+        max_step: SECOND,
+        confirm: NEVER,
+    };
+    let guarded = GuardedClock::new(clock.clone(), bounds, Box::new(|_| {}));
+    let handler = service_fn(async |attempt: Attempt| {
+        let failed = Failure::transient("busy", "later").with_scope(FailureScope::Record);
+        Ok::<_, BoxError>(match attempt.record.position.offset {
+            0 => Outcome::Failed(failed),
+            _ => Outcome::unchanged(),
+        })
+    });
+    let limits = Limits {
+        clock: Arc::new(guarded),
+        ..Limits::default()
+    };
+    limits.clock.now();
+    let mut rig = Rig::with_handler(Grouping::default(), BreakerSettings::default(), limits, handler);
+    clock.set(Timestamp::from_millis(start.as_millis() - 3_600_000));
+    rig.accept(0..2);
+    let written = rig.after(60 * SECOND).await;
+    assert_eq!(written, [["done", "key-1", ""].map(str::to_owned)]);
+    // Only undoing the step ends the hold.
+    clock.set(start);
+    assert_eq!(rig.after(5 * SECOND).await[1][0], "docs-retry-5s");
+    let due = rig.bench.outputs()[0].headers.last(PROCESS_AFTER).unwrap();
+    let due: Timestamp = std::str::from_utf8(due).unwrap().parse().unwrap();
+    assert!(due >= start.after(5 * SECOND), "{due}");
 }
 
 /// A call of a record in a simulation.

@@ -47,7 +47,10 @@ pub(crate) async fn work_with<H: Handler>(
     shutdown: CancellationToken,
 ) {
     let start = Start::new(config.clone(), shutdown, admin);
-    let mut host = host_with_topics(Host::new("handlers", start), &name).await;
+    let mut host = Host::new("handlers", start);
+    let pipeline = config.pipelines[&name].pipeline(&name, &config.scheduler);
+    let needed = topics::of_pipelines(&config, std::slice::from_ref(&pipeline));
+    host.ensure_topics(&needed).await.unwrap();
     let spec = WorkerSpec {
         lanes: 1,
         batch: 100,
@@ -60,20 +63,6 @@ pub(crate) async fn work_with<H: Handler>(
     };
     spawn(&mut host, &spec, handler).await.unwrap();
     host.run().await.unwrap();
-}
-
-/// Creates the topics of a pipeline.
-pub(crate) async fn host_with_topics(mut host: Host, name: &str) -> Host {
-    let pipeline = host.config.pipelines[name].pipeline(name, &host.config.scheduler);
-    let needed = topics::of_pipelines(&host.config, std::slice::from_ref(&pipeline));
-    host.ensure_topics(&needed).await.unwrap();
-    host
-}
-
-/// As [`spawn`], with what the configuration says.
-pub(crate) async fn spawn_default<H: Handler>(host: &mut Host, name: &str, handler: H) {
-    let spec = WorkerSpec::from_config(&host.config, name, &host.config.pipelines[name]).unwrap();
-    spawn(host, &spec, handler).await.unwrap();
 }
 
 pub(crate) fn output(topic: &Arc<str>, value: impl Into<Bytes>) -> Output {
