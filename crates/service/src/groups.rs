@@ -181,20 +181,9 @@ mod tests {
             "pipelines:\n  a: { output: out, long_waits: scheduler, retry: { tiers: [5s, 30s] } }\n  b: { source: b-in, \
              output: out, return_to: source, retry: { tiers: [5s] } }\nscheduler: { group: jobs }\n",
         );
-        let existing = [
-            "a",
-            "a-dlq",
-            "a-retry-5s",
-            "a-retry-30s",
-            "a-retry-due",
-            "a-retry-9m",
-            "b-in",
-            "b-retry-5s",
-            "b-retry-due",
-            "c-retry-5s",
-            "out",
-            "scheduler.jobs.ingest",
-        ];
+        let existing = "a a-dlq a-retry-5s a-retry-30s a-retry-due a-retry-9m b-in b-retry-5s b-retry-due \
+                        c-retry-5s out scheduler.jobs.ingest";
+        let existing: Vec<&str> = existing.split(' ').collect();
         assert_eq!(
             listed(&config, &existing),
             [

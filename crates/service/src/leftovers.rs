@@ -138,22 +138,9 @@ mod tests {
             ..pipeline("c", &[5])
         };
         let pipelines = [pipeline("a", &[5, 30]), classic, retired];
-        let existing = [
-            "a",
-            "a-dlq",
-            "a-retry-5s",
-            "a-retry-30s",
-            "a-retry-1m",
-            "a-retry-due",
-            "a-retry-60s",
-            "ab-retry-7s",
-            "b-retry-30s",
-            "b-retry-due",
-            "c-retry-5s",
-            "c-retry-9s",
-            "c-retry-10s",
-            "old-retry-due",
-        ];
+        let existing = "a a-dlq a-retry-5s a-retry-30s a-retry-1m a-retry-due a-retry-60s ab-retry-7s \
+                        b-retry-30s b-retry-due c-retry-5s c-retry-9s c-retry-10s old-retry-due";
+        let existing: Vec<&str> = existing.split(' ').collect();
         assert_eq!(
             found(&pipelines, &existing),
             [
