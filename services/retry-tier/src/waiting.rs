@@ -295,7 +295,7 @@ mod tests {
         }
 
         #[test]
-        fn taking_records_leaves_the_rest_in_order(
+        fn taking_records_keeps_the_order(
             dues in proptest::collection::vec(0_i64..100, 0..50), limit in 0_usize..60, fitting in 0_usize..60,
         ) {
             let mut records = WaitingRecords::default();

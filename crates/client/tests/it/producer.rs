@@ -166,7 +166,7 @@ async fn commands_follow_their_job() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_invalid_command_is_not_written() {
+async fn invalid_command_is_not_written() {
     let ingest = Ingest::create("client-refused").await;
     let producer = ingest.producer();
     let foreign = JobId::new(Timestamp::from_millis(1), PARTITIONS, 0);

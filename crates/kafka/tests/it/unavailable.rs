@@ -201,7 +201,7 @@ async fn denied_topic_stops_only_its_records() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "long"]
-async fn topic_without_leader_stops_only_its_records() {
+async fn leaderless_topic_stops_only_its_records() {
     let [first, mut second] = LocalKafka::start_pair().unwrap();
     let mut envs = Env::both(&first.brokers(), [&[2], &[1]]).await;
     for env in &mut envs {

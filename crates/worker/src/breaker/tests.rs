@@ -141,7 +141,7 @@ fn opening_failures_are_forgotten() {
 }
 
 #[test]
-fn failures_of_a_shared_call_count_once() {
+fn shared_call_fails_once() {
     let mut bench = Bench::new(3);
     let of_call = |call| Evidence::Failed {
         shared_call: Some(call),
@@ -227,7 +227,7 @@ fn late_failures_of_outage_are_forgotten() {
 }
 
 #[test]
-fn fast_failures_beside_slow_answers_open_nothing() {
+fn fast_failures_wait_for_slow_answers() {
     let mut bench = Bench::with_rate(5, HALF);
     let slow: Vec<_> = (0..10).map(|_| bench.start()).collect();
     // Enough calls for the share with the seventh of them.
@@ -248,7 +248,7 @@ fn fast_failures_beside_slow_answers_open_nothing() {
 }
 
 #[test]
-fn calls_without_answer_for_long_keep_nothing_closed() {
+fn long_unanswered_calls_are_ignored() {
     let mut bench = Bench::with_rate(5, HALF);
     let slow: Vec<_> = (0..10).map(|_| bench.start()).collect();
     bench.now += YOUNG;
@@ -262,7 +262,7 @@ fn calls_without_answer_for_long_keep_nothing_closed() {
 }
 
 #[test]
-fn failures_around_an_answered_call_are_no_outage() {
+fn failures_around_an_answer_count() {
     let mut bench = Bench::answered(100);
     let first = bench.held(0);
     let slow = bench.start();

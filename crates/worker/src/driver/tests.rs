@@ -756,7 +756,7 @@ fn fails(record: i64) -> (bool, bool) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_of_a_third_stop_no_others() {
+async fn failing_third_stops_no_others() {
     for latency in LATENCIES {
         let simulated = simulate(
             BreakerSettings::default(),

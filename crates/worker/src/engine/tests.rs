@@ -384,7 +384,7 @@ fn taken_back_wait_has_no_partition() {
 }
 
 #[test]
-fn records_and_their_results_are_bounded_in_bytes() {
+fn records_and_results_are_bounded() {
     let mut bench = Bench::new(InFlight {
         records: 100,
         bytes: 10_000,
@@ -434,7 +434,7 @@ fn missing(lasting: Duration) -> Presence {
 }
 
 #[test]
-fn results_for_unwritable_topic_wait_without_limit() {
+fn unwritable_topic_waits_without_limit() {
     let mut bench = Bench::new(ROOMY);
     let unwritable = Presence::Unwritable {
         reason: Unwritable::Denied,

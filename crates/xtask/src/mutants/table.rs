@@ -74,7 +74,7 @@ const TRACKER_MODEL: Test = unit(KAFKA, "tracker::tests::offsets_are_completed_e
 const LANE_MODEL: Test = unit(KAFKA, "lane::model::random_histories_write_exactly_once");
 const RELAY_MODEL: Test = unit(
     RELAY,
-    "relay::tests::model::each_record_leaves_once_and_never_early",
+    "relay::tests::model::records_leave_once_never_early",
 );
 const SHARD_MODEL: Test = unit(
     SCHEDULER,

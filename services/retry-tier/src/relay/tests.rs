@@ -296,7 +296,7 @@ fn fitting_records_do_not_move() {
 }
 
 #[test]
-fn long_waits_move_as_fast_as_they_are_read() {
+fn long_waits_move_when_read() {
     let mut bench = Bench::new(3);
     for round in 0..5 {
         for _ in 0..3 {

@@ -299,7 +299,7 @@ proptest! {
     }
 
     #[test]
-    fn each_record_leaves_once_and_never_early(look_ahead in 1_usize..6, steps in proptest::collection::vec(step(), 0..80)) {
+    fn records_leave_once_never_early(look_ahead in 1_usize..6, steps in proptest::collection::vec(step(), 0..80)) {
         let mut world = World::new(look_ahead);
         for step in &steps {
             world.run(step);
