@@ -8,6 +8,7 @@ use rdkafka::topic_partition_list::Offset;
 use redeliver_kafka::reader::{ReadError, TopicReader};
 use redeliver_kafka::{IfRecreated, KafkaClient, KafkaSettings, Presence, TopicWatch, topic_watch};
 use redeliver_testkit::{eventually, kafka_request};
+use tokio::task::JoinSet;
 
 use crate::copy::{CopyEnv, CopyOptions};
 use crate::support::{DEADLINE, create_topic, delete_topic, settings};
@@ -41,9 +42,10 @@ async fn recreated_topic_is_read_whole() {
         lane.stop();
         env.assert_no_duplicates();
     };
-    let dynamic = tokio::spawn(scenario(false, 3));
-    scenario(true, 2).await;
-    dynamic.await.unwrap();
+    let mut running: JoinSet<()> = [scenario(true, 2), scenario(false, 3)].into_iter().collect();
+    while let Some(ended) = running.join_next().await {
+        ended.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

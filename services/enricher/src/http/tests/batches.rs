@@ -153,7 +153,7 @@ async fn failure_is_shared_by_its_call() {
         .iter()
         .map(|ended| {
             let failure = ended.as_ref().unwrap_err();
-            assert_scope(&failure, "http.503", FailureScope::Endpoint);
+            assert_scope(failure, "http.503", FailureScope::Endpoint);
             failure.shared_call.unwrap()
         })
         .collect();
@@ -205,7 +205,7 @@ async fn invalid_json_fails_without_call() {
     let ended = run_all(&handler(batches(endpoint.url(), 2)), &[b"1", b"\xff"]).await;
     assert!(ended[0].is_ok());
     let failure = ended[1].as_ref().unwrap_err();
-    assert_scope(&failure, "http.invalid-request", FailureScope::NotCalled);
+    assert_scope(failure, "http.invalid-request", FailureScope::NotCalled);
     let mut base64 = batches(endpoint.url(), 2);
     base64.batch.as_mut().unwrap().values = BatchValues::Base64;
     let ended = run_all(&handler(base64), &[b"1", b"\xff\x00"]).await;
