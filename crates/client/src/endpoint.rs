@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_error_for_an_unusable_endpoint_names_the_problem() {
+    async fn unusable_endpoint_names_the_problem() {
         let cases = [
             (
                 "ftp://localhost:1",
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_error_for_an_unreachable_service_names_the_address_and_not_the_token() {
+    async fn unreachable_service_hides_the_token() {
         let endpoint = Endpoint::new("127.0.0.1:1").token("s3cret");
         assert!(!format!("{endpoint:?}").contains("s3cret"));
         let error = endpoint.connect().await.map(drop).unwrap_err();

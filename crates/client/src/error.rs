@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rejected_call_has_code_message_and_reason() {
+    fn rejection_has_code_and_reason() {
         let status = redeliver_proto::error::status(Code::NotFound, "no such application `x`", "APP", []);
         let error = ClientError::from_status("http://x", &status);
         assert_eq!(error.to_string(), "no such application `x` (NOT_FOUND)");
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rejected_call_says_when_to_repeat_it_and_what_is_wrong() {
+    fn rejection_has_delay_and_fields() {
         let wait = Duration::from_millis(1_500);
         let busy = proto::retry_later(Code::ResourceExhausted, "busy", "BUSY", wait);
         let error = ClientError::from_status("http://x", &busy);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_of_a_job_of_a_batch_has_all_details() {
+    fn batch_errors_have_all_details() {
         let id = "01KAJQ6Z2B0003000000000A7X";
         let error = ClientError::from(v1::JobError {
             code: Code::Unavailable.into(),
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_is_not_ready_differs_from_one_that_is_unreachable() {
+    fn unready_service_is_reachable() {
         let not_ready = ClientError::from_status("http://x", &Status::unavailable("catching up"));
         assert_eq!(not_ready.code(), Some(Code::Unavailable));
         assert!(not_ready.is_transient());

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_with_one_idempotency_key_are_in_one_partition_whatever_the_key_of_the_job() {
+    fn idempotency_key_determines_the_partition() {
         for key in ["a", "b", "sms-12345"] {
             let partition = partition_for_key(format!("sms\0{key}").as_bytes(), PARTITIONS);
             for request in [soon(), soon().key("x"), soon().key("y")] {
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_by_key_is_in_the_partition_of_requests_with_the_key() {
+    fn command_follows_its_idempotency_key() {
         let request = ingest().schedule(&soon().idempotency_key("order-7")).unwrap();
         let at = When::At(Timestamp::from_millis(1_763_722_800_123));
         for record in [
@@ -245,13 +245,13 @@ mod tests {
     }
 
     #[test]
-    fn a_request_without_an_idempotency_key_may_be_in_any_partition() {
+    fn request_without_key_is_spread() {
         let record = ingest().schedule(&soon().key("x")).unwrap();
         assert_eq!((record.partition, record.key.as_deref()), (None, Some(&b"x"[..])));
     }
 
     #[test]
-    fn a_command_for_a_job_of_another_topic_has_no_record() {
+    fn command_for_foreign_job_is_refused() {
         let at = Timestamp::from_millis(1_763_722_800_123);
         let ours = JobId::new(at, PARTITIONS - 1, 9);
         for record in [
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_of_partitions_that_no_ingest_topic_has_is_refused() {
+    fn impossible_partition_count_is_refused() {
         for partitions in [1, MAX_PARTITIONS] {
             assert_eq!(
                 IngestTopic::new("ingest", partitions).unwrap().partitions(),

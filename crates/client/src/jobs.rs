@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_field_of_a_job_is_none() {
+    fn missing_job_field_is_none() {
         let job = Job::try_from(sent()).unwrap();
         assert_eq!(
             (job.state, job.priority, job.revision),
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_about_a_job_that_is_no_longer_kept_contains_its_id() {
+    fn answer_about_forgotten_job_has_id() {
         let known = v1::Job {
             id: sent().id,
             app: "sms".to_owned(),
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_expires_after_the_year_9999_is_read() {
+    fn expiry_after_year_9999_is_read() {
         let job = v1::Job {
             expires_at: Some(prost_types::Timestamp {
                 seconds: 253_402_300_800,
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_for_an_invalid_response_names_the_field() {
+    fn invalid_response_names_the_field() {
         let cases = [
             (
                 v1::Job {

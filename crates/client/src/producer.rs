@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_has_an_id_only_if_the_place_and_time_of_its_request_are_known() {
+    fn job_id_needs_place_and_time() {
         let at = Timestamp::from_millis(1_763_722_800_123);
         let written = |offset, timestamp| Written {
             position: Position {

@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_field_that_is_set_is_sent() {
+    fn set_fields_are_sent() {
         let request = JobRequest::after("sms", Duration::from_micros(90_000_001))
             .data(vec![0xff, 0])
             .key("k")
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_is_not_set_is_not_sent() {
+    fn unset_fields_are_not_sent() {
         let time = Timestamp::from_millis(1_763_722_800_123);
         let spec = JobRequest::at("sms", time).to_spec().unwrap();
         let Some(v1::job_spec::When::ScheduledTime(sent)) = &spec.when else {
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_for_an_invalid_request_names_the_field() {
+    fn invalid_request_names_the_field() {
         let soon = |app: &str| JobRequest::after(app, Duration::ZERO);
         let cases = [
             (soon(""), "app is empty"),

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_of_another_protocol_proves_nothing() {
+    fn foreign_answer_proves_nothing() {
         assert_eq!(speaks_tls([21, 3, 3, 0]), Some(true));
         assert_eq!(speaks_tls([0, 0, 24, 4]), Some(false));
         assert_eq!(speaks_tls(*b"HTTP"), None);
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_password_in_the_address_is_not_shown() {
+    async fn password_in_address_is_hidden() {
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = server.local_addr().unwrap().to_string();
         let alert = async {
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_cannot_be_reached_proves_nothing() {
+    async fn unreachable_server_proves_nothing() {
         for url in [
             "http://127.0.0.1:1",
             "https://127.0.0.1:1",

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_of_the_payload_is_a_time() {
+    fn payload_field_is_a_time() {
         for (field, expected) in [
             (r#""2026-01-01T00:00:00Z""#, 1_767_225_600_000),
             (r#""2026-01-01T01:00:00.1234+01:00""#, 1_767_225_600_124),
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_has_a_reason() {
+    fn unusable_anchor_has_a_reason() {
         for field in [
             r#""soon""#,
             r#""2026-01-01""#,

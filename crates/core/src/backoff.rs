@@ -261,20 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_delays_are_5s_30s_1m() {
-        assert_eq!(waits(&RetryPolicy::default()), ["5s", "30s", "1m"]);
-    }
-
-    #[test]
-    fn base_2m_with_5_retries_waits_2_4_8_16_32_minutes() {
-        let policy =
-            RetryPolicy::exponential(HumanDuration::from_secs(120), 2.0, 5, None, Jitter::None).unwrap();
-        assert_eq!(waits(&policy), ["2m", "4m", "8m", "16m", "32m"]);
-        assert_eq!(policy.tiers().len(), 5);
-    }
-
-    #[test]
-    fn a_cap_limits_the_delays_and_the_last_listed_delay_repeats() {
+    fn delays_are_capped_or_repeat() {
         let capped = RetryPolicy::exponential(
             HumanDuration::from_secs(1),
             2.0,
@@ -294,41 +281,22 @@ mod tests {
     }
 
     #[test]
-    fn the_error_for_an_invalid_policy_names_the_field() {
+    fn invalid_policy_names_the_field() {
         let s = HumanDuration::from_secs;
-        let field = |result: Result<RetryPolicy, InvalidPolicy>| result.unwrap_err().field;
-        assert_eq!(
-            field(RetryPolicy::listed(vec![], None, Jitter::None)),
-            "retry.tiers"
-        );
-        assert_eq!(
-            field(RetryPolicy::listed(vec![s(5), s(5)], None, Jitter::None)),
-            "retry.tiers"
-        );
-        assert_eq!(
-            field(RetryPolicy::listed(vec![s(0)], None, Jitter::None)),
-            "retry.tiers"
-        );
-        assert_eq!(
-            field(RetryPolicy::listed(vec![s(5)], Some(0), Jitter::None)),
-            "retry.max_retries"
-        );
-        assert_eq!(
-            field(RetryPolicy::exponential(s(0), 2.0, 5, None, Jitter::None)),
-            "retry.base"
-        );
-        assert_eq!(
-            field(RetryPolicy::exponential(s(5), 0.5, 5, None, Jitter::None)),
-            "retry.factor"
-        );
-        assert_eq!(
-            field(RetryPolicy::exponential(s(5), f64::NAN, 5, None, Jitter::None)),
-            "retry.factor"
-        );
-        assert_eq!(
-            field(RetryPolicy::exponential(s(5), 2.0, 5, Some(s(1)), Jitter::None)),
-            "retry.cap"
-        );
+        let listed = |waits, retries| RetryPolicy::listed(waits, retries, Jitter::None);
+        let growing = |base, factor, cap| RetryPolicy::exponential(base, factor, 5, cap, Jitter::None);
+        for (policy, field) in [
+            (listed(vec![], None), "retry.tiers"),
+            (listed(vec![s(5), s(5)], None), "retry.tiers"),
+            (listed(vec![s(0)], None), "retry.tiers"),
+            (listed(vec![s(5)], Some(0)), "retry.max_retries"),
+            (growing(s(0), 2.0, None), "retry.base"),
+            (growing(s(5), 0.5, None), "retry.factor"),
+            (growing(s(5), f64::NAN, None), "retry.factor"),
+            (growing(s(5), 2.0, Some(s(1))), "retry.cap"),
+        ] {
+            assert_eq!(policy.unwrap_err().field, field);
+        }
     }
 
     #[test]

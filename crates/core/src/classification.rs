@@ -90,7 +90,7 @@ mod tests {
         Err((ErrorClass::Permanent, FailureScope::Record));
 
     #[test]
-    fn the_default_classification_is_the_documented_one() {
+    fn default_classification_is_as_documented() {
         let table = Classification::default();
         for status in 100..=599_u16 {
             let expected = match status {

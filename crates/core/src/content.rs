@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_null_an_empty_and_a_moved_part_have_different_hashes() {
+    fn different_contents_have_different_hashes() {
         let hashes = [
             payload_hash(None, None),
             payload_hash(Some(b""), None),

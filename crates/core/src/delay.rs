@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn each_partition_has_the_upper_end_of_its_part_of_the_range() {
+    fn partitions_divide_the_range() {
         let range = range(0, 60_000);
         let chosen = |random| {
             let (delay, partition) = range.in_tier(4, random);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_are_shorter_than_the_window_cover_the_whole_range() {
+    fn short_parts_cover_the_range() {
         let range = range(500, 1_000);
         let mut millis: Vec<u64> = (0_u32..5_000)
             .map(|step| range.in_tier(5, f64::from(step) / 5_000.0).0.as_millis())
@@ -136,7 +136,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn delays_of_a_partition_differ_by_less_than_the_window(
+        fn delays_differ_within_the_window(
             min in 0_u64..1_000_000, width in 0_u64..10_000_000, partitions in 0_u32..200,
             randoms in proptest::collection::vec(0.0_f64..=1.0, 1..200),
         ) {

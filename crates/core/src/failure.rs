@@ -199,7 +199,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_message_is_truncated_to_its_limit(text in ".{0,200}", limit in 0_usize..100) {
+        fn message_is_truncated(text in ".{0,200}", limit in 0_usize..100) {
             let bounded = bounded_text(&text, limit);
             prop_assert!(bounded.len() <= limit);
             prop_assert!(!bounded.chars().any(char::is_control));

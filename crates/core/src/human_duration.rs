@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_duration_is_displayed_with_the_largest_unit_without_a_fraction() {
+    fn duration_has_largest_whole_unit() {
         for (text, millis) in [
             ("500ms", 500),
             ("5s", 5_000),
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_or_wrong_unit_is_rejected_with_examples() {
+    fn wrong_unit_is_rejected() {
         for wrong in [
             "5",
             "s",

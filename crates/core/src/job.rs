@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_encodes_timestamp_shard_and_offset() {
+    fn id_encodes_time_and_position() {
         let at = Timestamp::from_millis(1_763_722_800_123);
         let id = JobId::new(at, 47, 1 << 40);
         assert_eq!((id.shard(), id.offset(), id.requested_at()), (47, 1 << 40, at));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_canonical_form_of_an_id_is_accepted() {
+    fn only_canonical_ids_are_accepted() {
         let id = JobId::new(Timestamp::from_millis(5), 1, 2).to_string();
         for text in [
             "",

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_that_json_cannot_represent_is_a_permanent_failure() {
+    fn unrepresentable_value_fails_permanently() {
         let by_pair = BTreeMap::from([((1, 2), 3)]);
         let failure = Outcome::json(&by_pair).unwrap_err();
         assert_eq!(

@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retired_pipeline_does_not_read_its_source_and_processes_waiting_records() {
+    fn retired_pipeline_processes_waiting_records() {
         let pipeline = Pipeline {
             return_to: ReturnTo::Source,
             retired: true,
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_in_the_return_topic_of_its_header_if_the_pipeline_owns_that_topic() {
+    fn wait_ends_in_owned_topic() {
         for return_to in [ReturnTo::Due, ReturnTo::Source] {
             let pipeline = Pipeline {
                 return_to,
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn the_delay_of_the_tier_does_not_exceed_the_wait() {
+    fn tier_delay_fits_the_wait() {
         let pipeline = Pipeline::new("p");
         let tier = |millis| pipeline.tier_for(HumanDuration::from_millis(millis)).to_string();
         assert_eq!(tier(0), "5s");
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_wait_goes_to_the_scheduler_if_long_waits_is_set() {
+    fn long_wait_uses_the_scheduler() {
         let between = |pipeline: &Pipeline, nominal, max| {
             let millis = HumanDuration::from_millis;
             let (queue, topic) = pipeline.delay_queue(millis(nominal), millis(max));

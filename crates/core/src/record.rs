@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn null_and_empty_values_differ_and_duplicates_are_detected() {
+    fn null_and_empty_values_differ() {
         let headers: Headers = [("a", None), ("b", Some(&b""[..])), ("a", Some(&b"x"[..]))]
             .into_iter()
             .collect();

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_header_counts_and_other_texts_are_of_users() {
+    fn last_valid_header_counts() {
         let redriven = headers(&[
             (REDRIVE_COUNT, "1"),
             (REDRIVE_COUNT, "2"),

@@ -388,7 +388,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_timestamp_is_displayed_in_utc_with_milliseconds() {
+    fn timestamp_is_displayed_in_utc() {
         assert_eq!(
             Timestamp::from_millis(1_700_000_000_000).to_string(),
             "2023-11-14T22:13:20.000Z"
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn offsets_are_parsed_and_finer_fractions_are_rounded_up() {
+    fn offsets_and_fractions_are_parsed() {
         for (text, millis) in [
             ("1970-01-01T01:00:00.001+01:00", 1),
             ("1970-01-01T00:00:00.0010001Z", 2),
@@ -418,76 +418,44 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_text_is_refused_with_its_reason() {
+    fn invalid_text_has_a_reason() {
         use InvalidTimestamp::{Field, Form, NoOffset, Offset, Range, Second};
         for (reason, texts) in [
             (
                 Form,
-                &[
-                    "",
-                    "now",
-                    "0",
-                    "1700000000000",
-                    "2023-11-14",
-                    "20231114T221320Z",
-                    "2023-11-14T22Z",
-                    "2023-11-14T22:13:20.Z",
-                    "2023-11-14T22:13:20,5Z",
-                    "2023-11-14T22:13:20 Z",
-                    "2023-11-14T22:13:20ZZ",
-                    "2023-11-14T22:13:20+01:",
-                    "2023-11-14T22:13:20+1:00",
-                    "2023-11-14T22:13:20+01:00:00",
-                    "2023-11-14T22:13:20Z[UTC]",
-                    "2023-11-14T22:13:20[UTC]",
-                    "+002023-11-14T22:13:20Z",
-                ][..],
+                "|now|0|1700000000000|2023-11-14|20231114T221320Z|2023-11-14T22Z|2023-11-14T22:13:20.Z|\
+                 2023-11-14T22:13:20,5Z|2023-11-14T22:13:20 Z|2023-11-14T22:13:20ZZ|\
+                 2023-11-14T22:13:20+01:|2023-11-14T22:13:20+1:00|2023-11-14T22:13:20+01:00:00|\
+                 2023-11-14T22:13:20Z[UTC]|2023-11-14T22:13:20[UTC]|+002023-11-14T22:13:20Z",
             ),
-            (NoOffset, &["2023-11-14T22:13:20", "2023-11-14 22:13"]),
+            (NoOffset, "2023-11-14T22:13:20|2023-11-14 22:13"),
             (
                 Field,
-                &[
-                    "2023-13-01T00:00:00Z",
-                    "2023-00-01T00:00:00Z",
-                    "2023-02-29T00:00:00Z",
-                    "2023-02-28T24:00:00Z",
-                    "2023-02-28T00:60:00Z",
-                ],
+                "2023-13-01T00:00:00Z|2023-00-01T00:00:00Z|2023-02-29T00:00:00Z|2023-02-28T24:00:00Z|\
+                 2023-02-28T00:60:00Z",
             ),
             (
                 Second,
-                &[
-                    "2023-11-14T12:30:60Z",
-                    "2016-12-31T23:59:60Z",
-                    "2023-11-14T12:30:99.5Z",
-                ],
+                "2023-11-14T12:30:60Z|2016-12-31T23:59:60Z|2023-11-14T12:30:99.5Z",
             ),
             (
                 Offset,
-                &[
-                    "2023-11-14T12:00:00+24:00",
-                    "2023-11-14T12:00:00+25:00",
-                    "2023-11-14T12:00:00-01:60",
-                ],
+                "2023-11-14T12:00:00+24:00|2023-11-14T12:00:00+25:00|2023-11-14T12:00:00-01:60",
             ),
             (
                 Range,
-                &[
-                    "9999-12-31T23:59:59-00:01",
-                    "0001-01-01T00:00:00+00:01",
-                    "0000-01-01T00:00:00Z",
-                    "9999-12-31T23:59:59.9991Z",
-                ],
+                "9999-12-31T23:59:59-00:01|0001-01-01T00:00:00+00:01|0000-01-01T00:00:00Z|\
+                 9999-12-31T23:59:59.9991Z",
             ),
         ] {
-            for text in texts {
+            for text in texts.split('|') {
                 assert_eq!(read(text), Err(reason), "{text}");
             }
         }
     }
 
     #[test]
-    fn a_local_time_is_in_its_zone() {
+    fn local_time_is_in_its_zone() {
         let zone = TimeZone::posix("CET-1CEST,M3.5.0,M10.5.0/3").unwrap();
         let read = |text: &str| Timestamp::parse_in(text, &zone).map(|time| time.to_string());
         for (text, utc) in [
@@ -535,7 +503,7 @@ mod tests {
         }
 
         #[test]
-        fn every_accepted_text_is_its_exact_instant(
+        fn accepted_text_is_exact(
             (year, month, day) in (prop_oneof![0_i64..10_000, 1_900_i64..2_100], 0_i64..=13, 0_i64..=32),
             (hour, minute, second) in (0_i64..=25, 0_i64..=61, proptest::option::of(0_i64..=61)),
             fraction in "|\\.[0-9]{1,12}",

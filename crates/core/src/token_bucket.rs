@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_bucket_has_the_tokens_of_a_second_and_at_least_one() {
+    fn full_bucket_has_one_second() {
         for (rate, tokens) in [(100.0, 100), (1.5, 1), (1.0, 1), (0.001, 1)] {
             assert_eq!(taken(&mut Bucket::new(rate), 0), tokens, "{rate}");
             let mut bucket = Bucket::new(rate);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_tells_since_when_it_was_there() {
+    fn token_tells_its_age() {
         let mut bucket = Bucket::new(1.0);
         bucket.take(at(0)).unwrap();
         let since = bucket.take(at(1_000)).unwrap();
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_is_returned_can_be_used() {
+    fn returned_token_can_be_used() {
         let mut bucket = Bucket::new(0.5);
         bucket.take(at(0)).unwrap();
         assert!(bucket.take(at(0)).is_err());
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_keeps_its_tokens_when_its_rate_changes() {
+    fn rate_change_keeps_tokens() {
         let mut bucket = Bucket::new(10.0);
         assert_eq!((0..4).filter(|_| bucket.take(at(0)).is_ok()).count(), 4);
         bucket.set_rate(100.0);
@@ -164,7 +164,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_more_tokens_are_taken_than_the_rate_allows_and_all_of_them_can_be(
+        fn tokens_match_the_rate(
             rate in prop_oneof![0.05..2.0, 2.0..500.0],
             steps in proptest::collection::vec(-500_i64..3_000, 1..50),
         ) {

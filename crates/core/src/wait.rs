@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delays_double_up_to_the_maximum_and_start_again_after_a_reset() {
+    fn delays_double_until_reset() {
         let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(1));
         let delays: Vec<u128> = (0..5).map(|_| backoff.next_delay().as_millis()).collect();
         assert_eq!(delays, [200, 400, 800, 1000, 1000]);
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_line_repeats_after_the_interval_or_a_reset() {
+    fn log_line_repeats_after_interval() {
         let mut throttle = LogThrottle::default();
         let start = Instant::now();
         assert!(throttle.should_log_at(start));

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_values_are_read_byte_for_byte() {
+    fn headers_are_read_byte_for_byte() {
         assert!(has_known_layout());
         let headers: [(&str, Option<&[u8]>); 7] = [
             ("plain", Some(b"value")),
@@ -171,7 +171,7 @@ mod tests {
 
     /// A limit of librdkafka's API, which the documentation states.
     #[test]
-    fn the_name_of_a_header_without_a_value_ends_at_nul() {
+    fn name_without_value_ends_at_nul() {
         let header: Header<'_, &[u8]> = Header {
             key: "user\0name",
             value: None,

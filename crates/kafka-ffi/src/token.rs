@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_is_never_polled_takes_a_token_until_it_is_dropped() {
+    fn unpolled_client_takes_tokens() {
         let extensions = [("logicalCluster", "lkc-1"), ("identityPoolId", "pool-1")];
         let token = Token::new("a.b.c", "redeliver", extensions, FAR).unwrap();
         let client = admin("OAUTHBEARER");
@@ -295,13 +295,13 @@ mod tests {
     }
 
     #[test]
-    fn a_client_with_another_mechanism_refuses_a_token() {
+    fn other_mechanism_refuses_tokens() {
         let token = Token::new("a.b.c", "redeliver", [], FAR).unwrap();
         assert_eq!(admin("PLAIN").port().set(&token), Err(RDKafkaErrorCode::State));
     }
 
     #[test]
-    fn a_token_that_the_protocol_does_not_allow_is_rejected_without_showing_it() {
+    fn invalid_token_is_refused_and_hidden() {
         let of = |value: &str, name: &'static str, text: &'static str| {
             Token::new(value, "p", [(name, text)], FAR).map(|_| ())
         };

@@ -452,7 +452,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_id_has_the_prefix_and_without_one_is_as_before() {
+    fn every_id_has_the_prefix() {
         let ids = |prefix: &str| {
             let settings = KafkaSettings {
                 id_prefix: prefix.to_owned(),
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rejected_property_is_reported_without_its_value() {
+    fn rejected_property_hides_its_value() {
         let check = |name: &str, value: &str| {
             let mut settings = KafkaSettings::new("localhost:9092", "test");
             settings.properties.insert("linger.ms".into(), "5".into());

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_are_the_same_after_they_were_written_and_read() {
+    fn headers_survive_a_round_trip() {
         let headers: Headers = [
             ("user\0name", Some(&b"1"[..])),
             ("\0", Some(b"")),

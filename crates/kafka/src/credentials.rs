@@ -235,12 +235,19 @@ mod tests {
         }
     }
 
+    fn until_used(client: &ClientSettings, expected: &str) {
+        eventually("the contents are used", DEADLINE, || {
+            let is_used = used(client).as_deref() == Some(expected);
+            if is_used { Ok(()) } else { Err("not yet") }
+        });
+    }
+
     fn used(client: &ClientSettings) -> Option<String> {
         client.current().get(PROPERTY).map(str::to_owned)
     }
 
     #[test]
-    fn owners_replace_their_clients_one_at_a_time() {
+    fn owners_renew_one_by_one() {
         let Process { plan, settings, .. } = &process();
         // Its configuration is older than the change, as that of a lane.
         let client = settings.client();
@@ -284,10 +291,7 @@ mod tests {
         assert!(!late.is_due());
         // An owner that replaces its clients by itself is left out.
         plan.set(Ok(contents("third")));
-        eventually("the contents are used", DEADLINE, || {
-            let is_used = used(&client).as_deref() == Some("third");
-            if is_used { Ok(()) } else { Err("not yet") }
-        });
+        until_used(&client, "third");
         for renewal in renewals.iter().chain([&late]) {
             renewal.begin();
             renewal.end();
@@ -297,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_renews_while_it_asks() {
+    fn follower_renews_while_asking() {
         let Process { plan, settings, .. } = &process();
         let mut follower = Follower::new(settings, Waker::default()).unwrap();
         plan.set(Ok(contents("second")));
@@ -315,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn contents_with_which_no_connection_is_possible_are_not_used() {
+    fn unusable_contents_are_not_used() {
         let Process { plan, settings, .. } = &process();
         let renewal = Renewal::new(settings, "owner");
         let client = settings.client();
@@ -339,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_whose_clients_cannot_be_created_is_asked_again() {
+    fn failed_creation_is_repeated() {
         let Process { plan, settings, .. } = &process();
         let client = settings.client();
         let (created, is_created) = sync_channel(9);
@@ -362,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_keeps_its_previous_clients_is_asked_again() {
+    fn failed_renewal_is_repeated() {
         let Process { plan, settings, .. } = &process();
         let renewal = Renewal::new(settings, "owner");
         plan.set(Ok(contents("second")));
@@ -379,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_begins_during_a_change_is_replaced() {
+    fn change_during_creation_is_used() {
         let Process { plan, settings, .. } = &process();
         let client = settings.client();
         let changing = plan.clone();
@@ -388,10 +392,7 @@ mod tests {
             // What a client that is created here uses.
             let contents_used = used(&client);
             changing.set(Ok(contents("second")));
-            eventually("the contents are used", DEADLINE, || {
-                let is_used = used(&client).as_deref() == Some("second");
-                if is_used { Ok(()) } else { Err("not yet") }
-            });
+            until_used(&client, "second");
             let _ = created.send(contents_used.clone());
             Ok::<_, String>(contents_used)
         });
@@ -404,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_used_while_owners_replace_their_clients() {
+    fn change_during_renewals_is_used() {
         let Process { plan, settings, .. } = &process();
         let client = settings.client();
         // Each may take a minute, which is longer than the test waits for all.
@@ -417,10 +418,7 @@ mod tests {
         let first = eventually("some owner renews", DEADLINE, due);
         renewals[first].begin();
         plan.set(Ok(contents("third")));
-        eventually("the contents are used", DEADLINE, || {
-            let is_used = used(&client).as_deref() == Some("third");
-            if is_used { Ok(()) } else { Err("not yet") }
-        });
+        until_used(&client, "third");
         // It has the second contents only, so its turn comes again.
         renewals[first].end();
         let mut turns = Vec::new();

@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_commit_without_permission_is_refused_at_once_and_other_failures_leave_its_outcome_open() {
+    fn denied_commit_is_permanent() {
         for (code, expected) in [
             (RDKafkaErrorCode::TopicAuthorizationFailed, true),
             (RDKafkaErrorCode::TransactionalIdAuthorizationFailed, true),

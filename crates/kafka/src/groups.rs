@@ -141,7 +141,7 @@ mod tests {
     use super::CommittedOffset;
 
     #[test]
-    fn only_metadata_of_a_lane_identifies_its_commit() {
+    fn commit_of_lane_is_recognised() {
         let is_of_lane = |metadata: &str| {
             let metadata = metadata.to_owned();
             CommittedOffset { offset: 7, metadata }.is_of_lane()

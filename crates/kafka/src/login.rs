@@ -249,7 +249,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(30);
 
     #[test]
-    fn waiting_for_a_token_ends_with_the_first_one() {
+    fn waiting_ends_with_first_token() {
         let (send, planned) = sync_channel(3);
         let login = Login::start(Planned(planned), ()).unwrap();
         assert_eq!(
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_reported_without_waiting() {
+    fn refusal_ends_waiting() {
         let (send, planned) = sync_channel(1);
         let login = Login::start(Planned(planned), ()).unwrap();
         send.send(Err(error("wrong secret", true))).unwrap();
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_renewal_does_not_matter_before_the_token_expires() {
+    fn failed_renewal_keeps_valid_token() {
         let (send, planned) = sync_channel(0);
         let login = Login::start(Planned(planned), ()).unwrap();
         send.send(Ok(token(Duration::from_secs(3)))).unwrap();
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_replaced_before_it_expires() {
+    fn token_is_replaced_before_expiry() {
         assert_eq!(
             renew_after(Duration::from_secs(3_600)),
             Duration::from_secs(2_880)

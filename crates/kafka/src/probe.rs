@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_request_takes_about_half_of_the_time() {
+    fn last_request_takes_half_the_time() {
         for timeout in [1, 2, 5, 10, 30].map(Duration::from_secs) {
             let mut requests = vec![FIRST_REQUEST];
             let mut remaining = timeout - FIRST_REQUEST - CALLBACKS;

@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_of_admin_operations_are_known() {
+    fn admin_error_codes_are_known() {
         let denied = RDKafkaErrorCode::TopicAuthorizationFailed;
         for error in [KafkaError::AdminOp(denied), KafkaError::MetadataFetch(denied)] {
             assert!(is_denied(&error), "{error}");

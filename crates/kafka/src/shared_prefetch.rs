@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_prefetch_of_all_partitions_together_is_bounded() {
+    fn total_prefetch_is_bounded() {
         for (partitions, expected) in [
             (0, 1024),
             (1, 1024),
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_has_the_last_word() {
+    fn configured_prefetch_wins() {
         let mut settings = KafkaSettings::new("kafka:9092".to_owned(), "test".to_owned());
         let limited = SharedPrefetch::of(1).limit(&settings).properties;
         assert_eq!(limited["queued.max.messages.kbytes"], "1024");

@@ -867,7 +867,7 @@ mod tests {
     }
 
     #[test]
-    fn two_consecutive_responses_without_a_topic_confirm_that_it_is_missing() {
+    fn two_responses_confirm_missing_topic() {
         let mut topic = WatchedTopic::default();
         let now = Instant::now();
         let found = TopicDescription {

@@ -971,7 +971,7 @@ mod tests {
     use crate::client::KafkaSettings;
 
     #[test]
-    fn an_unanswered_request_for_offsets_replaces_the_producer_although_a_delivery_failed() {
+    fn unanswered_offsets_replace_the_producer() {
         let refused = KafkaError::MessageProduction(RDKafkaErrorCode::MessageSizeTooLarge);
         let purged = KafkaError::MessageProduction(RDKafkaErrorCode::PurgeQueue);
         let unanswered = KafkaError::ConsumerCommit(RDKafkaErrorCode::OperationTimedOut);
@@ -1110,7 +1110,7 @@ mod tests {
     }
 
     #[test]
-    fn unavailable_topic_does_not_wait_for_changelog() {
+    fn unavailable_topic_precedes_the_changelog() {
         let mut env = Env::new();
         env.transactions.set_changelog(Some("first".into()));
         env.transactions.discard();
@@ -1146,7 +1146,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_topic_is_unavailable_despite_failing_abort() {
+    fn missing_topic_outlasts_failing_abort() {
         let mut env = Env::new();
         let watch = env.watch_alone();
         env.write(&["first", "second"]).unwrap();

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_sent_and_not_in_debug_output_and_must_be_one_line() {
+    fn token_is_sent_and_hidden() {
         let mut send = SendToken::new(Some("s3cret")).unwrap();
         let sent = send.call(Request::new(())).unwrap();
         assert_eq!(sent.metadata().get(HEADER).unwrap(), "Bearer s3cret");
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_of_any_text_arrives_as_it_was_written() {
+    fn reason_arrives_unchanged() {
         for text in ["ticket 4711", "Störung: 100 %\nsiehe 4711 ☎", ""] {
             let mut send = SendToken::default().with_reason(text);
             let sent = send.call(Request::new(())).unwrap();

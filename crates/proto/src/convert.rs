@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_timestamp_is_converted_back_and_never_becomes_earlier() {
+    fn timestamp_is_converted_back() {
         for millis in [0, 1, 999, 1_763_722_800_123, -1, -1500] {
             let time = Timestamp::from_millis(millis);
             assert_eq!(from_timestamp(&to_timestamp(time)), Some(time));
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_is_converted_back_and_never_becomes_shorter() {
+    fn duration_is_converted_back() {
         let duration = HumanDuration::from_millis(90_001);
         assert_eq!(from_duration(&to_duration(duration)), Some(duration));
         let finer = ProtoDuration { seconds: 0, nanos: 1 };

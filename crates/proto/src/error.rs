@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_contains_its_reason_and_field() {
+    fn error_contains_reason_and_field() {
         let status = invalid(
             "filter",
             "unknown field `x`",
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_fits_into_the_headers_that_clients_accept() {
+    fn error_fits_into_headers() {
         // Each character has 2 bytes, which are sent as 6.
         let long = "\u{e4}".repeat(100_000);
         for status in [

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_of_a_newer_schema_are_noticed_wherever_they_are() {
+    fn newer_fields_are_noticed() {
         let message = v1::ControlRecord {
             revision: 300,
             desired: Some(v1::control_record::Desired::Pipeline(v1::PipelineControl {

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_contains_due_time_pipeline_and_trace_context() {
+    fn command_contains_due_time_and_trace() {
         let parent = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         let headers: Headers = [
             ("tenant", Some(&b"a"[..])),
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_of_other_kinds_and_pipelines_are_not_unwrapped() {
+    fn other_commands_are_not_unwrapped() {
         let mut command = read(&wrap("docs", DUE, waiting(Headers::new())));
         assert!(unwrap("docs", &command).is_some());
         assert!(unwrap("other", &command).is_none());
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn only_scheduled_long_waits_of_the_pipeline_are_unwrapped_from_the_state_topic() {
+    fn only_scheduled_waits_are_unwrapped() {
         let state = |long_wait, state: v1::JobState, pipeline: &str| {
             let job = v1::JobRecord {
                 long_wait,
@@ -210,7 +210,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn key_value_and_headers_are_not_changed(
+        fn content_is_not_changed(
             key in option::of(vec(any::<u8>(), 0..40)),
             value in option::of(vec(any::<u8>(), 0..200)),
             list in vec((".{0,20}", option::of(vec(any::<u8>(), 0..40))), 0..10),

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_is_limited_by_its_size() {
+    fn page_size_is_limited() {
         let page = |most, count: usize, bytes: usize| {
             let messages = (0..count).map(|place| (place, "x".repeat(bytes)));
             let (page, last) = fitting(messages, most);

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_printed_with_its_causes() {
+    fn error_prints_its_causes() {
         let source = Box::new(io::Error::other("connection refused"));
         let error = TaskError::Failed {
             name: "lane-0".to_owned(),
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_configuration_exits_with_the_usage_code() {
+    fn invalid_configuration_has_usage_code() {
         let invalid = Config::from_yaml("kafka: { lanes: 0 }").unwrap_err();
         assert_eq!(exit_code(&invalid), EXIT_USAGE);
         let error = TaskError::Failed {

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_ready_when_all_of_its_parts_are() {
+    fn process_needs_all_parts_ready() {
         let health = Health::new();
         assert!(health.report().ready);
         let (kafka, lane) = (health.part("kafka"), health.part("lane-0"));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn readiness_changes_only_with_the_last_part() {
+    fn last_part_decides_readiness() {
         let health = Health::new();
         let mut ready = health.is_ready();
         assert!(*ready.borrow_and_update());

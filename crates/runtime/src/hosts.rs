@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_host_of_a_request_has_neither_port_nor_brackets() {
+    fn host_has_no_port_or_brackets() {
         for (authority, host) in [
             ("LocalHost:50052", "localhost"),
             ("localhost", "LOCALHOST"),
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_logged_host_is_short_and_printable() {
+    fn logged_host_is_short_and_printable() {
         let logged = |host: &[u8]| {
             let request = Request::builder().header(header::HOST, host);
             loggable_host(&request.body(axum::body::Body::empty()).unwrap())
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_web_pages_are_not_private() {
+    fn web_names_are_not_private() {
         for private in ["localhost", "enricher", "10.1.2.3", "::1", "fe80::1"] {
             assert!(Host::new(private).is_private(), "{private}");
         }

@@ -330,7 +330,7 @@ mod tests {
     use crate::tls::{ClientCertificates, Protocols, client_builder, trusted_roots};
 
     #[tokio::test]
-    async fn a_new_connection_replaces_the_oldest_handshake_when_there_are_too_many() {
+    async fn excess_handshakes_replace_the_oldest() {
         let scratch = Scratch::new("handshakes").unwrap();
         let authority = Authority::new().unwrap();
         let (certificate, key) = authority.sign().unwrap().write(scratch.path(), "tls").unwrap();
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_listens_on_all_interfaces_is_reached_on_the_loopback_interface() {
+    fn all_interfaces_are_reached_on_loopback() {
         for (listen, address) in [
             ("0.0.0.0:5", "127.0.0.1:5"),
             ("[::]:5", "[::1]:5"),

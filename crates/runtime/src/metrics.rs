@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_version_contains_the_commit_if_it_is_known() {
+    fn version_contains_the_commit() {
         let of = |commit| {
             version_of(BuildInfo {
                 version: "1.2.3",
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn every_process_exposes_its_build_and_start_time() {
+    fn build_and_start_are_exposed() {
         let clock = ManualClock::new(Timestamp::from_millis(1_800_000_000_123));
         let registry = registry("enricher", "enricher-0", &clock);
         let mut text = String::new();
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_scrape_has_the_standard_metrics_of_the_process_under_their_standard_names() {
+    fn standard_process_metrics_are_exposed() {
         let clock = ManualClock::new(Timestamp::from_millis(1_800_000_000_123));
         let page = page(&registry("enricher", "enricher-0", &clock)).unwrap();
         for name in [

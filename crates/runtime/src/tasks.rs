@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failure_stops_the_other_tasks_and_is_returned() {
+    async fn failure_stops_the_others() {
         let (mut tasks, token) = tasks();
         tasks.spawn("good", wait_for_shutdown(token.clone()));
         tasks.spawn("bad", async { Err::<(), _>(io::Error::other("disk full")) });
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_of_a_task_or_a_thread_is_a_failure() {
+    async fn panic_is_a_failure() {
         let (mut tasks, token) = tasks();
         tasks.spawn("good", wait_for_shutdown(token.clone()));
         tasks.spawn("bad", async {
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_thread_that_is_started_later_is_supervised() {
+    async fn late_thread_is_supervised() {
         let (mut tasks, token) = tasks();
         let spawner = tasks.spawner();
         let shutdown = token.clone();
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tasks_that_exceed_the_grace_period_are_named() {
+    async fn tasks_past_grace_are_named() {
         let (mut tasks, token) = tasks();
         tasks.spawn("good", wait_for_shutdown(token.clone()));
         tasks.spawn("stuck", std::future::pending::<io::Result<()>>());

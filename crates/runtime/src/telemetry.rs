@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_has_the_configured_format_and_level() {
+    fn log_has_configured_format() {
         let text = logged(LogFormat::Text, "info");
         assert!(
             text.contains("lane started") && text.contains("lane=3") && text.lines().count() == 1,

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_known_fields_of_a_later_version_are_used() {
+    fn later_version_is_used() {
         let later = PARENT.replace("00-0af", "01-0af") + "-more";
         assert_eq!(
             propagated(&headers(later.as_bytes(), None)).unwrap().traceparent,

@@ -310,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_says_who_has_done_what_and_where() {
+    fn entry_says_who_did_what() {
         let config = Config::from_yaml("{ instance: s-1, kafka: { id_prefix: staging- } }").unwrap();
         let log = AuditLog::new(&config, "scheduler");
         let by = CallerName::recorded("token:bob");

@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_get_the_contents_of_the_files() {
+    fn clients_get_file_contents() {
         let scratch = Scratch::new("kafka-files").unwrap();
         let authority = Authority::new().unwrap();
         let signed = authority.sign().unwrap();

@@ -186,41 +186,32 @@ mod tests {
     }
 
     #[test]
-    fn the_signals_of_lanes_with_the_same_labels_are_one_series_that_rises_between_reports() {
+    fn equal_labels_are_one_series() {
         let clock = Arc::new(ManualClock::new(Timestamp::from_millis(10_000)));
         let mut registry = Registry::default();
         let families = DueFamilies::register(&mut registry, "tier", clock.clone());
         let labels = |tier: &str| vec![("tier".to_owned(), tier.to_owned())];
         let lanes = [families.signal(labels("5s")), families.signal(labels("5s"))];
         let other = families.signal(labels("30s"));
-        let nothing = [
-            "tier_due 0",
-            "tier_overdue_seconds 0.0",
-            "tier_next_due_seconds inf",
-        ];
-        let expected = |tier: &str, values: [&str; 3]| {
-            values.map(|value| {
-                let (name, value) = value.split_once(' ').unwrap();
-                format!("{name}{{tier=\"{tier}\"}} {value}")
-            })
-        };
-        let sorted = |parts: [[String; 3]; 2]| {
-            let mut all = parts.concat();
-            all.sort();
-            all
-        };
-        let read = || {
+        // All series, by tier the values of due, overdue and next due.
+        let check = |expected: &[(&str, [&str; 3])]| {
+            let names = ["tier_due", "tier_overdue_seconds", "tier_next_due_seconds"];
+            let lines = expected.iter().flat_map(|(tier, values)| {
+                let lines = names.iter().zip(values);
+                lines.map(move |(name, value)| format!("{name}{{tier=\"{tier}\"}} {value}"))
+            });
+            let mut lines: Vec<String> = lines.collect();
             let mut read = series(&registry);
+            lines.sort();
             read.sort();
-            read
+            assert_eq!(read, lines);
         };
-        assert_eq!(read(), Vec::<String>::new(), "no lane has partitions");
+        // No lane has partitions.
+        check(&[]);
         lanes[1].set(Some(Waiting::default()));
         other.set(Some(Waiting::default()));
-        assert_eq!(
-            read(),
-            sorted([expected("5s", nothing), expected("30s", nothing)])
-        );
+        let nothing = ["0", "0.0", "inf"];
+        check(&[("5s", nothing), ("30s", nothing)]);
 
         let waiting = |earliest, due| {
             Some(Waiting {
@@ -231,35 +222,13 @@ mod tests {
         lanes[0].set(waiting(12_000, 0));
         lanes[1].set(waiting(11_500, 0));
         other.set(waiting(9_000, 7));
-        let soon = [
-            "tier_due 0",
-            "tier_overdue_seconds 0.0",
-            "tier_next_due_seconds 1.5",
-        ];
-        let late = [
-            "tier_due 7",
-            "tier_overdue_seconds 1.0",
-            "tier_next_due_seconds 0.0",
-        ];
-        assert_eq!(read(), sorted([expected("5s", soon), expected("30s", late)]));
+        check(&[("5s", ["0", "0.0", "1.5"]), ("30s", ["7", "1.0", "0.0"])]);
 
         clock.advance(Duration::from_secs(3));
-        let due = [
-            "tier_due 1",
-            "tier_overdue_seconds 1.5",
-            "tier_next_due_seconds 0.0",
-        ];
-        let later = [
-            "tier_due 7",
-            "tier_overdue_seconds 4.0",
-            "tier_next_due_seconds 0.0",
-        ];
-        assert_eq!(read(), sorted([expected("5s", due), expected("30s", later)]));
+        check(&[("5s", ["1", "1.5", "0.0"]), ("30s", ["7", "4.0", "0.0"])]);
 
         // The lane has ended.
         drop(other);
-        let mut remaining = expected("5s", due);
-        remaining.sort();
-        assert_eq!(read(), remaining);
+        check(&[("5s", ["1", "1.5", "0.0"])]);
     }
 }

@@ -176,25 +176,14 @@ mod tests {
     }
 
     #[test]
-    fn every_group_that_reads_an_existing_topic_is_known() {
+    fn groups_of_existing_topics_are_known() {
         let config = config(
             "pipelines:\n  a: { output: out, long_waits: scheduler, retry: { tiers: [5s, 30s] } }\n  b: { source: b-in, \
              output: out, return_to: source, retry: { tiers: [5s] } }\nscheduler: { group: jobs }\n",
         );
-        let existing = [
-            "a",
-            "a-dlq",
-            "a-retry-5s",
-            "a-retry-30s",
-            "a-retry-due",
-            "a-retry-9m",
-            "b-in",
-            "b-retry-5s",
-            "b-retry-due",
-            "c-retry-5s",
-            "out",
-            "scheduler.jobs.ingest",
-        ];
+        let existing = "a a-dlq a-retry-5s a-retry-30s a-retry-due a-retry-9m b-in b-retry-5s b-retry-due \
+                        c-retry-5s out scheduler.jobs.ingest";
+        let existing: Vec<&str> = existing.split(' ').collect();
         assert_eq!(
             listed(&config, &existing),
             [
@@ -210,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn previous_prefixes_are_legal_and_not_the_own_one() {
+    fn previous_prefixes_exclude_the_own() {
         let name = "redeliver-docs";
         let existing = [
             "redeliver-docs",
@@ -235,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_topic_that_only_the_previous_group_has_read_is_found() {
+    fn topic_of_previous_group_is_found() {
         let lane = "r1:AQE";
         let previous = offsets(&[("a", 0, lane), ("b", 0, ""), ("c", 1, lane)]);
         assert_eq!(only_read_by(&previous, &offsets(&[])), Some("a"));

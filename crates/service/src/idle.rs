@@ -323,79 +323,56 @@ mod tests {
         }
     }
 
-    fn verdict(seen: &[(&str, &[Option<i64>], bool)]) -> Verdict {
+    fn verdict(seen: &[(&str, &[i64], bool)]) -> Verdict {
         let queues = ["docs", "docs-due", "docs-tier"].map(queue);
         let seen = seen.iter().map(|(topic, dues, is_all)| {
-            let first = dues.iter().map(|due| due.map(Timestamp::from_millis)).collect();
-            (
-                (*topic).into(),
-                Seen {
-                    first,
-                    is_all: *is_all,
-                },
-            )
+            // Malformed if negative.
+            let due = |due: &i64| (*due >= 0).then_some(Timestamp::from_millis(*due));
+            let seen = Seen {
+                first: dues.iter().map(due).collect(),
+                is_all: *is_all,
+            };
+            ((*topic).into(), seen)
         });
         left(&queues, &seen.collect(), NOW)
     }
 
     #[test]
-    fn a_pipeline_without_records_is_idle() {
-        let seen: [(&str, &[_], bool); 3] = [
-            ("docs", &[], true),
-            ("docs-due", &[], true),
-            ("docs-tier", &[], true),
-        ];
-        assert_eq!(verdict(&seen), Verdict::Nothing);
-    }
-
-    #[test]
-    fn a_record_to_process_is_left_whenever_it_was_due() {
-        for topic in ["docs", "docs-due"] {
-            let seen = ["docs", "docs-due", "docs-tier"].map(|name| {
-                let first: &[Option<i64>] = if name == topic { &[Some(2_000_000)] } else { &[] };
-                (name, first, true)
-            });
-            assert_eq!(verdict(&seen), Verdict::Left(Left::Unprocessed(topic.into())));
+    fn verdict_depends_on_each_topic() {
+        let (source, due, tier) = (
+            ("docs", &[][..], true),
+            ("docs-due", &[][..], true),
+            ("docs-tier", &[][..], true),
+        );
+        let of_tier = |dues, is_all| [source, due, ("docs-tier", dues, is_all)];
+        let is_due = || Verdict::Left(Left::Due("docs-tier".into()));
+        let unprocessed = |topic: &str| Verdict::Left(Left::Unprocessed(topic.into()));
+        let later = &[2_000_000][..];
+        for (seen, expected) in [
+            (&[source, due, tier][..], Verdict::Nothing),
+            // Whenever they are due.
+            (&[("docs", later, true), due, tier], unprocessed("docs")),
+            (
+                &[source, ("docs-due", later, true), tier],
+                unprocessed("docs-due"),
+            ),
+            (&of_tier(&[1_000_001, 1_000_000], true), is_due()),
+            (&of_tier(&[1_000_001, -1], false), is_due()),
+            (&of_tier(&[1_000_001], true), Verdict::Nothing),
+            (&of_tier(&[1_000_001], false), Verdict::Unknown),
+            // Markers hide records.
+            (&[("docs", &[], false), due, tier], Verdict::Unknown),
+            (
+                &[source, tier],
+                Verdict::Left(Left::MissingTopic("docs-due".into())),
+            ),
+        ] {
+            assert_eq!(verdict(seen), expected, "{seen:?}");
         }
     }
 
     #[test]
-    fn a_waiting_record_is_left_if_it_is_due_in_time_or_malformed() {
-        let of = |dues: &[Option<i64>], is_all| {
-            verdict(&[
-                ("docs", &[], true),
-                ("docs-due", &[], true),
-                ("docs-tier", dues, is_all),
-            ])
-        };
-        let due = Verdict::Left(Left::Due("docs-tier".into()));
-        assert_eq!(of(&[Some(1_000_001), Some(1_000_000)], true), due);
-        assert_eq!(of(&[Some(1_000_001), None], false), due);
-        assert_eq!(of(&[Some(1_000_001)], true), Verdict::Nothing);
-        assert_eq!(of(&[Some(1_000_001)], false), Verdict::Unknown);
-    }
-
-    #[test]
-    fn a_topic_whose_markers_hide_its_records_is_read_further() {
-        let seen: [(&str, &[_], bool); 3] = [
-            ("docs", &[], false),
-            ("docs-due", &[], true),
-            ("docs-tier", &[], true),
-        ];
-        assert_eq!(verdict(&seen), Verdict::Unknown);
-    }
-
-    #[test]
-    fn a_missing_topic_is_not_idle() {
-        let seen: [(&str, &[_], bool); 2] = [("docs", &[], true), ("docs-tier", &[], true)];
-        assert_eq!(
-            verdict(&seen),
-            Verdict::Left(Left::MissingTopic("docs-due".into()))
-        );
-    }
-
-    #[test]
-    fn a_leftover_tier_that_was_deleted_is_empty() {
+    fn deleted_leftover_tier_is_empty() {
         let leftover = Queue {
             is_leftover: true,
             ..queue("docs-tier")

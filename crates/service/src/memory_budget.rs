@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_caller_with_its_share_locks_nobody_out() {
+    async fn exhausted_caller_blocks_no_others() {
         let (budget, a) = (budget(), caller("a"));
         let mut large = Vec::new();
         for _ in 0..3 {
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn requests_wait_for_room_in_their_order() {
+    async fn requests_wait_in_order() {
         let (budget, a) = (budget(), caller("a"));
         let first = budget.reserve(&a, 3 * MIB).await.unwrap();
         let mut large = Box::pin(budget.reserve(&a, 3 * MIB));
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_larger_request_takes_the_whole_share() {
+    async fn large_request_takes_whole_share() {
         let (budget, a) = (budget(), caller("a"));
         let large = budget.try_reserve(&a, 8 * MIB).unwrap();
         assert_eq!(held(&large), (15 * MIB / 4, 8 * MIB));
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_small_request_fits_the_least_budget() {
+    async fn small_request_fits_least_budget() {
         let budget = MemoryBudget::new(MIB);
         let _large = budget.try_reserve(&caller("a"), 8 * MIB).unwrap();
         budget.try_reserve(&caller("a"), SMALL).unwrap();

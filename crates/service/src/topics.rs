@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_refuse_the_pipelines_of_their_topics() {
+    fn errors_refuse_their_pipelines() {
         let both = ["a", "b"];
         assert_eq!(refused(&["b-dlq"], &both), Some(vec!["b".to_owned()]));
         assert_eq!(refused(&["awaited"], &both), Some(Vec::new()));

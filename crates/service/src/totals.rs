@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_series_of_a_metric_are_summed_and_a_metric_that_does_not_exist_has_no_total() {
+    fn series_are_summed() {
         let page = "# HELP redeliver_dead_total 7\nredeliver_dead_total{class=\"a b\"} 3\n\
                     redeliver_dead_total{class=\"c\"} 4\nredeliver_dead_total_more 50\nredeliver_idle_total 0\n\
                     redeliver_jobs{outcome=\"ended\"} 1\nredeliver_jobs{outcome=\"cancelled\"} 2\n";

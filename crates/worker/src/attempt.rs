@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_message_of_a_failed_attempt_contains_the_causes_of_the_error() {
+    fn message_contains_the_causes() {
         let error = TaskError::Failed {
             name: "the upload".to_owned(),
             source: "no space left".into(),
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_is_a_failure_is_that_failure() {
+    fn wrapped_failure_is_kept() {
         let failure = Failure::permanent("order.unknown", "no such item");
         assert_eq!(error_failure(failure.clone()), failure);
         assert_eq!(error_failure(BoxError::from(failure.clone())), failure);

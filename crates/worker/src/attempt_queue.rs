@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn retries_go_first_and_every_fourth_attempt_is_that_of_a_new_record() {
+    fn every_fourth_attempt_is_new() {
         let mut queue = queue(7, 3);
         let order: Vec<_> = std::iter::from_fn(|| queue.pop(false)).collect();
         let expected = [
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_record_that_arrives_after_many_retries_is_next() {
+    fn late_new_record_is_next() {
         let mut queue = queue(100, 0);
         (0..50).for_each(|number| assert_eq!(queue.pop(false), Some(("retry", number))));
         queue.push(("new", 0), false);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn removed_records_keep_their_order_and_so_do_the_others() {
+    fn removal_keeps_the_order() {
         let mut queue = queue(3, 3);
         let removed = queue.remove(|(_, number)| *number == 1);
         assert_eq!(removed, [("retry", 1), ("new", 1)]);

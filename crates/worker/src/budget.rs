@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_lane_has_the_whole_limit() {
+    fn single_lane_has_the_whole_limit() {
         let mut shares = BudgetShare::split(
             InFlight {
                 records: 8,
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_uses_what_an_idle_one_does_not_need_and_leaves_its_reserve() {
+    fn busy_lane_leaves_idle_reserve() {
         let [mut source, mut due] = shares(800, usize::MAX);
         assert_eq!(accept(&mut source, 10_000), 700);
         assert_eq!(accept(&mut due, 10_000), 100);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn two_busy_lanes_reach_equal_parts_whichever_was_first() {
+    fn busy_lanes_reach_equal_parts() {
         for first in [0, 1] {
             let mut shares = shares(800, usize::MAX);
             assert_eq!(accept(&mut shares[first], 10_000), 700);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_with_little_to_do_does_not_reduce_the_other_to_half() {
+    fn slow_lane_leaves_its_part() {
         let [mut source, mut due] = shares(800, usize::MAX);
         assert_eq!(accept(&mut due, 50), 50);
         assert_eq!(accept(&mut source, 10_000), 650);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_holds_and_no_lane_is_without_room_for_ever() {
+    fn limit_holds_and_lanes_progress() {
         for lanes in 1..=3 {
             for limit in lanes..40 {
                 let limits = InFlight {
@@ -227,14 +227,14 @@ mod tests {
     }
 
     #[test]
-    fn each_lane_has_at_least_one_record_even_if_the_limit_is_less() {
+    fn each_lane_has_one_record() {
         let [mut source, mut due] = shares(1, usize::MAX);
         assert_eq!(accept(&mut source, 10), 1);
         assert_eq!(accept(&mut due, 10), 1);
     }
 
     #[test]
-    fn large_results_of_one_lane_do_not_stop_the_other() {
+    fn large_results_stop_no_other_lane() {
         let [mut source, due] = shares(800, 8_000);
         source.add(InFlight {
             records: 1,

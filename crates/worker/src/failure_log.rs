@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_failure_of_each_code_is_logged_and_codes_without_limit_are_not_told_apart() {
+    fn first_failure_of_code_is_logged() {
         let log = FailureLog::new("docs".into());
         let one = |code: &str| Some((code.to_owned(), 1));
         assert_eq!(log.count(false, "http.503"), one("http.503"));

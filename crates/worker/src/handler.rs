@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_value_of_another_form_is_a_permanent_failure_that_does_not_quote_it() {
+    async fn mismatched_value_fails_without_quote() {
         let json = async |attempt: Attempt| attempt.json::<Order>().map(drop);
         for (value, expected) in [
             (
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_attempt_knows_the_failure_before_it_and_whether_it_is_the_last() {
+    async fn attempt_knows_its_predecessor() {
         let seen: Arc<Mutex<Vec<_>>> = Arc::default();
         let handler = {
             let seen = seen.clone();

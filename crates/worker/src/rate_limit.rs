@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_attempts_start_than_the_limit_allows() {
+    fn attempts_stay_within_the_limit() {
         let limit = RateLimit {
             attempts: 1,
             per: Duration::from_secs(3_600),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_operators_want_takes_precedence_and_is_divided_by_partitions() {
+    async fn wanted_rate_is_divided_by_partitions() {
         let never = RateLimit {
             attempts: 1,
             per: Duration::from_secs(86_400),
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_process_that_gets_more_partitions_need_not_wait_as_long_as_before() {
+    async fn more_partitions_shorten_the_wait() {
         let owned = OwnedPartitions::default();
         owned.assigned();
         let limiter = Limiter::new(None, {
@@ -214,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn a_process_whose_part_is_not_known_waits_for_it() {
+    fn unknown_part_waits() {
         let limiter = limiter(None, None);
         limiter.set_wanted(Some(WantedRate::PerSecond(40.0)));
         assert_eq!(limiter.start(), Err(UNKNOWN_PART));
     }
 
     #[test]
-    fn the_part_of_a_process_is_that_of_its_partitions() {
+    fn part_follows_owned_partitions() {
         let owned = OwnedPartitions::default();
         assert_eq!(owned.part_of(12), None);
         for _ in 0..3 {
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_by_default_what_may_start_in_100_ms() {
+    fn default_burst_is_100_ms() {
         for (attempts, seconds, expected) in [(1_000, 1, 100), (5, 1, 0), (60_000, 60, 100), (10, 3_600, 0)] {
             assert_eq!(default_burst(attempts, Duration::from_secs(seconds)), expected);
         }

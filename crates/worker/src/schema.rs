@@ -131,13 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn no_field_name_makes_a_value_another_one() {
-        let hidden = br#"{"$serde_json::private::RawValue": "{\"id\": 1, \"items\": []}"}"#;
-        assert!(schema().check(Some(hidden)).is_err());
-    }
-
-    #[test]
-    fn json_that_cannot_be_validated_has_its_own_code() {
+    fn unsupported_json_has_its_own_code() {
         let schema = Schema::new(&json!({ "type": "object" })).unwrap();
         for value in [
             "1e400",
@@ -169,7 +163,9 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_value_is_refused_with_the_field_and_the_rule_and_without_its_content() {
+    fn invalid_value_names_field_and_rule() {
+        let hidden = br#"{"$serde_json::private::RawValue": "{\"id\": 1, \"items\": []}"}"#;
+        assert!(schema().check(Some(hidden)).is_err());
         const ID: &str = "936da01f-9abd-4d9d-80c7-02af85c822a8";
         let schema = schema();
         let valid = json!({ "id": ID, "items": [1, 10] }).to_string();
@@ -211,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_that_cannot_be_used_is_refused() {
+    fn unusable_schema_is_refused() {
         for (schema, expected) in [
             (json!({ "type": "text" }), "is not a valid JSON Schema at /type: "),
             (
@@ -235,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_json_is_never_no_json() {
+    fn valid_json_is_never_refused() {
         let schema = Schema::new(&json!({ "type": "object", "required": ["id"] })).unwrap();
         let document = |random: &mut fastrand::Rng| valid_json::object(random, &[("id", "1")]).into_bytes();
         check_each("schema", FEW, document, |input| {

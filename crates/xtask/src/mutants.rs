@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_defect_is_caught_only_by_a_failed_test_that_executes_it() {
+    fn defect_needs_failed_executing_test() {
         let mutant = MUTANTS[0];
         let verdict = |status: i32, timed_out, output: String| {
             let finished = Finished {

@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_and_ports_are_parsed_from_all_forms_of_addresses() {
+    fn addresses_of_all_forms_are_parsed() {
         for (address, host) in [
             ("127.0.0.1:9092", "127.0.0.1:9092"),
             ("redis://127.0.0.1:7000/2", "127.0.0.1:7000"),

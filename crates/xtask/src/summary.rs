@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_results_of_all_binaries_are_added_up() {
+    fn results_are_added_up() {
         let mut summary = Summary::default();
         for line in [
             "running 3 tests",
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_shown_from_its_panic_to_its_backtrace() {
+    fn failure_is_shown_from_its_panic() {
         let mut summary = Summary::default();
         let output = "test a ... FAILED\n\nfailures:\n\n---- a stdout ----\nbefore\n\nthread 'a' (7) panicked at src/a.rs:3:5:\n\
             assertion failed\nstack backtrace:\n   0: main\nlog\n\n---- b stdout ----\nError: \"timeout\"\n\n\nfailures:\n    a\n    b\n\ntest result: FAILED.";
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_is_shown_with_the_lines_before_it() {
+    fn crash_shows_the_lines_before() {
         let mut crashes = Crashes::default();
         for number in 0..30 {
             crashes.add(&format!("   Compiling crate-{number}\n"));

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_succeeds_only_if_tests_ran_and_cargo_succeeded() {
+    fn success_needs_tests_and_cargo() {
         let (success, failure) = (ExitStatus::from_raw(0), ExitStatus::from_raw(101 << 8));
         assert_eq!(check_run(success, summary(3, 0), false), (None, summary(3, 0)));
         assert!(check_run(success, summary(0, 0), true).0.is_some());
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_skips_tests_succeeds_only_if_tests_were_selected() {
+    fn skipped_tests_need_a_selection() {
         let success = ExitStatus::from_raw(0);
         let long = |count: usize| vec!["chaos::long".to_owned(); count];
         let skipped = Summary {
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_are_selected_by_name_or_by_arguments_for_their_binaries() {
+    fn tests_are_selected_by_arguments() {
         let selects = |arguments: &[&str]| {
             selects_tests(&arguments.iter().map(ToString::to_string).collect::<Vec<_>>())
         };
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn packages_are_selected_only_by_arguments_of_cargo() {
+    fn packages_are_selected_by_cargo() {
         let selects = |arguments: &[&str]| {
             selects_packages(&arguments.iter().map(ToString::to_string).collect::<Vec<_>>())
         };

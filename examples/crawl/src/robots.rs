@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_that_name_this_crawler_override_the_one_for_all() {
+    fn own_groups_override_the_common() {
         let robots = Robots::parse(
             "User-agent: *\nDisallow: /\n\nUser-agent: Redeliver-Crawl # us\nUser-agent: other\nDisallow: /private/\n\
              Crawl-delay: 1.5\nSitemap: http://a/s.xml\nAllow: /private/door\n\nUser-agent: redeliver-crawl\nDisallow: /tmp",

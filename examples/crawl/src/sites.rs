@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn many_jobs_of_a_site_run_one_by_one_and_do_not_delay_other_sites() {
+    async fn sites_run_independently() {
         let (sites, start) = (Sites::default(), Instant::now());
         let busy = join_all((0..300).map(|seed| job(sites.get("http://busy.test"), seed)));
         let (mut requests, other) = tokio::join!(busy, job(sites.get("http://a.test"), 7));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_site_gets_the_delay_and_the_rest_that_it_asks_for() {
+    async fn sites_get_the_wanted_delay() {
         let site = Sites::default().get("http://slow.test");
         let (turn, rest) = (site.turn(false).await, Instant::now() + Duration::from_secs(30));
         site.set_rules(Robots::parse("User-agent: *\nCrawl-delay: 3").into());

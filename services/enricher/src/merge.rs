@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_response_is_inserted_and_everything_else_stays_as_it_is() {
+    fn rest_of_document_is_unchanged() {
         for (document, pointer, expected) in [
             (r#"{"b":1.00,"a":1e400}"#, "/r", r#"{"b":1.00,"a":1e400,"r":[1]}"#),
             ("{}", "/r", r#"{"r":[1]}"#),
@@ -126,14 +126,14 @@ mod tests {
 
     /// Within the stack of a thread of a test, which is that of a thread of the runtime.
     #[test]
-    fn a_path_can_be_longer_than_the_stack_is_deep() {
+    fn deep_path_needs_no_stack() {
         let depth = 100_000;
         let merged = insert(b"{}", &"/a".repeat(depth), b"1").unwrap();
         assert_eq!(merged.len(), depth * r#"{"a":}"#.len() + 1);
     }
 
     #[test]
-    fn duplicates_of_the_field_do_not_multiply_the_response() {
+    fn duplicate_fields_are_replaced_once() {
         let document = format!("{{{}\"r\":0}}", "\"r\":0,".repeat(10_000));
         let response = format!("\"{}\"", "x".repeat(10_000));
         let merged = insert(document.as_bytes(), "/r", response.as_bytes()).unwrap();
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_merged_is_named_without_its_content() {
+    fn merge_failure_hides_the_content() {
         for (document, inserted, expected) in [
             (
                 "hunter2",
@@ -167,7 +167,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_merged_document_has_the_response_where_the_pointer_says(
+        fn response_is_at_the_pointer(
             fields in proptest::collection::btree_map("[a-z~/\"]{0,3}", any::<i64>(), 0..6),
             path in proptest::collection::vec("[a-z~/\"]{1,3}", 1..4),
         ) {

@@ -84,6 +84,15 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
+    fn quick(retries: u32, share: f64) -> QuickRetry {
+        QuickRetry {
+            retries,
+            delay: MS,
+            within: 1_000 * MS,
+            budget: retry_budget(share),
+        }
+    }
+
     /// Runs calls that take `each` and fail. Returns their number and the total time.
     async fn failing(quick: &QuickRetry, each: Duration) -> (u32, Duration) {
         let (calls, started) = (Cell::new(0), Instant::now());
@@ -101,10 +110,9 @@ mod tests {
     #[test]
     fn delays_double() {
         let quick = QuickRetry {
-            retries: 4,
             delay: 100 * MS,
             within: Duration::MAX,
-            budget: retry_budget(0.2),
+            ..quick(4, 0.2)
         };
         let delays: Vec<_> = quick.max_delays().map(|delay| delay.as_millis()).collect();
         assert_eq!(delays, [100, 200, 400, 800]);
@@ -113,10 +121,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn retries_are_limited_and_jittered() {
         let quick = QuickRetry {
-            retries: 3,
             delay: 100 * MS,
             within: 60_000 * MS,
-            budget: retry_budget(0.2),
+            ..quick(3, 0.2)
         };
         let mut totals = Vec::new();
         for _ in 0..20 {
@@ -130,13 +137,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn slow_failures_are_not_retried_beyond_the_budget() {
-        let quick = QuickRetry {
-            retries: 5,
-            delay: MS,
-            within: 1_000 * MS,
-            budget: retry_budget(0.2),
-        };
+    async fn slow_failures_are_not_retried() {
+        let quick = quick(5, 0.2);
         let (calls, took) = failing(&quick, 600 * MS).await;
         assert_eq!(calls, 2, "{took:?}");
         let (calls, _) = failing(&quick, 1_001 * MS).await;
@@ -144,13 +146,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_failure_that_may_not_be_retried_is_final() {
-        let quick = QuickRetry {
-            retries: 5,
-            delay: MS,
-            within: 1_000 * MS,
-            budget: retry_budget(0.2),
-        };
+    async fn permanent_failure_is_final() {
+        let quick = quick(5, 0.2);
         let calls = Cell::new(0);
         let call = |_| async {
             calls.set(calls.get() + 1);
@@ -163,13 +160,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_a_share_of_the_calls_is_repeated() {
-        let quick = QuickRetry {
-            retries: 2,
-            delay: MS,
-            within: 1_000 * MS,
-            budget: retry_budget(0.5),
-        };
+    async fn retries_are_limited_to_a_share() {
+        let quick = quick(2, 0.5);
         let mut calls = 0;
         for _ in 0..1_000 {
             calls += failing(&quick, MS).await.0;

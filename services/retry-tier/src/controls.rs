@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_applies_changes_with_the_control_topic() {
+    fn controls_follow_the_topic() {
         let (control, sender) = Control::fixed(Snapshot::default());
         let mut controls = TierControls::new(TIER, control, vec!["docs".into(), "mail".into()]);
         assert!(controls.refresh() && !controls.refresh());
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_partitions_of_a_topic_share_its_rate() {
+    fn partitions_share_the_rate() {
         let limited = |rate| {
             wanted(
                 "tier/docs/30s",

@@ -237,7 +237,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn records_are_released_when_due_and_earliest_first(
+        fn due_records_leave_earliest_first(
             dues in proptest::collection::vec(0_i64..1000, 0..200), steps in proptest::collection::vec(0_i64..1000, 1..20),
         ) {
             let mut records = WaitingRecords::default();
@@ -265,7 +265,7 @@ mod tests {
         }
 
         #[test]
-        fn only_records_before_the_offset_of_a_release_are_ready_at_once(
+        fn release_frees_records_before_offset(
             dues in proptest::collection::vec(0_i64..100, 0..50), before in 0_i64..60, at in 0_i64..100, now in 0_i64..100,
         ) {
             let mut records = WaitingRecords::default();
@@ -295,7 +295,7 @@ mod tests {
         }
 
         #[test]
-        fn taking_records_leaves_the_rest_in_order(
+        fn taking_records_keeps_the_order(
             dues in proptest::collection::vec(0_i64..100, 0..50), limit in 0_usize..60, fitting in 0_usize..60,
         ) {
             let mut records = WaitingRecords::default();

@@ -88,7 +88,7 @@ fn the_format_is_as_documented() {
 }
 
 #[test]
-fn a_file_that_is_cut_off_anywhere_is_noticed() {
+fn truncated_file_is_noticed() {
     let whole = file(&[letter(), letter()]);
     for end in 0..whole.len() {
         assert!(read(&whole[..end]).is_err(), "{end} bytes of {whole}");
@@ -107,7 +107,7 @@ fn a_file_that_is_cut_off_anywhere_is_noticed() {
 }
 
 #[test]
-fn an_error_names_line_and_field_and_quotes_nothing() {
+fn error_names_line_and_field() {
     let check = |from: &str, to: &str, expected: &str| {
         let damaged = file(&[letter()]).replacen(from, to, 1);
         let problem = read(&damaged).unwrap_err();
@@ -227,7 +227,7 @@ fn any_letter() -> impl Strategy<Value = ExportedDeadLetter> {
 
 proptest! {
     #[test]
-    fn every_dead_letter_survives_a_round_trip(letters in vec(any_letter(), 0..5)) {
+    fn dead_letters_survive_a_round_trip(letters in vec(any_letter(), 0..5)) {
         let file = file(&letters);
         prop_assert!(!file.contains(|c| is_harmful(c) && c != '\n'));
         prop_assert_eq!(read(&file), Ok(letters));

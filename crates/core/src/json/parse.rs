@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn private_names_are_found_however_they_are_written() {
+    fn escaped_private_names_are_found() {
         for (document, expected) in [
             (r#"{"$serde_json::private::RawValue":"1"}"#, true),
             (r#"[{"a":"\"","\u0024serde_json::private::Number" : "1"}]"#, true),

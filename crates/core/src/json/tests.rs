@@ -48,7 +48,7 @@ fn the_last_of_several_fields_counts() {
 }
 
 #[test]
-fn what_nobody_asks_for_is_not_evaluated() {
+fn other_values_are_not_evaluated() {
     for other in [
         "1e400",
         &"9".repeat(400),
@@ -63,7 +63,7 @@ fn what_nobody_asks_for_is_not_evaluated() {
 }
 
 #[test]
-fn a_pointer_can_be_longer_than_the_stack_is_deep() {
+fn deep_pointers_need_no_stack() {
     let depth = 20_000;
     let document = format!("{}1{}", "[".repeat(depth), "]".repeat(depth));
     assert_eq!(texts(&document[..], &[&"/1".repeat(depth)]), [None]);
@@ -91,7 +91,7 @@ fn scalars_keep_what_the_document_says() {
 }
 
 #[test]
-fn names_that_serde_json_uses_itself_are_names() {
+fn private_serde_names_are_names() {
     let hidden =
         r#"{"$serde_json::private::RawValue":"{\"id\":\"forged\"}","$serde_json::private::Number":"1"}"#;
     assert_eq!(text(hidden, "/id"), None);

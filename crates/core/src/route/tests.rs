@@ -68,12 +68,25 @@ fn decide(pipeline: &Pipeline, record: &Record, outcome: Outcome) -> Routing {
     context(pipeline, &arrival).route(record, outcome)
 }
 
+fn transient() -> Outcome {
+    Outcome::Failed(Failure::transient("x", "y"))
+}
+
+/// When the record is due that must wait.
+#[track_caller]
+fn due(routing: &Routing) -> Timestamp {
+    match routing.disposition {
+        Disposition::Waiting { due, .. } => due,
+        _ => panic!("{routing:?}"),
+    }
+}
+
 fn text<'a>(output: &'a Output, name: &str) -> &'a str {
     std::str::from_utf8(output.headers.single(name).unwrap().unwrap().unwrap()).unwrap()
 }
 
 #[test]
-fn a_record_passes_through_all_tiers_and_becomes_a_dead_letter() {
+fn failing_record_passes_all_tiers() {
     for return_to in [ReturnTo::Due, ReturnTo::Source] {
         let pipeline = Pipeline {
             return_to,
@@ -126,7 +139,7 @@ fn a_record_passes_through_all_tiers_and_becomes_a_dead_letter() {
 }
 
 #[test]
-fn the_dead_letter_of_an_undeliverable_record_has_its_payload_until_it_is_stripped() {
+fn undeliverable_record_is_stripped_stepwise() {
     let pipeline = pipeline();
     let record = source_record();
     let arrival = Arrival::new(&record);
@@ -165,14 +178,14 @@ fn the_dead_letter_of_an_undeliverable_record_has_its_payload_until_it_is_stripp
 }
 
 #[test]
-fn a_record_in_the_source_is_new_even_with_reserved_headers() {
+fn source_record_is_new() {
     let arrival = Arrival::read(&pipeline(), &source_record()).unwrap();
     assert_eq!(arrival.failed_attempts, 0);
     assert_eq!(arrival.origin.offset, 7);
 }
 
 #[test]
-fn a_retry_that_returns_to_the_source_is_recognised_with_either_return_to() {
+fn retry_in_source_is_recognised() {
     let classic = Pipeline {
         return_to: ReturnTo::Source,
         ..pipeline()
@@ -215,10 +228,10 @@ fn a_retry_that_returns_to_the_source_is_recognised_with_either_return_to() {
 }
 
 #[test]
-fn key_value_and_user_headers_are_not_changed() {
+fn user_content_is_not_changed() {
     let outcomes = [
         Outcome::unchanged(),
-        Outcome::Failed(Failure::transient("x", "y")),
+        transient(),
         Outcome::Failed(Failure::permanent("x", "y")),
     ];
     for outcome in outcomes {
@@ -236,7 +249,7 @@ fn key_value_and_user_headers_are_not_changed() {
 }
 
 #[test]
-fn a_throttled_attempt_is_not_counted_and_its_delay_is_limited_to_max_wait() {
+fn throttled_attempt_is_not_counted() {
     let routing = decide(
         &pipeline(),
         &source_record(),
@@ -256,16 +269,12 @@ fn a_throttled_attempt_is_not_counted_and_its_delay_is_limited_to_max_wait() {
     );
     assert_eq!(routing.outputs[0].partition, Some(2));
     let years = Failure::throttled(Duration::from_secs(1_000_000_000), "http.429", "later");
-    let Disposition::Waiting { due, .. } =
-        decide(&pipeline(), &source_record(), Outcome::Failed(years)).disposition
-    else {
-        panic!("it waits")
-    };
-    assert_eq!(due, NOW.after(pipeline().max_wait.duration()));
+    let routing = decide(&pipeline(), &source_record(), Outcome::Failed(years));
+    assert_eq!(self::due(&routing), NOW.after(pipeline().max_wait.duration()));
 }
 
 #[test]
-fn a_long_wait_goes_to_the_scheduler_with_the_same_content_as_to_a_tier() {
+fn scheduler_wait_has_tier_content() {
     let through_tiers = pipeline();
     let through_scheduler = Pipeline {
         long_waits: Some("ingest".into()),
@@ -307,7 +316,7 @@ fn a_long_wait_goes_to_the_scheduler_with_the_same_content_as_to_a_tier() {
 }
 
 #[test]
-fn a_random_delay_needs_no_particular_partition_if_their_number_is_not_known() {
+fn unknown_partition_count_needs_none() {
     let policy = RetryPolicy::listed(vec![HumanDuration::from_secs(30)], None, Jitter::Full).unwrap();
     let pipeline = Pipeline { policy, ..pipeline() };
     let record = source_record();
@@ -318,17 +327,15 @@ fn a_random_delay_needs_no_particular_partition_if_their_number_is_not_known() {
             partitions: &|_| None,
             ..context(&pipeline, &arrival)
         };
-        let routing = context.route(&record, Outcome::Failed(Failure::transient("x", "y")));
-        let Disposition::Waiting { due, .. } = routing.disposition else {
-            panic!("{routing:?}")
-        };
+        let routing = context.route(&record, transient());
+        let due = due(&routing);
         assert_eq!(due, NOW.after(Duration::from_millis(millis)));
         assert_eq!(routing.outputs[0].partition, None);
     }
 }
 
 #[test]
-fn a_random_delay_counts_from_the_anchor_and_is_limited_to_max_wait() {
+fn random_delay_counts_from_anchor() {
     let policy = RetryPolicy::listed(vec![HumanDuration::from_secs(30)], None, Jitter::Full).unwrap();
     let pipeline = Pipeline {
         policy,
@@ -342,11 +349,7 @@ fn a_random_delay_counts_from_the_anchor_and_is_limited_to_max_wait() {
             value: Some(format!("{{\"at\":{at}}}").into()),
             ..source_record()
         };
-        let failed = Outcome::Failed(Failure::transient("x", "y"));
-        let Disposition::Waiting { due, .. } = decide(&pipeline, &record, failed).disposition else {
-            panic!("it waits")
-        };
-        due.as_millis() - NOW.as_millis()
+        due(&decide(&pipeline, &record, transient())).as_millis() - NOW.as_millis()
     };
     // The third of four partitions has three quarters of the delay.
     assert_eq!(wait(10), 32_500);
@@ -370,10 +373,9 @@ fn an_unusable_anchor_is_reported() {
             value: Some(value.into()),
             ..source_record()
         };
-        let failed = Outcome::Failed(Failure::transient("x", "y"));
         let Disposition::Waiting {
             due, unusable_anchor, ..
-        } = decide(&pipeline, &record, failed).disposition
+        } = decide(&pipeline, &record, transient()).disposition
         else {
             panic!("it waits")
         };
@@ -383,24 +385,7 @@ fn an_unusable_anchor_is_reported() {
 }
 
 #[test]
-fn a_retry_after_an_old_anchor_is_due_now() {
-    let pipeline = Pipeline {
-        anchor: Anchor::Payload("/at".into()),
-        ..pipeline()
-    };
-    let routing = decide(
-        &pipeline,
-        &source_record(),
-        Outcome::Failed(Failure::transient("x", "y")),
-    );
-    let Disposition::Waiting { due, queue, .. } = routing.disposition else {
-        panic!("{routing:?}")
-    };
-    assert_eq!((due, queue), (NOW, DelayQueue::Tier(HumanDuration::from_secs(5))));
-}
-
-#[test]
-fn headers_of_a_result_replace_those_of_the_record() {
+fn result_headers_replace_record_headers() {
     let mut record = source_record();
     record.headers.push_text("Content-Type", "text/csv");
     let mut headers = Headers::new();
@@ -419,7 +404,7 @@ fn headers_of_a_result_replace_those_of_the_record() {
 }
 
 #[test]
-fn an_old_anchor_makes_only_the_first_retry_due_at_once() {
+fn old_anchor_hastens_one_retry() {
     let pipeline = Pipeline {
         anchor: Anchor::RecordTimestamp,
         ..pipeline()
@@ -428,7 +413,7 @@ fn an_old_anchor_makes_only_the_first_retry_due_at_once() {
     record.timestamp = Some(Timestamp::from_millis(NOW.as_millis() - 3_600_000));
     let mut waits = Vec::new();
     loop {
-        let routing = decide(&pipeline, &record, Outcome::Failed(Failure::transient("x", "y")));
+        let routing = decide(&pipeline, &record, transient());
         let Disposition::Waiting { due, .. } = routing.disposition else {
             break;
         };
@@ -439,7 +424,7 @@ fn an_old_anchor_makes_only_the_first_retry_due_at_once() {
 }
 
 #[test]
-fn an_old_anchor_does_not_outlive_max_age() {
+fn old_anchor_expires() {
     let pipeline = Pipeline {
         anchor: Anchor::RecordTimestamp,
         max_age: Some(HumanDuration::from_secs(3_600)),
@@ -450,29 +435,14 @@ fn an_old_anchor_does_not_outlive_max_age() {
             timestamp: Some(Timestamp::from_millis(NOW.as_millis() - age)),
             ..source_record()
         };
-        let failed = Outcome::Failed(Failure::transient("x", "y"));
-        let disposition = decide(&pipeline, &record, failed).disposition;
+        let disposition = decide(&pipeline, &record, transient()).disposition;
         let expired = Disposition::Dead(ErrorClass::Expired);
         assert_eq!(disposition == expired, is_expired, "{age}: {disposition:?}");
     }
 }
 
 #[test]
-fn a_record_that_would_exceed_max_age_expires() {
-    let pipeline = Pipeline {
-        max_age: Some(HumanDuration::from_secs(5)),
-        ..pipeline()
-    };
-    let routing = decide(
-        &pipeline,
-        &source_record(),
-        Outcome::Failed(Failure::transient("x", "y")),
-    );
-    assert_eq!(routing.disposition, Disposition::Dead(ErrorClass::Expired));
-}
-
-#[test]
-fn a_redriven_record_has_the_age_and_the_delays_of_its_redrive() {
+fn redriven_record_ages_from_redrive() {
     let pipeline = Pipeline {
         max_age: Some(HumanDuration::from_secs(60)),
         anchor: Anchor::RecordTimestamp,
@@ -484,7 +454,7 @@ fn a_redriven_record_has_the_age_and_the_delays_of_its_redrive() {
         let mut record = record.clone();
         let time = Timestamp::from_millis(NOW.as_millis() - redriven_ago);
         record.headers.push_text(redrive::REDRIVE_TIME, &time.to_string());
-        let routing = decide(pipeline, &record, Outcome::Failed(Failure::transient("x", "y")));
+        let routing = decide(pipeline, &record, transient());
         match routing.disposition {
             Disposition::Waiting { due, .. } => Ok((due.as_millis() - NOW.as_millis()) / 1_000),
             other => Err(other),
@@ -523,15 +493,13 @@ fn a_redriven_record_has_the_age_and_the_delays_of_its_redrive() {
         max_age: None,
         ..pipeline.clone()
     };
-    let routing = decide(&unlimited, &record, Outcome::Failed(Failure::transient("x", "y")));
-    let Disposition::Waiting { due, .. } = routing.disposition else {
-        panic!("{routing:?}");
-    };
+    let routing = decide(&unlimited, &record, transient());
+    let due = due(&routing);
     assert_eq!(due, NOW);
 }
 
 #[test]
-fn a_result_can_set_its_topic_key_value_and_headers() {
+fn result_can_set_everything() {
     let result = crate::outcome::Produced {
         topic: Some("elsewhere".into()),
         key: Some(None),
@@ -559,7 +527,7 @@ fn a_result_can_set_its_topic_key_value_and_headers() {
 }
 
 #[test]
-fn a_result_for_an_undeclared_topic_makes_the_record_a_dead_letter() {
+fn undeclared_output_makes_dead_letter() {
     for topic in ["elsewhere", "nul\0", "", "docs-dlq"] {
         let result = Produced {
             topic: Some(topic.into()),
@@ -577,7 +545,7 @@ fn a_result_for_an_undeclared_topic_makes_the_record_a_dead_letter() {
 }
 
 #[test]
-fn a_malformed_retry_gets_a_well_formed_dead_letter() {
+fn malformed_retry_becomes_dead_letter() {
     let mut record = source_record();
     record.position.topic = pipeline().due_topic();
     let failure = Arrival::read(&pipeline(), &record).unwrap_err();
@@ -589,10 +557,9 @@ fn a_malformed_retry_gets_a_well_formed_dead_letter() {
 }
 
 #[test]
-fn a_retry_with_a_time_lock_in_the_future_is_rejected() {
-    let failed = Outcome::Failed(Failure::transient("x", "y"));
+fn early_retry_is_rejected() {
     let pipeline = pipeline();
-    let waiting = decide(&pipeline, &source_record(), failed);
+    let waiting = decide(&pipeline, &source_record(), transient());
     let mut record = returned(&waiting.outputs[0], &pipeline);
     let read =
         |record: &Record, now| Arrival::read_at(&pipeline, record, now).map_err(|failure| failure.code);
@@ -614,8 +581,7 @@ proptest! {
         let pipeline = Pipeline { policy: policy.clone(), ..pipeline() };
         let record = source_record();
         let arrival = Arrival { failed_attempts: attempts, ..Arrival::new(&record) };
-        let failed = Outcome::Failed(Failure::transient("x", "y"));
-        let routing = RouteContext { random, ..context(&pipeline, &arrival) }.route(&record, failed);
+        let routing = RouteContext { random, ..context(&pipeline, &arrival) }.route(&record, transient());
         let Disposition::Waiting { due, queue, .. } = routing.disposition else { panic!("{routing:?}") };
         let (expected, partition) = policy.delays(attempts + 1).unwrap().in_tier(4, random);
         prop_assert_eq!(due, NOW.after(expected.duration()));

@@ -522,7 +522,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn partitions_have_equal_parts_of_a_capacity_that_is_rarely_free() {
+    fn partitions_share_scarce_capacity() {
         const PARTITIONS: usize = 4;
         for calls_without_capacity in 0..PARTITIONS {
             let mut assignments = Assignments::default();

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_between_failed_transactions_grow_until_one_is_committed() {
+    fn pauses_grow_until_a_commit() {
         let mut failed = FailedTransactions::new();
         let now = Instant::now();
         let mut pause = || {

@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_log_line_about_a_changed_topic_id_is_parsed() {
+    fn changed_topic_id_is_parsed() {
         let line = "[thrd:main]: Topic docs changed id from AAAAAAAAAAAAAAAAAAAAAA to ASNFZ4mrze8AAAAAAAAABw";
         let id = TopicId::from_bits(0x0123_4567_89ab_cdef_0000_0000_0000_0007);
         assert_eq!(changed_topic_id("METADATA", line), Some(("docs", id)));

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_subscription_is_parsed_and_a_damaged_one_is_not() {
+    fn damaged_subscription_is_refused() {
         // Version 3, two topics, no user data.
         let metadata = b"\x00\x03\x00\x00\x00\x02\x00\x01b\x00\x02aa\xff\xff\xff\xff";
         let topics: Vec<String> = subscribed_topics(metadata).unwrap().into_iter().collect();
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_id_matches_only_its_whole_instance_id() {
+    fn member_id_matches_whole_instance_id() {
         let uuid = "7f9c24e8-3b12-4fef-91e0-56a2d5a8d5b1";
         assert!(is_of_instance(&format!("x-retry-5s-0-{uuid}"), "x-retry-5s-0"));
         assert!(!is_of_instance(&format!("x-retry-5s-0-b-{uuid}"), "x-retry-5s-0"));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_valid_when_all_partitions_have_owners_and_the_member_owns_no_other_topic() {
+    fn valid_group_owns_its_partitions() {
         let group = |is_stable, partitions: &[(&str, i32)]| GroupDescription {
             is_stable,
             members: vec![MemberDescription {

@@ -237,7 +237,7 @@ fn check(seed: u64, ops: Vec<Op>) -> u64 {
 }
 
 #[test]
-fn a_million_steps_of_random_histories_write_each_record_exactly_once() {
+fn random_histories_write_exactly_once() {
     let mut steps = 0;
     let mut seed = 0;
     while steps < 1_000_000 {
@@ -286,7 +286,7 @@ fn produce_and_finish(world: &mut World, records: u8) {
 }
 
 #[test]
-fn a_session_waits_for_lookups_as_long_as_a_dead_peers_transaction_may_stay_open() {
+fn session_outwaits_transactions_of_dead_peers() {
     let mut world = world(true);
     world.apply(Op::Lookups(Answer::Unanswered)).unwrap();
     world.apply(Op::Rebalance(0)).unwrap();
@@ -302,7 +302,7 @@ fn a_session_waits_for_lookups_as_long_as_a_dead_peers_transaction_may_stay_open
 }
 
 #[test]
-fn a_lookup_whose_partition_was_revoked_does_not_end_the_session() {
+fn revoked_lookup_keeps_the_session() {
     let mut world = world(true);
     for op in [
         Op::Rebalance(1),
@@ -323,7 +323,7 @@ fn a_lookup_whose_partition_was_revoked_does_not_end_the_session() {
 }
 
 #[test]
-fn a_lane_that_is_fenced_repeatedly_ends() {
+fn repeatedly_fenced_lane_ends() {
     for (fencings, ended) in [(4, 0), (5, 1)] {
         let mut world = world(true);
         world.apply(Op::Outcomes(Outcome::Fenced, fencings)).unwrap();
@@ -334,7 +334,7 @@ fn a_lane_that_is_fenced_repeatedly_ends() {
 }
 
 #[test]
-fn a_batch_that_times_out_is_written_in_smaller_parts_without_another_call() {
+fn timed_out_batch_is_split() {
     for outcome in [Outcome::TimedOut, Outcome::Unavailable] {
         let mut world = world(true);
         world.apply(Op::Outcomes(outcome, 2)).unwrap();
@@ -346,7 +346,7 @@ fn a_batch_that_times_out_is_written_in_smaller_parts_without_another_call() {
 }
 
 #[test]
-fn a_processor_gets_back_what_cannot_be_written() {
+fn failed_batch_is_taken_back() {
     for (outcome, count, first, sizes) in [
         // The first retry has the same batch.
         (Outcome::Aborted, 1, 10, &[10, 10, 10][..]),
@@ -380,7 +380,7 @@ fn a_processor_gets_back_what_cannot_be_written() {
 }
 
 #[test]
-fn a_batch_that_is_outdated_is_not_written_again() {
+fn outdated_batch_is_not_repeated() {
     for (outdates, sizes) in [(true, [10, 20]), (false, [10, 10])] {
         let produce = |records| Op::Produce {
             partition: 0,
@@ -408,7 +408,7 @@ fn a_batch_that_is_outdated_is_not_written_again() {
 }
 
 #[test]
-fn a_batch_that_is_not_taken_back_is_given_up_after_three_timeouts() {
+fn repeated_timeouts_give_up_the_batch() {
     let mut world = world(false);
     world.apply(Op::Outcomes(Outcome::TimedOut, 3)).unwrap();
     produce_and_finish(&mut world, 20);
@@ -419,7 +419,7 @@ fn a_batch_that_is_not_taken_back_is_given_up_after_three_timeouts() {
 }
 
 #[test]
-fn a_lane_stops_at_the_end_of_its_grace_period_although_a_transaction_does_not_end() {
+fn hanging_transaction_ends_with_grace_period() {
     let mut world = world(true);
     produce_and_finish(&mut world, 5);
     while !world.is_writing() {

@@ -174,7 +174,7 @@ mod tests {
     use crate::topic_watch::TopicWatch;
 
     #[test]
-    fn a_lane_that_stops_does_not_wait_for_the_end_of_a_transaction() {
+    fn stopping_lane_abandons_hanging_transaction() {
         let settings = KafkaSettings::new("127.0.0.1:1", "test");
         let watch = TopicWatch::start(&settings).unwrap();
         let (sender, written) = sync_channel(1);

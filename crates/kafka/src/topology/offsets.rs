@@ -146,46 +146,46 @@ mod tests {
     }
 
     #[test]
-    fn offsets_that_are_kept_as_long_as_records_are_enough() {
+    fn long_kept_records_are_reported() {
         let week = "604800000";
-        let topics = [("docs", "delete", week), ("docs-retry-5s", "delete", week)];
-        check(10_080, &topics, None);
-        check(10_080, &[], None);
-        check(10_080, &[("docs", "delete", "unknown")], None);
-    }
-
-    #[test]
-    fn topics_that_no_group_reads_are_not_compared() {
-        let forever = [
-            ("docs-dlq", "delete", "-1"),
-            ("out", "compact", "-1"),
-            ("scheduler.jobs.state", "compact", "-1"),
-        ];
-        check(10_080, &forever, None);
-    }
-
-    #[test]
-    fn the_topic_that_keeps_records_longest_is_reported_for_all() {
-        check(
-            1_440,
-            &[
-                ("docs", "delete", "86400000"),
-                ("docs-retry-5s", "delete", "604800000"),
-                ("docs-retry-30s", "delete", "1209600001"),
-                ("docs-retry-due", "delete", "604800000"),
-            ],
-            Some(
-                "warning: topic `docs-retry-30s` keeps records for 1209600001ms, but the brokers delete the committed \
-                 offsets of a consumer group that has had no members for 1d (offsets.retention.minutes=1440): after a \
-                 longer outage, its group would read this topic and 2 other topics from the beginning and process the \
-                 records again; set offsets.retention.minutes of the brokers to 20161 (1209600001ms) or more",
+        for (minutes, topics, expected) in [
+            (
+                10_080,
+                &[("docs", "delete", week), ("docs-retry-5s", "delete", week)][..],
+                None,
             ),
-        );
-    }
-
-    #[test]
-    fn a_topic_without_a_limit_is_longer_than_any_other() {
-        for (policy, retention) in [("delete", "-1"), ("compact", "604800000")] {
+            (10_080, &[], None),
+            (10_080, &[("docs", "delete", "unknown")], None),
+            // No group reads these.
+            (
+                10_080,
+                &[
+                    ("docs-dlq", "delete", "-1"),
+                    ("out", "compact", "-1"),
+                    ("scheduler.jobs.state", "compact", "-1"),
+                ],
+                None,
+            ),
+            (
+                1_440,
+                &[
+                    ("docs", "delete", "86400000"),
+                    ("docs-retry-5s", "delete", week),
+                    ("docs-retry-30s", "delete", "1209600001"),
+                    ("docs-retry-due", "delete", week),
+                ],
+                Some(
+                    "warning: topic `docs-retry-30s` keeps records for 1209600001ms, but the brokers delete the \
+                     committed offsets of a consumer group that has had no members for 1d \
+                     (offsets.retention.minutes=1440): after a longer outage, its group would read this topic and 2 \
+                     other topics from the beginning and process the records again; set offsets.retention.minutes of \
+                     the brokers to 20161 (1209600001ms) or more",
+                ),
+            ),
+        ] {
+            check(minutes, topics, expected);
+        }
+        for (policy, retention) in [("delete", "-1"), ("compact", week)] {
             check(
                 10_080,
                 &[

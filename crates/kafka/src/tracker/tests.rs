@@ -31,7 +31,7 @@ fn topic(bits: u128) -> Option<TopicFingerprint> {
 }
 
 #[test]
-fn a_commit_of_an_earlier_topic_of_the_same_name_is_recognised() {
+fn commit_of_earlier_topic_is_recognised() {
     let mut tracker = OffsetTracker::new(Committed::at(0), topic(1 << 100));
     tracker.observe(0);
     tracker.complete(0);
@@ -62,29 +62,7 @@ fn completed(position: &CommitPosition) -> Vec<(i64, i64)> {
 }
 
 #[test]
-fn records_completed_in_order_need_no_metadata() {
-    let mut tracker = in_flight([3, 4, 7]);
-    assert!(tracker.complete(3));
-    assert_eq!(
-        tracker.commit_position(),
-        Some(CommitPosition {
-            offset: 4,
-            metadata: String::new()
-        })
-    );
-    assert!(tracker.complete(4) && tracker.complete(7));
-    assert_eq!(
-        tracker.commit_position(),
-        Some(CommitPosition {
-            offset: 8,
-            metadata: String::new()
-        })
-    );
-    assert_eq!((tracker.in_flight(), tracker.lowest_incomplete()), (0, None));
-}
-
-#[test]
-fn a_partition_without_a_commit_begins_at_its_first_observed_offset() {
+fn uncommitted_partition_begins_at_first_offset() {
     let mut tracker = OffsetTracker::new(Committed::start(), None);
     assert_eq!((tracker.current_position(), tracker.position()), (None, None));
     assert_eq!(tracker.observe(1_000_000_000_000), Admission::New);
@@ -94,7 +72,7 @@ fn a_partition_without_a_commit_begins_at_its_first_observed_offset() {
 }
 
 #[test]
-fn a_position_is_returned_until_it_is_committed() {
+fn position_is_returned_until_committed() {
     let mut tracker = OffsetTracker::new(Committed::at(5), None);
     assert_eq!(tracker.commit_position(), None);
     assert_eq!(tracker.current_position().unwrap().offset, 5);
@@ -110,7 +88,7 @@ fn a_position_is_returned_until_it_is_committed() {
 }
 
 #[test]
-fn a_record_in_flight_can_be_completed_once() {
+fn record_is_completed_once() {
     let mut tracker = in_flight([1, 2, 5, 6]);
     for unknown in [i64::MIN, 0, 3, 4, 7, i64::MAX] {
         assert!(!tracker.complete(unknown), "{unknown}");
@@ -135,7 +113,7 @@ fn offsets_below_the_position_are_stale() {
 }
 
 #[test]
-fn restored_offsets_survive_a_commit_before_they_are_read_again() {
+fn restored_offsets_survive_a_commit() {
     let mut tracker = in_flight(0..10);
     for offset in [2, 3, 7] {
         tracker.complete(offset);
@@ -158,46 +136,7 @@ fn restored_offsets_survive_a_commit_before_they_are_read_again() {
 }
 
 #[test]
-fn restored_offsets_that_are_missing_from_the_log_are_skipped() {
-    let mut tracker = in_flight(0..10);
-    tracker.complete(5);
-    let mut tracker = restart(&tracker.current_position().unwrap());
-    assert_eq!(tracker.observe(0), Admission::New);
-    assert_eq!(tracker.observe(500), Admission::New);
-    let position = tracker.current_position().unwrap();
-    assert_eq!((position.offset, completed(&position)), (0, vec![(1, 6)]));
-    tracker.complete(0);
-    assert_eq!(
-        tracker.current_position(),
-        Some(CommitPosition {
-            offset: 500,
-            metadata: String::new()
-        })
-    );
-}
-
-#[test]
-fn a_window_of_16384_records_is_always_admitted_and_always_fits() {
-    for step in [2, 3, 7, 100] {
-        let mut tracker = in_flight(0..16_384);
-        for offset in (1..16_384).filter(|offset| offset % step == 0) {
-            tracker.complete(offset);
-        }
-        let position = tracker.current_position().unwrap();
-        assert!(
-            position.metadata.len() <= METADATA_LIMIT,
-            "{}",
-            position.metadata.len()
-        );
-        assert_eq!(
-            completed(&position).len(),
-            16_383 / usize::try_from(step).unwrap()
-        );
-    }
-}
-
-#[test]
-fn one_incomplete_record_does_not_block_the_others() {
+fn incomplete_record_blocks_no_others() {
     let mut tracker = in_flight([0]);
     for offset in 1..200_000 {
         assert!(tracker.may_admit());
@@ -214,17 +153,7 @@ fn one_incomplete_record_does_not_block_the_others() {
 }
 
 #[test]
-fn nothing_is_blocked_when_all_records_complete_in_order() {
-    let mut tracker = in_flight(0..1_000);
-    assert_eq!(tracker.blocked_by(), None);
-    for offset in 0..1_000 {
-        tracker.complete(offset);
-        assert_eq!(tracker.blocked_by(), None);
-    }
-}
-
-#[test]
-fn a_full_tracker_admits_nothing_until_enough_records_complete() {
+fn full_tracker_admits_nothing() {
     let mut tracker = OffsetTracker::new(Committed::at(0), None);
     let mut end = 0;
     while tracker.may_admit() {
@@ -246,7 +175,7 @@ fn a_full_tracker_admits_nothing_until_enough_records_complete() {
 
 #[test]
 #[should_panic(expected = "was read although the tracker is full")]
-fn observing_offsets_with_a_full_tracker_panics() {
+fn observing_with_full_tracker_panics() {
     let mut tracker = OffsetTracker::new(Committed::at(0), None);
     (0..30_000).for_each(|offset| {
         tracker.observe(offset);
@@ -254,7 +183,7 @@ fn observing_offsets_with_a_full_tracker_panics() {
 }
 
 #[test]
-fn a_tracker_continues_from_a_commit_without_room_for_another_offset() {
+fn tracker_continues_from_full_commit() {
     let mut tracker = OffsetTracker::new(Committed::at(0), None);
     let mut log = Vec::new();
     while tracker.may_admit() {
@@ -493,7 +422,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn each_offset_is_completed_exactly_once_in_any_order_and_with_restarts(
+    fn offsets_are_completed_exactly_once(
         log in log(),
         steps in prop::collection::vec(step(), 1..60),
     ) {

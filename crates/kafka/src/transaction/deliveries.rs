@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_log_line_about_a_topic_that_may_not_be_written_is_parsed() {
+    fn denied_topic_is_parsed() {
         let line = |problem: &str| {
             format!(
                 "[thrd:TxnCoordinator]: TxnCoordinator/1: Failed to add partition \"docs\" [3] to transaction: {problem}"

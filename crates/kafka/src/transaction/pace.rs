@@ -136,7 +136,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_too_large_record_is_found_and_others_are_not_refused(
+        fn only_too_large_records_are_refused(
             sizes in proptest::collection::vec(0_usize..3_000, 1..200), limit in 1_000_usize..4_000,
         ) {
             let outputs: Vec<Output> = sizes.iter().map(|size| output(*size)).collect();
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn after_an_invalid_record_records_are_sent_one_by_one_until_the_end_of_the_transaction() {
+    fn invalid_record_slows_one_transaction() {
         let topic: Arc<str> = "to".into();
         let mut pace = Pace::default();
         let two = InFlight {

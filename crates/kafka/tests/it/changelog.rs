@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, Mutex};
 
-use redeliver_core::{Headers, Output, Record, Timestamp};
+use redeliver_core::{Record, Timestamp};
 use redeliver_kafka::reader::{TopicReader, group_positions};
 use redeliver_kafka::{AssignmentId, LaneSpec, Processor, TransactionBatch};
 use redeliver_testkit::{eventually, unique};
 
 use crate::copy::Observed;
-use crate::support::{DEADLINE, RunningLane, create_topic, lane_spec, settings};
+use crate::support::{DEADLINE, RunningLane, create_topic, lane_spec, output, settings};
 
 const BATCHES: usize = 5;
 
@@ -43,13 +43,12 @@ impl Processor for Owner {
         for (assignment, partition) in &self.assigned {
             batch.owners.push(*assignment);
             for _ in 0..=*partition {
-                batch.outputs.push(Output {
-                    topic: self.changelog.clone(),
-                    partition: Some(*partition),
-                    key: Some("the key would choose another partition".into()),
-                    value: None,
-                    headers: Headers::new(),
-                });
+                batch.outputs.push(output(
+                    self.changelog.clone(),
+                    Some(*partition),
+                    Some("the key would choose another partition".into()),
+                    None,
+                ));
             }
         }
     }
@@ -71,7 +70,7 @@ impl Processor for Owner {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_without_completed_records_commits_the_positions_of_its_owners_and_reports_changelog_ends() {
+async fn owner_batch_commits_and_reports_ends() {
     let settings = settings("owner");
     let (from, changelog, group) = (unique("from"), unique("changelog"), unique("group"));
     create_topic(&settings, &from, 2).await;

@@ -5,16 +5,16 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use redeliver_core::{Headers, Output, Record, Timestamp};
+use redeliver_core::{Output, Record, Timestamp};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_kafka::recovery::RecoveryAction;
 use redeliver_kafka::{
-    AssignmentId, IfRecreated, KafkaSettings, LaneObserver, LaneSpec, Processor, TransactionBatch,
+    AssignmentId, IfRecreated, KafkaSettings, LaneObserver, LaneSpec, Processor, Refused, TransactionBatch,
 };
 use redeliver_testkit::{eventually, unique};
 
-use crate::support::{DEADLINE, RunningLane, create_topic, delete_topic, lane_spec, settings};
+use crate::support::{DEADLINE, RunningLane, create_topic, delete_topic, lane_spec, output, settings};
 
 /// Copies records to a topic, those with an odd value later than those with an even one, so that records complete out of
 /// order.
@@ -23,7 +23,7 @@ struct Copy {
     live: HashSet<AssignmentId>,
     even: Vec<(AssignmentId, Record)>,
     odd: Vec<(AssignmentId, Record)>,
-    hold_odd: bool,
+    options: CopyOptions,
     accepted: Arc<AtomicU64>,
 }
 
@@ -54,7 +54,7 @@ impl Processor for Copy {
 
     fn finish(&mut self, _now: Timestamp, _limit: usize, batch: &mut TransactionBatch) {
         let mut finished = std::mem::take(&mut self.even);
-        if !self.hold_odd && finished.is_empty() {
+        if !self.options.hold_odd && finished.is_empty() {
             finished = std::mem::take(&mut self.odd);
         }
         for (assignment, record) in finished {
@@ -69,6 +69,13 @@ impl Processor for Copy {
         }
     }
 
+    fn refused(&mut self, refused: &[Refused], batch: &mut TransactionBatch, _now: Timestamp) -> bool {
+        for refused in refused {
+            batch.outputs[refused.index].value = Some(refused.failure.code.clone().into());
+        }
+        self.options.replaces_refused
+    }
+
     fn committed(&mut self, _now: Timestamp) {}
 
     fn next_due(&self) -> Option<Timestamp> {
@@ -77,7 +84,7 @@ impl Processor for Copy {
 
     fn is_busy(&self) -> bool {
         let is_empty = self.even.is_empty() && self.odd.is_empty();
-        !(self.hold_odd || is_empty)
+        !(self.options.hold_odd || is_empty)
     }
 }
 
@@ -162,6 +169,8 @@ pub(crate) struct CopyOptions {
     /// Whether records with an odd value stay in flight.
     pub(crate) hold_odd: bool,
     pub(crate) if_recreated: IfRecreated,
+    /// Whether the values of refused records are replaced with the reason.
+    pub(crate) replaces_refused: bool,
 }
 
 /// A running lane that copies records.
@@ -185,7 +194,7 @@ impl CopyLane {
             live: HashSet::new(),
             even: vec![],
             odd: vec![],
-            hold_odd: options.hold_odd,
+            options,
             accepted: accepted.clone(),
         };
         let observed = Arc::new(Observed::default());
@@ -313,13 +322,12 @@ pub(crate) async fn fill(settings: &KafkaSettings, topic: &str, values: Range<u3
     let producer = Producer::new(settings).unwrap();
     let sends = values.map(|n| {
         let producer = producer.clone();
-        let output = Output {
-            topic: topic.into(),
-            partition: None,
-            key: Some(format!("key-{n}").into()),
-            value: Some(n.to_string().into()),
-            headers: Headers::new(),
-        };
+        let output = output(
+            topic.into(),
+            None,
+            Some(format!("key-{n}").into()),
+            Some(n.to_string().into()),
+        );
         async move { producer.send(&output).await.unwrap() }
     });
     futures::future::join_all(sends).await;

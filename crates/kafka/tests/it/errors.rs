@@ -1,7 +1,7 @@
 //! Errors injected on librdkafka's mock cluster: the recovery action of each class, and that a later transaction succeeds.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::mocking::MockCluster;
@@ -9,12 +9,13 @@ use rdkafka::producer::DefaultProducerContext;
 use rdkafka::topic_partition_list::Offset;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use rdkafka::{ClientConfig, TopicPartitionList};
-use redeliver_core::{Headers, Output};
 use redeliver_kafka::KafkaClient;
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::recovery::RecoveryAction;
 use redeliver_kafka::transaction::{FailureKind, TransactionError, Transactions};
 use redeliver_testkit::{DEADLINE, eventually};
+
+use crate::support::output;
 
 struct MockEnv {
     cluster: MockCluster<'static, DefaultProducerContext>,
@@ -54,18 +55,19 @@ impl MockEnv {
         panic!("the producer did not recover");
     }
 
+    fn until_written(&mut self) {
+        eventually("a transaction succeeds", DEADLINE, || {
+            self.recover();
+            self.write().map_err(|failure| format!("{failure:?}"))
+        });
+    }
+
     fn write(&mut self) -> Result<(), TransactionError> {
         self.write_records(1)
     }
 
     fn write_records(&mut self, count: usize) -> Result<(), TransactionError> {
-        let output = Output {
-            topic: "to".into(),
-            partition: None,
-            key: None,
-            value: Some("value".into()),
-            headers: Headers::new(),
-        };
+        let output = output("to".into(), None, None, Some("value".into()));
         let mut offsets = TopicPartitionList::new();
         offsets
             .add_partition_offset("from", 0, Offset::Offset(1))
@@ -83,74 +85,90 @@ impl MockEnv {
     }
 }
 
-fn check(api: RDKafkaApiKey, error: RDKafkaRespErr, expected: Option<RecoveryAction>) {
-    let mut env = MockEnv::new();
-    env.recover();
-    env.write().unwrap();
+use RDKafkaApiKey as Api;
+use RDKafkaRespErr as E;
+
+/// Asserts how a transaction during which a request fails ends, and that a later one succeeds.
+fn check(env: &mut MockEnv, api: Api, error: E, expected: Option<RecoveryAction>) {
     env.inject(api, error, 1);
     let found = env.write().err().map(|error| error.action);
     assert_eq!(found, expected, "{error:?} of {}", api as i32);
     // The first attempt may fail, since the client purges its queue while it requests a new epoch.
-    eventually("a transaction succeeds", DEADLINE, || {
-        env.recover();
-        env.write()
-            .map_err(|failure| format!("{failure:?} after {error:?}"))
-    });
-}
-
-use RDKafkaApiKey as Api;
-use RDKafkaRespErr as E;
-
-#[test]
-fn transient_errors_are_retried_within_the_transaction() {
-    check(Api::EndTxn, E::RD_KAFKA_RESP_ERR_CONCURRENT_TRANSACTIONS, None);
-    check(
-        Api::EndTxn,
-        E::RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS,
-        None,
-    );
-    check(Api::TxnOffsetCommit, E::RD_KAFKA_RESP_ERR_NOT_COORDINATOR, None);
-    check(
-        Api::AddOffsetsToTxn,
-        E::RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE,
-        None,
-    );
-    check(
-        Api::AddPartitionsToTxn,
-        E::RD_KAFKA_RESP_ERR_CONCURRENT_TRANSACTIONS,
-        None,
-    );
-    check(Api::Produce, E::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION, None);
+    env.until_written();
 }
 
 #[test]
-fn an_outdated_group_member_aborts_the_transaction() {
-    check(
-        Api::TxnOffsetCommit,
-        E::RD_KAFKA_RESP_ERR_ILLEGAL_GENERATION,
-        Some(RecoveryAction::Abort),
-    );
-    check(
-        Api::TxnOffsetCommit,
-        E::RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID,
-        Some(RecoveryAction::Abort),
-    );
-    check(
-        Api::AddOffsetsToTxn,
-        E::RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED,
-        Some(RecoveryAction::Abort),
-    );
-}
-
-#[test]
-fn missing_permissions_abort_the_transaction() {
-    check(
-        Api::Produce,
-        E::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED,
-        Some(RecoveryAction::Abort),
-    );
+fn errors_have_their_recovery_actions() {
+    use RecoveryAction::{Abort, Fenced, Rebuild};
     let mut env = MockEnv::new();
-    env.recover();
+    env.until_written();
+    for (api, error, expected) in [
+        // Retried within the transaction.
+        (Api::EndTxn, E::RD_KAFKA_RESP_ERR_CONCURRENT_TRANSACTIONS, None),
+        (
+            Api::EndTxn,
+            E::RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS,
+            None,
+        ),
+        (Api::TxnOffsetCommit, E::RD_KAFKA_RESP_ERR_NOT_COORDINATOR, None),
+        (
+            Api::AddOffsetsToTxn,
+            E::RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE,
+            None,
+        ),
+        (
+            Api::AddPartitionsToTxn,
+            E::RD_KAFKA_RESP_ERR_CONCURRENT_TRANSACTIONS,
+            None,
+        ),
+        (Api::Produce, E::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION, None),
+        // An outdated group member.
+        (
+            Api::TxnOffsetCommit,
+            E::RD_KAFKA_RESP_ERR_ILLEGAL_GENERATION,
+            Some(Abort),
+        ),
+        (
+            Api::TxnOffsetCommit,
+            E::RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID,
+            Some(Abort),
+        ),
+        // Missing permissions.
+        (
+            Api::AddOffsetsToTxn,
+            E::RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED,
+            Some(Abort),
+        ),
+        (
+            Api::Produce,
+            E::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED,
+            Some(Abort),
+        ),
+        (
+            Api::EndTxn,
+            E::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH,
+            Some(Fenced),
+        ),
+        (
+            Api::AddOffsetsToTxn,
+            E::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH,
+            Some(Fenced),
+        ),
+        (
+            Api::AddPartitionsToTxn,
+            E::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH,
+            Some(Fenced),
+        ),
+        // Fatal for the producer.
+        (Api::EndTxn, E::RD_KAFKA_RESP_ERR_INVALID_TXN_STATE, Some(Rebuild)),
+        (
+            Api::AddOffsetsToTxn,
+            E::RD_KAFKA_RESP_ERR_TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            Some(Rebuild),
+        ),
+    ] {
+        check(&mut env, api, error, expected);
+    }
     env.inject(Api::Produce, E::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, 1);
     let error = env.write().unwrap_err();
     assert_eq!(error.refused(), []);
@@ -158,19 +176,18 @@ fn missing_permissions_abort_the_transaction() {
 }
 
 #[test]
-fn a_record_that_is_refused_on_its_own_is_reported() {
+fn single_refused_record_is_reported() {
     let errors = [
         (E::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE, "output.too-large"),
         (E::RD_KAFKA_RESP_ERR_RECORD_LIST_TOO_LARGE, "output.too-large"),
         (E::RD_KAFKA_RESP_ERR_INVALID_RECORD, "output.refused"),
     ];
+    let mut env = MockEnv::new();
+    env.until_written();
     for (error, code) in errors {
-        check(Api::Produce, error, Some(RecoveryAction::Abort));
-        let mut env = MockEnv::new();
-        env.recover();
-        env.write().unwrap();
         env.inject(Api::Produce, error, 1);
         let error = env.write().unwrap_err();
+        assert_eq!(error.action, RecoveryAction::Abort, "{error:?}");
         let refused: Vec<_> = error
             .refused()
             .iter()
@@ -184,7 +201,7 @@ fn a_record_that_is_refused_on_its_own_is_reported() {
 }
 
 #[test]
-fn a_refused_batch_is_written_again_in_smaller_batches() {
+fn refused_batch_is_split() {
     for error in [
         E::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE,
         E::RD_KAFKA_RESP_ERR_INVALID_RECORD,
@@ -198,20 +215,14 @@ fn a_refused_batch_is_written_again_in_smaller_batches() {
 }
 
 #[test]
-fn a_record_above_the_limit_of_the_client_is_reported_without_a_request() {
+fn record_above_client_limit_is_reported() {
     let mut env = MockEnv::new();
     let mut config =
         KafkaSettings::new(env.cluster.bootstrap_servers(), "small").transactional_producer("small");
     config.set("message.max.bytes", "1000");
     env.transactions = Transactions::new(config, "small", Duration::from_secs(5));
     env.recover();
-    let output = |size: usize| Output {
-        topic: "to".into(),
-        partition: None,
-        key: None,
-        value: Some(vec![0; size].into()),
-        headers: Headers::new(),
-    };
+    let output = |size: usize| output("to".into(), None, None, Some(vec![0; size].into()));
     let outputs = [output(2_000), output(10), output(3_000), output(1_990)];
     let mut offsets = TopicPartitionList::new();
     offsets
@@ -239,40 +250,7 @@ fn a_record_above_the_limit_of_the_client_is_reported_without_a_request() {
 }
 
 #[test]
-fn a_fenced_producer_is_replaced() {
-    check(
-        Api::EndTxn,
-        E::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH,
-        Some(RecoveryAction::Fenced),
-    );
-    check(
-        Api::AddOffsetsToTxn,
-        E::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH,
-        Some(RecoveryAction::Fenced),
-    );
-    check(
-        Api::AddPartitionsToTxn,
-        E::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH,
-        Some(RecoveryAction::Fenced),
-    );
-}
-
-#[test]
-fn a_producer_with_a_fatal_error_is_replaced() {
-    check(
-        Api::EndTxn,
-        E::RD_KAFKA_RESP_ERR_INVALID_TXN_STATE,
-        Some(RecoveryAction::Rebuild),
-    );
-    check(
-        Api::AddOffsetsToTxn,
-        E::RD_KAFKA_RESP_ERR_TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        Some(RecoveryAction::Rebuild),
-    );
-}
-
-#[test]
-fn a_transaction_with_an_unknown_outcome_is_resolved_by_a_new_producer() {
+fn unknown_outcome_is_resolved() {
     let mut env = MockEnv::with_timeout(Duration::from_secs(3));
     env.recover();
     env.write().unwrap();
@@ -285,48 +263,39 @@ fn a_transaction_with_an_unknown_outcome_is_resolved_by_a_new_producer() {
 }
 
 #[test]
-fn a_request_that_remains_unanswered_replaces_the_producer() {
-    // The broker may still carry it out, and with the same epoch it could join the next transaction.
-    for api in [Api::Produce, Api::TxnOffsetCommit] {
-        let mut env = MockEnv::with_timeout(Duration::from_secs(3));
-        env.recover();
-        env.write().unwrap();
-        env.inject(api, E::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT, 1000);
+fn unanswered_request_replaces_producer() {
+    let (timed_out, moved) = (
+        E::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT,
+        E::RD_KAFKA_RESP_ERR_NOT_COORDINATOR,
+    );
+    let unknown = E::RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE;
+    let mut env = MockEnv::with_timeout(Duration::from_secs(3));
+    env.until_written();
+    for injected in [
+        // The broker may still carry it out, and with the same epoch it could join the next transaction.
+        &[(Api::Produce, timed_out, 1000)][..],
+        &[(Api::TxnOffsetCommit, timed_out, 1000)],
+        // The coordinator moves, and no broker knows the new one.
+        &[
+            (Api::TxnOffsetCommit, moved, 1),
+            (Api::FindCoordinator, unknown, 1000),
+        ],
+    ] {
+        for (api, error, times) in injected {
+            env.inject(*api, *error, *times);
+        }
         let error = env.write().unwrap_err();
         assert_eq!(error.action, RecoveryAction::Rebuild, "{error:?}");
         assert_eq!(error.kind, FailureKind::TimedOut, "{error:?}");
-        env.cluster.clear_request_errors(api);
-        eventually("a transaction succeeds", DEADLINE, || {
-            env.recover();
-            env.write().map_err(|error| format!("{error:?}"))
-        });
+        for (api, _, _) in injected {
+            env.cluster.clear_request_errors(*api);
+        }
+        env.until_written();
     }
 }
 
 #[test]
-fn an_unknown_group_coordinator_blocks_a_transaction_only_until_its_timeout() {
-    let mut env = MockEnv::with_timeout(Duration::from_secs(3));
-    env.recover();
-    env.write().unwrap();
-    // The coordinator moves, and no broker knows the new one.
-    env.inject(Api::TxnOffsetCommit, E::RD_KAFKA_RESP_ERR_NOT_COORDINATOR, 1);
-    env.inject(
-        Api::FindCoordinator,
-        E::RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE,
-        1000,
-    );
-    let began = Instant::now();
-    let error = env.write().unwrap_err();
-    // Without that timeout, it would take a minute.
-    assert!(began.elapsed() < Duration::from_secs(40), "{error}");
-    assert_eq!(error.action, RecoveryAction::Rebuild, "{error}");
-    env.cluster.clear_request_errors(Api::FindCoordinator);
-    env.recover();
-    env.write().unwrap();
-}
-
-#[test]
-fn initialisation_is_retried_until_the_broker_is_ready() {
+fn initialisation_is_retried() {
     let mut env = MockEnv::new();
     env.inject(
         Api::InitProducerId,
@@ -338,7 +307,7 @@ fn initialisation_is_retried_until_the_broker_is_ready() {
 }
 
 #[test]
-fn an_unknown_property_is_reported_at_once() {
+fn unknown_property_is_reported() {
     let mut config = ClientConfig::new();
     config
         .set("bootstrap.servers", "127.0.0.1:1")

@@ -6,18 +6,23 @@ use std::thread;
 use std::time::Duration;
 
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
-use redeliver_core::{Headers, Output, Record};
+use redeliver_core::{Output, Record};
 use redeliver_kafka::exclusive::{Decide, ExclusiveError, ExclusiveWriter};
 use redeliver_kafka::reader::{ReadError, ReadTo, TopicReader};
 use redeliver_kafka::{KafkaClient, KafkaSettings, TopicId};
 use redeliver_testkit::kafka_request::delete_records;
 use redeliver_testkit::unique;
 
-use crate::support::{create_topic, settings};
+use crate::support::{create_topic, output, settings};
 
 const DEADLINE: Duration = Duration::from_secs(90);
 const WRITERS: usize = 3;
 const CHANGES: usize = 4;
+
+fn create(settings: &KafkaSettings, topic: &str) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(create_topic(settings, topic, 1));
+}
 
 /// Writes the number of records before it.
 struct Count<'t> {
@@ -38,13 +43,12 @@ impl Decide for Count<'_> {
         if self.records >= self.most {
             return Err("enough");
         }
-        let output = Output {
-            topic: self.topic.clone(),
-            partition: Some(0),
-            key: Some("count".into()),
-            value: Some(self.records.to_string().into()),
-            headers: Headers::new(),
-        };
+        let output = output(
+            self.topic.clone(),
+            Some(0),
+            Some("count".into()),
+            Some(self.records.to_string().into()),
+        );
         Ok((self.records, vec![output]))
     }
 }
@@ -63,15 +67,10 @@ fn writer(topic: &Arc<str>) -> (KafkaSettings, ExclusiveWriter) {
 }
 
 #[test]
-fn changes_of_several_writers_at_once_are_decided_one_after_the_other() {
+fn concurrent_changes_are_serialized() {
     let topic: Arc<str> = unique("exclusive").into();
     let settings = settings("exclusive");
-    let creating = create_topic(&settings, &topic, 1);
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(creating);
+    create(&settings, &topic);
     let count = || {
         let count = Count {
             topic: &topic,
@@ -108,61 +107,8 @@ fn changes_of_several_writers_at_once_are_decided_one_after_the_other() {
     assert_eq!(values, expected);
 }
 
-/// Writes a record that is larger than the topic permits.
-struct TooLarge<'t>(&'t Arc<str>);
-
-impl Decide for TooLarge<'_> {
-    type Decision = ();
-    type Error = &'static str;
-
-    fn read(&mut self, _record: Record) {}
-
-    fn decide(self) -> Result<((), Vec<Output>), &'static str> {
-        // Not compressible.
-        let value: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..))
-            .take(2 << 20)
-            .collect();
-        let output = Output {
-            topic: self.0.clone(),
-            partition: Some(0),
-            key: Some("large".into()),
-            value: Some(value.into()),
-            headers: Headers::new(),
-        };
-        Ok(((), vec![output]))
-    }
-}
-
 #[test]
-fn a_record_that_the_topic_refuses_is_not_an_unknown_outcome_and_not_tried_again() {
-    let topic: Arc<str> = unique("large").into();
-    let (settings, writer) = writer(&topic);
-    let creating = create_topic(&settings, &topic, 1);
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(creating);
-    let attempts = Cell::new(0);
-    let failed = writer.write(DEADLINE, || {
-        attempts.set(attempts.get() + 1);
-        Ok((whole(&topic)?, TooLarge(&topic)))
-    });
-    assert!(
-        matches!(
-            failed,
-            Err(ExclusiveError::Unavailable {
-                step: "committing",
-                ..
-            })
-        ),
-        "{failed:?}"
-    );
-    assert_eq!(attempts.get(), 1);
-}
-
-#[test]
-fn a_change_of_a_missing_topic_is_refused_at_once_and_does_not_create_it() {
+fn change_creates_no_topic() {
     let topic: Arc<str> = unique("missing").into();
     let (settings, writer) = writer(&topic);
     let failed = writer.write(DEADLINE, || {
@@ -195,27 +141,22 @@ impl Decide for Offsets<'_> {
     }
 
     fn decide(self) -> Result<((), Vec<Output>), &'static str> {
-        let output = Output {
-            topic: self.topic.clone(),
-            partition: Some(0),
-            key: Some("key".into()),
-            value: Some("value".into()),
-            headers: Headers::new(),
-        };
+        let output = output(
+            self.topic.clone(),
+            Some(0),
+            Some("key".into()),
+            Some("value".into()),
+        );
         Ok(((), vec![output]))
     }
 }
 
 #[test]
-fn a_change_reads_only_what_is_new() {
-    const RECORDS: i64 = 5_000;
+fn change_reads_only_new_records() {
+    const RECORDS: i64 = 500;
     let topic: Arc<str> = unique("tail").into();
     let (settings, writer) = writer(&topic);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    runtime.block_on(create_topic(&settings, &topic, 1));
+    create(&settings, &topic);
     let producer = settings.transactional_producer(&unique("records"));
     let producer: KafkaClient<ThreadedProducer<DefaultProducerContext>> = producer.create().unwrap();
     producer.init_transactions(DEADLINE).unwrap();

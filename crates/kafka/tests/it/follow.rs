@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rdkafka::TopicPartitionList;
-use redeliver_core::{Headers, Output, Position};
+use redeliver_core::{Output, Position};
 use redeliver_kafka::follow::{Event, Follower, Start};
 use redeliver_kafka::lookup::{Found, Lookup, StoredRecord};
 use redeliver_kafka::producer::Producer;
@@ -17,16 +17,15 @@ use redeliver_kafka::transaction::Transactions;
 use redeliver_kafka::{KafkaSettings, Waker};
 use redeliver_testkit::{DEADLINE, eventually, kafka_request, unique};
 
-use crate::support::{create_topic, delete_topic, settings};
+use crate::support::{self, create_topic, delete_topic, settings};
 
 fn output(topic: &Arc<str>, partition: i32, value: &str) -> Output {
-    Output {
-        topic: topic.clone(),
-        partition: Some(partition),
-        key: None,
-        value: Some(Bytes::copy_from_slice(value.as_bytes())),
-        headers: Headers::new(),
-    }
+    support::output(
+        topic.clone(),
+        Some(partition),
+        None,
+        Some(Bytes::copy_from_slice(value.as_bytes())),
+    )
 }
 
 pub(crate) async fn produce(settings: &KafkaSettings, topic: &Arc<str>, partition: i32, values: &[&str]) {
@@ -129,7 +128,7 @@ async fn ids_do_not_wait_for_records() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn partitions_are_followed_from_given_offsets_without_aborted_records() {
+async fn partitions_are_followed_from_given_offsets() {
     let settings = settings("follow");
     let topic: Arc<str> = unique("follow").into();
     create_topic(&settings, &topic, 2).await;
@@ -167,7 +166,7 @@ async fn partitions_are_followed_from_given_offsets_without_aborted_records() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recreated_topic_is_followed_after_it_is_added_again() {
+async fn recreated_topic_is_followed_again() {
     let settings = settings("again");
     let topic: Arc<str> = unique("again").into();
     create_topic(&settings, &topic, 1).await;
@@ -188,7 +187,7 @@ async fn a_recreated_topic_is_followed_after_it_is_added_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lookups_return_existing_records_and_none_for_missing_ones() {
+async fn lookups_return_existing_records() {
     let settings = settings("lookup");
     let topic: Arc<str> = unique("lookup").into();
     create_topic(&settings, &topic, 2).await;
@@ -246,7 +245,7 @@ async fn lookups_return_existing_records_and_none_for_missing_ones() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_records_that_kafka_has_deleted_are_found_to_be() {
+async fn deleted_records_are_told_from_unknown() {
     let settings = settings("lookup-find");
     let topic: Arc<str> = unique("lookup-find").into();
     create_topic(&settings, &topic, 1).await;
@@ -281,7 +280,7 @@ async fn only_records_that_kafka_has_deleted_are_found_to_be() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lookup_ends_once_the_records_have_a_certain_size() {
+async fn lookup_ends_at_given_size() {
     let settings = settings("lookup-size");
     let topic: Arc<str> = unique("lookup-size").into();
     create_topic(&settings, &topic, 2).await;
@@ -325,7 +324,7 @@ async fn a_lookup_ends_once_the_records_have_a_certain_size() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_survey_returns_offsets_and_retention() {
+async fn survey_returns_offsets_and_retention() {
     let settings = settings("survey");
     let topic: Arc<str> = unique("survey").into();
     create_topic(&settings, &topic, 2).await;
@@ -361,7 +360,7 @@ async fn a_survey_returns_offsets_and_retention() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_survey_tells_topics_of_the_same_name_apart() {
+async fn survey_tells_recreated_topic_apart() {
     let settings = settings("survey-id");
     let topic: Arc<str> = unique("survey-id").into();
     let surveyor = Surveyor::new(&settings).unwrap();
@@ -378,7 +377,7 @@ async fn a_survey_tells_topics_of_the_same_name_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_follower_of_more_partitions_continues_where_it_was() {
+async fn more_partitions_continue_the_others() {
     let settings = settings("follow-many");
     let (one, many): (Arc<str>, Arc<str>) = (unique("follow-one").into(), unique("follow-many").into());
     create_topic(&settings, &one, 1).await;

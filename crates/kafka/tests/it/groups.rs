@@ -39,7 +39,7 @@ async fn offsets_are_copied_with_their_metadata() {
 }
 
 #[tokio::test]
-async fn a_group_with_members_is_listed_as_such_and_refuses_offsets() {
+async fn active_group_refuses_offsets() {
     let settings = settings("groups-live");
     let (topic, to, group) = (unique("groups-live"), unique("to"), unique("group"));
     create_topic(&settings, &topic, 1).await;

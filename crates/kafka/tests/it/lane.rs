@@ -7,34 +7,18 @@ use std::time::Duration;
 
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
+use rdkafka::producer::{BaseProducer, BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
 use rdkafka::topic_partition_list::Offset;
 use redeliver_kafka::KafkaClient;
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::reader::{TopicReader, group_positions};
-use redeliver_testkit::unique;
+use redeliver_testkit::{eventually, unique};
 
 use crate::copy::{CopyEnv, CopyLane, CopyOptions};
-use crate::support::{DEADLINE, settings};
+use crate::support::{DEADLINE, create_topic, delete_topic, settings};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_record_is_copied_once_and_its_offset_is_committed() {
-    let env = CopyEnv::new(settings("copies"), 3, 3).await;
-    env.fill(0..2000).await;
-    let lane = env.start();
-    env.until_copied(2000);
-    lane.stop();
-    env.assert_no_duplicates();
-    let positions = group_positions(&env.settings, &env.group, &[env.from.as_str().into()]).unwrap();
-    let committed: i64 = positions
-        .values()
-        .map(|position| position.as_ref().unwrap().offset)
-        .sum();
-    assert_eq!(committed, 2000);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn completed_records_after_an_incomplete_one_are_not_processed_again_after_a_restart() {
+async fn restart_processes_only_incomplete_records() {
     let env = CopyEnv::with_one_partition("holes").await;
     env.fill(0..200).await;
     let lane = env.start_holding_odd();
@@ -56,7 +40,7 @@ async fn completed_records_after_an_incomplete_one_are_not_processed_again_after
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_record_is_copied_once_while_lanes_join_and_leave() {
+async fn rebalances_copy_records_once() {
     let env = CopyEnv::new(settings("admin"), 4, 4).await;
     let start = |instance: &str| {
         CopyLane::start(
@@ -79,10 +63,15 @@ async fn each_record_is_copied_once_while_lanes_join_and_leave() {
     second.stop();
     third.stop();
     env.assert_no_duplicates();
+    let positions = group_positions(&env.settings, &env.group, &[env.from.as_str().into()]).unwrap();
+    let committed = positions
+        .values()
+        .map(|position| position.as_ref().unwrap().offset);
+    assert_eq!(committed.sum::<i64>(), 8000);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn transactions_that_a_killed_process_left_open_are_resolved_before_the_lane_reads() {
+async fn open_transactions_are_resolved_first() {
     let settings = KafkaSettings {
         // Only the successor's initialisation can end such a transaction within the time of this test.
         transaction_timeout: Duration::from_secs(600),
@@ -111,7 +100,7 @@ async fn transactions_that_a_killed_process_left_open_are_resolved_before_the_la
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_lag_at_the_end_of_a_partition_is_zero_despite_transaction_markers() {
+async fn markers_are_no_lag() {
     let env = CopyEnv::with_one_partition("markers").await;
     let write = |values: Range<u32>| {
         let producer: KafkaClient<BaseProducer> = env
@@ -144,7 +133,7 @@ async fn the_lag_at_the_end_of_a_partition_is_zero_despite_transaction_markers()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_partition_with_an_open_transaction_does_not_hold_up_others() {
+async fn unstable_partition_delays_no_others() {
     let settings = KafkaSettings {
         // Nothing but this test ends the transaction.
         transaction_timeout: Duration::from_secs(600),
@@ -187,4 +176,56 @@ async fn a_partition_with_an_open_transaction_does_not_hold_up_others() {
     lane.observed.until_lag(0);
     lane.stop();
     env.assert_no_duplicates();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn aborted_records_are_not_read() {
+    let env = CopyEnv::with_one_partition("isolation").await;
+    let writer = env.settings.transactional_producer(&unique("writer"));
+    let writer: KafkaClient<ThreadedProducer<DefaultProducerContext>> = writer.create().unwrap();
+    writer.init_transactions(DEADLINE).unwrap();
+    writer.begin_transaction().unwrap();
+    for value in ["1000", "1001"] {
+        let record = BaseRecord::<(), str>::to(&env.from).payload(value);
+        writer.send(record).map_err(|(error, _)| error).unwrap();
+    }
+    writer.flush(DEADLINE).unwrap();
+    writer.abort_transaction(DEADLINE).unwrap();
+    env.fill(0..10).await;
+    let lane = env.start();
+    // The lane reads in the order of the offsets, so it has passed the aborted records when the last one is copied.
+    lane.observed.until_lag(0);
+    let accepted = lane.accepted.load(Ordering::SeqCst);
+    lane.stop();
+    let counts = env.counts();
+    assert!(
+        counts.len() == 10 && !counts.contains_key("1000"),
+        "{accepted} accepted: {counts:?}"
+    );
+    env.assert_no_duplicates();
+    assert_eq!(accepted, 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deleted_output_aborts_the_transaction() {
+    let settings = KafkaSettings {
+        // Longer than any wait below; brokers permit 15 minutes.
+        transaction_timeout: 2 * DEADLINE + Duration::from_secs(60),
+        ..settings("gone-output")
+    };
+    let env = CopyEnv::new(settings, 1, 1).await;
+    let lane = env.start();
+    env.fill(0..10).await;
+    env.until_copied(10);
+    delete_topic(&env.settings, &env.to);
+    env.fill(10..20).await;
+    eventually("the transaction is aborted", DEADLINE, || {
+        match lane.observed.failed_transactions.load(Ordering::SeqCst) {
+            0 => Err("no failed transaction"),
+            _ => Ok(()),
+        }
+    });
+    create_topic(&env.settings, &env.to, 1).await;
+    env.until_copied(10);
+    lane.stop();
 }

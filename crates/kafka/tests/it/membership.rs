@@ -5,6 +5,7 @@ use rdkafka::client::DefaultClientContext;
 use redeliver_kafka::KafkaClient;
 use redeliver_kafka::KafkaSettings;
 use redeliver_testkit::{eventually, unique};
+use tokio::task::JoinSet;
 
 use crate::copy::{CopyLane, CopyOptions, fill, until_copied};
 use crate::support::{DEADLINE, create_topic, settings};
@@ -90,6 +91,19 @@ impl Group {
         until_copied(self.settings(), &self.to, count);
     }
 
+    /// Waits until each member owns so many partitions.
+    #[track_caller]
+    fn until_shares(&self, expected: &[usize]) {
+        eventually("each member owns its share", DEADLINE, || {
+            let shares: Vec<_> = self.running().map(|lane| lane.observed.partitions()).collect();
+            if shares == expected {
+                Ok(())
+            } else {
+                Err(format!("{shares:?}, not {expected:?}"))
+            }
+        });
+    }
+
     /// Waits until the members together own partitions of exactly these topics.
     #[track_caller]
     fn until_topics(&self, topics: &[&str]) {
@@ -109,7 +123,7 @@ impl Group {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_static_member_restarts_with_other_topics_and_keeps_its_offsets() {
+async fn restarted_member_keeps_its_offsets() {
     let mut group = Group::new(1, true).await;
     let (a, b) = (group.topic(2).await, group.topic(2).await);
     group.fill(&a, 0..50).await;
@@ -144,9 +158,20 @@ async fn a_static_member_restarts_with_other_topics_and_keeps_its_offsets() {
     group.stop_all();
 }
 
+/// Runs a scenario with static and with dynamic members, at the same time.
+async fn with_both_memberships<F>(scenario: impl Fn(bool) -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let mut running: JoinSet<()> = [true, false].into_iter().map(scenario).collect();
+    while let Some(ended) = running.join_next().await {
+        ended.unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn three_members_restart_one_after_the_other_with_an_additional_topic() {
-    for is_static in [true, false] {
+async fn rolling_restart_adds_topic() {
+    with_both_memberships(|is_static| async move {
         let mut group = Group::new(3, is_static).await;
         let (a, b) = (group.topic(3).await, group.topic(3).await);
         group.fill(&a, 0..60).await;
@@ -161,37 +186,14 @@ async fn three_members_restart_one_after_the_other_with_an_additional_topic() {
         }
         group.until_copied(120);
         group.until_topics(&[&a, &b]);
-        eventually("each member owns its share of both topics", DEADLINE, || {
-            let shares: Vec<_> = group.running().map(|lane| lane.observed.partitions()).collect();
-            if shares.iter().all(|share| *share == 2) {
-                Ok(())
-            } else {
-                Err(format!("{shares:?}"))
-            }
-        });
+        group.until_shares(&[2, 2, 2]);
         group.stop_all();
-    }
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn three_static_members_restart_at_the_same_time_with_another_topic() {
-    let mut group = Group::new(3, true).await;
-    let (a, b) = (group.topic(3).await, group.topic(3).await);
-    group.fill(&a, 0..60).await;
-    group.start_all(&[&a]);
-    group.until_copied(60);
-    group.until_ready();
-    group.stop_all();
-    group.fill(&b, 60..120).await;
-    group.start_all(&[&b]);
-    group.until_copied(120);
-    group.until_ready();
-    group.until_topics(&[&b]);
-    group.stop_all();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_static_member_without_partitions_restarts_with_an_additional_topic() {
+async fn idle_static_member_gains_topic() {
     let mut group = Group::new(2, true).await;
     let (a, b) = (group.topic(1).await, group.topic(4).await);
     group.start(0, &[&a]);
@@ -209,7 +211,7 @@ async fn a_static_member_without_partitions_restarts_with_an_additional_topic() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn topics_and_partitions_created_while_members_run_are_read() {
+async fn created_topics_and_partitions_are_read() {
     let mut group = Group::new(2, true).await;
     let (a, late) = (group.topic(2).await, unique("late"));
     group.start(0, &[&a, &late]);
@@ -221,23 +223,14 @@ async fn topics_and_partitions_created_while_members_run_are_read() {
     group.until_ready();
     grow(group.settings(), &late, 6).await;
     // The new partitions are empty, but their lag is reported.
-    eventually("the new partitions are read", DEADLINE, || {
-        match group
-            .running()
-            .map(|lane| lane.observed.partitions())
-            .sum::<usize>()
-        {
-            8 => Ok(()),
-            partitions => Err(format!("{partitions} of 8")),
-        }
-    });
+    group.until_shares(&[4, 4]);
     group.stop_all();
 }
 
 /// The leader's client notices only new partitions of its own topics.
 #[tokio::test(flavor = "multi_thread")]
-async fn partitions_added_to_a_topic_that_the_leader_does_not_read_are_read() {
-    for is_static in [true, false] {
+async fn partitions_unknown_to_leader_are_read() {
+    with_both_memberships(|is_static| async move {
         let mut group = Group::new(4, is_static).await;
         let (a, b) = (group.topic(2).await, group.topic(2).await);
         // The first member becomes the leader.
@@ -248,17 +241,11 @@ async fn partitions_added_to_a_topic_that_the_leader_does_not_read_are_read() {
         group.start(3, &[&b]);
         group.until_ready();
         grow(group.settings(), &b, 6).await;
-        eventually("each member owns its fair part of its topic", DEADLINE, || {
-            let shares: Vec<_> = group.running().map(|lane| lane.observed.partitions()).collect();
-            if shares == [1, 1, 3, 3] {
-                Ok(())
-            } else {
-                Err(format!("{shares:?}"))
-            }
-        });
+        group.until_shares(&[1, 1, 3, 3]);
         group.until_ready();
         group.stop_all();
-    }
+    })
+    .await;
 }
 
 async fn grow(settings: &KafkaSettings, topic: &str, partitions: usize) {

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redeliver_core::{Headers, Output, Position, Timestamp};
+use redeliver_core::{Output, Position, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::lookup::Lookup;
 use redeliver_kafka::producer::{Producer, Written};
 use redeliver_testkit::{LocalKafka, unique};
 use tokio::task::JoinSet;
 
-use crate::support::{DEADLINE, create_topic_with};
+use crate::support::{self, DEADLINE, create_topic_with};
 
 /// The client repeats a request that has got no answer for this long.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
@@ -18,13 +18,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 const LINGER: Duration = Duration::from_millis(300);
 
 fn output(topic: &Arc<str>, number: usize) -> Output {
-    Output {
-        topic: topic.clone(),
-        partition: Some(0),
-        key: None,
-        value: Some(number.to_string().into()),
-        headers: Headers::new(),
-    }
+    support::output(topic.clone(), Some(0), None, Some(number.to_string().into()))
 }
 
 /// What the log contains at these positions.
@@ -45,7 +39,7 @@ async fn assert_reported(settings: &KafkaSettings, written: &[Written]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn timestamps_are_those_of_the_log_also_if_a_batch_is_written_again() {
+async fn timestamps_match_the_log() {
     let kafka = LocalKafka::start().unwrap();
     let mut settings = KafkaSettings::new(kafka.brokers(), unique("producer"));
     let millis = |time: Duration| time.as_millis().to_string();
@@ -54,26 +48,30 @@ async fn timestamps_are_those_of_the_log_also_if_a_batch_is_written_again() {
         ("request.timeout.ms".to_owned(), millis(REQUEST_TIMEOUT)),
         ("socket.timeout.ms".to_owned(), millis(REQUEST_TIMEOUT)),
     ]);
+    let mut topics = Vec::new();
     for kind in ["CreateTime", "LogAppendTime"] {
         let topic: Arc<str> = unique(kind).into();
         create_topic_with(&settings, &topic, 1, &[("message.timestamp.type", kind)]).await;
         let producer = Producer::new(&settings).unwrap();
         let first = producer.send(&output(&topic, 0)).await.unwrap();
         assert_reported(&settings, &[first]).await;
-        // The request arrives while the broker does not run. It is repeated before the broker runs again.
-        kafka.process().stop();
-        let mut sending = JoinSet::new();
-        for number in 1..=5 {
-            let (producer, topic) = (producer.clone(), topic.clone());
+        topics.push((producer, topic));
+    }
+    // The requests arrive while the broker does not run. They are repeated before the broker runs again.
+    kafka.process().stop();
+    let mut sending = JoinSet::new();
+    for number in 1..=5 {
+        for (producer, topic) in topics.clone() {
             sending.spawn(async move { producer.send(&output(&topic, number)).await.unwrap() });
-            // Records of one batch with different timestamps.
-            tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        // Nothing tells when the client repeats a request.
-        tokio::time::sleep(LINGER + REQUEST_TIMEOUT.mul_f64(1.5)).await;
-        kafka.process().cont();
-        let written = sending.join_all().await;
-        assert_reported(&settings, &written).await;
+        // Records of one batch with different timestamps.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // Nothing tells when the client repeats a request.
+    tokio::time::sleep(LINGER + REQUEST_TIMEOUT.mul_f64(1.5)).await;
+    kafka.process().cont();
+    assert_reported(&settings, &sending.join_all().await).await;
+    for (producer, topic) in topics {
         let last = producer.send(&output(&topic, 6)).await.unwrap();
         assert_eq!(last.position.offset, 6, "each record once");
         assert_reported(&settings, &[last]).await;

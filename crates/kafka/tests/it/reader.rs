@@ -3,18 +3,17 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use rdkafka::admin::{NewTopic, TopicReplication};
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
 use redeliver_core::Timestamp;
+use redeliver_kafka::KafkaClient;
 use redeliver_kafka::reader::TopicReader;
-use redeliver_kafka::{KafkaClient, KafkaSettings};
-use redeliver_testkit::{LocalKafka, unique};
+use redeliver_testkit::unique;
 
 use crate::copy::CopyEnv;
-use crate::support::{DEADLINE, create_new_topic};
+use crate::support::DEADLINE;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_of_what_is_stable_waits_for_no_transaction_and_ends_at_a_limit() {
+async fn stable_reader_waits_for_no_transaction() {
     let env = CopyEnv::with_one_partition("stable").await;
     env.fill(0..3).await;
     let writer = env.settings.transactional_producer(&unique("writer"));
@@ -51,21 +50,4 @@ async fn a_reader_of_what_is_stable_waits_for_no_transaction_and_ends_at_a_limit
             .unwrap()
     };
     assert_eq!((at(-1), at(0), at(i64::MAX / 2)), (Some(0), Some(0), None));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_reader_of_several_topics_finds_the_new_leader_of_each() {
-    let [first, mut second] = LocalKafka::start_pair().unwrap();
-    let settings = KafkaSettings::new(first.brokers(), unique("leaders"));
-    let topics: [Arc<str>; 3] = ["a", "b", "c"].map(Arc::from);
-    for topic in &topics {
-        // The second broker leads.
-        let replicas = TopicReplication::Variable(&[&[2, 1]]);
-        create_new_topic(&settings, &NewTopic::new(topic, 1, replicas)).await;
-    }
-    let mut reader = TopicReader::new(&settings, &topics).unwrap();
-    reader.read_to_end(DEADLINE, |_| {}).unwrap();
-    second.stop().unwrap();
-    // Without asking again for each topic, the client believes for minutes that there is no leader.
-    reader.read_to_end(DEADLINE / 4, |_| {}).unwrap();
 }

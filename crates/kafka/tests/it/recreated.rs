@@ -5,19 +5,17 @@ use std::sync::atomic::Ordering;
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::topic_partition_list::Offset;
-use redeliver_kafka::backlog::backlogs;
 use redeliver_kafka::reader::{ReadError, TopicReader};
-use redeliver_kafka::{
-    IfRecreated, KafkaClient, KafkaSettings, Presence, TopicState, TopicWatch, Waker, topic_watch,
-};
-use redeliver_testkit::{eventually, kafka_request, unique};
+use redeliver_kafka::{IfRecreated, KafkaClient, KafkaSettings, Presence, TopicWatch, topic_watch};
+use redeliver_testkit::{eventually, kafka_request};
+use tokio::task::JoinSet;
 
 use crate::copy::{CopyEnv, CopyOptions};
 use crate::support::{DEADLINE, create_topic, delete_topic, settings};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recreated_topic_is_read_from_its_beginning() {
-    for (is_static, partitions) in [(true, 2), (false, 3)] {
+async fn recreated_topic_is_read_whole() {
+    let scenario = |is_static, partitions| async move {
         let settings = KafkaSettings {
             static_membership: is_static,
             ..settings("recreated")
@@ -43,34 +41,11 @@ async fn a_recreated_topic_is_read_from_its_beginning() {
         env.until_copied(1300);
         lane.stop();
         env.assert_no_duplicates();
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn all_records_of_a_recreated_topic_are_a_backlog_of_its_group() {
-    let env = CopyEnv::with_one_partition("backlog").await;
-    let backlog = || {
-        let topics = [(env.group.clone(), env.from.as_str().into())];
-        let backlogs = backlogs(&env.settings, &topics, DEADLINE).unwrap();
-        backlogs
-            .into_values()
-            .next()
-            .map(|backlog| (backlog.records, backlog.is_exact))
     };
-    env.fill(0..100).await;
-    let lane = env.start();
-    env.until_copied(100);
-    lane.stop();
-    assert_eq!(backlog(), Some((0, true)));
-    // Shorter and longer than the old topic.
-    for records in [20_u32, 300] {
-        env.recreate_source(1).await;
-        env.fill(0..records).await;
-        assert_eq!(backlog(), Some((records.into(), true)));
+    let mut running: JoinSet<()> = [scenario(true, 2), scenario(false, 3)].into_iter().collect();
+    while let Some(ended) = running.join_next().await {
+        ended.unwrap();
     }
-    // The same without a fingerprint, as far as it can be known.
-    commit_without_fingerprint(&env, 400);
-    assert_eq!(backlog(), Some((300, true)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -99,7 +74,7 @@ fn until_missing(settings: &KafkaSettings, topic: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_was_missing_for_a_while_is_read_from_its_beginning() {
+async fn returning_topic_is_read_whole() {
     let settings = KafkaSettings {
         static_membership: true,
         ..settings("away")
@@ -138,7 +113,7 @@ fn commit_without_fingerprint(env: &CopyEnv, offset: i64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_without_a_fingerprint_hides_no_records_of_a_recreated_topic() {
+async fn commit_without_fingerprint_hides_nothing() {
     let env = CopyEnv::with_one_partition("unnamed").await;
     env.fill(0..200).await;
     commit_without_fingerprint(&env, 200);
@@ -163,7 +138,7 @@ async fn a_commit_without_a_fingerprint_hides_no_records_of_a_recreated_topic() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_in_flight_of_the_old_topic_are_dropped_and_counted() {
+async fn records_of_old_topic_are_dropped() {
     let env = CopyEnv::with_one_partition("in-flight").await;
     env.fill(0..20).await;
     let lane = env.start_holding_odd();
@@ -181,7 +156,7 @@ async fn records_in_flight_of_the_old_topic_are_dropped_and_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lane_that_must_halt_reports_how_to_continue() {
+async fn halted_lane_reports_the_remedy() {
     let env = CopyEnv::with_one_partition("halts").await;
     env.fill(0..20).await;
     let lane = env.start_with(CopyOptions {
@@ -200,7 +175,7 @@ async fn a_lane_that_must_halt_reports_how_to_continue() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_deleted_before_they_were_read_are_counted_and_later_ones_are_read() {
+async fn records_deleted_unread_are_counted() {
     let env = CopyEnv::with_one_partition("deleted").await;
     env.fill(0..100).await;
     let lane = env.start();
@@ -215,40 +190,4 @@ async fn records_deleted_before_they_were_read_are_counted_and_later_ones_are_re
     env.until_copied(160);
     lane.stop();
     env.assert_no_duplicates();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_topic_watch_tracks_which_topics_exist() {
-    let settings = settings("watch");
-    let (topic, missing) = (unique("topic"), unique("missing"));
-    create_topic(&settings, &topic, 3).await;
-    let watch = TopicWatch::start(&settings).unwrap();
-    watch.watch([topic.as_str().into(), missing.as_str().into()], &Waker::new());
-    let until = |topic: &str, what: &str, is_expected: &dyn Fn(TopicState) -> bool| {
-        eventually(what, DEADLINE, || match watch.state(topic) {
-            state if is_expected(state) => Ok(state),
-            state => Err(format!("{state:?}")),
-        })
-    };
-    let exists = |state| {
-        matches!(
-            state,
-            TopicState::Exists {
-                id: Some(_),
-                partitions: 3
-            }
-        )
-    };
-    let before = until(&topic, "the topic exists", &exists);
-    until(&missing, "the other topic is missing", &|state| {
-        state.is_missing()
-    });
-    delete_topic(&settings, &topic);
-    until(&topic, "the topic is missing", &|state| state.is_missing());
-    // The requests did not create it.
-    until(&missing, "the other topic is still missing", &|state| {
-        state.is_missing()
-    });
-    create_topic(&settings, &topic, 3).await;
-    assert_ne!(until(&topic, "the topic exists again", &exists), before);
 }

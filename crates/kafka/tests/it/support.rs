@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use bytes::Bytes;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
+use redeliver_core::{Headers, Output};
 use redeliver_kafka::survey::Surveyor;
 use redeliver_kafka::{
     IfFenced, IfRecreated, KafkaClient, KafkaSettings, Lane, LaneContext, LaneError, LaneObserver, LaneSpec,
@@ -71,6 +73,22 @@ pub(crate) fn delete_topic(settings: &KafkaSettings, topic: &str) {
             found => Err(format!("{found:?}")),
         }
     });
+}
+
+/// An output without headers.
+pub(crate) fn output(
+    topic: Arc<str>,
+    partition: Option<i32>,
+    key: Option<Bytes>,
+    value: Option<Bytes>,
+) -> Output {
+    Output {
+        topic,
+        partition,
+        key,
+        value,
+        headers: Headers::new(),
+    }
 }
 
 /// The specification of a lane with defaults for tests.

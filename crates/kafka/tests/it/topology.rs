@@ -1,9 +1,9 @@
 //! Missing topics are created, existing ones are checked and never changed.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdkafka::ClientConfig;
-use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, ResourceSpecifier};
+use rdkafka::admin::{AdminClient, AdminOptions, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use redeliver_core::{HumanDuration, Pipeline, SchedulerTopics};
@@ -71,37 +71,7 @@ async fn configured(topic: &str, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn missing_topics_are_created_once_and_have_no_findings() {
-    let pipeline = pipeline();
-    let spec = spec(&pipeline);
-    let applied = apply(&client(), &spec, TIMEOUT).await.unwrap();
-    assert_eq!(created(&applied), 7);
-    assert!(
-        applied.iter().all(|topic| topic.findings.is_empty()),
-        "{applied:?}"
-    );
-    assert_eq!(check(&client(), &spec, TIMEOUT).await.unwrap(), []);
-    let again = apply(&client(), &spec, TIMEOUT).await.unwrap();
-    assert_eq!((again.len(), created(&again)), (7, 0));
-
-    let tier = format!("{}-retry-5s", pipeline.name);
-    assert_eq!(configured(&tier, "cleanup.policy").await, "delete");
-    assert_eq!(
-        configured(&tier, "retention.ms").await,
-        (7 * 86_400_000u64).to_string()
-    );
-    let limit = |topic: String| async move {
-        configured(&topic, "max.message.bytes")
-            .await
-            .parse::<u32>()
-            .unwrap()
-    };
-    let room = limit(tier).await - limit(pipeline.name.to_string()).await;
-    assert_eq!(room, 16 * 1024, "services add headers to records");
-}
-
-#[tokio::test]
-async fn a_new_topic_loses_no_records() {
+async fn new_topic_loses_no_records() {
     let pipeline = pipeline();
     let settings = TopicSettings {
         partitions: 12,
@@ -125,7 +95,7 @@ async fn a_new_topic_loses_no_records() {
 }
 
 #[tokio::test]
-async fn a_check_reports_missing_topics_and_creates_none() {
+async fn check_creates_no_topics() {
     let spec = spec(&pipeline());
     for _ in 0..2 {
         let findings = check(&client(), &spec, TIMEOUT).await.unwrap();
@@ -140,7 +110,7 @@ async fn a_check_reports_missing_topics_and_creates_none() {
 }
 
 #[tokio::test]
-async fn a_topic_that_keeps_records_longer_than_brokers_keep_offsets_is_reported() {
+async fn short_offset_retention_is_reported() {
     let pipeline = pipeline();
     create(&pipeline.source, &[("retention.ms", "-1")]).await;
     // A dead-letter topic is not read by a group.
@@ -164,7 +134,7 @@ async fn a_topic_that_keeps_records_longer_than_brokers_keep_offsets_is_reported
 }
 
 #[tokio::test]
-async fn existing_topics_are_checked_and_not_changed() {
+async fn existing_topics_are_not_changed() {
     let pipeline = pipeline();
     let spec = spec(&pipeline);
     let tier = format!("{}-retry-30s", pipeline.name);
@@ -181,38 +151,20 @@ async fn existing_topics_are_checked_and_not_changed() {
     create(&dead, &[("max.message.bytes", "1000"), ("retention.ms", "-1")]).await;
     let applied = apply(&client(), &spec, TIMEOUT).await.unwrap();
     assert_eq!(created(&applied), 5);
-    let problems = |name: &str| {
+    let errors = |name: &str| {
         let topic = applied.iter().find(|topic| &*topic.topic == name).unwrap();
-        let words = [
-            "compacted",
-            "keeps records",
-            "retention.bytes",
-            "accepts records of",
-        ];
-        let mut found = Vec::new();
-        for finding in &topic.findings {
-            let word = words.iter().copied().find(|word| finding.problem.contains(word));
-            found.push((finding.severity, word.unwrap()));
-        }
-        found
+        let findings = topic.findings.iter();
+        findings
+            .filter(|finding| finding.severity == Severity::Error)
+            .count()
     };
-    let (error, warning) = (Severity::Error, Severity::Warning);
-    assert_eq!(
-        problems(&tier),
-        [
-            (error, "compacted"),
-            (error, "keeps records"),
-            (warning, "retention.bytes"),
-            (warning, "accepts records of")
-        ]
-    );
-    assert_eq!(problems(&dead), [(error, "accepts records of")]);
+    assert_eq!((errors(&tier), errors(&dead)), (2, 1));
     assert_eq!(configured(&tier, "retention.ms").await, "1000");
     assert_eq!(configured(&dead, "max.message.bytes").await, "1000");
 }
 
 #[tokio::test]
-async fn two_processes_can_create_the_same_topics_at_the_same_time() {
+async fn topics_are_created_concurrently() {
     let spec = spec(&pipeline());
     let config = client();
     let (one, other) = tokio::join!(apply(&config, &spec, TIMEOUT), apply(&config, &spec, TIMEOUT));
@@ -220,7 +172,7 @@ async fn two_processes_can_create_the_same_topics_at_the_same_time() {
 }
 
 #[tokio::test]
-async fn a_refused_topic_is_reported_with_the_reason() {
+async fn refused_topic_names_the_reason() {
     let settings = TopicSettings {
         replication: 30,
         ..settings()
@@ -235,15 +187,13 @@ async fn a_refused_topic_is_reported_with_the_reason() {
 }
 
 #[tokio::test]
-async fn an_unreachable_kafka_is_an_error_within_the_timeout() {
+async fn unreachable_kafka_is_an_error() {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", "127.0.0.1:1");
-    let began = Instant::now();
     let error = check(&config.into(), &spec(&pipeline()), Duration::from_secs(1))
         .await
         .unwrap_err();
     assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
-    assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
 }
 
 /// A scheduler with unique topics.
@@ -276,7 +226,7 @@ async fn partitions(topic: &str) -> usize {
 }
 
 #[tokio::test]
-async fn topics_of_the_scheduler_and_its_pipelines_are_created_together() {
+async fn missing_topics_are_created_once() {
     let scheduler = scheduler();
     let spec = joined(&scheduler);
     let applied = apply(&client(), &spec, TIMEOUT).await.unwrap();
@@ -286,6 +236,8 @@ async fn topics_of_the_scheduler_and_its_pipelines_are_created_together() {
         "{applied:?}"
     );
     assert_eq!(check(&client(), &spec, TIMEOUT).await.unwrap(), []);
+    let again = apply(&client(), &spec, TIMEOUT).await.unwrap();
+    assert_eq!((again.len(), created(&again)), (12, 0));
     let state = &scheduler.state;
     assert_eq!(configured(state, "cleanup.policy").await, "compact");
     assert_eq!(configured(state, "delete.retention.ms").await, "604800000");
@@ -303,7 +255,7 @@ async fn topics_of_the_scheduler_and_its_pipelines_are_created_together() {
 }
 
 #[tokio::test]
-async fn a_state_topic_is_created_with_as_many_partitions_as_the_ingest_topic() {
+async fn state_topic_follows_ingest_partitions() {
     let scheduler = scheduler();
     // With 2 partitions instead of the configured 3.
     create(&scheduler.ingest, &[]).await;
@@ -314,65 +266,4 @@ async fn a_state_topic_is_created_with_as_many_partitions_as_the_ingest_topic() 
     assert_eq!(errors.count(), 0, "{applied:?}");
     assert_eq!(partitions(&scheduler.state).await, 2);
     assert_eq!(partitions(&scheduler.dlq).await, 3);
-}
-
-#[tokio::test]
-async fn a_state_topic_that_would_lose_jobs_is_an_error() {
-    let scheduler = scheduler();
-    create(
-        &scheduler.state,
-        &[
-            ("cleanup.policy", "compact,delete"),
-            ("delete.retention.ms", "1000"),
-        ],
-    )
-    .await;
-    create(&scheduler.ingest, &[("cleanup.policy", "compact")]).await;
-    create(&scheduler.apps[0], &[("cleanup.policy", "compact")]).await;
-    let spec = joined(&scheduler);
-    let findings_of = |applied: &[Applied], name: &str| -> Vec<_> {
-        let topic = applied.iter().find(|topic| &*topic.topic == name).unwrap();
-        let findings = topic.findings.iter();
-        findings
-            .map(|finding| (finding.severity, finding.remedy.clone()))
-            .collect()
-    };
-    let applied = apply(&client(), &spec, TIMEOUT).await.unwrap();
-    assert_eq!(
-        findings_of(&applied, &scheduler.state),
-        [
-            (Severity::Error, "set its cleanup.policy to compact".to_owned()),
-            (
-                Severity::Error,
-                "set its delete.retention.ms to 604800000 (7d) or more".to_owned()
-            ),
-            (
-                Severity::Warning,
-                "set its max.message.bytes to 1064972 or more".to_owned()
-            )
-        ]
-    );
-    let not_compacted = (Severity::Error, "set its cleanup.policy to delete".to_owned());
-    assert!(findings_of(&applied, &scheduler.ingest).contains(&not_compacted));
-    assert_eq!(findings_of(&applied, &scheduler.apps[0]), []);
-
-    // More partitions than the state topic: there would be no place for the states of jobs of the new ones.
-    let admin: KafkaClient<AdminClient<DefaultClientContext>> = client().create().unwrap();
-    let grown = NewPartitions::new(&scheduler.ingest, 5);
-    admin
-        .create_partitions([&grown], &AdminOptions::new())
-        .await
-        .unwrap()[0]
-        .as_ref()
-        .unwrap();
-    let deadline = Instant::now() + TIMEOUT;
-    while partitions(&scheduler.ingest).await != 5 && Instant::now() < deadline {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    let applied = apply(&client(), &spec, TIMEOUT).await.unwrap();
-    assert!(
-        findings_of(&applied, &scheduler.state)
-            .contains(&(Severity::Error, "give it 5 partitions".to_owned())),
-        "{applied:?}"
-    );
 }

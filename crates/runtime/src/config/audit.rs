@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_installation_has_an_audit_topic_of_its_own() {
+    fn installations_have_own_audit_topics() {
         for (text, topic) in [
             ("{}", "redeliver.audit"),
             ("kafka: { id_prefix: staging- }", "staging-redeliver.audit"),
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn the_topic_and_its_retention_are_checked() {
+    fn topic_and_retention_are_checked() {
         for (text, problem) in [
             (
                 "audit: { topic: a b }",

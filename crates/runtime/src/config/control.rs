@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn installations_with_different_prefixes_have_different_topics() {
+    fn prefixes_separate_topics() {
         for (text, topic) in [
             ("{}", "redeliver.control"),
             ("kafka: { id_prefix: staging- }", "staging-redeliver.control"),

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_is_a_url_or_none() {
+    fn proxy_is_url_or_none() {
         assert_eq!(proxy_choice("none"), Ok(ProxyChoice::Direct));
         let proxy = proxy_choice("http://me:hunter2@proxy:3128").unwrap();
         assert_eq!(format!("{proxy:?}"), "Url(http://me:redacted@proxy:3128/)");
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_methods_and_reserved_headers_are_rejected() {
+    fn invalid_requests_are_rejected() {
         for valid in ["POST", "PUT", "PROPFIND"] {
             assert!(request_method(valid).is_ok(), "{valid}");
         }

@@ -256,7 +256,7 @@ mod tests {
     use super::is_broker;
 
     #[test]
-    fn a_broker_is_a_host_and_a_port() {
+    fn broker_is_host_and_port() {
         for valid in [
             "localhost:9092",
             "10.0.0.1:1",

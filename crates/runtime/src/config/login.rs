@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_region_is_part_of_the_name_of_a_broker() {
+    fn broker_name_contains_region() {
         for (brokers, region) in [
             (
                 "b-1.main.abcdef.c2.kafka.eu-central-1.amazonaws.com:9098",

@@ -336,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_consists_of_names_and_wildcards() {
+    fn paths_have_names_and_wildcards() {
         let path: FieldPath = "/a~1b/*/**/~0/0".parse().unwrap();
         let name = |text: &str| Step::Name(text.to_owned());
         assert_eq!(
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expression_is_bounded_and_matches_something() {
+    fn expression_is_bounded_and_matches() {
         assert!("[0-9]{13,19}".parse::<Expression>().is_ok());
         for (invalid, says) in [
             ("", "1 to 512 bytes"),
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_match_that_the_end_of_a_text_cuts_is_found() {
+    fn cut_match_is_found() {
         let begins = |expression: &str, text: &str| expression.parse::<Expression>().unwrap().begins_at(text);
         assert_eq!(begins("[0-9]{16}", "card 411111"), Some(5));
         assert_eq!(begins("[0-9]{16}", "card 411111 x"), None);

@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pointer_starts_with_a_slash_and_has_valid_escapes() {
+    fn pointer_syntax_is_checked() {
         assert!(
             ["/", "/a", "/a~1b/0", "/a~0"]
                 .iter()

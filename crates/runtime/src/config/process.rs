@@ -216,7 +216,7 @@ mod tests {
     use super::is_level;
 
     #[test]
-    fn a_misspelled_level_is_not_interpreted_as_a_module() {
+    fn misspelled_level_is_no_module() {
         for valid in [
             "info",
             "WARN",

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_topic_follows_from_the_prefix_and_destinations_are_checked() {
+    fn topic_and_destinations_are_checked() {
         let topic = |text: &str| Config::from_yaml(text).unwrap().redrives_topic();
         assert_eq!(topic("{}"), TOPIC);
         assert_eq!(

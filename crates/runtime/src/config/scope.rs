@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scope_permits_its_verb_for_the_names_that_match() {
+    fn scope_permits_matching_names() {
         use Area::{Audit, Control, DeadLetters, Jobs};
         use Verb::{Edit, Operate, Payload, Read, Unmasked, Write};
         for (text, area, verb, name, expected) in [
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scope_is_written_as_it_is_read() {
+    fn scope_survives_a_round_trip() {
         for text in [
             "jobs:read",
             "jobs:*",
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_scope_is_refused_with_the_part_at_fault() {
+    fn invalid_scope_names_the_part() {
         for (text, says) in [
             ("", "`` is not jobs, control, dead-letters or audit"),
             ("job:read", "`job` is not jobs, control, dead-letters or audit"),

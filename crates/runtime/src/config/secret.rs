@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn passwords_and_parameters_of_urls_are_redacted() {
+    fn url_secrets_are_redacted() {
         for (url, redacted) in [
             ("redis://localhost:6379", "redis://localhost:6379"),
             (
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_in_a_file_is_read_again_and_never_shown() {
+    fn secret_file_is_reread_and_hidden() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("secret");
         std::fs::write(&path, "hunter2\n").unwrap();

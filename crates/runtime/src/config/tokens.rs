@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tokens_file_can_be_yaml_or_json() {
+    fn tokens_file_is_yaml_or_json() {
         let yaml = format!("tokens:\n  - {{ name: a, sha256: {HASH}, scopes: [jobs:read] }}\n");
         let json = format!(r#"{{"tokens": [{{"name": "a", "sha256": "{HASH}", "scopes": ["jobs:read"]}}]}}"#);
         let file = parse(&yaml).unwrap();
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_tokens_file_is_refused_with_file_and_field() {
+    fn invalid_tokens_file_names_the_field() {
         let entry = |name: &str, hash: &str, scopes: &str| {
             format!("  - {{ name: {name}, sha256: {hash}, scopes: [{scopes}] }}\n")
         };

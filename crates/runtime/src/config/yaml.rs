@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn scalars_keep_their_text_and_their_line() {
+    fn scalars_keep_text_and_line() {
         let tree = parse("a: 1.10\nb:\n  c: \"null\"\n  d: ~\n", "f.yaml").unwrap();
         let text = |path: &[&str]| match &tree.at(&super::super::tree::Path::of(path)).unwrap().value {
             Value::Scalar(text) | Value::Plain(text) => Some(text.clone()),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_file_is_an_empty_mapping_and_aliases_are_copies() {
+    fn empty_file_is_empty_mapping() {
         for empty in ["", "# only a comment\n", "---\n", "\u{feff}"] {
             assert!(matches!(parse(empty, "f").unwrap().value, Value::Map(entries) if entries.is_empty()));
         }
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn unsupported_yaml_is_rejected_with_its_line() {
+    fn unsupported_yaml_names_its_line() {
         assert!(
             problem("a: [1, 2\nb: 3\n").starts_with("f.yaml line "),
             "{}",

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_is_idle_from_the_end_of_its_last_request_on() {
+    async fn connection_idles_after_last_request() {
         for (requests, after) in [
             (&[][..], 60),
             (&[(59, 59)], 69),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_protects_its_connection_from_when_it_says_so_to_its_end() {
+    async fn protection_lasts_until_request_ends() {
         let activity = Activity::new();
         let began = Instant::now();
         let request = activity.begin();

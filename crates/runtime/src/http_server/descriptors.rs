@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_leave_half_of_the_descriptors_to_others() {
+    fn connections_use_half_the_descriptors() {
         for (connections, descriptors, allowed) in [
             (10_000, Some(1_048_576), 10_000),
             (10_000, Some(1_024), 512),

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_client_still_sends_is_discarded_for_a_while() {
+    async fn late_bytes_are_discarded() {
         let answer = "refused".to_owned();
         let nothing = async |_: &mut tokio::io::DuplexStream| {};
         assert_eq!(close(false, nothing).await, (0, answer.clone()));
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_sends_for_ever_does_not_keep_its_connection() {
+    async fn endless_sender_is_disconnected() {
         let for_ever = async |client: &mut tokio::io::DuplexStream| {
             // The connection is dropped at the end of its time.
             let sending = async {

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_usage_is_that_of_this_process() {
+    fn usage_is_of_this_process() {
         let before = Usage::read().unwrap();
         let files: Vec<File> = (0..100).map(|_| File::open("/proc/self/stat").unwrap()).collect();
         let pages = vec![1_u8; 64 << 20];

@@ -325,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_and_its_key_that_are_replaced_one_after_the_other_are_served_together() {
+    fn certificate_and_key_change_together() {
         let scratch = Scratch::new("tls-files").unwrap();
         let authority = Authority::new().unwrap();
         let (first, second) = (authority.sign().unwrap(), authority.sign_expired().unwrap());

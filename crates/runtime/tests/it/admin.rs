@@ -52,7 +52,7 @@ fn any_port() -> Listener {
 }
 
 #[tokio::test]
-async fn the_port_serves_liveness_readiness_metrics_and_configuration() {
+async fn port_serves_all_pages() {
     let mut registry = metrics::registry("enricher", "e-0", &SystemClock);
     let counter: Counter = Counter::default();
     registry.register("records", "Records that were read", counter.clone());
@@ -165,7 +165,7 @@ async fn a_web_page_can_read_nothing() {
 }
 
 #[tokio::test]
-async fn clients_that_hold_connections_keep_no_probe_out() {
+async fn held_connections_block_no_probe() {
     let admin = Admin {
         health: Health::new(),
         registry: Arc::new(Mutex::new(metrics::registry("enricher", "e-0", &SystemClock))),

@@ -54,7 +54,7 @@ pub(crate) fn load(
 }
 
 #[test]
-fn the_example_of_the_protocol_is_valid() {
+fn protocol_example_is_valid() {
     let config = load(EXAMPLE, &[], &[]).unwrap();
     let pipeline = config.pipelines["crawl-jobs"].pipeline("crawl-jobs", &config.scheduler);
     assert_eq!((&*pipeline.name, &*pipeline.source), ("crawl-jobs", "crawl-jobs"));
@@ -70,14 +70,7 @@ fn the_example_of_the_protocol_is_valid() {
 }
 
 #[test]
-fn without_a_file_the_defaults_apply() {
-    let config = Config::load(&Sources::default()).unwrap();
-    assert_eq!(config.kafka.brokers, "localhost:9092");
-    assert!(!config.static_membership());
-}
-
-#[test]
-fn flags_override_the_environment_which_overrides_the_file() {
+fn flags_override_environment_overrides_file() {
     let file = "kafka: { brokers: 'file:1', lanes: 2, batch: 10 }";
     let environment = [
         ("REDELIVER__KAFKA__BROKERS", "env:1"),
@@ -95,7 +88,7 @@ fn flags_override_the_environment_which_overrides_the_file() {
 }
 
 #[test]
-fn the_environment_names_the_file_if_no_flag_does() {
+fn environment_names_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("from-env.yaml");
     std::fs::write(&path, "kafka: { lanes: 7 }").unwrap();
@@ -108,7 +101,7 @@ fn the_environment_names_the_file_if_no_flag_does() {
 }
 
 #[test]
-fn underscores_in_variables_match_dashes_and_dots_of_keys() {
+fn underscores_match_dashes_and_dots() {
     let file =
         "pipelines: { crawl-jobs: { output: a }, my.topic: {} }\nkafka: { properties: { linger.ms: 1 } }";
     let environment = [
@@ -142,26 +135,9 @@ fn underscores_in_variables_match_dashes_and_dots_of_keys() {
 }
 
 #[test]
-fn flags_and_variables_can_list_output_topics() {
-    for (text, expected) in [
-        ("a,b", vec!["a", "b"]),
-        ("[a, b]", vec!["a", "b"]),
-        ("[a]", vec!["a"]),
-    ] {
-        let expected = OutputConfig::AnyOf(expected.into_iter().map(str::to_owned).collect());
-        let flag = ("pipelines.p.output", text);
-        let variable = ("REDELIVER__PIPELINES__P__OUTPUT", text);
-        for (variables, flags) in [(vec![variable], vec![]), (vec![], vec![flag])] {
-            let config = load("pipelines: { p: {} }", &variables, &flags).unwrap();
-            assert_eq!(config.pipelines["p"].output.as_ref(), Some(&expected), "{text}");
-        }
-    }
-}
-
-#[test]
-fn flags_and_variables_in_braces_can_drop_results() {
-    let text = "{ pointer: /kind, topics: { a: done, b: null }, default: ~ }";
-    let expected = OutputConfig::Chosen(ChosenOutput {
+fn overrides_can_choose_outputs() {
+    let two = || OutputConfig::AnyOf(["a", "b"].map(str::to_owned).into());
+    let chosen = OutputConfig::Chosen(ChosenOutput {
         by: ChosenBy::Payload,
         pointer: Some("/kind".to_owned()),
         topics: [("a", Some("done")), ("b", None)]
@@ -169,19 +145,32 @@ fn flags_and_variables_in_braces_can_drop_results() {
             .into(),
         default: None,
     });
-    let file = "pipelines: { p: { http: { url: http://localhost } } }";
-    let variable = ("REDELIVER__PIPELINES__P__OUTPUT", text);
-    for (variables, flags) in [
-        (vec![variable], vec![]),
-        (vec![], vec![("pipelines.p.output", text)]),
+    for (text, expected) in [
+        ("a,b", two()),
+        ("[a, b]", two()),
+        ("[a]", OutputConfig::AnyOf(vec!["a".to_owned()])),
+        (
+            "{ pointer: /kind, topics: { a: done, b: null }, default: ~ }",
+            chosen,
+        ),
     ] {
-        let config = load(file, &variables, &flags).unwrap();
-        assert_eq!(config.pipelines["p"].output.as_ref(), Some(&expected));
+        let http = if text.starts_with('{') {
+            "http: { url: http://localhost }"
+        } else {
+            ""
+        };
+        let file = format!("pipelines: {{ p: {{ {http} }} }}");
+        let flag = ("pipelines.p.output", text);
+        let variable = ("REDELIVER__PIPELINES__P__OUTPUT", text);
+        for (variables, flags) in [(vec![variable], vec![]), (vec![], vec![flag])] {
+            let config = load(&file, &variables, &flags).unwrap();
+            assert_eq!(config.pipelines["p"].output.as_ref(), Some(&expected), "{text}");
+        }
     }
 }
 
 #[test]
-fn a_password_that_looks_like_a_mapping_without_values_is_a_password() {
+fn password_in_braces_is_text() {
     for password in ["{hunter2}", "{a,b}", "{a: }", "{a: , b: 1}"] {
         let flags = [("kafka.properties.sasl.password", password)];
         let config = load("{}", &[], &flags).unwrap();
@@ -190,7 +179,7 @@ fn a_password_that_looks_like_a_mapping_without_values_is_a_password() {
 }
 
 #[test]
-fn flags_can_name_keys_that_contain_dots() {
+fn flags_can_name_dotted_keys() {
     let file = "pipelines: { my.topic: { output: a } }";
     let flags = [
         ("pipelines.my.topic.output", "b"),
@@ -232,7 +221,7 @@ fn properties_keep_their_text() {
 }
 
 #[test]
-fn secrets_come_from_files_and_are_never_shown() {
+fn secrets_of_files_are_hidden() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("password");
     std::fs::write(&path, "from-file-hunter2\n").unwrap();
@@ -271,7 +260,7 @@ telemetry: {{ otlp: {{ endpoint: "https://localhost:4317/?code=hunter2" }} }}
 }
 
 #[test]
-fn a_printed_configuration_can_be_loaded_again() {
+fn printed_configuration_can_be_loaded() {
     for file in [
         EXAMPLE,
         "",
@@ -290,7 +279,7 @@ fn a_printed_configuration_can_be_loaded_again() {
 }
 
 #[test]
-fn the_scalars_of_an_inline_schema_have_the_types_of_json() {
+fn inline_schema_scalars_are_json() {
     let block = "
 pipelines:
   p:
@@ -322,7 +311,7 @@ pipelines:
 }
 
 #[test]
-fn a_configured_instance_is_a_static_member() {
+fn configured_instance_is_static_member() {
     let configured = load("instance: enricher-0", &[], &[]).unwrap();
     assert!(configured.static_membership());
     assert_eq!(configured.kafka.static_membership, Some(true));
@@ -346,7 +335,7 @@ fn a_configured_instance_is_a_static_member() {
 }
 
 #[test]
-fn a_pipeline_is_converted_to_its_domain_type() {
+fn pipeline_converts_to_domain_type() {
     let file = "
 pipelines:
   docs:
@@ -389,7 +378,7 @@ pipelines:
 }
 
 #[test]
-fn long_waits_go_to_the_ingest_topic_of_the_scheduler() {
+fn long_waits_use_the_ingest_topic() {
     let file = "
 scheduler: { topics: { ingest: jobs } }
 pipelines: { docs: { long_waits: scheduler, max_wait: 200d } }
@@ -423,7 +412,7 @@ fn each_service_selects_its_pipelines() {
 }
 
 #[test]
-fn invalid_and_ambiguous_names_of_overrides_are_rejected() {
+fn invalid_override_names_are_rejected() {
     let environment = |name| load("pipelines: { a-b: {}, a.b: {} }", &[(name, "x")], &[]).unwrap_err();
     assert_eq!(
         environment("REDELIVER__KAFKA____LANES"),

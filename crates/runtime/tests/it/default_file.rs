@@ -80,7 +80,7 @@ fn the_default_file_contains_the_defaults() {
 }
 
 #[test]
-fn the_values_of_the_example_pipeline_are_the_defaults() {
+fn example_pipeline_has_the_defaults() {
     let example = load(&with_example(), &[], &[]).unwrap();
     let minimal = "pipelines: { crawl-jobs: { output: crawl-results, http: { url: 'http://localhost:8080/crawl', \
                    headers: { content-type: application/json }, classification: { 404: transient } } } }";
@@ -94,7 +94,7 @@ fn the_values_of_the_example_pipeline_are_the_defaults() {
 }
 
 #[test]
-fn the_values_of_the_example_login_are_the_defaults() {
+fn example_login_has_the_defaults() {
     let example = load(&with_example(), &[], &[]).unwrap();
     let minimal = "kafka: { login: { oidc: { token_url: 'https://issuer.example/oauth2/token', client_id: redeliver, \
                    client_secret: change-me } } }";
@@ -138,7 +138,7 @@ fn the_default_file_has_every_key() {
 }
 
 #[test]
-fn the_default_file_has_every_section_with_every_key() {
+fn default_sections_have_every_key() {
     // Searches within each section, except for pipelines, which the default file only has in comments.
     let document = load(DEFAULT_FILE, &[], &[]).unwrap().to_json();
     for (section, value) in document.as_object().unwrap() {

@@ -169,6 +169,12 @@ impl Server {
         }
     }
 
+    /// Waits until this many requests of `/wait` are in progress.
+    async fn are_started(&self, requests: u32) {
+        let started = tokio::time::timeout(DEADLINE, self.shared.started.acquire_many(requests));
+        started.await.expect("requests are in progress").unwrap().forget();
+    }
+
     /// Waits until the answer of `/endless` is dropped.
     async fn endless_is_dropped(&self) {
         let dropped = tokio::time::timeout(DEADLINE, self.shared.dropped.acquire());
@@ -277,7 +283,7 @@ impl H2 {
 }
 
 #[tokio::test]
-async fn connections_without_a_request_in_progress_are_closed() {
+async fn idle_connections_are_closed() {
     let server = Server::start(HttpLimits {
         header_timeout: SHORT,
         idle_timeout: SHORT,
@@ -313,7 +319,7 @@ async fn connections_without_a_request_in_progress_are_closed() {
 }
 
 #[tokio::test]
-async fn a_client_of_http2_learns_that_its_connection_will_be_closed() {
+async fn http2_connections_end_orderly() {
     let server = Server::start(HttpLimits {
         idle_timeout: SHORT,
         ..no_limits()
@@ -334,7 +340,7 @@ async fn a_client_of_http2_learns_that_its_connection_will_be_closed() {
 }
 
 #[tokio::test]
-async fn requests_in_progress_and_streams_keep_their_connections() {
+async fn busy_connections_are_kept() {
     let server = Server::start(HttpLimits {
         header_timeout: SHORT,
         idle_timeout: SHORT,
@@ -361,7 +367,7 @@ async fn requests_in_progress_and_streams_keep_their_connections() {
 }
 
 #[tokio::test]
-async fn the_body_of_a_request_arrives_in_time_or_its_request_fails() {
+async fn slow_bodies_fail() {
     let server = Server::start(HttpLimits {
         body_timeout: SHORT,
         ..no_limits()
@@ -404,7 +410,7 @@ async fn the_body_of_a_request_arrives_in_time_or_its_request_fails() {
 }
 
 #[tokio::test]
-async fn the_time_in_which_nobody_waits_for_a_body_does_not_count() {
+async fn unread_body_time_does_not_count() {
     let server = Server::start(HttpLimits {
         header_timeout: SHORT,
         idle_timeout: SHORT,
@@ -428,7 +434,7 @@ async fn the_time_in_which_nobody_waits_for_a_body_does_not_count() {
 }
 
 #[tokio::test]
-async fn a_client_that_still_sends_reads_the_whole_answer() {
+async fn sending_client_reads_the_answer() {
     const BODY: usize = 64 << 20;
     let server = Server::start(no_limits());
     let head = format!("POST /ignore HTTP/1.1\r\nhost: localhost\r\ncontent-length: {BODY}\r\n\r\n");
@@ -450,7 +456,7 @@ async fn a_client_that_still_sends_reads_the_whole_answer() {
 }
 
 #[tokio::test]
-async fn a_connection_whose_client_does_not_read_is_closed() {
+async fn unread_connection_is_closed() {
     let server = Server::start(HttpLimits {
         write_timeout: SHORT,
         ..no_limits()
@@ -469,7 +475,7 @@ async fn a_connection_whose_client_does_not_read_is_closed() {
 }
 
 #[tokio::test]
-async fn a_stream_whose_window_stays_closed_is_reset_and_others_go_on() {
+async fn blocked_stream_is_reset() {
     let server = Server::start(HttpLimits {
         write_timeout: SHORT,
         ..no_limits()
@@ -489,7 +495,7 @@ async fn a_stream_whose_window_stays_closed_is_reset_and_others_go_on() {
 }
 
 #[tokio::test]
-async fn a_client_of_http2_that_does_not_answer_pings_is_closed() {
+async fn unanswered_pings_close_connection() {
     let server = Server::start(HttpLimits {
         ping_interval: SHORT,
         ping_timeout: SHORT,
@@ -501,7 +507,7 @@ async fn a_client_of_http2_that_does_not_answer_pings_is_closed() {
 }
 
 #[tokio::test]
-async fn an_unprotected_stream_keeps_its_connection_only_until_another_one_needs_the_place() {
+async fn unprotected_connections_are_replaced() {
     let server = Server::start(HttpLimits {
         connections: 2,
         ..no_limits()
@@ -517,8 +523,7 @@ async fn an_unprotected_stream_keeps_its_connection_only_until_another_one_needs
     for replaced in [&mut h2.0, &mut h1] {
         let mut stream = server.connect().await;
         send(&mut stream, "/wait").await;
-        let started = tokio::time::timeout(DEADLINE, server.shared.started.acquire()).await;
-        started.expect("the request is in progress").unwrap().forget();
+        server.are_started(1).await;
         read_to_end(replaced).await;
         busy.push(stream);
     }
@@ -532,15 +537,14 @@ async fn an_unprotected_stream_keeps_its_connection_only_until_another_one_needs
 }
 
 #[tokio::test]
-async fn the_oldest_unprotected_stream_makes_room_for_a_new_one() {
+async fn oldest_unprotected_stream_is_replaced() {
     let server = Server::start(HttpLimits {
         unprotected_streams: 2,
         ..no_limits()
     });
     let (mut one, mut other) = (server.connect_h2(&[]).await, server.connect_h2(&[]).await);
     one.get(1, "/wait").await;
-    let started = tokio::time::timeout(DEADLINE, server.shared.started.acquire()).await;
-    started.expect("the request is in progress").unwrap().forget();
+    server.are_started(1).await;
     // Neither the protected one, nor those that have ended count.
     for stream in [3, 5, 7] {
         one.get(stream, "/").await;
@@ -560,13 +564,13 @@ async fn the_oldest_unprotected_stream_makes_room_for_a_new_one() {
 }
 
 #[tokio::test]
-async fn no_mix_of_clients_locks_others_out() {
+async fn mixed_clients_block_no_others() {
     let server = Server::start(HttpLimits {
         connections: 5,
         unprotected_streams: 10,
         ..no_limits()
     });
-    let mut random = chaos_random("no_mix_of_clients_locks_others_out");
+    let mut random = chaos_random("mixed_clients_block_no_others");
     let sent = [
         "",
         "GET / HTTP/1.1\r\nhost: loc",
@@ -604,7 +608,7 @@ async fn no_mix_of_clients_locks_others_out() {
 }
 
 #[tokio::test]
-async fn a_server_of_http2_refuses_other_requests() {
+async fn http2_server_refuses_http1() {
     let server = Server::start(HttpLimits {
         http2_only: true,
         ..no_limits()
@@ -618,7 +622,7 @@ async fn a_server_of_http2_refuses_other_requests() {
 }
 
 #[tokio::test]
-async fn a_new_connection_replaces_the_one_that_was_idle_for_the_longest() {
+async fn longest_idle_connection_is_replaced() {
     let server = Server::start(HttpLimits {
         connections: 3,
         ..no_limits()
@@ -643,12 +647,7 @@ async fn a_new_connection_replaces_the_one_that_was_idle_for_the_longest() {
     for stream in idle.values_mut() {
         send(stream, "/wait").await;
     }
-    let started = tokio::time::timeout(DEADLINE, server.shared.started.acquire_many(3));
-    started
-        .await
-        .expect("all requests are in progress")
-        .unwrap()
-        .forget();
+    server.are_started(3).await;
     let mut refused = server.connect().await;
     drop(
         refused

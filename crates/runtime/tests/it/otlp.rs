@@ -1,14 +1,12 @@
 //! Spans that are exported to a real OTLP receiver.
 
-use std::time::Duration;
-
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use redeliver_core::headers::{TRACEPARENT, user_headers};
 use redeliver_core::{Headers, TRACE_TARGET};
 use redeliver_runtime::config::{OtlpConfig, TelemetryConfig, Url};
 use redeliver_runtime::telemetry::{self, Identity, TelemetryGuard};
 use redeliver_runtime::trace_context::span_context;
-use redeliver_testkit::OtlpReceiver;
+use redeliver_testkit::{DEADLINE, OtlpReceiver};
 use tracing::info_span;
 use tracing::subscriber::DefaultGuard;
 
@@ -38,7 +36,7 @@ fn headers(parent: &str) -> Headers {
 }
 
 #[tokio::test]
-async fn a_span_continues_and_propagates_the_trace_of_its_record() {
+async fn span_continues_the_trace() {
     let receiver = OtlpReceiver::start();
     let (_telemetry, _spans) = to(&receiver.endpoint(), 1.0);
     let attempt = info_span!(
@@ -81,7 +79,7 @@ async fn a_span_continues_and_propagates_the_trace_of_its_record() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn remaining_spans_are_flushed_on_shutdown_and_drop() {
+async fn remaining_spans_are_flushed() {
     let receiver = OtlpReceiver::start();
     let (telemetry, spans) = to(&receiver.endpoint(), 1.0);
     drop(info_span!(target: TRACE_TARGET, "relay"));
@@ -96,7 +94,7 @@ async fn remaining_spans_are_flushed_on_shutdown_and_drop() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_sampling_decision_of_a_trace_is_kept() {
+async fn sampling_decision_is_kept() {
     let receiver = OtlpReceiver::start();
     let (telemetry, spans) = to(&receiver.endpoint(), 0.0);
     drop(info_span!(target: TRACE_TARGET, "new"));
@@ -118,12 +116,12 @@ async fn the_sampling_decision_of_a_trace_is_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unavailable_collector_does_not_delay_shutdown() {
+async fn unavailable_collector_allows_shutdown() {
     let (telemetry, spans) = to("http://127.0.0.1:1", 1.0);
     for _ in 0..100_000 {
         drop(info_span!(target: TRACE_TARGET, "attempt"));
     }
     drop(spans);
-    let result = tokio::time::timeout(Duration::from_secs(10), telemetry.shutdown()).await;
+    let result = tokio::time::timeout(DEADLINE, telemetry.shutdown()).await;
     assert!(result.is_ok());
 }

@@ -216,17 +216,7 @@ fn flags_validate_and_print_the_configuration() {
 }
 
 #[test]
-fn help_describes_the_service() {
-    let (code, stdout, _) = output(&["--help"]);
-    assert_eq!(code, Some(0));
-    assert!(
-        stdout.contains("A small service for tests\n") && !stdout.contains("flatten"),
-        "{stdout}"
-    );
-}
-
-#[test]
-fn a_failure_exits_with_1_and_prints_its_causes() {
+fn failure_exits_with_1() {
     for (behaviour, expected) in [
         ("fail", "error: work failed\ncaused by: no more disk\n"),
         ("panic", "error: work panicked: at the disco\n"),
@@ -238,7 +228,7 @@ fn a_failure_exits_with_1_and_prints_its_causes() {
 }
 
 #[test]
-fn a_json_log_contains_only_json_objects() {
+fn json_log_has_only_objects() {
     let json = ["--set", "telemetry.log=json", "--behaviour"];
     for (behaviour, error) in [
         ("fail", "work failed: no more disk"),
@@ -259,7 +249,7 @@ fn a_json_log_contains_only_json_objects() {
 }
 
 #[test]
-fn the_location_of_a_panic_is_logged_without_its_message() {
+fn panic_location_is_logged() {
     let (_, stderr) = Running::start(&["--behaviour", "panic"]).end();
     let lines: Vec<&str> = stderr
         .lines()
@@ -272,7 +262,7 @@ fn the_location_of_a_panic_is_logged_without_its_message() {
 }
 
 #[test]
-fn a_port_in_use_exits_with_1() {
+fn port_in_use_exits_with_1() {
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = other.local_addr().unwrap();
     let (code, _, stderr) = output(&["--set", &format!("admin.listen={address}")]);
@@ -284,7 +274,7 @@ fn a_port_in_use_exits_with_1() {
 }
 
 #[test]
-fn the_first_log_line_identifies_the_process() {
+fn first_line_identifies_the_process() {
     let child = Running::start(&["--set", "instance=child-7"]);
     for part in [
         "version=\"0.",
@@ -316,16 +306,4 @@ fn a_second_signal_exits_immediately() {
         child.signal(signal);
         assert_eq!(child.end().0, Some(expected));
     }
-}
-
-#[test]
-fn a_task_that_does_not_finish_is_named() {
-    let child = Running::start(&["--behaviour", "ignore", "--set", "shutdown.grace=100ms"]);
-    child.signal("TERM");
-    let (code, stderr) = child.end();
-    assert_eq!(code, Some(1));
-    assert!(
-        stderr.ends_with("error: still running after the grace period of 0.1 s: work\n"),
-        "{stderr}"
-    );
 }

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn log_lines_are_bounded_and_the_next_one_says_how_many_are_missing() {
+    fn log_lines_are_bounded() {
         let mut lines = Lines::default();
         let start = Instant::now();
         for _ in 0..MAX_LINES {

@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_have_the_signature_of_the_signer_for_python() {
+    fn tokens_match_the_python_signer() {
         let vectors = vectors();
         assert_eq!(vectors.len(), 3);
         for vector in vectors {
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blocking_call_does_not_prolong_the_timeout_and_logs_nothing() {
+    fn blocking_call_times_out_silently() {
         let (end, ended) = mpsc::sync_channel::<()>(1);
         let (report, reports) = mpsc::sync_channel(2);
         // What other threads use; with `NoSubscriber`, nothing could be told apart.
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_does_not_outlive_the_credentials() {
+    fn token_ends_with_the_credentials() {
         let now = Timestamp::from_millis(1_000_500);
         let of = |seconds| {
             let until = UNIX_EPOCH + Duration::from_secs(seconds);
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_sts_is_a_refusal_unless_it_may_pass() {
+    fn lasting_sts_errors_are_refusals() {
         let of = |status, code: &str| {
             StsAnswer {
                 status,
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_does_not_contain_the_token_of_the_container() {
+    fn error_hides_the_container_token() {
         let invalid = http::HeaderValue::from_str("hunter2\n").unwrap_err();
         let error = CredentialsError::invalid_configuration(Leaky(invalid));
         let shown = problem(SECTION, &error);

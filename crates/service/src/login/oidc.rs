@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn id_and_secret_are_encoded_before_they_are_joined() {
+    fn id_and_secret_are_encoded() {
         let value = basic("a:b", &Secret::new("p w&")).unwrap();
         let encoded = value.to_str().unwrap().strip_prefix("Basic ").unwrap();
         assert_eq!(STANDARD.decode(encoded).unwrap(), b"a%3Ab:p+w%26");
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn the_body_has_the_secret_only_if_it_is_configured_so() {
+    fn body_has_secret_when_configured() {
         let basic = config("scope: 'x y', parameters: { audience: kafka }");
         let secret = Secret::new("p w&");
         let common = "grant_type=client_credentials&scope=x+y";
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_expires_as_the_issuer_or_the_token_says() {
+    fn token_expiry_is_read() {
         let sent = Timestamp::from_millis(1_000_000);
         let expiry = |body: &str| token(&config(""), body.as_bytes(), sent).map(|token| token.expires_at());
         assert_eq!(expiry(r#"{"access_token":"t","expires_in":60}"#), Ok(1_060_000));
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_settings_and_shows_no_page() {
+    fn refusal_names_the_settings() {
         let shown = |status, body: &str| refusal(&config(""), status, body.as_bytes());
         let wrong = shown(
             StatusCode::UNAUTHORIZED,

@@ -76,7 +76,7 @@ fn set_by_redeliver() -> BTreeSet<String> {
 }
 
 #[test]
-fn a_property_of_the_user_is_used_or_refused() {
+fn user_property_is_used_or_refused() {
     let names = set_by_redeliver();
     assert!(names.len() > 25, "{names:?}");
     let mut ignored = Vec::new();
@@ -96,7 +96,7 @@ fn a_property_of_the_user_is_used_or_refused() {
 }
 
 #[test]
-fn no_alias_of_a_property_that_redeliver_sets_can_be_set() {
+fn aliases_of_own_properties_are_refused() {
     let names = set_by_redeliver();
     let mut allowed = Vec::new();
     for (alias, name, _) in ALIASES {

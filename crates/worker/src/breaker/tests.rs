@@ -60,6 +60,22 @@ impl Bench {
         self.breaker.view().decide(failure)
     }
 
+    #[track_caller]
+    fn assert_all(&self, failures: &[Provisional], expected: Verdict) {
+        for failure in failures {
+            assert_eq!(self.decide(*failure), expected);
+        }
+    }
+
+    /// A bench with calls that were answered.
+    fn answered(calls: i64) -> Self {
+        let mut bench = Self::with_rate(5, HALF);
+        for record in 0..calls {
+            bench.run(record, Evidence::Answered);
+        }
+        bench
+    }
+
     fn phase(&self) -> Phase {
         self.breaker.view().phase
     }
@@ -110,25 +126,7 @@ const HALF: Option<FailureRate> = Some(FailureRate {
 });
 
 #[test]
-fn a_later_answer_makes_a_failure_the_records_own() {
-    let mut bench = Bench::new(5);
-    let failure = bench.held(1);
-    assert_eq!(bench.decide(failure), Verdict::Held(failure));
-    assert_eq!(bench.run(2, Evidence::Answered), (Verdict::Own, None));
-    assert_eq!(bench.decide(failure), Verdict::Own);
-}
-
-#[test]
-fn an_answer_to_an_earlier_attempt_decides_nothing() {
-    let mut bench = Bench::new(5);
-    let slow = bench.start();
-    let failure = bench.held(1);
-    assert_eq!(bench.end(slow, 2, Evidence::Answered), (Verdict::Own, None));
-    assert_eq!(bench.decide(failure), Verdict::Held(failure));
-}
-
-#[test]
-fn failures_that_open_the_breaker_are_forgotten() {
+fn opening_failures_are_forgotten() {
     let mut bench = Bench::new(3);
     let running = [bench.start(), bench.start()];
     let held = [bench.held(1), bench.held(2)];
@@ -143,7 +141,7 @@ fn failures_that_open_the_breaker_are_forgotten() {
 }
 
 #[test]
-fn failures_of_a_shared_call_count_once() {
+fn shared_call_fails_once() {
     let mut bench = Bench::new(3);
     let of_call = |call| Evidence::Failed {
         shared_call: Some(call),
@@ -161,7 +159,7 @@ fn failures_of_a_shared_call_count_once() {
 }
 
 #[test]
-fn an_answer_between_failures_keeps_the_breaker_closed() {
+fn answer_keeps_the_breaker_closed() {
     let mut bench = Bench::new(3);
     for round in 0..10 {
         bench.held(2 * round);
@@ -178,7 +176,7 @@ fn an_answer_between_failures_keeps_the_breaker_closed() {
 }
 
 #[test]
-fn more_than_half_of_the_calls_open_the_breaker() {
+fn failing_majority_opens_the_breaker() {
     let mut bench = Bench::with_rate(5, HALF);
     for record in 0..1_000 {
         bench.now += SECOND / 10;
@@ -190,7 +188,7 @@ fn more_than_half_of_the_calls_open_the_breaker() {
 }
 
 #[test]
-fn with_few_calls_failures_in_a_row_open_the_breaker() {
+fn few_calls_open_after_consecutive_failures() {
     let mut bench = Bench::with_rate(5, HALF);
     for record in 0..14 {
         assert_eq!(bench.run(record, Evidence::Answered).1, None);
@@ -202,29 +200,19 @@ fn with_few_calls_failures_in_a_row_open_the_breaker() {
 }
 
 #[test]
-fn with_many_calls_failures_in_a_row_open_nothing_and_are_forgotten() {
-    let mut bench = Bench::with_rate(5, HALF);
-    for record in 0..100 {
-        bench.run(record, Evidence::Answered);
-    }
+fn consecutive_failures_are_forgotten() {
+    let mut bench = Bench::answered(100);
     let outage: Vec<_> = (0..5).map(|record| bench.held(record)).collect();
     bench.run(5, Evidence::Answered);
-    assert!(
-        outage
-            .iter()
-            .all(|failure| bench.decide(*failure) == Verdict::Forgotten)
-    );
+    bench.assert_all(&outage, Verdict::Forgotten);
     let short: Vec<_> = (0..4).map(|record| bench.held(record)).collect();
     bench.run(5, Evidence::Answered);
-    assert!(short.iter().all(|failure| bench.decide(*failure) == Verdict::Own));
+    bench.assert_all(&short, Verdict::Own);
 }
 
 #[test]
 fn late_failures_of_outage_are_forgotten() {
-    let mut bench = Bench::with_rate(5, HALF);
-    for record in 0..100 {
-        bench.run(record, Evidence::Answered);
-    }
+    let mut bench = Bench::answered(100);
     let hanging = bench.start();
     bench.now += YOUNG;
     for record in 0..5 {
@@ -239,7 +227,7 @@ fn late_failures_of_outage_are_forgotten() {
 }
 
 #[test]
-fn fast_failures_beside_slow_answers_open_nothing() {
+fn fast_failures_wait_for_slow_answers() {
     let mut bench = Bench::with_rate(5, HALF);
     let slow: Vec<_> = (0..10).map(|_| bench.start()).collect();
     // Enough calls for the share with the seventh of them.
@@ -256,15 +244,11 @@ fn fast_failures_beside_slow_answers_open_nothing() {
             .all(|failure| bench.decide(*failure) == Verdict::Held(*failure))
     );
     bench.run(20, Evidence::Answered);
-    assert!(
-        failures
-            .iter()
-            .all(|failure| bench.decide(*failure) == Verdict::Own)
-    );
+    bench.assert_all(&failures, Verdict::Own);
 }
 
 #[test]
-fn calls_without_answer_for_long_keep_nothing_closed() {
+fn long_unanswered_calls_are_ignored() {
     let mut bench = Bench::with_rate(5, HALF);
     let slow: Vec<_> = (0..10).map(|_| bench.start()).collect();
     bench.now += YOUNG;
@@ -278,21 +262,14 @@ fn calls_without_answer_for_long_keep_nothing_closed() {
 }
 
 #[test]
-fn failures_around_an_answered_call_are_no_outage() {
-    let mut bench = Bench::with_rate(5, HALF);
-    for record in 0..100 {
-        bench.run(record, Evidence::Answered);
-    }
+fn failures_around_an_answer_count() {
+    let mut bench = Bench::answered(100);
     let first = bench.held(0);
     let slow = bench.start();
     let failures: Vec<_> = (1..10).map(|record| bench.held(record)).chain([first]).collect();
     bench.end(slow, 10, Evidence::Answered);
     bench.run(11, Evidence::Answered);
-    assert!(
-        failures
-            .iter()
-            .all(|failure| bench.decide(*failure) == Verdict::Own)
-    );
+    bench.assert_all(&failures, Verdict::Own);
 }
 
 #[test]
@@ -312,11 +289,8 @@ fn a_closing_breaker_repeats_held_failures() {
 }
 
 #[test]
-fn the_window_starts_empty_after_the_breaker_has_closed() {
-    let mut bench = Bench::with_rate(5, HALF);
-    for record in 0..30 {
-        bench.run(record, Evidence::Answered);
-    }
+fn window_starts_empty_after_closing() {
+    let mut bench = Bench::answered(30);
     let opened = (0..).find(|record| bench.run(*record, FAILED) == OPENED);
     assert_eq!(opened, Some(30));
     bench.advance_to_probe();
@@ -334,7 +308,7 @@ fn the_window_starts_empty_after_the_breaker_has_closed() {
 }
 
 #[test]
-fn an_open_breaker_admits_one_probe_at_a_time_after_growing_delays() {
+fn open_breaker_probes_with_growing_delays() {
     let mut bench = Bench::new(2);
     bench.open();
     for (record, seconds) in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 8)] {
@@ -347,7 +321,7 @@ fn an_open_breaker_admits_one_probe_at_a_time_after_growing_delays() {
 }
 
 #[test]
-fn probes_are_in_turn_of_forgotten_and_of_other_records() {
+fn probes_alternate_between_records() {
     let mut bench = Bench::new(1);
     let only = |forgotten| Offer {
         forgotten,
@@ -372,7 +346,7 @@ fn probes_are_in_turn_of_forgotten_and_of_other_records() {
 }
 
 #[test]
-fn permits_double_with_each_answer_until_the_breaker_closes() {
+fn permits_double_until_closed() {
     let mut bench = Bench::new(2);
     bench.half_open();
     for permits in [2, 4, 8] {
@@ -393,7 +367,7 @@ fn permits_double_with_each_answer_until_the_breaker_closes() {
 }
 
 #[test]
-fn a_round_without_an_answer_opens_the_breaker_again() {
+fn unanswered_round_reopens_the_breaker() {
     let mut bench = Bench::new(2);
     bench.half_open();
     let failure = bench.held(1);
@@ -409,11 +383,7 @@ fn a_round_without_an_answer_opens_the_breaker_again() {
     bench.now += YOUNG;
     assert_eq!(bench.run(8, FAILED), OPENED);
     assert_eq!(bench.decide(last), Verdict::Forgotten);
-    assert!(
-        round
-            .iter()
-            .all(|failure| bench.decide(*failure) == Verdict::Forgotten)
-    );
+    bench.assert_all(&round, Verdict::Forgotten);
     assert_eq!(bench.end(straggler, 9, FAILED), (Verdict::Forgotten, None));
     assert_eq!(bench.next_probe(), SECOND);
     bench.now += SECOND;
@@ -422,21 +392,7 @@ fn a_round_without_an_answer_opens_the_breaker_again() {
 }
 
 #[test]
-fn a_straggler_from_before_an_outage_does_not_count() {
-    let mut bench = Bench::new(2);
-    let slow = [bench.start(), bench.start()];
-    bench.half_open();
-    while bench.phase() != Phase::Closed {
-        bench.run(1, Evidence::Answered);
-    }
-    for (record, attempt) in (2..).zip(slow) {
-        assert_eq!(bench.end(attempt, record, FAILED), (Verdict::Forgotten, None));
-    }
-    assert_eq!(bench.phase(), Phase::Closed);
-}
-
-#[test]
-fn a_probe_that_does_not_call_the_endpoint_makes_room_for_another_one_at_once() {
+fn probe_without_call_is_repeated() {
     let mut bench = Bench::new(1);
     bench.open();
     bench.advance_to_probe();
@@ -446,17 +402,7 @@ fn a_probe_that_does_not_call_the_endpoint_makes_room_for_another_one_at_once() 
 }
 
 #[test]
-fn a_probe_without_a_result_makes_room_for_another_one() {
-    let mut bench = Bench::new(1);
-    bench.open();
-    bench.now += SECOND;
-    let probe = bench.start();
-    bench.breaker.abandoned(probe);
-    bench.start();
-}
-
-#[test]
-fn records_that_are_probed_again_and_again_fail_on_their_own_once_there_is_no_other_record() {
+fn lone_probed_records_fail() {
     let mut bench = Bench::new(2);
     bench.open();
     let poison_after = bench.breaker.settings.poison_after;
@@ -489,7 +435,7 @@ fn records_that_are_probed_again_and_again_fail_on_their_own_once_there_is_no_ot
 }
 
 #[test]
-fn a_lone_record_fails_on_its_own_although_the_breaker_was_half_open() {
+fn lone_record_fails_after_half_open() {
     let mut bench = Bench::new(1);
     bench.open();
     let poison_after = bench.breaker.settings.poison_after;
@@ -505,7 +451,7 @@ fn a_lone_record_fails_on_its_own_although_the_breaker_was_half_open() {
 }
 
 #[test]
-fn the_time_of_a_pause_does_not_count_as_time_in_which_a_record_failed() {
+fn paused_time_does_not_count() {
     let mut bench = Bench::new(1);
     bench.open();
     let poison_after = bench.breaker.settings.poison_after;
@@ -522,7 +468,7 @@ fn the_time_of_a_pause_does_not_count_as_time_in_which_a_record_failed() {
 }
 
 #[test]
-fn while_other_records_arrive_records_that_are_probed_again_do_not_fail() {
+fn probed_records_survive_new_arrivals() {
     let mut bench = Bench::new(2);
     bench.open();
     for probe in 0..1_000 {
@@ -534,17 +480,7 @@ fn while_other_records_arrive_records_that_are_probed_again_do_not_fail() {
 }
 
 #[test]
-fn an_outage_during_which_each_probe_is_another_record_burns_no_attempts() {
-    let mut bench = Bench::new(2);
-    bench.open();
-    for record in 0..1_000 {
-        bench.advance_to_probe();
-        assert_eq!(bench.run(record, FAILED), (Verdict::Forgotten, None));
-    }
-}
-
-#[test]
-fn a_driver_with_nothing_else_repeats_a_held_record_after_growing_delays() {
+fn held_record_repeats_with_growing_delays() {
     let mut bench = Bench::new(5);
     for seconds in [1, 2, 4, 8] {
         bench.held(1);
@@ -552,17 +488,14 @@ fn a_driver_with_nothing_else_repeats_a_held_record_after_growing_delays() {
         bench.now += seconds * SECOND;
     }
     assert_eq!(bench.run(1, FAILED), OPENED);
-}
-
-#[test]
-fn a_driver_with_other_calls_repeats_a_held_record_after_the_longest_delay() {
+    // A driver with other calls waits longer.
     let mut bench = Bench::new(5);
     bench.held(1);
     assert_eq!(bench.breaker.repeat_at(false), Some(bench.now + 8 * SECOND));
 }
 
 #[test]
-fn without_a_limit_of_failures_every_failure_is_the_records_own() {
+fn disabled_breaker_forgets_no_failure() {
     let mut bench = Bench::new(0);
     for record in 0..100 {
         assert_eq!(bench.run(record, FAILED), (Verdict::Own, None));
@@ -610,7 +543,7 @@ proptest! {
     /// Whatever happens when: permits are kept, no failure counts without a later answer, and an endpoint that answers closes the
     /// breaker.
     #[test]
-    fn no_history_breaks_the_rules(
+    fn random_histories_keep_the_rules(
         has_rate in any::<bool>(),
         failures in 1..6_usize,
         ops in proptest::collection::vec(ops(), 0..200),

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_before_the_window_do_not_count() {
+    fn calls_before_the_window_expire() {
         let rate = |share, calls| FailureRate {
             share,
             calls,

@@ -1,10 +1,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::pending;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 use redeliver_core::failure::FailureScope;
-use redeliver_core::{Failure, Output, SystemClock};
+use redeliver_core::headers::PROCESS_AFTER;
+use redeliver_core::{
+    Clock, ClockLimits, Failure, GuardedClock, ManualClock, Output, SystemClock, Timestamp,
+};
 use redeliver_kafka::Processor;
 use redeliver_service::control::value::RateLimit as WantedRate;
 use tower::{BoxError, service_fn};
@@ -21,12 +24,12 @@ const SECOND: Duration = Duration::from_secs(1);
 const NEVER: Duration = Duration::from_secs(86_400);
 
 /// Limits of a driver, by default none.
-#[derive(Clone, Copy)]
 struct Limits {
     timeout: Option<Duration>,
     rate_limit: Option<RateLimit>,
     concurrency: usize,
     repeated_slots: usize,
+    clock: Arc<dyn Clock>,
 }
 
 impl Default for Limits {
@@ -36,6 +39,7 @@ impl Default for Limits {
             rate_limit: None,
             concurrency: 16,
             repeated_slots: 0,
+            clock: Arc::new(SystemClock),
         }
     }
 }
@@ -111,7 +115,7 @@ impl Rig {
             repeated_slots: limits.repeated_slots,
             context: Arc::new(AttemptContext {
                 pipeline: bench.pipeline.clone(),
-                clock: Arc::new(SystemClock),
+                clock: limits.clock,
                 metrics: bench.metrics.clone(),
                 runner: AttemptRunner {
                     pipeline: bench.pipeline.clone(),
@@ -178,6 +182,23 @@ fn in_order(key_blocking: Option<Duration>) -> Grouping {
     }
 }
 
+fn by_key(key_blocking: Option<Duration>) -> Grouping {
+    Grouping {
+        ordering: Ordering::Key,
+        ..in_order(key_blocking)
+    }
+}
+
+fn by_tenant(concurrency: usize) -> Grouping {
+    Grouping {
+        limit: Some(GroupLimit {
+            by: GroupBy::Header("tenant".to_owned()),
+            concurrency,
+        }),
+        ..Grouping::default()
+    }
+}
+
 fn breaker(poison_after: Duration) -> BreakerSettings {
     BreakerSettings {
         failures: 1,
@@ -196,19 +217,13 @@ fn broken() -> Outcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_the_breaker_is_open_records_that_wait_for_their_limit_are_probed_too() {
+async fn limited_records_are_probed_too() {
     const RECORDS: i64 = 40;
-    let is_down = Arc::new(std::sync::atomic::AtomicBool::new(true));
-    let limit = Grouping {
-        limit: Some(GroupLimit {
-            by: GroupBy::Header("tenant".to_owned()),
-            concurrency: 1,
-        }),
-        ..Grouping::default()
-    };
+    let is_down = Arc::new(AtomicBool::new(true));
+    let limit = by_tenant(1);
     let mut rig = Rig::start(limit, breaker(5 * SECOND), {
         let is_down = is_down.clone();
-        move |_, _| match is_down.load(std::sync::atomic::Ordering::SeqCst) {
+        move |_, _| match is_down.load(SeqCst) {
             true => unavailable(),
             false => Outcome::unchanged(),
         }
@@ -220,14 +235,14 @@ async fn while_the_breaker_is_open_records_that_wait_for_their_limit_are_probed_
     // Every other one is a record that was not probed before.
     let probed = calls.iter().collect::<BTreeSet<_>>().len();
     assert!(probed >= 10 && 2 * probed >= calls.len(), "{calls:?}");
-    is_down.store(false, std::sync::atomic::Ordering::SeqCst);
+    is_down.store(false, SeqCst);
     let written = rig.after(5 * SECOND).await;
     assert!(written.iter().all(|[topic, ..]| topic == "done"), "{written:?}");
     assert_eq!(written.len(), usize::try_from(RECORDS).unwrap());
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_does_not_use_up_the_time_for_which_a_record_blocks() {
+async fn outage_uses_up_no_blocking_time() {
     let mut rig = Rig::start(
         in_order(Some(10 * SECOND)),
         breaker(NEVER),
@@ -246,11 +261,8 @@ async fn an_outage_does_not_use_up_the_time_for_which_a_record_blocks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_that_others_notice_does_not_use_up_the_time_for_which_a_record_blocks() {
-    let grouping = Grouping {
-        ordering: Ordering::Key,
-        ..in_order(Some(10 * SECOND))
-    };
+async fn outage_of_others_stops_blocking_time() {
+    let grouping = by_key(Some(10 * SECOND));
     let mut rig = Rig::start(grouping, breaker(NEVER), |offset, number| {
         match (offset, number) {
             // Its failures say nothing about the endpoint.
@@ -266,14 +278,8 @@ async fn an_outage_that_others_notice_does_not_use_up_the_time_for_which_a_recor
 }
 
 #[tokio::test(start_paused = true)]
-async fn records_that_wait_for_their_limit_use_up_no_part_of_the_rate_limit() {
-    let limit = Grouping {
-        limit: Some(GroupLimit {
-            by: GroupBy::Header("tenant".to_owned()),
-            concurrency: 1,
-        }),
-        ..Grouping::default()
-    };
+async fn limited_records_use_up_no_rate() {
+    let limit = by_tenant(1);
     let two = RateLimit {
         attempts: 1,
         per: NEVER,
@@ -314,11 +320,8 @@ async fn records_that_wait_for_their_limit_use_up_no_part_of_the_rate_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_attempt_after_a_failed_one_can_use_several_slots() {
-    let grouping = Grouping {
-        ordering: Ordering::Key,
-        ..in_order(Some(NEVER))
-    };
+async fn repeated_attempts_use_several_slots() {
+    let grouping = by_key(Some(NEVER));
     let calls: Arc<Mutex<Vec<i64>>> = Arc::default();
     let handler = service_fn({
         let calls = calls.clone();
@@ -344,11 +347,8 @@ async fn an_attempt_after_a_failed_one_can_use_several_slots() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_that_blocks_leaves_the_probes_to_others() {
-    let grouping = Grouping {
-        ordering: Ordering::Key,
-        ..in_order(Some(10 * SECOND))
-    };
+async fn blocking_record_leaves_probes_to_others() {
+    let grouping = by_key(Some(10 * SECOND));
     let mut rig = Rig::start(grouping, breaker(NEVER), |offset, number| {
         match (offset, number) {
             (0, _) => broken(),
@@ -372,7 +372,7 @@ async fn a_record_that_blocks_leaves_the_probes_to_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_that_alone_keeps_the_breaker_open_does_not_block_its_followers() {
+async fn poison_record_does_not_block_followers() {
     let mut rig = Rig::start(
         in_order(Some(NEVER)),
         breaker(5 * SECOND),
@@ -391,7 +391,7 @@ async fn a_record_that_alone_keeps_the_breaker_open_does_not_block_its_followers
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_delay_without_end_does_not_block_followers() {
+async fn endless_delay_does_not_block_followers() {
     let mut rig = Rig::start(in_order(Some(NEVER)), breaker(NEVER), |offset, _| match offset {
         0 => Outcome::Failed(Failure {
             retry_after: Some(Duration::MAX),
@@ -406,7 +406,7 @@ async fn a_delay_without_end_does_not_block_followers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_a_cancelled_attempt_affects_no_other_record() {
+async fn panic_on_cancellation_affects_no_others() {
     struct Bomb;
     impl Drop for Bomb {
         fn drop(&mut self) {
@@ -439,7 +439,7 @@ async fn a_panic_of_a_cancelled_attempt_affects_no_other_record() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_whose_attempt_ends_after_its_partition_was_revoked_does_not_wait_for_the_endpoint() {
+async fn revoked_record_waits_for_nothing() {
     let handler = service_fn(|_: Attempt| async {
         tokio::time::sleep(10 * SECOND).await;
         Ok::<_, BoxError>(unavailable())
@@ -457,15 +457,9 @@ async fn a_record_whose_attempt_ends_after_its_partition_was_revoked_does_not_wa
 }
 
 #[tokio::test(start_paused = true)]
-async fn records_are_counted_by_what_they_wait_for() {
+async fn records_are_counted_by_waiting_reason() {
     const RECORDS: i64 = 20;
-    let by_tenant = Grouping {
-        limit: Some(GroupLimit {
-            by: GroupBy::Header("tenant".to_owned()),
-            concurrency: 3,
-        }),
-        ..Grouping::default()
-    };
+    let by_tenant = by_tenant(3);
     let hanging = || service_fn(|_: Attempt| pending::<Result<Outcome, BoxError>>());
     let mut limited = Rig::with_handler(by_tenant, breaker(NEVER), Limits::default(), hanging());
     limited.accept(0..RECORDS);
@@ -505,7 +499,7 @@ async fn records_are_counted_by_what_they_wait_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_paused_pipeline_starts_no_attempt_and_accepts_nothing_until_it_runs_again() {
+async fn paused_pipeline_starts_no_attempts() {
     let mut rig = Rig::start(Grouping::default(), BreakerSettings::default(), |_, _| {
         Outcome::unchanged()
     });
@@ -525,7 +519,7 @@ async fn a_paused_pipeline_starts_no_attempt_and_accepts_nothing_until_it_runs_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_attempt_in_progress_ends_although_the_pipeline_is_paused() {
+async fn running_attempt_survives_a_pause() {
     let handler = service_fn(|_: Attempt| async {
         tokio::time::sleep(10 * SECOND).await;
         Ok::<_, BoxError>(Outcome::unchanged())
@@ -543,7 +537,7 @@ async fn an_attempt_in_progress_ends_although_the_pipeline_is_paused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attempts_start_in_their_order_at_the_rate_that_an_operator_wants_until_it_is_lifted() {
+async fn wanted_rate_applies_until_lifted() {
     let mut rig = Rig::start(in_order(None), BreakerSettings::default(), |_, _| {
         Outcome::unchanged()
     });
@@ -560,7 +554,7 @@ async fn attempts_start_in_their_order_at_the_rate_that_an_operator_wants_until_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rate_that_is_lifted_no_longer_delays_the_probe_of_an_open_breaker() {
+async fn lifted_rate_frees_the_probe() {
     let mut rig = Rig::start(Grouping::default(), breaker(NEVER), |_, number| match number {
         0 => unavailable(),
         _ => Outcome::unchanged(),
@@ -572,6 +566,41 @@ async fn a_rate_that_is_lifted_no_longer_delays_the_probe_of_an_open_breaker() {
     rig.want_rate(Some(WantedRate::Unlimited));
     let written = rig.after(SECOND).await;
     assert_eq!(written, [["done", "key-0", ""].map(str::to_owned)]);
+}
+
+/// Otherwise, a retry could be early, or late without limit.
+#[tokio::test(start_paused = true)]
+async fn retries_wait_for_confirmed_time() {
+    let start = Timestamp::from_millis(1_700_000_000_000);
+    let clock = Arc::new(ManualClock::new(start));
+    let bounds = ClockLimits {
+        max_step: SECOND,
+        confirm: NEVER,
+    };
+    let guarded = GuardedClock::new(clock.clone(), bounds, Box::new(|_| {}));
+    let handler = service_fn(async |attempt: Attempt| {
+        let failed = Failure::transient("busy", "later").with_scope(FailureScope::Record);
+        Ok::<_, BoxError>(match attempt.record.position.offset {
+            0 => Outcome::Failed(failed),
+            _ => Outcome::unchanged(),
+        })
+    });
+    let limits = Limits {
+        clock: Arc::new(guarded),
+        ..Limits::default()
+    };
+    limits.clock.now();
+    let mut rig = Rig::with_handler(Grouping::default(), BreakerSettings::default(), limits, handler);
+    clock.set(Timestamp::from_millis(start.as_millis() - 3_600_000));
+    rig.accept(0..2);
+    let written = rig.after(60 * SECOND).await;
+    assert_eq!(written, [["done", "key-1", ""].map(str::to_owned)]);
+    // Only undoing the step ends the hold.
+    clock.set(start);
+    assert_eq!(rig.after(5 * SECOND).await[1][0], "docs-retry-5s");
+    let due = rig.bench.outputs()[0].headers.last(PROCESS_AFTER).unwrap();
+    let due: Timestamp = std::str::from_utf8(due).unwrap().parse().unwrap();
+    assert!(due >= start.after(5 * SECOND), "{due}");
 }
 
 /// A call of a record in a simulation.
@@ -727,7 +756,7 @@ fn fails(record: i64) -> (bool, bool) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_of_a_third_stop_no_others() {
+async fn failing_third_stops_no_others() {
     for latency in LATENCIES {
         let simulated = simulate(
             BreakerSettings::default(),
@@ -761,7 +790,7 @@ async fn failures_of_a_third_stop_no_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cache_that_fills_delays_records_by_seconds() {
+async fn filling_cache_delays_records_by_seconds() {
     let first_fails = |call: Call| call.number > 1;
     let off = BreakerSettings {
         failures: 0,
@@ -777,10 +806,10 @@ async fn a_cache_that_fills_delays_records_by_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_an_outage_records_are_at_once_what_they_were() {
+async fn outage_leaves_no_traces() {
     const OUTAGE: std::ops::Range<Duration> = Duration::from_secs(15)..Duration::from_secs(60);
     for latency in LATENCIES {
-        let simulated = simulate(BreakerSettings::default(), latency, 20_000, 20_000, |call| {
+        let simulated = simulate(BreakerSettings::default(), latency, 15_000, 15_000, |call| {
             !OUTAGE.contains(&call.at)
         })
         .await;
@@ -806,31 +835,27 @@ async fn after_an_outage_records_are_at_once_what_they_were() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_too_short_to_open_the_breaker_uses_up_no_attempt() {
-    let outage = 15 * SECOND..17 * SECOND;
-    for latency in LATENCIES {
-        let outage = outage.clone();
-        let simulated = simulate(BreakerSettings::default(), latency, 5_000, 5_000, move |call| {
-            !outage.contains(&call.at)
-        })
-        .await;
-        assert_eq!((simulated.retried, simulated.openings), (0, 0), "{latency:?}");
-        assert!(simulated.last(|_| true) < 26 * SECOND, "{latency:?}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn with_failures_in_a_row_only_an_outage_uses_up_no_attempt() {
-    let settings = BreakerSettings {
+async fn outages_use_up_no_attempts() {
+    let in_a_row = BreakerSettings {
         failures: 5,
         rate: None,
         open_max: 60 * SECOND,
         ..BreakerSettings::default()
     };
-    for latency in LATENCIES {
-        let outage = 5 * SECOND..25 * SECOND;
-        let answers = move |call: Call| !outage.contains(&call.at);
-        let simulated = simulate(settings.clone(), latency, 2_000, 2_000, answers).await;
-        assert_eq!((simulated.retried, simulated.openings), (0, 1), "{latency:?}");
+    for (settings, outage, openings) in [
+        // Too short to open the breaker.
+        (BreakerSettings::default(), 15 * SECOND..17 * SECOND, 0),
+        (in_a_row, 5 * SECOND..25 * SECOND, 1),
+    ] {
+        for latency in LATENCIES {
+            let outage = outage.clone();
+            let answers = move |call: Call| !outage.contains(&call.at);
+            let simulated = simulate(settings.clone(), latency, 4_000, 4_000, answers).await;
+            assert_eq!(
+                (simulated.retried, simulated.openings),
+                (0, openings),
+                "{latency:?}"
+            );
+        }
     }
 }

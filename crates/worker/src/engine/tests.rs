@@ -146,6 +146,24 @@ impl Bench {
         value.unwrap_or_else(|| panic!("no {series}in {page}")).to_owned()
     }
 
+    fn set(&self, topic: &str, presence: Presence) {
+        self.unavailable
+            .lock()
+            .unwrap()
+            .insert(topic.to_owned(), presence);
+    }
+
+    /// The offsets that the transaction completes.
+    fn completed(&self) -> Vec<i64> {
+        self.batch.completed.iter().map(|(_, offset)| *offset).collect()
+    }
+
+    /// The number and size of records in flight.
+    fn own(&self) -> (usize, usize) {
+        let own = self.engine.in_flight.own();
+        (own.records, own.bytes)
+    }
+
     /// Runs the driver for all accepted records, with an outcome by offset.
     fn handle(&mut self, outcome: impl Fn(i64) -> Outcome) {
         let queued = self.channel.take_queued();
@@ -216,7 +234,7 @@ pub(crate) const ROOMY: InFlight = InFlight {
 };
 
 #[test]
-fn a_record_with_a_refused_result_becomes_a_dead_letter_without_any_results() {
+fn refused_result_makes_a_dead_letter() {
     let mut bench = Bench::new(ROOMY);
     for offset in 0..3 {
         bench.accept(offset, 10);
@@ -246,7 +264,7 @@ fn a_record_with_a_refused_result_becomes_a_dead_letter_without_any_results() {
 }
 
 #[test]
-fn a_record_and_its_attempts_are_counted_once_they_are_committed() {
+fn attempts_are_counted_on_commit() {
     let mut bench = Bench::new(ROOMY);
     (0..4).for_each(|offset| bench.accept(offset, 10));
     bench.handle(|offset| match offset {
@@ -274,7 +292,7 @@ fn a_record_and_its_attempts_are_counted_once_they_are_committed() {
 }
 
 #[test]
-fn dead_letters_are_reported_once_they_are_committed() {
+fn dead_letters_are_reported_on_commit() {
     let mut bench = Bench::new(ROOMY);
     let reported: Arc<Mutex<Vec<(String, usize)>>> = Arc::default();
     bench.engine.context.on_dead = Some(OnDead::new({
@@ -312,7 +330,7 @@ fn dead_letters_are_reported_once_they_are_committed() {
 }
 
 #[test]
-fn a_refused_retry_becomes_a_dead_letter_and_a_refused_dead_letter_keeps_its_reason() {
+fn refused_dead_letter_keeps_its_reason() {
     let mut bench = Bench::new(ROOMY);
     bench.accept(0, 10);
     bench.accept(1, 10);
@@ -331,7 +349,7 @@ fn a_refused_retry_becomes_a_dead_letter_and_a_refused_dead_letter_keeps_its_rea
 }
 
 #[test]
-fn a_replaced_result_that_is_taken_back_counts_with_its_own_size() {
+fn taken_back_result_keeps_its_size() {
     let mut bench = Bench::new(ROOMY);
     bench.accept(0, 1_000);
     bench.handle(|_| Outcome::unchanged());
@@ -348,7 +366,7 @@ fn a_replaced_result_that_is_taken_back_counts_with_its_own_size() {
 }
 
 #[test]
-fn after_a_failed_transaction_a_wait_needs_no_particular_partition_of_its_tier() {
+fn taken_back_wait_has_no_partition() {
     let mut bench = Bench::new(ROOMY);
     bench.accept(0, 10);
     let later = || Outcome::Failed(Failure::throttled(Duration::from_secs(5), "http.429", "later"));
@@ -366,7 +384,7 @@ fn after_a_failed_transaction_a_wait_needs_no_particular_partition_of_its_tier()
 }
 
 #[test]
-fn records_and_their_results_are_bounded_in_bytes() {
+fn records_and_results_are_bounded() {
     let mut bench = Bench::new(InFlight {
         records: 100,
         bytes: 10_000,
@@ -384,7 +402,7 @@ fn records_and_their_results_are_bounded_in_bytes() {
 }
 
 #[test]
-fn a_transaction_is_bounded_in_bytes_but_holds_at_least_one_record() {
+fn transactions_are_bounded_in_bytes() {
     let mut bench = Bench::new(ROOMY);
     for offset in 0..4 {
         bench.accept(offset, 10);
@@ -404,30 +422,28 @@ fn a_transaction_is_bounded_in_bytes_but_holds_at_least_one_record() {
     assert_eq!(batches, [1, 2, 1]);
 }
 
+fn to(topic: &str) -> Produced {
+    Produced {
+        topic: Some(topic.into()),
+        ..Produced::unchanged()
+    }
+}
+
 fn missing(lasting: Duration) -> Presence {
     Presence::Missing { lasting }
 }
 
 #[test]
-fn results_for_unwritable_topic_wait_without_limit() {
+fn unwritable_topic_waits_without_limit() {
     let mut bench = Bench::new(ROOMY);
     let unwritable = Presence::Unwritable {
         reason: Unwritable::Denied,
         lasting: 2 * TIMEOUT,
     };
-    bench
-        .unavailable
-        .lock()
-        .unwrap()
-        .insert("other".into(), unwritable);
+    bench.set("other", unwritable);
     bench.accept(0, 10);
     bench.accept(1, 10);
-    bench.handle(|offset| {
-        Outcome::Success(vec![Produced {
-            topic: Some(if offset == 0 { "other" } else { "done" }.into()),
-            ..Produced::unchanged()
-        }])
-    });
+    bench.handle(|offset| Outcome::Success(vec![to(if offset == 0 { "other" } else { "done" })]));
     bench.finish();
     bench.engine.committed(NOW);
     assert_eq!(bench.written(), [["done", "key-1", ""]]);
@@ -438,24 +454,13 @@ fn results_for_unwritable_topic_wait_without_limit() {
 }
 
 #[test]
-fn only_records_for_a_missing_topic_wait_for_it() {
+fn only_records_for_missing_topic_wait() {
     let mut bench = Bench::new(ROOMY);
-    let to = |topic: &str| {
-        let topic = Some(topic.into());
-        Outcome::Success(vec![Produced {
-            topic,
-            ..Produced::unchanged()
-        }])
-    };
-    bench
-        .unavailable
-        .lock()
-        .unwrap()
-        .insert("other".into(), missing(TIMEOUT / 2));
+    bench.set("other", missing(TIMEOUT / 2));
     for offset in 0..4 {
         bench.accept(offset, 10);
     }
-    bench.handle(|offset| to(if offset % 2 == 0 { "done" } else { "other" }));
+    bench.handle(|offset| Outcome::Success(vec![to(if offset % 2 == 0 { "done" } else { "other" })]));
     bench.finish();
     bench.engine.committed(NOW);
     assert_eq!(bench.written(), [["done", "key-0", ""], ["done", "key-2", ""]]);
@@ -468,36 +473,21 @@ fn only_records_for_a_missing_topic_wait_for_it() {
     bench.finish();
     bench.engine.committed(NOW);
     assert_eq!(bench.written(), [["other", "key-1", ""], ["other", "key-3", ""]]);
-    assert_eq!(bench.engine.in_flight.own().records, 0);
-    assert_eq!(bench.engine.in_flight.own().bytes, 0);
+    assert_eq!(bench.own(), (0, 0));
 }
 
 #[test]
-fn results_that_have_waited_for_a_topic_are_written_before_later_ones() {
+fn waiting_results_are_written_first() {
     let mut bench = Bench::new(ROOMY);
-    bench
-        .unavailable
-        .lock()
-        .unwrap()
-        .insert("done".into(), missing(TIMEOUT / 2));
+    bench.set("done", missing(TIMEOUT / 2));
     bench.accept(0, 10);
     bench.accept(1, 10);
     // The second one waits for another topic, too.
     bench.handle(|offset| match offset {
         0 => Outcome::unchanged(),
-        _ => Outcome::Success(vec![
-            Produced {
-                topic: Some("other".into()),
-                ..Produced::unchanged()
-            },
-            Produced::unchanged(),
-        ]),
+        _ => Outcome::Success(vec![to("other"), Produced::unchanged()]),
     });
-    bench
-        .unavailable
-        .lock()
-        .unwrap()
-        .insert("other".into(), missing(TIMEOUT / 2));
+    bench.set("other", missing(TIMEOUT / 2));
     bench.finish();
     assert!(bench.written().is_empty());
     bench.unavailable.lock().unwrap().remove("other");
@@ -512,45 +502,28 @@ fn results_that_have_waited_for_a_topic_are_written_before_later_ones() {
 }
 
 #[test]
-fn with_an_order_results_do_not_overtake_an_earlier_one_that_waits_for_another_topic() {
+fn ordered_results_do_not_overtake() {
     let written = |ordering| {
         let grouping = Grouping {
             ordering,
             ..Grouping::default()
         };
         let mut bench = Bench::with_grouping(ROOMY, Arc::new(grouping));
-        let result = |topic: &str| Produced {
-            topic: Some(topic.into()),
-            ..Produced::unchanged()
-        };
-        bench
-            .unavailable
-            .lock()
-            .unwrap()
-            .insert("other".into(), missing(TIMEOUT / 2));
+        bench.set("other", missing(TIMEOUT / 2));
         for (offset, key) in ["a", "b", "a"].into_iter().enumerate() {
             bench.accept_with_key(offset.try_into().unwrap(), 10, key);
         }
         bench.handle(|offset| {
             Outcome::Success(match offset {
-                0 => vec![result("done"), result("other")],
-                _ => vec![result("done")],
+                0 => vec![to("done"), to("other")],
+                _ => vec![to("done")],
             })
         });
-        let mut transactions = Vec::new();
         bench.finish();
-        transactions.push(
-            bench
-                .batch
-                .completed
-                .iter()
-                .map(|(_, offset)| *offset)
-                .collect::<Vec<_>>(),
-        );
+        let first = bench.completed();
         bench.unavailable.lock().unwrap().clear();
         bench.finish();
-        transactions.push(bench.batch.completed.iter().map(|(_, offset)| *offset).collect());
-        transactions
+        [first, bench.completed()]
     };
     assert_eq!(written(Order::None), [vec![1, 2], vec![0]]);
     assert_eq!(written(Order::Key), [vec![1], vec![0, 2]]);
@@ -558,7 +531,7 @@ fn with_an_order_results_do_not_overtake_an_earlier_one_that_waits_for_another_t
 }
 
 #[test]
-fn records_that_are_accepted_in_the_round_of_a_revocation_reach_the_driver_before_it() {
+fn accepted_records_precede_their_revocation() {
     let mut bench = Bench::new(ROOMY);
     let record = Record {
         position: Position {
@@ -579,12 +552,10 @@ fn records_that_are_accepted_in_the_round_of_a_revocation_reach_the_driver_befor
 }
 
 #[test]
-fn after_the_timeout_results_for_a_missing_topic_become_dead_letters_and_retries_still_wait() {
+fn missing_output_times_out_retries_wait() {
     let mut bench = Bench::new(ROOMY);
-    let unavailable = bench.unavailable.clone();
-    let set = |topic: &str, lasting| unavailable.lock().unwrap().insert(topic.into(), missing(lasting));
-    set("done", TIMEOUT / 2);
-    set("docs-retry-5s", TIMEOUT * 2);
+    bench.set("done", missing(TIMEOUT / 2));
+    bench.set("docs-retry-5s", missing(TIMEOUT * 2));
     bench.accept(0, 10);
     bench.accept(1, 10);
     bench.handle(|offset| match offset {
@@ -594,15 +565,15 @@ fn after_the_timeout_results_for_a_missing_topic_become_dead_letters_and_retries
     bench.finish();
     assert!(bench.written().is_empty());
     // The dead-letter topic is missing as well.
-    set("done", TIMEOUT);
-    set("docs-dlq", TIMEOUT);
+    bench.set("done", missing(TIMEOUT));
+    bench.set("docs-dlq", missing(TIMEOUT));
     bench.finish();
     assert!(bench.written().is_empty());
-    unavailable.lock().unwrap().remove("docs-dlq");
+    bench.unavailable.lock().unwrap().remove("docs-dlq");
     bench.finish();
     bench.engine.committed(NOW);
     assert_eq!(bench.written(), [["docs-dlq", "key-0", "output.missing"]]);
-    unavailable.lock().unwrap().clear();
+    bench.unavailable.lock().unwrap().clear();
     bench.finish();
     bench.engine.committed(NOW);
     assert_eq!(bench.written()[0][0], "docs-retry-5s");
@@ -610,13 +581,9 @@ fn after_the_timeout_results_for_a_missing_topic_become_dead_letters_and_retries
 }
 
 #[test]
-fn records_of_a_revoked_partition_no_longer_wait_for_their_topic() {
+fn revoked_records_do_not_wait() {
     let mut bench = Bench::new(ROOMY);
-    bench
-        .unavailable
-        .lock()
-        .unwrap()
-        .insert("done".into(), missing(TIMEOUT / 2));
+    bench.set("done", missing(TIMEOUT / 2));
     bench.accept(0, 10);
     bench.handle(|_| Outcome::unchanged());
     bench.finish();
@@ -629,7 +596,7 @@ fn records_of_a_revoked_partition_no_longer_wait_for_their_topic() {
 }
 
 #[test]
-fn results_for_an_earlier_assignment_of_a_partition_are_dropped() {
+fn results_of_earlier_assignment_are_dropped() {
     let mut bench = Bench::new(ROOMY);
     bench.accept(0, 10);
     let queued = bench.channel.take_queued();
@@ -650,17 +617,11 @@ fn results_for_an_earlier_assignment_of_a_partition_are_dropped() {
     bench.finish();
     assert_eq!(bench.written(), [["done", "key-0", ""]]);
     assert_eq!(bench.batch.completed, [(bench.assignment, 0)]);
-    assert_eq!(
-        (
-            bench.engine.in_flight.own().records,
-            bench.engine.in_flight.own().bytes
-        ),
-        (0, 0)
-    );
+    assert_eq!(bench.own(), (0, 0));
 }
 
 #[test]
-fn records_without_an_attempt_are_neither_completed_nor_in_flight() {
+fn unattempted_records_are_given_back() {
     let mut bench = Bench::new(ROOMY);
     for offset in 0..3 {
         bench.accept(offset, 10);
@@ -671,18 +632,12 @@ fn records_without_an_attempt_are_neither_completed_nor_in_flight() {
     bench.channel.send_finished(&mut returned);
     bench.finish();
     assert!(bench.written().is_empty() && bench.batch.completed.is_empty());
-    assert_eq!(
-        (
-            bench.engine.in_flight.own().records,
-            bench.engine.in_flight.own().bytes
-        ),
-        (0, 0)
-    );
+    assert_eq!(bench.own(), (0, 0));
     assert!(!bench.engine.is_busy());
 }
 
 #[test]
-fn a_process_has_the_partitions_that_are_assigned_and_not_revoked() {
+fn owned_partitions_follow_assignments() {
     let mut bench = Bench::new(ROOMY);
     let owned = bench.engine.context.partitions.clone();
     assert_eq!(owned.part_of(4), Some(0.25));

@@ -10,7 +10,7 @@ fn group(name: &'static str) -> Group {
 }
 
 #[test]
-fn a_record_waits_until_there_is_room_in_its_group_and_the_one_that_has_waited_longest_is_next() {
+fn full_group_admits_in_order() {
     let mut groups = Groups::new(2);
     let mut enter = |number| groups.enter(Some(group("noisy")), number);
     assert_eq!(
@@ -36,7 +36,7 @@ fn a_record_waits_until_there_is_room_in_its_group_and_the_one_that_has_waited_l
 }
 
 #[test]
-fn a_property_that_is_missing_is_a_group_of_its_own() {
+fn missing_property_is_its_own_group() {
     let record = |key: Option<&'static str>, header: Option<&'static str>, value: &'static str| Record {
         position: Position {
             topic: "docs".into(),

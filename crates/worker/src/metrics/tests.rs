@@ -16,7 +16,7 @@ fn series(registry: &Registry, prefix: &str) -> Vec<String> {
 }
 
 #[test]
-fn attempts_are_measured_by_outcome_and_those_of_the_worker_count_as_permanent() {
+fn attempts_are_measured_by_outcome() {
     let mut registry = Registry::default();
     let metrics = WorkerFamilies::register(&mut registry).of("docs");
     metrics.attempted(&Outcome::unchanged(), Duration::from_millis(1));
@@ -39,7 +39,7 @@ fn attempts_are_measured_by_outcome_and_those_of_the_worker_count_as_permanent()
 }
 
 #[test]
-fn the_attempts_of_a_record_are_counted_when_it_has_ended() {
+fn attempts_are_counted_at_the_end() {
     let mut registry = Registry::default();
     let metrics = WorkerFamilies::register(&mut registry).of("docs");
     metrics.written(Disposition::Succeeded, 1);
@@ -70,7 +70,7 @@ fn the_attempts_of_a_record_are_counted_when_it_has_ended() {
 }
 
 #[test]
-fn the_waiting_records_of_all_drivers_are_summed_until_a_driver_ends() {
+fn waiting_records_of_drivers_are_summed() {
     let mut registry = Registry::default();
     let metrics = WorkerFamilies::register(&mut registry).of("docs");
     let (mut first, mut second) = (metrics.waiting(), metrics.waiting());

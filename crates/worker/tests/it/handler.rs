@@ -6,6 +6,7 @@ use std::panic::panic_any;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use redeliver_core::headers::{ERROR_CLASS, ERROR_CODE, ERROR_MESSAGE, RETRY_COUNT};
 use redeliver_core::{Headers, Outcome, Output, Pipeline, Record};
 use redeliver_kafka::KafkaSettings;
@@ -24,10 +25,7 @@ use tower::{BoxError, service_fn};
 pub(crate) use redeliver_testkit::DEADLINE;
 
 /// Number of records of each kind.
-const EACH: usize = 10;
-
-/// The limit of records in flight, unless a test needs another.
-pub(crate) const IN_FLIGHT: usize = 1_000;
+const EACH: usize = 3;
 
 /// Runs a worker with this handler until `shutdown` is cancelled.
 pub(crate) async fn work<H: Handler>(
@@ -37,15 +35,14 @@ pub(crate) async fn work<H: Handler>(
     shutdown: CancellationToken,
 ) {
     let admin = Listener::bind("admin.listen", config.admin.listen).unwrap();
-    work_with(config, name, handler, IN_FLIGHT, admin, shutdown).await;
+    work_with(config, name, handler, admin, shutdown).await;
 }
 
-/// As [`work`], with a limit of records in flight and a listener of the admin port.
+/// As [`work`], with a listener of the admin port.
 pub(crate) async fn work_with<H: Handler>(
     config: Arc<Config>,
     name: String,
     handler: H,
-    in_flight: usize,
     admin: Listener,
     shutdown: CancellationToken,
 ) {
@@ -59,13 +56,23 @@ pub(crate) async fn work_with<H: Handler>(
         batch: 100,
         concurrency: 8,
         repeated_slots: 1,
-        in_flight,
+        in_flight: 1_000,
         in_flight_bytes: 1 << 20,
         grace: Duration::from_secs(10),
         ..WorkerSpec::from_config(&config, &name, &config.pipelines[&name]).unwrap()
     };
     spawn(&mut host, &spec, handler).await.unwrap();
     host.run().await.unwrap();
+}
+
+pub(crate) fn output(topic: &Arc<str>, value: impl Into<Bytes>) -> Output {
+    Output {
+        topic: topic.clone(),
+        partition: None,
+        key: None,
+        value: Some(value.into()),
+        headers: Headers::new(),
+    }
 }
 
 pub(crate) fn text(record: &Record, name: &str) -> Option<String> {
@@ -89,7 +96,7 @@ pub(crate) fn by_value(kafka: &KafkaSettings, topic: &Arc<str>) -> BTreeMap<Stri
 }
 
 #[test]
-fn errors_panics_and_time_outs_of_a_handler_affect_only_their_own_records() {
+fn failed_attempts_affect_no_others() {
     let tier = unique_delays(&[300])[0];
     let env = EnvBuilder::new("handlers")
         .partitions(1)
@@ -144,17 +151,10 @@ fn errors_panics_and_time_outs_of_a_handler_affect_only_their_own_records() {
         "panics without a message",
         "hangs",
     ];
-    let outputs = (0..EACH).flat_map(|n| kinds.map(|kind| format!("{kind} {n}")));
+    let values = (0..EACH).flat_map(|n| kinds.map(|kind| format!("{kind} {n}")));
     runtime.block_on(async {
-        for value in outputs {
-            let output = Output {
-                topic: pipeline.source.clone(),
-                partition: None,
-                key: None,
-                value: Some(value.into()),
-                headers: Headers::new(),
-            };
-            producer.send(&output).await.unwrap();
+        for value in values {
+            producer.send(&output(&pipeline.source, value)).await.unwrap();
         }
     });
     let (out, dlq) = (pipeline.output.clone().unwrap(), pipeline.dead_letter_topic());

@@ -1,7 +1,5 @@
 //! The worker on a real Kafka.
 
-mod clock;
 mod handler;
 mod missing_output;
 mod sharing;
-mod until_idle;

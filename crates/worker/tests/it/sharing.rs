@@ -1,22 +1,21 @@
 //! How the processes of a pipeline share the source and the due topic.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::thread;
 
-use redeliver_core::{Headers, Outcome, Output, Pipeline, Record};
-use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::producer::Producer;
+use redeliver_core::{Outcome, Pipeline};
 use redeliver_runtime::Config;
 use redeliver_runtime::listen::Listener;
 use redeliver_testkit::{brokers, eventually, http, unique};
-use redeliver_worker::{Attempt, Handler};
+use redeliver_worker::Attempt;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, service_fn};
 
-use crate::handler::{DEADLINE, IN_FLIGHT, by_value, work_with};
+use crate::handler::{DEADLINE, work_with};
 
 const PARTITIONS: i32 = 4;
 
@@ -28,9 +27,6 @@ struct Shared {
     pipeline: Pipeline,
     is_static: bool,
     runtime: Runtime,
-    kafka: KafkaSettings,
-    /// Values of the records of which the handler was called, with the number of calls.
-    calls: Arc<Mutex<BTreeMap<String, u32>>>,
 }
 
 impl Shared {
@@ -39,8 +35,6 @@ impl Shared {
             pipeline: Pipeline::new(&unique("shared")),
             is_static,
             runtime: Runtime::new().unwrap(),
-            kafka: KafkaSettings::new(brokers(), "sharing-test"),
-            calls: Arc::default(),
         }
     }
 
@@ -59,12 +53,20 @@ impl Shared {
 
     /// Starts a process whose handler succeeds.
     fn start_default(&self, instance: &str) -> Process {
-        let calls = self.calls.clone();
-        let handler = service_fn(move |attempt: Attempt| {
-            *calls.lock().unwrap().entry(value(&attempt.record)).or_default() += 1;
-            async { Ok::<_, BoxError>(Outcome::unchanged()) }
-        });
-        self.start_with(instance, IN_FLIGHT, handler)
+        let config = self.config(instance);
+        let guard = self.runtime.enter();
+        let admin = Listener::bind("admin.listen", config.admin.listen).unwrap();
+        drop(guard);
+        let address = admin.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let name = self.pipeline.name.to_string();
+        let handler = service_fn(async |_: Attempt| Ok::<_, BoxError>(Outcome::unchanged()));
+        let working = work_with(config, name, handler, admin, stop.clone());
+        Process {
+            admin: address,
+            stop,
+            working: self.runtime.spawn(working),
+        }
     }
 
     /// As [`Shared::start_default`], and waits until the process is ready.
@@ -75,22 +77,6 @@ impl Shared {
         process
     }
 
-    fn start_with<H: Handler>(&self, instance: &str, in_flight: usize, handler: H) -> Process {
-        let config = self.config(instance);
-        let guard = self.runtime.enter();
-        let admin = Listener::bind("admin.listen", config.admin.listen).unwrap();
-        drop(guard);
-        let address = admin.local_addr().unwrap();
-        let stop = CancellationToken::new();
-        let name = self.pipeline.name.to_string();
-        let working = work_with(config, name, handler, in_flight, admin, stop.clone());
-        Process {
-            admin: address,
-            stop,
-            working: self.runtime.spawn(working),
-        }
-    }
-
     fn stop(&self, process: Process) {
         process.stop.cancel();
         self.runtime.block_on(process.working).unwrap();
@@ -98,21 +84,6 @@ impl Shared {
 
     fn topics(&self) -> [Arc<str>; 2] {
         [self.pipeline.source.clone(), self.pipeline.due_topic()]
-    }
-
-    /// Writes one record to each partition of a topic. Its value is the prefix with the number of the partition.
-    fn fill(&self, topic: &Arc<str>, prefix: &str) {
-        let producer = Producer::new(&self.kafka).unwrap();
-        for partition in 0..PARTITIONS {
-            let output = Output {
-                topic: topic.clone(),
-                partition: Some(partition),
-                key: None,
-                value: Some(format!("{prefix} {partition}").into()),
-                headers: Headers::new(),
-            };
-            self.runtime.block_on(producer.send(&output)).unwrap();
-        }
     }
 
     /// Waits until these processes own all partitions, each its fair part of each topic, and are ready. Returns what
@@ -179,13 +150,9 @@ fn lag_of(line: &str) -> Option<(String, i32)> {
     Some((label("topic")?.to_owned(), label("partition")?.parse().ok()?))
 }
 
-fn value(record: &Record) -> String {
-    String::from_utf8(record.value.clone().unwrap_or_default().into()).unwrap()
-}
-
 #[test]
-fn each_process_owns_its_fair_part_of_both_topics_when_processes_come_and_go() {
-    for is_static in [true, false] {
+fn processes_own_fair_parts() {
+    let scenario = |is_static| {
         let shared = Shared::new(is_static);
         let first = shared.start("0");
         shared.until_fair(&[&first]);
@@ -199,71 +166,30 @@ fn each_process_owns_its_fair_part_of_both_topics_when_processes_come_and_go() {
         shared.stop(second);
         shared.until_fair(&[&first]);
         shared.stop(first);
-    }
+    };
+    thread::scope(|scope| {
+        for is_static in [true, false] {
+            scope.spawn(move || scenario(is_static));
+        }
+    });
 }
 
 #[test]
-fn a_restart_of_a_static_member_moves_no_partition() {
+fn static_restart_moves_no_partition() {
     let shared = Shared::new(true);
     let (mut first, second) = (shared.start("0"), shared.start("1"));
     let before = shared.until_fair(&[&first, &second]);
-    for _ in 0..2 {
-        shared.stop(first);
-        first = shared.start_default("0");
-        eventually("the process is ready again", DEADLINE, || {
-            assert_eq!(second.owned(), before[1]);
-            if first.is_ready() {
-                Ok(())
-            } else {
-                Err("not ready")
-            }
-        });
-        assert_eq!(shared.until_fair(&[&first, &second]), before);
-    }
+    shared.stop(first);
+    first = shared.start_default("0");
+    eventually("the process is ready again", DEADLINE, || {
+        assert_eq!(second.owned(), before[1]);
+        if first.is_ready() {
+            Ok(())
+        } else {
+            Err("not ready")
+        }
+    });
+    assert_eq!(shared.until_fair(&[&first, &second]), before);
     shared.stop(first);
     shared.stop(second);
-}
-
-#[test]
-fn a_source_whose_attempts_do_not_end_leaves_room_for_the_due_topic() {
-    let shared = Shared::new(false);
-    let released = CancellationToken::new();
-    let handler = service_fn({
-        let (calls, released) = (shared.calls.clone(), released.clone());
-        move |attempt: Attempt| {
-            *calls.lock().unwrap().entry(value(&attempt.record)).or_default() += 1;
-            let released = released.clone();
-            async move {
-                released.cancelled().await;
-                Ok::<_, BoxError>(Outcome::unchanged())
-            }
-        }
-    });
-    let process = shared.start_with("0", 4, handler);
-    process.until_ready();
-    let [source, due] = shared.topics();
-    // More records than may be in flight.
-    for round in 0..4 {
-        shared.fill(&source, &format!("new {round}"));
-    }
-    let called = || shared.calls.lock().unwrap().len();
-    eventually("attempts are running", DEADLINE, || match called() {
-        3 | 4 => Ok(()),
-        calls => Err(calls),
-    });
-    shared.fill(&due, "due");
-    eventually("records of the due topic are processed", DEADLINE, || {
-        let letters = by_value(&shared.kafka, &shared.pipeline.dead_letter_topic());
-        match letters.len() {
-            4 => Ok(()),
-            letters => Err(letters),
-        }
-    });
-    assert!(called() <= 4, "{}", called());
-    released.cancel();
-    eventually("all attempts end", DEADLINE, || match called() {
-        16 => Ok(()),
-        calls => Err(calls),
-    });
-    shared.stop(process);
 }

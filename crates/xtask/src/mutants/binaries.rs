@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn executables_are_found_in_the_messages_of_cargo() {
+    fn executables_are_found_in_messages() {
         let message = |kind: &str, name: &str, is_test: bool| {
             serde_json::json!({
                 "reason": "compiler-artifact",

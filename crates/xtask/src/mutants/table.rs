@@ -80,17 +80,11 @@ const RELAY: &str = "services/retry-tier";
 const SCHEDULER: &str = "services/scheduler";
 const INSPECTOR: &str = "services/dlq-inspector";
 
-const TRACKER_MODEL: Test = unit(
-    KAFKA,
-    "tracker::tests::each_offset_is_completed_exactly_once_in_any_order_and_with_restarts",
-);
-const LANE_MODEL: Test = unit(
-    KAFKA,
-    "lane::model::a_million_steps_of_random_histories_write_each_record_exactly_once",
-);
+const TRACKER_MODEL: Test = unit(KAFKA, "tracker::tests::offsets_are_completed_exactly_once");
+const LANE_MODEL: Test = unit(KAFKA, "lane::model::random_histories_write_exactly_once");
 const RELAY_MODEL: Test = unit(
     RELAY,
-    "relay::tests::model::each_record_leaves_once_and_never_early",
+    "relay::tests::model::records_leave_once_never_early",
 );
 const SHARD_MODEL: Test = unit(
     SCHEDULER,
@@ -161,76 +155,52 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "breaker-burns-attempts",
         "Each failure of the endpoint counts. An outage uses up all retries of the records that arrive meanwhile.",
-        &[unit(
-            WORKER,
-            "breaker::tests::failures_that_open_the_breaker_are_forgotten",
-        )],
+        &[unit(WORKER, "breaker::tests::opening_failures_are_forgotten")],
     ),
     mutant(
         "breaker-closes-after-one-answer",
         "A half-open breaker closes after one answer. All records are sent to an endpoint that can answer only a few of them.",
-        &[unit(
-            WORKER,
-            "breaker::tests::permits_double_with_each_answer_until_the_breaker_closes",
-        )],
+        &[unit(WORKER, "breaker::tests::permits_double_until_closed")],
     ),
     mutant(
         "engine-accepts-stale-assignments",
         "Results for a revoked partition are written. Its new owner writes them again.",
         &[unit(
             WORKER,
-            "engine::tests::results_for_an_earlier_assignment_of_a_partition_are_dropped",
+            "engine::tests::results_of_earlier_assignment_are_dropped",
         )],
     ),
     mutant(
         "engine-completes-unprocessed-records",
         "Records that a stopping worker returns without an attempt are completed. They are lost.",
-        &[unit(
-            WORKER,
-            "engine::tests::records_without_an_attempt_are_neither_completed_nor_in_flight",
-        )],
+        &[unit(WORKER, "engine::tests::unattempted_records_are_given_back")],
     ),
     mutant(
         "engine-completes-before-its-outputs",
         "A record is completed in a transaction without its results. They are lost.",
-        &[unit(
-            WORKER,
-            "engine::tests::only_records_for_a_missing_topic_wait_for_it",
-        )],
+        &[unit(WORKER, "engine::tests::only_records_for_missing_topic_wait")],
     ),
     mutant(
         "engine-drops-refused-results",
         "A record whose result is refused gets no dead letter. It is lost.",
-        &[unit(
-            WORKER,
-            "engine::tests::a_record_with_a_refused_result_becomes_a_dead_letter_without_any_results",
-        )],
+        &[unit(WORKER, "engine::tests::refused_result_makes_a_dead_letter")],
     ),
     mutant(
         "engine-forgets-waiting-results",
         "Results that waited for a missing topic are dropped when it exists again. The partition is stuck.",
-        &[unit(
-            WORKER,
-            "engine::tests::only_records_for_a_missing_topic_wait_for_it",
-        )],
+        &[unit(WORKER, "engine::tests::only_records_for_missing_topic_wait")],
     ),
     mutant(
         "engine-lets-followers-overtake",
         "With an order, a result is written before that of an earlier record that waits for a missing topic.",
-        &[unit(
-            WORKER,
-            "engine::tests::with_an_order_results_do_not_overtake_an_earlier_one_that_waits_for_another_topic",
-        )],
+        &[unit(WORKER, "engine::tests::ordered_results_do_not_overtake")],
     ),
     mutant(
         "relay-releases-early",
         "Records are released one millisecond early.",
         &[
             RELAY_MODEL,
-            unit(
-                RELAY,
-                "relay::tests::a_record_is_released_when_it_is_due_and_not_a_millisecond_before",
-            ),
+            unit(RELAY, "relay::tests::record_is_released_when_due"),
         ],
     ),
     mutant(
@@ -238,10 +208,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "Records are released in the order of their offsets. A long wait delays shorter ones after it.",
         &[
             RELAY_MODEL,
-            unit(
-                RELAY,
-                "relay::tests::a_long_wait_does_not_delay_a_shorter_one_after_it",
-            ),
+            unit(RELAY, "relay::tests::long_wait_delays_no_shorter_one"),
         ],
     ),
     mutant(
@@ -259,7 +226,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "Records of a revoked partition are released. Its new owner releases them again.",
         &[
             RELAY_MODEL,
-            unit(RELAY, "relay::tests::a_revoked_partition_is_forgotten"),
+            unit(RELAY, "relay::tests::revoked_partition_is_forgotten"),
         ],
     ),
     mutant(
@@ -267,10 +234,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A record that moves to the end of a tier is completed, but not written. It is lost.",
         &[
             RELAY_MODEL,
-            unit(
-                RELAY,
-                "relay::tests::a_full_look_ahead_moves_long_waits_to_the_tier_that_fits",
-            ),
+            unit(RELAY, "relay::tests::full_look_ahead_moves_long_waits"),
         ],
     ),
     mutant(
@@ -379,7 +343,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "Records are released by a time that is not confirmed. They may be early.",
         &[unit(
             RELAY,
-            "relay::tests::after_a_step_of_the_clock_nothing_is_released_or_moved_until_it_is_confirmed",
+            "relay::tests::unconfirmed_clock_step_releases_nothing",
         )],
     ),
     mutant(
@@ -387,7 +351,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A record whose transaction was aborted is not released before the tier is read again.",
         &[unit(
             RELAY,
-            "relay::tests::control::what_was_not_written_before_a_pause_is_not_written_during_it",
+            "relay::tests::control::pause_holds_unwritten_records",
         )],
     ),
     mutant(
@@ -417,18 +381,12 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "transaction-commits-undelivered-records",
         "A transaction does not wait for its deliveries. A refused record is not reported, and its transaction fails for ever.",
-        &[integration(
-            KAFKA,
-            "errors::a_record_that_is_refused_on_its_own_is_reported",
-        )],
+        &[integration(KAFKA, "errors::single_refused_record_is_reported")],
     ),
     mutant(
         "lane-reads-uncommitted",
         "A lane also reads records of open and aborted transactions. Records that were never accepted are processed.",
-        &[integration(
-            KAFKA,
-            "isolation::a_lane_does_not_read_records_of_aborted_transactions",
-        )],
+        &[integration(KAFKA, "lane::aborted_records_are_not_read")],
     ),
     mutant(
         "tracker-commits-one-too-many",
@@ -445,10 +403,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "Completions during a transaction count as committed with it. They are processed again after a restart.",
         &[
             TRACKER_MODEL,
-            unit(
-                KAFKA,
-                "tracker::tests::a_position_is_returned_until_it_is_committed",
-            ),
+            unit(KAFKA, "tracker::tests::position_is_returned_until_committed"),
         ],
     ),
     mutant(
@@ -456,10 +411,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "The commit lacks the completed set. Records after an incomplete one are processed again after a restart.",
         &[
             TRACKER_MODEL,
-            integration(
-                KAFKA,
-                "lane::completed_records_after_an_incomplete_one_are_not_processed_again_after_a_restart",
-            ),
+            integration(KAFKA, "lane::restart_processes_only_incomplete_records"),
         ],
     ),
     mutant(
@@ -472,10 +424,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "Records that were incomplete before a restart and are not read again yet count as completed. They are lost.",
         &[
             TRACKER_MODEL,
-            unit(
-                KAFKA,
-                "tracker::tests::restored_offsets_survive_a_commit_before_they_are_read_again",
-            ),
+            unit(KAFKA, "tracker::tests::restored_offsets_survive_a_commit"),
         ],
     ),
     mutant(
@@ -494,20 +443,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "tracker-completes-twice",
         "A second completion of a record is accepted. Its results are written twice.",
-        &[unit(
-            KAFKA,
-            "tracker::tests::a_record_in_flight_can_be_completed_once",
-        )],
+        &[unit(KAFKA, "tracker::tests::record_is_completed_once")],
     ),
     mutant(
         "metadata-drops-a-bit",
         "Some incomplete records of a bitmap are encoded as completed. They are lost after a restart.",
         &[
             TRACKER_MODEL,
-            unit(
-                KAFKA,
-                "tracker::metadata::tests::each_form_fits_its_weight_and_decodes_to_the_same_set",
-            ),
+            unit(KAFKA, "tracker::metadata::tests::encodings_fit_and_decode"),
         ],
     ),
     mutant(
@@ -515,7 +458,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A commit does not identify its topic. Records of a topic that was created again are skipped.",
         &[unit(
             KAFKA,
-            "tracker::tests::a_commit_of_an_earlier_topic_of_the_same_name_is_recognised",
+            "tracker::tests::commit_of_earlier_topic_is_recognised",
         )],
     ),
 ];

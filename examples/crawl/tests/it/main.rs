@@ -5,7 +5,7 @@ use std::time::Duration;
 use redeliver_testkit::{Process, binary};
 
 #[test]
-fn the_demonstration_crawls_every_page_once_and_politely() {
+fn demonstration_crawls_politely() {
     let mut command = binary("redeliver-example-crawl");
     command.env_clear().arg("--demo");
     let mut demo = Process::spawn(command).unwrap();

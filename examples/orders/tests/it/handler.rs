@@ -34,7 +34,7 @@ fn code(run: &TestRun) -> &str {
 }
 
 #[tokio::test]
-async fn an_order_is_confirmed_and_an_urgent_one_goes_to_another_topic() {
+async fn urgent_order_has_another_topic() {
     for (priority, topic) in [
         ("low", "orders-confirmed"),
         ("high", EXPRESS),
@@ -51,7 +51,7 @@ async fn an_order_is_confirmed_and_an_urgent_one_goes_to_another_topic() {
 }
 
 #[tokio::test]
-async fn an_invalid_order_is_dead_at_once_and_names_its_field() {
+async fn invalid_order_dies_at_once() {
     for (order, field) in invalid_orders() {
         let run = run(Catalogue::default(), &order).await;
         assert_eq!((code(&run), run.attempts), ("schema.invalid", 1), "{order}");
@@ -64,7 +64,7 @@ async fn an_invalid_order_is_dead_at_once_and_names_its_field() {
 }
 
 #[tokio::test]
-async fn an_order_that_no_attempt_can_confirm_is_dead_at_once() {
+async fn unconfirmable_order_dies_at_once() {
     for (changes, expected) in [
         (json!({ "item": "cup" }), "orders.unknown-item"),
         (json!({ "price": 1 }), "orders.price-changed"),
@@ -75,7 +75,7 @@ async fn an_order_that_no_attempt_can_confirm_is_dead_at_once() {
 }
 
 #[tokio::test]
-async fn an_order_for_an_article_that_is_not_available_waits_and_uses_up_no_attempts() {
+async fn unavailable_article_uses_no_attempts() {
     let lamp = order(json!({ "item": "lamp", "price": 4_900 }));
     let run = run(Catalogue::with_lamp_from(NOW + HOUR), &lamp).await;
     assert_eq!((code(&run), run.attempts), ("", 2), "{run:?}");

@@ -25,7 +25,7 @@ fn read(kafka: &KafkaSettings, topic: &str) -> Vec<Record> {
 }
 
 #[test]
-fn orders_are_confirmed_exactly_once_and_invalid_ones_are_dead_letters() {
+fn orders_are_confirmed_exactly_once() {
     const VALID: u64 = 50;
     let schema = concat!(env!("CARGO_MANIFEST_DIR"), "/order.schema.json");
     // The configuration as it is shipped, with other names of topics.
@@ -116,7 +116,7 @@ fn orders_are_confirmed_exactly_once_and_invalid_ones_are_dead_letters() {
 }
 
 #[test]
-fn what_is_wrong_with_the_configuration_is_named() {
+fn configuration_problems_are_named() {
     for (setting, message) in [
         (
             "pipelines.orders.schema=/no/such.json",

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_full_call_starts_at_once_and_another_one_after_its_time() {
+    async fn full_call_starts_at_once() {
         let (batcher, calls) = doubling(LIMITS, MS);
         let started = Instant::now();
         process(&batcher, 0..4, 1).await;
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_size_of_a_call_is_limited_and_a_larger_item_is_alone() {
+    async fn call_size_is_limited() {
         let (batcher, calls) = doubling(LIMITS, MS);
         process(&batcher, 0..5, 40).await;
         assert_eq!(*lock(&calls), [vec![0, 1], vec![2, 3], vec![4]]);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn while_too_many_calls_are_in_progress_the_next_one_accepts_more_items() {
+    async fn waiting_call_accepts_more_items() {
         let limits = Limits { calls: 1, ..LIMITS };
         let (batcher, calls) = doubling(limits, 100 * MS);
         let late = async {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_goes_on_while_one_of_its_items_is_not_cancelled() {
+    async fn call_survives_partial_cancellation() {
         let (batcher, calls) = doubling(LIMITS, 100 * MS);
         let cancelled = timeout(50 * MS, batcher.process(1, 1));
         let (cancelled, result) = tokio::join!(cancelled, batcher.process(2, 1));

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_encoded_is_decoded() {
+    fn encoded_content_is_decoded() {
         let plain: &[&[&str]] = &[&[], &[""], &["identity"], &["Identity, identity"]];
         for encodings in plain {
             assert_eq!(
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_passes_for_content() {
+    fn invalid_encodings_are_refused() {
         for encodings in [
             &["br"][..],
             &["zstd"],
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_does_not_exceed_the_limit() {
+    fn bomb_does_not_exceed_the_limit() {
         let bomb = gzip(&vec![0; 1 << 24]);
         assert!(bomb.len() < 1 << 15);
         assert_eq!(decoded(&["gzip"], bomb, 1_000), Err(Undecodable::TooLarge));
@@ -124,7 +124,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn content_is_decoded_unless_it_is_too_large(content in proptest::collection::vec(any::<u8>(), 0..200), limit in 0_usize..200) {
+        fn decoded_content_is_limited(content in proptest::collection::vec(any::<u8>(), 0..200), limit in 0_usize..200) {
             let expected = match content.len() > limit {
                 true => Err(Undecodable::TooLarge),
                 false => Ok(Bytes::from(content.clone())),

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_without_a_meaning_has_no_series_of_its_own() {
+    fn unknown_statuses_share_a_series() {
         let labels = ["200", "599", "600", "999", "timeout"].map(bounded);
         assert_eq!(labels, ["200", "599", "other", "other", "timeout"]);
     }

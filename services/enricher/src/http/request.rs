@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_traceparent_is_checked_against_its_specification() {
+    fn traceparent_is_validated() {
         let right = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         assert!(is_traceparent(right.as_bytes()));
         assert!(is_traceparent(right.replacen("00", "cc", 1).as_bytes()));
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_valid_content_type_is_used() {
+    fn only_valid_content_type_is_used() {
         let read = |values: &[&[u8]]| {
             let headers: Headers = values
                 .iter()

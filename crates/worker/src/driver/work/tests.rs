@@ -170,7 +170,7 @@ impl Model {
 }
 
 #[test]
-fn a_record_that_goes_back_leaves_its_place_to_another_one_of_its_tenant() {
+fn returned_record_leaves_its_place() {
     let mut model = Model::new(1);
     (0..3).for_each(|key| model.arrive(0, key, 0));
     model.start(false);
@@ -193,7 +193,7 @@ proptest! {
     /// Whatever happens when: no two attempts of a key overlap, those of a tenant do not exceed its limit, records of a key
     /// begin in their order, and each record ends once.
     #[test]
-    fn records_keep_their_order_and_their_limit_and_none_is_lost(
+    fn order_and_limit_are_kept(
         limit in 1..4_usize,
         ops in proptest::collection::vec((ops(), 0..6_u8, 0..2_u8), 0..40),
     ) {

@@ -33,7 +33,7 @@ async fn series_after(bodies: &[&[u8]], settings: HttpSettings) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn calls_are_counted_by_status_or_error_and_quick_retries_also_on_their_own() {
+async fn calls_are_counted_by_status() {
     let endpoint = FakeEndpoint::start(|request| match (&*request.body, request.earlier_calls_of_body) {
         (b"broken", _) => Reply::status(500),
         (b"restarts", 0) => Reply::Close,
@@ -76,7 +76,7 @@ async fn calls_are_counted_by_status_or_error_and_quick_retries_also_on_their_ow
 }
 
 #[test]
-fn an_endpoint_is_described_without_its_secrets() {
+fn endpoint_is_described_without_secrets() {
     let url = Url::parse("https://user:secret@[2001:db8::1]/docs?token=secret#secret").unwrap();
     let endpoint = EndpointAttributes::new(&Method::PUT, &url);
     let EndpointAttributes {

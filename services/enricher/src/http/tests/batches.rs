@@ -20,10 +20,6 @@ fn batches(url: impl Into<String>, records: u32) -> HttpSettings {
     }
 }
 
-fn handler(settings: HttpSettings) -> HttpHandler {
-    HttpHandler::new(settings, Arc::new(SystemClock)).unwrap()
-}
-
 /// A first attempt whose origin has this offset.
 fn record(offset: i64, value: Option<&[u8]>) -> Attempt {
     let mut attempt = attempt(value, &[]);
@@ -62,7 +58,7 @@ fn results(results: impl IntoIterator<Item = Value>) -> Reply {
 }
 
 #[tokio::test]
-async fn records_share_a_call_and_each_has_its_own_result() {
+async fn records_share_a_call() {
     let endpoint = FakeEndpoint::start(|request| {
         assert_eq!(request.headers["content-type"], "application/json");
         assert_eq!(request.key, None);
@@ -88,7 +84,7 @@ async fn records_share_a_call_and_each_has_its_own_result() {
 }
 
 #[tokio::test]
-async fn the_request_contains_the_origin_the_value_as_it_is_and_the_trace() {
+async fn request_contains_origin_and_trace() {
     let endpoint = FakeEndpoint::start(|request| {
         let expected = format!(
             "{{\"records\":[{{\"id\":\"docs-3-7\",\"value\":{{ \"n\" : 1.000000000000000000001 }},\
@@ -119,7 +115,7 @@ async fn the_request_contains_the_origin_the_value_as_it_is_and_the_trace() {
 }
 
 #[tokio::test]
-async fn each_result_is_classified_by_its_own_status() {
+async fn results_are_classified_separately() {
     let endpoint = per_record(|record| match record["value"].as_u64().unwrap() {
         0 => json!({ "status": 201, "value": "made" }),
         1 => json!({ "status": 422 }),
@@ -149,7 +145,7 @@ async fn each_result_is_classified_by_its_own_status() {
 }
 
 #[tokio::test]
-async fn a_failure_of_the_endpoint_is_that_of_all_records_and_names_their_call() {
+async fn failure_is_shared_by_its_call() {
     let endpoint = FakeEndpoint::start(|_| Reply::status(503));
     let handler = handler(batches(endpoint.url(), 2));
     let ended = run_all(&handler, &[b"0", b"1", b"2", b"3"]).await;
@@ -157,10 +153,7 @@ async fn a_failure_of_the_endpoint_is_that_of_all_records_and_names_their_call()
         .iter()
         .map(|ended| {
             let failure = ended.as_ref().unwrap_err();
-            assert_eq!(
-                (failure.code.as_str(), failure.scope),
-                ("http.503", FailureScope::Endpoint)
-            );
+            assert_scope(failure, "http.503", FailureScope::Endpoint);
             failure.shared_call.unwrap()
         })
         .collect();
@@ -170,7 +163,7 @@ async fn a_failure_of_the_endpoint_is_that_of_all_records_and_names_their_call()
 }
 
 #[tokio::test]
-async fn a_record_that_makes_the_whole_call_fail_is_found() {
+async fn failing_record_is_found() {
     let endpoint = FakeEndpoint::start(|request| {
         let records = records(request);
         if records.iter().any(|record| record["value"] == 13) {
@@ -194,7 +187,7 @@ async fn a_record_that_makes_the_whole_call_fail_is_found() {
 }
 
 #[tokio::test]
-async fn a_record_that_has_failed_before_is_called_alone() {
+async fn repeated_record_is_called_alone() {
     let endpoint = per_record(|_| json!({}));
     let handler = handler(batches(endpoint.url(), 8));
     let retry = Attempt {
@@ -207,15 +200,12 @@ async fn a_record_that_has_failed_before_is_called_alone() {
 }
 
 #[tokio::test]
-async fn a_value_that_is_not_json_fails_without_a_call_unless_values_are_base64() {
+async fn invalid_json_fails_without_call() {
     let endpoint = per_record(|record| json!({ "value": record["value"] }));
     let ended = run_all(&handler(batches(endpoint.url(), 2)), &[b"1", b"\xff"]).await;
     assert!(ended[0].is_ok());
     let failure = ended[1].as_ref().unwrap_err();
-    assert_eq!(
-        (failure.code.as_str(), failure.scope),
-        ("http.invalid-request", FailureScope::NotCalled)
-    );
+    assert_scope(failure, "http.invalid-request", FailureScope::NotCalled);
     let mut base64 = batches(endpoint.url(), 2);
     base64.batch.as_mut().unwrap().values = BatchValues::Base64;
     let ended = run_all(&handler(base64), &[b"1", b"\xff\x00"]).await;
@@ -226,7 +216,7 @@ async fn a_value_that_is_not_json_fails_without_a_call_unless_values_are_base64(
 }
 
 #[tokio::test]
-async fn a_response_that_does_not_fit_the_request_is_invalid_and_a_missing_result_is_not_that_of_others() {
+async fn mismatched_response_is_invalid() {
     let secret = "hunter2";
     for (body, problem) in [
         ("ok".to_owned(), "is not {\"results\""),
@@ -251,10 +241,7 @@ async fn a_response_that_does_not_fit_the_request_is_invalid_and_a_missing_resul
         let ended = run_all(&handler(batches(endpoint.url(), 2)), &[b"0", b"1"]).await;
         for ended in ended {
             let failure = ended.unwrap_err();
-            assert_eq!(
-                (failure.code.as_str(), failure.scope),
-                ("http.invalid-response", FailureScope::Endpoint)
-            );
+            assert_scope(&failure, "http.invalid-response", FailureScope::Endpoint);
             assert!(failure.message.contains(problem), "{failure}");
             assert!(!failure.message.contains(secret), "{failure}");
         }
@@ -270,7 +257,7 @@ async fn a_response_that_does_not_fit_the_request_is_invalid_and_a_missing_resul
 }
 
 #[tokio::test]
-async fn a_record_that_is_read_again_is_sent_once_and_all_its_attempts_get_the_result() {
+async fn reread_record_is_sent_once() {
     let endpoint = per_record(|record| json!({ "value": record["value"] }));
     let handler = handler(batches(endpoint.url(), 3));
     let (previous, other, current) = tokio::join!(
@@ -285,7 +272,7 @@ async fn a_record_that_is_read_again_is_sent_once_and_all_its_attempts_get_the_r
 }
 
 #[tokio::test]
-async fn a_response_that_is_too_large_for_a_call_is_not_for_smaller_ones() {
+async fn too_large_call_is_split() {
     let endpoint = per_record(|_| json!({ "value": "x".repeat(1_000) }));
     let large = HttpSettings {
         max_response_bytes: 3_000,
@@ -298,7 +285,7 @@ async fn a_response_that_is_too_large_for_a_call_is_not_for_smaller_ones() {
 }
 
 #[tokio::test]
-async fn no_more_calls_are_in_progress_than_configured() {
+async fn concurrent_calls_are_limited() {
     let endpoint = FakeEndpoint::start(|request| {
         let ids = records(request);
         let reply = results(ids.iter().map(|record| json!({ "id": record["id"] })));

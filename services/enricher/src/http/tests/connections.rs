@@ -23,7 +23,7 @@ fn version_of_request(request: &redeliver_testkit::Request) -> Reply {
 }
 
 #[tokio::test]
-async fn without_tls_http2_must_be_configured() {
+async fn plain_http2_must_be_configured() {
     let endpoint = FakeEndpoint::start(version_of_request);
     for (version, expected) in [
         (HttpVersion::Auto, Version::HTTP_11),
@@ -37,7 +37,7 @@ async fn without_tls_http2_must_be_configured() {
 }
 
 #[tokio::test]
-async fn with_tls_the_endpoint_offers_http2() {
+async fn tls_negotiates_http2() {
     let (scratch, ours) = (Scratch::new("http").unwrap(), Authority::new());
     let ca_file = ours.write(scratch.path().join("ours.crt"));
     for (offered, version, expected) in [
@@ -64,12 +64,12 @@ async fn with_tls_the_endpoint_offers_http2() {
 }
 
 #[tokio::test]
-async fn concurrent_calls_share_a_connection_with_http2() {
+async fn http2_calls_share_a_connection() {
     let endpoint = FakeEndpoint::start(|_| Reply::Delay(Duration::from_secs(1), Box::new(Reply::ok("late"))));
     let settings = with(endpoint.url(), |connections| {
         connections.version = HttpVersion::Http2;
     });
-    let handler = HttpHandler::new(settings, Arc::new(SystemClock)).unwrap();
+    let handler = handler(settings);
     assert!(run(&handler, attempt(Some(b"doc"), &[])).await.is_ok());
     let calls = [(); 20].map(|()| run(&handler, attempt(Some(b"doc"), &[])));
     assert!(futures::future::join_all(calls).await.iter().all(Result::is_ok));
@@ -77,29 +77,13 @@ async fn concurrent_calls_share_a_connection_with_http2() {
 }
 
 #[tokio::test]
-async fn a_body_whose_length_is_not_announced_is_complete() {
-    let endpoint = FakeEndpoint::start(|_| Reply::Streamed("the whole body".into()));
-    for version in [HttpVersion::Http1, HttpVersion::Http2] {
-        let settings = with(endpoint.url(), |connections| connections.version = version);
-        assert_eq!(
-            value(&call(settings).await.unwrap()),
-            b"the whole body",
-            "{version:?}"
-        );
-    }
-}
-
-#[tokio::test]
-async fn an_http2_stream_that_is_reset_is_a_closed_connection() {
+async fn reset_stream_is_a_closed_connection() {
     let endpoint = FakeEndpoint::start(|_| Reply::Close);
     let settings = with(endpoint.url(), |connections| {
         connections.version = HttpVersion::Http2;
     });
     let failure = failure(settings).await;
-    assert_eq!(
-        (failure.code.as_str(), failure.scope),
-        ("http.closed", FailureScope::Endpoint)
-    );
+    assert_scope(&failure, "http.closed", FailureScope::Endpoint);
 }
 
 /// Forwards connections to `target` until the set of tasks is dropped. The first connection is frozen on a notification: it stays
@@ -133,7 +117,7 @@ async fn forward(mut client: TcpStream, target: SocketAddr, freeze: Option<Arc<N
 }
 
 #[tokio::test]
-async fn a_frozen_http2_connection_is_detected_before_the_timeout_of_the_call_and_replaced() {
+async fn frozen_http2_connection_is_replaced() {
     let endpoint = FakeEndpoint::start(|_| Reply::ok("ok"));
     let mut tasks = JoinSet::new();
     let (proxy, freeze) = freezing_proxy(endpoint.address(), &mut tasks).await;
@@ -144,15 +128,12 @@ async fn a_frozen_http2_connection_is_detected_before_the_timeout_of_the_call_an
         timeout: Duration::from_secs(600),
         ..settings
     };
-    let handler = HttpHandler::new(settings, Arc::new(SystemClock)).unwrap();
+    let handler = handler(settings);
     assert!(run(&handler, attempt(Some(b"doc"), &[])).await.is_ok());
     freeze.notify_one();
     // Pings find out that the connection is dead.
     let failure = run(&handler, attempt(Some(b"doc"), &[])).await.unwrap_err();
-    assert_eq!(
-        (failure.code.as_str(), failure.scope),
-        ("http.timeout", FailureScope::Endpoint)
-    );
+    assert_scope(&failure, "http.timeout", FailureScope::Endpoint);
     assert!(run(&handler, attempt(Some(b"doc"), &[])).await.is_ok());
     assert_eq!(endpoint.connections(), 2);
 }
@@ -167,18 +148,18 @@ async fn until_another_connection(handler: &HttpHandler, endpoint: &FakeEndpoint
 }
 
 #[tokio::test]
-async fn a_connection_is_replaced_at_its_maximum_age_although_it_is_in_use() {
+async fn busy_connection_ends_at_max_age() {
     let endpoint = FakeEndpoint::start(|_| Reply::ok("ok"));
     let settings = with(endpoint.url(), |connections| {
         connections.max_age = HumanDuration::from_secs(1);
         connections.idle_timeout = HumanDuration::from_secs(3_600);
     });
-    let handler = HttpHandler::new(settings, Arc::new(SystemClock)).unwrap();
+    let handler = handler(settings);
     until_another_connection(&handler, &endpoint).await;
 }
 
 #[tokio::test]
-async fn calls_go_through_the_configured_proxy_with_its_password() {
+async fn calls_use_the_configured_proxy() {
     // A proxy that answers by itself.
     let proxy = FakeEndpoint::start(|request| {
         // "me:secret" in base64.

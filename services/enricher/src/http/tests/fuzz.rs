@@ -131,16 +131,12 @@ fn check_responses(count: u32) {
     let response = Arc::new(Mutex::new(Vec::new()));
     let next = response.clone();
     let server = Server::start(move |_| Answer::Last(next.lock().unwrap().clone()));
-    let handler = HttpHandler::new(
-        HttpSettings {
-            quick_retries: 0,
-            max_retry_after: HOUR,
-            max_response_bytes: 2_000,
-            ..settings(format!("http://{}", server.address))
-        },
-        Arc::new(SystemClock),
-    )
-    .unwrap();
+    let handler = handler(HttpSettings {
+        quick_retries: 0,
+        max_retry_after: HOUR,
+        max_response_bytes: 2_000,
+        ..settings(format!("http://{}", server.address))
+    });
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -158,7 +154,7 @@ fn check_responses(count: u32) {
 }
 
 #[test]
-fn no_damaged_response_makes_the_handler_fail() {
+fn damaged_responses_never_panic() {
     fuzz("Retry-After", FEW, &values_of_retry_after(), check_retry_after);
     fuzz("JSON", FEW, &documents(), check_json);
     check_valid_json(FEW);
@@ -168,7 +164,7 @@ fn no_damaged_response_makes_the_handler_fail() {
 /// See the test of the decoders in `services/redeliver/tests/it/fuzz.rs`.
 #[test]
 #[ignore = "long"]
-fn none_of_160_000_damaged_responses_makes_the_handler_fail() {
+fn many_damaged_responses_never_panic() {
     fuzz("Retry-After", 70_000, &values_of_retry_after(), check_retry_after);
     fuzz("JSON", 60_000, &documents(), check_json);
     check_valid_json(10_000);

@@ -10,7 +10,7 @@ fn paused() -> TierControl {
 }
 
 #[test]
-fn a_paused_tier_releases_nothing_and_what_is_due_afterwards() {
+fn paused_tier_releases_nothing() {
     for name in ["tier/docs/5s", "tier/5s"] {
         let mut bench = Bench::new(2);
         bench.want(name, paused());
@@ -33,32 +33,12 @@ fn a_paused_tier_releases_nothing_and_what_is_due_afterwards() {
 }
 
 #[test]
-fn another_tier_or_pipeline_is_not_paused() {
-    for name in ["tier/docs/30s", "tier/mail/5s", "tier/30s"] {
-        let mut bench = Bench::new(2);
-        bench.want(name, paused());
-        bench.accept(waiting_until(in_seconds(5)));
-        assert_eq!(bench.finish(in_seconds(5)).len(), 1, "{name}");
-    }
-}
-
-#[test]
-fn malformed_records_of_a_paused_tier_become_dead_letters() {
-    let mut bench = Bench::new(2);
-    bench.want("tier/5s", paused());
-    bench.accept(Headers::new());
-    assert_eq!(bench.finish(NOW)[0].0, "docs-dlq");
-}
-
-#[test]
-fn what_waits_at_a_release_is_released_at_once_and_what_comes_later_when_it_is_due() {
+fn release_covers_waiting_records() {
     let mut bench = Bench::new(10);
-    bench
-        .relay
-        .reads_topic(bench.assignment, Some(TopicId::from_bits(7)));
+    bench.reads(7);
     bench.accept(waiting_until(in_seconds(5)));
     bench.finish(in_seconds(1));
-    bench.release(7, &[2]);
+    bench.release_at(7, &[2], None);
     // One that waited, but was not read yet, and one that came later.
     for _ in 0..2 {
         bench.accept(waiting_until(in_seconds(5)));
@@ -68,10 +48,7 @@ fn what_waits_at_a_release_is_released_at_once_and_what_comes_later_when_it_is_d
     for (topic, headers) in released {
         assert_eq!(topic, "docs-retry-due");
         // Its reader accepts it, and the rest is unchanged.
-        let due: Timestamp = std::str::from_utf8(headers.last(headers::PROCESS_AFTER).unwrap())
-            .unwrap()
-            .parse()
-            .unwrap();
+        let due = due_of(&headers);
         assert_eq!(due, in_seconds(1));
         let others = |headers: &Headers| headers.filtered(|name| name != headers::PROCESS_AFTER);
         assert_eq!(others(&headers), others(&waiting_until(due)));
@@ -84,7 +61,7 @@ fn what_waits_at_a_release_is_released_at_once_and_what_comes_later_when_it_is_d
 }
 
 #[test]
-fn a_release_of_another_topic_or_partition_releases_nothing() {
+fn foreign_release_releases_nothing() {
     for (topic, id, ends) in [
         // The topic was created again, or its id is not known.
         (7, Some(8), &[9][..]),
@@ -97,7 +74,7 @@ fn a_release_of_another_topic_or_partition_releases_nothing() {
         bench
             .relay
             .reads_topic(bench.assignment, id.map(TopicId::from_bits));
-        bench.release(topic, ends);
+        bench.release_at(topic, ends, None);
         bench.accept(waiting_until(in_seconds(5)));
         assert!(bench.finish(in_seconds(1)).is_empty(), "{id:?} {ends:?}");
         assert_eq!(bench.finish(in_seconds(5)).len(), 1);
@@ -105,53 +82,7 @@ fn a_release_of_another_topic_or_partition_releases_nothing() {
 }
 
 #[test]
-fn a_release_holds_for_a_partition_that_is_read_again() {
-    let mut bench = Bench::new(10);
-    bench.release(7, &[1]);
-    bench.finish(NOW);
-    let again = AssignmentId::for_tests(3, 2);
-    let topic = bench.topic.clone();
-    bench.relay.revoked(bench.assignment);
-    bench.relay.assigned(again, &topic, 0);
-    bench.relay.reads_topic(again, Some(TopicId::from_bits(7)));
-    let position = Position {
-        topic,
-        partition: 0,
-        offset: 0,
-    };
-    let record = Record {
-        position,
-        timestamp: Some(NOW),
-        key: None,
-        value: None,
-        headers: waiting_until(in_seconds(5)),
-        unreadable_headers: 0,
-    };
-    bench.relay.accept(again, record, NOW);
-    assert_eq!(bench.finish(in_seconds(1)).len(), 1);
-}
-
-#[test]
-fn a_paused_tier_releases_what_was_released_when_it_runs_again() {
-    let mut bench = Bench::new(10);
-    bench
-        .relay
-        .reads_topic(bench.assignment, Some(TopicId::from_bits(7)));
-    let release = Some(Arc::new(Release {
-        topic: TopicId::from_bits(7),
-        ends: vec![1],
-        at: None,
-    }));
-    let tier = TierControl { release, ..paused() };
-    bench.want("tier/docs/5s", tier.clone());
-    bench.accept(waiting_until(in_seconds(5)));
-    assert!(bench.finish(in_seconds(1)).is_empty());
-    bench.want("tier/docs/5s", TierControl { run: None, ..tier });
-    assert_eq!(bench.finish(in_seconds(1)).len(), 1);
-}
-
-#[test]
-fn a_tier_with_a_rate_releases_so_many_per_second_and_waits_for_the_next_one() {
+fn rate_limits_releases() {
     let mut bench = Bench::new(100);
     let rate = Some(RateLimit::PerSecond(20.0));
     bench.want(
@@ -174,11 +105,9 @@ fn a_tier_with_a_rate_releases_so_many_per_second_and_waits_for_the_next_one() {
 }
 
 #[test]
-fn a_full_look_ahead_of_what_was_released_moves_nowhere_while_the_rate_allows_none() {
+fn released_records_wait_for_rate() {
     let mut bench = Bench::new(3);
-    bench
-        .relay
-        .reads_topic(bench.assignment, Some(TopicId::from_bits(7)));
+    bench.reads(7);
     let tier = TierControl {
         // One per second: the topic has two partitions.
         rate: Some(RateLimit::PerSecond(2.0)),
@@ -201,7 +130,7 @@ fn a_full_look_ahead_of_what_was_released_moves_nowhere_while_the_rate_allows_no
 }
 
 #[test]
-fn what_is_taken_back_uses_up_no_rate() {
+fn taken_back_records_use_no_rate() {
     let mut bench = Bench::new(10);
     let tier = TierControl {
         rate: Some(RateLimit::PerSecond(0.002)),
@@ -218,13 +147,11 @@ fn what_is_taken_back_uses_up_no_rate() {
 }
 
 #[test]
-fn a_clock_that_is_set_back_delays_no_part_of_a_release() {
+fn set_back_clock_delays_no_release() {
     // The clock of the server that was asked is fast, or right.
     for (at, stamped) in [(in_seconds(60), in_seconds(1)), (NOW, NOW)] {
         let mut bench = Bench::new(10);
-        bench
-            .relay
-            .reads_topic(bench.assignment, Some(TopicId::from_bits(7)));
+        bench.reads(7);
         bench.release_at(7, &[2], Some(at));
         bench.accept(waiting_until(in_seconds(100)));
         bench.clock.advance(Duration::from_secs(2));
@@ -238,15 +165,13 @@ fn a_clock_that_is_set_back_delays_no_part_of_a_release() {
         let released = bench.finish_at_once();
         assert_eq!(released.len(), 2);
         for (_, headers) in released {
-            let due = headers.last(headers::PROCESS_AFTER).unwrap();
-            let due: Timestamp = std::str::from_utf8(due).unwrap().parse().unwrap();
-            assert_eq!(due, stamped);
+            assert_eq!(due_of(&headers), stamped);
         }
     }
 }
 
 #[test]
-fn what_was_not_written_before_a_pause_is_not_written_during_it() {
+fn pause_holds_unwritten_records() {
     let mut bench = Bench::new(10);
     for _ in 0..3 {
         bench.accept(waiting_until(in_seconds(5)));
@@ -275,7 +200,7 @@ fn what_was_not_written_before_a_pause_is_not_written_during_it() {
 }
 
 #[test]
-fn a_relay_that_has_ended_reports_no_pause() {
+fn ended_relay_reports_no_pause() {
     let mut bench = Bench::new(10);
     bench.want("tier/docs/5s", paused());
     bench.finish(NOW);

@@ -81,10 +81,7 @@ const TOPIC_ID: u128 = 7;
 impl World {
     fn new(look_ahead: usize) -> Self {
         let mut bench = Bench::new(look_ahead);
-        let assignment = bench.assignment;
-        bench
-            .relay
-            .reads_topic(assignment, Some(TopicId::from_bits(TOPIC_ID)));
+        bench.reads(TOPIC_ID);
         Self {
             is_paused: false,
             released_before: 0,
@@ -241,8 +238,7 @@ impl World {
             match output.topic.strip_prefix("docs-retry-").unwrap() {
                 "due" => {
                     assert!(self.may_leave(offset), "{number} was released early");
-                    let stamped = output.headers.last(headers::PROCESS_AFTER).unwrap();
-                    let stamped: Timestamp = std::str::from_utf8(stamped).unwrap().parse().unwrap();
+                    let stamped = due_of(&output.headers);
                     assert!(stamped <= due.min(self.now), "its reader would refuse {number}");
                     assert!(self.left.insert(number), "{number} left twice");
                 }
@@ -272,7 +268,7 @@ impl World {
 
 proptest! {
     #[test]
-    fn with_wrong_steps_that_are_corrected_no_record_is_released_early_or_lost(
+    fn corrected_clock_steps_release_nothing_early(
         dues in proptest::collection::vec(0..120_000_u64, 1..50),
         errors in proptest::collection::vec((-10_000_000_i64..10_000_000, 1..4_000_u64), 0..40),
     ) {
@@ -291,7 +287,7 @@ proptest! {
                 elapsed += gap;
                 let second = bench.finish_at_once();
                 for (_, headers) in first.into_iter().chain(second) {
-                    let due: Timestamp = std::str::from_utf8(headers.last(headers::PROCESS_AFTER).unwrap()).unwrap().parse().unwrap();
+                    let due = due_of(&headers);
                     // The bound, and a tenth of the time between two readings.
                     prop_assert!(due <= at(elapsed).after(Duration::from_millis(2_400)), "{due} at {elapsed}");
                     released += 1;
@@ -303,7 +299,7 @@ proptest! {
     }
 
     #[test]
-    fn each_record_leaves_once_and_never_early(look_ahead in 1_usize..6, steps in proptest::collection::vec(step(), 0..80)) {
+    fn records_leave_once_never_early(look_ahead in 1_usize..6, steps in proptest::collection::vec(step(), 0..80)) {
         let mut world = World::new(look_ahead);
         for step in &steps {
             world.run(step);
