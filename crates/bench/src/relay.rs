@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use rdkafka::consumer::BaseConsumer;
 use rdkafka::message::{Headers as _, Message as _};
-use redeliver_core::headers::{self, Origin};
+use redeliver_core::headers;
 use redeliver_core::route::{Arrival, RouteContext};
 use redeliver_core::{
-    Clock, Failure, Headers, HumanDuration, Jitter, Outcome, Output, Pipeline, Position, Record, RetryPolicy,
+    Clock, Failure, HumanDuration, Jitter, Outcome, Output, Pipeline, Position, Record, RetryPolicy,
     SystemClock, Timestamp,
 };
 use redeliver_worker::{Attempt, BreakerSettings, Grouping, WorkerSpec};
