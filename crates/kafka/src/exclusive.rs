@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
-use redeliver_core::{Output, Record};
+use redeliver_core::Output;
 use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::KafkaSettings;
 use crate::convert::native_headers;
-use crate::reader::{self, ReadError, TopicReader};
+use crate::reader::{self, ReadError};
 use crate::recovery::{RecoveryAction, error_code, recovery_action};
 
 /// After this time, the broker aborts the transaction of a writer that has vanished. Readers wait for it.
@@ -28,24 +28,6 @@ const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum delay before the second attempt. It doubles with each one.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const MAX_DELAY: Duration = Duration::from_secs(2);
-
-/// A change that is being decided.
-pub trait Decide {
-    /// What the caller gets.
-    type Decision;
-    /// Why the change is refused.
-    type Error;
-
-    /// Takes note of a record. All records that the reader of the change reads come in their order.
-    fn read(&mut self, record: Record);
-
-    /// Decides, once all records were read: the result, and what to write. If the outcome of a previous attempt is unknown, the records
-    /// may contain what this change has written already.
-    ///
-    /// # Errors
-    /// Why nothing is to be written.
-    fn decide(self) -> Result<(Self::Decision, Vec<Output>), Self::Error>;
-}
 
 /// Why nothing was decided.
 #[derive(Debug, thiserror::Error)]
@@ -97,20 +79,22 @@ impl ExclusiveWriter {
         }
     }
 
-    /// Makes one change. Each attempt calls `begin`, which returns the change and the reader that continues after what the change knows of the topic. What the
-    /// change knows must be older than the call: an attempt with an unknown outcome is recognised by what is read. Blocks for `timeout` at most, and a little longer for the last attempt.
+    /// Makes one change. Each attempt reads the topic to its end, within the given time, and decides with what it has read: the result, and what to
+    /// write. If the outcome of a previous attempt is unknown, the topic may contain what this change has written already, so each attempt must read on from what was
+    /// known before the first one. Blocks for `timeout` at most, and a little longer for the last attempt.
     ///
     /// # Errors
     /// [`ExclusiveError`] says whether something may have been written.
-    pub fn write<D: Decide>(
+    pub fn write<S, T, E>(
         &self,
         timeout: Duration,
-        begin: impl Fn() -> Result<(TopicReader, D), ReadError>,
-    ) -> Result<D::Decision, ExclusiveError<D::Error>> {
+        read: impl Fn(Duration) -> Result<S, ReadError>,
+        decide: impl Fn(S) -> Result<(T, Vec<Output>), E>,
+    ) -> Result<T, ExclusiveError<E>> {
         let deadline = Instant::now() + timeout;
         let (mut delay, mut is_unknown) = (FIRST_DELAY, false);
         loop {
-            let failed = match self.attempt(deadline, &begin, &mut is_unknown) {
+            let failed = match self.attempt(deadline, &read, &decide, &mut is_unknown) {
                 Ok(decision) => return Ok(decision),
                 Err(Failed::Refused(refusal)) => return Err(ExclusiveError::Refused(refusal)),
                 Err(failed) => failed,
@@ -126,12 +110,13 @@ impl ExclusiveWriter {
         }
     }
 
-    fn attempt<D: Decide>(
+    fn attempt<S, T, E>(
         &self,
         deadline: Instant,
-        begin: impl Fn() -> Result<(TopicReader, D), ReadError>,
+        read: impl Fn(Duration) -> Result<S, ReadError>,
+        decide: impl Fn(S) -> Result<(T, Vec<Output>), E>,
         is_unknown: &mut bool,
-    ) -> Result<D::Decision, Failed<D::Error>> {
+    ) -> Result<T, Failed<E>> {
         let at = |step| move |error| Failed::At(step, error);
         let left = || {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -143,14 +128,12 @@ impl ExclusiveWriter {
             config.create().map_err(at("creating the producer"))?;
         let initialising = at("initialising the producer");
         producer.init_transactions(left()).map_err(initialising)?;
-        let (mut reader, mut change) = begin().map_err(Failed::Reading)?;
-        let read = reader.read_to_end(left(), |record| change.read(record));
-        read.map_err(Failed::Reading)?;
+        let state = read(left()).map_err(Failed::Reading)?;
         // If a previous attempt has committed, the records show it.
         *is_unknown = false;
-        let (decision, outputs) = change.decide().map_err(Failed::Refused)?;
+        let (result, outputs) = decide(state).map_err(Failed::Refused)?;
         if outputs.is_empty() {
-            return Ok(decision);
+            return Ok(result);
         }
         // The client would wait for a missing topic until the time is up, and nobody would know the outcome.
         for other in outputs.iter().map(|output| &output.topic) {
@@ -177,7 +160,7 @@ impl ExclusiveWriter {
             *is_unknown = !is_refused(&error);
             Failed::Committing(error)
         })?;
-        Ok(decision)
+        Ok(result)
     }
 }
 
@@ -239,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_commit_without_permission_is_refused_at_once_and_other_failures_leave_its_outcome_open() {
+    fn only_refused_commits_are_permanent() {
         for (code, expected) in [
             (RDKafkaErrorCode::TopicAuthorizationFailed, true),
             (RDKafkaErrorCode::TransactionalIdAuthorizationFailed, true),

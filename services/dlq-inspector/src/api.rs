@@ -28,7 +28,7 @@ use redeliver_kafka::reader::ReadError as KafkaReadError;
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1::dead_letter_service_server::DeadLetterService;
 use redeliver_proto::{Message, auth, v1};
-use redeliver_service::followed::Followed;
+use redeliver_store::Replica;
 use redeliver_service::memory_budget::{MemoryBudget, Reservation};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -98,7 +98,7 @@ pub(crate) struct Api {
 /// The states of groups. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Groups {
-    pub(crate) states: Followed<GroupStates>,
+    pub(crate) states: Replica<GroupStates>,
     pub(crate) writer: GroupWriter,
 }
 

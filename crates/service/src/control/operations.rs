@@ -18,13 +18,12 @@ use redeliver_core::error_chain::error_chain;
 use redeliver_core::{Clock, HumanDuration, Pipeline};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::ends::topic_ends;
-use redeliver_kafka::exclusive::ExclusiveError;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1;
 use redeliver_runtime::config::{Area, Verb};
 use tokio_util::sync::CancellationToken;
 
-use super::change::{Change, ChangeRequest, ControlWriter, RefusedChange, WantedRelease};
+use super::change::{Change, ChangeError, ChangeRequest, ControlWriter, RefusedChange, WantedRelease};
 use super::settings::AppSettings;
 use super::snapshot::Problem;
 use super::value::{
@@ -220,7 +219,11 @@ impl Controls {
         Ok(self.show(&name, &snapshot))
     }
 
-    async fn write(&self, by: CallerName, wanted: WantedChange) -> Result<Option<Value>, ControlError> {
+    async fn write(
+        &self,
+        by: CallerName,
+        wanted: WantedChange,
+    ) -> Result<Option<Arc<Value>>, ControlError> {
         let WantedChange {
             name,
             verb,
@@ -237,9 +240,9 @@ impl Controls {
                 expected_revision,
             };
             match self.writer.change(request).await {
-                Err(ExclusiveError::Refused(RefusedChange::Overtaken(revision))) if lookups < MAX_LOOKUPS => {
+                Err(ChangeError::Refused(RefusedChange::Overtaken(revision))) if lookups < MAX_LOOKUPS => {
                     lookups += 1;
-                    self.control.until_read(&name, revision).await;
+                    self.control.wait_applied(&name, revision).await;
                 }
                 changed => return changed.map_err(|error| ControlError::of(&name, error)),
             }
@@ -337,7 +340,7 @@ impl Controls {
                 pipelines.any(|pipeline| pipeline.name == *name && pipeline.long_waits.is_some())
             }
         };
-        if is_configured || snapshot.contains(name) {
+        if is_configured || snapshot.entry(name).is_some() {
             return Ok(());
         }
         Err(ControlError::Unknown(name.clone()))

@@ -5,7 +5,6 @@ use std::sync::{Arc, LazyLock};
 
 use redeliver_core::{Headers, Position, Record, Timestamp};
 use redeliver_kafka::TopicId;
-use redeliver_service::followed::Contents;
 use tempfile::TempDir;
 
 use super::query::read_topic_ids;

@@ -11,7 +11,7 @@ use redeliver_proto::v1::control_service_client::ControlServiceClient;
 use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::Config;
 use redeliver_service::topics::topic_settings;
-use redeliver_testkit::kafka_request::delete_topic;
+use redeliver_testkit::kafka_request::{configure_topic, delete_records, delete_topic};
 use redeliver_testkit::{ServiceProcess, eventually};
 use tonic::transport::Channel;
 
@@ -320,7 +320,29 @@ fn an_application_whose_value_cannot_be_read_stays_paused_until_it_can() {
 }
 
 #[test]
-fn what_applied_last_applies_while_the_topic_is_missing_and_not_once_it_is_created_again() {
+fn change_continues_from_followed_position() {
+    let env = SchedulerEnv::new(SchedulerEnv::builder("tail-control"));
+    let mut scheduler = env.start("a");
+    let mut control = connect(&env, &mut scheduler);
+    let revision = |changed: tonic::Response<v1::Control>| changed.into_inner().revision;
+    let paused = env.block_on(control.pause_control(request(PAUSED))).unwrap();
+    assert_eq!(revision(paused), 1);
+    // Who reads the topic from its start finds no value.
+    let (brokers, topic) = (&env.kafka.brokers, control_topic(&env));
+    let reader = TopicReader::new(&env.kafka, std::slice::from_ref(&topic)).unwrap();
+    let end = reader.high_watermark(&topic, 0).unwrap();
+    configure_topic(brokers, &topic, &[("cleanup.policy", "delete")]);
+    delete_records(brokers, &topic, 0, end);
+    let resume = v1::ChangeControlRequest {
+        expected_revision: Some(1),
+        ..request(PAUSED)
+    };
+    let resumed = env.block_on(control.resume_control(resume)).unwrap();
+    assert_eq!(revision(resumed), 2);
+}
+
+#[test]
+fn last_state_applies_until_topic_returns() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("gone-control"));
     let mut scheduler = env.start("a");
     let mut control = connect(&env, &mut scheduler);
@@ -340,7 +362,7 @@ fn what_applied_last_applies_while_the_topic_is_missing_and_not_once_it_is_creat
             .await
             .unwrap();
     });
-    let gone = "a control value is gone, and the configuration applies again";
+    let gone = "control override lost; using configuration";
     scheduler.wait_for_output(gone, DEADLINE);
     env.watch().settle(&mut sent);
     let mut reader = TopicReader::new(&env.kafka, &[topic]).unwrap();
