@@ -60,9 +60,11 @@ pub struct ExclusiveWriter {
 enum Failed<E> {
     Refused(E),
     /// Another attempt may succeed, unless the error is permanent.
-    At(&'static str, KafkaError),
-    Reading(ReadError),
-    Committing(KafkaError),
+    At {
+        step: &'static str,
+        source: Box<dyn std::error::Error + Send + Sync>,
+        is_permanent: bool,
+    },
 }
 
 impl ExclusiveWriter {
@@ -94,17 +96,24 @@ impl ExclusiveWriter {
         let deadline = Instant::now() + timeout;
         let (mut delay, mut is_unknown) = (FIRST_DELAY, false);
         loop {
-            let failed = match self.attempt(deadline, &read, &decide, &mut is_unknown) {
-                Ok(decision) => return Ok(decision),
+            let (step, source, is_permanent) = match self.attempt(deadline, &read, &decide, &mut is_unknown) {
+                Ok(result) => return Ok(result),
                 Err(Failed::Refused(refusal)) => return Err(ExclusiveError::Refused(refusal)),
-                Err(failed) => failed,
+                Err(Failed::At {
+                    step,
+                    source,
+                    is_permanent,
+                }) => (step, source, is_permanent),
             };
             let pause = delay.mul_f64(fastrand::f64());
-            let is_permanent = failed.is_permanent();
             if is_permanent || Instant::now() + pause >= deadline {
-                return Err(failed.into_error(is_unknown));
+                return Err(if is_unknown {
+                    ExclusiveError::Unknown(source)
+                } else {
+                    ExclusiveError::Unavailable { step, source }
+                });
             }
-            tracing::debug!(topic = &*self.topic, reason = %failed.reason(), "a change is decided again");
+            tracing::debug!(topic = &*self.topic, step, error = %source, "a change is decided again");
             std::thread::park_timeout(pause);
             delay = (delay * 2).min(MAX_DELAY);
         }
@@ -117,7 +126,7 @@ impl ExclusiveWriter {
         decide: impl Fn(S) -> Result<(T, Vec<Output>), E>,
         is_unknown: &mut bool,
     ) -> Result<T, Failed<E>> {
-        let at = |step| move |error| Failed::At(step, error);
+        let at = |step| move |error| Failed::at(step, error);
         let left = || {
             let left = deadline.saturating_duration_since(Instant::now());
             left.max(Duration::from_millis(1))
@@ -128,7 +137,7 @@ impl ExclusiveWriter {
             config.create().map_err(at("creating the producer"))?;
         let initialising = at("initialising the producer");
         producer.init_transactions(left()).map_err(initialising)?;
-        let state = read(left()).map_err(Failed::Reading)?;
+        let state = read(left()).map_err(Failed::reading)?;
         // If a previous attempt has committed, the records show it.
         *is_unknown = false;
         let (result, outputs) = decide(state).map_err(Failed::Refused)?;
@@ -138,7 +147,7 @@ impl ExclusiveWriter {
         // The client would wait for a missing topic until the time is up, and nobody would know the outcome.
         for other in outputs.iter().map(|output| &output.topic) {
             if *other != self.topic {
-                reader::partitions(&self.settings, other).map_err(Failed::Reading)?;
+                reader::partitions(&self.settings, other).map_err(Failed::reading)?;
             }
         }
         producer.begin_transaction().map_err(at("beginning"))?;
@@ -152,13 +161,13 @@ impl ExclusiveWriter {
             }
             producer
                 .send(record)
-                .map_err(|(error, _)| Failed::At("producing", error))?;
+                .map_err(|(error, _)| Failed::at("producing", error))?;
         }
         producer.commit_transaction(left()).map_err(|error| {
             // If the broker refuses the records, the client does not even ask for the commit. After any other error, an earlier request of
             // the client may have taken effect.
             *is_unknown = !is_refused(&error);
-            Failed::Committing(error)
+            Failed::committing(error)
         })?;
         Ok(result)
     }
@@ -180,39 +189,32 @@ fn is_refused(error: &KafkaError) -> bool {
 }
 
 impl<E> Failed<E> {
-    fn is_permanent(&self) -> bool {
-        match self {
-            Self::Refused(_) | Self::Reading(ReadError::Missing(_) | ReadError::Denied(_)) => true,
-            Self::At(_, error) => {
-                recovery_action(error) == RecoveryAction::Misconfigured || is_refused(error)
-            }
-            Self::Reading(ReadError::Kafka { source, .. }) => is_refused(source),
-            Self::Reading(_) => false,
-            // Otherwise, the outcome is found out by reading.
-            Self::Committing(error) => is_refused(error),
+    fn at(step: &'static str, error: KafkaError) -> Self {
+        Self::At {
+            step,
+            is_permanent: recovery_action(&error) == RecoveryAction::Misconfigured || is_refused(&error),
+            source: error.into(),
         }
     }
 
-    fn reason(&self) -> String {
-        match self {
-            Self::Refused(_) => "refused".to_owned(),
-            Self::At(step, error) => format!("{step}: {error}"),
-            Self::Reading(error) => error.to_string(),
-            Self::Committing(error) => format!("committing: {error}"),
+    fn reading(error: ReadError) -> Self {
+        Self::At {
+            step: "reading the topic",
+            is_permanent: match &error {
+                ReadError::Missing(_) | ReadError::Denied(_) => true,
+                ReadError::Kafka { source, .. } => is_refused(source),
+                _ => false,
+            },
+            source: error.into(),
         }
     }
 
-    fn into_error(self, is_unknown: bool) -> ExclusiveError<E> {
-        let (step, source): (_, Box<dyn std::error::Error + Send + Sync>) = match self {
-            Self::Refused(refusal) => return ExclusiveError::Refused(refusal),
-            Self::At(step, error) => (step, error.into()),
-            Self::Reading(error) => ("reading the topic", error.into()),
-            Self::Committing(error) => ("committing", error.into()),
-        };
-        if is_unknown {
-            ExclusiveError::Unknown(source)
-        } else {
-            ExclusiveError::Unavailable { step, source }
+    /// Unless the commit is refused, its outcome is found out by reading.
+    fn committing(error: KafkaError) -> Self {
+        Self::At {
+            step: "committing",
+            is_permanent: is_refused(&error),
+            source: error.into(),
         }
     }
 }
@@ -231,8 +233,9 @@ mod tests {
             (RDKafkaErrorCode::ProducerFenced, false),
             (RDKafkaErrorCode::NotEnoughReplicas, false),
         ] {
-            let failed = Failed::<()>::Committing(KafkaError::MessageProduction(code));
-            assert_eq!(failed.is_permanent(), expected, "{code}");
+            let failed = Failed::<()>::committing(KafkaError::MessageProduction(code));
+            let is_permanent = matches!(failed, Failed::At { is_permanent, .. } if is_permanent);
+            assert_eq!(is_permanent, expected, "{code}");
         }
     }
 }

@@ -36,7 +36,7 @@ pub use error::ControlError;
 pub use name::ControlName;
 pub use operations::Controls;
 use redeliver_kafka::Waker;
-use redeliver_store::Replica;
+use redeliver_store::{Replica, Writer};
 pub use snapshot::Snapshot;
 use tokio::sync::watch;
 
@@ -70,6 +70,16 @@ impl Control {
     pub fn fixed(contents: Snapshot) -> (Self, watch::Sender<Option<Arc<Snapshot>>>) {
         let (replica, sender) = Replica::fixed(Some(contents));
         (Self::new(replica), sender)
+    }
+
+    fn writer(&self, host: &Host) -> Writer<Snapshot> {
+        let topic = host.config.control_topic();
+        Writer::new(
+            &host.kafka,
+            &transactional_id(&topic),
+            &topic,
+            self.replica.clone(),
+        )
     }
 
     /// What applies now. Does not block. The same [`Arc`] is returned until something changes.

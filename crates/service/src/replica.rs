@@ -27,7 +27,12 @@ impl Host {
         self.follow_in(topic, Health::new().part(S::NAME), true)
     }
 
-    fn follow_in<S: State>(&mut self, topic: &str, part: Part, may_be_missing: bool) -> io::Result<Replica<S>> {
+    fn follow_in<S: State>(
+        &mut self,
+        topic: &str,
+        part: Part,
+        may_be_missing: bool,
+    ) -> io::Result<Replica<S>> {
         let topic = Topic {
             kafka: self.kafka.clone(),
             name: topic.into(),

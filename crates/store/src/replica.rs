@@ -40,14 +40,7 @@ const APPLY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a process knows of a topic: its table, and what else its user needs.
 pub trait State:
-    Clone
-    + Default
-    + Deref<Target = Table<Self::Document>>
-    + DerefMut
-    + PartialEq
-    + Send
-    + Sync
-    + 'static
+    Clone + Default + Deref<Target = Table<Self::Document>> + DerefMut + PartialEq + Send + Sync + 'static
 {
     /// What the table contains.
     type Document: Document;
@@ -265,21 +258,34 @@ struct ReplicaMetrics {
 impl ReplicaMetrics {
     fn register<S: State>(registry: &mut Registry) -> Self {
         let (metrics, topic) = (Self::default(), S::TOPIC);
-        let mut register = |name, help: String, gauge: &Gauge| {
+        for (name, help, gauge) in [
+            (
+                "readable",
+                format!(
+                    "1 if the {topic} was read to its end at the last attempt; at 0, what it contained last applies"
+                ),
+                &metrics.readable,
+            ),
+            (
+                "values",
+                format!("Values of the {topic} that this process knows"),
+                &metrics.values,
+            ),
+            (
+                "problems",
+                format!(
+                    "Values of the {topic} that this process does not know or cannot read, in part or completely"
+                ),
+                &metrics.problems,
+            ),
+            (
+                "unreadable",
+                format!("Values of the {topic} that this process cannot read at all"),
+                &metrics.unreadable,
+            ),
+        ] {
             registry.register(format!("{}_{name}", S::NAME), help, gauge.clone());
-        };
-        let help = format!(
-            "1 if the {topic} was read to its end at the last attempt; at 0, what it contained last applies"
-        );
-        register("readable", help, &metrics.readable);
-        let help = format!("Values of the {topic} that this process knows");
-        register("values", help, &metrics.values);
-        let help = format!(
-            "Values of the {topic} that this process does not know or cannot read, in part or completely"
-        );
-        register("problems", help, &metrics.problems);
-        let help = format!("Values of the {topic} that this process cannot read at all");
-        register("unreadable", help, &metrics.unreadable);
+        }
         metrics
     }
 }
@@ -361,22 +367,12 @@ impl<S: State> Follower<S> {
                 }
             }
             for _ in 0..polls(missed, self.topic.may_be_missing) {
-                if self.is_woken() || self.topic.stop.is_cancelled() {
-                    break;
+                // Without replicas, nobody needs the topic any more.
+                match self.woken.recv_timeout(POLL) {
+                    Err(RecvTimeoutError::Timeout) if !self.topic.stop.is_cancelled() => {}
+                    Ok(()) | Err(RecvTimeoutError::Timeout) => break,
+                    Err(RecvTimeoutError::Disconnected) => return,
                 }
-            }
-        }
-    }
-
-    /// Waits for the next look. Returns whether somebody wants one at once.
-    fn is_woken(&self) -> bool {
-        match self.woken.recv_timeout(POLL) {
-            Ok(()) => true,
-            Err(RecvTimeoutError::Timeout) => false,
-            // Nobody is interested in the topic any more, until the process shuts down.
-            Err(RecvTimeoutError::Disconnected) => {
-                std::thread::park_timeout(POLL);
-                false
             }
         }
     }
@@ -414,9 +410,7 @@ impl<S: State> Follower<S> {
         };
         let stop = || self.topic.stop.is_cancelled();
         let apply = |record: Record| State::apply(&mut state, &record);
-        session
-            .reader
-            .read_to_end_in_parts(READ_TIMEOUT, stop, apply)?;
+        session.reader.read_to_end_in_parts(READ_TIMEOUT, stop, apply)?;
         self.publish(state);
         self.succeeded(session, began);
         Ok(())

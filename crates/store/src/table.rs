@@ -192,11 +192,13 @@ impl<D: Document> Table<D> {
     /// The documents of an earlier table that are missing or older in this one. If no change removes or replaces them like that, the topic was
     /// deleted. One that cannot be read any more is not lost.
     pub fn lost<'t>(&'t self, before: &'t Self) -> impl Iterator<Item = (&'t D::Key, &'t Arc<D>)> {
-        before.documents().filter(|(key, document)| match self.entry(key) {
-            Some(Ok(now)) => now.revision() < document.revision(),
-            Some(Err(_)) => false,
-            None => true,
-        })
+        before
+            .documents()
+            .filter(|(key, document)| match self.entry(key) {
+                Some(Ok(now)) => now.revision() < document.revision(),
+                Some(Err(_)) => false,
+                None => true,
+            })
     }
 }
 

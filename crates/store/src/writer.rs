@@ -49,9 +49,15 @@ pub trait Change: Send + Sync + 'static {
     /// # Errors
     /// Why nothing is to be written.
     fn decide(&self, state: &Self::State, id: ChangeId) -> Result<Decision<Self::State>, Self::Refused>;
+
+    /// Logs what was written.
+    fn log(&self, document: &DocumentOf<Self>);
 }
 
 type Key<S> = <<S as State>::Document as Document>::Key;
+type Decided<S> = (Changed<<S as State>::Document>, Vec<Output>);
+type DocumentOf<C> = <<C as Change>::State as State>::Document;
+type ErrorOf<C> = ChangeError<DocumentOf<C>, <C as Change>::Refused>;
 
 /// What follows from a change.
 #[derive(Debug)]
@@ -133,7 +139,7 @@ impl<S: State> Writer<S> {
     pub async fn change<C: Change<State = S>>(
         &self,
         change: C,
-    ) -> Result<Changed<S::Document>, ChangeError<S::Document, C::Refused>> {
+    ) -> Result<Changed<S::Document>, ErrorOf<C>> {
         let turn = tokio::time::timeout(CHANGE_TIMEOUT, self.turn.clone().lock_owned()).await;
         let turn = turn.map_err(|_| ChangeError::Unavailable("waiting for other changes".to_owned()))?;
         let this = self.clone();
@@ -156,46 +162,45 @@ impl<S: State> Writer<S> {
     fn write<C: Change<State = S>>(
         &self,
         change: &C,
-    ) -> Result<Changed<S::Document>, ChangeError<S::Document, C::Refused>> {
-        let (id, topic) = (ChangeId(fastrand::u128(..)), &self.topic);
+    ) -> Result<Changed<S::Document>, ErrorOf<C>> {
+        let id = ChangeId(fastrand::u128(..));
         // The same for all attempts, so that each reads what those before it have written.
         let known = self.replica.known();
         let read = |timeout| {
-            let (mut reader, state) = read_after(known.as_ref(), &self.kafka, topic)?;
-            let mut pending = Pending::new(change, id, state);
-            reader.read_to_end(timeout, |record| pending.apply(&record))?;
-            Ok(pending)
+            let (mut reader, state) = read_after(known.as_ref(), &self.kafka, &self.topic)?;
+            let mut tail = Tail::new(change, id, state);
+            reader.read_to_end(timeout, |record| tail.apply(&record))?;
+            Ok(tail)
         };
-        let written = self
-            .writer
-            .write(CHANGE_TIMEOUT, read, |pending| pending.decide(topic));
-        written.map_err(|error| match error {
+        let decide = |tail: Tail<C::State>| tail.decide(change, id, &self.topic);
+        let changed = self.writer.write(CHANGE_TIMEOUT, read, decide);
+        let changed = changed.map_err(|error| match error {
             ExclusiveError::Refused(error) => error,
             ExclusiveError::Unavailable { .. } => ChangeError::Unavailable(error_chain(&error)),
             ExclusiveError::Unknown(_) => ChangeError::Unconfirmed(error_chain(&error)),
-        })
+        })?;
+        if let Some(document) = changed.document.as_ref().filter(|_| changed.is_written) {
+            change.log(document);
+        }
+        Ok(changed)
     }
 }
 
-/// A change that is being decided.
-struct Pending<'c, C: Change> {
-    change: &'c C,
-    id: ChangeId,
+/// The state with which a change is decided.
+struct Tail<S: State> {
+    state: S,
+    key: Key<S>,
     change_id: Bytes,
-    key: Key<C::State>,
-    state: C::State,
     /// What a previous attempt has written, whose outcome was unknown.
-    own: Option<Arc<<C::State as State>::Document>>,
+    own: Option<Arc<S::Document>>,
 }
 
-impl<'c, C: Change> Pending<'c, C> {
-    fn new(change: &'c C, id: ChangeId, state: C::State) -> Self {
+impl<S: State> Tail<S> {
+    fn new<C: Change<State = S>>(change: &C, id: ChangeId, state: S) -> Self {
         Self {
-            change,
-            id,
-            change_id: id.bytes(),
-            key: change.key(id),
             state,
+            key: change.key(id),
+            change_id: id.bytes(),
             own: None,
         }
     }
@@ -211,32 +216,30 @@ impl<'c, C: Change> Pending<'c, C> {
         }
     }
 
-    #[expect(clippy::type_complexity, reason = "the parts have names of their own")]
-    fn decide(
+    fn decide<C: Change<State = S>>(
         self,
+        change: &C,
+        id: ChangeId,
         topic: &Arc<str>,
-    ) -> Result<
-        (Changed<<C::State as State>::Document>, Vec<Output>),
-        ChangeError<<C::State as State>::Document, C::Refused>,
-    > {
-        let Self { key, state, .. } = self;
+    ) -> Result<Decided<S>, ErrorOf<C>> {
+        let Self { state, key, own, .. } = self;
         let changed = |key, document, is_written| Changed {
             key,
             document,
             is_written,
         };
-        if self.own.is_some() {
-            return Ok((changed(key, self.own, true), Vec::new()));
+        if own.is_some() {
+            return Ok((changed(key, own, true), Vec::new()));
         }
         if let Some(problem) = state.problem(&key) {
             return Err(ChangeError::Unsupported(problem));
         }
         let revision = state.get(&key).map_or(0, |current| current.revision());
-        let expected = self.change.expected_revision();
+        let expected = change.expected_revision();
         if expected.is_some_and(|expected| expected != revision) {
             return Err(ChangeError::Revised(revision));
         }
-        match self.change.decide(&state, self.id).map_err(ChangeError::Refused)? {
+        match change.decide(&state, id).map_err(ChangeError::Refused)? {
             Decision::Unchanged(key) => {
                 let current = state.get(&key).cloned();
                 Ok((changed(key, current, false), Vec::new()))
@@ -320,19 +323,21 @@ mod tests {
                 },
             })
         }
+
+        fn log(&self, _note: &Note) {}
     }
 
     /// A topic, a key and a value.
     type Written = (String, Option<Bytes>, Option<Bytes>);
-    type Decided = Result<(Option<Arc<Note>>, Vec<Written>), ChangeError<Note, &'static str>>;
+    type Outcome = Result<(Option<Arc<Note>>, Vec<Written>), ChangeError<Note, &'static str>>;
 
-    fn decide(values: impl IntoIterator<Item = Option<Bytes>>, expected: Option<u64>, most: u64) -> Decided {
+    fn decide(values: impl IntoIterator<Item = Option<Bytes>>, expected: Option<u64>, most: u64) -> Outcome {
         let change = Increment { expected, most };
-        let mut pending = Pending::new(&change, ID, Notes::default());
+        let mut tail = Tail::new(&change, ID, Notes::default());
         for value in values {
-            pending.apply(&record("note/1", value));
+            tail.apply(&record("note/1", value));
         }
-        let (changed, outputs) = pending.decide(&"notes".into())?;
+        let (changed, outputs) = tail.decide(&change, ID, &"notes".into())?;
         assert!(changed.is_written || outputs.is_empty());
         let written = outputs.into_iter();
         let written = written.map(|output| (output.topic.to_string(), output.key, output.value));
@@ -352,9 +357,8 @@ mod tests {
 
     #[test]
     fn change_is_written_with_its_entry() {
-        let written = |topic: &str, key: Option<&'static str>, value| {
-            (topic.to_owned(), key.map(Bytes::from), value)
-        };
+        let written =
+            |topic: &str, key: Option<&'static str>, value| (topic.to_owned(), key.map(Bytes::from), value);
         let outputs = vec![
             written("notes", Some("note/1"), Some(own(5).encode())),
             written("notes", Some("note/2"), None),

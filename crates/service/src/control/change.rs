@@ -2,21 +2,19 @@
 
 use std::sync::Arc;
 
-use redeliver_core::{Clock, Timestamp};
-use redeliver_store::{ChangeId, Decision, Document as _, Writer};
+use redeliver_core::Timestamp;
+use redeliver_store::{ChangeId, Decision};
 
 use super::name::ControlName;
 use super::snapshot::Snapshot;
 use super::value::{
     ApplicationControl, Desired, PipelineControl, RateLimit, Release, Run, TierControl, Value,
 };
-use super::{Control, transactional_id};
 use crate::audit::{Action, AuditLog, Entry};
-use crate::host::Host;
 use crate::identity::CallerName;
 
 /// A request to change something.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct ChangeRequest {
     /// What to change.
     pub name: ControlName,
@@ -28,6 +26,10 @@ pub struct ChangeRequest {
     pub why: String,
     /// The revision that the value must have; 0: there must be none.
     pub expected_revision: Option<u64>,
+    /// When it was requested.
+    pub at: Timestamp,
+    /// Where the change is recorded, in the same transaction.
+    pub audit: AuditLog,
 }
 
 /// What to change.
@@ -77,77 +79,35 @@ pub enum RefusedChange {
 /// Why a change has failed.
 pub type ChangeError = redeliver_store::ChangeError<Value, RefusedChange>;
 
-/// Changes the control topic. Cheap to clone.
-#[derive(Clone)]
-pub struct ControlWriter {
-    writer: Writer<Snapshot>,
-    audit: AuditLog,
-    clock: Arc<dyn Clock>,
-}
-
-impl ControlWriter {
-    /// A writer for the topic that `control` follows. Each change is recorded in the audit log, in the same transaction.
-    #[must_use]
-    pub fn new(host: &Host, control: Control, audit: AuditLog) -> Self {
-        let topic = host.config.control_topic();
-        Self {
-            writer: Writer::new(&host.kafka, &transactional_id(&topic), &topic, control.replica),
-            audit,
-            clock: host.clock.clone(),
-        }
-    }
-
-    /// Makes a change, and returns the value that follows from it; `None` if there is none. See [`Writer::change`].
-    ///
-    /// # Errors
-    /// [`ChangeError`] says whether something may have been written.
-    pub async fn change(&self, request: ChangeRequest) -> Result<Option<Arc<Value>>, ChangeError> {
-        let (audit, clock) = (self.audit.clone(), self.clock.clone());
-        let change = PendingChange {
-            request,
-            audit,
-            clock,
-        };
-        let changed = self.writer.change(change).await?;
-        if let Some(value) = changed.document.as_ref().filter(|_| changed.is_written) {
-            tracing::info!(
-                name = %changed.key, revision = value.revision, by = value.changed_by, why = value.why, desired = ?value.desired,
-                "control changed"
-            );
-        }
-        Ok(changed.document)
-    }
-}
-
-struct PendingChange {
-    request: ChangeRequest,
-    audit: AuditLog,
-    clock: Arc<dyn Clock>,
-}
-
-impl redeliver_store::Change for PendingChange {
+impl redeliver_store::Change for ChangeRequest {
     type State = Snapshot;
     type Refused = RefusedChange;
 
     fn key(&self, _id: ChangeId) -> ControlName {
-        self.request.name.clone()
+        self.name.clone()
     }
 
     fn expected_revision(&self) -> Option<u64> {
-        self.request.expected_revision
+        self.expected_revision
     }
 
     fn decide(&self, snapshot: &Snapshot, id: ChangeId) -> Result<Decision<Snapshot>, RefusedChange> {
-        let ChangeRequest { name, .. } = &self.request;
-        let (now, current) = (self.clock.now(), snapshot.get(name).map(|value| &**value));
-        let Some(value) = next(current, &self.request, now, id)? else {
-            return Ok(Decision::Unchanged(name.clone()));
+        let current = snapshot.get(&self.name).map(|value| &**value);
+        let Some(value) = next(current, self, id)? else {
+            return Ok(Decision::Unchanged(self.name.clone()));
         };
         Ok(Decision::Write {
-            records: vec![(Value::record_key(name), Some(value.encode()))],
-            entry: self.audit.record(entry(&self.request, &value, id), now),
+            records: vec![(self.name.to_string(), Some(value.encode()))],
+            entry: self.audit.record(entry(self, &value, id), self.at),
             document: value,
         })
+    }
+
+    fn log(&self, value: &Value) {
+        tracing::info!(
+            name = %self.name, revision = value.revision, by = value.changed_by, why = value.why, desired = ?value.desired,
+            "control changed"
+        );
     }
 }
 
@@ -173,7 +133,6 @@ fn entry(request: &ChangeRequest, value: &Value, id: ChangeId) -> Entry {
 fn next(
     current: Option<&Value>,
     request: &ChangeRequest,
-    now: Timestamp,
     id: ChangeId,
 ) -> Result<Option<Value>, RefusedChange> {
     let before = current.map_or_else(
@@ -205,7 +164,7 @@ fn next(
     Ok(Some(Value {
         // A reset is a value too, so that no revision occurs twice.
         revision: revision + 1,
-        changed_at: Some(now),
+        changed_at: Some(request.at),
         changed_by: request.by.to_string(),
         why,
         change_id: id.bytes(),
@@ -291,7 +250,6 @@ fn has_effect(before: &Desired, after: &Desired) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use redeliver_core::SystemClock;
     use redeliver_proto::{Message as _, v1};
     use redeliver_runtime::Config;
 
@@ -299,7 +257,6 @@ mod tests {
     use super::*;
 
     const ID: ChangeId = ChangeId(7);
-    const NOW: Timestamp = Timestamp::from_millis(7);
 
     fn request(change: Change, why: &str) -> ChangeRequest {
         ChangeRequest {
@@ -308,11 +265,13 @@ mod tests {
             by: CallerName::recorded("bob"),
             why: why.to_owned(),
             expected_revision: None,
+            at: Timestamp::from_millis(7),
+            audit: AuditLog::new(&Config::default(), "scheduler"),
         }
     }
 
     fn decide(current: Option<&Value>, change: Change, why: &str) -> Option<Value> {
-        next(current, &request(change, why), NOW, ID).unwrap()
+        next(current, &request(change, why), ID).unwrap()
     }
 
     fn desired(value: Option<Value>) -> (u64, ApplicationControl) {
@@ -337,10 +296,7 @@ mod tests {
         let resumed = desired(decide(Change::Run(Run::Running)));
         assert_eq!(resumed, (5, ApplicationControl { run, rate: None }));
         // The revision goes on, so that no later value has one that was used before.
-        assert_eq!(
-            desired(decide(Change::Reset)),
-            (5, ApplicationControl::default())
-        );
+        assert_eq!(desired(decide(Change::Reset)), (5, ApplicationControl::default()));
     }
 
     #[test]
@@ -374,11 +330,7 @@ mod tests {
                 ..paused(3)
             };
             snapshot.insert(ControlName::application("sms"), before);
-            let change = PendingChange {
-                request: request(change, "outage"),
-                audit: AuditLog::new(&Config::default(), "scheduler"),
-                clock: Arc::new(SystemClock),
-            };
+            let change = request(change, "outage");
             let Ok(Decision::Write { entry, records, .. }) =
                 redeliver_store::Change::decide(&change, &snapshot, ID)
             else {
@@ -448,7 +400,7 @@ mod tests {
             name: name.parse().unwrap(),
             ..request(change, "test")
         };
-        next(current, &request, NOW, ID)
+        next(current, &request, ID)
     }
 
     fn release_of(topic: u128, ends: &[i64], at: i64, known: u64) -> Change {

@@ -356,5 +356,4 @@ pub(super) mod tests {
             assert!(!is_paused(5) && snapshot.problems().len() == 3);
         }
     }
-
 }

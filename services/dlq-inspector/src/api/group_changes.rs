@@ -97,8 +97,10 @@ impl Api {
             at: requested_at,
             last: topics.values().max().copied(),
             as_of: completeness.as_of,
+            audit: self.groups.audit.clone(),
         });
-        let value = changing.await.map_err(|error| change_failed(id, error))?;
+        let changed = changing.await.map_err(|error| change_failed(id, error))?;
+        let value = changed.document;
         let Some(mut group) = group else {
             let value = value.unwrap_or_default();
             return Ok(without_letters(id, &value, self.clock.now()));
@@ -141,7 +143,9 @@ fn change_failed(id: GroupId, error: ChangeError) -> Status {
         ChangeError::Unsupported(_) => (
             Code::FailedPrecondition,
             "GROUP_UNKNOWN_FORMAT",
-            format!("group `{id}` {error}; change it with the version that wrote it, or see docs/dead-letters.md"),
+            format!(
+                "group `{id}` {error}; change it with the version that wrote it, or see docs/dead-letters.md"
+            ),
         ),
         ChangeError::Refused(refused) => (
             Code::ResourceExhausted,
@@ -172,7 +176,11 @@ mod tests {
     fn unconfirmed_changes_are_not_retried() {
         let timed_out = || "timed out".to_owned();
         for (error, code, expected) in [
-            (ChangeError::Unconfirmed(timed_out()), Code::Unknown, "UNCONFIRMED"),
+            (
+                ChangeError::Unconfirmed(timed_out()),
+                Code::Unknown,
+                "UNCONFIRMED",
+            ),
             (
                 ChangeError::Unavailable(timed_out()),
                 Code::Unavailable,

@@ -15,7 +15,8 @@ use redeliver_proto::page::fitting;
 use redeliver_proto::v1;
 use redeliver_proto::v1::redrive_service_server::RedriveService;
 use redeliver_runtime::config::Verb;
-use redeliver_store::Replica;
+use redeliver_service::audit::AuditLog;
+use redeliver_store::{Replica, Writer};
 use tonic::{Code, Request, Response, Status};
 
 use super::convert::position_message;
@@ -24,7 +25,7 @@ use super::token::{NameToken, PageToken, query_hash};
 use super::{Api, bounded};
 use crate::access::Viewer;
 use crate::index::{Cursor, IndexedLetter};
-use crate::redrive::change::{Change, ChangeError, ChangeRequest, JobChange, JobWriter, RefusedChange};
+use crate::redrive::change::{Change, ChangeError, ChangeRequest, JobChange, RefusedChange};
 use crate::redrive::job::{self, CHUNK, Item, Job};
 use crate::redrive::jobs::{Entry, Jobs, Problem};
 use crate::redrive::pace::waits_until;
@@ -41,7 +42,8 @@ const MAX_ID: usize = 32;
 #[derive(Clone)]
 pub(crate) struct Redrives {
     pub(crate) jobs: Replica<Jobs>,
-    pub(crate) writer: JobWriter,
+    pub(crate) writer: Writer<Jobs>,
+    pub(crate) audit: AuditLog,
     pub(crate) destinations: Arc<Destinations>,
     /// Tells what the destinations accept.
     pub(crate) surveyor: Surveyor,
@@ -271,9 +273,10 @@ impl Api {
             change,
             by: viewer.name().clone(),
             at: self.clock.now(),
+            audit: self.redrives.audit.clone(),
         });
-        let id = changing.await.map_err(|error| change_failed(&error))?;
-        self.redrive_message(viewer, &id).await
+        let changed = changing.await.map_err(|error| change_failed(&error))?;
+        self.redrive_message(viewer, &changed.key).await
     }
 
     /// A job, with what has come back up to now.

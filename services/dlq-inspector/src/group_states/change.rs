@@ -1,18 +1,15 @@
 //! Changes of the states and notes of groups.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::Timestamp;
-use redeliver_kafka::KafkaSettings;
 use redeliver_service::audit::{Action, AuditLog, Entry};
 use redeliver_service::identity::CallerName;
-use redeliver_store::{ChangeId, Decision as StoreDecision, Document as _, Replica, Writer};
+use redeliver_store::{ChangeId, Decision as StoreDecision, Document as _};
 
 use super::contents::GroupStates;
 use super::state::{Decided, Decision, GroupState};
 use super::value::{Note, Value};
-use super::{TOPIC, TRANSACTIONAL_ID};
 use crate::fingerprint::GroupId;
 
 /// The maximum number of groups with a value: each inspector holds all of them in memory.
@@ -23,7 +20,7 @@ pub const KEPT: Duration = Duration::from_secs(90 * 86_400);
 const MAX_REMOVED: usize = 100;
 
 /// A request to change a group.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct ChangeRequest {
     /// The group.
     pub group: GroupId,
@@ -41,6 +38,8 @@ pub struct ChangeRequest {
     pub last: Option<Timestamp>,
     /// Dead letters up to this time are indexed.
     pub as_of: Option<Timestamp>,
+    /// Where the change is recorded, in the same transaction.
+    pub audit: AuditLog,
 }
 
 /// How to change a group.
@@ -71,58 +70,16 @@ pub struct TooManyGroups;
 /// Why a change has failed.
 pub type ChangeError = redeliver_store::ChangeError<Value, TooManyGroups>;
 
-/// Changes the states of groups. Cheap to clone.
-#[derive(Clone)]
-pub struct GroupWriter {
-    writer: Writer<GroupStates>,
-    audit: AuditLog,
-}
-
-impl GroupWriter {
-    /// A writer. Each change is recorded in the audit log, in the same transaction.
-    #[must_use]
-    pub fn new(kafka: &KafkaSettings, audit: AuditLog, states: Replica<GroupStates>) -> Self {
-        Self {
-            writer: Writer::new(kafka, TRANSACTIONAL_ID, TOPIC, states),
-            audit,
-        }
-    }
-
-    /// Makes a change, and returns the value that follows from it; `None` if there is none. See [`Writer::change`].
-    ///
-    /// # Errors
-    /// [`ChangeError`] says whether something may have been written.
-    pub async fn change(&self, request: ChangeRequest) -> Result<Option<Arc<Value>>, ChangeError> {
-        let (by, why) = (request.by.clone(), request.why.clone());
-        let decided = match request.change {
-            Change::Decide(decided) => Some(decided),
-            // A note may be long.
-            Change::Annotate(_) => None,
-        };
-        let audit = self.audit.clone();
-        let changed = self.writer.change(PendingChange { request, audit }).await?;
-        if let Some(value) = changed.document.as_ref().filter(|_| changed.is_written) {
-            tracing::info!(group = %changed.key, revision = value.revision, %by, why, ?decided, "group changed");
-        }
-        Ok(changed.document)
-    }
-}
-
-struct PendingChange {
-    request: ChangeRequest,
-    audit: AuditLog,
-}
-
-impl redeliver_store::Change for PendingChange {
+impl redeliver_store::Change for ChangeRequest {
     type State = GroupStates;
     type Refused = TooManyGroups;
 
     fn key(&self, _id: ChangeId) -> GroupId {
-        self.request.group
+        self.group
     }
 
     fn expected_revision(&self) -> Option<u64> {
-        self.request.expected_revision
+        self.expected_revision
     }
 
     fn decide(
@@ -130,24 +87,32 @@ impl redeliver_store::Change for PendingChange {
         states: &GroupStates,
         id: ChangeId,
     ) -> Result<StoreDecision<GroupStates>, TooManyGroups> {
-        let group = self.request.group;
-        let current = states.get(&group).map(|value| &**value);
-        let Some(value) = next(current, &self.request, id) else {
-            return Ok(StoreDecision::Unchanged(group));
+        let current = states.get(&self.group).map(|value| &**value);
+        let Some(value) = next(current, self, id) else {
+            return Ok(StoreDecision::Unchanged(self.group));
         };
         let is_full = current.is_none() && states.count() >= MAX_GROUPS;
-        let removed = forgotten(states, &self.request, is_full);
+        let removed = forgotten(states, self, is_full);
         if current.is_none() && states.count() - removed.len() >= MAX_GROUPS {
             return Err(TooManyGroups);
         }
-        let mut records = vec![(Value::record_key(&group), Some(value.encode()))];
+        let mut records = vec![(Value::record_key(&self.group), Some(value.encode()))];
         records.extend(removed.iter().map(|id| (Value::record_key(id), None)));
-        let entry = entry(&self.request, &value, id);
         Ok(StoreDecision::Write {
-            document: value,
             records,
-            entry: self.audit.record(entry, self.request.at),
+            entry: self.audit.record(entry(self, &value, id), self.at),
+            document: value,
         })
+    }
+
+    fn log(&self, value: &Value) {
+        let (group, by, why) = (self.group, &self.by, &self.why);
+        let decided = match self.change {
+            Change::Decide(decided) => Some(decided),
+            // A note may be long.
+            Change::Annotate(_) => None,
+        };
+        tracing::info!(%group, revision = value.revision, %by, why, ?decided, "group changed");
     }
 }
 
@@ -269,6 +234,7 @@ mod tests {
             at: at(100),
             last: Some(at(50)),
             as_of: Some(at(1_000)),
+            audit: AuditLog::new(&Config::default(), "dlq-inspector"),
         }
     }
 
@@ -278,16 +244,16 @@ mod tests {
     /// The value that applies, and what is written.
     fn decide(
         values: &[(GroupId, Value)],
-        request: ChangeRequest,
+        request: &ChangeRequest,
     ) -> Result<(Option<Value>, Written), TooManyGroups> {
         let mut states = GroupStates::default();
         for (id, value) in values {
             states.insert(*id, value.clone());
         }
-        let audit = AuditLog::new(&Config::default(), "dlq-inspector");
-        let change = PendingChange { request, audit };
-        match redeliver_store::Change::decide(&change, &states, ChangeId(7))? {
-            StoreDecision::Unchanged(id) => Ok((states.get(&id).map(|value| Value::clone(value)), Vec::new())),
+        match redeliver_store::Change::decide(request, &states, ChangeId(7))? {
+            StoreDecision::Unchanged(id) => {
+                Ok((states.get(&id).map(|value| Value::clone(value)), Vec::new()))
+            }
             StoreDecision::Write {
                 document, records, ..
             } => {
@@ -315,7 +281,7 @@ mod tests {
             ..decided(Decided::Muted(None), 60, 4)
         };
         let before = [(ID, noted.clone())];
-        let (value, outputs) = decide(&before, request(RESOLVE)).unwrap();
+        let (value, outputs) = decide(&before, &request(RESOLVE)).unwrap();
         let value = value.unwrap();
         assert_eq!((value.revision, outputs.len(), &value.note), (5, 1, &noted.note));
         let decision = value.decision.unwrap();
@@ -323,14 +289,14 @@ mod tests {
             (decision.decided, decision.time, &*decision.by),
             (Decided::Resolved, at(100), "bob")
         );
-        let (value, _) = decide(&before, request(Change::Annotate(String::new()))).unwrap();
+        let (value, _) = decide(&before, &request(Change::Annotate(String::new()))).unwrap();
         let value = value.unwrap();
         assert_eq!(
             (value.revision, &value.decision, &value.note),
             (5, &noted.decision, &None)
         );
         // The revision goes on, so that no later value has one that was used before.
-        let (value, _) = decide(&before, request(REOPEN)).unwrap();
+        let (value, _) = decide(&before, &request(REOPEN)).unwrap();
         assert_eq!(value.unwrap().revision, 5);
     }
 
@@ -354,7 +320,7 @@ mod tests {
                     why: why.to_owned(),
                     ..request(change.clone())
                 };
-                let (value, outputs) = decide(&before, request).unwrap();
+                let (value, outputs) = decide(&before, &request).unwrap();
                 assert_eq!(
                     value,
                     before.first().map(|(_, value)| value.clone()),
@@ -367,7 +333,7 @@ mod tests {
                     why: "another reason".to_owned(),
                     ..request(change.clone())
                 };
-                assert_eq!(decide(&before, request).unwrap().1.len(), 1, "{change:?}");
+                assert_eq!(decide(&before, &request).unwrap().1.len(), 1, "{change:?}");
             }
         }
     }
@@ -379,11 +345,11 @@ mod tests {
             last: Some(at(61)),
             ..request(RESOLVE)
         };
-        let (value, _) = decide(&before, regressed).unwrap();
+        let (value, _) = decide(&before, &regressed).unwrap();
         assert_eq!(value.unwrap().decision.unwrap().time, at(100));
         // A group that is not muted any more can be muted until the same time only if that is in the future, which the API requires.
         let before = [(ID, decided(Decided::Muted(Some(at(90))), 60, 4))];
-        assert_eq!(decide(&before, request(REOPEN)).unwrap().1.len(), 1);
+        assert_eq!(decide(&before, &request(REOPEN)).unwrap().1.len(), 1);
     }
 
     #[test]
@@ -401,7 +367,7 @@ mod tests {
                 at,
                 ..request(RESOLVE)
             };
-            let (_, outputs) = decide(&records, request).unwrap();
+            let (_, outputs) = decide(&records, &request).unwrap();
             assert_eq!(outputs[0], (key(ID), true));
             outputs[1..].to_vec()
         };
@@ -417,21 +383,21 @@ mod tests {
         let mut full: Vec<_> = (100..100 + count)
             .map(|number| (GroupId::from_number(number), decided(Decided::Resolved, 60, 1)))
             .collect();
-        assert_eq!(decide(&full, request(RESOLVE)), Err(TooManyGroups));
+        assert_eq!(decide(&full, &request(RESOLVE)), Err(TooManyGroups));
         let known = ChangeRequest {
             group: full[0].0,
             ..request(REOPEN)
         };
-        assert_eq!(decide(&full, known).unwrap().1.len(), 1);
+        assert_eq!(decide(&full, &known).unwrap().1.len(), 1);
         full[1].1 = decided(Decided::Open, 60, 2);
-        let (_, written) = decide(&full, request(RESOLVE)).unwrap();
+        let (_, written) = decide(&full, &request(RESOLVE)).unwrap();
         assert_eq!(written, [(key(ID), true), (key(full[1].0), false)]);
         // Those that have not changed for longest go first.
         let removed = i64::try_from(MAX_REMOVED).unwrap();
         for (index, time) in (0..2 * removed).rev().enumerate() {
             full[index].1 = decided(Decided::Open, time, 2);
         }
-        let (_, written) = decide(&full, request(RESOLVE)).unwrap();
+        let (_, written) = decide(&full, &request(RESOLVE)).unwrap();
         let mut expected: Vec<_> = full[MAX_REMOVED..2 * MAX_REMOVED].iter().collect();
         expected.reverse();
         let expected = expected.into_iter().map(|(id, _)| (key(*id), false));
@@ -447,7 +413,7 @@ mod tests {
                 as_of,
                 ..request(RESOLVE)
             };
-            let value = decide(&[], request).unwrap().0.unwrap();
+            let value = decide(&[], &request).unwrap().0.unwrap();
             let value = Value::decode(&value.encode()).unwrap();
             value.decision.unwrap().state(Some(later), at(200))
         };

@@ -58,7 +58,11 @@ impl State for GroupStates {
         let lost = self.lost(before).filter(|(_, value)| !value.says_nothing());
         let groups = lost.count();
         if groups > 0 {
-            tracing::warn!(topic, groups, "states and notes of groups are gone or older than before");
+            tracing::warn!(
+                topic,
+                groups,
+                "states and notes of groups are gone or older than before"
+            );
         }
     }
 }

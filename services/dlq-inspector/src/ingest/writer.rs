@@ -509,8 +509,8 @@ mod tests {
     use redeliver_testkit::eventually;
 
     use super::*;
-    use crate::group_states::contents::tests as states;
     use crate::group_states::Decided;
+    use crate::group_states::contents::tests as states;
     use crate::index::{self, FILE};
     use crate::ledger;
     use crate::letter::Letter;

@@ -4,17 +4,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use redeliver_core::Timestamp;
-use redeliver_kafka::KafkaSettings;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::audit::{Action, AuditLog, Entry as AuditEntry, MAX_IDS};
 use redeliver_service::identity::CallerName;
-use redeliver_store::{ChangeId, Decision, Replica, Writer};
+use redeliver_store::{ChangeId, Decision};
 
 use super::edit::Edit;
 use super::job::{self, InvalidValue, Item, Job, Wanted};
 use super::jobs::{Entry, Jobs, job_key, plan_key};
-use super::own_id;
 use super::room::{self, New};
 
 /// A request.
@@ -26,6 +24,8 @@ pub struct ChangeRequest {
     pub by: CallerName,
     /// When.
     pub at: Timestamp,
+    /// Where the change is recorded, in the same transaction.
+    pub audit: AuditLog,
 }
 
 /// What to change.
@@ -74,74 +74,41 @@ pub enum RefusedChange {
 /// Why a change has failed.
 pub type ChangeError = redeliver_store::ChangeError<Job, RefusedChange>;
 
-/// Changes jobs. Cheap to clone.
-#[derive(Clone)]
-pub struct JobWriter {
-    writer: Writer<Jobs>,
-    audit: AuditLog,
-}
-
-impl JobWriter {
-    /// A writer. Each change is recorded in the audit log, in the same transaction.
-    #[must_use]
-    pub fn new(kafka: &KafkaSettings, topic: &str, audit: AuditLog, jobs: Replica<Jobs>) -> Self {
-        Self {
-            writer: Writer::new(kafka, &own_id(topic), topic, jobs),
-            audit,
-        }
-    }
-
-    /// Makes a change, and returns the id of the job. See [`Writer::change`].
-    ///
-    /// # Errors
-    /// [`ChangeError`] says whether something may have been written.
-    pub async fn change(&self, request: ChangeRequest) -> Result<String, ChangeError> {
-        let (audit, by) = (self.audit.clone(), request.by.clone());
-        let changed = self.writer.change(PendingChange { request, audit }).await?;
-        let id = changed.key;
-        if let Some(job) = changed.document.filter(|_| changed.is_written) {
-            let (revision, wanted) = (job.record.revision, job.wanted);
-            tracing::info!(id, revision, %by, ?wanted, "redrive changed");
-        }
-        Ok(id)
-    }
-}
-
-struct PendingChange {
-    request: ChangeRequest,
-    audit: AuditLog,
-}
-
-impl redeliver_store::Change for PendingChange {
+impl redeliver_store::Change for ChangeRequest {
     type State = Jobs;
     type Refused = RefusedChange;
 
     fn key(&self, id: ChangeId) -> String {
-        match &self.request.change {
-            Change::Plan(..) | Change::Edit(..) => new_id(self.request.at, id),
+        match &self.change {
+            Change::Plan(..) | Change::Edit(..) => new_id(self.at, id),
             Change::Job(job, ..) => job.clone(),
         }
     }
 
     fn expected_revision(&self) -> Option<u64> {
-        match &self.request.change {
+        match &self.change {
             Change::Plan(..) | Change::Edit(..) => None,
             Change::Job(_, expected, _) => *expected,
         }
     }
 
     fn decide(&self, jobs: &Jobs, id: ChangeId) -> Result<Decision<Jobs>, RefusedChange> {
-        match &self.request.change {
+        match &self.change {
             Change::Plan(record, items) => self.plan(jobs, id, record, items, None),
             Change::Edit(record, item, edit) => {
                 self.plan(jobs, id, record, std::slice::from_ref(item), Some(edit))
             }
-            Change::Job(job, _, change) => self.change(jobs, id, job, *change),
+            Change::Job(job, _, change) => self.change_job(jobs, id, job, *change),
         }
+    }
+
+    fn log(&self, job: &Job) {
+        let (id, revision, by, wanted) = (&job.spec().id, job.record.revision, &self.by, job.wanted);
+        tracing::info!(id, revision, %by, ?wanted, "redrive changed");
     }
 }
 
-impl PendingChange {
+impl ChangeRequest {
     fn plan(
         &self,
         jobs: &Jobs,
@@ -150,7 +117,7 @@ impl PendingChange {
         items: &[Item],
         edit: Option<&Edit>,
     ) -> Result<Decision<Jobs>, RefusedChange> {
-        let ChangeRequest { by, at, .. } = &self.request;
+        let Self { by, at, .. } = self;
         if let Some(job) = jobs.of_request(by, &record.request_id) {
             let same = job.spec().id.clone();
             if job.record.request_hash != record.request_hash {
@@ -199,7 +166,7 @@ impl PendingChange {
         })
     }
 
-    fn change(
+    fn change_job(
         &self,
         jobs: &Jobs,
         id: ChangeId,
@@ -230,7 +197,7 @@ impl PendingChange {
         let entry = self.entry(&changed, id, action, details);
         Ok(Decision::Write {
             records: vec![written(&changed)],
-            entry: self.audit.record(entry, self.request.at),
+            entry: self.audit.record(entry, self.at),
             document: changed,
         })
     }
@@ -245,8 +212,8 @@ impl PendingChange {
         record.revision = revision;
         record.change_id = id.bytes();
         if let Some(redrive) = &mut record.redrive {
-            redrive.changed_by = self.request.by.to_string();
-            redrive.changed_at = Some(to_timestamp(self.request.at));
+            redrive.changed_by = self.by.to_string();
+            redrive.changed_at = Some(to_timestamp(self.at));
             record.format = job::format_of(redrive);
         }
         Job::read(record).map_err(RefusedChange::Invalid)
@@ -258,7 +225,7 @@ impl PendingChange {
             why: job.spec().why.clone(),
             details,
             id: id.0,
-            ..AuditEntry::new(self.request.by.clone(), action)
+            ..AuditEntry::new(self.by.clone(), action)
         }
     }
 }
@@ -338,25 +305,18 @@ mod tests {
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
     type Records = Vec<(String, Option<Bytes>)>;
 
-    fn pending(change: Change, by: &str) -> PendingChange {
-        PendingChange {
-            request: ChangeRequest {
-                change,
-                by: CallerName::recorded(by),
-                at: NOW,
-            },
+    fn request(change: Change, by: &str) -> ChangeRequest {
+        ChangeRequest {
+            change,
+            by: CallerName::recorded(by),
+            at: NOW,
             audit: AuditLog::new(&Config::default(), "dlq-inspector"),
         }
     }
 
     /// The job that applies, and what is written.
-    fn decide_by(
-        by: &str,
-        id: u128,
-        change: Change,
-        jobs: &Jobs,
-    ) -> Result<(Job, Records), RefusedChange> {
-        let (change, id) = (pending(change, by), ChangeId(id));
+    fn decide_by(by: &str, id: u128, change: Change, jobs: &Jobs) -> Result<(Job, Records), RefusedChange> {
+        let (change, id) = (request(change, by), ChangeId(id));
         match redeliver_store::Change::decide(&change, jobs, id)? {
             Decision::Unchanged(id) => Ok((jobs.get(&id).unwrap().job().unwrap(), Records::new())),
             Decision::Write {
@@ -486,7 +446,9 @@ mod tests {
         let later = |seconds| Some(NOW.after(std::time::Duration::from_secs(seconds)));
         let changed_if = |wanted, start_at: Option<Timestamp>, done: u32, at| {
             let mut job = job(2, wanted).record;
-            job.redrive.as_mut().unwrap().start_at = start_at.map(to_timestamp);
+            let redrive = job.redrive.as_mut().unwrap();
+            redrive.start_at = start_at.map(to_timestamp);
+            redrive.id = "1f".to_owned();
             let mut jobs = jobs(2, wanted);
             jobs.apply(&record_of(&job_key("1f"), job.encode_to_vec()));
             let mut progress = Progress::default();
@@ -535,7 +497,7 @@ mod tests {
             unreachable!("it is a plan");
         };
         let change = Change::Edit(planned, items[0].clone(), edit(3));
-        let change = pending(change, "token:ann");
+        let change = request(change, "token:ann");
         let decided = redeliver_store::Change::decide(&change, &Jobs::default(), ChangeId(7));
         let Ok(Decision::Write {
             document: planned,

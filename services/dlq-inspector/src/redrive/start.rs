@@ -12,10 +12,10 @@ use redeliver_runtime::Config;
 use redeliver_runtime::config::{AUDIT_TOPIC, CONTROL_TOPIC};
 use redeliver_service::Host;
 use redeliver_service::audit::AuditLog;
-use redeliver_store::Replica;
 use redeliver_service::host::{NewLane, lane_spec};
 use redeliver_service::metrics::Serves;
 use redeliver_service::topics;
+use redeliver_store::Replica;
 use tokio_util::sync::CancellationToken;
 
 use super::executor::Executor;
