@@ -136,10 +136,7 @@ impl<S: State> Writer<S> {
     ///
     /// # Errors
     /// [`ChangeError`] says whether something may have been written.
-    pub async fn change<C: Change<State = S>>(
-        &self,
-        change: C,
-    ) -> Result<Changed<S::Document>, ErrorOf<C>> {
+    pub async fn change<C: Change<State = S>>(&self, change: C) -> Result<Changed<S::Document>, ErrorOf<C>> {
         let turn = tokio::time::timeout(CHANGE_TIMEOUT, self.turn.clone().lock_owned()).await;
         let turn = turn.map_err(|_| ChangeError::Unavailable("waiting for other changes".to_owned()))?;
         let this = self.clone();
@@ -159,10 +156,7 @@ impl<S: State> Writer<S> {
         Ok(changed)
     }
 
-    fn write<C: Change<State = S>>(
-        &self,
-        change: &C,
-    ) -> Result<Changed<S::Document>, ErrorOf<C>> {
+    fn write<C: Change<State = S>>(&self, change: &C) -> Result<Changed<S::Document>, ErrorOf<C>> {
         let id = ChangeId(fastrand::u128(..));
         // The same for all attempts, so that each reads what those before it have written.
         let known = self.replica.known();

@@ -132,9 +132,19 @@ impl Jobs {
 
     /// Takes note of what the executor has written.
     pub(crate) fn apply_own(&mut self, id: &str, progress: &Progress, outcomes: Vec<(u32, Bytes)>) {
+        self.update(id, |entry| {
+            entry.progress = Some(progress.to_record().encode_to_vec().into());
+            entry.outcomes.extend(outcomes);
+        });
+    }
+
+    /// An entry without anything is removed.
+    fn update(&mut self, id: &str, update: impl FnOnce(&mut Entry)) {
         let entry = Arc::make_mut(self.entries.entry(id.to_owned()).or_default());
-        entry.progress = Some(progress.to_record().encode_to_vec().into());
-        entry.outcomes.extend(outcomes);
+        update(entry);
+        if *entry == Entry::default() {
+            self.entries.remove(id);
+        }
     }
 }
 
@@ -309,28 +319,24 @@ impl State for Jobs {
     const IS_OPTIONAL: bool = true;
 
     fn apply(&mut self, record: &Record) {
-        let part = key_of(record).and_then(parse);
-        let Some(id) = part.as_ref().map(|(_, id)| (*id).to_owned()).or_else(|| {
+        let (key, value) = (key_of(record), record.value.clone());
+        let Some((part, id)) = key.and_then(parse) else {
             self.table.apply_record(record);
-            key_of(record).and_then(Job::parse_key)
-        }) else {
+            if let Some(id) = key.and_then(Job::parse_key) {
+                let job = self.table.get(&id).cloned();
+                self.update(&id, |entry| entry.job = job);
+            }
             return;
         };
-        let value = record.value.clone();
-        let entry = Arc::make_mut(self.entries.entry(id.clone()).or_default());
         let set = |chunks: &mut BTreeMap<u32, Bytes>, number, value| match value {
             Some(value) => drop(chunks.insert(number, value)),
             None => drop(chunks.remove(&number)),
         };
-        match part.map(|(part, _)| part) {
-            None => entry.job = self.table.get(&id).cloned(),
-            Some(Part::Progress) => entry.progress = value,
-            Some(Part::Plan(number)) => set(&mut entry.plan, number, value),
-            Some(Part::Outcomes(number)) => set(&mut entry.outcomes, number, value),
-        }
-        if *entry == Entry::default() {
-            self.entries.remove(&id);
-        }
+        self.update(id, |entry| match part {
+            Part::Progress => entry.progress = value,
+            Part::Plan(number) => set(&mut entry.plan, number, value),
+            Part::Outcomes(number) => set(&mut entry.outcomes, number, value),
+        });
     }
 
     fn problems(&self) -> BTreeMap<String, Problem> {
