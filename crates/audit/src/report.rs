@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_written_as_a_table() {
+    fn report_is_a_table() {
         let mut report = Report {
             pipeline: "crawl-jobs".into(),
             source: 100,

@@ -270,12 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_life_has_24_bytes() {
-        assert_eq!(size_of::<Life>(), 24);
-    }
-
-    #[test]
-    fn the_role_of_each_hash_is_stored_separately() {
+    fn hashes_have_separate_roles() {
         for value in Role::ALL {
             for rest in Role::ALL {
                 let mut hashed = Hashed::default();
@@ -292,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn lives_are_listed_in_order_without_those_that_were_not_read() {
+    fn lives_are_listed_in_order() {
         let mut table = Table::default();
         let places = [(0, 0), (0, 63), (0, 64), (1, i64::MAX), (7, 1)];
         for place in places.into_iter().rev() {

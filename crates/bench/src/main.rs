@@ -17,11 +17,11 @@ mod kafka;
 mod lane;
 mod memory;
 mod process;
+mod records;
 mod redis;
 mod relay;
 mod scheduler;
 mod service;
-mod state_reads;
 mod transactions;
 mod waiting;
 mod worker;
@@ -76,8 +76,6 @@ enum Bench {
         #[arg(long, default_value_t = 1_000_000)]
         count: usize,
     },
-    /// Single records of a topic by their offsets
-    StateReads(state_reads::Options),
     /// Acceptance, dispatch, lateness, index rebuild and takeover of the scheduler, next to a polling scheduler
     Scheduler(scheduler::Options),
     /// Indexing, memory, disk and queries of an inspector process
@@ -109,7 +107,6 @@ async fn main() -> anyhow::Result<()> {
         Bench::Worker { rounds } => worker::run(&broker, rounds, &mut figures).await?,
         Bench::Transactions { rounds } => transactions::run(&broker, rounds, &mut figures).await?,
         Bench::Memory { count } => memory::run(&broker, count, &mut figures).await?,
-        Bench::StateReads(options) => state_reads::run(&broker, &options, &mut figures).await?,
         Bench::Dlq(options) => dlq::run(&broker, &options, &mut figures).await?,
         Bench::Waiting(options) => waiting::run(&broker, &options, &mut figures).await?,
         Bench::Breaker { rounds } => breaker::run(&broker, rounds, &mut figures)?,

@@ -8,7 +8,7 @@ use redeliver_core::{Clock, HumanDuration, Jitter, Pipeline, RetryPolicy, System
 use crate::figures::Figures;
 use crate::kafka::Broker;
 use crate::process::Running;
-use crate::relay::waiting;
+use crate::records::waiting;
 
 const PARTITIONS: i32 = 4;
 

@@ -19,11 +19,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::figures::{Distribution, Figures, cpu_time, median, millis_since, per_second, rate};
 use crate::kafka::Broker;
+use crate::records::{VALUE, waiting};
 use crate::service::Service;
 use crate::{bare, lane, transactions};
 
 const PARTITIONS: i32 = 4;
-const VALUE: usize = 200;
 const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A pipeline with one tier.
@@ -54,31 +54,7 @@ pipelines:
     )
 }
 
-/// A record as a worker writes it to a tier: lineage, failure, time lock, and one header of the user.
-pub(crate) fn waiting(pipeline: &Pipeline, tier: HumanDuration, index: usize, due: Timestamp) -> Output {
-    let mut list = Headers::new();
-    list.push_text("tenant", "a");
-    let offset = i64::try_from(index).unwrap_or(i64::MAX);
-    let origin = Origin {
-        topic: pipeline.source.clone(),
-        partition: 0,
-        offset,
-        timestamp: Some(due),
-    };
-    headers::write_lineage(&mut list, &pipeline.name, &origin, 1);
-    headers::write_failure(&mut list, &Failure::transient("http.503", "busy"), due);
-    list.push_text(headers::PROCESS_AFTER, &due.to_string());
-    list.push_text(headers::RETURN_TOPIC, &pipeline.return_topic());
-    Output {
-        topic: pipeline.tier_topic(tier),
-        partition: None,
-        key: Some(format!("key-{index}").into()),
-        value: Some(vec![b'x'; VALUE].into()),
-        headers: list,
-    }
-}
-
-/// The same, with the due time and the partition that a worker chooses.
+/// As [`waiting`], with the due time and the partition that a worker chooses.
 fn failed(pipeline: &Pipeline, index: usize) -> anyhow::Result<Output> {
     let now = SystemClock.now();
     let record = Record {

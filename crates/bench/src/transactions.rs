@@ -20,7 +20,7 @@ use redeliver_kafka::convert::native_headers;
 
 use crate::figures::{Figures, median, per_second, rate};
 use crate::kafka::Broker;
-use crate::relay;
+use crate::records::waiting;
 
 const PARTITIONS: i32 = 4;
 const CALL: Duration = Duration::from_secs(10);
@@ -165,7 +165,7 @@ fn measure(
     let pipeline = Pipeline::new(topic);
     let outputs = (0..size).map(|index| Output {
         topic: topic.into(),
-        ..relay::waiting(
+        ..waiting(
             &pipeline,
             HumanDuration::from_secs(1),
             index,

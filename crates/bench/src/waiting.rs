@@ -12,7 +12,7 @@ use tonic::transport::Channel;
 use crate::dlq::Inspector;
 use crate::figures::{Figures, median, per_second, rate};
 use crate::kafka::Broker;
-use crate::relay::waiting;
+use crate::records::waiting;
 
 const PARTITIONS: i32 = 4;
 

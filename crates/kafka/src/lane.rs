@@ -12,7 +12,7 @@
 //! | `state` | the steps of a round, and what follows from failed transactions |
 //! | `assignments` | the owned partitions, their positions, and what to commit |
 //! | `driver` | carries out the steps; the only user of the clients |
-//! | `membership` | joining the group, and checking what it assigns |
+//! | `membership`, `joining` | joining the group, and checking what it assigns |
 //! | `topics` | topics that are deleted, created again, or grow |
 //! | `positions` | lookups of committed positions in the background |
 //! | `writer` | writes transactions in the background |
@@ -23,6 +23,7 @@ mod assignments;
 mod backoff;
 mod driver;
 mod events;
+mod joining;
 mod membership;
 #[cfg(test)]
 mod model;
@@ -35,6 +36,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rdkafka::error::KafkaError;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Clock, SystemClock};
@@ -440,4 +442,10 @@ enum Ended {
     Halted(String),
     /// Retrying cannot help.
     Fatal(LaneError),
+}
+
+impl From<KafkaError> for Ended {
+    fn from(error: KafkaError) -> Self {
+        Self::Broken(error_chain(&error))
+    }
 }

@@ -4,7 +4,7 @@ use redeliver_core::{HumanDuration, Timestamp};
 
 use crate::invalid::Invalid;
 use crate::occurrence::Reason;
-use crate::recurrence::check_time;
+use crate::range::check_time;
 
 /// The shortest interval.
 pub const MIN_INTERVAL: HumanDuration = HumanDuration::from_secs(1);

@@ -34,6 +34,7 @@ mod invalid;
 mod local;
 mod misfire;
 mod occurrence;
+mod range;
 mod recurrence;
 mod schedule;
 #[cfg(test)]

@@ -8,16 +8,13 @@ use crate::invalid::Invalid;
 use crate::local::{Gap, LocalCalendar, Overlap};
 use crate::misfire::Misfire;
 use crate::occurrence::Reason;
+use crate::range::{FIRST, LAST, check_time};
 use crate::zone::Zone;
 
 /// The longest jitter: one day.
 pub const MAX_JITTER: HumanDuration = HumanDuration::from_secs(86_400);
 /// The greatest number of occurrences in a preview.
 pub const MAX_PREVIEW: usize = 1_000;
-/// The earliest time of a schedule.
-const FIRST: Timestamp = Timestamp::from_millis(0);
-/// The latest time of a schedule, 9999-12-30T00:00:00Z: the last day on which all zones have a local time.
-const LAST: Timestamp = Timestamp::from_millis(253_402_128_000_000);
 
 /// A recurring schedule as its author writes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -280,13 +277,4 @@ fn check_range(definition: &Definition) -> Result<(), Invalid> {
         }
         _ => Ok(()),
     }
-}
-
-/// Checks a time of a definition.
-pub(crate) fn check_time(field: &'static str, time: Timestamp) -> Result<(), Invalid> {
-    if (FIRST..=LAST).contains(&time) {
-        return Ok(());
-    }
-    let problem = format!("{time} is out of range: must be between {FIRST} and {LAST}");
-    Err(Invalid::new(field, problem))
 }

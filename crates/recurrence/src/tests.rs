@@ -123,7 +123,8 @@ pub(crate) fn expression() -> impl Strategy<Value = String> {
 fn model(pattern: &CronPattern, zone: &TimeZone, gap: Gap, overlap: Overlap, window: (i64, i64)) -> Vec<i64> {
     let (first, last) = window;
     let mut found = BTreeSet::new();
-    for local in first - 2 * 86_400..=last + 2 * 86_400 {
+    // No offset is as long as a day.
+    for local in first - 86_400..=last + 86_400 {
         if !matches(pattern, local) {
             continue;
         }
@@ -179,10 +180,10 @@ fn transition() -> impl Strategy<Value = (String, (i64, i64))> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn nominal_times_equal_a_walk_over_local_times(
+    fn nominal_times_equal_a_walk(
         expression in expression(),
         (zone, window) in transition(),
         is_shifted: bool,
@@ -244,7 +245,7 @@ fn an_interval_keeps_its_phase() {
 }
 
 #[test]
-fn start_and_end_belong_to_the_schedule() {
+fn start_and_end_are_inclusive() {
     let (start, end) = (at("2026-01-01T00:00:00Z"), at("2026-01-01T02:00:00Z"));
     for definition in [every("1h", None), cron("@hourly", "UTC", Gap::Shift, None)] {
         let recurrence = Recurrence::new(Definition {
@@ -270,7 +271,7 @@ fn start_and_end_belong_to_the_schedule() {
 }
 
 #[test]
-fn times_far_outside_of_any_schedule_are_harmless() {
+fn extreme_times_are_harmless() {
     let extremes = [i64::MIN, 0, i64::MAX].map(Timestamp::from_millis);
     for definition in [
         every("1s", None),

@@ -67,17 +67,25 @@ pub struct CommonArgs {
 }
 
 impl ServiceArgs {
-    /// Runs the command, if there is one, and returns its exit code.
+    /// Runs the command, if there is one, and returns its exit code. `health` prints the readiness report of the process that runs with
+    /// this configuration; its exit code is 0 if the process is ready, and [`EXIT_FAILURE`] if it is not, or does not answer.
     #[must_use]
     pub fn run_command(&self) -> Option<ExitCode> {
         let ServiceCommand::Health = self.command?;
-        Some(match self.common.load() {
-            Ok(config) => health_check::main(&config),
+        let config = match self.common.load() {
+            Ok(config) => config,
             Err(error) => {
                 let _ = report(&error);
                 // Container engines reserve status 2 of a health check.
-                ExitCode::from(EXIT_FAILURE)
+                return Some(ExitCode::from(EXIT_FAILURE));
             }
+        };
+        Some(match health_check::check(&config.admin) {
+            Ok((status, body)) => {
+                let _ = writeln!(std::io::stdout(), "{}", body.trim_end());
+                ExitCode::from(if status.is_success() { 0 } else { EXIT_FAILURE })
+            }
+            Err(error) => report(&error),
         })
     }
 }

@@ -51,7 +51,7 @@ mod yaml;
 
 pub use api::{ApiConfig, token_in};
 pub use audit::{AUDIT_TOPIC, AuditConfig};
-pub use auth::{AuthConfig, ClientCertificateConfig, JwtConfig, MAX_SCOPES};
+pub use auth::{AuthConfig, ClientCertificateConfig, JwtConfig};
 pub use batch::{BatchConfig, BatchValues};
 pub use breaker::{BreakerConfig, FailureRateConfig};
 pub use connections::{ConnectionsConfig, HttpVersion};
@@ -74,7 +74,7 @@ pub use retry::{JitterConfig, RetryConfig};
 pub use scheduler::{AppConfig, JobTopicsConfig, SchedulerConfig};
 pub use schema::SchemaConfig;
 pub use schema_registry::SchemaRegistryConfig;
-pub use scope::{Area, Scope, Verb};
+pub use scope::{Area, MAX_SCOPES, Scope, Verb};
 pub use secret::{REDACTED, RequestHeaders, Secret, SecretSetting, Settings, Url, redact_url};
 pub use services::{DlqInspectorConfig, RedisConfig, RetryTierConfig, ServedPipelines};
 pub use tls::ServerTlsConfig;

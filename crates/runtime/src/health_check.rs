@@ -1,9 +1,7 @@
 //! The command `health` of a service: asks the running process whether it is ready. For the health checks of containers,
 //! whose images contain neither a shell nor an HTTP client.
 
-use std::io::Write as _;
 use std::net::SocketAddr;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -16,8 +14,7 @@ use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-use crate::cli::{EXIT_FAILURE, report};
-use crate::config::{AdminConfig, Config};
+use crate::config::AdminConfig;
 use crate::listen::reachable;
 use crate::tls::connector_to_own_process;
 
@@ -28,7 +25,9 @@ const MAX_REPORT_BYTES: usize = 1 << 20;
 
 /// Why the state of a process is unknown.
 #[derive(Debug, thiserror::Error)]
-enum HealthError {
+pub(crate) enum HealthError {
+    #[error("cannot start the runtime")]
+    Start(#[source] std::io::Error),
     #[error("admin.listen: the port is 0, so the process listens on an unknown port; set a port")]
     AnyPort,
     #[error("no answer from the admin port {address} within {}s", TIMEOUT.as_secs())]
@@ -41,20 +40,10 @@ enum HealthError {
     },
 }
 
-/// Prints the readiness report of the process that runs with this configuration. The exit code is 0 if the process is ready,
-/// and [`EXIT_FAILURE`] if it is not, or does not answer.
-pub(crate) fn main(config: &Config) -> ExitCode {
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return report(&error),
-    };
-    match runtime.block_on(readiness(&config.admin)) {
-        Ok((status, body)) => {
-            let _ = writeln!(std::io::stdout(), "{}", body.trim_end());
-            ExitCode::from(if status.is_success() { 0 } else { EXIT_FAILURE })
-        }
-        Err(error) => report(&error),
-    }
+/// The readiness of the process that runs with this configuration: the status, and the report.
+pub(crate) fn check(config: &AdminConfig) -> Result<(StatusCode, String), HealthError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(HealthError::Start)?.block_on(readiness(config))
 }
 
 async fn readiness(admin: &AdminConfig) -> Result<(StatusCode, String), HealthError> {

@@ -18,7 +18,7 @@ use redeliver_runtime::Config;
 use redeliver_runtime::config::check_id_prefix;
 
 use crate::leftovers::leftovers;
-use crate::topics;
+use crate::topics::configured;
 
 /// A consumer group of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub struct ConfiguredGroup {
 /// scheduler.
 #[must_use]
 pub fn of_config(config: &Config, existing: &BTreeSet<String>) -> Vec<ConfiguredGroup> {
-    let pipelines = topics::pipelines(config);
+    let pipelines = configured::pipelines(config);
     let mut groups: BTreeMap<String, BTreeSet<Arc<str>>> = BTreeMap::new();
     let mut add = |group: String, topic: Arc<str>| {
         if existing.contains(&*topic) {
@@ -51,7 +51,7 @@ pub fn of_config(config: &Config, existing: &BTreeSet<String>) -> Vec<Configured
             add(config.scheduler.group.clone(), ingest.clone());
         }
     }
-    for leftover in leftovers(&pipelines, &topics::of_all(config), existing) {
+    for leftover in leftovers(&pipelines, &configured::of_all(config), existing) {
         if leftover.is_known {
             add(leftover.group(""), leftover.topic);
         }

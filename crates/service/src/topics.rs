@@ -1,6 +1,8 @@
 //! The topics that a process needs. They are checked before anything is read: a process does not start while a topic's
 //! configuration would lose records, or serves only the pipelines whose topics can be used.
 
+pub(crate) mod configured;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::error::Error as _;
@@ -13,14 +15,14 @@ use redeliver_core::scheduler::SchedulerRole;
 use redeliver_core::wait::{Backoff, LogThrottle};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::reader::ReadError;
-use redeliver_kafka::topology::{self, Finding, Role, Severity, TopicSettings, TopologyError, TopologySpec};
+use redeliver_kafka::topology::{self, Finding, Role, Severity, TopologyError, TopologySpec};
 use redeliver_runtime::Config;
-use redeliver_runtime::config::ResponseMode;
 use redeliver_runtime::error_chain::error_chain;
 use redeliver_runtime::health::Part;
 use tokio_util::sync::CancellationToken;
 
 use crate::groups::{self, FindError, PrefixChanged};
+pub use configured::{of_all, of_audit, of_control, of_pipelines, of_scheduler, pipelines, topic_settings};
 
 /// Why the topics cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -48,112 +50,6 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 const FIRST_CHECK_TIMEOUT: Duration = Duration::from_secs(3);
 const MIN_DELAY: Duration = Duration::from_millis(200);
 const MAX_DELAY: Duration = Duration::from_secs(5);
-
-/// How missing topics are created, from the configuration.
-#[must_use]
-pub fn topic_settings(config: &Config) -> TopicSettings {
-    let topics = &config.kafka.topics;
-    TopicSettings {
-        partitions: i32::try_from(topics.partitions).unwrap_or(i32::MAX),
-        replication: i32::try_from(topics.replication).unwrap_or(i32::MAX),
-        retention: topics.retention,
-        dead_letter_retention: topics.dead_letter_retention,
-    }
-}
-
-/// The topics of these pipelines, the scheduler's topics if records of one of them can wait in the scheduler, and the control topic.
-#[must_use]
-pub fn of_pipelines(config: &Config, pipelines: &[Pipeline]) -> TopologySpec {
-    used_by(config, pipelines).join(of_control(config))
-}
-
-fn used_by(config: &Config, pipelines: &[Pipeline]) -> TopologySpec {
-    let settings = topic_settings(config);
-    let mut spec = TopologySpec::for_pipelines(pipelines, &settings);
-    for pipeline in pipelines {
-        expect_results(&mut spec, config, &pipeline.name);
-    }
-    if pipelines.iter().all(|pipeline| pipeline.long_waits.is_none()) {
-        return spec;
-    }
-    spec.join(TopologySpec::for_scheduler(
-        &config.scheduler.topics(),
-        pipelines,
-        &settings,
-    ))
-}
-
-/// The topics of the scheduler, and those of pipelines whose records can wait in it, because it writes to their return
-/// topics.
-#[must_use]
-pub fn of_scheduler(config: &Config) -> TopologySpec {
-    let settings = topic_settings(config);
-    let waiting: Vec<Pipeline> = pipelines(config)
-        .into_iter()
-        .filter(|pipeline| pipeline.long_waits.is_some())
-        .collect();
-    let mut spec = TopologySpec::for_scheduler(&config.scheduler.topics(), &waiting, &settings);
-    let apps = config.scheduler.apps.values();
-    spec.expect(apps.map(|app| app.topic.as_str()), config.scheduler.max_data);
-    spec.expect(
-        [config.scheduler.topics.state.as_str()],
-        config.scheduler.max_data,
-    );
-    spec.join(TopologySpec::for_pipelines(&waiting, &settings))
-        .join(of_control(config))
-        .join(of_audit(config))
-}
-
-/// The control topic.
-#[must_use]
-pub fn of_control(config: &Config) -> TopologySpec {
-    TopologySpec::for_control(&config.control_topic(), &topic_settings(config))
-}
-
-/// The audit topic.
-#[must_use]
-pub fn of_audit(config: &Config) -> TopologySpec {
-    TopologySpec::for_audit(
-        &config.audit_topic(),
-        config.audit.retention,
-        &topic_settings(config),
-    )
-}
-
-/// Sets the largest result of a pipeline. It is known only if results are responses of an endpoint.
-fn expect_results(spec: &mut TopologySpec, config: &Config, pipeline: &str) {
-    let Some(settings) = config.any_pipeline(pipeline) else {
-        return;
-    };
-    if let (Some(output), Some(http)) = (&settings.output, &settings.http)
-        && http.response != ResponseMode::Keep
-    {
-        spec.expect(output.topics(), http.max_response_bytes);
-    }
-}
-
-/// The topics of all pipelines, the scheduler's topics if it has applications or waiting records, and the control topic. None without
-/// pipelines and applications.
-#[must_use]
-pub fn of_all(config: &Config) -> TopologySpec {
-    let mut spec = used_by(config, &pipelines(config));
-    if !config.scheduler.apps.is_empty() {
-        spec = spec.join(of_scheduler(config));
-    }
-    if spec.topics.is_empty() {
-        return spec;
-    }
-    spec.join(of_control(config))
-}
-
-/// All configured pipelines, including retired ones.
-#[must_use]
-pub fn pipelines(config: &Config) -> Vec<Pipeline> {
-    config
-        .all_pipelines()
-        .map(|(name, pipeline)| pipeline.pipeline(name, &config.scheduler))
-        .collect()
-}
 
 /// What [`ensure`] has found.
 #[derive(Debug, Default)]

@@ -153,7 +153,7 @@ mod tests {
     use super::check_replicas;
 
     #[test]
-    fn a_missing_replica_and_a_broker_without_partitions_are_found() {
+    fn missing_replicas_are_found() {
         let described = "Topic: a\tTopicId: x\tPartitionCount: 2\tReplicationFactor: 3\tConfigs: min.insync.replicas=2\n\
             \tTopic: a\tPartition: 0\tLeader: 1\tReplicas: 1,2,3\tIsr: 3,2,1\tElr: \tLastKnownElr: \n\
             \tTopic: a\tPartition: 1\tLeader: 2\tReplicas: 2,3,1\tIsr: 2,3\tElr: \tLastKnownElr: \n";

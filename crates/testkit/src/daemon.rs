@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_start_time_is_found_after_a_program_name_with_spaces_and_parentheses() {
+    fn start_time_follows_any_program_name() {
         let tail = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 987654 20";
         assert_eq!(start_of_living(&format!("42 (a) b (c) S {tail}")), Some(987_654));
         assert_eq!(start_of_living(&format!("42 (java) Z {tail}")), None);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_running_and_an_earlier_one_with_its_number_is_not() {
+    fn earlier_process_of_number_is_gone() {
         let this = ProcessId::of(std::process::id()).unwrap();
         assert!(this.is_running());
         let previous = ProcessId {

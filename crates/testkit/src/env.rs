@@ -299,33 +299,3 @@ impl TestEnv {
         process
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_has_the_name_in_all_places_and_a_changed_one_stands_beside_it() {
-        let builder = EnvBuilder::new("env").brokers("kafka:1").redis("redis://redis:1");
-        let mut env = builder
-            .scheduler(&[("mail", "{name}-mail")])
-            .set("a", "{name}")
-            .build();
-        let (name, yaml) = (env.name().to_owned(), env.yaml());
-        for line in [
-            format!("redis: {{ url: 'redis://redis:1', prefix: '{name}' }}\n"),
-            format!("  apps: {{ mail: {{ topic: '{name}-mail' }} }}\n"),
-            format!("ingest: '{name}-jobs-ingest'"),
-        ] {
-            assert!(yaml.contains(&line), "{line} is not in {yaml}");
-        }
-        assert_eq!(env.settings()["a"], name);
-        let changed = env.with_yaml("kafka: {}\n");
-        env.set("a", "2");
-        assert_eq!(
-            (changed.yaml().as_str(), &*changed.settings()["a"]),
-            ("kafka: {}\n", &*name)
-        );
-        assert_eq!(env.yaml(), yaml);
-    }
-}

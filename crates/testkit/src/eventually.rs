@@ -87,45 +87,17 @@ fn delays() -> impl Iterator<Item = Duration> {
 mod tests {
     use super::*;
 
-    fn third_time(calls: &mut u32) -> Result<u32, String> {
-        *calls += 1;
-        if *calls == 3 {
-            Ok(*calls)
-        } else {
-            Err(format!("{calls} calls"))
-        }
-    }
-
-    #[test]
-    fn the_value_of_the_first_successful_check_is_returned() {
-        let mut calls = 0;
-        assert_eq!(
-            eventually("third time", Duration::from_secs(5), || third_time(&mut calls)),
-            3
-        );
-    }
-
     #[test]
     #[should_panic(expected = "the moon: not within 20ms; last seen: still cheese")]
-    fn a_passed_deadline_prints_the_last_state() {
+    fn deadline_prints_last_state() {
         eventually("the moon", Duration::from_millis(20), || {
             Err::<(), _>("still cheese")
         });
     }
 
     #[tokio::test]
-    async fn an_asynchronous_condition_is_polled_too() {
-        let mut calls = 0;
-        let third = eventually_async("third time", Duration::from_secs(5), async || {
-            third_time(&mut calls)
-        })
-        .await;
-        assert_eq!(third, 3);
-    }
-
-    #[tokio::test]
     #[should_panic(expected = "the condition never returned")]
-    async fn a_condition_that_hangs_is_cancelled() {
+    async fn hanging_condition_is_cancelled() {
         let hang = async || std::future::pending::<Result<(), String>>().await;
         eventually_async("an answer", Duration::from_millis(20), hang).await;
     }

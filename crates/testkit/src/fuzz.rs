@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inputs_begin_with_the_valid_ones_and_differ() {
+    fn inputs_begin_with_valid_ones() {
         let valid = [b"{\"a\":1}".to_vec(), b"".to_vec()];
         let seen = RefCell::new(Vec::new());
         fuzz("differ", 1_000, &valid, |input| {
@@ -125,13 +125,5 @@ mod tests {
         assert_eq!((&seen[..2], seen.len()), (&valid[..], 1_000));
         assert!(seen.iter().all(|input| input.len() <= MAX_LENGTH));
         assert!(seen.into_iter().collect::<HashSet<_>>().len() > 500);
-    }
-
-    #[test]
-    #[should_panic(expected = "found")]
-    fn a_panic_of_the_check_fails_the_test() {
-        fuzz("fails", FEW, &[b"abc".to_vec()], |input| {
-            assert!(input.len() >= 3, "found");
-        });
     }
 }

@@ -17,7 +17,7 @@ mod tests {
     use super::stable_hash;
 
     #[test]
-    fn the_hash_never_changes() {
+    fn hash_never_changes() {
         // A changed constant would silently change the fates of all records. Both values were computed independently.
         assert_eq!(stable_hash(b"redeliver"), 0x1dae_dc2b_6498_0a5c);
         assert_eq!(stable_hash(b""), 0xf52a_15e9_a9b5_e89b);

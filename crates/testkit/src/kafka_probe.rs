@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_brokers_of_a_response_are_counted() {
+    fn brokers_of_response_are_counted() {
         let answer = |brokers: i32| [CORRELATION.to_be_bytes(), [0; 4], brokers.to_be_bytes()].concat();
         assert_eq!(brokers(&answer(1)), Some(1));
         assert_eq!(brokers(&answer(0)), Some(0));

@@ -57,7 +57,7 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn a_complete_directory_is_not_fetched_again_and_a_failed_one_is() {
+    fn only_complete_directory_is_kept() {
         let cache = Scratch::new("kept").unwrap();
         let get = |fetch: fn(&Path) -> Result<()>| kept_in(cache.path(), "a-1", "a", fetch);
         let half = |place: &Path| {

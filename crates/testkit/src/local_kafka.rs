@@ -833,7 +833,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_setting_of_the_caller_overrides_ours() {
+    fn settings_of_caller_win() {
         let node = Node {
             id: 1,
             role: Role::BrokerAndController,
@@ -850,35 +850,5 @@ mod tests {
         assert!(text.contains("listeners=PLAINTEXT://127.0.0.1:1,CONTROLLER://127.0.0.1:2\n"));
         assert!(text.contains("log.dirs=/d/data\n"));
         assert!(text.contains("controller.quorum.voters=1@127.0.0.1:2\n"));
-    }
-
-    #[test]
-    fn a_voter_finds_the_other_controllers_by_the_settings_only() {
-        let node = Node {
-            id: 3,
-            role: Role::BrokerAndController,
-            port: 1,
-            controller: 2,
-        };
-        let text = properties(
-            Path::new("/d"),
-            node,
-            &[("controller.quorum.voters", "1@a:1,3@b:2")],
-        );
-        assert!(text.contains("node.id=3\n") && text.contains("process.roles=broker,controller\n"));
-        assert!(text.contains("controller.quorum.voters=1@a:1,3@b:2\n"));
-        assert!(!text.contains("controller.quorum.voters=1@127.0.0.1:2\n"));
-    }
-
-    #[test]
-    fn a_cluster_id_has_the_format_of_kafka() {
-        for _ in 0..1000 {
-            let id = cluster_id();
-            assert_eq!(id.len(), 22);
-            assert!(
-                id.ends_with('A') && id.chars().all(|letter| letter.is_ascii_alphanumeric()),
-                "{id}"
-            );
-        }
     }
 }

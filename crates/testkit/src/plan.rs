@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shares_are_as_configured() {
+    fn shares_are_as_configured() {
         let by = |wanted| share(|fate| matches!(fate, Fate::Recovers { trouble, .. } if trouble == wanted));
         assert!((19_000..21_000).contains(&by(Trouble::Unavailable)));
         assert!((800..1_200).contains(&by(Trouble::Hang)));
@@ -152,12 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn without_shares_every_record_succeeds() {
-        assert_eq!(Plan::default().fate(b"order"), Fate::Succeeds);
-    }
-
-    #[test]
-    fn a_transient_record_fails_as_planned_and_then_succeeds() {
+    fn transient_record_fails_as_planned() {
         let plan = Plan {
             transient_percent: 100,
             ..Plan::default()
@@ -174,16 +169,5 @@ mod tests {
             assert_eq!(reply(earlier), Reply::status(503));
         }
         assert_eq!(reply(failures), Reply::ok("order"));
-    }
-
-    #[test]
-    #[should_panic(expected = "more than all records")]
-    fn shares_of_more_than_all_records_are_rejected() {
-        Plan {
-            transient_percent: 60,
-            permanent_percent: 50,
-            ..Plan::default()
-        }
-        .fate(b"order");
     }
 }

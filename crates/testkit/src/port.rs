@@ -40,7 +40,7 @@ mod tests {
     use crate::{DEADLINE, eventually};
 
     #[test]
-    fn ports_are_free_different_and_outside_of_the_range_for_clients() {
+    fn ports_are_free_and_different() {
         let (first, second) = (free_port(), free_port());
         assert_ne!(first, second);
         assert!(RANGE.contains(&first) && RANGE.contains(&second));

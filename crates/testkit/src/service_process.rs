@@ -345,7 +345,7 @@ mod tests {
     use super::metric;
 
     #[test]
-    fn the_series_of_a_metric_are_summed_and_a_single_series_is_found() {
+    fn series_of_metric_are_summed() {
         let page = "# TYPE jobs gauge\njobs{state=\"ended\"} 3\njobs{state=\"parked\"} 4\njobs_total 5\n";
         assert_eq!(metric(page, "jobs"), 7);
         assert_eq!(metric(page, "jobs{state=\"ended\"}"), 3);

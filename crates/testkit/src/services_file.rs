@@ -89,27 +89,3 @@ impl ServicesFile {
             .with_context(|| format!("writing {}", path.display()))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::scratch::Scratch;
-
-    #[test]
-    fn a_saved_file_is_loaded_and_no_file_means_that_no_server_is_up() {
-        let scratch = Scratch::new("services-file").unwrap();
-        assert_eq!(
-            ServicesFile::load_from(scratch.path()).unwrap(),
-            ServicesFile::default()
-        );
-        let redis = Some(Server::Compose {
-            address: "redis://127.0.0.1:6379".into(),
-        });
-        let file = ServicesFile {
-            redis,
-            ..ServicesFile::default()
-        };
-        file.save_to(scratch.path()).unwrap();
-        assert_eq!(ServicesFile::load_from(scratch.path()).unwrap(), file);
-    }
-}

@@ -39,22 +39,3 @@ fn profile_directory_of(executable: &Path) -> Option<PathBuf> {
         directory.to_owned()
     })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tests_and_programs_agree_on_the_directory() {
-        for executable in [
-            "/t/debug/deps/it-0123",
-            "/t/debug/xtask",
-            "/t/debug/examples/demo",
-        ] {
-            assert_eq!(
-                profile_directory_of(Path::new(executable)),
-                Some(PathBuf::from("/t/debug"))
-            );
-        }
-    }
-}

@@ -31,15 +31,3 @@ pub fn unique_delays(millis: &[u64]) -> Vec<u64> {
 pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::unique;
-
-    #[test]
-    fn names_of_one_run_differ_and_keep_their_prefix() {
-        let (first, second) = (unique("orders"), unique("orders"));
-        assert_ne!(first, second);
-        assert!(first.starts_with("orders-") && second.starts_with("orders-"));
-    }
-}

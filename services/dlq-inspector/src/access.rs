@@ -374,7 +374,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_call_of_the_service_has_a_permission_and_no_other_has_one() {
+    fn every_call_has_a_permission() {
         let descriptors = FileDescriptorSet::decode(redeliver_proto::DESCRIPTORS).unwrap();
         for (of, permissions) in [
             (SERVICE_NAME, &PERMISSIONS[..]),
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_changed_by_callers_that_may_do_so_in_all_of_its_topics() {
+    fn group_change_needs_all_its_topics() {
         for (scopes, expected) in [
             (&["dead-letters:*"][..], None),
             (&["*"], None),
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn topics_and_payloads_are_found_at_any_depth_of_a_filter() {
+    fn nested_topics_and_payloads_are_found() {
         let parse = |text: &str| crate::filter::parse(text, &["/a".to_owned()]).unwrap();
         let named =
             parse(r#"state = OPEN AND NOT (topic = "a" OR (id = "b/0/1" position.topic != c)) topic : d"#);

@@ -556,26 +556,20 @@ fn bounded(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use redeliver_core::{Headers, Record, Timestamp, TimestampType};
+    use redeliver_core::{Record, Timestamp, TimestampType};
     use redeliver_proto::error::reason;
 
     use super::*;
+    use crate::fixtures::record_at;
     use crate::index::{Change, Index};
     use crate::letter::Letter;
 
     #[test]
-    fn another_record_at_the_position_of_a_dead_letter_is_not_yet_indexed() {
+    fn another_record_is_not_yet_indexed() {
         let record = |value: &'static str| Record {
-            position: Position {
-                topic: "t-dlq".into(),
-                partition: 0,
-                offset: 1,
-            },
             timestamp: Some(Timestamp::from_millis(1)),
-            key: None,
             value: Some(value.into()),
-            headers: Headers::default(),
-            unreadable_headers: 0,
+            ..record_at("t-dlq", 0, 1)
         };
         let directory = tempfile::tempdir().unwrap();
         let Index { mut writer, pool, .. } = Index::open(directory.path(), &[]).unwrap();

@@ -383,10 +383,10 @@ impl Wanted {
 
 #[cfg(test)]
 mod tests {
-    use redeliver_core::{Headers, Position};
     use redeliver_proto::convert::to_timestamp;
 
     use super::*;
+    use crate::fixtures::record_at;
 
     fn wanted() -> Wanted {
         Wanted {
@@ -406,16 +406,9 @@ mod tests {
             ..v1::AuditEntry::default()
         };
         Record {
-            position: Position {
-                topic: "audit".into(),
-                partition: 0,
-                offset,
-            },
             timestamp: Some(Timestamp::from_millis(millis)),
-            key: None,
             value: Some(entry.encode_to_vec().into()),
-            headers: Headers::new(),
-            unreadable_headers: 0,
+            ..record_at("audit", 0, offset)
         }
     }
 
@@ -432,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_has_the_entries_of_its_time_by_whom_and_what_is_wanted() {
+    fn page_has_the_matching_entries() {
         let records = [
             record(0, 999, "bob", "control.pause"),
             record(1, 1_000, "bob", "control.pause"),
@@ -482,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_read_ends_with_a_page_that_the_next_one_continues() {
+    fn slow_read_ends_with_continuable_page() {
         let wanted = Wanted {
             by: "bob".to_owned(),
             ..wanted()
@@ -527,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_page_says_whether_a_transaction_hides_entries() {
+    fn last_page_reports_hidden_entries() {
         let wanted = wanted();
         for is_hidden in [true, false] {
             let page = PageBuilder::new(&wanted, 9).end(Ok(is_hidden), None).unwrap();
@@ -540,7 +533,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_reader_waits_for_its_turn_and_not_for_ever() {
+    async fn reader_waits_for_limited_time() {
         let readers = Arc::new(Semaphore::new(1));
         let first = permit(readers.clone()).await.unwrap();
         let refused = permit(readers.clone()).await.unwrap_err();
@@ -550,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn all_dead_letters_of_a_large_page_are_recorded() {
+    fn large_page_is_recorded_in_ranges() {
         let letter = |partition: i32, offset: i64| v1::DeadLetter {
             id: format!("a-dlq/{partition}/{offset}"),
             position: Some(v1::Position {
@@ -585,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_masked_if_its_payloads_are() {
+    fn entry_is_masked_with_its_payloads() {
         let masked = |fields: &[&str]| {
             let letter = v1::DeadLetter {
                 masked: Some(v1::Masked {
@@ -601,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_caller_gets_is_a_disclosure() {
+    fn withheld_payloads_are_no_disclosure() {
         let letter = |id: &str, withheld: v1::PayloadWithheld| v1::DeadLetter {
             id: id.to_owned(),
             payload_withheld: withheld.into(),

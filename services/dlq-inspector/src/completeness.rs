@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn states_are_unknown_if_the_ledger_was_missing_between_two_times_at_which_it_was_not() {
+    fn lost_ledger_makes_states_unknown() {
         let before = with(&[]);
         let after = Completeness {
             ledger_losses: 1,
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_complete_if_nothing_is_missing_and_the_index_is_recent() {
+    fn recent_index_without_gaps_is_complete() {
         let recent = at(1_030_000);
         assert!(with(&[]).to_message(recent).complete);
         // The clock of this machine may go back.
@@ -187,14 +187,14 @@ mod tests {
     }
 
     #[test]
-    fn the_list_of_missing_partitions_is_bounded_and_their_number_is_exact() {
+    fn list_of_missing_partitions_is_bounded() {
         let places: Vec<_> = (0..5_000).map(|partition| ("a-dlq", Some(partition))).collect();
         let message = with(&places).to_message(at(1_000_000));
         assert_eq!((message.missing.len(), message.missing_count), (20, 5_000));
     }
 
     #[test]
-    fn an_answer_about_some_topics_does_not_say_what_is_missing_of_others() {
+    fn missing_partitions_of_others_are_hidden() {
         let all = with(&[("a-dlq", Some(1)), ("b-dlq", None), (ledger::TOPIC, None)]);
         let some = all.of_topics(|topic| topic == "a-dlq").to_message(at(1_000_000));
         let topics: Vec<&str> = some
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_partition_that_is_not_missing_is_covered() {
+    fn missing_partition_is_not_covered() {
         let some = with(&[("a-dlq", Some(1)), ("b-dlq", None)]);
         let now = at(1_000_000);
         assert!(some.covers("a-dlq", 0, now) && some.covers("c-dlq", 0, now));
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn topics_are_known_up_to_the_last_survey() {
+    fn topics_are_known_until_last_survey() {
         let topics = |topic: &str| BTreeSet::from([topic.to_owned(), "b-dlq".to_owned()]);
         let some = with(&[("a-dlq", Some(1))]);
         assert_eq!(some.check(&topics("c-dlq"), at(1_000_000)), Ok(()));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_missing_before_or_after_a_query_is_missing_in_its_answer() {
+    fn missing_before_or_after_is_missing() {
         let later = Completeness {
             as_of: Some(at(1_005_000)),
             ..with(&[("b-dlq", Some(0))])

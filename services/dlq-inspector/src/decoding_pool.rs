@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn work_that_nobody_waits_for_still_holds_its_thread() {
+    async fn abandoned_work_holds_its_thread() {
         let pool = DecodingPool::new();
         let mut ends = Vec::new();
         for _ in 0..THREADS {
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_for_ever_and_a_panic_is_a_result() {
+    async fn busy_pool_and_panic_are_results() {
         let pool = DecodingPool::new();
         let panicked = pool.run::<()>(|| panic!("as expected")).await;
         assert_eq!(panicked, Err(NoResult::Panicked));

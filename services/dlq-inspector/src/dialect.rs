@@ -24,7 +24,7 @@ use redeliver_core::pipeline::is_topic_name;
 use redeliver_core::{Headers, Timestamp};
 use redeliver_proto::convert::time_of_record;
 
-use crate::masking::{MASK, lower_case};
+use crate::masking::text::{MASK, lower_case};
 
 /// The framework whose headers describe the failure. The index and the protocol store these numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

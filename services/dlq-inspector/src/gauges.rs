@@ -98,10 +98,11 @@ impl Gauges {
 mod tests {
     use prometheus_client::encoding::text::encode;
     use prometheus_client::registry::Registry;
-    use redeliver_core::{Headers, Position, Record, Timestamp};
+    use redeliver_core::{Record, Timestamp};
 
     use super::*;
     use crate::completeness::{Completeness, Reason};
+    use crate::fixtures::record_at;
     use crate::index::{Change, Index, Writer};
     use crate::ledger;
     use crate::letter::Letter;
@@ -109,16 +110,8 @@ mod tests {
 
     fn letter(offset: i64) -> Letter {
         Letter::read(&Record {
-            position: Position {
-                topic: "t-dlq".into(),
-                partition: 0,
-                offset,
-            },
             timestamp: Some(Timestamp::from_millis(1)),
-            key: None,
-            value: None,
-            headers: Headers::default(),
-            unreadable_headers: 0,
+            ..record_at("t-dlq", 0, offset)
         })
     }
 
@@ -175,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_number_of_open_dead_letters_stays_while_it_is_not_known() {
+    async fn unknown_count_keeps_last_value() {
         let Fixture {
             mut writer,
             gauges,
@@ -211,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_number_of_open_dead_letters_of_a_topic_does_not_fall_while_the_topic_is_read_again() {
+    async fn count_stays_while_topic_is_reread() {
         let Fixture {
             mut writer,
             gauges,

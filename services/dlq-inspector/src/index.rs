@@ -12,18 +12,22 @@
 //! Each version of the schema, and each list of JSON fields, has a file of its own. A new one is built beside the old one,
 //! which is deleted once the new one has caught up.
 
+mod change;
 mod counters;
 mod entries;
 mod functions;
+mod group_counts;
 mod groups;
 mod message;
 mod message_cache;
 mod plan;
 mod pool;
+mod positions;
 mod query;
 mod removal;
 mod row_key;
 mod schema;
+mod sql;
 mod states;
 mod sweep;
 mod tables;
@@ -37,19 +41,20 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, ErrorCode};
 
+pub use change::Change;
 pub use groups::{GroupOrder, GroupPage, IndexedGroup};
 pub(crate) use groups::{GroupQuery, list_groups, open_groups, topics_of_group, with_letters};
 pub(crate) use message::certain_part;
 pub(crate) use message_cache::MessageCache;
 pub use pool::{Pool, ReadError};
 pub(crate) use pool::{QUERY_TIMEOUT, QUEUE_TIMEOUT};
+pub(crate) use positions::{ReadPosition, read_positions};
 pub use query::{Cursor, Direction, IndexedLetter, RecordDigest, TopicCounts};
 pub(crate) use query::{
-    Page, PageLimit, ReadPosition, Unread, count_by_topic, first_and_last, get, list, list_unread,
-    open_by_topic, read_positions, topics,
+    Page, PageLimit, Unread, count_by_topic, first_and_last, get, list, list_unread, open_by_topic, topics,
 };
 use schema::OpenError;
-pub use writer::{Change, Writer};
+pub use writer::Writer;
 
 /// Opening or writing the index failed.
 #[derive(Debug, thiserror::Error)]

@@ -199,28 +199,21 @@ fn key(record: &Record) -> Option<LetterId> {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use redeliver_core::{Headers, Position};
     use redeliver_proto::convert::to_timestamp;
 
     use super::*;
+    use crate::fixtures::record_at;
 
     fn record(key: &str, value: Option<Vec<u8>>) -> Record {
         Record {
-            position: Position {
-                topic: TOPIC.into(),
-                partition: 0,
-                offset: 0,
-            },
-            timestamp: None,
             key: Some(Bytes::copy_from_slice(key.as_bytes())),
             value: value.map(Bytes::from),
-            headers: Headers::new(),
-            unreadable_headers: 0,
+            ..record_at(TOPIC, 0, 0)
         }
     }
 
     #[test]
-    fn an_entry_has_a_state_a_time_an_author_and_a_note() {
+    fn entry_has_all_fields() {
         let written = v1::LedgerEntry {
             state: v1::DeadLetterState::Discarded.into(),
             time: Some(to_timestamp(Timestamp::from_millis(5))),
@@ -243,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_entry_counts_also_of_two_partitions() {
+    fn newest_entry_counts_across_partitions() {
         let version = |partition, offset, millis, closes| Version {
             partition,
             offset,
@@ -266,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_entry_is_rejected_with_its_field() {
+    fn invalid_entry_is_refused_with_field() {
         let with =
             |key: &str, entry: v1::LedgerEntry| Update::read(&record(key, Some(entry.encode_to_vec())));
         let open = v1::LedgerEntry {
@@ -291,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn states_and_dialects_have_the_numbers_of_the_schema() {
+    fn states_and_dialects_match_the_schema() {
         for state in State::ALL {
             let number = i32::try_from(state as i64).unwrap();
             let wire = v1::DeadLetterState::try_from(number).unwrap();

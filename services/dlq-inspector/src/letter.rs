@@ -113,26 +113,22 @@ pub fn content_hash(record: &Record) -> ContentHash {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixtures::record_at;
     use crate::masking::Masking;
 
     fn record(key: Option<&str>, value: Option<&str>, headers: &[(&str, Option<&[u8]>)]) -> Record {
         let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
         Record {
-            position: Position {
-                topic: "t-dlq".into(),
-                partition: 0,
-                offset: 0,
-            },
             timestamp: Some(Timestamp::from_millis(1)),
             key: key.map(bytes),
             value: value.map(bytes),
             headers: headers.iter().copied().collect(),
-            unreadable_headers: 0,
+            ..record_at("t-dlq", 0, 0)
         }
     }
 
     #[test]
-    fn records_that_differ_anywhere_have_different_hashes() {
+    fn different_records_have_different_hashes() {
         let mut later = record(Some("a"), Some("b"), &[]);
         later.timestamp = Some(Timestamp::from_millis(2));
         let records = [
@@ -154,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_made_of_what_is_not_masked() {
+    fn group_ignores_masked_parts() {
         let rule = r#"{"topics":["t-dlq"],"messages":["[a-z]+@[a-z.]+"]}"#;
         let masking = Masking::new(&[serde_json::from_str(rule).unwrap()]);
         let letter = |message: &[u8]| {
@@ -173,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_record_is_indexed_in_part() {
+    fn large_record_is_indexed_in_part() {
         let (long, key) = ("x".repeat(1_000), "k".repeat(1 << 20));
         let names: Vec<String> = (0..1_000).map(|number| format!("h{number}")).collect();
         let mut headers: Vec<(&str, Option<&[u8]>)> = names

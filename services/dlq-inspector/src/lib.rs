@@ -45,6 +45,8 @@ mod audit;
 mod completeness;
 mod decoding;
 mod decoding_pool;
+#[cfg(test)]
+mod fixtures;
 mod gauges;
 mod ingest;
 mod lookup_pool;

@@ -5,9 +5,8 @@
 //! [`Letter::read`](crate::letter::Letter::read): their ids and templates are made of what is left, for all callers.
 
 mod json;
-mod text;
+pub(crate) mod text;
 
-use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use bytes::Bytes;
@@ -19,9 +18,7 @@ use redeliver_runtime::config::{Expression, FieldPath, MaskingRule};
 
 use crate::dialect::{self, Facts, Field};
 use crate::filter::{NumberField, Restriction, TextField};
-
-/// Stands for what is masked.
-pub(crate) const MASK: &str = "<masked>";
+use text::{MASK, lower_case};
 
 /// Headers that are longer than this are masked as a whole, if parts of them would be, in bytes. To find all matches of an expression can take a
 /// time that is quadratic in the length.
@@ -308,15 +305,6 @@ fn masked_message(name: &str, value: &[u8], expressions: &[&Expression]) -> Opti
     let is_cut = name == ERROR_MESSAGE && text.len() + 3 >= MESSAGE_LIMIT;
     let masked = text::mask(text, expressions, is_cut);
     (masked != text).then(|| masked.into_owned())
-}
-
-/// In lower case, of ASCII letters.
-pub(crate) fn lower_case(name: &str) -> Cow<'_, str> {
-    if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        Cow::Owned(name.to_ascii_lowercase())
-    } else {
-        Cow::Borrowed(name)
-    }
 }
 
 fn text_fact(field: TextField) -> Option<Fact> {

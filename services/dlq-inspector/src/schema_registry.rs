@@ -362,7 +362,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_can_end_by_itself_is_an_outage() {
+    fn only_temporary_failures_are_outages() {
         let failure =
             |status: u16, body: &str| failure(StatusCode::from_u16(status).unwrap(), body.as_bytes());
         let not_found = r#"{"error_code":40403,"message":"Schema not found"}"#;

@@ -171,8 +171,6 @@ impl SharedState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::completeness::Reason;
-    use crate::ledger;
 
     #[test]
     fn commits_concern_watchers_of_their_topics() {
@@ -205,29 +203,5 @@ mod tests {
         commits.add(topics.iter().map(String::as_str));
         assert!(commits.last_of.len() <= MAX_TOPICS);
         assert!(commits.have_added(commits.last - 1, |topic| topic == "u0-dlq"));
-    }
-
-    #[test]
-    fn states_are_unknown_in_an_answer_during_which_the_ledger_was_away() {
-        let shared = SharedState::new();
-        let caught_up = |missing: &[&str]| Completeness {
-            as_of: Some(Timestamp::from_millis(1)),
-            missing: missing
-                .iter()
-                .map(|topic| ((Arc::from(*topic), None), Reason::NotRead))
-                .collect(),
-            ..Completeness::default()
-        };
-        let known = |before: &Completeness| before.and(&shared.completeness()).are_states_known();
-        shared.set_completeness(caught_up(&[]));
-        let before = shared.completeness();
-        shared.set_completeness(caught_up(&["t-dlq"]));
-        assert!(known(&before));
-        shared.set_completeness(caught_up(&[ledger::TOPIC]));
-        assert!(!known(&before));
-        // It is there again when the answer is sent.
-        shared.set_completeness(caught_up(&[]));
-        assert!(!known(&before));
-        assert!(known(&shared.completeness()));
     }
 }

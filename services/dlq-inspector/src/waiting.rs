@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_read_as_it_is_written() {
+    fn place_reads_as_written() {
         for text in ["due", "scheduler", "30s", "1m"] {
             assert_eq!(text.parse::<Place>().unwrap().to_string(), text);
         }

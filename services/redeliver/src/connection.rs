@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_configured_address_gets_the_configured_token() {
+    fn configured_token_needs_configured_address() {
         let files = Scratch::new("configured-token").unwrap();
         let token = files.path().join("token");
         std::fs::write(&token, "s3cret").unwrap();

@@ -555,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_is_rounded_down_to_its_largest_unit() {
+    fn duration_is_rounded_down() {
         for (seconds, expected) in [
             (0, "0s"),
             (119, "119s"),

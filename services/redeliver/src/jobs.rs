@@ -388,7 +388,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statistics_show_the_minutes_in_which_jobs_are_due() {
+    fn statistics_show_due_minutes() {
         let stats = JobStats {
             scheduled: 14,
             due: 1,

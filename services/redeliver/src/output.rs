@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_truncated_and_hexadecimal_unless_they_are_text() {
+    fn bytes_are_text_or_hexadecimal() {
         assert_eq!(block(b"\xff\x00a", 2), "ff 00\n… 1 more bytes");
         assert_eq!(block("aé".as_bytes(), 2), "a\n… 1 more bytes");
         assert_eq!(
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn json_distinguishes_null_empty_and_binary_values() {
+    fn json_distinguishes_null_empty_and_binary() {
         let headers: Headers = [("a", None), ("a", Some(&b""[..])), ("a", Some(&b"\xff"[..]))]
             .into_iter()
             .collect();

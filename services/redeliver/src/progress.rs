@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_is_a_bar_if_the_total_is_known() {
+    fn known_total_makes_a_bar() {
         let line = |done, total| line("dead letters", done, total, Duration::from_secs(2));
         assert_eq!(line(10, None), "10 dead letters, 5/s");
         assert_eq!(line(0, Some(0)), "0 dead letters, 0/s");

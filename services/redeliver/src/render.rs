@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_special_characters_stays_one_word_and_one_string() {
+    fn special_names_stay_one_word() {
         for (name, word, string) in [
             ("jobs.group-1", "jobs.group-1", r#""jobs.group-1""#),
             ("$(id) x", "'$(id) x'", r#""$(id) x""#),
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_topics_that_are_no_names_of_objects_get_a_hash() {
+    fn invalid_object_names_get_a_hash() {
         for name in ["crawl-jobs-retry-5s", "a.b-c.1"] {
             assert_eq!(object_name_of(name), name);
         }

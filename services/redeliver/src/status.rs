@@ -373,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pipeline_of_others_is_named_as_such() {
+    fn unconfigured_pipeline_is_marked() {
         let queue = |is_configured| Queue {
             pipeline: Some("orders".into()),
             is_configured,

@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_retired_pipeline_with_long_waits_is_audited_before_it_is_removed() {
+    fn long_waits_are_audited_before_removal() {
         let mut pipeline = Pipeline::new("orders");
         let remove = "remove the pipeline from `retired` and delete these topics";
         assert_eq!(empty_and_retired(&pipeline).remedy, remove);

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_is_the_failure_or_who_has_decided_it() {
+    fn reason_is_failure_or_decision() {
         let text = |text: &str| Some(text.to_owned());
         let failed = TraceStep {
             error_class: text("transient"),

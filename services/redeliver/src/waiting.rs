@@ -350,7 +350,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_origin_is_a_topic_a_partition_or_a_position() {
+    fn origin_is_parsed_by_parts() {
         let is = |topic: &str, partition, offset| {
             Ok(Origin {
                 topic: topic.to_owned(),

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_less_memory_is_free_the_sooner_a_job_must_be_due() {
+    fn less_memory_admits_sooner_jobs() {
         let now = Timestamp::from_millis(0);
         let is_accepted = |pressure, seconds, window| {
             let due = now.after(Duration::from_secs(seconds));

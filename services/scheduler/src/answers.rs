@@ -271,14 +271,14 @@ mod tests {
     }
 
     #[test]
-    fn a_request_cannot_wait_for_an_outcome_that_could_be_missed() {
+    fn requests_wait_only_while_following() {
         let outcomes = PendingOutcomes::new();
         assert_eq!(outcomes.register().err(), Some(CannotWait::NotFollowing));
         assert!(outcomes.register_write().is_ok());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn closing_waits_for_registered_requests_and_refuses_others() {
+    async fn closing_waits_for_registered_requests() {
         let outcomes = following();
         let (waits, writes) = (outcomes.register().unwrap(), outcomes.register_write().unwrap());
         let close = async {
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_registration_makes_room_for_another() {
+    fn dropped_registration_makes_room() {
         let outcomes = following();
         let registered: Vec<PendingOutcome> =
             (0..MAX_WAITING).map(|_| outcomes.register().unwrap()).collect();
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_other_processes_and_invalid_ones_are_ignored() {
+    fn foreign_and_invalid_answers_are_ignored() {
         let outcomes = following();
         let pending = outcomes.register().unwrap();
         let token = pending.answer_to().split_once('-').unwrap().0.to_owned();

@@ -1,5 +1,7 @@
 //! The format of jobs in the state topic and the index, and in answers and the API.
 
+pub(crate) mod error;
+
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -12,27 +14,14 @@ use redeliver_proto::{Message as _, v1};
 use crate::index::{Change, Effect, KeyEntry};
 use crate::job::{FORMAT, Flow, Job, JobId, JobState, Kind, Payload, RequestHash};
 use crate::request::{key_hash, request_id_hash};
-use crate::schedules;
-
-/// Why a record cannot be decoded as a job.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CodecError {
-    /// It is not the protobuf message.
-    #[error("{0}")]
-    Malformed(String),
-    /// A field is missing or out of range.
-    #[error("field `{0}` of a job record is missing or out of range")]
-    Field(&'static str),
-    /// A newer scheduler wrote it; contains the unsupported part.
-    #[error("{0}")]
-    Newer(String),
-}
+use crate::{schedule_key, schedules};
+pub use error::CodecError;
 
 /// The key of the state record of a job or a schedule.
 #[must_use]
 pub fn state_key(job: &Job) -> String {
     match (job.kind, &job.occurrence) {
-        (Kind::Schedule, Some(id)) => schedules::state_key(id),
+        (Kind::Schedule, Some(id)) => schedule_key::state_key(id),
         _ => job.id.to_string(),
     }
 }
@@ -273,6 +262,16 @@ pub fn to_proto(job: &Job, with_payload: bool) -> v1::Job {
     }
 }
 
+/// The outcome of a command.
+pub(crate) fn outcome(outcome: v1::Outcome, job: Option<&Job>, reason: String) -> v1::CommandOutcome {
+    v1::CommandOutcome {
+        outcome: outcome.into(),
+        job: job.map(|job| to_proto(job, false)),
+        reason,
+        ..v1::CommandOutcome::default()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -321,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_without_a_request_id_is_shown_with_its_own_id() {
+    fn request_id_defaults_to_job_id() {
         let mut job = job();
         assert_eq!(to_proto(&job, false).request_id, job.id.to_string());
         job.request_id = Some("r-1".into());
@@ -329,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ended_job_is_kept_as_long_as_its_key() {
+    fn ended_job_outlives_its_key() {
         let hour = std::time::Duration::from_secs(3600);
         let retention = RetentionPolicy {
             keys: 24 * hour,

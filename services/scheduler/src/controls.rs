@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn applications_without_a_restriction_are_left_out() {
+    fn unrestricted_applications_are_left_out() {
         let settings: AppSettings = [
             ("free".to_owned(), AppState::default()),
             (

@@ -22,7 +22,7 @@ use redeliver_kafka::TopicId;
 use sha2::{Digest as _, Sha256};
 
 use crate::job::{self, Flow, Job, JobId, KeyHash};
-use crate::schedules;
+use crate::schedule_key;
 
 mod flow_key;
 pub mod memory;
@@ -178,7 +178,7 @@ impl Change {
             Effect::Forgotten => None,
         };
         let key = match &self.schedule {
-            Some(id) => schedules::state_key(id),
+            Some(id) => schedule_key::state_key(id),
             None => self.id.to_string(),
         };
         LastRecordDigest::of(offset, Some(key.as_bytes()), value)
@@ -655,7 +655,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_is_evictable_after_a_minute_or_with_an_end_in_the_future() {
+    fn ended_jobs_are_evictable_after_minute() {
         let now = Timestamp::from_millis(1_000_000);
         for (ended, expected) in [
             (0, true),

@@ -622,7 +622,7 @@ mod tests {
     const SHARD: i32 = 0;
 
     #[tokio::test(start_paused = true)]
-    async fn an_idle_shard_renews_the_time_of_its_checkpoint() {
+    async fn idle_shard_renews_its_checkpoint() {
         let (index, clock) = (MemoryIndex::new(), Arc::new(ManualClock::new(START)));
         let owner = Owner(1);
         index.claim(SHARD, owner).await.unwrap();

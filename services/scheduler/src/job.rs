@@ -152,3 +152,30 @@ impl Job {
             + payload.headers.byte_len()
     }
 }
+
+#[cfg(test)]
+impl Job {
+    /// A job of the application `app` that waits since 1970 and was due at once.
+    pub(crate) fn for_tests(offset: i64) -> Self {
+        let start = Timestamp::from_millis(0);
+        Self {
+            id: JobId::new(start, 0, offset),
+            app: "app".into(),
+            kind: Kind::App,
+            state: JobState::Scheduled,
+            priority: Priority::Normal,
+            due: start,
+            accepted: start,
+            revision: 1,
+            idempotency_key: None,
+            request_hash: [0; 16],
+            request_id: None,
+            topic: "jobs".into(),
+            payload: Payload::default(),
+            ended: None,
+            expires: None,
+            occurrence: None,
+            released: None,
+        }
+    }
+}

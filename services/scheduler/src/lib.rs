@@ -23,7 +23,7 @@
 //! | `processor` | the shards of a lane |
 //! | `readiness` | the readiness of the shards |
 //! | [`codec`] | the format of jobs in the state topic |
-//! | [`schedules`] | the format of schedules in the state topic and the API |
+//! | [`schedules`], `schedule_key` | the format of schedules in the state topic and the API, and the keys of their records |
 //! | [`api`] | gRPC and REST |
 //! | `answers` | delivers the outcomes of commands to the requests that wait for them |
 //! | `config` | the rules for requests, from the configuration |
@@ -49,6 +49,7 @@ mod rate;
 mod readiness;
 mod refused;
 pub mod request;
+mod schedule_key;
 pub mod schedules;
 mod service;
 mod settings;

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_share_the_memory_and_no_shard_starves() {
+    fn lanes_share_memory_without_starving() {
         let limits = Arc::new(ProcessLimits::new());
         let (mut one, mut other) = (MemoryShare::new(limits.clone()), MemoryShare::new(limits));
         one.set(MEMORY / 2);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn rebuilds_leave_room_for_shards_with_intact_indexes() {
+    async fn rebuilds_leave_room_for_others() {
         let limits = ProcessLimits::new();
         let rebuilds: Vec<_> = std::iter::from_fn(|| limits.try_take_over(TakeOver::Rebuild)).collect();
         assert_eq!(rebuilds.len(), REBUILDS);

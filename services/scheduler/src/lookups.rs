@@ -124,7 +124,6 @@ mod tests {
     use crate::index;
     use crate::index::memory::MemoryIndex;
     use crate::index::{Batch, Effect, Owner, ScanRequest};
-    use crate::job::{JobState, Kind, Payload, Priority};
     use crate::request::key_hash;
 
     const NOW: Timestamp = Timestamp::from_millis(1_763_722_800_000);
@@ -132,27 +131,15 @@ mod tests {
     fn job(offset: i64, key: &str) -> Job {
         Job {
             id: JobId::new(NOW, 0, offset),
-            app: "app".into(),
-            kind: Kind::App,
-            state: JobState::Scheduled,
-            priority: Priority::Normal,
             due: NOW,
             accepted: NOW,
-            revision: 1,
             idempotency_key: Some(key.into()),
-            request_hash: [7; 16],
-            request_id: None,
-            topic: "jobs".into(),
-            payload: Payload::default(),
-            ended: None,
-            expires: None,
-            occurrence: None,
-            released: None,
+            ..Job::for_tests(offset)
         }
     }
 
     #[tokio::test]
-    async fn the_job_of_a_key_comes_with_the_key_and_in_the_order_of_the_queries() {
+    async fn answers_follow_order_of_queries() {
         let index = MemoryIndex::default();
         let hour = std::time::Duration::from_secs(3600);
         let retention = RetentionPolicy {
@@ -196,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_read_is_damage_and_not_unknown() {
+    async fn unreadable_record_is_damage() {
         let hour = std::time::Duration::from_secs(3600);
         let retention = RetentionPolicy {
             keys: hour,

@@ -394,7 +394,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gauge_is_the_sum_of_its_parts() {
+    fn gauge_sums_its_parts() {
         let gauge = Gauge::default();
         let (mut one, mut other) = (GaugeShare::new(gauge.clone()), GaugeShare::new(gauge.clone()));
         one.set(5);

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn only_applications_with_quotas_are_counted_and_once() {
+    fn applications_with_quotas_are_counted_once() {
         let mut none = Quotas::of_shard(&BTreeMap::new(), 4);
         assert!(none.is_counted() && none.take_uncounted().is_none() && none.check("app").is_ok());
         let mut quotas = Quotas::of_shard(&[("app".into(), 5)].into(), 4);

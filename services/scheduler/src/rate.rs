@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_that_is_replaced_goes_on_with_its_tokens() {
+    fn replaced_shard_keeps_its_tokens() {
         let (apps, buckets) = ([("a".to_owned(), 20.0)].into(), Buckets::default());
         let rates = |shard| Rates::of_shard(&apps, shard, 2, buckets.clone());
         assert_eq!(taken(&mut rates(0).bucket("a").unwrap().lock(), 0), 10);

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lane_is_ready_if_all_its_current_shards_are() {
+    fn lane_is_ready_with_its_shards() {
         let health = Health::new();
         let readiness = ShardReadiness::new(health.part("shards"));
         let reasons = || health.report().parts["shards"].clone();

@@ -14,7 +14,7 @@ use redeliver_core::{Position, Record};
 use crate::codec::{self, CodecError, RetentionPolicy};
 use crate::index::{Change, Effect};
 use crate::job::JobId;
-use crate::schedules;
+use crate::{schedule_key, schedules};
 
 /// A record that this version does not support.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -67,7 +67,7 @@ pub(crate) fn read(record: &Record, retention: RetentionPolicy) -> Result<Option
             None => Ok(None),
         };
     };
-    let schedule: Option<Arc<str>> = schedules::id_of_key(key).map(|id| id.as_str().into());
+    let schedule: Option<Arc<str>> = schedule_key::id_of_key(key).map(|id| id.as_str().into());
     let id = match &schedule {
         Some(schedule) => Some(schedules::entry_id(schedule, record.position.partition)),
         None => key.parse::<JobId>().ok().filter(|id| !id.is_schedule()),
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_is_an_entry_of_the_index_under_its_own_key() {
+    fn schedule_has_its_own_key() {
         let spec = v1::ScheduleSpec {
             job: Some(v1::JobTemplate::default()),
             ..v1::ScheduleSpec::default()
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_beyond_the_limit_counts_even_if_all_others_are_replaced() {
+    fn record_beyond_the_limit_counts() {
         let mut unread = UnreadRecords::default();
         let mut note = |offset: i64, key: i64, value| {
             let record = record(offset, &format!("redrive:{key}"), value);

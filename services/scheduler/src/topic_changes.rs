@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_higher_number_of_partitions_is_a_growth() {
+    fn only_more_partitions_are_a_growth() {
         let mut changes = changes(None);
         for observed in [4, 2, 0] {
             changes.observe_partitions(observed);

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_topic_is_waited_for_except_with_the_embedded_broker() {
+    fn only_embedded_broker_knows_all_topics() {
         // No broker listens there.
         let settings = KafkaSettings::new("127.0.0.1:1", "test");
         for (is_embedded, expected) in [(true, Presence::Exists), (false, Presence::Unknown)] {

@@ -14,7 +14,7 @@ use self::world::{
 use super::*;
 
 #[test]
-fn a_correct_run_is_clean_and_each_record_is_counted_once() {
+fn correct_run_counts_records_once() {
     for return_to in [ReturnTo::Due, ReturnTo::Source] {
         let report = check(&all_locations(return_to), &[]);
         assert_eq!((report.source, report.output, report.dead), (5, 1, 1));
@@ -32,7 +32,7 @@ fn a_correct_run_is_clean_and_each_record_is_counted_once() {
 }
 
 #[test]
-fn a_record_in_the_scheduler_is_waiting_and_its_copies_are_compared() {
+fn record_in_scheduler_is_waiting() {
     for return_to in [ReturnTo::Due, ReturnTo::Source] {
         let mut world = with_scheduler(return_to);
         for (failures, location) in [
@@ -62,7 +62,7 @@ fn a_record_in_the_scheduler_is_waiting_and_its_copies_are_compared() {
 }
 
 #[test]
-fn a_record_that_the_scheduler_does_not_return_is_lost() {
+fn unreturned_record_is_lost() {
     let mut world = with_scheduler(ReturnTo::Due);
     world.add(1, Location::WaitsInTier, 0);
     check(&world, &[]);
@@ -73,7 +73,7 @@ fn a_record_that_the_scheduler_does_not_return_is_lost() {
 }
 
 #[test]
-fn a_scheduled_job_is_waiting_and_doubled_if_its_record_has_ended() {
+fn job_of_ended_record_is_doubled() {
     let mut world = with_scheduler(ReturnTo::Due);
     world.add(1, Location::Output, 0);
     let [source, command, back, end] = &world.seen[..] else {
@@ -103,7 +103,7 @@ fn a_scheduled_job_is_waiting_and_doubled_if_its_record_has_ended() {
 }
 
 #[test]
-fn a_record_that_is_in_no_topic_is_lost() {
+fn record_in_no_topic_is_lost() {
     for (failures, last) in [
         (0, "was only seen in the source"),
         (2, "was last seen in the due topic"),
@@ -121,7 +121,7 @@ fn a_record_that_is_in_no_topic_is_lost() {
 }
 
 #[test]
-fn a_record_with_two_ends_is_doubled() {
+fn record_with_two_ends_is_doubled() {
     for (from, to) in [
         (Role::Output, Role::Output),
         (Role::Dead, Role::Dead),
@@ -138,7 +138,7 @@ fn a_record_with_two_ends_is_doubled() {
 }
 
 #[test]
-fn a_record_that_has_ended_and_still_waits_is_doubled() {
+fn ended_and_waiting_record_is_doubled() {
     for role in [Role::Source, Role::Tier, Role::Due] {
         let mut world = World::with_one(ReturnTo::Due, 1, Location::Output);
         let seen = world.seen.iter_mut().find(|seen| seen.role == role).unwrap();
@@ -148,7 +148,7 @@ fn a_record_that_has_ended_and_still_waits_is_doubled() {
 }
 
 #[test]
-fn a_record_that_ended_after_the_positions_were_read_is_not_doubled() {
+fn later_end_is_not_doubled() {
     let world = World::with_one(ReturnTo::Due, 0, Location::Output);
     let mut ledger = world.ledger();
     ledger.positions_known();
@@ -159,7 +159,7 @@ fn a_record_that_ended_after_the_positions_were_read_is_not_doubled() {
 }
 
 #[test]
-fn a_release_one_millisecond_before_the_due_time_is_early() {
+fn release_one_millisecond_before_is_early() {
     for return_to in [ReturnTo::Due, ReturnTo::Source] {
         let mut world = World::with_one(return_to, 1, Location::WaitsInDue);
         check(&world, &[]);
@@ -174,7 +174,7 @@ fn a_release_one_millisecond_before_the_due_time_is_early() {
 }
 
 #[test]
-fn a_release_is_early_even_if_the_due_time_is_far_in_the_future() {
+fn release_before_distant_due_is_early() {
     let mut world = World::with_one(ReturnTo::Due, 1, Location::WaitsInDue);
     set_header(
         world.last_of(Role::Due),
@@ -185,7 +185,7 @@ fn a_release_is_early_even_if_the_due_time_is_far_in_the_future() {
 }
 
 #[test]
-fn a_changed_copy_is_altered_in_every_topic() {
+fn changed_copy_is_altered_everywhere() {
     let roles = [Role::Source, Role::Tier, Role::Due, Role::Output, Role::Dead];
     let changes = |role| {
         Change::ALL
@@ -213,7 +213,7 @@ fn a_changed_copy_is_altered_in_every_topic() {
 }
 
 #[test]
-fn only_what_the_handler_changes_may_differ() {
+fn handlers_change_only_their_parts() {
     let mut world = World::with_one(ReturnTo::Due, 1, Location::Output);
     world.last_of(Role::Output).value = None;
     check(&world, &[("altered", 1)]);
@@ -253,7 +253,7 @@ fn replaced(of_record: &[(&str, &str)], set: &[(&str, &str)]) -> World {
 const JSON: (&str, &str) = ("content-type", "application/json");
 
 #[test]
-fn results_with_another_content_type_are_clean() {
+fn results_may_change_content_type() {
     for of_record in [
         &[("tenant", "a")][..],
         &[JSON, ("tenant", "a")],
@@ -273,7 +273,7 @@ fn results_with_another_content_type_are_clean() {
 }
 
 #[test]
-fn lost_user_headers_of_results_are_altered() {
+fn results_without_user_headers_are_altered() {
     let of_record = [("tenant", "a"), JSON, ("tenant", "b")];
     for lost in 0..4 {
         let mut world = replaced(&of_record, &[JSON]);
@@ -300,7 +300,7 @@ fn lost_user_headers_of_results_are_altered() {
 }
 
 #[test]
-fn added_headers_are_for_custom_handlers_only() {
+fn only_custom_handlers_add_headers() {
     let world = replaced(&[("tenant", "a")], &[("x-added", "1")]);
     let report = world.report_with(HandlerChanges::Value);
     assert_eq!(defects(&report), [("altered", 1)]);
@@ -308,7 +308,7 @@ fn added_headers_are_for_custom_handlers_only() {
 }
 
 #[test]
-fn content_types_of_waiting_and_dead_records_are_compared() {
+fn content_types_are_compared() {
     for role in [Role::Tier, Role::Due, Role::Dead] {
         for change in 0..3 {
             let mut world = World::new(ReturnTo::Due);
@@ -333,7 +333,7 @@ fn content_types_of_waiting_and_dead_records_are_compared() {
 }
 
 #[test]
-fn a_changed_trace_context_is_not_an_alteration() {
+fn trace_context_may_change() {
     let mut world = World::new(ReturnTo::Due);
     let headers = [(TRACEPARENT, Some(&b"old"[..])), ("tracestate", Some(&b"s"[..]))];
     let record = world.source(None, None, headers.into_iter().collect(), 0);
@@ -342,7 +342,7 @@ fn a_changed_trace_context_is_not_an_alteration() {
 }
 
 #[test]
-fn a_forged_record_that_a_tier_rejected_is_foreign() {
+fn forged_record_is_foreign() {
     let mut world = all_locations(ReturnTo::Due);
     let tier = world.pipeline.tier_topic(HumanDuration::from_secs(5));
     let headers = [(PROCESS_AFTER, Some(&b"now"[..]))].into_iter().collect();
@@ -365,7 +365,7 @@ fn a_forged_record_that_a_tier_rejected_is_foreign() {
 }
 
 #[test]
-fn a_record_of_another_producer_in_the_output_is_foreign() {
+fn other_producers_record_is_foreign() {
     let mut world = all_locations(ReturnTo::Due);
     let mut other = world.second_copy(Role::Output);
     set_header(&mut other.record, PIPELINE, "other");
@@ -377,14 +377,14 @@ fn a_record_of_another_producer_in_the_output_is_foreign() {
 }
 
 #[test]
-fn an_end_of_a_record_that_was_never_in_the_source_is_unknown() {
+fn end_without_source_is_unknown() {
     let mut world = all_locations(ReturnTo::Due);
     set_header(world.last_of(Role::Output), ORIGINAL_OFFSET, "999999999");
     check(&world, &[("lost", 1), ("unknown", 1)]);
 }
 
 #[test]
-fn records_that_the_source_has_deleted_are_not_defects() {
+fn deleted_source_records_are_clean() {
     let mut world = all_locations(ReturnTo::Due);
     world.add(0, Location::Output, 0);
     world
@@ -399,7 +399,7 @@ fn records_that_the_source_has_deleted_are_not_defects() {
 }
 
 #[test]
-fn an_end_that_is_newer_than_the_read_part_of_the_source_is_not_a_defect() {
+fn end_of_newer_record_is_clean() {
     let mut world = all_locations(ReturnTo::Due);
     world.add(0, Location::Output, 0);
     let newer = world.seen.pop().unwrap();
@@ -417,7 +417,7 @@ fn an_end_that_is_newer_than_the_read_part_of_the_source_is_not_a_defect() {
 }
 
 #[test]
-fn without_an_output_topic_successes_cannot_be_counted() {
+fn successes_need_an_output_topic() {
     let mut world = all_locations(ReturnTo::Due);
     world.pipeline.output = None;
     world.seen.retain(|seen| seen.role != Role::Output);
@@ -434,7 +434,7 @@ fn without_an_output_topic_successes_cannot_be_counted() {
 }
 
 #[test]
-fn the_last_life_of_a_redriven_record_counts() {
+fn last_life_of_redriven_record_counts() {
     let mut world = World::with_one(ReturnTo::Due, 0, Location::Dead);
     for count in [1, 2] {
         let record = redrive(&mut world, count);
@@ -462,7 +462,7 @@ fn the_last_life_of_a_redriven_record_counts() {
 }
 
 #[test]
-fn edited_parts_of_a_redriven_record_may_differ() {
+fn edited_parts_may_differ() {
     let edit = |edited: &'static str, change: fn(&mut Record)| {
         move |record: &mut Record| {
             change(record);
@@ -496,7 +496,7 @@ fn edited_parts_of_a_redriven_record_may_differ() {
 }
 
 #[test]
-fn a_report_is_written_as_json_and_text() {
+fn report_is_json_and_text() {
     let mut world = all_locations(ReturnTo::Due);
     world.seen.retain(|seen| seen.role != Role::Dead);
     let report = world.report();
@@ -511,7 +511,7 @@ fn a_report_is_written_as_json_and_text() {
 }
 
 #[test]
-fn the_omitted_payload_of_a_dead_letter_is_not_an_alteration() {
+fn omitted_payload_is_not_altered() {
     for stripped in 0..=2 {
         let mut world = all_locations(ReturnTo::Due);
         let record = world.last_of(Role::Dead);

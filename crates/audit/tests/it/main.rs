@@ -34,7 +34,7 @@ fn plant_defect(stage: Stage, word: &str, outputs: &mut Vec<Output>) {
 }
 
 #[test]
-fn every_planted_defect_is_found_and_no_other() {
+fn all_planted_defects_are_found() {
     let mut plant = Plant::new("audit-defects", ReturnTo::Due);
     let mut words: Vec<Word> = vec![];
     for fine in ["fine", "dead", "retried", "stay", "tier", "due"] {
@@ -105,7 +105,7 @@ fn every_planted_defect_is_found_and_no_other() {
 
 /// Audits a running pipeline repeatedly, across a restart of its stages, until all records have ended.
 fn assert_clean_at_every_moment(name: &str, return_to: ReturnTo) {
-    const ROUNDS: u64 = 300;
+    const ROUNDS: u64 = 150;
     let mut plant = Plant::new(name, return_to);
     let no_defect = |_: Stage, _: &str, _: &mut Vec<Output>| {};
     let mut was_audited_in_progress = false;
@@ -156,26 +156,11 @@ fn assert_clean_at_every_moment(name: &str, return_to: ReturnTo) {
 }
 
 #[test]
-fn a_running_pipeline_is_clean_at_every_moment() {
+fn running_pipeline_stays_clean() {
     assert_clean_at_every_moment("audit-clean", ReturnTo::Due);
 }
 
 #[test]
-fn a_running_pipeline_that_returns_to_its_source_is_clean_at_every_moment() {
+fn pipeline_returning_to_source_stays_clean() {
     assert_clean_at_every_moment("audit-requeue", ReturnTo::Source);
-}
-
-#[test]
-fn the_error_for_a_missing_topic_names_it() {
-    let plant = Plant::new("audit-missing", ReturnTo::Due);
-    let mut other = plant.pipeline.clone();
-    other.output = Some("no-such-topic".into());
-    let error = audit(&plant.settings, &other, &AuditOptions::default()).unwrap_err();
-    assert!(
-        error
-            .source
-            .to_string()
-            .contains("`no-such-topic` does not exist"),
-        "{error:?}"
-    );
 }

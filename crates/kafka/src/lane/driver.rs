@@ -71,7 +71,7 @@ impl<'a> Driver<'a> {
         let mut membership = Membership::Joining;
         let mut group_check = GroupCheck::due_now();
         if lane.settings.takes_all_partitions {
-            state.assigned(all_partitions(&consumer, &lane.spec.topics).map_err(broken)?);
+            state.assigned(all_partitions(&consumer, &lane.spec.topics)?);
             consumer.context().capture_member(&consumer);
             membership = Membership::Joined;
             group_check = GroupCheck::not_needed();
@@ -350,7 +350,7 @@ impl<'a> Driver<'a> {
         } else {
             self.consumer.incremental_assign(&list)
         };
-        started.map_err(broken)?;
+        started?;
         state.started(new);
         self.must_compare_ids = true;
         // Compare the new assignments with the current state of the watch, which may have changed before they existed.
@@ -403,9 +403,7 @@ impl<'a> Driver<'a> {
         let mut offsets = TopicPartitionList::with_capacity(state.commits().len());
         for commit in state.commits() {
             let mut element = offsets.add_partition(&commit.topic, commit.partition);
-            element
-                .set_offset(Offset::Offset(commit.position.offset))
-                .map_err(broken)?;
+            element.set_offset(Offset::Offset(commit.position.offset))?;
             if !commit.position.metadata.is_empty() {
                 element.set_metadata(&commit.position.metadata);
             }
@@ -430,11 +428,6 @@ impl<'a> Driver<'a> {
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "used with `map_err`")]
-pub(super) fn broken(error: KafkaError) -> Ended {
-    Ended::Broken(error_chain(&error))
-}
-
 fn report_lag<P: Processor>(partitions: Vec<PartitionLag>, state: &LaneState<P>) {
     for lag in partitions {
         let slot = state.assignments.find(&lag.topic, lag.partition);
@@ -452,8 +445,7 @@ fn list_of(starts: &[Start]) -> Result<TopicPartitionList, Ended> {
     let mut list = TopicPartitionList::new();
     for start in starts {
         let offset = start_offset(start.position.as_ref());
-        list.add_partition_offset(&start.topic, start.partition, offset)
-            .map_err(broken)?;
+        list.add_partition_offset(&start.topic, start.partition, offset)?;
     }
     Ok(list)
 }

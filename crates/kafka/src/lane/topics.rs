@@ -10,7 +10,7 @@ use rdkafka::consumer::Consumer as _;
 use rdkafka::topic_partition_list::Offset;
 use redeliver_kafka_ffi::TopicId;
 
-use super::driver::{Driver, broken};
+use super::driver::Driver;
 use super::membership::GroupCheck;
 use super::positions::ids_of;
 use super::state::LaneState;
@@ -183,10 +183,7 @@ impl Driver<'_> {
             let ids = ids.map_err(|reason| Ended::Broken(format!("cannot read topic ids: {reason}")))?;
             ids.get(&*topic).copied().flatten()
         };
-        let (low, high) = self
-            .consumer
-            .fetch_watermarks(&topic, partition, CALL)
-            .map_err(broken)?;
+        let (low, high) = self.consumer.fetch_watermarks(&topic, partition, CALL)?;
         match out_of_range(position, low..high, topic_id, id) {
             OutOfRange::Recreated => return Err(state.recreated(&topic)),
             OutOfRange::DeletedUnread { records } => {
@@ -236,15 +233,14 @@ impl Driver<'_> {
     /// Makes the client fetch a partition again after it has stopped. A seek would not.
     pub(super) fn read_from(&mut self, topic: &str, partition: i32, offset: Offset) -> Result<(), Ended> {
         let mut list = TopicPartitionList::new();
-        list.add_partition_offset(topic, partition, offset)
-            .map_err(broken)?;
+        list.add_partition_offset(topic, partition, offset)?;
         let result = if self.lane.settings.takes_all_partitions {
             self.consumer.seek_partitions(list, 5 * CALL).map(drop)
         } else {
             let unassigned = self.consumer.incremental_unassign(&list);
             unassigned.and_then(|()| self.consumer.incremental_assign(&list))
         };
-        result.map_err(broken)
+        Ok(result?)
     }
 }
 

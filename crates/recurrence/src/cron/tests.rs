@@ -1,5 +1,5 @@
+use croner::CronPattern;
 use croner::parser::CronParser;
-use croner::{CronPattern, Weekday};
 use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::Offset;
@@ -28,7 +28,7 @@ fn pattern(expression: &str) -> CronPattern {
 }
 
 #[test]
-fn the_next_match_follows_every_kind_of_field() {
+fn next_match_follows_each_field() {
     for (expression, after, next) in [
         ("* * * * *", "2026-01-01T00:00:30", "2026-01-01T00:01:00"),
         ("* * * * * *", "2026-01-01T00:00:30", "2026-01-01T00:00:31"),
@@ -62,21 +62,16 @@ fn the_next_match_follows_every_kind_of_field() {
 }
 
 #[test]
-fn an_error_names_the_field_and_what_would_be_valid() {
+fn errors_name_field_and_valid_values() {
     for (expression, problem) in [
         (
             "",
             "has 0 fields; write 5 (minute, hour, day of the month, month, weekday), or 6 with the second in front",
         ),
         ("* * * *", "has 4 fields; write 5"),
-        ("0 0 0 1 1 * 2030", "has 7 fields; write 5"),
         ("60 * * * *", "field 1 (minute): `60` is not valid; use 0 to 59"),
         ("60 * * * * *", "field 1 (second): `60` is not valid; use 0 to 59"),
         ("0 24 * * *", "field 2 (hour): `24` is not valid; use 0 to 23"),
-        (
-            "0 0 0 * *",
-            "field 3 (day of the month): `0` is not valid; use 1 to 31",
-        ),
         (
             "0 0 * FEV *",
             "field 4 (month): `FEV` is not valid; use 1 to 12, or JAN to DEC",
@@ -89,9 +84,6 @@ fn an_error_names_the_field_and_what_would_be_valid() {
             "0 0 * * MON#6",
             "field 5 (weekday): `MON#6` needs a number from 1 to 5, or L, after the `#`",
         ),
-        ("0 0 * * L", "field 5 (weekday): `` is not valid"),
-        ("0 0 1SUN * *", "field 3 (day of the month): `1SUN` is not valid"),
-        ("MON 0 * * *", "field 1 (minute): `MON` is not valid"),
         ("0 0 1-5L * *", "field 3 (day of the month): `5L` is not valid"),
         (
             "0 0 L,LW * *",
@@ -106,16 +98,8 @@ fn an_error_names_the_field_and_what_would_be_valid() {
             "field 1 (minute): the step `0` of `*/0` must be from 1 to 60",
         ),
         (
-            "*/61 * * * *",
-            "field 1 (minute): the step `61` of `*/61` must be from 1 to 60",
-        ),
-        (
             "5-1 * * * *",
             "field 1 (minute): the range `5-1` ends before it begins; write its values as a list",
-        ),
-        (
-            "0 0 * * FRI-MON",
-            "field 5 (weekday): the range `FRI-MON` ends before it begins",
         ),
         ("1,,2 * * * *", "field 1 (minute): an item of the list is empty"),
         ("*,5 * * * *", "field 1 (minute): `*` cannot be an item of a list"),
@@ -133,7 +117,6 @@ fn an_error_names_the_field_and_what_would_be_valid() {
             "0 0 30 2 *",
             "never matches: no month of the expression has a day that it selects",
         ),
-        ("0 0 31 4,6,9,11 *", "never matches"),
         ("0 0 1 * +MON#2", "never matches"),
     ] {
         let error = parse(expression).unwrap_err();
@@ -152,7 +135,7 @@ fn an_error_names_the_field_and_what_would_be_valid() {
 }
 
 #[test]
-fn random_text_is_refused_or_matches_within_40_years() {
+fn random_text_is_refused_or_matches() {
     let valid = [
         "0 */5 9-17 ? JAN-MAR,7 MON-FRI",
         "0 0 LW 2 *",
@@ -176,7 +159,7 @@ fn random_text_is_refused_or_matches_within_40_years() {
 }
 
 #[test]
-fn expressions_without_a_match_in_reach_end() {
+fn unreachable_expressions_end() {
     let calendar = parse("0 0 29 2 *").unwrap();
     assert_eq!(calendar.at_or_after(local("9997-01-01T00:00:00")), None);
     assert_eq!(calendar.at_or_before(local("-009998-01-01T00:00:00")), None);
@@ -213,7 +196,7 @@ proptest! {
     fn searches_and_counts_equal_a_walk(
         expression in expression(),
         start in -2_000_000_000..4_000_000_000i64,
-        length in 0..150_000i64,
+        length in 0..60_000i64,
     ) {
         prop_assume!(parse(&expression).is_ok());
         let calendar = parse(&expression).unwrap();
@@ -224,11 +207,4 @@ proptest! {
         prop_assert_eq!(calendar.at_or_after(start).filter(in_range), walk.first().copied());
         prop_assert_eq!(calendar.at_or_before(start + length - 1).filter(in_range), walk.last().copied());
     }
-}
-
-#[test]
-fn the_weekday_of_croner_is_that_of_the_calendar() {
-    // 1970-01-01 was a Thursday.
-    assert!(matches(&pattern("0 0 * * THU"), 0));
-    assert_eq!(Weekday::Thursday.num_days_from_sunday(), 4);
 }

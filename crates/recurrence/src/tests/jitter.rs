@@ -8,7 +8,7 @@ fn with_jitter(jitter: &str, definition: Definition) -> Schedule {
 }
 
 #[test]
-fn the_due_time_depends_on_id_and_nominal_time_only() {
+fn due_time_is_deterministic() {
     let schedule = with_jitter("10m", every("1h", None));
     let due = |schedule: &Schedule, hour: i64| {
         let nominal = Timestamp::from_millis(hour * HOUR - 1);
@@ -41,7 +41,7 @@ fn offsets_are_spread_over_the_jitter() {
 }
 
 #[test]
-fn an_occurrence_is_due_before_the_next_nominal_time() {
+fn jitter_ends_before_next_occurrence() {
     let schedule = with_jitter("1d", cron("0,1 * * * *", "UTC", Gap::Shift, None));
     let preview = schedule.preview(
         Progress::new(at("2026-01-01T00:00:00Z")),

@@ -7,12 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::error::Findings;
 use super::http_request::issuer_url;
-use super::scope::Scope;
+use super::scope::{Scope, check_scopes};
 use super::secret::Url;
 use super::tokens::{MAX_CALLER_NAME, TokensFile, caller_name};
-
-/// The maximum number of scopes of one caller.
-pub const MAX_SCOPES: usize = 100;
 
 /// `auth` of an API: the ways in which callers prove who they are, besides `token_file`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -171,14 +168,6 @@ impl JwtConfig {
                 }
             }
         });
-    }
-}
-
-pub(super) fn check_scopes(scopes: &[Scope]) -> Result<(), String> {
-    match scopes.len() {
-        0 => Err("scopes is empty; list at least one, such as jobs:read".to_owned()),
-        1..=MAX_SCOPES => Ok(()),
-        count => Err(format!("has {count} scopes; the maximum is {MAX_SCOPES}")),
     }
 }
 

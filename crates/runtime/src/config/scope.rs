@@ -25,6 +25,8 @@ use super::display_from_str;
 
 /// The maximum length of a scope, in bytes. Names of topics have at most 249.
 const MAX_LENGTH: usize = 300;
+/// The maximum number of scopes of one caller.
+pub const MAX_SCOPES: usize = 100;
 const ANY: &str = "*";
 
 /// What a scope is about.
@@ -220,6 +222,14 @@ impl Serialize for Scope {
 impl<'de> Deserialize<'de> for Scope {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         display_from_str::deserialize(deserializer)
+    }
+}
+
+pub(super) fn check_scopes(scopes: &[Scope]) -> Result<(), String> {
+    match scopes.len() {
+        0 => Err("scopes is empty; list at least one, such as jobs:read".to_owned()),
+        1..=MAX_SCOPES => Ok(()),
+        count => Err(format!("has {count} scopes; the maximum is {MAX_SCOPES}")),
     }
 }
 

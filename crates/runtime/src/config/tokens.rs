@@ -7,8 +7,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::auth::check_scopes;
-use super::scope::Scope;
+use super::scope::{Scope, check_scopes};
 use super::{deserialize, display_from_str, yaml};
 
 /// The maximum size of a tokens file, in bytes.

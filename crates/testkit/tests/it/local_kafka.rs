@@ -21,7 +21,7 @@ fn topics(kafka: &LocalKafka, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn data_and_port_survive_a_kill_and_a_restart() {
+fn data_and_port_survive_restarts() {
     let mut kafka = LocalKafka::start().unwrap();
     let brokers = kafka.brokers();
     topics(&kafka, &["--create", "--topic", "kept", "--partitions", "3"]);
@@ -41,14 +41,14 @@ fn data_and_port_survive_a_kill_and_a_restart() {
 }
 
 #[test]
-fn a_broker_that_cannot_start_reports_the_reason() {
+fn broker_reports_why_it_ends() {
     let error = LocalKafka::start_with(&[("log.cleaner.threads", "many")]).unwrap_err();
     let text = format!("{error:#}");
     assert!(text.contains("log.cleaner.threads"), "{text}");
 }
 
 #[test]
-fn a_killed_broker_of_two_leads_again_after_its_restart() {
+fn restarted_broker_leads_again() {
     let [first, mut second] = LocalKafka::start_pair().unwrap();
     let create = [
         "--create",

@@ -15,7 +15,7 @@ fn ask(redis: &LocalRedis, command: &str, expected: &str) {
 }
 
 #[test]
-fn a_killed_redis_restarts_empty_on_its_port() {
+fn killed_redis_restarts_empty() {
     let mut redis = LocalRedis::start().unwrap();
     let url = redis.url();
     ask(&redis, "SET due 1", "+OK\r\n");

@@ -82,13 +82,6 @@ fn executable_of(binary: Binary, message: &Value) -> Option<PathBuf> {
     (is_package && is_target && message["profile"]["test"] == true).then(|| executable.into())
 }
 
-/// The directory of a binary's package, in which cargo runs its tests.
-pub(super) fn directory_of(binary: Binary) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../..")
-        .join(binary.package)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

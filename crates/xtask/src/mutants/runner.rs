@@ -12,7 +12,6 @@ use redeliver_testkit::Addresses;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::VARIABLE;
-use super::binaries::directory_of;
 use super::table::{Mutant, Test};
 use crate::interrupt::Interrupt;
 use crate::services::Service;
@@ -50,7 +49,7 @@ impl Runner<'_> {
         let mut command = Command::new(executable);
         // Uncaptured, so that a test that passes also shows whether it reached the defect.
         command.args([test.name, "--exact", "--include-ignored", "--nocapture"]);
-        command.current_dir(directory_of(test.binary));
+        command.current_dir(test.binary.directory());
         // The same random choices each time. A failure is not shrunk, and not recorded in the sources.
         if std::env::var_os("PROPTEST_RNG_SEED").is_none() {
             command.env("PROPTEST_RNG_SEED", "0");

@@ -5,6 +5,7 @@
 //! only for what is not visible without Kafka. The process of the test must execute the defect.
 
 use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 
 /// A planted defect.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +31,15 @@ pub(crate) struct Binary {
     /// The directory of the package.
     pub(crate) package: &'static str,
     pub(crate) target: Target,
+}
+
+impl Binary {
+    /// The directory of the package, in which cargo runs its tests.
+    pub(crate) fn directory(self) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../..")
+            .join(self.package)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -84,7 +94,7 @@ const RELAY_MODEL: Test = unit(
 );
 const SHARD_MODEL: Test = unit(
     SCHEDULER,
-    "shard::tests::each_job_is_dispatched_once_and_never_early",
+    "shard::tests::jobs_are_dispatched_once_never_early",
 );
 
 pub(crate) const MUTANTS: &[Mutant] = &[
@@ -302,7 +312,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[
             unit(
                 SCHEDULER,
-                "shard::conflict::tests::a_repetition_of_the_newest_request_has_no_effect",
+                "shard::conflict::tests::repeated_newest_request_has_no_effect",
             ),
             SHARD_MODEL,
         ],
@@ -332,7 +342,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A release is finished before all commands that it is about were read. Those that an owner reads that does not know the release wait until their due time.",
         &[unit(
             SCHEDULER,
-            "shard::tests::released_waits::what_is_read_after_a_release_by_an_owner_that_does_not_know_it_is_released",
+            "shard::tests::released_waits::next_owner_completes_the_release",
         )],
     ),
     mutant(
@@ -340,7 +350,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A schedule is written without its progress after an occurrence. The same occurrence creates jobs again and again.",
         &[unit(
             SCHEDULER,
-            "shard::tests::recurring::each_occurrence_is_dispatched_once_or_skipped",
+            "shard::tests::recurring::each_occurrence_is_dispatched_or_skipped",
         )],
     ),
     mutant(
@@ -361,7 +371,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A dispatch without a command does not prove that its lane still owns the shard. A previous owner dispatches jobs again.",
         &[unit(
             SCHEDULER,
-            "processor::tests::a_dispatch_without_a_command_proves_that_the_lane_owns_its_shard",
+            "processor::tests::dispatch_without_command_proves_ownership",
         )],
     ),
     mutant(
@@ -385,7 +395,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A redrive takes the record that is at the position now. After a topic was created again, another record is written.",
         &[unit(
             INSPECTOR,
-            "redrive::step::tests::only_the_planned_record_in_the_state_of_the_plan_is_done",
+            "redrive::step::tests::only_planned_open_record_is_done",
         )],
     ),
     mutant(
@@ -393,7 +403,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A redrive does not look at the state of a dead letter. Two jobs redrive it twice, and discarded ones are redriven.",
         &[unit(
             INSPECTOR,
-            "redrive::step::tests::only_the_planned_record_in_the_state_of_the_plan_is_done",
+            "redrive::step::tests::only_planned_open_record_is_done",
         )],
     ),
     mutant(
@@ -401,7 +411,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "A redrive writes no ledger entries. The next job redrives the same dead letters again.",
         &[unit(
             INSPECTOR,
-            "redrive::step::tests::a_step_writes_records_entries_progress_outcomes_and_the_audit",
+            "redrive::step::tests::step_writes_everything_in_one_transaction",
         )],
     ),
     mutant(

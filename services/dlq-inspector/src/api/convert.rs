@@ -297,10 +297,11 @@ pub(super) fn position_message(position: &Position) -> v1::Position {
 #[cfg(test)]
 mod tests {
     use prost_reflect::{DescriptorPool, DynamicMessage};
-    use redeliver_core::{Headers, Position, Record, Timestamp};
+    use redeliver_core::{Headers, Record, Timestamp};
     use redeliver_proto::convert::from_timestamp;
 
     use super::*;
+    use crate::fixtures::record_at;
     use crate::id::LetterId;
     use crate::index::{self, Change, Index};
     use crate::letter::Letter;
@@ -375,16 +376,11 @@ mod tests {
                     continue;
                 }
                 let record = Record {
-                    position: Position {
-                        topic: "a-dlq".into(),
-                        partition: i32::MAX,
-                        offset: i64::MAX - 1,
-                    },
                     timestamp: Some(Timestamp::from_millis(millis)),
                     key: key.map(|key| Bytes::copy_from_slice(key)),
-                    value: None,
                     headers: headers.into_iter().chain(more.iter().copied()).collect(),
                     unreadable_headers: usize::MAX,
+                    ..record_at("a-dlq", i32::MAX, i64::MAX - 1)
                 };
                 let letter = indexed(&record);
                 let stored = StoredRecord {
@@ -412,19 +408,11 @@ mod tests {
             ("kafka_dlt-exception-message", message.as_bytes()),
         ];
         let record = Record {
-            position: Position {
-                topic: "a-dlq".into(),
-                partition: 0,
-                offset: 1,
-            },
-            timestamp: None,
-            key: None,
-            value: None,
             headers: headers
                 .iter()
                 .map(|(name, value)| (*name, Some(*value)))
                 .collect(),
-            unreadable_headers: 0,
+            ..record_at("a-dlq", 0, 1)
         };
         let letter = indexed(&record);
         for rule in [
@@ -445,28 +433,13 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_cannot_be_shown_are_counted_and_unknown_states_are_not_open() {
+    fn unreadable_headers_are_counted() {
         let record = Record {
-            position: Position {
-                topic: "a-dlq".into(),
-                partition: 0,
-                offset: 1,
-            },
-            timestamp: None,
-            key: None,
-            value: None,
             headers: [("tenant", Some(&b"x"[..]))].into_iter().collect::<Headers>(),
             unreadable_headers: 2,
+            ..record_at("a-dlq", 0, 1)
         };
-        let directory = tempfile::tempdir().unwrap();
-        let mut index = Index::open(directory.path(), &[]).unwrap();
-        let letters = vec![Letter::read(&record)];
-        let changes = [Change::Letters(letters)];
-        let written = index.writer.write(&changes, Timestamp::from_millis(1)).unwrap();
-        assert_eq!(written, 1);
-        let id = LetterId::from(&record.position);
-        let found = index.pool.read_blocking(|connection| index::get(connection, &id));
-        let letter = found.unwrap().unwrap();
+        let letter = indexed(&record);
         let stored = StoredRecord {
             record,
             timestamp_type: None,

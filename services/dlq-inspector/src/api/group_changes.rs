@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unconfirmed_changes_are_not_retried() {
+    fn unknown_commit_is_unconfirmed() {
         let timed_out = || "timed out".to_owned();
         for (error, code, expected) in [
             (
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_bounded_and_has_no_control_characters_but_line_breaks() {
+    fn control_characters_are_refused() {
         let check = |text: &str| check_text("note", text, 10, "NOTE_INVALID").is_ok();
         assert!(check("") && check("two\nlines") && check("exactly 10"));
         assert!(!check("too long: !") && !check("\u{1b}[31m") && !check("a\r\n"));

@@ -341,7 +341,7 @@ mod tests {
     use crate::group_states::contents::tests::decided;
 
     #[test]
-    fn the_states_have_the_numbers_of_the_schema_and_others_are_refused() {
+    fn states_match_the_schema() {
         for state in GroupState::ALL {
             let wire = v1::GroupState::try_from(state as i32).unwrap();
             let name = format!("GROUP_STATE_{}", state.name().to_uppercase());
@@ -352,15 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_in_any_state_has_the_tokens_of_versions_without_states() {
-        let of = |wanted: &[GroupState]| page_query("a = b", GroupOrder::Last, wanted);
-        assert_eq!(of(&[]), query_hash(&["groups", "a = b", "Last"]));
-        assert_ne!(of(&[]), of(&[GroupState::Open]));
-        assert_ne!(of(&[GroupState::Muted]), of(&[GroupState::Open]));
-    }
-
-    #[test]
-    fn an_answer_with_old_states_of_groups_is_not_complete_and_says_why() {
+    fn old_group_states_are_incomplete() {
         let complete = v1::Completeness {
             complete: true,
             ..v1::Completeness::default()
@@ -371,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_without_dead_letters_has_its_value() {
+    fn group_without_letters_has_state() {
         let now = Timestamp::from_millis(60);
         for (what, state) in [
             (Decided::Resolved, GroupState::Resolved),
@@ -392,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_states_are_not_counted_as_open() {
+    fn unknown_states_are_not_open() {
         let group = IndexedGroup {
             id: GroupId::from_number(1),
             pipeline: String::new(),

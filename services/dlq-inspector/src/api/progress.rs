@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn deleted_topics_take_no_room_from_others() {
+    fn deleted_topics_take_no_room() {
         let mut progress = Progress::default();
         for partition in 0..300 {
             progress.pass("deleted-dlq", partition, 1_000);

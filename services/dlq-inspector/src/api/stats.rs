@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn topics_with_many_classes_are_counted_in_pages() {
+    fn many_classes_are_counted_in_pages() {
         // The largest ones that there can be.
         let counts = |topic: usize| {
             let classes = (0..1_000).map(|class| (format!("{class:0>256}"), u64::MAX / 2_000));
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_most_frequent_classes_are_named() {
+    fn most_frequent_classes_are_named() {
         let classes = |count: u64| (1..=count).map(|number| (number.to_string(), number)).collect();
         assert_eq!(most_frequent(classes(100)).len(), 100);
         let named = most_frequent(classes(1_000));
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn until_removal_counts_from_the_oldest_open_dead_letter() {
+    fn removal_counts_from_oldest_open_letter() {
         let day = Some(Retention {
             age: DAY,
             by_size: false,
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_states_are_not_counted_as_open() {
+    fn unknown_states_are_not_open() {
         let day = Some(Retention {
             age: DAY,
             by_size: false,

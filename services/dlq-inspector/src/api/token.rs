@@ -249,13 +249,13 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_token_is_refused_or_is_another_position() {
+    fn damaged_token_never_panics() {
         damaged_tokens(10_000);
     }
 
     #[test]
     #[ignore = "long"]
-    fn many_damaged_tokens_are_refused_or_are_other_positions() {
+    fn many_damaged_tokens_never_panic() {
         damaged_tokens(1_000_000);
     }
 }

@@ -70,33 +70,3 @@ fn show(viewer: &Viewer, values: Vec<Option<RecordValue>>) -> Vec<Option<ShownVa
 fn texts(paths: &[&FieldPath]) -> Vec<String> {
     paths.iter().map(|path| path.as_str().to_owned()).collect()
 }
-
-#[cfg(test)]
-mod tests {
-    use redeliver_runtime::config::MaskingRule;
-
-    use super::*;
-    use crate::masking::Masking;
-
-    #[test]
-    fn a_decoded_value_is_masked_by_the_rules_of_its_topic() {
-        let rule = MaskingRule {
-            topics: vec!["orders-*".to_owned()],
-            key: false,
-            fields: vec!["/card".parse().unwrap()],
-            headers: Vec::new(),
-            messages: Vec::new(),
-        };
-        let masking = Masking::new(&[rule]);
-        let value = RecordValue {
-            topic: "orders-dlq".to_owned(),
-            bytes: Bytes::from_static(b"\0\0\0\0\x01\x08"),
-        };
-        let decoded = value.decoded(r#"{"card":"4711"}"#.to_owned());
-        let MaskedValue::Shown(shown, paths) = masking.of(&decoded.topic).value(decoded.bytes) else {
-            panic!("the value is withheld");
-        };
-        assert!(!String::from_utf8_lossy(&shown).contains("4711"), "{shown:?}");
-        assert_eq!(texts(&paths), ["/card"]);
-    }
-}

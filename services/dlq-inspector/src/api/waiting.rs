@@ -685,7 +685,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_ends_once_nobody_waits_for_it_while_records_arrive_and_while_none_does() {
+    fn cancelled_scan_ends() {
         for arrives in [1, 0] {
             let cancelled = CancellationToken::new();
             let (sender, _receiver) = sync_channel(10_000);
@@ -708,7 +708,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_that_is_too_large_has_its_last_steps() {
+    fn large_trace_keeps_last_steps() {
         let trace = |steps: u32, message: usize| v1::PipelineTrace {
             steps: (0..steps)
                 .map(|attempts| v1::TraceStep {
@@ -734,7 +734,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_begins_at_once_and_is_not_sent_for_each_record() {
+    fn progress_is_throttled() {
         let (sender, receiver) = sync_channel(10_000);
         let cancelled = CancellationToken::new();
         let mut reporter = reporter(&cancelled, sender);

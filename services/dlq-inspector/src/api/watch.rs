@@ -415,7 +415,7 @@ mod tests {
     const PACE: Duration = Duration::from_secs(29);
 
     #[tokio::test(start_paused = true)]
-    async fn a_watch_waits_for_a_client_that_accepts_messages_and_not_for_one_that_does_not() {
+    async fn stalled_client_ends_the_watch() {
         let (accepting, accepted) = watch::channel(0_u64);
         let slow = async {
             for _ in 0..10 {

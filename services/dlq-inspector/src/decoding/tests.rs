@@ -3,7 +3,6 @@
     reason = "decoded documents, which these tests compare"
 )]
 
-use proptest::prelude::*;
 use prost_reflect::DynamicMessage;
 use redeliver_testkit::fuzz::{FEW, check_each, fuzz};
 use redeliver_testkit::valid_json;
@@ -35,7 +34,7 @@ fn decoded(schema: &Schema, payload: &[u8]) -> Value {
 }
 
 #[test]
-fn a_value_with_a_schema_begins_with_a_zero_and_the_id() {
+fn framed_value_has_schema_id() {
     let framed = Framed::read(&Bytes::from_static(b"\0\x01\x02\x03\x04ab")).unwrap();
     assert_eq!((framed.schema_id, &framed.payload[..]), (0x0102_0304, &b"ab"[..]));
     assert!(Framed::read(&Bytes::from_static(b"\0\0\0\0\x01")).is_some());
@@ -104,7 +103,7 @@ fn all_types_of_avro_are_decoded() {
 }
 
 #[test]
-fn a_few_bytes_of_avro_fill_neither_the_memory_nor_the_stack() {
+fn avro_bombs_are_refused() {
     // An array of 2^62 items without a size.
     let nulls = avro(r#"{"type":"array","items":"null"}"#);
     let bomb = b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01";
@@ -132,7 +131,7 @@ fn references_of_avro_are_resolved() {
 
 /// Each of these would end the process, or take longer than anyone waits.
 #[test]
-fn no_schema_of_avro_takes_more_than_its_length() {
+fn avro_schemas_are_bounded() {
     // Each schema refers to the next one, from deep inside.
     let nested = |name: usize, inner: &str| {
         let (open, close) = (r#"{"type":"array","items":"#.repeat(100), "}".repeat(100));
@@ -182,7 +181,7 @@ fn protobuf() -> Schema {
 }
 
 #[test]
-fn messages_of_protobuf_are_decoded_by_the_path_of_their_type() {
+fn protobuf_type_is_found_by_path() {
     let schema = protobuf();
     let order = b"\x0a\x01x\x12\x02\x08\x07\x1a\x02\x08\x01";
     let json = json!({"orderId": "x", "price": {"cents": "7"}, "at": "1970-01-01T00:00:01Z"});
@@ -242,7 +241,7 @@ const ENVELOPE: &str = "syntax = \"proto3\"; package shop; import \"google/proto
     message Card { string card_number = 1; google.protobuf.Any more = 2; }";
 
 #[test]
-fn what_a_message_contains_is_decoded_if_its_type_is_in_the_schema() {
+fn any_of_known_type_is_decoded() {
     let schema = with_references(SchemaFormat::Protobuf, ENVELOPE, &[]);
     let shown = |content: &[u8]| decoded(&schema, &of_first_type(&field(1, content)))["content"].clone();
     let url = |ty: &str| format!("type.googleapis.com/{ty}");
@@ -266,22 +265,22 @@ fn what_a_message_contains_is_decoded_if_its_type_is_in_the_schema() {
 }
 
 #[test]
-fn a_message_that_contains_messages_without_end_does_not_fill_the_stack() {
+fn deep_messages_are_refused() {
     let schema = with_references(SchemaFormat::Protobuf, ENVELOPE, &[]);
     let mut content = Vec::new();
-    while content.len() < MAX_VALUE - 100 {
+    for _ in 0..5_000 {
         content = any("google.protobuf.Any", &content);
     }
     let value = of_first_type(&field(1, &content));
     assert_eq!(schema.decode(&value), Err(DecodeError::Depth));
     let mut content = Vec::new();
-    for _ in 0..10_000 {
+    for _ in 0..5_000 {
         content = field(1, &any("shop.Envelope", &content));
     }
     assert_eq!(schema.decode(&of_first_type(&content)), Err(DecodeError::Depth));
     // Without Any, it is the reader that stops.
     let mut content = Vec::new();
-    for depth in 0..1_000 {
+    for depth in 0..2 * MAX_DEPTH {
         content = field(2, &content);
         let decoded = schema.decode(&of_first_type(&content));
         assert_eq!(decoded.is_ok(), depth < MAX_DEPTH, "{depth}");
@@ -290,7 +289,7 @@ fn a_message_that_contains_messages_without_end_does_not_fill_the_stack() {
 
 /// Each of these would end the process, or fill its memory.
 #[test]
-fn no_schema_of_protobuf_takes_much_more_than_its_length() {
+fn protobuf_schemas_are_bounded() {
     let parse = |text: &str| {
         let text = format!("syntax = \"proto3\"; {text}");
         Schema::parse(&source(SchemaFormat::Protobuf, &text, &[])).map(|schema| schema.size())
@@ -358,7 +357,7 @@ fn no_schema_of_protobuf_takes_much_more_than_its_length() {
 
 /// The JSON of all kinds of fields is that of the library.
 #[test]
-fn messages_are_written_as_the_json_mapping_says() {
+fn messages_follow_the_json_mapping() {
     let all = "syntax = \"proto3\"; package p; import \"google/protobuf/wrappers.proto\"; import \"google/protobuf/struct.proto\";
         import \"google/protobuf/duration.proto\"; import \"google/protobuf/field_mask.proto\"; import \"google/protobuf/empty.proto\";
         enum E { ZERO = 0; ONE = 1; }
@@ -380,34 +379,6 @@ fn messages_are_written_as_the_json_mapping_says() {
     assert_eq!(shown, serde_json::from_str::<Value>(text).unwrap());
     let of_library = serde_json::to_string(&message).unwrap();
     assert_eq!(shown, serde_json::from_str::<Value>(&of_library).unwrap());
-}
-
-#[test]
-fn a_schema_of_json_says_nothing_about_the_document() {
-    let schema = with_references(SchemaFormat::Json, "", &[]);
-    assert_eq!(
-        schema.decode(br#"{"a":1,"a":1.0}"#).unwrap().text,
-        r#"{"a":1,"a":1.0}"#
-    );
-    assert_eq!(schema.decode(b"{"), Err(DecodeError::Mismatch));
-}
-
-#[test]
-fn schemas_that_cannot_be_used_are_errors() {
-    for (format, text) in [
-        (SchemaFormat::Avro, "{"),
-        (
-            SchemaFormat::Avro,
-            r#"{"type":"record","name":"R","fields":[{"name":"a","type":"Missing"}]}"#,
-        ),
-        (SchemaFormat::Protobuf, "message {"),
-        (
-            SchemaFormat::Protobuf,
-            "syntax = \"proto3\"; import \"missing.proto\";",
-        ),
-    ] {
-        assert!(Schema::parse(&source(format, text, &[])).is_err(), "{text}");
-    }
 }
 
 fn damaged_values(count: u32) {
@@ -434,39 +405,20 @@ fn damaged_values(count: u32) {
 }
 
 #[test]
-fn a_damaged_value_is_refused_or_is_json() {
+fn damaged_value_is_refused_or_json() {
     damaged_values(10_000);
 }
 
 #[test]
 #[ignore = "long"]
-fn many_damaged_values_are_refused_or_are_json() {
+fn many_damaged_values_never_panic() {
     damaged_values(1_000_000);
 }
 
-proptest! {
-    #[test]
-    fn strings_and_numbers_of_avro_survive(number: i64, text in ".{0,20}") {
-        let schema = avro(r#"{"type":"record","name":"R","fields":[{"name":"n","type":"long"},{"name":"t","type":"string"}]}"#);
-        let mut payload = Vec::new();
-        let mut push = |number: i64| {
-            let mut bits = ((number << 1) ^ (number >> 63)).cast_unsigned();
-            while bits >= 0x80 {
-                payload.push((bits & 0x7f) as u8 | 0x80);
-                bits >>= 7;
-            }
-            payload.push(u8::try_from(bits).unwrap());
-        };
-        push(number);
-        push(i64::try_from(text.len()).unwrap());
-        payload.extend(text.as_bytes());
-        prop_assert_eq!(decoded(&schema, &payload), json!({"n": number, "t": text}));
-    }
-}
-
 #[test]
-fn valid_json_is_decoded_as_it_is() {
+fn valid_json_is_unchanged() {
     let schema = with_references(SchemaFormat::Json, "", &[]);
+    assert_eq!(schema.decode(b"{"), Err(DecodeError::Mismatch));
     let document = |random: &mut fastrand::Rng| valid_json::value(random).into_bytes();
     check_each("valid_json", FEW, document, |input| {
         assert_eq!(schema.decode(input).unwrap().text.as_bytes(), input);

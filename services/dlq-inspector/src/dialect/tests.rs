@@ -48,7 +48,7 @@ fn headers_of_a_worker_are_parsed() {
 }
 
 #[test]
-fn spring_headers_have_binary_numbers_and_are_appended() {
+fn spring_headers_have_binary_numbers() {
     let facts = Facts::read(&headers(&[
         ("kafka_dlt-original-topic", b"orders"),
         ("kafka_dlt-original-partition", &2_i32.to_be_bytes()),
@@ -107,7 +107,7 @@ fn spring_headers_have_binary_numbers_and_are_appended() {
 }
 
 #[test]
-fn a_record_without_a_timestamp_has_no_original_timestamp() {
+fn missing_timestamp_is_none() {
     for minus_one in [&(-1_i64).to_be_bytes()[..], b"\xff"] {
         let facts = Facts::read(&headers(&[
             ("kafka_dlt-original-topic", b"orders"),
@@ -123,7 +123,7 @@ fn a_record_without_a_timestamp_has_no_original_timestamp() {
 }
 
 #[test]
-fn binary_numbers_of_known_headers_are_readable() {
+fn binary_numbers_are_readable() {
     let time = 1_700_000_000_000_i64.to_be_bytes();
     for (header, value, expected) in [
         (
@@ -163,59 +163,27 @@ fn binary_numbers_of_known_headers_are_readable() {
 }
 
 #[test]
-fn connect_headers_are_text() {
-    let facts = Facts::read(&headers(&[
+fn other_frameworks_write_text() {
+    let connect: &[(&str, &[u8])] = &[
         ("__connect.errors.topic", b"orders"),
         ("__connect.errors.partition", b"2"),
         ("__connect.errors.offset", b"9223372036854775807"),
         ("__connect.errors.connector.name", b"jdbc-sink"),
-        ("__connect.errors.task.id", b"0"),
-        ("__connect.errors.stage", b"VALUE_CONVERTER"),
-        (
-            "__connect.errors.exception.class.name",
-            b"org.apache.kafka.connect.errors.DataException",
-        ),
-        (
-            "__connect.errors.exception.message",
-            b"Converting byte[] to Kafka Connect data failed",
-        ),
-    ]));
-    assert_eq!(
-        (facts.dialect, facts.pipeline.as_str()),
-        (Dialect::Connect, "jdbc-sink")
-    );
-    assert_eq!(facts.error_code, "org.apache.kafka.connect.errors.DataException");
-    assert_eq!(facts.origin.unwrap().offset, Some(i64::MAX));
-}
-
-#[test]
-fn the_exception_of_streams_includes_its_message() {
-    let facts = Facts::read(&headers(&[
-        (
-            "__streams.errors.exception",
-            b"java.lang.RuntimeException: negative: -1",
-        ),
+        ("__connect.errors.exception.class.name", b"DataException"),
+        ("__connect.errors.exception.message", b"Converting failed"),
+    ];
+    // The exception includes its message.
+    let streams: &[(&str, &[u8])] = &[
+        ("__streams.errors.exception", b"RuntimeException: negative: -1"),
         ("__streams.errors.message", b"negative: -1"),
         ("__streams.errors.topic", b"clicks"),
         ("__streams.errors.partition", b"0"),
         ("__streams.errors.offset", b"12"),
-    ]));
-    assert_eq!(
-        (
-            facts.dialect,
-            facts.error_code.as_str(),
-            facts.error_message.as_str()
-        ),
-        (Dialect::Streams, "java.lang.RuntimeException", "negative: -1")
-    );
-}
-
-#[test]
-fn smallrye_headers_have_the_newest_failure_first() {
-    let facts = Facts::read(&headers(&[
+    ];
+    // The newest failure is the first one, of an exception without a cause.
+    let smallrye: &[(&str, &[u8])] = &[
         ("dead-letter-exception-class-name", b"second.Failure"),
         ("dead-letter-reason", b"again"),
-        // Of an exception without a cause.
         ("dead-letter-topic", b"movies-dlq"),
         ("dead-letter-partition", b"1"),
         ("dead-letter-offset", b"2"),
@@ -226,43 +194,61 @@ fn smallrye_headers_have_the_newest_failure_first() {
         ("dead-letter-topic", b"movies"),
         ("dead-letter-partition", b"3"),
         ("dead-letter-offset", b"4"),
-    ]));
-    assert_eq!(
-        (
-            facts.dialect,
-            facts.error_code.as_str(),
-            facts.error_message.as_str()
-        ),
-        (Dialect::SmallRye, "second.Failure", "again")
-    );
-    assert_eq!(
-        facts.origin,
-        Some(OriginPosition {
-            topic: "movies".into(),
-            partition: Some(3),
-            offset: Some(4)
-        })
-    );
-}
-
-#[test]
-fn share_group_headers_have_a_delivery_count() {
-    let facts = Facts::read(&headers(&[
+    ];
+    let share: &[(&str, &[u8])] = &[
         ("__dlq.errors.topic", b"jobs"),
         ("__dlq.errors.partition", b"5"),
         ("__dlq.errors.offset", b"6"),
         ("__dlq.errors.group", b"workers"),
         ("__dlq.errors.delivery.count", b"3"),
-        ("__dlq.errors.message", b"Offset rejected by client."),
-    ]));
-    assert_eq!(
-        (facts.dialect, facts.pipeline.as_str(), facts.retry_count),
-        (Dialect::ShareGroup, "workers", 3)
-    );
+        ("__dlq.errors.message", b"Offset rejected"),
+    ];
+    for (written, dialect, [pipeline, code, message], retries, origin) in [
+        (
+            connect,
+            Dialect::Connect,
+            ["jdbc-sink", "DataException", "Converting failed"],
+            0,
+            ("orders", 2, i64::MAX),
+        ),
+        (
+            streams,
+            Dialect::Streams,
+            ["", "RuntimeException", "negative: -1"],
+            0,
+            ("clicks", 0, 12),
+        ),
+        (
+            smallrye,
+            Dialect::SmallRye,
+            ["", "second.Failure", "again"],
+            0,
+            ("movies", 3, 4),
+        ),
+        (
+            share,
+            Dialect::ShareGroup,
+            ["workers", "", "Offset rejected"],
+            3,
+            ("jobs", 5, 6),
+        ),
+    ] {
+        let facts = Facts::read(&headers(written));
+        assert_eq!((facts.dialect, facts.retry_count), (dialect, retries));
+        assert_eq!(
+            [&*facts.pipeline, &facts.error_code, &facts.error_message],
+            [pipeline, code, message]
+        );
+        let found = facts.origin.unwrap();
+        assert_eq!(
+            (&*found.topic, found.partition, found.offset),
+            (origin.0, Some(origin.1), Some(origin.2))
+        );
+    }
 }
 
 #[test]
-fn redeliver_headers_take_precedence_over_other_dialects() {
+fn redeliver_headers_take_precedence() {
     let facts = Facts::read(&headers(&[
         ("__connect.errors.topic", b"orders"),
         ("error-class", b"permanent"),
@@ -288,7 +274,7 @@ fn redeliver_headers_take_precedence_over_other_dialects() {
 }
 
 #[test]
-fn each_header_has_one_rule_and_null_values_are_ignored() {
+fn null_headers_are_ignored() {
     assert_eq!(BY_HEADER.len(), RULES.len());
     let nulls: Headers = [
         ("error-class", None),
@@ -326,7 +312,7 @@ fn any_header() -> impl Strategy<Value = (String, Option<Vec<u8>>)> {
 
 proptest! {
     #[test]
-    fn arbitrary_headers_never_panic_and_texts_are_bounded(list in proptest::collection::vec(any_header(), 0..30)) {
+    fn arbitrary_headers_never_panic(list in proptest::collection::vec(any_header(), 0..30)) {
         let headers: Headers = list.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
         let facts = Facts::read(&headers);
         for text in [&facts.pipeline, &facts.error_class, &facts.error_code] {
@@ -341,7 +327,7 @@ proptest! {
     }
 
     #[test]
-    fn big_endian_numbers_of_any_length_are_decoded(number in any::<i64>(), cut in 0_usize..8) {
+    fn big_endian_numbers_are_decoded(number in any::<i64>(), cut in 0_usize..8) {
         let number = number >> (8 * cut);
         prop_assert_eq!(big_endian(&number.to_be_bytes()), Some(number));
         prop_assert_eq!(big_endian(&number.to_be_bytes()[cut..]), Some(number));

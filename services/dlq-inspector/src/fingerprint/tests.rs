@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn messages_of_one_cause_have_one_template() {
+fn one_cause_has_one_template() {
     let cases = [
         // HTTP
         (
@@ -116,7 +116,7 @@ fn facts(pipeline: &str, class: &str, code: &str, message: &str) -> Facts {
 }
 
 #[test]
-fn a_group_has_one_pipeline_class_code_and_template() {
+fn group_depends_on_cause_and_pipeline() {
     let of = |topic, facts: &Facts| GroupId::of(topic, facts);
     let base = of("a-dlq", &facts("a", "permanent", "http_500", "order 1"));
     assert_eq!(
@@ -140,7 +140,7 @@ fn a_group_has_one_pipeline_class_code_and_template() {
 }
 
 #[test]
-fn ids_are_stable_and_have_one_text() {
+fn ids_are_stable() {
     let id = GroupId::of("a-dlq", &facts("a", "permanent", "http_500", "order 1"));
     // Ids are shown to people and stored: other rules require another version.
     assert_eq!(id.to_string(), "8d4d8be8ab351d3a");
@@ -161,7 +161,7 @@ fn ids_are_stable_and_have_one_text() {
 
 proptest! {
     #[test]
-    fn a_template_has_no_digits_and_is_its_own_template(
+    fn template_is_its_own_template(
         message in prop_oneof!["\\PC{0,80}", "[0-9a-fx:.,/'\"`()=\\[\\]<> TZ_@-]{0,60}", "(a|9|://|::|\"|'|\\)=\\(|0x|é|-|\\.| ){0,40}"],
     ) {
         let once = template(&message);
@@ -170,7 +170,7 @@ proptest! {
     }
 
     #[test]
-    fn messages_that_differ_in_numbers_have_one_template(
+    fn numbers_do_not_change_the_template(
         words in proptest::collection::vec("[a-z]{1,8}", 1..6), one in 0..u32::MAX, other in 0..u32::MAX,
     ) {
         let message = |number: u32| words.join(&format!(" {number} "));
@@ -179,7 +179,7 @@ proptest! {
 }
 
 #[test]
-fn a_quotation_mark_without_a_partner_is_text_and_those_after_it_are_found() {
+fn unpaired_quotation_mark_is_text() {
     for (message, expected) in [
         (
             "a \u{201c}b \u{201c}c 'd' \"e\" 1",

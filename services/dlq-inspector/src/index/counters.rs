@@ -10,8 +10,8 @@ use redeliver_core::Timestamp;
 use rusqlite::types::Value;
 use rusqlite::{Connection, params_from_iter};
 
-use super::query::values;
-use super::{groups, row_key};
+use super::sql::values;
+use super::{group_counts, row_key};
 use crate::filter::Condition;
 
 pub(super) const CREATE: &str = "
@@ -40,7 +40,7 @@ pub(super) struct Counted {
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     by_second: HashMap<(Counted, i64), i64>,
-    groups: groups::Changes,
+    groups: group_counts::Changes,
 }
 
 impl Changes {
@@ -48,7 +48,7 @@ impl Changes {
     pub(super) fn add(&mut self, counted: Counted, group_id: i64, dead_at: i64, count: i64) {
         let second = dead_at.div_euclid(SECOND);
         *self.by_second.entry((counted, second)).or_default() += count;
-        let in_group = groups::Counted {
+        let in_group = group_counts::Counted {
             group_id,
             topic_id: counted.topic_id,
             state: counted.state,

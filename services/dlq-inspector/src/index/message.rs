@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_that_differ_in_numbers_and_ids_share_a_template() {
+    fn numbers_and_ids_share_a_template() {
         let check = |message: &str, template: &str, parts: Option<&str>| {
             let expected = (template.replace('#', "\u{fffc}"), parts.map(str::to_owned));
             assert_eq!(split(message), expected, "{message}");
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_looks_at_parts_only_if_they_can_match() {
+    fn search_reads_only_matching_parts() {
         let (template, _) = split("connect to 10.0.0.7 failed: job 3f2a is busy");
         let check = |needle: &str, expected| assert_eq!(contains(&template, needle), expected, "{needle}");
         check("failed: job", Contains::All);
@@ -166,13 +166,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_message_is_joined_from_its_template_and_parts(message in "[ -~äß\u{fffc}]{0,60}") {
+        fn message_is_joined_from_parts(message in "[ -~äß\u{fffc}]{0,60}") {
             let (template, parts) = split(&message);
             prop_assert_eq!(join(&template, parts.as_deref()), message);
         }
 
         #[test]
-        fn a_template_decides_as_its_messages_do(message in "[0-9a-gx .\u{fffc}]{0,20}", needle in "[0-9a-gx .]{0,3}") {
+        fn template_decides_as_its_messages(message in "[0-9a-gx .\u{fffc}]{0,20}", needle in "[0-9a-gx .]{0,3}") {
             let (template, _) = split(&message);
             match contains(&template, &needle) {
                 Contains::All => prop_assert!(message.contains(&needle)),

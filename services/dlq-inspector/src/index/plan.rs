@@ -222,7 +222,7 @@ impl Plan {
             params.push(Value::Text(query.clone()));
         }
         params.extend(self.driver.range(self.range).map(Value::Integer));
-        params.extend(super::query::values(&self.condition.params));
+        params.extend(super::sql::values(&self.condition.params));
         let sql = format!(
             "FROM {tables}{bodies} WHERE {matched}{column} >= ? AND {column} <= ? AND {}",
             self.condition.sql

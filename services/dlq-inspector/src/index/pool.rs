@@ -331,7 +331,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_slow_query_waits_for_others_of_its_kind_for_20_seconds_and_fast_ones_do_not() {
+    async fn slow_query_waits_20_seconds() {
         let fixture = Fixture::new();
         let pool = fixture.index.pool.clone();
         let count = |rows: u32| {

@@ -5,18 +5,18 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use redeliver_core::{Headers, Timestamp};
-use redeliver_kafka::TopicId;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension as _, Row, params, params_from_iter};
 
 use super::entries::{Entries, Place};
 use super::message_cache::MessageCache;
 use super::plan::{Driver, FEW_OF, Plan, TimeRange};
+use super::sql::{trace_text, values};
 use super::tables::{BodyRow, LetterRow};
 use super::texts::{TextTable, Texts};
-use super::{counters, message, row_key, terms, writer};
+use super::{counters, message, row_key, terms};
 use crate::filter::{
-    Comparison, Condition, Dictionary, Expr, Lookups, NumberField, NumberTest, Param, Restriction, TextField,
+    Comparison, Condition, Dictionary, Expr, Lookups, NumberField, NumberTest, Restriction, TextField,
     TextTest,
 };
 use crate::fingerprint::GroupId;
@@ -191,7 +191,7 @@ impl IndexedLetter {
             origin_offset: letter.origin_offset,
             origin_timestamp: time(letter.origin_timestamp),
             job_id: letter.job_id.unwrap_or_default(),
-            trace_id: letter.trace_id.map(writer::trace_text).unwrap_or_default(),
+            trace_id: letter.trace_id.map(trace_text).unwrap_or_default(),
             value_size: letter.value_size.and_then(|size| u64::try_from(size).ok()),
             content: letter.content,
             group: GroupId::from_number(letter.group_id),
@@ -259,15 +259,6 @@ fn finds_much(connection: &Connection, query: &str, [first, last]: [i64; 2]) -> 
 
 /// The number of rows of the full-text index that tell how much a query of it finds.
 const SAMPLED_ROWS: i64 = 2_000;
-
-pub(super) fn values(params: &[Param]) -> impl Iterator<Item = Value> {
-    params.iter().cloned().map(|param| match param {
-        Param::Integer(number) => Value::Integer(number),
-        Param::Text(text) => Value::Text(text),
-        Param::Blob(bytes) => Value::Blob(bytes),
-        Param::Null => Value::Null,
-    })
-}
 
 /// The topics of all dead letters, with their ids in the index.
 pub(crate) fn topics(connection: &Connection) -> rusqlite::Result<Vec<(i64, String)>> {
@@ -704,50 +695,6 @@ pub(crate) fn open_by_topic(connection: &Connection) -> rusqlite::Result<BTreeMa
         Some((topic, open))
     });
     Ok(open.collect())
-}
-
-/// The next offset to read of a partition.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ReadPosition {
-    pub(crate) topic: Arc<str>,
-    /// The id of the topic, if it is known.
-    pub(crate) id: Option<TopicId>,
-    pub(crate) partition: i32,
-    pub(crate) next: i64,
-}
-
-/// The position of each partition.
-pub(crate) fn read_positions(connection: &Connection) -> rusqlite::Result<Vec<ReadPosition>> {
-    connection
-        .prepare_cached(
-            "SELECT (SELECT text FROM texts WHERE id = p.topic_id) AS topic, i.id AS id, p.partition AS partition, p.next AS next \
-             FROM positions p LEFT JOIN topic_ids i ON i.topic_id = p.topic_id",
-        )?
-        .query_map((), |row| {
-            let topic: String = row.get("topic")?;
-            let id: Option<[u8; 16]> = row.get("id")?;
-            Ok(ReadPosition {
-                topic: topic.into(),
-                id: id.map(|id| TopicId::from_bits(u128::from_be_bytes(id))),
-                partition: row.get("partition")?,
-                next: row.get("next")?,
-            })
-        })?
-        .collect()
-}
-
-/// The ids of the topics that were read.
-pub(crate) fn read_topic_ids(connection: &Connection) -> rusqlite::Result<Vec<(Arc<str>, TopicId)>> {
-    connection
-        .prepare_cached(
-            "SELECT (SELECT text FROM texts WHERE id = i.topic_id) AS topic, i.id AS id FROM topic_ids i",
-        )?
-        .query_map((), |row| {
-            let topic: String = row.get("topic")?;
-            let bits = u128::from_be_bytes(row.get("id")?);
-            Ok((topic.into(), TopicId::from_bits(bits)))
-        })?
-        .collect()
 }
 
 /// The content hash of the record at an offset of a topic.

@@ -6,15 +6,13 @@ use std::sync::Arc;
 
 use rusqlite::{Connection, Transaction};
 
+use super::change::Change;
 use super::counters;
 use super::entries::{self, Place};
+use super::sql::sql_limit;
 use super::states::States;
 use super::texts::TextTable;
-use super::writer::Change;
 use crate::ledger::{self, State};
-
-/// The number of rows of a slice.
-pub(super) const SLICE_ROWS: usize = 2_000;
 
 /// What to remove.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,10 +143,6 @@ fn all_entries(transaction: &Transaction<'_>, limit: usize) -> rusqlite::Result<
         changed,
         is_last,
     })
-}
-
-pub(super) fn sql_limit(rows: usize) -> i64 {
-    i64::try_from(rows).unwrap_or(i64::MAX)
 }
 
 /// Deletes the ledger entries that a query selects, and returns their number.

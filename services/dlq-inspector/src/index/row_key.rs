@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_takes_millions_of_rows_with_numbers_of_several_starts() {
+    fn bucket_takes_millions_of_rows() {
         // Later numbers meet slots of earlier ones, after there were others in between.
         let numbers = (0..6).flat_map(|start| (0..1_000_000).map(move |number| start * 2_500_000 + number));
         let time = at(1_700_000_000_003);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_within_its_bucket_and_each_attempt_is_another_row() {
+    fn row_is_within_its_bucket() {
         let time = at(1_700_000_000_003);
         for number in [0, 1, SLOTS - 1, SLOTS, i64::MAX] {
             let row = candidate(time, number, 0);

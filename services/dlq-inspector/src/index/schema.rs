@@ -5,7 +5,7 @@ use std::path::Path;
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
 
 use super::tables::{BodyRow, LetterRow};
-use super::{IndexError, counters, database, entries, groups, query, terms};
+use super::{IndexError, counters, database, entries, group_counts, positions, terms};
 
 /// The version of the schema. It is part of the file's name, see [`super::file_name`]. Increase it with every change of the
 /// tables or of what they contain.
@@ -67,8 +67,8 @@ pub(super) fn open_existing(path: &Path) -> Result<Option<Connection>, OpenError
         (),
         |_| Ok(()),
     )?;
-    query::read_positions(&connection)?;
-    query::read_topic_ids(&connection)?;
+    positions::read_positions(&connection)?;
+    positions::read_topic_ids(&connection)?;
     Ok(Some(connection))
 }
 
@@ -98,7 +98,7 @@ fn create_file(path: &Path) -> Result<Connection, IndexError> {
         INDEXES,
         entries::CREATE,
         counters::CREATE,
-        groups::CREATE,
+        group_counts::CREATE,
         terms::CREATE,
     ] {
         connection.execute_batch(sql).map_err(&creating)?;

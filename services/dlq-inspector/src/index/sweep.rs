@@ -5,31 +5,14 @@
 //!
 //! [`TextIds`]: super::texts::TextIds
 
-use std::collections::HashMap;
-
 use rusqlite::Connection;
 
-use super::texts::{TextIds, TextTable};
+use super::texts::{Marks, TextIds, TextTable};
 
 /// The number of dead letters that one step reads.
 const ROWS: i64 = 20_000;
 /// The number of texts that one step tests.
 const TEXTS: i64 = 5_000;
-
-/// The texts that are in use.
-#[derive(Debug, Default)]
-pub(super) struct Marks(HashMap<(TextTable, i64), u64>);
-
-impl Marks {
-    pub(super) fn add(&mut self, table: TextTable, id: i64) {
-        *self.0.entry((table, id >> 6)).or_default() |= 1 << (id & 63);
-    }
-
-    fn contains(&self, table: TextTable, id: i64) -> bool {
-        let word = self.0.get(&(table, id >> 6)).copied().unwrap_or(0);
-        word & 1 << (id & 63) != 0
-    }
-}
 
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

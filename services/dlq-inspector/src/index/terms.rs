@@ -299,7 +299,7 @@ mod tests {
     use crate::filter::{MessageMatches, parse};
 
     #[test]
-    fn a_term_depends_on_kind_name_and_value() {
+    fn term_depends_on_name_and_value() {
         let term = |kind, name: &str, value: &str| {
             let mut term = String::new();
             push(&mut term, kind, name.as_bytes(), value.as_bytes());
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_terms_of_a_query_is_bounded() {
+    fn terms_of_query_are_bounded() {
         // Each part of the message is in as many templates as are looked for.
         let conditions = |count: usize| (0..count).map(|number| format!("error_message : m{number}"));
         let mut dictionary = Dictionary::default();
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_finds_at_least_the_rows_that_match() {
+    fn query_finds_all_matching_rows() {
         let of = |filter: &str| {
             let query = query(&parse(filter, &[]).unwrap(), &Dictionary::default())?;
             // The shape, without the hashes.

@@ -3,15 +3,16 @@
 use std::collections::HashSet;
 use std::sync::{Arc, LazyLock};
 
-use redeliver_core::{Headers, Position, Record, Timestamp};
+use redeliver_core::{Headers, Record, Timestamp};
 use redeliver_kafka::TopicId;
 use tempfile::TempDir;
 
-use super::query::read_topic_ids;
+use super::positions::read_topic_ids;
 use super::*;
 use crate::dialect::Facts;
 use crate::filter::{Expr, Restriction, parse};
 use crate::fingerprint::GroupId;
+use crate::fixtures::record_at;
 use crate::group_states::contents::tests as states;
 use crate::group_states::{Decided, GroupState, GroupStates};
 use crate::id::LetterId;
@@ -66,6 +67,15 @@ impl Fixture {
         self.apply(&[Change::Letters(letters)]);
     }
 
+    /// Writes an entry of the ledger.
+    fn mark(&mut self, id: &str, state: Option<State>) {
+        self.apply(&[Change::Ledger(vec![update(id, state, None)])]);
+    }
+
+    fn read<T>(&self, query: impl FnOnce(&rusqlite::Connection) -> rusqlite::Result<T>) -> T {
+        self.index.pool.read_blocking(query).unwrap()
+    }
+
     fn list(
         &self,
         filter: &str,
@@ -75,7 +85,7 @@ impl Fixture {
     ) -> Vec<IndexedLetter> {
         let filter = parse(filter, self.json_fields).unwrap();
         let query = |connection: &_| list(connection, &filter, direction, after, letters(limit));
-        self.index.pool.read_blocking(query).unwrap().letters
+        self.read(query).letters
     }
 
     /// The offsets of the dead letters that match, newest first.
@@ -86,10 +96,7 @@ impl Fixture {
 
     fn get(&self, id: &str) -> Option<IndexedLetter> {
         let id = id.parse().unwrap();
-        self.index
-            .pool
-            .read_blocking(|connection| get(connection, &id))
-            .unwrap()
+        self.read(|connection| get(connection, &id))
     }
 
     fn counts(&self, filter: &str, since: [i64; 3]) -> Vec<(String, TopicCounts)> {
@@ -114,16 +121,11 @@ fn at(time: i64, topic: &str, partition: i32, offset: i64, headers: &[(&str, &st
         .map(|(name, value)| (*name, Some(value.as_bytes())))
         .collect();
     Letter::read(&Record {
-        position: Position {
-            topic: topic.into(),
-            partition,
-            offset,
-        },
         timestamp: Some(Timestamp::from_millis(time)),
         key: Some(format!("key-{offset}").into()),
         value: Some(format!("value-{offset}").into()),
         headers,
-        unreadable_headers: 0,
+        ..record_at(topic, partition, offset)
     })
 }
 
@@ -144,8 +146,35 @@ fn update(id: &str, state: Option<State>, content: Option<ContentHash>) -> Updat
     }
 }
 
+fn trim(topic: &str, partition: i32, low: i64) -> Change {
+    Change::Trim {
+        topic: topic.into(),
+        partition,
+        low,
+    }
+}
+
+fn forget(topic: &str) -> Change {
+    Change::Forget { topic: topic.into() }
+}
+
+fn position(topic: &str, partition: i32, next: i64) -> Change {
+    Change::Position {
+        topic: topic.into(),
+        partition,
+        next,
+    }
+}
+
+fn identify(topic: &str, bits: u128) -> Change {
+    Change::Identify {
+        topic: topic.into(),
+        id: TopicId::from_bits(bits),
+    }
+}
+
 #[test]
-fn an_indexed_dead_letter_has_all_fields() {
+fn indexed_letter_has_all_fields() {
     let mut fixture = Fixture::new();
     let headers = [
         ("tenant", "x"),
@@ -192,6 +221,7 @@ fn an_indexed_dead_letter_has_all_fields() {
         (&*found.headers, found.content),
         (&*written.headers, written.content)
     );
+    assert_eq!(found.indexed_at, Timestamp::from_millis(77));
     assert_eq!(fixture.get("t-dlq/3/45"), None);
     assert_eq!(fixture.get("other/3/44"), None);
 }
@@ -276,14 +306,6 @@ fn query_plan(connection: &rusqlite::Connection, filter: &Expr) -> Vec<String> {
 static JSON_FIELDS: std::sync::LazyLock<Vec<String>> =
     std::sync::LazyLock::new(|| vec!["/order/id".to_owned()]);
 
-#[test]
-fn a_dead_letter_knows_when_it_was_indexed() {
-    let mut fixture = Fixture::new();
-    fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
-    let found = fixture.get("t-dlq/0/1").unwrap();
-    assert_eq!(found.indexed_at, Timestamp::from_millis(77));
-}
-
 impl Fixture {
     fn groups(&self, filter: &str, order: GroupOrder, after: Option<Cursor>, limit: usize) -> GroupPage {
         let filter = parse(filter, self.json_fields).unwrap();
@@ -294,7 +316,7 @@ impl Fixture {
             ..all_groups(&filter)
         };
         let query = |connection: &_| list_groups(connection, &query);
-        self.index.pool.read_blocking(query).unwrap()
+        self.read(query)
     }
 }
 

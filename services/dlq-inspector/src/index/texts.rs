@@ -4,8 +4,6 @@ use std::collections::HashMap;
 
 use rusqlite::{Connection, OptionalExtension as _};
 
-use super::sweep::Marks;
-
 /// A table with ids and texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum TextTable {
@@ -67,6 +65,21 @@ impl TextTable {
 
 /// The cache is cleared when it exceeds this size.
 const CACHED_IDS: usize = 20_000;
+
+/// The texts that are in use.
+#[derive(Debug, Default)]
+pub(super) struct Marks(HashMap<(TextTable, i64), u64>);
+
+impl Marks {
+    pub(super) fn add(&mut self, table: TextTable, id: i64) {
+        *self.0.entry((table, id >> 6)).or_default() |= 1 << (id & 63);
+    }
+
+    pub(super) fn contains(&self, table: TextTable, id: i64) -> bool {
+        let word = self.0.get(&(table, id >> 6)).copied().unwrap_or(0);
+        word & 1 << (id & 63) != 0
+    }
+}
 
 /// The ids of texts, for the writer.
 #[derive(Debug, Default)]

@@ -9,64 +9,24 @@ use redeliver_core::Timestamp;
 use redeliver_kafka::TopicId;
 use rusqlite::{CachedStatement, Connection, OptionalExtension as _, Transaction};
 
+use super::change::Change;
 use super::counters::{self, Counted};
 use super::entries::{Entries, Place};
-use super::removal::{Removals, SLICE_ROWS};
+use super::positions::{ReadPosition, read_positions, read_topic_ids};
+use super::removal::Removals;
+use super::sql::SLICE_ROWS;
 use super::states::States;
 use super::sweep::Sweep;
 use super::tables::{BodyRow, LetterRow};
 use super::texts::{TextIds, TextTable};
-use super::{IndexError, Pool, database, groups, message, query, row_key, schema, terms};
+use super::{IndexError, Pool, database, group_counts, message, row_key, schema, terms};
 use crate::fingerprint::{self, GroupId};
 use crate::ledger::{State, Update};
 use crate::letter::Letter;
 
-/// A change of the index.
-#[derive(Clone, Debug)]
-pub enum Change {
-    /// Adds dead letters. One whose position is indexed already is ignored.
-    Letters(Vec<Letter>),
-    /// Applies updates of the ledger. Those of one partition are in the order of their records.
-    Ledger(Vec<Update>),
-    /// Stores the read position of a partition.
-    Position {
-        /// The topic.
-        topic: Arc<str>,
-        /// The partition.
-        partition: i32,
-        /// The next offset to read.
-        next: i64,
-    },
-    /// Stores the id of a topic, by which another topic of the same name is recognised later.
-    Identify {
-        /// The topic.
-        topic: Arc<str>,
-        /// Its id.
-        id: TopicId,
-    },
-    /// Removes the dead letters below an offset, which Kafka's retention has deleted. They are removed bit by bit, see
-    /// [`Writer::remove_slice`].
-    Trim {
-        /// The topic.
-        topic: Arc<str>,
-        /// The partition.
-        partition: i32,
-        /// The low watermark: the first offset that Kafka still has.
-        low: i64,
-    },
-    /// Removes everything of a topic that was deleted, or deleted and created again, bit by bit. Changes of the topic that follow
-    /// wait until it is removed.
-    Forget {
-        /// The topic.
-        topic: Arc<str>,
-    },
-    /// Sets all dead letters back to open, because the ledger was deleted, bit by bit. Changes of the ledger that follow wait.
-    ForgetLedger,
-}
-
 /// What was read of the topics.
 pub(crate) struct ReadProgress {
-    pub(crate) positions: Vec<query::ReadPosition>,
+    pub(crate) positions: Vec<ReadPosition>,
     pub(crate) topic_ids: Vec<(Arc<str>, TopicId)>,
 }
 
@@ -137,8 +97,8 @@ impl Writer {
     /// What was read so far.
     pub(crate) fn read_progress(&self) -> Result<ReadProgress, IndexError> {
         let read = || {
-            let positions = query::read_positions(&self.connection)?;
-            let topic_ids = query::read_topic_ids(&self.connection)?;
+            let positions = read_positions(&self.connection)?;
+            let topic_ids = read_topic_ids(&self.connection)?;
             Ok(ReadProgress { positions, topic_ids })
         };
         read().map_err(database("reading the index"))
@@ -296,8 +256,8 @@ impl Writer {
             }
         }
         let new_groups = batch.finish()?;
-        let hour = groups::hour(now);
-        let has_more_hours = hour != self.trend_hour && groups::forget_hours(&transaction, hour)?;
+        let hour = group_counts::hour(now);
+        let has_more_hours = hour != self.trend_hour && group_counts::forget_hours(&transaction, hour)?;
         transaction.commit()?;
         if !has_more_hours {
             self.trend_hour = hour;
@@ -471,7 +431,7 @@ impl Batch<'_> {
             return Ok(());
         }
         let facts = letter.masked_facts.as_ref().unwrap_or(&letter.facts);
-        let definition = groups::Definition {
+        let definition = group_counts::Definition {
             id,
             pipeline_id: self.text_id(&facts.pipeline)?,
             error_class_id: self.text_id(&facts.error_class)?,
@@ -554,9 +514,4 @@ fn no_free_row() -> rusqlite::Error {
 /// The bytes of a trace id of 32 hexadecimal digits.
 fn trace_bytes(text: &str) -> Option<[u8; 16]> {
     u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)
-}
-
-/// The text of a trace id.
-pub(super) fn trace_text(bytes: [u8; 16]) -> String {
-    format!("{:032x}", u128::from_be_bytes(bytes))
 }

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_is_missing_until_everything_before_its_end_was_read_and_while_it_cannot_be_read() {
+    fn unread_or_refused_partition_is_missing() {
         let denied = || Some(Reason::Refused("denied".into()));
         for (next, events, missing) in [
             (None, &[][..], Some(Reason::NoLeader)),
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_is_followed_once_a_leader_is_known_and_again_after_a_refusal() {
+    fn refused_partition_is_followed_again() {
         let mut partition = Partition::new(Some(7));
         assert_eq!(apply(&mut partition, NoLeader).follow, None);
         assert_eq!(apply(&mut partition, Survey(9)).follow, Some(Some(7)));
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn only_unread_records_without_progress_are_a_stall() {
+    fn unread_records_without_progress_stall() {
         let stalls = |events: &[Event], repeated: &[Event]| {
             let mut partition = after(None, events);
             let mut steps = (0..8).flat_map(|_| repeated).enumerate();
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_its_turn_is_not_a_stall() {
+    fn waiting_for_turn_is_no_stall() {
         let mut partition = after(None, &[Survey(10)]);
         let waiting = Observation {
             had_turn: false,
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_is_kept_until_a_survey_may_replace_it() {
+    fn target_is_kept_until_replaceable() {
         let mut partition = after(None, &[Survey(10), End(10)]);
         assert!(partition.is_at_target());
         apply(&mut partition, Survey(12));

@@ -372,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_indexed_topic_is_asked_for_only_while_the_configuration_selects_it() {
+    fn unselected_topics_are_not_surveyed() {
         let patterns = Patterns::new(&["*-dlq".to_owned(), "dead".to_owned()]);
         let indexed = ["a-dlq", "removed", ledger::TOPIC].map(Arc::from);
         let named = named(indexed.into_iter().collect(), &patterns);
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recreated_topic_is_detected_by_its_offsets() {
+    fn offsets_reveal_recreated_topic() {
         let check = |next: i64, low_before: i64, now: Option<Extent>, expected: bool| {
             let key = (Arc::from("t"), 0);
             let topic = SurveyedTopic {
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn surveys_of_a_large_cluster_are_less_frequent() {
+    fn slow_surveys_are_less_frequent() {
         for (took, expected) in [(0, 2_000), (100, 2_000), (1_000, 5_000), (30_000, 10_000)] {
             let expected = Duration::from_millis(expected);
             assert_eq!(pause(Duration::from_millis(took)), expected, "{took}");
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recreated_topic_is_detected_by_its_records() {
+    fn records_reveal_recreated_topic() {
         let digest = |offset, content| RecordDigest {
             partition: 0,
             offset,

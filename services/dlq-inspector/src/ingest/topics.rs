@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn each_partition_is_followed_once_from_its_position_in_the_index() {
+    fn partitions_are_followed_from_their_positions() {
         let mut topics = indexed(1, 7);
         let actions = apply(&mut topics, &survey(&[extent(0, 3), extent(0, 9), None]), 1);
         assert_eq!(followed(&actions), [(0, None), (1, Some(7))]);
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn the_index_is_complete_as_of_a_survey_once_every_partition_was_read_to_its_end() {
+    fn index_is_complete_as_of_survey() {
         let mut topics = Topics::default();
         assert_eq!(topics.completeness(), None);
         let mut first = survey(&[extent(0, 3), extent(0, 0)]);
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_survey_is_the_target_until_everything_was_read_once() {
+    fn newest_survey_is_first_target() {
         let mut topics = Topics::default();
         for time in [10, 20] {
             let mut survey = survey(&[extent(0, time)]);
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn partitions_that_cannot_be_read_are_missing_and_do_not_keep_others_from_being_served() {
+    fn unreadable_partitions_do_not_delay_others() {
         let mut topics = Topics::default();
         apply(&mut topics, &survey(&[extent(0, 3), extent(0, 2), None]), 1);
         topics.reached_end(&name(), 0, 3);
@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn a_topic_that_is_refused_does_not_hold_back_others_and_is_read_again_afterwards() {
+    fn refused_topic_is_read_again() {
         let mut topics = Topics::default();
         let with = |time, refusal: Option<&str>, end| {
             let mut refused = found("refused-dlq", &[extent(0, end)]);
@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ledger_that_cannot_be_described_leaves_the_states_unknown() {
+    fn undescribed_ledger_leaves_states_unknown() {
         let mut topics = Topics::default();
         let mut ledger = found(ledger::TOPIC, &[]);
         ledger.refusal = Some("denied".to_owned());
@@ -589,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn a_topic_that_two_surveys_miss_is_forgotten() {
+    fn topic_missed_twice_is_forgotten() {
         let mut topics = indexed(0, 7);
         apply(&mut topics, &survey(&[extent(0, 9)]), 2);
         assert_eq!(kinds(&apply(&mut topics, &no_topics(), 3)), [""; 0]);
@@ -610,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn states_are_unknown_after_a_start_until_two_surveys_miss_the_ledger() {
+    fn ledger_missed_twice_is_forgotten() {
         let mut topics = Topics::new(Indexed {
             positions: vec![(ledger::TOPIC.into(), 0, 7)],
             ids: Vec::new(),
@@ -622,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recreated_topic_is_read_from_the_beginning_once() {
+    fn recreated_topic_is_reread_once() {
         let mut topics = indexed(0, 7);
         let mut recreated = survey(&[extent(0, 9)]);
         apply(&mut topics, &recreated, 1);
@@ -641,7 +641,7 @@ mod tests {
     }
 
     #[test]
-    fn another_id_reveals_a_recreated_topic() {
+    fn another_id_reveals_recreated_topic() {
         for topic in [&*name(), ledger::TOPIC] {
             let [first, second] = [1, 2].map(TopicId::from_bits);
             let mut topics = Topics::new(Indexed {
@@ -671,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broker_that_lags_behind_does_not_make_a_topic_with_the_same_id_look_created_again() {
+    fn lagging_broker_does_not_recreate_topic() {
         let id = TopicId::from_bits(1);
         let mut topics = Topics::new(Indexed {
             positions: vec![(name(), 0, 7)],
@@ -717,7 +717,7 @@ mod tests {
     }
 
     #[test]
-    fn offsets_that_go_backwards_reveal_a_recreated_topic() {
+    fn backward_offsets_reveal_recreated_topic() {
         let mut topics = Topics::default();
         apply(&mut topics, &survey(&[extent(0, 9), extent(0, 9), None]), 1);
         assert_eq!(topics.arrived(&name(), 0, 5), Arrival::Next);
@@ -736,7 +736,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_with_another_id_begins_again() {
+    fn batch_with_other_id_begins_again() {
         let [first, second] = [1, 2].map(TopicId::from_bits);
         let mut topics = Topics::new(Indexed {
             positions: vec![(name(), 0, 7)],
@@ -789,7 +789,7 @@ mod tests {
     }
 
     #[test]
-    fn transaction_markers_after_the_last_record_are_not_lag() {
+    fn transaction_markers_are_no_lag() {
         let mut topics = Topics::default();
         let surveyed = survey(&[extent(0, 10)]);
         apply(&mut topics, &surveyed, 1);

@@ -504,14 +504,15 @@ mod tests {
 
     use prometheus_client::encoding::text::encode;
     use prometheus_client::registry::Registry;
-    use redeliver_core::{Headers, Position, Record, Timestamp};
+    use redeliver_core::{Record, Timestamp};
     use redeliver_runtime::health::Health;
     use redeliver_testkit::eventually;
 
     use super::*;
-    use crate::group_states::Decided;
+    use crate::fixtures::record_at;
     use crate::group_states::contents::tests as states;
-    use crate::index::{self, FILE};
+    use crate::group_states::Decided;
+    use crate::index::{self, FILE, Index};
     use crate::ledger;
     use crate::letter::Letter;
 
@@ -598,16 +599,8 @@ mod tests {
     fn letters(topic: &str, count: i64) -> Change {
         let letter = |offset| {
             Letter::read(&Record {
-                position: Position {
-                    topic: topic.into(),
-                    partition: 0,
-                    offset,
-                },
                 timestamp: Some(Timestamp::from_millis(1)),
-                key: None,
-                value: None,
-                headers: Headers::default(),
-                unreadable_headers: 0,
+                ..record_at(topic, 0, offset)
             })
         };
         Change::Letters((0..count).map(letter).collect())
@@ -638,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_fails_for_now_is_repeated_until_it_succeeds() {
+    fn failed_write_is_repeated() {
         let directory = tempfile::tempdir().unwrap();
         let running = start(directory.path());
         running.send(caught_up());
@@ -657,7 +650,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_that_waits_ends_with_the_process() {
+    fn waiting_writer_ends_with_process() {
         let directory = tempfile::tempdir().unwrap();
         let running = start(directory.path());
         let other = rusqlite::Connection::open(directory.path().join(FILE)).unwrap();
@@ -669,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_that_a_query_finds_replaces_the_index() {
+    fn damage_found_by_query_replaces_index() {
         let directory = tempfile::tempdir().unwrap();
         let running = start(directory.path());
         running.send(position(7));
@@ -700,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_cannot_be_opened_for_now_is_opened_later() {
+    fn locked_index_is_opened_later() {
         let directory = tempfile::tempdir().unwrap();
         let running = start(directory.path());
         running.send(position(7));
@@ -718,7 +711,7 @@ mod tests {
     }
 
     #[test]
-    fn new_groups_wait_until_it_is_known_which_ones_are_open() {
+    fn new_groups_wait_for_their_states() {
         let directory = tempfile::tempdir().unwrap();
         let running = start(directory.path());
         running.send(position(7));
@@ -765,17 +758,21 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_used_ends_the_process() {
+    fn unusable_directory_ends_the_process() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         std::fs::write(&file, b"").unwrap();
         let running = start_with(&file, WriterThread::run);
         let error = running.thread.join().unwrap().unwrap_err();
         assert!(matches!(error, IndexError::Directory { .. }), "{error:?}");
+        let _held = Index::open(directory.path(), &[]).unwrap();
+        let running = start_with(directory.path(), WriterThread::run);
+        let error = running.thread.join().unwrap().unwrap_err();
+        assert!(matches!(error, IndexError::InUse { .. }), "{error:?}");
     }
 
     #[test]
-    fn a_full_disk_costs_the_index_of_a_previous_version() {
+    fn full_disk_deletes_the_previous_index() {
         let directory = tempfile::tempdir().unwrap();
         let previous = directory.path().join("dlq-index.db");
         std::fs::write(&previous, b"of a previous version").unwrap();
@@ -797,7 +794,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_still_to_be_removed_is_missing_in_answers() {
+    fn letters_being_removed_are_missing() {
         let directory = tempfile::tempdir().unwrap();
         let running = start_with(directory.path(), |thread| {
             let (writer, _) = thread.try_open()?;

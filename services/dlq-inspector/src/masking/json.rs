@@ -6,7 +6,7 @@
 use redeliver_runtime::config::{FieldPath, Step};
 use serde::de::IgnoredAny;
 
-use super::MASK;
+use super::text::MASK;
 
 /// Documents in which a path leads deeper than this are not masked but withheld. `serde_json` has the same limit.
 const MAX_DEPTH: usize = 128;

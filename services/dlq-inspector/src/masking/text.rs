@@ -6,7 +6,17 @@ use std::ops::Range;
 use redeliver_core::failure::printable;
 use redeliver_runtime::config::Expression;
 
-use super::MASK;
+/// Stands for what is masked.
+pub(crate) const MASK: &str = "<masked>";
+
+/// In lower case, of ASCII letters.
+pub(crate) fn lower_case(name: &str) -> Cow<'_, str> {
+    if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        Cow::Owned(name.to_ascii_lowercase())
+    } else {
+        Cow::Borrowed(name)
+    }
+}
 
 /// A text in which everything that one of the expressions finds is masked. `is_cut`: whether the text may be the beginning of a longer one.
 pub(super) fn mask<'t>(text: &'t str, expressions: &[&Expression], is_cut: bool) -> Cow<'t, str> {
@@ -88,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_an_expression_finds_is_masked() {
+    fn every_match_is_masked() {
         let digits = "[0-9]{4,}";
         assert_eq!(
             masked("card 4111111111111111 of 12345", &[digits], false),
@@ -105,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_callers_see_with_spaces_for_control_characters_is_masked_too() {
+    fn text_with_control_characters_is_masked() {
         let spaced = "[0-9]{4} [0-9]{4}";
         assert_eq!(masked("a\n4111\n1111\nb", &[spaced], false), "a\n<masked>\nb");
         assert_eq!(
@@ -121,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_end_of_a_text_cuts_is_masked() {
+    fn cut_match_is_masked() {
         let text = format!("{}41111111", "ß".repeat(200));
         assert_eq!(
             masked(&text, &["[0-9]{16}"], true),

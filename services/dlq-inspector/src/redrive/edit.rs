@@ -156,11 +156,13 @@ fn edited(edited: Option<&v1::EditedBytes>, unedited: Option<&Bytes>) -> Option<
 
 #[cfg(test)]
 mod tests {
+    use redeliver_core::Headers;
     use redeliver_core::redrive::REDRIVE_ID;
-    use redeliver_core::{Headers, Position};
 
-    use super::super::record::{Candidate, Destinations, Wish};
+    use super::super::job::TargetOptions;
+    use super::super::record::{Candidate, Destinations};
     use super::*;
+    use crate::fixtures::record_at;
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 
@@ -189,29 +191,24 @@ mod tests {
         .into_iter()
         .collect();
         Record {
-            position: Position {
-                topic: "s-dlt".into(),
-                partition: 3,
-                offset: 17,
-            },
             timestamp: Some(NOW),
             key: Some(Bytes::from_static(b"k\0")),
             value: Some(Bytes::from_static(b"v\xff")),
             headers,
-            unreadable_headers: 0,
+            ..record_at("s-dlt", 3, 17)
         }
     }
 
     fn written(edit: v1::RedriveEdit) -> Output {
         let destinations = Destinations::new(&[], &["docs".to_owned()], Vec::new(), 3);
-        let target = destinations.target(Candidate::of(&letter()), &Wish::default());
+        let target = destinations.target(Candidate::of(&letter()), &TargetOptions::default());
         Edit::read(edit)
             .unwrap()
             .redriven(&letter(), &target.unwrap(), "r1", NOW)
     }
 
     #[test]
-    fn only_what_an_edit_names_differs_and_the_record_names_its_dead_letter() {
+    fn edit_changes_only_named_parts() {
         let output = written(v1::RedriveEdit {
             value: value(Some(b"new\0")),
             removed_headers: vec!["other".to_owned()],
@@ -244,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn only_headers_of_the_user_can_be_edited() {
+    fn only_user_headers_can_be_edited() {
         let set = |name: &str| v1::RedriveEdit {
             set_headers: vec![header(name, None)],
             ..v1::RedriveEdit::default()
@@ -293,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn the_audit_entry_has_names_and_no_contents() {
+    fn audit_entry_has_no_contents() {
         let edit = Edit::read(v1::RedriveEdit {
             value: value(Some(b"secret")),
             key: value(Some(b"secret")),

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_low_watermark_counts_after_the_time_and_as_it_was_then() {
+    fn low_watermark_counts_after_hold() {
         assert_eq!(gone(&[(0, Some(5))]), 0);
         assert_eq!(gone(&[(0, Some(5)), (599, Some(7))]), 0);
         assert_eq!(gone(&[(0, Some(5)), (600, Some(7))]), 5);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_or_goes_back_begins_again() {
+    fn unknown_or_lower_watermark_begins_again() {
         let settled = [(0, Some(5)), (600, Some(7))];
         let then = |more: &[(u64, Option<i64>)]| gone(&[&settled[..], more].concat());
         assert_eq!(then(&[(601, None)]), 0);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_topic_that_is_missing_or_has_another_id_begins_again() {
+    fn missing_or_recreated_topic_begins_again() {
         let survey = |id, low| surveyed(id, &[None, Some(low)]);
         let begin = || [(0, survey(Some(1), 5)), (600, survey(Some(1), 5))];
         let then = |more: Vec<(u64, Vec<SurveyedTopic>)>| after(begin().into_iter().chain(more));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_is_removed_is_older_than_the_last_survey() {
+    fn removed_entry_predates_last_survey() {
         let (start, mut gone) = (Instant::now(), Gone::default());
         let hold = Duration::from_secs(10);
         for seconds in [0, 10] {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_gone_without_a_survey_in_the_last_minute() {
+    fn nothing_is_gone_without_recent_survey() {
         let (start, mut gone) = (Instant::now(), Gone::default());
         assert_eq!(gone.below("a-dlq", 1, start), 0);
         let at = |seconds| start + Duration::from_secs(seconds);

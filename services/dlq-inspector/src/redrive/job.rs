@@ -9,7 +9,6 @@ use redeliver_proto::{Message as _, has_unknown_fields, v1};
 use redeliver_service::identity::CallerName;
 use redeliver_store::Document;
 
-use super::record::Wish;
 use crate::id::LetterId;
 use crate::ledger::State;
 use crate::letter::{ContentHash, HASH_BYTES};
@@ -135,6 +134,15 @@ pub enum Skip {
     DestinationDenied = 28,
 }
 
+/// What a caller wants of all dead letters of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TargetOptions {
+    /// The destination; empty: that of each dead letter.
+    pub destination: String,
+    /// Whether to redrive what was redriven often.
+    pub force: bool,
+}
+
 /// What became of a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -250,8 +258,8 @@ impl Job {
 
     /// What its caller wants of each dead letter.
     #[must_use]
-    pub fn wish(&self) -> Wish {
-        Wish {
+    pub fn target_options(&self) -> TargetOptions {
+        TargetOptions {
             destination: self.spec().destination.clone(),
             force: self.spec().force,
         }
@@ -558,7 +566,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_plan_reads_as_it_is_written() {
+    fn plan_reads_as_written() {
         let planned: Vec<Item> = (0..1_201)
             .map(|offset| item(if offset < 700 { "a-dlq" } else { "b-dlq" }, offset))
             .collect();
@@ -575,7 +583,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_state_follows_from_what_is_wanted_and_what_was_done() {
+    fn state_follows_from_wish_and_progress() {
         let progress = |outcomes: &[Outcome]| {
             let mut progress = Progress::default();
             outcomes.iter().for_each(|outcome| progress.count(*outcome));
@@ -632,7 +640,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn outcomes_have_the_numbers_of_the_schema() {
+    fn outcomes_match_the_schema() {
         use Skip::{
             Changed, DestinationDenied, DestinationMissing, DestinationNotAllowed, Discarded, Gone,
             InvalidHeaders, NoDestination, Open, PayloadOmitted, Redriven, TooOften, UnreadableHeaders,

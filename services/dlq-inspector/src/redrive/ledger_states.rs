@@ -173,34 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_entry_counts_in_whatever_order_partitions_are_read() {
-        // The ledger had one partition when the dead letter was discarded, then two.
-        let entries = [
-            (Some(State::Discarded), at(0, 4, 1_000)),
-            (Some(State::Open), at(1, 0, 2_000)),
-            (Some(State::Redriven), at(1, 1, 3_000)),
-        ];
-        for order in [[0, 1, 2], [1, 2, 0], [1, 0, 2]] {
-            let mut states = LedgerStates::default();
-            for index in order {
-                let (state, version) = entries[index];
-                states.apply(update(1, state, None, version));
-            }
-            assert_eq!(
-                states.state(&item("a-dlq", 1), None),
-                State::Redriven,
-                "{order:?}"
-            );
-        }
-        // Also if the newest one has no value.
-        let mut states = LedgerStates::default();
-        states.apply(update(1, None, None, at(1, 2, 4_000)));
-        states.apply(update(1, Some(State::Redriven), None, at(0, 9, 3_000)));
-        assert_eq!(states.state(&item("a-dlq", 1), None), State::Open);
-    }
-
-    #[test]
-    fn the_newest_entry_of_the_same_record_counts() {
+    fn newest_entry_of_same_record_counts() {
         let mut states = LedgerStates::default();
         let planned = item("a-dlq", 1);
         let mut end = 0;
@@ -230,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_below_the_offset_that_are_old_enough_are_removable() {
+    fn old_entries_are_removable() {
         let mut states = LedgerStates::default();
         let redriven = Some(State::Redriven);
         let id = item("a-dlq", 0).id;
@@ -269,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_removed_is_forgotten_once_it_is_old_enough() {
+    fn old_tombstones_are_forgotten() {
         let mut states = LedgerStates::default();
         states.apply(update(1, Some(State::Redriven), None, at(0, 1, 1)));
         states.apply(update(1, None, None, at(0, 2, 1_001)));

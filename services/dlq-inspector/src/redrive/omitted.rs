@@ -57,6 +57,7 @@ mod tests {
     use redeliver_core::{Failure, Pipeline, Position, Timestamp};
 
     use super::*;
+    use crate::fixtures::record_at;
 
     fn original() -> Record {
         let headers: Headers = [
@@ -67,16 +68,11 @@ mod tests {
         .into_iter()
         .collect();
         Record {
-            position: Position {
-                topic: "docs".into(),
-                partition: 1,
-                offset: 9,
-            },
             timestamp: Some(Timestamp::from_millis(5)),
             key: Some(Bytes::from_static(b"k\0")),
             value: Some(Bytes::from_static(b"v\xff")),
             headers,
-            unreadable_headers: 0,
+            ..record_at("docs", 1, 9)
         }
     }
 
@@ -106,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_payload_comes_back_byte_for_byte() {
+    fn payload_is_restored_byte_for_byte() {
         let whole = stripped(&original(), 0);
         let restored_value = restored(&stripped(&original(), 1), &original()).unwrap();
         assert_eq!(
@@ -138,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn another_record_is_not_taken_for_the_original() {
+    fn another_record_is_not_the_original() {
         let letter = stripped(&original(), 1);
         for other in [
             Record {

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn each_item_has_its_outcome_and_the_position_of_its_record() {
+    fn items_have_outcomes_and_positions() {
         let skipped = Outcome::Skipped(Skip::Gone);
         let items = [
             (Outcome::Done, Some("a")),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_may_end_chunks_and_begin_others() {
+    fn step_may_span_chunks() {
         let before = Outcomes::read(
             v1::RedriveOutcomes {
                 outcomes: vec![1; 500].into(),
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn outcomes_without_positions_are_as_short_as_before() {
+    fn outcomes_without_positions_are_short() {
         let items = vec![(Outcome::Done, None); 500];
         let chunks = report(0, Outcomes::default(), &items).chunks(&[]);
         assert!(chunks[0].1.len() < 510);

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_brake_only_the_end_is_observed() {
+    fn without_brake_only_end_is_observed() {
         let job = with(&observing(5_200), |spec| spec.max_returned_share = 1.0);
         let next = |progress: &Progress| super::next(&job, progress, Memory::default(), at(31_000));
         assert_eq!(next(&Progress::default()), take(0..4_000, u32::MAX));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_fail_become_smaller_until_one_succeeds() {
+    fn failing_steps_become_smaller() {
         let job = with(&job(1_000, Wanted::Running), |spec| spec.all_at_once = true);
         let mut memory = Memory::default();
         let next = |memory: Memory| next(&job, &tried(100, 0), memory, at(1_000_000));
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_taken_before_the_start_or_faster_than_the_rate() {
+    fn start_time_and_rate_are_kept() {
         let running = job(1_000, Wanted::Running);
         let delayed = with(&running, |spec| {
             spec.start_at = Some(redeliver_proto::convert::to_timestamp(at(5_000)));
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_problem_a_job_waits_longer_each_time_until_it_succeeds() {
+    fn failing_job_backs_off() {
         let running = job(500, Wanted::Running);
         let next = |memory, now| next(&running, &Progress::default(), memory, at(now));
         let mut memory = Memory::default();
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn the_brake_counts_from_where_it_acted_last() {
+    fn brake_counts_since_it_last_acted() {
         let job = job(1_000, Wanted::Running);
         let brake = |done, returned, braked_at| {
             let progress = Progress {

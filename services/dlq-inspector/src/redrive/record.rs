@@ -12,7 +12,7 @@ use redeliver_core::pipeline::{is_topic_name, parse_retry_topic};
 use redeliver_core::redrive::{self, REDRIVE_COUNT, REDRIVE_ID, REDRIVE_TIME};
 use redeliver_core::{Headers, HumanDuration, Output, Pipeline, Position, Record, Timestamp};
 
-use super::job::Skip;
+use super::job::{Skip, TargetOptions};
 use crate::dialect::{Dialect, Facts, framework_of};
 use crate::index::IndexedLetter;
 
@@ -87,15 +87,6 @@ impl<'l> Candidate<'l> {
         // A broker leaves out key and value unless errors.deadletterqueue.copy.record.enable is set for the share group, and does not say so.
         self.is_empty && Facts::read(self.headers).dialect == Dialect::ShareGroup
     }
-}
-
-/// What a caller wants of all dead letters of a job.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wish {
-    /// The destination; empty: that of each dead letter.
-    pub destination: String,
-    /// Whether to redrive what was redriven often.
-    pub force: bool,
 }
 
 /// Where a dead letter goes.
@@ -212,19 +203,19 @@ impl Destinations {
     ///
     /// # Errors
     /// Why it goes nowhere.
-    pub fn target(&self, letter: Candidate<'_>, wish: &Wish) -> Result<Target, Skip> {
+    pub fn target(&self, letter: Candidate<'_>, options: &TargetOptions) -> Result<Target, Skip> {
         let Candidate { topic, headers, .. } = letter;
         if letter.lacks_payload() {
             return Err(Skip::PayloadOmitted);
         }
-        if redrive::count(headers) >= self.max_count && !wish.force {
+        if redrive::count(headers) >= self.max_count && !options.force {
             return Err(Skip::TooOften);
         }
         if let Some(own) = self.own(topic, headers) {
             let reserved = ReservedHeaders::from_headers(headers).map_err(|_| Skip::InvalidHeaders)?;
             // Only the pipeline itself looks at them: in another topic, the record is a new one.
             let is_valid = reserved.origin().is_ok() && reserved.retry_count().is_ok();
-            let wanted = match &*wish.destination {
+            let wanted = match &*options.destination {
                 "" => &own.return_topic,
                 wanted => match [Some(&own.return_topic), own.source.as_ref()]
                     .into_iter()
@@ -244,8 +235,8 @@ impl Destinations {
                 is_source: own.source.as_ref() == Some(wanted),
             });
         }
-        if !wish.destination.is_empty() {
-            return self.other(&wish.destination);
+        if !options.destination.is_empty() {
+            return self.other(&options.destination);
         }
         let origin = Facts::read(headers).origin.ok_or(Skip::NoDestination)?;
         self.other(&origin.topic)
@@ -333,6 +324,7 @@ mod tests {
 
     use super::*;
     use crate::dialect::failure_headers;
+    use crate::fixtures::record_at;
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 
@@ -354,16 +346,11 @@ mod tests {
 
     fn record(topic: &str, headers: Headers) -> Record {
         Record {
-            position: Position {
-                topic: topic.into(),
-                partition: 2,
-                offset: 7,
-            },
             timestamp: Some(NOW),
             key: Some(Bytes::from_static(b"k\0")),
             value: Some(Bytes::from_static(b"\xff\0v")),
             headers,
-            unreadable_headers: 0,
+            ..record_at(topic, 2, 7)
         }
     }
 
@@ -382,22 +369,22 @@ mod tests {
         pairs.iter().map(|(name, value)| (*name, Some(*value))).collect()
     }
 
-    fn wish(destination: &str) -> Wish {
-        Wish {
+    fn options(destination: &str) -> TargetOptions {
+        TargetOptions {
             destination: destination.to_owned(),
             force: false,
         }
     }
 
     #[test]
-    fn a_record_returns_to_its_pipeline_as_a_retry_without_failed_attempts() {
+    fn record_returns_without_failed_attempts() {
         for (return_to, wanted, expected) in [
             (ReturnTo::Due, "", "docs-retry-due"),
             (ReturnTo::Source, "", "docs"),
             (ReturnTo::Due, "docs", "docs"),
         ] {
             let letter = dead(headers_of(&[("tenant", b"a"), ("tenant", b"b")]));
-            let target = destinations(return_to).target(Candidate::of(&letter), &wish(wanted));
+            let target = destinations(return_to).target(Candidate::of(&letter), &options(wanted));
             let output = redriven(&letter, &target.unwrap(), "r1", NOW);
             assert_eq!(&*output.topic, expected);
             assert_eq!((&output.key, &output.value), (&letter.key, &letter.value));
@@ -420,11 +407,11 @@ mod tests {
     }
 
     #[test]
-    fn a_redrive_without_an_edit_keeps_only_its_link() {
+    fn unedited_redrive_keeps_its_link() {
         let (of, edited) = (redrive::REDRIVE_OF, redrive::REDRIVE_EDITED);
         let mut letter = dead(headers_of(&[(of, b"docs-dlq/0/1"), (edited, b"value, headers")]));
         let destinations = destinations(ReturnTo::Due);
-        let target = destinations.target(Candidate::of(&letter), &wish(""));
+        let target = destinations.target(Candidate::of(&letter), &options(""));
         letter.headers = redriven(&letter, &target.unwrap(), "r1", NOW).headers;
         assert_eq!(letter.headers.last(of), Some(&b"docs-dlq/0/1"[..]));
         assert_eq!(letter.headers.last(edited), None);
@@ -437,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn forged_headers_choose_no_topic_that_is_not_allowed() {
+    fn forged_headers_choose_no_topic() {
         let destinations = destinations(ReturnTo::Due);
         let spring = |topic: &[u8]| {
             headers_of(&[
@@ -452,7 +439,7 @@ mod tests {
                 is_empty: false,
                 is_restorable: false,
             };
-            let target = destinations.target(candidate, &wish(wanted));
+            let target = destinations.target(candidate, &options(wanted));
             target.map(|target| target.topic.to_string())
         };
         assert_eq!(
@@ -486,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn no_pattern_admits_topics_whose_records_have_a_form_of_their_own() {
+    fn patterns_admit_no_internal_topics() {
         let reprocessed = Pipeline {
             source: "orders-dlq".into(),
             ..Pipeline::new("again")
@@ -517,7 +504,7 @@ mod tests {
                 is_empty: false,
                 is_restorable: false,
             };
-            let target = destinations.target(candidate, &wish(topic));
+            let target = destinations.target(candidate, &options(topic));
             assert_eq!(target.is_ok(), is_allowed, "{topic}: {target:?}");
         }
         let returning = |topics: &[&str]| -> Vec<String> {
@@ -529,15 +516,15 @@ mod tests {
     }
 
     #[test]
-    fn what_would_not_be_the_record_is_not_redriven() {
+    fn incomplete_record_is_not_redriven() {
         let destinations = destinations(ReturnTo::Due);
         let target = |add: &[(&str, &[u8])], force| {
             let mut letter = dead(Headers::new());
             for (name, value) in add {
                 letter.headers.push(name, Some(value));
             }
-            let wish = Wish { force, ..wish("") };
-            destinations.target(Candidate::of(&letter), &wish).map(|_| ())
+            let options = TargetOptions { force, ..options("") };
+            destinations.target(Candidate::of(&letter), &options).map(|_| ())
         };
         assert_eq!(
             target(&[("payload-omitted", b"value")], true),
@@ -553,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_letter_of_a_share_group_without_key_and_value_is_no_record() {
+    fn empty_share_group_letter_is_skipped() {
         let destinations = destinations(ReturnTo::Due);
         let share = [("__dlq.errors.topic", &b"legacy-a"[..])];
         let spring = [("kafka_dlt-original-topic", &b"legacy-a"[..])];
@@ -563,7 +550,7 @@ mod tests {
                 value: value.map(Bytes::from),
                 ..record("s-dlt", headers_of(headers))
             };
-            let target = destinations.target(Candidate::of(&letter), &wish(""));
+            let target = destinations.target(Candidate::of(&letter), &options(""));
             target.map(|target| target.topic.to_string())
         };
         assert_eq!(target(&share, None, None), Err(Skip::PayloadOmitted));
@@ -578,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn redrives_remove_only_headers_of_their_dialect() {
+    fn only_headers_of_dialect_are_removed() {
         let of_dialects: [(Dialect, &str, &[&str]); 6] = [
             (
                 Dialect::Spring,
@@ -635,7 +622,7 @@ mod tests {
             let headers: Headers = names.map(|name| (name, Some(&b"1"[..]))).collect();
             assert_eq!(Facts::read(&headers).dialect, dialect);
             let letter = record("s-dlt", headers);
-            let target = destinations(ReturnTo::Due).target(Candidate::of(&letter), &wish("legacy-a"));
+            let target = destinations(ReturnTo::Due).target(Candidate::of(&letter), &options("legacy-a"));
             let output = redriven(&letter, &target.unwrap(), "r1", NOW);
             let kept: Vec<&str> = output.headers.iter().map(|(name, _)| name).collect();
             let added = [REDRIVE_ID, REDRIVE_COUNT, REDRIVE_TIME];
@@ -663,7 +650,7 @@ mod tests {
             let user: Headers = user.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
             let mut letter = dead(user.clone());
             for count in 1..3_u32 {
-                let target = destinations(ReturnTo::Due).target(Candidate::of(&letter), &wish("")).unwrap();
+                let target = destinations(ReturnTo::Due).target(Candidate::of(&letter), &options("")).unwrap();
                 let output = redriven(&letter, &target, "r1", NOW);
                 let kept = output.headers.filtered(is_kept);
                 prop_assert_eq!(&kept, &user);
@@ -678,7 +665,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_observes_until_the_retries_of_its_pipelines_are_over() {
+    fn observation_lasts_as_long_as_retries() {
         let patient = Pipeline {
             policy: redeliver_core::RetryPolicy::listed(
                 vec![HumanDuration::from_secs(600)],

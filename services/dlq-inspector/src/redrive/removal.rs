@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn removals_wait_for_steps_for_a_while_and_pause_after_each() {
+    fn removals_wait_for_steps_and_pause() {
         let mut removals = Removals::new(Some(Duration::from_secs(600)));
         assert!(!removals.is_due(false, at(0)));
         assert!(!removals.is_due(false, at(59)) && !removals.is_due(true, at(69)));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_writes_no_value_to_the_partition_of_the_entry() {
+    fn removal_writes_tombstone_to_same_partition() {
         let mut removals = Removals::new(Some(Duration::from_secs(600)));
         removals.found(found(2), at(0));
         let mut outputs = vec![tombstone(&found(1)[0])];

@@ -94,7 +94,7 @@ mod tests {
     };
 
     #[test]
-    fn what_has_ended_makes_room_and_what_runs_stays() {
+    fn ended_jobs_make_room() {
         let mut jobs = Jobs::default();
         for number in 0..MAX_JOBS {
             let id = format!("{number:04x}");
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn edits_that_have_ended_make_room_for_others() {
+    fn ended_edits_make_room() {
         let mut jobs = Jobs::default();
         for (number, wanted) in [Wanted::Running, Wanted::Cancelled].into_iter().enumerate() {
             let mut chunk = job::chunks(&[item("a-dlq", 1)]).remove(0);

@@ -497,11 +497,11 @@ impl Source {
         }
         if job.kind == Kind::Redrive {
             originals = self.originals(known, &mut found)?;
-            let wish = job.wish();
+            let options = job.target_options();
             for record in found.iter().flatten() {
                 let restored = originals.get(&record.record.position);
                 let letter = restored.unwrap_or(&record.record);
-                if let Ok(target) = self.destinations.target(Candidate::of(letter), &wish) {
+                if let Ok(target) = self.destinations.target(Candidate::of(letter), &options) {
                     self.look_up_topic(known, &target.topic)?;
                 }
             }
@@ -742,7 +742,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn partitions_of_the_ledger_are_forgotten_only_with_their_topic() {
+    fn ledger_partitions_are_kept() {
         let [first, again] = [1, 2].map(|bits| Some(TopicId::from_bits(bits)));
         let mut known = LedgerPartitions::default();
         known.loaded(first, 2);

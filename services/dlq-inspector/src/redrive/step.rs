@@ -120,7 +120,9 @@ impl Context<'_> {
         }
         let restored = (self.restored)(found);
         let found = restored.as_ref().unwrap_or(found);
-        let target = self.destinations.target(Candidate::of(found), &self.job.wish())?;
+        let target = self
+            .destinations
+            .target(Candidate::of(found), &self.job.target_options())?;
         // The configuration may have changed since the plan, for which the caller needed a scope for each destination.
         let mut planned = self.job.spec().destinations.iter();
         if !planned.any(|planned| *planned.topic == *target.topic) {
@@ -333,7 +335,7 @@ impl Step {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use redeliver_core::{Pipeline, Position};
+    use redeliver_core::Pipeline;
     use redeliver_runtime::Config;
 
     use super::super::job::tests::{item, job};
@@ -341,24 +343,19 @@ mod tests {
     use super::super::ledger_states::LedgerStates;
     use super::super::{job, pace};
     use super::*;
+    use crate::fixtures::record_at;
     use crate::ledger::Update;
 
     const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 
     fn found(offset: i64) -> Record {
         Record {
-            position: Position {
-                topic: "s-dlt".into(),
-                partition: 0,
-                offset,
-            },
             timestamp: Some(NOW),
-            key: None,
             value: Some(Bytes::from_static(b"v")),
             headers: [("kafka_dlt-original-topic", Some(&b"docs"[..]))]
                 .into_iter()
                 .collect(),
-            unreadable_headers: 0,
+            ..record_at("s-dlt", 0, offset)
         }
     }
 
@@ -385,19 +382,31 @@ mod tests {
         Job::read(record).unwrap()
     }
 
+    fn destinations() -> Destinations {
+        Destinations::new(&[Pipeline::new("docs")], &[], Vec::new(), 3)
+    }
+
+    /// Every destination exists.
+    fn context<'a>(job: &'a Job, destinations: &'a Destinations) -> Context<'a> {
+        Context {
+            job,
+            edit: None,
+            restored: &|_| None,
+            destinations,
+            presence: &|_| Presence::Exists,
+            now: NOW,
+        }
+    }
+
     #[test]
-    fn only_the_planned_record_in_the_state_of_the_plan_is_done() {
-        let destinations = Destinations::new(&[Pipeline::new("docs")], &[], Vec::new(), 3);
+    fn only_planned_open_record_is_done() {
+        let destinations = destinations();
         let job = to(&["docs"], &job(1, Wanted::Running));
         let outcome = |kind, state, found: Option<&Record>, presence: Presence| {
             let job = kind_of(&job, kind);
             let context = Context {
-                job: &job,
-                edit: None,
-                restored: &|_| None,
-                destinations: &destinations,
                 presence: &|_| presence,
-                now: NOW,
+                ..context(&job, &destinations)
             };
             context
                 .prepare(planned(1), found)
@@ -452,10 +461,10 @@ mod tests {
     }
 
     #[test]
-    fn a_letter_of_2090_is_redriven_once() {
+    fn letter_of_2090_is_redriven_once() {
         const IN_2089: Timestamp = Timestamp::from_millis(3_755_376_000_000);
         const IN_2090: Timestamp = Timestamp::from_millis(3_786_912_000_000);
-        let destinations = Destinations::new(&[Pipeline::new("docs")], &[], Vec::new(), 3);
+        let destinations = destinations();
         let job = to(&["docs"], &job(1, Wanted::Running));
         let letter = Record {
             timestamp: Some(IN_2090),
@@ -468,12 +477,8 @@ mod tests {
         let audit = AuditLog::new(&Config::default(), "dlq-inspector");
         let redrive = |states: &mut LedgerStates, now| {
             let context = Context {
-                job: &job,
-                edit: None,
-                restored: &|_| None,
-                destinations: &destinations,
-                presence: &|_| Presence::Exists,
                 now,
+                ..context(&job, &destinations)
             };
             let prepared = context.prepare(planned.clone(), Some(&letter));
             let tried = prepared.tried(job.kind, |item, dead_at| states.state(item, dead_at));
@@ -507,20 +512,12 @@ mod tests {
     }
 
     #[test]
-    fn a_destination_that_was_not_planned_is_not_written_to() {
+    fn unplanned_destination_is_not_written_to() {
         // The pipeline has another name for its source than when the plan was made.
-        let destinations = Destinations::new(&[Pipeline::new("docs")], &[], Vec::new(), 3);
+        let destinations = destinations();
         let outcome = |planned_destinations: &[&str]| {
             let job = to(planned_destinations, &job(1, Wanted::Running));
-            let context = Context {
-                job: &job,
-                edit: None,
-                restored: &|_| None,
-                destinations: &destinations,
-                presence: &|_| Presence::Exists,
-                now: NOW,
-            };
-            let prepared = context.prepare(planned(1), Some(&found(1)));
+            let prepared = context(&job, &destinations).prepare(planned(1), Some(&found(1)));
             let tried = prepared.tried(job.kind, |_, _| State::Open);
             assert_eq!(tried.output.is_some(), tried.outcome == Outcome::Done);
             tried.outcome
@@ -532,8 +529,8 @@ mod tests {
     }
 
     #[test]
-    fn an_edited_record_is_written_in_place_of_the_original() {
-        let destinations = Destinations::new(&[Pipeline::new("docs")], &[], Vec::new(), 3);
+    fn edited_record_replaces_the_original() {
+        let destinations = destinations();
         let mut record = to(&["docs"], &job(1, Wanted::Running)).record;
         record.format = EDIT_FORMAT;
         record.redrive.as_mut().unwrap().edited = vec!["value".to_owned()];
@@ -546,12 +543,8 @@ mod tests {
             ..v1::RedriveEdit::default()
         });
         let context = Context {
-            job: &job,
             edit: edit.as_ref().ok(),
-            destinations: &destinations,
-            restored: &|_| None,
-            presence: &|_| Presence::Exists,
-            now: NOW,
+            ..context(&job, &destinations)
         };
         let tried = |state| {
             context
@@ -577,17 +570,10 @@ mod tests {
     }
 
     #[test]
-    fn a_step_writes_records_entries_progress_outcomes_and_the_audit() {
-        let destinations = Destinations::new(&[Pipeline::new("docs")], &[], Vec::new(), 3);
+    fn step_writes_everything_in_one_transaction() {
+        let destinations = destinations();
         let job = to(&["docs"], &job(502, Wanted::Running));
-        let context = Context {
-            job: &job,
-            edit: None,
-            restored: &|_| None,
-            destinations: &destinations,
-            presence: &|_| Presence::Exists,
-            now: NOW,
-        };
+        let context = context(&job, &destinations);
         let tried = vec![
             context
                 .prepare(planned(1), Some(&found(1)))
@@ -596,20 +582,15 @@ mod tests {
                 .prepare(planned(2), Some(&found(2)))
                 .tried(job.kind, |_, _| State::Discarded),
         ];
+        let before = Progress {
+            next: 500,
+            done: 500,
+            ..Progress::default()
+        };
         let mut step = Step {
-            job: job.clone(),
-            before: Progress {
-                next: 500,
-                done: 500,
-                ..Progress::default()
-            },
-            outcomes: Outcomes::default(),
             tried,
             returned: Some(7),
-            is_observation: false,
-            brake: None,
-            problem: String::new(),
-            now: NOW,
+            ..Step::of_problem(job.clone(), before, "", NOW)
         };
         let audit = AuditLog::new(&Config::default(), "dlq-inspector");
         let topics = |written: &Written| -> Vec<String> {
@@ -664,7 +645,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_ends_with_the_last_record_of_a_batch() {
+    fn step_ends_with_its_batch() {
         let tried = |outcome| Tried {
             item: planned(1),
             outcome,
@@ -681,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_is_written_once_and_gone_with_the_next_step() {
+    fn problem_ends_with_next_step() {
         let before = Progress {
             next: 10,
             done: 10,
@@ -704,7 +685,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_gives_up_waiting_is_paused_and_does_not_end() {
+    fn impatient_job_is_paused() {
         let audit = AuditLog::new(&Config::default(), "dlq-inspector");
         for (next, state_after) in [(10, "takes more"), (500, "observes")] {
             let before = Progress {
@@ -731,20 +712,16 @@ mod tests {
 
     #[test]
     fn a_brake_is_of_one_run() {
+        let before = Progress {
+            next: 10,
+            done: 10,
+            ..Progress::default()
+        };
         let step = Step {
-            job: job(500, Wanted::Running),
-            before: Progress {
-                next: 10,
-                done: 10,
-                ..Progress::default()
-            },
-            outcomes: Outcomes::default(),
-            tried: Vec::new(),
             returned: Some(5),
             is_observation: true,
             brake: Some("too many".to_owned()),
-            problem: String::new(),
-            now: NOW,
+            ..Step::of_problem(job(500, Wanted::Running), before, "", NOW)
         };
         let audit = AuditLog::new(&Config::default(), "dlq-inspector");
         let written = step.written(&"redrives".into(), &audit);

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn schemas_are_kept_within_limits_and_those_used_last_longest() {
+    async fn least_recently_used_schemas_are_evicted() {
         let mut kept = Kept::default();
         let now = Instant::now();
         for id in 0..u32::try_from(MAX_KEPT).unwrap() {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failure_is_remembered_for_some_time() {
+    async fn failure_is_remembered_for_some_time() {
         let mut kept = Kept::default();
         let now = Instant::now();
         for (id, error, time) in [
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_outage_concerns_all_schemas_that_are_not_kept_and_grows() {
+    async fn outage_concerns_all_unknown_schemas() {
         let mut kept = Kept::default();
         let mut now = Instant::now();
         kept.add(1, schema(1), now);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_schema_is_fetched_once_for_all_that_wait() {
+    async fn schema_is_fetched_once_for_all() {
         let mut kept = Kept::default();
         let now = Instant::now();
         let Known::Unknown(sender, _) = kept.get(1, now) else {

@@ -117,7 +117,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn counts_are_those_of_a_list_and_do_not_depend_on_how_it_is_split(
+        fn counts_equal_those_of_list(
             records in prop::collection::vec(facts(), 0..60), split in 0_usize..60, now in 0_i64..1_000
         ) {
             let now = Timestamp::from_millis(now);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_that_are_too_many_are_counted_as_others() {
+    fn excess_codes_are_counted_as_others() {
         let mut counts = Counts::default();
         for number in 0..MAX_CODES + 7 {
             let facts = Facts {

@@ -101,10 +101,10 @@ fn decision(entry: &Entry, [redrive_id, destination]: [String; 2], edited: Vec<S
 
 #[cfg(test)]
 mod tests {
-    use redeliver_core::{Headers, Position};
     use redeliver_proto::{Message as _, v1};
 
     use super::*;
+    use crate::fixtures::record_at;
 
     fn id(offset: i64) -> LetterId {
         LetterId {
@@ -129,21 +129,14 @@ mod tests {
 
     fn record(offset: i64, value: Option<Vec<u8>>) -> Record {
         Record {
-            position: Position {
-                topic: ledger::TOPIC.into(),
-                partition: 0,
-                offset: 0,
-            },
-            timestamp: None,
             key: Some(id(offset).to_string().into_bytes().into()),
             value: value.map(Into::into),
-            headers: Headers::new(),
-            unreadable_headers: 0,
+            ..record_at(ledger::TOPIC, 0, 0)
         }
     }
 
     #[test]
-    fn the_newest_entry_of_the_same_record_counts() {
+    fn newest_entry_of_same_record_counts() {
         let found = |records: &[Record]| {
             let mut decisions = Decisions::of(HashMap::from([(
                 id(1),

@@ -102,28 +102,20 @@ fn is_malformed(record: &Record, now: Timestamp) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use redeliver_core::Position;
     use redeliver_core::redrive::REDRIVE_COUNT;
 
     use super::*;
+    use crate::fixtures::record_at;
 
     #[test]
-    fn a_header_of_a_user_with_the_name_of_ours_is_not_shown() {
+    fn user_header_with_reserved_name_hidden() {
         let facts = |id: &str, count: &str| {
             let mut headers = Headers::new();
             headers.push_text(REDRIVE_ID, id);
             headers.push_text(REDRIVE_COUNT, count);
             let record = Record {
-                position: Position {
-                    topic: "p-retry-due".into(),
-                    partition: 0,
-                    offset: 0,
-                },
-                timestamp: None,
-                key: None,
-                value: None,
                 headers,
-                unreadable_headers: 0,
+                ..record_at("p-retry-due", 0, 0)
             };
             let facts =
                 Visible::of(&record, &Mask::default()).facts(&record, false, Timestamp::from_millis(0));

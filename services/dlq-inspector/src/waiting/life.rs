@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn a_life_has_its_steps_in_order_whatever_the_order_of_the_copies_and_the_clocks() {
+    fn steps_are_in_order() {
         let mut copies = vec![
             copy(TIER, 1, 10),
             // The clock of the retry tier is behind.
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn a_decision_belongs_to_the_copy_that_it_has_written() {
+    fn decision_belongs_to_its_copy() {
         let first = copy(DEAD, 1, 10);
         let second = redriven(copy(DEAD, 1, 30), 1);
         let by = |id: &str, copy: Copy| {
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn the_decision_about_the_last_dead_letter_decides_where_a_record_is_now() {
+    fn last_decision_decides_the_outcome() {
         let dead = copy(DEAD, 1, 10);
         let of = |decision| {
             let life = decided(vec![dead.clone()], &[(&dead, decision)]);
@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn the_source_is_searched_only_if_a_redrive_may_have_chosen_it() {
+    fn source_is_searched_if_possibly_chosen() {
         let pipeline = Pipeline::new("p");
         let is = |copies: &[Copy], decisions: &[Decision]| {
             let decisions = decisions
@@ -605,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_copy_decides_where_a_record_is_now() {
+    fn last_copy_decides_the_outcome() {
         let outcome = |copies| of(copies).outcome;
         assert_eq!(outcome(vec![unread(copy(TIER, 1, 10))]), Outcome::Waits);
         assert_eq!(outcome(vec![copy(TIER, 1, 10)]), Outcome::Unknown);
@@ -631,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_with_the_scheduler_is_one_step_and_goes_on_while_its_job_does() {
+    fn scheduler_wait_is_one_step() {
         let command = copy(Spot::Scheduler, 1, 10);
         let mut job = unread(copy(Spot::Scheduler, 1, 12));
         job.facts.due = command.facts.due;
@@ -642,7 +642,7 @@ mod tests {
     }
 
     #[test]
-    fn a_throttled_record_waits_without_a_failed_attempt() {
+    fn throttled_record_has_no_failed_attempt() {
         let life = of(vec![unread(copy(Spot::Scheduler, 0, 10))]);
         assert_eq!(events(&life), [Event::Entered, Event::Waits]);
         assert_eq!((life.outcome, life.gaps), (Outcome::Waits, Vec::new()));

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn scans_that_are_too_many_wait_and_then_give_up() {
+    async fn excess_scans_wait_and_give_up() {
         let limit = ScanLimit::new();
         let mut running = Vec::new();
         for _ in 0..SCANS {

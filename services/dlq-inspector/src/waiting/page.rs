@@ -98,7 +98,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_page_has_the_first_rows_in_order(
+        fn page_has_first_rows_in_order(
             dues in prop::collection::vec(prop::option::of(0_i64..20), 0..50), limit in 0_usize..20
         ) {
             let rows: Vec<Row> = dues.iter().enumerate().map(|(offset, due)| row(*due, offset)).collect();

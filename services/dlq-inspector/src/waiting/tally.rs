@@ -159,10 +159,11 @@ impl Tally {
 #[cfg(test)]
 mod tests {
     use redeliver_core::headers::{self, Origin};
-    use redeliver_core::{Failure, Headers, HumanDuration, Position};
+    use redeliver_core::{Failure, Headers, HumanDuration};
     use redeliver_runtime::config::MaskingRule;
 
     use super::*;
+    use crate::fixtures::record_at;
     use crate::masking::Masking;
 
     const NOW: Timestamp = Timestamp::from_millis(1_000_000);
@@ -180,16 +181,9 @@ mod tests {
         headers::write_failure(&mut list, &Failure::transient(code, "secret 4711"), NOW);
         list.push_text(headers::PROCESS_AFTER, &Timestamp::from_millis(due).to_string());
         Record {
-            position: Position {
-                topic: "p-retry-30s".into(),
-                partition: 0,
-                offset,
-            },
             timestamp: Some(NOW),
-            key: None,
-            value: None,
             headers: list,
-            unreadable_headers: 0,
+            ..record_at("p-retry-30s", 0, offset)
         }
     }
 
@@ -267,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_masked_is_not_shown_and_does_not_match() {
+    fn masked_fields_are_hidden_and_unmatched() {
         let rule = MaskingRule {
             topics: vec!["*".to_owned()],
             key: false,
@@ -301,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_state_of_a_job_decides_whether_it_waits() {
+    fn newest_job_state_decides_the_wait() {
         let mask = Mask::default();
         let id = |number| JobId::new(NOW, 0, number);
         let record = |offset| waiting(offset, 1, "a", 2_000_000);
@@ -319,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_with_invalid_headers_is_malformed_and_last() {
+    fn malformed_record_is_last() {
         let mut record = waiting(40, 1, "a", 1);
         record.headers = record.headers.filtered(|name| name != headers::RETRY_COUNT);
         let mut tally = Tally::new(Filter::default(), 10, NOW);

@@ -88,7 +88,7 @@ fn missing(completeness: &v1::Completeness, topic: &str) -> Vec<(Option<i32>, v1
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_name_what_may_not_be_read_and_leave_unknown_states_unknown() {
+async fn answers_name_unreadable_topics() {
     let kafka = LocalKafka::start_with(&AUTHORIZER).unwrap();
     let env = InspectorEnv::on("partial", &kafka.brokers());
     let (open, closed) = (
@@ -233,40 +233,4 @@ async fn answers_name_what_may_not_be_read_and_leave_unknown_states_unknown() {
         }
     })
     .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_answer_during_an_outage_says_as_of_when_it_is_complete() {
-    let mut kafka = LocalKafka::start().unwrap();
-    let env = InspectorEnv::on("as-of", &kafka.brokers());
-    let topic = env.create_topic("a", 1).await;
-    env.put(&topic, 0, vec![dead("a", "v", &[])]).await;
-    let mut inspector = env.start().await;
-    let mut client = inspector.client().await;
-    eventually_async("a complete answer", DEADLINE, async || {
-        let completeness = list(&mut client, "").await.unwrap().completeness.unwrap();
-        if completeness.complete {
-            Ok(())
-        } else {
-            Err(format!("{completeness:?}"))
-        }
-    })
-    .await;
-    kafka.stop().unwrap();
-    eventually_async("an incomplete answer", DEADLINE, async || {
-        let page = list(&mut client, "").await.unwrap();
-        let completeness = page.completeness.unwrap();
-        assert_eq!(page.dead_letters.len(), 1);
-        if completeness.complete {
-            return Err(format!("{completeness:?}"));
-        }
-        Ok(())
-    })
-    .await;
-    // It was complete once, so it says when. A broker that shuts down may still say that its partitions have no leader any more: then, the
-    // states are unknown, because changes of them may be missing.
-    let completeness = list(&mut client, "").await.unwrap().completeness.unwrap();
-    let is_ledger_missing = !missing(&completeness, ledger::TOPIC).is_empty();
-    assert!(completeness.as_of.is_some(), "{completeness:?}");
-    assert_eq!(completeness.states_known, !is_ledger_missing, "{completeness:?}");
 }

@@ -11,7 +11,7 @@ use redeliver_testkit::languages::{Libraries, java_with, run};
 use redeliver_testkit::local_kafka::kafka_tool;
 use redeliver_testkit::{LocalKafka, Process, brokers, eventually_async};
 
-use crate::redrive::{ENDED, plan, planned, read, start, until};
+use crate::redrive::{done, plan, planned, read};
 use crate::support::{Client, DEADLINE, Dead, Inspector, InspectorEnv};
 
 /// The first version of Kafka whose share groups have dead-letter topics.
@@ -147,10 +147,8 @@ impl World {
     /// Redrives all dead letters, and returns what was written to the source.
     async fn redriven(&self, inspector: &mut Inspector) -> Vec<Record> {
         let all = plan(v1::RedriveKind::Redrive, &format!("topic = \"{}\"", self.dlq));
-        let job = planned(inspector, all).await.unwrap();
+        let job = done(inspector, all).await;
         assert_eq!(job.destinations[0].topic, &*self.source);
-        start(inspector, &job.id).await;
-        let job = until(inspector, &job.id, &ENDED).await;
         assert_eq!(job.state(), v1::RedriveState::Succeeded, "{job:?}");
         let mut all = read(&self.env, &self.source);
         let is_redriven = |record: &Record| redrive::count(&record.headers) > 0;

@@ -2,8 +2,6 @@
 
 use redeliver_testkit::binary;
 
-use crate::support::InspectorEnv;
-
 /// The exit code and the error output of a process with these settings.
 fn run_with(arguments: &[&str]) -> (Option<i32>, String) {
     let mut command = binary("dlq-inspector");
@@ -17,7 +15,7 @@ fn run_with(arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn an_invalid_configuration_is_rejected_with_its_field() {
+fn invalid_configuration_is_refused_with_field() {
     for (argument, expected) in [
         (
             "dlq_inspector.listen=0.0.0.0:50051",
@@ -47,25 +45,4 @@ fn an_invalid_configuration_is_rejected_with_its_field() {
             "{argument}"
         );
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_index_that_another_process_uses_is_rejected() {
-    let env = InspectorEnv::new("in-use");
-    let _first = env.start().await;
-    let mut second = env.spawn();
-    let output = second
-        .process
-        .wait_for_output("caused by: ", crate::support::DEADLINE);
-    assert_eq!(second.process.wait(crate::support::DEADLINE).code(), Some(1));
-    let error = output
-        .lines()
-        .find(|line| line.starts_with("caused by: "))
-        .unwrap();
-    let expected = format!(
-        "caused by: the index in {} is in use by another process; set dlq_inspector.data_dir to a different directory for \
-         each process",
-        env.data_dir().display()
-    );
-    assert_eq!(error, expected);
 }

@@ -73,7 +73,7 @@ async fn until_metric(inspector: &mut Inspector, line: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_inspectors_agree_that_a_resolved_group_is_regressed_also_with_a_rebuilt_index() {
+async fn inspectors_agree_on_regressed_group() {
     let mut env = InspectorEnv::new("regress");
     let topic = env.create_topic("a", 2).await;
     env.put(
@@ -107,10 +107,6 @@ async fn all_inspectors_agree_that_a_resolved_group_is_regressed_also_with_a_reb
     assert_eq!(get(&mut one, a).await.unwrap().revision, 1);
     let seen = until_state(&mut other, a, GroupState::Resolved).await;
     assert_eq!(seen.state_time, resolved.state_time);
-    for inspector in [&mut first, &mut second] {
-        until_metric(inspector, "redeliver_dlq_groups{state=\"resolved\"} 1").await;
-        until_metric(inspector, "redeliver_dlq_groups{state=\"open\"} 1").await;
-    }
 
     // In another partition, and of a muted group, which does not regress.
     let muted = other.mute_group(mute(b)).await.unwrap().into_inner();
@@ -122,9 +118,9 @@ async fn all_inspectors_agree_that_a_resolved_group_is_regressed_also_with_a_reb
         let b = until_state(client, b, GroupState::Muted).await;
         assert_eq!(b.revision, 1);
     }
-    for inspector in [&mut first, &mut second] {
-        until_metric(inspector, "redeliver_dlq_groups{state=\"regressed\"} 1").await;
-        until_metric(inspector, "redeliver_dlq_groups{state=\"muted\"} 1").await;
+    for state in ["regressed", "muted"] {
+        let line = format!("redeliver_dlq_groups{{state=\"{state}\"}} 1");
+        until_metric(&mut second, &line).await;
     }
     let request = v1::ListGroupsRequest {
         states: vec![GroupState::Regressed.into(), GroupState::Resolved.into()],
@@ -138,20 +134,13 @@ async fn all_inspectors_agree_that_a_resolved_group_is_regressed_also_with_a_reb
     first.process.shut_down();
     env.base
         .set("dlq_inspector.data_dir", &directory.display().to_string());
-    for rebuilds in [false, true] {
-        if rebuilds {
-            std::fs::remove_dir_all(&directory).unwrap();
-        }
-        let mut first = env.start().await;
-        let mut one = first.client().await;
-        let group = get(&mut one, a).await.unwrap();
-        assert_eq!(
-            (group.state(), group.state_time),
-            (GroupState::Regressed, resolved.state_time)
-        );
-        until_metric(&mut first, "redeliver_dlq_groups{state=\"regressed\"} 1").await;
-        first.process.shut_down();
-    }
+    std::fs::remove_dir_all(&directory).unwrap();
+    let mut first = env.start().await;
+    let group = get(&mut first.client().await, a).await.unwrap();
+    assert_eq!(
+        (group.state(), group.state_time),
+        (GroupState::Regressed, resolved.state_time)
+    );
     // It can be resolved again, and a repetition changes nothing.
     for _ in 0..2 {
         let again = other.resolve_group(change(a)).await.unwrap().into_inner();
@@ -188,24 +177,13 @@ async fn refused_changes_are_not_written() {
         .resolve_group(change("0000000000000000"))
         .await
         .unwrap_err();
-    for (refused, code, expected) in [
-        (
-            client.resolve_group(invalid).await.unwrap_err(),
-            Code::InvalidArgument,
-            "WHY_INVALID",
-        ),
-        (
-            client.mute_group(past).await.unwrap_err(),
-            Code::InvalidArgument,
-            "UNTIL_INVALID",
-        ),
-        (unknown, Code::NotFound, "GROUP_NOT_FOUND"),
-        (revised, Code::Aborted, "GROUP_REVISED"),
+    for (refused, expected) in [
+        (client.resolve_group(invalid).await.unwrap_err(), "WHY_INVALID"),
+        (client.mute_group(past).await.unwrap_err(), "UNTIL_INVALID"),
+        (unknown, "GROUP_NOT_FOUND"),
+        (revised, "GROUP_REVISED"),
     ] {
-        assert_eq!(
-            (refused.code(), reason(&refused).as_deref()),
-            (code, Some(expected))
-        );
+        assert_eq!(reason(&refused).as_deref(), Some(expected));
     }
     assert_eq!(get(&mut client, id).await.unwrap().revision, 1);
 }
@@ -308,7 +286,7 @@ async fn without_dead_letters(client: &mut Client, ids: &[String]) -> Vec<v1::Gr
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn groups_without_dead_letters_are_listed_and_can_be_reset() {
+async fn groups_without_letters_can_be_reset() {
     let env = InspectorEnv::new("gone");
     let topic = env.create_topic("a", 1).await;
     let letters = ["a", "b", "c"].map(|code| failed(&env, code)).to_vec();
@@ -373,33 +351,4 @@ async fn groups_without_dead_letters_are_listed_and_can_be_reset() {
     };
     let refused = client.list_groups(with_filter).await.unwrap_err();
     assert_eq!(reason(&refused).as_deref(), Some("WITHOUT_DEAD_LETTERS"));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn groups_that_are_found_after_a_start_are_new_unless_somebody_has_decided_about_them() {
-    let env = InspectorEnv::new("found");
-    let topic = env.create_topic("a", 1).await;
-    let first_seen = |count: u32| format!("redeliver_dlq_groups_first_seen_total {count}");
-    let letters = |codes: &[&str]| codes.iter().map(|code| failed(&env, code)).collect();
-    env.put(&topic, 0, letters(&["a", "b", "c"])).await;
-    let mut inspector = env.start().await;
-    let mut client = inspector.client().await;
-    let ids = group_ids(&mut client).await;
-    client.mute_group(mute(&ids[0])).await.unwrap();
-    client.resolve_group(change(&ids[1])).await.unwrap();
-    delete_records(&env.kafka.brokers, &topic, 0, 3);
-    until_no_groups(&client).await;
-    // While an index is built, all groups are new to it.
-    until_metric(&mut inspector, &first_seen(0)).await;
-    env.put(&topic, 0, letters(&["a", "b", "c"])).await;
-    until_state(&mut client, &ids[0], GroupState::Muted).await;
-    until_metric(&mut inspector, &first_seen(1)).await;
-    delete_records(&env.kafka.brokers, &topic, 0, 6);
-    until_no_groups(&client).await;
-
-    // The index has neither the muted nor the resolved group.
-    inspector.process.shut_down();
-    env.put(&topic, 0, letters(&["a", "b", "d"])).await;
-    let mut inspector = env.start().await;
-    until_metric(&mut inspector, &first_seen(1)).await;
 }

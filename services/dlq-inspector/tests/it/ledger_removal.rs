@@ -10,7 +10,7 @@ use redeliver_proto::v1;
 use redeliver_testkit::eventually;
 use redeliver_testkit::kafka_request::{delete_records, delete_topic};
 
-use crate::redrive::{ENDED, World, ids_at, plan, planned, read, start, until};
+use crate::redrive::{ENDED, World, done, ids_at, plan, planned, read, start, until};
 use crate::support::{DEADLINE, Inspector};
 
 /// What the ledger says about dead letters of the world: whether the newest record has a value.
@@ -24,6 +24,14 @@ fn entries(world: &World) -> BTreeMap<(i32, i64), bool> {
             ((update.id.partition, update.id.offset), entry)
         })
         .collect()
+}
+
+/// A world whose inspectors remove entries soon.
+async fn world_that_removes(name: &str) -> World {
+    let mut world = World::new(name, "").await;
+    let key = "dlq_inspector.redrive.remove_entries_after";
+    world.env.base.set(key, "2s");
+    world
 }
 
 /// Waits until exactly these dead letters have an entry.
@@ -52,21 +60,14 @@ fn from(first: [i64; 2]) -> Vec<(i32, i64)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn entries_of_deleted_dead_letters_are_removed_while_redrives_run_and_their_inspector_is_killed() {
-    let mut world = World::new("ledger-removal", "").await;
+async fn entries_are_removed_through_kills() {
+    let mut world = world_that_removes("ledger-removal").await;
     world.put(20).await;
-    world
-        .env
-        .base
-        .set("dlq_inspector.redrive.remove_entries_after", "2s");
     let mut inspectors = world.start_two().await;
     for inspector in &mut inspectors {
         inspector.until_listed("", 20).await;
     }
-    let discarded = planned(&mut inspectors[0], plan(v1::RedriveKind::Discard, "")).await;
-    let discarded = discarded.unwrap();
-    start(&mut inspectors[0], &discarded.id).await;
-    until(&mut inspectors[0], &discarded.id, &ENDED).await;
+    done(&mut inspectors[0], plan(v1::RedriveKind::Discard, "")).await;
     assert_eq!(entries(&world).len(), 20);
 
     let brokers = world.env.kafka.brokers.clone();
@@ -119,13 +120,9 @@ async fn entries_of_deleted_dead_letters_are_removed_while_redrives_run_and_thei
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_fetched_before_it_was_deleted_is_not_redriven_after_its_entry_is_removed() {
+async fn prefetched_letter_is_not_redriven_twice() {
     const COUNT: u16 = 300;
-    let mut world = World::new("ledger-fetched", "").await;
-    world
-        .env
-        .base
-        .set("dlq_inspector.redrive.remove_entries_after", "2s");
+    let world = world_that_removes("ledger-fetched").await;
     let letters = (0..COUNT).map(|offset| world.dead(offset.into(), Some(b"v"), Headers::new()));
     world.env.put(&world.dlq, 0, letters.collect()).await;
     let mut inspector = world.env.start().await;
@@ -136,12 +133,8 @@ async fn what_was_fetched_before_it_was_deleted_is_not_redriven_after_its_entry_
         ..plan(v1::RedriveKind::Redrive, "")
     };
     let slow = planned(&mut inspector, slow).await.unwrap();
-    let last = planned(&mut inspector, ids_at(&world, 0, 200..COUNT.into()))
-        .await
-        .unwrap();
     start(&mut inspector, &slow.id).await;
-    start(&mut inspector, &last.id).await;
-    let last = until(&mut inspector, &last.id, &ENDED).await;
+    let last = done(&mut inspector, ids_at(&world, 0, 200..COUNT.into())).await;
     assert_eq!(last.done, 100, "{last:?}");
     delete_records(&world.env.kafka.brokers, &world.dlq, 0, COUNT.into());
     let slow = until(&mut inspector, &slow.id, &ENDED).await;
@@ -162,19 +155,12 @@ async fn what_was_fetched_before_it_was_deleted_is_not_redriven_after_its_entry_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn entries_of_a_dead_letter_topic_that_was_created_again_stay() {
-    let mut world = World::new("ledger-recreated", "").await;
-    world
-        .env
-        .base
-        .set("dlq_inspector.redrive.remove_entries_after", "2s");
+async fn entries_of_recreated_topic_stay() {
+    let world = world_that_removes("ledger-recreated").await;
     world.put(20).await;
     let mut inspector = world.env.start().await;
     inspector.until_listed("", 20).await;
-    let discarded = planned(&mut inspector, plan(v1::RedriveKind::Discard, "")).await;
-    let discarded = discarded.unwrap();
-    start(&mut inspector, &discarded.id).await;
-    until(&mut inspector, &discarded.id, &ENDED).await;
+    done(&mut inspector, plan(v1::RedriveKind::Discard, "")).await;
     // What is below offset 6 is known to be gone.
     let brokers = world.env.kafka.brokers.clone();
     delete_records(&brokers, &world.dlq, 0, 6);
@@ -186,13 +172,10 @@ async fn entries_of_a_dead_letter_topic_that_was_created_again_stay() {
     world.put(20).await;
     let [inspector] = &mut inspectors;
     inspector.until_listed("state = OPEN", 20).await;
-    let redriven = planned(inspector, plan(v1::RedriveKind::Redrive, "")).await;
-    let redriven = redriven.unwrap();
-    start(inspector, &redriven.id).await;
-    let redriven = until(inspector, &redriven.id, &ENDED).await;
+    let redriven = done(inspector, plan(v1::RedriveKind::Redrive, "")).await;
     assert_eq!((redriven.done, world.redriven().len()), (20, 20));
     // Several times as long as an entry must be old.
-    inspector.until_surveyed_after(Duration::from_secs(10)).await;
+    inspector.until_surveyed_after(Duration::from_secs(6)).await;
     assert_eq!(inspector.until_listed("state = REDRIVEN", 20).await.len(), 20);
     let again = planned(inspector, plan(v1::RedriveKind::Redrive, "")).await;
     let again = again.unwrap_err();

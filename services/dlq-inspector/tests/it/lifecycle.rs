@@ -15,11 +15,11 @@ use redeliver_testkit::{LocalKafka, eventually_async, run, unique};
 use tonic::Code;
 use tonic_health::pb::health_check_response::ServingStatus;
 
-use crate::redrive::{ENDED, World, plan, planned, start, until};
+use crate::redrive::{World, done, plan};
 use crate::support::{Client, DEADLINE, Inspector, InspectorEnv, dead};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_serves_once_the_index_has_caught_up_and_during_outages() {
+async fn inspector_serves_during_outages() {
     let mut kafka = LocalKafka::start().unwrap();
     let mut env = InspectorEnv::on("outage", &kafka.brokers());
     let topic = env.create_topic("a", 2).await;
@@ -222,7 +222,7 @@ async fn a_full_disk_is_waited_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_ledger_has_that_was_created_again_counts_and_nothing_else() {
+async fn recreated_ledger_replaces_the_old_one() {
     let kafka = LocalKafka::start().unwrap();
     let mut world = World::on("ledger-again", "", &kafka.brokers()).await;
     world.put(6).await;
@@ -230,11 +230,7 @@ async fn what_a_ledger_has_that_was_created_again_counts_and_nothing_else() {
     for inspector in &mut inspectors {
         inspector.until_listed("state = OPEN", 6).await;
     }
-    let job = planned(&mut inspectors[0], plan(v1::RedriveKind::Discard, ""))
-        .await
-        .unwrap();
-    start(&mut inspectors[0], &job.id).await;
-    until(&mut inspectors[0], &job.id, &ENDED).await;
+    done(&mut inspectors[0], plan(v1::RedriveKind::Discard, "")).await;
     for inspector in &mut inspectors {
         inspector.until_listed("state = DISCARDED", 6).await;
     }
@@ -267,18 +263,18 @@ async fn what_a_ledger_has_that_was_created_again_counts_and_nothing_else() {
         })
         .await;
     }
-    let job = planned(&mut inspectors[1], plan(v1::RedriveKind::Redrive, "state = OPEN"))
-        .await
-        .unwrap();
-    assert_eq!(job.total, 5);
-    start(&mut inspectors[1], &job.id).await;
-    let job = until(&mut inspectors[1], &job.id, &ENDED).await;
-    assert_eq!((job.done, world.redriven().len()), (5, 5), "{job:?}");
+    let open = plan(v1::RedriveKind::Redrive, "state = OPEN");
+    let job = done(&mut inspectors[1], open).await;
+    assert_eq!(
+        (job.total, job.done, world.redriven().len()),
+        (5, 5, 5),
+        "{job:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "long"]
-async fn five_thousand_partitions_are_indexed_and_followed() {
+async fn five_thousand_partitions_are_followed() {
     const TOPICS: usize = 20;
     const PARTITIONS: i32 = 250;
     let total = TOPICS * PARTITIONS as usize;

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tonic::transport::Endpoint;
 use tonic::{Status, Streaming};
 
-use crate::redrive::{self, ENDED};
+use crate::redrive;
 use crate::support::{DEADLINE, Inspector, InspectorEnv, dead};
 
 /// Silent clients of HTTP/2.
@@ -110,9 +110,7 @@ async fn stalled_readers_take_a_bounded_part() {
     env.put(&topic, 0, vec![dead("other", "v", &[])]).await;
     inspector.until_listed("key = other", 1).await;
     let plan = redrive::plan(v1::RedriveKind::Discard, "key = other");
-    let job = redrive::planned(&mut inspector, plan).await.unwrap();
-    redrive::start(&mut inspector, &job.id).await;
-    let done = redrive::until(&mut inspector, &job.id, &ENDED).await;
+    let done = redrive::done(&mut inspector, plan).await;
     assert_eq!((done.state(), done.done), (v1::RedriveState::Succeeded, 1));
 
     // Those that read get all of it, and make room for others.
@@ -132,7 +130,7 @@ async fn stalled_readers_take_a_bounded_part() {
 /// The client does not count headers against the limit of its queue: there, these letters would take 550 MiB.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "long"]
-async fn letters_of_many_headers_wait_in_kafka() {
+async fn letters_with_many_headers_are_bounded() {
     let mut env = InspectorEnv::new("headers");
     let flooded = env.create_topic("a", 1).await;
     let other = env.create_topic("b", 1).await;
@@ -153,31 +151,4 @@ async fn letters_of_many_headers_wait_in_kafka() {
     largest = largest.max(inspector.process.process().rss_kib());
     let grown = largest.saturating_sub(before);
     assert!(grown < 250 << 10, "{grown} KiB");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_indexed_is_read_from_kafka() {
-    let env = InspectorEnv::new("not-indexed");
-    let topic = env.create_topic("a", 1).await;
-    let many: Vec<(String, String)> = (0..20_000)
-        .map(|number| (format!("h{number}"), "x".to_owned()))
-        .collect();
-    let mut headers: Vec<(&str, &str)> = many.iter().map(|(name, value)| (&**name, &**value)).collect();
-    headers.push(("error-code", "last"));
-    let key = "k".repeat(100 << 10);
-    env.put(&topic, 0, vec![dead(&key, "v", &headers)]).await;
-    let mut inspector = env.start().await;
-    let listed = inspector
-        .until_listed("error_code = last AND headers.h900 = x", 1)
-        .await;
-    let basic = &listed[0];
-    assert!(basic.key_truncated && key.as_bytes().starts_with(basic.key.as_ref().unwrap()));
-    let request = v1::GetDeadLetterRequest { id: basic.id.clone() };
-    let full = inspector.client().await.get_dead_letter(request).await;
-    let full = full.unwrap().into_inner();
-    assert_eq!(full.key.as_deref(), Some(key.as_bytes()));
-    assert_eq!(
-        (full.headers.len(), full.headers_truncated),
-        (headers.len(), false)
-    );
 }

@@ -13,7 +13,7 @@ use redeliver_testkit::{
 use tonic::Status;
 
 use crate::redrive::{
-    ENDED, World, change, client, get, ids_at, outcomes, plan, planned, read, start, until,
+    ENDED, World, change, client, get, ids_at, outcomes, plan, planned_of, read, start, until,
 };
 use crate::support::{DEADLINE, Inspector};
 
@@ -123,18 +123,6 @@ fn executing(inspectors: &mut [Inspector; 2]) -> usize {
     })
 }
 
-/// Plans a job, once the inspector knows all of its dead letters.
-async fn planned_of(inspector: &mut Inspector, request: &v1::PlanRedriveRequest, total: u32) -> v1::Redrive {
-    eventually_async("the plan", DEADLINE, async || {
-        let job = planned(inspector, request.clone()).await;
-        match job.map_err(|status| status.to_string())? {
-            job if job.total == total => Ok(job),
-            job => Err(job.total.to_string()),
-        }
-    })
-    .await
-}
-
 /// Repeats a call while brokers are away.
 async fn repeated<T>(what: &str, mut call: impl AsyncFnMut() -> Result<T, Status>) -> T {
     eventually_async(what, DEADLINE, async || {
@@ -145,7 +133,7 @@ async fn repeated<T>(what: &str, mut call: impl AsyncFnMut() -> Result<T, Status
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "long"]
-async fn each_of_50000_dead_letters_is_redriven_once_while_brokers_and_inspectors_are_killed_and_frozen() {
+async fn each_is_redriven_once_through_outages() {
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("redrive-brokers");
     let mut brokers = LocalKafka::start_three().unwrap();

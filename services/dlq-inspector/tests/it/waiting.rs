@@ -42,9 +42,7 @@ pub(crate) fn waiting(pipeline: &str, offset: usize) -> Dead {
 }
 
 fn client(callers: &Callers, channel: &Channel, caller: &str) -> Client {
-    let (_, token) = callers.tokens.iter().find(|(name, _)| *name == caller).unwrap();
-    let interceptor = SendToken::new(Some(&token.token)).unwrap();
-    WaitingServiceClient::with_interceptor(channel.clone(), interceptor)
+    WaitingServiceClient::with_interceptor(channel.clone(), callers.interceptor(caller))
 }
 
 /// The messages of a stream, up to its end.
@@ -105,7 +103,7 @@ fn is_denied<T: std::fmt::Debug>(result: Result<T, Status>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_sees_how_records_wait_if_it_sees_how_they_die() {
+async fn scope_for_letters_shows_waiting_records() {
     let scopes: [(&str, &[&str]); 3] = [
         ("all", &["dead-letters:*"]),
         ("orders", &["dead-letters:read:{orders}"]),

@@ -1,9 +1,8 @@
 //! Watching dead letters: existing and new ones, resuming, slow clients, revoked tokens, shutdown.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
-use redeliver_core::{Clock as _, Headers, Output, SystemClock};
+use redeliver_core::{Clock as _, Output, SystemClock};
 use redeliver_kafka::producer::Producer;
 use redeliver_proto::auth::SendToken;
 use redeliver_proto::error::reason;
@@ -68,7 +67,7 @@ fn numbered(name: &str, count: usize, class: &str) -> Vec<Dead> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_sends_existing_dead_letters_then_new_ones_and_can_be_resumed() {
+async fn watch_sends_old_then_new_letters() {
     let env = InspectorEnv::new("watch");
     let topic = env.create_topic("a", 1).await;
     env.put(&topic, 0, numbered("a", 3, "permanent")).await;
@@ -85,21 +84,26 @@ async fn a_watch_sends_existing_dead_letters_then_new_ones_and_can_be_resumed() 
     let (first, token) = keys(&mut all, Some(2)).await;
     assert_eq!(first, ["b0", "b1"]);
     assert_eq!(keys(&mut new, Some(3)).await.0, ["b0", "b1", "b2"]);
-    drop((all, new));
 
-    // A resume token survives a restart of the inspector.
+    // Watches end with the inspector, and their tokens survive its restart.
+    inspector.process.process().terminate();
+    let status = next(&mut new).await.unwrap_err();
+    assert_eq!(
+        (status.code(), reason(&status).as_deref()),
+        (Code::Unavailable, Some("SHUTTING_DOWN"))
+    );
+    drop((all, new));
+    assert_eq!(inspector.process.wait(DEADLINE).code(), Some(0));
     env.put(&topic, 0, numbered("c", 1, "permanent")).await;
-    inspector.process.shut_down();
     let mut inspector = env.start().await;
     let mut client = inspector.client().await;
-    let mut resumed = watch(&mut client, filter, &token, false).await;
-    assert_eq!(keys(&mut resumed, None).await.0, ["b2", "c0"]);
     // `only_new` has no effect with a resume token.
-    let mut resumed = watch(&mut client, filter, &token, true).await;
-    assert_eq!(keys(&mut resumed, None).await.0, ["b2", "c0"]);
-
+    for only_new in [false, true] {
+        let mut resumed = watch(&mut client, filter, &token, only_new).await;
+        assert_eq!(keys(&mut resumed, None).await.0, ["b2", "c0"]);
+    }
     let request = v1::WatchDeadLettersRequest {
-        resume_token: token,
+        resume_token: token.clone(),
         ..v1::WatchDeadLettersRequest::default()
     };
     let refused = client.watch_dead_letters(request).await.unwrap_err();
@@ -107,69 +111,39 @@ async fn a_watch_sends_existing_dead_letters_then_new_ones_and_can_be_resumed() 
         (refused.code(), reason(&refused).as_deref()),
         (Code::InvalidArgument, Some("TOKEN_OF_ANOTHER_QUESTION"))
     );
-}
 
-#[tokio::test(flavor = "multi_thread")]
-async fn added_partitions_begin_at_their_start() {
-    let env = InspectorEnv::new("added");
-    let topic = env.create_topic("a", 1).await;
-    env.put(&topic, 0, numbered("a", 3, "permanent")).await;
-    let mut inspector = env.start().await;
-    let mut client = inspector.client().await;
-    let mut stream = watch(&mut client, "", "", false).await;
-    let (seen, token) = keys(&mut stream, None).await;
-    assert_eq!(seen.len(), 3);
-    drop(stream);
+    // An added partition begins at its start.
     create_partitions(&env.kafka.brokers, &topic, 2);
-    for number in 0..2 {
-        let output = Output {
-            topic: topic.clone(),
-            partition: Some(1),
-            key: Some(format!("b{number}").into()),
-            value: None,
-            headers: Headers::new(),
-        };
-        // The metadata of a new producer may still lack the partition.
-        eventually_async("the partition is known", DEADLINE, async || {
-            let producer = Producer::new(&env.kafka).unwrap();
-            producer.send(&output).await
-        })
-        .await;
-    }
-    inspector.until_listed("", 5).await;
-    let mut resumed = watch(&mut client, "", &token, false).await;
-    assert_eq!(keys(&mut resumed, None).await.0, ["b0", "b1"]);
+    let output = Output {
+        topic: topic.clone(),
+        partition: Some(1),
+        key: Some("d0".into()),
+        value: None,
+        headers: [("error-class", Some(&b"permanent"[..]))].into_iter().collect(),
+    };
+    // The metadata of a new producer may still lack the partition.
+    eventually_async("the partition is known", DEADLINE, async || {
+        let producer = Producer::new(&env.kafka).unwrap();
+        producer.send(&output).await
+    })
+    .await;
+    inspector.until_listed("partition = 1", 1).await;
+    let mut resumed = watch(&mut client, filter, &token, false).await;
+    let (mut resumed, _) = keys(&mut resumed, None).await;
+    resumed.sort();
+    assert_eq!(resumed, ["b2", "c0", "d0"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_watch_sends_heartbeats_with_resume_tokens() {
-    let env = InspectorEnv::new("heartbeat");
-    let topic = env.create_topic("a", 1).await;
-    env.put(&topic, 0, numbered("x", 2, "expired")).await;
-    let mut inspector = env.start().await;
-    let mut client = inspector.client().await;
-    let mut stream = watch(&mut client, "error_class = permanent", "", false).await;
-    assert_eq!(keys(&mut stream, None).await.0, [""; 0]);
-    let (event, token) = next(&mut stream).await.unwrap();
-    assert!(
-        matches!(event, Event::Heartbeat(v1::Heartbeat { time: Some(_), .. })),
-        "{event:?}"
-    );
-    drop(stream);
-    env.put(&topic, 0, numbered("a", 1, "permanent")).await;
-    inspector.until_listed("error_class = permanent", 1).await;
-    let mut stream = watch(&mut client, "error_class = permanent", &token, false).await;
-    assert_eq!(keys(&mut stream, None).await.0, ["a0"]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_watch_of_a_long_silent_backlog_sends_heartbeats_with_resume_tokens() {
+async fn silent_watch_sends_heartbeats_with_tokens() {
     let env = InspectorEnv::new("silent");
     let topic = env.create_topic("a", 1).await;
     env.put(&topic, 0, numbered("x", 50_001, "expired")).await;
     let mut inspector = env.start().await;
     let mut client = inspector.client().await;
-    let mut stream = watch(&mut client, "error_class = permanent", "", false).await;
+    let filter = "error_class = permanent";
+    // While it reads a long backlog without a match, and after it.
+    let mut stream = watch(&mut client, filter, "", false).await;
     let mut heartbeats = Vec::new();
     let synced = loop {
         match next(&mut stream).await.unwrap() {
@@ -180,119 +154,43 @@ async fn a_watch_of_a_long_silent_backlog_sends_heartbeats_with_resume_tokens() 
     };
     let last = heartbeats.last().expect("a heartbeat");
     assert_ne!(*last, synced);
+    let (event, idle) = next(&mut stream).await.unwrap();
+    assert!(
+        matches!(event, Event::Heartbeat(v1::Heartbeat { time: Some(_), .. })),
+        "{event:?}"
+    );
     drop(stream);
     // A watch that resumes there does not read the rows again.
-    let mut resumed = watch(&mut client, "error_class = permanent", last, false).await;
+    let mut resumed = watch(&mut client, filter, last, false).await;
     let (event, _) = next(&mut resumed).await.unwrap();
     assert!(matches!(event, Event::Synced(_)), "{event:?}");
+    env.put(&topic, 0, numbered("a", 1, "permanent")).await;
+    inspector.until_listed(filter, 1).await;
+    let mut resumed = watch(&mut client, filter, &idle, false).await;
+    assert_eq!(keys(&mut resumed, None).await.0, ["a0"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_watcher_receives_each_dead_letter_of_a_burst_once() {
-    let env = InspectorEnv::new("burst");
-    let topic = env.create_topic("a", 4).await;
-    let mut inspector = env.start().await;
-    let mut client = inspector.client().await;
-    let mut streams = Vec::new();
-    for _ in 0..3 {
-        let mut stream = watch(&mut client, "", "", false).await;
-        assert_eq!(keys(&mut stream, None).await.0, [""; 0]);
-        streams.push(stream);
-    }
-    for partition in 0..4 {
-        env.put(
-            &topic,
-            partition,
-            numbered(&format!("{partition}-"), 500, "permanent"),
-        )
-        .await;
-    }
-    for mut stream in streams {
-        let (keys, _) = keys(&mut stream, Some(2000)).await;
-        let distinct: BTreeSet<String> = keys.into_iter().collect();
-        assert_eq!(distinct.len(), 2000);
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_stops_reading_is_disconnected_and_can_resume() {
+async fn slow_watchers_are_bounded_and_resume() {
+    const WATCHERS: usize = 24;
+    const LETTERS: usize = 40;
     let env = InspectorEnv::new("slow");
     let topic = env.create_topic("a", 1).await;
-    let records = (0..60).map(|number| dead(&number.to_string(), vec![7; 500_000], &[]));
-    env.put(&topic, 0, records.collect()).await;
+    // Together, the watchers would hold a gigabyte.
+    for number in 0..LETTERS {
+        let letter = dead(&number.to_string(), vec![7; 900_000], &[]);
+        env.put(&topic, 0, vec![letter]).await;
+    }
     let mut inspector = env.start().await;
     let mut client = inspector.client().await;
     let request = v1::WatchDeadLettersRequest {
         view: v1::DeadLetterView::Full.into(),
         ..v1::WatchDeadLettersRequest::default()
     };
-    let mut stream = client
-        .watch_dead_letters(request.clone())
-        .await
-        .unwrap()
-        .into_inner();
-    redeliver_testkit::eventually("the watch has ended", Duration::from_secs(120), || {
-        let metrics = inspector.metrics();
-        if metrics.contains("redeliver_dlq_watchers 0\n") {
-            Ok(())
-        } else {
-            Err(metrics)
-        }
-    });
-    let (mut seen, mut token) = (Vec::new(), String::new());
-    let status = loop {
-        match next(&mut stream).await {
-            Ok((Event::DeadLetter(letter), last)) => {
-                assert_eq!(letter.value.unwrap().len(), 500_000);
-                seen.push(letter.id);
-                token = last;
-            }
-            Ok((event, _)) => panic!("{event:?}"),
-            Err(status) => break status,
-        }
-    };
-    assert_eq!(
-        (status.code(), reason(&status).as_deref()),
-        (Code::ResourceExhausted, Some("WATCHER_TOO_SLOW"))
-    );
-    assert!(
-        seen.len() < 60,
-        "all {} messages fit into the buffers",
-        seen.len()
-    );
-    let resumed = v1::WatchDeadLettersRequest {
-        resume_token: token,
-        ..request
-    };
-    let mut stream = client.watch_dead_letters(resumed).await.unwrap().into_inner();
-    while seen.len() < 60 {
-        if let (Event::DeadLetter(letter), _) = next(&mut stream).await.unwrap() {
-            seen.push(letter.id);
-        }
-    }
-    let expected: Vec<String> = (0..60).map(|offset| format!("{topic}/0/{offset}")).collect();
-    assert_eq!(seen, expected);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn watchers_that_read_nothing_hold_a_bounded_number_of_bytes() {
-    const WATCHERS: usize = 24;
-    let env = InspectorEnv::new("bytes");
-    let topic = env.create_topic("a", 1).await;
-    // Together, the watchers would hold a gigabyte.
-    for number in 0..40 {
-        env.put(&topic, 0, vec![dead(&number.to_string(), vec![7; 900_000], &[])])
-            .await;
-    }
-    let mut inspector = env.start().await;
-    let mut client = inspector.client().await;
     let mut streams = Vec::new();
     for _ in 0..WATCHERS {
-        let request = v1::WatchDeadLettersRequest {
-            view: v1::DeadLetterView::Full.into(),
-            ..v1::WatchDeadLettersRequest::default()
-        };
-        streams.push(client.watch_dead_letters(request).await.unwrap().into_inner());
+        let watched = client.watch_dead_letters(request.clone()).await;
+        streams.push(watched.unwrap().into_inner());
     }
     // Each watch ends once its client has accepted no message for a while.
     let mut most = 0;
@@ -306,25 +204,37 @@ async fn watchers_that_read_nothing_hold_a_bounded_number_of_bytes() {
         }
     });
     assert!(most < 600 << 10, "{most} KiB");
+    let mut stream = streams.swap_remove(0);
     drop(streams);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_graceful_shutdown_ends_watches_with_a_status() {
-    let env = InspectorEnv::new("end");
-    let topic = env.create_topic("a", 1).await;
-    env.put(&topic, 0, numbered("a", 1, "permanent")).await;
-    let mut inspector = env.start().await;
-    let mut client = inspector.client().await;
-    let mut stream = watch(&mut client, "", "", false).await;
-    assert_eq!(keys(&mut stream, None).await.0, ["a0"]);
-    inspector.process.process().terminate();
-    let status = next(&mut stream).await.unwrap_err();
+    let (mut seen, mut token) = (Vec::new(), String::new());
+    let status = loop {
+        match next(&mut stream).await {
+            Ok((Event::DeadLetter(letter), last)) => {
+                assert_eq!(letter.value.unwrap().len(), 900_000);
+                seen.push(letter.id);
+                token = last;
+            }
+            Ok((event, _)) => panic!("{event:?}"),
+            Err(status) => break status,
+        }
+    };
     assert_eq!(
         (status.code(), reason(&status).as_deref()),
-        (Code::Unavailable, Some("SHUTTING_DOWN"))
+        (Code::ResourceExhausted, Some("WATCHER_TOO_SLOW"))
     );
-    assert_eq!(inspector.process.wait(DEADLINE).code(), Some(0));
+    assert!(seen.len() < LETTERS, "all {} fit into the buffers", seen.len());
+    let resumed = v1::WatchDeadLettersRequest {
+        resume_token: token,
+        ..request
+    };
+    let mut stream = client.watch_dead_letters(resumed).await.unwrap().into_inner();
+    while seen.len() < LETTERS {
+        if let (Event::DeadLetter(letter), _) = next(&mut stream).await.unwrap() {
+            seen.push(letter.id);
+        }
+    }
+    let expected: Vec<String> = (0..LETTERS).map(|offset| format!("{topic}/0/{offset}")).collect();
+    assert_eq!(seen, expected);
 }
 
 fn tokens_file(entries: &[(&str, &NewToken, &str)]) -> String {
@@ -346,7 +256,7 @@ async fn end_of(stream: &mut Streaming<v1::WatchDeadLettersResponse>) -> (Code, 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_ends_when_its_token_is_revoked_loses_its_scope_or_expires() {
+async fn watch_ends_with_its_token() {
     let mut env = InspectorEnv::new("withdrawn");
     let directory = env.base.directory().to_owned();
     let write = |name: &str, text: &str| {

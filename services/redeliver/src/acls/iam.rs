@@ -131,7 +131,7 @@ mod tests {
     const ARN: &str = "arn:aws:kafka:eu-central-1:123456789012:cluster/main/0a-1";
 
     #[test]
-    fn only_the_arn_of_a_cluster_is_accepted() {
+    fn only_cluster_arns_are_accepted() {
         assert!(ClusterArn::parse(ARN).is_ok());
         for text in [
             "",
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_grants_a_program_exactly_what_it_needs() {
+    fn policy_grants_exactly_the_needed() {
         let config = "kafka: { id_prefix: pay- }\n\
                       pipelines: { a: { output: b, retry: { tiers: [5s] }, http: { url: 'http://e/' } } }\n\
                       retry_tier: { leftovers: false }";

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_document_fails_for_its_first_requests_and_then_forgotten() {
+    fn document_fails_for_first_requests() {
         let mut calls = Calls::default();
         let mut call = |times, key: &str| calls.is_among_first(times, key.to_owned());
         assert_eq!([1, 2, 3].map(|_| call(2, "a")), [true, true, false]);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn broken_and_rejected_documents_are_not_counted() {
+    async fn rejected_documents_are_not_counted() {
         let calls = Arc::new(Mutex::new(Calls::default()));
         let call = async |number: u64| {
             let body = serde_json::json!({ "number": number }).to_string();

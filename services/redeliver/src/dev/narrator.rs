@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_totals_include_every_lateness() {
+    fn totals_include_every_lateness() {
         let record = |at: i64| Record {
             position: Position {
                 topic: "docs-retry-due".into(),
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_wait_in_the_scheduler_is_printed_once() {
+    fn long_wait_is_printed_once() {
         let headers = [
             (headers::ERROR_CODE, Some(&b"http.500"[..])),
             (headers::RETRY_COUNT, Some(&b"1"[..])),

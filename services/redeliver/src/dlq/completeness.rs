@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_names_the_first_missing_partitions_and_counts_the_others() {
+    fn warning_names_first_missing_partitions() {
         let complete = Completeness {
             is_complete: true,
             ..completeness(Vec::new(), 0)
@@ -163,24 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_says_that_states_of_groups_are_old() {
-        let old = Completeness {
-            group_states_problem: Some("denied\u{1b}".to_owned()),
-            ..completeness(Vec::new(), 0)
-        };
-        let text = "states and notes of groups may not be the current ones: denied\\u{1b}; the index is as of \
-                    2025-11-21T11:00:00.123Z";
-        assert_eq!(problem(&old).as_deref(), Some(text));
-        let with_missing = Completeness {
-            missing_count: 2,
-            ..old
-        };
-        let text = format!("{text}; in addition, 2 partitions are missing");
-        assert_eq!(problem(&with_missing), Some(text));
-    }
-
-    #[test]
-    fn the_exit_status_is_3_only_on_request() {
+    fn exit_status_is_3_on_request() {
         let partial = completeness(Vec::new(), 0);
         let status = |require_complete, completeness: &Completeness| {
             let code = CompleteArgs { require_complete }.conclude(completeness);

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_decoded_value_is_shown_with_its_type_or_with_the_reason() {
+    fn decoded_value_shows_type_or_reason() {
         let decoded = DecodedValue {
             schema_id: 7,
             format: Some(SchemaFormat::Avro),
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_json_is_shown_as_it_is() {
+    fn valid_json_stays_unchanged() {
         let document = |random: &mut fastrand::Rng| valid_json::object(random, &[("id", "1")]).into_bytes();
         check_each("decoded", FEW, document, |input| {
             let json = str::from_utf8(input).unwrap();

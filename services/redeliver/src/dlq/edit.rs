@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_break_of_an_editor_is_no_change() {
+    fn line_break_of_editor_is_ignored() {
         for (before, saved, expected) in [
             ("a", "a\n", "a"),
             ("a\n", "a\n", "a\n"),

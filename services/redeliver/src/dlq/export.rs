@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_summary_counts_why_dead_letters_are_partial() {
+    fn summary_counts_partial_dead_letters() {
         assert_eq!(summary(3, 0, &BTreeMap::new()), "3 dead letters exported");
         let reasons = BTreeMap::from([("gone", 1), ("masked", 2)]);
         assert_eq!(

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_letter_without_all_of_its_parts_is_left_out() {
+    fn partial_dead_letter_is_left_out() {
         let masked = Partial {
             value: Some(Gap::Masked),
             ..Partial::default()
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_cut_off_is_refused() {
+    fn cut_file_is_refused() {
         let mut cut = file(&[letter(1, Partial::default())]);
         cut.truncate(cut.len() - 10);
         let error = read(&*cut).unwrap_err().to_string();
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_import_ends_with_the_job_that_was_stopped_and_goes_on_after_one_that_has_ended() {
+    async fn import_ends_with_stopped_job() {
         use Executed::{Accepted, Ended, Stopped};
 
         let letters = vec![(); 2 * PER_JOB + 5];
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn each_job_of_a_file_has_a_request_id_of_its_own() {
+    fn jobs_have_own_request_ids() {
         let ids = [0, 1].map(|number| (request_id("", number), request_id("a", number)));
         assert_eq!(
             ids,

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_is_indented_and_its_tokens_stay() {
+    fn json_is_indented_without_other_changes() {
         let document =
             b"{ \"b\":[ ],\"a\" : 1.00000000000000000001,\"a\":{\"x y\":\"\\\"{,:\\\\\"}\n,\"c\":[1 , {}]}";
         let expected = "{\n  \"b\": [],\n  \"a\": 1.00000000000000000001,\n  \"a\": {\n    \"x y\": \"\\\"{,:\\\\\"\n  },\n  \"c\": [\n    1,\n    {}\n  ]\n}\n";
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn deep_json_is_not_much_larger_when_it_is_indented() {
+    fn deep_json_stays_small() {
         let depth = 100_000;
         let deep = format!("{}{}", "[".repeat(depth), "]".repeat(depth));
         assert!(
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn text_and_hexadecimal_digits_contain_all_bytes() {
+    fn text_and_hex_contain_all_bytes() {
         assert_eq!(text(b"a\n\x1b[31m\xff\xc3"), "a\n\\u{1b}[31m\\xff\\xc3\n");
         assert_eq!((text(b""), hexadecimal(b"")), (String::new(), String::new()));
         assert_eq!(hexadecimal(&[0xab; 33]), format!("{}\nab\n", "ab".repeat(32)));

@@ -382,7 +382,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_that_is_too_long_is_invalid_and_the_next_one_is_read() {
+    fn too_long_line_is_skipped() {
         let max = usize::try_from(MAX_LINE).unwrap();
         let long = |length: usize| vec![b' '; length];
         let mut text = b"{}\n\n".to_vec();
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn only_jobs_of_which_nothing_was_written_are_sent_again() {
+    fn only_unwritten_jobs_are_sent_again() {
         let mut call = call();
         assert_eq!(
             (call.jobs().len(), results(&call)),
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_pause_leaves_time_for_another_attempt() {
+    fn long_pause_leaves_another_attempt() {
         for (pause, attempts) in [(1, 61), (30, 3), (59, 3), (60, 2), (65, 2), (1_000, 2)] {
             let (mut repetition, pause) = (Repetition::new(), Duration::from_secs(pause));
             let (mut now, mut count) = (repetition.progress, 0);
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_repeated_only_if_nothing_was_sent_or_written() {
+    fn only_unsent_call_is_repeated() {
         let unreachable = |is_refused| ClientError::Unreachable {
             url: "http://x".to_owned(),
             source: "lost".into(),
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_of_a_file_has_all_fields() {
+    fn job_of_file_has_all_fields() {
         let line = r#"{"appName":"sms","delay":"90s","jobData":{"a": 1.0},"key":"k","headers":{"h":"v","n":null},
             "idempotencyKey":"i","expireAfter":"5m","requestId":"r","priority":"high","onConflict":"replace"}"#;
         let job = format!("{:?}", read_job(&Bytes::from(line), &TimeZone::UTC).unwrap());

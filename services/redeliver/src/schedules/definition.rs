@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_keeps_what_no_flag_names() {
+    fn change_keeps_what_is_not_named() {
         let full = full();
         let with = |change: &dyn Fn(&mut ScheduleSpec)| {
             let mut spec = full.clone();
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn another_expression_has_its_own_default_overlap() {
+    fn new_expression_has_default_overlap() {
         let overlap = |expression: &str, overlap: OverlapPolicy, flags: &[&str]| {
             let timing = Timing::Cron(CronTiming {
                 expression: expression.to_owned(),
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_of_the_other_timing_is_refused() {
+    fn flag_of_other_timing_is_refused() {
         let every = changed(&full(), &["--every", "2h"]).unwrap();
         let refused = changed(&every, &["--zone", "UTC"]).unwrap_err();
         assert!(refused.contains("need --cron"), "{refused}");

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn only_missing_offsets_are_copied_and_others_are_never_replaced() {
+    fn only_missing_offsets_are_copied() {
         let from = offsets(&[(0, 7, "r1:AQE"), (1, 9, "")]);
         assert_eq!(missing(&from, &offsets(&[])), Ok(from.clone()));
         assert_eq!(

@@ -9,7 +9,7 @@ use redeliver_testkit::{LocalKafka, eventually};
 
 use crate::kafka_tools::{KAFKA_ACLS, KAFKA_CONFIGS, run_script};
 use crate::services::path;
-use crate::support::{DEADLINE, PLAN, PipeBuilder, SERVICES, records};
+use crate::support::{DEADLINE, PLAN, PipeBuilder, SERVICES, records, words};
 
 const PASSWORD: &str = "hunter2";
 /// The broker itself and the test use another listener, without a password.
@@ -45,7 +45,7 @@ fn denied_to(log: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_program_works_with_the_permissions_that_are_rendered_for_it_and_asks_for_no_others() {
+fn programs_work_with_rendered_permissions_only() {
     let authority = Authority::new().unwrap();
     let kafka =
         LocalKafka::start_secured_with(&authority.sign().unwrap(), "first", PASSWORD, &AUTHORIZER).unwrap();
@@ -87,19 +87,11 @@ fn every_program_works_with_the_permissions_that_are_rendered_for_it_and_asks_fo
     let refused = redeliver(&["topics", "apply"]);
     assert_eq!(refused.code, Some(1), "{refused:?}");
     let grant = |user: &str, programs: &str| {
-        let render = [
-            "acls",
-            "render",
-            "--format",
-            "script",
-            "--user",
-            user,
-            "--programs",
-            programs,
-            "--instances",
-            &instance(user),
-        ];
-        let script = pipe.redeliver(&render);
+        let instances = instance(user);
+        let render = format!(
+            "acls render --format script --user {user} --programs {programs} --instances {instances}"
+        );
+        let script = pipe.redeliver(&words(&render));
         assert_eq!((script.code, &*script.stderr), (Some(0), ""), "{script:?}");
         let granted = run_script(&pipe.env, &KAFKA_ACLS, &script.stdout);
         assert_eq!(granted.code, Some(0), "{script:?} {granted:?}");

@@ -1,4 +1,4 @@
-//! Calls for several records: each record ends as it would with a call of its own.
+//! An endpoint for calls with several records.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -6,12 +6,8 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use redeliver_testkit::{Fate, Plan, Reply, Request};
+use redeliver_testkit::{Reply, Request};
 use serde_json::{Value, json};
-
-use crate::support::{DEADLINE, PLAN, PipeBuilder, records};
-
-const BATCH: &str = "{ records: 50, values: base64 }";
 
 /// The behaviour of an endpoint that gets batches, with values in base64. `reply` decides about each record.
 pub(crate) fn each_record(
@@ -52,70 +48,4 @@ pub(crate) fn each_record(
             Box::new(Reply::ok(json!({ "results": results }).to_string())),
         )
     }
-}
-
-#[test]
-fn records_of_a_batch_succeed_wait_and_die_one_by_one() {
-    let pipe = PipeBuilder::new("batches")
-        .pipeline("http.batch", BATCH)
-        .behave(each_record(|request| PLAN.reply(request)))
-        .create();
-    let sent = pipe.produce(records(2_000));
-    let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
-    pipe.settle(&sent, DEADLINE).meets(&PLAN, &sent);
-    let calls = pipe.endpoint.calls();
-    let attempts: u64 = sent
-        .iter()
-        .map(|sent| match PLAN.fate(sent.body()) {
-            Fate::Recovers { failures, .. } => u64::from(failures) + 1,
-            Fate::Succeeds | Fate::Refused => 1,
-        })
-        .sum();
-    let retries = attempts - sent.len() as u64;
-    // Retries are alone.
-    assert!(
-        calls < retries + sent.len() as u64 / 4,
-        "{calls} calls for {attempts} attempts, {retries} of them retries"
-    );
-}
-
-#[test]
-fn a_record_that_makes_whole_calls_fail_is_a_dead_letter_and_all_others_succeed() {
-    let is_bad = |body: &[u8]| {
-        Plan {
-            permanent_percent: 1,
-            ..Plan::default()
-        }
-        .fate(body)
-            == Fate::Refused
-    };
-    let pipe = PipeBuilder::new("bad-batches")
-        .pipeline("http.batch", BATCH)
-        .behave({
-            let echo = each_record(|request| Reply::ok(request.body.clone()));
-            move |request| {
-                let body: Value = serde_json::from_slice(&request.body).unwrap();
-                let mut values = body["records"]
-                    .as_array()
-                    .unwrap()
-                    .iter()
-                    .filter_map(|record| STANDARD.decode(record["value"].as_str()?).ok());
-                match values.any(|value| is_bad(&value)) {
-                    true => Reply::status(422),
-                    false => echo(request),
-                }
-            }
-        })
-        .create();
-    let sent = pipe.produce(records(1_000));
-    let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
-    let ends = pipe.settle(&sent, DEADLINE);
-    ends.meets_with(&sent, |sent| {
-        if is_bad(sent.body()) {
-            Fate::Refused
-        } else {
-            Fate::Succeeds
-        }
-    });
-    assert!(ends.report.dead > 0);
 }

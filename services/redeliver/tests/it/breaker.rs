@@ -1,17 +1,12 @@
 //! The circuit breaker: an outage of the endpoint burns no attempts, and a record that fails on its own does.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
-
 use redeliver_testkit::{ChaosPermit, Fate, Reply, Request, ServiceProcess, Trouble, eventually};
 
 use crate::chaos::load::under_load;
 use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, Sent, records};
 
 /// Enough for several probes.
-const PROBES: u64 = 3;
+const PROBES: u64 = 2;
 
 #[track_caller]
 fn until_breaker_is_open(enricher: &mut ServiceProcess, expected: u64) {
@@ -71,14 +66,15 @@ fn echo(request: &Request) -> Reply {
 }
 
 #[test]
-fn an_outage_of_the_endpoint_burns_no_attempts_and_kills_no_record() {
+fn outage_uses_up_no_attempts() {
     let pipe = PipeBuilder::new("outage")
         .breaker("{ open_max: 1s }")
         .behave(echo)
         .create();
     let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
     let mut sent: Vec<Sent> = Vec::new();
-    for (number, outage) in OUTAGES.into_iter().enumerate() {
+    let outages = [Outage::Status(503), Outage::Down];
+    for (number, outage) in outages.into_iter().enumerate() {
         let batch = || {
             let bodies = records(200).into_iter();
             bodies.map(|draft| Draft {
@@ -98,7 +94,7 @@ fn an_outage_of_the_endpoint_burns_no_attempts_and_kills_no_record() {
         until_breaker_is_open(&mut enricher, 0);
     }
     settle(&pipe, &sent);
-    assert!(enricher.metric("redeliver_worker_breaker_openings_total") >= OUTAGES.len() as u64);
+    assert!(enricher.metric("redeliver_worker_breaker_openings_total") >= outages.len() as u64);
 }
 
 /// No record may be lost, doubled or dead, and none may have used up an attempt.
@@ -109,35 +105,9 @@ fn settle(pipe: &Pipe, sent: &[Sent]) {
     println!("{}", ends.report);
 }
 
-/// An endpoint that fails for 20 s in each way, under load.
 #[test]
 #[ignore = "long"]
-fn a_minute_of_outages_under_load_burns_no_attempts_and_kills_no_record() {
-    let _permit = ChaosPermit::acquire();
-    let pipe = PipeBuilder::new("long-outage")
-        .breaker("{ failures: 5, rate: null, open_max: 4s }")
-        .behave(echo)
-        .create();
-    let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
-    let sent = under_load(&pipe, 200, |load| {
-        for outage in [Outage::Status(503), Outage::Down, Outage::Status(401)] {
-            load.until_ended(1_000);
-            begin(&pipe, outage);
-            // The time is the fault itself, not a wait for a condition.
-            thread::sleep(Duration::from_secs(20));
-            end(&pipe);
-            let ended = Instant::now();
-            until_breaker_is_open(&mut enricher, 0);
-            println!("{outage:?}: the breaker closed after {:?}", ended.elapsed());
-        }
-        load.until_ended(1_000);
-    });
-    settle(&pipe, &sent);
-}
-
-#[test]
-#[ignore = "long"]
-fn a_hundred_flaps_of_the_breaker_under_load_lose_and_double_nothing() {
+fn hundred_flaps_lose_and_double_nothing() {
     let _permit = ChaosPermit::acquire();
     let pipe = PipeBuilder::new("flaps")
         .breaker("{ failures: 5, rate: null, open_max: 1s }")
@@ -158,10 +128,10 @@ fn a_hundred_flaps_of_the_breaker_under_load_lose_and_double_nothing() {
 }
 
 #[test]
-fn records_that_fail_on_their_own_use_up_their_attempts_while_others_succeed_and_when_they_are_alone() {
+fn poison_records_use_up_their_attempts() {
     let is_bad = |body: &[u8]| body.starts_with(b"bad");
     let pipe = PipeBuilder::new("poison")
-        .tiers(&[500, 1_000, 2_000])
+        .tiers(&[500])
         .breaker("{ failures: 5, rate: null, open_max: 1s, poison_after: 2s }")
         .behave(move |request| match is_bad(&request.body) {
             true => Reply::status(503),
@@ -185,73 +155,8 @@ fn records_that_fail_on_their_own_use_up_their_attempts_while_others_succeed_and
     assert!(enricher.metric("redeliver_worker_forgotten_total") > 0);
 }
 
-const SLOW: &[u8] = b"slow";
-
-/// The first call of the slow record is never answered.
-fn hangs(request: &Request) -> bool {
-    *request.body == *SLOW && request.earlier_calls_of_body == 0
-}
-
-#[track_caller]
-fn until_slow_is_called(pipe: &Pipe) -> Vec<Sent> {
-    let sent = pipe.produce(vec![Draft::new("slow", SLOW)]);
-    eventually("the slow call is in progress", DEADLINE, || {
-        match pipe.endpoint.calls_of_body(SLOW) {
-            0 => Err("not called"),
-            _ => Ok(()),
-        }
-    });
-    sent
-}
-
 #[test]
-fn a_call_from_before_an_outage_that_fails_after_it_burns_no_attempt() {
-    let pipe = PipeBuilder::new("straggler")
-        .breaker("{ failures: 5, rate: null, open_max: 1s }")
-        .pipeline("http.timeout", "6s")
-        .create();
-    let is_down = Arc::new(AtomicBool::new(true));
-    let down = is_down.clone();
-    pipe.endpoint.behave(move |request| match request {
-        request if hangs(request) => Reply::Hang,
-        _ if down.load(Ordering::SeqCst) => Reply::status(503),
-        request => echo(request),
-    });
-    let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
-    let mut sent = until_slow_is_called(&pipe);
-    sent.extend(pipe.produce(records(50)));
-    until_breaker_is_open(&mut enricher, 1);
-    is_down.store(false, Ordering::SeqCst);
-    // The answers to these show that the endpoint works.
-    eventually("the slow record is called again", DEADLINE, || {
-        sent.extend(pipe.produce(records(10)));
-        match pipe.endpoint.calls_of_body(SLOW) {
-            0 | 1 => Err("one call"),
-            _ => Ok(()),
-        }
-    });
-    settle(&pipe, &sent);
-}
-
-#[test]
-fn a_call_that_is_never_answered_does_not_keep_a_failed_record_in_memory() {
-    let pipe = PipeBuilder::new("undecided")
-        .breaker("{ failures: 5, rate: null, open_max: 1s }")
-        .pipeline("http.timeout", "10m")
-        .behave(|request| match request {
-            request if hangs(request) => Reply::Hang,
-            request if request.earlier_calls_of_body == 0 => Reply::status(503),
-            request => echo(request),
-        })
-        .create();
-    let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
-    until_slow_is_called(&pipe);
-    pipe.produce(records(1));
-    pipe.watch().until_ended(1, DEADLINE);
-}
-
-#[test]
-fn records_of_revoked_partitions_leave_memory_while_the_breaker_is_open() {
+fn revoked_records_leave_an_open_breaker() {
     let pipe = PipeBuilder::new("revoked-open")
         .partitions(4)
         .breaker("{ failures: 5, rate: null, open_max: 1m }")

@@ -7,34 +7,18 @@ use redeliver_core::JobId;
 use redeliver_testkit::{Process, eventually};
 use serde_json::{Value, json};
 
-use crate::services::{APP, Services, id};
-use crate::support::{DEADLINE, text};
+use crate::services::{APP, Services, id, path};
+use crate::support::{DEADLINE, text, words};
 
 #[test]
-fn a_job_is_scheduled_shown_rescheduled_and_cancelled() {
+fn jobs_are_managed_by_commands() {
     let services = Services::new("cli-jobs");
     let _scheduler = services.pipe.scheduler("a");
-    let flags = [
-        "jobs",
-        "schedule",
-        "--app",
-        APP,
-        "--at",
-        "2098-11-22T08:00:00Z",
-        "--data",
-        r#"{"a":1}"#,
-        "--key",
-        "k",
-        "--header",
-        "a=b",
-        "--header",
-        "a=c",
-        "--priority",
-        "high",
-        "--idempotency-key",
-        "x",
-    ];
-    let id = services.cli(&flags).trim_end().to_owned();
+    let schedule = format!(
+        "jobs schedule --app {APP} --at 2098-11-22T08:00:00Z --data {{\"a\":1}} --key k --header a=b --header a=c \
+         --priority high --idempotency-key x"
+    );
+    let id = services.cli(&words(&schedule)).trim_end().to_owned();
     assert!(id.parse::<JobId>().is_ok(), "{id}");
 
     let job = services.json(&["jobs", "get", &id]);
@@ -56,7 +40,6 @@ fn a_job_is_scheduled_shown_rescheduled_and_cancelled() {
     let shown = services.cli(&["jobs", "get", &id]);
     for line in [
         &format!("id               {id}\n"),
-        "due              2098-11-22T08:00:00.000Z\n",
         "\nheaders\n  a: b\n  a: c\n",
         "\ndata, 7 bytes\n{\"a\":1}\n",
     ] {
@@ -64,121 +47,93 @@ fn a_job_is_scheduled_shown_rescheduled_and_cancelled() {
     }
 
     // The same request again is the same job. Another request with its key is rejected.
-    let again = services.pipe.redeliver(&flags);
+    let again = services.pipe.redeliver(&words(&schedule));
     assert_eq!((again.code, again.stdout.trim_end()), (Some(0), id.as_str()));
     assert!(again.stderr.starts_with("duplicate: "), "{again:?}");
-    let other = [&flags[..6], &["--idempotency-key", "x", "--data", "other"]].concat();
-    let refused = services.fails(1, &other);
+    let refused = services.fails(1, &words(&schedule.replace("--key k", "--key other")));
     assert!(
         refused.stderr.contains(&id) && refused.stderr.contains("(ALREADY_EXISTS)"),
         "{refused:?}"
     );
-
     let stats = services.json(&["jobs", "stats"]);
     assert_eq!((&stats["scheduled"], &stats["later"]), (&json!(1), &json!(1)));
     assert_eq!(stats["next_due"], json!("2098-11-22T08:00:00.000Z"));
-    let moved = services.cli(&["jobs", "reschedule", &id, "--at", "2098-11-23T08:00:00Z"]);
-    assert_eq!(
-        moved,
-        format!("job {id} rescheduled to 2098-11-23T08:00:00.000Z\n")
-    );
-    assert_eq!(
-        services.cli(&["jobs", "cancel", &id]),
-        format!("job {id} cancelled\n")
-    );
-    // Cancelling again succeeds, and rescheduling a cancelled job fails.
-    let again = services.cli(&["jobs", "cancel", &id]);
-    assert!(
-        again.starts_with(&format!("job {id} was already cancelled at ")),
-        "{again}"
-    );
-    let too_late = services.fails(1, &["jobs", "reschedule", &id, "--in", "1h"]);
-    assert!(
-        too_late
-            .stdout
-            .starts_with(&format!("job {id} was already cancelled at ")),
-        "{too_late:?}"
-    );
-    assert_eq!(services.json(&["jobs", "get", &id])["state"], json!("cancelled"));
-}
 
-#[test]
-fn a_job_is_rescheduled_and_cancelled_by_its_idempotency_key() {
-    let services = Services::new("cli-keys");
-    let _scheduler = services.pipe.scheduler("a");
-    let key = ["--app", APP, "--idempotency-key", "order 7"];
-    let id = services.cli(&[&["jobs", "schedule", "--in", "1h"], &key[..]].concat());
-    let id = id.trim_end();
-    let at = ["--at", "2098-11-23T08:00:00Z"];
-    let moved = services.cli(&[&["jobs", "reschedule"], &key[..], &at].concat());
-    assert_eq!(
-        moved,
-        format!("job {id} rescheduled to 2098-11-23T08:00:00.000Z\n")
-    );
-    let cancelled = services.json(&[&["jobs", "cancel"], &key[..]].concat());
-    assert_eq!(
-        (
-            &cancelled["id"],
-            &cancelled["outcome"],
-            &cancelled["job"]["state"]
-        ),
-        (&json!(id), &json!("cancelled"), &json!("cancelled"))
-    );
-    // Cancelling again succeeds, and rescheduling a cancelled job fails.
-    let again = services.cli(&[&["jobs", "cancel"], &key[..]].concat());
-    assert!(
-        again.starts_with(&format!("job {id} was already cancelled at ")),
-        "{again}"
-    );
-    let late = services.fails(1, &[&["jobs", "reschedule"], &key[..], &at].concat());
-    assert!(
-        late.stdout
-            .starts_with(&format!("job {id} was already cancelled at ")),
-        "{late:?}"
-    );
+    // By its id, and by its idempotency key.
+    let by_key = format!("--app {APP} --idempotency-key y");
+    let other = services.cli(&words(&format!("jobs schedule --in 1h {by_key}")));
+    for (id, named) in [(id.as_str(), id.clone()), (other.trim_end(), by_key)] {
+        let moved = services.cli(&words(&format!(
+            "jobs reschedule {named} --at 2098-11-23T08:00:00Z"
+        )));
+        assert_eq!(
+            moved,
+            format!("job {id} rescheduled to 2098-11-23T08:00:00.000Z\n")
+        );
+        let cancel = format!("jobs cancel {named}");
+        assert_eq!(services.cli(&words(&cancel)), format!("job {id} cancelled\n"));
+        // Cancelling again succeeds, and rescheduling a cancelled job fails.
+        let gone = format!("job {id} was already cancelled at ");
+        let again = services.cli(&words(&cancel));
+        assert!(again.starts_with(&gone), "{again}");
+        let late = services.fails(1, &words(&format!("jobs reschedule {named} --in 1h")));
+        assert!(late.stdout.starts_with(&gone), "{late:?}");
+        assert_eq!(services.json(&["jobs", "get", id])["state"], json!("cancelled"));
+    }
 
-    let other = ["--app", APP, "--idempotency-key", "order 8"];
-    let unknown = services.fails(1, &[&["jobs", "cancel"], &other[..]].concat());
+    let unknown = words("jobs cancel --app demo --idempotency-key unknown");
     assert_eq!(
-        unknown.stdout,
-        format!("no job of {APP} has the idempotency key order 8, or the key is no longer in use\n")
+        services.fails(1, &unknown).stdout,
+        format!("no job of {APP} has the idempotency key unknown, or the key is no longer in use\n")
     );
-    let unknown = services.fails(1, &[&["jobs", "cancel", "-o", "json"], &other[..]].concat());
+    let unknown = services.fails(1, &[&unknown[..], &["-o", "json"]].concat());
     let unknown: Value = serde_json::from_str(&unknown.stdout).unwrap();
     assert_eq!(unknown, json!({ "id": null, "outcome": "unknown", "job": null }));
-    let typo = services.fails(1, &["jobs", "cancel", "--app", "typo", "--idempotency-key", "x"]);
-    assert!(typo.stderr.contains("(NOT_FOUND)"), "{typo:?}");
+    let missing = "01KAJQ6Z2B0000000000000A7X";
+    let said = format!("job {missing} not found: it never existed, or it ended and is no longer kept");
+    let unknown = services.fails(1, &["jobs", "get", missing]);
+    assert_eq!(unknown.stderr, format!("error: {said}\n"));
+    let unknown = services.fails(1, &["jobs", "cancel", missing]);
+    assert_eq!(unknown.stdout, format!("{said}\n"));
+    let unknown = services.fails(1, &words("jobs schedule --app dmeo --in 1h"));
+    assert!(
+        unknown.stderr.contains("`dmeo`") && unknown.stderr.contains("(NOT_FOUND)"),
+        "{unknown:?}"
+    );
+
+    // Data of a file, byte for byte.
+    let data = services.pipe.env.directory().join("data");
+    std::fs::write(&data, b"\xff\x00\n").unwrap();
+    let schedule = format!("jobs schedule --app {APP} --in 1h --data-file {}", path(&data));
+    let id = services.cli(&words(&schedule));
+    let job = services.json(&["jobs", "get", id.trim_end()]);
+    assert_eq!(job["data_base64"], json!("/wAK"));
+    let shown = services.cli(&["jobs", "get", id.trim_end()]);
+    assert!(shown.ends_with("\ndata, 3 bytes\nff 00 0a\n"), "{shown}");
 }
 
 #[test]
-fn the_jobs_of_a_file_are_scheduled_and_each_line_has_a_result() {
+fn jobs_of_file_are_listed() {
     let services = Services::new("cli-file");
     let _scheduler = services.pipe.scheduler("a");
     let file = services.pipe.env.directory().join("jobs.jsonl");
-    let job = |app: &str, key: usize| {
-        let job = json!({"appName": app, "delay": "1h", "idempotencyKey": key.to_string(), "jobData": key});
-        job.to_string()
+    let job = |app: &str, minute: usize| {
+        let time = format!("2098-01-01T{:02}:{:02}:00Z", minute / 60, minute % 60);
+        json!({"appName": app, "scheduledTime": time, "idempotencyKey": minute.to_string(), "jobData": 1})
+            .to_string()
     };
-    // More than a batch.
-    let mut lines: Vec<String> = (0..1_005).map(|key| job(APP, key)).collect();
+    // More than a batch, and than a page.
+    let mut lines: Vec<String> = (0..1_205).map(|key| job(APP, key)).collect();
     lines.insert(3, String::new());
     std::fs::write(&file, lines.join("\n")).unwrap();
-    let arguments = [
-        "jobs",
-        "schedule",
-        "--file",
-        file.to_str().unwrap(),
-        "-o",
-        "jsonl",
-    ];
+    let schedule = format!("jobs schedule --file {} -o jsonl", path(&file));
+    let schedule = words(&schedule);
     let results = |printed: &str| -> Vec<Value> {
-        printed
-            .lines()
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect()
+        let lines = printed.lines();
+        lines.map(|line| serde_json::from_str(line).unwrap()).collect()
     };
-    let scheduled = results(&services.cli(&arguments));
-    assert_eq!(scheduled.len(), 1_005);
+    let scheduled = results(&services.cli(&schedule));
+    assert_eq!(scheduled.len(), 1_205);
     assert!(
         scheduled.iter().all(|result| result["outcome"] == "scheduled"),
         "{scheduled:?}"
@@ -187,27 +142,56 @@ fn the_jobs_of_a_file_are_scheduled_and_each_line_has_a_result() {
         (&scheduled[2]["line"], &scheduled[3]["line"]),
         (&json!(3), &json!(5))
     );
-
     // The valid jobs of a file are scheduled, the others fail.
-    let lines = [job(APP, 0), "{".to_owned(), job("unknown", 1), job(APP, 2_000)];
+    let lines = [job(APP, 0), "{".to_owned(), job("unknown", 1), job(APP, 1_205)];
     std::fs::write(&file, lines.join("\n")).unwrap();
-    let partly = services.fails(1, &arguments);
+    let partly = services.fails(1, &schedule);
     assert_eq!(partly.stderr, "2 jobs failed\n");
     let partly = results(&partly.stdout);
     assert_eq!(
         (&partly[0]["outcome"], &partly[0]["id"]),
         (&json!("duplicate"), &scheduled[0]["id"])
     );
-    assert!(
-        partly[1]["error"]["message"].as_str().unwrap().contains("EOF"),
-        "{partly:?}"
-    );
+    let message = partly[1]["error"]["message"].as_str().unwrap();
+    assert!(message.contains("EOF"), "{partly:?}");
     assert_eq!(partly[2]["error"]["reason"], "APPLICATION_UNKNOWN");
     assert_eq!(partly[3]["outcome"], "scheduled");
+    services.cli(&["jobs", "cancel", partly[3]["id"].as_str().unwrap()]);
+
+    // The scheduler lists the same jobs as the state topic, page by page.
+    for flags in [
+        "--limit 2000",
+        "--limit 1205 -o jsonl",
+        "--app demo -o json --limit 2000",
+        "--from 2098-01-01T01:00:00Z --until 2098-01-01T02:00:00Z -o jsonl --limit 60",
+        "--state scheduled --from 2098-01-01T20:00:00Z",
+    ] {
+        let of_topic = services.cli(&words(&format!("jobs ls {flags}")));
+        let of_api = services.cli(&words(&format!("jobs ls --api {flags}")));
+        assert_eq!(of_api, of_topic, "{flags:?}");
+    }
+    for command in ["jobs ls", "jobs ls --api", "jobs stats", "schedules ls"] {
+        let unknown = services.fails(1, &words(&format!("{command} --app nope")));
+        assert!(unknown.stderr.contains("nope"), "{unknown:?}");
+    }
+    let all = services.json(&words("jobs ls --api --limit 2000"));
+    let keys = all
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|job| job["idempotency_key"].clone());
+    assert!(keys.eq((0..1_205).map(|key| json!(key.to_string()))));
+    let cut = services
+        .pipe
+        .redeliver(&words("jobs ls --api --limit 3 -o jsonl"));
+    assert_eq!((cut.code, cut.stdout.lines().count()), (Some(0), 3));
+    assert_eq!(cut.stderr, "showing the first 3 jobs; use --limit to show more\n");
+    let stats = services.json(&["jobs", "stats", "--app", APP]);
+    assert_eq!(stats["scheduled"], json!(1_205));
 }
 
 #[test]
-fn jobs_are_listed_from_the_state_topic_with_and_without_a_scheduler() {
+fn jobs_are_listed_without_scheduler() {
     let services = Services::new("cli-list");
     let mut scheduler = services.pipe.scheduler("a");
     let schedule = |flags: &[&str]| {
@@ -253,71 +237,7 @@ fn jobs_are_listed_from_the_state_topic_with_and_without_a_scheduler() {
 }
 
 #[test]
-fn the_scheduler_lists_the_same_jobs_as_the_state_topic_page_by_page() {
-    let services = Services::new("cli-list-api");
-    let _scheduler = services.pipe.scheduler("a");
-    let file = services.pipe.env.directory().join("jobs.jsonl");
-    let job = |minute: usize| {
-        let time = format!("2098-01-01T{:02}:{:02}:00Z", minute / 60, minute % 60);
-        json!({"appName": APP, "scheduledTime": time, "idempotencyKey": minute.to_string(), "jobData": 1})
-            .to_string()
-    };
-    // More than a page.
-    let lines: Vec<String> = (0..1_205).map(job).collect();
-    std::fs::write(&file, lines.join("\n")).unwrap();
-    services.cli(&["jobs", "schedule", "--file", file.to_str().unwrap()]);
-    let gone = services.cli(&["jobs", "schedule", "--app", APP, "--at", "2097-01-01T00:00:00Z"]);
-    services.cli(&["jobs", "cancel", gone.trim_end()]);
-
-    let whole = ["--limit", "2000"];
-    for flags in [
-        &whole[..],
-        &["--limit", "1205", "-o", "jsonl"],
-        &["--app", APP, "-o", "json", "--limit", "2000"],
-        &[
-            "--from",
-            "2098-01-01T01:00:00Z",
-            "--until",
-            "2098-01-01T02:00:00Z",
-            "-o",
-            "jsonl",
-            "--limit",
-            "60",
-        ],
-        &["--state", "scheduled", "--from", "2098-01-01T20:00:00Z"],
-    ] {
-        let of_topic = services.cli(&[&["jobs", "ls"], flags].concat());
-        let of_api = services.cli(&[&["jobs", "ls", "--api"], flags].concat());
-        assert_eq!(of_api, of_topic, "{flags:?}");
-    }
-    for command in [
-        &["jobs", "ls"][..],
-        &["jobs", "ls", "--api"],
-        &["jobs", "stats"],
-        &["schedules", "ls"],
-    ] {
-        let unknown = services.fails(1, &[command, &["--app", "nope"]].concat());
-        assert!(unknown.stderr.contains("nope"), "{unknown:?}");
-    }
-    let all = services.json(&[&["jobs", "ls", "--api"], &whole[..]].concat());
-    let keys = all
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|job| job["idempotency_key"].clone());
-    assert!(keys.eq((0..1_205).map(|key| json!(key.to_string()))));
-    let cut = services
-        .pipe
-        .redeliver(&["jobs", "ls", "--api", "--limit", "3", "-o", "jsonl"]);
-    assert_eq!((cut.code, cut.stdout.lines().count()), (Some(0), 3));
-    assert_eq!(cut.stderr, "showing the first 3 jobs; use --limit to show more\n");
-
-    let stats = services.json(&["jobs", "stats", "--app", APP]);
-    assert_eq!(stats["scheduled"], json!(1_205));
-}
-
-#[test]
-fn the_jobs_of_a_file_are_sent_again_while_the_scheduler_restarts() {
+fn jobs_of_file_survive_scheduler_restart() {
     let services = Services::new("cli-file-restart");
     let mut scheduler = services.pipe.scheduler("a");
     let arguments = ["jobs", "schedule", "--file", "-", "-o", "jsonl"];
@@ -371,81 +291,7 @@ fn the_jobs_of_a_file_are_sent_again_while_the_scheduler_restarts() {
 }
 
 #[test]
-fn the_jobs_of_a_file_are_sent_again_when_they_exceed_the_rate() {
-    let services = Services::new("cli-file-rate");
-    // Each batch of 1,000 jobs takes what the rate gives in two seconds.
-    let rate = ["--set", "scheduler.limits.requests_per_second=500"];
-    let _scheduler = services.pipe.start("scheduler", "a", &rate);
-    let file = services.pipe.env.directory().join("jobs.jsonl");
-    let job = json!({"appName": APP, "delay": "1h", "jobData": 1}).to_string() + "\n";
-    std::fs::write(&file, job.repeat(2_005)).unwrap();
-    let printed = services
-        .pipe
-        .redeliver(&["jobs", "schedule", "--file", file.to_str().unwrap()]);
-    assert_eq!(printed.code, Some(0), "{}", printed.stderr);
-    let listed = services.cli(&["jobs", "ls", "--limit", "3000", "-o", "jsonl"]);
-    assert_eq!(listed.lines().count(), 2_005);
-}
-
-#[test]
-fn data_is_read_from_a_file_byte_for_byte_and_errors_are_specific() {
-    let services = Services::new("cli-data");
-    let _scheduler = services.pipe.scheduler("a");
-    let data = services.pipe.env.directory().join("data");
-    std::fs::write(&data, b"\xff\x00\n").unwrap();
-    let file = data.to_str().unwrap();
-    let id = services.cli(&[
-        "jobs",
-        "schedule",
-        "--app",
-        APP,
-        "--in",
-        "1h",
-        "--data-file",
-        file,
-    ]);
-    let job = services.json(&["jobs", "get", id.trim_end()]);
-    assert_eq!(job["data_base64"], json!("/wAK"));
-    assert!(
-        services
-            .cli(&["jobs", "get", id.trim_end()])
-            .ends_with("\ndata, 3 bytes\nff 00 0a\n")
-    );
-
-    let unknown = services.fails(1, &["jobs", "schedule", "--app", "dmeo", "--in", "1h"]);
-    assert!(
-        unknown.stderr.contains("`dmeo`") && unknown.stderr.contains("(NOT_FOUND)"),
-        "{unknown:?}"
-    );
-    let missing = services.fails(
-        2,
-        &[
-            "jobs",
-            "schedule",
-            "--app",
-            APP,
-            "--in",
-            "1h",
-            "--data-file",
-            "/nowhere",
-        ],
-    );
-    assert!(
-        missing
-            .stderr
-            .starts_with("error: --data-file: cannot read /nowhere: "),
-        "{missing:?}"
-    );
-    let missing = "01KAJQ6Z2B0000000000000A7X";
-    let said = format!("job {missing} not found: it never existed, or it ended and is no longer kept");
-    let unknown = services.fails(1, &["jobs", "get", missing]);
-    assert_eq!(unknown.stderr, format!("error: {said}\n"));
-    let unknown = services.fails(1, &["jobs", "cancel", missing]);
-    assert_eq!(unknown.stdout, format!("{said}\n"));
-}
-
-#[test]
-fn dead_letters_are_listed_shown_counted_and_watched() {
+fn dead_letters_are_listed_and_watched() {
     let services = Services::new("cli-dead");
     let (_enricher, mut inspector) = (services.pipe.enricher("a"), services.inspect());
     let letters = services.produce_dead_letters(&["hopeless 1", "hopeless 2\u{1b}[31m"]);
@@ -560,9 +406,8 @@ fn dead_letters_are_listed_shown_counted_and_watched() {
     };
     assert_eq!((of_state("resolved"), of_state("open")), (1, 0));
     let until = "2999-01-01T00:00:00.000Z";
-    let muted = services.cli(&[
-        "dlq", "group", "mute", group_id, "--why", "known", "--until", until,
-    ]);
+    let mute = format!("dlq group mute {group_id} --why known --until {until}");
+    let muted = services.cli(&words(&mute));
     assert!(
         muted.contains(&format!("muted until  {until}\n")) && muted.contains("why          known\n"),
         "{muted}"
@@ -585,29 +430,8 @@ fn dead_letters_are_listed_shown_counted_and_watched() {
         (&reopened["state"], &reopened["note"]),
         (&json!("open"), &json!("see the runbook"))
     );
-    let past = services.fails(
-        1,
-        &[
-            "dlq",
-            "group",
-            "mute",
-            group_id,
-            "--why",
-            "x",
-            "--until",
-            "2020-01-01T00:00:00Z",
-        ],
-    );
-    assert!(
-        past.stderr.contains("until: must be a time in the future"),
-        "{past:?}"
-    );
-    let missing = services.fails(1, &["dlq", "group", "resolve", "0000000000000000"]);
-    assert!(missing.stderr.contains("not found"), "{missing:?}");
     let missing = services.fails(1, &["dlq", "group", "show", "0000000000000000"]);
     assert!(missing.stderr.contains("not found"), "{missing:?}");
-    let invalid = services.fails(1, &["dlq", "group", "show", "17"]);
-    assert!(invalid.stderr.contains("16 hexadecimal digits"), "{invalid:?}");
 
     let stats = services.json(&["dlq", "stats"]);
     assert_eq!(stats["completeness"]["states_known"], json!(true));

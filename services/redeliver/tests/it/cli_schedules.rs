@@ -5,7 +5,7 @@ use redeliver_testkit::{CommandOutput, binary, eventually, free_port, run};
 use serde_json::{Value, json};
 
 use crate::services::{APP, Services};
-use crate::support::DEADLINE;
+use crate::support::{DEADLINE, words};
 
 const NIGHTLY: [&str; 4] = ["--cron", "30 2 * * *", "--zone", "Europe/Berlin"];
 
@@ -16,23 +16,12 @@ fn output_of(arguments: &[&str]) -> CommandOutput {
 }
 
 #[test]
-fn a_schedule_is_created_listed_changed_and_deleted() {
+fn schedules_are_managed_by_commands() {
     let services = Services::new("cli-schedules");
     let _scheduler = services.pipe.scheduler("a");
-    let create = [
-        &[
-            "schedules",
-            "create",
-            "nightly",
-            "--app",
-            APP,
-            "--data",
-            r#"{"a":1}"#,
-        ][..],
-        &["--header", "a=b", "--misfire", "all", "--misfire-limit", "5"],
-        &NIGHTLY,
-    ]
-    .concat();
+    let create =
+        r#"schedules create nightly --app demo --data {"a":1} --header a=b --misfire all --misfire-limit 5"#;
+    let create = [&words(create)[..], &NIGHTLY].concat();
     let created = services.json(&create);
     assert_eq!(
         (&created["state"], &created["revision"]),
@@ -149,64 +138,10 @@ fn a_schedule_is_created_listed_changed_and_deleted() {
 }
 
 #[test]
-fn a_change_keeps_what_is_not_named() {
-    let services = Services::new("cli-set");
-    let _scheduler = services.pipe.scheduler("a");
-    let data = r#"{ "amount": 1.50 }"#;
-    let job = ["--app", APP, "--data", data, "--header", "a=b", "--key", "k"];
-    services.cli(&[&["schedules", "create", "nightly"][..], &job, &NIGHTLY].concat());
-    let before = services.json(&["schedules", "get", "nightly"]);
-    let by_flags = services.fails(2, &["schedules", "update", "nightly", "--zone", "UTC"]);
-    assert!(by_flags.stderr.contains("--zone"), "{by_flags:?}");
-
-    let changed = services.json(&["schedules", "set", "nightly", "--zone", "Europe/London"]);
-    assert_eq!(changed["revision"], json!(2));
-    let after = services.json(&["schedules", "get", "nightly"]);
-    let mut expected = before.clone();
-    expected["cron"]["zone"] = json!("Europe/London");
-    for field in [
-        "cron", "misfire", "appName", "priority", "key", "headers", "jobData",
-    ] {
-        assert_eq!(after[field], expected[field], "{field} of {after}");
-    }
-
-    // What is shown can be sent back and changes nothing, not even a byte of the data.
-    let shown = services.cli(&["schedules", "get", "nightly", "-o", "json"]);
-    assert!(shown.contains(data), "{shown}");
-    let file = services.pipe.env.directory().join("shown.json");
-    std::fs::write(&file, &shown).unwrap();
-    let file = file.to_str().unwrap();
-    let updated = services.json(&["schedules", "update", "--file", file]);
-    assert_eq!(updated["revision"], json!(2), "{updated}");
-    services.cli(&["schedules", "delete", "nightly"]);
-    services.cli(&["schedules", "create", "--file", file]);
-    let again = services.json(&["schedules", "get", "nightly"]);
-    assert_eq!(
-        (&again["jobData"], &again["key"]),
-        (&after["jobData"], &after["key"])
-    );
-    let unknown = services.fails(1, &["schedules", "set", "hourly", "--every", "1h"]);
-    assert_eq!(unknown.stderr, "error: schedule hourly not found\n");
-}
-
-#[test]
-fn a_definition_is_previewed_without_a_scheduler() {
+fn preview_needs_no_scheduler() {
     let nowhere = format!("http://127.0.0.1:{}", free_port());
-    let preview = [
-        &[
-            "schedules",
-            "preview",
-            "--count",
-            "3",
-            "--after",
-            "2027-03-26T12:00:00Z",
-            "--server",
-            &nowhere,
-        ][..],
-        &NIGHTLY,
-    ]
-    .concat();
-    let printed = output_of(&preview);
+    let preview = format!("schedules preview --count 3 --after 2027-03-26T12:00:00Z --server {nowhere}");
+    let printed = output_of(&[&words(&preview)[..], &NIGHTLY].concat());
     let expected = "\
 NOMINAL TIME              LOCAL TIME                                LATEST DUE  REASON
 2027-03-27T01:30:00.000Z  2027-03-27T02:30:00+01:00[Europe/Berlin]  -           -
@@ -219,43 +154,24 @@ NOMINAL TIME              LOCAL TIME                                LATEST DUE  
     assert_eq!(unreachable.code, Some(1));
 }
 
+/// Before anything is sent.
 #[test]
-fn an_invalid_definition_is_refused_before_anything_is_sent() {
+fn invalid_definition_is_refused() {
     for (arguments, says) in [
-        (
-            &["schedules", "create", "a", "--app", "x", "--every", "10ms"][..],
-            "`every.interval` ",
-        ),
-        (
-            &["schedules", "create", "a", "--app", "x", "--cron", "61 * * * *"],
-            "`cron.expression` ",
-        ),
-        (
-            &[
-                "schedules",
-                "preview",
-                "--cron",
-                "@daily",
-                "--zone",
-                "Europe/Berln",
-            ],
-            "`cron.zone` ",
-        ),
-        (
-            &["schedules", "preview", "--cron", "@daily", "--every", "5m"],
-            "cannot be used with",
-        ),
-        (&["schedules", "create", "a", "--app", "x"], "--cron"),
-        (&["schedules", "create", "--app", "x", "--every", "5m"], "<ID>"),
+        ("create a --app x --every 10ms", "`every.interval` "),
+        ("preview --cron @daily --zone Europe/Berln", "`cron.zone` "),
+        ("preview --cron @daily --every 5m", "cannot be used with"),
+        ("create a --app x", "--cron"),
+        ("create --app x --every 5m", "<ID>"),
     ] {
-        let refused = output_of(arguments);
+        let refused = output_of(&words(&format!("schedules {arguments}")));
         assert_eq!(refused.code, Some(2), "{refused:?}");
         assert!(refused.stderr.contains(says), "{says}: {refused:?}");
     }
 }
 
 #[test]
-fn a_flag_that_has_no_effect_is_refused() {
+fn flag_without_effect_is_refused() {
     let nightly = ["--cron", "@daily"];
     let hourly = ["--every", "1h"];
     let (file, id) = (["--file", "definition.json"], ["--id", "nightly"]);

@@ -37,7 +37,7 @@ async fn until(jobs: &JobClient, id: redeliver_client::JobId, what: impl Fn(&Job
 }
 
 #[test]
-fn a_job_has_the_id_that_the_producer_returned_and_obeys_commands() {
+fn job_obeys_kafka_and_grpc() {
     let services = Services::new("client-kafka");
     let _scheduler = services.pipe.scheduler("a");
     block_on(one_job_over_kafka_and_grpc(&services));
@@ -110,32 +110,7 @@ async fn one_job_over_kafka_and_grpc(services: &Services) {
 }
 
 #[test]
-fn a_scheduler_with_a_token_rejects_requests_without_it() {
-    let services = Services::new("client-token");
-    let file = services.pipe.env.directory().join("token");
-    std::fs::write(&file, "s3cret\n").unwrap();
-    let token_file = format!("scheduler.token_file={}", file.display());
-    let _scheduler = services.pipe.start("scheduler", "a", &["--set", &token_file]);
-    block_on(only_with_the_token(Endpoint::new(&services.scheduler)));
-
-    let refused = services.fails(1, &["jobs", "stats"]);
-    assert!(refused.stderr.ends_with("(UNAUTHENTICATED)\n"), "{refused:?}");
-    let file = file.to_str().unwrap();
-    assert!(
-        services
-            .cli(&["jobs", "stats", "--token-file", file])
-            .starts_with("scheduled  0\n")
-    );
-    // The token from the configuration.
-    assert!(
-        services
-            .cli(&["jobs", "stats", "--set", &token_file])
-            .starts_with("scheduled  0\n")
-    );
-}
-
-#[test]
-fn a_token_that_the_cli_creates_is_accepted_and_a_missing_scope_is_reported() {
+fn token_of_cli_is_accepted() {
     let services = Services::new("client-scopes");
     let directory = services.pipe.env.directory();
     let scope = format!("jobs:write:{APP}");
@@ -190,29 +165,6 @@ fn a_token_that_the_cli_creates_is_accepted_and_a_missing_scope_is_reported() {
     assert_eq!(unknown.code, Some(2));
     assert!(
         unknown.stderr.contains("the verbs of jobs are read, write and *"),
-        "{unknown:?}"
-    );
-}
-
-async fn only_with_the_token(endpoint: Endpoint) {
-    for wrong in [endpoint.clone(), endpoint.clone().token("guess")] {
-        let refused = JobClient::connect(&wrong)
-            .await
-            .unwrap()
-            .stats(None, 1)
-            .await
-            .unwrap_err();
-        assert_eq!(refused.code(), Some(Code::Unauthenticated), "{refused}");
-        assert!(!refused.is_transient() && !format!("{refused:?}").contains("s3cret"));
-    }
-    let jobs = JobClient::connect(&endpoint.token("s3cret")).await.unwrap();
-    let unknown = jobs
-        .schedule(&JobRequest::after("nobody", HOUR))
-        .await
-        .unwrap_err();
-    assert_eq!(unknown.code(), Some(Code::NotFound), "{unknown}");
-    assert!(
-        matches!(unknown, ClientError::Refused { reason: Some(_), .. }),
         "{unknown:?}"
     );
 }

@@ -1,4 +1,4 @@
-//! The wall clock of a retry tier in this process steps. What a step does to a release of the scheduler: `control/scheduler_waits.rs`.
+//! The wall clock of a retry tier in this process steps.
 
 use std::sync::Arc;
 
@@ -11,7 +11,6 @@ use redeliver_runtime::cli::Start;
 use redeliver_runtime::health::Health;
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::tasks::TaskError;
-use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_service::{Host, topics};
 use redeliver_testkit::eventually;
 use tokio::runtime::Runtime;
@@ -20,25 +19,19 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, load};
 
-pub(crate) const HOUR: i64 = 3_600_000;
+const HOUR: i64 = 3_600_000;
 
-/// A service that runs in this process.
-#[derive(Clone, Copy)]
-pub(crate) enum Service {
-    RetryTier,
-    Scheduler,
-}
-
-pub(crate) struct Running {
+/// A retry tier that runs in this process.
+struct Running {
     runtime: Runtime,
-    pub(crate) clock: Arc<AdjustableClock>,
+    clock: Arc<AdjustableClock>,
     health: Health,
     stop: CancellationToken,
     task: JoinHandle<Result<(), TaskError>>,
 }
 
 impl Running {
-    pub(crate) fn start(service: Service, pipe: &Pipe, confirm: HumanDuration) -> Self {
+    fn start(pipe: &Pipe, confirm: HumanDuration) -> Self {
         let clock = Arc::new(AdjustableClock::default());
         let stop = CancellationToken::new();
         let mut env = pipe.env.clone();
@@ -47,31 +40,13 @@ impl Running {
         config.clock.confirm = confirm;
         let runtime = Runtime::new().unwrap();
         let host = runtime.block_on(async {
-            let start = Start::new(
-                Arc::new(config),
-                stop.clone(),
-                Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
-            );
-            let name = match service {
-                Service::RetryTier => "retry-tier",
-                Service::Scheduler => "scheduler",
-            };
-            let mut host = Host::new(name, start);
+            let listener = Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap();
+            let start = Start::new(Arc::new(config), stop.clone(), listener);
+            let mut host = Host::new("retry-tier", start);
             host.set_clock(clock.clone());
-            match service {
-                Service::RetryTier => {
-                    let needed = topics::of_pipelines(&host.config, std::slice::from_ref(&pipe.pipeline));
-                    host.ensure_topics(&needed).await.unwrap();
-                    redeliver_retry_tier::mount(&mut host).await.unwrap();
-                }
-                Service::Scheduler => {
-                    let needed = topics::of_scheduler(&host.config);
-                    host.ensure_topics(&needed).await.unwrap();
-                    redeliver_scheduler::mount(&mut host, MemoryIndex::new())
-                        .await
-                        .unwrap();
-                }
-            }
+            let needed = topics::of_pipelines(&host.config, std::slice::from_ref(&pipe.pipeline));
+            host.ensure_topics(&needed).await.unwrap();
+            redeliver_retry_tier::mount(&mut host).await.unwrap();
             host
         });
         let health = host.health.clone();
@@ -85,28 +60,21 @@ impl Running {
         };
         eventually("the service is ready", DEADLINE, || {
             let report = running.health.report();
-            if report.ready {
-                Ok(())
-            } else {
-                Err(format!("{report:?}"))
-            }
+            report.ready.then_some(()).ok_or(format!("{report:?}"))
         });
         running
     }
 
     #[track_caller]
-    pub(crate) fn until_clock_is(&self, expected: &str) {
+    fn until_clock_is(&self, expected: &str) {
         eventually("the readiness follows the clock", DEADLINE, || {
             let state = self.health.report().parts["clock"].clone();
-            if state.starts_with(expected) {
-                Ok(())
-            } else {
-                Err(state)
-            }
+            let is_so = state.starts_with(expected);
+            is_so.then_some(()).ok_or(state)
         });
     }
 
-    pub(crate) fn shut_down(self) {
+    fn shut_down(self) {
         self.stop.cancel();
         self.runtime.block_on(self.task).unwrap().unwrap();
     }
@@ -150,10 +118,10 @@ fn until_released(pipe: &Pipe, count: usize) -> Vec<Record> {
 }
 
 #[test]
-fn a_step_that_is_undone_releases_no_record_early() {
+fn undone_step_releases_no_record_early() {
     let pipe = PipeBuilder::new("clock-undone").partitions(1).create();
     // Longer than the test: only undoing the step ends the hold.
-    let running = Running::start(Service::RetryTier, &pipe, HumanDuration::from_secs(3_600));
+    let running = Running::start(&pipe, HumanDuration::from_secs(3_600));
     running.clock.set_error(HOUR);
     running.until_clock_is("waiting: the wall clock stepped 3600.0 s forward");
     let due = in_millis(5_000);
@@ -173,26 +141,5 @@ fn a_step_that_is_undone_releases_no_record_early() {
     // The timestamp is from the clock of the system.
     let records = until_released(&pipe, 1);
     assert!(records[0].timestamp.unwrap() >= due, "{records:?}");
-    running.shut_down();
-}
-
-#[test]
-fn a_step_that_lasts_is_confirmed_in_both_directions() {
-    let pipe = PipeBuilder::new("clock-lasts").partitions(1).create();
-    let confirm = HumanDuration::from_secs(2);
-    let running = Running::start(Service::RetryTier, &pipe, confirm);
-    let stepped = SystemClock.now();
-    running.clock.set_error(HOUR);
-    pipe.produce_to(&pipe.first_tier(), vec![waiting(&pipe, in_millis(1_800_000))]);
-    let records = until_released(&pipe, 1);
-    // The clocks of the system may run a little differently.
-    let held = records[0].timestamp.unwrap().since(stepped);
-    assert!(held >= confirm.duration().mul_f64(0.9), "{held:?}");
-
-    running.clock.set_error(0);
-    let due = in_millis(100);
-    pipe.produce_to(&pipe.first_tier(), vec![waiting(&pipe, due)]);
-    let records = until_released(&pipe, 2);
-    assert!(records[1].timestamp.unwrap() >= due, "{records:?}");
     running.shut_down();
 }

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use redeliver_client::TimestampType;
 use redeliver_client::export::{ExportReader, ExportedDeadLetter, Gap, Partial};
-use redeliver_core::{Headers, Output, Record, Timestamp};
+use redeliver_core::{Headers, Output, Record};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
-use redeliver_testkit::{Process, brokers, eventually, unique};
+use redeliver_testkit::{brokers, eventually, unique};
 
 use crate::raw;
 use crate::services::{Services, path};
@@ -81,7 +81,7 @@ fn export(services: &Services, count: usize, status: i32, arguments: &[&str]) ->
 }
 
 #[test]
-fn an_export_contains_every_byte_of_the_records_in_kafka() {
+fn export_contains_every_byte() {
     let services = Services::new("export");
     let topic = services.pipe.pipeline.dead_letter_topic();
     let stamped: Arc<str> = format!("{}-stamped-dlq", services.pipe.name()).into();
@@ -196,7 +196,7 @@ fn an_export_contains_every_byte_of_the_records_in_kafka() {
 }
 
 #[test]
-fn an_export_continues_after_the_inspector_was_restarted() {
+fn export_survives_inspector_restart() {
     let services = Services::new("export-outage");
     let topic = services.pipe.pipeline.dead_letter_topic();
     let count = 500;
@@ -250,84 +250,4 @@ fn an_export_continues_after_the_inspector_was_restarted() {
     );
     // Whether the answers were complete depends on how long the inspector was away.
     assert!(matches!(export.wait().unwrap().code(), Some(0 | 3)), "{said}");
-}
-
-#[test]
-fn one_extreme_dead_letter_hides_no_others() {
-    // Microseconds in a field for milliseconds.
-    const MICROS: i64 = 1_790_000_000_000_000;
-    let services = Services::new("extreme");
-    let (pipe, topic) = (&services.pipe, services.pipe.pipeline.dead_letter_topic());
-    let any = i64::MAX.to_string();
-    let far: Arc<str> = format!("{}-far-dlq", pipe.name()).into();
-    let config = [
-        ("message.timestamp.after.max.ms", &*any),
-        ("retention.ms", "-1"),
-        ("max.message.bytes", "9000000"),
-    ];
-    raw::create_topic(&brokers(), &far, &config);
-    raw::configure_topic(&brokers(), &pipe.pipeline.source, &config[..2]);
-    let at = Timestamp::from_millis(MICROS);
-    let spring: [(&[u8], &[u8]); 2] = [
-        (b"kafka_dlt-original-topic", b"o"),
-        (b"kafka_dlt-original-timestamp", &MICROS.to_be_bytes()),
-    ];
-    raw::produce(&brokers(), &far, b"origin", &spring);
-    raw::produce_at(&brokers(), &far, at, b"dead", &spring);
-    let large = vec![b'x'; 5_000_000];
-    raw::produce(
-        &brokers(),
-        &far,
-        b"large",
-        &[(b"a", b"b"), (b"stack", &large), (b"c", b"d")],
-    );
-    raw::produce(&brokers(), &topic, b"plain", &[]);
-    let _inspector = services.inspect();
-
-    let file = pipe.env.directory().join("all.jsonl");
-    export(&services, 4, 3, &["--all", "--force", "--file", path(&file)]);
-    let exported = read(&file);
-    let values: Vec<_> = exported
-        .values()
-        .map(|letter| letter.value.clone().unwrap())
-        .collect();
-    assert_eq!(values, ["plain", "origin", "dead", "large"]);
-    let partial: Vec<_> = exported.values().map(|letter| letter.partial.headers).collect();
-    assert_eq!(partial, [None, None, None, Some(Gap::TooLarge)]);
-
-    let list = services.json(&["dlq", "ls"]);
-    let list = list["dead_letters"].as_array().unwrap();
-    assert_eq!(list.len(), 4, "{list:?}");
-    // The one in the future comes first. No answer can contain its time.
-    assert_eq!(list[0]["id"], format!("{far}/0/1"));
-    assert!(
-        list.iter().all(|letter| letter["origin_timestamp"].is_null()),
-        "{list:?}"
-    );
-    let dated = list.iter().filter(|letter| letter["dead_at"].is_string()).count();
-    assert_eq!(dated, 3, "{list:?}");
-    let stats = services.json(&["dlq", "stats"]);
-    let topics = stats["topics"].as_array().unwrap().iter();
-    let total: u64 = topics.filter_map(|topic| topic["total"].as_u64()).sum();
-    assert_eq!(total, 4, "{stats}");
-    let groups = services.json(&["dlq", "groups"]);
-    let dead: u64 = groups["groups"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter_map(|group| group["count"].as_u64())
-        .sum();
-    assert_eq!(dead, 4, "{groups}");
-    let command = pipe.command("redeliver", &["dlq", "watch", "-o", "jsonl"]);
-    let mut watch = Process::spawn(command).unwrap();
-    watch.wait_for_output("caught up; waiting for new dead letters", DEADLINE);
-    raw::produce(&brokers(), &topic, b"last", &[]);
-    let watched = watch.wait_for_output(&format!("{topic}/0/1"), DEADLINE);
-    assert_eq!(watched.matches("\"id\":").count(), 5, "{watched}");
-
-    // The life of a record whose producer wrote microseconds.
-    let offset = raw::produce_at(&brokers(), &pipe.pipeline.source, at, b"record", &[]);
-    let traces = services.json(&["trace", &format!("{}/0/{offset}", pipe.pipeline.source)]);
-    assert_eq!(traces[0]["outcome"], "new", "{traces}");
-    assert!(traces[0]["origin_timestamp"].is_null(), "{traces}");
 }

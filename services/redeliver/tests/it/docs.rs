@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use redeliver_testkit::certificates::Authority;
+use redeliver_testkit::languages::run;
 use redeliver_testkit::{ServiceProcess, eventually};
 
 use crate::services::{APP, Services, path};
 use crate::support::{DEADLINE, Draft};
+use crate::totals::totals;
 
 const WATCH: &str = include_str!("../../../../docs/watch.md");
 
@@ -85,9 +88,11 @@ fn with_tables(metrics: &BTreeMap<String, Metric>) -> String {
     page
 }
 
-/// All services, after a job and records with every outcome.
-pub(crate) fn all_services_at_work(name: &str) -> (Services, [ServiceProcess; 4]) {
-    let services = Services::new(name);
+/// The tables of the docs have exactly the metrics of all services after a job and records with every outcome, and so have
+/// the alerts and dashboards. At the end, each service logs its totals.
+#[test]
+fn docs_list_exactly_exported_metrics() {
+    let services = Services::new("docs-metrics");
     let pipe = &services.pipe;
     // Some metrics exist only with TLS, others with tokens.
     let (authority, directory) = (Authority::new().unwrap(), pipe.env.directory());
@@ -98,7 +103,7 @@ pub(crate) fn all_services_at_work(name: &str) -> (Services, [ServiceProcess; 4]
     std::fs::write(directory.join("token"), "s3cret").unwrap();
     let token = format!("dlq_inspector.token_file={}", path(&directory.join("token")));
     let tls = ["--set", &certificate, "--set", &key, "--set", &token];
-    let running = [
+    let mut running = [
         pipe.scheduler("a"),
         pipe.enricher("a"),
         pipe.retry_tier("a"),
@@ -108,15 +113,12 @@ pub(crate) fn all_services_at_work(name: &str) -> (Services, [ServiceProcess; 4]
     let (_, topics) = pipe.jobs.as_ref().unwrap();
     pipe.produce_to(&topics.ingest, vec![Draft::new("invalid", "no request")]);
     let drafts = ["fine", "busy", "later"].map(|body| Draft::new(body.to_owned(), body.to_owned()));
-    pipe.produce(drafts.to_vec());
     services.produce_dead_letters(&["hopeless"]);
+    pipe.produce(drafts.to_vec());
     services.cli(&[&["dlq", "stats", "--ca-file", path(&ca)], &tls[..]].concat());
-    (services, running)
-}
+    // The job and a record have results, two records are dead.
+    pipe.watch().until_ended(4, DEADLINE);
 
-#[test]
-fn the_docs_list_exactly_the_exported_metrics() {
-    let (_services, mut running) = all_services_at_work("docs-metrics");
     // Without a series, a metric is not exported at all. Before an update, remove the rows of metrics that are gone.
     let names = |page: &str| -> BTreeSet<String> {
         let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
@@ -136,6 +138,37 @@ fn the_docs_list_exactly_the_exported_metrics() {
             Err(format!("{missing:?}"))
         }
     });
+    let observe = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/observe");
+    eventually("alerts and dashboards name only these metrics", DEADLINE, || {
+        let mut check = Command::new(observe.join("check.py"));
+        for (number, service) in running.iter_mut().enumerate() {
+            let file = directory.join(format!("metrics-{number}"));
+            std::fs::write(&file, service.get("/metrics").1).unwrap();
+            check.arg(file);
+        }
+        run(&mut check)
+    });
+    let indexed = "redeliver_dlq_indexed_total";
+    eventually("the dead letters are indexed", DEADLINE, || {
+        // Two of the pipeline, and the rejected request for a job.
+        match running[3].metric(indexed) {
+            3 => Ok(()),
+            count => Err(count),
+        }
+    });
+    running.iter_mut().for_each(ServiceProcess::shut_down);
+    let of = |service: usize, names: &str| {
+        let totals = totals(&running[service]);
+        let values = names.split(' ').map(|name| totals[name].clone());
+        values.collect::<Vec<_>>().join(" ")
+    };
+    let of_scheduler = of(0, "service accepted rejected dispatched cancelled");
+    assert_eq!(of_scheduler, "\"scheduler\" 2 1 1 0");
+    let of_enricher = of(1, "service completed succeeded dead forgotten");
+    assert_eq!(of_enricher, "\"enricher\" 6 2 2 0");
+    assert_eq!(of(2, "service written released moved"), "\"retry-tier\" 1 1 0");
+    assert_eq!(of(3, "service indexed"), "\"dlq-inspector\" 3");
+
     if std::env::var_os("REDELIVER_UPDATE").is_some() {
         std::fs::write(repository().join("docs/watch.md"), &page).unwrap();
         return;
@@ -224,7 +257,7 @@ fn relative_links_resolve() {
 }
 
 #[test]
-fn the_readme_is_short() {
+fn readme_is_short() {
     let length = std::fs::metadata(repository().join("README.md")).unwrap().len();
     assert!(length <= 8 * 1024, "README.md has {length} bytes");
 }

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use redeliver_core::headers::{ERROR_CODE, ERROR_MESSAGE};
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{Fate, Plan, Reply, eventually};
+use redeliver_testkit::{Plan, Reply, eventually};
 
 use crate::services::path;
 use crate::support::{DEADLINE, Draft, PipeBuilder, SERVICES, records, text};
@@ -19,43 +18,22 @@ const PLAN: Plan = Plan {
     latency: Duration::ZERO,
 };
 
-/// Sends records through a pipeline whose endpoint follows the plan, and checks each of them. Returns the enricher's
-/// metrics.
-#[track_caller]
-fn run_through(setup: PipeBuilder, plan: Plan, count: usize) -> String {
-    let pipe = setup.plan(plan).create();
-    let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
-    let sent = pipe.produce(records(count));
-    let ends = pipe.settle(&sent, DEADLINE);
-    ends.meets(&plan, &sent);
-    ends.were_called(&plan, &sent, &pipe.endpoint);
-    println!("{}", ends.report);
-    enricher.get("/metrics").1
-}
-
 #[test]
-fn five_thousand_records_end_once_as_planned() {
+fn records_end_once_as_planned() {
     let plan = Plan {
         hang_per_mille: 2,
         ..PLAN
     };
     // Much longer than an answer takes on a busy machine, because each call that times out is another attempt.
     let setup = PipeBuilder::new("e2e-due").pipeline("http.timeout", "10s");
-    run_through(setup, plan, 5_000);
-}
-
-#[test]
-fn retries_through_the_source_end_the_same_way() {
-    run_through(
-        PipeBuilder::new("e2e-source").pipeline("return_to", "source"),
-        PLAN,
-        500,
-    );
-}
-
-#[test]
-fn two_lanes_share_the_work() {
-    let metrics = run_through(PipeBuilder::new("e2e-lanes").set("kafka.lanes", "2"), PLAN, 500);
+    let pipe = setup.set("kafka.lanes", "2").plan(plan).create();
+    let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let sent = pipe.produce(records(1_500));
+    let ends = pipe.settle(&sent, DEADLINE);
+    ends.meets(&plan, &sent);
+    ends.were_called(&plan, &sent, &pipe.endpoint);
+    // Both lanes of the source have worked.
+    let metrics = enricher.get("/metrics").1;
     let completed = metrics
         .lines()
         .filter(|line| line.starts_with("redeliver_lane_completed_total{") && !line.contains("-due\""));
@@ -68,9 +46,12 @@ fn two_lanes_share_the_work() {
     );
 }
 
+/// Retries return through the source, and the command finds what the audit of the tests finds.
 #[test]
-fn a_record_without_attempts_left_is_a_dead_letter_of_class_exhausted() {
-    let setup = PipeBuilder::new("e2e-exhausted").tiers(&[200]);
+fn exhausted_record_becomes_dead_letter() {
+    let setup = PipeBuilder::new("e2e-exhausted")
+        .tiers(&[200])
+        .pipeline("return_to", "source");
     let pipe = setup.plan(PLAN).create();
     let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
     let sent = pipe.produce(records(300));
@@ -87,171 +68,77 @@ fn a_record_without_attempts_left_is_a_dead_letter_of_class_exhausted() {
         message.starts_with("gave up after 2 attempts: POST http://127.0.0.1:"),
         "{message}"
     );
-}
-
-#[test]
-fn http_response_keep_keeps_the_value_of_the_record() {
-    let setup = PipeBuilder::new("e2e-keep").behave(|request| match PLAN.reply(request) {
-        // The endpoint cannot distinguish records without a body.
-        _ if request.body.is_empty() => Reply::ok("an answer to nothing"),
-        Reply::Status(200, headers, _) => Reply::Status(200, headers, "an unused response".into()),
-        other => other,
-    });
-    let pipe = setup.pipeline("http.response", "keep").create();
-    let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
-    let mut drafts = records(300);
-    drafts.push(Draft {
-        value: None,
-        ..Draft::new("null", "")
-    });
-    drafts.push(Draft::new("empty", ""));
-    let sent = pipe.produce(drafts);
-    let ends = pipe.settle(&sent, DEADLINE);
-    ends.meets_with(&sent, |sent| match sent.body() {
-        b"" => Fate::Succeeds,
-        body => PLAN.fate(body),
-    });
-    let [null, empty] = &sent[sent.len() - 2..] else {
-        unreachable!()
-    };
+    let audited = pipe.redeliver(&["audit"]);
+    assert_eq!(audited.code, Some(0), "{audited:?}");
+    let clean = "clean: every record is exactly once in the output, dead or waiting\n";
+    assert!(audited.stdout.ends_with(clean), "{audited:?}");
+    let json = pipe.redeliver(&["audit", "--output", "json"]);
+    let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!(
-        (&ends.of(null).value, &ends.of(empty).value),
-        (&None, &Some(Bytes::new()))
+        (&json["source"], &json["output"]),
+        (&ends.report.source.into(), &ends.report.output.into())
     );
 }
 
 #[test]
-fn a_field_of_the_payload_chooses_the_output() {
-    let output = "{ pointer: /meta/queue, topics: { enriched: '{name}-enriched', review: '{name}-review' }, \
-                  default: '{name}-rest' }";
-    let pipe = PipeBuilder::new("e2e-choice")
-        .output(output)
-        .tiers(&[200, 400])
-        .plan(PLAN)
-        .create();
-    let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
-    let draft = |n: usize| {
-        let queue = ["\"enriched\"", "\"review\"", "\"elsewhere\"", "null"][n % 4];
-        Draft::new(
-            format!("k{}", n % 9),
-            format!("{{\"n\":{n},\"meta\":{{\"queue\":{queue}}}}}"),
-        )
-    };
-    let sent = pipe.produce((0..200).map(draft).collect());
-    let ends = pipe.settle(&sent, DEADLINE);
-    ends.meets(&PLAN, &sent);
-    for (n, sent) in sent.iter().enumerate() {
-        let kind = match PLAN.fate(sent.body()) {
-            Fate::Refused => "dlq",
-            Fate::Succeeds | Fate::Recovers { .. } => ["enriched", "review", "rest", "rest"][n % 4],
-        };
-        assert_eq!(*ends.of(sent).position.topic, format!("{}-{kind}", pipe.name()));
-    }
-}
-
-#[test]
-fn the_response_chooses_the_output_or_drops_the_result_and_is_inserted_into_the_record() {
+fn response_chooses_output_and_is_merged() {
     const OF_EACH: usize = 20;
     let verdict = |n: usize| ["fraud", "fine", "ignore", "unknown"][n % 4];
-    for (by, choice) in [
-        (
-            "response",
-            "{ by: response, pointer: /verdict, topics: { fraud: '{name}-a', ignore: null }, default: '{name}-b' }",
-        ),
-        (
-            "status",
-            "{ by: status, topics: { 202: '{name}-a', 204: null }, default: '{name}-b' }",
-        ),
-    ] {
-        let pipe = PipeBuilder::new(&format!("e2e-by-{by}"))
-            .output(choice)
-            .pipeline("http.response", "{ merge: /meta/checked }")
-            .behave(move |request| {
-                let document: serde_json::Value = serde_json::from_slice(&request.body).unwrap();
-                let verdict = document["verdict"].as_str().unwrap();
-                let status = match verdict {
-                    "fraud" => 202,
-                    "ignore" => 204,
-                    _ => 200,
-                };
-                // A 204 has no body, which is no JSON. Its result is dropped, so that does not matter.
-                let body = if status == 204 && by == "status" {
-                    String::new()
-                } else {
-                    format!(r#"{{"verdict":"{verdict}"}}"#)
-                };
-                let status = if by == "status" { status } else { 200 };
-                Reply::Status(status, Vec::new(), body.into())
-            })
-            .create();
-        let draft = |n: usize| {
-            Draft::new(
-                format!("k{n}"),
-                format!(r#"{{"n":{n}.0,"verdict":"{}"}}"#, verdict(n)),
-            )
-        };
-        let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
-        pipe.produce((0..4 * OF_EACH).map(draft).collect());
-        pipe.watch().until_ended(3 * OF_EACH, DEADLINE);
-        let audited = eventually("the audit agrees", DEADLINE, || {
-            let audited = pipe.redeliver(&["audit"]);
-            match audited.code {
-                Some(0) => Ok(audited),
-                _ => Err(format!("{audited:?}")),
-            }
-        });
-        let line = "clean, except that successes without a result cannot be checked";
-        assert!(audited.stdout.contains(line), "{audited:?}");
-        for (topic, of) in [("a", &["fraud"][..]), ("b", &["fine", "unknown"])] {
-            let topic = format!("{}-{topic}", pipe.name()).as_str().into();
-            let values: Vec<String> = pipe
-                .read(&[topic])
-                .iter()
-                .map(|record| String::from_utf8(record.value.clone().unwrap().into()).unwrap())
-                .collect();
-            assert_eq!(values.len(), of.len() * OF_EACH);
-            for n in (0..4 * OF_EACH).filter(|n| of.contains(&verdict(*n))) {
-                let verdict = verdict(n);
-                let merged = format!(
-                    r#"{{"n":{n}.0,"verdict":"{verdict}","meta":{{"checked":{{"verdict":"{verdict}"}}}}}}"#
-                );
-                assert!(values.contains(&merged), "{merged} {values:?}");
-            }
+    let choice = "{ by: response, pointer: /verdict, topics: { fraud: '{name}-a', ignore: null }, default: '{name}-b' }";
+    let pipe = PipeBuilder::new("e2e-choice")
+        .output(choice)
+        .pipeline("http.response", "{ merge: /meta/checked }")
+        .behave(move |request| {
+            let document: serde_json::Value = serde_json::from_slice(&request.body).unwrap();
+            Reply::ok(format!(r#"{{"verdict":{}}}"#, document["verdict"]))
+        })
+        .create();
+    let draft = |n: usize| {
+        let value = format!(r#"{{"n":{n}.0,"verdict":"{}"}}"#, verdict(n));
+        Draft::new(format!("k{n}"), value)
+    };
+    let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
+    pipe.produce((0..4 * OF_EACH).map(draft).collect());
+    pipe.watch().until_ended(3 * OF_EACH, DEADLINE);
+    let audited = eventually("the audit agrees", DEADLINE, || {
+        let audited = pipe.redeliver(&["audit"]);
+        match audited.code {
+            Some(0) => Ok(audited),
+            _ => Err(format!("{audited:?}")),
+        }
+    });
+    let line = "clean, except that successes without a result cannot be checked";
+    assert!(audited.stdout.contains(line), "{audited:?}");
+    for (topic, of) in [("a", &["fraud"][..]), ("b", &["fine", "unknown"])] {
+        let topic = format!("{}-{topic}", pipe.name()).as_str().into();
+        let values: Vec<String> = pipe
+            .read(&[topic])
+            .iter()
+            .map(|record| String::from_utf8(record.value.clone().unwrap().into()).unwrap())
+            .collect();
+        assert_eq!(values.len(), of.len() * OF_EACH);
+        for n in (0..4 * OF_EACH).filter(|n| of.contains(&verdict(*n))) {
+            let verdict = verdict(n);
+            let merged = format!(
+                r#"{{"n":{n}.0,"verdict":"{verdict}","meta":{{"checked":{{"verdict":"{verdict}"}}}}}}"#
+            );
+            assert!(values.contains(&merged), "{merged} {values:?}");
         }
     }
 }
 
 #[test]
-fn two_pipelines_with_separate_processes_share_a_tier() {
+fn separate_processes_share_tier() {
     // All pipelines of a broker share the consumer group of a tier, also across processes.
     let setup = |name: &str| PipeBuilder::new(name).plan(PLAN).shared_tiers(&[431, 862]);
     let pipes = ["e2e-one", "e2e-other"].map(|name| setup(name).create());
     let _running = pipes
         .each_ref()
         .map(|pipe| (pipe.enricher("a"), pipe.retry_tier("a")));
-    let sent = pipes.each_ref().map(|pipe| pipe.produce(records(300)));
+    let sent = pipes.each_ref().map(|pipe| pipe.produce(records(100)));
     for (pipe, sent) in pipes.iter().zip(&sent) {
         pipe.settle(sent, DEADLINE).meets(&PLAN, sent);
     }
-}
-
-#[test]
-fn the_audit_command_agrees() {
-    let pipe = PipeBuilder::new("e2e-audit").tiers(&[200]).create();
-    let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
-    let sent = pipe.produce(records(20));
-    pipe.settle(&sent, DEADLINE);
-    let audited = pipe.redeliver(&["audit"]);
-    assert_eq!(audited.code, Some(0), "{audited:?}");
-    assert!(
-        audited
-            .stdout
-            .ends_with("clean: every record is exactly once in the output, dead or waiting\n"),
-        "{audited:?}"
-    );
-    let json = pipe.redeliver(&["audit", "--output", "json"]);
-    let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
-    assert_eq!((&json["source"], &json["output"]), (&20.into(), &20.into()));
 }
 
 /// I9, for all services and all outcomes.

@@ -21,7 +21,7 @@ fn variable(key: &str) -> String {
 
 /// The file has only addresses at which nothing listens.
 #[test]
-fn variables_override_the_file_in_every_service() {
+fn variables_override_file_in_services() {
     let pipe = PipeBuilder::new("environment")
         .tiers(&[300])
         .through_scheduler()
@@ -82,7 +82,7 @@ fn variables_override_the_file_in_every_service() {
         process.until_ready();
         process
     });
-    let sent = pipe.produce(drafts("environment", 100));
+    let sent = pipe.produce(drafts("environment", 40));
     pipe.settle(&sent, DEADLINE).meets(&PLAN, &sent);
     let audited = run({
         let mut command = command("redeliver");
@@ -96,7 +96,7 @@ fn variables_override_the_file_in_every_service() {
 }
 
 #[test]
-fn an_invalid_variable_is_named_by_every_program() {
+fn invalid_variable_is_named() {
     let expected =
         "error: kafka.lanes: `many` is not a whole number (environment variable REDELIVER__KAFKA__LANES)\n";
     let arguments = [("redeliver", &["topics", "apply"][..])];
@@ -152,7 +152,7 @@ fn names_after(text: &str, prefix: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_example_of_the_environment_has_the_variables_of_the_compose_file_and_the_docs() {
+fn example_has_documented_variables() {
     let compose = std::fs::read_to_string(repository().join("docker-compose.yml")).unwrap();
     let example = example();
     let (settings, of_compose): (BTreeMap<_, _>, BTreeMap<_, _>) = example
@@ -198,7 +198,7 @@ fn the_example_of_the_environment_has_the_variables_of_the_compose_file_and_the_
 }
 
 #[test]
-fn every_service_of_the_compose_file_reads_the_environment_file_if_there_is_one() {
+fn compose_services_read_environment_file() {
     let compose = std::fs::read_to_string(repository().join("docker-compose.yml")).unwrap();
     let compose: Value = serde_saphyr::from_str(&compose).unwrap();
     let expected = serde_json::json!([{ "path": ".env", "required": false }]);

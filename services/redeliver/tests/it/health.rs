@@ -11,7 +11,7 @@ fn health(pipe: &Pipe, of: &mut ServiceProcess) -> CommandOutput {
 }
 
 #[test]
-fn health_tells_whether_the_process_is_ready() {
+fn health_is_readiness() {
     let pipe = PipeBuilder::new("health").tiers(&[5_000]).create();
     let mut ready = pipe.retry_tier("a");
     ready.until_ready();

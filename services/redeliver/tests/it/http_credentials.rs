@@ -29,7 +29,7 @@ fn until_stale(enricher: &mut ServiceProcess, pipe: &Pipe, expected: u64) {
 }
 
 #[test]
-fn a_changed_header_file_is_used_without_a_restart_and_costs_no_record_an_attempt() {
+fn changed_header_file_costs_no_attempt() {
     let scratch = Scratch::new("header").unwrap();
     let file = scratch.path().join("token");
     write(&file, "Bearer secret-0\n");
@@ -62,7 +62,7 @@ fn a_changed_header_file_is_used_without_a_restart_and_costs_no_record_an_attemp
         sent.len()
     };
     // The file changes before the endpoint forgets the previous token, and after that.
-    for round in 1..=4 {
+    for round in 1..=2 {
         let mut ended = process(100);
         let token = format!("Bearer secret-{round}");
         if round % 2 == 0 {
@@ -96,7 +96,7 @@ fn a_changed_header_file_is_used_without_a_restart_and_costs_no_record_an_attemp
     until_stale(&mut enricher, &pipe, 1);
     let ended = process(50);
     pipe.watch().until_ended(ended, DEADLINE);
-    write(&file, "Bearer secret-4\n");
+    write(&file, "Bearer secret-2\n");
     until_stale(&mut enricher, &pipe, 0);
 
     let ends = pipe.settle(&sent, DEADLINE);

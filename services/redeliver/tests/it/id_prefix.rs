@@ -9,12 +9,8 @@ use redeliver_testkit::{
     CommandOutput, Fate, Reply, Request, ServiceProcess, Trouble, eventually, run, unique_delays,
 };
 
-use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, Sent, Variant};
-
-fn drafts(word: &str, count: usize) -> Vec<Draft> {
-    let draft = |n| Draft::new(format!("{word}-{n}"), format!("{word} {n}"));
-    (0..count).map(draft).collect()
-}
+use crate::retries::drafts;
+use crate::support::{DEADLINE, Pipe, PipeBuilder, Sent, Variant};
 
 /// Each record fails once.
 fn fails_once(request: &Request) -> Reply {
@@ -57,7 +53,7 @@ fn start_as(pipe: &Pipe, service: &'static str, instance: &str) -> ServiceProces
 }
 
 #[test]
-fn two_installations_with_the_same_tiers_and_instances_do_not_disturb_each_other() {
+fn installations_do_not_disturb_each_other() {
     let tiers = unique_delays(&[1_500]);
     let pipes = ["prefix-one", "prefix-two"].map(|name| {
         let builder = PipeBuilder::new(name).shared_tiers(&tiers).behave(fails_once);
@@ -91,12 +87,12 @@ fn two_installations_with_the_same_tiers_and_instances_do_not_disturb_each_other
 }
 
 #[test]
-fn a_changed_prefix_is_refused_until_the_offsets_are_migrated() {
+fn changed_prefix_needs_migrated_offsets() {
     const DONE: usize = 30;
     const WAITING: usize = 20;
     let reply = |request: &Request| match request.earlier_calls_of_key {
         0 if request.body.starts_with(b"waits") => {
-            Reply::Status(503, vec![("retry-after".to_owned(), "20".to_owned())], "".into())
+            Reply::Status(503, vec![("retry-after".to_owned(), "10".to_owned())], "".into())
         }
         0 => Reply::status(503),
         _ => Reply::ok(request.body.clone()),
@@ -113,8 +109,6 @@ fn a_changed_prefix_is_refused_until_the_offsets_are_migrated() {
     let previous = [pipe.enricher("a"), pipe.retry_tier("a")];
     let mut sent = pipe.produce(drafts("done", DONE));
     pipe.settle(&sent, DEADLINE);
-    sent.extend(pipe.produce(drafts("waits", WAITING)));
-    pipe.until_waiting(DONE + WAITING);
 
     // Nothing is copied while there are members.
     let refused = migrate(&changed);
@@ -144,6 +138,8 @@ fn a_changed_prefix_is_refused_until_the_offsets_are_migrated() {
         let command = "run `redeliver topics migrate-offsets --from-prefix=`";
         assert!(printed.stderr.contains(command), "{printed:?}");
     }
+    sent.extend(pipe.produce(drafts("waits", WAITING)));
+    pipe.until_waiting(DONE + WAITING);
     for mut process in previous {
         process.shut_down();
     }

@@ -1,22 +1,16 @@
 //! Certificates and passwords for Kafka that are replaced while the services run, as Kubernetes replaces a Secret.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::Duration;
 
-use redeliver_client::{ClientError, Endpoint, JobClient, JobRequest};
 use redeliver_testkit::certificates::{Authority, Signed};
 use redeliver_testkit::local_kafka::kafka_tool;
 use redeliver_testkit::scratch::Scratch;
 use redeliver_testkit::{LocalKafka, ServiceProcess, eventually, free_port};
 
-use crate::client::block_on;
+use crate::chaos::load::under_load;
 use crate::services::path;
-use crate::support::{DEADLINE, Ends, PLAN, Pipe, PipeBuilder, Sent, records};
+use crate::support::{DEADLINE, PLAN, Pipe, PipeBuilder, Sent, record, records, words};
 
 /// The application of the scheduler.
 const APP: &str = "demo";
@@ -83,7 +77,7 @@ fn with_certificate(name: &str, kafka: &LocalKafka, secret: &Secret) -> PipeBuil
         .set("kafka.properties.ssl.certificate.location", &file("tls.crt"))
         .set("kafka.properties.ssl.key.location", &file("tls.key"))
         .set("kafka.properties.ssl.ca.location", &file("ca.crt"))
-        .set("kafka.credentials_spread", "3s")
+        .set("kafka.credentials_spread", "1s")
         .plan(PLAN)
 }
 
@@ -100,84 +94,25 @@ fn until_replaced(services: &mut [ServiceProcess], count: usize) {
     }
 }
 
-/// How many records and jobs are written at once.
-const RECORDS: usize = 20;
-const JOBS: usize = 5;
-
-/// Writes records and jobs, each with another value, until it is finished.
-struct Load {
-    stop: Arc<AtomicBool>,
-    thread: Option<thread::JoinHandle<usize>>,
-}
-
-impl Load {
-    /// `first`: the number of the first job, which also tells which records were written before.
-    fn start(pipe: Arc<Pipe>, scheduler: String, first: usize) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let is_stopped = stop.clone();
-        let thread = thread::spawn(move || {
-            let mut jobs = first;
-            while !is_stopped.load(Ordering::Relaxed) {
-                let written = jobs / JOBS * RECORDS;
-                pipe.produce(records(written + RECORDS).split_off(written));
-                block_on(async {
-                    let endpoint = Endpoint::new(format!("http://{scheduler}"));
-                    let client = JobClient::connect(&endpoint).await.unwrap();
-                    for job in jobs..jobs + JOBS {
-                        // With a key, a request can be sent again until its outcome is known.
-                        let request = JobRequest::after(APP, Duration::from_millis(700))
-                            .idempotency_key(format!("{job}"))
-                            .data(format!("job {job}"));
-                        while let Err(error) = client.schedule(&request).await {
-                            let is_pending = matches!(&error, ClientError::Refused { reason: Some(reason), .. } if reason == "PENDING");
-                            assert!(is_pending, "{error}");
-                        }
-                    }
-                });
-                jobs += JOBS;
-                // The rate of the load.
-                thread::park_timeout(Duration::from_millis(100));
-            }
-            jobs
-        });
-        Self {
-            stop,
-            thread: Some(thread),
-        }
-    }
-
-    /// The number after that of the last job.
-    fn finish(mut self) -> usize {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().unwrap().join().unwrap()
-    }
-}
-
-/// Waits until `jobs` are dispatched, and everything that was written to the source has ended once.
-fn settle(pipe: &Pipe, jobs: usize) -> (Ends, Vec<Sent>) {
-    let of_jobs = |sent: &Sent| {
-        let body = String::from_utf8_lossy(sent.body()).into_owned();
-        body.starts_with("job ").then_some(body)
-    };
-    let sent = eventually("all jobs are dispatched", DEADLINE, || {
+/// Waits until this many jobs are dispatched, and everything in the source has ended once. No lane may have dropped an attempt
+/// when it replaced its clients.
+#[track_caller]
+fn settle(pipe: &Pipe, sent: &[Sent], jobs: usize) {
+    let all = eventually("all jobs are dispatched", DEADLINE, || {
         let read = pipe.read(std::slice::from_ref(&pipe.pipeline.source));
-        let sent: Vec<Sent> = read.into_iter().map(Sent::from).collect();
-        let dispatched: Vec<String> = sent.iter().filter_map(of_jobs).collect();
-        let distinct: BTreeSet<&String> = dispatched.iter().collect();
-        assert_eq!(distinct.len(), dispatched.len(), "dispatched twice");
-        if dispatched.len() == jobs {
-            Ok(sent)
-        } else {
-            Err(format!("{} of {jobs}", dispatched.len()))
+        match read.len() - sent.len() {
+            found if found == jobs => Ok(read),
+            found => Err(format!("{found} of {jobs}")),
         }
     });
-    let ends = pipe.settle(&sent, DEADLINE);
-    ends.meets(&PLAN, &sent);
-    (ends, sent)
+    let all: Vec<Sent> = all.into_iter().map(Sent::from).collect();
+    let ends = pipe.settle(&all, DEADLINE);
+    ends.meets(&PLAN, &all);
+    ends.were_called(&PLAN, &all, &pipe.endpoint);
 }
 
 #[test]
-fn changed_certificates_are_used_without_a_restart_and_the_previous_ones_are_not_used_any_more() {
+fn changed_certificates_are_used() {
     let (brokers, next_brokers) = (Authority::new().unwrap(), Authority::new().unwrap());
     let (clients, next_clients) = (Authority::new().unwrap(), Authority::new().unwrap());
     let both = |one: &Authority, other: &Authority| format!("{}{}", one.pem(), other.pem());
@@ -197,26 +132,31 @@ fn changed_certificates_are_used_without_a_restart_and_the_previous_ones_are_not
         .set("dlq_inspector.topics", &dead)
         .set("dlq_inspector.data_dir", path(data.path()))
         .create();
-    let pipe = Arc::new(pipe);
     let names = ["enricher", "retry-tier", "scheduler", "dlq-inspector"];
     let mut services = names.map(|name| pipe.start(name, "a", &[]));
 
-    let load = Load::start(pipe.clone(), scheduler.clone(), 0);
     // Clients exist that look up values of dead letters.
     let show = || {
-        let listed = pipe.redeliver(&["dlq", "ls", "-o", "jsonl", "--limit", "1"]);
+        let listed = pipe.redeliver(&words("dlq ls -o jsonl --limit 1"));
         let letter: serde_json::Value = serde_json::from_str(listed.stdout.lines().next()?).ok()?;
         let id = letter["id"].as_str()?.to_owned();
         let shown = pipe.redeliver(&["dlq", "show", &id, "-o", "json"]);
         (shown.code == Some(0)).then_some(())
     };
-    eventually("a dead letter is shown", DEADLINE, || show().ok_or("none"));
-    secret.set_certificate(&client(&next_clients), &both(&brokers, &next_brokers));
-    until_replaced(&mut services, 1);
-    let jobs = load.finish();
-    let (ends, sent) = settle(&pipe, jobs);
-    // No lane has dropped an attempt when it replaced its clients.
-    ends.were_called(&PLAN, &sent, &pipe.endpoint);
+    let schedule = |number: usize| {
+        let job = format!("jobs schedule --app {APP} --in 1s --data job-{number}");
+        let scheduled = pipe.redeliver(&words(&job));
+        assert_eq!(scheduled.code, Some(0), "{scheduled:?}");
+    };
+    let sent = under_load(&pipe, 100, |load| {
+        eventually("a dead letter is shown", DEADLINE, || show().ok_or("none"));
+        schedule(1);
+        secret.set_certificate(&client(&next_clients), &both(&brokers, &next_brokers));
+        until_replaced(&mut services, 1);
+        schedule(2);
+        load.until_ended(100);
+    });
+    settle(&pipe, &sent, 2);
 
     // From here on, clients with the previous certificate are refused, and so is the previous CA of the broker.
     kafka
@@ -224,12 +164,11 @@ fn changed_certificates_are_used_without_a_restart_and_the_previous_ones_are_not
         .unwrap();
     kafka.restart().unwrap();
     services.iter_mut().for_each(ServiceProcess::until_ready);
-    let load = Load::start(pipe.clone(), scheduler, jobs);
     show().unwrap();
-    let ended = pipe.watch().look().len();
-    pipe.watch().until_ended(ended + 200, DEADLINE);
-    let jobs = load.finish();
-    assert!(settle(&pipe, jobs).0.dead().count() > 0);
+    schedule(3);
+    let mut sent = sent;
+    sent.extend(pipe.produce((0..100).map(|n| record(1_000_000 + n)).collect()));
+    settle(&pipe, &sent, 3);
     let audited = pipe.redeliver(&["audit"]);
     assert_eq!(audited.code, Some(0), "{audited:?}");
     for service in &mut services {
@@ -242,7 +181,7 @@ fn changed_certificates_are_used_without_a_restart_and_the_previous_ones_are_not
 
 #[test]
 #[ignore = "long"]
-fn certificates_that_cannot_be_used_are_reported_and_the_previous_ones_stay_in_use() {
+fn unusable_certificates_are_reported() {
     let (brokers, clients) = (Authority::new().unwrap(), Authority::new().unwrap());
     let kafka = LocalKafka::start_with_client_certificates(&brokers.sign().unwrap(), &clients.pem()).unwrap();
     let mut secret = Secret::new();
@@ -314,7 +253,7 @@ fn certificates_that_cannot_be_used_are_reported_and_the_previous_ones_stay_in_u
 }
 
 #[test]
-fn a_changed_password_is_used_without_a_restart() {
+fn changed_password_is_used() {
     const USER: &str = "redeliver";
     let authority = Authority::new().unwrap();
     let mut kafka = LocalKafka::start_secured(&authority.sign().unwrap(), USER, "first-password").unwrap();

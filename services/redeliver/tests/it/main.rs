@@ -6,12 +6,10 @@
 )]
 
 mod acls;
-mod all_services;
 mod batches;
 mod breaker;
 mod changes;
 mod chaos;
-mod classification;
 mod cli;
 mod cli_schedules;
 mod client;
@@ -22,7 +20,6 @@ mod deployment;
 mod dlq_export;
 mod dlq_redrive;
 mod docs;
-mod due;
 mod e2e;
 mod environment;
 mod foreign;
@@ -58,7 +55,6 @@ mod too_large;
 mod totals;
 mod traces;
 mod transactional;
-mod tuning;
 mod until_idle;
 mod waiting;
 mod waits;

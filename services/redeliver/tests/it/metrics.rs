@@ -81,7 +81,7 @@ fn until_equal(process: &mut ServiceProcess, metrics: &[&str], expected: &[(Stri
 }
 
 #[test]
-fn records_attempts_and_calls_are_counted_by_what_became_of_them() {
+fn outcomes_are_counted() {
     let throttled = |seconds: Option<u32>| {
         let retry_after = seconds.map(|seconds| ("retry-after".to_owned(), seconds.to_string()));
         Reply::Status(429, Vec::from_iter(retry_after), "busy".into())
@@ -199,41 +199,9 @@ fn records_attempts_and_calls_are_counted_by_what_became_of_them() {
             of("tier_lateness_seconds_count", second, 2),
         ],
     );
-}
 
-#[test]
-fn services_have_the_standard_metrics_of_their_process() {
-    let pipe = PipeBuilder::new("metrics-process").partitions(1).create();
-    for process in [&mut pipe.enricher("a"), &mut pipe.retry_tier("a")] {
-        let (_, page) = process.get("/metrics");
-        let value = |name: &str| -> f64 {
-            let mut lines = page.lines().filter_map(|line| line.strip_prefix(name));
-            let value = lines.find_map(|rest| rest.strip_prefix(' ')?.parse().ok());
-            value.unwrap_or_else(|| panic!("no {name} in {page}"))
-        };
-        let resident = value("process_resident_memory_bytes") / 1024.0;
-        #[expect(clippy::cast_precision_loss, reason = "a size of memory")]
-        let expected = process.process().rss_kib() as f64;
-        assert!(
-            (0.5..2.0).contains(&(resident / expected)),
-            "{resident} KiB, but {expected}"
-        );
-        assert!(value("process_virtual_memory_bytes") > value("process_resident_memory_bytes"));
-        assert!(value("process_cpu_seconds_total") > 0.0);
-        // Each lane has threads of its own and connections to the broker.
-        assert!(value("process_threads") > 10.0 && value("process_open_fds") > 10.0);
-        assert!(value("process_max_fds") > value("process_open_fds"));
-        let start = value("process_start_time_seconds");
-        let same = value("redeliver_process_start_time_seconds");
-        assert!((start - same).abs() < 60.0, "{start}, but {same}");
-    }
-}
-
-/// With huge pages, an idle service takes several times the memory.
-#[test]
-fn services_use_no_transparent_huge_pages() {
-    let pipe = PipeBuilder::new("huge-pages").partitions(1).create();
-    for process in [&mut pipe.enricher("a"), &mut pipe.retry_tier("a")] {
+    // With huge pages, an idle service takes several times the memory.
+    for process in [&mut enricher, &mut tier] {
         let path = format!("/proc/{}/status", process.process().id().number());
         let status = std::fs::read_to_string(&path).unwrap();
         let enabled = status.lines().find_map(|line| line.strip_prefix("THP_enabled:"));

@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,9 +14,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use redeliver_core::{Clock as _, SystemClock};
 use redeliver_testkit::issuer::{AUDIENCE, Issuer};
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{
-    CommandOutput, FakeEndpoint, LocalKafka, Reply, Request, ServiceProcess, eventually,
-};
+use redeliver_testkit::{FakeEndpoint, LocalKafka, Reply, Request, ServiceProcess, eventually};
 
 use crate::services::path;
 use crate::support::{DEADLINE, Pipe, PipeBuilder};
@@ -205,7 +202,7 @@ fn denied() -> Reply {
 }
 
 #[test]
-fn services_log_in_with_credentials_of_the_environment_a_profile_and_a_web_identity() {
+fn services_log_in_with_every_source() {
     let msk = Msk::start();
     let secret = format!("{SECRET}-session");
     let of_environment = [
@@ -283,7 +280,7 @@ fn container_credentials(key: &str) -> impl Fn(&Request) -> Reply + Send + Sync 
 }
 
 #[test]
-fn credentials_of_a_container_are_renewed_before_they_expire_and_after_an_outage() {
+fn container_credentials_are_renewed() {
     let msk = Msk::start();
     let endpoint = FakeEndpoint::start(container_credentials("ASIAFIRST"));
     let url = format!("{}/v1/credentials", endpoint.url());
@@ -314,110 +311,54 @@ fn credentials_of_a_container_are_renewed_before_they_expire_and_after_an_outage
     ends_without_showing_secrets(service);
 }
 
-/// Runs `redeliver topics check` in this environment, which must fail with this problem.
-#[track_caller]
-fn fails(pipe: &Pipe, environment: &[(&str, &str)], problem: &str) {
-    let mut command = pipe.command("redeliver", &["topics", "check"]);
-    let output = command.envs(environment.iter().copied()).output().unwrap();
-    let output = CommandOutput {
-        code: output.status.code(),
-        stdout: String::from_utf8(output.stdout).unwrap(),
-        stderr: String::from_utf8(output.stderr).unwrap(),
-    };
-    assert_eq!(output.code, Some(1), "{output:?}");
-    let expected = format!("cannot get a token for kafka: {problem}");
-    assert!(
-        output.stderr.contains(&expected),
-        "{}\ninstead of {expected}",
-        output.stderr
-    );
-    assert!(!output.stderr.contains(SECRET), "{output:?}");
-}
-
+/// The unit tests of the login have more answers of STS and of containers.
 #[test]
-fn a_command_without_usable_credentials_says_why() {
-    let pipe = |name: &str, login: &str| {
-        PipeBuilder::new(name)
+fn unusable_credentials_are_explained() {
+    let sts = FakeEndpoint::start(sts);
+    let of_role = [
+        ("AWS_ACCESS_KEY_ID", "AKIA"),
+        ("AWS_SECRET_ACCESS_KEY", SECRET),
+        ("AWS_ENDPOINT_URL_STS", &sts.url()),
+    ];
+    let no_metadata = [("AWS_EC2_METADATA_DISABLED", "true")];
+    let role = format!("region: eu-central-1, role_arn: '{ROLE}'");
+    for (name, login, environment, problem) in [
+        (
+            "nowhere",
+            "",
+            &no_metadata[..],
+            ".region: is missing; neither the names of the brokers nor AWS's environment contain it (AWS_REGION)",
+        ),
+        (
+            "frankfurt",
+            "region: eu-central-1",
+            &no_metadata,
+            ": there are no AWS credentials; ",
+        ),
+        (
+            "profile",
+            "region: eu-central-1, profile: streams",
+            &no_metadata,
+            ".profile: AWS's shared files contain no profile `streams` with credentials",
+        ),
+        (
+            "role",
+            &role,
+            &of_role,
+            ".role_arn: STS answered 403: AccessDenied",
+        ),
+    ] {
+        let pipe = PipeBuilder::new(name)
             // The commands end before they connect.
             .brokers("127.0.0.1:9092")
-            .set("kafka.login.msk_iam", login)
-            .without_topics()
-    };
-    let pipe_in_frankfurt = pipe("frankfurt", "{ region: eu-central-1 }");
-    let no_metadata = ("AWS_EC2_METADATA_DISABLED", "true");
-    fails(
-        &pipe("nowhere", "{}"),
-        &[no_metadata],
-        "kafka.login.msk_iam.region: is missing; neither the names of the brokers nor AWS's environment contain it \
-         (AWS_REGION)",
-    );
-    fails(
-        &pipe_in_frankfurt,
-        &[no_metadata],
-        "kafka.login.msk_iam: there are no AWS credentials; ",
-    );
-    fails(
-        &pipe("profile", "{ region: eu-central-1, profile: streams }"),
-        &[no_metadata],
-        "kafka.login.msk_iam.profile: AWS's shared files contain no profile `streams` with credentials",
-    );
-    let files = Scratch::new("credentials").unwrap();
-    let file = |name: &str, text: &str| {
-        let file = files.path().join(name);
-        std::fs::write(&file, text).unwrap();
-        path(&file).to_owned()
-    };
-    let container = FakeEndpoint::start(container_credentials("ASIA"));
-    // The SDK's own error contains the token.
-    fails(
-        &pipe_in_frankfurt,
-        &[
-            ("AWS_CONTAINER_CREDENTIALS_FULL_URI", &container.url()),
-            (
-                "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
-                &file("token", &format!("{SECRET}\n")),
-            ),
-        ],
-        "kafka.login.msk_iam: the AWS credentials are not configured correctly: the token for the container's endpoint \
-         contains a character that HTTP does not allow, such as a line break",
-    );
-    let sts = FakeEndpoint::start(sts);
-    let url = sts.url();
-    let identity = file("identity", &format!("{SECRET}-other"));
-    let of_web_identity = |identity: &Path| {
-        let identity = path(identity).to_owned();
-        [
-            ("AWS_WEB_IDENTITY_TOKEN_FILE".to_owned(), identity),
-            ("AWS_ROLE_ARN".to_owned(), ROLE.to_owned()),
-            ("AWS_ENDPOINT_URL_STS".to_owned(), url.clone()),
-        ]
-    };
-    let environment = of_web_identity(Path::new(&identity));
-    let environment = environment
-        .each_ref()
-        .map(|(name, value)| (name.as_str(), value.as_str()));
-    fails(
-        &pipe_in_frankfurt,
-        &environment,
-        "kafka.login.msk_iam: STS answered 403: AccessDenied (User is not authorized to perform sts:AssumeRole)",
-    );
-    let environment = of_web_identity(&files.path().join("missing"));
-    let environment = environment
-        .each_ref()
-        .map(|(name, value)| (name.as_str(), value.as_str()));
-    fails(
-        &pipe_in_frankfurt,
-        &environment,
-        "kafka.login.msk_iam: cannot get AWS credentials: No such file or directory (os error 2): check \
-         AWS_WEB_IDENTITY_TOKEN_FILE and AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
-    );
-    fails(
-        &pipe("role", &format!("{{ region: eu-central-1, role_arn: '{ROLE}' }}")),
-        &[
-            ("AWS_ACCESS_KEY_ID", "AKIA"),
-            ("AWS_SECRET_ACCESS_KEY", SECRET),
-            ("AWS_ENDPOINT_URL_STS", &url),
-        ],
-        "kafka.login.msk_iam.role_arn: STS answered 403: AccessDenied",
-    );
+            .set("kafka.login.msk_iam", &format!("{{ {login} }}"))
+            .without_topics();
+        let mut command = pipe.command("redeliver", &["topics", "check"]);
+        let output = command.envs(environment.iter().copied()).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        let expected = format!("cannot get a token for kafka: kafka.login.msk_iam{problem}");
+        assert!(stderr.contains(&expected), "{stderr}\ninstead of {expected}");
+        assert!(!stderr.contains(SECRET), "{stderr}");
+    }
 }

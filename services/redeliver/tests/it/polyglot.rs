@@ -115,7 +115,7 @@ fn schedules_by_a_plain_json_record(name: &str, data: &str, program: impl Fn(&[&
 }
 
 #[test]
-fn a_python_program_schedules_a_job_with_a_json_record() {
+fn python_schedules_job_with_json() {
     let data = r#"{"number": 32}"#;
     schedules_by_a_plain_json_record("python-json", data, |arguments| {
         let printed = the_python().run("schedule.py", arguments);
@@ -124,7 +124,7 @@ fn a_python_program_schedules_a_job_with_a_json_record() {
 }
 
 #[test]
-fn a_node_program_schedules_a_job_with_a_json_record() {
+fn node_schedules_job_with_json() {
     let modules = node_modules(&clients().join("node")).unwrap();
     let data = r#"{"number":33}"#;
     schedules_by_a_plain_json_record("node-json", data, |arguments| {
@@ -139,7 +139,7 @@ fn a_node_program_schedules_a_job_with_a_json_record() {
 }
 
 #[test]
-fn a_python_client_generated_from_the_schemas_schedules_and_cancels_a_job() {
+fn python_client_schedules_and_cancels() {
     let services = Services::new("python-jobs");
     let _scheduler = services.pipe.scheduler("a");
     let jobs = |arguments: &[&str]| {
@@ -169,7 +169,7 @@ fn a_python_client_generated_from_the_schemas_schedules_and_cancels_a_job() {
 }
 
 #[test]
-fn a_python_client_generated_from_the_schemas_lists_reads_and_watches_dead_letters() {
+fn python_client_reads_dead_letters() {
     let services = Services::new("python-dead");
     let (_enricher, _inspector) = (services.pipe.enricher("a"), services.inspect());
     let letters = services.produce_dead_letters(&["hopeless 1", "hopeless ä"]);
@@ -279,7 +279,7 @@ fn produces_what_a_pipeline_handles(name: &str, header: (&str, &str), run: impl 
 }
 
 #[test]
-fn the_python_producer_of_the_docs_works() {
+fn documented_python_producer_works() {
     let files = Scratch::new("docs-python").unwrap();
     let requirements = files.path().join("requirements.txt");
     std::fs::write(&requirements, "confluent-kafka==2.16.1\n").unwrap();
@@ -293,7 +293,7 @@ fn the_python_producer_of_the_docs_works() {
 }
 
 #[test]
-fn the_node_producer_of_the_docs_works() {
+fn documented_node_producer_works() {
     let files = Scratch::new("docs-node").unwrap();
     let modules = node_modules(&clients().join("node")).unwrap();
     // Node.js looks for modules next to the program, regardless of NODE_PATH.
@@ -307,7 +307,7 @@ fn the_node_producer_of_the_docs_works() {
 }
 
 #[test]
-fn the_docs_contain_the_example_client_unchanged() {
+fn docs_contain_example_client() {
     let page = std::fs::read_to_string(repository().join("docs/scheduler.md")).unwrap();
     let program = std::fs::read_to_string(clients().join("python/schedule.py")).unwrap();
     assert!(page.contains(&format!("```python\n{program}```\n")), "{page}");

@@ -1,15 +1,15 @@
 //! A Kafka that requires TLS and a password, as docs/secure.md configures it.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use redeliver_kafka::{KafkaSettings, topology};
 use redeliver_testkit::LocalKafka;
 use redeliver_testkit::certificates::Authority;
 use redeliver_testkit::scratch::Scratch;
 
+use crate::client::block_on;
 use crate::services::path;
-use crate::support::{DEADLINE, PLAN, Pipe, PipeBuilder, SERVICES, records};
+use crate::support::{DEADLINE, PLAN, PipeBuilder, SERVICES, records};
 
 const USER: &str = "redeliver";
 const PASSWORD: &str = "hunter2";
@@ -61,7 +61,7 @@ impl Guarded {
 }
 
 #[test]
-fn all_services_work_with_tls_and_a_password() {
+fn services_work_with_tls_and_password() {
     let guarded = Guarded::start();
     let pipe = guarded
         .setup("secured", PASSWORD, &guarded.authority)
@@ -95,25 +95,26 @@ fn all_services_work_with_tls_and_a_password() {
     assert_eq!(checked.code, Some(0), "{checked:?}");
 }
 
-/// Calls `check` for a pipeline with a wrong password and one that trusts another authority, each with the reason that
-/// must be reported.
-fn for_each_refusal(check: impl Fn(&Pipe, &str)) {
-    let guarded = Guarded::start();
-    let wrong = guarded.setup("wrong-password", GUESSED, &guarded.authority);
-    check(&wrong.without_topics(), "SASL authentication error");
-    let other = Authority::new().unwrap();
-    let untrusted = guarded.setup("untrusted", PASSWORD, &other);
-    check(&untrusted.without_topics(), "certificate verify failed");
-}
-
 #[track_caller]
 fn has_no_password(text: &str) {
     assert!(!text.contains(PASSWORD) && !text.contains(GUESSED), "{text}");
 }
 
+/// A service keeps running. A request does not wait for its timeout.
 #[test]
-fn a_service_reports_a_wrong_password_and_an_untrusted_certificate_and_keeps_running() {
-    for_each_refusal(|pipe, reason| {
+fn refused_connections_are_reported() {
+    let guarded = Guarded::start();
+    let other = Authority::new().unwrap();
+    for (name, password, authority, reason) in [
+        (
+            "wrong-password",
+            GUESSED,
+            &guarded.authority,
+            "SASL authentication error",
+        ),
+        ("untrusted", PASSWORD, &other, "certificate verify failed"),
+    ] {
+        let pipe = guarded.setup(name, password, authority).without_topics();
         let mut service = pipe.spawn("enricher", "a", &[]);
         let output = service.wait_for_output("Kafka unavailable; retrying", DEADLINE);
         assert!(output.contains(reason), "{output}");
@@ -122,42 +123,28 @@ fn a_service_reports_a_wrong_password_and_an_untrusted_certificate_and_keeps_run
         assert_eq!(service.get("/livez").0, 200);
         service.shut_down();
         has_no_password(&service.output());
-    });
-}
 
-#[test]
-fn the_cli_reports_a_wrong_password_and_an_untrusted_certificate() {
-    for_each_refusal(|pipe, reason| {
         let checked = pipe.redeliver(&["topics", "check"]);
         assert_eq!(checked.code, Some(1), "{checked:?}");
+        let expected = "error: requesting the topics of Kafka at ";
         assert!(
-            checked
-                .stderr
-                .starts_with("error: requesting the topics of Kafka at ")
-                && checked.stderr.contains(reason),
+            checked.stderr.starts_with(expected) && checked.stderr.contains(reason),
             "{checked:?}"
         );
-        has_no_password(&checked.stderr);
-        has_no_password(&checked.stdout);
-    });
-}
-
-#[tokio::test]
-async fn a_refused_connection_is_reported_without_waiting_for_the_timeout() {
-    let guarded = Guarded::start();
-    let authority = guarded.authority.write(guarded.files.path(), "ca.crt").unwrap();
+        has_no_password(&format!("{checked:?}"));
+    }
     let mut settings = KafkaSettings::new(guarded.kafka.secured_brokers(), "refused");
-    let properties = [
+    let authority = guarded.authority.write(guarded.files.path(), "ca.crt").unwrap();
+    for (name, value) in [
         ("security.protocol", "SASL_SSL"),
         ("sasl.mechanism", "SCRAM-SHA-512"),
         ("sasl.username", USER),
         ("sasl.password", GUESSED),
         ("ssl.ca.location", path(&authority)),
-    ];
-    let properties = properties.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    settings.properties.extend(properties);
+    ] {
+        settings.properties.insert(name.to_owned(), value.to_owned());
+    }
     let client = settings.client();
-    let names = topology::names(&client, Duration::from_secs(86_400));
-    let error = tokio::time::timeout(DEADLINE, names).await.unwrap().unwrap_err();
+    let error = block_on(topology::names(&client, 10 * DEADLINE)).unwrap_err();
     assert!(error.to_string().contains("SASL authentication error"), "{error}");
 }

@@ -29,13 +29,13 @@ fn queue(status: &Value, topic: &str) -> Value {
 }
 
 #[test]
-fn status_shows_what_waits_what_is_late_and_which_groups_have_no_consumers() {
+fn status_shows_waiting_and_late_records() {
     let fails_once = |request: &Request| match request.earlier_calls_of_key {
         0 => Reply::Status(503, Vec::new(), "busy".into()),
         _ => Reply::ok(request.body.clone()),
     };
     let pipe = PipeBuilder::new("status")
-        .tiers(&[6_000])
+        .tiers(&[3_000])
         .behave(fails_once)
         .create();
     let _enricher = pipe.enricher("a");

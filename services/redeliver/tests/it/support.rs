@@ -236,6 +236,11 @@ pub(crate) fn load(env: &TestEnv) -> Config {
     Config::load(&sources).unwrap_or_else(|error| panic!("{error}\n{}", env.yaml()))
 }
 
+/// The words of a command line.
+pub(crate) fn words(line: &str) -> Vec<&str> {
+    line.split(' ').collect()
+}
+
 /// The output of `topics check` without warnings about topics of other tests on the same broker.
 pub(crate) fn without_other_tests(stdout: &str) -> String {
     let (others, own): (Vec<&str>, Vec<&str>) = stdout

@@ -9,7 +9,6 @@ use redeliver_testkit::scratch::Scratch;
 use redeliver_testkit::{LocalKafka, ServiceProcess, eventually};
 
 use crate::chaos::settle;
-use crate::services::path;
 use crate::support::{DEADLINE, PLAN, PipeBuilder, SERVICES, records};
 
 const CLIENT: &str = "redeliver";
@@ -75,7 +74,7 @@ fn token_has_expired(service: &mut ServiceProcess) -> bool {
 }
 
 #[test]
-fn all_services_log_in_and_renew_their_tokens_while_records_flow() {
+fn services_log_in_and_renew_tokens() {
     let guarded = Guarded::start();
     let pipe = guarded
         .setup("tokens", SECRET)
@@ -83,7 +82,32 @@ fn all_services_log_in_and_renew_their_tokens_while_records_flow() {
         .plan(PLAN)
         .with_inspector()
         .create();
-    let mut services = SERVICES.map(|name| pipe.start(name, "a", &[]));
+
+    // With a wrong secret, services wait, and commands fail.
+    std::fs::write(guarded.secret_file(), GUESSED).unwrap();
+    let reason = "kafka.login.oidc: check client_id and client_secret: ";
+    let refusal = "answered 401 Unauthorized: invalid_client (Invalid client credentials)";
+    let mut services = SERVICES.map(|name| pipe.spawn(name, "a", &[]));
+    for service in &mut services {
+        let output = service.wait_for_output("cannot get a token for kafka; retrying", DEADLINE);
+        assert!(output.contains(reason) && output.contains(refusal), "{output}");
+        service.until_not_ready(refusal);
+        assert_eq!(service.get("/livez").0, 200);
+    }
+    let commands = [&["audit"] as &[_], &["topics", "check"], &["status"]];
+    for command in commands {
+        let output = pipe.redeliver(command);
+        assert_eq!(output.code, Some(1), "{output:?}");
+        let shown = format!("{}{}", output.stdout, output.stderr);
+        assert!(shown.contains(reason) && shown.contains(refusal), "{output:?}");
+        has_no_secret(&shown);
+    }
+    // Once the file has the right one, they start. One that is rotated later is used for the next token.
+    std::fs::write(guarded.secret_file(), SECRET).unwrap();
+    services.iter_mut().for_each(ServiceProcess::until_ready);
+    std::fs::write(guarded.secret_file(), GUESSED).unwrap();
+    guarded.issuer.rotate(GUESSED);
+
     let mut unsent = records(RECORDS).into_iter();
     let mut sent = pipe.produce(unsent.by_ref().take(50).collect());
     let first = services.each_mut().map(|service| service.metric(EXPIRY));
@@ -103,7 +127,7 @@ fn all_services_log_in_and_renew_their_tokens_while_records_flow() {
         "{first:?} {last:?}"
     );
     settle(&pipe, &sent, &PLAN);
-    for command in [&["audit"] as &[_], &["topics", "check"], &["status"]] {
+    for command in commands {
         let output = pipe.redeliver(command);
         assert_eq!(output.code, Some(0), "{command:?}: {output:?}");
     }
@@ -113,7 +137,7 @@ fn all_services_log_in_and_renew_their_tokens_while_records_flow() {
         has_no_secret(&config);
         service.shut_down();
         let output = service.output();
-        // No token was ever refused. A connection that ends while it logs in is another matter.
+        // Kafka never refused a token. A connection that ends while it logs in is another matter.
         let mut refusals = output
             .lines()
             .filter(|line| line.contains("Authentication") && !line.contains("Broker transport failure"));
@@ -124,7 +148,7 @@ fn all_services_log_in_and_renew_their_tokens_while_records_flow() {
 
 #[test]
 #[ignore = "long"]
-fn an_outage_of_the_issuer_that_outlasts_the_token_loses_nothing() {
+fn long_outage_of_issuer_loses_nothing() {
     let guarded = Guarded::start();
     let pipe = guarded.setup("issuer-down", SECRET).plan(PLAN).create();
     let mut services = ["enricher", "retry-tier"].map(|name| pipe.start(name, "a", &[]));
@@ -151,55 +175,5 @@ fn an_outage_of_the_issuer_that_outlasts_the_token_loses_nothing() {
     settle(&pipe, &sent, &PLAN);
     for service in &mut services {
         service.shut_down();
-    }
-}
-
-#[test]
-fn a_service_with_a_wrong_secret_says_so_and_starts_once_the_file_has_the_right_one() {
-    let guarded = Guarded::start();
-    let data = Scratch::new("inspector").unwrap();
-    let pipe = guarded
-        .setup("wrong-secret", SECRET)
-        .set("dlq_inspector.listen", "127.0.0.1:0")
-        .set("dlq_inspector.data_dir", path(data.path()))
-        .create();
-    std::fs::write(guarded.secret_file(), GUESSED).unwrap();
-    let reason = "kafka.login.oidc: check client_id and client_secret: ";
-    let refusal = "answered 401 Unauthorized: invalid_client (Invalid client credentials)";
-    // An inspector that does not create its topic waits too.
-    let mut services = ["enricher", "dlq-inspector"].map(|name| pipe.spawn(name, "a", &[]));
-    for service in &mut services {
-        let output = service.wait_for_output("cannot get a token for kafka; retrying", DEADLINE);
-        assert!(output.contains(reason) && output.contains(refusal), "{output}");
-        eventually("/readyz shows the reason", DEADLINE, || {
-            let (status, body) = service.get("/readyz");
-            if status == 503 && body.contains(refusal) {
-                Ok(())
-            } else {
-                Err(format!("{status} {body}"))
-            }
-        });
-        assert_eq!(service.get("/livez").0, 200);
-    }
-    for command in [&["topics", "check"] as &[_], &["audit"], &["status"]] {
-        let output = pipe.redeliver(command);
-        assert_eq!(output.code, Some(1), "{output:?}");
-        let shown = format!("{}{}", output.stdout, output.stderr);
-        assert!(shown.contains(reason) && shown.contains(refusal), "{output:?}");
-        has_no_secret(&shown);
-    }
-    std::fs::write(guarded.secret_file(), SECRET).unwrap();
-    services.iter_mut().for_each(ServiceProcess::until_ready);
-    // A secret that is rotated later is used for the next token.
-    guarded.issuer.rotate(GUESSED);
-    std::fs::write(guarded.secret_file(), GUESSED).unwrap();
-    let issued = guarded.issuer.issued();
-    eventually("a token was issued for the new secret", DEADLINE, || {
-        let now = guarded.issuer.issued();
-        if now > issued { Ok(()) } else { Err(now) }
-    });
-    for service in &mut services {
-        service.shut_down();
-        has_no_secret(&service.output());
     }
 }

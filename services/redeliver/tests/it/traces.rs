@@ -61,7 +61,7 @@ fn traceparent(record: &Record) -> String {
 }
 
 #[test]
-fn a_trace_covers_a_record_through_all_attempts_and_waits() {
+fn trace_covers_all_attempts_and_waits() {
     let receiver = OtlpReceiver::start();
     let calls = Calls::default();
     let seen = calls.clone();
@@ -209,32 +209,23 @@ fn a_trace_covers_a_record_through_all_attempts_and_waits() {
     assert_eq!(ends.dead().count(), 1);
 }
 
-#[test]
-fn without_a_collector_a_record_keeps_its_trace() {
-    let pipe = PipeBuilder::new("traces-off")
-        .tiers(&[200])
-        .behave(|request| match &*request.body {
-            b"dies" => Reply::status(422),
-            _ if request.earlier_calls_of_body == 0 => Reply::status(503),
-            _ => Reply::ok("fine"),
-        });
-    let pipe = pipe.create();
-    let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
-    let parent = format!("00-{TRACE}-{PRODUCER}-01");
-    let words = ["dies", "lives"];
-    let sent = pipe.produce(
-        words
-            .map(|word| Draft::new("k", word).header(TRACEPARENT, parent.as_bytes()))
-            .into(),
+/// Sends a request over REST, with this trace, and returns the response.
+#[track_caller]
+fn send(scheduler: &str, trace: &str, method: &str, path: &str, body: &str) -> String {
+    let mut stream = TcpStream::connect(scheduler).unwrap();
+    let length = body.len();
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         traceparent: 00-{trace}-{PRODUCER}-01\r\ncontent-length: {length}\r\n\r\n{body}"
     );
-    let ends = pipe.settle(&sent, DEADLINE);
-    for sent in &sent {
-        assert_eq!(traceparent(ends.of(sent)), parent);
-    }
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    response
 }
 
 #[test]
-fn a_trace_covers_a_job_from_its_request_to_the_dead_letter() {
+fn trace_covers_job_from_its_request() {
     let receiver = OtlpReceiver::start();
     let setup = PipeBuilder::new("traces-job")
         .partitions(1)
@@ -246,20 +237,21 @@ fn a_trace_covers_a_job_from_its_request_to_the_dead_letter() {
                 422
             })
         });
+    let scheduler = format!("127.0.0.1:{}", free_port());
     let source = setup.name().to_owned();
     let pipe = setup
         .through_scheduler()
+        .set("scheduler.listen", &scheduler)
         .set("scheduler.apps.demo.topic", &source)
         .set("telemetry.otlp.endpoint", &receiver.endpoint())
         .create();
     let mut services = [pipe.scheduler("a"), pipe.enricher("a"), pipe.retry_tier("a")];
-    let request = r#"{"appName":"demo","delay":"400ms","jobData":{"n":1}}"#;
-    let parent = format!("00-{TRACE}-{PRODUCER}-01");
-    let (_, topics) = pipe.jobs.as_ref().unwrap();
-    pipe.produce_to(
-        &topics.ingest,
-        vec![Draft::new("k", request).header(TRACEPARENT, parent.as_bytes())],
-    );
+    let job = r#"{"appName":"demo","delay":"400ms","jobData":{"n":1}}"#;
+    let accepted = send(&scheduler, TRACE, "POST", "/v1/jobs", job);
+    assert!(accepted.starts_with("HTTP/1.1 20"), "{accepted}");
+    let unknown = "/v1/jobs/00000000000000000000000000";
+    let no_job = send(&scheduler, &TRACE.replace("0af", "1af"), "DELETE", unknown, "");
+    assert!(no_job.starts_with("HTTP/1.1 404"), "{no_job}");
     let dead = eventually("the job is dead", DEADLINE, || {
         let dead = pipe.read(&[pipe.pipeline.dead_letter_topic()]);
         dead.into_iter().next().ok_or_else(|| "no dead letter".to_owned())
@@ -267,7 +259,15 @@ fn a_trace_covers_a_job_from_its_request_to_the_dead_letter() {
     for service in &mut services {
         service.shut_down();
     }
-    let trace = Trace::of(&receiver, TRACE, 7);
+    let mut trace = Trace::of(&receiver, TRACE, 8);
+    let is_request = |span: &ReceivedSpan| span.span.name == "POST /v1/jobs";
+    let request = trace.spans.iter().position(is_request).unwrap();
+    let request = trace.spans.remove(request);
+    assert_eq!(request.parent_id(), PRODUCER);
+    // SERVER
+    assert_eq!(request.span.kind, 2);
+    let status = request.number("http.response.status_code");
+    assert!(matches!(status, Some(200..=202)), "{request:#?}");
     let due_topic = pipe.pipeline.due_topic();
     let [attempt, retry] = [pipe.name(), &due_topic].map(|topic| format!("process {topic}"));
     let wait = format!("wait {}", pipe.pipeline.policy.tiers()[0]);
@@ -285,10 +285,9 @@ fn a_trace_covers_a_job_from_its_request_to_the_dead_letter() {
     );
     let parents: Vec<String> = trace.spans.iter().map(ReceivedSpan::parent_id).collect();
     let ids: Vec<String> = trace.spans.iter().map(ReceivedSpan::span_id).collect();
-    assert_eq!(
-        parents,
-        [PRODUCER, &ids[0], &ids[3], &ids[1], &ids[3], &ids[6], &ids[3]]
-    );
+    let parent = &request.span_id();
+    let expected = [parent, &ids[0], &ids[3], &ids[1], &ids[3], &ids[6], &ids[3]];
+    assert_eq!(parents.iter().collect::<Vec<_>>(), expected);
     let services: Vec<_> = trace
         .spans
         .iter()
@@ -304,11 +303,20 @@ fn a_trace_covers_a_job_from_its_request_to_the_dead_letter() {
         "enricher",
     ];
     assert_eq!(services, names.map(Some));
+    assert_eq!(request.resource("service.name"), Some("scheduler"));
     assert_eq!(traceparent(&dead), trace.handed_on(6));
+    let spans = receiver.spans();
+    let is_refused = |span: &&ReceivedSpan| span.number("http.response.status_code") == Some(404);
+    let cancel = spans.iter().find(is_refused).unwrap();
+    assert_eq!(
+        cancel.attribute("http.route"),
+        Some(&cancel.span.name["DELETE ".len()..])
+    );
+    assert!(!cancel.span.name.contains("0000"), "{cancel:#?}");
 }
 
 #[test]
-fn each_call_of_an_attempt_is_a_span() {
+fn each_call_is_a_span() {
     let receiver = OtlpReceiver::start();
     let calls: Arc<Mutex<Vec<String>>> = Arc::default();
     let seen = calls.clone();
@@ -365,7 +373,7 @@ fn each_call_of_an_attempt_is_a_span() {
 }
 
 #[test]
-fn a_call_for_several_records_is_a_trace_of_its_own_with_links_to_their_attempts() {
+fn batch_call_links_its_attempts() {
     let receiver = OtlpReceiver::start();
     let parents: Arc<Mutex<Vec<String>>> = Arc::default();
     let seen = parents.clone();
@@ -409,81 +417,6 @@ fn a_call_for_several_records_is_a_trace_of_its_own_with_links_to_their_attempts
         let context = format!("00-{}-{}-01", call.trace_id(), call.span_id());
         assert!(parents.contains(&context), "{context}: {parents:?}");
     }
-}
-
-/// The only received span with this name.
-fn only(receiver: &OtlpReceiver, name: &str) -> ReceivedSpan {
-    let named: Vec<_> = receiver
-        .spans()
-        .into_iter()
-        .filter(|span| span.span.name == name)
-        .collect();
-    match &named[..] {
-        [span] => span.clone(),
-        _ => panic!("{} spans {name}: {named:#?}", named.len()),
-    }
-}
-
-#[test]
-fn requests_are_spans_of_traces() {
-    let receiver = OtlpReceiver::start();
-    let setup = PipeBuilder::new("traces-requests").behave(|_| Reply::ok("fine"));
-    let scheduler = format!("127.0.0.1:{}", free_port());
-    let source = setup.name().to_owned();
-    let pipe = setup
-        .through_scheduler()
-        .set("scheduler.listen", &scheduler)
-        .set("scheduler.apps.demo.topic", &source)
-        .set("telemetry.otlp.endpoint", &receiver.endpoint())
-        .create();
-    let mut process = pipe.scheduler("a");
-    let send = |method: &str, path: &str, body: &str| {
-        let mut stream = TcpStream::connect(&scheduler).unwrap();
-        let length = body.len();
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
-             traceparent: 00-{TRACE}-{PRODUCER}-01\r\ncontent-length: {length}\r\n\r\n{body}"
-        );
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut response = String::new();
-        stream.read_to_string(&mut response).unwrap();
-        response
-    };
-    let accepted = send(
-        "POST",
-        "/v1/jobs",
-        r#"{"appName":"demo","delay":"1h","jobData":1}"#,
-    );
-    assert!(accepted.starts_with("HTTP/1.1 20"), "{accepted}");
-    let no_job = send("DELETE", "/v1/jobs/00000000000000000000000000", "");
-    assert!(no_job.starts_with("HTTP/1.1 404"), "{no_job}");
-    process.shut_down();
-
-    let schedule = only(&receiver, "POST /v1/jobs");
-    assert_eq!(
-        (schedule.trace_id().as_str(), schedule.parent_id().as_str()),
-        (TRACE, PRODUCER)
-    );
-    // SERVER
-    assert_eq!(schedule.span.kind, 2);
-    assert_eq!(schedule.resource("service.name"), Some("scheduler"));
-    let status = schedule.number("http.response.status_code");
-    assert!(matches!(status, Some(200..=202)), "{schedule:#?}");
-    let accept = only(&receiver, "demo accept");
-    assert_eq!(
-        (accept.trace_id(), accept.parent_id()),
-        (schedule.trace_id(), schedule.span_id())
-    );
-    let cancel = receiver
-        .spans()
-        .into_iter()
-        .find(|span| span.number("http.response.status_code") == Some(404));
-    let cancel = cancel.unwrap();
-    assert_eq!(
-        cancel.attribute("http.route"),
-        Some(&cancel.span.name["DELETE ".len()..])
-    );
-    assert!(!cancel.span.name.contains("0000"), "{cancel:#?}");
 }
 
 #[test]

@@ -15,14 +15,12 @@ use redeliver_testkit::{Process, binary, brokers, eventually};
 
 use crate::raw;
 use crate::services::{APP, Services};
-use crate::support::{DEADLINE, text};
+use crate::support::{DEADLINE, text, words};
 
 /// `transaction.timeout.ms` of the programs.
 const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// The partitions of the ingest topic.
 const PARTITIONS: i32 = 2;
-/// The delay in seconds of a reminder that is not due during the test.
-const HOUR: &str = "3600";
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -92,32 +90,31 @@ impl Shop {
     }
 
     /// The command of the process `name`.
-    fn command(&self, name: &str, arguments: &[&str]) -> Command {
+    fn command(&self, name: &str, arguments: &str) -> Command {
         let mut command = self.language.program();
         command.args(self.arguments(name, arguments));
         command
     }
 
     /// The arguments of the process `name`.
-    fn arguments(&self, name: &str, arguments: &[&str]) -> Vec<String> {
+    fn arguments(&self, name: &str, arguments: &str) -> Vec<String> {
         let (brokers, name) = (brokers(), format!("{}-{name}", self.services.pipe.name()));
         let common = [&brokers, &**self.ingest(), APP, &self.orders, &name];
-        let all = common.into_iter().chain(arguments.iter().copied());
+        let all = common.into_iter().chain(words(arguments));
         all.map(str::to_owned).collect()
     }
 
     /// Runs a program to its end. Returns the id of the job.
     #[track_caller]
-    fn run(&self, name: &str, arguments: &[&str], printed: &str) -> JobId {
+    fn run(&self, name: &str, arguments: &str, printed: &str) -> JobId {
         let output = run(&mut self.command(name, arguments)).unwrap();
         job(&output, printed).unwrap_or_else(|| panic!("{output}"))
     }
 
     /// Starts a program that leaves its transaction open.
     #[track_caller]
-    fn leave_open(&self, name: &str, arguments: &[&str]) -> Process {
-        let arguments = [arguments, &["wait"]].concat();
-        Process::spawn(self.command(name, &arguments)).unwrap()
+    fn leave_open(&self, name: &str, arguments: &str) -> Process {
+        Process::spawn(self.command(name, &format!("{arguments} wait"))).unwrap()
     }
 
     /// The committed orders and payments.
@@ -202,17 +199,13 @@ fn commits_or_aborts_records_and_commands_together(language: Language) {
     let shop = Shop::open(language, "txn");
     let services = &shop.services;
     let _scheduler = services.pipe.scheduler("a");
-    let cancelled = shop.run("a", &["place", "cancelled", HOUR], "committed cancelled");
-    let kept = shop.run("a", &["place", "kept", HOUR], "committed kept");
-    let aborted = shop.run("a", &["place", "again", "0", "abort"], "aborted again");
-    shop.run(
-        "a",
-        &["pay", "cancelled", &cancelled.to_string()],
-        "committed cancelled",
-    );
-    shop.run("a", &["pay", "kept", &kept.to_string(), "abort"], "aborted kept");
+    let cancelled = shop.run("a", "place cancelled 3600", "committed cancelled");
+    let kept = shop.run("a", "place kept 3600", "committed kept");
+    let aborted = shop.run("a", "place again 0 abort", "aborted again");
+    shop.run("a", &format!("pay cancelled {cancelled}"), "committed cancelled");
+    shop.run("a", &format!("pay kept {kept} abort"), "aborted kept");
     // In the same partition as the request that was aborted, and with its idempotency key, which must not have been used up.
-    let again = shop.run("a", &["place", "again", "1"], "committed again");
+    let again = shop.run("a", "place again 1", "committed again");
     assert_ne!(again, aborted);
 
     shop.until_jobs([
@@ -259,20 +252,18 @@ fn a_killed_program_has_written_nothing(language: Language) {
     let shop = Shop::open(language, "txn-killed");
     let services = &shop.services;
     let _scheduler = services.pipe.scheduler("a");
-    let kept = shop.run("a", &["place", "kept", HOUR], "committed kept");
-    let mut placing = shop.leave_open("b", &["place", "lost", "0"]);
-    let mut paying = shop.leave_open("c", &["pay", "kept", &kept.to_string()]);
+    let kept = shop.run("a", "place kept 3600", "committed kept");
+    let mut placing = shop.leave_open("b", "place lost 0");
+    let mut paying = shop.leave_open("c", &format!("pay kept {kept}"));
     let lost = until_open(&placing, "open lost");
     until_open(&paying, "open kept");
     placing.kill_9();
     paying.kill_9();
 
     let next_order = like("lost", "next");
-    let next = shop.run(
-        "d",
-        &["place", &next_order, "0"],
-        &format!("committed {next_order}"),
-    );
+    let place =
+        |name: &str, order: &str| shop.run(name, &format!("place {order} 0"), &format!("committed {order}"));
+    let next = place("d", &next_order);
     let [record] = &shop.until_dispatched([(next, &next_order)])[..] else {
         panic!("not one record")
     };
@@ -282,8 +273,8 @@ fn a_killed_program_has_written_nothing(language: Language) {
     shop.until_jobs([(kept, "scheduled"), (next, "dispatched")]);
 
     // A program with the same name ends the transaction of the previous one at once.
-    let again = shop.run("b", &["place", "lost", "0"], "committed lost");
-    let other = shop.run("c", &["place", "other", HOUR], "committed other");
+    let again = shop.run("b", "place lost 0", "committed lost");
+    let other = shop.run("c", "place other 3600", "committed other");
     let rescheduled = services
         .pipe
         .redeliver(&["jobs", "reschedule", &kept.to_string(), "--in", "0s"]);
@@ -305,11 +296,11 @@ fn a_killed_program_has_written_nothing(language: Language) {
 }
 
 #[test]
-fn an_open_transaction_delays_only_later_commands_of_its_partition() {
+fn open_transaction_delays_only_its_partition() {
     let shop = Shop::open(Python, "txn-open");
     let pipe = &shop.services.pipe;
     let _scheduler = pipe.scheduler("a");
-    let due = shop.run("a", &["place", "due", "5"], "committed due");
+    let due = shop.run("a", "place due 5", "committed due");
     // The program, but its transaction does not end while the test runs.
     let program = std::fs::read_to_string(Python.source()).unwrap();
     let timeout = r#""transaction.timeout.ms": 5_000"#;
@@ -324,22 +315,19 @@ fn an_open_transaction_delays_only_later_commands_of_its_partition() {
     let lost = like("due", "lost");
     command
         .arg(patient)
-        .args(shop.arguments("b", &["place", &lost, "0", "wait"]));
+        .args(shop.arguments("b", &format!("place {lost} 0 wait")));
     let open = Process::spawn(command).unwrap();
     until_open(&open, &format!("open {lost}"));
 
     let behind_order = like("due", "behind");
-    let behind = shop.run(
-        "a",
-        &["place", &behind_order, "0"],
-        &format!("committed {behind_order}"),
-    );
+    let place = |order: &str| shop.run("a", &format!("place {order} 0"), &format!("committed {order}"));
+    let behind = place(&behind_order);
     let mut orders = (0..).map(|number| format!("elsewhere-{number}"));
     let order = orders.find(|order| partition(order) != partition("due")).unwrap();
-    let elsewhere = shop.run("a", &["place", &order, "0"], &format!("committed {order}"));
+    let elsewhere = place(&order);
     shop.until_jobs([(due, "dispatched"), (elsewhere, "dispatched")]);
     drop(open);
-    shop.run("b", &["place", &lost, "0", "abort"], &format!("aborted {lost}"));
+    shop.run("b", &format!("place {lost} 0 abort"), &format!("aborted {lost}"));
     shop.until_jobs([
         (due, "dispatched"),
         (elsewhere, "dispatched"),
@@ -369,33 +357,34 @@ fn like(other: &str, name: &str) -> String {
 }
 
 #[test]
-fn a_python_program_commits_or_aborts_an_order_and_its_reminder_together() {
+fn python_commits_or_aborts_both() {
     commits_or_aborts_records_and_commands_together(Python);
 }
 
 #[test]
-fn a_java_program_commits_or_aborts_an_order_and_its_reminder_together() {
+fn java_commits_or_aborts_both() {
     commits_or_aborts_records_and_commands_together(Java);
 }
 
 #[test]
-fn a_rust_program_commits_or_aborts_an_order_and_its_reminder_together() {
+fn rust_commits_or_aborts_both() {
     commits_or_aborts_records_and_commands_together(Rust);
 }
 
 #[test]
-fn a_python_program_that_is_killed_in_a_transaction_has_written_nothing() {
+fn killed_python_has_written_nothing() {
     a_killed_program_has_written_nothing(Python);
 }
 
 #[test]
 #[ignore = "long"]
-fn a_java_program_that_is_killed_in_a_transaction_has_written_nothing() {
+fn killed_java_has_written_nothing() {
     a_killed_program_has_written_nothing(Java);
 }
 
 #[test]
-fn a_rust_program_that_is_killed_in_a_transaction_has_written_nothing() {
+#[ignore = "long"]
+fn killed_rust_has_written_nothing() {
     a_killed_program_has_written_nothing(Rust);
 }
 
@@ -405,7 +394,7 @@ fn unindented(text: &str) -> String {
 }
 
 #[test]
-fn the_docs_show_parts_of_the_programs_as_they_are() {
+fn docs_show_parts_of_programs() {
     let page = std::fs::read_to_string(repository().join("docs/transactions.md")).unwrap();
     for language in [Python, Java, Rust] {
         let program = unindented(&std::fs::read_to_string(language.source()).unwrap());

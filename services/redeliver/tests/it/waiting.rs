@@ -4,8 +4,8 @@ use redeliver_core::HumanDuration;
 use redeliver_testkit::{Reply, eventually};
 use serde_json::{Value, json};
 
-use crate::services::{Services, id};
-use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, Sent};
+use crate::services::Services;
+use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, Sent, words};
 
 /// Produces records, and returns them in order.
 fn produce(services: &Services, bodies: &[&str]) -> Vec<Sent> {
@@ -44,7 +44,7 @@ fn places(stats: &Value) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn the_scan_counts_what_the_audit_counts() {
+fn scan_counts_what_audit_counts() {
     let services = Services::new("waiting");
     let _inspector = services.inspect();
     let _enricher = services.pipe.enricher("a");
@@ -91,14 +91,15 @@ fn the_scan_counts_what_the_audit_counts() {
     assert_eq!((dues.len(), list["matching"].as_u64()), (5, Some(5)));
     assert!(dues.is_sorted(), "{dues:?}");
     assert!(!list.to_string().contains("tenant"), "{list}");
-    let table = services.cli(&[
+    let listed = [
         "waiting",
         "ls",
         "--place",
         &tier,
         "--pipeline",
         services.pipe.name(),
-    ]);
+    ];
+    let table = services.cli(&listed);
     assert_eq!(table.lines().count(), 4, "{table}");
     assert!(table.contains("http.503") && !table.contains("busy-"), "{table}");
     let lines = services.cli(&["waiting", "stats", "-o", "jsonl"]);
@@ -129,12 +130,12 @@ fn the_scan_counts_what_the_audit_counts() {
 }
 
 #[test]
-fn a_trace_shows_what_has_happened_to_a_record() {
+fn trace_shows_life_of_record() {
     let services = Services::new("trace");
     let _inspector = services.inspect();
     let (_enricher, _tier) = (services.pipe.enricher("a"), services.pipe.retry_tier("a"));
     let _scheduler = services.pipe.scheduler("a");
-    let sent = produce(&services, &["busy", "shaky", "later", "hopeless"]);
+    let sent = produce(&services, &["hopeless", "shaky", "later"]);
     until_waiting(&services, 0, 1);
     let tier = services.pipe.pipeline.policy.tiers()[0].to_string();
     let trace = |position: &str| {
@@ -157,28 +158,6 @@ fn a_trace_shows_what_has_happened_to_a_record() {
             .collect()
     };
     let step = |event: &str, place: &str, attempts| (event.to_owned(), place.to_owned(), attempts);
-
-    let died = trace(&sent[0].position.to_string());
-    let expected = [
-        step("entered", "source", 0),
-        step("waits", &tier, 1),
-        step("released", "due", 1),
-        step("died", "dead-letters", 2),
-    ];
-    assert_eq!(steps(&died), expected, "{died}");
-    assert_eq!((&died["outcome"], &died["gaps"]), (&json!("dead"), &json!([])));
-    assert_eq!(died["steps"][1]["error_code"], "http.503");
-    assert_eq!(died["steps"][1]["wait"], json!(tier));
-    assert_eq!(died["steps"][3]["error_class"], "exhausted");
-    // Any copy leads to the same trace.
-    let dead = services.pipe.read(&[services.pipe.pipeline.dead_letter_topic()]);
-    let dead = dead
-        .iter()
-        .find(|record| record.value.as_deref() == Some(b"busy"));
-    assert_eq!(trace(&id(dead.unwrap())), died);
-    for step in died["steps"].as_array().unwrap() {
-        assert_eq!(trace(step["position"].as_str().unwrap()), died);
-    }
 
     let recovered = trace(&sent[1].position.to_string());
     let expected = [
@@ -213,10 +192,7 @@ fn a_trace_shows_what_has_happened_to_a_record() {
         assert!(never.stderr.contains(says), "{never:?}");
     }
 
-    let hopeless = trace(&sent[3].position.to_string());
-    let expected = [step("entered", "source", 0), step("died", "dead-letters", 1)];
-    assert_eq!(steps(&hopeless), expected, "{hopeless}");
-    let text = services.cli(&["trace", &sent[3].position.to_string()]);
+    let text = services.cli(&["trace", &sent[0].position.to_string()]);
     assert!(
         text.contains("permanent http.404") && text.contains("now        dead"),
         "{text}"
@@ -298,14 +274,14 @@ impl Redriven {
 }
 
 #[test]
-fn a_trace_follows_a_record_through_death_and_redrive_to_its_second_death_and_its_success() {
+fn trace_follows_record_through_redrives() {
     let pipe = PipeBuilder::new("redriven")
         .with_inspector()
         .tiers(&[300])
-        // Each life begins with an error that is worth a retry.
+        // The first life begins with an error that is worth a retry.
         .behave(|request| match request.earlier_calls_of_body {
-            0 | 2 => Reply::status(503),
-            1 | 3 => Reply::status(422),
+            0 => Reply::status(503),
+            1 | 2 => Reply::status(422),
             _ => Reply::ok(request.body.clone()),
         })
         .create();
@@ -318,70 +294,28 @@ fn a_trace_follows_a_record_through_death_and_redrive_to_its_second_death_and_it
     let sent = pipe.produce(vec![draft]);
     let position = sent[0].position.to_string();
     let tier = pipe.pipeline.policy.tiers()[0].to_string();
-
-    let first = redriven.until(&position, "dead", 4);
-    let letter = redriven.until_open(&first);
-
-    // Somebody changes their mind about it.
-    let discarded = redriven.json(&[
-        "dlq",
-        "discard",
-        "--id",
-        &letter,
-        "--yes",
-        "--why",
-        "who needs it",
-    ]);
-    let trace = redriven.until(&position, "discarded", 5);
-    let step = &trace["steps"][4];
-    assert_eq!(
-        (&step["event"], &step["why"], &step["redrive_id"]),
-        (&json!("discarded"), &json!("who needs it"), &discarded["id"]),
-        "{trace}"
-    );
-    redriven.json(&["dlq", "restore", "--all", "--yes", "--why", "the customer"]);
-    let restored = redriven.until(&position, "dead", 5);
-    assert_eq!(restored["steps"][4]["event"], "restored", "{restored}");
-
     let redrive = |died: &Value, why: &str, more: &[&str]| {
         redriven.until_open(died);
-        let command = [
-            "dlq",
-            "redrive",
-            "--all",
-            "--yes",
-            "--all-at-once",
-            "--observe",
-            "0s",
-            "--why",
-            why,
-        ];
+        let command = words("dlq redrive --all --yes --all-at-once --observe 0s --why");
         // The job may know already that its record has come back.
-        let printed = redriven.run_for(&[&command, more, &["-o", "json"]].concat(), &[0, 3]);
+        let printed = redriven.run_for(&[&command[..], &[why], more, &["-o", "json"]].concat(), &[0, 3]);
         let job = json_of(&printed);
         assert_eq!(job["done"], 1, "{job}");
         job["id"].as_str().unwrap().to_owned()
     };
-    let one = redrive(&restored, "too early", &[]);
-    let second = redriven.until(&position, "dead", 8);
+    let first = redriven.until(&position, "dead", 4);
+    let one = redrive(&first, "too early", &[]);
+    let second = redriven.until(&position, "dead", 6);
     // To the source, in which nothing but new records would be otherwise.
     let other = redrive(&second, "INC-17 is over", &["--destination", name]);
-    let last = redriven.until(&position, "succeeded", 10);
+    let last = redriven.until(&position, "succeeded", 8);
 
     let steps = last["steps"].as_array().unwrap();
     let shown: Vec<Value> = steps
         .iter()
         .map(|step| {
-            let names = [
-                "event",
-                "place",
-                "attempts",
-                "redrives",
-                "error_code",
-                "redrive_id",
-                "why",
-            ];
-            Value::from_iter(names.map(|name| step[name].clone()))
+            let names = words("event place attempts redrives error_code redrive_id why");
+            Value::from_iter(names.into_iter().map(|name| step[name].clone()))
         })
         .collect();
     let expected = json!([
@@ -390,23 +324,20 @@ fn a_trace_follows_a_record_through_death_and_redrive_to_its_second_death_and_it
         ["released", "due", 1, 0, null, null, null],
         ["died", "dead-letters", 2, 0, "http.422", null, null],
         ["redriven", "due", 0, 1, null, one, "too early"],
-        ["waits", tier, 1, 1, "http.503", null, null],
-        ["released", "due", 1, 1, null, null, null],
-        ["died", "dead-letters", 2, 1, "http.422", null, null],
+        ["died", "dead-letters", 1, 1, "http.422", null, null],
         ["redriven", "source", 0, 2, null, other, "INC-17 is over"],
         ["succeeded", "output", 0, 2, null, null, null],
     ]);
     assert_eq!(Value::from(shown), expected, "{last}");
     assert!(steps.iter().all(|step| step["time"].is_string()), "{last}");
     assert_eq!(last["gaps"], json!([]));
-    for step in [&steps[1], &steps[5]] {
-        assert!(step["due_at"].is_string() && step["wait"] == *tier, "{step}");
-    }
-    // From each copy, it is the same record.
-    for step in steps {
-        let position = step["position"].as_str().unwrap();
-        assert_eq!(redriven.json(&["trace", position])[0], last, "{position}");
-    }
+    assert!(
+        steps[1]["due_at"].is_string() && steps[1]["wait"] == *tier,
+        "{last}"
+    );
+    // From the copy of another life, it is the same record.
+    let copy = steps[5]["position"].as_str().unwrap();
+    assert_eq!(redriven.json(&["trace", copy])[0], last, "{copy}");
 
     let text = redriven.run(&["trace", &position]);
     let events: Vec<&str> = text
@@ -415,19 +346,8 @@ fn a_trace_follows_a_record_through_death_and_redrive_to_its_second_death_and_it
         .skip(1)
         .filter_map(|line| line.split_whitespace().nth(1))
         .collect();
-    let expected = [
-        "entered",
-        "waits",
-        "released",
-        "died",
-        "redriven",
-        "waits",
-        "released",
-        "died",
-        "redriven",
-        "succeeded",
-    ];
-    assert_eq!(events[..10], expected, "{text}");
+    let expected = words("entered waits released died redriven died redriven succeeded");
+    assert_eq!(events[..8], expected, "{text}");
     for part in [
         "now        succeeded".to_owned(),
         format!("job {one} by "),

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_waits_for_a_bounded_time() {
+    async fn request_wait_is_bounded() {
         let (budget, a) = (budget(), caller("a"));
         let _all = budget.reserve(&a, u64::MAX, false).await.unwrap();
         let began = Instant::now();
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_without_a_declared_size_reserves_the_maximum_and_one_of_grpc_its_message() {
+    async fn undeclared_size_reserves_the_maximum() {
         assert_eq!(BegunBody::of(body(&[b"123"]), 10).size, 10);
         assert_eq!(BegunBody::of(Body::from("123"), 10).size, 3);
         assert_eq!(BegunBody::of(Body::from("1234"), 3).size, 3);
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_call_cannot_send_more_than_the_message_for_which_it_has_reserved() {
+    async fn call_sends_only_reserved_bytes() {
         let begun = BegunBody::of_message(body(&[&[0, 0, 0, 0, 1, 7], &[0; 50]]), 100).await;
         let reservation = budget().reserve(&caller("a"), begun.size, false).await.unwrap();
         let read = Body::new(ReservedBody::new(begun, reservation)).collect().await;

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_jobs_are_combined_and_name_each() {
+    fn combined_entries_name_each_job() {
         let others = [of_job("bob", 0), of_job("ann", 1)];
         let pending = others.into_iter().chain((0..250).map(|job| of_job("eve", job)));
         let all = combined(pending);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_has_the_definition_without_contents() {
+    fn entry_describes_definition_without_contents() {
         let spec = v1::ScheduleSpec {
             timing: Some(v1::schedule_spec::Timing::Cron(v1::CronTiming {
                 expression: "30 2 * * *".into(),

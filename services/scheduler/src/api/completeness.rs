@@ -261,7 +261,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_is_given_only_from_an_index_that_is_complete() {
+    async fn only_complete_indexes_answer() {
         let topic = Topic {
             end: 9,
             empty_from: 8,
@@ -335,7 +335,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_time_for_reading_the_index_does_not_count() {
+    async fn reading_time_does_not_count() {
         let wait = KafkaWait::new();
         let topic = Topic {
             end: 9,

@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_field_has_the_name_of_its_protocol() {
+    fn invalid_field_is_named_by_protocol() {
         let failure = || Field::IdempotencyKey.malformed(Format::Protobuf, "is empty; omit it instead");
         let status = RequestError::Invalid(failure()).into_status();
         assert_eq!(status.code(), Code::InvalidArgument);
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_is_rejected_for_now_can_be_sent_again() {
+    fn temporary_rejections_permit_retries() {
         for (code, reason, problem_status, problem_code) in [
             (
                 INDEX_FULL,
@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_outcome_is_reported_with_codes_that_are_not_repeated() {
+    fn unknown_outcome_forbids_retries() {
         let position = || Position {
             topic: "ingest".into(),
             partition: 1,
@@ -581,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_after_which_a_repetition_makes_sense_say_when() {
+    fn retryable_errors_say_when() {
         let errors: [fn() -> RequestError; 9] = [
             || RequestError::RateLimited(Duration::from_millis(20)),
             || RequestError::Overloaded,

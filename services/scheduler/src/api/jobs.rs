@@ -721,7 +721,7 @@ mod tests {
     };
 
     #[tokio::test(start_paused = true)]
-    async fn a_job_of_another_application_is_looked_up_as_often_as_one_that_does_not_exist() {
+    async fn foreign_job_looks_like_unknown_job() {
         for is_recent in [true, false] {
             let (unknown, result) = lookups(is_recent, None, &COMPLETE).await;
             assert!(matches!(result, Err(RequestError::UnknownJob(_))), "{result:?}");
@@ -765,7 +765,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_job_is_not_unknown_while_the_index_lacks_records() {
+    async fn incomplete_index_knows_no_unknown_jobs() {
         let behind = Topic {
             end: 9,
             empty_from: 8,

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_may_come_at_once_and_then_the_rate_holds() {
+    fn rate_holds_after_a_burst() {
         let burst = [(0, 1); 10];
         assert_eq!(waits(&burst), [0; 10]);
         assert_eq!(
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_is_larger_than_the_burst_is_accepted_and_all_of_its_jobs_count() {
+    fn all_jobs_of_large_batches_count() {
         assert_eq!(
             waits(&[(0, 1_000), (0, 1), (99_000, 1), (99_100, 1)]),
             [0, 99_100, 100, 0]
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_can_be_sent_at_the_lowest_rate() {
+    fn lowest_rate_permits_batches() {
         let (mut callers, now) = (Callers::default(), Instant::now());
         assert_eq!(callers.take("a", 1, 0, 1, now), Ok(()));
         assert_eq!(callers.take("a", 999, 1, 1, now), Ok(()));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_that_sent_nothing_for_long_are_forgotten() {
+    fn inactive_callers_are_forgotten() {
         let (mut callers, start) = (Callers::default(), Instant::now());
         for number in 0..=MANY_CALLERS {
             callers.take(&number.to_string(), 1, 0, 10, start).unwrap();

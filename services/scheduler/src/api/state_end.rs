@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_look_says_what_is_empty_for_ever_and_what_is_not_for_a_while() {
+    fn empty_ranges_stay_empty() {
         let ended = Instant::now();
         let look = Look {
             from: 10,

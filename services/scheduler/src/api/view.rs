@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_has_the_field_names_of_its_request() {
+    fn job_uses_field_names_of_requests() {
         let job = v1::Job {
             id: "x".to_owned(),
             app: "sms".to_owned(),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_is_not_json_is_encoded_in_base64() {
+    fn other_data_is_base64() {
         let job = v1::Job {
             data: Bytes::from_static(b"\x00\x01"),
             ..v1::Job::default()
@@ -233,11 +233,5 @@ mod tests {
             to_json(job),
             json!({"id": "", "appName": "", "jobDataBase64": "AAE="})
         );
-    }
-
-    #[test]
-    fn outcomes_have_short_names() {
-        assert_eq!(outcome(v1::Outcome::AlreadyDispatched), "already_dispatched");
-        assert_eq!(outcome(v1::Outcome::Scheduled), "scheduled");
     }
 }

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_page_is_full_after_few_scans() {
+    async fn page_takes_few_scans() {
         for (flows, limit, scans) in [
             (1, 100, 1),
             // The first scan reads 100 jobs of the first flow, the second one what precedes them of the second flow.
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn large_records_take_more_scans_and_never_leave_a_page_empty() {
+    async fn large_records_leave_no_page_empty() {
         let index = index(1_000, 10).await;
         // One record in each scan.
         assert_eq!(first_page(&index, 100, 1).await, (1, 10));

@@ -91,16 +91,8 @@ impl Bench {
     fn schedule(&mut self, delay: &str, written: Timestamp) {
         let request = format!(r#"{{"appName":"app","delay":"{delay}","jobData":{{}}}}"#);
         let record = Record {
-            position: Position {
-                topic: "ingest".into(),
-                partition: 0,
-                offset: self.offset,
-            },
             timestamp: Some(written),
-            key: None,
-            value: Some(request.into()),
-            headers: Headers::new(),
-            unreadable_headers: 0,
+            ..command(0, self.offset, &request)
         };
         self.offset += 1;
         self.processor.accept(self.assignment, record, written);
@@ -146,7 +138,7 @@ impl Bench {
 }
 
 #[test]
-fn after_a_step_of_the_clock_no_job_is_dispatched_until_it_is_confirmed() {
+fn unconfirmed_step_dispatches_nothing() {
     for step_is_forward in [true, false] {
         let mut bench = Bench::new();
         bench.schedule("5s", START);
@@ -179,7 +171,7 @@ fn after_a_step_of_the_clock_no_job_is_dispatched_until_it_is_confirmed() {
 }
 
 #[test]
-fn a_delay_never_counts_from_a_time_that_is_not_confirmed() {
+fn delays_count_from_confirmed_times() {
     // A delay counts from the earlier one of the record's timestamp and the current time. During a hold, the current time is
     // not known: it is either the new time, or the previous one.
     for is_confirmed in [true, false] {
@@ -253,7 +245,7 @@ fn release_ends_at_a_transaction_marker() {
 }
 
 #[test]
-fn a_dispatch_without_a_command_proves_that_the_lane_owns_its_shard() {
+fn dispatch_without_command_proves_ownership() {
     let mut bench = Bench::new();
     bench.schedule("5s", START);
     assert_eq!(bench.turn().len(), 1);
@@ -267,7 +259,7 @@ fn a_dispatch_without_a_command_proves_that_the_lane_owns_its_shard() {
 }
 
 #[test]
-fn a_job_that_its_topic_refuses_is_not_dispatched() {
+fn refused_job_is_not_dispatched() {
     let mut bench = Bench::new();
     for delay in ["0s", "1s"] {
         bench.schedule(delay, START);
@@ -327,23 +319,12 @@ fn a_job_that_its_topic_refuses_is_not_dispatched() {
 }
 
 #[test]
-fn a_process_without_memory_reads_commands_only_for_shards_that_hold_none() {
+fn full_memory_pauses_shards_with_commands() {
     let mut bench = Bench::new();
     let mut other_lane = MemoryShare::new(bench.processor.limits.clone());
     other_lane.set(1 << 30);
     assert!(bench.capacity() > 0);
-    let record = Record {
-        position: Position {
-            topic: "ingest".into(),
-            partition: 0,
-            offset: 0,
-        },
-        timestamp: Some(START),
-        key: None,
-        value: Some(vec![b'x'; 2 * MEGABYTE].into()),
-        headers: Headers::new(),
-        unreadable_headers: 0,
-    };
+    let record = command(0, 0, &"x".repeat(2 * MEGABYTE));
     bench.processor.accept(bench.assignment, record, START);
     bench.processor.accepted_all();
     assert_eq!(bench.capacity(), 0);
@@ -370,18 +351,10 @@ fn lane_with(settings: Settings, shards: u32, commands: i64, value: &Bytes, head
         let mut shard = Shard::new(settings.clone(), number);
         shard.handle_response(IndexResponse::Ready { end: 0 }, START);
         for offset in 0..commands {
-            let position = Position {
-                topic: settings.ingest.clone(),
-                partition: number,
-                offset,
-            };
             let record = Record {
-                position,
-                timestamp: Some(START),
-                key: None,
                 value: Some(value.clone()),
                 headers: headers.clone(),
-                unreadable_headers: 0,
+                ..command(number, offset, "")
             };
             shard.accept(record, START);
         }
@@ -415,7 +388,7 @@ fn command(partition: i32, offset: i64, json: &str) -> Record {
 }
 
 #[test]
-fn transactions_of_a_burst_are_short_while_jobs_of_another_application_are_due_or_become_due_soon() {
+fn other_applications_shorten_burst_transactions() {
     // The size of the second transaction of a lane with two shards: one with a burst, and one that may have other jobs.
     let second = |others: &[&'static str], after: Duration| {
         let settings = Settings {
@@ -477,20 +450,16 @@ fn check_transactions(mut lane: LaneShards, dead_letters: usize) {
 }
 
 #[test]
-fn rejected_commands_of_all_shards_share_the_maximum_size_of_a_transaction() {
+fn shards_share_the_transaction_size() {
     let value = Bytes::from(vec![b'x'; MEGABYTE]);
     check_transactions(lane(8, 10, &value, &Headers::new()), 80);
-}
-
-#[test]
-fn headers_count_towards_the_maximum_size_of_a_transaction() {
     let mut headers = Headers::new();
     headers.push("user", Some(&[b'x'; MEGABYTE]));
     check_transactions(lane(2, 40, &Bytes::from_static(b"x"), &headers), 80);
 }
 
 #[test]
-fn transactions_of_many_commands_are_short_while_jobs_are_due_or_become_due_soon() {
+fn due_jobs_shorten_command_transactions() {
     // The size of the second transaction of a lane whose shard has an accepted job and then many commands.
     let second = |delay: &str| {
         let settings = Settings {

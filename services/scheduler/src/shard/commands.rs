@@ -388,7 +388,7 @@ impl Shard {
             self.end_job(&job, JobState::Cancelled, now, writes),
             job
         );
-        outcome(v1::Outcome::Cancelled, Some(&job), String::new())
+        codec::outcome(v1::Outcome::Cancelled, Some(&job), String::new())
     }
 
     /// Checks that a waiting job may get another due time. A full index takes a job that is due soon only because the job leaves soon.
@@ -425,7 +425,7 @@ impl Shard {
             ..(*job).clone()
         });
         self.save(job.clone(), now, writes);
-        outcome(v1::Outcome::Rescheduled, Some(&job), String::new())
+        codec::outcome(v1::Outcome::Rescheduled, Some(&job), String::new())
     }
 
     /// The job of a command, if it is scheduled; otherwise the outcome to answer with.
@@ -456,7 +456,7 @@ impl Shard {
             NamedJob::Unknown => (v1::Outcome::Unknown, None),
         };
         writes.tally.refused += 1;
-        Err(Box::new(outcome(result, job.as_deref(), String::new())))
+        Err(Box::new(codec::outcome(result, job.as_deref(), String::new())))
     }
 
     fn reject(&self, record: &Record, failure: &Failure, now: Timestamp, writes: &mut Writes) {
@@ -485,18 +485,9 @@ fn reject_wait(wait: RejectedWait, command: &Record, failure: &Failure, now: Tim
     writes.push(output);
 }
 
-pub(super) fn outcome(outcome: v1::Outcome, job: Option<&Job>, reason: String) -> v1::CommandOutcome {
-    v1::CommandOutcome {
-        outcome: outcome.into(),
-        job: job.map(|job| codec::to_proto(job, false)),
-        reason,
-        ..v1::CommandOutcome::default()
-    }
-}
-
 fn rejected_outcome(failure: &Failure) -> v1::CommandOutcome {
     v1::CommandOutcome {
         code: failure.code.clone(),
-        ..outcome(v1::Outcome::Rejected, None, failure.message.clone())
+        ..codec::outcome(v1::Outcome::Rejected, None, failure.message.clone())
     }
 }

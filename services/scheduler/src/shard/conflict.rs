@@ -5,9 +5,8 @@ use std::sync::Arc;
 use redeliver_core::{Record, Timestamp, mutant};
 use redeliver_proto::v1;
 
-use super::commands::outcome;
 use super::{Shard, Writes};
-use crate::codec::KeyValue;
+use crate::codec::{self, KeyValue};
 use crate::index_messages::Found;
 use crate::job::{Flow, Job, JobState, KeyHash};
 use crate::request::{ConflictPolicy, JobRef, Request, key_hash, request_id_hash};
@@ -143,7 +142,7 @@ impl Shard {
         self.use_key(&new);
         let new = Arc::new(new);
         self.save(new.clone(), now, writes);
-        outcome(v1::Outcome::Replaced, Some(&new), String::new())
+        codec::outcome(v1::Outcome::Replaced, Some(&new), String::new())
     }
 
     /// Takes note that the newest request with a job's idempotency key is that of the job.
@@ -158,30 +157,19 @@ impl Shard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::{JobId, Kind, Payload, Priority};
+    use crate::job::{Kind, Payload, Priority};
 
     const REQUEST: [u8; 16] = [1; 16];
     const OTHER: [u8; 16] = [2; 16];
 
     fn job(state: JobState, request_id: Option<&str>) -> Arc<Job> {
         Arc::new(Job {
-            id: JobId::new(Timestamp::from_millis(0), 0, 0),
-            app: "app".into(),
-            kind: Kind::App,
             state,
-            priority: Priority::Normal,
             due: Timestamp::from_millis(9),
-            accepted: Timestamp::from_millis(0),
-            revision: 1,
             idempotency_key: Some("key".into()),
             request_hash: REQUEST,
             request_id: request_id.map(Into::into),
-            topic: "jobs".into(),
-            payload: Payload::default(),
-            ended: None,
-            expires: None,
-            occurrence: None,
-            released: None,
+            ..Job::for_tests(0)
         })
     }
 
@@ -203,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_request_counts_unless_another_one_replaces_it() {
+    fn first_request_counts_unless_replaced() {
         for state in [JobState::Scheduled, JobState::Dispatched] {
             let job = job(state, None);
             for (hash, expected) in [(REQUEST, Resolution::Duplicate), (OTHER, Resolution::Conflict)] {
@@ -218,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repetition_of_the_newest_request_has_no_effect() {
+    fn repeated_newest_request_has_no_effect() {
         let (waits, dispatched) = (JobState::Scheduled, JobState::Dispatched);
         // Content, whether it is a delay, the request ids of the job and of the request, and whether it is a repetition.
         for (hash, is_delayed, before, now, is_repetition) in [

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_index_is_probed_and_forced_only_to_free_memory() {
+    fn full_index_is_forced_to_free() {
         let mut outbox = Outbox::new(MAX_BYTES);
         outbox.push(1, 0, 2, vec![waits(1)]);
         let (turn, batch) = next(&mut outbox, 0).unwrap();
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_confirmed_with_its_last_batch() {
+    fn last_batch_confirms_the_turn() {
         let large = |number| {
             let effect = Effect::Waits {
                 flow: flow(),
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_back_does_not_delay_a_probe() {
+    fn backward_clock_delays_no_probe() {
         let mut outbox = Outbox::new(MAX_BYTES);
         outbox.push(1, 0, 2, vec![waits(1)]);
         let (turn, batch) = next(&mut outbox, 100_000).unwrap();

@@ -13,7 +13,6 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_recurrence::ScheduleId;
 use redeliver_runtime::error_chain::error_chain;
 
-use super::commands::outcome;
 use super::{Room, Shard, Writes};
 use crate::index::{Change, Effect};
 use crate::index_messages::Found;
@@ -21,6 +20,7 @@ use crate::job::{Job, JobId, Kind};
 use crate::request::{Action, CheckedChange, Command, Field, Format, Incoming, ScheduleDefinition, job_of};
 use crate::schedules::{self, RecordError, StoredSchedule};
 use crate::window::Window;
+use crate::{codec, schedule_key};
 
 /// The maximum time between two attempts to create the job of an occurrence, and the part of its grace. It must not be missed because of one attempt.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
@@ -286,7 +286,7 @@ impl Shard {
         v1::CommandOutcome {
             job: Some(job),
             schedule: shown(previous),
-            ..outcome(v1::Outcome::ScheduleTriggered, None, String::new())
+            ..codec::outcome(v1::Outcome::ScheduleTriggered, None, String::new())
         }
     }
 
@@ -296,7 +296,7 @@ impl Shard {
         writes.push(Output {
             topic: self.settings.state.clone(),
             partition: Some(self.number),
-            key: Some(schedules::state_key(id.as_str()).into()),
+            key: Some(schedule_key::state_key(id.as_str()).into()),
             value: None,
             headers: Headers::new(),
         });
@@ -307,7 +307,7 @@ impl Shard {
         });
         self.overlay.set(self.turn, entry_id, None);
         self.window.remove(entry_id);
-        outcome(v1::Outcome::ScheduleChanged, None, String::new())
+        codec::outcome(v1::Outcome::ScheduleChanged, None, String::new())
     }
 
     /// Writes a schedule that a command has changed, and decides when it is due.
@@ -322,7 +322,7 @@ impl Shard {
         let record = self.save_schedule(&stored, now, writes);
         v1::CommandOutcome {
             schedule: shown(&record),
-            ..outcome(v1::Outcome::ScheduleChanged, None, String::new())
+            ..codec::outcome(v1::Outcome::ScheduleChanged, None, String::new())
         }
     }
 
@@ -452,11 +452,11 @@ fn refuse(result: v1::Outcome, record: &Bytes, writes: &mut Writes) -> v1::Comma
     writes.tally.refused += 1;
     v1::CommandOutcome {
         schedule: shown(record),
-        ..outcome(result, None, String::new())
+        ..codec::outcome(result, None, String::new())
     }
 }
 
 fn unknown_schedule(writes: &mut Writes) -> v1::CommandOutcome {
     writes.tally.refused += 1;
-    outcome(v1::Outcome::ScheduleUnknown, None, String::new())
+    codec::outcome(v1::Outcome::ScheduleUnknown, None, String::new())
 }

@@ -18,15 +18,15 @@ use crate::admission::INDEX_FULL;
 use crate::codec::{self, KeyValue, RetentionPolicy};
 use crate::controls::LiveAppStates;
 use crate::index::{Batch, Effect, FinishedRelease, FlowPosition, FlowScan, Row, Scan, ScanRequest};
-use crate::job::{JobState, Payload, Priority};
+use crate::job::{JobState, Payload};
 use crate::lookups;
 use crate::quota::QUOTA_EXCEEDED;
 use crate::rate::Buckets;
 use crate::refused::{self, Replacement};
 use crate::request::{Rules, key_hash};
-use crate::schedules;
 use crate::topics::{Presence, TopicState, Topics};
 use crate::turns::Turns;
+use crate::{schedule_key, schedules};
 
 mod applications;
 mod full_index;
@@ -513,7 +513,7 @@ impl World {
                     self.end += 1 + i64::from(!wrote && self.has_marker);
                     wrote = true;
                     let key = std::str::from_utf8(output.key.as_deref().unwrap()).unwrap();
-                    let id = match schedules::id_of_key(key) {
+                    let id = match schedule_key::id_of_key(key) {
                         Some(schedule) => schedules::entry_id(schedule.as_str(), 0),
                         None => key.parse().unwrap(),
                     };
@@ -1188,7 +1188,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn each_job_is_dispatched_once_and_never_early(
+    fn jobs_are_dispatched_once_never_early(
         steps in proptest::collection::vec(step(), 0..120),
         rate in proptest::option::of(30.0..200.0),
         index_batch_bytes in index_batch_bytes(),
@@ -1207,7 +1207,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn each_job_is_dispatched_once_and_forgotten_after_its_retention(
+    fn jobs_are_forgotten_after_retention(
         steps in proptest::collection::vec(step(), 0..120),
         index_batch_bytes in index_batch_bytes(),
     ) {

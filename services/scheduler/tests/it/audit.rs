@@ -137,10 +137,36 @@ fn written(env: &SchedulerEnv) -> (Vec<v1::AuditEntry>, BTreeMap<String, v1::Con
 }
 
 #[test]
-fn each_change_has_an_entry_that_says_who_has_changed_what_and_why() {
+fn changes_have_entries() {
     let (env, token) = env("audit");
     let mut scheduler = env.start("a");
-    let mut control = connect(&env, &mut scheduler, &token);
+    let control = connect(&env, &mut scheduler, &token);
+    let (schedules, jobs) = clients(&env, &mut scheduler, &token);
+    change_control(&env, control);
+    change_schedules(&env, schedules);
+    let (cancelled, moved) = change_jobs(&env, &jobs);
+    let (entries, changes) = written(&env);
+    let of = |kind: &str| -> Vec<&v1::AuditEntry> {
+        let of_kind = entries.iter().filter(|entry| entry.action.starts_with(kind));
+        of_kind.collect()
+    };
+    for entry in &entries {
+        assert_eq!(&*entry.by, "token:bob");
+        assert_eq!(
+            (&*entry.service, &*entry.instance),
+            ("scheduler", &*format!("{}-a", env.test.name()))
+        );
+        assert!(entry.time.is_some());
+    }
+    for entry in of("control.") {
+        assert!(entry.target == "app/mail" && changes.contains_key(&entry.id));
+    }
+    check_control(&of("control."));
+    check_schedules(&of("schedules."));
+    check_jobs(&of("jobs."), cancelled, &moved);
+}
+
+fn change_control(env: &SchedulerEnv, mut control: Control) {
     let rate = v1::SetControlRateRequest {
         name: "app/mail".to_owned(),
         rate: Some(v1::RateLimit {
@@ -162,7 +188,9 @@ fn each_change_has_an_entry_that_says_who_has_changed_what_and_why() {
         control.set_control_rate(rate).await.unwrap();
         control.reset_control(request("done")).await.unwrap();
     });
-    let (entries, changes) = written(&env);
+}
+
+fn check_control(entries: &[&v1::AuditEntry]) {
     let found: Vec<_> = entries
         .iter()
         .map(|entry| (&*entry.action, &*entry.why, &*entry.details))
@@ -192,21 +220,9 @@ fn each_change_has_an_entry_that_says_who_has_changed_what_and_why() {
             ),
         ]
     );
-    for entry in &entries {
-        assert_eq!((&*entry.by, &*entry.target), ("token:bob", "app/mail"));
-        assert_eq!(
-            (&*entry.service, &*entry.instance),
-            ("scheduler", &*format!("{}-a", env.test.name()))
-        );
-        assert!(entry.time.is_some() && changes.contains_key(&entry.id));
-    }
 }
 
-#[test]
-fn changes_of_schedules_have_entries() {
-    let (env, token) = env("audit-schedules");
-    let mut scheduler = env.start("a");
-    let (mut schedules, _) = clients(&env, &mut scheduler, &token);
+fn change_schedules(env: &SchedulerEnv, mut schedules: ScheduleServiceClient<Intercepted>) {
     let id = "nightly".to_owned();
     env.block_on(async {
         let create = v1::CreateScheduleRequest {
@@ -234,7 +250,9 @@ fn changes_of_schedules_have_entries() {
         schedules.delete_schedule(delete.clone()).await.unwrap();
         schedules.delete_schedule(delete).await.unwrap_err();
     });
-    let (entries, _) = written(&env);
+}
+
+fn check_schedules(entries: &[&v1::AuditEntry]) {
     let found: Vec<_> = entries
         .iter()
         .map(|entry| (&*entry.action, &*entry.details))
@@ -262,16 +280,13 @@ fn changes_of_schedules_have_entries() {
         ]
     );
     for entry in entries {
-        assert_eq!((&*entry.by, &*entry.target), ("token:bob", "nightly"));
+        assert_eq!(entry.target, "nightly");
         assert!(entry.why == "incident 42" || entry.details.starts_with("refused"));
     }
 }
 
-#[test]
-fn changes_of_jobs_have_entries() {
-    let (env, token) = env("audit-jobs");
-    let mut scheduler = env.start("a");
-    let (_, jobs) = clients(&env, &mut scheduler, &token);
+/// The ids of jobs that are cancelled, and of one that is rescheduled.
+fn change_jobs(env: &SchedulerEnv, jobs: &JobServiceClient<Intercepted>) -> (Vec<String>, String) {
     let cancelled = env.block_on(async {
         let calls = (0..20).map(|_| {
             let mut jobs = jobs.clone();
@@ -298,14 +313,21 @@ fn changes_of_jobs_have_entries() {
         jobs.reschedule_job(later).await.unwrap();
         id
     });
-    let (entries, _) = written(&env);
-    let of = |action: &'static str| entries.iter().filter(move |entry| entry.action == action);
+    (cancelled, moved)
+}
+
+fn check_jobs(entries: &[&v1::AuditEntry], mut expected: Vec<String>, moved: &str) {
+    let of = |action: &'static str| {
+        entries
+            .iter()
+            .copied()
+            .filter(move |entry| entry.action == action)
+    };
     let named = |entry: &v1::AuditEntry| match entry.ids.is_empty() {
         true => vec![entry.target.clone()],
         false => entry.ids.clone(),
     };
     let mut found: Vec<String> = of("jobs.cancel").flat_map(named).collect();
-    let mut expected = cancelled;
     found.sort();
     expected.sort();
     assert_eq!(found, expected);
@@ -314,19 +336,17 @@ fn changes_of_jobs_have_entries() {
     let moves: Vec<_> = of("jobs.reschedule")
         .map(|entry| (&*entry.target, &*entry.details))
         .collect();
-    assert_eq!(moves, [(&*moved, "due after 2h")]);
-    assert!(
-        entries
-            .iter()
-            .all(|entry| entry.by == "token:bob" && entry.why == "incident 42")
-    );
+    assert_eq!(moves, [(moved, "due after 2h")]);
+    assert!(entries.iter().all(|entry| entry.why == "incident 42"));
 }
 
 #[test]
-fn without_the_audit_topic_no_job_is_changed() {
-    let (env, token) = env("audit-jobs-gone");
+fn nothing_changes_without_audit_topic() {
+    let (env, token) = env("audit-gone");
     let mut scheduler = env.start("a");
     let (mut schedules, mut jobs) = clients(&env, &mut scheduler, &token);
+    let mut control = connect(&env, &mut scheduler, &token);
+    env.block_on(control.pause_control(request("outage"))).unwrap();
     delete_topic(&env.kafka.brokers, &topic(&env, "audit"));
     env.block_on(async {
         let id = jobs.schedule_job(job()).await.unwrap().into_inner().id;
@@ -350,15 +370,6 @@ fn without_the_audit_topic_no_job_is_changed() {
         let job = jobs.get_job(v1::GetJobRequest { id }).await.unwrap().into_inner();
         assert_eq!(job.state(), v1::JobState::Scheduled);
     });
-}
-
-#[test]
-fn without_the_audit_topic_nothing_is_changed() {
-    let (env, token) = env("audit-gone");
-    let mut scheduler = env.start("a");
-    let mut control = connect(&env, &mut scheduler, &token);
-    env.block_on(control.pause_control(request("outage"))).unwrap();
-    delete_topic(&env.kafka.brokers, &topic(&env, "audit"));
     let refused = env
         .block_on(control.resume_control(request("works again")))
         .unwrap_err();
@@ -374,13 +385,13 @@ fn without_the_audit_topic_nothing_is_changed() {
 }
 
 #[test]
-fn a_change_and_its_entry_exist_both_or_neither_however_the_process_ends() {
+fn kills_separate_no_change_from_entry() {
     let (env, token) = env("audit-kill");
     let mut scheduler = env.start("a");
-    for round in 0..6_u64 {
+    for round in 0..3_u64 {
         let mut control = connect(&env, &mut scheduler, &token);
         // Killed at another time of its changes in each round.
-        let killed_after = Duration::from_millis(1_000 + 300 * round);
+        let killed_after = Duration::from_millis(1_000 + 500 * round);
         env.block_on(async {
             let changes = async {
                 let mut number = 0;

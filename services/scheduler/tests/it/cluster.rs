@@ -8,14 +8,14 @@ use crate::oracle::{JobSpec, When};
 use crate::requests::{Request, in_millis};
 
 #[test]
-fn jobs_are_dispatched_once_with_an_index_in_a_cluster() {
-    const JOBS: usize = 240;
+fn jobs_are_dispatched_once() {
+    const JOBS: usize = 120;
     let cluster = LocalRedisCluster::start().unwrap();
     let builder = SchedulerEnv::builder("cluster").partitions(12);
     let env = SchedulerEnv::new(builder.redis(cluster.url()));
     let mut scheduler = env.start("a");
     // Half of them are due after the crash, some are repeated, and some are cancelled or get a new due time.
-    let due = in_millis(8_000);
+    let due = in_millis(4_000);
     let job = |n: usize| {
         let spec = JobSpec::new("mail", n.to_string());
         match n % 4 {

@@ -55,7 +55,7 @@ fn jobs(app: &str, count: u32) -> Vec<Request> {
 }
 
 #[test]
-fn a_pause_holds_over_restarts_of_all_schedulers_and_delays_no_other_application() {
+fn pause_survives_restarts() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("pause"));
     let mut schedulers = [env.start("a"), env.start("b")];
     let mut control = connect(&env, &mut schedulers[0]);
@@ -108,7 +108,7 @@ fn a_pause_holds_over_restarts_of_all_schedulers_and_delays_no_other_application
 }
 
 #[test]
-fn two_schedulers_that_are_asked_at_the_same_time_lose_no_change() {
+fn concurrent_changes_are_not_lost() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("race"));
     let mut schedulers = [env.start("a"), env.start("b")];
     let [first, second] = &mut schedulers;
@@ -161,47 +161,6 @@ fn two_schedulers_that_are_asked_at_the_same_time_lose_no_change() {
         other => panic!("{other:?}"),
     };
     assert_eq!(failed.code(), tonic::Code::Aborted, "{failed:?}");
-}
-
-#[test]
-fn unknown_values_are_reported_and_paused() {
-    let env = SchedulerEnv::new(SchedulerEnv::builder("unknown"));
-    let mut scheduler = env.start("a");
-    let write = |key: &str, value: Vec<u8>| {
-        env.write(&[Output {
-            topic: control_topic(&env),
-            partition: Some(0),
-            key: Some(Bytes::copy_from_slice(key.as_bytes())),
-            value: Some(value.into()),
-            headers: Headers::new(),
-        }]);
-    };
-    write("planet/mars", b"terraform".to_vec());
-    scheduler.until_ready_but("`planet/mars` is of an unknown kind, and ignored");
-    assert_eq!(scheduler.metric("redeliver_control_problems"), 1);
-    // What has a value of an unknown format is paused, and not changed.
-    let unknown = v1::ControlRecord {
-        revision: 9,
-        format: 1_000,
-        desired: Some(v1::control_record::Desired::Application(v1::ApplicationControl {
-            state: v1::RunState::Running.into(),
-            rate: None,
-        })),
-        ..v1::ControlRecord::default()
-    };
-    write(&format!("app/{PAUSED}"), unknown.encode_to_vec());
-    scheduler.until_ready_but(&format!("paused applications: {PAUSED}"));
-    let mut control = connect(&env, &mut scheduler);
-    let refused = env.block_on(control.resume_control(request(PAUSED))).unwrap_err();
-    assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "{refused:?}");
-    let mut sent = env.send(jobs(OTHER, 5));
-    env.watch().until_jobs_ended(sent.len());
-    // Another change is not affected.
-    env.block_on(control.pause_control(request("crawl"))).unwrap();
-    env.block_on(control.reset_control(request("crawl"))).unwrap();
-    let known = v1::ControlRecord { format: 0, ..unknown };
-    write(&format!("app/{PAUSED}"), known.encode_to_vec());
-    env.watch().settle(&mut sent);
 }
 
 /// Tests with the limit that clients of gRPC have by default.
@@ -260,32 +219,38 @@ fn large_controls_are_listed_in_pages() {
 }
 
 #[test]
-fn an_application_whose_value_cannot_be_read_stays_paused_until_it_can() {
+fn unreadable_application_stays_paused() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("unreadable"));
     let mut scheduler = env.start("a");
     let mut control = connect(&env, &mut scheduler);
     env.block_on(control.pause_control(request(PAUSED))).unwrap();
     let name = format!("app/{PAUSED}");
-    let write = |app: v1::ApplicationControl| {
-        let record = v1::ControlRecord {
-            revision: 2,
-            desired: Some(v1::control_record::Desired::Application(app)),
-            ..v1::ControlRecord::default()
-        };
+    let write = |key: &str, value: Vec<u8>| {
         env.write(&[Output {
             topic: control_topic(&env),
             partition: Some(0),
-            key: Some(name.clone().into()),
-            value: Some(record.encode_to_vec().into()),
+            key: Some(Bytes::copy_from_slice(key.as_bytes())),
+            value: Some(value.into()),
             headers: Headers::new(),
         }]);
     };
+    let write_app = |format: u32, app: v1::ApplicationControl| {
+        let record = v1::ControlRecord {
+            revision: 2,
+            format,
+            desired: Some(v1::control_record::Desired::Application(app)),
+            ..v1::ControlRecord::default()
+        };
+        write(&name, record.encode_to_vec());
+    };
+    write("planet/mars", b"terraform".to_vec());
+    scheduler.until_ready_but("`planet/mars` is of an unknown kind, and ignored");
     // A state of a newer version.
-    write(v1::ApplicationControl { state: 9, rate: None });
+    write_app(0, v1::ApplicationControl { state: 9, rate: None });
     let problem = "has an unknown state, and is paused until it can be read";
     scheduler.until_ready_but(&format!("`{name}` {problem}"));
     scheduler.until_ready_but(&format!("paused applications: {PAUSED}"));
-    assert_eq!(scheduler.metric("redeliver_control_problems"), 1);
+    assert_eq!(scheduler.metric("redeliver_control_problems"), 2);
     let get = v1::GetControlRequest { name: name.clone() };
     let shown = env.block_on(control.get_control(get)).unwrap().into_inner();
     let Some(v1::control::Effective::EffectiveApplication(app)) = &shown.effective else {
@@ -311,10 +276,18 @@ fn an_application_whose_value_cannot_be_read_stays_paused_until_it_can() {
             .iter()
             .all(|record| record.position.topic != *of_paused)
     );
-    write(v1::ApplicationControl {
+    // Another change is not affected.
+    env.block_on(control.pause_control(request("crawl"))).unwrap();
+    env.block_on(control.reset_control(request("crawl"))).unwrap();
+    let running = v1::ApplicationControl {
         state: v1::RunState::Running.into(),
         rate: None,
-    });
+    };
+    // Of a newer format, and then readable.
+    write_app(1_000, running);
+    scheduler.until_ready_but("has a format or a field that this version does not know");
+    scheduler.until_ready_but(&format!("paused applications: {PAUSED}"));
+    write_app(0, running);
     sent.extend(others);
     watch.settle(&mut sent);
 }
@@ -342,7 +315,7 @@ fn change_continues_from_followed_position() {
 }
 
 #[test]
-fn last_state_applies_until_topic_returns() {
+fn missing_topic_keeps_last_values() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("gone-control"));
     let mut scheduler = env.start("a");
     let mut control = connect(&env, &mut scheduler);

@@ -21,13 +21,14 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::listen::Listener;
+use redeliver_scheduler::job::{Job, JobState, Kind, Payload, Priority};
 use redeliver_service::{Host, topics};
 use redeliver_testkit::kafka_request::delete_topic;
 use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, eventually, free_port};
 use tokio_util::sync::CancellationToken;
 
 use crate::oracle::{Deletion, Intent, JobSpec, Report, Seen, Sent, Topics, check};
-use crate::requests::Request;
+use crate::requests::{Request, in_millis, now};
 
 pub(crate) use redeliver_testkit::DEADLINE;
 
@@ -426,4 +427,32 @@ pub(crate) fn answers(seen: &Seen) -> HashMap<String, v1::Outcome> {
         (name, answer.outcome())
     });
     answers.collect()
+}
+
+/// A job that is due in an hour.
+pub(crate) fn far(offset: i64, env: &SchedulerEnv) -> Job {
+    waiting(JobId::new(now(), 0, offset), &env.topics.apps["crawl"])
+}
+
+/// A job without a payload that is due in an hour.
+pub(crate) fn waiting(id: JobId, topic: &str) -> Job {
+    Job {
+        id,
+        app: "crawl".into(),
+        kind: Kind::App,
+        state: JobState::Scheduled,
+        priority: Priority::Normal,
+        due: in_millis(3_600_000),
+        accepted: now(),
+        revision: 1,
+        idempotency_key: None,
+        request_hash: [0; 16],
+        request_id: None,
+        topic: topic.into(),
+        payload: Payload::default(),
+        ended: None,
+        expires: None,
+        occurrence: None,
+        released: None,
+    }
 }

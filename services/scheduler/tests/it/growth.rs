@@ -11,7 +11,7 @@ const APP: &str = "mail";
 const COMMANDS: usize = 60;
 
 #[test]
-fn schedulers_halt_when_the_ingest_topic_grows_and_forward_no_command_without_end() {
+fn growing_ingest_topic_halts_schedulers() {
     let mut env = SchedulerEnv::new(SchedulerEnv::builder("grown"));
     let before = env.topics.partitions;
     let after = before + 3;

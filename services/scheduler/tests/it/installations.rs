@@ -13,7 +13,9 @@ const PARTITIONS: u32 = 2;
 fn installation(name: &str, redis: &LocalRedis, prefix: &str) -> SchedulerEnv {
     let builder = SchedulerEnv::builder(name)
         .redis(redis.url())
-        .partitions(PARTITIONS);
+        .partitions(PARTITIONS)
+        // A short window, so that jobs come from the index.
+        .set("scheduler.window", "500ms");
     let builder = builder.set("kafka.id_prefix", "{name}-");
     SchedulerEnv::new(builder.set("redis.prefix", prefix))
 }
@@ -23,7 +25,7 @@ fn default_installations_share_a_redis() {
     let redis = LocalRedis::start().unwrap();
     let [production, staging] = ["production", "staging"].map(|name| installation(name, &redis, "null"));
     let schedulers = [production.start("a"), staging.start("a")];
-    let due = in_millis(15_000);
+    let due = in_millis(5_000);
     let send = |env: &SchedulerEnv| {
         let job = |n: usize| Request::protobuf(JobSpec::new("mail", n.to_string()).at(due));
         env.send((0..50).map(job).collect())
@@ -71,7 +73,7 @@ fn taken_prefix_mixes_no_jobs() {
             }
         });
     };
-    let due = in_millis(15_000);
+    let due = in_millis(5_000);
     let send = |env: &SchedulerEnv, keys: std::ops::Range<usize>| {
         let job = |key: usize| {
             JobSpec::new("mail", key.to_string())

@@ -59,7 +59,7 @@ fn until_equal(process: &mut ServiceProcess, metrics: &[&str], expected: &Series
 }
 
 #[test]
-fn requests_and_jobs_are_counted_by_what_became_of_them() {
+fn counters_follow_outcomes() {
     let builder = SchedulerEnv::builder("metrics")
         .partitions(2)
         .set("kafka.topics.missing_timeout", "1s")

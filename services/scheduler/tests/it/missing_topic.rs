@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redeliver_core::headers::{self, DISPATCHED_AT, JOB_ID, SCHEDULED_TIME};
+use redeliver_core::headers::{self, JOB_ID};
 use redeliver_core::{JobId, Record, Timestamp};
 use redeliver_proto::v1;
 use redeliver_testkit::{ChaosPermit, ServiceProcess, eventually};
@@ -42,15 +42,15 @@ fn sorted(sent: &[Sent]) -> Vec<JobId> {
 }
 
 #[test]
-fn jobs_of_a_missing_topic_wait_for_it_while_others_stay_on_time() {
+fn jobs_wait_for_missing_topic() {
     let _permit = ChaosPermit::acquire();
     let env = SchedulerEnv::new(SchedulerEnv::builder("missing"));
     let mut scheduler = env.start("a");
     env.delete_topic(GONE);
-    let due = in_millis(6_000);
+    let due = in_millis(3_000);
     let gone = env.send((0..3).map(|n| job(GONE, format!("{n}"), due)).collect());
     // 100 per second, before and after.
-    let others = (0..1_000).map(|n| {
+    let others = (0..300).map(|n| {
         let due = Timestamp::from_millis(due.as_millis() - 1_000).after(Duration::from_millis(10 * n));
         job("mail", format!("{n}"), due)
     });
@@ -60,33 +60,6 @@ fn jobs_of_a_missing_topic_wait_for_it_while_others_stay_on_time() {
     until_waiting(&mut scheduler, 3);
     watch.look();
     assert_eq!(ids(&watch.seen.apps), sorted(&others));
-    // By due time.
-    let mut by_due: Vec<(Timestamp, Duration)> = watch
-        .seen
-        .apps
-        .iter()
-        .map(|record| {
-            let due = header::<Timestamp>(record, SCHEDULED_TIME);
-            (due, header::<Timestamp>(record, DISPATCHED_AT).since(due))
-        })
-        .collect();
-    by_due.sort_unstable();
-    let first = by_due[0].0;
-    let latest = by_due.iter().max_by_key(|(_, late)| *late).unwrap();
-    println!(
-        "the latest one was due {:?} after the first, those of the missing topic {:?} after it",
-        latest.0.since(first),
-        due.since(first),
-    );
-    let mut late: Vec<Duration> = by_due.into_iter().map(|(_, late)| late).collect();
-    late.sort_unstable();
-    println!(
-        "while the topic of others was missing, {} jobs were late by {:?} at p50, {:?} at p99, {:?} at most",
-        late.len(),
-        late[late.len() / 2],
-        late[late.len() * 99 / 100],
-        late[late.len() - 1],
-    );
     let (status, body) = scheduler.get("/readyz");
     assert!(
         status == 200 && body.contains(&*env.topics.apps[GONE]),
@@ -124,12 +97,12 @@ fn jobs_of_a_missing_topic_wait_for_it_while_others_stay_on_time() {
 }
 
 #[test]
-fn a_job_that_waits_too_long_for_a_missing_topic_becomes_a_dead_letter() {
+fn missing_topic_timeout_makes_dead_letter() {
     let env =
-        SchedulerEnv::new(SchedulerEnv::builder("missing-dead").set("kafka.topics.missing_timeout", "5s"));
+        SchedulerEnv::new(SchedulerEnv::builder("missing-dead").set("kafka.topics.missing_timeout", "3s"));
     let mut scheduler = env.start("a");
     env.delete_topic(GONE);
-    let due = in_millis(6_000);
+    let due = in_millis(1_000);
     let gone = env.send(vec![job(GONE, "dead".to_owned(), due)]);
     until_waiting(&mut scheduler, 1);
     let mut watch = env.watch_without(GONE);
@@ -145,6 +118,6 @@ fn a_job_that_waits_too_long_for_a_missing_topic_becomes_a_dead_letter() {
         text(headers::ORIGINAL_OFFSET),
         gone[0].position.offset.to_string()
     );
-    assert!(header::<Timestamp>(letter, headers::ERROR_TIMESTAMP) >= due.after(Duration::from_secs(5)));
+    assert!(header::<Timestamp>(letter, headers::ERROR_TIMESTAMP) >= due.after(Duration::from_secs(3)));
     until_waiting(&mut scheduler, 0);
 }

@@ -27,7 +27,7 @@ fn until_counted(scheduler: &mut ServiceProcess, outcome: &str, commands: u64) {
 }
 
 #[test]
-fn a_quota_counts_the_jobs_that_wait_also_after_a_kill_without_redis() {
+fn quota_survives_kill_and_lost_redis() {
     let redis = LocalRedis::start().unwrap();
     let setting = format!("scheduler.apps.{LIMITED}.max_waiting");
     let builder = SchedulerEnv::builder("quota").partitions(2).redis(redis.url());

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use redeliver_core::{JobId, Timestamp};
+use redeliver_core::job::Priority;
+use redeliver_core::{JobId, Record, Timestamp};
 use redeliver_testkit::eventually;
 
 use crate::env::{DEADLINE, SchedulerEnv, header};
@@ -17,7 +18,7 @@ const RATE: i32 = 2;
 const JOBS: i32 = 10;
 
 #[test]
-fn jobs_beyond_the_rate_wait_and_delay_no_other_application() {
+fn jobs_beyond_rate_delay_no_others() {
     let partitions = 3;
     let builder = SchedulerEnv::builder("rate").partitions(3);
     let rate = (RATE * partitions).to_string();
@@ -79,29 +80,45 @@ fn jobs_beyond_the_rate_wait_and_delay_no_other_application() {
 }
 
 #[test]
-fn a_paused_application_accepts_jobs_which_are_dispatched_once_it_is_resumed() {
-    let env = SchedulerEnv::new(SchedulerEnv::builder("paused"));
+fn resumed_application_dispatches_by_priority() {
+    // More than one turn can dispatch.
+    const OF_EACH: usize = 600;
+    let env = SchedulerEnv::new(SchedulerEnv::builder("paused").partitions(1));
     let setting = format!("scheduler.apps.{LIMITED}.paused=true");
     let mut paused = env.test.start("scheduler", "a", &["--set", &setting]);
-    let request = |app: &str| {
-        let jobs = (0..JOBS).map(move |n| Request::protobuf(JobSpec::new(app, format!("{n}"))));
-        jobs.collect::<Vec<_>>()
-    };
-    let mut sent = env.send(request(LIMITED));
-    let others = env.send(request(OTHER));
-    env.watch().until_jobs_ended(others.len());
+    let priorities = [Priority::Low, Priority::Normal, Priority::High];
+    let due = in_millis(0);
+    let jobs = (0..3 * OF_EACH).map(|n| {
+        let spec = JobSpec::new(LIMITED, format!("{n}")).at(due);
+        Request::protobuf(spec.priority(priorities[n % 3]))
+    });
+    let mut sent = env.send(jobs.collect());
+    let others = (0..JOBS).map(|n| Request::protobuf(JobSpec::new(OTHER, format!("{n}"))));
+    let others = env.send(others.collect());
+    let mut watch = env.watch();
+    watch.until_jobs_ended(others.len());
     let jobs = format!("redeliver_scheduler_paused_jobs{{lane=\"scheduler-0\",app=\"{LIMITED}\"}}");
     eventually("all jobs wait", DEADLINE, || match paused.metric(&jobs) {
-        count if count == u64::from(JOBS.unsigned_abs()) => Ok(()),
+        count if count == sent.len() as u64 => Ok(()),
         count => Err(count),
     });
-    let (status, body) = paused.get("/readyz");
-    assert!(
-        status == 200 && body.contains(&format!("paused applications: {LIMITED}")),
-        "{body}"
-    );
+    paused.until_ready_but(&format!("paused applications: {LIMITED}"));
     paused.shut_down();
     let _resumed = env.start("a");
     sent.extend(others);
-    env.settle(sent);
+    watch.settle(&mut sent);
+    let limited = watch.seen.apps.iter();
+    let mut limited: Vec<_> = limited
+        .filter(|record| record.position.topic == env.topics.apps[LIMITED])
+        .collect();
+    limited.sort_by_key(|record| record.position.offset);
+    let first = |priority: Priority| {
+        let is_it = |record: &&Record| header::<Priority>(record, "job-priority") == priority;
+        limited.iter().position(is_it).unwrap()
+    };
+    // A job may be overtaken for a second at least.
+    assert_eq!(
+        [Priority::High, Priority::Normal, Priority::Low].map(first),
+        [0, OF_EACH, 2 * OF_EACH]
+    );
 }

@@ -15,35 +15,7 @@ use crate::oracle::JobSpec;
 use crate::requests::Request;
 
 #[test]
-fn a_redis_that_may_evict_keys_is_refused_with_the_right_setting() {
-    let redis = LocalRedis::start().unwrap();
-    let env = SchedulerEnv::new(SchedulerEnv::builder("evicts").redis(redis.url()));
-    env.block_on(async {
-        let raw = Raw::connect(&redis.url()).await;
-        raw.call(&["CONFIG", "SET", "maxmemory", "100mb"]).await;
-        raw.call(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"])
-            .await;
-    });
-    let mut scheduler = env.spawn("a");
-    let status = scheduler.wait(DEADLINE);
-    assert_eq!(status.code(), Some(1), "{}", scheduler.output());
-    let output = scheduler.output();
-    let said = output.lines().last().unwrap_or_default();
-    for words in ["allkeys-lru", "maxmemory-policy noeviction"] {
-        assert!(said.contains(words), "{output}");
-    }
-    // It starts once the policy is changed.
-    env.block_on(async {
-        let raw = Raw::connect(&redis.url()).await;
-        raw.call(&["CONFIG", "SET", "maxmemory-policy", "noeviction"])
-            .await;
-    });
-    scheduler.start_again();
-    scheduler.until_ready();
-}
-
-#[test]
-fn a_scheduler_waits_for_redis_and_readiness_names_the_reason() {
+fn scheduler_waits_for_redis() {
     let mut redis = LocalRedis::start().unwrap();
     redis.stop().unwrap();
     let env = SchedulerEnv::new(SchedulerEnv::builder("patient").redis(redis.url()));
@@ -80,7 +52,7 @@ fn a_scheduler_waits_for_redis_and_readiness_names_the_reason() {
 }
 
 #[test]
-fn a_redis_that_is_reconfigured_to_evict_keys_is_not_used_until_it_is_fixed() {
+fn evicting_redis_is_not_used() {
     let redis = LocalRedis::start().unwrap();
     let env = SchedulerEnv::new(SchedulerEnv::builder("evicts-later").redis(redis.url()));
     let mut scheduler = env.start("a");
@@ -102,7 +74,7 @@ fn a_redis_that_is_reconfigured_to_evict_keys_is_not_used_until_it_is_fixed() {
 
 /// Of the configuration, only the addresses differ from the defaults.
 #[test]
-fn a_scheduler_without_a_configuration_starts_with_defaults() {
+fn scheduler_starts_with_defaults() {
     let (kafka, redis) = (LocalKafka::start().unwrap(), LocalRedis::start().unwrap());
     let environment = [
         ("REDELIVER__KAFKA__BROKERS", kafka.brokers()),

@@ -58,7 +58,7 @@ fn path(path: &Path) -> &str {
 }
 
 #[test]
-fn jobs_go_through_a_redis_with_tls_and_a_password() {
+fn redis_with_tls_indexes_jobs() {
     let guarded = Guarded::start();
     let env = SchedulerEnv::new(guarded.setup("tls", PASSWORD, &guarded.authority));
     let raw = guarded.raw(&env);
@@ -79,7 +79,7 @@ fn jobs_go_through_a_redis_with_tls_and_a_password() {
 }
 
 #[test]
-fn a_redis_with_an_untrusted_certificate_is_not_used_and_the_reason_is_logged() {
+fn untrusted_certificate_is_refused() {
     let guarded = Guarded::start();
     let other = Authority::new().unwrap();
     let env = SchedulerEnv::new(guarded.setup("untrusted", PASSWORD, &other));
@@ -96,7 +96,7 @@ fn a_redis_with_an_untrusted_certificate_is_not_used_and_the_reason_is_logged() 
 }
 
 #[test]
-fn a_wrong_password_for_redis_ends_the_process_and_is_not_logged() {
+fn wrong_password_ends_the_process() {
     let guarded = Guarded::start();
     let env = SchedulerEnv::new(guarded.setup("password", "guessed", &guarded.authority));
     let _raw = guarded.raw(&env);

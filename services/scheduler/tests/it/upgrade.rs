@@ -5,12 +5,11 @@ use bytes::Bytes;
 use redeliver_core::{Headers, JobId, Output, Timestamp};
 use redeliver_scheduler::codec;
 use redeliver_scheduler::index::FORMAT;
-use redeliver_testkit::{eventually, redis_url};
+use redeliver_testkit::{ServiceProcess, eventually, redis_url};
 
-use crate::env::{DEADLINE, SchedulerEnv, id};
+use crate::env::{DEADLINE, SchedulerEnv, far, id};
 use crate::index::own_redis::{Raw, key as index_key};
-use crate::oracle::{JobSpec, Sent};
-use crate::rebuild::far;
+use crate::oracle::{JobSpec, Sent, When};
 use crate::requests::{Request, in_millis};
 
 const NEWER: &str = "requires a newer version of the scheduler";
@@ -74,25 +73,69 @@ impl<'a> Redis<'a> {
     }
 }
 
+/// Makes waiting jobs due.
+fn make_due(env: &SchedulerEnv, waiting: &[Sent]) {
+    let now = When::At(in_millis(0));
+    env.send(
+        waiting
+            .iter()
+            .map(|sent| Request::reschedule(id(sent), now))
+            .collect(),
+    );
+}
+
+/// Jobs that are due, of which those of the first shard wait while it is halted.
+fn due_jobs(env: &SchedulerEnv, name: &str) -> (Vec<Sent>, Vec<Sent>) {
+    let jobs = |shard, count| {
+        let jobs = (0..count).map(|n| job(&format!("{name} {shard}/{n}"), shard, in_millis(0)));
+        env.send(jobs.collect())
+    };
+    (jobs(0, 5), jobs(1, 50))
+}
+
+fn until_one_shard_is_live(scheduler: &mut ServiceProcess) {
+    eventually("the shard is not live", DEADLINE, || {
+        match scheduler.metric("redeliver_scheduler_live_shards") {
+            1 => Ok(()),
+            live => Err(live),
+        }
+    });
+}
+
 #[test]
-fn a_record_of_a_newer_scheduler_halts_only_its_shard() {
-    let env = SchedulerEnv::new(SchedulerEnv::builder("newer").partitions(2));
+fn unreadable_records_halt_their_shard() {
+    let env = SchedulerEnv::new(SchedulerEnv::builder("unreadable-state").partitions(2));
     let mut scheduler = env.start("a");
-    let waiting: Vec<Sent> = env.send(
+    let waiting = env.send(
         (0..20)
-            .map(|n| job(&format!("{n}"), 0, in_millis(20_000)))
+            .map(|n| job(&format!("{n}"), 0, in_millis(3_600_000)))
             .collect(),
     );
     env.watch().until_known(20);
+    let redis = Redis::of(&env);
+
+    // A live shard reads the topic again because its index has lost its mark.
+    let key = far(1_000_000, &env).id.to_string();
+    env.write(&[state_record(&env, &key, Some("no job".into()))]);
+    redis.call("HDEL", "meta", &["offset"]);
+    scheduler.until_not_ready("is damaged or not from a scheduler");
+    let (_, said) = scheduler.get("/readyz");
+    assert!(said.contains(&format!("with the key `{key}`")), "{said}");
+    let (mut due, others) = due_jobs(&env, "damaged");
+    until_dispatched(&env, others.iter().map(id));
+    until_one_shard_is_live(&mut scheduler);
+    env.write(&[state_record(&env, &key, None)]);
+    scheduler.until_ready();
+    due.extend(others);
+    until_dispatched(&env, due.iter().map(id));
     scheduler.shut_down();
 
-    // A schedule, and after it a job, as an occurrence of the schedule would be.
-    let behind = far(1_000_000, &env);
+    // A schedule of a newer scheduler, and after it a job, as an occurrence of the schedule would be.
     let behind = redeliver_scheduler::job::Job {
         app: "mail".into(),
         topic: env.topics.apps["mail"].clone(),
         due: in_millis(0),
-        ..behind
+        ..far(2_000_000, &env)
     };
     env.write(&[state_record(&env, "redrive:nightly", Some("0 3 * * *".into()))]);
     env.write(&[state_record(
@@ -100,9 +143,7 @@ fn a_record_of_a_newer_scheduler_halts_only_its_shard() {
         &behind.id.to_string(),
         Some(codec::encode(&behind)),
     )]);
-    let redis = Redis::of(&env);
     let shown = redis.call("HGET", "meta", &["offset"]).unwrap();
-
     scheduler.start_again();
     scheduler.until_not_ready(NEWER);
     let (_, said) = scheduler.get("/readyz");
@@ -112,21 +153,13 @@ fn a_record_of_a_newer_scheduler_halts_only_its_shard() {
         "{said}"
     );
     let log = scheduler.output();
-    let line = log.lines().find(|line| line.contains(NEWER)).unwrap();
+    let line = log.lines().rfind(|line| line.contains(NEWER)).unwrap();
     assert!(line.contains("ERROR") && line.contains(&position), "{line}");
     // The other shard works. This one does nothing and loses nothing.
-    let overdue = env.send(
-        (0..5)
-            .map(|n| job(&format!("overdue {n}"), 0, in_millis(0)))
-            .collect(),
-    );
-    let others = env.send(
-        (0..50)
-            .map(|n| job(&format!("other {n}"), 1, in_millis(0)))
-            .collect(),
-    );
-    until_dispatched(&env, others.iter().map(id));
-    assert_eq!(scheduler.metric("redeliver_scheduler_live_shards"), 1);
+    let (overdue, others) = due_jobs(&env, "newer");
+    due.extend(others);
+    until_dispatched(&env, due.iter().map(id));
+    until_one_shard_is_live(&mut scheduler);
     let scheduled = env.block_on(redis.raw.scheduled(env.test.name(), 0));
     assert_eq!(scheduled, 20);
     assert_eq!(redis.call("HGET", "meta", &["offset"]), Some(shown));
@@ -134,51 +167,16 @@ fn a_record_of_a_newer_scheduler_halts_only_its_shard() {
     // The newer scheduler returns and removes its schedule.
     env.write(&[state_record(&env, "redrive:nightly", None)]);
     scheduler.until_ready();
-    let all = waiting.iter().chain(&overdue).chain(&others).map(id);
+    make_due(&env, &waiting);
+    let all = waiting.iter().chain(&overdue).chain(&due).map(id);
     until_dispatched(&env, all.chain([behind.id]));
 }
 
 #[test]
-fn a_live_shard_with_a_damaged_state_topic_halts_until_the_topic_is_repaired() {
-    let env = SchedulerEnv::new(SchedulerEnv::builder("damaged").partitions(2));
-    let mut scheduler = env.start("a");
-    let waiting = env.send(
-        (0..20)
-            .map(|n| job(&format!("{n}"), 0, in_millis(20_000)))
-            .collect(),
-    );
-    env.watch().until_known(20);
-    let key = far(1_000_000, &env).id.to_string();
-    env.write(&[state_record(&env, &key, Some("no job".into()))]);
-    // It reads the topic again because the index has lost its mark.
-    let redis = Redis::of(&env);
-    redis.call("HDEL", "meta", &["offset"]);
-    scheduler.until_not_ready("is damaged or not from a scheduler");
-    let (_, said) = scheduler.get("/readyz");
-    assert!(said.contains(&format!("with the key `{key}`")), "{said}");
-    let overdue = env.send(vec![job("overdue", 0, in_millis(0))]);
-    let others = env.send(
-        (0..50)
-            .map(|n| job(&format!("other {n}"), 1, in_millis(0)))
-            .collect(),
-    );
-    until_dispatched(&env, others.iter().map(id));
-    eventually("the shard is not live", DEADLINE, || {
-        match scheduler.metric("redeliver_scheduler_live_shards") {
-            1 => Ok(()),
-            live => Err(live),
-        }
-    });
-    env.write(&[state_record(&env, &key, None)]);
-    scheduler.until_ready();
-    until_dispatched(&env, waiting.iter().chain(&overdue).chain(&others).map(id));
-}
-
-#[test]
-fn an_index_of_another_format_is_rebuilt() {
+fn other_format_rebuilds_index() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("other-format").partitions(2));
     let mut scheduler = env.start("a");
-    let jobs = (0..20).map(|n| job(&format!("{n}"), 0, in_millis(20_000)));
+    let jobs = (0..20).map(|n| job(&format!("{n}"), 0, in_millis(3_600_000)));
     let waiting = env.send(jobs.collect());
     env.watch().until_known(20);
     let redis = Redis::of(&env);
@@ -196,5 +194,6 @@ fn an_index_of_another_format_is_rebuilt() {
         assert!(line.is_some_and(|line| line.contains(&names)), "{log}");
         assert_eq!(redis.call("HGET", "meta", &["format"]), Some(FORMAT.into()));
     }
+    make_due(&env, &waiting);
     until_dispatched(&env, waiting.iter().map(id));
 }

@@ -143,7 +143,7 @@ fn add_defect(world: &mut World, defect: Defect) -> Option<&'static str> {
 
 proptest! {
     #[test]
-    fn a_correct_history_is_clean_in_any_order_of_reading(world in world()) {
+    fn correct_history_is_clean(world in world()) {
         let report = world.report();
         prop_assert!(report.is_clean(), "{}", report);
         prop_assert_eq!(report.source, report.output + report.dead + report.waiting.total());
@@ -151,7 +151,7 @@ proptest! {
     }
 
     #[test]
-    fn a_single_defect_is_found_and_no_other(mut world in world(), defect in defect()) {
+    fn single_defect_is_found(mut world in world(), defect in defect()) {
         let Some(expected) = add_defect(&mut world, defect) else { return Ok(()) };
         let report = world.report();
         prop_assert_eq!(defects(&report), [(expected, 1)], "{:?}\n{}", defect, report);

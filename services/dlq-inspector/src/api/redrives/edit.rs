@@ -13,9 +13,9 @@ use super::plan::{Plan, RequestKey, checked};
 use crate::access::Viewer;
 use crate::redrive::change::Change;
 use crate::redrive::edit::Edit;
-use crate::redrive::job::{self, Item, Kind};
+use crate::redrive::job::{self, Item, Kind, TargetOptions};
 use crate::redrive::jobs::plan_key;
-use crate::redrive::record::{Candidate, Wish};
+use crate::redrive::record::Candidate;
 
 /// An id that is as long as those of jobs.
 const SAMPLE_ID: &str = "0000000000000000";
@@ -39,7 +39,7 @@ impl Api {
         })?;
         let key = RequestKey::new("edit", std::mem::take(&mut request.request_id), &request);
         let edit = Edit::read(request.edit.unwrap_or_default());
-        let wish = Wish {
+        let options = TargetOptions {
             destination: request.destination,
             force: request.force,
         };
@@ -60,7 +60,7 @@ impl Api {
             return Err(changed(&request.id));
         }
         let destinations = self.redrives.destinations.clone();
-        let mut plan = Plan::new(Kind::Redrive, wish.clone(), destinations, self.masking.clone());
+        let mut plan = Plan::new(Kind::Redrive, options.clone(), destinations, self.masking.clone());
         plan.add(&letter);
         let item = match plan.items.as_slice() {
             [item] => item.clone(),
@@ -75,7 +75,7 @@ impl Api {
         let target = match self
             .redrives
             .destinations
-            .target(Candidate::of(&stored.record), &wish)
+            .target(Candidate::of(&stored.record), &options)
         {
             Ok(target) => target,
             Err(skip) => {

@@ -26,9 +26,9 @@ use crate::ledger::State;
 use crate::letter::ContentHash;
 use crate::masking::Masking;
 use crate::redrive::change::Change;
-use crate::redrive::job::{CHUNK, Item, Kind, MAX_ITEMS, Outcome, Skip};
+use crate::redrive::job::{CHUNK, Item, Kind, MAX_ITEMS, Outcome, Skip, TargetOptions};
 use crate::redrive::jobs::Jobs;
-use crate::redrive::record::{Destinations, MAX_OBSERVE, Wish};
+use crate::redrive::record::{Destinations, MAX_OBSERVE};
 
 /// The maximum number of topics to which a job writes.
 const MAX_DESTINATIONS: usize = 100;
@@ -105,12 +105,12 @@ impl Api {
         // A dead letter whose state is unknown could have been redriven.
         Self::check_states(true, &completeness)?;
         let selection = self.selection(viewer, &request).await?;
-        let wish = Wish {
+        let options = TargetOptions {
             destination: request.destination.clone(),
             force: request.force,
         };
         let allowed = self.redrives.destinations.clone();
-        let mut plan = Plan::new(kind, wish, allowed, self.masking.clone());
+        let mut plan = Plan::new(kind, options, allowed, self.masking.clone());
         match selection {
             Selection::Matching(filter) => {
                 plan.excludes_payloads = excludes_payloads(&filter);
@@ -458,7 +458,7 @@ pub(super) fn checked(request: &v1::PlanRedriveRequest) -> Result<v1::Redrive, S
 /// A plan that grows.
 pub(super) struct Plan {
     kind: Kind,
-    wish: Wish,
+    options: TargetOptions,
     allowed: Arc<Destinations>,
     masking: Arc<Masking>,
     pub(super) items: Vec<Item>,
@@ -479,10 +479,15 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn new(kind: Kind, wish: Wish, allowed: Arc<Destinations>, masking: Arc<Masking>) -> Self {
+    pub(super) fn new(
+        kind: Kind,
+        options: TargetOptions,
+        allowed: Arc<Destinations>,
+        masking: Arc<Masking>,
+    ) -> Self {
         Self {
             kind,
-            wish,
+            options,
             allowed,
             masking,
             items: Vec::new(),
@@ -531,7 +536,7 @@ impl Plan {
         if self.kind == Kind::Redrive {
             let headers = header_list::decode(&letter.headers);
             let candidate = self.allowed.candidate(letter, &headers);
-            match self.allowed.target(candidate, &self.wish) {
+            match self.allowed.target(candidate, &self.options) {
                 Ok(target) => {
                     let topic = target.topic.to_string();
                     *self.destinations.entry(topic.clone()).or_default() += 1;
@@ -726,11 +731,16 @@ mod tests {
     fn plan(rules: &[MaskingRule]) -> Plan {
         let allowed = Destinations::new(&[], &["legacy-*".to_owned()], Vec::new(), 3);
         let masking = Arc::new(Masking::new(rules));
-        Plan::new(Kind::Redrive, Wish::default(), Arc::new(allowed), masking)
+        Plan::new(
+            Kind::Redrive,
+            TargetOptions::default(),
+            Arc::new(allowed),
+            masking,
+        )
     }
 
     #[test]
-    fn a_plan_has_a_limited_number_of_destinations() {
+    fn destinations_of_plan_are_limited() {
         let mut plan = plan(&[]);
         for offset in 0..300 {
             plan.add(&letter(offset, &format!("legacy-{}", offset % 100)));
@@ -742,7 +752,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_says_nothing_about_the_size_of_what_is_masked() {
+    fn plan_hides_sizes_of_masked_records() {
         let rule = |key, fields: &[&str]| MaskingRule {
             topics: vec!["spring-*".to_owned()],
             key,
@@ -775,7 +785,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_warns_about_what_is_partly_indexed() {
+    fn plan_warns_about_partly_indexed_letters() {
         let parsed = |filter| crate::filter::parse(filter, &[]).unwrap();
         for (filter, expected) in [
             ("headers.tenant != x", true),
@@ -809,7 +819,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_warns_about_records_that_a_destination_does_not_accept() {
+    fn plan_warns_about_too_large_records() {
         let sizes = [("a", vec![10, 101, 102]), ("b", vec![1_000]), ("c", vec![1_000])];
         let sizes = sizes.map(|(topic, sizes)| (topic.to_owned(), sizes)).into();
         // Nobody knows what `c` accepts.
@@ -824,7 +834,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_checked_field_by_field() {
+    fn request_fields_are_validated() {
         let valid = || v1::PlanRedriveRequest {
             kind: v1::RedriveKind::Redrive.into(),
             ..v1::PlanRedriveRequest::default()

@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn the_size_counts_what_a_schema_contains() {
+    fn size_counts_content_of_schema() {
         let size = |text: &str| AvroSchema::parse(text, &[]).unwrap().size();
         let symbol = "S".repeat(1_000);
         let large = format!(r#"{{"type":"enum","name":"E","symbols":["{symbol}"]}}"#);

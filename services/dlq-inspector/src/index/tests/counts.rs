@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn counts_are_by_topic_class_and_time() {
+fn counts_depend_on_class_and_time() {
     let mut fixture = Fixture::new();
     fixture.put(vec![
         letter("a-dlq", 0, 10, &[("error-class", "permanent"), ("tenant", "x")]),
@@ -11,11 +11,7 @@ fn counts_are_by_topic_class_and_time() {
         letter("a-dlq", 0, 30, &[("error-class", "expired"), ("tenant", "x")]),
         letter("b-dlq", 0, 40, &[]),
     ]);
-    fixture.apply(&[Change::Ledger(vec![update(
-        "a-dlq/0/30",
-        Some(State::Discarded),
-        None,
-    )])]);
+    fixture.mark("a-dlq/0/30", Some(State::Discarded));
     let counts = fixture.counts("", [30, 20, 0]);
     let names: Vec<&str> = counts.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["a-dlq", "b-dlq"]);
@@ -33,7 +29,7 @@ fn counts_are_by_topic_class_and_time() {
         (filtered.len(), filtered[0].1.open, filtered[0].1.total),
         (1, 1, 2)
     );
-    let open = fixture.index.pool.read_blocking(open_by_topic).unwrap();
+    let open = fixture.read(open_by_topic);
     let of = |count, oldest| super::query::OpenLetters {
         count,
         oldest: Timestamp::from_millis(oldest),
@@ -45,16 +41,12 @@ fn counts_are_by_topic_class_and_time() {
 }
 
 #[test]
-fn the_first_and_the_last_dead_letter_of_each_partition_are_found() {
+fn first_and_last_letters_are_found() {
     let mut fixture = Fixture::new();
     fixture.put((0..10).map(|offset| letter("a-dlq", 0, offset, &[])).collect());
     fixture.put(vec![letter("a-dlq", 1, 5, &[])]);
     let read = |topic: &str, lows: &[(i32, i64)]| {
-        let digests = fixture
-            .index
-            .pool
-            .read_blocking(|connection| first_and_last(connection, topic, lows))
-            .unwrap();
+        let digests = fixture.read(|connection| first_and_last(connection, topic, lows));
         let positions = digests.iter().map(|digest| (digest.partition, digest.offset));
         positions.collect::<Vec<_>>()
     };
@@ -63,9 +55,9 @@ fn the_first_and_the_last_dead_letter_of_each_partition_are_found() {
 }
 
 #[test]
-fn the_counters_of_the_writer_equal_the_rows() {
+fn counters_equal_the_rows() {
     let mut fixture = Fixture::new();
-    let mut random = redeliver_testkit::chaos_random("the_counters_of_the_writer_equal_the_rows");
+    let mut random = redeliver_testkit::chaos_random("counters_equal_the_rows");
     for round in 0..30 {
         let changes: Vec<Change> = (0..random.usize(1..5))
             .map(|_| {
@@ -89,13 +81,9 @@ fn the_counters_of_the_writer_equal_the_rows() {
                             })
                             .collect(),
                     ),
-                    8 => Change::Trim {
-                        topic: topic.into(),
-                        partition: 0,
-                        low: offset / 3,
-                    },
+                    8 => trim(topic, 0, offset / 3),
                     _ if random.bool() => Change::ForgetLedger,
-                    _ => Change::Forget { topic: topic.into() },
+                    _ => forget(topic),
                 }
             })
             .collect();
@@ -116,7 +104,7 @@ fn the_counters_of_the_writer_equal_the_rows() {
 }
 
 #[test]
-fn the_cost_of_statistics_of_a_rare_class_does_not_depend_on_other_classes() {
+fn rare_class_is_counted_cheaply() {
     let mut fixture = Fixture::new();
     let dead = |offset: i64| {
         let class = match offset {
@@ -127,8 +115,7 @@ fn the_cost_of_statistics_of_a_rare_class_does_not_depend_on_other_classes() {
         letter("a-dlq", 0, offset, &[("error-class", class)])
     };
     fixture.put((0..100).map(dead).collect());
-    let redriven = update("a-dlq/0/60", Some(State::Redriven), None);
-    fixture.apply(&[Change::Ledger(vec![redriven])]);
+    fixture.mark("a-dlq/0/60", Some(State::Redriven));
     let costs = |fixture: &Fixture| {
         [
             "error_class = rare",

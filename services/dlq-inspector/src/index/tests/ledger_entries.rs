@@ -5,7 +5,7 @@ use crate::redrive::job::Item;
 use crate::redrive::ledger_states::LedgerStates;
 
 #[test]
-fn a_ledger_entry_sets_the_state_before_or_after_its_dead_letter() {
+fn entry_applies_before_or_after_letter() {
     let mut fixture = Fixture::new();
     fixture.put(vec![letter("t-dlq", 0, 1, &[]), letter("t-dlq", 0, 2, &[])]);
     let discarded = Some(State::Discarded);
@@ -25,7 +25,7 @@ fn a_ledger_entry_sets_the_state_before_or_after_its_dead_letter() {
         (redriven.state_note.as_str(), redriven.state_time),
         ("because", Some(Timestamp::from_millis(9)))
     );
-    fixture.apply(&[Change::Ledger(vec![update("t-dlq/0/1", None, None)])]);
+    fixture.mark("t-dlq/0/1", None);
     let open = fixture.get("t-dlq/0/1").unwrap();
     assert_eq!((open.state, open.state_by.as_str()), (State::Open, ""));
     fixture.apply(&[Change::ForgetLedger]);
@@ -33,7 +33,7 @@ fn a_ledger_entry_sets_the_state_before_or_after_its_dead_letter() {
 }
 
 #[test]
-fn the_newest_ledger_entry_counts_in_whatever_order_partitions_are_read() {
+fn newest_entry_counts_in_any_order() {
     let written = |state, partition, millis| {
         let mut update = update("t-dlq/0/1", state, None);
         update.version.partition = partition;
@@ -46,13 +46,20 @@ fn the_newest_ledger_entry_counts_in_whatever_order_partitions_are_read() {
         let newest = written(newest, 1, 2_000);
         for updates in [[&discarded, &newest], [&newest, &discarded]] {
             let mut fixture = Fixture::new();
-            fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
-            fixture.apply(&[Change::Ledger(updates.map(Clone::clone).into())]);
+            let dead = letter("t-dlq", 0, 1, &[]);
+            let planned = Item {
+                id: "t-dlq/0/1".parse().unwrap(),
+                content: dead.content,
+            };
+            fixture.put(vec![dead]);
+            let updates = updates.map(Clone::clone);
+            let mut states = LedgerStates::default();
+            updates.iter().cloned().for_each(|update| states.apply(update));
+            assert_eq!(states.state(&planned, None), expected, "the executor");
+            fixture.apply(&[Change::Ledger(updates.into())]);
             assert_eq!(fixture.get("t-dlq/0/1").unwrap().state, expected);
             // Also of a dead letter that is indexed later.
-            fixture.apply(&[Change::Forget {
-                topic: "t-dlq".into(),
-            }]);
+            fixture.apply(&[forget("t-dlq")]);
             fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
             assert_eq!(fixture.get("t-dlq/0/1").unwrap().state, expected);
         }
@@ -60,7 +67,7 @@ fn the_newest_ledger_entry_counts_in_whatever_order_partitions_are_read() {
 }
 
 #[test]
-fn a_ledger_entry_for_another_record_at_the_same_offset_is_ignored() {
+fn entry_of_another_record_is_ignored() {
     let mut fixture = Fixture::new();
     let first = letter("t-dlq", 0, 1, &[]);
     let second = letter("t-dlq", 0, 1, &[("tenant", "x")]);
@@ -68,33 +75,24 @@ fn a_ledger_entry_for_another_record_at_the_same_offset_is_ignored() {
     let discarded = update("t-dlq/0/1", Some(State::Discarded), Some(first.content));
     fixture.apply(&[Change::Ledger(vec![discarded])]);
     assert_eq!(fixture.get("t-dlq/0/1").unwrap().state, State::Discarded);
-    fixture.apply(&[
-        Change::Forget {
-            topic: "t-dlq".into(),
-        },
-        Change::Letters(vec![second.clone()]),
-    ]);
+    fixture.apply(&[forget("t-dlq"), Change::Letters(vec![second.clone()])]);
     let found = fixture.get("t-dlq/0/1").unwrap();
     assert_eq!(
         (found.state, found.state_by.as_str(), found.content),
         (State::Open, "", second.content)
     );
-    fixture.apply(&[Change::Ledger(vec![update(
-        "t-dlq/0/1",
-        Some(State::Redriven),
-        Some(second.content),
-    )])]);
-    assert_eq!(fixture.get("t-dlq/0/1").unwrap().state, State::Redriven);
-    fixture.apply(&[Change::Ledger(vec![update(
-        "t-dlq/0/1",
-        Some(State::Discarded),
-        Some(first.content),
-    )])]);
-    assert_eq!(fixture.get("t-dlq/0/1").unwrap().state, State::Open);
+    for (state, content, expected) in [
+        (State::Redriven, second.content, State::Redriven),
+        (State::Discarded, first.content, State::Open),
+    ] {
+        let update = update("t-dlq/0/1", Some(state), Some(content));
+        fixture.apply(&[Change::Ledger(vec![update])]);
+        assert_eq!(fixture.get("t-dlq/0/1").unwrap().state, expected);
+    }
 }
 
 #[test]
-fn the_executor_and_the_index_agree_on_entries() {
+fn executor_and_index_agree() {
     let mut fixture = Fixture::new();
     let written = |id, content| {
         let mut update = update(id, Some(State::Discarded), content);
@@ -115,12 +113,7 @@ fn the_executor_and_the_index_agree_on_entries() {
         let mut states = LedgerStates::default();
         updates.iter().cloned().for_each(|update| states.apply(update));
         for entries_first in [true, false] {
-            fixture.apply(&[
-                Change::ForgetLedger,
-                Change::Forget {
-                    topic: "t-dlq".into(),
-                },
-            ]);
+            fixture.apply(&[Change::ForgetLedger, forget("t-dlq")]);
             let mut changes = [
                 Change::Ledger(updates.clone().into()),
                 Change::Letters(letters.clone().into()),
@@ -144,10 +137,9 @@ fn the_executor_and_the_index_agree_on_entries() {
 }
 
 #[test]
-fn an_entry_of_an_unknown_time_applies() {
+fn entry_of_unknown_time_applies() {
     let mut fixture = Fixture::new();
     fixture.put(vec![at(3_600_010, "t-dlq", 0, 1, &[])]);
-    let entry = update("t-dlq/0/1", Some(State::Discarded), None);
-    fixture.apply(&[Change::Ledger(vec![entry])]);
+    fixture.mark("t-dlq/0/1", Some(State::Discarded));
     assert_eq!(fixture.get("t-dlq/0/1").unwrap().state, State::Discarded);
 }

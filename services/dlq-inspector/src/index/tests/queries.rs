@@ -5,7 +5,7 @@ use super::super::tables::LetterRow;
 use super::*;
 
 #[test]
-fn many_headers_are_found_in_a_bounded_index() {
+fn many_headers_are_found() {
     let headers: Vec<(String, &str)> = (0..100_000).map(|number| (format!("h{number}"), "x")).collect();
     let headers: Vec<(&str, &str)> = headers.iter().map(|(name, value)| (&**name, *value)).collect();
     let large = letter("a-dlq", 0, 1, &headers);
@@ -88,13 +88,13 @@ fn filters_select_dead_letters() {
 }
 
 #[test]
-fn pages_contain_each_dead_letter_once_while_others_are_indexed() {
-    const COUNT: i64 = 50_000;
+fn pages_contain_each_letter_once() {
+    const COUNT: i64 = 12_000;
     let mut fixture = Fixture::new();
     let mut extra = 0;
     let classes = ["permanent", "exhausted", "expired"];
-    for start in (0..COUNT).step_by(5_000) {
-        let batch = (start..start + 5_000).map(|offset| {
+    for start in (0..COUNT).step_by(3_000) {
+        let batch = (start..start + 3_000).map(|offset| {
             let class = classes[usize::try_from(offset % 3).unwrap()];
             // Many have the same time, and the order of times is not that of arrival.
             at(
@@ -115,7 +115,7 @@ fn pages_contain_each_dead_letter_once_while_others_are_indexed() {
         let mut seen = HashSet::new();
         let mut after: Option<Cursor> = None;
         loop {
-            let page = fixture.list(filter, direction, after, 997);
+            let page = fixture.list(filter, direction, after, 499);
             let Some(last) = page.last() else { break };
             let end = last.cursor();
             after = Some(end);
@@ -147,7 +147,7 @@ fn pages_contain_each_dead_letter_once_while_others_are_indexed() {
 }
 
 #[tokio::test]
-async fn a_query_whose_caller_went_away_is_interrupted() {
+async fn abandoned_query_is_interrupted() {
     let mut fixture = Fixture::new();
     fixture.put((0..2_000).map(|offset| letter("t-dlq", 0, offset, &[])).collect());
     let (sender, receiver) = std::sync::mpsc::sync_channel(1);
@@ -163,29 +163,16 @@ async fn a_query_whose_caller_went_away_is_interrupted() {
         .await
         .unwrap();
     assert_eq!(interrupted, Ok(true));
-    assert_eq!(
-        fixture
-            .index
-            .pool
-            .internal(|connection| get(
-                connection,
-                &LetterId {
-                    topic: "t-dlq".into(),
-                    partition: 0,
-                    offset: 7
-                }
-            ))
-            .await
-            .unwrap()
-            .unwrap()
-            .id
-            .offset,
-        7
-    );
+    let id: LetterId = "t-dlq/0/7".parse().unwrap();
+    let found = fixture
+        .index
+        .pool
+        .internal(move |connection| get(connection, &id));
+    assert_eq!(found.await.unwrap().unwrap().id.offset, 7);
 }
 
 #[test]
-fn large_headers_make_a_page_end_early() {
+fn large_headers_end_a_page_early() {
     let mut fixture = Fixture::new();
     let large = "x".repeat(60 << 10);
     let with_large = (0..100).map(|offset| letter("t-dlq", 0, offset, &[("large", &large)]));
@@ -202,18 +189,18 @@ fn large_headers_make_a_page_end_early() {
                 letters(100),
             )
         };
-        let stretch = fixture.index.pool.read_blocking(query).unwrap();
+        let stretch = fixture.read(query);
         (stretch.letters.len(), stretch.next)
     };
     assert_eq!(stretch(0), (69, vec![69]));
     assert_eq!(stretch(80), (20, vec![100_000]));
     let query = |connection: &_| list(connection, &everything, Direction::Descending, None, letters(2));
-    let limited = fixture.index.pool.read_blocking(query).unwrap();
+    let limited = fixture.read(query);
     assert_eq!((limited.letters.len(), limited.has_more), (2, true));
 }
 
 #[test]
-fn each_filter_with_an_equality_or_a_state_is_answered_by_an_index_without_sorting() {
+fn equalities_and_states_use_an_index() {
     let mut fixture = Fixture::new();
     fixture.json_fields = JSON_FIELDS.as_slice();
     varied(&mut fixture, 100);
@@ -257,11 +244,7 @@ fn each_filter_with_an_equality_or_a_state_is_answered_by_an_index_without_sorti
         ("id = b-dlq/0/7", id),
     ] {
         let parsed = parse(filter, fixture.json_fields).unwrap();
-        let steps = fixture
-            .index
-            .pool
-            .read_blocking(|connection| Ok(query_plan(connection, &parsed)))
-            .unwrap();
+        let steps = fixture.read(|connection| Ok(query_plan(connection, &parsed)));
         assert!(steps[0].starts_with(expected), "{filter}: {steps:?}");
         let others = &steps[1..];
         let looks_up = |step: &String| step.contains("USING INTEGER PRIMARY KEY (rowid=?)");
@@ -276,7 +259,7 @@ fn each_filter_with_an_equality_or_a_state_is_answered_by_an_index_without_sorti
 }
 
 #[test]
-fn a_number_is_found_by_each_of_its_spellings() {
+fn number_is_found_by_any_spelling() {
     let mut fixture = Fixture::new();
     fixture.json_fields = JSON_FIELDS.as_slice();
     let values = [
@@ -324,7 +307,7 @@ fn a_number_is_found_by_each_of_its_spellings() {
 }
 
 #[test]
-fn an_index_finds_what_a_scan_finds() {
+fn index_finds_what_scan_finds() {
     let mut fixture = Fixture::new();
     fixture.json_fields = JSON_FIELDS.as_slice();
     varied(&mut fixture, 300);
@@ -373,7 +356,7 @@ fn an_index_finds_what_a_scan_finds() {
 }
 
 #[test]
-fn pages_of_two_indexes_continue_each_other() {
+fn pages_continue_in_another_index() {
     let (mut first, mut second) = (Fixture::new(), Fixture::new());
     // Many share a time, and the two read the partitions in different orders.
     let partition = |partition: i32| {
@@ -400,57 +383,8 @@ fn pages_of_two_indexes_continue_each_other() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn fast_queries_run_next_to_any_number_of_slow_ones() {
-    // More than there are connections for fast queries.
-    const SLOW: usize = 6;
-    let mut fixture = Fixture::new();
-    fixture.put((0..1_000).map(|offset| letter("t-dlq", 0, offset, &[])).collect());
-    let pool = fixture.index.pool.clone();
-    let (release, released) = std::sync::mpsc::sync_channel::<()>(SLOW);
-    let released = Arc::new(std::sync::Mutex::new(released));
-    let mut slow = tokio::task::JoinSet::new();
-    for number in 0..SLOW {
-        let (pool, released) = (pool.clone(), released.clone());
-        slow.spawn(async move {
-            let query = move |connection: &rusqlite::Connection| {
-                let sql = "SELECT count(*) FROM letters a, letters b";
-                // It is interrupted in the fast lane.
-                let count: i64 = connection.query_row(sql, (), |row| row.get(0))?;
-                released.lock().unwrap().recv().unwrap();
-                Ok(count)
-            };
-            // A watch does not wait for other slow queries.
-            if number == 0 {
-                pool.watch(query).await
-            } else {
-                pool.query(query).await
-            }
-        });
-    }
-    for _ in 0..100 {
-        let query = |connection: &rusqlite::Connection| {
-            get(
-                connection,
-                &LetterId {
-                    topic: "t-dlq".into(),
-                    partition: 0,
-                    offset: 7,
-                },
-            )
-        };
-        assert_eq!(pool.query(query).await.unwrap().unwrap().id.offset, 7);
-    }
-    for _ in 0..SLOW {
-        release.send(()).unwrap();
-    }
-    while let Some(counted) = slow.join_next().await {
-        assert_eq!(counted.unwrap().unwrap(), 1_000_000);
-    }
-}
-
 #[test]
-fn a_filter_of_the_greatest_nesting_is_answered() {
+fn deepest_filter_is_answered() {
     let mut fixture = Fixture::new();
     fixture.put(vec![
         letter("t-dlq", 0, 1, &[("tenant", "x")]),
@@ -473,7 +407,7 @@ fn a_filter_of_the_greatest_nesting_is_answered() {
 }
 
 #[test]
-fn a_page_token_of_another_version_continues_at_the_same_dead_letter() {
+fn page_tokens_are_stable() {
     let mut fixture = Fixture::new();
     fixture.put(vec![at(7, "t-dlq", 3, 44, &[])]);
     let expected = Cursor {
@@ -502,7 +436,7 @@ fn watches_read_partitions_in_order() {
         let filter = parse(filter, &[]).unwrap();
         let query =
             |connection: &_| list_unread(connection, &filter, &MessageCache::default(), parts, letters(997));
-        fixture.index.pool.read_blocking(query).unwrap()
+        fixture.read(query)
     };
     let mut parts = vec![part(0), part(2), part(1)];
     let mut seen = [0_i64; 2];
@@ -532,7 +466,7 @@ fn watches_read_partitions_in_order() {
 }
 
 #[test]
-fn a_watch_that_knows_templates_finds_messages_of_later_ones() {
+fn watch_finds_messages_of_new_templates() {
     let mut fixture = Fixture::new();
     let with_message = |offset, message: &str| {
         letter(
@@ -546,7 +480,7 @@ fn a_watch_that_knows_templates_finds_messages_of_later_ones() {
     let known = MessageCache::default();
     let found = |fixture: &Fixture| -> Vec<i64> {
         let query = |connection: &_| list_unread(connection, &filter, &known, &[part(0)], letters(9));
-        let letters = fixture.index.pool.read_blocking(query).unwrap().letters;
+        let letters = fixture.read(query).letters;
         letters.into_iter().map(|letter| letter.id.offset).collect()
     };
     fixture.put(vec![with_message(1, "refused by host"), with_message(2, "gone")]);
@@ -554,11 +488,7 @@ fn a_watch_that_knows_templates_finds_messages_of_later_ones() {
     fixture.put(vec![with_message(3, "refused again"), with_message(4, "lost")]);
     assert_eq!(found(&fixture), [1, 3]);
     // The id of a deleted template is not used for another one.
-    let trim = Change::Trim {
-        topic: "t-dlq".into(),
-        partition: 0,
-        low: 2_000,
-    };
+    let trim = trim("t-dlq", 0, 2_000);
     fixture.put(
         (5..2_000)
             .map(|offset| with_message(offset, "refused for good"))
@@ -574,21 +504,21 @@ fn a_watch_that_knows_templates_finds_messages_of_later_ones() {
 
 /// A filter of a caller that sees these topics.
 fn seen_in(fixture: &Fixture, filter: &str, sees: impl Fn(&str) -> bool) -> Expr {
-    let topics = fixture.index.pool.read_blocking(topics).unwrap().into_iter();
+    let topics = fixture.read(topics).into_iter();
     let topics = topics.filter(|(_, topic)| sees(topic)).collect();
     let filter = parse(filter, fixture.json_fields).unwrap();
     Expr::And(vec![Expr::Is(Restriction::TopicIn(topics)), filter])
 }
 
 #[test]
-fn a_filter_can_be_limited_to_thousands_of_topics() {
+fn filter_takes_thousands_of_topics() {
     let mut fixture = Fixture::new();
     // SQLite permits expressions with a depth of 1,000.
-    let dead = (0..2_000).map(|number| letter(&format!("t{number}-dlq"), 0, number, &[("tenant", "x")]));
+    let dead = (0..1_050).map(|number| letter(&format!("t{number}-dlq"), 0, number, &[("tenant", "x")]));
     fixture.put(dead.collect());
     for (filter, topics, expected) in [
-        ("", 2_000, 2_000),
-        ("state = OPEN", 1_999, 1_999),
+        ("", 1_050, 1_050),
+        ("state = OPEN", 1_049, 1_049),
         ("headers.tenant = x", 50, 50),
         ("NOT headers.tenant = x", 50, 0),
         ("offset >= 10", 100, 90),
@@ -618,7 +548,7 @@ fn a_filter_can_be_limited_to_thousands_of_topics() {
 }
 
 #[test]
-fn the_index_of_a_state_finds_the_few_dead_letters_of_a_caller_that_sees_some_topics() {
+fn visible_topics_choose_the_driver() {
     use super::plan::Driver;
 
     let mut fixture = Fixture::new();
@@ -629,7 +559,7 @@ fn the_index_of_a_state_finds_the_few_dead_letters_of_a_caller_that_sees_some_to
     let driver = |fixture: &Fixture, filter: &str, sees: &str| {
         let filter = seen_in(fixture, filter, |topic| sees.contains(&topic[..1]));
         let plan = |connection: &_| super::query::plan(connection, &filter);
-        fixture.index.pool.read_blocking(plan).unwrap().driver
+        fixture.read(plan).driver
     };
     // More dead letters are open than are in the topics.
     assert!(matches!(driver(&fixture, "state = OPEN", "bc"), Driver::Terms(_)));
@@ -656,11 +586,11 @@ fn with_messages(fixture: &mut Fixture, topic: &str, messages: impl Iterator<Ite
 fn driver(fixture: &Fixture, filter: &str) -> super::plan::Driver {
     let filter = parse(filter, &[]).unwrap();
     let plan = |connection: &_| super::query::plan(connection, &filter);
-    fixture.index.pool.read_blocking(plan).unwrap().driver
+    fixture.read(plan).driver
 }
 
 #[test]
-fn a_search_for_a_number_reads_all_rows_if_most_of_them_can_have_it() {
+fn frequent_number_is_searched_by_time() {
     use super::plan::Driver;
 
     let check = |numbered: i64, others: i64, is_by_time: bool| {
@@ -685,7 +615,7 @@ fn a_search_for_a_number_reads_all_rows_if_most_of_them_can_have_it() {
 }
 
 #[test]
-fn a_search_for_a_number_is_driven_by_what_else_finds_fewer_rows() {
+fn number_search_uses_rarer_condition() {
     use super::plan::Driver;
 
     let mut fixture = Fixture::new();
@@ -753,7 +683,7 @@ fn messages_are_found_among_many_templates() {
 }
 
 #[test]
-fn rows_beyond_a_full_bucket_are_listed() {
+fn rows_beyond_full_bucket_are_listed() {
     let mut fixture = Fixture::new();
     let dead = |time, offset| at(time, "t-dlq", 0, offset, &[]);
     fixture.put(vec![dead(3, 1)]);

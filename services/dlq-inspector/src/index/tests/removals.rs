@@ -10,7 +10,7 @@ fn unused_texts_are_removed() {
             let mut statement = connection.prepare("SELECT text FROM texts ORDER BY text")?;
             statement.query_map((), |row| row.get(0))?.collect()
         };
-        fixture.index.pool.read_blocking(query).unwrap()
+        fixture.read(query)
     };
     let code = |offset: i64| format!("code-{offset}");
     let coded = |offsets: std::ops::Range<i64>| {
@@ -19,13 +19,8 @@ fn unused_texts_are_removed() {
             .collect::<Vec<_>>()
     };
     fixture.put(coded(0..1_500));
-    let update = update("t-dlq/0/7", Some(State::Discarded), None);
-    fixture.apply(&[Change::Ledger(vec![update])]);
-    let trim = |low| Change::Trim {
-        topic: "t-dlq".into(),
-        partition: 0,
-        low,
-    };
+    fixture.mark("t-dlq/0/7", Some(State::Discarded));
+    let trim = |low| trim("t-dlq", 0, low);
     fixture.apply(&[trim(10)]);
     assert!(texts(&fixture).contains(&code(0)), "removed after a small trim");
     fixture.apply(&[trim(1_498)]);
@@ -42,7 +37,7 @@ fn unused_texts_are_removed() {
 }
 
 #[test]
-fn texts_that_only_groups_have_are_kept() {
+fn texts_of_groups_are_kept() {
     let mut fixture = Fixture::new();
     let masked = (0..1_500).map(|offset| {
         let letter = letter("t-dlq", 0, offset, &[("error-code", &format!("code-{offset}"))]);
@@ -55,11 +50,7 @@ fn texts_that_only_groups_have_are_kept() {
         }
     });
     fixture.put(masked.collect());
-    let trim = Change::Trim {
-        topic: "t-dlq".into(),
-        partition: 0,
-        low: 1_498,
-    };
+    let trim = trim("t-dlq", 0, 1_498);
     fixture.apply(&[trim]);
     let groups = fixture.index.pool.read_blocking(|connection| {
         let all = Expr::And(Vec::new());
@@ -78,63 +69,16 @@ fn texts_that_only_groups_have_are_kept() {
 }
 
 #[test]
-fn trimmed_dead_letters_are_removed() {
+fn topic_ids_are_kept_until_forgotten() {
     let mut fixture = Fixture::new();
-    let ten = |topic: &str| {
-        (0..10)
-            .map(|offset| letter(topic, 0, offset, &[]))
-            .collect::<Vec<_>>()
-    };
-    fixture.put(ten("a-dlq"));
-    fixture.put(ten("b-dlq"));
-    let trim = Change::Trim {
-        topic: "a-dlq".into(),
-        partition: 0,
-        low: 7,
-    };
-    fixture.apply(&[trim]);
-    assert_eq!(fixture.matching("topic = a-dlq"), [9, 8, 7]);
-    assert_eq!(fixture.matching("topic = b-dlq").len(), 10);
-    let position = |next| Change::Position {
-        topic: "b-dlq".into(),
-        partition: 0,
-        next,
-    };
-    fixture.apply(&[position(10)]);
-    let positions = fixture.index.pool.read_blocking(read_positions).unwrap();
-    assert_eq!((&*positions[0].topic, positions[0].next), ("b-dlq", 10));
-    fixture.apply(&[Change::Forget {
-        topic: "b-dlq".into(),
-    }]);
-    assert_eq!(fixture.matching("topic = b-dlq"), [0_i64; 0]);
-    assert_eq!(fixture.index.pool.read_blocking(read_positions).unwrap(), []);
-    fixture.apply(&[Change::Letters(ten("b-dlq")), position(10)]);
-    let positions = fixture.index.pool.read_blocking(read_positions).unwrap();
-    assert_eq!(positions[0].next, 10);
-    // A record that is read twice is indexed once.
-    fixture.put(ten("b-dlq"));
-    assert_eq!(fixture.matching("topic = b-dlq").len(), 10);
-}
-
-#[test]
-fn the_ids_of_topics_are_kept_until_the_topic_is_forgotten() {
-    let mut fixture = Fixture::new();
-    let identify = |topic: &str, bits| Change::Identify {
-        topic: topic.into(),
-        id: TopicId::from_bits(bits),
-    };
     fixture.apply(&[
         identify("a-dlq", 1),
         identify("a-dlq", u128::MAX),
         identify(ledger::TOPIC, 3),
-        Change::Position {
-            topic: ledger::TOPIC.into(),
-            partition: 0,
-            next: 7,
-        },
+        position(ledger::TOPIC, 0, 7),
     ]);
     let read = |fixture: &Fixture| {
-        let ids = fixture.index.pool.read_blocking(read_topic_ids).unwrap();
+        let ids = fixture.read(read_topic_ids);
         let ids: Vec<_> = ids
             .into_iter()
             .map(|(topic, id)| (topic.to_string(), id.bits()))
@@ -145,49 +89,33 @@ fn the_ids_of_topics_are_kept_until_the_topic_is_forgotten() {
         read(&fixture),
         [("a-dlq".to_owned(), u128::MAX), (ledger::TOPIC.to_owned(), 3)]
     );
-    fixture.apply(&[Change::Forget {
-        topic: "a-dlq".into(),
-    }]);
+    fixture.apply(&[forget("a-dlq")]);
     // The position in a deleted ledger would be beyond the end of the next one.
     fixture.apply(&[Change::ForgetLedger]);
     assert_eq!(read(&fixture), []);
-    let positions = fixture.index.pool.read_blocking(read_positions).unwrap();
+    let positions = fixture.read(read_positions);
     assert_eq!(positions.len(), 0);
 }
 
 #[test]
 fn topic_being_removed_has_another_id() {
     let mut fixture = Fixture::new();
-    let topic: Arc<str> = "a-dlq".into();
-    let id = TopicId::from_bits(1);
-    fixture.apply(&[
-        Change::Identify {
-            topic: topic.clone(),
-            id,
-        },
-        Change::Position {
-            topic: topic.clone(),
-            partition: 0,
-            next: 7,
-        },
-    ]);
-    let forget = Change::Forget { topic };
+    fixture.apply(&[identify("a-dlq", 1), position("a-dlq", 0, 7)]);
     let writer = &mut fixture.index.writer;
-    writer.write(&[forget], Timestamp::from_millis(0)).unwrap();
-    let positions = fixture.index.pool.read_blocking(read_positions).unwrap();
-    assert!(positions[0].id.is_some_and(|other| other != id), "{positions:?}");
+    writer
+        .write(&[forget("a-dlq")], Timestamp::from_millis(0))
+        .unwrap();
+    let positions = fixture.read(read_positions);
+    let id = positions[0].id.expect("an id");
+    assert_ne!(id, TopicId::from_bits(1));
 }
 
 #[test]
-fn many_dead_letters_are_removed_in_slices() {
+fn many_letters_are_removed_in_slices() {
     let mut fixture = Fixture::new();
-    let count = 3 * removal::SLICE_ROWS as i64 + 1;
+    let count = 3 * sql::SLICE_ROWS as i64 + 1;
     fixture.put((0..count).map(|offset| letter("t-dlq", 0, offset, &[])).collect());
-    let trim = Change::Trim {
-        topic: "t-dlq".into(),
-        partition: 0,
-        low: count,
-    };
+    let trim = trim("t-dlq", 0, count);
     let writer = &mut fixture.index.writer;
     writer.write(&[trim], Timestamp::from_millis(0)).unwrap();
     let mut slices = 0;
@@ -203,7 +131,7 @@ fn many_dead_letters_are_removed_in_slices() {
         // Answers in between count what is left.
         let counted = fixture.counts("", [0; 3]);
         assert_eq!(counted, fixture.counts("offset >= 0", [0; 3]));
-        let left = usize::try_from((count - slices * removal::SLICE_ROWS as i64).max(0)).unwrap();
+        let left = usize::try_from((count - slices * sql::SLICE_ROWS as i64).max(0)).unwrap();
         assert_eq!(
             fixture.matching("topic = t-dlq AND offset >= 0").len(),
             left.min(1_000)
@@ -228,7 +156,7 @@ fn many_dead_letters_are_removed_in_slices() {
 }
 
 #[test]
-fn a_change_that_cancels_another_one_leaves_no_counter_of_a_forgotten_topic() {
+fn cancelled_changes_leave_no_counters() {
     let mut fixture = Fixture::new();
     // The dead letter counts as open, and in the same transaction no longer.
     fixture.apply(&[
@@ -244,24 +172,20 @@ fn a_change_that_cancels_another_one_leaves_no_counter_of_a_forgotten_topic() {
         count.unwrap()
     };
     assert_eq!(zeros(&fixture), 0);
-    fixture.apply(&[Change::Forget {
-        topic: "t-dlq".into(),
-    }]);
+    fixture.apply(&[forget("t-dlq")]);
     assert_eq!(zeros(&fixture), 0);
     assert!(fixture.counts("", [0; 3]).is_empty());
 }
 
 #[test]
-fn changes_of_a_topic_wait_for_its_removal_and_others_do_not() {
+fn changes_wait_for_removal_of_topic() {
     let mut fixture = Fixture::new();
     let now = Timestamp::from_millis(0);
-    let count = 2 * removal::SLICE_ROWS as i64;
+    let count = 2 * sql::SLICE_ROWS as i64;
     fixture.put((0..count).map(|offset| letter("t-dlq", 0, offset, &[])).collect());
     let again = Change::Letters(vec![letter("t-dlq", 0, 7, &[])]);
     let other = Change::Letters(vec![letter("other-dlq", 0, 7, &[])]);
-    let forget = Change::Forget {
-        topic: "t-dlq".into(),
-    };
+    let forget = forget("t-dlq");
     let writer = &mut fixture.index.writer;
     assert_eq!(
         writer
@@ -282,21 +206,12 @@ fn changes_of_a_topic_wait_for_its_removal_and_others_do_not() {
 #[test]
 fn a_removal_continues_after_a_restart() {
     let mut fixture = Fixture::new();
-    let rows = 2 * removal::SLICE_ROWS as i64;
-    let position = Change::Position {
-        topic: "t-dlq".into(),
-        partition: 0,
-        next: rows,
-    };
-    let identify = Change::Identify {
-        topic: "t-dlq".into(),
-        id: TopicId::from_bits(1),
-    };
+    let rows = 2 * sql::SLICE_ROWS as i64;
+    let position = position("t-dlq", 0, rows);
+    let identify = identify("t-dlq", 1);
     let all = (0..rows).map(|offset| letter("t-dlq", 0, offset, &[]));
     fixture.apply(&[Change::Letters(all.collect()), position, identify]);
-    let forget = [Change::Forget {
-        topic: "t-dlq".into(),
-    }];
+    let forget = [forget("t-dlq")];
     let writer = &mut fixture.index.writer;
     writer.write(&forget, Timestamp::from_millis(0)).unwrap();
     assert!(writer.remove_slice().unwrap());
@@ -316,7 +231,7 @@ fn a_removal_continues_after_a_restart() {
     };
     assert_eq!(progress(&fixture), (1, 1));
     let left = fixture.counts("", [0; 3]);
-    assert_eq!(left[0].1.total, removal::SLICE_ROWS as u64);
+    assert_eq!(left[0].1.total, sql::SLICE_ROWS as u64);
     fixture.apply(&forget);
     assert_eq!(fixture.counts("", [0; 3]), []);
     assert_eq!(progress(&fixture), (0, 0));
@@ -332,13 +247,7 @@ fn small_removals_share_a_slice() {
                 .collect(),
         );
     }
-    let trims: Vec<Change> = (0..50)
-        .map(|partition| Change::Trim {
-            topic: "t-dlq".into(),
-            partition,
-            low: 5,
-        })
-        .collect();
+    let trims: Vec<Change> = (0..50).map(|partition| trim("t-dlq", partition, 5)).collect();
     let writer = &mut fixture.index.writer;
     writer.write(&trims, Timestamp::from_millis(0)).unwrap();
     assert_eq!(writer.removing().count(), 50);
@@ -348,7 +257,7 @@ fn small_removals_share_a_slice() {
 }
 
 #[test]
-fn a_text_that_is_used_again_while_unused_ones_are_searched_is_kept() {
+fn text_used_during_search_is_kept() {
     let mut fixture = Fixture::new();
     let coded = |offset: i64, code: i64| {
         let (code, message) = (
@@ -363,11 +272,7 @@ fn a_text_that_is_used_again_while_unused_ones_are_searched_is_kept() {
         )
     };
     fixture.put((0..1_500).map(|offset| coded(offset, offset)).collect());
-    let trim = Change::Trim {
-        topic: "t-dlq".into(),
-        partition: 0,
-        low: 1_500,
-    };
+    let trim = trim("t-dlq", 0, 1_500);
     let now = Timestamp::from_millis(0);
     let writer = &mut fixture.index.writer;
     writer.write(&[trim], now).unwrap();

@@ -182,7 +182,7 @@ fn refused_by(topic: &str, index: usize) -> Refused {
 }
 
 #[test]
-fn a_job_says_which_topic_it_needs_although_others_are_denied_too() {
+fn denied_ledger_is_named() {
     let mut world = World::new();
     world.step();
     let all = [refused_by("docs", 0), refused_by("the ledger", 10)];
@@ -203,7 +203,7 @@ fn a_job_says_which_topic_it_needs_although_others_are_denied_too() {
 }
 
 #[test]
-fn a_step_that_the_ledger_refuses_is_taken_out_of_the_batch_and_nothing_is_read_again() {
+fn refused_step_leaves_the_batch() {
     let mut world = World::new();
     let now = world.clock.now();
     world
@@ -223,7 +223,7 @@ fn a_step_that_the_ledger_refuses_is_taken_out_of_the_batch_and_nothing_is_read_
 }
 
 #[test]
-fn a_job_that_fails_tells_why_and_does_not_delay_others() {
+fn failed_job_does_not_delay_others() {
     let mut world = World::new();
     world.answer(|request| {
         assert!(matches!(request, Request::Try { job, .. } if job.spec().id == "1"));
@@ -249,7 +249,7 @@ fn a_job_that_fails_tells_why_and_does_not_delay_others() {
 }
 
 #[test]
-fn a_job_ends_once_it_is_known_what_has_come_back() {
+fn job_ends_after_its_observation() {
     let mut world = World::new();
     let state = |world: &World| {
         let entry = world.progress("1");
@@ -328,7 +328,7 @@ fn denied_topics(world: &mut World) -> (String, Vec<Arc<str>>) {
 }
 
 #[test]
-fn a_job_does_not_try_a_denied_topic_for_a_while_and_others_do() {
+fn denied_topic_is_retried_later() {
     let mut world = World::new();
     assert_eq!(denied_topics(&mut world), ("1".to_owned(), Vec::new()));
     let now = world.clock.now();
@@ -345,7 +345,7 @@ fn a_job_does_not_try_a_denied_topic_for_a_while_and_others_do() {
 }
 
 #[test]
-fn the_positions_of_records_are_kept_also_of_a_repeated_transaction() {
+fn positions_survive_a_repeated_transaction() {
     let mut world = World::new();
     world.step();
     // An attempt that is aborted, and another one.
@@ -361,7 +361,7 @@ fn the_positions_of_records_are_kept_also_of_a_repeated_transaction() {
 }
 
 #[test]
-fn while_a_step_is_written_the_records_of_the_next_one_are_read() {
+fn next_step_is_read_ahead() {
     let mut world = World::new();
     let ahead = |world: &World| {
         let ahead = world.requests.try_iter().find_map(|(_, request)| match request {
@@ -390,7 +390,7 @@ fn while_a_step_is_written_the_records_of_the_next_one_are_read() {
 }
 
 #[test]
-fn a_step_that_was_aborted_is_outdated_once_its_job_has_changed() {
+fn aborted_step_becomes_outdated() {
     let mut world = World::new();
     world.step();
     assert!(!world.executor.is_outdated(&world.batch));
@@ -402,7 +402,7 @@ fn a_step_that_was_aborted_is_outdated_once_its_job_has_changed() {
 }
 
 #[test]
-fn items_whose_destination_is_denied_are_given_up() {
+fn items_with_denied_destination_are_skipped() {
     let mut world = World::new();
     world.step();
     let all: Vec<Refused> = (0..10).map(denied).collect();
@@ -422,7 +422,7 @@ fn items_whose_destination_is_denied_are_given_up() {
 }
 
 #[test]
-fn a_step_that_could_not_be_written_is_not_written_once_its_job_is_cancelled() {
+fn unwritten_step_ends_with_cancelled_job() {
     for is_denied in [true, false] {
         let mut world = World::new();
         world.step();
@@ -450,7 +450,7 @@ fn a_step_that_could_not_be_written_is_not_written_once_its_job_is_cancelled() {
 }
 
 #[test]
-fn a_step_is_dropped_if_its_job_has_changed_before_it_is_written() {
+fn step_of_changed_job_is_dropped() {
     let mut world = World::new();
     let now = world.clock.now();
     world
@@ -463,7 +463,7 @@ fn a_step_is_dropped_if_its_job_has_changed_before_it_is_written() {
 }
 
 #[test]
-fn completed_records_of_the_topic_are_completed_again_after_an_abort() {
+fn completions_are_repeated_after_abort() {
     let mut world = World::new();
     let now = world.clock.now();
     world

@@ -1,7 +1,6 @@
 //! Who gets payloads is recorded, and who may read it.
 
 use redeliver_proto::v1::audit_service_client::AuditServiceClient;
-use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
 use std::time::Duration;
 
 use redeliver_kafka::topology;
@@ -14,8 +13,7 @@ use super::*;
 type AuditClient = AuditServiceClient<InterceptedService<Channel, SendToken>>;
 
 fn audit_client(callers: &Callers, channel: &Channel, caller: &str) -> AuditClient {
-    let (_, token) = callers.tokens.iter().find(|(name, _)| *name == caller).unwrap();
-    AuditServiceClient::with_interceptor(channel.clone(), SendToken::new(Some(&token.token)).unwrap())
+    AuditServiceClient::with_interceptor(channel.clone(), callers.interceptor(caller))
 }
 
 /// All pages of this many entries.
@@ -48,7 +46,7 @@ const SCOPES: [(&str, &[&str]); 3] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_gets_payloads_is_recorded_and_auditors_can_read_it() {
+async fn disclosures_are_recorded_for_auditors() {
     let callers = Callers::new("audit", &SCOPES).await;
     let [orders, _] = &callers.topics;
     let mut inspector = callers.env.start().await;
@@ -156,14 +154,8 @@ async fn who_gets_payloads_is_recorded_and_auditors_can_read_it() {
     );
 
     // The CLI leaves entries with the name of its caller, and shows them.
-    let server = format!("http://{}", inspector.process.word_after(" api="));
-    let run = |caller: &str, command: &[&str]| {
-        let token = callers.token_file(caller).display().to_string();
-        let connection = ["--server", &server, "--token-file", &token];
-        let output = callers
-            .env
-            .base
-            .run("redeliver", &[&["dlq"], command, &connection].concat());
+    let mut run = |caller: &str, command: &[&str]| {
+        let output = callers.run(&mut inspector, caller, command);
         assert_eq!(output.code, Some(0), "{output:?}");
         output.stdout
     };
@@ -201,7 +193,7 @@ async fn who_gets_payloads_is_recorded_and_auditors_can_read_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_audit_topic_no_payload_is_sent_unless_the_settings_say_so() {
+async fn no_audit_topic_no_payload() {
     let mut callers = Callers::new("audit-gone", &SCOPES).await;
     let mut inspector = callers.env.start().await;
     let channel = inspector.channel().await;
@@ -262,48 +254,7 @@ async fn without_the_audit_topic_no_payload_is_sent_unless_the_settings_say_so()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_entry_says_why_and_not_what_was_searched_for() {
-    let callers = Callers::new("audit-why", &SCOPES).await;
-    let mut inspector = callers.env.start().await;
-    let channel = inspector.channel().await;
-    let mut eve = callers.client(&channel, "eve");
-    all_are_listed(&eve).await;
-    let filter = format!(
-        r#"key = "{}" AND error_class = permanent OR json./v : {}"#,
-        SECRETS[0], SECRETS[1]
-    );
-    let with_reason = |reason: &'static str| {
-        let mut request = tonic::Request::new(full(&filter));
-        request
-            .metadata_mut()
-            .insert("redeliver-reason", reason.parse().unwrap());
-        request
-    };
-    let listed = eve
-        .list_dead_letters(with_reason("St%C3%B6rung%0a4711"))
-        .await
-        .unwrap();
-    assert_eq!(listed.into_inner().dead_letters.len(), 1);
-    for invalid in ["%ff", "a%07b"] {
-        let refused = eve.list_dead_letters(with_reason(invalid)).await.unwrap_err();
-        assert_eq!(
-            (refused.code(), reason(&refused).as_deref()),
-            (Code::InvalidArgument, Some("WHY_INVALID")),
-            "{invalid}"
-        );
-    }
-    let mut auditor = audit_client(&callers, &channel, "auditor");
-    let why = "St\u{f6}rung\n4711";
-    let all = entries(&mut auditor, v1::ListAuditEntriesRequest::default(), 100).await;
-    let entry = all.iter().find(|entry| entry.why == why).unwrap();
-    assert_eq!(
-        entry.filter,
-        "key = <value> AND error_class = permanent OR json./v : <value>"
-    );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn searches_for_masked_fields_are_not_recorded() {
+async fn entry_has_reason_and_no_secrets() {
     let scopes: [(&str, &[&str]); 2] = [("eve", &["dead-letters:*"]), ("auditor", &["audit:read"])];
     let mut callers = Callers::new("audit-masked", &scopes).await;
     let rules = r#"[{ topics: ["*"], headers: [error-code, pipeline, job-id, traceparent] }]"#;
@@ -314,59 +265,69 @@ async fn searches_for_masked_fields_are_not_recorded() {
     all_are_listed(&eve).await;
     let name = callers.env.base.name().to_owned();
     let filter = format!(
-        "error_class = permanent AND pipeline = '{name}' OR error_code = E4711 OR -job_id : j4711 OR trace_id != t4711"
+        "error_class = permanent AND pipeline = '{name}' OR error_code = E4711 OR key = \"{}\" OR trace_id != t4711",
+        SECRETS[0]
     );
-    let recorded = "error_class = permanent AND pipeline = <value> OR error_code = <value> OR -job_id : <value> OR trace_id != <value>";
-    let listed = eve.list_dead_letters(full(&filter)).await.unwrap().into_inner();
-    assert!(!listed.dead_letters.is_empty());
-    let (_, token) = callers.tokens.iter().find(|(name, _)| *name == "eve").unwrap();
-    let mut redrives =
-        RedriveServiceClient::with_interceptor(channel.clone(), SendToken::new(Some(&token.token)).unwrap());
+    let recorded = "error_class = permanent AND pipeline = <value> OR error_code = <value> OR key = <value> OR trace_id != <value>";
+    let with_reason = |reason: &'static str| {
+        let mut request = tonic::Request::new(full(&filter));
+        let reason = reason.parse().unwrap();
+        request.metadata_mut().insert("redeliver-reason", reason);
+        request
+    };
+    let listed = eve.list_dead_letters(with_reason("St%C3%B6rung%0a4711")).await;
+    assert!(!listed.unwrap().into_inner().dead_letters.is_empty());
+    for invalid in ["%ff", "a%07b"] {
+        let refused = eve.list_dead_letters(with_reason(invalid)).await.unwrap_err();
+        assert_eq!(reason(&refused).as_deref(), Some("WHY_INVALID"), "{invalid}");
+    }
     let request = v1::PlanRedriveRequest {
         kind: v1::RedriveKind::Discard.into(),
         filter: filter.clone(),
         ..v1::PlanRedriveRequest::default()
     };
-    let planned = redrives.plan_redrive(request).await.unwrap().into_inner();
-    assert_eq!(planned.filter, recorded);
+    let planned = callers.redrives(&channel, "eve").plan_redrive(request).await;
+    assert_eq!(planned.unwrap().into_inner().filter, recorded);
     let mut auditor = audit_client(&callers, &channel, "auditor");
     let all = entries(&mut auditor, v1::ListAuditEntriesRequest::default(), 100).await;
-    for action in ["dead-letters.list", "redrives.plan"] {
+    for (action, why) in [("dead-letters.list", "St\u{f6}rung\n4711"), ("redrives.plan", "")] {
         let of_action = all
             .iter()
             .filter(|entry| entry.action == action && !entry.filter.is_empty());
-        let filters: Vec<&str> = of_action.map(|entry| &*entry.filter).collect();
-        assert_eq!(filters, [recorded], "{action}");
+        let found: Vec<_> = of_action.map(|entry| (&*entry.filter, &*entry.why)).collect();
+        assert_eq!(found, [(recorded, why)], "{action}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_disclosure_does_not_make_the_broker_create_the_audit_topic() {
+async fn disclosure_creates_no_audit_topic() {
     let kafka = LocalKafka::start_with(&[("auto.create.topics.enable", "true")]).unwrap();
     let env = InspectorEnv::on("audit-created", &kafka.brokers());
     let topic = env.create_topic("orders", 1).await;
-    env.put(&topic, 0, vec![dead("k", "v", &[("error-class", "permanent")])])
-        .await;
+    env.put(&topic, 0, vec![dead("k", "v", &[])]).await;
     let mut inspector = env.start().await;
-    let id = format!("{topic}/0/0");
     inspector.until_listed("", 1).await;
     let audit = format!("{}-audit", env.base.name());
     delete_topic(&kafka.brokers(), &audit);
+    let names = async || {
+        let names = topology::names(&env.kafka.client(), Duration::from_secs(10)).await;
+        names.map_err(|error| error.to_string())
+    };
     // The broker may still accept records for a moment.
     eventually_async("the topic is deleted", DEADLINE, async || {
-        let names = topology::names(&env.kafka.client(), Duration::from_secs(10)).await;
-        let names = names.map_err(|error| error.to_string())?;
-        (!names.contains(&audit))
-            .then_some(())
-            .ok_or_else(|| "it exists".to_owned())
+        match names().await?.contains(&audit) {
+            true => Err("it exists".to_owned()),
+            false => Ok(()),
+        }
     })
     .await;
-    let request = v1::GetDeadLetterRequest { id };
-    let mut client = inspector.client().await;
-    let refused = client.get_dead_letter(request).await.unwrap_err();
-    assert_eq!(reason(&refused).as_deref(), Some("AUDIT_UNAVAILABLE"));
-    let names = topology::names(&env.kafka.client(), Duration::from_secs(10))
-        .await
-        .unwrap();
-    assert!(!names.contains(&audit), "{names:?}");
+    let request = v1::GetDeadLetterRequest {
+        id: format!("{topic}/0/0"),
+    };
+    let refused = inspector.client().await.get_dead_letter(request).await;
+    assert_eq!(
+        reason(&refused.unwrap_err()).as_deref(),
+        Some("AUDIT_UNAVAILABLE")
+    );
+    assert!(!names().await.unwrap().contains(&audit));
 }

@@ -49,7 +49,7 @@ async fn decoded(client: &mut TokenClient, id: &str) -> Option<v1::DecodedValue>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn values_are_decoded_with_their_schemas_and_what_is_masked_is_not_in_them() {
+async fn decoded_values_contain_nothing_masked() {
     let mut registry = LocalSchemaRegistry::start().unwrap();
     let order = registry.register("shop.Order", "AVRO", ORDER, &[]).await;
     let cart = registry.register("cart", "AVRO", CART, &["shop.Order"]).await;
@@ -100,15 +100,7 @@ async fn values_are_decoded_with_their_schemas_and_what_is_masked_is_not_in_them
     let mut inspector = callers.env.start().await;
     let channel = inspector.channel().await;
     let mut all = callers.client(&channel, "all");
-    eventually_async("all dead letters", DEADLINE, async || {
-        let listed = pages(&mut all.clone(), "", &mut Answers::default()).await;
-        if listed.len() == 18 {
-            Ok(())
-        } else {
-            Err(listed.len())
-        }
-    })
-    .await;
+    until_listed(&all, "", 18).await;
 
     let id = |topic: &str, offset: usize| format!("{topic}/0/{offset}");
     let whole = [
@@ -197,13 +189,10 @@ async fn values_are_decoded_with_their_schemas_and_what_is_masked_is_not_in_them
     assert_eq!(letter.decoded, None);
 
     // The CLI.
-    let server = format!("http://{}", inspector.process.word_after(" api="));
-    let token = callers.token_file("masked").display().to_string();
-    let connection = ["--server", &server, "--token-file", &token];
     let first = id(&orders, 0);
-    let run = |command: &[&str]| {
-        let command = [&["dlq", "show", first.as_str()], command, &connection].concat();
-        let output = callers.env.base.run("redeliver", &command);
+    let mut run = |command: &[&str]| {
+        let command = [&["show", first.as_str()], command].concat();
+        let output = callers.run(&mut inspector, "masked", &command);
         assert_eq!(output.code, Some(0), "{output:?}");
         output.stdout
     };
@@ -254,7 +243,7 @@ fn letter_of(schema: u32) -> Dead {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_registry_gets_the_credentials_of_the_files_and_its_answers_are_bounded() {
+async fn registry_gets_credentials_of_files() {
     let registry = FakeEndpoint::start(|request| {
         let sent = request
             .headers
@@ -285,15 +274,7 @@ async fn the_registry_gets_the_credentials_of_the_files_and_its_answers_are_boun
     callers.env.put(&orders, 0, letters.to_vec()).await;
     let mut inspector = callers.env.start().await;
     let mut all = callers.client(&inspector.channel().await, "all");
-    eventually_async("all dead letters", DEADLINE, async || {
-        let listed = pages(&mut all.clone(), "", &mut Answers::default()).await;
-        if listed.len() == 4 {
-            Ok(())
-        } else {
-            Err(listed.len())
-        }
-    })
-    .await;
+    until_listed(&all, "", 4).await;
     let found = decoded(&mut all, &format!("{orders}/0/0")).await.unwrap();
     assert_eq!((&*found.json, &*found.problem), ("\"a\"", ""));
     std::fs::write(&password, "two").unwrap();

@@ -7,7 +7,6 @@ use bytes::Bytes;
 use redeliver_core::{Clock as _, Record, SystemClock};
 use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::convert::to_timestamp;
-use redeliver_proto::v1::redrive_service_client::RedriveServiceClient;
 use tonic::Request;
 use tonic::client::Grpc;
 
@@ -65,24 +64,12 @@ fn letters() -> Vec<Dead> {
 }
 
 /// Waits until a topic has this many dead letters.
-async fn until(client: &TokenClient, topic: &str, count: u64) {
-    eventually_async("all dead letters", DEADLINE, async || {
-        let counts = topics(&mut client.clone(), "", &mut Answers::default()).await;
-        let counted = counts
-            .iter()
-            .find(|(name, ..)| name == topic)
-            .map(|(_, count, _)| *count);
-        if counted == Some(count) {
-            Ok(())
-        } else {
-            Err(format!("{counts:?}"))
-        }
-    })
-    .await;
+async fn until(client: &TokenClient, topic: &str, count: usize) {
+    until_listed(client, &format!(r#"topic = "{topic}""#), count).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_answer_contains_what_is_masked() {
+async fn answers_contain_nothing_masked() {
     let scopes: [(&str, &[&str]); 3] = [
         ("all", &["dead-letters:*"]),
         ("masked", &["dead-letters:read", "dead-letters:payload"]),
@@ -248,9 +235,6 @@ async fn no_answer_contains_what_is_masked() {
     assert!(unmasked.starts_with(MASKED[5].as_bytes()));
 
     // The CLI shows what the calls return.
-    let server = format!("http://{}", inspector.process.word_after(" api="));
-    let token = callers.token_file("masked").display().to_string();
-    let connection = ["--server", &server, "--token-file", &token];
     let ids = [0, 1, 2].map(|offset| format!("{orders}/0/{offset}"));
     let mut commands: Vec<Vec<&str>> = Vec::new();
     for format in ["table", "json", "jsonl"] {
@@ -265,10 +249,7 @@ async fn no_answer_contains_what_is_masked() {
         commands.push(vec!["show", id, "--payload"]);
     }
     for command in commands {
-        let output = callers
-            .env
-            .base
-            .run("redeliver", &[&["dlq"], &command[..], &connection].concat());
+        let output = callers.run(&mut inspector, "masked", &command);
         let printed = format!("{}{}", output.stdout, output.stderr);
         assert!(!printed.is_empty(), "{command:?}");
         // A script must not take a masked payload for the record.
@@ -295,159 +276,6 @@ async fn no_answer_contains_what_is_masked() {
     assert!(SHOWN.iter().all(|text| answers.contain(text)));
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn neither_jobs_nor_what_they_change_contain_what_is_masked() {
-    let scopes: [(&str, &[&str]); 3] = [
-        ("all", &["dead-letters:*"]),
-        (
-            "masked",
-            &[
-                "dead-letters:read",
-                "dead-letters:payload",
-                "dead-letters:operate",
-            ],
-        ),
-        ("metadata", &["dead-letters:read"]),
-    ];
-    let mut callers = Callers::without_dead_letters("masked-jobs", &scopes).await;
-    callers.env.base.set("dlq_inspector.masking", RULES);
-    let [orders, _] = callers.topics.clone();
-    callers.env.put(&orders, 0, letters()).await;
-    let mut inspector = callers.env.start().await;
-    let channel = inspector.channel().await;
-    until(&callers.client(&channel, "all"), &orders, 3).await;
-    let client_of = |caller: &str| {
-        let (_, token) = callers.tokens.iter().find(|(name, _)| *name == caller).unwrap();
-        RedriveServiceClient::with_interceptor(channel.clone(), SendToken::new(Some(&token.token)).unwrap())
-    };
-    let plan = |filter: String| v1::PlanRedriveRequest {
-        kind: v1::RedriveKind::Discard.into(),
-        filter,
-        all_at_once: true,
-        why: "shown".to_owned(),
-        ..v1::PlanRedriveRequest::default()
-    };
-    let mut answers = Answers::default();
-
-    // Of a caller who sees everything: others see the job without what was searched for.
-    let search = format!(
-        r#"topic = "{orders}" AND (key = "{}" OR error_message : "{}" OR headers.x-user = "{}")"#,
-        MASKED[0], MASKED[3], MASKED[2]
-    );
-    let planned = client_of("all")
-        .plan_redrive(plan(search.clone()))
-        .await
-        .unwrap()
-        .into_inner();
-    assert_eq!(planned.total, 3);
-    answers.add(&planned);
-    assert!(planned.filter.contains("<value>"), "{}", planned.filter);
-    // What is masked decides about no plan of others.
-    let mut masked = client_of("masked");
-    for filter in [
-        search,
-        format!(r#"topic = "{orders}" AND NOT error_message : "{}""#, MASKED[4]),
-    ] {
-        let planned = answers.refused(masked.plan_redrive(plan(filter)).await);
-        assert_eq!(planned.1, "NOTHING_TO_REDRIVE");
-    }
-    let own = format!(r#"topic = "{orders}""#);
-    let job = masked.plan_redrive(plan(own.clone())).await.unwrap().into_inner();
-    answers.add(&job);
-    assert_eq!((job.total, job.samples.len()), (3, 3));
-    let change = v1::ChangeRedriveRequest {
-        id: job.id.clone(),
-        ..v1::ChangeRedriveRequest::default()
-    };
-    answers.add(&masked.start_redrive(change).await.unwrap().into_inner());
-    let of_job = v1::GetRedriveRequest { id: job.id.clone() };
-    let done = eventually_async("the end of the job", DEADLINE, async || {
-        let job = client_of("masked").get_redrive(of_job.clone()).await;
-        let job = job.map_err(|status| status.to_string())?.into_inner();
-        if job.state() == v1::RedriveState::Succeeded {
-            Ok(job)
-        } else {
-            Err(format!("{job:?}"))
-        }
-    })
-    .await;
-    answers.add(&done);
-    for caller in ["masked", "metadata"] {
-        let mut redrives = client_of(caller);
-        let (mut listed, mut request) = (Vec::new(), v1::ListRedrivesRequest::default());
-        request.page_size = 1;
-        loop {
-            let page = redrives
-                .list_redrives(request.clone())
-                .await
-                .unwrap()
-                .into_inner();
-            answers.add(&page);
-            assert_eq!(page.redrives.len(), 1);
-            listed.extend(page.redrives.into_iter().map(|job| job.id));
-            if page.next_page_token.is_empty() {
-                break;
-            }
-            request.page_token = page.next_page_token;
-        }
-        // Newest first.
-        assert!(
-            listed.len() == 2 && listed.is_sorted_by(|a, b| a > b),
-            "{listed:?}"
-        );
-        let request = v1::ListRedriveItemsRequest {
-            id: job.id.clone(),
-            ..v1::ListRedriveItemsRequest::default()
-        };
-        let items = redrives.list_redrive_items(request).await.unwrap().into_inner();
-        assert_eq!(items.items.len(), 3);
-        answers.add(&items);
-
-        // What has changed: the dead letters, their groups, and the samples of the groups.
-        let mut client = callers.client(&channel, caller);
-        eventually_async("the discarded dead letters", DEADLINE, async || {
-            let found = pages(
-                &mut client.clone(),
-                &format!("{own} AND state = DISCARDED"),
-                &mut Answers::default(),
-            )
-            .await;
-            if found.len() == 3 {
-                Ok(())
-            } else {
-                Err(found.len())
-            }
-        })
-        .await;
-        assert_eq!(pages(&mut client, &own, &mut answers).await.len(), 3);
-        for group in groups(&mut client, &own, &mut answers).await {
-            answers.add(&get(&mut client, &group.sample_id).await.unwrap());
-            let request = v1::AnnotateGroupRequest {
-                id: group.id,
-                note: "shown".to_owned(),
-                ..v1::AnnotateGroupRequest::default()
-            };
-            match client.annotate_group(request).await {
-                Ok(group) => answers.add(&group.into_inner()),
-                Err(status) => assert_eq!((caller, status.code()), ("metadata", Code::PermissionDenied)),
-            }
-        }
-    }
-    // A hash of them could be compared with guesses.
-    let audit: Arc<str> = format!("{}-audit", callers.env.base.name()).into();
-    let mut reader = TopicReader::new(&callers.env.kafka, &[audit]).unwrap();
-    let add = |record: Record| answers.0.extend(record.value.unwrap_or_default());
-    reader.read_to_end(DEADLINE, add).unwrap();
-    assert!(answers.contain("redrives.plan") && answers.contain("dead-letters.discard"));
-    for secret in MASKED {
-        assert!(!answers.contain(secret), "an answer contains {secret}");
-        assert!(
-            !inspector.process.output().contains(secret),
-            "the log contains {secret}"
-        );
-    }
-}
-
 /// The answer to a call as it is sent, which may be a stream.
 async fn answer(client: Grpc<Sending>, path: &str, request: Vec<u8>) -> Result<Vec<Bytes>, Status> {
     let mut client = client.max_decoding_message_size(64 << 20);
@@ -463,10 +291,8 @@ async fn answer(client: Grpc<Sending>, path: &str, request: Vec<u8>) -> Result<V
     Ok(messages)
 }
 
-type Sending = InterceptedService<Channel, SendToken>;
-
 #[tokio::test(flavor = "multi_thread")]
-async fn no_answer_of_any_method_contains_what_is_masked() {
+async fn no_method_answers_what_is_masked() {
     let scopes: [(&str, &[&str]); 2] = [
         ("all", &["dead-letters:*"]),
         (
@@ -519,18 +345,43 @@ async fn no_answer_of_any_method_contains_what_is_masked() {
     let watched = watched(&mut client, &own, &mut answers).await;
     assert_eq!(watched.len(), 3);
     let group = groups(&mut client, &own, &mut answers).await.remove(0).id;
-    let (_, token) = callers.tokens.iter().find(|(name, _)| *name == "masked").unwrap();
-    let raw = || {
-        Grpc::new(Sending::new(
-            channel.clone(),
-            SendToken::new(Some(&token.token)).unwrap(),
-        ))
-    };
-    let plan = v1::PlanRedriveRequest {
+    let raw = || Grpc::new(Sending::new(channel.clone(), callers.interceptor("masked")));
+    // Of a caller who sees everything: others see the job without what was searched for.
+    let discards = |filter: String| v1::PlanRedriveRequest {
         kind: v1::RedriveKind::Discard.into(),
-        filter: own.clone(),
+        filter,
+        all_at_once: true,
         ..v1::PlanRedriveRequest::default()
     };
+    let search = format!(
+        r#"{own} AND (key = "{}" OR error_message : "{}" OR headers.x-user = "{}")"#,
+        MASKED[0], MASKED[3], MASKED[2]
+    );
+    let mut everything = callers.redrives(&channel, "all");
+    let searched = everything.plan_redrive(discards(search.clone())).await.unwrap();
+    let searched = searched.into_inner();
+    assert_eq!(searched.total, 3);
+    assert!(searched.filter.contains("<value>"), "{}", searched.filter);
+    answers.add(&searched);
+    // What is masked decides about no plan of others.
+    let mut redrives = callers.redrives(&channel, "masked");
+    for filter in [
+        search,
+        format!(r#"{own} AND NOT error_message : "{}""#, MASKED[4]),
+    ] {
+        let refused = answers.refused(redrives.plan_redrive(discards(filter)).await);
+        assert_eq!(refused.1, "NOTHING_TO_REDRIVE");
+    }
+    // A job that has ended, with an entry in the audit log.
+    let one = discards(format!(r#"id = "{orders}/0/2""#));
+    let ended = redrives.plan_redrive(one).await.unwrap().into_inner();
+    let change = v1::ChangeRedriveRequest {
+        id: ended.id,
+        ..v1::ChangeRedriveRequest::default()
+    };
+    answers.add(&redrives.start_redrive(change).await.unwrap().into_inner());
+    until_listed(&client, &format!("{own} AND state = DISCARDED"), 1).await;
+    let plan = discards(own.clone());
     let planned = answer(
         raw(),
         "/redeliver.v1.RedriveService/PlanRedrive",
@@ -738,6 +589,12 @@ async fn no_answer_of_any_method_contains_what_is_masked() {
         assert!(messages.iter().any(|message| !message.is_empty()), "{method}");
         answers.0.extend(messages.concat());
     }
+    // A hash of them could be compared with guesses.
+    let audit: Arc<str> = format!("{}-audit", callers.env.base.name()).into();
+    let mut reader = TopicReader::new(&callers.env.kafka, &[audit]).unwrap();
+    let add = |record: Record| answers.0.extend(record.value.unwrap_or_default());
+    reader.read_to_end(DEADLINE, add).unwrap();
+    assert!(answers.contain("redrives.plan") && answers.contain("dead-letters.discard"));
     // What waits was found, and is masked.
     assert!(answers.contain("shown-message of <masked>") && answers.contain("-retry-2h"));
     for secret in MASKED {
@@ -750,11 +607,12 @@ async fn no_answer_of_any_method_contains_what_is_masked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_page_of_large_masked_values_ends_after_a_number_of_bytes_and_the_next_one_goes_on() {
+async fn pages_of_masked_values_are_bounded() {
     const COUNT: usize = 45;
     let scopes: [(&str, &[&str]); 1] = [("masked", &["dead-letters:read", "dead-letters:payload"])];
     let mut callers = Callers::without_dead_letters("masked-large", &scopes).await;
-    callers.env.base.set("dlq_inspector.masking", RULES);
+    let rules = r#"[{"topics": ["*-orders-dlq"], "fields": ["/**/pan"], "headers": ["error-class"]}]"#;
+    callers.env.base.set("dlq_inspector.masking", rules);
     let [orders, _] = callers.topics.clone();
     let value = || format!(r#"{{"pan":"{}","a":1}}"#, "x".repeat(900_000));
     for _ in 0..COUNT / 5 {
@@ -763,55 +621,35 @@ async fn a_page_of_large_masked_values_ends_after_a_number_of_bytes_and_the_next
     }
     let mut inspector = callers.env.start().await;
     let mut client = callers.client(&inspector.channel().await, "masked");
-    until(&client, &orders, COUNT as u64).await;
+    // Classes are masked, too.
+    let topic = eventually_async("all dead letters", DEADLINE, async || {
+        let request = v1::GetDeadLetterStatsRequest::default();
+        let stats = client.clone().get_dead_letter_stats(request).await;
+        let topic = stats.unwrap().into_inner().topics.swap_remove(0);
+        if topic.total == COUNT as u64 {
+            Ok(topic)
+        } else {
+            Err(topic.total)
+        }
+    })
+    .await;
+    assert_eq!((topic.open_by_class.len(), topic.classes_masked), (0, true));
     let mut request = v1::ListDeadLettersRequest {
         page_size: 100,
         ..full("")
     };
     let mut counts = Vec::new();
     loop {
-        let page = client
-            .list_dead_letters(request.clone())
-            .await
-            .unwrap()
-            .into_inner();
-        let letters = page.dead_letters.iter();
-        assert!(
-            letters
-                .clone()
-                .all(|letter| letter.value.as_deref() == Some(&br#"{"pan":"<masked>","a":1}"#[..]))
-        );
-        counts.push(letters.count());
+        let page = client.list_dead_letters(request.clone()).await;
+        let page = page.unwrap().into_inner();
+        let masked = Some(&br#"{"pan":"<masked>","a":1}"#[..]);
+        let mut letters = page.dead_letters.iter();
+        assert!(letters.all(|letter| letter.value.as_deref() == masked));
+        counts.push(page.dead_letters.len());
         if page.next_page_token.is_empty() {
             break;
         }
         request.page_token = page.next_page_token;
     }
     assert_eq!((counts.len(), counts.iter().sum()), (2, COUNT), "{counts:?}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn statistics_say_that_classes_are_masked() {
-    let scopes: [(&str, &[&str]); 2] = [("all", &["dead-letters:*"]), ("masked", &["dead-letters:read"])];
-    let mut callers = Callers::new("masked-classes", &scopes).await;
-    callers.env.base.set(
-        "dlq_inspector.masking",
-        r#"[{"topics": ["*"], "headers": ["error-class"]}]"#,
-    );
-    let mut inspector = callers.env.start().await;
-    let channel = inspector.channel().await;
-    all_are_listed(&callers.client(&channel, "all")).await;
-    for (caller, expected) in [("all", (1, false)), ("masked", (0, true))] {
-        let stats = callers
-            .client(&channel, caller)
-            .get_dead_letter_stats(v1::GetDeadLetterStatsRequest::default())
-            .await;
-        for topic in stats.unwrap().into_inner().topics {
-            assert_eq!(
-                (topic.open_by_class.len(), topic.classes_masked),
-                expected,
-                "{caller}"
-            );
-        }
-    }
 }

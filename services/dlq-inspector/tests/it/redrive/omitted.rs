@@ -27,7 +27,7 @@ fn stripped(world: &World, position: Position, original: &Dead, times: usize) ->
 }
 
 #[tokio::test]
-async fn a_payload_that_was_left_out_is_read_at_its_origin_if_it_is_the_same() {
+async fn omitted_payload_is_read_at_origin() {
     let world = World::new("redrive-omitted", "").await;
     let source = world.pipeline.source.clone();
     world.env.recreate_topic(&source, 1).await;

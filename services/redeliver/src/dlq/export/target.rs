@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_appears_when_it_is_complete_and_is_not_overwritten() {
+    fn only_complete_file_appears() {
         let directory = Scratch::new("export").unwrap();
         let path = directory.path().join("a.jsonl");
         let names = || std::fs::read_dir(directory.path()).unwrap().count();

@@ -154,7 +154,7 @@ fn upgrade(setup: PipeBuilder, environments: &[Environment<'_>]) {
 
 #[test]
 #[ignore = "long"]
-fn an_upgrade_that_restarts_everything_loses_and_doubles_nothing_and_nothing_is_early() {
+fn upgrade_loses_and_doubles_nothing() {
     let _permit = ChaosPermit::acquire();
     upgrade(setup("upgrade"), &[&[]]);
 }
@@ -162,7 +162,7 @@ fn an_upgrade_that_restarts_everything_loses_and_doubles_nothing_and_nothing_is_
 /// A Kafka has a listener with TLS and passwords beside the one without. The services move to it one after the other, and back.
 #[test]
 #[ignore = "long"]
-fn services_that_move_to_tls_and_a_login_one_by_one_lose_and_double_nothing_and_nothing_is_early() {
+fn move_to_tls_loses_nothing() {
     let _permit = ChaosPermit::acquire();
     let files = Scratch::new("login").unwrap();
     let authority = Authority::new().unwrap();

@@ -32,7 +32,7 @@ fn sometimes_large(n: usize, random: &mut fastrand::Rng) -> Draft {
 
 #[test]
 #[ignore = "long"]
-fn kills_of_all_processes_at_once_lose_and_duplicate_nothing() {
+fn power_failures_lose_nothing() {
     const KILLS: u32 = 3;
     let _permit = ChaosPermit::acquire();
     let mut random = chaos_random("house");

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::deploy;
 use crate::services::path;
-use crate::support::DEADLINE;
+use crate::support::{DEADLINE, words};
 
 const NAMESPACE: &str = "apps";
 const RELEASE: &str = "test";
@@ -107,21 +107,11 @@ impl Cluster {
         std::fs::write(cluster.file("secured.yaml"), SECURED).unwrap();
         let definitions = kube_tools::custom_resources().unwrap();
         cluster.kubectl(&["apply", "--server-side", "--filename", path(&definitions)]);
-        cluster.kubectl(&[
-            "wait",
-            "--for=condition=Established",
-            "--timeout=60s",
-            "crd",
-            "--all",
-        ]);
+        cluster.kubectl(&words("wait --for=condition=Established --timeout=60s crd --all"));
         cluster.kubectl(&["create", "namespace", NAMESPACE]);
-        cluster.kubectl(&[
-            "label",
-            "namespace",
-            NAMESPACE,
-            "pod-security.kubernetes.io/enforce=restricted",
-            "pod-security.kubernetes.io/enforce-version=latest",
-        ]);
+        let pods = "pod-security.kubernetes.io/enforce";
+        let labels = format!("label namespace {NAMESPACE} {pods}=restricted {pods}-version=latest");
+        cluster.kubectl(&words(&labels));
         for (secret, keys) in SECRETS {
             let keys: Vec<String> = keys
                 .iter()
@@ -328,7 +318,7 @@ fn versioned(object: &Value) -> (String, (String, String)) {
 
 #[test]
 #[ignore = "long"]
-fn a_release_is_installed_scaled_changed_and_rolled_back() {
+fn release_is_scaled_and_rolled_back() {
     let cluster = Cluster::start();
 
     // The namespace refuses pods that could be root, so a release that starts proves that its pods cannot.
@@ -416,18 +406,8 @@ fn a_release_is_installed_scaled_changed_and_rolled_back() {
         "leftovers.tiers: no pipeline has the tier 5s any more",
         &["--set-json", without],
     );
-    cluster.helm(
-        "upgrade",
-        &[
-            "--wait",
-            "--timeout",
-            "2m",
-            "--set-json",
-            without,
-            "--set",
-            "leftovers.tiers={5s}",
-        ],
-    );
+    let upgrade = ["--set-json", without, "--set", "leftovers.tiers={5s}"];
+    cluster.helm("upgrade", &[&words("--wait --timeout 2m")[..], &upgrade].concat());
     let mut leftover = installed;
     leftover[5] = ("leftovers", 1);
     assert_eq!(cluster.ready(), pods(&leftover));
@@ -453,7 +433,7 @@ fn a_release_is_installed_scaled_changed_and_rolled_back() {
 
 #[test]
 #[ignore = "long"]
-fn tls_and_logins_are_switched_on_by_an_upgrade_and_off_by_a_rollback() {
+fn upgrade_and_rollback_switch_tls() {
     let cluster = Cluster::start();
     cluster.helm("install", &["--wait", "--timeout", "2m"]);
     let plain = (cluster.ready(), cluster.desired());
@@ -529,7 +509,7 @@ fn tls_and_logins_are_switched_on_by_an_upgrade_and_off_by_a_rollback() {
 
 #[test]
 #[ignore = "long"]
-fn the_api_server_accepts_every_example_and_keeps_topics_of_a_removed_release() {
+fn server_accepts_examples_and_keeps_topics() {
     let cluster = Cluster::start();
     for example in std::fs::read_dir(deploy().join("helm/redeliver/examples")).unwrap() {
         let example = example.unwrap().path();
@@ -541,14 +521,8 @@ fn the_api_server_accepts_every_example_and_keeps_topics_of_a_removed_release() 
                 .kube
                 .helm()
                 .unwrap()
-                .args([
-                    "template",
-                    RELEASE,
-                    "--namespace",
-                    NAMESPACE,
-                    "--validate",
-                    "--no-hooks",
-                ])
+                .args(["template", RELEASE, "--namespace", NAMESPACE])
+                .args(["--validate", "--no-hooks"])
                 .arg(deploy().join("helm/redeliver"))
                 .arg("--values")
                 .arg(&example)
@@ -556,27 +530,13 @@ fn the_api_server_accepts_every_example_and_keeps_topics_of_a_removed_release() 
             .unwrap();
             std::fs::write(&manifest, rendered).unwrap();
         }
-        cluster.kubectl(&[
-            "apply",
-            "--dry-run=server",
-            "--validate=strict",
-            "--filename",
-            path(&manifest),
-        ]);
+        let apply = words("apply --dry-run=server --validate=strict --filename");
+        cluster.kubectl(&[&apply[..], &[path(&manifest)]].concat());
     }
 
-    let strimzi = [
-        "--wait",
-        "--timeout",
-        "2m",
-        "--set",
-        "topics.provisioner=strimzi",
-        "--set",
-        "topics.strimzi.cluster=main",
-        "--set",
-        "config.kafka.topics.replication=3",
-    ];
-    cluster.helm("install", &strimzi);
+    let strimzi = "--wait --timeout 2m --set topics.provisioner=strimzi --set topics.strimzi.cluster=main \
+                   --set config.kafka.topics.replication=3";
+    cluster.helm("install", &words(strimzi));
     let topics: BTreeSet<String> = cluster.objects("kafkatopics").iter().map(name).collect();
     assert!(
         topics.contains("docs-retry-5s") && topics.contains("mails-dlq"),

@@ -203,7 +203,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_rows_are_on_the_pages_once_and_in_order(
+        fn pages_have_each_row_once(
             shards in shards(),
             limit in 1..40_usize,
             cuts in prop::collection::vec(0..30_u8, 1..20),
@@ -215,7 +215,7 @@ mod tests {
         }
 
         #[test]
-        fn pages_are_full_if_the_shards_return_what_they_are_asked_for(
+        fn obedient_shards_fill_pages(
             shards in shards(),
             limit in 1..40_usize,
         ) {
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_that_was_cut_short_hides_no_row_behind_those_of_others() {
+    fn short_page_hides_no_row() {
         let shards = [vec![cursor(1, 0, 0), cursor(2, 0, 1)], vec![cursor(3, 1, 0)]];
         let mut merge = PageMerge::new(2, 10, None);
         assert_eq!(merge.next_reads().len(), 2);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_many_shards_takes_few_reads() {
+    fn page_takes_few_reads() {
         let shards: Vec<Vec<Cursor>> = (0..16)
             .map(|shard| (0..400).map(|job| cursor(job, shard, job)).collect())
             .collect();

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_an_application_skip_what_is_of_others_and_end_where_the_rows_end() {
+    fn pages_skip_other_applications() {
         let (own, other) = (true, false);
         for (rows, limit, expected) in [
             (&[][..], 2, vec![vec![]]),
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_cannot_be_read_is_named_unless_it_is_of_another_application() {
+    fn unreadable_entry_is_named() {
         let newer = v1::ScheduleRecord {
             id: "nightly".into(),
             spec: Some(v1::ScheduleSpec {
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_page_fits_into_a_message() {
+    fn largest_page_fits_into_message() {
         let time = Some(prost_types::Timestamp {
             seconds: i64::MAX,
             nanos: i32::MAX,
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_valid_only_for_the_application_of_its_list() {
+    fn token_belongs_to_its_application() {
         let list = |app: Option<&str>, token: &str| ListSchedules {
             app: app.map(str::to_owned),
             page_token: token.to_owned(),

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_valid_only_for_the_filters_of_its_list() {
+    fn token_belongs_to_its_filters() {
         let time = |millis| Some(Timestamp::from_millis(millis));
         let filters = [
             ALL,

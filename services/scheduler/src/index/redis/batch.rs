@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_time_slices_cover_the_use_of_a_key() {
+    fn few_slices_cover_a_key() {
         for hours in [0, 1, 2, 5, 24, 24 * 30, 24 * 3_650] {
             let in_use = Duration::from_secs(hours * 3_600);
             let bits = log_bits(in_use);

@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_url_is_reported_without_its_password() {
+    fn invalid_url_hides_its_password() {
         for url in [
             "redis://:hunter2@",
             "redis://:hunter2@localhost:port",
@@ -615,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn ca_certificates_that_cannot_be_read_are_reported() {
+    fn unreadable_ca_certificates_are_reported() {
         let directory = redeliver_testkit::scratch::Scratch::new("ca-certificates").unwrap();
         let empty = directory.path().join("empty.pem");
         std::fs::write(&empty, "nothing\n").unwrap();
@@ -640,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_server_that_may_evict_is_refused() {
+    fn only_evicting_server_is_refused() {
         let read = |memory, policy| {
             let info =
                 format!("# Memory\r\nused_memory:50\r\nmaxmemory:{memory}\r\nmaxmemory_policy:{policy}\r\n");
@@ -655,7 +655,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_pressure_is_high_from_the_high_water_mark_on() {
+    fn pressure_is_high_from_the_mark() {
         let pressure = |share| usage(share, 0.9).pressure;
         assert_eq!(pressure(None), MemoryPressure::Low);
         assert_eq!(pressure(Some(0.89)), MemoryPressure::Low);

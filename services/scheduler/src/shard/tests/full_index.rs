@@ -32,7 +32,7 @@ impl World {
 }
 
 #[test]
-fn due_jobs_leave_nothing_in_full_index() {
+fn due_jobs_never_fill_index() {
     let mut world = World::new();
     let waits = world.schedule("app", 60_000, None);
     world.advance(50);
@@ -150,7 +150,7 @@ fn held_waits_are_limited() {
 }
 
 #[test]
-fn full_index_keeps_jobs_that_leave_soon() {
+fn full_index_keeps_near_jobs() {
     let mut world = World::new();
     let far = world.schedule("app", 60_000, None);
     world.advance(50);
@@ -172,7 +172,7 @@ fn full_index_keeps_jobs_that_leave_soon() {
 }
 
 #[test]
-fn full_index_takes_no_jobs_that_cannot_leave() {
+fn full_index_refuses_stuck_jobs() {
     let missing = Presence::Missing {
         lasting: Duration::ZERO,
     };

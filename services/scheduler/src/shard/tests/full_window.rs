@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn an_empty_window_of_any_size_requests_a_scan() {
+fn empty_window_requests_a_scan() {
     for (window_jobs, window_bytes) in [
         (8, 1 << 20),
         (100, 1 << 20),
@@ -27,7 +27,7 @@ fn an_empty_window_of_any_size_requests_a_scan() {
 }
 
 #[test]
-fn jobs_that_do_not_fit_into_the_window_are_dispatched_in_time() {
+fn jobs_beyond_window_are_on_time() {
     let mut world = World::new();
     let limit = world.settings.window_jobs;
     // From here on, all jobs that are due within the window are in memory.
@@ -46,7 +46,7 @@ fn jobs_that_do_not_fit_into_the_window_are_dispatched_in_time() {
 }
 
 #[test]
-fn a_new_job_evicts_later_jobs_from_a_full_window() {
+fn new_job_evicts_later_jobs() {
     let mut world = World::new();
     let limit = world.settings.window_jobs;
     let schedule = |world: &mut World, ahead: u16| -> Vec<JobId> {
@@ -72,7 +72,7 @@ fn a_new_job_evicts_later_jobs_from_a_full_window() {
 }
 
 #[test]
-fn a_scan_in_progress_delays_no_new_job() {
+fn running_scan_delays_no_job() {
     let mut world = World::new();
     let limit = world.settings.window_jobs;
     world.run(&Step::ServeIndex(5));
@@ -89,7 +89,7 @@ fn a_scan_in_progress_delays_no_new_job() {
 }
 
 #[test]
-fn a_flow_without_jobs_is_not_parked_any_more() {
+fn empty_flow_is_not_parked() {
     let mut world = World::new();
     let lasting = Duration::from_secs(1);
     world.topics.set(Presence::Missing { lasting });
@@ -102,23 +102,7 @@ fn a_flow_without_jobs_is_not_parked_any_more() {
 }
 
 #[test]
-fn a_burst_that_fills_the_window_does_not_keep_out_new_jobs() {
-    let mut world = World::new();
-    for _ in 0..100 {
-        world.schedule("app", 1000, None);
-    }
-    world.advance(900);
-    let new_job = world.schedule("other", 110, None);
-    world.advance(100);
-    assert!(!world.was_dispatched(new_job));
-    // A turn has room for five jobs, and a hundred are due earlier.
-    world.run(&Step::AdvanceClock(10));
-    world.turn(10, false);
-    assert!(world.was_dispatched(new_job));
-}
-
-#[test]
-fn a_burst_that_exceeds_the_window_hides_no_jobs_that_were_scheduled_for_other_flows() {
+fn burst_beyond_window_hides_nothing() {
     let mut world = World::new();
     let burst: Vec<JobId> = (0..1_000).map(|_| world.schedule("app", 10_000, None)).collect();
     let due = at(world.now.after(Duration::from_millis(10_300)));
@@ -145,7 +129,7 @@ fn a_burst_that_exceeds_the_window_hides_no_jobs_that_were_scheduled_for_other_f
 }
 
 #[test]
-fn large_jobs_of_a_burst_hide_no_jobs_of_other_flows() {
+fn large_burst_hides_no_other_flow() {
     let mut world = World::with(Settings {
         window_jobs: 50_000,
         window_bytes: 64 << 20,
@@ -176,7 +160,7 @@ fn large_jobs_of_a_burst_hide_no_jobs_of_other_flows() {
 }
 
 #[test]
-fn jobs_that_are_larger_than_a_share_of_the_window_are_dispatched_and_cause_no_endless_scans() {
+fn large_jobs_cause_few_scans() {
     let mut world = World::with(Settings {
         window_jobs: 100,
         window_bytes: 1 << 20,
@@ -218,7 +202,7 @@ fn jobs_that_are_larger_than_a_share_of_the_window_are_dispatched_and_cause_no_e
 }
 
 #[test]
-fn new_jobs_that_fill_the_window_do_not_keep_out_earlier_jobs() {
+fn new_jobs_hide_no_earlier_job() {
     let mut world = World::new();
     let first = world.schedule("app", 2000, None);
     for _ in 0..200 {

@@ -5,46 +5,6 @@ use crate::index::memory::MemoryIndex;
 use crate::index::{Index as _, Owner};
 
 #[test]
-fn a_duplicate_returns_the_first_job_and_a_conflict_is_rejected() {
-    let mut world = World::new();
-    let request = |data: &'static [u8]| v1::JobSpec {
-        idempotency_key: Some("k".to_owned()),
-        data: Bytes::from_static(data),
-        ..spec("app", after(HumanDuration::from_secs(60)))
-    };
-    for data in [b"1", b"1", b"2"] {
-        world.send_job(request(data));
-    }
-    for _ in 0..10 {
-        world.serve_index();
-        world.turn(50, false);
-    }
-    let outcomes = ["0", "1", "2"].map(|offset| world.answers[offset].outcome());
-    assert_eq!(
-        outcomes,
-        [
-            v1::Outcome::Scheduled,
-            v1::Outcome::Duplicate,
-            v1::Outcome::Conflict
-        ]
-    );
-    assert!(
-        world.answers["1"]
-            .job
-            .as_ref()
-            .is_some_and(|job| job.id == world.ids[0].to_string())
-    );
-    // The same if only the index knows the key.
-    world.restart();
-    world.send_job(request(b"1"));
-    for _ in 0..10 {
-        world.serve_index();
-        world.turn(50, false);
-    }
-    assert_eq!(world.answers["3"].outcome(), v1::Outcome::Duplicate);
-}
-
-#[test]
 fn split_turn_keeps_keys() {
     // One change per part.
     let mut world = World::with(Settings {
@@ -83,108 +43,7 @@ fn outcome_of(world: &World, id: JobId) -> (v1::Outcome, v1::Job) {
 }
 
 #[test]
-fn a_job_moves_with_each_event_and_is_dispatched_once_with_the_newest_data() {
-    let mut world = World::new();
-    let first = world.replace(&DEBOUNCED);
-    world.advance(300);
-    // Once in a turn of its own, once together with another one, and once if only the index knows the job.
-    let requests = [2, 3, 1, 1, 4].map(|data| Debounced { data, ..DEBOUNCED });
-    let mut events = Vec::new();
-    for (number, request) in requests.iter().enumerate() {
-        events.push(world.replace(request));
-        match number {
-            1 => {}
-            3 => {
-                world.advance(300);
-                world.restart();
-            }
-            _ => world.advance(300),
-        }
-    }
-    assert_eq!(world.dispatched, []);
-    for (id, revision) in events.iter().zip(2..) {
-        let (outcome, job) = outcome_of(&world, *id);
-        assert_eq!(
-            (outcome, job.id, job.revision),
-            (v1::Outcome::Replaced, first.to_string(), revision)
-        );
-    }
-    world.settle();
-    let [(id, at)] = &world.dispatched[..] else {
-        panic!("{:?}", world.dispatched)
-    };
-    assert_eq!((*id, world.values[id].as_deref()), (first, Some(&[4][..])));
-    assert!(*at >= events[4].requested_at().after(Duration::from_millis(400)));
-    world.check();
-}
-
-#[test]
-fn an_event_after_the_dispatch_gets_a_job_of_its_own_but_a_repetition_does_not() {
-    let mut world = World::new();
-    let named = |request_id| Debounced {
-        request_id: Some(request_id),
-        ..DEBOUNCED
-    };
-    let dated = Debounced {
-        key: 2,
-        is_delayed: false,
-        ..DEBOUNCED
-    };
-    let jobs = [
-        world.replace(&named(1)),
-        world.replace(&dated),
-        world.schedule("app", 400, Some(3)),
-    ];
-    let dated_spec = v1::JobCommand::decode(world.ingest[1].value.clone().unwrap()).unwrap();
-    world.advance(600);
-    assert_eq!(count_dispatched(&world, &jobs), 3);
-    for (is_in_index_only, is_evicted) in [(false, false), (true, false), (true, true)] {
-        if is_in_index_only {
-            world.restart();
-        }
-        world.has_evicted_ended = is_evicted;
-        let repeated = world.replace(&named(1));
-        world.send(dated_spec.command.clone().unwrap());
-        let dated_again = world.ids[world.ids.len() - 1];
-        world.advance(50);
-        for (id, job) in [(repeated, jobs[0]), (dated_again, jobs[1])] {
-            let (outcome, found) = outcome_of(&world, id);
-            assert_eq!((outcome, found.id), (v1::Outcome::Duplicate, job.to_string()));
-        }
-    }
-    world.restart();
-    let next = world.replace(&named(2));
-    world.advance(50);
-    assert_eq!(outcome_of(&world, next).0, v1::Outcome::Scheduled);
-    world.settle();
-    assert_eq!(count_dispatched(&world, &[next]), 1);
-    world.check();
-}
-
-#[test]
-fn a_request_with_another_priority_supersedes_the_job() {
-    let mut world = World::new();
-    let first = world.replace(&DEBOUNCED);
-    world.advance(50);
-    world.restart();
-    let urgent = world.replace(&Debounced {
-        is_high: true,
-        ..DEBOUNCED
-    });
-    world.advance(50);
-    let (outcome, job) = outcome_of(&world, urgent);
-    assert_eq!((outcome, job.id), (v1::Outcome::Replaced, urgent.to_string()));
-    world.settle();
-    assert_eq!(
-        world.dispatched.iter().map(|(id, _)| *id).collect::<Vec<_>>(),
-        [urgent]
-    );
-    assert_eq!(world.state[&first].state, JobState::Cancelled);
-    world.check();
-}
-
-#[test]
-fn a_replacement_is_rejected_only_if_it_needs_memory_that_the_index_does_not_have() {
+fn larger_replacement_needs_memory() {
     let mut world = World::new();
     let request = |data: usize| v1::JobSpec {
         idempotency_key: Some("k".to_owned()),
@@ -203,43 +62,7 @@ fn a_replacement_is_rejected_only_if_it_needs_memory_that_the_index_does_not_hav
 }
 
 #[test]
-fn a_job_is_cancelled_and_rescheduled_by_its_key() {
-    let mut world = World::new();
-    let job = world.schedule("app", 60_000, Some(1));
-    world.run(&Step::RescheduleKey(1, 30_000));
-    world.run(&Step::RescheduleKey(2, 30_000));
-    world.advance(50);
-    world.restart();
-    for key in [1, 1, 2] {
-        world.run(&Step::CancelKey(key));
-    }
-    world.advance(50);
-    let outcomes: Vec<v1::Outcome> = (1..6)
-        .map(|offset: i64| world.answers[&offset.to_string()].outcome())
-        .collect();
-    assert_eq!(
-        outcomes,
-        [
-            v1::Outcome::Rescheduled,
-            v1::Outcome::Unknown,
-            v1::Outcome::Cancelled,
-            v1::Outcome::AlreadyCancelled,
-            v1::Outcome::Unknown
-        ]
-    );
-    assert_eq!(world.state[&job].state, JobState::Cancelled);
-    // The key names a job only as long as it is in use.
-    world.schedule("app", 60_000, Some(3));
-    world.advance(50);
-    let window = world.settings.retention.keys;
-    world.now = world.now.after(window);
-    world.run(&Step::CancelKey(3));
-    world.advance(50);
-    assert_eq!(world.answers["7"].outcome(), v1::Outcome::Unknown);
-}
-
-#[test]
-fn a_command_by_key_never_says_that_an_evicted_job_is_unknown() {
+fn evicted_job_is_never_unknown() {
     let mut world = World::new();
     let ended = world.schedule("app", 10, Some(1));
     let waits = world.schedule("app", 60_000, Some(2));

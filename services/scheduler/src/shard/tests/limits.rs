@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_full_index_delays_no_due_job_and_rejects_only_jobs_that_are_not_due_soon() {
+fn full_index_rejects_only_distant_jobs() {
     let mut world = World::new();
     let before: Vec<JobId> = (0..100).map(|n| world.schedule("app", 2_000 + n, None)).collect();
     let distant: Vec<JobId> = (0..20).map(|_| world.schedule("other", 60_000, None)).collect();
@@ -36,7 +36,7 @@ fn a_full_index_delays_no_due_job_and_rejects_only_jobs_that_are_not_due_soon() 
 }
 
 #[test]
-fn a_full_index_takes_no_jobs_of_paused_applications_whenever_they_are_due() {
+fn full_index_refuses_paused_applications() {
     let mut world = World::with(Settings {
         app_states: LiveAppStates::fixed(paused("app")),
         ..settings()
@@ -50,7 +50,7 @@ fn a_full_index_takes_no_jobs_of_paused_applications_whenever_they_are_due() {
 }
 
 #[test]
-fn commands_in_memory_and_turns_are_limited_in_size() {
+fn commands_and_turns_are_limited() {
     let data = Bytes::from(vec![b'x'; 900_000]);
     let mut world = World::with(Settings {
         window_bytes: 64 << 20,
@@ -78,7 +78,7 @@ fn commands_in_memory_and_turns_are_limited_in_size() {
 }
 
 #[test]
-fn large_commands_leave_half_of_a_turn_to_due_jobs() {
+fn large_commands_delay_no_due_job() {
     let mut world = World::with(Settings {
         window_jobs: 1000,
         window_bytes: 64 << 20,
@@ -98,7 +98,7 @@ fn large_commands_leave_half_of_a_turn_to_due_jobs() {
 }
 
 #[test]
-fn results_of_lookups_are_limited_in_size() {
+fn lookup_results_are_limited() {
     const LARGE: usize = 1 << 20;
     let now = Timestamp::from_millis(START);
     let mut shard = Shard::new(Arc::new(settings()), 0);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn the_delay_of_a_forwarded_request_counts_from_its_first_record() {
+fn forwarded_delay_counts_from_first_record() {
     let mut first = World::with(Settings {
         partitions: 2,
         ..settings()
@@ -68,7 +68,7 @@ fn the_delay_of_a_forwarded_request_counts_from_its_first_record() {
 const PIPELINES: [&str; 2] = ["docs", "mail"];
 
 #[test]
-fn a_rejected_long_wait_becomes_a_dead_letter_of_its_pipeline() {
+fn rejected_long_wait_becomes_dead_letter() {
     for pipeline in PIPELINES {
         let mut world = World::new();
         let mut lineage = Headers::new();
@@ -107,7 +107,7 @@ fn a_rejected_long_wait_becomes_a_dead_letter_of_its_pipeline() {
 }
 
 #[test]
-fn a_long_wait_waits_for_its_dead_letter_topic() {
+fn long_wait_needs_dead_letter_topic() {
     PIPELINES.into_iter().for_each(wait_for_dead_letter_topic);
 }
 
@@ -151,7 +151,7 @@ fn wait_for_dead_letter_topic(pipeline: &str) {
 }
 
 #[test]
-fn a_long_wait_cannot_be_cancelled_or_rescheduled() {
+fn long_wait_ignores_commands() {
     let mut world = World::new();
     let due = world.now.after(Duration::from_secs(2));
     world.send(ProtoCommand::LongWait(v1::LongWait {
@@ -174,7 +174,7 @@ fn a_long_wait_cannot_be_cancelled_or_rescheduled() {
 }
 
 #[test]
-fn a_long_wait_ends_in_the_named_topic_if_it_belongs_to_its_pipeline() {
+fn long_wait_ends_in_named_topic() {
     let mut world = World::new();
     // The topic that was configured when the wait began does not matter, even if it is missing.
     let missing = Presence::Missing {
@@ -199,19 +199,7 @@ fn a_long_wait_ends_in_the_named_topic_if_it_belongs_to_its_pipeline() {
             // The return topic when the wait began.
             topic: GONE.into(),
             payload: payload(named),
-            id: JobId::new(Timestamp::from_millis(START), 0, 0),
-            state: JobState::Scheduled,
-            priority: Priority::Normal,
-            due: Timestamp::from_millis(START),
-            accepted: Timestamp::from_millis(START),
-            revision: 1,
-            idempotency_key: None,
-            request_hash: [0; 16],
-            request_id: None,
-            ended: None,
-            expires: None,
-            occurrence: None,
-            released: None,
+            ..Job::for_tests(0)
         };
         world.shard.window.insert(Arc::new(job));
         let writes = world.shard.finish(world.now, records(10));
@@ -225,7 +213,7 @@ fn a_long_wait_ends_in_the_named_topic_if_it_belongs_to_its_pipeline() {
 }
 
 #[test]
-fn a_refused_record_becomes_a_dead_letter_of_its_owner() {
+fn refused_record_becomes_dead_letter() {
     let settings = settings();
     let now = Timestamp::from_millis(START);
     let failure = Failure::permanent("output.too-large", "no");

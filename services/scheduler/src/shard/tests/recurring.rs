@@ -5,6 +5,7 @@ use v1::change_schedule::{self as change, Change as Action};
 
 use super::*;
 use crate::schedules::StoredSchedule;
+use crate::shard::look_ahead::WindowRoom as _;
 
 /// Far less than a clock advances in a run, so that several occurrences can be due at once.
 const INTERVAL: i64 = 1;
@@ -144,7 +145,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn each_occurrence_is_dispatched_once_or_skipped(
+    fn each_occurrence_is_dispatched_or_skipped(
         events in proptest::collection::vec(event(), 0..150),
         index_batch_bytes in index_batch_bytes(),
     ) {
@@ -186,7 +187,7 @@ proptest! {
 }
 
 #[test]
-fn an_occurrence_is_a_job_like_any_other() {
+fn occurrences_are_jobs() {
     let mut world = World::new();
     let outcome = world.changed("nightly", create(every("app", 60)));
     assert_eq!(outcome.outcome(), v1::Outcome::ScheduleChanged);
@@ -223,7 +224,7 @@ fn an_occurrence_is_a_job_like_any_other() {
 }
 
 #[test]
-fn a_schedule_without_an_occurrence_is_not_created() {
+fn schedule_without_occurrence_is_refused() {
     let mut world = World::new();
     let ending = |millis: i64| v1::ScheduleSpec {
         end: Some(to_timestamp(Timestamp::from_millis(START + millis))),
@@ -309,7 +310,7 @@ fn commands_for_schedules_have_certain_outcomes() {
 }
 
 #[test]
-fn a_schedule_of_another_application_than_expected_is_unknown() {
+fn unexpected_application_means_unknown_schedule() {
     let mut world = World::new();
     world.changed("s", create(every("app", 60)));
     let delete = || Action::Delete(change::Delete {});
@@ -321,61 +322,6 @@ fn a_schedule_of_another_application_than_expected_is_unknown() {
         world.advance(50);
         assert_eq!(world.answers[&answer].outcome(), expected, "{app}");
     }
-}
-
-#[test]
-fn an_invalid_definition_is_rejected_with_its_field() {
-    let mut world = World::new();
-    let cron = |expression: &str| v1::ScheduleSpec {
-        timing: Some(v1::schedule_spec::Timing::Cron(v1::CronTiming {
-            expression: expression.to_owned(),
-            ..v1::CronTiming::default()
-        })),
-        ..every("app", 60)
-    };
-    let without_job = v1::ScheduleSpec {
-        job: None,
-        ..every("app", 60)
-    };
-    for (id, spec, code) in [
-        ("s", cron("* 24 * * *"), "request.cron.expression"),
-        ("s", every("app", 0), "request.every.interval"),
-        ("s", every("apq", 60), "request.appName"),
-        ("s", without_job, "request.job"),
-        ("s@1", every("app", 60), "request.id"),
-        ("", every("app", 60), "request.id"),
-    ] {
-        let outcome = world.changed(id, create(spec));
-        assert_eq!((outcome.outcome(), &*outcome.code), (v1::Outcome::Rejected, code));
-    }
-}
-
-#[test]
-fn a_schedule_whose_application_has_used_up_its_quota_is_tried_again_until_there_is_room() {
-    let mut world = World::with(Settings {
-        max_waiting: [("app".into(), 1)].into(),
-        ..settings()
-    });
-    let waits = world.schedule("app", 60_000, None);
-    world.changed("s", create(every("app", 1)));
-    let triggered = Action::Trigger(change::Trigger {});
-    assert_eq!(world.changed("s", triggered.clone()).code, QUOTA_EXCEEDED);
-    world.step_seconds(2);
-    let problem = world.stored("s").unwrap().problem.unwrap();
-    assert!(
-        problem.contains("scheduler.apps.app.max_waiting (1)"),
-        "{problem}"
-    );
-    assert_eq!(world.occurrences("s"), []);
-    world.cancel(waits);
-    world.step_seconds(61);
-    assert_eq!(world.stored("s").unwrap().problem, None);
-    assert!(!world.occurrences("s").is_empty());
-    assert_eq!(
-        world.changed("s", triggered).outcome(),
-        v1::Outcome::ScheduleTriggered
-    );
-    world.check_occurrences();
 }
 
 #[test]
@@ -397,12 +343,17 @@ fn full_quota_loses_no_occurrence() {
             ..every("app", 120)
         };
         world.changed("s", create(spec));
+        let trigger = world.changed("s", Action::Trigger(change::Trigger {}));
+        assert_eq!(trigger.code, QUOTA_EXCEEDED);
         // A second takes 1.1 s.
         world.step_seconds(110);
-        assert!(world.stored("s").unwrap().problem.is_some(), "{grace:?}");
+        let problem = world.stored("s").unwrap().problem.unwrap();
+        let expected = "scheduler.apps.app.max_waiting (1)";
+        assert!(problem.contains(expected), "{grace:?}: {problem}");
         world.cancel(waits);
         world.step_seconds(retried);
         let stored = world.stored("s").unwrap();
+        assert_eq!(stored.problem, None, "{grace:?}");
         assert_eq!(
             (world.occurrences("s").len(), stored.skipped),
             (1, 0),
@@ -412,7 +363,7 @@ fn full_quota_loses_no_occurrence() {
 }
 
 #[test]
-fn a_schedule_whose_application_is_removed_is_tried_again_until_it_exists() {
+fn schedule_without_application_is_retried() {
     let mut world = World::new();
     world.changed("s", create(every("other", 10)));
     let with = |world: &mut World, settings: Settings| {
@@ -446,7 +397,7 @@ fn a_schedule_whose_application_is_removed_is_tried_again_until_it_exists() {
 }
 
 #[test]
-fn an_update_loses_no_occurrence_that_is_due() {
+fn update_loses_no_due_occurrence() {
     let mut world = World::new();
     let spec = every("app", 60);
     world.changed("s", create(spec.clone()));
@@ -495,7 +446,7 @@ fn an_update_loses_no_occurrence_that_is_due() {
 }
 
 #[test]
-fn a_catch_up_with_large_jobs_delays_neither_other_schedules_nor_jobs_and_fits_into_a_turn() {
+fn large_catch_up_delays_no_others() {
     let mut world = World::new();
     world.changed("large", create(large_every_second()));
     world.changed("small", create(every("other", 60)));
@@ -574,7 +525,7 @@ fn late_update_fits_into_turns() {
 }
 
 #[test]
-fn schedules_wait_while_the_index_takes_no_changes() {
+fn stalled_index_delays_schedules() {
     let mut world = World::with(Settings {
         // So that a schedule is due again before it must be read from the index.
         window: Duration::from_secs(10),
@@ -601,35 +552,7 @@ fn schedules_wait_while_the_index_takes_no_changes() {
 }
 
 #[test]
-fn many_occurrences_that_are_due_at_once_do_not_exceed_a_turn() {
-    let mut world = World::new();
-    let spec = v1::ScheduleSpec {
-        misfire: Some(v1::Misfire {
-            policy: v1::MisfirePolicy::All.into(),
-            limit: Some(1_000),
-            grace: None,
-        }),
-        ..every("app", 1)
-    };
-    world.changed("s", create(spec));
-    for _ in 0..11 {
-        world.run(&Step::AdvanceClock(60_000));
-    }
-    let mut most = 0;
-    for _ in 0..100 {
-        let before = world.dispatched.len();
-        world.turn(50, false);
-        world.run(&Step::ServeIndex(5));
-        most = most.max(world.dispatched.len() - before);
-    }
-    assert!((20..=25).contains(&most), "{most} jobs in a turn of 50 records");
-    let stored = world.stored("s").unwrap();
-    assert_eq!((stored.skipped, stored.progress.count), (0, 660));
-    world.check_occurrences();
-}
-
-#[test]
-fn a_turn_takes_no_schedule_from_the_window_that_it_does_not_run() {
+fn turn_takes_only_schedules_it_runs() {
     let mut world = World::with(Settings {
         window_jobs: 1_000,
         ..settings()

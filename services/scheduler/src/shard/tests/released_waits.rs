@@ -87,7 +87,7 @@ impl World {
 }
 
 #[test]
-fn what_waits_at_a_release_is_dispatched_once_and_what_comes_later_is_not() {
+fn release_dispatches_earlier_waits_once() {
     for lost in [&[][..], &[0], &[1, 2], &[3, 9], &[5, 6, 7, 20]] {
         // How much of it was read before.
         for read in [0, 10, RELEASED] {
@@ -115,7 +115,7 @@ fn what_waits_at_a_release_is_dispatched_once_and_what_comes_later_is_not() {
 }
 
 #[test]
-fn a_release_of_another_ingest_topic_or_pipeline_releases_nothing() {
+fn foreign_release_releases_nothing() {
     let mut world = World::new();
     world.send_waits(RELEASED);
     let other = AppStates {
@@ -134,7 +134,7 @@ fn a_release_of_another_ingest_topic_or_pipeline_releases_nothing() {
 }
 
 #[test]
-fn after_another_release_during_a_scan_the_jobs_are_read_again_from_the_first_one_on() {
+fn later_release_restarts_the_scan() {
     let mut waits = ReleasedWaits::of_shard(0);
     waits.set_topic(Some(ingest_id()));
     waits.set_wanted(&release(ingest_id(), 3).released_waits);
@@ -166,7 +166,7 @@ fn after_another_release_during_a_scan_the_jobs_are_read_again_from_the_first_on
 }
 
 #[test]
-fn the_next_owner_does_not_read_again_what_is_released() {
+fn next_owner_reads_no_finished_release() {
     let mut world = World::new();
     world.send_waits(RELEASED);
     world.run_turns(&[]);
@@ -193,25 +193,7 @@ fn the_next_owner_does_not_read_again_what_is_released() {
 }
 
 #[test]
-fn what_was_released_but_not_committed_is_read_again_by_the_next_owner() {
-    let mut world = World::new();
-    world.send_waits(RELEASED);
-    world.run_turns(&[]);
-    world.set_apps(release(ingest_id(), RELEASED));
-    world.feed();
-    world.serve_all();
-    let writes = world.shard.finish(world.now, records(1_000));
-    assert!(!writes.outputs.is_empty());
-    // Before the transaction fails, the index answers everything.
-    world.feed();
-    world.serve_all();
-    world.restart();
-    world.run_turns(&[]);
-    assert_eq!(world.returned(), (0..RELEASED).collect::<Vec<_>>());
-}
-
-#[test]
-fn what_is_read_after_a_release_by_an_owner_that_does_not_know_it_is_released() {
+fn next_owner_completes_the_release() {
     let mut world = World::new();
     world.may_feed = 10;
     world.send_waits(RELEASED);
@@ -231,7 +213,7 @@ fn what_is_read_after_a_release_by_an_owner_that_does_not_know_it_is_released() 
 }
 
 #[test]
-fn jobs_that_are_to_be_released_count_as_memory() {
+fn jobs_to_release_count_as_memory() {
     let mut world = World::new();
     world.send_waits(RELEASED);
     world.run_turns(&[]);
@@ -247,7 +229,7 @@ fn jobs_that_are_to_be_released_count_as_memory() {
 }
 
 #[test]
-fn a_released_job_is_due_at_its_release_and_not_in_the_future_so_that_its_reader_accepts_it() {
+fn released_job_is_due_at_release() {
     let mut world = World::new();
     world.send_waits(1);
     world.run_turns(&[]);
@@ -274,7 +256,7 @@ fn a_released_job_is_due_at_its_release_and_not_in_the_future_so_that_its_reader
 }
 
 #[test]
-fn a_wait_that_is_released_late_waits_for_a_missing_topic_from_then_on() {
+fn late_release_waits_for_missing_topic() {
     let mut world = World::new();
     world.send_waits(1);
     world.run_turns(&[]);
@@ -324,7 +306,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn each_long_wait_is_dispatched_once_and_early_only_if_it_is_released(events in proptest::collection::vec(event(), 0..150)) {
+    fn long_waits_are_dispatched_once(events in proptest::collection::vec(event(), 0..150)) {
         let mut world = World::new();
         let mut dues: HashMap<usize, Timestamp> = HashMap::new();
         let mut releases: Vec<(Timestamp, usize)> = Vec::new();

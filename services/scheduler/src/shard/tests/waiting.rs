@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn ended_jobs_are_looked_for_again_soon_after_the_clock_was_set_back() {
+fn backward_clock_repeats_search_for_ended() {
     let mut shard = Shard::new(Arc::new(settings()), 0);
     let looks = |shard: &mut Shard, now| {
         let requests = shard.index_requests(now);
@@ -20,7 +20,7 @@ fn ended_jobs_are_looked_for_again_soon_after_the_clock_was_set_back() {
 }
 
 #[test]
-fn few_jobs_are_forgotten_in_a_turn_while_others_are_due_soon() {
+fn forgetting_yields_to_due_jobs() {
     let mut shard = Shard::new(Arc::new(settings()), 0);
     let now = Timestamp::from_millis(START);
     shard.handle_response(IndexResponse::Ready { end: 0 }, now);
@@ -30,23 +30,10 @@ fn few_jobs_are_forgotten_in_a_turn_while_others_are_due_soon() {
     let job = |ahead| {
         let due = now.after(Duration::from_millis(ahead));
         Arc::new(Job {
-            kind: Kind::App,
-            app: "app".into(),
             topic: APP.into(),
-            payload: Payload::default(),
             id: JobId::new(now, 0, 5_000),
-            state: JobState::Scheduled,
-            priority: Priority::Normal,
             due,
-            accepted: now,
-            revision: 1,
-            idempotency_key: None,
-            request_hash: [0; 16],
-            request_id: None,
-            ended: None,
-            expires: None,
-            occurrence: None,
-            released: None,
+            ..Job::for_tests(5_000)
         })
     };
     shard.window.insert(job(1_000));
@@ -56,7 +43,7 @@ fn few_jobs_are_forgotten_in_a_turn_while_others_are_due_soon() {
 }
 
 #[test]
-fn jobs_of_a_missing_topic_wait_and_delay_no_other_jobs() {
+fn missing_topic_delays_no_others() {
     let mut world = World::new();
     let missing = |seconds| Presence::Missing {
         lasting: Duration::from_secs(seconds),
@@ -93,32 +80,6 @@ fn jobs_of_a_missing_topic_wait_and_delay_no_other_jobs() {
     assert_eq!(count_dispatched(&world, &gone), gone.len());
     assert!(world.was_dispatched(last) && !world.was_dispatched(cancelled));
     assert_eq!(parked(&world), 0);
-    world.check();
-}
-
-#[test]
-fn jobs_that_waited_too_long_for_a_missing_topic_become_dead_letters() {
-    let mut world = World::new();
-    let lasting = TIMEOUT;
-    world.topics.set(Presence::Missing { lasting });
-    let jobs: Vec<JobId> = (0..50)
-        .map(|n| world.schedule("gone", 100 + 40 * n, None))
-        .collect();
-    world.advance(2_000);
-    assert_eq!(world.dead_letters.len(), 0);
-    world.advance(1_100);
-    assert!(
-        (1..50).contains(&world.dead_letters.len()),
-        "{}",
-        world.dead_letters.len()
-    );
-    // One job is rescheduled, and the topic exists again before its timeout.
-    world.run(&Step::Reschedule(49, 3_000));
-    world.advance(3_000);
-    assert_eq!(world.dead_letters.len(), 49);
-    world.topics.set(Presence::Exists);
-    world.settle();
-    assert_eq!(count_dispatched(&world, &jobs), 1);
     world.check();
 }
 

@@ -2,23 +2,18 @@
 
 use std::collections::BTreeSet;
 
-use redeliver_proto::auth::SendToken;
 use redeliver_proto::v1;
 use redeliver_proto::v1::batch_schedule_result::Result as OfJob;
-use redeliver_proto::v1::job_service_client::JobServiceClient;
-use redeliver_service::identity::new_token;
 use reqwest::Method;
 use serde_json::json;
-use tonic::Code;
 
-use super::identity::write_tokens;
 use super::server::{Server, send, with_json};
 
 const PATH: &str = "/v1/jobs:batch";
 
-fn spec(app: &str, key: &str) -> v1::JobSpec {
+fn spec(key: &str) -> v1::JobSpec {
     v1::JobSpec {
-        app: app.to_owned(),
+        app: "sms".to_owned(),
         when: Some(v1::job_spec::When::Delay(prost_types::Duration {
             seconds: 3600,
             nanos: 0,
@@ -30,8 +25,8 @@ fn spec(app: &str, key: &str) -> v1::JobSpec {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_job_of_a_batch_succeeds_or_fails_on_its_own_over_rest() {
-    let server = Server::start();
+async fn jobs_of_batches_fail_separately() {
+    let server = Server::start_with(|builder| builder.set("scheduler.limits.batch_bytes", "400000"));
     let job = |key: &str, data: u32| json!({"appName": "sms", "delay": "1h", "idempotencyKey": key, "jobData": data});
     let jobs = json!({"jobs": [
         job("a", 1), {"appName": "fax", "delay": "1h", "jobData": 1}, job("b", 1), job("a", 1), job("a", 2), 7,
@@ -66,19 +61,11 @@ async fn each_job_of_a_batch_succeeds_or_fails_on_its_own_over_rest() {
         .is(200);
     assert_eq!(early.body["results"][0]["status"], 202);
 
-    for (body, code, says) in [
-        (json!({"jobs": []}), "request.jobs", "write 1 to 1000"),
-        (
-            json!({"jobs": vec![job("d", 1); 1_001]}),
-            "request.jobs",
-            "has 1001 jobs",
-        ),
-    ] {
-        server
-            .json(Method::POST, PATH, &body.to_string())
-            .await
-            .problem(422, code, says);
-    }
+    let many = json!({"jobs": vec![job("d", 1); 1_001]}).to_string();
+    server
+        .json(Method::POST, PATH, &many)
+        .await
+        .problem(422, "request.jobs", "has 1001 jobs");
     server.json(Method::POST, PATH, r#"{"job": []}"#).await.problem(
         400,
         "request.json",
@@ -90,20 +77,17 @@ async fn each_job_of_a_batch_succeeds_or_fails_on_its_own_over_rest() {
         "request.idempotencyKey",
         "belongs in each job",
     );
-    let small = Server::start_with(|builder| builder.set("scheduler.limits.batch_bytes", "4000"));
-    let large = json!({"jobs": [{"jobData": "x".repeat(8_000)}]}).to_string();
-    small
+    let large = json!({"jobs": [{"jobData": "x".repeat(800_000)}]}).to_string();
+    server
         .json(Method::POST, PATH, &large)
         .await
         .problem(413, "body", "scheduler.limits.batch_bytes");
+    schedule_largest_batch(&server).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_batch_of_the_maximum_size_is_scheduled_in_order() {
-    let server = Server::start();
-    let jobs: Vec<_> = (0..1_000)
-        .map(|number| spec("sms", &number.to_string()))
-        .collect();
+/// The jobs are scheduled in their order.
+async fn schedule_largest_batch(server: &Server) {
+    let jobs: Vec<_> = (0..1_000).map(|number| spec(&number.to_string())).collect();
     let request = || v1::BatchScheduleJobsRequest {
         jobs: jobs.clone(),
         no_wait: false,
@@ -136,38 +120,4 @@ async fn a_batch_of_the_maximum_size_is_scheduled_in_order() {
         .into_inner()
         .results;
     assert_eq!(ids(&again, v1::Outcome::Duplicate), first);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_caller_needs_the_scope_of_each_job_of_a_batch() {
-    let token = new_token().unwrap();
-    let server = Server::start_prepared(
-        |builder| builder.set("scheduler.auth.tokens_file", "{dir}/tokens"),
-        |directory| {
-            write_tokens(
-                &directory.join("tokens"),
-                &[("texts", &token, &["jobs:write:sms"])],
-            );
-        },
-    );
-    let token = SendToken::new(Some(token.token.as_str())).unwrap();
-    let mut client = JobServiceClient::with_interceptor(server.channel().await, token);
-    let request = v1::BatchScheduleJobsRequest {
-        jobs: vec![spec("sms", "1"), spec("fax", "1"), spec("sms", "2")],
-        no_wait: false,
-    };
-    let results = client
-        .batch_schedule_jobs(request)
-        .await
-        .unwrap()
-        .into_inner()
-        .results;
-    let codes: Vec<_> = results
-        .into_iter()
-        .map(|result| match result.result.unwrap() {
-            OfJob::Scheduled(_) => Code::Ok,
-            OfJob::Error(error) => Code::from(error.code),
-        })
-        .collect();
-    assert_eq!(codes, [Code::Ok, Code::PermissionDenied, Code::Ok]);
 }

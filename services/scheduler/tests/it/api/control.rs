@@ -10,7 +10,7 @@ use super::server::{Server, send, with_json};
 const CONTROL: &str = "/v1/applications/sms/control";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_application_is_paused_limited_and_reset() {
+async fn application_is_paused_limited_and_reset() {
     let server = Server::start_with(|builder| {
         builder
             .set("scheduler.apps.sms.rate", "50")
@@ -94,7 +94,7 @@ async fn an_application_is_paused_limited_and_reset() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_controls_only_the_applications_of_its_scopes_and_not_those_whose_jobs_it_may_write() {
+async fn control_needs_its_own_scopes() {
     let tokens: [NewToken; 4] = std::array::from_fn(|_| new_token().unwrap());
     let [owner, reader, other, producer] = &tokens;
     let entries: [(&str, &NewToken, &[&str]); 4] = [

@@ -1,7 +1,5 @@
-//! Ended jobs are forgotten after `keep_ended`, and idempotency keys after `idempotency_window`. Of the ended jobs, the index keeps
-//! `max_ended`.
+//! Ended jobs are forgotten after `keep_ended`, and idempotency keys after `idempotency_window`.
 
-use redeliver_scheduler::index::MIN_KEPT;
 use redeliver_testkit::{LocalRedis, eventually_async};
 use reqwest::Method;
 
@@ -25,26 +23,20 @@ async fn keys_of_jobs(raw: &Raw) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_ended_job_and_its_key_are_forgotten_for_good() {
+async fn ended_jobs_and_keys_are_forgotten() {
     let redis = LocalRedis::start().unwrap();
     let server = Server::start_with(|builder| {
-        let builder = builder.redis(redis.url()).set("scheduler.keep_ended", "2s");
-        builder.set("scheduler.idempotency_window", "2s")
+        let builder = builder.redis(redis.url()).set("scheduler.keep_ended", "1s");
+        builder.set("scheduler.idempotency_window", "1s")
     });
     let raw = Raw::connect(&redis.url()).await;
     let first = server.json(Method::POST, "/v1/jobs", JOB).await.is(201);
     let path = format!("/v1/jobs/{}", first.text_of("id"));
     only_record(&server, "sms").await;
 
-    eventually_async("the job is forgotten", DEADLINE, async || {
-        let answer = server.get(&path).await;
-        if answer.status.as_u16() == 404 {
-            Ok(())
-        } else {
-            Err(answer.text)
-        }
-    })
-    .await;
+    server
+        .get_until(&path, |answer| answer.status.as_u16() == 404)
+        .await;
     eventually_async("a tombstone", DEADLINE, async || {
         let records = tokio::task::block_in_place(|| server.records("jobs-state"));
         match records.last() {
@@ -98,15 +90,8 @@ async fn an_ended_job_and_its_key_are_forgotten_for_good() {
     );
 }
 
-/// Many jobs end.
-async fn end_others(server: &Server) {
-    let job = r#"{"appName":"sms","delay":"0s","jobData":"other"}"#;
-    let jobs = format!(r#"{{"jobs":[{}]}}"#, vec![job; 1_000].join(","));
-    server.json(Method::POST, "/v1/jobs:batch", &jobs).await.is(200);
-}
-
 #[tokio::test(flavor = "multi_thread")]
-async fn damage_to_the_index_is_repaired_and_does_not_pass_for_an_unused_key_or_an_unknown_job() {
+async fn damaged_index_is_repaired() {
     let redis = LocalRedis::start().unwrap();
     let server = Server::start_with(|builder| builder.redis(redis.url()));
     let raw = Raw::connect(&redis.url()).await;
@@ -129,15 +114,9 @@ async fn damage_to_the_index_is_repaired_and_does_not_pass_for_an_unused_key_or_
         let first = server.json(Method::POST, "/v1/jobs", &body).await.is(201);
         let id = first.text_of("id").to_owned();
         let path = format!("/v1/jobs/{id}");
-        eventually_async("the job is in the index", DEADLINE, async || {
-            let answer = server.get(&path).await;
-            if answer.status.as_u16() == 200 {
-                Ok(())
-            } else {
-                Err(answer.text)
-            }
-        })
-        .await;
+        server
+            .get_until(&path, |answer| answer.status.as_u16() == 200)
+            .await;
         assert!(raw.call(&["EVAL", damage, "0"]).await.as_i64().unwrap() > 0);
         let again = server.json(Method::POST, "/v1/jobs", &body).await.is(200);
         assert_eq!(
@@ -147,68 +126,4 @@ async fn damage_to_the_index_is_repaired_and_does_not_pass_for_an_unused_key_or_
         let cancelled = server.delete(&path).await.is(200);
         assert_eq!(cancelled.text_of("outcome"), "cancelled");
     }
-}
-
-/// An ended job keeps its record for a minute.
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "long"]
-async fn an_ended_job_that_is_no_longer_in_redis_still_uses_its_key() {
-    let redis = LocalRedis::start().unwrap();
-    let mut server =
-        Server::start_with(|builder| builder.redis(redis.url()).set("scheduler.max_ended", "100"));
-    let raw = Raw::connect(&redis.url()).await;
-    let event = |request: &str| {
-        format!(
-            r#"{{"appName":"sms","delay":"0s","idempotencyKey":"k-2","onConflict":"replace","requestId":"{request}","jobData":2}}"#
-        )
-    };
-    let first = server.json(Method::POST, "/v1/jobs", JOB).await.is(201);
-    let second = server.json(Method::POST, "/v1/jobs", &event("r-1")).await.is(201);
-    let paths = [&first, &second].map(|job| format!("/v1/jobs/{}", job.text_of("id")));
-    for rebuilt in [false, true] {
-        if rebuilt {
-            server.restart(|_| {});
-            raw.call(&["FLUSHALL"]).await;
-        }
-        end_others(&server).await;
-        if !rebuilt {
-            // Whatever else has ended meanwhile.
-            for path in &paths {
-                let job = server.get(path).await.is(200);
-                assert_eq!(job.text_of("state"), "dispatched");
-            }
-            // No condition tells that this time is over.
-            tokio::time::sleep(MIN_KEPT).await;
-            end_others(&server).await;
-        }
-        for path in &paths {
-            eventually_async("the job is no longer in Redis", DEADLINE, async || {
-                let answer = server.get(path).await;
-                if answer.status.as_u16() == 404 {
-                    Ok(answer)
-                } else {
-                    Err(answer.text)
-                }
-            })
-            .await
-            .problem(404, "job_unknown", "or it ended and is no longer kept");
-        }
-        for (job, body) in [(&first, JOB), (&second, &event("r-1"))] {
-            let again = server.json(Method::POST, "/v1/jobs", body).await.is(200);
-            let said = (again.text_of("outcome"), again.text_of("id"));
-            assert_eq!(said, ("duplicate", job.text_of("id")));
-        }
-        let other = JOB.replace("first", "second");
-        let conflict = server.json(Method::POST, "/v1/jobs", &other).await;
-        conflict.problem(409, "idempotency_conflict", "different content");
-        let by_key = "/v1/jobs?appName=sms&idempotencyKey=k-1";
-        server
-            .delete(by_key)
-            .await
-            .problem(409, "ended", first.text_of("id"));
-    }
-    // Another event is another job.
-    let third = server.json(Method::POST, "/v1/jobs", &event("r-2")).await.is(201);
-    assert_eq!(third.text_of("outcome"), "scheduled");
-    server.shut_down();
 }

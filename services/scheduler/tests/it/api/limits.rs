@@ -1,8 +1,8 @@
 //! What clients of the API may use.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use redeliver_core::{JobId, Timestamp};
+use redeliver_core::JobId;
 use redeliver_proto::auth::SendToken;
 use redeliver_proto::v1;
 use redeliver_service::identity::{NewToken, new_token};
@@ -10,12 +10,12 @@ use redeliver_testkit::{LocalRedis, eventually_async};
 use reqwest::Method;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::task::JoinSet;
 use tonic::{Code, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_types::StatusExt as _;
 
+use super::health::{next, watch};
 use super::identity::write_tokens;
 use super::server::{Server, send, with_json};
 use super::state_records::{state_record, waiting_job};
@@ -23,26 +23,6 @@ use crate::env::DEADLINE;
 use crate::requests::in_millis;
 
 const JOB: &str = r#"{"appName":"sms","delay":"1h","jobData":1}"#;
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_job_beyond_the_quota_of_its_application_is_refused_until_another_one_has_ended() {
-    let server = Server::start_with(|builder| builder.set("scheduler.apps.sms.max_waiting", "3"));
-    // One for each partition: these keys belong to the same one.
-    let job = |key: &str| format!(r#"{{"appName":"sms","delay":"1h","jobData":1,"idempotencyKey":"{key}"}}"#);
-    let shard = |key: &String| redeliver_kafka::murmur2::shard_of("sms", key, 3);
-    let mut keys = (0..).map(|n| format!("key-{n}"));
-    let first = keys.next().unwrap();
-    let second = keys.find(|key| shard(key) == shard(&first)).unwrap();
-    let accepted = server.json(Method::POST, "/v1/jobs", &job(&first)).await.is(201);
-    let refused = server.json(Method::POST, "/v1/jobs", &job(&second)).await;
-    assert_eq!(refused.retry_after.as_deref(), Some("30"));
-    refused.problem(429, "quota_exceeded", "scheduler.apps.sms.max_waiting (3)");
-    let repeated = server.json(Method::POST, "/v1/jobs", &job(&first)).await.is(200);
-    assert_eq!(repeated.text_of("outcome"), "duplicate");
-    let path = format!("/v1/jobs/{}", accepted.text_of("id"));
-    server.delete(&path).await.is(200);
-    server.json(Method::POST, "/v1/jobs", &job(&second)).await.is(201);
-}
 
 /// What the server answers before it closes a connection on which this is sent.
 async fn answer_to(server: &Server, sent: &str) -> String {
@@ -56,7 +36,7 @@ async fn answer_to(server: &Server, sent: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_without_authentication_on_loopback_accepts_only_requests_for_this_machine() {
+async fn unauthenticated_server_checks_hosts() {
     let server = Server::start();
     let with_host = async |server: &Server, host: &str| {
         send(server.request(Method::GET, "/v1/stats").header("host", host)).await
@@ -64,21 +44,11 @@ async fn a_server_without_authentication_on_loopback_accepts_only_requests_for_t
     with_host(&server, "rebound.example")
         .await
         .problem(421, "host", "scheduler.allowed_hosts");
-    let own = [
-        "localhost:1",
-        "LOCALHOST",
-        "127.0.0.1",
-        "[::1]:50052",
-        "[0:0:0:0:0:0:0:1]",
-        "[0::1]:1",
-        "[::ffff:127.0.0.1]",
-    ];
-    for host in own {
+    // Unit tests are about other spellings.
+    for host in ["localhost:1", "[::1]:50052"] {
         with_host(&server, host).await.is(200);
     }
-    for host in ["[::2]", "[::1]x", "[::1].example", "127.0.0.2"] {
-        with_host(&server, host).await.is(421);
-    }
+    with_host(&server, "127.0.0.2").await.is(421);
     let rebound = tonic::transport::Endpoint::from_shared(format!("http://{}", server.address())).unwrap();
     let rebound = rebound.origin("http://rebound.example".parse().unwrap());
     let mut client = v1::job_service_client::JobServiceClient::new(rebound.connect().await.unwrap());
@@ -100,44 +70,14 @@ async fn a_server_without_authentication_on_loopback_accepts_only_requests_for_t
         let mut health = HealthClient::new(probe.connect().await.unwrap());
         health.check(HealthCheckRequest::default()).await.unwrap();
     }
-    let authenticated = Server::start_with(|builder| builder.set("scheduler.token_file", "{dir}/token"));
-    with_host(&authenticated, "jobs.example").await.is(401);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_that_exceeds_its_rate_is_told_when_to_come_back() {
-    let mut server = Server::start_with(|builder| builder.set("scheduler.limits.requests_per_second", "2"));
-    eventually_async("a request is refused", DEADLINE, async || {
-        let answer = server.get("/v1/stats").await;
-        match answer.status.as_u16() {
-            429 => {
-                assert_eq!(answer.retry_after.as_deref(), Some("1"));
-                answer.problem(429, "rate_limited", "requests_per_second");
-                Ok(())
-            }
-            _ => Err(answer.is(200).text),
-        }
-    })
-    .await;
-    let client = server.grpc().await;
-    eventually_async("a call is refused", DEADLINE, async || {
-        match client.clone().get_stats(v1::GetStatsRequest::default()).await {
-            Ok(stats) => Err(format!("{stats:?}")),
-            Err(status) => {
-                assert_eq!(status.code(), Code::ResourceExhausted);
-                assert!(status.get_details_retry_info().is_some());
-                Ok(())
-            }
-        }
-    })
-    .await;
-    assert!(server.metric("redeliver_scheduler_api_limited_total{limit=\"rate\"}") >= 2);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn invalid_requests_count() {
-    let server = Server::start_with(|builder| builder.set("scheduler.limits.requests_per_second", "1"));
-    let invalid = [
+async fn callers_beyond_their_rate_are_refused() {
+    let mut server = Server::start_with(|builder| builder.set("scheduler.limits.requests_per_second", "1"));
+    let requests = [
+        (Method::GET, "/v1/stats", ""),
+        // Invalid ones count.
         (Method::POST, "/v1/jobs", "{"),
         (Method::POST, "/v1/jobs:batch", r#"{"jobs":[]}"#),
         (Method::PATCH, "/v1/jobs/x", r#"{"delay":"1h"}"#),
@@ -145,11 +85,16 @@ async fn invalid_requests_count() {
         (Method::DELETE, "/v1/jobs/x", ""),
         (Method::GET, "/v1/stats?minutes=x", ""),
     ];
-    for (method, path, body) in invalid {
+    let count = requests.len() as u64;
+    for (method, path, body) in requests {
         eventually_async(path, DEADLINE, async || {
             let answer = server.json(method.clone(), path, body).await;
             match answer.status.as_u16() {
-                429 => Ok(()),
+                429 => {
+                    assert_eq!(answer.retry_after.as_deref(), Some("1"));
+                    answer.problem(429, "rate_limited", "requests_per_second");
+                    Ok(())
+                }
                 _ => Err(answer.text),
             }
         })
@@ -159,33 +104,19 @@ async fn invalid_requests_count() {
     eventually_async("an invalid call is refused", DEADLINE, async || {
         let request = v1::GetJobRequest { id: "x".to_owned() };
         match client.clone().get_job(request).await.unwrap_err() {
-            status if status.code() == Code::ResourceExhausted => Ok(()),
+            status if status.code() == Code::ResourceExhausted => {
+                assert!(status.get_details_retry_info().is_some());
+                Ok(())
+            }
             status => Err(status.to_string()),
         }
     })
     .await;
+    assert!(server.metric("redeliver_scheduler_api_limited_total{limit=\"rate\"}") > count);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_jobs_of_a_batch_count_also_if_they_are_more_than_a_burst() {
-    let server = Server::start_with(|builder| builder.set("scheduler.limits.requests_per_second", "1"));
-    // They are invalid.
-    let jobs = format!("{{\"jobs\":[{}]}}", ["1"; 1_000].join(","));
-    eventually_async("the batch is accepted", DEADLINE, async || {
-        let answer = server.json(Method::POST, "/v1/jobs:batch", &jobs).await;
-        match answer.status.as_u16() {
-            200 => Ok(()),
-            _ => Err(answer.text),
-        }
-    })
-    .await;
-    let answer = server.get("/v1/stats").await.is(429);
-    let wait: u32 = answer.retry_after.unwrap().parse().unwrap();
-    assert!((800..=1_000).contains(&wait), "{wait}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn every_route_closes_connections_of_slow_bodies_and_idle_clients() {
+async fn slow_and_idle_connections_are_closed() {
     let mut server = Server::start_with(|builder| {
         let builder = builder.set("scheduler.limits.body_timeout", "1s");
         builder.set("scheduler.limits.idle_timeout", "1s")
@@ -202,12 +133,15 @@ async fn every_route_closes_connections_of_slow_bodies_and_idle_clients() {
     .await;
     let deadline_exceeded = "grpc-status: 4\r\n";
     assert!(health.contains(deadline_exceeded), "{health}");
+    let job = answer_to(&server, &slow("POST", "/v1/jobs", "application/json")).await;
+    assert!(job.starts_with("HTTP/1.1 408 "), "{job}");
+    assert!(job.contains("\"code\":\"body_timeout\""), "{job}");
     let path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
     let reflection = answer_to(&server, &slow("POST", path, "application/grpc")).await;
     assert!(reflection.starts_with("HTTP/1.1 200 "), "{reflection}");
     assert_eq!(
         server.metric("redeliver_scheduler_api_limited_total{limit=\"body_timeout\"}"),
-        2
+        3
     );
     for path in ["/v1/openapi.json", "/v1/docs", "/v1/stats"] {
         let answer = answer_to(&server, &slow("GET", path, "text/plain")).await;
@@ -223,49 +157,6 @@ async fn every_route_closes_connections_of_slow_bodies_and_idle_clients() {
         client.get_stats(stats.clone()).await
     })
     .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn requests_for_unknown_jobs_share_their_questions_to_kafka() {
-    const REQUESTS: usize = 40;
-    let mut server = Server::start();
-    // Another program writes a record that no index contains, so the index of this shard stays behind.
-    let (_, foreign) = super::health::state(&server, 1);
-    server.write(&[foreign]).await;
-    let never = |number: usize| {
-        let number = i64::try_from(number).unwrap();
-        JobId::new(Timestamp::from_millis(1_763_722_800_000), 0, number)
-    };
-    let clients = |server: &mut Server| {
-        let threads = format!("/proc/{}/task", server.process().process().id().number());
-        let names = std::fs::read_dir(threads).unwrap().filter_map(|thread| {
-            // A thread may have ended meanwhile.
-            std::fs::read_to_string(thread.ok()?.path().join("comm")).ok()
-        });
-        names.filter(|name| name.trim() == "rdk:main").count()
-    };
-    let before = clients(&mut server);
-    let mut asked = JoinSet::new();
-    for number in 0..REQUESTS {
-        let request = server.request(Method::GET, &format!("/v1/jobs/{}", never(number)));
-        asked.spawn(send(request));
-    }
-    let mut most = before;
-    loop {
-        most = most.max(clients(&mut server));
-        match tokio::time::timeout(Duration::from_millis(5), asked.join_next()).await {
-            Ok(Some(answer)) => answer.unwrap().problem(503, "index_incomplete", "being rebuilt"),
-            Ok(None) => break,
-            // None has ended meanwhile.
-            Err(_) => {}
-        }
-    }
-    assert!(before > 0);
-    // A reader has two clients. After an error, another one replaces it while it is being closed.
-    assert!(
-        most <= before + 4,
-        "{most} clients of Kafka, {before} of them before the requests"
-    );
 }
 
 /// A request whose body takes 8 MiB, without that.
@@ -327,7 +218,7 @@ fn is_overloaded(status: &Status) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_whose_bodies_do_not_arrive_locks_nobody_out() {
+async fn slow_bodies_lock_nobody_out() {
     let tokens: [NewToken; 2] = std::array::from_fn(|_| new_token().unwrap());
     let [slow, other] = &tokens;
     let mut server = Server::start_prepared(
@@ -371,132 +262,27 @@ async fn a_caller_whose_bodies_do_not_arrive_locks_nobody_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn anonymous_callers_share_the_memory_for_bodies_by_their_addresses() {
+async fn anonymous_memory_is_shared_by_address() {
     let mut server = Server::start_with(|builder| builder.set("scheduler.limits.body_timeout", "1h"));
     let held = hold_memory(&mut server, "127.0.0.2", "").await;
     large_call(&server, None).await.unwrap();
     drop(held);
 }
 
-/// A connection of HTTP/2 without a token whose client asks for a response, and does not let any of its body arrive.
-async fn unread_response(server: &Server, path: &str) -> TcpStream {
-    // Frames are length, type, flags and stream. The first one sets the window of streams to 0.
-    let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\x06\x04\0\0\0\0\0\0\x04\0\0\0\0".to_vec();
-    // RFC 7541: `GET`, `http`, and the names of path and authority are fields of the static table.
-    let length = |text: &str| u8::try_from(text.len()).unwrap();
-    let mut headers = vec![0x82, 0x86, 0x04, length(path)];
-    headers.extend(path.as_bytes());
-    headers.extend([0x01, 9]);
-    headers.extend(b"localhost");
-    sent.extend([0, 0, u8::try_from(headers.len()).unwrap(), 1, 5, 0, 0, 0, 1]);
-    sent.extend(headers);
-    let mut stream = TcpStream::connect(server.address()).await.unwrap();
-    stream.write_all(&sent).await.unwrap();
-    // Its headers arrive.
-    let reading = async {
-        loop {
-            let mut head = [0; 9];
-            stream.read_exact(&mut head).await.unwrap();
-            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
-            let mut payload = vec![0; usize::try_from(length).unwrap()];
-            stream.read_exact(&mut payload).await.unwrap();
-            if (head[3], head[8]) == (1, 1) {
-                return;
-            }
-        }
-    };
-    tokio::time::timeout(DEADLINE, reading)
-        .await
-        .expect("the headers of the response");
-    stream
-}
-
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_without_a_token_lock_nobody_out() {
+async fn unauthenticated_clients_lock_nobody_out() {
     let server = Server::start_with(|builder| {
         let builder = builder.set("scheduler.token_file", "{dir}/token");
         builder.set("scheduler.limits.connections", "2")
     });
-    let _unread = [
-        unread_response(&server, "/v1/openapi.json").await,
-        unread_response(&server, "/v1/openapi.json").await,
-    ];
+    let mut watches = Vec::new();
+    for _ in 0..2 {
+        let mut watch = watch(&server, "").await;
+        next(&mut watch).await.unwrap();
+        watches.push(watch);
+    }
     let authenticated = server.request(Method::GET, "/v1/stats").bearer_auth("s3cret");
     send(authenticated).await.is(200);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_client_reads_the_refusal_of_a_request_that_it_still_sends() {
-    const BODY: usize = 64 << 20;
-    let server = Server::start_with(|builder| builder.set("scheduler.token_file", "{dir}/token"));
-    for (token, status) in [("", "401 Unauthorized"), ("s3cret", "413 Payload Too Large")] {
-        let head = format!(
-            "POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\
-             content-type: application/json\r\ncontent-length: {BODY}\r\n\r\n"
-        );
-        let stream = TcpStream::connect(server.address()).await.unwrap();
-        let (mut read, mut write) = stream.into_split();
-        let mut answer = String::new();
-        let sending = async {
-            write.write_all(head.as_bytes()).await.unwrap();
-            // The server does not wait for all of it.
-            drop(write.write_all(&vec![b'1'; BODY]).await);
-        };
-        let (read, ()) = tokio::join!(read.read_to_string(&mut answer), sending);
-        read.unwrap();
-        assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{answer}");
-        assert!(answer.ends_with('}'), "{answer}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn slow_clients_and_too_many_connections_are_closed() {
-    let mut server = Server::start_with(|builder| {
-        let builder = builder.set("scheduler.limits.body_timeout", "1s");
-        builder.set("scheduler.limits.connections", "8")
-    });
-    let slow_body = answer_to(
-        &server,
-        "POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{",
-    )
-    .await;
-    assert!(slow_body.starts_with("HTTP/1.1 408 "), "{slow_body}");
-    assert!(slow_body.contains("\"code\":\"body_timeout\""), "{slow_body}");
-    let large = format!(
-        "GET /v1/stats HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n",
-        "x".repeat(70_000)
-    );
-    let answer = answer_to(&server, &large).await;
-    assert!(
-        answer.is_empty() || answer.starts_with("HTTP/1.1 431 "),
-        "{answer}"
-    );
-
-    // Connections with a request stay open.
-    let mut open = Vec::new();
-    let refused = "redeliver_scheduler_api_limited_total{limit=\"connections\"}";
-    while server.metric(refused) == 0 {
-        assert!(open.len() < 20, "no connection was closed");
-        let mut stream = TcpStream::connect(server.address()).await.unwrap();
-        stream
-            .write_all(b"GET /v1/stats HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            .await
-            .unwrap();
-        // The answer, or the end.
-        drop(stream.read(&mut [0]).await);
-        open.push(stream);
-    }
-    assert!(open.len() > 2, "{}", open.len());
-    drop(open);
-    eventually_async("there is room again", DEADLINE, async || {
-        let answer = server.request(Method::GET, "/v1/stats").send().await;
-        answer.map(drop).map_err(|error| error.to_string())
-    })
-    .await;
-    with_json(server.request(Method::POST, "/v1/jobs"), JOB)
-        .send()
-        .await
-        .unwrap();
 }
 
 /// The id of a job whose request came from a producer with a clock that is 2 hours fast.
@@ -505,15 +291,35 @@ fn future_id(offset: i64) -> JobId {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_with_an_id_of_the_future_is_found_rescheduled_and_cancelled() {
-    let mut server = Server::start();
+async fn future_ids_are_looked_up_first() {
+    let redis = LocalRedis::start().unwrap();
+    let mut server = Server::start_with(|builder| builder.redis(redis.url()));
     let id = future_id(1);
+    let path = format!("/v1/jobs/{id}");
+    let ask = async |server: &Server| {
+        let (found, moved, cancelled) = tokio::join!(
+            server.get(&path),
+            server.json(Method::PATCH, &path, r#"{"delay":"2h"}"#),
+            server.delete(&path),
+        );
+        [found, moved, cancelled]
+    };
+    for answer in ask(&server).await {
+        answer.problem(404, "job_unknown", "no such job");
+    }
+    // Without the index, it is not known whether a job has the id.
+    redis.process().stop();
+    for answer in ask(&server).await {
+        answer.is(503);
+    }
+    redis.process().cont();
+    assert!(server.records("jobs-ingest").is_empty());
+
     let job = waiting_job(&server, id, "sms", in_millis(3_600_000));
     let record = state_record(&server, &job);
     let handle = tokio::runtime::Handle::current();
     tokio::task::block_in_place(|| server.restart(|server| handle.block_on(server.write(&[record]))));
     tokio::task::block_in_place(|| server.process().until_ready());
-    let path = format!("/v1/jobs/{id}");
     let found = server.get(&path).await.is(200);
     assert_eq!(found.text_of("id"), id.to_string());
     let moved = server
@@ -523,25 +329,4 @@ async fn a_job_with_an_id_of_the_future_is_found_rescheduled_and_cancelled() {
     assert_eq!(moved.text_of("outcome"), "rescheduled");
     let cancelled = server.delete(&path).await.is(200);
     assert_eq!(cancelled.text_of("outcome"), "cancelled");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn no_command_is_written_for_an_id_of_the_future_that_no_job_has() {
-    let redis = LocalRedis::start().unwrap();
-    let server = Server::start_with(|builder| builder.redis(redis.url()));
-    let path = format!("/v1/jobs/{}", future_id(1));
-    let change = async || server.json(Method::PATCH, &path, r#"{"delay":"2h"}"#).await;
-    server.get(&path).await.problem(404, "job_unknown", "no such job");
-    change().await.problem(404, "job_unknown", "no such job");
-    server
-        .delete(&path)
-        .await
-        .problem(404, "job_unknown", "no such job");
-    // Without the index, it is not known whether a job has the id.
-    redis.process().stop();
-    server.get(&path).await.is(503);
-    change().await.is(503);
-    server.delete(&path).await.is(503);
-    redis.process().cont();
-    assert!(server.records("jobs-ingest").is_empty());
 }

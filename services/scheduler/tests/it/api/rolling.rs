@@ -114,13 +114,13 @@ impl Client {
 }
 
 #[test]
-fn a_rolling_restart_doubles_no_job_of_clients_that_repeat_requests() {
+fn rolling_restart_doubles_no_job() {
     restart_under_load("rolling", 1);
 }
 
 #[test]
 #[ignore = "long"]
-fn twenty_rolling_restarts_double_no_job_of_clients_that_repeat_requests() {
+fn twenty_rolling_restarts_double_no_job() {
     restart_under_load("rolling-20", 20);
 }
 

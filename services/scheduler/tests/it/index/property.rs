@@ -602,7 +602,7 @@ fn questions() -> Vec<Step> {
 }
 
 #[test]
-fn both_indexes_agree_with_a_naive_model() {
+fn indexes_agree_with_a_model() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let redis = runtime.block_on(OwnRedis::connect());
     // Each history starts with a claim and a clear, so that most of its steps have an effect.
@@ -794,7 +794,7 @@ const EVENT_JOBS: i64 = 20;
 const MAX_ENDED: usize = 3;
 
 #[test]
-fn the_index_loses_no_job_when_it_evicts_records() {
+fn eviction_loses_no_job() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let redis = runtime.block_on(OwnRedis::connect());
     let pause = prop_oneof![0..100_i64, 0..70_000_i64];

@@ -22,7 +22,7 @@ fn without_turns() -> World {
 }
 
 #[test]
-fn entries_of_deleted_dead_letters_are_removed_when_no_job_goes_on() {
+fn entries_are_removed_when_idle() {
     let mut world = without_turns();
     let found = |request| {
         assert!(matches!(request, Request::FindGone { limit } if limit == removal::LIMIT));
@@ -49,7 +49,7 @@ fn entries_of_deleted_dead_letters_are_removed_when_no_job_goes_on() {
 }
 
 #[test]
-fn a_removal_that_the_ledger_refuses_is_tried_again_later_and_stops_no_job() {
+fn refused_removal_stops_no_job() {
     for is_denied in [true, false] {
         let mut world = World::new();
         world.clock.advance(Duration::from_secs(70));
@@ -77,7 +77,7 @@ fn a_removal_that_the_ledger_refuses_is_tried_again_later_and_stops_no_job() {
 }
 
 #[test]
-fn a_removal_that_could_not_be_found_or_comes_while_the_lane_stops_is_not_written() {
+fn failed_or_late_removal_is_dropped() {
     let mut world = without_turns();
     for is_stopping in [false, true] {
         world.clock.advance(Duration::from_secs(60));

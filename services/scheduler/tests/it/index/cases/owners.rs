@@ -2,32 +2,7 @@
 
 use super::*;
 
-pub(crate) async fn a_claim_returns_the_checkpoint_of_the_shard<I: Index>(index: I) {
-    assert_eq!(index.claim(SHARD, ME).await.unwrap(), None);
-    begin(&index, vec![]).await;
-    let applied = Applied {
-        offset: 10,
-        at: at(0),
-    };
-    let claimed = Checkpoint {
-        applied,
-        last_record: None,
-        format: FORMAT,
-    };
-    assert_eq!(index.claim(SHARD, OTHER).await.unwrap(), Some(claimed));
-    assert_eq!(
-        index.look_up(SHARD, &[], at(0)).await.unwrap(),
-        (Some(applied), vec![])
-    );
-    assert_eq!(
-        index.forgettable(SHARD, at(0), 1).await.unwrap(),
-        (Some(applied), vec![])
-    );
-    let ahead = due_scan(&index, None, at(0), 1, 1).await.unwrap();
-    assert_eq!((ahead.applied, ahead.is_complete), (Some(applied), true));
-}
-
-pub(crate) async fn a_claim_returns_the_newest_digest<I: Index>(index: I) {
+pub(crate) async fn claim_returns_newest_digest<I: Index>(index: I) {
     begin(&index, vec![]).await;
     let seal = async || index.claim(SHARD, ME).await.unwrap().unwrap().last_record;
     let some = |offset: i64| Some(LastRecordDigest::of(offset, Some(b"key"), Some(&[0xff, 0x00])));
@@ -50,36 +25,6 @@ pub(crate) async fn a_claim_returns_the_newest_digest<I: Index>(index: I) {
     assert_eq!(seal().await, some(i64::MAX));
     begin(&index, vec![]).await;
     assert_eq!(seal().await, None);
-}
-
-pub(crate) async fn a_batch_after_a_gap_is_rejected<I: Index>(index: I) {
-    begin(&index, vec![]).await;
-    let refused = apply(&index, 12, 15, vec![waits(1, 5)]).await;
-    assert_eq!(refused, Err("Gap { found: Some(10), expected: 12 }".to_owned()));
-    // The state topic has lost records.
-    let refused = apply(&index, 12, 5, vec![waits(1, 5)]).await;
-    assert_eq!(refused, Err("Gap { found: Some(10), expected: 12 }".to_owned()));
-    assert_eq!(job(&index, 1).await, None);
-    assert_eq!(apply(&index, 10, 15, vec![waits(1, 5)]).await, Ok(()));
-    assert_eq!(all(&index, 10).await, [(5, 1)]);
-}
-
-pub(crate) async fn a_replaced_owner_is_fenced<I: Index>(index: I) {
-    begin(&index, vec![waits(1, 5)]).await;
-    index.claim(SHARD, OTHER).await.unwrap();
-    assert_eq!(
-        apply(&index, 10, 11, vec![waits(2, 6)]).await,
-        Err("Fenced".to_owned())
-    );
-    // Even what would change nothing: its answer would say that all is well.
-    assert_eq!(apply(&index, 0, 5, vec![]).await, Err("Fenced".to_owned()));
-    assert!(matches!(index.clear(SHARD, ME).await, Err(IndexError::Fenced)));
-    assert_eq!(all(&index, 10).await, [(5, 1)]);
-    index
-        .apply(SHARD, OTHER, &batch(10, 11, vec![waits(2, 6)]), at(1))
-        .await
-        .unwrap();
-    assert_eq!(all(&index, 10).await, [(5, 1), (6, 2)]);
 }
 
 pub(crate) async fn previous_owner_queries_are_fenced<I: Index>(index: I) {
@@ -116,87 +61,14 @@ pub(crate) async fn query_behind_expected_offset_is_gap<I: Index>(index: I) {
     let ahead = index.of_owner(ME, 11);
     gap(11, Some(10), ahead.look_up(SHARD, &[], at(0)).await.map(drop));
     gap(11, Some(10), ahead.forgettable(SHARD, at(0), 1).await.map(drop));
+    // The state topic has lost records.
+    let refused = apply(&index, 12, 5, vec![]).await;
+    assert_eq!(refused, Err("Gap { found: Some(10), expected: 12 }".to_owned()));
     index.clear(SHARD, ME).await.unwrap();
     gap(11, None, due_scan(&ahead, None, at(5), 1, 1).await.map(drop));
 }
 
-pub(crate) async fn applying_a_batch_twice_changes_nothing<I: Index>(index: I) {
-    begin(&index, vec![waits(1, 5)]).await;
-    assert_eq!(apply(&index, 10, 20, vec![ended(1, 9)]).await, Ok(()));
-    for (from, to) in [(0, 10), (10, 20), (0, 20), (19, 20)] {
-        assert_eq!(
-            apply(&index, from, to, vec![waits(1, 5), waits(2, 5)]).await,
-            Ok(())
-        );
-    }
-    assert_eq!(all(&index, 10).await, []);
-    assert_eq!(job(&index, 1).await.as_deref(), Some("job 1 ended"));
-    assert_eq!(
-        index.claim(SHARD, ME).await.unwrap().unwrap().applied,
-        Applied {
-            offset: 20,
-            at: at(10)
-        }
-    );
-}
-
-pub(crate) async fn a_renewal_moves_only_the_time_of_the_checkpoint<I: Index>(index: I) {
-    begin(&index, vec![waits(1, 5)]).await;
-    let renew = async |owner, offset, now| {
-        let renewed = index.apply(SHARD, owner, &Batch::renewal(offset), at(now)).await;
-        let (applied, _) = index.look_up(SHARD, &[], at(now)).await.unwrap();
-        (renewed.map_err(|error| format!("{error:?}")), applied.unwrap())
-    };
-    let applied = |offset, millis| Applied {
-        offset,
-        at: at(millis),
-    };
-    assert_eq!(renew(ME, 10, 500).await, (Ok(()), applied(10, 500)));
-    // The checkpoint is further.
-    assert_eq!(renew(ME, 9, 600).await, (Ok(()), applied(10, 500)));
-    let gap = Err("Gap { found: Some(10), expected: 11 }".to_owned());
-    assert_eq!(renew(ME, 11, 700).await, (gap, applied(10, 500)));
-    let fenced = Err("Fenced".to_owned());
-    assert_eq!(renew(OTHER, 10, 800).await, (fenced, applied(10, 500)));
-    assert_eq!(all(&index, 10).await, [(5, 1)]);
-}
-
-pub(crate) async fn a_partly_applied_batch_is_applied_completely<I: Index>(index: I) {
-    begin(&index, vec![waits(1, 5), waits(2, 6)]).await;
-    let changes = vec![waits(1, 5), waits(2, 6), ended(1, 9), waits(3, 7)];
-    assert_eq!(apply(&index, 8, 12, changes).await, Ok(()));
-    assert_eq!(all(&index, 10).await, [(6, 2), (7, 3)]);
-    assert_eq!(job(&index, 1).await.as_deref(), Some("job 1 ended"));
-    assert_eq!(index.claim(SHARD, ME).await.unwrap().unwrap().applied.offset, 12);
-}
-
-pub(crate) async fn an_empty_shard_accepts_a_batch_only_after_a_clear<I: Index>(index: I) {
-    let gap = Err("Gap { found: None, expected: 0 }".to_owned());
-    assert_eq!(apply(&index, 0, 1, vec![waits(1, 5)]).await, gap);
-    index.claim(SHARD, ME).await.unwrap();
-    assert_eq!(apply(&index, 0, 1, vec![waits(1, 5)]).await, gap);
-    index.clear(SHARD, ME).await.unwrap();
-    index.claim(SHARD, ME).await.unwrap();
-    assert_eq!(apply(&index, 0, 1, vec![waits(1, 5)]).await, gap);
-    index.clear(SHARD, ME).await.unwrap();
-    index.claim(SHARD, OTHER).await.unwrap();
-    let stolen = index
-        .apply(SHARD, OTHER, &batch(0, 1, vec![waits(1, 5)]), at(0))
-        .await;
-    assert!(
-        matches!(
-            stolen,
-            Err(IndexError::Gap {
-                found: None,
-                expected: 0
-            })
-        ),
-        "{stolen:?}"
-    );
-    assert_eq!(all(&index, 10).await, []);
-}
-
-pub(crate) async fn a_finished_release_is_remembered_until_the_index_is_cleared<I: Index>(index: I) {
+pub(crate) async fn clear_forgets_finished_releases<I: Index>(index: I) {
     let finished = |before| FinishedRelease {
         topic: TopicId::from_bits(u128::MAX - 7),
         before,
@@ -234,50 +106,6 @@ pub(crate) async fn a_finished_release_is_remembered_until_the_index_is_cleared<
     assert_eq!(known("docs").await, (Some(1), None));
 }
 
-pub(crate) async fn a_cleared_shard_is_empty_and_accepts_a_batch_at_any_offset<I: Index>(index: I) {
-    begin(&index, vec![with_key(waits(1, 5), 1, 1_000_000), ended(2, 9)]).await;
-    index.clear(SHARD, ME).await.unwrap();
-    let lookups = [Lookup::Job(id(1)), Lookup::Job(id(2)), Lookup::Key([1; 16])];
-    let nothing = (None, vec![None; 3]);
-    assert_eq!(index.look_up(SHARD, &lookups, at(0)).await.unwrap(), nothing);
-    let ahead = due_scan(&index, None, at(100), 10, 1000).await.unwrap();
-    assert_eq!(
-        (ahead.applied, ahead.rows.len(), ahead.is_complete),
-        (None, 0, true)
-    );
-    assert_eq!(
-        index.forgettable(SHARD, at(100), 10).await.unwrap(),
-        (None, vec![])
-    );
-    let stats = index.stats(SHARD, None, at(0), 2).await.unwrap();
-    assert_eq!(
-        stats,
-        ShardStats {
-            per_minute: vec![0, 0],
-            ..ShardStats::default()
-        }
-    );
-    assert_eq!(apply(&index, 777, 779, vec![waits(3, 6)]).await, Ok(()));
-    assert_eq!(all(&index, 10).await, [(6, 3)]);
-    let (mark, found) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
-    assert_eq!((mark.unwrap().offset, found), (779, vec![None; 3]));
-    // The first batch was not empty, so the next one has to follow it.
-    let refused = apply(&index, 780, 781, vec![]).await;
-    assert_eq!(refused, Err("Gap { found: Some(779), expected: 780 }".to_owned()));
-}
-
-pub(crate) async fn concurrent_calls_take_effect_in_order<I: Index>(index: I) {
-    begin(&index, vec![]).await;
-    let batches: Vec<Batch> = (10..110)
-        .map(|offset| batch(offset, offset + 1, vec![waits(1, offset)]))
-        .collect();
-    let calls = batches.iter().map(|batch| index.apply(SHARD, ME, batch, at(0)));
-    for answer in futures::future::join_all(calls).await {
-        answer.unwrap();
-    }
-    assert_eq!(all(&index, 10).await, [(109, 1)]);
-}
-
 pub(crate) async fn shards_are_independent<I: Index>(index: I) {
     begin(&index, vec![with_key(waits(1, 5), 1, 1_000_000)]).await;
     index.claim(SHARD + 1, OTHER).await.unwrap();
@@ -290,7 +118,7 @@ pub(crate) async fn shards_are_independent<I: Index>(index: I) {
     assert_eq!(all(&index, 10).await, [(5, 1)]);
 }
 
-pub(crate) async fn a_long_batch_is_applied_and_cleared_completely<I: Index>(index: I) {
+pub(crate) async fn long_batch_is_applied_and_cleared<I: Index>(index: I) {
     // More than two of the chunks in which a script passes values on.
     const JOBS: i64 = 9_000;
     let hash = |job: i64| {
